@@ -1,0 +1,59 @@
+"""GDPO once more, as plain Python loops over floats: slow, obvious, no code shared with ours."""
+
+import math
+
+
+def mean_std(values, counts=None):
+    counts = counts or [1] * len(values)
+    total = sum(counts)
+    mean = math.fsum(v * c for v, c in zip(values, counts, strict=True)) / total
+    square = math.fsum(c * (v - mean) ** 2 for v, c in zip(values, counts, strict=True))
+    return mean, math.sqrt(square / (total - 1)) if total > 1 else 0.0
+
+
+def gdpo(
+    rewards,
+    groups,
+    *,
+    weights=None,
+    present=None,
+    valid=None,
+    lengths=None,
+    group_norm="per_reward",
+    normalize_by_std=True,
+    batch_norm="sample",
+    eps=1e-4,
+):
+    """The advantage of each sample, as a list of floats."""
+    n, k = len(rewards), len(rewards[0])
+    weights = weights or [1.0] * k
+    present = present or [[True] * k for _ in range(n)]
+    valid = valid or [True] * n
+    if group_norm == "summed":
+        rewards = [
+            [sum(w * r for w, r, p in zip(weights, row, there, strict=True) if p)]
+            for row, there in zip(rewards, present, strict=True)
+        ]
+        present, weights, k = [[True]] * n, [1.0], 1
+
+    summed = [0.0] * n
+    for group in set(groups):
+        for j in range(k):
+            rows = [i for i in range(n) if groups[i] == group and valid[i] and present[i][j]]
+            values = [float(rewards[i][j]) for i in rows]
+            if len(rows) < 2 or min(values) == max(values):
+                continue
+            mean, std = mean_std(values)
+            for i in rows:
+                scale = std + eps if normalize_by_std else 1.0
+                summed[i] += weights[j] * (float(rewards[i][j]) - mean) / scale
+
+    if batch_norm == "none":
+        return summed
+    counts = [1] * n if batch_norm == "sample" else list(lengths)
+    rows = [i for i in range(n) if valid[i] and counts[i]]
+    values = [summed[i] for i in rows]
+    if not values or min(values) == max(values):
+        return [0.0] * n
+    mean, std = mean_std(values, [counts[i] for i in rows])
+    return [(summed[i] - mean) / (std + eps) if valid[i] else 0.0 for i in range(n)]

@@ -1,0 +1,392 @@
+"""The advantage against the paper's numbers, a naive loop, and the laws that follow from it."""
+
+import itertools
+from math import comb, sqrt
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_gdpo import compute_gdpo_advantage
+from verl_gdpo.advantage import compute_gdpo_scalars
+
+GRPO = {"group_norm": "summed", "batch_norm": "none"}
+DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
+
+# method: 3 groups of 4, rewards (correctness, format)
+PARITY_REWARDS = [
+    *([1, 1], [1, 0], [0, 1], [0, 0]),
+    *([3, 1], [3, 1], [-3, 1], [0.5, 1]),
+    *([2, 0], [2, 0], [2, 0], [2, 0]),
+]
+PARITY_GROUPS = list("aaaabbbbcccc")
+PARITY_LENGTHS = [6, 2, 6, 2, 8, 3, 5, 1, 4, 4, 4, 4]
+
+
+def mask_of(lengths):
+    return torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]
+
+
+def per_sample(rewards, groups, **options):
+    mask = torch.ones(len(rewards), 1)
+    return compute_gdpo_advantage(torch.tensor(rewards), groups, mask, **options)[:, 0].tolist()
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rewards", "grpo", "grpo_without_std", "gdpo"),
+    [
+        ([[0, 0], [0, 1]], [-0.7071, 0.7071], [-0.5, 0.5], [-0.7071, 0.7071]),
+        ([[0, 1], [1, 1]], [-0.7071, 0.7071], [-0.5, 0.5], [-0.7071, 0.7071]),
+        # both rewards agree: GRPO cannot tell it from the line above
+        ([[0, 0], [1, 1]], [-0.7071, 0.7071], [-1, 1], [-1.4142, 1.4142]),
+        ([[1, 0], [0, 1]], [0, 0], [0, 0], [0, 0]),
+    ],
+)
+def test_toy_table(rewards, grpo, grpo_without_std, gdpo):
+    def of(**options):
+        return pytest.approx(per_sample(rewards, [7, 7], eps=0, **options), abs=5e-5)
+
+    assert grpo == of(**GRPO)
+    assert grpo_without_std == of(**GRPO, normalize_by_std=False)
+    assert gdpo == of(batch_norm="none")
+
+
+def test_two_groups_in_one_batch():
+    rewards, groups = [[0, 0], [0, 1], [0, 0], [1, 1]], ["x", "x", "y", "y"]
+    # S = -s, s, -2s, 2s with s = 1/sqrt(2); std S = sqrt((2 * .5 + 2 * 2) / 3) = sqrt(5/3)
+    unit = 1 / sqrt(2) / sqrt(5 / 3)
+    expected = [-unit, unit, -2 * unit, 2 * unit]
+    assert per_sample(rewards, groups, eps=0) == pytest.approx(expected, abs=1e-6)
+    assert expected == pytest.approx([-0.5477, 0.5477, -1.0954, 1.0954], abs=5e-5)
+    default_eps = per_sample(rewards, groups)
+    assert default_eps[1::2] == pytest.approx([0.54768, 1.09536], abs=5e-6)
+
+
+@pytest.mark.parametrize(("agree", "expected"), [(1, 0.7071), (2, 0.7071)])
+def test_one_group_alone_hides_how_many_rewards_agree(agree, expected):
+    rewards = [[0, 0], [1, 1] if agree == 2 else [0, 1]]
+    assert per_sample(rewards, [0, 0], eps=0) == pytest.approx([-expected, expected], abs=5e-5)
+
+
+def distinct_advantage_groups(n, G, **options):
+    vectors = list(itertools.product([0.0, 1.0], repeat=n))
+    groups = list(itertools.combinations_with_replacement(vectors, G))
+    rewards = torch.tensor(groups, dtype=torch.float64).reshape(-1, n)
+    ids = np.repeat(np.arange(len(groups)), G)
+    A_B = compute_gdpo_scalars(rewards, ids, eps=0, **options).A_B
+    sorted_GG = A_B.reshape(-1, G).sort(dim=1).values
+    return len(torch.unique((sorted_GG * 1e6).round() + 0.0, dim=0))
+
+
+@pytest.mark.parametrize(
+    ("n", "G", "gdpo"),
+    [
+        *((2, G, count) for G, count in enumerate([3, 6, 14, 26, 38, 59, 81, 109, 145, 186], 2)),
+        *((3, 4, 45), (4, 4, 127), (5, 4, 318), (6, 4, 722)),
+    ],
+)
+def test_count_of_distinct_advantage_groups(n, G, gdpo):
+    assert distinct_advantage_groups(n, G, batch_norm="none") == gdpo
+    if n == 2:
+        assert distinct_advantage_groups(n, G, **GRPO) == comb(G, 2) + 1
+        without_std = distinct_advantage_groups(n, G, **GRPO, normalize_by_std=False)
+        assert without_std == comb(G + 1, 2)
+    else:
+        grpo = {3: 14, 4: 23, 5: 41, 6: 56}[n]
+        assert distinct_advantage_groups(n, G, **GRPO) == grpo
+
+
+@pytest.mark.parametrize(("ones", "high", "low"), [(1, 1.5, -0.5), (2, 0.8660, -0.8660)])
+def test_binary_group_of_four(ones, high, low):
+    # s = sqrt(k (G - k) / (G (G - 1))): sqrt(3/12) = .5 for k = 1, sqrt(4/12) for k = 2
+    rewards = [[1]] * ones + [[0]] * (4 - ones)
+    z = per_sample(rewards, [0] * 4, eps=0, batch_norm="none")
+    assert z == pytest.approx([high] * ones + [low] * (4 - ones), abs=5e-5)
+
+
+def test_token_and_sample_batch_norm():
+    # S = -.7071, .7071, 0, 0 with 10, 30, 20, 20 tokens
+    rewards, groups, lengths = [[0], [1], [5], [5]], [0, 0, 1, 1], [10, 30, 20, 20]
+
+    def first_token(batch_norm):
+        advantages = compute_gdpo_advantage(
+            rewards, groups, mask_of(lengths), batch_norm=batch_norm, eps=0
+        )
+        return advantages[:, 0].tolist()
+
+    # tokens: mean = .7071 * 20/80 = .1768, variance = (.5 * 40 - 80 * .1768^2) / 79
+    assert first_token("token") == pytest.approx([-1.878, 1.1268, -0.3756, -0.3756], abs=5e-4)
+    # samples: mean 0, std = sqrt(1 / 3)
+    assert first_token("sample") == pytest.approx([-1.2247, 1.2247, 0, 0], abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("batch_norm", "expected"),
+    [
+        ("sample", [1.915, 0, 0, -1.915, 0.827, 0.827, -1.509, -0.146, 0, 0, 0, 0]),
+        (
+            "token",
+            [1.756, -0.188, -0.188, -2.132, 0.652, 0.652, -1.719, -0.336, *[-0.188] * 4],
+        ),
+    ],
+)
+def test_parity_batch(batch_norm, expected):
+    advantages = compute_gdpo_advantage(
+        PARITY_REWARDS, PARITY_GROUPS, mask_of(PARITY_LENGTHS), batch_norm=batch_norm
+    )
+    assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-3)
+
+
+# --- the naive loop as oracle --------------------------------------------------------------------
+
+REWARD = st.one_of(
+    st.sampled_from([-3.0, 0.0, 0.1, 0.3, 1.0, 3.0, 2000.3]),
+    st.floats(-100, 100, allow_nan=False, width=32),
+)
+
+
+@st.composite
+def batches(draw):
+    n, k = draw(st.integers(1, 14)), draw(st.integers(1, 4))
+
+    def rows_of(strategy):
+        return draw(st.lists(strategy, min_size=n, max_size=n))
+
+    return {
+        "rewards": rows_of(st.lists(REWARD, min_size=k, max_size=k)),
+        "groups": rows_of(st.sampled_from(["a", "b", "c"])),
+        "present": rows_of(st.lists(st.booleans(), min_size=k, max_size=k)),
+        "valid": rows_of(st.booleans()),
+        "lengths": rows_of(st.integers(0, 9)),
+        "weights": draw(st.lists(st.floats(-3, 3, width=32), min_size=k, max_size=k)),
+    }
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    batch=batches(),
+    eps=st.sampled_from([1e-6, 1e-4, 0.1]),
+    group_norm=st.sampled_from(["per_reward", "summed"]),
+    batch_norm=st.sampled_from(["sample", "token", "none"]),
+    normalize_by_std=st.booleans(),
+)
+def test_equals_the_naive_loop(batch, **options):
+    expected = oracle.gdpo(**batch, **options)
+    actual = compute_gdpo_scalars(
+        torch.tensor(batch["rewards"], dtype=torch.float64),
+        batch["groups"],
+        token_count_B=torch.tensor(batch["lengths"]),
+        weights=batch["weights"],
+        present_BK=batch["present"],
+        valid_B=batch["valid"],
+        **options,
+    ).A_B
+    assert actual.tolist() == pytest.approx(expected, abs=1e-6, rel=1e-6)
+
+
+# --- laws ----------------------------------------------------------------------------------------
+
+
+def random_batch(seed=0, n=24, k=3, G=4):
+    generator = torch.Generator().manual_seed(seed)
+    rewards = torch.rand((n, k), generator=generator, dtype=torch.float64).round(decimals=1)
+    return rewards, [i // G for i in range(n)]
+
+
+def scalars(rewards, groups, **options):
+    return compute_gdpo_scalars(rewards, groups, **options)
+
+
+def test_batch_mean_of_complete_groups_is_zero():
+    rewards, groups = random_batch()
+    result = scalars(rewards, groups)
+    assert abs(result.S_B.mean()) < 1e-12
+    assert abs(result.A_B.mean()) < 1e-12
+    assert result.A_B.std().item() == pytest.approx(1, abs=1e-3)
+
+
+def test_shift_and_scale_of_one_reward_change_nothing():
+    rewards, groups = random_batch()
+    other = rewards * torch.tensor([1.0, 50.0, 1.0]) + torch.tensor([0.0, 7.0, -1e6])
+    torch.testing.assert_close(
+        scalars(rewards, groups, eps=0).A_B, scalars(other, groups, eps=0).A_B, rtol=0, atol=1e-8
+    )
+
+
+def test_scale_of_all_weights_changes_nothing_and_ratios_do():
+    rewards, groups = random_batch()
+    A_B = scalars(rewards, groups, eps=0, weights=[1, 2, 3]).A_B
+    torch.testing.assert_close(A_B, scalars(rewards, groups, eps=0, weights=[5, 10, 15]).A_B)
+    assert not torch.allclose(A_B, scalars(rewards, groups, eps=0, weights=[3, 2, 1]).A_B)
+
+
+def test_order_of_rows_and_names_of_groups_change_nothing():
+    rewards, groups = random_batch()
+    order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(1))
+    shuffled = scalars(rewards[order], [f"uid-{groups[i]}" for i in order]).A_B
+    torch.testing.assert_close(shuffled, scalars(rewards, groups).A_B[order], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("constant", [0.1, 0.3, 2000.3, -3.0, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("eps", [0, 1e-4])
+def test_a_constant_reward_contributes_exactly_zero(constant, dtype, eps):
+    varied = torch.tensor([[0.0], [1.0], [3.0], [1.0], [1.0]], dtype=dtype)
+    both = torch.cat([varied, torch.full_like(varied, constant)], dim=1)
+    result = scalars(both, [0] * 5, eps=eps)
+    assert result.z_BK[:, 1].tolist() == [0.0] * 5
+    assert result.A_B.tolist() == scalars(varied, [0] * 5, eps=eps).A_B.tolist()
+
+
+def test_a_group_without_signal_is_exactly_zero_beside_others():
+    rewards, groups = random_batch(n=40)
+    rewards[8:12] = 0.3
+    assert scalars(rewards, groups).A_B[8:12].tolist() == [0.0] * 4
+
+
+def test_opposed_rewards_cancel_only_at_equal_weights():
+    rewards = [[0, 1], [1, 0], [0, 1], [1, 0]]
+    assert per_sample(rewards, [0] * 4, batch_norm="none") == [0.0] * 4
+    assert 0.0 not in per_sample(rewards, [0] * 4, weights=[2, 1], batch_norm="none")
+
+
+def test_three_rewards_do_not_cancel_though_their_sums_tie():
+    rewards = [[0, 0, 1], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
+    S = per_sample(rewards, [0] * 4, batch_norm="none", eps=0)
+    # z(1), z(0): .8660, -.8660 at two ones of four; 1.5, -.5 at one
+    low, high = 0.8660254 - 0.5 - 0.5, 1.5 - 0.8660254 - 0.5
+    assert pytest.approx([low, low, high, high], abs=1e-6) == S
+    assert (low, high) == pytest.approx((-0.13397, 0.13397), abs=5e-6)
+    assert per_sample(rewards, [0] * 4, **GRPO) == [0.0] * 4
+
+
+def test_singleton_is_zero_and_counts_in_the_batch():
+    alone = per_sample([[0], [1]], [0, 0], eps=0)
+    beside = per_sample([[0], [1], [9]], [0, 0, 1], eps=0)
+    assert alone == pytest.approx([-0.7071, 0.7071], abs=5e-5)
+    # S = -.7071, .7071, 0: std = sqrt(1 / 2)
+    assert beside == pytest.approx([-1, 1, 0], abs=1e-6)
+
+
+def test_one_reward_is_grpo_up_to_one_scale():
+    rewards, groups = random_batch(k=1)
+    gdpo = scalars(rewards, groups).A_B
+    grpo = scalars(rewards, groups, **GRPO).A_B
+    torch.testing.assert_close(gdpo, grpo / (grpo.std() + 1e-4), rtol=0, atol=1e-9)
+
+
+def test_missing_values_leave_the_group_statistics():
+    rewards = [[0.0, 5.0], [1.0, 7.0], [3.0, 99.0], [0.0, -99.0]]
+    present = [[True, True], [True, True], [True, False], [True, False]]
+    z = scalars(rewards, [0] * 4, present_BK=present, eps=0).z_BK
+    assert z[:, 1].tolist() == pytest.approx([-0.70711, 0.70711, 0, 0], abs=1e-5)
+    # fewer than two present values say nothing
+    present[1][1] = False
+    assert scalars(rewards, [0] * 4, present_BK=present).z_BK[:, 1].tolist() == [0.0] * 4
+
+
+def test_padding_enters_no_statistic_whatever_it_holds():
+    rewards, groups = random_batch(n=8)
+    nan = torch.full((3, 3), float("nan"), dtype=torch.float64)
+    padded = torch.cat([nan, rewards])
+    mask = torch.tensor([[0]] * 3 + [[1]] * 8)
+    ids = [0, 0, 99, *groups]
+    advantages = compute_gdpo_advantage(padded, ids, mask)
+    expected = compute_gdpo_advantage(rewards, groups, torch.ones(8, 1))
+    assert advantages[:3].tolist() == [[0.0]] * 3
+    torch.testing.assert_close(advantages[3:], expected)
+
+
+def test_a_rejected_sample_counts_when_the_caller_says_what_is_padding():
+    rewards, groups = [[0.0], [1.0], [0.0], [3.0]], [0, 0, 1, 1]
+    mask = torch.tensor([[1], [1], [0], [1]])
+    inferred = compute_gdpo_advantage(rewards, groups, mask)
+    told = compute_gdpo_advantage(rewards, groups, mask, valid_B=[True] * 4)
+    assert inferred[3].item() == 0.0  # left alone in its group
+    assert told[3].item() > 0.8
+    assert told[2].item() == 0.0  # its tokens are still rejected
+
+
+# --- inputs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64, torch.float32])
+def test_output_is_float32_on_the_mask_device(device, mask_dtype):
+    mask = mask_of(PARITY_LENGTHS).to(device, mask_dtype)
+    advantages = compute_gdpo_advantage(
+        np.array(PARITY_REWARDS), np.array(PARITY_GROUPS, dtype=object), mask
+    )
+    assert advantages.dtype == torch.float32
+    assert advantages.device == mask.device
+    assert torch.equal(advantages != 0, (mask != 0) & (advantages[:, :1] != 0))
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        PARITY_GROUPS,
+        np.array(PARITY_GROUPS),
+        np.array(PARITY_GROUPS, dtype=object),
+        torch.tensor([2**60] * 4 + [-1] * 4 + [7] * 4),
+        np.repeat([5, 3, 4], 4),
+    ],
+)
+def test_group_ids_of_any_kind(ids):
+    expected = compute_gdpo_scalars(PARITY_REWARDS, [0] * 4 + [1] * 4 + [2] * 4)
+    assert torch.equal(compute_gdpo_scalars(PARITY_REWARDS, ids).A_B, expected.A_B)
+
+
+@pytest.mark.parametrize("ids", [[0.5, 0.5], [None, None], [1, "1"], [True, "a"], [("a",), ("b",)]])
+def test_other_group_ids_are_refused(ids):
+    with pytest.raises(TypeError, match="all integers or all strings"):
+        compute_gdpo_scalars([[1.0], [2.0]], ids)
+
+
+def test_nan_names_its_place():
+    with pytest.raises(ValueError, match=r"rewards_BK\[1, 0\] is nan"):
+        compute_gdpo_scalars([[1.0], [float("nan")]], [0, 0])
+    with pytest.raises(ValueError, match=r"rewards_BK\[0, 0\] is inf"):
+        compute_gdpo_scalars([[float("inf")], [1.0]], [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": [1.0, 2.0, 3.0]}, "weights: expected 2 finite numbers"),
+        ({"weights": [1.0, float("nan")]}, "weights: expected 2 finite numbers"),
+        ({"group_norm": "sum"}, "group_norm: expected one of"),
+        ({"batch_norm": "tokens"}, "batch_norm: expected one of"),
+        ({"eps": -1e-4}, "eps: expected a finite number >= 0"),
+        ({"present_BK": [[True]] * 12}, "present_BK: expected shape"),
+        ({"valid_B": [True]}, "valid_B: expected shape"),
+    ],
+)
+def test_bad_arguments_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        compute_gdpo_advantage(PARITY_REWARDS, PARITY_GROUPS, mask_of(PARITY_LENGTHS), **options)
+
+
+def test_bad_shapes_are_named():
+    with pytest.raises(ValueError, match="group_ids: expected 2"):
+        compute_gdpo_scalars([[1.0], [2.0]], [0])
+    with pytest.raises(ValueError, match="rewards_BK: expected shape"):
+        compute_gdpo_scalars([1.0, 2.0], [0, 0])
+    with pytest.raises(ValueError, match="response_mask_BT: expected shape"):
+        compute_gdpo_advantage([[1.0]], [0], [1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_python_loop_over_samples(device):
+    # 200,000 samples would take minutes one by one
+    rewards = torch.rand(200_000, 2, device=device)
+    advantages = compute_gdpo_advantage(
+        rewards, np.arange(200_000) // 4, torch.ones(200_000, 1, device=device)
+    )
+    assert abs(advantages.mean().item()) < 1e-6

@@ -1,0 +1,682 @@
+"""The no-GPU engine: activation, tiny model, sampling, batching, weights. No trainer, no Ray."""
+
+import asyncio
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from verl_gdpo.cpu import plugin
+from verl_gdpo.cpu.batcher import Batcher
+from verl_gdpo.cpu.engine import Engine, load_full_state
+from verl_gdpo.cpu.sampler import Completion, Request, Sampler, draw, left_pad, truncate
+from verl_gdpo.cpu.sampling_params import SamplingParams, parse_sampling_params
+from verl_gdpo.cpu.tiny_model import make_tiny_model
+
+REPO = Path(__file__).resolve().parents[1]
+TEXTS = [f"What is {a} plus {b}? The answer is {a + b}." for a in range(10) for b in range(10)]
+PROMPTS = [[65], [70, 71, 72, 73, 74, 75, 76], [80, 81, 82], [90, 91, 92, 93]]
+LIMITS = {"default_max_tokens": 8, "max_possible_tokens": 100, "eos_ids": [2]}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    # A wide initial distribution, so that different contexts prefer different tokens.
+    folder = tmp_path_factory.mktemp("cpu") / "model"
+    return make_tiny_model(
+        folder, texts=TEXTS, hidden_size=32, initializer_range=0.3, max_position_embeddings=128
+    )
+
+
+@pytest.fixture(scope="module")
+def model(model_dir):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model_dir).eval()
+
+
+@pytest.fixture
+def sampler(model):
+    return Sampler(model, pad_id=0)
+
+
+def requests_for(prompts, **params):
+    return [Request(p, SamplingParams(**params), (5, i)) for i, p in enumerate(prompts)]
+
+
+def forward_log_probs(model, prompt, response, temperature=1.0):
+    """Log-probabilities of `response` from one unpadded forward pass without a cache."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + response])).logits[0].float() / temperature
+    table = logits.log_softmax(dim=-1)
+    first = len(prompt) - 1
+    return torch.stack([table[first + i, token] for i, token in enumerate(response)])
+
+
+def make_engine(model_dir, **overrides):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    blank = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir))
+    settings = {"prompt_length": 16, "response_length": 8, "max_model_len": 64, **overrides}
+    return Engine(blank, eos_ids=[2], pad_id=0, **settings)
+
+
+# ---- activation ------------------------------------------------------------------------------
+
+
+def run_python(code, **env):
+    """Run `code` in a fresh interpreter in which verl loads the CPU plugin."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("VERL_")}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **clean,
+            "PYTHONPATH": str(REPO),
+            "HF_HUB_OFFLINE": "1",
+            "VERL_USE_EXTERNAL_PLUGINS": "none",
+            "VERL_USE_EXTERNAL_MODULES": "verl_gdpo.cpu.plugin",
+            **env,
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_nothing_happens_without_the_variable():
+    done = run_python(
+        "import os, sys, verl\n"
+        "from verl.plugin.platform import PlatformRegistry\n"
+        "from verl.workers.rollout import base, replica\n"
+        "assert 'verl_gdpo.cpu.plugin' in sys.modules\n"
+        "assert 'verl_gdpo.cpu.device' not in sys.modules\n"
+        "assert 'cpu' not in PlatformRegistry.registered_names()\n"
+        "assert 'VERL_ENGINE_DEVICE' not in os.environ\n"
+        "assert ('hf', 'async') not in base._ROLLOUT_REGISTRY\n"
+        "assert 'hf' not in replica.RolloutReplicaRegistry._registry\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+ACTIVE_CODE = """
+import asyncio, os, sys, verl
+heavy = [m for m in ("verl.workers.rollout.base", "verl_gdpo.cpu.rollout") if m in sys.modules]
+assert not heavy, heavy
+
+from verl.utils.device import get_device_name, get_torch_device
+assert get_device_name() == "cpu"
+get_torch_device().empty_cache()
+free, total = get_torch_device().mem_get_info()
+assert 0 < free <= total
+try:
+    get_torch_device().graph_pool_handle
+except AttributeError as error:
+    assert "graph_pool_handle" in str(error)
+
+import torch
+import torch.distributed as dist
+from verl.utils import distributed
+os.environ.update(
+    RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", DIST_INIT_METHOD=f"file://{sys.argv[-1]}/store"
+)
+distributed.initialize_global_process_group_ray()
+dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
+os.environ["DIST_INIT_METHOD"] = f"file://{sys.argv[-1]}/store2"
+assert distributed.initialize_global_process_group() == (0, 0, 1)
+dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
+
+from verl.workers.engine.fsdp import transformer_impl
+assert transformer_impl.CPUOffloadPolicy(pin_memory=True).pin_memory is False
+from verl.workers.engine.base import EngineRegistry
+assert EngineRegistry.get_engine_cls("language_model", "fsdp2").__module__ == (
+    transformer_impl.__name__)
+
+from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.replica import get_rollout_replica_class
+from verl_gdpo.cpu import rollout
+assert get_rollout_class("hf") is rollout.HFServerAdapter
+assert get_rollout_replica_class("hf") is rollout.HFReplica
+
+options = dict(name="hf", tensor_model_parallel_size=1, prompt_length=16, response_length=8)
+try:
+    rollout.check_rollout_config(RolloutConfig(**options))
+except ValueError as error:
+    assert "dtype=bfloat16" in str(error), error
+else:
+    raise AssertionError("bfloat16 was accepted")
+config = RolloutConfig(**options, dtype="float32")
+rollout.check_rollout_config(config)
+
+folder = sys.argv[-2]
+model_config = HFModelConfig(path=folder, override_config={"attn_implementation": "sdpa"})
+server = rollout.HFServer(config, model_config)
+from transformers import AutoModelForCausalLM
+weights = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+async def use():
+    await server.load_weights(weights, 3)
+    params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
+    try:
+        await server.generate([65], params, "a", image_data=["picture"])
+    except NotImplementedError as error:
+        assert "image_data" in str(error)
+    else:
+        raise AssertionError("an image was accepted")
+    quiet = await server.generate([65], {**params, "logprobs": False}, "b", new_keyword=1)
+    assert quiet.log_probs is None
+    out = await server.generate([65, 66], {**params, "logprobs": True}, "c", image_data=None)
+    assert len(out.token_ids) == len(out.log_probs) >= 1
+    assert out.stop_reason == "completed" and out.extra_fields["global_steps"] == 3
+    assert await server.abort_all_requests() == {"aborted_count": 0, "request_ids": []}
+    await server.resume_generation()
+    await server.wake_up(tags=["weights"])
+
+asyncio.run(use())
+print("all good")
+"""
+
+
+def test_verl_runs_on_cpu_with_the_variable(model_dir, tmp_path):
+    code = f"import sys; sys.argv = ['', {str(model_dir)!r}, {str(tmp_path)!r}]\n" + ACTIVE_CODE
+    done = run_python(code, VERL_PLATFORM="cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("all good")
+
+
+def test_a_missing_symbol_is_named_with_the_supported_range(monkeypatch):
+    stub = types.ModuleType("verl")
+    stub.__version__ = "0.99.0"
+    monkeypatch.setitem(sys.modules, "verl", stub)
+    module = types.ModuleType("verl.utils.distributed")
+    with pytest.raises(ImportError) as caught:
+        plugin._patch_process_group(module)
+    for part in ("initialize_global_process_group", "verl 0.99.0", ">=0.9.0,<0.10"):
+        assert part in str(caught.value)
+    module.initialize_global_process_group = lambda timeout_second: None
+    module.initialize_global_process_group_ray = lambda timeout_second: None
+    with pytest.raises(ImportError, match=r"_ray\(timeout_second, backend\)"):
+        plugin._patch_process_group(module)
+
+
+def test_failed_activation_is_printed_and_raised(monkeypatch, capsys):
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    monkeypatch.setitem(sys.modules, "verl", types.ModuleType("verl"))
+    monkeypatch.delitem(sys.modules, "verl.plugin", raising=False)
+    monkeypatch.delitem(sys.modules, "verl.plugin.platform", raising=False)
+    with pytest.raises(ImportError, match=r"verl\.plugin\.platform"):
+        plugin._report_failure(plugin.activate)()
+    printed = capsys.readouterr().err
+    assert "setting verl up for the CPU failed" in printed
+    assert "verl.plugin.platform" in printed
+
+
+# ---- tiny model ------------------------------------------------------------------------------
+
+
+def test_tiny_model_is_the_same_bytes_for_the_same_seed(tmp_path, model_dir):
+    def digests(folder):
+        return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()}
+
+    options = {"texts": TEXTS, "hidden_size": 32, "max_position_embeddings": 128}
+    before = torch.random.get_rng_state()
+    again = make_tiny_model(tmp_path / "a", initializer_range=0.3, **options)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert digests(again) == digests(model_dir)
+    other = make_tiny_model(tmp_path / "b", initializer_range=0.3, seed=1, **options)
+    assert digests(other)["model.safetensors"] != digests(model_dir)["model.safetensors"]
+    assert digests(other)["tokenizer.json"] == digests(model_dir)["tokenizer.json"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["a", "b"]  # no left-over folder
+
+
+def test_tiny_tokenizer_speaks_chatml(model_dir, model):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi\n1 + 1?"}]
+    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi\n1 + 1?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode("\n")) == 1
+    assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|endoftext|>", "<|im_end|>")
+    assert len(tokenizer.encode("<|im_start|><|im_end|>")) == 2
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.dtype == torch.float32
+
+
+def test_tokenizer_splits_text_as_it_was_trained(model_dir):
+    # transformers replaces the splitting rule of a qwen2 tokenizer when it loads one; were ours
+    # another, the merges would have been learned for pieces that never occur.
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    stored = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    loaded = AutoTokenizer.from_pretrained(model_dir)
+    for text in (*TEXTS[:20], "it's 1234\n\n x ", "naïve — 你好\r\n"):
+        assert stored.encode(text).ids == loaded.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"hidden_size": 36, "num_attention_heads": 4}, "hidden_size=36"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads=3"),
+        ({"vocab_size": 100}, "vocab_size: got 100, expected at least 259"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: got 0"),
+        ({"initializer_range": 0.0}, "initializer_range"),
+        ({"texts": []}, "texts: got"),
+        ({"texts": ["a", 1]}, "texts: got"),
+        ({"texts": "one string"}, "texts: got 'one string'"),
+    ],
+)
+def test_tiny_model_refuses_bad_arguments(tmp_path, bad, message):
+    with pytest.raises(ValueError, match=message):
+        make_tiny_model(tmp_path / "m", **{"texts": TEXTS, **bad})
+    assert not list(tmp_path.iterdir())
+
+
+def test_tiny_model_does_not_overwrite(model_dir):
+    with pytest.raises(FileExistsError, match="exists"):
+        make_tiny_model(model_dir, texts=TEXTS)
+
+
+# ---- sampling --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_equal_a_plain_forward_pass(model, sampler, temperature):
+    params = {"max_tokens": 12, "temperature": temperature}
+    for prompt, out in zip(PROMPTS, sampler.generate(requests_for(PROMPTS, **params)), strict=True):
+        assert len(out.token_ids) == 12
+        expected = forward_log_probs(model, prompt, out.token_ids, temperature)
+        assert torch.allclose(torch.tensor(out.log_probs), expected, atol=1e-5, rtol=0)
+
+
+def test_batched_equals_one_by_one(sampler):
+    # Rows end at different steps, so the cache is cut down on the way.
+    requests = [
+        Request(p, SamplingParams(max_tokens=4 + 5 * i), (5, i)) for i, p in enumerate(PROMPTS)
+    ]
+    for request, together in zip(requests, sampler.generate(requests), strict=True):
+        (alone,) = sampler.generate([request])
+        assert alone.token_ids == together.token_ids
+        assert alone.log_probs == pytest.approx(together.log_probs, abs=1e-5)
+
+
+def test_greedy_is_argmax(model, sampler):
+    for prompt, out in zip(
+        PROMPTS, sampler.generate(requests_for(PROMPTS, temperature=0.0, max_tokens=6)), strict=True
+    ):
+        context = list(prompt)
+        with torch.no_grad():
+            for _ in range(6):
+                context.append(int(model(torch.tensor([context])).logits[0, -1].argmax()))
+        assert out.token_ids == context[len(prompt) :]
+
+
+def test_a_response_ends_with_its_first_stop_token(sampler):
+    (free,) = sampler.generate(requests_for([PROMPTS[0]], max_tokens=12))
+    assert free.finish == "length"
+    stop = free.token_ids[5]
+    cut = free.token_ids[: free.token_ids.index(stop) + 1]
+    (stopped,) = sampler.generate(
+        requests_for([PROMPTS[0]], max_tokens=12, stop_ids=frozenset({stop, 9999}))
+    )
+    assert (stopped.token_ids, stopped.finish) == (cut, "stop")
+    assert stopped.log_probs == pytest.approx(free.log_probs[: len(cut)], abs=1e-6)
+
+
+def test_truncation_by_hand():
+    # p = .5, .3, .15, .05 in the order of the ids 2, 0, 3, 1
+    logits = torch.tensor([[0.3, 0.05, 0.5, 0.15]]).log()
+
+    def kept(top_k, top_p):
+        cut = truncate(logits, torch.tensor([top_k]), torch.tensor([top_p]).double())
+        return cut.softmax(dim=-1)[0]
+
+    # top-k 2 leaves .5, .3 = .625, .375 of their sum
+    assert torch.allclose(kept(2, 1.0), torch.tensor([0.375, 0.0, 0.625, 0.0]))
+    # mass .5 < .7 needs a second token; .8 >= .7 needs no third
+    assert torch.allclose(kept(0, 0.7), torch.tensor([0.375, 0.0, 0.625, 0.0]))
+    # .8 < .9 needs a third: .5, .3, .15 of .95
+    assert torch.allclose(kept(0, 0.9), torch.tensor([0.3, 0.0, 0.5, 0.15]) / 0.95)
+    # top-p counts what top-k left: .625 >= .6, though .5 < .6
+    assert torch.allclose(kept(2, 0.6), torch.tensor([0.0, 0.0, 1.0, 0.0]))
+    # the most likely token always stays, and off means untouched
+    assert torch.allclose(kept(0, 1e-9), torch.tensor([0.0, 0.0, 1.0, 0.0]))
+    assert torch.equal(kept(0, 1.0), logits.softmax(dim=-1)[0])
+
+
+def test_draw_inverts_the_distribution():
+    # ids 0, 1, 2 have .2, .5, .3: the cumulative distribution is .2, .7, 1
+    probs = torch.tensor([0.2, 0.5, 0.3])
+    uniform = torch.tensor([0.0, 0.19, 0.21, 0.69, 0.71, 1 - 2**-53], dtype=torch.float64)
+    count = len(uniform)
+    tokens, log_probs = draw(
+        probs.log().repeat(count, 1),
+        torch.ones(count),
+        torch.zeros(count, dtype=torch.long),
+        torch.ones(count, dtype=torch.float64),
+        uniform,
+    )
+    assert tokens.tolist() == [0, 0, 1, 1, 2, 2]
+    assert torch.allclose(log_probs, probs[tokens].log())
+
+
+def test_draw_never_takes_a_cut_token_and_renormalises():
+    # top-k 2 of .1, .2, .3, .4 leaves ids 2 and 3 with 3/7 and 4/7
+    uniform = torch.linspace(0, 1, 101, dtype=torch.float64)[:-1]
+    tokens, log_probs = draw(
+        torch.tensor([0.1, 0.2, 0.3, 0.4]).log().repeat(100, 1),
+        torch.ones(100),
+        torch.full((100,), 2),
+        torch.ones(100, dtype=torch.float64),
+        uniform,
+    )
+    assert tokens.tolist() == [2] * 43 + [3] * 57  # .42 < 3/7 < .43
+    assert torch.allclose(log_probs.exp(), torch.tensor([3 / 7] * 43 + [4 / 7] * 57))
+
+
+def test_rows_may_differ_in_their_options(sampler):
+    sampled = Request(PROMPTS[1], SamplingParams(temperature=0.8, max_tokens=5), (1,))
+    greedy = Request(PROMPTS[2], SamplingParams(temperature=0.0, max_tokens=7), (1,))
+    topped = Request(PROMPTS[3], SamplingParams(top_k=3, top_p=0.9, max_tokens=6), (1,))
+    together = sampler.generate([sampled, greedy, topped])
+    for request, out in zip([sampled, greedy, topped], together, strict=True):
+        assert sampler.generate([request])[0].token_ids == out.token_ids
+
+
+def test_left_padding_positions():
+    ids, mask, positions = left_pad([[7], [4, 5, 6]], pad_id=0)
+    assert ids.tolist() == [[0, 0, 7], [4, 5, 6]]
+    assert mask.tolist() == [[0, 0, 1], [1, 1, 1]]
+    assert positions[0, 2] == 0
+    assert positions[1].tolist() == [0, 1, 2]
+
+
+def test_a_row_without_finite_logits_fails_alone(model):
+    def poisoned(**inputs):
+        out = model(**inputs)
+        out.logits[inputs["input_ids"][:, -1] == PROMPTS[1][-1]] = torch.nan
+        return out
+
+    good, bad = Sampler(poisoned, 0).generate(requests_for(PROMPTS[:2], max_tokens=3))
+    assert len(good.token_ids) == 3
+    assert isinstance(bad, FloatingPointError)
+    assert "response token 1" in str(bad)
+
+
+def test_abort_returns_the_tokens_so_far(sampler):
+    answers = iter([False, False, False, True])
+    full = sampler.generate(requests_for(PROMPTS, max_tokens=9))
+    cut = sampler.generate(requests_for(PROMPTS, max_tokens=9), lambda: next(answers))
+    for whole, part in zip(full, cut, strict=True):
+        assert part.finish == "aborted"
+        assert part.token_ids == whole.token_ids[:3]
+        assert len(part.log_probs) == 3
+
+
+# ---- sampling options ------------------------------------------------------------------------
+
+
+def test_what_verl_sends_is_understood():
+    raw = {
+        "temperature": 1.0, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True,
+        "stop": [], "max_tokens": 500, "stop_token_ids": [7], "seed": None,
+    }  # fmt: skip
+    params = parse_sampling_params(raw, **LIMITS)
+    assert params == SamplingParams(1.0, 0.9, 0, 100, frozenset({2, 7}), None)
+
+
+def test_lengths_and_end_tokens():
+    def parse(ignore_eos=False, **raw):
+        return parse_sampling_params(raw, ignore_eos=ignore_eos, **LIMITS)
+
+    assert parse().max_tokens == 8
+    assert parse(max_new_tokens=3).max_tokens == 3
+    assert parse(max_tokens=0).max_tokens == 1  # as verl's vLLM server
+    assert parse().stop_ids == {2}
+    assert parse(ignore_eos=True).stop_ids == set()
+    assert parse(ignore_eos=True, stop_token_ids=[4]).stop_ids == {4}
+
+
+def test_greedy_switches_truncation_off():
+    params = parse_sampling_params({"temperature": 0, "top_k": 5, "top_p": 0.5}, **LIMITS)
+    assert (params.temperature, params.top_k, params.top_p) == (0.0, 0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"repetition_penalty": 1.1}, "repetition_penalty = 1.1"),
+        ({"stop": ["</answer>"]}, "stop = "),
+        ({"n": 2}, "n = 2"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"temperature": -1.0}, "temperature: got -1.0"),
+        ({"temperature": float("nan")}, "temperature: got nan"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -2}, "top_k: got -2"),
+        ({"top_k": 1.5}, "top_k: got 1.5"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": 7}, "stop_token_ids"),
+        ({"seed": -1}, "seed: got -1"),
+        ({"max_tokens": "4"}, "max_tokens: got '4'"),
+        ({"max_tokens": 4, "max_new_tokens": 4}, "both set"),
+    ],
+)
+def test_unsupported_options_are_refused(bad, message):
+    with pytest.raises(ValueError, match=message):
+        parse_sampling_params(bad, **LIMITS)
+
+
+# ---- engine: weights, requests, abort --------------------------------------------------------
+
+
+def test_no_tokens_before_the_first_weights(model_dir, model):
+    async def use():
+        engine = make_engine(model_dir)
+        with pytest.raises(RuntimeError, match="before a complete set of weights"):
+            await engine.generate([65], {})
+        await engine.load_weights(model.state_dict(), global_steps=4)
+        return await engine.generate([65], {})
+
+    out = asyncio.run(use())
+    assert out.global_steps == 4
+    expected = forward_log_probs(model, [65], out.token_ids)
+    assert torch.allclose(torch.tensor(out.log_probs), expected, atol=1e-5, rtol=0)
+
+
+def test_weights_that_do_not_fit_raise_and_stop_generation(model_dir, model):
+    state = model.state_dict()
+    name = "model.layers.0.mlp.up_proj.weight"
+    bad_states = {
+        "missing: 1": {k: v for k, v in state.items() if k != name},
+        "unexpected: 1": {**state, "model.extra.weight": torch.zeros(1)},
+        "other shape: 1": {**state, name: torch.zeros(3, 4)},
+    }
+
+    async def use(bad, message):
+        engine = make_engine(model_dir)
+        await engine.load_weights(state)
+        with pytest.raises(ValueError, match=message):
+            await engine.load_weights(bad)
+        with pytest.raises(RuntimeError, match="complete set of weights"):
+            await engine.generate([65], {})
+
+    for message, bad in bad_states.items():
+        asyncio.run(use(bad, message))
+
+
+def test_tied_weights_may_come_under_one_name(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    folder = make_tiny_model(
+        tmp_path / "tied", texts=TEXTS, hidden_size=32, tie_word_embeddings=True
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    state = {k: torch.ones_like(v) for k, v in model.state_dict().items() if k != "lm_head.weight"}
+    load_full_state(model, state)
+    assert bool((model.lm_head.weight == 1).all())
+
+
+def test_sampling_repeats_whatever_the_arrival_order(model_dir, model):
+    async def responses(order, seed=0, step=1):
+        engine = make_engine(model_dir, seed=seed)
+        await engine.load_weights(model.state_dict(), global_steps=step)
+        prompts = [PROMPTS[i] for i in order]
+        outs = await asyncio.gather(*(engine.generate(p, {}) for p in prompts))
+        return sorted((prompt, out.token_ids) for prompt, out in zip(prompts, outs, strict=True))
+
+    first = asyncio.run(responses([0, 0, 1, 2, 0]))
+    assert asyncio.run(responses([2, 0, 1, 0, 0])) == first
+    assert len({str(tokens) for prompt, tokens in first if prompt == PROMPTS[0]}) == 3
+    assert asyncio.run(responses([0, 0, 1, 2, 0], seed=1)) != first
+    assert asyncio.run(responses([0, 0, 1, 2, 0], step=2)) != first
+
+
+def test_a_seed_in_the_request_fixes_the_response(model_dir, model):
+    async def use():
+        engine = make_engine(model_dir)
+        await engine.load_weights(model.state_dict())
+        return await asyncio.gather(*(engine.generate([65], {"seed": s}) for s in (1, 1, 2)))
+
+    first, second, third = asyncio.run(use())
+    assert first.token_ids == second.token_ids != third.token_ids
+
+
+def test_a_bad_request_fails_alone(model_dir, model):
+    async def use():
+        engine = make_engine(model_dir)
+        await engine.load_weights(model.state_dict())
+        jobs = [
+            engine.generate([65], {}),
+            engine.generate([], {}),
+            engine.generate([10_000], {}),
+            engine.generate([65] * 64, {}),
+            engine.generate([65], {"repetition_penalty": 2.0}),
+            engine.generate([66], {}),
+        ]
+        return await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 30)
+
+    good, empty, unknown, long, option, also_good = asyncio.run(use())
+    assert isinstance(good, Completion)
+    assert isinstance(also_good, Completion)
+    for error, message in (
+        (empty, "empty"), (unknown, "vocabulary"), (long, "no room"), (option, "repetition"),
+    ):  # fmt: skip
+        assert isinstance(error, ValueError)
+        assert message in str(error)
+
+
+def fake_completions(requests, should_abort):
+    return [Completion([1], [0.0], "stop") for _ in requests]
+
+
+def test_concurrent_requests_share_a_batch_up_to_the_limit():
+    sizes = []
+
+    def run(requests, should_abort):
+        sizes.append(len(requests))
+        return fake_completions(requests, should_abort)
+
+    async def use():
+        batcher = Batcher(run, max_batch=4)
+        request = Request([1], SamplingParams())
+        await asyncio.gather(*(batcher.submit(request) for _ in range(10)))
+
+    asyncio.run(use())
+    assert sizes == [4, 4, 2]
+
+
+def test_a_failing_batch_does_not_hang_later_requests():
+    def run(requests, should_abort):
+        if len(requests) > 1:
+            raise MemoryError("too much")
+        return fake_completions(requests, should_abort)
+
+    async def use():
+        batcher = Batcher(run, max_batch=4)
+        request = Request([1], SamplingParams())
+        failed = await asyncio.gather(
+            *(batcher.submit(request) for _ in range(3)), return_exceptions=True
+        )
+        return failed, await asyncio.wait_for(batcher.submit(request), 10)
+
+    failed, later = asyncio.run(use())
+    assert [type(error) for error in failed] == [RuntimeError] * 3
+    assert "3 responses failed: MemoryError('too much')" in str(failed[0])
+    assert later.token_ids == [1]
+
+
+def test_abort_hands_back_and_parks_until_resume():
+    started = threading.Event()
+
+    def run(requests, should_abort):
+        started.set()
+        if requests[0].prompt_ids == [1]:  # the first request runs until it is aborted
+            while not should_abort():
+                pass
+            return [Completion([5], [0.0], "aborted")]
+        return fake_completions(requests, should_abort)
+
+    async def use():
+        batcher = Batcher(run, max_batch=1)
+        running = asyncio.create_task(batcher.submit(Request([1], SamplingParams())))
+        await asyncio.to_thread(started.wait, 10)
+        waiting = asyncio.create_task(batcher.submit(Request([2], SamplingParams())))
+        await asyncio.sleep(0)
+        assert await batcher.abort() == 1
+        assert (await running).finish == "aborted"
+        parked = asyncio.create_task(batcher.submit(Request([3], SamplingParams())))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        assert not parked.done()
+        batcher.resume()
+        done = await asyncio.wait_for(asyncio.gather(waiting, parked), 10)
+        assert [out.finish for out in done] == ["stop", "stop"]
+        return True
+
+    assert asyncio.run(use())
+
+
+def test_abort_with_reject_turns_requests_away():
+    async def use():
+        batcher = Batcher(fake_completions, max_batch=1)
+        request = Request([1], SamplingParams())
+        await batcher.abort()
+        parked = asyncio.create_task(batcher.submit(request))
+        await asyncio.sleep(0.05)
+        await batcher.abort(reject=True)
+        turned_away = [await asyncio.wait_for(parked, 10), await batcher.submit(request)]
+        batcher.resume()
+        return turned_away, await asyncio.wait_for(batcher.submit(request), 10)
+
+    turned_away, served = asyncio.run(use())
+    assert [(out.finish, out.token_ids) for out in turned_away] == [("aborted", [])] * 2
+    assert served.finish == "stop"
+
+
+def test_a_caller_that_leaves_does_not_disturb_the_batch():
+    async def use():
+        batcher = Batcher(fake_completions, max_batch=4)
+        request = Request([1], SamplingParams())
+        leaving = asyncio.create_task(batcher.submit(request))
+        staying = asyncio.create_task(batcher.submit(request))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        return await asyncio.wait_for(staying, 10)
+
+    assert asyncio.run(use()).finish == "stop"

@@ -1,0 +1,253 @@
+"""verl's own trainer, started as a user starts it, without a GPU: minutes, not seconds.
+
+A tiny untrained model gets ToolRL's rewards, which it never earns, and two on which it varies.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import oracle
+import pandas as pd
+import pytest
+import varied_reward
+from verl_run import run_verl
+
+from verl_gdpo.cpu.tiny_model import make_tiny_model
+from verl_gdpo.rewards import tool_rl
+
+pytestmark = pytest.mark.e2e
+
+BATCH, SAMPLES = 8, 4
+REWARD_FILE = Path(varied_reward.__file__)
+
+
+def tool_row(index, split, *, data_source="rlla"):
+    city = ["Oslo", "Lima", "Kyiv", "Bern"][index % 4]
+    call = json.dumps({"name": "weather", "parameters": {"city": city}})
+    return {
+        "data_source": data_source,
+        "prompt": [
+            {"role": "system", "content": "Call a tool."},
+            {"role": "user", "content": f"Weather in {city}?"},
+        ],
+        "ability": "tool",
+        "reward_model": {
+            "style": "rule",
+            "ground_truth": f"<think> look </think>\n<tool_call>\n{call}\n</tool_call>",
+        },
+        "extra_info": {"index": index, "split": split},
+    }
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("assets")
+    train = [tool_row(i, "train") for i in range(32)]
+    pd.DataFrame(train).to_parquet(folder / "train.parquet")
+    pd.DataFrame([tool_row(i, "test") for i in range(8)]).to_parquet(folder / "test.parquet")
+    broken = json.loads(json.dumps(train))
+    broken[11]["reward_model"]["ground_truth"] = None
+    pd.DataFrame(broken).to_parquet(folder / "no_ground_truth.parquet")
+    texts = [row["reward_model"]["ground_truth"] for row in train]
+    make_tiny_model(folder / "model", texts=texts, initializer_range=0.1, seed=1)
+    return folder
+
+
+def overrides(assets, *more, scorer="compute_score"):
+    return [
+        f"data.train_files={assets}/train.parquet",
+        f"data.val_files={assets}/test.parquet",
+        f"data.train_batch_size={BATCH}",
+        "data.max_prompt_length=64",
+        "data.max_response_length=16",
+        "data.filter_overlong_prompts=True",
+        f"actor_rollout_ref.model.path={assets}/model",
+        f"actor_rollout_ref.rollout.n={SAMPLES}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH}",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "algorithm.adv_estimator=gdpo",
+        "reward.reward_manager.name=gdpo",
+        *(
+            [
+                f"reward.custom_reward_function.path={REWARD_FILE}",
+                f"reward.custom_reward_function.name={scorer}",
+            ]
+            if scorer
+            else []
+        ),
+        "trainer.total_epochs=10",
+        "trainer.total_training_steps=3",
+        "trainer.test_freq=3",
+        "trainer.save_freq=-1",
+        *more,
+    ]
+
+
+# --- runs that train -----------------------------------------------------------------------------
+
+GDPO_REWARDS = {"correctness": 1.0, "format": 1.0, "letters": 1.0, "brevity": 0.5}
+
+
+@pytest.fixture(scope="module")
+def gdpo_run(assets, tmp_path_factory):
+    """Three steps, validation before and after, a checkpoint; 30 real rows a step are not asked
+    for, but a mini-batch that does not divide the batch, so that verl pads it."""
+    return run_verl(
+        tmp_path_factory.mktemp("gdpo"),
+        overrides(
+            assets,
+            *(f"+algorithm.gdpo.rewards.{name}={w}" for name, w in GDPO_REWARDS.items()),
+            "trainer.save_freq=3",
+        ),
+    )
+
+
+def check_rollouts(rows, advantages_of, weights):
+    """The dump says of each row what the scorer and the oracle say."""
+    real = [row for row in rows if not row["is_padding"]]
+    assert len(real) == BATCH * SAMPLES
+    assert len({row["group"] for row in real}) == BATCH
+    assert {row["session"] for row in real} == set(range(SAMPLES))
+    for row in real:
+        again = tool_rl.score(row["output"], row["gts"])
+        again["letters"] = varied_reward.letters(row["output"])
+        again["brevity"] = row["rewards"]["brevity"]  # the dump has no token count
+        assert row["rewards"] == pytest.approx(again, abs=1e-6)
+        total = sum(weights[name] * row["rewards"][name] for name in weights)
+        assert row["score"] == pytest.approx(total, abs=1e-5)
+    rewards = [[row["rewards"][name] for name in weights] for row in real]
+    expected = advantages_of(rewards, [row["group"] for row in real])
+    actual = [row["advantage"] for row in real]
+    assert actual == pytest.approx(expected, abs=1e-5)
+    assert sum(abs(a) > 0.01 for a in actual) > len(actual) / 2
+
+
+def test_gdpo_trains(gdpo_run):
+    assert gdpo_run.returncode == 0, gdpo_run.last_lines()
+    assert gdpo_run.output.count("replaces verl's own gdpo") == 1
+    steps = gdpo_run.steps()
+    assert sorted(steps) == [0, 1, 2, 3]
+    for step in (1, 2, 3):
+        metrics = steps[step]
+        rows = gdpo_run.dump(step)
+        check_rollouts(
+            rows,
+            lambda r, g: oracle.gdpo(r, g, weights=list(GDPO_REWARDS.values())),
+            GDPO_REWARDS,
+        )
+        assert metrics["training/rollout_probs_diff_max"] < 1e-5
+        assert metrics["actor/grad_norm"] > 0
+        for name in GDPO_REWARDS:
+            values = [row["rewards"][name] for row in rows if not row["is_padding"]]
+            logged = [metrics[f"gdpo/{name}/{s}"] for s in ("mean", "min", "max")]
+            expected = [sum(values) / len(values), min(values), max(values)]
+            assert logged == pytest.approx(expected, abs=1e-6)
+    for step in (0, 3):
+        for name in GDPO_REWARDS:
+            assert f"val-aux/rlla/{name}/mean@1" in steps[step]
+
+
+def test_a_checkpoint_is_resumed(gdpo_run, assets):
+    assert gdpo_run.returncode == 0, gdpo_run.last_lines()
+    resumed = run_verl(
+        gdpo_run.folder,
+        overrides(
+            assets,
+            *(f"+algorithm.gdpo.rewards.{name}={w}" for name, w in GDPO_REWARDS.items()),
+            "trainer.total_training_steps=4",
+            "trainer.val_before_train=False",
+        ),
+        VERL_FILE_LOGGER_ROOT=str(gdpo_run.folder / "resumed"),
+    )
+    assert resumed.returncode == 0, resumed.last_lines()
+    assert "global_step_3, setting global step to 3" in resumed.output
+    check_rollouts(
+        resumed.dump(4),
+        lambda r, g: oracle.gdpo(r, g, weights=list(GDPO_REWARDS.values())),
+        GDPO_REWARDS,
+    )
+    assert not (gdpo_run.folder / "rollouts" / "5.jsonl").exists()
+
+
+def test_grpo_arm_differs_in_the_estimator_alone(assets, tmp_path):
+    run = run_verl(
+        tmp_path,
+        overrides(
+            assets,
+            "algorithm.adv_estimator=grpo",
+            "trainer.total_training_steps=1",
+            "trainer.test_freq=-1",
+            "trainer.val_before_train=False",
+        ),
+    )
+    assert run.returncode == 0, run.last_lines()
+    weights = dict.fromkeys(GDPO_REWARDS, 1.0)
+    check_rollouts(
+        run.dump(1),
+        lambda r, g: oracle.gdpo(r, g, group_norm="summed", batch_norm="none", eps=1e-6),
+        weights,
+    )
+    assert "gdpo/letters/mean" in run.steps()[1]
+
+
+def test_without_the_plugin_verls_own_gdpo_fails(assets, tmp_path):
+    run = run_verl(
+        tmp_path,
+        overrides(
+            assets,
+            "+algorithm.gdpo_reward_keys=[letters,brevity]",
+            "trainer.val_before_train=False",
+            scorer="with_score",
+        ),
+        VERL_USE_EXTERNAL_PLUGINS="verl_gdpo_cpu",
+    )
+    assert run.returncode != 0
+    assert 'key "prompts" not found in TensorDict' in run.output, run.last_lines()
+
+
+# --- bad input: one readable message, exit code not 0, before or at the first step ---------------
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "scorer", "message"),
+    [
+        (
+            "missing parquet",
+            ["data.train_files=/nowhere/train.parquet"],
+            None,
+            r"FileNotFoundError: .*/nowhere/train.parquet",
+        ),
+        (
+            "row without ground truth",
+            ["data.train_files={assets}/no_ground_truth.parquet"],
+            None,
+            r"data.train_files, row 11 \(data_source 'rlla'\): tool_rl ground_truth",
+        ),
+        (
+            "unknown reward name",
+            ["+algorithm.gdpo.rewards.corectness=1.0"],
+            None,
+            r"reward 'corectness' is configured, but .* did you mean 'correctness'",
+        ),
+        (
+            "scorer raises for one sample in a hundred",
+            ["trainer.val_before_train=False", "data.train_batch_size=32"],
+            "raises_for_one",
+            r"extra_info.index 5: KeyError: 'a bug in the scorer' \[.*varied_reward.py:\d+\]",
+        ),
+        (
+            "scorer returns nan in validation",
+            [],
+            "nan_in_validation",
+            r"reward 'letters' is nan; expected a finite number",
+        ),
+    ],
+)
+def test_bad_input_stops_the_run(assets, tmp_path, name, more, scorer, message):
+    more = [line.format(assets=assets) for line in more]
+    run = run_verl(tmp_path, overrides(assets, *more, scorer=scorer))
+    assert run.returncode not in (0, -9), run.last_lines()
+    raised = [line for line in run.output.splitlines() if re.search(r"Error: ", line)]
+    assert re.search(message, raised[-1]), raised[-3:]
+    assert "step:1 " not in run.output

@@ -1,0 +1,101 @@
+"""From verl's rows to the reward matrix: row order, sessions, padding, and what stops the run."""
+
+import numpy as np
+import pytest
+import torch
+
+from verl_gdpo.reward_rows import ERROR_KEY, RewardError, RewardMatrix, RewardRows, number_or_error
+from verl_gdpo.settings import GdpoSettings
+
+
+def rows_of(table):
+    """{key: (info, is_padding)} as rows."""
+    infos, padding = zip(*table.values(), strict=True)
+    return RewardRows.from_keys(list(table), infos, padding)
+
+
+def matrix(rows, weights=None):
+    return RewardMatrix.of(rows, GdpoSettings(weights=weights))
+
+
+def test_columns_follow_the_order_of_rows_and_of_the_configuration():
+    rows = rows_of(
+        {
+            "u2_0_0": ({"format": 1.0, "correctness": -3.0, "score": 9.0}, False),
+            "u1_0_0": ({"correctness": 2.0, "format": 0.0, "score": 9.0}, False),
+        }
+    )
+    assert list(matrix(rows).weights) == ["format", "correctness"]
+    assert matrix(rows).values_BK.tolist() == [[1.0, -3.0], [0.0, 2.0]]
+    named = matrix(rows, {"correctness": 0.5})
+    assert named.weights == {"correctness": 0.5}
+    assert named.values_BK.tolist() == [[-3.0], [2.0]]
+
+
+def test_the_last_row_of_a_session_stands_for_it():
+    info = ({"a": 1.0}, False)
+    rows = rows_of({"u_0_1": info, "u_1_0": info, "u_0_10": info, "u_0_2": info})
+    assert rows.session_B.tolist() == [2, 1, 2, 2]
+    assert rows.counted_B.tolist() == [False, True, True, False]
+
+
+def test_padding_is_not_counted_and_its_copied_rewards_are_not_read():
+    rows = rows_of(
+        {
+            "u_0_0": ({"a": 1.0}, False),
+            "u_1_0": ({"a": 3.0}, False),
+            "padf00_0_0": ({"a": float("nan"), ERROR_KEY: "copied"}, True),
+        }
+    )
+    rows.raise_on_error()
+    result = matrix(rows)
+    assert result.values_BK.tolist() == [[1.0], [3.0], [0.0]]
+    assert result.metrics(rows.counted_B) == {
+        "gdpo/a/mean": 2.0,
+        "gdpo/a/std": 1.0,
+        "gdpo/a/min": 1.0,
+        "gdpo/a/max": 3.0,
+    }
+
+
+def test_an_error_of_the_reward_manager_stops_the_run():
+    rows = rows_of(
+        {"u_0_0": ({"a": 1.0}, False), "u_1_0": ({ERROR_KEY: "uid u: reward 'a' is nan"}, False)}
+    )
+    with pytest.raises(RewardError, match=r"1 of 2 samples .* uid u: reward 'a' is nan"):
+        rows.raise_on_error()
+
+
+@pytest.mark.parametrize(
+    ("info", "weights", "message"),
+    [
+        ({"a": float("nan")}, {"a": 1.0}, "u_1_0: reward 'a' is nan; expected a finite number"),
+        ({"a": None}, {"a": 1.0}, "u_1_0: reward 'a' is None"),
+        ({"a": "1"}, None, "u_1_0: reward 'a' is '1'"),
+        ({"a": [1, 2]}, None, "u_1_0: reward 'a' is a list"),
+        ({"b": 1.0}, {"a": 1.0}, "u_1_0: no reward 'a'; the scorer returned \\['b'\\]"),
+        ({"a": 1.0, "b": 1.0}, None, "u_1_0 has the rewards .* Return the same rewards"),
+        ({}, None, "u_1_0 has the rewards \\[\\], but u_0_0 has"),
+    ],
+)
+def test_what_is_no_reward_names_the_row(info, weights, message):
+    rows = rows_of({"u_0_0": ({"a": 1.0, "score": 2.0}, False), "u_1_0": (info, False)})
+    with pytest.raises(RewardError, match=message):
+        matrix(rows, weights)
+
+
+def test_a_configured_name_that_no_scorer_knows():
+    rows = rows_of({"u_0_0": ({"format": 1.0}, False)})
+    with pytest.raises(RewardError, match=r"reward 'fromat' is configured.*did you mean 'format'"):
+        matrix(rows, {"fromat": 1.0})
+
+
+def test_a_batch_of_padding_alone():
+    with pytest.raises(RewardError, match="only padding"):
+        matrix(rows_of({"pad_0_0": ({"a": 1.0}, True)}))
+
+
+@pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1), np.int64(1), torch.tensor(1.0)])
+def test_numbers_become_python_floats(value):
+    assert type(number_or_error(value)) is float
+    assert number_or_error(value) == 1.0

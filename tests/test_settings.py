@@ -1,0 +1,145 @@
+"""Every setting that GDPO reads, and every configuration that it must refuse, by its message."""
+
+import re
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_gdpo.settings import GdpoSettings, settings_of_run
+
+
+def read(**algorithm):
+    return GdpoSettings.from_algorithm(OmegaConf.create(algorithm))
+
+
+def run_config(**changes):
+    config = OmegaConf.create(
+        {
+            "algorithm": {"adv_estimator": "gdpo", "use_kl_in_reward": False},
+            "reward": {
+                "reward_manager": {"source": "register", "name": "gdpo"},
+                "reward_model": {"enable": False, "enable_resource_pool": False},
+                "custom_reward_function": {"path": None},
+            },
+        }
+    )
+    for key, value in changes.items():
+        OmegaConf.update(config, key, value)
+    return config
+
+
+def test_defaults_are_the_paper():
+    assert read() == GdpoSettings(
+        weights=None, group_norm="per_reward", batch_norm="sample", eps=1e-4, normalize_by_std=True
+    )
+
+
+def test_everything_set():
+    settings = read(
+        norm_adv_by_std_in_grpo=False,
+        gdpo={
+            "rewards": {"format": 1, "correctness": 0.5},
+            "group_norm": "summed",
+            "batch_norm": "token",
+            "eps": 1e-6,
+            "normalize_by_std": False,
+        },
+    )
+    weights = {"format": 1.0, "correctness": 0.5}
+    assert settings == GdpoSettings(weights, "summed", "token", 1e-6, False)
+
+
+def test_verls_own_keys():
+    assert read(gdpo_reward_keys=["b", "a"]).weights == {"b": 1.0, "a": 1.0}
+    weights = read(gdpo_reward_keys=["b", "a"], gdpo_reward_weights=[2, 1]).weights
+    assert list(weights.items()) == [("b", 2.0), ("a", 1.0)]
+
+
+def test_std_is_inherited():
+    assert read(norm_adv_by_std_in_grpo=False).normalize_by_std is False
+    assert read(norm_adv_by_std_in_grpo=True, gdpo={"normalize_by_std": None}).normalize_by_std
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"gdpo": {"batchnorm": "none"}}, "gdpo.batchnorm: unknown setting; did you mean"),
+        ({"gdpo": ["format"]}, "algorithm.gdpo: expected a mapping"),
+        ({"gdpo": {"batch_norm": "tokens"}}, "algorithm.gdpo.batch_norm: expected one of"),
+        ({"gdpo": {"group_norm": None}}, "algorithm.gdpo.group_norm: expected one of"),
+        ({"gdpo": {"eps": "small"}}, "algorithm.gdpo.eps: expected a finite number"),
+        ({"gdpo": {"eps": -1.0}}, "algorithm.gdpo.eps: expected at least 0"),
+        ({"gdpo": {"rewards": ["format"]}}, "algorithm.gdpo.rewards: expected {name: weight}"),
+        ({"gdpo": {"rewards": {}}}, "algorithm.gdpo.rewards: expected at least one reward"),
+        ({"gdpo": {"rewards": {"a": 0, "b": 0.0}}}, "algorithm.gdpo.rewards: all weights are 0"),
+        ({"gdpo": {"rewards": {"a": float("nan")}}}, "weight of 'a': expected a finite number"),
+        ({"gdpo": {"rewards": {"a": True}}}, "weight of 'a': expected a finite number"),
+        ({"gdpo": {"rewards": {"score": 1}}}, "'score' is verl's name for the sum"),
+        (
+            {"gdpo": {"normalize_by_std": False}, "norm_adv_by_std_in_grpo": True},
+            "algorithm.gdpo.normalize_by_std=False contradicts",
+        ),
+        ({"gdpo": {"normalize_by_std": 1}}, "normalize_by_std: expected true, false or null"),
+        ({"gdpo_reward_keys": ["a", "b", "a"]}, "gdpo_reward_keys: named more than once: ['a']"),
+        ({"gdpo_reward_keys": "a"}, "gdpo_reward_keys: expected a list of names"),
+        ({"gdpo_reward_keys": []}, "gdpo_reward_keys: expected at least one reward"),
+        (
+            {"gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [1]},
+            "gdpo_reward_weights: expected 2 numbers",
+        ),
+        ({"gdpo_reward_weights": [1]}, "gdpo_reward_weights needs algorithm.gdpo_reward_keys"),
+        (
+            {"gdpo_reward_keys": ["a"], "gdpo": {"rewards": {"a": 1}}},
+            "say the same thing; give one of them",
+        ),
+    ],
+)
+def test_refused_with_the_key_and_the_reason(algorithm, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read(**algorithm)
+
+
+def test_weights_for_what_a_scorer_returned():
+    returned = ["score", "correctness", "format"]
+    assert read().weights_for(returned) == {"correctness": 1.0, "format": 1.0}
+    assert read(gdpo={"rewards": {"format": 2}}).weights_for(returned) == {"format": 2.0}
+    with pytest.raises(ValueError, match=r"reward 'formt' is configured.*did you mean 'format'"):
+        read(gdpo={"rewards": {"formt": 1}}).weights_for(returned)
+    with pytest.raises(ValueError, match="no named reward"):
+        read().weights_for(["score"])
+
+
+def test_a_run_that_uses_neither_part_is_left_alone():
+    config = run_config(
+        **{
+            "algorithm.adv_estimator": "grpo",
+            "reward.reward_manager.name": "naive",
+            "algorithm.use_kl_in_reward": True,
+            "reward.reward_model.enable": True,
+        }
+    )
+    assert settings_of_run(config) is None
+
+
+def test_the_grpo_arm_may_have_kl_in_the_reward():
+    config = run_config(**{"algorithm.adv_estimator": "grpo", "algorithm.use_kl_in_reward": True})
+    assert settings_of_run(config) == GdpoSettings()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm.use_kl_in_reward": True}, "use actor_rollout_ref.actor.use_kl_loss=True"),
+        ({"reward.reward_model.enable": True}, "colocated reward model"),
+        (
+            {
+                "reward.reward_model.enable": True,
+                "reward.reward_model.enable_resource_pool": True,
+            },
+            "Set a custom reward function",
+        ),
+    ],
+)
+def test_a_run_that_cannot_work_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        settings_of_run(run_config(**changes))

@@ -1,0 +1,43 @@
+"""The rewards of the end-to-end runs: ToolRL's, and one on which an untrained model varies.
+
+Loaded by verl through `reward.custom_reward_function.path`.
+"""
+
+from verl_gdpo.rewards import tool_rl
+
+
+def letters(response):
+    """Share of ASCII letters, in [0, 1]."""
+    return sum(c.isascii() and c.isalpha() for c in response) / max(1, len(response))
+
+
+def brevity(response_tokens):
+    """1 for an empty response, falling with its length in tokens."""
+    return 1 / (1 + response_tokens)
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    rewards = tool_rl.score(solution_str, ground_truth)
+    rewards["letters"] = letters(solution_str)
+    rewards["brevity"] = brevity(extra_info["response_tokens"])
+    return rewards
+
+
+def with_score(data_source, solution_str, ground_truth, extra_info):
+    """As verl's own reward manager wants it."""
+    rewards = {"letters": letters(solution_str), "brevity": 1 / (1 + len(solution_str))}
+    return {"score": sum(rewards.values()), **rewards}
+
+
+def raises_for_one(data_source, solution_str, ground_truth, extra_info):
+    """Fails for a single row of the training data."""
+    if extra_info["split"] == "train" and extra_info["index"] == 5:
+        raise KeyError("a bug in the scorer")
+    return compute_score(data_source, solution_str, ground_truth, extra_info)
+
+
+def nan_in_validation(data_source, solution_str, ground_truth, extra_info):
+    rewards = compute_score(data_source, solution_str, ground_truth, extra_info)
+    if extra_info["split"] == "test":
+        rewards["letters"] = float("nan")
+    return rewards

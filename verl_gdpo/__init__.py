@@ -1,0 +1,20 @@
+"""GDPO (arXiv 2601.05242) for verl: several rewards, each normalised in its own right.
+
+Importing the package loads neither torch nor verl; `verl_gdpo.plugin` is what verl loads.
+"""
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+__all__ = ["compute_gdpo_advantage"]
+
+if TYPE_CHECKING:
+    from verl_gdpo.advantage import compute_gdpo_advantage
+
+
+def __getattr__(name: str) -> object:
+    if name == "compute_gdpo_advantage":
+        from verl_gdpo.advantage import compute_gdpo_advantage
+
+        return compute_gdpo_advantage
+    raise AttributeError(f"module 'verl_gdpo' has no attribute {name!r}")

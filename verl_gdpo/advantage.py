@@ -1,0 +1,263 @@
+"""The GDPO advantage: normalise each reward in its group, sum with weights, normalise the batch.
+
+Liu et al., "GDPO", arXiv 2601.05242. For B samples, K rewards, and the group g(i) of sample i:
+
+    (1) group   z[i,k] = (r[i,k] - mean_g r[.,k]) / (std_g r[.,k] + eps)     per reward, per group
+    (2) sum     S[i]   = sum_k w_k z[i,k]
+    (3) batch   A[i]   = (S[i] - mean S) / (std S + eps)                     over all samples
+    (4) tokens  A[i,t] = A[i] * response_mask[i,t]
+
+Both std are unbiased (ddof 1). Shape suffixes: B samples, K rewards, G groups, T tokens.
+This module knows tensors only: no text, no verl, no configuration.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+
+GroupNorm = Literal["per_reward", "summed"]
+BatchNorm = Literal["sample", "token", "none"]
+
+
+class GdpoScalars(NamedTuple):
+    """One number per sample at each step; float64, on the device of the rewards."""
+
+    z_BK: torch.Tensor  # step 1; K is 1 under group_norm="summed"
+    S_B: torch.Tensor  # step 2
+    A_B: torch.Tensor  # step 3
+
+
+def compute_gdpo_advantage(
+    rewards_BK: Any,
+    group_ids: Any,
+    response_mask_BT: Any,
+    *,
+    weights: Any = None,
+    present_BK: Any = None,
+    valid_B: Any = None,
+    group_norm: GroupNorm = "per_reward",
+    normalize_by_std: bool = True,
+    batch_norm: BatchNorm = "sample",
+    eps: float = 1e-4,
+) -> torch.Tensor:
+    """Return GDPO advantages per token.
+
+    ============  =============  ================  =================================
+    group_norm    batch_norm     normalize_by_std  is
+    ============  =============  ================  =================================
+    per_reward    sample         True              GDPO
+    per_reward    none           True              GDPO without batch norm
+    per_reward    token          True              verl's built-in `gdpo`
+    summed        none           True              GRPO
+    summed        none           False             GRPO without std (Dr. GRPO)
+    summed        sample         True              GRPO + batch norm
+    ============  =============  ================  =================================
+
+    Args:
+        rewards_BK: raw rewards, any scale (tensor, array or nested list).
+        group_ids: B integers or strings; samples of one prompt share an id. Any order.
+        response_mask_BT: non-zero on the tokens that are trained.
+        weights: K factors on the *normalised* rewards; None is 1 for each.
+        present_BK: False where a reward does not apply. It then contributes 0 and is left out of
+            its group's statistics. None: all are present.
+        valid_B: False for padding rows, which get 0 and enter no statistic. None: rows whose mask
+            is all zero are padding. Pass it when you can: rejection in rollout correction also
+            zeroes masks, and those samples count.
+        group_norm: normalise each reward ("per_reward") or their weighted sum ("summed").
+        normalize_by_std: False only subtracts the group's mean in step 1.
+        batch_norm: step 3 over samples, over response tokens, or left out.
+        eps: added to both std.
+
+    Returns:
+        advantages_BT: float32, on the mask's device; the same number on all tokens of a sample.
+
+    A reward that is constant in a group contributes exactly 0 there. So does a group with a single
+    sample, which stays in the statistics of step 3.
+
+    Raises:
+        ValueError: shapes disagree, a reward of a valid sample is NaN or infinite, unknown option.
+        TypeError: group ids are neither all integers nor all strings.
+    """
+    mask_BT = torch.as_tensor(response_mask_BT)
+    if mask_BT.ndim != 2:
+        raise ValueError(
+            f"response_mask_BT: expected shape (samples, tokens), got {tuple(mask_BT.shape)}"
+        )
+    scalars = compute_gdpo_scalars(
+        torch.as_tensor(rewards_BK, device=mask_BT.device),
+        group_ids,
+        token_count_B=(mask_BT != 0).sum(dim=1) if batch_norm == "token" else None,
+        weights=weights,
+        present_BK=present_BK,
+        valid_B=mask_BT.any(dim=1) if valid_B is None else valid_B,
+        group_norm=group_norm,
+        normalize_by_std=normalize_by_std,
+        batch_norm=batch_norm,
+        eps=eps,
+    )
+    return spread_over_tokens(scalars.A_B, mask_BT)
+
+
+def spread_over_tokens(A_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Step 4: the sample's advantage on each of its response tokens, (B, T) float32."""
+    return A_B.to(mask_BT.device, torch.float32)[:, None] * (mask_BT != 0)
+
+
+def compute_gdpo_scalars(
+    rewards_BK: Any,
+    group_ids: Any,
+    *,
+    token_count_B: Any = None,
+    weights: Any = None,
+    present_BK: Any = None,
+    valid_B: Any = None,
+    group_norm: GroupNorm = "per_reward",
+    normalize_by_std: bool = True,
+    batch_norm: BatchNorm = "sample",
+    eps: float = 1e-4,
+) -> GdpoScalars:
+    """Return z, S and A of each sample (steps 1 to 3); see `compute_gdpo_advantage`.
+
+    Args:
+        token_count_B: response tokens per sample; needed by batch_norm="token" alone.
+        valid_B: None means that every row is a real sample.
+    """
+    _check_choice("group_norm", group_norm, get_args(GroupNorm))
+    _check_choice("batch_norm", batch_norm, get_args(BatchNorm))
+    if not (np.isfinite(eps) and eps >= 0):
+        raise ValueError(f"eps: expected a finite number >= 0, got {eps!r}")
+
+    rewards_BK = torch.as_tensor(rewards_BK)
+    if rewards_BK.ndim != 2 or 0 in rewards_BK.shape:
+        raise ValueError(
+            f"rewards_BK: expected shape (samples, rewards), got {tuple(rewards_BK.shape)}"
+        )
+    B, K = rewards_BK.shape
+    device = rewards_BK.device
+    group_B, group_count = _group_index(group_ids, B, device)
+    valid_B = _mask("valid_B", valid_B, (B,), device)
+    present_BK = _mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
+    weights_K = _weights(weights, K, device)
+    rewards_BK = _checked_rewards(rewards_BK, present_BK)
+
+    if group_norm == "summed":
+        rewards_BK = (rewards_BK * weights_K).sum(dim=1, keepdim=True)
+        present_BK = valid_B[:, None]
+        weights_K = torch.ones(1, dtype=torch.float64, device=device)
+
+    z_BK = _normalize_groups(rewards_BK, present_BK, group_B, group_count, normalize_by_std, eps)
+    S_B = (z_BK * weights_K).sum(dim=1)
+    if batch_norm == "none":
+        return GdpoScalars(z_BK, S_B, S_B)
+    count_B = valid_B.to(torch.float64)
+    if batch_norm == "token":
+        if token_count_B is None:
+            raise ValueError("batch_norm='token' needs token_count_B, the response lengths")
+        count_B = count_B * torch.as_tensor(token_count_B, device=device)
+    return GdpoScalars(z_BK, S_B, _normalize_batch(S_B, count_B, valid_B, eps))
+
+
+def _normalize_groups(
+    rewards_BK: torch.Tensor,
+    present_BK: torch.Tensor,
+    group_B: torch.Tensor,
+    group_count: int,
+    normalize_by_std: bool,
+    eps: float,
+) -> torch.Tensor:
+    """Step 1. Absent values and constant columns come out as exactly 0."""
+    shape_GK = (group_count, rewards_BK.shape[1])
+
+    def group_sum(values_BK: torch.Tensor) -> torch.Tensor:
+        return rewards_BK.new_zeros(shape_GK).index_add_(0, group_B, values_BK)
+
+    count_GK = group_sum(present_BK.to(torch.float64))
+    mean_GK = group_sum(rewards_BK * present_BK) / count_GK.clamp(min=1)
+    centred_BK = (rewards_BK - mean_GK[group_B]) * present_BK
+
+    index_BK = group_B[:, None].expand_as(rewards_BK)
+    low_GK = rewards_BK.new_full(shape_GK, torch.inf).scatter_reduce_(
+        0, index_BK, rewards_BK.masked_fill(~present_BK, torch.inf), "amin"
+    )
+    high_GK = rewards_BK.new_full(shape_GK, -torch.inf).scatter_reduce_(
+        0, index_BK, rewards_BK.masked_fill(~present_BK, -torch.inf), "amax"
+    )
+    # the mean of equal numbers can miss them by a rounding, so constancy is told from the input
+    varies_BK = (high_GK > low_GK)[group_B] & present_BK
+    if normalize_by_std:
+        variance_GK = group_sum(centred_BK.square()) / (count_GK - 1).clamp(min=1)
+        centred_BK = centred_BK / (variance_GK.sqrt() + eps)[group_B]
+    return torch.where(varies_BK, centred_BK, 0.0)
+
+
+def _normalize_batch(
+    S_B: torch.Tensor, count_B: torch.Tensor, valid_B: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Step 3, each sample counted `count_B` times. A constant S comes out as exactly 0."""
+    total = count_B.sum()
+    counted_B = count_B > 0
+    low = S_B.masked_fill(~counted_B, torch.inf).min()
+    high = S_B.masked_fill(~counted_B, -torch.inf).max()
+    mean = (S_B * count_B).sum() / total.clamp(min=1)
+    # complete groups sum to 0: a mean within rounding of it must not move groups without signal
+    rounding = torch.finfo(torch.float64).eps * len(S_B) * S_B.abs().max()
+    mean = torch.where(mean.abs() <= rounding, 0.0, mean)
+    variance = ((S_B - mean).square() * count_B).sum() / (total - 1).clamp(min=1)
+    A_B = (S_B - mean) / (variance.sqrt() + eps)
+    return torch.where(valid_B & (high > low), A_B, 0.0)
+
+
+def _group_index(group_ids: Any, B: int, device: torch.device) -> tuple[torch.Tensor, int]:
+    """Number the groups 0, 1, ...; return each sample's number, (B,) int64, and the count."""
+    if isinstance(group_ids, torch.Tensor):
+        group_ids = group_ids.cpu().numpy()
+    ids = group_ids.tolist() if isinstance(group_ids, np.ndarray) else list(group_ids)
+    if len(ids) != B:
+        raise ValueError(f"group_ids: expected {B}, one per row of rewards_BK, got {len(ids)}")
+    kinds = set(map(type, ids))
+    if len(kinds) > 1 or not all(issubclass(kind, str | int) for kind in kinds):
+        names = sorted(kind.__name__ for kind in kinds)
+        raise TypeError(f"group_ids: expected all integers or all strings, got {names}")
+    number: dict[Any, int] = {}
+    for group in dict.fromkeys(ids):
+        number[group] = len(number)
+    index = np.fromiter(map(number.__getitem__, ids), dtype=np.int64, count=B)
+    return torch.from_numpy(index).to(device), len(number)
+
+
+def _checked_rewards(rewards_BK: torch.Tensor, present_BK: torch.Tensor) -> torch.Tensor:
+    """Rewards in float64, 0 where absent. NaN and inf are errors, never missing values."""
+    rewards_BK = rewards_BK.to(torch.float64)
+    bad_BK = ~torch.isfinite(rewards_BK) & present_BK
+    if bad_BK.any():
+        row, column = (int(i) for i in bad_BK.nonzero()[0])
+        raise ValueError(
+            f"rewards_BK[{row}, {column}] is {rewards_BK[row, column].item()}; expected a finite "
+            "number (mark rewards that do not apply with present_BK, padding with valid_B)"
+        )
+    return torch.where(present_BK, rewards_BK, 0.0)
+
+
+def _weights(weights: Any, K: int, device: torch.device) -> torch.Tensor:
+    if weights is None:
+        return torch.ones(K, dtype=torch.float64, device=device)
+    weights_K = torch.as_tensor(weights, dtype=torch.float64, device=device)
+    if weights_K.shape != (K,) or not torch.isfinite(weights_K).all():
+        raise ValueError(f"weights: expected {K} finite numbers, got {weights_K.tolist()}")
+    return weights_K
+
+
+def _mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    if mask is None:
+        return torch.ones(shape, dtype=torch.bool, device=device)
+    tensor = torch.as_tensor(mask, device=device)
+    if tensor.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+    return tensor.to(torch.bool)
+
+
+def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {list(choices)}, got {value!r}")

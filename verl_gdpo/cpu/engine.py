@@ -1,0 +1,173 @@
+"""The no-GPU rollout engine: a transformers model that is fed weights and asked for tokens.
+
+Knows neither Ray nor verl; `rollout.py` connects it to them.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from verl_gdpo.cpu.batcher import Batcher
+from verl_gdpo.cpu.sampler import Completion, Request, Sampler
+from verl_gdpo.cpu.sampling_params import parse_sampling_params
+
+
+class Engine:
+    """Generates with `model`, whose weights come from `load_weights`.
+
+    Args:
+        model: a transformers causal language model in float32; its present weights are not used.
+        eos_ids: tokens that end a response.
+        pad_id: any token id; padding is masked out.
+        prompt_length: verl's `rollout.prompt_length`, in tokens.
+        response_length: verl's `rollout.response_length`, in tokens.
+        max_model_len: longest prompt plus response that the model can hold, in tokens.
+        max_batch: most requests per batch.
+        seed: seed of all sampling that does not bring its own.
+        ignore_eos: whether responses run on past `eos_ids` by default.
+
+    Sampling is reproducible: the k-th request for a prompt under the weights of one step draws
+    from a random stream made of (seed, step, k, prompt), in whatever order requests arrive.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        eos_ids: Collection[int],
+        pad_id: int,
+        prompt_length: int,
+        response_length: int,
+        max_model_len: int,
+        max_batch: int = 64,
+        seed: int = 0,
+        ignore_eos: bool = False,
+    ) -> None:
+        if seed < 0:
+            raise ValueError(f"seed: got {seed}, expected at least 0")
+        self.model = model.float().eval()
+        self.global_steps: int | None = None
+        self._eos_ids = frozenset(eos_ids)
+        self._prompt_length, self._response_length = prompt_length, response_length
+        self._max_model_len, self._seed, self._ignore_eos = max_model_len, seed, ignore_eos
+        self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
+        self._syncs = 0
+        self._seen: Counter[tuple[int, ...]] = Counter()
+        self._sampler = Sampler(self.model, pad_id)
+        self._batcher = Batcher(self._run, max_batch=max_batch)
+
+    async def load_weights(
+        self, state: Mapping[str, torch.Tensor], global_steps: int | None = None
+    ) -> None:
+        """Replace all weights, between batches.
+
+        Raises:
+            ValueError: a parameter is missing, unknown or of another shape; the engine then
+                refuses to generate until a complete set of weights has arrived.
+        """
+        async with self._batcher.idle:
+            synced, self._syncs = self._syncs, 0
+            load_full_state(self.model, state)
+            self._syncs = synced + 1
+            self.global_steps = global_steps if global_steps is not None else self.global_steps
+            self._seen.clear()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any]
+    ) -> Completion:
+        """Continue one prompt.
+
+        Raises:
+            RuntimeError: no weights yet, or the batch failed.
+            ValueError: an empty, too long or out-of-vocabulary prompt, or a bad sampling option.
+            FloatingPointError: the logits of this request are not finite.
+        """
+        if not self._syncs:
+            raise RuntimeError(
+                "the rollout was asked to generate before a complete set of weights was loaded; "
+                "verl's trainer must call update_weights first"
+            )
+        prompt = tuple(int(token) for token in prompt_ids)
+        self._check_prompt(prompt)
+        params = parse_sampling_params(
+            sampling_params,
+            default_max_tokens=min(
+                self._response_length, self._prompt_length + self._response_length - len(prompt)
+            ),
+            max_possible_tokens=self._max_model_len - len(prompt),
+            eos_ids=self._eos_ids,
+            ignore_eos=self._ignore_eos,
+        )
+        if params.seed is not None:
+            entropy: tuple[int, ...] = (params.seed,)
+        else:
+            step = self._syncs if self.global_steps is None else self.global_steps
+            entropy = (self._seed, step, self._seen[prompt], *prompt)
+            self._seen[prompt] += 1
+        return await self._batcher.submit(Request(prompt, params, entropy))
+
+    async def abort(self, *, reject: bool = False) -> int:
+        """Stop all running responses and start none until `resume`; returns how many it stopped."""
+        return await self._batcher.abort(reject=reject)
+
+    def resume(self) -> None:
+        """Generate again after `abort`."""
+        self._batcher.resume()
+
+    async def drain(self) -> None:
+        """Wait until no batch is running."""
+        async with self._batcher.idle:
+            await asyncio.sleep(0)
+
+    def _run(
+        self, requests: Sequence[Request], should_abort: Callable[[], bool]
+    ) -> list[Completion | Exception]:
+        outcomes = self._sampler.generate(requests, should_abort)
+        for outcome in outcomes:
+            if isinstance(outcome, Completion):
+                outcome.global_steps = self.global_steps
+        return outcomes
+
+    def _check_prompt(self, prompt: tuple[int, ...]) -> None:
+        if not prompt:
+            raise ValueError("the prompt is empty; expected at least one token id")
+        if len(prompt) >= self._max_model_len:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens and leaves no room for a response within "
+                f"the model's {self._max_model_len}; shorten it or raise rollout.max_model_len"
+            )
+        bad = [token for token in prompt if not 0 <= token < self._vocab_size]
+        if bad:
+            raise ValueError(
+                f"prompt token ids {bad[:3]} are outside the model's vocabulary of "
+                f"{self._vocab_size}; check that tokenizer and model belong together"
+            )
+
+
+@torch.no_grad()
+def load_full_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Copy `state` into the parameters of `model`, or raise ValueError and change nothing.
+
+    Tied parameters need to be given under one of their names only. Buffers are not weights and
+    may be left out.
+    """
+    own = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    covered = {id(own[name]) for name in state if name in own}
+    problems = {
+        "missing": sorted(name for name, param in own.items() if id(param) not in covered),
+        "unexpected": sorted(name for name in state if name not in own and name not in buffers),
+        "other shape": sorted(
+            f"{name} {tuple(tensor.shape)} instead of {tuple(own[name].shape)}"
+            for name, tensor in state.items()
+            if name in own and tensor.shape != own[name].shape
+        ),
+    }
+    if any(problems.values()):
+        details = "; ".join(f"{k}: {len(v)}, e.g. {v[:3]}" for k, v in problems.items() if v)
+        raise ValueError(f"the weights do not fit {type(model).__name__}: {details}")
+    for name, tensor in state.items():
+        (own if name in own else buffers)[name].copy_(tensor)

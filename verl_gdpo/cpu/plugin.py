@@ -1,0 +1,146 @@
+"""Entry point `verl_gdpo_cpu` of the group `verl.plugins`: lets verl 0.9 run without a GPU.
+
+verl imports this module at the end of `import verl`, in every process. It acts only if the
+environment says VERL_PLATFORM=cpu: a CPU-only head node of a GPU cluster must never pick up the
+CPU platform. verl hides a plugin's exception in its debug log, so it is printed here first.
+
+What is changed in verl 0.9, each right after the module has been imported:
+
+- verl.plugin.platform.PlatformRegistry: gets the platform "cpu" (public).
+- the variable VERL_ENGINE_DEVICE, read by verl.workers.engine.base.EngineRegistry: verl registers
+  its FSDP engine for cuda and npu only; it runs on CPU just the same.
+- verl.utils.distributed.initialize_global_process_group and initialize_global_process_group_ray:
+  both build the backend "cpu:gloo,cpu:gloo", which torch rejects as naming a device twice.
+- verl.workers.engine.fsdp.transformer_impl.CPUOffloadPolicy: pinned host memory, which verl asks
+  for in the reference model, needs an accelerator.
+- verl.workers.rollout.replica.RolloutReplicaRegistry (public) and
+  verl.workers.rollout.base._ROLLOUT_REGISTRY (private; verl has no function to register): the
+  rollout "hf".
+"""
+
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+SUPPORTED_VERL = ">=0.9.0,<0.10"
+BACKEND = "cpu:gloo"
+
+
+def activate() -> bool:
+    """Set verl up for the CPU if VERL_PLATFORM=cpu; returns whether it did.
+
+    Raises:
+        ImportError: verl lacks something that this module replaces; names it.
+    """
+    if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":  # normalised as verl does
+        return False
+    _register_platform()
+    os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+    for name, patch in (
+        ("verl.utils.distributed", _patch_process_group),
+        ("verl.workers.engine.fsdp.transformer_impl", _patch_offload_policy),
+        ("verl.workers.rollout.replica", _register_replica),
+        ("verl.workers.rollout.base", _register_adapter),
+    ):
+        _after_import(name, patch)
+    return True
+
+
+def _after_import(name: str, patch: Callable[[ModuleType], None]) -> None:
+    from wrapt import register_post_import_hook
+
+    register_post_import_hook(_report_failure(patch), name)
+
+
+def _report_failure(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Print what `function` raises: verl and Ray may hide it."""
+
+    def reporting(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except Exception:
+            print("verl_gdpo: setting verl up for the CPU failed:", file=sys.stderr)
+            traceback.print_exc(file=sys.stderr)
+            raise
+
+    return reporting
+
+
+def _require(module: ModuleType, symbol: str, *parameters: str) -> Any:
+    """Return `module.symbol` after checking that it exists and takes `parameters`."""
+    value: Any = module
+    for part in symbol.split("."):
+        value = getattr(value, part, None)
+    missing = value is None or any(p not in inspect.signature(value).parameters for p in parameters)
+    if missing:
+        import verl
+
+        arguments = f"({', '.join(parameters)})" if parameters else ""
+        raise ImportError(
+            f"verl_gdpo.cpu needs {module.__name__}.{symbol}{arguments}, which verl "
+            f"{getattr(verl, '__version__', '?')} does not have; supported: verl {SUPPORTED_VERL}"
+        )
+    return value
+
+
+def _register_platform() -> None:
+    try:
+        import verl.plugin.platform as platform
+    except ImportError as error:
+        raise ImportError(
+            f"verl_gdpo.cpu needs verl.plugin.platform ({error}); supported: verl {SUPPORTED_VERL}"
+        ) from error
+    register = _require(platform, "PlatformRegistry.register", "platform")
+    from verl_gdpo.cpu.device import PlatformCPU
+
+    register(platform="cpu")(PlatformCPU)
+
+
+def _patch_process_group(module: ModuleType) -> None:
+    _require(module, "initialize_global_process_group", "timeout_second")
+    original = _require(module, "initialize_global_process_group_ray", "timeout_second", "backend")
+
+    def initialize_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
+        original(timeout_second=timeout_second, backend=backend or BACKEND)
+
+    def initialize(timeout_second: int = 36000) -> tuple[int, int, int]:
+        initialize_ray(timeout_second)
+        local_rank, rank, world_size = (
+            int(os.environ[name]) for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE")
+        )
+        return local_rank, rank, world_size
+
+    vars(module).update(
+        initialize_global_process_group_ray=initialize_ray,
+        initialize_global_process_group=initialize,
+    )
+
+
+def _patch_offload_policy(module: ModuleType) -> None:
+    original = _require(module, "CPUOffloadPolicy", "pin_memory")
+
+    def unpinned(pin_memory: bool = False) -> Any:
+        return original(pin_memory=False)
+
+    vars(module)["CPUOffloadPolicy"] = unpinned
+
+
+def _register_replica(module: ModuleType) -> None:
+    def load_replica() -> type:
+        from verl_gdpo.cpu.rollout import HFReplica
+
+        return HFReplica
+
+    _require(module, "RolloutReplicaRegistry.register", "name", "loader")("hf", load_replica)
+
+
+def _register_adapter(module: ModuleType) -> None:
+    registry = _require(module, "_ROLLOUT_REGISTRY")
+    registry[("hf", "async")] = "verl_gdpo.cpu.rollout.HFServerAdapter"
+
+
+_report_failure(activate)()

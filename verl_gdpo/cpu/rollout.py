@@ -1,0 +1,229 @@
+"""verl's rollout "hf": a Ray actor that generates with `Engine`, and what verl needs around it.
+
+Relies on verl 0.9: verl.workers.rollout.replica (RolloutReplica, RolloutMode, TokenOutput),
+verl.workers.rollout.base.BaseRollout, and on how verl.workers.rollout.llm_server and
+verl.checkpoint_engine call a server. Only the hybrid mode exists: trainer and rollout on the same
+machine, full weights sent through Ray after each update. Methods that verl calls by name accept
+further keywords, because their signatures grow between versions of verl.
+"""
+
+import os
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import ray
+import torch
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.tokenizer import normalize_token_ids
+from verl.workers.config import HFModelConfig
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutMode, RolloutReplica, TokenOutput
+
+from verl_gdpo.cpu.engine import Engine
+
+
+def server_name(replica_rank: int) -> str:
+    """Name of the Ray actor by which a training worker finds its server."""
+    return f"hf_server_{replica_rank}_0"
+
+
+def check_rollout_config(config: Any) -> None:
+    """Refuse what this rollout cannot do.
+
+    Raises:
+        ValueError: names every offending key of actor_rollout_ref.rollout.
+    """
+    mtp, parallel = config.get("mtp"), "parallel_size"
+    wanted = (
+        (f"tensor_model_{parallel}", config.tensor_model_parallel_size, 1),
+        (f"data_{parallel}", config.data_parallel_size, 1),
+        (f"pipeline_model_{parallel}", config.pipeline_model_parallel_size, 1),
+        ("dtype", "float32" if config.dtype in ("float32", "fp32") else config.dtype, "float32"),
+        ("logprobs_mode", config.logprobs_mode, "processed_logprobs"),
+        ("repetition_penalty", config.repetition_penalty, 1.0),
+        ("quantization", config.quantization, None),
+        ("enable_rollout_routing_replay", config.enable_rollout_routing_replay, False),
+        ("mtp.enable", bool(mtp and mtp.enable), False),
+    )
+    bad = [f"{name}={got} (expected {want})" for name, got, want in wanted if got != want]
+    if bad:
+        raise ValueError(f"the rollout 'hf' cannot do actor_rollout_ref.rollout: {', '.join(bad)}")
+
+
+def build_engine(config: Any, model_config: Any, replica_rank: int) -> Engine:
+    """Make the engine of one replica; the model's weights are random until the first update."""
+    from transformers import AutoModelForCausalLM
+
+    hf_config, tokenizer = model_config.hf_config, model_config.tokenizer
+    eos_ids = _ids(getattr(model_config.generation_config, "eos_token_id", None))
+    eos_ids |= _ids(getattr(hf_config, "eos_token_id", None))
+    if not eos_ids:
+        raise ValueError(f"no eos_token_id in the config files of {model_config.path}")
+    context = int(hf_config.get_text_config().max_position_embeddings)
+    if (config.max_model_len or context) > context:
+        raise ValueError(
+            f"rollout.max_model_len={config.max_model_len} exceeds the model's {context} positions"
+        )
+    model = AutoModelForCausalLM.from_config(
+        hf_config,
+        attn_implementation="sdpa",
+        dtype=torch.float32,
+        trust_remote_code=model_config.trust_remote_code,
+    )
+    return Engine(
+        model,
+        eos_ids=eos_ids,
+        pad_id=getattr(tokenizer, "pad_token_id", None) or 0,
+        prompt_length=config.prompt_length,
+        response_length=config.response_length,
+        max_model_len=config.max_model_len or context,
+        max_batch=config.max_num_seqs,
+        # As verl seeds vLLM: replicas that share a prompt must not draw the same responses.
+        seed=config.seed + replica_rank,
+        ignore_eos=config.ignore_eos,
+    )
+
+
+class HFServer:
+    """Ray actor behind one replica. Called by verl.workers.rollout.llm_server and the replica."""
+
+    def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
+        self._engine = build_engine(
+            omega_conf_to_dataclass(config),
+            omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig),
+            replica_rank,
+        )
+
+    async def node_ip(self) -> str:
+        return str(ray.util.get_node_ip_address())
+
+    async def load_weights(
+        self, state: dict[str, torch.Tensor], global_steps: int | None = None
+    ) -> None:
+        await self._engine.load_weights(state, global_steps)
+
+    async def generate(
+        self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **extra: Any
+    ) -> TokenOutput:
+        """Continue one prompt; see `Engine.generate` for the errors."""
+        media = sorted(name for name, value in extra.items() if name.endswith("_data") and value)
+        if media:
+            raise NotImplementedError(f"the rollout 'hf' takes text only; request with {media}")
+        done = await self._engine.generate(normalize_token_ids(prompt_ids), sampling_params)
+        steps = self._engine.global_steps if done.global_steps is None else done.global_steps
+        return TokenOutput(
+            token_ids=done.token_ids,
+            log_probs=done.log_probs if sampling_params.get("logprobs") else None,
+            # verl knows no difference between a stop token and the length limit here
+            stop_reason="aborted" if done.finish == "aborted" else "completed",
+            num_preempted=0,
+            extra_fields={"global_steps": steps},
+        )
+
+    async def abort_all_requests(
+        self, reject_request: bool = False, **extra: Any
+    ) -> dict[str, Any]:
+        """Hand unfinished responses back and hold new requests until `resume_generation`."""
+        count = await self._engine.abort(reject=reject_request)
+        return {"aborted_count": count, "request_ids": []}
+
+    async def resume_generation(self, **extra: Any) -> None:
+        self._engine.resume()
+
+    async def set_global_steps(self, global_steps: int, **extra: Any) -> None:
+        self._engine.global_steps = global_steps
+
+    async def wait_for_requests_to_drain(self, **extra: Any) -> None:
+        await self._engine.drain()
+
+    async def _nothing_to_do(self, *args: Any, **extra: Any) -> None:
+        """Memory stays where it is, no cache outlives a batch, and there is no profiler."""
+
+    wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing_to_do
+    start_profile = stop_profile = _nothing_to_do
+
+
+class HFReplica(RolloutReplica):  # type: ignore[misc, unused-ignore]
+    """Starts one `HFServer` beside the training workers."""
+
+    async def launch_servers(self) -> None:
+        check_rollout_config(self.config)
+        if self.is_reward_model or self.is_teacher_model:
+            raise NotImplementedError("the rollout 'hf' serves the actor only, not reward models")
+        if self.rollout_mode is not RolloutMode.HYBRID:
+            raise NotImplementedError(
+                f"the rollout 'hf' runs in hybrid mode only, got {self.rollout_mode}; use "
+                "trainer.v1.trainer_mode=sync or colocate_async"
+            )
+        server = (
+            ray.remote(HFServer)
+            .options(name=server_name(self.replica_rank), max_concurrency=self.max_concurrency)
+            .remote(self.config, self.model_config, self.replica_rank)
+        )
+        self.servers = [server]
+        self._server_handle = server
+        # Only a unique label: requests go through Ray, there is no HTTP server.
+        self._server_address = f"hf://{await server.node_ip.remote()}/{self.replica_rank}"
+
+
+class HFServerAdapter(BaseRollout):  # type: ignore[misc, unused-ignore]
+    """Lives in a training worker and sends that worker's weights to its server."""
+
+    def __init__(
+        self,
+        config: Any,
+        model_config: Any,
+        device_mesh: Any,
+        replica_rank: int = -1,
+        **extra: Any,
+    ) -> None:
+        super().__init__(config, model_config, device_mesh)
+        # One worker per replica: check_rollout_config allows no parallelism inside a replica.
+        self.replica_rank = replica_rank if replica_rank >= 0 else int(os.environ["RANK"])
+        self.is_leader_rank = True
+        self._server: Any = None
+
+    async def resume(self, tags: list[str], **extra: Any) -> None:
+        """Nothing was released."""
+
+    async def release(self, **extra: Any) -> None:
+        """Nothing to free: the server keeps its weights."""
+
+    async def update_weights(
+        self,
+        weights: Any,
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        peft_config: Any = None,
+        **extra: Any,
+    ) -> None:
+        """Send all weights, given as (name, tensor) pairs, and wait until they are in use."""
+        if wire_format != "named_tensors" or peft_config is not None:
+            raise NotImplementedError(
+                f"the rollout 'hf' takes full weights only; got wire_format={wire_format!r}, "
+                f"peft_config={peft_config!r}. For LoRA set actor_rollout_ref.model.lora.merge=true"
+            )
+        state = {}
+        async for name, tensor in _aiter(weights):
+            # A copy: the trainer may reuse or free the tensor once the iterator moves on.
+            state[name] = tensor.detach().to("cpu", torch.float32, copy=True)
+        if self._server is None:  # verl creates the server after this adapter
+            self._server = ray.get_actor(server_name(self.replica_rank))
+        await self._server.load_weights.remote(state, global_steps)
+
+
+async def _aiter(
+    weights: Iterable[tuple[str, torch.Tensor]] | AsyncIterator[tuple[str, torch.Tensor]],
+) -> AsyncIterator[tuple[str, torch.Tensor]]:
+    if isinstance(weights, AsyncIterator):
+        async for pair in weights:
+            yield pair
+    else:
+        for pair in weights:
+            yield pair
+
+
+def _ids(value: int | list[int] | None) -> set[int]:
+    if value is None:
+        return set()
+    return set(value) if isinstance(value, list | tuple) else {value}

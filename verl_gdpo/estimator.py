@@ -1,0 +1,74 @@
+"""`algorithm.adv_estimator=gdpo` as verl calls it.
+
+Relies on verl 0.9: `core_algos.ADV_ESTIMATOR_REGISTRY` entries are called with keywords
+`token_level_rewards, response_mask, index, config` (+ `non_tensor_batch, batch` for "gdpo").
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from verl_gdpo.advantage import compute_gdpo_scalars, spread_over_tokens
+from verl_gdpo.reward_rows import RewardMatrix, RewardRows, current_rows
+from verl_gdpo.settings import GdpoSettings
+
+
+def compute_gdpo(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Any,
+    config: Any,
+    non_tensor_batch: Mapping[str, Any] | None = None,
+    **_verl_extras: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (advantages_BT, returns_BT), which are the same for an outcome reward.
+
+    Args:
+        token_level_rewards: (B, T) the summed reward; not used, GDPO needs the rewards one by one.
+        response_mask: (B, T) non-zero on trained tokens.
+        index: (B,) group ids, verl's prompt uid.
+        config: verl's `algorithm` block.
+        non_tensor_batch: reward columns, for a trainer that calls verl's function by itself.
+
+    Raises:
+        RewardError: a row lacks a reward; see `RewardMatrix.of`.
+    """
+    settings = GdpoSettings.from_algorithm(config)
+    rows = current_rows.get() or _rows_from_columns(settings, non_tensor_batch, len(response_mask))
+    if len(rows.infos) != len(response_mask):
+        raise RuntimeError(
+            f"gdpo: {len(response_mask)} rows to estimate but rewards of {len(rows.infos)}"
+        )
+    rewards = RewardMatrix.of(rows, settings)
+    by_token = settings.batch_norm == "token"
+    scalars = compute_gdpo_scalars(
+        rewards.values_BK,
+        index,
+        token_count_B=(response_mask != 0).sum(dim=1).cpu() if by_token else None,
+        weights=list(rewards.weights.values()),
+        valid_B=rows.counted_B,
+        group_norm=settings.group_norm,
+        normalize_by_std=settings.normalize_by_std,
+        batch_norm=settings.batch_norm,
+        eps=settings.eps,
+    )
+    # the last row of a session speaks for its other rows; padding is not counted and holds 0
+    A_B = scalars.A_B[torch.from_numpy(rows.session_B)]
+    advantages_BT = spread_over_tokens(A_B, response_mask)
+    return advantages_BT, advantages_BT
+
+
+def _rows_from_columns(
+    settings: GdpoSettings, non_tensor_batch: Mapping[str, Any] | None, size: int
+) -> RewardRows:
+    if settings.weights is None or non_tensor_batch is None:
+        raise RuntimeError(
+            "gdpo: no per-reward values reached the estimator, because verl-gdpo does not extend "
+            "this trainer. Register verl_gdpo.trainer.with_gdpo(YourTrainer), or name the rewards "
+            "in algorithm.gdpo.rewards and pass their columns in non_tensor_batch"
+        )
+    columns = {
+        name: non_tensor_batch[name] for name in settings.weights if name in non_tensor_batch
+    }
+    return RewardRows.from_columns(columns, size)

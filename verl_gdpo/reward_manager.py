@@ -1,0 +1,155 @@
+"""`reward.reward_manager.name=gdpo`: every reward of a sample under its own name.
+
+Relies on verl 0.9: `verl.experimental.reward_loop.reward_manager.base.RewardManagerBase` with the
+coroutine `run_single(data) -> {"reward_score", "reward_extra_info"}`; `registry.REWARD_MANAGER`.
+"""
+
+import functools
+import inspect
+import logging
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+
+from verl_gdpo.reward_rows import ERROR_KEY, number_or_error
+from verl_gdpo.rewards import SCORERS, VERL_NAMES
+from verl_gdpo.settings import GdpoSettings
+
+logger = logging.getLogger(__name__)
+
+
+class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is seen as Any
+    """Decodes a response once, scores it, and returns named, finite Python floats.
+
+    The scorer is `reward.custom_reward_function.path` if set; else ours, if we have one for the
+    row's `data_source`, with the options of `reward.reward_kwargs`; else verl's default. A custom
+    function is called as verl calls it, sync or async; besides what verl gives it,
+    `extra_info["response_tokens"]` is the response's length in tokens. It returns {name: reward}
+    (a key `score` is passed over, since `reward_score` is the weighted sum) or one number, which is
+    then the reward "acc".
+
+    What cannot be scored is reported under `ERROR_KEY` for verl-gdpo's trainer to stop the run,
+    because verl's V1 trainer goes on after an exception in here. The legacy trainer does not, and
+    gets the exception itself.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        tokenizer: Any,
+        compute_score: Callable[..., Any],
+        reward_router_address: str | None = None,
+        reward_model_tokenizer: Any = None,
+    ) -> None:
+        super().__init__(config, tokenizer, compute_score)
+        self.settings = GdpoSettings.from_algorithm(config.algorithm)
+        self.is_custom = config.reward.custom_reward_function.path is not None
+        self.scorer_options = dict(config.reward.get("reward_kwargs") or {})
+        self.reports_errors = bool(config.trainer.get("use_v1", False))
+        self.router_kwargs = (
+            {}
+            if reward_router_address is None
+            else {
+                "reward_router_address": reward_router_address,
+                "reward_model_tokenizer": reward_model_tokenizer,
+            }
+        )
+
+    async def run_single(self, data: Any) -> dict[str, Any]:
+        """Score the last row of `data` (a session's rows; its last output is what counts)."""
+        fields = data[-1].non_tensor_batch
+        try:
+            result = await self._score(data[-1])
+            return self._checked(result, fields["data_source"])
+        except Exception as error:
+            message = _describe(error, fields)
+            logger.error("verl-gdpo: %s\n%s", message, traceback.format_exc())
+            if not self.reports_errors:
+                raise RuntimeError(message) from error
+            return {"reward_score": 0.0, "reward_extra_info": {ERROR_KEY: message}}
+
+    async def _score(self, row: Any) -> Any:
+        """What the scorer returns for one row, unchecked."""
+        fields = row.non_tensor_batch
+        response_ids = row.batch["responses"]
+        length = int(row.batch["attention_mask"][-len(response_ids) :].sum())
+        response = await self._in_thread(
+            self.tokenizer.decode, response_ids[:length], skip_special_tokens=True
+        )
+        data_source = fields["data_source"]
+        ground_truth = (fields.get("reward_model") or {}).get("ground_truth")
+        if not self.is_custom and data_source in SCORERS:
+            return await self._in_thread(
+                SCORERS[data_source],
+                response,
+                ground_truth,
+                response_tokens=length,
+                step=fields.get("global_steps"),
+                **self.scorer_options,
+            )
+        score = functools.partial(
+            self.compute_score,
+            data_source=data_source,
+            solution_str=response,
+            ground_truth=ground_truth,
+            extra_info=self._extra_info(fields, length),
+            **self.router_kwargs,
+        )
+        if inspect.iscoroutinefunction(self.compute_score):
+            return await score()
+        result = await self._in_thread(score)
+        return await result if inspect.isawaitable(result) else result
+
+    def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
+        """What verl's own managers put into `extra_info`, and the response's length in tokens."""
+        return {
+            **(fields.get("extra_info") or {}),
+            **(fields.get("tool_extra_fields") or {}),
+            "num_turns": fields.get("__num_turns__"),
+            "rollout_reward_scores": fields.get("reward_scores", {}),
+            "experiment_name": self.config.trainer.experiment_name,
+            "response_tokens": length,
+        }
+
+    def _checked(self, result: Any, data_source: str) -> dict[str, Any]:
+        """verl's result for one sample: rewards as finite floats, and their weighted sum."""
+        info = dict(result) if isinstance(result, Mapping) else {"acc": result}
+        if not self.is_custom:
+            for verl_name, name in VERL_NAMES.get(data_source, {}).items():
+                if verl_name in (self.settings.weights or {}) and name in info:
+                    info[verl_name] = info.pop(name)
+        weights = self.settings.weights_for(info)
+        for name in weights:
+            try:
+                info[name] = number_or_error(info[name])
+            except ValueError as error:
+                raise ValueError(f"reward {name!r} {error}") from None
+        score = sum(weight * info[name] for name, weight in weights.items())
+        return {"reward_score": score, "reward_extra_info": {**info, "score": score}}
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return await self.loop.run_in_executor(None, functools.partial(function, *args, **kwargs))
+
+
+def _describe(error: Exception, fields: Mapping[str, Any]) -> str:
+    """One line that names the sample, the error and, outside this package, the line of code."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = (
+        ""
+        if Path(frame.filename).is_relative_to(Path(__file__).parent)
+        else (f" [{frame.filename}:{frame.lineno}]")
+    )
+    index = (fields.get("extra_info") or {}).get("index", "?")
+    reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return (
+        f"reward manager gdpo, prompt uid {fields.get('uid', '?')}, "
+        f"data_source {fields.get('data_source', '?')!r}, extra_info.index {index}: {reason}{place}"
+    )
+
+
+# verl's register() refuses a name that is taken; taking it is the purpose here
+REWARD_MANAGER["gdpo"] = GdpoRewardManager

@@ -1,0 +1,162 @@
+"""What the reward manager said of each row of a batch, as a matrix of rewards.
+
+Between verl's trainers, which know rows by key, and the advantage, which knows only numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from verl_gdpo.settings import GdpoSettings
+
+# a key of verl's reward_extra_info: the reward manager could not score this sample, and why
+ERROR_KEY = "gdpo_error"
+
+
+class RewardError(RuntimeError):
+    """A sample has no usable reward, so the run has to stop."""
+
+
+@dataclass(frozen=True)
+class RewardRows:
+    """One batch in the order in which the estimator sees it; B rows.
+
+    A session is one rollout. An agent loop may split it into several rows, and its reward stands
+    for all of them: only the last row of a session is counted.
+    """
+
+    labels: Sequence[str]  # how messages call a row
+    infos: Sequence[Mapping[str, Any]]  # verl's reward_extra_info
+    session_B: npt.NDArray[np.int64]  # number of the row that stands for the row's session
+    is_padding_B: npt.NDArray[np.bool_]
+
+    @classmethod
+    def from_keys(
+        cls, keys: Sequence[str], infos: Sequence[Mapping[str, Any]], is_padding: Sequence[bool]
+    ) -> "RewardRows":
+        """Rows of verl's TransferQueue, whose keys are `{uid}_{session}_{index}`."""
+        last: dict[str, int] = {}
+        for row, (session, index) in enumerate(map(split_key, keys)):
+            if session not in last or index > split_key(keys[last[session]])[1]:
+                last[session] = row
+        return cls(
+            labels=keys,
+            infos=infos,
+            session_B=np.array([last[split_key(key)[0]] for key in keys], dtype=np.int64),
+            is_padding_B=np.array(is_padding, dtype=np.bool_),
+        )
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Sequence[Any]], size: int) -> "RewardRows":
+        """Rows of a DataProto (the legacy trainer): no padding, one row a session."""
+        return cls(
+            labels=[f"row {row}" for row in range(size)],
+            infos=[{name: column[row] for name, column in columns.items()} for row in range(size)],
+            session_B=np.arange(size),
+            is_padding_B=np.zeros(size, dtype=np.bool_),
+        )
+
+    @property
+    def counted_B(self) -> npt.NDArray[np.bool_]:
+        """Real rows that stand for their session: what every statistic is taken over."""
+        stands_for_itself_B: npt.NDArray[np.bool_] = self.session_B == np.arange(len(self.infos))
+        return stands_for_itself_B & ~self.is_padding_B
+
+    def raise_on_error(self) -> None:
+        """Stop if the reward manager reported a sample that it could not score."""
+        failed = [row for row, info in enumerate(self.infos) if ERROR_KEY in info]
+        failed = [row for row in failed if not self.is_padding_B[row]]
+        if failed:
+            raise RewardError(
+                f"{len(failed)} of {len(self.infos)} samples could not be scored. "
+                f"The first: {self.infos[failed[0]][ERROR_KEY]}"
+            )
+
+
+@dataclass(frozen=True)
+class RewardMatrix:
+    """The K rewards in use; rows that are not counted hold 0."""
+
+    weights: Mapping[str, float]
+    values_BK: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rows: RewardRows, settings: GdpoSettings) -> "RewardMatrix":
+        """Look up and check the rewards that `settings` names.
+
+        Raises:
+            RewardError: a row lacks a reward, has another set of rewards than the first row (when
+                `settings` names none), or holds something other than a finite number.
+        """
+        counted = np.flatnonzero(rows.counted_B).tolist()
+        if not counted:
+            raise RewardError("the batch holds no sample, only padding")
+        first = rows.infos[counted[0]]
+        try:
+            weights = settings.weights_for(first)
+        except ValueError as error:
+            raise RewardError(f"{rows.labels[counted[0]]}: {error}") from None
+        values_BK = np.zeros((len(rows.infos), len(weights)))
+        for row in counted:
+            info = rows.infos[row]
+            if settings.weights is None and {*info} - {"score"} != {*weights}:
+                raise RewardError(
+                    f"{rows.labels[row]} has the rewards {_names(info)}, but "
+                    f"{rows.labels[counted[0]]} has {_names(first)}. Return the same rewards for "
+                    "every sample, or name those to use in algorithm.gdpo.rewards"
+                )
+            for column, name in enumerate(weights):
+                values_BK[row, column] = _finite(name, info, rows.labels[row])
+        return cls(weights, values_BK)
+
+    def metrics(self, counted_B: npt.NDArray[np.bool_]) -> dict[str, float]:
+        """`gdpo/<reward>/{mean,std,min,max}` over the counted rows; std as verl's (ddof 0)."""
+        result = {}
+        for name, values_B in zip(self.weights, self.values_BK[counted_B].T, strict=True):
+            for statistic in ("mean", "std", "min", "max"):
+                result[f"gdpo/{name}/{statistic}"] = float(getattr(values_B, statistic)())
+        return result
+
+
+# set by a trainer around verl's compute_advantage, which has no room for it; read by the estimator
+current_rows: ContextVar[RewardRows | None] = ContextVar("verl_gdpo_rows", default=None)
+
+
+def split_key(key: str) -> tuple[str, int]:
+    """`{uid}_{session}_{index}` as (`{uid}_{session}`, index)."""
+    session, index = key.rsplit("_", 1)
+    return session, int(index)
+
+
+def number_or_error(value: Any) -> float:
+    """A Python, numpy or torch number (or bool) as a finite float.
+
+    Raises:
+        ValueError: what the value is instead.
+    """
+    if value is None or isinstance(value, str | bytes):
+        raise ValueError(f"is {value!r}; expected a finite number")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"is a {type(value).__name__}; expected a finite number") from None
+    if not np.isfinite(number):
+        raise ValueError(f"is {number}; expected a finite number")
+    return number
+
+
+def _finite(name: str, info: Mapping[str, Any], label: str) -> float:
+    if name not in info:
+        raise RewardError(f"{label}: no reward {name!r}; the scorer returned {_names(info)}")
+    try:
+        return number_or_error(info[name])
+    except ValueError as error:
+        raise RewardError(f"{label}: reward {name!r} {error}") from None
+
+
+def _names(info: Mapping[str, Any]) -> list[str]:
+    return [name for name in info if name != "score"]

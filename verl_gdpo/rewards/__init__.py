@@ -1,0 +1,41 @@
+"""Scorers: pure functions from (response, ground truth) to named rewards. One file a task.
+
+A scorer is `score(response, ground_truth, *, response_tokens, step, **options) -> {name: value}`.
+It gives a bad response a low score, and raises on a bad ground truth.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from verl_gdpo.rewards import tool_rl
+
+# verl's `data_source` column -> the scorer of its rows
+SCORERS: dict[str, Callable[..., dict[str, float]]] = {"rlla": tool_rl.score}
+
+# names that verl's own scorer of the same rows gives these rewards, for existing scripts
+VERL_NAMES: dict[str, dict[str, str]] = {
+    "rlla": {"accuracy_reward": "correctness", "format_reward": "format"}
+}
+
+
+def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:
+    """Score an empty response against each row, to find a bad ground truth before training.
+
+    Args:
+        rows: with verl's `data_source` and `reward_model` columns; unknown sources are passed over.
+        where: what the message calls the rows, such as "data.train_files".
+
+    Raises:
+        ValueError: names the row and what is wrong with it.
+    """
+    for number, row in enumerate(rows):
+        scorer = SCORERS.get(row["data_source"])
+        if scorer is None:
+            continue
+        ground_truth = (row["reward_model"] or {}).get("ground_truth")
+        try:
+            scorer("", ground_truth)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{where}, row {number} (data_source {row['data_source']!r}): {error}"
+            ) from error

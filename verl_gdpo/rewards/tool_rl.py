@@ -1,0 +1,344 @@
+"""Tool calling in the ToolRL format: format, correctness and, on request, length rewards.
+
+The format and its correctness score come from ToolRL (arXiv 2504.13958); GDPO (arXiv 2601.05242)
+trains on the first two as separate rewards. Plain text in, plain floats out: no tensors, no
+environment variables, no randomness, no state between calls.
+
+The task's output contract (tags and JSON keys) is defined here and nowhere else.
+"""
+
+import importlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
+RESPONSE_OPEN, RESPONSE_CLOSE = "<response>", "</response>"
+NAME_KEY, PARAMETERS_KEY = "name", "parameters"
+
+Granularity = Literal["fine", "refined", "intermediate", "coarse"]
+Matching = Literal["greedy", "optimal"]
+Schedule = Literal["constant", "linear", "two_stage"]
+LengthSchedule = Literal["constant", "linear"]
+
+# Constants of ToolRL's released experiments.
+LINEAR_SCHEDULE_STEPS = 150
+TWO_STAGE_SWITCH_STEP = 30
+LENGTH_WORDS = 512
+LENGTH_WORDS_AT_START, LENGTH_WORDS_PER_STEP = 384, (640 - 384) / 105
+
+_Call = dict[str, Any]
+_PairScores = list[dict[int, float]]  # per gold call: predicted index -> score of that pair
+
+
+def score(
+    response: str,
+    ground_truth: str,
+    *,
+    response_tokens: int | None = None,
+    granularity: Granularity = "fine",
+    matching: Matching = "greedy",
+    max_correctness: float = 3.0,
+    schedule: Schedule = "constant",
+    length: bool = False,
+    length_schedule: LengthSchedule = "constant",
+    step: int | None = None,
+) -> dict[str, float]:
+    r"""Score one response against one ground truth; every value is a finite float.
+
+    >>> call = '{"name": "f", "parameters": {"a": 1}}'
+    >>> gold = f"<think> x </think>\n<tool_call>\n{call}\n</tool_call>"
+    >>> score(gold.replace("1", "2"), gold)
+    {'format': 1.0, 'correctness': 1.0}
+
+    Args:
+        response: decoded text without special tokens. No string raises.
+        ground_truth: text of the same form. The blocks it contains (tool call, response, both,
+            neither) are the ones demanded of the response.
+        response_tokens: part of every scorer's signature; unused, `length` counts words.
+        granularity: what correctness C compares; M is `max_correctness`, n the gold calls.
+            "fine": C = 2 M s / D - M, s = J(names) + sum over matched pairs of [J(keys) + number of
+            equal values], D = 1 + sum over gold calls of (1 + number of parameters); J is the
+            multiset Jaccard index. "refined": the same, but J is 1 for lists equal in order or 0.
+            "intermediate": a matched pair scores 1 if the two calls are equal, D = 1 + n.
+            "coarse": M if all calls are equal in order, else -M.
+        matching: "greedy" gives each gold call, in order, the first best unused predicted call of
+            the same name (the reference); "optimal" maximises the sum of pair scores (needs scipy).
+        max_correctness: M > 0, correctness is in [-M, M]; 3 in both papers, 1 in ToolRL's ablation.
+        schedule: reward range over training, t = `step`. "constant": format 0 or 1, M as given.
+            "linear": format max(1, 2 - t/150) or min(-1, -2 + t/75), M moves from 2 at t = 0 to
+            `max_correctness` at t = 150 and stays. "two_stage": format 0 or 1 and M/3 while t < 30,
+            then format 0 or 0.5 and M. (ToolRL's released code; see the constants above.)
+        length: also return "length" = min(1, round(words in the last think block / target, 2)),
+            in [0, 1]; 0 if a think tag is missing. The target is 512 words.
+        length_schedule: "linear" moves that target: 384 + 256 t/105 words, without an upper end.
+        step: training step t >= 0; required by a schedule other than "constant", else ignored.
+
+    Degenerate cases: a ground truth without a tool call gives correctness 0. Equal call lists
+    give M whatever the granularity. Values compare with ==, so 1 == 1.0 == true, and "1" != 1.
+    -M for a response without both tool-call tags, a line of its first block that is not a JSON
+    object with a (scalar) name, or parameters that are not an object where they are compared: in
+    "fine" and "refined", those of every predicted call whose name some gold call has.
+
+    Raises:
+        TypeError: unknown option, or text that is not a str.
+        ValueError: malformed ground truth, or a bad option value.
+        ImportError: matching="optimal" without scipy.
+
+    Sources: ToolRL, arXiv 2504.13958 (all options but `matching`); GDPO, arXiv 2601.05242.
+    """
+    for name, text in (("response", response), ("ground_truth", ground_truth)):
+        if not isinstance(text, str):
+            raise TypeError(f"tool_rl {name}: got {type(text).__name__}; expected str")
+    _check_options(granularity, matching, max_correctness, schedule, length_schedule, step)
+    total = _total_optimal() if matching == "optimal" else _total_greedy
+    format_low, format_high, bound = _reward_ranges(schedule, step or 0, max_correctness)
+    gold = _parse_ground_truth(ground_truth)
+    response = response.strip()
+
+    scores = {"format": format_high if _has_layout(response, ground_truth) else format_low}
+    scores["correctness"] = 0.0
+    if gold:
+        scores["correctness"] = 2 * bound * _share(response, gold, granularity, total) - bound
+    if length:
+        scores["length"] = _length(response, length_schedule, step or 0)
+    return scores
+
+
+def _check_options(
+    granularity: str,
+    matching: str,
+    max_correctness: float,
+    schedule: str,
+    length_schedule: str,
+    step: int | None,
+) -> None:
+    """Raise ValueError naming the option, what it got and what it takes."""
+    for name, value, choices in (
+        ("granularity", granularity, get_args(Granularity)),
+        ("matching", matching, get_args(Matching)),
+        ("schedule", schedule, get_args(Schedule)),
+        ("length_schedule", length_schedule, get_args(LengthSchedule)),
+    ):
+        if value not in choices:
+            raise ValueError(f"tool_rl {name}: got {value!r}; expected one of {choices}")
+    if not 0 < max_correctness < math.inf:
+        raise ValueError(f"tool_rl max_correctness: got {max_correctness}; expected finite and > 0")
+    needs_step = schedule != "constant" or length_schedule != "constant"
+    if needs_step and (step is None or step < 0):
+        raise ValueError(
+            f"tool_rl step: got {step}; expected the training step, >= 0, "
+            f"because schedule={schedule!r}, length_schedule={length_schedule!r}"
+        )
+
+
+def _reward_ranges(schedule: str, step: int, bound: float) -> tuple[float, float, float]:
+    """Return format's value when wrong, its value when right, and correctness's bound."""
+    if schedule == "linear":
+        progress = min(step / LINEAR_SCHEDULE_STEPS, 1.0)
+        # The lower end moves twice as fast as the upper one in ToolRL's code; kept.
+        return min(-1.0, -2 + 2 * progress), 2 - progress, 2 + (bound - 2) * progress
+    if schedule == "two_stage":
+        return (0.0, 1.0, bound / 3) if step < TWO_STAGE_SWITCH_STEP else (0.0, 0.5, bound)
+    return 0.0, 1.0, bound
+
+
+def _parse_ground_truth(ground_truth: str) -> list[_Call]:
+    """Return the gold calls, none if there is no tool-call block; raise ValueError if malformed."""
+    for opening, closing in ((TOOL_CALL_OPEN, TOOL_CALL_CLOSE), (RESPONSE_OPEN, RESPONSE_CLOSE)):
+        counts = ground_truth.count(opening), ground_truth.count(closing)
+        if counts not in ((0, 0), (1, 1)):
+            raise ValueError(
+                f"tool_rl ground truth: got {counts[0]} {opening} and {counts[1]} {closing}; "
+                f"expected one of each or none, also inside the think text: {ground_truth[:200]!r}"
+            )
+    if TOOL_CALL_OPEN not in ground_truth:
+        return []
+    lines = _first_block_lines(ground_truth)
+    return [_parse_gold_call(line, f"{i} of {len(lines)}") for i, line in enumerate(lines, 1)]
+
+
+def _parse_gold_call(line: str, where: str) -> _Call:
+    call: Any = None
+    reason = ""
+    try:
+        call = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = f" ({error})"
+    if (
+        isinstance(call, dict)
+        and isinstance(call.get(NAME_KEY), str)
+        and isinstance(call.get(PARAMETERS_KEY), dict)
+    ):
+        return call
+    raise ValueError(
+        f"tool_rl ground truth, tool_call line {where}: got {line[:200]!r}{reason}; "
+        f'expected one JSON object with a string "{NAME_KEY}" and an object "{PARAMETERS_KEY}"'
+    )
+
+
+def _first_block_lines(text: str) -> list[str]:
+    """Lines of the first tool-call block; a second opening tag ends it as a closing tag does."""
+    block = text.split(TOOL_CALL_OPEN, 2)[1].split(TOOL_CALL_CLOSE, 1)[0]
+    # Not splitlines(): that would also cut at U+2028 and the like, which JSON allows in a string.
+    return block.strip().split("\n")
+
+
+def _parse_response(response: str) -> list[_Call] | None:
+    """Return the predicted calls, or None where one of them cannot be read."""
+    if TOOL_CALL_OPEN not in response or TOOL_CALL_CLOSE not in response:
+        return None
+    calls: list[_Call] = []
+    for line in _first_block_lines(response):
+        try:
+            call = json.loads(line)
+        except ValueError:  # includes Python's limit on the digits of an int
+            return None
+        # Checked line by line, so that a long worthless block is left at its first line.
+        if not isinstance(call, dict) or NAME_KEY not in call:
+            return None
+        if isinstance(call[NAME_KEY], (dict, list)):
+            return None
+        calls.append(call)
+    return calls
+
+
+def _has_layout(response: str, ground_truth: str) -> bool:
+    """Whether the stripped response has the blocks of the ground truth, in order and once each.
+
+    Same answer as `^<think>.*?</think>\\n<tool_call>\\n.*?\\n</tool_call>$` and its siblings with
+    DOTALL: free text between fixed pieces, so finding each piece at its first place is enough.
+    Linear in the response, which the patterns are not.
+    """
+    pieces, tags = [THINK_OPEN, THINK_CLOSE], []
+    if TOOL_CALL_OPEN in ground_truth:
+        pieces = [*pieces[:-1], f"{pieces[-1]}\n{TOOL_CALL_OPEN}\n", f"\n{TOOL_CALL_CLOSE}"]
+        tags += [TOOL_CALL_OPEN, TOOL_CALL_CLOSE]
+    if RESPONSE_OPEN in ground_truth:
+        pieces = [*pieces[:-1], f"{pieces[-1]}\n{RESPONSE_OPEN}", RESPONSE_CLOSE]
+        tags += [RESPONSE_OPEN, RESPONSE_CLOSE]
+    head, *middle, tail = pieces
+    if not (response.startswith(head) and response.endswith(tail)):
+        return False
+    position = len(head)
+    for piece in middle:
+        start = response.find(piece, position)
+        if start < 0:
+            return False
+        position = start + len(piece)
+    fits = position <= len(response) - len(tail)
+    return fits and all(response.count(tag) == 1 for tag in tags)
+
+
+def _share(
+    response: str, gold: list[_Call], granularity: str, total: Callable[[_PairScores], float]
+) -> float:
+    """Share of the reachable correctness, in [0, 1]; 0 for calls that cannot be compared."""
+    try:
+        predicted = _parse_response(response)
+        if predicted is None:
+            return 0.0
+        if granularity == "coarse" or gold == predicted:
+            return float(gold == predicted)
+        pairs = _pair_scores(gold, predicted, granularity)
+    except RecursionError:  # JSON nested deeper than Python parses or compares
+        return 0.0
+    if pairs is None:
+        return 0.0
+    gold_names = [call[NAME_KEY] for call in gold]
+    predicted_names = [call[NAME_KEY] for call in predicted]
+    reached = _name_similarity(gold_names, predicted_names, granularity == "refined")
+    reachable = 1 + len(gold)
+    if granularity != "intermediate":
+        reachable += sum(len(call[PARAMETERS_KEY]) for call in gold)
+    return (reached + total(pairs)) / reachable
+
+
+def _pair_scores(gold: list[_Call], predicted: list[_Call], granularity: str) -> _PairScores | None:
+    """Score each gold call with each predicted call of its name; None for unusable parameters."""
+    places: dict[str, list[int]] = {call[NAME_KEY]: [] for call in gold}
+    for i, call in enumerate(predicted):
+        if call[NAME_KEY] in places:
+            places[call[NAME_KEY]].append(i)
+            if granularity != "intermediate" and not isinstance(call.get(PARAMETERS_KEY), dict):
+                return None
+    return [
+        {i: _pair_score(call, predicted[i], granularity) for i in places[call[NAME_KEY]]}
+        for call in gold
+    ]
+
+
+def _pair_score(gold: _Call, predicted: _Call, granularity: str) -> float:
+    if granularity == "intermediate":
+        return float(gold == predicted)
+    wanted, given = gold[PARAMETERS_KEY], predicted[PARAMETERS_KEY]
+    shared = [key for key in wanted if key in given]
+    if granularity == "refined":
+        keys = float(list(wanted) == list(given))
+    else:
+        keys = _jaccard(len(shared), len(wanted), len(given))
+    return keys + len([key for key in shared if given[key] == wanted[key]])
+
+
+def _name_similarity(gold: list[str], predicted: list[Any], in_order: bool) -> float:
+    if in_order:
+        return float(gold == predicted)
+    # Only gold names become keys: ints made to collide in a dict cannot make this quadratic.
+    left = Counter(gold)
+    for name in predicted:
+        if left.get(name, 0):
+            left[name] -= 1
+    return _jaccard(len(gold) - sum(left.values()), len(gold), len(predicted))
+
+
+def _jaccard(common: int, size: int, other_size: int) -> float:
+    """Multiset Jaccard index from sizes; 1 if both multisets are empty."""
+    union = size + other_size - common
+    return common / union if union else 1.0
+
+
+def _total_greedy(pairs: _PairScores) -> float:
+    """Sum over gold calls in order of the first best unused pair; a score of 0 uses nothing up."""
+    total, used = 0.0, set()
+    for row in pairs:
+        best, best_score = -1, 0.0
+        for i, pair_score in row.items():
+            if pair_score > best_score and i not in used:
+                best, best_score = i, pair_score
+        used.add(best)
+        total += best_score
+    return total
+
+
+def _total_optimal() -> Callable[[_PairScores], float]:
+    """Return the function giving the largest sum of any one-to-one assignment."""
+    try:
+        solve = importlib.import_module("scipy.optimize").linear_sum_assignment
+    except ImportError as error:
+        raise ImportError(
+            "tool_rl matching='optimal' needs scipy, which cannot be imported: "
+            "pip install 'verl-gdpo[optimal-matching]', or use matching='greedy'"
+        ) from error
+
+    def total(pairs: _PairScores) -> float:
+        columns = sorted({i for row in pairs for i in row})
+        if not columns:
+            return 0.0
+        table = [[row.get(i, 0.0) for i in columns] for row in pairs]
+        rows, chosen = solve(table, maximize=True)
+        return float(sum(table[r][c] for r, c in zip(rows, chosen, strict=True)))
+
+    return total
+
+
+def _length(response: str, length_schedule: str, step: int) -> float:
+    if THINK_OPEN not in response or THINK_CLOSE not in response:
+        return 0.0
+    target_words = float(LENGTH_WORDS)
+    if length_schedule == "linear":
+        target_words = LENGTH_WORDS_AT_START + LENGTH_WORDS_PER_STEP * step
+    thought = response.rpartition(THINK_OPEN)[2].partition(THINK_CLOSE)[0]
+    return min(1.0, round(len(thought.split()) / target_words, 2))

@@ -1,0 +1,217 @@
+"""What GDPO adds to verl's V1 trainers, put in front of each registered trainer class.
+
+Relies on verl 0.9: `trainer_base.TRAINER_REGISTRY`, {mode: class}; the methods that `REQUIRED`
+names and `with_gdpo` checks; the replay buffer's `partitions` and `finished_keys`; and, in
+TransferQueue, keys `{uid}_{session}_{index}`, a tag `is_padding` and a field `extra_fields`.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
+
+import verl_gdpo
+from verl_gdpo.reward_rows import RewardMatrix, RewardRows, current_rows, split_key
+from verl_gdpo.rewards import check_ground_truths
+from verl_gdpo.settings import settings_of_run, uses_gdpo_manager
+
+logger = logging.getLogger(__name__)
+logger.setLevel(logging.INFO)
+
+
+# called or overridden below, by the class that must have them
+REQUIRED = {
+    PPOTrainer: (
+        "_init_dataloader",
+        "_setup",
+        "_build_replay_buffer",
+        "_compute_advantage",
+        "_log_rollout_data",
+        "_dump_generations",
+    ),
+    ReplayBuffer: ("sample", "_dapo_filtered_keys"),
+}
+
+
+def with_gdpo(trainer_cls: type) -> type:
+    """The trainer class that verl runs instead of `trainer_cls`, under the same name.
+
+    Raises:
+        ImportError: verl lacks a method that is overridden here.
+    """
+    for cls, names in REQUIRED.items():
+        for name in names:
+            if not hasattr(cls, name):
+                raise ImportError(f"{cls.__module__}.{cls.__name__} has no method {name}")
+    return type(trainer_cls.__name__, (GdpoTrainer, trainer_cls), {"__module__": __name__})
+
+
+class GdpoTrainer:
+    """Mixin for `PPOTrainer` classes. Does nothing when neither estimator nor manager is gdpo."""
+
+    config: Any
+    train_dataset: Any
+    val_dataset: Any
+    reward_loop_manager: Any
+
+    def __init__(self, config: Any) -> None:
+        self.gdpo = settings_of_run(config)
+        self.dump_columns: dict[str, dict[str, Any]] | None = None  # by row key, while dumping
+        if self.gdpo is not None:
+            logger.info(
+                "verl-gdpo %s replaces verl's own gdpo; adv_estimator=%s, reward manager %s, %s",
+                verl_gdpo.__version__,
+                config.algorithm.adv_estimator,
+                config.reward.reward_manager.name,
+                self.gdpo,
+            )
+        super().__init__(config)  # type: ignore[call-arg]
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()  # type: ignore[misc]
+        ours = uses_gdpo_manager(self.config)
+        if not ours or self.config.reward.custom_reward_function.path is not None:
+            return
+        for key in ("train", "val"):
+            # a custom dataset class need not have a table
+            table = getattr(getattr(self, f"{key}_dataset"), "dataframe", None)
+            if table is not None:
+                rows = table.select_columns(["data_source", "reward_model"])
+                check_ground_truths(rows, f"data.{key}_files")
+
+    def _setup(self) -> None:
+        super()._setup()  # type: ignore[misc]
+        if uses_gdpo_manager(self.config):
+            check_reward_workers(self.reward_loop_manager.reward_loop_workers)
+
+    def _build_replay_buffer(self) -> Any:
+        buffer = super()._build_replay_buffer()  # type: ignore[misc]
+        if uses_gdpo_manager(self.config):
+            cls = type(buffer)
+            buffer.__class__ = type(cls.__name__, (RewardCheckingBuffer, cls), {})
+        return buffer
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        if self.gdpo is None:
+            return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        rows = fetch_rows(batch.keys, batch.partition_id, batch.tags)
+        metrics.update(RewardMatrix.of(rows, self.gdpo).metrics(rows.counted_B))
+        token = current_rows.set(rows)
+        try:
+            return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        finally:
+            current_rows.reset(token)
+
+    def _log_rollout_data(self, batch: Any, *args: Any, **kwargs: Any) -> None:
+        if self.gdpo is not None:
+            self.dump_columns = fetch_dump_columns(batch)
+        try:
+            super()._log_rollout_data(batch, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.dump_columns = None
+
+    def _dump_generations(
+        self, *, reward_extra_infos_dict: dict[str, list[Any]], **kwargs: Any
+    ) -> None:
+        if self.dump_columns is not None:
+            rows = [self.dump_columns[key] for key in reward_extra_infos_dict["uid"]]
+            columns = {name: [row[name] for row in rows] for name in rows[0]}
+            reward_extra_infos_dict = {**reward_extra_infos_dict, **columns}
+        super()._dump_generations(  # type: ignore[misc]
+            reward_extra_infos_dict=reward_extra_infos_dict, **kwargs
+        )
+
+
+class RewardCheckingBuffer:
+    """Mixin for verl's replay buffers: stops the run at a sample that could not be scored.
+
+    This is the first place in the trainer that sees a rollout: before group filtering drops it,
+    before the advantage, and in validation as in training.
+    """
+
+    partitions: dict[str, dict[str, Any]]
+    finished_keys: dict[str, set[str]]
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        batch, metrics = super().sample(*args, **kwargs)  # type: ignore[misc]
+        fetch_rows(batch.keys, batch.partition_id, batch.tags).raise_on_error()
+        return batch, metrics
+
+    def _dapo_filtered_keys(self, partition_id: str) -> Any:
+        checked: set[str] = self.__dict__.setdefault("checked_keys", set())
+        finished = self.finished_keys[partition_id]
+        fresh = [
+            key
+            for key in self.partitions[partition_id]
+            if key not in checked and split_key(split_key(key)[0])[0] in finished
+        ]
+        if fresh:
+            tags = [self.partitions[partition_id][key] for key in fresh]
+            fetch_rows(fresh, partition_id, tags).raise_on_error()
+            checked.update(fresh)
+        return super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
+
+
+def fetch_rows(
+    keys: Sequence[str], partition_id: str, tags: Sequence[dict[str, Any]]
+) -> RewardRows:
+    """What the reward manager said of these TransferQueue rows, in the order of `keys`."""
+    fetched = tq.kv_batch_get(
+        keys=list(keys), partition_id=partition_id, select_fields=["extra_fields"]
+    )
+    # TransferQueue hands back a list, a NonTensorStack or an array, by accessor and backend
+    extra_fields = fetched.get("extra_fields")
+    extra_fields = extra_fields.tolist() if hasattr(extra_fields, "tolist") else list(extra_fields)
+    infos = [fields.get("reward_extra_info") or {} for fields in extra_fields]
+    return RewardRows.from_keys(keys, infos, [bool(tag.get("is_padding")) for tag in tags])
+
+
+def fetch_dump_columns(batch: Any) -> dict[str, dict[str, Any]]:
+    """{row key: its group, session, raw rewards, advantage, is_padding}, for the rollout dump."""
+    rows = fetch_rows(batch.keys, batch.partition_id, batch.tags)
+    tensors = tq.kv_batch_get(
+        keys=batch.keys,
+        partition_id=batch.partition_id,
+        select_fields=["advantages", "response_mask"],
+    )
+    columns = {}
+    for row, key in enumerate(batch.keys):
+        group, session = split_key(split_key(key)[0])
+        mask, advantage_T = tensors["response_mask"][row] != 0, tensors["advantages"][row]
+        columns[key] = {
+            "group": group,
+            "session": session,
+            "rewards": {k: v for k, v in rows.infos[row].items() if k != "score"},
+            # the mean over its tokens: outcome estimators put the same number on each
+            "advantage": float(advantage_T[mask].double().mean()) if mask.any() else 0.0,
+            "is_padding": bool(rows.is_padding_B[row]),
+        }
+    return columns
+
+
+def check_reward_workers(workers: Sequence[Any]) -> None:
+    """Ask every reward worker which manager it runs; a node may lack the package.
+
+    Raises:
+        RuntimeError: names the nodes on which verl's own manager would run instead of ours.
+    """
+    answers = ray.get([worker.__ray_call__.remote(_manager_and_node) for worker in workers])
+    foreign = sorted({node for manager, node in answers if not manager.startswith("verl_gdpo.")})
+    if foreign:
+        raise RuntimeError(
+            f"reward.reward_manager.name=gdpo: on nodes {foreign} the reward workers run verl's "
+            f"own manager. Install verl-gdpo=={verl_gdpo.__version__} on every node of the Ray "
+            "cluster, and see that VERL_USE_EXTERNAL_PLUGINS there does not leave it out"
+        )
+
+
+def _manager_and_node(worker: Any) -> tuple[str, str]:
+    return type(worker.reward_manager).__module__, ray.util.get_node_ip_address()
+
+
+# under the same names, because verl compares `trainer.v1.trainer_mode` with them
+TRAINER_REGISTRY.update({mode: with_gdpo(cls) for mode, cls in TRAINER_REGISTRY.items()})
