@@ -19,7 +19,8 @@ print("other", get_adv_estimator_fn("rloo").__module__)
 print("manager", get_reward_manager_cls("gdpo").__module__)
 for mode in ("sync", "colocate_async", "separate_async"):
     names = [c.__module__ + "." + c.__name__ for c in get_trainer_cls(mode).__mro__]
-    print(mode, names.count("verl_gdpo.trainer.GdpoTrainer"), *(n for n in names if "_" + mode in n))
+    verls = [name for name in names if name.startswith(f"verl.trainer.ppo.v1.trainer_{mode}")]
+    print(mode, names.count("verl_gdpo.trainer.GdpoTrainer"), *verls)
 """
 
 OURS = """light True

@@ -29,7 +29,7 @@ def with_score(data_source, solution_str, ground_truth, extra_info):
     return {"score": sum(rewards.values()), **rewards}
 
 
-def raises_for_one(data_source, solution_str, ground_truth, extra_info):
+def raises_for_one_row(data_source, solution_str, ground_truth, extra_info):
     """Fails for a single row of the training data."""
     if extra_info["split"] == "train" and extra_info["index"] == 5:
         raise KeyError("a bug in the scorer")

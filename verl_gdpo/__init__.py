@@ -6,7 +6,8 @@ Importing the package loads neither torch nor verl; `verl_gdpo.plugin` is what v
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["compute_gdpo_advantage"]
+SUPPORTED_VERL = ">=0.9.0,<0.10"  # what the plugins accept; pyproject.toml says the same
+__all__ = ["SUPPORTED_VERL", "compute_gdpo_advantage"]
 
 if TYPE_CHECKING:
     from verl_gdpo.advantage import compute_gdpo_advantage

@@ -14,7 +14,7 @@ import verl
 import wrapt
 from packaging.specifiers import SpecifierSet
 
-SUPPORTED_VERL = ">=0.9.0,<0.10"
+from verl_gdpo import SUPPORTED_VERL
 
 EXTENDS = {
     "verl.experimental.reward_loop.reward_manager": "verl_gdpo.reward_manager",

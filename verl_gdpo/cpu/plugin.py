@@ -16,8 +16,11 @@ What is changed in verl 0.9, each right after the module has been imported:
 - verl.workers.rollout.replica.RolloutReplicaRegistry (public) and
   verl.workers.rollout.base._ROLLOUT_REGISTRY (private; verl has no function to register): the
   rollout "hf".
+- verl.trainer.ppo.v1.replay_buffer.ReplayBuffer: polls every 2 s, with no key to change it; a step
+  of a tiny model takes less than that.
 """
 
+import functools
 import inspect
 import os
 import sys
@@ -26,8 +29,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-SUPPORTED_VERL = ">=0.9.0,<0.10"
+from verl_gdpo import SUPPORTED_VERL
+
 BACKEND = "cpu:gloo"
+POLL_INTERVAL_SECONDS = 0.1
 
 
 def activate() -> bool:
@@ -45,6 +50,7 @@ def activate() -> bool:
         ("verl.workers.engine.fsdp.transformer_impl", _patch_offload_policy),
         ("verl.workers.rollout.replica", _register_replica),
         ("verl.workers.rollout.base", _register_adapter),
+        ("verl.trainer.ppo.v1.replay_buffer", _shorten_poll),
     ):
         _after_import(name, patch)
     return True
@@ -141,6 +147,16 @@ def _register_replica(module: ModuleType) -> None:
 def _register_adapter(module: ModuleType) -> None:
     registry = _require(module, "_ROLLOUT_REGISTRY")
     registry[("hf", "async")] = "verl_gdpo.cpu.rollout.HFServerAdapter"
+
+
+def _shorten_poll(module: ModuleType) -> None:
+    original = _require(module, "ReplayBuffer.__init__", "poll_interval")
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **{"poll_interval": POLL_INTERVAL_SECONDS, **kwargs})
+
+    vars(module)["ReplayBuffer"].__init__ = init
 
 
 _report_failure(activate)()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (PAD, TURN_START, TURN_END)
@@ -37,6 +37,7 @@ def make_tiny_model(
     path: str | os.PathLike[str],
     *,
     texts: Sequence[str],
+    whole_tokens: Sequence[str] = (),
     vocab_size: int = 512,
     hidden_size: int = 64,
     intermediate_size: int | None = None,
@@ -53,8 +54,10 @@ def make_tiny_model(
     Args:
         path: folder to create; it appears only once complete.
         texts: what the byte-level BPE merges are learned from, such as prompts and answers.
-        vocab_size: largest vocabulary, in tokens; few texts may yield fewer. The model's
-            vocabulary is the tokenizer's.
+        whole_tokens: strings that are one token each wherever they occur, the longest first. They
+            may span words and are ordinary text: decoding keeps them.
+        vocab_size: largest vocabulary without `whole_tokens`, in tokens; few texts may yield fewer.
+            The model's vocabulary is the tokenizer's.
         intermediate_size: width of the MLP; default twice `hidden_size`.
         max_position_embeddings: longest prompt plus response, in tokens.
         initializer_range: standard deviation of the initial weights. Small values start near the
@@ -84,6 +87,7 @@ def make_tiny_model(
     if target.exists():
         raise FileExistsError(f"{target} exists; remove it or choose another folder")
     tokenizer = _train_tokenizer(texts, vocab_size, max_position_embeddings)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in whole_tokens])
     model = _init_model(
         tokenizer,
         seed,

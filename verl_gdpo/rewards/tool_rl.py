@@ -4,7 +4,7 @@ The format and its correctness score come from ToolRL (arXiv 2504.13958); GDPO (
 trains on the first two as separate rewards. Plain text in, plain floats out: no tensors, no
 environment variables, no randomness, no state between calls.
 
-The task's output contract (tags and JSON keys) is defined here and nowhere else.
+The task's output contract (tags and JSON keys) is defined in `tool_rl_format.py`.
 """
 
 import importlib
@@ -14,10 +14,16 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
-RESPONSE_OPEN, RESPONSE_CLOSE = "<response>", "</response>"
-NAME_KEY, PARAMETERS_KEY = "name", "parameters"
+from verl_gdpo.rewards.tool_rl_format import (
+    NAME_KEY,
+    PARAMETERS_KEY,
+    RESPONSE_CLOSE,
+    RESPONSE_OPEN,
+    THINK_CLOSE,
+    THINK_OPEN,
+    TOOL_CALL_CLOSE,
+    TOOL_CALL_OPEN,
+)
 
 Granularity = Literal["fine", "refined", "intermediate", "coarse"]
 Matching = Literal["greedy", "optimal"]

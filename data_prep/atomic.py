@@ -1,0 +1,61 @@
+"""Files that appear whole or not at all."""
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replace_together(*paths: Path) -> Iterator[list[Path]]:
+    """Yield one temporary path per path; once the block is done, move them all into place.
+
+    The temporary files lie beside their targets, so that the move is a rename. If the block or a
+    move fails, every target is as it was before (or absent, if it was) and no temporary file
+    stays. Only a kill between two renames can leave a new file beside an old one. Missing folders
+    are made.
+    """
+    token = uuid.uuid4().hex
+    temporary = [path.with_name(f".{path.name}.{token}.tmp") for path in paths]
+    for path in paths:
+        if path.is_dir():
+            raise IsADirectoryError(f"{path}: got a folder; expected a file or nothing there")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield temporary
+        for path in temporary:
+            _flush_to_disk(path)
+        _move_all(temporary, paths)
+    finally:
+        for path in temporary:
+            path.unlink(missing_ok=True)
+
+
+def _flush_to_disk(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _move_all(temporary: Sequence[Path], paths: Sequence[Path]) -> None:
+    """Rename each temporary file to its path; undo all of it if one rename fails."""
+    backups = [path.with_suffix(".old") for path in temporary]
+    moved: list[int] = []
+    try:
+        for path, backup in zip(paths, backups, strict=True):
+            if path.exists():
+                shutil.copy2(path, backup)
+        for i, (source, path) in enumerate(zip(temporary, paths, strict=True)):
+            os.replace(source, path)
+            moved.append(i)
+    except BaseException:
+        for i in moved:
+            if backups[i].exists():
+                os.replace(backups[i], paths[i])
+            else:
+                paths[i].unlink()
+        raise
+    finally:
+        for backup in backups:
+            backup.unlink(missing_ok=True)

@@ -1,0 +1,144 @@
+"""What is in the files: numbers to look at before training. Pure functions of checked rows."""
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from data_prep import DataError
+from data_prep.progress import Progress
+from data_prep.schema import Row, Splits
+from verl_gdpo.rewards.tool_rl_format import RESPONSE_OPEN, TOOL_CALL_CLOSE, TOOL_CALL_OPEN
+
+KINDS = ("tool", "response", "both", "neither")
+CountTokens = Callable[[list[dict[str, str]]], int]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Four of the values: lowest, median (the lower one), 95th percentile (by rank), highest."""
+
+    low: int
+    median: int
+    p95: int
+    high: int
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """One file in numbers.
+
+    kinds: rows per kind of ground truth, a name of `KINDS`.
+    calls: {gold calls in a row: rows}, in order.
+    prompt_chars: characters of all messages of a prompt, without the chat template's.
+    prompt_tokens: with the chat template's, as verl counts them; None without a tokenizer.
+    duplicates: rows whose prompt and ground truth an earlier row of the file has.
+    """
+
+    rows: int
+    kinds: dict[str, int]
+    calls: dict[int, int]
+    prompt_chars: Spread
+    prompt_tokens: Spread | None
+    duplicates: int
+
+
+def summarise(rows: Sequence[Row], count_tokens: CountTokens | None = None) -> FileReport:
+    """Return the numbers of a file's rows, of which there is at least one."""
+    ground_truths = [row["reward_model"]["ground_truth"] for row in rows]
+    kinds = Counter(kind_of(text) for text in ground_truths)
+    prompts = [row["prompt"] for row in rows]
+    return FileReport(
+        rows=len(rows),
+        kinds={kind: kinds[kind] for kind in KINDS},
+        calls=dict(sorted(Counter(calls_in(text) for text in ground_truths).items())),
+        prompt_chars=_spread([sum(len(m["content"]) for m in prompt) for prompt in prompts]),
+        prompt_tokens=_spread(_count_all(prompts, count_tokens)) if count_tokens else None,
+        duplicates=len(rows) - len({_identity(row) for row in rows}),
+    )
+
+
+def overlap(splits: Splits) -> int:
+    """Return how many test rows have the prompt and the ground truth of a training row."""
+    train = {_identity(row) for row in splits["train"]}
+    return sum(_identity(row) in train for row in splits["test"])
+
+
+def kind_of(ground_truth: str) -> str:
+    """Return which blocks a well-formed ground truth holds, a name of `KINDS`."""
+    has_call, has_response = TOOL_CALL_OPEN in ground_truth, RESPONSE_OPEN in ground_truth
+    if has_call:
+        return "both" if has_response else "tool"
+    return "response" if has_response else "neither"
+
+
+def calls_in(ground_truth: str) -> int:
+    """Return the number of gold calls of a well-formed ground truth: one a line."""
+    if TOOL_CALL_OPEN not in ground_truth:
+        return 0
+    block = ground_truth.split(TOOL_CALL_OPEN)[1].split(TOOL_CALL_CLOSE)[0]
+    return len(block.strip().split("\n"))
+
+
+def token_counter(path: str) -> CountTokens:
+    """Return a function giving a prompt's tokens, chat template included, as verl counts them.
+
+    Raises:
+        DataError: transformers cannot be imported, or it cannot load the tokenizer.
+    """
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        tokenizer.get_chat_template()
+    except Exception as error:  # the tokenizers library raises plain Exception for a damaged file
+        raise DataError(
+            f"tokenizer {path}: cannot be loaded, or has no template: {error}"
+        ) from error
+
+    def count(prompt: list[dict[str, str]]) -> int:
+        return len(
+            tokenizer.apply_chat_template(
+                prompt, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        )
+
+    return count
+
+
+def table(splits: dict[str, FileReport], shared_rows: int) -> str:
+    """Lay out one column a file; the last line is the overlap."""
+    reports = list(splits.values())
+    lines: list[tuple[str, list[Any]]] = [("rows", [r.rows for r in reports])]
+    lines += [(f"kind: {kind}", [r.kinds[kind] for r in reports]) for kind in KINDS]
+    for number in sorted({number for r in reports for number in r.calls}):
+        lines.append((f"calls: {number}", [r.calls.get(number, 0) for r in reports]))
+    for unit in ("chars", "tokens"):
+        spreads = [getattr(r, f"prompt_{unit}") for r in reports]
+        for part in ("low", "median", "p95", "high") if all(spreads) else ():
+            lines.append((f"prompt {unit}, {part}", [getattr(s, part) for s in spreads]))
+    lines.append(("duplicate rows", [r.duplicates for r in reports]))
+    head = f"{'':24}" + "".join(f"{name:>12}" for name in splits)
+    body = [f"{label:24}" + "".join(f"{value:>12,}" for value in values) for label, values in lines]
+    return "\n".join([head, *body, f"{'test rows also in train':24}{shared_rows:>24,}"])
+
+
+def _identity(row: Row) -> tuple[Any, ...]:
+    messages = ((message["role"], message["content"]) for message in row["prompt"])
+    return (*messages, row["reward_model"]["ground_truth"])
+
+
+def _count_all(prompts: Sequence[list[dict[str, str]]], count_tokens: CountTokens) -> list[int]:
+    progress = Progress("counting tokens", len(prompts), "prompts")
+    counts = []
+    for number, prompt in enumerate(prompts):
+        progress.at(number)
+        counts.append(count_tokens(prompt))
+    return counts
+
+
+def _spread(values: list[int]) -> Spread:
+    ordered = sorted(values)
+    rank = -(-len(ordered) * 95 // 100)  # nearest rank: ceil(0.95 n), in integers
+    return Spread(ordered[0], statistics.median_low(ordered), ordered[rank - 1], ordered[-1])

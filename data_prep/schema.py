@@ -1,0 +1,161 @@
+"""What a parquet row holds, for every task: its columns, its rules, and how it is written.
+
+    {"data_source": "rlla",              # picks the scorer, see verl_gdpo.rewards.SCORERS
+     "prompt": [{"role": "system", "content": "You are a helpful multi-turn ..."},
+                {"role": "user", "content": "**Dialogue Records History** ..."}],
+     "ability": "math",                  # verl's column; nothing reads it
+     "reward_model": {"style": "rule", "ground_truth": "<think> ... </think> ..."},
+     "extra_info": {"index": 0, "split": "train"}}    # index: place in the file, from 0
+
+Files of all tasks have the same columns, so that verl can train on several of them at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from data_prep import DataError
+from data_prep.atomic import replace_together
+from data_prep.progress import Progress
+from verl_gdpo.rewards import SCORERS
+
+Row = dict[str, Any]
+Splits = dict[str, list[Row]]  # "train" and "test" -> rows
+
+SCHEMA = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("ability", pa.string()),
+        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
+        ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string())])),
+    ]
+)
+ROLES = ("system", "user", "assistant")
+ROWS_PER_GROUP = 8192  # rows turned into Arrow at once: bounds memory, below Arrow's 2 GB a column
+
+
+def check_rows(rows: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Refuse rows that verl or the row's scorer would choke on.
+
+    Args:
+        rows: any values; nothing about them is taken for granted.
+        where: what the message calls the rows, such as the file's path.
+
+    Raises:
+        DataError: names `where`, the row (from 0), the field, what it got and what it expected.
+    """
+    if not rows:
+        raise DataError(f"{where}: got no rows; expected at least one")
+    progress = Progress(f"checking {where}", len(rows), "rows")
+    for number, row in enumerate(rows):
+        progress.at(number)
+        try:
+            _check_type(row, pa.struct(list(SCHEMA)), "")
+            _check_prompt(row["prompt"])
+            _check_ground_truth(row["data_source"], row["reward_model"]["ground_truth"])
+        except ValueError as error:
+            raise DataError(f"{where}, row {number}, {error}") from error
+
+
+def _check_type(value: Any, expected: pa.DataType, field: str) -> None:
+    """Raise ValueError naming the field whose value the Arrow type cannot hold unchanged."""
+    if pa.types.is_struct(expected):
+        _require(isinstance(value, Mapping), field, value, "an object")
+        prefix = f"{field}." if field else ""
+        names = [expected.field(i).name for i in range(expected.num_fields)]
+        for name in value:
+            if name not in names:
+                raise ValueError(f"field {prefix}{name}: unknown; expected only {names}, remove it")
+        for name in names:
+            if name not in value:
+                raise ValueError(f"field {prefix}{name}: missing")
+            _check_type(value[name], expected.field(name).type, f"{prefix}{name}")
+    elif pa.types.is_list(expected):
+        _require(isinstance(value, list), field, value, "a list")
+        for i, item in enumerate(value):
+            _check_type(item, expected.value_type, f"{field}[{i}]")
+    elif pa.types.is_int64(expected):
+        # bool is an int, and would come back from the file as one
+        is_index = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+        _require(is_index, field, value, "an int in [0, 2**63)")
+    else:
+        _require(isinstance(value, str), field, value, "a str")
+        # JSON can hold half a surrogate pair, parquet and tokenizers cannot
+        _require(not any("\ud800" <= c <= "\udfff" for c in value), field, value, "valid Unicode")
+
+
+def _check_prompt(prompt: list[dict[str, str]]) -> None:
+    """Raise ValueError for messages that chat templates refuse or that leave nothing to answer."""
+    _require(bool(prompt), "prompt", prompt, "at least one message")
+    for i, message in enumerate(prompt):
+        role = message["role"]
+        _require(role in ROLES, f"prompt[{i}].role", role, f"one of {ROLES}")
+        _require(
+            i == 0 or role != "system", f"prompt[{i}].role", role, "'system' only as the first"
+        )
+    last = len(prompt) - 1
+    _require(prompt[last]["role"] == "user", f"prompt[{last}].role", prompt[last]["role"], "'user'")
+    if not any(message["content"].strip() for message in prompt):
+        raise ValueError("field prompt: got only blank messages; expected some text")
+
+
+def _check_ground_truth(data_source: str, ground_truth: str) -> None:
+    """Raise ValueError where no scorer takes the row, or its scorer refuses the ground truth."""
+    _require(data_source in SCORERS, "data_source", data_source, f"one of {sorted(SCORERS)}")
+    field = "reward_model.ground_truth"
+    _require(bool(ground_truth.strip()), field, ground_truth, "some text")
+    try:
+        SCORERS[data_source]("", ground_truth)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"field {field}: {error}") from error
+
+
+def _require(is_good: bool, field: str, value: Any, expected: str) -> None:
+    if not is_good:
+        place = f"field {field}" if field else "the whole row"
+        raise ValueError(f"{place}: got {repr(value)[:80]}; expected {expected}")
+
+
+def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write one file as `write_parquets` does."""
+    write_parquets({path: rows})
+
+
+def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]]) -> None:
+    """Check all rows, then write all files or none; existing files are replaced.
+
+    The same rows give the same bytes under the same pyarrow, whose version each file holds.
+
+    Raises:
+        DataError: a row is refused, see `check_rows`.
+        OSError: a file cannot be written; all files are as they were.
+    """
+    for path, rows in files.items():
+        check_rows(rows, str(path))
+    with replace_together(*files) as temporary:
+        for target, path, rows in zip(temporary, files, files.values(), strict=True):
+            progress = Progress(f"writing {path}", len(rows), "rows")
+            with pq.ParquetWriter(target, SCHEMA) as writer:
+                for start in range(0, len(rows), ROWS_PER_GROUP):
+                    progress.at(start)
+                    group = list(rows[start : start + ROWS_PER_GROUP])
+                    writer.write_table(pa.Table.from_pylist(group, schema=SCHEMA))
+
+
+def read_parquet(path: Path) -> list[Row]:
+    """Return a file's rows, unchecked but for being parquet.
+
+    Raises:
+        DataError: not a parquet file, or a damaged one.
+        OSError: it cannot be opened.
+    """
+    with path.open("rb") as file:
+        try:
+            rows: list[Row] = pq.ParquetFile(file).read().to_pylist()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DataError(f"{path}: got no readable parquet file ({error})") from error
+    return rows

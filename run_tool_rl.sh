@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Trains on ToolRL's tool-calling rewards from a bare machine: environment, data, policy, training.
+#
+#   ./run_tool_rl.sh [--resume [RUN_FOLDER]] [--time-limit SECONDS] [key=value ...]
+#
+# Chooses recipes/hardware/{8gpu,1gpu,cpu} by what it finds; `hardware=...` says otherwise.
+# `key=value` are Hydra overrides for verl, such as estimator=grpo or trainer.total_training_steps=5.
+# Every number is in recipes/.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+say() { echo "== $*"; }
+
+resume='' limit=() overrides=() hardware=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    --resume)
+      resume=latest
+      if [ $# -gt 1 ] && [[ $2 != *=* && $2 != --* ]]; then resume=$2; shift; fi
+      ;;
+    --time-limit) limit=(--time-limit "${2:?--time-limit needs seconds}"); shift ;;
+    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    hardware=*) hardware=${1#hardware=} ;;
+    *=*) overrides+=("$1") ;;
+    *) echo "run_tool_rl.sh: expected key=value, --resume or --time-limit, got '$1'" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+if [ -z "$hardware" ]; then
+  gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true)
+  if [ "$gpus" -ge 8 ]; then hardware=8gpu; elif [ "$gpus" -ge 1 ]; then hardware=1gpu; else hardware=cpu; fi
+  say "found ${gpus} GPUs: hardware=$hardware"
+fi
+if [ ! -f "recipes/hardware/$hardware.yaml" ]; then
+  echo "run_tool_rl.sh: no recipes/hardware/$hardware.yaml" >&2
+  exit 2
+fi
+
+if [ "$hardware" = cpu ]; then
+  ./setup_env.sh cpu plots
+  # verl reads it while Python starts, so no recipe can say it
+  export VERL_PLATFORM=cpu
+  # one thread a process: verl starts nine
+  export OMP_NUM_THREADS=1
+else
+  ./setup_env.sh gpu plots
+fi
+# verl would otherwise send every run to a tracker or a hub that may not be there
+export RAY_USAGE_STATS_ENABLED=0
+python=$PWD/.venv/bin/python
+
+if [ "$hardware" = cpu ]; then
+  data=data/tool_rl_tiny
+  [ -f $data/test.parquet ] || "$python" -m data_prep tool_rl --synthetic 2000 --size tiny --out $data
+  "$python" -m verl_gdpo.cpu.warm_start --out data/tiny_policy --data $data/train.parquet
+else
+  data=data/tool_rl
+  [ -f $data/test.parquet ] || "$python" -m data_prep tool_rl --out $data
+fi
+
+case $resume in
+  '') run=runs/tool_rl-$(date +%Y-%m-%d_%H-%M-%S) ;;
+  latest) run=$(find runs -maxdepth 1 -name 'tool_rl-*' | sort | tail -n 1) ;;
+  *) run=${resume%/} ;;
+esac
+if [ -n "$resume" ] && [ ! -d "$run/checkpoints" ]; then
+  echo "run_tool_rl.sh: nothing to resume in '${run:-runs}': no checkpoints folder" >&2
+  exit 2
+fi
+
+say "checking the configuration"
+config=(task=tool_rl "hardware=$hardware" "run_dir=$run" "hydra.run.dir=$run/hydra" "${overrides[@]}")
+"$python" -W ignore -m verl_gdpo.check "${config[@]}"
+
+say "training; verl needs a minute or two to start. Everything it prints: $run/train.log"
+"$python" -m verl_gdpo.launch --run-dir "$run" "${limit[@]}" -- \
+  "$python" -m verl.trainer.main_ppo --config-dir recipes --config-name train "${config[@]}"
+"$python" -m verl_gdpo.summary "$run"

@@ -1,0 +1,63 @@
+"""What a run leaves in its folder, and how to read it.
+
+runs/2026-01-31_12-00-00/
+  train.log          everything that verl printed
+  metrics/1.jsonl    verl's file logger, a file for each start (it truncates on resume)
+  rollouts/7.jsonl   the rollouts of step 7, with rewards and advantages
+  validation/        the same for validation
+  checkpoints/
+  rewards.png        the curves
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+# `val-aux/<data source>/<reward>/mean@<samples>`, or val-core for a reward called acc
+VALIDATION_KEY = re.compile(r"val-(?:aux|core)/(?P<source>.*)/(?P<reward>[^/]+)/mean@\d+")
+
+Metrics = Mapping[int, Mapping[str, float]]
+
+
+def metrics_file_of_next_start(run: Path) -> Path:
+    """Where verl's file logger should write (VERL_FILE_LOGGER_PATH); the folder is made."""
+    folder = run / "metrics"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{len(list(folder.glob('*.jsonl'))) + 1}.jsonl"
+
+
+def read_metrics(run: Path) -> Metrics:
+    """{step: {name: value}} over all starts of a run; a later start wins.
+
+    A last line without its end is one that verl is writing, and is passed over.
+    """
+    steps: dict[int, dict[str, float]] = {}
+    for file in sorted((run / "metrics").glob("*.jsonl"), key=lambda path: int(path.stem)):
+        for line in file.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                record = json.loads(line)
+                steps.setdefault(record["step"], {}).update(record["data"])
+    return dict(sorted(steps.items()))
+
+
+def training_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
+    """{reward: {step: mean over the step's samples}}."""
+    curves: dict[str, dict[int, float]] = {}
+    for step, values in metrics.items():
+        for key, value in values.items():
+            if key.startswith("gdpo/") and key.endswith("/mean"):
+                curves.setdefault(key[len("gdpo/") : -len("/mean")], {})[step] = value
+    return curves
+
+
+def validation_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
+    """{reward: {step: mean}}; with several data sources, {"reward (source)": ...}."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for step, values in metrics.items():
+        for key, value in values.items():
+            match = VALIDATION_KEY.fullmatch(key)
+            if match and match["reward"] not in ("reward", "score"):
+                found.setdefault((match["reward"], match["source"]), {})[step] = value
+    alone = len({source for _, source in found}) == 1
+    return {r if alone else f"{r} ({source})": curve for (r, source), curve in found.items()}

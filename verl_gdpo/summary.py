@@ -1,0 +1,73 @@
+"""The end of a run: one table, a picture of the reward curves, and where everything is.
+
+python -m verl_gdpo.summary RUN_FOLDER
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from verl_gdpo.run_folder import Metrics, read_metrics, training_rewards, validation_rewards
+
+HEADER = ("reward", "first step", "last step", "validation before", "after")
+
+
+def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
+    """Rows under `HEADER`; "-" where nothing was measured."""
+    training, validation = training_rewards(metrics), validation_rewards(metrics)
+    return [
+        (name, *_ends(training.get(name, {})), *_ends(validation.get(name, {})))
+        for name in dict.fromkeys([*training, *validation])
+    ]
+
+
+def _ends(curve: Mapping[int, float]) -> tuple[str, str]:
+    if not curve:
+        return "-", "-"
+    return f"{curve[min(curve)]:.3f}", f"{curve[max(curve)]:.3f}"
+
+
+def render(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(row[i]) for row in [HEADER, *rows]) for i in range(len(HEADER))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in [HEADER, tuple("-" * width for width in widths), *rows]
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+        print(f"usage: python -m verl_gdpo.summary RUN_FOLDER; got {sys.argv[1:]}", file=sys.stderr)
+        return 2
+    run = Path(sys.argv[1])
+    metrics = read_metrics(run)
+    if not metrics:
+        print(f"{run}: no metrics yet ({run / 'metrics'} holds no step)", file=sys.stderr)
+        return 1
+    from verl_gdpo.plots import draw_rewards
+
+    picture = run / "rewards.png"
+    draw_rewards(training_rewards(metrics), validation_rewards(metrics), picture, run.name)
+    print(f"\n{render(reward_table(metrics))}\n")
+    for label, path in (
+        ("reward curves", picture),
+        ("metrics", run / "metrics"),
+        ("rollouts", run / "rollouts"),
+        ("checkpoint", _latest_checkpoint(run)),
+        ("log", run / "train.log"),
+    ):
+        print(f"{label:<14} {path if path and path.exists() else 'none'}")
+    return 0
+
+
+def _latest_checkpoint(run: Path) -> Path | None:
+    folders = (run / "checkpoints").glob("global_step_*")
+    return max(folders, key=lambda path: int(path.name.rsplit("_", 1)[1]), default=None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
