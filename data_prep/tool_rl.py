@@ -26,6 +26,8 @@ UPSTREAM = {  # split -> path below the base URL, git blob id
 }
 SPLIT_SEED, TEST_SHARE = 31415, 0.02
 JSON_KEYS = ("instruction", "input", "output")
+# in upstream's and in synthetic `extra_info`: prompt and ground truth once more; left out
+REPEATED = (*JSON_KEYS, "kind", "calls")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +107,7 @@ def from_synthetic(
     counts: dict[Literal["train", "test"], int] = {"train": train_rows, "test": test_rows}
     for split, count in counts.items():
         print(f"making {count:,} synthetic {split} rows, seed {seed}", file=sys.stderr, flush=True)
-        splits[split] = make_rows(count, split=split, seed=seed, size=size)
+        splits[split] = _numbered(make_rows(count, split=split, seed=seed, size=size), split)
         check_rows(splits[split], f"synthetic {split} rows")
     return splits
 
@@ -114,8 +116,8 @@ def read_rows(path: Path, split: str) -> list[Row]:
     """Return a file's rows, checked and numbered.
 
     Args:
-        path: *.json, a list of {instruction, input, output}, or *.parquet in verl's schema, whose
-            `extra_info` may hold those three once more, as upstream's does; they are dropped.
+        path: *.json, a list of {instruction, input, output}, or *.parquet in verl's schema.
+            `extra_info` is made anew, or freed of what upstream's says twice.
         split: "train" or "test", for `extra_info`.
 
     Raises:
@@ -200,7 +202,7 @@ def _placed(row: Row, index: int, split: str) -> Row:
     extra = row.get("extra_info") or {}
     if not isinstance(extra, dict):
         return row  # for check_rows to refuse
-    kept = {key: value for key, value in extra.items() if key not in JSON_KEYS}
+    kept = {key: value for key, value in extra.items() if key not in REPEATED}
     return {**row, "extra_info": {**kept, "index": index, "split": split}}
 
 

@@ -77,11 +77,11 @@ class GdpoTrainer:
         if not ours or self.config.reward.custom_reward_function.path is not None:
             return
         for key in ("train", "val"):
-            # a custom dataset class need not have a table
-            table = getattr(getattr(self, f"{key}_dataset"), "dataframe", None)
-            if table is not None:
-                rows = table.select_columns(["data_source", "reward_model"])
-                check_ground_truths(rows, f"data.{key}_files")
+            # a custom dataset class need not have a table, nor one of Hugging Face's
+            table: Any = getattr(getattr(self, f"{key}_dataset"), "dataframe", None)
+            columns = ["data_source", "reward_model"]
+            if {*columns} <= {*getattr(table, "column_names", ())}:
+                check_ground_truths(table.select_columns(columns), f"data.{key}_files")
 
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]

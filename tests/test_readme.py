@@ -1,0 +1,62 @@
+"""The README does what it says: code blocks run, the file map is the tree, settings are the code's."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from verl_gdpo import SUPPORTED_VERL
+from verl_gdpo.settings import GdpoSettings
+
+REPO = Path(__file__).resolve().parents[1]
+README = (REPO / "README.md").read_text()
+
+
+def executed_blocks():
+    blocks = re.findall(r"<!-- executed by .*? -->\n```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == README.count("```python")
+    return blocks
+
+
+def test_the_reward_example():
+    names = {}
+    exec(executed_blocks()[0], names)
+    extra_info = {"response_tokens": 201}
+    assert names["compute_score"]("any", " 4 ", "4", extra_info) == {"correct": 1.0, "short": 0.0}
+
+
+def test_the_estimator_example(capsys):
+    block = executed_blocks()[1]
+    exec(block, {})
+    expected = re.search(r"# (tensor\(.*\))", block)[1]
+    assert capsys.readouterr().out.strip() == expected
+
+
+def test_the_file_map_is_the_tree():
+    mapped = set(re.findall(r"^\| `([^`]+)` \|", README.split("## Where to find what")[1], re.M))
+    for path in mapped:
+        assert (REPO / path).exists(), path
+    package = {f"verl_gdpo/{path.name}" for path in (REPO / "verl_gdpo").glob("[!_]*.py")}
+    folders = {
+        f"{path.relative_to(REPO)}/"
+        for path in [*REPO.glob("[!.]*/"), *(REPO / "verl_gdpo").glob("[!_]*/")]
+        if path.is_dir() and path.name not in {"verl_gdpo", "data", "runs", "outputs", "build"}
+        and not path.name.endswith(".egg-info")
+    }
+    scripts = {path.name for path in REPO.glob("*.sh")}
+    assert package | folders | scripts == mapped
+
+
+def test_the_settings_table_is_the_code():
+    table = README.split("## Settings")[1].split("verl's `algorithm.gdpo_reward_keys`")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)`", table, re.M))
+    defaults = GdpoSettings()
+    assert rows.pop("rewards") == "null" and defaults.weights is None
+    assert rows.pop("normalize_by_std") == "null"
+    names = {field.name for field in fields(GdpoSettings)} - {"weights", "normalize_by_std"}
+    assert {name: type(getattr(defaults, name))(value) for name, value in rows.items()} == {
+        name: getattr(defaults, name) for name in names
+    }
+
+
+def test_the_supported_range_is_the_same_everywhere():
+    assert f'"verl{SUPPORTED_VERL}"' in (REPO / "pyproject.toml").read_text()
