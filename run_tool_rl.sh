@@ -11,6 +11,26 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 say() { echo "== $*"; }
 
+# Each stage runs in a session of its own, so that a signal to this script can end all of it.
+child=''
+stage() {
+  setsid "$@" &
+  child=$!
+  wait "$child"
+  child=''
+}
+stop() {
+  trap '' INT TERM HUP
+  if [ -n "$child" ]; then
+    kill -TERM -- "-$child" 2>/dev/null || true
+    wait "$child" || true
+  fi
+  exit "$1"
+}
+trap 'stop 130' INT
+trap 'stop 143' TERM
+trap 'stop 129' HUP
+
 resume='' limit=() overrides=() hardware=''
 while [ $# -gt 0 ]; do
   case $1 in
@@ -38,25 +58,29 @@ if [ ! -f "recipes/hardware/$hardware.yaml" ]; then
 fi
 
 if [ "$hardware" = cpu ]; then
-  ./setup_env.sh cpu plots
+  stage ./setup_env.sh cpu
   # verl reads it while Python starts, so no recipe can say it
   export VERL_PLATFORM=cpu
   # one thread a process: verl starts nine
   export OMP_NUM_THREADS=1
 else
-  ./setup_env.sh gpu plots
+  stage ./setup_env.sh gpu
 fi
 # verl would otherwise send every run to a tracker or a hub that may not be there
 export RAY_USAGE_STATS_ENABLED=0
 python=$PWD/.venv/bin/python
 
-if [ "$hardware" = cpu ]; then
-  data=data/tool_rl_tiny
-  [ -f $data/test.parquet ] || "$python" -m data_prep tool_rl --synthetic 2000 --size tiny --out $data
-  "$python" -m verl_gdpo.cpu.warm_start --out data/tiny_policy --data $data/train.parquet
-else
-  data=data/tool_rl
-  [ -f $data/test.parquet ] || "$python" -m data_prep tool_rl --out $data
+overridden() { [[ " ${overrides[*]} " == *" $1="* ]]; }
+if ! overridden data.train_files; then
+  if [ "$hardware" = cpu ]; then source=(--synthetic --size tiny --out data/tool_rl_tiny); else source=(--out data/tool_rl); fi
+  if [ ! -f "${source[-1]}/train.parquet" ]; then
+    say "preparing the data"
+    stage "$python" -m data_prep tool_rl "${source[@]}"
+  fi
+fi
+if [ "$hardware" = cpu ] && ! overridden actor_rollout_ref.model.path; then
+  say "the tiny policy: a short supervised training, cached"
+  stage "$python" -m verl_gdpo.cpu.warm_start --out data/tiny_policy
 fi
 
 case $resume in
@@ -71,9 +95,9 @@ fi
 
 say "checking the configuration"
 config=(task=tool_rl "hardware=$hardware" "run_dir=$run" "hydra.run.dir=$run/hydra" "${overrides[@]}")
-"$python" -W ignore -m verl_gdpo.check "${config[@]}"
+stage "$python" -W ignore -m verl_gdpo.check "${config[@]}"
 
 say "training; verl needs a minute or two to start. Everything it prints: $run/train.log"
-"$python" -m verl_gdpo.launch --run-dir "$run" "${limit[@]}" -- \
+stage "$python" -m verl_gdpo.launch --run-dir "$run" "${limit[@]}" -- \
   "$python" -m verl.trainer.main_ppo --config-dir recipes --config-name train "${config[@]}"
-"$python" -m verl_gdpo.summary "$run"
+stage "$python" -m verl_gdpo.summary "$run"

@@ -68,7 +68,10 @@ def _parser() -> argparse.ArgumentParser:
             "--out", metavar="DIR", type=Path, required=True, help="gets train and test.parquet"
         )
         task_parser.add_argument(
-            "--tokenizer", metavar="PATH", help="also report prompt lengths in its tokens"
+            "--tokenizer",
+            metavar="DIR",
+            type=Path,
+            help="also report prompt lengths in tokens of the tokenizer saved there",
         )
         task.add_arguments(task_parser)
     return parser

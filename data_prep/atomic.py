@@ -41,20 +41,21 @@ def _flush_to_disk(path: Path) -> None:
 def _move_all(temporary: Sequence[Path], paths: Sequence[Path]) -> None:
     """Rename each temporary file to its path; undo all of it if one rename fails."""
     backups = [path.with_suffix(".old") for path in temporary]
-    moved: list[int] = []
     try:
-        for path, backup in zip(paths, backups, strict=True):
+        # the last rename completes the whole, so it is never undone
+        for path, backup in zip(paths[:-1], backups, strict=False):
             if path.exists():
                 shutil.copy2(path, backup)
-        for i, (source, path) in enumerate(zip(temporary, paths, strict=True)):
+        for source, path in zip(temporary, paths, strict=True):
             os.replace(source, path)
-            moved.append(i)
     except BaseException:
-        for i in moved:
-            if backups[i].exists():
-                os.replace(backups[i], paths[i])
-            else:
-                paths[i].unlink()
+        moved = [not source.exists() for source in temporary]
+        for path, backup, is_moved in zip(paths, backups, moved, strict=True):
+            if is_moved and not all(moved):
+                if backup.exists():
+                    os.replace(backup, path)
+                else:
+                    path.unlink()
         raise
     finally:
         for backup in backups:

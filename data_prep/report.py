@@ -4,6 +4,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from data_prep import DataError
@@ -81,21 +82,24 @@ def calls_in(ground_truth: str) -> int:
     return len(block.strip().split("\n"))
 
 
-def token_counter(path: str) -> CountTokens:
+def token_counter(folder: Path) -> CountTokens:
     """Return a function giving a prompt's tokens, chat template included, as verl counts them.
 
+    Args:
+        folder: a tokenizer as transformers saves it; nothing is downloaded.
+
     Raises:
-        DataError: transformers cannot be imported, or it cannot load the tokenizer.
+        DataError: no such folder, or transformers cannot load it, or it has no chat template.
     """
+    if not folder.is_dir():
+        raise DataError(f"tokenizer {folder}: got no folder there; expected a saved tokenizer")
     try:
         from transformers import AutoTokenizer
 
-        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         tokenizer.get_chat_template()
     except Exception as error:  # the tokenizers library raises plain Exception for a damaged file
-        raise DataError(
-            f"tokenizer {path}: cannot be loaded, or has no template: {error}"
-        ) from error
+        raise DataError(f"tokenizer {folder}: got no usable one: {error}") from error
 
     def count(prompt: list[dict[str, str]]) -> int:
         return len(

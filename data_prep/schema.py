@@ -34,6 +34,7 @@ SCHEMA = pa.schema(
         ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string())])),
     ]
 )
+ROW_TYPE = pa.struct(list(SCHEMA))
 ROLES = ("system", "user", "assistant")
 ROWS_PER_GROUP = 8192  # rows turned into Arrow at once: bounds memory, below Arrow's 2 GB a column
 
@@ -54,7 +55,7 @@ def check_rows(rows: Sequence[Mapping[str, Any]], where: str) -> None:
     for number, row in enumerate(rows):
         progress.at(number)
         try:
-            _check_type(row, pa.struct(list(SCHEMA)), "")
+            _check_type(row, ROW_TYPE, "")
             _check_prompt(row["prompt"])
             _check_ground_truth(row["data_source"], row["reward_model"]["ground_truth"])
         except ValueError as error:
@@ -84,8 +85,10 @@ def _check_type(value: Any, expected: pa.DataType, field: str) -> None:
         _require(is_index, field, value, "an int in [0, 2**63)")
     else:
         _require(isinstance(value, str), field, value, "a str")
-        # JSON can hold half a surrogate pair, parquet and tokenizers cannot
-        _require(not any("\ud800" <= c <= "\udfff" for c in value), field, value, "valid Unicode")
+        try:
+            value.encode()  # JSON can hold half a surrogate pair; parquet and tokenizers cannot
+        except UnicodeEncodeError:
+            _require(False, field, value, "valid Unicode")
 
 
 def _check_prompt(prompt: list[dict[str, str]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from data_prep import DataError, UsageError
-from data_prep.download import fetch
+from data_prep.download import fetch, git_blob_id
 from data_prep.schema import Row, Splits, check_rows, read_parquet
 
 DATA_SOURCE = "rlla"
@@ -24,6 +24,7 @@ UPSTREAM = {  # split -> path below the base URL, git blob id
     "train": ("dataset/rlla_4k/train.parquet", "0ddc730c556e4d26449dbdb55a1b28be824a8bfe"),
     "test": ("dataset/rlla_4k/test.parquet", "ccdac1cc0112fb54dd68cbc88d9abfe28ce3d749"),
 }
+JSON_BLOB_ID = "1827b67d516cca98f58541c8d218a038d13321e3"  # dataset/rlla_4k_raw/rlla_rl.json
 SPLIT_SEED, TEST_SHARE = 31415, 0.02
 JSON_KEYS = ("instruction", "input", "output")
 # in upstream's and in synthetic `extra_info`: prompt and ground truth once more; left out
@@ -91,6 +92,11 @@ def from_upstream(base_url: str, cache: Path) -> Splits:
 
 def from_files(source: Path, test: Path | None) -> Splits:
     """Return the rows of two files or, if `test` is None, of one that is split."""
+    known = {blob_id for _, blob_id in UPSTREAM.values()} | {JSON_BLOB_ID}
+    for path in (source, test) if test else (source,):
+        blob_id = git_blob_id(path)
+        origin = "a file" if blob_id in known else "not a file"
+        print(f"reading {path}: {origin} of the pinned upstream ({blob_id[:12]})", file=sys.stderr)
     rows = read_rows(source, "train")
     if test is None:
         return split_rows(rows, str(source))
@@ -117,7 +123,7 @@ def read_rows(path: Path, split: str) -> list[Row]:
 
     Args:
         path: *.json, a list of {instruction, input, output}, or *.parquet in verl's schema.
-            `extra_info` is made anew, or freed of what upstream's says twice.
+            Index and split in `extra_info` are set anew.
         split: "train" or "test", for `extra_info`.
 
     Raises:
