@@ -89,7 +89,8 @@ def token_counter(folder: Path) -> CountTokens:
         folder: a tokenizer as transformers saves it; nothing is downloaded.
 
     Raises:
-        DataError: no such folder, or transformers cannot load it, or it has no chat template.
+        DataError: no such folder, or transformers cannot load it, or it has no chat template; from
+            the function, that template refuses the prompt.
     """
     if not folder.is_dir():
         raise DataError(f"tokenizer {folder}: got no folder there; expected a saved tokenizer")
@@ -102,11 +103,15 @@ def token_counter(folder: Path) -> CountTokens:
         raise DataError(f"tokenizer {folder}: got no usable one: {error}") from error
 
     def count(prompt: list[dict[str, str]]) -> int:
-        return len(
-            tokenizer.apply_chat_template(
+        try:
+            tokens = tokenizer.apply_chat_template(
                 prompt, add_generation_prompt=True, tokenize=True, return_dict=False
             )
-        )
+        except Exception as error:  # a template is a program, which raises what it likes
+            raise DataError(
+                f"tokenizer {folder}: its chat template refuses {repr(prompt)[:200]}: {error}"
+            ) from error
+        return len(tokens)
 
     return count
 

@@ -26,6 +26,7 @@ UPSTREAM = {  # split -> path below the base URL, git blob id
 }
 JSON_BLOB_ID = "1827b67d516cca98f58541c8d218a038d13321e3"  # dataset/rlla_4k_raw/rlla_rl.json
 SPLIT_SEED, TEST_SHARE = 31415, 0.02
+SYNTHETIC_ROWS = 2000
 JSON_KEYS = ("instruction", "input", "output")
 # in upstream's and in synthetic `extra_info`: prompt and ground truth once more; left out
 REPEATED = (*JSON_KEYS, "kind", "calls")
@@ -41,7 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="local rlla_rl.json or parquet; split into train and test unless --test is given",
     )
-    source.add_argument("--synthetic", metavar="N", type=_positive, help="make N training rows")
+    source.add_argument(
+        "--synthetic",
+        metavar="N",
+        type=_positive,
+        nargs="?",
+        const=SYNTHETIC_ROWS,
+        help="make N training rows (default: %(const)s)",
+    )
     parser.add_argument("--test", metavar="FILE", type=Path, help="with --from: the test rows")
     parser.add_argument(
         "--synthetic-test",

@@ -636,10 +636,15 @@ def test_tokens_are_counted_with_the_chat_template(tmp_path, capsys):
     arguments = ("--out", tmp_path / "out", "--synthetic", 3, "--size", "tiny", "--tokenizer")
     code, output, _ = run(capsys, *arguments, tmp_path / "chat")
     assert code == 0 and "prompt tokens, median" in output
-    for folder in ("plain", "missing"):
+    tokenizer.chat_template = "{{ raise_exception('no system messages, please') }}"
+    tokenizer.save_pretrained(tmp_path / "strict")
+    for folder in ("plain", "missing", "strict"):
         code, output, errors = run(capsys, *arguments, tmp_path / folder)
-        assert (code, output, errors.count("\n")) == (1, "", 1)
-        assert f"data_prep: error: tokenizer {tmp_path / folder}: " in errors
+        assert (code, output) == (1, "")
+        assert errors.splitlines()[-1].startswith(
+            f"data_prep: error: tokenizer {tmp_path / folder}: "
+        )
+    assert errors.endswith("no system messages, please\n")
 
 
 # ---- command line

@@ -155,7 +155,7 @@ def test_table():
         ("correctness", "-2.000", "-1.000", "-", "-"),
     ]
     lines = render(reward_table(METRICS)).splitlines()
-    assert lines[0].split() == "reward first step last step validation before after".split()
+    assert " ".join(lines[0].split()) == "reward first step last step validation before after"
     assert len({len(line) for line in lines}) == 1
 
 

@@ -1,4 +1,4 @@
-"""The README does what it says: code blocks run, the file map is the tree, settings are the code's."""
+"""The README holds: its code runs, its file map is the tree, its settings are the code's."""
 
 import re
 from dataclasses import fields
@@ -39,7 +39,8 @@ def test_the_file_map_is_the_tree():
     folders = {
         f"{path.relative_to(REPO)}/"
         for path in [*REPO.glob("[!.]*/"), *(REPO / "verl_gdpo").glob("[!_]*/")]
-        if path.is_dir() and path.name not in {"verl_gdpo", "data", "runs", "outputs", "build"}
+        if path.is_dir()
+        and path.name not in {"verl_gdpo", "data", "runs", "outputs", "build"}
         and not path.name.endswith(".egg-info")
     }
     scripts = {path.name for path in REPO.glob("*.sh")}
