@@ -92,7 +92,7 @@ def test_the_test_split_is_new(splits):
     for split, rows in splits.items():
         calls = [call for row in rows for call in gold_calls(row)]
         values = {
-            v for call in calls for v in call["parameters"].values() if v not in (True, False)
+            v for call in calls for v in call["parameters"].values() if not isinstance(v, bool)
         }
         seen[split] = (
             {call["name"] for call in calls},
@@ -113,7 +113,6 @@ def test_the_pool_of_tools():
     assert {schema["type"] for schema in schemas} == {"string", "integer", "number", "boolean"}
     assert any("enum" in schema for schema in schemas)
     for schema_type, size, value_of in KINDS.values():
-        assert size % 5 == 0  # so that the split by fifths reaches every value
         types = {type(value_of(i)) for i in range(size)}
         assert types == {{"string": str, "integer": int, "number": float}[schema_type]}
 

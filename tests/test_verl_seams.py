@@ -7,6 +7,7 @@ import re
 import numpy as np
 import oracle
 import pytest
+import ray
 import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
@@ -16,7 +17,7 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from verl_gdpo.reward_manager import GdpoRewardManager
 from verl_gdpo.reward_rows import ERROR_KEY, RewardError, RewardRows, current_rows
-from verl_gdpo.trainer import RewardCheckingBuffer
+from verl_gdpo.trainer import RewardCheckingBuffer, check_reward_workers
 
 REWARDS = [[1, 1], [1, 0], [0, 1], [0, 0], [3, 1], [3, 1], [-3, 1], [0.5, 1]]
 GROUPS = list("aaaabbbb")
@@ -162,6 +163,36 @@ def test_a_failed_sample_stops_before_group_filtering(monkeypatch):
     buffer.finished_keys["train"].add("w")
     with pytest.raises(RewardError, match="no"):
         buffer._dapo_filtered_keys("train")
+
+
+# --- the reward workers --------------------------------------------------------------------------
+
+
+class Worker:
+    """Answers like a Ray actor whose reward manager comes from `module`."""
+
+    def __init__(self, module):
+        self.module = module
+        self.__ray_call__ = self
+
+    def remote(self, _):
+        return self.module, f"node of {self.module}"
+
+
+def test_a_node_without_the_package_is_named(monkeypatch):
+    monkeypatch.setattr("ray.get", list)
+    check_reward_workers([Worker("verl_gdpo.reward_manager")])
+    with pytest.raises(RuntimeError, match=r"nodes \['node of verl.x'\] .* Install verl-gdpo=="):
+        check_reward_workers([Worker("verl_gdpo.reward_manager"), Worker("verl.x")])
+
+
+def test_a_reward_worker_that_cannot_answer(monkeypatch):
+    def fail(_):
+        raise ray.exceptions.RaySystemError("No module named 'verl_gdpo'")
+
+    monkeypatch.setattr("ray.get", fail)
+    with pytest.raises(RuntimeError, match=r"No module named 'verl_gdpo'.* Install verl-gdpo=="):
+        check_reward_workers([Worker("verl_gdpo.reward_manager")])
 
 
 # --- the reward manager --------------------------------------------------------------------------

@@ -199,13 +199,19 @@ def check_reward_workers(workers: Sequence[Any]) -> None:
     Raises:
         RuntimeError: names the nodes on which verl's own manager would run instead of ours.
     """
-    answers = ray.get([worker.__ray_call__.remote(_manager_and_node) for worker in workers])
+    advice = (
+        f"Install verl-gdpo=={verl_gdpo.__version__} on every node of the Ray cluster, and see "
+        "that VERL_USE_EXTERNAL_PLUGINS there does not leave it out"
+    )
+    try:
+        answers = ray.get([worker.__ray_call__.remote(_manager_and_node) for worker in workers])
+    except ray.exceptions.RayError as error:  # a node that lacks the package cannot even be asked
+        raise RuntimeError(f"a reward worker did not start or answer: {error}. {advice}") from error
     foreign = sorted({node for manager, node in answers if not manager.startswith("verl_gdpo.")})
     if foreign:
         raise RuntimeError(
             f"reward.reward_manager.name=gdpo: on nodes {foreign} the reward workers run verl's "
-            f"own manager. Install verl-gdpo=={verl_gdpo.__version__} on every node of the Ray "
-            "cluster, and see that VERL_USE_EXTERNAL_PLUGINS there does not leave it out"
+            f"own manager. {advice}"
         )
 
 

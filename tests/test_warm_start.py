@@ -1,0 +1,175 @@
+"""The warm start: same bytes, cached, atomic, and a tokenizer that verl loads unharmed."""
+
+import json
+import random
+from hashlib import sha256
+
+import pandas as pd
+import pytest
+import torch
+
+from data_prep.synthetic import make_rows
+from verl_gdpo.cpu import warm_start
+from verl_gdpo.cpu.demonstrations import HABITS, batches_of, imperfect
+from verl_gdpo.cpu.warm_start import MARKER, make_policy
+from verl_gdpo.rewards import tool_rl
+
+TINY = {"steps": 3, "batch_size": 4, "hidden_size": 32}
+TWO_CALLS = (
+    "<think> x </think>\n<tool_call>\n"
+    '{"name": "f", "parameters": {"a": "b-c", "n": 12}}\n'
+    '{"name": "g", "parameters": {"n": 3, "a": "d"}}\n</tool_call>'
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "train.parquet"
+    pd.DataFrame(make_rows(300, split="train", seed=0, size="tiny")).to_parquet(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def policy(data, tmp_path_factory):
+    return make_policy(tmp_path_factory.mktemp("made") / "policy", data=data, **TINY)
+
+
+def hashes(folder):
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+
+
+def test_same_arguments_same_bytes(policy, data, tmp_path):
+    threads = torch.get_num_threads()
+    again = make_policy(tmp_path / "deep" / "again", data=data, **TINY)
+    assert hashes(again) == hashes(policy)
+    assert torch.get_num_threads() == threads
+    other = make_policy(tmp_path / "other", data=data, seed=1, **TINY)
+    assert hashes(other)["model.safetensors"] != hashes(policy)["model.safetensors"]
+
+
+def test_training_moves_the_weights_and_the_global_random_state_stays(data, tmp_path):
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    longer = make_policy(tmp_path / "policy", data=data, **{**TINY, "steps": 60, "lr": 0.01})
+    assert torch.equal(torch.rand(3), expected)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(longer)
+    model = AutoModelForCausalLM.from_pretrained(longer)
+    rows = make_rows(50, split="test", seed=0, size="tiny")
+    batch = next(batches_of(rows, tokenizer, 50, random.Random(0)))
+    with torch.no_grad():
+        loss = warm_start._loss(model, batch, tokenizer.pad_token_id)
+    assert loss < 4  # untrained: ln(vocabulary of some 490) = 6.2
+
+
+def test_the_second_call_returns_at_once(policy, data, monkeypatch):
+    monkeypatch.setattr(warm_start, "_train", None)  # calling it would raise
+    before = hashes(policy)
+    assert make_policy(policy, data=data, **TINY) == policy
+    assert hashes(policy) == before
+
+
+def test_other_arguments_replace_the_policy(data, tmp_path):
+    path = make_policy(tmp_path / "policy", data=data, **TINY)
+    first = hashes(path)
+    make_policy(path, data=data, **{**TINY, "steps": 4})
+    assert hashes(path)["model.safetensors"] != first["model.safetensors"]
+    assert json.loads((path / MARKER).read_text())["steps"] == 4
+    (path / MARKER).write_text("damaged")
+    make_policy(path, data=data, **TINY)
+    assert hashes(path) == first
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_an_interrupted_run_leaves_nothing(data, tmp_path, monkeypatch, exists):
+    path = tmp_path / "policy"
+    if exists:
+        make_policy(path, data=data, **TINY)
+    before = hashes(path) if exists else {}
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(warm_start, "_show_progress", interrupt)  # after the last step
+    with pytest.raises(KeyboardInterrupt):
+        make_policy(path, data=data, seed=9, **TINY)
+    assert [file.name for file in tmp_path.iterdir()] == (["policy"] if exists else [])
+    assert (hashes(path) if exists else {}) == before
+
+
+def test_a_folder_of_somebody_else_is_kept(data, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="is no warm start"):
+        make_policy(tmp_path, data=data, **TINY)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"seed": -1}, "seed: got -1"),
+        ({"steps": 0}, "steps: got 0"),
+        ({"batch_size": 0}, "batch_size: got 0"),
+        ({"threads": 0}, "threads: got 0"),
+        ({"lr": 0.0}, "lr: got 0.0"),
+        ({"lr": float("nan")}, "lr: got nan"),
+        ({"hidden_size": 30}, "hidden_size=30"),
+    ],
+)
+def test_bad_arguments(data, tmp_path, bad, message):
+    with pytest.raises(ValueError, match=message):
+        make_policy(tmp_path / "policy", data=data, **{**TINY, **bad})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_full_size_are_refused(tmp_path):
+    path = tmp_path / "full.parquet"
+    pd.DataFrame(make_rows(100, split="train", seed=0)).to_parquet(path)
+    with pytest.raises(ValueError, match=r"expected at most 256, such as .* size \"tiny\""):
+        make_policy(tmp_path / "policy", data=path, **TINY)
+    assert [file.name for file in tmp_path.iterdir()] == ["full.parquet"]
+
+
+def test_the_tokenizer_is_lossless_and_short(policy):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    rows = make_rows(1000, split="train", seed=3, size="tiny")
+    for row in rows + make_rows(1000, split="test", seed=3, size="tiny"):
+        prompt = tokenizer.apply_chat_template(
+            row["prompt"], add_generation_prompt=True, tokenize=False
+        )
+        answer = imperfect(row["reward_model"]["ground_truth"], random.Random(len(prompt)))
+        prompt_ids, answer_ids = tokenizer([prompt, answer])["input_ids"]
+        assert len(prompt_ids) <= 80
+        assert len(answer_ids) <= 64
+        assert tokenizer.decode(prompt_ids) == prompt
+        assert tokenizer.decode(answer_ids, skip_special_tokens=True) == answer
+
+
+def test_what_each_habit_costs():
+    # two calls, M = 1 + 2 * (1 + 2) = 7; of the 7 points 2 are lost with the two quoted numbers
+    costs = [(0.0, 3.0), (1.0, 6 * 5 / 7 - 3), (1.0, -3.0)]
+    for (_, pattern, replacement), (layout, correctness) in zip(HABITS, costs, strict=True):
+        scores = tool_rl.score(pattern.sub(replacement, TWO_CALLS), TWO_CALLS)
+        assert scores == pytest.approx({"format": layout, "correctness": correctness})
+
+
+def test_habits_come_in_their_shares():
+    rng = random.Random(0)
+    answers = [imperfect(TWO_CALLS, rng) for _ in range(2000)]
+    expected = {"</think> <tool_call>": 0.55, '"n": "12"': 0.6, '"}\n</tool_call>': 0.3}
+    for mark, share in expected.items():
+        # standard deviation of a share of 2,000: .011
+        assert abs(sum(mark in answer for answer in answers) / 2000 - share) < 0.05
+
+
+def test_command_line(policy, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(warm_start, "make_policy", lambda out, **given: (out, given))
+    assert warm_start.main(["--out", str(tmp_path), "--seed", "4", "--data", str(data)]) == 0
+    assert str((tmp_path, {"seed": 4, "data": data})) in capsys.readouterr().out
+    monkeypatch.setattr(warm_start, "make_policy", make_policy)
+    assert warm_start.main(["--out", str(tmp_path), "--seed", "-1"]) == 1
+    assert "warm start: error: warm start, seed: got -1" in capsys.readouterr().err
