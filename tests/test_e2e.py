@@ -67,7 +67,6 @@ def overrides(assets, *more, scorer="compute_score"):
         f"actor_rollout_ref.model.path={assets}/model",
         f"actor_rollout_ref.rollout.n={SAMPLES}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH}",
-        f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={MINI_BATCH * SAMPLES}",
         "actor_rollout_ref.actor.optim.lr=1e-3",
         *(
             [

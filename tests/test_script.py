@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from data_prep.synthetic import make_rows
 from verl_gdpo.cpu.tiny_model import make_tiny_model
-from verl_gdpo.rewards.tool_rl_format import compact_system_prompt
 
 pytestmark = pytest.mark.e2e
 
@@ -31,7 +31,9 @@ def checkout(tmp_path_factory):
         copy = shutil.copytree if (REPO / name).is_dir() else shutil.copy
         copy(REPO / name, folder / name)
     (folder / ".venv").symlink_to(Path(sys.prefix))
-    make_tiny_model(folder / "model", texts=[compact_system_prompt([])], seed=1)
+    rows = make_rows(64, split="train", seed=0, size="tiny")
+    texts = [message["content"] for row in rows for message in row["prompt"]]
+    make_tiny_model(folder / "model", texts=texts, vocab_size=768, seed=1)
     return folder
 
 
@@ -40,7 +42,7 @@ def start(checkout, *arguments, mark):
         *("./run_tool_rl.sh", "hardware=cpu"),
         f"actor_rollout_ref.model.path={checkout}/model",
         *("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4"),
-        *("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16", "data.val_max_samples=8"),
+        "data.val_max_samples=8",
         *("trainer.total_training_steps=2", "trainer.test_freq=2", "trainer.save_freq=2"),
         *arguments,
     ]

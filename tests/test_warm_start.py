@@ -14,7 +14,7 @@ from verl_gdpo.cpu.demonstrations import HABITS, batches_of, imperfect
 from verl_gdpo.cpu.warm_start import MARKER, make_policy
 from verl_gdpo.rewards import tool_rl
 
-TINY = {"steps": 3, "batch_size": 4, "hidden_size": 32}
+TINY = {"steps": 3, "batch_size": 4, "hidden_size": 32, "num_hidden_layers": 1}
 TWO_CALLS = (
     "<think> x </think>\n<tool_call>\n"
     '{"name": "f", "parameters": {"a": "b-c", "n": 12}}\n'

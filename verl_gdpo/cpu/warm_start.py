@@ -55,7 +55,7 @@ def make_policy(
     batch_size: int = 32,
     lr: float = 3e-3,
     hidden_size: int = 128,
-    num_hidden_layers: int = 2,
+    num_hidden_layers: int = 3,
     threads: int = 1,
 ) -> Path:
     """Make the policy in the folder `path`, or return at once if it is there already.
@@ -66,7 +66,7 @@ def make_policy(
         seed: at least 0; of the initial weights, the habits and the order of the rows.
         data: parquet file in verl's schema, rows as of `data_prep.synthetic` in size "tiny";
             without it, such training rows are made from the seed.
-        steps: supervised optimiser steps, at least 1; 0.1 s each at the default sizes.
+        steps: supervised optimiser steps, at least 1; 0.15 to 0.3 s each at the default sizes.
         batch_size: demonstrations per step.
         lr: peak learning rate; warms up for 50 steps, then falls along a cosine.
         threads: of torch; more than one helps little at this size and hurts on a busy machine.
@@ -74,6 +74,7 @@ def make_policy(
     Raises:
         ValueError: an argument out of range, or rows that are too long for the tiny policy.
         FileExistsError: `path` exists and holds something else.
+        ImportError: no data given, and data_prep cannot be imported.
     """
     for name, value, least in (
         ("seed", seed, 0),
@@ -121,8 +122,13 @@ def make_policy(
 
 
 def _make_rows(seed: int) -> list[dict[str, Any]]:
-    from data_prep.synthetic import make_rows  # part of the repository, not of the package
-
+    try:
+        from data_prep.synthetic import make_rows
+    except ImportError as error:
+        raise ImportError(
+            f"warm start: {error}; its rows come from data_prep, which is part of the repository "
+            "and not of the package: run it in the repository's root, or give it data"
+        ) from error
     return make_rows(ROWS, split="train", seed=seed, size="tiny")
 
 
@@ -206,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         print(make_policy(args.out, seed=args.seed, data=args.data))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"warm start: error: {error}", file=sys.stderr)
         return 1
     return 0
