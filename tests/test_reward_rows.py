@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from verl_gdpo.reward_rows import ERROR_KEY, RewardError, RewardMatrix, RewardRows, number_or_error
+from verl_gdpo.reward_terms import gate, read_terms, weighted_sum
 from verl_gdpo.settings import GdpoSettings
 
 
@@ -14,8 +15,9 @@ def rows_of(table):
     return RewardRows.from_keys(list(table), infos, padding)
 
 
-def matrix(rows, weights=None):
-    return RewardMatrix.of(rows, GdpoSettings(weights=weights))
+def matrix(rows, rewards=None):
+    """`rewards` as in the configuration."""
+    return RewardMatrix.of(rows, GdpoSettings(rewards and read_terms("rewards", rewards)))
 
 
 def test_columns_follow_the_order_of_rows_and_of_the_configuration():
@@ -50,12 +52,50 @@ def test_padding_is_not_counted_and_its_copied_rewards_are_not_read():
     rows.raise_on_error()
     result = matrix(rows)
     assert result.values_BK.tolist() == [[1.0], [3.0], [0.0]]
-    assert result.metrics(rows.counted_B) == {
+    assert result.metrics() == {
         "gdpo/a/mean": 2.0,
         "gdpo/a/std": 1.0,
         "gdpo/a/min": 1.0,
         "gdpo/a/max": 3.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "values", "metrics"),
+    [("zero", [0.9, 0.0, 0.0], [0.3, 0.9]), ("missing", [0.9, None, None], [0.9, 0.9])],
+)
+def test_a_condition_gates_raw_values(otherwise, values, metrics):
+    rewards = {
+        # reads the raw b, although b itself is gated to 0 in the second row
+        "a": {"weight": 2.0, "when": {"reward": "b", "at_least": 1.0}, "otherwise": otherwise},
+        "b": {"when": {"reward": "c", "at_least": 0.0}},
+    }
+    infos = [
+        {"a": 0.9, "b": 1.0, "c": -1.0},  # b fails its own condition, and still opens a
+        {"a": 0.7, "b": 0.5, "c": 1.0},
+        {"a": 0.5, "b": 0.0, "c": 1.0},
+    ]
+    terms = read_terms("rewards", rewards)
+    gated = [gate(info, terms) for info in infos]
+    assert [row["a"] for row in gated] == values
+    assert [row["b"] for row in gated] == [0.0, 0.5, 0.0]
+    # 2 * 0.9 + 0, and a adds nothing to the others, be it 0 or missing
+    assert [weighted_sum(row, terms) for row in gated] == [1.8, 0.5, 0.0]
+
+    result = matrix(rows_of({f"u_{i}_0": (info, False) for i, info in enumerate(infos)}), rewards)
+    assert result.values_BK.tolist() == [[0.9, 0.0], [0.0, 0.5], [0.0, 0.0]]
+    assert result.present_BK[:, 0].tolist() == [value is not None for value in values]
+    logged = result.metrics()
+    assert [logged["gdpo/a/mean"], logged["gdpo/a/max"]] == pytest.approx(metrics)
+
+
+def test_a_reward_that_no_sample_has_is_not_logged():
+    rewards = {
+        "a": {"when": {"reward": "b", "at_least": 1}, "otherwise": "missing"},
+        "b": 1.0,
+    }
+    metrics = matrix(rows_of({"u_0_0": ({"a": 1.0, "b": 0.0}, False)}), rewards).metrics()
+    assert {key.split("/")[1] for key in metrics} == {"b"}
 
 
 def test_an_error_of_the_reward_manager_stops_the_run():

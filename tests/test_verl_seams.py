@@ -109,6 +109,24 @@ def v1_advantages(keys, infos, padding, **settings):
     return data.batch["advantages"]
 
 
+@pytest.mark.parametrize("otherwise", ["zero", "missing"])
+def test_v1_conditions(otherwise):
+    condition = {"reward": "a", "at_least": 1}
+    rewards = {"a": 1.0, "b": {"when": condition, "otherwise": otherwise}}
+    # group a qualifies with the values 4, 2; group b with 3, 7, 5
+    values = [(1, 4), (1, 2), (0, 9), (0, 8), (3, 3), (3, 7), (-3, 6), (1, 5)]
+    keys = [f"{group}_{i}_0" for i, group in enumerate(GROUPS)]
+    infos = [{"a": float(a), "b": float(b)} for a, b in values]
+    actual = v1_advantages(keys, infos, [False] * 8, rewards=rewards)
+    met = [a >= 1 for a, _ in values]
+    expected = oracle.gdpo(
+        [[a, b if ok else 0] for (a, b), ok in zip(values, met, strict=True)],
+        GROUPS,
+        present=[[True, ok or otherwise == "zero"] for ok in met],
+    )
+    assert actual[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
 @pytest.mark.parametrize("batch_norm", ["sample", "token", "none"])
 def test_v1_sessions_padding_and_row_order(batch_norm):
     infos = [{"a": float(r[0]), "b": float(r[1])} for r in REWARDS]
@@ -270,6 +288,18 @@ def test_reward_score_is_the_weighted_sum_of_the_named():
     result = score(manager(gdpo={"rewards": {"correctness": 0.5}}), GOLD)
     assert result["reward_score"] == 1.5
     assert result["reward_extra_info"]["format"] == 1.0  # not used, still reported
+
+
+def test_reward_score_obeys_conditions_and_the_raw_values_stay():
+    condition = {"reward": "correctness", "at_least": 3}
+    conditioned = manager(
+        reward_kwargs={"length": True},
+        gdpo={"rewards": {"correctness": 1.0, "length": {"weight": 512.0, "when": condition}}},
+    )
+    right, wrong = score(conditioned, GOLD), score(conditioned, GOLD.replace('"f"', '"g"'))
+    assert right["reward_score"] == 3.0 + 512 * right["reward_extra_info"]["length"]
+    assert wrong["reward_score"] == -3.0
+    assert wrong["reward_extra_info"]["length"] == right["reward_extra_info"]["length"]
 
 
 def test_verls_names_of_the_same_rewards_stay_valid():

@@ -47,6 +47,7 @@ def compute_gdpo(
         index,
         token_count_B=(response_mask != 0).sum(dim=1).cpu() if by_token else None,
         weights=list(rewards.weights.values()),
+        present_BK=rewards.present_BK,
         valid_B=rows.counted_B,
         group_norm=settings.group_norm,
         normalize_by_std=settings.normalize_by_std,
@@ -62,13 +63,11 @@ def compute_gdpo(
 def _rows_from_columns(
     settings: GdpoSettings, non_tensor_batch: Mapping[str, Any] | None, size: int
 ) -> RewardRows:
-    if settings.weights is None or non_tensor_batch is None:
+    if settings.rewards is None or non_tensor_batch is None:
         raise RuntimeError(
             "gdpo: no per-reward values reached the estimator, because verl-gdpo does not extend "
             "this trainer. Register verl_gdpo.trainer.with_gdpo(YourTrainer), or name the rewards "
             "in algorithm.gdpo.rewards and pass their columns in non_tensor_batch"
         )
-    columns = {
-        name: non_tensor_batch[name] for name in settings.weights if name in non_tensor_batch
-    }
+    columns = {name: non_tensor_batch[name] for name in settings.names if name in non_tensor_batch}
     return RewardRows.from_columns(columns, size)

@@ -29,10 +29,10 @@ def _compute_advantage(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: A
     if arguments["adv_estimator"] != "gdpo" or current_rows.get() is not None:
         return wrapped(*args, **kwargs)
     settings = GdpoSettings.from_algorithm(arguments["config"])
-    names = data.meta_info.get("reward_extra_keys") or list(settings.weights or ())
+    names = data.meta_info.get("reward_extra_keys") or settings.names
     columns = {name: data.non_tensor_batch[name] for name in names if name in data.non_tensor_batch}
     rows = RewardRows.from_columns(columns, len(data))
-    data.meta_info[METRICS_KEY] = RewardMatrix.of(rows, settings).metrics(rows.counted_B)
+    data.meta_info[METRICS_KEY] = RewardMatrix.of(rows, settings).metrics()
     token = current_rows.set(rows)
     try:
         return wrapped(*args, **kwargs)

@@ -16,6 +16,7 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
 from verl_gdpo.reward_rows import ERROR_KEY, number_or_error
+from verl_gdpo.reward_terms import gate, weighted_sum
 from verl_gdpo.rewards import SCORERS, VERL_NAMES
 from verl_gdpo.settings import GdpoSettings
 
@@ -120,15 +121,15 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         info = dict(result) if isinstance(result, Mapping) else {"acc": result}
         if not self.is_custom:
             for verl_name, name in VERL_NAMES.get(data_source, {}).items():
-                if verl_name in (self.settings.weights or {}) and name in info:
+                if verl_name in self.settings.names and name in info:
                     info[verl_name] = info.pop(name)
-        weights = self.settings.weights_for(info)
-        for name in weights:
+        terms = self.settings.terms_for(info)
+        for name in self.settings.names or terms:
             try:
                 info[name] = number_or_error(info[name])
             except ValueError as error:
                 raise ValueError(f"reward {name!r} {error}") from None
-        score = sum(weight * info[name] for name, weight in weights.items())
+        score = weighted_sum(gate(info, terms), terms)
         return {"reward_score": score, "reward_extra_info": {**info, "score": score}}
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

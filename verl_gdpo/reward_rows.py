@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from verl_gdpo.reward_terms import gate
 from verl_gdpo.settings import GdpoSettings
 
 # a key of verl's reward_extra_info: the reward manager could not score this sample, and why
@@ -79,10 +80,11 @@ class RewardRows:
 
 @dataclass(frozen=True)
 class RewardMatrix:
-    """The K rewards in use; rows that are not counted hold 0."""
+    """The K rewards in use, conditions applied; what is not present, or not counted, holds 0."""
 
     weights: Mapping[str, float]
     values_BK: npt.NDArray[np.float64]
+    present_BK: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, rows: RewardRows, settings: GdpoSettings) -> "RewardMatrix":
@@ -97,28 +99,32 @@ class RewardMatrix:
             raise RewardError("the batch holds no sample, only padding")
         first = rows.infos[counted[0]]
         try:
-            weights = settings.weights_for(first)
+            terms = settings.terms_for(first)
         except ValueError as error:
             raise RewardError(f"{rows.labels[counted[0]]}: {error}") from None
-        values_BK = np.zeros((len(rows.infos), len(weights)))
+        values_BK = np.zeros((len(rows.infos), len(terms)))
+        present_BK = np.zeros(values_BK.shape, dtype=np.bool_)
         for row in counted:
             info = rows.infos[row]
-            if settings.weights is None and {*info} - {"score"} != {*weights}:
+            if settings.rewards is None and {*info} - {"score"} != {*terms}:
                 raise RewardError(
                     f"{rows.labels[row]} has the rewards {_names(info)}, but "
                     f"{rows.labels[counted[0]]} has {_names(first)}. Return the same rewards for "
                     "every sample, or name those to use in algorithm.gdpo.rewards"
                 )
-            for column, name in enumerate(weights):
-                values_BK[row, column] = _finite(name, info, rows.labels[row])
-        return cls(weights, values_BK)
+            raw = {name: _finite(name, info, rows.labels[row]) for name in settings.names or terms}
+            for column, value in enumerate(gate(raw, terms).values()):
+                if value is not None:
+                    values_BK[row, column], present_BK[row, column] = value, True
+        return cls({name: term.weight for name, term in terms.items()}, values_BK, present_BK)
 
-    def metrics(self, counted_B: npt.NDArray[np.bool_]) -> dict[str, float]:
-        """`gdpo/<reward>/{mean,std,min,max}` over the counted rows; std as verl's (ddof 0)."""
+    def metrics(self) -> dict[str, float]:
+        """`gdpo/<reward>/{mean,std,min,max}` over what is present; std as verl's (ddof 0)."""
         result = {}
-        for name, values_B in zip(self.weights, self.values_BK[counted_B].T, strict=True):
-            for statistic in ("mean", "std", "min", "max"):
-                result[f"gdpo/{name}/{statistic}"] = float(getattr(values_B, statistic)())
+        for column, name in enumerate(self.weights):
+            present = self.values_BK[self.present_BK[:, column], column]
+            for statistic in ("mean", "std", "min", "max") if len(present) else ():
+                result[f"gdpo/{name}/{statistic}"] = float(getattr(present, statistic)())
         return result
 
 

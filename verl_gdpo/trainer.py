@@ -99,7 +99,7 @@ class GdpoTrainer:
         if self.gdpo is None:
             return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         rows = fetch_rows(batch.keys, batch.partition_id, batch.tags)
-        metrics.update(RewardMatrix.of(rows, self.gdpo).metrics(rows.counted_B))
+        metrics.update(RewardMatrix.of(rows, self.gdpo).metrics())
         token = current_rows.set(rows)
         try:
             return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
