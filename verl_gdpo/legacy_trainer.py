@@ -13,6 +13,7 @@ from verl.trainer.ppo import ray_trainer
 
 from verl_gdpo.reward_rows import RewardMatrix, RewardRows, current_rows
 from verl_gdpo.settings import GdpoSettings, settings_of_run
+from verl_gdpo.validation import average_what_is_present
 
 METRICS_KEY = "gdpo_metrics"
 
@@ -48,3 +49,4 @@ def _compute_data_metrics(wrapped: Callable[..., Any], _: Any, args: Any, kwargs
 wrapt.wrap_function_wrapper(ray_trainer, "RayPPOTrainer.__init__", _init)
 wrapt.wrap_function_wrapper(ray_trainer, "compute_advantage", _compute_advantage)
 wrapt.wrap_function_wrapper(ray_trainer, "compute_data_metrics", _compute_data_metrics)
+average_what_is_present(ray_trainer)

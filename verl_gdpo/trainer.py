@@ -2,7 +2,8 @@
 
 Relies on verl 0.9: `trainer_base.TRAINER_REGISTRY`, {mode: class}; the methods that `REQUIRED`
 names and `with_gdpo` checks; the replay buffer's `partitions` and `finished_keys`; and, in
-TransferQueue, keys `{uid}_{session}_{index}`, a tag `is_padding` and a field `extra_fields`.
+TransferQueue, keys `{uid}_{session}_{index}`, a tag `is_padding`, the fields `extra_fields` and
+`data_source`.
 """
 
 import logging
@@ -11,6 +12,7 @@ from typing import Any
 
 import ray
 import transfer_queue as tq
+from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 
@@ -18,6 +20,7 @@ import verl_gdpo
 from verl_gdpo.reward_rows import RewardMatrix, RewardRows, current_rows, split_key
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings import settings_of_run, uses_gdpo_manager
+from verl_gdpo.validation import average_what_is_present
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -161,13 +164,18 @@ def fetch_rows(
 ) -> RewardRows:
     """What the reward manager said of these TransferQueue rows, in the order of `keys`."""
     fetched = tq.kv_batch_get(
-        keys=list(keys), partition_id=partition_id, select_fields=["extra_fields"]
+        keys=list(keys), partition_id=partition_id, select_fields=["extra_fields", "data_source"]
     )
-    # TransferQueue hands back a list, a NonTensorStack or an array, by accessor and backend
-    extra_fields = fetched.get("extra_fields")
-    extra_fields = extra_fields.tolist() if hasattr(extra_fields, "tolist") else list(extra_fields)
-    infos = [fields.get("reward_extra_info") or {} for fields in extra_fields]
-    return RewardRows.from_keys(keys, infos, [bool(tag.get("is_padding")) for tag in tags])
+    infos = [fields.get("reward_extra_info") or {} for fields in _column(fetched, "extra_fields")]
+    sources = _column(fetched, "data_source")
+    padding = [bool(tag.get("is_padding")) for tag in tags]
+    return RewardRows.from_keys(keys, infos, sources, padding)
+
+
+def _column(fetched: Any, name: str) -> list[Any]:
+    """TransferQueue hands back a list, a NonTensorStack or an array, by accessor and backend."""
+    column = fetched.get(name)
+    return column.tolist() if hasattr(column, "tolist") else list(column)
 
 
 def fetch_dump_columns(batch: Any) -> dict[str, dict[str, Any]]:
@@ -221,3 +229,4 @@ def _manager_and_node(worker: Any) -> tuple[str, str]:
 
 # under the same names, because verl compares `trainer.v1.trainer_mode` with them
 TRAINER_REGISTRY.update({mode: with_gdpo(cls) for mode, cls in TRAINER_REGISTRY.items()})
+average_what_is_present(trainer_base)
