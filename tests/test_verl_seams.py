@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from verl_gdpo.reward_manager import GdpoRewardManager
 from verl_gdpo.reward_rows import ERROR_KEY, RewardError, RewardRows, current_rows
-from verl_gdpo.trainer import RewardCheckingBuffer, check_reward_workers
+from verl_gdpo.trainer import check_reward_workers
 from verl_gdpo.validation import present_only
 
 REWARDS = [[1, 1], [1, 0], [0, 1], [0, 0], [3, 1], [3, 1], [-3, 1], [0.5, 1]]
@@ -164,38 +164,6 @@ def test_v1_sessions_padding_and_row_order(batch_norm):
 def test_v1_without_rows_says_why():
     with pytest.raises(RewardError, match="no named reward"):
         ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=algorithm())
-
-
-# --- the replay buffer ---------------------------------------------------------------------------
-
-
-def test_a_failed_sample_stops_before_group_filtering(monkeypatch):
-    class Buffer:
-        def __init__(self):
-            self.partitions = {"train": {"u_0_0": {}, "u_1_0": {}, "w_0_0": {}}}
-            self.finished_keys = {"train": {"u"}}
-
-        def _dapo_filtered_keys(self, partition_id):
-            return set(), {}
-
-    class Checking(RewardCheckingBuffer, Buffer):
-        pass
-
-    fetched = []
-
-    def fetch(keys, partition_id, tags):
-        fetched.append(list(keys))
-        infos = [{ERROR_KEY: "no"} if key == "w_0_0" else {"a": 1.0} for key in keys]
-        return RewardRows.from_keys(keys, infos, ["d"] * len(keys), [False] * len(keys))
-
-    monkeypatch.setattr("verl_gdpo.trainer.fetch_rows", fetch)
-    buffer = Checking()
-    buffer._dapo_filtered_keys("train")
-    buffer._dapo_filtered_keys("train")
-    assert fetched == [["u_0_0", "u_1_0"]]  # finished groups, each row once
-    buffer.finished_keys["train"].add("w")
-    with pytest.raises(RewardError, match="no"):
-        buffer._dapo_filtered_keys("train")
 
 
 # --- validation on verl 0.9.0 ---------------------------------------------------------------------

@@ -143,6 +143,11 @@ def split_key(key: str) -> tuple[str, int]:
     return session, int(index)
 
 
+def group_of(key: str) -> str:
+    """The uid in `{uid}_{session}_{index}`: samples of one prompt share it."""
+    return key.rsplit("_", 2)[0]
+
+
 def value_or_error(value: Any) -> float | None:
     """A Python, numpy or torch number (or bool) as a finite float; None, for missing, as it is.
 
