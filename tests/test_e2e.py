@@ -49,7 +49,7 @@ def assets(tmp_path_factory):
     train = [tool_row(i, "train") for i in range(32)]
     pd.DataFrame(train).to_parquet(folder / "train.parquet")
     pd.DataFrame([tool_row(i, "test") for i in range(8)]).to_parquet(folder / "test.parquet")
-    mixed = [tool_row(i, "train", data_source=["rlla", "other"][i % 2]) for i in range(32)]
+    mixed = [tool_row(i, "train", data_source=["rlla", "other"][i // 4 % 2]) for i in range(32)]
     pd.DataFrame(mixed).to_parquet(folder / "mixed.parquet")
     broken = json.loads(json.dumps(train))
     broken[11]["reward_model"]["ground_truth"] = None
