@@ -4,7 +4,10 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from verl_gdpo import SUPPORTED_VERL
+from verl_gdpo.reward_terms import Condition, RewardTerm
 from verl_gdpo.settings import GdpoSettings
 
 REPO = Path(__file__).resolve().parents[1]
@@ -51,11 +54,20 @@ def test_the_settings_table_is_the_code():
     table = README.split("## Settings")[1].split("verl's `algorithm.gdpo_reward_keys`")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)`", table, re.M))
     defaults = GdpoSettings()
-    assert rows.pop("rewards") == "null" and defaults.weights is None
+    assert rows.pop("rewards") == "null" and defaults.rewards is None
     assert rows.pop("normalize_by_std") == "null"
-    names = {field.name for field in fields(GdpoSettings)} - {"weights", "normalize_by_std"}
+    names = {field.name for field in fields(GdpoSettings)} - {"rewards", "normalize_by_std"}
     assert {name: type(getattr(defaults, name))(value) for name, value in rows.items()} == {
         name: getattr(defaults, name) for name in names
+    }
+
+
+def test_the_rewards_example_is_read():
+    (block,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    settings = GdpoSettings.from_algorithm(OmegaConf.create(block).algorithm)
+    assert settings.rewards == {
+        "correctness": RewardTerm(1.0),
+        "length": RewardTerm(0.5, Condition("correctness", 1.0), "zero"),
     }
 
 

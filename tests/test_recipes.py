@@ -15,6 +15,16 @@ from verl_gdpo.settings import GdpoSettings, settings_of_run
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
 
+ARMS = {
+    "gdpo": ("gdpo", GdpoSettings()),
+    "gdpo_token": ("gdpo", GdpoSettings(batch_norm="token")),
+    "gdpo_no_batch_norm": ("gdpo", GdpoSettings(batch_norm="none")),
+    "grpo": ("grpo", GdpoSettings()),
+    "grpo_no_std": ("grpo", GdpoSettings(normalize_by_std=False)),
+    "grpo_batch_norm": ("gdpo", GdpoSettings(group_norm="summed")),
+}
+
+
 def names(group):
     return sorted(path.stem for path in (RECIPES / group).glob("*.yaml"))
 
@@ -42,18 +52,31 @@ def flat(config, prefix=""):
 def test_every_combination_is_valid(task, hardware, estimator):
     config = composed(f"task={task}", f"hardware={hardware}", f"estimator={estimator}")
     validate_config(config, need_reference_policy(config), need_critic(config))
-    assert settings_of_run(config) == GdpoSettings()
-    assert config.algorithm.adv_estimator == estimator
+    assert (config.algorithm.adv_estimator, settings_of_run(config)) == ARMS[estimator]
     assert not need_critic(config)
 
 
-@pytest.mark.parametrize("hardware", names("hardware"))
-def test_the_arms_differ_in_one_key(hardware):
-    arms = [flat(composed(f"hardware={hardware}", f"estimator={e}")) for e in ("gdpo", "grpo")]
-    differing = {key for key in arms[0] if arms[0][key] != arms[1][key]}
-    names_of_the_run = {key for key in differing if key.endswith(".experiment_name")}
-    assert differing - names_of_the_run == {"algorithm.adv_estimator"}
-    assert arms[0].keys() == arms[1].keys()
+ESTIMATOR_KEYS = {
+    "arm",
+    "algorithm.adv_estimator",
+    "algorithm.norm_adv_by_std_in_grpo",
+    "algorithm.gdpo.group_norm",
+    "algorithm.gdpo.batch_norm",
+}
+
+
+@pytest.mark.parametrize("estimator", ARMS)
+def test_the_arms_differ_in_the_estimator_alone(estimator):
+    arm, gdpo = (flat(composed(f"estimator={name}")) for name in (estimator, "gdpo"))
+    differing = {key for key in {*arm, *gdpo} if arm.get(key) != gdpo.get(key)}
+    named_after_it = {key for key in differing if key.endswith(".experiment_name")}
+    assert differing - named_after_it <= ESTIMATOR_KEYS
+    assert arm["trainer.experiment_name"] == f"tool_rl-{estimator}"
+
+
+def test_the_table_of_arms():
+    text = (RECIPES / "README.md").read_text().split("## Arms")[1].split("## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == {*ARMS}
 
 
 @pytest.mark.parametrize("hardware", ["8gpu", "1gpu"])

@@ -4,18 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from verl_gdpo.reward_rows import ERROR_KEY, RewardError, RewardMatrix, RewardRows, number_or_error
+from verl_gdpo.reward_rows import ERROR_KEY, RewardError, RewardMatrix, RewardRows, value_or_error
+from verl_gdpo.reward_terms import gate, read_terms, weighted_sum
 from verl_gdpo.settings import GdpoSettings
 
 
-def rows_of(table):
+def rows_of(table, sources=None):
     """{key: (info, is_padding)} as rows."""
     infos, padding = zip(*table.values(), strict=True)
-    return RewardRows.from_keys(list(table), infos, padding)
+    return RewardRows.from_keys(list(table), infos, sources or ["d"] * len(table), padding)
 
 
-def matrix(rows, weights=None):
-    return RewardMatrix.of(rows, GdpoSettings(weights=weights))
+def matrix(rows, rewards=None):
+    """`rewards` as in the configuration."""
+    return RewardMatrix.of(rows, GdpoSettings(rewards and read_terms("rewards", rewards)))
 
 
 def test_columns_follow_the_order_of_rows_and_of_the_configuration():
@@ -50,12 +52,50 @@ def test_padding_is_not_counted_and_its_copied_rewards_are_not_read():
     rows.raise_on_error()
     result = matrix(rows)
     assert result.values_BK.tolist() == [[1.0], [3.0], [0.0]]
-    assert result.metrics(rows.counted_B) == {
+    assert result.metrics() == {
         "gdpo/a/mean": 2.0,
         "gdpo/a/std": 1.0,
         "gdpo/a/min": 1.0,
         "gdpo/a/max": 3.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "values", "metrics"),
+    [("zero", [0.9, 0.0, 0.0], [0.3, 0.9]), ("missing", [0.9, None, None], [0.9, 0.9])],
+)
+def test_a_condition_gates_raw_values(otherwise, values, metrics):
+    rewards = {
+        # reads the raw b, although b itself is gated to 0 in the second row
+        "a": {"weight": 2.0, "when": {"reward": "b", "at_least": 1.0}, "otherwise": otherwise},
+        "b": {"when": {"reward": "c", "at_least": 0.0}},
+    }
+    infos = [
+        {"a": 0.9, "b": 1.0, "c": -1.0},  # b fails its own condition, and still opens a
+        {"a": 0.7, "b": 0.5, "c": 1.0},
+        {"a": 0.5, "b": 0.0, "c": 1.0},
+    ]
+    terms = read_terms("rewards", rewards)
+    gated = [gate(info, terms) for info in infos]
+    assert [row["a"] for row in gated] == values
+    assert [row["b"] for row in gated] == [0.0, 0.5, 0.0]
+    # 2 * 0.9 + 0, and a adds nothing to the others, be it 0 or missing
+    assert [weighted_sum(row, terms) for row in gated] == [1.8, 0.5, 0.0]
+
+    result = matrix(rows_of({f"u_{i}_0": (info, False) for i, info in enumerate(infos)}), rewards)
+    assert result.values_BK.tolist() == [[0.9, 0.0], [0.0, 0.5], [0.0, 0.0]]
+    assert result.present_BK[:, 0].tolist() == [value is not None for value in values]
+    logged = result.metrics()
+    assert [logged["gdpo/a/mean"], logged["gdpo/a/max"]] == pytest.approx(metrics)
+
+
+def test_a_reward_that_no_sample_has_is_not_logged():
+    rewards = {
+        "a": {"when": {"reward": "b", "at_least": 1}, "otherwise": "missing"},
+        "b": 1.0,
+    }
+    metrics = matrix(rows_of({"u_0_0": ({"a": 1.0, "b": 0.0}, False)}), rewards).metrics()
+    assert {key.split("/")[1] for key in metrics} == {"b"}
 
 
 def test_an_error_of_the_reward_manager_stops_the_run():
@@ -70,18 +110,60 @@ def test_an_error_of_the_reward_manager_stops_the_run():
     ("info", "weights", "message"),
     [
         ({"a": float("nan")}, {"a": 1.0}, "u_1_0: reward 'a' is nan; expected a finite number"),
-        ({"a": None}, {"a": 1.0}, "u_1_0: reward 'a' is None"),
         ({"a": "1"}, None, "u_1_0: reward 'a' is '1'"),
         ({"a": [1, 2]}, None, "u_1_0: reward 'a' is a list"),
         ({"b": 1.0}, {"a": 1.0}, "u_1_0: no reward 'a'; the scorer returned \\['b'\\]"),
-        ({"a": 1.0, "b": 1.0}, None, "u_1_0 has the rewards .* Return the same rewards"),
-        ({}, None, "u_1_0 has the rewards \\[\\], but u_0_0 has"),
+        ({"a": 1.0, "b": 1.0}, None, "u_1_0 has the rewards .* Return the same names"),
+        ({}, None, "u_1_0 has the rewards \\[\\], but u_0_0 of the same data source 'd' has"),
     ],
 )
 def test_what_is_no_reward_names_the_row(info, weights, message):
     rows = rows_of({"u_0_0": ({"a": 1.0, "score": 2.0}, False), "u_1_0": (info, False)})
     with pytest.raises(RewardError, match=message):
         matrix(rows, weights)
+
+
+def test_none_is_missing():
+    rows = rows_of(
+        {
+            "u_0_0": ({"a": 1.0, "b": 0.0, "score": 1.0}, False),
+            "u_1_0": ({"a": 3.0, "b": None, "score": 3.0}, False),
+        }
+    )
+    for rewards in (None, {"a": 1.0, "b": 1.0}):
+        result = matrix(rows, rewards)
+        assert result.values_BK.tolist() == [[1.0, 0.0], [3.0, 0.0]]
+        assert result.present_BK.tolist() == [[True, True], [True, False]]
+        assert result.metrics()["gdpo/b/max"] == 0.0
+
+
+def test_a_missing_value_meets_no_condition():
+    rewards = {"a": {"when": {"reward": "b", "at_least": -9}}}
+    terms = read_terms("rewards", rewards)
+    assert gate({"a": 1.0, "b": None}, terms) == {"a": 0.0}
+    assert gate({"a": None, "b": None}, terms) == {"a": None}
+
+
+def test_data_sources_with_different_rewards():
+    rows = rows_of(
+        {
+            "u_0_0": ({"a": 1.0, "score": 1.0}, False),
+            "v_0_0": ({"b": 2.0, "c": 3.0, "score": 5.0}, False),
+            "u_1_0": ({"a": 4.0, "score": 4.0}, False),
+        },
+        ["x", "y", "x"],
+    )
+    result = matrix(rows)
+    assert list(result.weights) == ["a", "b", "c"]
+    assert result.values_BK.tolist() == [[1.0, 0.0, 0.0], [0.0, 2.0, 3.0], [4.0, 0.0, 0.0]]
+    assert result.present_BK.tolist() == [
+        [True, False, False],
+        [False, True, True],
+        [True, False, False],
+    ]
+    # a name that is configured is not left out in silence
+    with pytest.raises(RewardError, match=r"v_0_0: reward 'a' is configured"):
+        matrix(rows, {"a": 1.0})
 
 
 def test_a_configured_name_that_no_scorer_knows():
@@ -97,5 +179,5 @@ def test_a_batch_of_padding_alone():
 
 @pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1), np.int64(1), torch.tensor(1.0)])
 def test_numbers_become_python_floats(value):
-    assert type(number_or_error(value)) is float
-    assert number_or_error(value) == 1.0
+    assert type(value_or_error(value)) is float
+    assert value_or_error(value) == 1.0

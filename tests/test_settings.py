@@ -5,6 +5,7 @@ import re
 import pytest
 from omegaconf import OmegaConf
 
+from verl_gdpo.reward_terms import Condition, RewardTerm
 from verl_gdpo.settings import GdpoSettings, settings_of_run
 
 
@@ -30,7 +31,7 @@ def run_config(**changes):
 
 def test_defaults_are_the_paper():
     assert read() == GdpoSettings(
-        weights=None, group_norm="per_reward", batch_norm="sample", eps=1e-4, normalize_by_std=True
+        rewards=None, group_norm="per_reward", batch_norm="sample", eps=1e-4, normalize_by_std=True
     )
 
 
@@ -45,14 +46,34 @@ def test_everything_set():
             "normalize_by_std": False,
         },
     )
-    weights = {"format": 1.0, "correctness": 0.5}
-    assert settings == GdpoSettings(weights, "summed", "token", 1e-6, False)
+    rewards = {"format": RewardTerm(1.0), "correctness": RewardTerm(0.5)}
+    assert settings == GdpoSettings(rewards, "summed", "token", 1e-6, False)
 
 
 def test_verls_own_keys():
-    assert read(gdpo_reward_keys=["b", "a"]).weights == {"b": 1.0, "a": 1.0}
-    weights = read(gdpo_reward_keys=["b", "a"], gdpo_reward_weights=[2, 1]).weights
-    assert list(weights.items()) == [("b", 2.0), ("a", 1.0)]
+    assert read(gdpo_reward_keys=["b", "a"]).rewards == {"b": RewardTerm(), "a": RewardTerm()}
+    rewards = read(gdpo_reward_keys=["b", "a"], gdpo_reward_weights=[2, 1]).rewards
+    assert list(rewards.items()) == [("b", RewardTerm(2.0)), ("a", RewardTerm(1.0))]
+
+
+def test_a_reward_on_a_condition():
+    condition = {"reward": "correctness", "at_least": 1}
+    term = read(gdpo={"rewards": {"length": {"when": condition}}}).rewards["length"]
+    assert term == RewardTerm(1.0, Condition("correctness", 1.0), "zero")
+    settings = read(
+        gdpo={
+            "rewards": {
+                "a": {
+                    "weight": 0.5,
+                    "when": {"reward": "b", "at_least": 0},
+                    "otherwise": "missing",
+                },
+                "b": {"when": {"reward": "c", "at_least": 0}},
+            }
+        }
+    )
+    assert settings.rewards["a"] == RewardTerm(0.5, Condition("b", 0.0), "missing")
+    assert settings.names == ["a", "b", "c"]  # a condition may read what is not trained on
 
 
 def test_std_is_inherited():
@@ -75,6 +96,36 @@ def test_std_is_inherited():
         ({"gdpo": {"rewards": {"a": float("nan")}}}, "weight of 'a': expected a finite number"),
         ({"gdpo": {"rewards": {"a": True}}}, "weight of 'a': expected a finite number"),
         ({"gdpo": {"rewards": {"score": 1}}}, "'score' is verl's name for the sum"),
+        (
+            {"gdpo": {"rewards": {"a": {"wieght": 1}}}},
+            "algorithm.gdpo.rewards.a.wieght: unknown setting; did you mean 'weight'?",
+        ),
+        (
+            {"gdpo": {"rewards": {"a": {"when": {"reward": "b"}}}}},
+            "rewards.a.when: expected {reward: NAME, at_least: NUMBER}, got {'reward': 'b'}",
+        ),
+        (
+            {"gdpo": {"rewards": {"a": {"when": {"reward": "a", "at_least": 1}}}}},
+            "rewards.a.when.reward: expected the name of another reward than 'a', got 'a'",
+        ),
+        (
+            {"gdpo": {"rewards": {"a": {"when": {"reward": "b", "at_least": "1"}}}}},
+            "rewards.a.when.at_least: expected a finite number, got '1'",
+        ),
+        (
+            {"gdpo": {"rewards": {"a": {"otherwise": "zero"}}}},
+            "rewards.a.otherwise=zero needs algorithm.gdpo.rewards.a.when",
+        ),
+        (
+            {
+                "gdpo": {
+                    "rewards": {
+                        "a": {"when": {"reward": "b", "at_least": 1}, "otherwise": "drop"},
+                    }
+                }
+            },
+            "rewards.a.otherwise: expected one of ['zero', 'missing'], got 'drop'",
+        ),
         (
             {"gdpo": {"normalize_by_std": False}, "norm_adv_by_std_in_grpo": True},
             "algorithm.gdpo.normalize_by_std=False contradicts",
@@ -99,14 +150,18 @@ def test_refused_with_the_key_and_the_reason(algorithm, message):
         read(**algorithm)
 
 
-def test_weights_for_what_a_scorer_returned():
+def test_terms_for_what_a_scorer_returned():
     returned = ["score", "correctness", "format"]
-    assert read().weights_for(returned) == {"correctness": 1.0, "format": 1.0}
-    assert read(gdpo={"rewards": {"format": 2}}).weights_for(returned) == {"format": 2.0}
+    every = {"correctness": RewardTerm(), "format": RewardTerm()}
+    assert read().terms_for(returned) == every
+    assert read(gdpo={"rewards": {"format": 2}}).terms_for(returned) == {"format": RewardTerm(2.0)}
     with pytest.raises(ValueError, match=r"reward 'formt' is configured.*did you mean 'format'"):
-        read(gdpo={"rewards": {"formt": 1}}).weights_for(returned)
+        read(gdpo={"rewards": {"formt": 1}}).terms_for(returned)
+    with pytest.raises(ValueError, match=r"reward 'corectness' is configured.*'correctness'\?"):
+        condition = {"reward": "corectness", "at_least": 1}
+        read(gdpo={"rewards": {"format": {"when": condition}}}).terms_for(returned)
     with pytest.raises(ValueError, match="no named reward"):
-        read().weights_for(["score"])
+        read().terms_for(["score"])
 
 
 def test_a_run_that_uses_neither_part_is_left_alone():

@@ -17,7 +17,8 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from verl_gdpo.reward_manager import GdpoRewardManager
 from verl_gdpo.reward_rows import ERROR_KEY, RewardError, RewardRows, current_rows
-from verl_gdpo.trainer import RewardCheckingBuffer, check_reward_workers
+from verl_gdpo.trainer import check_reward_workers
+from verl_gdpo.validation import present_only
 
 REWARDS = [[1, 1], [1, 0], [0, 1], [0, 0], [3, 1], [3, 1], [-3, 1], [0.5, 1]]
 GROUPS = list("aaaabbbb")
@@ -93,13 +94,27 @@ def test_without_columns_the_message_says_what_to_do():
         ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
 
 
+def test_legacy_trainer_with_a_missing_reward():
+    rewards = [[1, 1], [1, None], [0, 1], [0, 0], [3, None], [3, None], [-3, 1], [0.5, None]]
+    values = np.array(rewards, dtype=object)
+    columns = {"a": values[:, 0], "b": values[:, 1]}
+    data = batch(columns, reward_extra_keys=["a", "b"])
+    data = ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+    expected = oracle.gdpo(
+        [[a, b or 0] for a, b in rewards],
+        GROUPS,
+        present=[[True, b is not None] for _, b in rewards],
+    )
+    assert data.batch["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
 # --- V1's compute_advantage ----------------------------------------------------------------------
 
 
 def v1_advantages(keys, infos, padding, **settings):
     data = batch()
     data.non_tensor_batch["uid"] = np.array([key.split("_")[0] for key in keys], dtype=object)
-    token = current_rows.set(RewardRows.from_keys(keys, infos, padding))
+    token = current_rows.set(RewardRows.from_keys(keys, infos, ["d"] * len(keys), padding))
     try:
         data = compute_advantage_for_multi_trajectories(
             data, batch_keys=keys, adv_estimator="gdpo", config=algorithm(**settings)
@@ -107,6 +122,24 @@ def v1_advantages(keys, infos, padding, **settings):
     finally:
         current_rows.reset(token)
     return data.batch["advantages"]
+
+
+@pytest.mark.parametrize("otherwise", ["zero", "missing"])
+def test_v1_conditions(otherwise):
+    condition = {"reward": "a", "at_least": 1}
+    rewards = {"a": 1.0, "b": {"when": condition, "otherwise": otherwise}}
+    # group a qualifies with the values 4, 2; group b with 3, 7, 5
+    values = [(1, 4), (1, 2), (0, 9), (0, 8), (3, 3), (3, 7), (-3, 6), (1, 5)]
+    keys = [f"{group}_{i}_0" for i, group in enumerate(GROUPS)]
+    infos = [{"a": float(a), "b": float(b)} for a, b in values]
+    actual = v1_advantages(keys, infos, [False] * 8, rewards=rewards)
+    met = [a >= 1 for a, _ in values]
+    expected = oracle.gdpo(
+        [[a, b if ok else 0] for (a, b), ok in zip(values, met, strict=True)],
+        GROUPS,
+        present=[[True, ok or otherwise == "zero"] for ok in met],
+    )
+    assert actual[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("batch_norm", ["sample", "token", "none"])
@@ -133,36 +166,31 @@ def test_v1_without_rows_says_why():
         ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=algorithm())
 
 
-# --- the replay buffer ---------------------------------------------------------------------------
+# --- validation on verl 0.9.0 ---------------------------------------------------------------------
 
 
-def test_a_failed_sample_stops_before_group_filtering(monkeypatch):
-    class Buffer:
-        def __init__(self):
-            self.partitions = {"train": {"u_0_0": {}, "u_1_0": {}, "w_0_0": {}}}
-            self.finished_keys = {"train": {"u"}}
+def means(data_sources, sample_uids, infos_dict):
+    """verl 0.9.0's function, reduced to the mean over a data source."""
+    return {
+        source: {
+            name: {"mean@1": np.mean([column[i] for i in indices])}
+            for name, column in infos_dict.items()
+        }
+        for source in dict.fromkeys(data_sources)
+        for indices in [[i for i, other in enumerate(data_sources) if other == source]]
+    }
 
-        def _dapo_filtered_keys(self, partition_id):
-            return set(), {}
 
-    class Checking(RewardCheckingBuffer, Buffer):
-        pass
-
-    fetched = []
-
-    def fetch(keys, partition_id, tags):
-        fetched.append(list(keys))
-        infos = [{ERROR_KEY: "no"} if key == "w_0_0" else {"a": 1.0} for key in keys]
-        return RewardRows.from_keys(keys, infos, [False] * len(keys))
-
-    monkeypatch.setattr("verl_gdpo.trainer.fetch_rows", fetch)
-    buffer = Checking()
-    buffer._dapo_filtered_keys("train")
-    buffer._dapo_filtered_keys("train")
-    assert fetched == [["u_0_0", "u_1_0"]]  # finished groups, each row once
-    buffer.finished_keys["train"].add("w")
-    with pytest.raises(RewardError, match="no"):
-        buffer._dapo_filtered_keys("train")
+def test_validation_averages_what_is_present():
+    infos = {"reward": [1.0, 2.0, 6.0], "a": [None, 2.0, None], "b": [None, None, 6.0]}
+    arguments = (["x", "x", "y"], ["u", "v", "w"], infos)
+    with pytest.raises(TypeError):
+        means(*arguments)
+    result = present_only(means, None, arguments, {})
+    assert {source: {k: v["mean@1"] for k, v in m.items()} for source, m in result.items()} == {
+        "x": {"reward": 1.5, "a": 2.0},
+        "y": {"reward": 6.0, "b": 6.0},
+    }
 
 
 # --- the reward workers --------------------------------------------------------------------------
@@ -272,6 +300,18 @@ def test_reward_score_is_the_weighted_sum_of_the_named():
     assert result["reward_extra_info"]["format"] == 1.0  # not used, still reported
 
 
+def test_reward_score_obeys_conditions_and_the_raw_values_stay():
+    condition = {"reward": "correctness", "at_least": 3}
+    conditioned = manager(
+        reward_kwargs={"length": True},
+        gdpo={"rewards": {"correctness": 1.0, "length": {"weight": 512.0, "when": condition}}},
+    )
+    right, wrong = score(conditioned, GOLD), score(conditioned, GOLD.replace('"f"', '"g"'))
+    assert right["reward_score"] == 3.0 + 512 * right["reward_extra_info"]["length"]
+    assert wrong["reward_score"] == -3.0
+    assert wrong["reward_extra_info"]["length"] == right["reward_extra_info"]["length"]
+
+
 def test_verls_names_of_the_same_rewards_stay_valid():
     verl_keys = {"gdpo_reward_keys": ["accuracy_reward", "format_reward"]}
     result = score(manager(**verl_keys, gdpo_reward_weights=[1.0, 2.0]), GOLD)
@@ -287,6 +327,34 @@ def test_options_of_our_scorer():
     assert score(scheduled, GOLD, global_steps=30)["reward_score"] == 0.5 + 3.0
     error = score(manager(reward_kwargs={"lenght": True}), GOLD)["reward_extra_info"][ERROR_KEY]
     assert "TypeError" in error and "lenght" in error
+
+
+def test_none_stays_none_and_adds_nothing():
+    result = score(manager(failing({"a": 2.0, "b": None})), "x")
+    assert result == {
+        "reward_score": 2.0,
+        "reward_extra_info": {"a": 2.0, "b": None, "score": 2.0},
+    }
+
+
+def test_configured_rewards_of_other_data_sources_are_missing():
+    mixed = manager(gdpo={"rewards": {"format": 1.0, "acc": 1.0}})
+    assert score(mixed, GOLD)["reward_extra_info"] == {
+        "format": 1.0,
+        "correctness": 3.0,
+        "acc": None,
+        "score": 1.0,
+    }
+    math = manager(lambda **_: 0.5, gdpo={"rewards": {"format": 1.0, "acc": 1.0}})
+    math.is_custom = False  # stands for verl's default, which gives this source a number
+    assert score(math, "x", data_source="openai/gsm8k")["reward_extra_info"] == {
+        "format": None,
+        "acc": 0.5,
+        "score": 0.5,
+    }
+    # `length` is a reward of these very rows, which is not switched on: no other source has it
+    unasked = manager(gdpo={"rewards": {"format": 1.0, "length": 1.0}})
+    assert "'length' is configured" in score(unasked, GOLD)["reward_extra_info"][ERROR_KEY]
 
 
 def test_other_sources_go_to_verls_default():
@@ -349,10 +417,10 @@ def failing(value):
         (failing(KeyError), {}, r"KeyError: 'city' \[.*test_verl_seams.py:\d+\]"),
         (failing({"a": float("nan")}), {}, "reward 'a' is nan; expected a finite number"),
         (failing({"a": "high"}), {}, "reward 'a' is 'high'"),
-        (failing({"a": None}), {}, "reward 'a' is None"),
         (failing({"score": 1.0}), {}, "returned no named reward"),
         (failing({"a": 1.0}), {"gdpo": {"rewards": {"b": 1}}}, r"'b' is configured.*\['a'\]"),
-        (failing(None), {}, "reward 'acc' is None"),
+        (failing(None), {}, "the scorer returned None; expected a number or"),
+        (failing({"a": 1.0}), {"gdpo": {"rewards": {"acc": 1}}}, r"'acc' is configured.*\['a'\]"),
     ],
 )
 def test_what_cannot_be_scored_is_carried_as_an_error(scorer, settings, reason):

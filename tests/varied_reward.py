@@ -3,7 +3,18 @@
 Loaded by verl through `reward.custom_reward_function.path`.
 """
 
+import itertools
+
 from verl_gdpo.rewards import tool_rl
+
+# rewards (a, b, c) of the samples of a prompt, by its index modulo 4
+PATTERNS = {
+    "constant": [(0.1, 0.1, 0.1)] * 4,
+    "opposed": [(0, 1, 0), (1, 0, 0), (0, 1, 0), (1, 0, 0)],
+    "tied": [(0, 0, 1), (0, 0, 1), (0, 1, 0), (1, 0, 0)],
+    "ordinary": [(0, 0, 0), (0, 0, 1), (0, 0, 1), (1, 1, 1)],
+}
+turns: dict[int, itertools.count] = {}
 
 
 def letters(response):
@@ -40,4 +51,18 @@ def nan_in_validation(data_source, solution_str, ground_truth, extra_info):
     rewards = compute_score(data_source, solution_str, ground_truth, extra_info)
     if extra_info["split"] == "test":
         rewards["letters"] = float("nan")
+    return rewards
+
+
+def patterned(data_source, solution_str, ground_truth, extra_info):
+    """Whatever the response: the next row of the prompt's pattern, so 4 samples have all of it.
+
+    One data source has a reward more, which applies to every other of its samples.
+    """
+    index = extra_info["index"]
+    turn = next(turns.setdefault(index, itertools.count()))
+    pattern = list(PATTERNS.values())[index % 4]
+    rewards = dict(zip("abc", map(float, pattern[turn % 4]), strict=True))
+    if data_source == "rlla":
+        rewards["rare"] = 0.0 if (index // 2 + turn) % 2 else None
     return rewards

@@ -7,9 +7,11 @@ Relies on verl 0.9: `core_algos.ADV_ESTIMATOR_REGISTRY` entries are called with 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from verl_gdpo.advantage import compute_gdpo_scalars, spread_over_tokens
+from verl_gdpo.advantage import GdpoScalars, compute_gdpo_scalars, spread_over_tokens
 from verl_gdpo.reward_rows import RewardMatrix, RewardRows, current_rows
 from verl_gdpo.settings import GdpoSettings
 
@@ -41,34 +43,44 @@ def compute_gdpo(
             f"gdpo: {len(response_mask)} rows to estimate but rewards of {len(rows.infos)}"
         )
     rewards = RewardMatrix.of(rows, settings)
-    by_token = settings.batch_norm == "token"
-    scalars = compute_gdpo_scalars(
-        rewards.values_BK,
-        index,
-        token_count_B=(response_mask != 0).sum(dim=1).cpu() if by_token else None,
-        weights=list(rewards.weights.values()),
-        valid_B=rows.counted_B,
-        group_norm=settings.group_norm,
-        normalize_by_std=settings.normalize_by_std,
-        batch_norm=settings.batch_norm,
-        eps=settings.eps,
-    )
+    token_count_B = (response_mask != 0).sum(dim=1).cpu()
+    scalars = scalars_of(rewards, rows.counted_B, index, settings, token_count_B)
     # the last row of a session speaks for its other rows; padding is not counted and holds 0
     A_B = scalars.A_B[torch.from_numpy(rows.session_B)]
     advantages_BT = spread_over_tokens(A_B, response_mask)
     return advantages_BT, advantages_BT
 
 
+def scalars_of(
+    rewards: RewardMatrix,
+    counted_B: npt.NDArray[np.bool_],
+    group_ids: Any,
+    settings: GdpoSettings,
+    token_count_B: torch.Tensor | None = None,
+) -> GdpoScalars:
+    """z, S and A of each row under `settings`; see `compute_gdpo_scalars`."""
+    return compute_gdpo_scalars(
+        rewards.values_BK,
+        group_ids,
+        token_count_B=token_count_B,
+        weights=list(rewards.weights.values()),
+        present_BK=rewards.present_BK,
+        valid_B=counted_B,
+        group_norm=settings.group_norm,
+        normalize_by_std=settings.normalize_by_std,
+        batch_norm=settings.batch_norm,
+        eps=settings.eps,
+    )
+
+
 def _rows_from_columns(
     settings: GdpoSettings, non_tensor_batch: Mapping[str, Any] | None, size: int
 ) -> RewardRows:
-    if settings.weights is None or non_tensor_batch is None:
+    if settings.rewards is None or non_tensor_batch is None:
         raise RuntimeError(
             "gdpo: no per-reward values reached the estimator, because verl-gdpo does not extend "
             "this trainer. Register verl_gdpo.trainer.with_gdpo(YourTrainer), or name the rewards "
             "in algorithm.gdpo.rewards and pass their columns in non_tensor_batch"
         )
-    columns = {
-        name: non_tensor_batch[name] for name in settings.weights if name in non_tensor_batch
-    }
+    columns = {name: non_tensor_batch[name] for name in settings.names if name in non_tensor_batch}
     return RewardRows.from_columns(columns, size)

@@ -13,6 +13,7 @@ from verl.trainer.ppo import ray_trainer
 
 from verl_gdpo.reward_rows import RewardMatrix, RewardRows, current_rows
 from verl_gdpo.settings import GdpoSettings, settings_of_run
+from verl_gdpo.validation import average_what_is_present
 
 METRICS_KEY = "gdpo_metrics"
 
@@ -29,10 +30,10 @@ def _compute_advantage(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: A
     if arguments["adv_estimator"] != "gdpo" or current_rows.get() is not None:
         return wrapped(*args, **kwargs)
     settings = GdpoSettings.from_algorithm(arguments["config"])
-    names = data.meta_info.get("reward_extra_keys") or list(settings.weights or ())
+    names = data.meta_info.get("reward_extra_keys") or settings.names
     columns = {name: data.non_tensor_batch[name] for name in names if name in data.non_tensor_batch}
     rows = RewardRows.from_columns(columns, len(data))
-    data.meta_info[METRICS_KEY] = RewardMatrix.of(rows, settings).metrics(rows.counted_B)
+    data.meta_info[METRICS_KEY] = RewardMatrix.of(rows, settings).metrics()
     token = current_rows.set(rows)
     try:
         return wrapped(*args, **kwargs)
@@ -48,3 +49,4 @@ def _compute_data_metrics(wrapped: Callable[..., Any], _: Any, args: Any, kwargs
 wrapt.wrap_function_wrapper(ray_trainer, "RayPPOTrainer.__init__", _init)
 wrapt.wrap_function_wrapper(ray_trainer, "compute_advantage", _compute_advantage)
 wrapt.wrap_function_wrapper(ray_trainer, "compute_data_metrics", _compute_data_metrics)
+average_what_is_present(ray_trainer)

@@ -15,8 +15,9 @@ from typing import Any
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
-from verl_gdpo.reward_rows import ERROR_KEY, number_or_error
-from verl_gdpo.rewards import SCORERS, VERL_NAMES
+from verl_gdpo.reward_rows import ERROR_KEY, value_or_error
+from verl_gdpo.reward_terms import gate, weighted_sum
+from verl_gdpo.rewards import SCORERS, VERL_NAMES, belongs_elsewhere
 from verl_gdpo.settings import GdpoSettings
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     function is called as verl calls it, sync or async; besides what verl gives it,
     `extra_info["response_tokens"]` is the response's length in tokens. It returns {name: reward}
     (a key `score` is passed over, since `reward_score` is the weighted sum) or one number, which is
-    then the reward "acc".
+    then the reward "acc". None is the value of a reward that does not apply to the sample; of our
+    scorers and verl's, so is a configured reward that only other data sources have.
 
     What cannot be scored is reported under `ERROR_KEY` for verl-gdpo's trainer to stop the run,
     because verl's V1 trainer goes on after an exception in here. The legacy trainer does not, and
@@ -117,18 +119,22 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
 
     def _checked(self, result: Any, data_source: str) -> dict[str, Any]:
         """verl's result for one sample: rewards as finite floats, and their weighted sum."""
+        if result is None:
+            raise ValueError("the scorer returned None; expected a number or {name: reward}")
         info = dict(result) if isinstance(result, Mapping) else {"acc": result}
         if not self.is_custom:
             for verl_name, name in VERL_NAMES.get(data_source, {}).items():
-                if verl_name in (self.settings.weights or {}) and name in info:
+                if verl_name in self.settings.names and name in info:
                     info[verl_name] = info.pop(name)
-        weights = self.settings.weights_for(info)
-        for name in weights:
+            elsewhere = [n for n in self.settings.names if belongs_elsewhere(n, data_source)]
+            info = {**dict.fromkeys(elsewhere), **info}
+        terms = self.settings.terms_for(info)
+        for name in self.settings.names or terms:
             try:
-                info[name] = number_or_error(info[name])
+                info[name] = value_or_error(info[name])
             except ValueError as error:
                 raise ValueError(f"reward {name!r} {error}") from None
-        score = sum(weight * info[name] for name, weight in weights.items())
+        score = weighted_sum(gate(info, terms), terms)
         return {"reward_score": score, "reward_extra_info": {**info, "score": score}}
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

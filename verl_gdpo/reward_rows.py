@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from verl_gdpo.reward_terms import RewardTerm, gate
 from verl_gdpo.settings import GdpoSettings
 
 # a key of verl's reward_extra_info: the reward manager could not score this sample, and why
@@ -31,12 +32,17 @@ class RewardRows:
 
     labels: Sequence[str]  # how messages call a row
     infos: Sequence[Mapping[str, Any]]  # verl's reward_extra_info
+    sources: Sequence[str]  # verl's data_source; rows of one source have the same rewards
     session_B: npt.NDArray[np.int64]  # number of the row that stands for the row's session
     is_padding_B: npt.NDArray[np.bool_]
 
     @classmethod
     def from_keys(
-        cls, keys: Sequence[str], infos: Sequence[Mapping[str, Any]], is_padding: Sequence[bool]
+        cls,
+        keys: Sequence[str],
+        infos: Sequence[Mapping[str, Any]],
+        sources: Sequence[str],
+        is_padding: Sequence[bool],
     ) -> "RewardRows":
         """Rows of verl's TransferQueue, whose keys are `{uid}_{session}_{index}`."""
         last: dict[str, int] = {}
@@ -46,16 +52,21 @@ class RewardRows:
         return cls(
             labels=keys,
             infos=infos,
+            sources=sources,
             session_B=np.array([last[split_key(key)[0]] for key in keys], dtype=np.int64),
             is_padding_B=np.array(is_padding, dtype=np.bool_),
         )
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Sequence[Any]], size: int) -> "RewardRows":
-        """Rows of a DataProto (the legacy trainer): no padding, one row a session."""
+        """Rows of a DataProto (the legacy trainer): no padding, one row a session.
+
+        verl has given all of them the same columns, so they pass for one data source.
+        """
         return cls(
             labels=[f"row {row}" for row in range(size)],
             infos=[{name: column[row] for name, column in columns.items()} for row in range(size)],
+            sources=[""] * size,
             session_B=np.arange(size),
             is_padding_B=np.zeros(size, dtype=np.bool_),
         )
@@ -79,46 +90,46 @@ class RewardRows:
 
 @dataclass(frozen=True)
 class RewardMatrix:
-    """The K rewards in use; rows that are not counted hold 0."""
+    """The K rewards in use, conditions applied; what is not present, or not counted, holds 0."""
 
     weights: Mapping[str, float]
     values_BK: npt.NDArray[np.float64]
+    present_BK: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, rows: RewardRows, settings: GdpoSettings) -> "RewardMatrix":
-        """Look up and check the rewards that `settings` names.
+        """Look up and check the rewards that `settings` names, or else all there are.
+
+        None is a reward that does not apply to a sample. Where `settings` names none, so is one
+        that another data source has.
 
         Raises:
-            RewardError: a row lacks a reward, has another set of rewards than the first row (when
-                `settings` names none), or holds something other than a finite number.
+            RewardError: a row lacks a configured reward, has other rewards than the rows of its
+                data source (when none are configured), or holds no finite number.
         """
         counted = np.flatnonzero(rows.counted_B).tolist()
         if not counted:
             raise RewardError("the batch holds no sample, only padding")
-        first = rows.infos[counted[0]]
-        try:
-            weights = settings.weights_for(first)
-        except ValueError as error:
-            raise RewardError(f"{rows.labels[counted[0]]}: {error}") from None
-        values_BK = np.zeros((len(rows.infos), len(weights)))
+        terms = _terms(rows, counted, settings)
+        values_BK = np.zeros((len(rows.infos), len(terms)))
+        present_BK = np.zeros(values_BK.shape, dtype=np.bool_)
         for row in counted:
             info = rows.infos[row]
-            if settings.weights is None and {*info} - {"score"} != {*weights}:
-                raise RewardError(
-                    f"{rows.labels[row]} has the rewards {_names(info)}, but "
-                    f"{rows.labels[counted[0]]} has {_names(first)}. Return the same rewards for "
-                    "every sample, or name those to use in algorithm.gdpo.rewards"
-                )
-            for column, name in enumerate(weights):
-                values_BK[row, column] = _finite(name, info, rows.labels[row])
-        return cls(weights, values_BK)
+            raw: dict[str, float | None] = dict.fromkeys(terms)
+            for name in settings.names or _names(info):
+                raw[name] = _value(name, info, rows.labels[row])
+            for column, value in enumerate(gate(raw, terms).values()):
+                if value is not None:
+                    values_BK[row, column], present_BK[row, column] = value, True
+        return cls({name: term.weight for name, term in terms.items()}, values_BK, present_BK)
 
-    def metrics(self, counted_B: npt.NDArray[np.bool_]) -> dict[str, float]:
-        """`gdpo/<reward>/{mean,std,min,max}` over the counted rows; std as verl's (ddof 0)."""
+    def metrics(self) -> dict[str, float]:
+        """`gdpo/<reward>/{mean,std,min,max}` over what is present; std as verl's (ddof 0)."""
         result = {}
-        for name, values_B in zip(self.weights, self.values_BK[counted_B].T, strict=True):
-            for statistic in ("mean", "std", "min", "max"):
-                result[f"gdpo/{name}/{statistic}"] = float(getattr(values_B, statistic)())
+        for column, name in enumerate(self.weights):
+            present = self.values_BK[self.present_BK[:, column], column]
+            for statistic in ("mean", "std", "min", "max") if len(present) else ():
+                result[f"gdpo/{name}/{statistic}"] = float(getattr(present, statistic)())
         return result
 
 
@@ -132,28 +143,59 @@ def split_key(key: str) -> tuple[str, int]:
     return session, int(index)
 
 
-def number_or_error(value: Any) -> float:
-    """A Python, numpy or torch number (or bool) as a finite float.
+def group_of(key: str) -> str:
+    """The uid in `{uid}_{session}_{index}`: samples of one prompt share it."""
+    return key.rsplit("_", 2)[0]
+
+
+def value_or_error(value: Any) -> float | None:
+    """A Python, numpy or torch number (or bool) as a finite float; None, for missing, as it is.
 
     Raises:
         ValueError: what the value is instead.
     """
-    if value is None or isinstance(value, str | bytes):
+    if value is None:
+        return None
+    if isinstance(value, str | bytes):
         raise ValueError(f"is {value!r}; expected a finite number")
     try:
         number = float(value)
     except (TypeError, ValueError):
         raise ValueError(f"is a {type(value).__name__}; expected a finite number") from None
     if not np.isfinite(number):
-        raise ValueError(f"is {number}; expected a finite number")
+        raise ValueError(f"is {number}; expected a finite number (None if it does not apply)")
     return number
 
 
-def _finite(name: str, info: Mapping[str, Any], label: str) -> float:
+def _terms(
+    rows: RewardRows, counted: Sequence[int], settings: GdpoSettings
+) -> dict[str, RewardTerm]:
+    """The terms of the weighted sum; the union over the data sources where none are configured."""
+    terms: dict[str, RewardTerm] = {}
+    first_of: dict[str, int] = {}
+    for row in counted:
+        first = first_of.setdefault(rows.sources[row], row)
+        info, other = rows.infos[row], rows.infos[first]
+        if row == first:
+            try:
+                terms |= settings.terms_for(info)
+            except ValueError as error:
+                raise RewardError(f"{rows.labels[row]}: {error}") from None
+        elif settings.rewards is None and {*_names(info)} != {*_names(other)}:
+            raise RewardError(
+                f"{rows.labels[row]} has the rewards {_names(info)}, but {rows.labels[first]} of "
+                f"the same data source {rows.sources[row]!r} has {_names(other)}. Return the same "
+                "names for every sample, with None where a reward does not apply, or name those "
+                "to use in algorithm.gdpo.rewards"
+            )
+    return terms
+
+
+def _value(name: str, info: Mapping[str, Any], label: str) -> float | None:
     if name not in info:
         raise RewardError(f"{label}: no reward {name!r}; the scorer returned {_names(info)}")
     try:
-        return number_or_error(info[name])
+        return value_or_error(info[name])
     except ValueError as error:
         raise RewardError(f"{label}: reward {name!r} {error}") from None
 

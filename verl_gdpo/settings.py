@@ -3,7 +3,7 @@
     algorithm:
       adv_estimator: gdpo
       gdpo:
-        rewards: null              # {name: weight}; null: all that the scorer returns, weight 1
+        rewards: null              # see reward_terms.py; null: all that are returned, weight 1
         group_norm: per_reward     # per_reward | summed
         batch_norm: sample         # sample | token | none
         eps: 1e-4
@@ -13,8 +13,6 @@ verl's own `algorithm.gdpo_reward_keys` and `algorithm.gdpo_reward_weights` are 
 way to say `rewards`.
 """
 
-import difflib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, get_args
@@ -22,13 +20,14 @@ from typing import Any, get_args
 from omegaconf import OmegaConf
 
 from verl_gdpo.advantage import BatchNorm, GroupNorm
+from verl_gdpo.reward_terms import RewardTerm, check_keys, choice, hint, number, read_terms
 
 
 @dataclass(frozen=True)
 class GdpoSettings:
-    """The settings of one run; `weights` None means every reward that the scorer returns."""
+    """The settings of one run; `rewards` None means every reward that the scorer returns."""
 
-    weights: Mapping[str, float] | None = None
+    rewards: Mapping[str, RewardTerm] | None = None
     group_norm: GroupNorm = "per_reward"
     batch_norm: BatchNorm = "sample"
     eps: float = 1e-4
@@ -44,36 +43,43 @@ class GdpoSettings:
         block = _plain(algorithm.get("gdpo")) or {}
         if not isinstance(block, Mapping):
             raise ValueError(f"algorithm.gdpo: expected a mapping of settings, got {block!r}")
-        known = ["rewards", *(f.name for f in fields(cls) if f.name != "weights")]
-        for key in block:
-            if key not in known:
-                raise ValueError(f"algorithm.gdpo.{key}: unknown setting{_hint(key, known)}")
+        where = "algorithm.gdpo"
+        check_keys(where, block, [field.name for field in fields(cls)])
+        group_norm = block.get("group_norm", cls.group_norm)
+        batch_norm = block.get("batch_norm", cls.batch_norm)
         return cls(
-            weights=_weights(algorithm, block),
-            group_norm=_choice(block, "group_norm", get_args(GroupNorm), cls.group_norm),
-            batch_norm=_choice(block, "batch_norm", get_args(BatchNorm), cls.batch_norm),
-            eps=_number("algorithm.gdpo.eps", block.get("eps", cls.eps), minimum=0.0),
+            rewards=_rewards(algorithm, block),
+            group_norm=choice(f"{where}.group_norm", group_norm, get_args(GroupNorm)),
+            batch_norm=choice(f"{where}.batch_norm", batch_norm, get_args(BatchNorm)),
+            eps=number(f"{where}.eps", block.get("eps", cls.eps), minimum=0.0),
             normalize_by_std=_normalize_by_std(algorithm, block),
         )
 
-    def weights_for(self, returned: Iterable[str]) -> dict[str, float]:
-        """{name: weight} of the rewards to use, out of the names that a scorer returned.
+    @property
+    def names(self) -> list[str]:
+        """Every reward that is configured or that a condition reads; none for `rewards` None."""
+        terms = self.rewards or {}
+        read = [term.when.reward for term in terms.values() if term.when is not None]
+        return list(dict.fromkeys([*terms, *read]))
+
+    def terms_for(self, returned: Iterable[str]) -> dict[str, RewardTerm]:
+        """The terms of the weighted sum, given the names that a scorer returned.
 
         Raises:
             ValueError: a configured reward is not among them, or there is none at all.
         """
         available = [name for name in returned if name != "score"]
-        if self.weights is None:
+        if self.rewards is None:
             if not available:
                 raise ValueError("the scorer returned no named reward (`score` is for their sum)")
-            return dict.fromkeys(available, 1.0)
-        for name in self.weights:
+            return dict.fromkeys(available, RewardTerm())
+        for name in self.names:
             if name not in available:
                 raise ValueError(
                     f"reward {name!r} is configured, but the scorer returned {available}"
-                    f"{_hint(name, available)}"
+                    f"{hint(name, available)}"
                 )
-        return dict(self.weights)
+        return dict(self.rewards)
 
 
 def settings_of_run(config: Any) -> GdpoSettings | None:
@@ -113,37 +119,27 @@ def uses_gdpo_manager(config: Any) -> bool:
     return bool(manager.source == "register" and manager.name == "gdpo")
 
 
-def _weights(algorithm: Any, block: Mapping[str, Any]) -> dict[str, float] | None:
-    """`rewards`, or verl's two lists, as {name: weight}; None when neither is set."""
+def _rewards(algorithm: Any, block: Mapping[str, Any]) -> dict[str, RewardTerm] | None:
+    """`rewards`, or verl's two lists; None when neither is set."""
     rewards = block.get("rewards")
     keys = _plain(algorithm.get("gdpo_reward_keys"))
     values = _plain(algorithm.get("gdpo_reward_weights"))
-    if rewards is None and keys is None:
+    if rewards is None:
+        if keys is not None:
+            return read_terms("algorithm.gdpo_reward_keys", _paired(keys, values))
         if values is not None:
             raise ValueError("algorithm.gdpo_reward_weights needs algorithm.gdpo_reward_keys")
         return None
-    if rewards is not None:
-        if keys is not None or values is not None:
-            raise ValueError(
-                "algorithm.gdpo.rewards and algorithm.gdpo_reward_keys/gdpo_reward_weights say the "
-                "same thing; give one of them"
-            )
-        where = "algorithm.gdpo.rewards"
-        if not isinstance(rewards, Mapping):
-            raise ValueError(f"{where}: expected {{name: weight}} or null, got {rewards!r}")
-    else:
-        where = "algorithm.gdpo_reward_keys"
-        rewards = _paired(keys, values)
-    if not rewards:
-        raise ValueError(f"{where}: expected at least one reward, got none")
-    if "score" in rewards:
-        raise ValueError(f"{where}: 'score' is verl's name for the sum; name the rewards in it")
-    weights = {
-        str(name): _number(f"{where}: weight of {name!r}", value) for name, value in rewards.items()
-    }
-    if not any(weights.values()):
-        raise ValueError(f"{where}: all weights are 0, so nothing would be trained: {weights}")
-    return weights
+    if keys is not None or values is not None:
+        raise ValueError(
+            "algorithm.gdpo.rewards and algorithm.gdpo_reward_keys/gdpo_reward_weights say the "
+            "same thing; give one of them"
+        )
+    if not isinstance(rewards, Mapping):
+        raise ValueError(
+            f"algorithm.gdpo.rewards: expected {{name: weight}} or null, got {rewards!r}"
+        )
+    return read_terms("algorithm.gdpo.rewards", rewards)
 
 
 def _paired(keys: Any, values: Any) -> dict[str, Any]:
@@ -179,21 +175,6 @@ def _normalize_by_std(algorithm: Any, block: Mapping[str, Any]) -> bool:
     return value
 
 
-def _choice(block: Mapping[str, Any], key: str, choices: Sequence[str], default: str) -> Any:
-    value = block.get(key, default)
-    if value not in choices:
-        raise ValueError(f"algorithm.gdpo.{key}: expected one of {list(choices)}, got {value!r}")
-    return value
-
-
-def _number(where: str, value: Any, minimum: float = -math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{where}: expected a finite number, got {value!r}")
-    if value < minimum:
-        raise ValueError(f"{where}: expected at least {minimum:g}, got {value!r}")
-    return float(value)
-
-
 def _plain(value: Any) -> Any:
     """Omegaconf containers as plain dicts and lists; anything else as it is."""
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
@@ -201,8 +182,3 @@ def _plain(value: Any) -> Any:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _hint(name: object, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {list(known)}"

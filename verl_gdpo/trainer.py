@@ -1,8 +1,7 @@
 """What GDPO adds to verl's V1 trainers, put in front of each registered trainer class.
 
 Relies on verl 0.9: `trainer_base.TRAINER_REGISTRY`, {mode: class}; the methods that `REQUIRED`
-names and `with_gdpo` checks; the replay buffer's `partitions` and `finished_keys`; and, in
-TransferQueue, keys `{uid}_{session}_{index}`, a tag `is_padding` and a field `extra_fields`.
+names and `with_gdpo` checks.
 """
 
 import logging
@@ -10,14 +9,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-import transfer_queue as tq
+from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 
 import verl_gdpo
-from verl_gdpo.reward_rows import RewardMatrix, RewardRows, current_rows, split_key
+from verl_gdpo.queue_rows import fetch_dump_columns, fetch_rows
+from verl_gdpo.replay_buffer import GdpoBuffer
+from verl_gdpo.reward_rows import RewardMatrix, current_rows
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings import settings_of_run, uses_gdpo_manager
+from verl_gdpo.validation import average_what_is_present
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -90,16 +92,18 @@ class GdpoTrainer:
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()  # type: ignore[misc]
-        if uses_gdpo_manager(self.config):
+        if self.gdpo is not None:
             cls = type(buffer)
-            buffer.__class__ = type(cls.__name__, (RewardCheckingBuffer, cls), {})
+            buffer.__class__ = type(cls.__name__, (GdpoBuffer, cls), {})
+            if self.config.algorithm.adv_estimator == "gdpo":
+                buffer.filter_by(self.gdpo)
         return buffer
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.gdpo is None:
             return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         rows = fetch_rows(batch.keys, batch.partition_id, batch.tags)
-        metrics.update(RewardMatrix.of(rows, self.gdpo).metrics(rows.counted_B))
+        metrics.update(RewardMatrix.of(rows, self.gdpo).metrics())
         token = current_rows.set(rows)
         try:
             return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
@@ -124,73 +128,6 @@ class GdpoTrainer:
         super()._dump_generations(  # type: ignore[misc]
             reward_extra_infos_dict=reward_extra_infos_dict, **kwargs
         )
-
-
-class RewardCheckingBuffer:
-    """Mixin for verl's replay buffers: stops the run at a sample that could not be scored.
-
-    This is the first place in the trainer that sees a rollout: before group filtering drops it,
-    before the advantage, and in validation as in training.
-    """
-
-    partitions: dict[str, dict[str, Any]]
-    finished_keys: dict[str, set[str]]
-
-    def sample(self, *args: Any, **kwargs: Any) -> Any:
-        batch, metrics = super().sample(*args, **kwargs)  # type: ignore[misc]
-        fetch_rows(batch.keys, batch.partition_id, batch.tags).raise_on_error()
-        return batch, metrics
-
-    def _dapo_filtered_keys(self, partition_id: str) -> Any:
-        checked: set[str] = self.__dict__.setdefault("checked_keys", set())
-        finished = self.finished_keys[partition_id]
-        fresh = [
-            key
-            for key in self.partitions[partition_id]
-            if key not in checked and split_key(split_key(key)[0])[0] in finished
-        ]
-        if fresh:
-            tags = [self.partitions[partition_id][key] for key in fresh]
-            fetch_rows(fresh, partition_id, tags).raise_on_error()
-            checked.update(fresh)
-        return super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
-
-
-def fetch_rows(
-    keys: Sequence[str], partition_id: str, tags: Sequence[dict[str, Any]]
-) -> RewardRows:
-    """What the reward manager said of these TransferQueue rows, in the order of `keys`."""
-    fetched = tq.kv_batch_get(
-        keys=list(keys), partition_id=partition_id, select_fields=["extra_fields"]
-    )
-    # TransferQueue hands back a list, a NonTensorStack or an array, by accessor and backend
-    extra_fields = fetched.get("extra_fields")
-    extra_fields = extra_fields.tolist() if hasattr(extra_fields, "tolist") else list(extra_fields)
-    infos = [fields.get("reward_extra_info") or {} for fields in extra_fields]
-    return RewardRows.from_keys(keys, infos, [bool(tag.get("is_padding")) for tag in tags])
-
-
-def fetch_dump_columns(batch: Any) -> dict[str, dict[str, Any]]:
-    """{row key: its group, session, raw rewards, advantage, is_padding}, for the rollout dump."""
-    rows = fetch_rows(batch.keys, batch.partition_id, batch.tags)
-    tensors = tq.kv_batch_get(
-        keys=batch.keys,
-        partition_id=batch.partition_id,
-        select_fields=["advantages", "response_mask"],
-    )
-    columns = {}
-    for row, key in enumerate(batch.keys):
-        group, session = split_key(split_key(key)[0])
-        mask, advantage_T = tensors["response_mask"][row] != 0, tensors["advantages"][row]
-        columns[key] = {
-            "group": group,
-            "session": session,
-            "rewards": {k: v for k, v in rows.infos[row].items() if k != "score"},
-            # the mean over its tokens: outcome estimators put the same number on each
-            "advantage": float(advantage_T[mask].double().mean()) if mask.any() else 0.0,
-            "is_padding": bool(rows.is_padding_B[row]),
-        }
-    return columns
 
 
 def check_reward_workers(workers: Sequence[Any]) -> None:
@@ -221,3 +158,4 @@ def _manager_and_node(worker: Any) -> tuple[str, str]:
 
 # under the same names, because verl compares `trainer.v1.trainer_mode` with them
 TRAINER_REGISTRY.update({mode: with_gdpo(cls) for mode, cls in TRAINER_REGISTRY.items()})
+average_what_is_present(trainer_base)

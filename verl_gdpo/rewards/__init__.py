@@ -1,7 +1,8 @@
 """Scorers: pure functions from (response, ground truth) to named rewards. One file a task.
 
 A scorer is `score(response, ground_truth, *, response_tokens, step, **options) -> {name: value}`.
-It gives a bad response a low score, and raises on a bad ground truth.
+It gives a bad response a low score, and raises on a bad ground truth. A value is None where the
+reward does not apply to the row.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,12 +11,28 @@ from typing import Any
 from verl_gdpo.rewards import tool_rl
 
 # verl's `data_source` column -> the scorer of its rows
-SCORERS: dict[str, Callable[..., dict[str, float]]] = {"rlla": tool_rl.score}
+SCORERS: dict[str, Callable[..., Mapping[str, float | None]]] = {"rlla": tool_rl.score}
+
+# every reward that a scorer may return; verl's own scorers, of all other rows, mostly return "acc"
+REWARD_NAMES: dict[str, tuple[str, ...]] = {"rlla": ("format", "correctness", "length")}
+VERL_REWARD_NAMES = ("acc",)
 
 # names that verl's own scorer of the same rows gives these rewards, for existing scripts
 VERL_NAMES: dict[str, dict[str, str]] = {
     "rlla": {"accuracy_reward": "correctness", "format_reward": "format"}
 }
+
+
+def belongs_elsewhere(name: str, data_source: str) -> bool:
+    """Whether the rows of other data sources have the reward `name`, and these do not."""
+    here = _names_of(data_source)
+    others = {name for source in SCORERS for name in _names_of(source)} | {*VERL_REWARD_NAMES}
+    return name in others - here
+
+
+def _names_of(data_source: str) -> set[str]:
+    names = REWARD_NAMES.get(data_source, VERL_REWARD_NAMES)
+    return {*names, *VERL_NAMES.get(data_source, {})}
 
 
 def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:

@@ -1,0 +1,145 @@
+"""Which groups `algorithm.filter_groups` keeps, through verl's own replay buffer."""
+
+from collections import Counter
+
+import pytest
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+from verl_gdpo.replay_buffer import GdpoBuffer
+from verl_gdpo.reward_rows import ERROR_KEY, RewardError
+from verl_gdpo.settings import GdpoSettings
+
+
+class Buffer(GdpoBuffer, ReplayBuffer):
+    pass
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    """A TransferQueue in memory, {key: fields}, that counts how often a row is read."""
+    rows, reads = {}, Counter()
+
+    def kv_batch_get(keys, partition_id, select_fields):
+        reads.update(keys)
+        return {name: [rows[key][name] for key in keys] for name in select_fields}
+
+    monkeypatch.setattr(tq, "kv_batch_get", kv_batch_get)
+    rows["reads"] = reads
+    return rows
+
+
+def buffer(metric="reward"):
+    return Buffer(
+        trainer_mode="sync",
+        trainer_config=OmegaConf.create(),
+        max_off_policy_threshold=8,
+        max_off_policy_strategy="drop",
+        sampler_kwargs=OmegaConf.create(),
+        refill_fn=lambda count: count,
+        filter_groups_metric=metric,
+    )
+
+
+def put(queue, buffer, groups, weights=None):
+    """Finished groups {uid: rewards, one row a session}; a key `uid_session_index` may be given."""
+    for uid, rewards in groups.items():
+        buffer.finished_keys["train"].add(uid)
+        for session, values in enumerate(rewards):
+            info = dict(zip("abc", map(float, values), strict=False))
+            score = sum(
+                weight * value for weight, value in zip(weights or [1] * 3, values, strict=False)
+            )
+            key = f"{uid}_{session}_0"
+            buffer.partitions["train"][key] = {}
+            queue[key] = {
+                "extra_fields": {"reward_extra_info": {**info, "score": score}},
+                "data_source": "d",
+                "rm_scores": torch.tensor([0.0, score]),
+            }
+
+
+GROUPS = {
+    "tied": [(0, 0, 1), (0, 0, 1), (0, 1, 0), (1, 0, 0)],
+    "opposed": [(0, 1, 0), (1, 0, 0), (0, 1, 0), (1, 0, 0)],
+    "constant": [(0.1, 0.1, 0.1)] * 4,
+    "ordinary": [(0, 0, 0), (0, 0, 1), (0, 0, 1), (1, 1, 1)],
+}
+
+
+@pytest.mark.parametrize("group_norm", ["per_reward", "summed"])
+@pytest.mark.parametrize("batch_norm", ["sample", "token", "none"])
+def test_gdpo_keeps_what_gives_a_gradient(queue, group_norm, batch_norm):
+    filtering = buffer()
+    filtering.filter_by(GdpoSettings(group_norm=group_norm, batch_norm=batch_norm))
+    put(queue, filtering, GROUPS)
+    # rewards that cancel in part cancel in their raw sum too, so "summed" drops equal sums
+    dropped = {"opposed", "constant"} | ({"tied"} if group_norm == "summed" else set())
+    # under the mean score of the group, by which verl counts them: 1, 0.3, and 1
+    counts = Counter({1.0: len(dropped) - 1, 0.3: 1})
+    assert filtering._dapo_filtered_keys("train") == (dropped, counts)
+    assert filtering._dapo_filtered_keys("train") == (dropped, counts)
+    assert set(queue["reads"].values()) == {1}
+
+
+def test_other_estimators_keep_verls_rule(queue):
+    filtering = buffer()
+    put(queue, filtering, GROUPS)
+    dropped, _ = filtering._dapo_filtered_keys("train")
+    assert dropped == {"tied", "opposed", "constant"}
+
+
+def test_weights_decide(queue):
+    # 1 a + 2 b is 2 in each row, but z_b = -z_a and S = z_a - 2 z_a
+    groups = {"u": [(0, 1), (2, 0), (0, 1), (2, 0)]}
+    weights = {"a": 1.0, "b": 2.0}
+    filtering = buffer()
+    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": weights}}))
+    put(queue, filtering, groups, [1, 2])
+    assert filtering._dapo_filtered_keys("train") == (set(), Counter())
+    verls = buffer()
+    put(queue, verls, groups, [1, 2])
+    assert verls._dapo_filtered_keys("train") == ({"u"}, Counter({2.0: 1}))
+
+
+def test_conditions_and_missing_values_decide(queue):
+    # b varies, but only in rows in which a is too low for it to count
+    conditioned = {"a": 0.0, "b": {"weight": 1.0, "when": {"reward": "a", "at_least": 1}}}
+    filtering = buffer()
+    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": conditioned}}))
+    put(queue, filtering, {"u": [(0, 3), (0, 5)], "w": [(1, 3), (1, 5)], "v": [(1, 0), (0, 5)]})
+    assert filtering._dapo_filtered_keys("train")[0] == {"u", "v"}
+
+
+def test_the_last_row_of_a_session_stands_for_it(queue):
+    filtering = buffer()
+    filtering.filter_by(GdpoSettings())
+    put(queue, filtering, {"u": [(1,), (1,)]})
+    filtering.partitions["train"]["u_0_1"] = {}
+    queue["u_0_1"] = {**queue["u_0_0"], "extra_fields": {"reward_extra_info": {"a": 2.0}}}
+    assert filtering._dapo_filtered_keys("train")[0] == set()
+    queue["u_0_1"]["extra_fields"]["reward_extra_info"]["a"] = 1.0
+    filtering._dapo_classification_cache.clear()
+    assert filtering._dapo_filtered_keys("train")[0] == {"u"}
+
+
+def test_without_filtering_and_in_validation_nothing_is_read(queue):
+    filtering = buffer(metric=None)
+    filtering.filter_by(GdpoSettings())
+    put(queue, filtering, GROUPS)
+    assert filtering._dapo_filtered_keys("train") == (set(), Counter())
+    assert buffer()._dapo_filtered_keys("val") == (set(), Counter())
+    assert not queue["reads"]
+
+
+@pytest.mark.parametrize("settings", [None, GdpoSettings()])
+def test_a_failed_sample_stops_before_it_is_dropped(queue, settings):
+    filtering = buffer()
+    if settings is not None:
+        filtering.filter_by(settings)
+    put(queue, filtering, {"u": [(1,), (1,)]})
+    queue["u_1_0"]["extra_fields"]["reward_extra_info"] = {ERROR_KEY: "no"}
+    with pytest.raises(RewardError, match="no"):
+        filtering._dapo_filtered_keys("train")

@@ -1,0 +1,90 @@
+"""What GDPO adds to verl's replay buffers: rewards are checked, and groups kept by their signal.
+
+Relies on verl 0.9 `ReplayBuffer`: `partitions`, `finished_keys`, `filter_groups_metric` (None when
+`algorithm.filter_groups` is off), and `_dapo_classification_cache`, which holds for each finished
+group None if it is kept, else the number under which verl counts it as dropped.
+"""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from verl_gdpo.estimator import scalars_of
+from verl_gdpo.queue_rows import fetch_rows
+from verl_gdpo.reward_rows import RewardMatrix, RewardRows, group_of
+from verl_gdpo.settings import GdpoSettings
+
+logger = logging.getLogger(__name__)
+logger.setLevel(logging.INFO)
+
+# a sum of normalised rewards below it is rounding
+TOLERANCE = 1e-8
+
+
+class GdpoBuffer:
+    """Mixin for verl's replay buffers.
+
+    It stops the run at a sample that could not be scored, because this is the first place in the
+    trainer that sees a rollout: before group filtering drops it, before the advantage, and in
+    validation as in training.
+    """
+
+    partitions: dict[str, dict[str, Any]]
+    finished_keys: dict[str, set[str]]
+    filter_groups_metric: str | None = None  # what is not verl's own may lack it
+    _dapo_classification_cache: dict[str, dict[str, float | None]]
+    gdpo: GdpoSettings | None = None  # None leaves verl's own rule
+
+    def filter_by(self, settings: GdpoSettings) -> None:
+        """Let `algorithm.filter_groups` keep the groups that give a gradient under `settings`."""
+        self.gdpo = settings
+        if self.filter_groups_metric is not None:
+            logger.info(
+                "verl-gdpo: algorithm.filter_groups keeps the groups in which the sum of the "
+                "normalised rewards is not 0; its metric=%s is not used",
+                self.filter_groups_metric,
+            )
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        batch, metrics = super().sample(*args, **kwargs)  # type: ignore[misc]
+        fetch_rows(batch.keys, batch.partition_id, batch.tags).raise_on_error()
+        return batch, metrics
+
+    def _dapo_filtered_keys(self, partition_id: str) -> Any:
+        if partition_id != "val" and self.filter_groups_metric is not None:
+            self._classify_finished(partition_id)
+        return super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
+
+    def _classify_finished(self, partition_id: str) -> None:
+        """Fill verl's cache, by which it goes; a group is looked at once."""
+        cache, tags = self._dapo_classification_cache[partition_id], self.partitions[partition_id]
+        fresh = self.finished_keys[partition_id] - cache.keys()
+        keys = [key for key in tags if group_of(key) in fresh]
+        if not keys:
+            return
+        rows = fetch_rows(keys, partition_id, [tags[key] for key in keys])
+        rows.raise_on_error()
+        if self.gdpo is not None:
+            cache.update(classify_groups(rows, self.gdpo))
+
+
+def classify_groups(rows: RewardRows, settings: GdpoSettings) -> dict[str, float | None]:
+    """{group: None if it gives a gradient, else the mean of its weighted sums}.
+
+    A group gives one if some sample's S, the sum before the batch step, is not 0: different sums
+    of raw rewards are neither needed for that (2 of 3 rewards may cancel) nor enough.
+    """
+    rewards = RewardMatrix.of(rows, settings)
+    groups = np.array([group_of(key) for key in rows.labels])
+    settings = replace(settings, batch_norm="none")
+    S_B = scalars_of(rewards, rows.counted_B, groups, settings).S_B.numpy()
+    sum_B = rewards.values_BK @ list(rewards.weights.values())
+    classes: dict[str, float | None] = {}
+    for group in dict.fromkeys(groups.tolist()):
+        counted_B = (groups == group) & rows.counted_B
+        has_signal = np.abs(S_B[counted_B]).max() > TOLERANCE
+        # rounded, because verl's table has a line for each number
+        classes[group] = None if has_signal else round(float(sum_B[counted_B].mean()), 6)
+    return classes

@@ -1,0 +1,133 @@
+"""What each configured reward contributes to the weighted sum: its weight and its condition.
+
+algorithm:
+  gdpo:
+    rewards:
+      correctness: 1.0       # the weight alone
+      length:
+        weight: 0.5
+        when: {reward: correctness, at_least: 1.0}
+        otherwise: zero      # zero | missing, for samples that do not meet `when`
+"""
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Otherwise = Literal["zero", "missing"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Met by a sample whose raw value of `reward` is there and large enough."""
+
+    reward: str
+    at_least: float
+
+
+@dataclass(frozen=True)
+class RewardTerm:
+    """One term of the weighted sum."""
+
+    weight: float = 1.0
+    when: Condition | None = None
+    otherwise: Otherwise = "zero"
+
+
+def gate(
+    raw: Mapping[str, float | None], terms: Mapping[str, RewardTerm]
+) -> dict[str, float | None]:
+    """The values of one sample that enter the sum, in the order of `terms`; None is missing.
+
+    Conditions read raw values, whatever the conditions on those are. A missing value meets none.
+    """
+    values = {}
+    for name, term in terms.items():
+        values[name] = raw[name]
+        if raw[name] is not None and term.when is not None and not _met(term.when, raw):
+            values[name] = 0.0 if term.otherwise == "zero" else None
+    return values
+
+
+def weighted_sum(values: Mapping[str, float | None], terms: Mapping[str, RewardTerm]) -> float:
+    """verl's score of one sample; what is missing adds nothing."""
+    return sum(term.weight * (values[name] or 0.0) for name, term in terms.items())
+
+
+def read_terms(where: str, rewards: Mapping[Any, Any]) -> dict[str, RewardTerm]:
+    """{name: weight, or a mapping of settings} as terms.
+
+    Raises:
+        ValueError: names the key below `where`, what it holds and what it may hold.
+    """
+    if not rewards:
+        raise ValueError(f"{where}: expected at least one reward, got none")
+    if "score" in rewards:
+        raise ValueError(f"{where}: 'score' is verl's name for the sum; name the rewards in it")
+    terms = {str(name): _read_term(where, str(name), value) for name, value in rewards.items()}
+    if not any(term.weight for term in terms.values()):
+        raise ValueError(f"{where}: all weights are 0, so nothing would be trained: {rewards}")
+    return terms
+
+
+def number(where: str, value: Any, minimum: float = -math.inf) -> float:
+    """A finite number of the configuration, as a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{where}: expected a finite number, got {value!r}")
+    if value < minimum:
+        raise ValueError(f"{where}: expected at least {minimum:g}, got {value!r}")
+    return float(value)
+
+
+def choice(where: str, value: Any, choices: Sequence[str]) -> Any:
+    if value not in choices:
+        raise ValueError(f"{where}: expected one of {list(choices)}, got {value!r}")
+    return value
+
+
+def check_keys(where: str, block: Mapping[Any, Any], known: Sequence[str]) -> None:
+    for key in block:
+        if key not in known:
+            raise ValueError(f"{where}.{key}: unknown setting{hint(key, known)}")
+
+
+def hint(name: object, known: Sequence[str]) -> str:
+    """The end of a message about a name that is not among the known."""
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {list(known)}"
+
+
+def _met(condition: Condition, raw: Mapping[str, float | None]) -> bool:
+    value = raw[condition.reward]
+    return value is not None and value >= condition.at_least
+
+
+def _read_term(where: str, name: str, value: Any) -> RewardTerm:
+    if not isinstance(value, Mapping):
+        return RewardTerm(number(f"{where}: weight of {name!r}", value))
+    where = f"{where}.{name}"
+    check_keys(where, value, ["weight", "when", "otherwise"])
+    if "otherwise" in value and value.get("when") is None:
+        raise ValueError(f"{where}.otherwise={value['otherwise']} needs {where}.when")
+    return RewardTerm(
+        weight=number(f"{where}.weight", value.get("weight", RewardTerm.weight)),
+        when=_read_condition(f"{where}.when", name, value.get("when")),
+        otherwise=choice(
+            f"{where}.otherwise", value.get("otherwise", RewardTerm.otherwise), get_args(Otherwise)
+        ),
+    )
+
+
+def _read_condition(where: str, name: str, value: Any) -> Condition | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or {*value} != {"reward", "at_least"}:
+        raise ValueError(f"{where}: expected {{reward: NAME, at_least: NUMBER}}, got {value!r}")
+    if not isinstance(value["reward"], str) or value["reward"] in (name, "score"):
+        raise ValueError(
+            f"{where}.reward: expected the name of another reward than {name!r}, "
+            f"got {value['reward']!r}"
+        )
+    return Condition(value["reward"], number(f"{where}.at_least", value["at_least"]))
