@@ -312,6 +312,14 @@ def test_reward_score_obeys_conditions_and_the_raw_values_stay():
     assert wrong["reward_extra_info"]["length"] == right["reward_extra_info"]["length"]
 
 
+def test_reward_score_has_the_weights_of_the_step():
+    scheduled = manager(gdpo={"rewards": {"correctness": {"weight": {0: 1.0, 100: 0.0}}}})
+    assert score(scheduled, GOLD, global_steps=0)["reward_score"] == 3.0
+    assert score(scheduled, GOLD, global_steps=50)["reward_score"] == 1.5
+    message = score(scheduled, GOLD)["reward_extra_info"][ERROR_KEY]
+    assert "needs the training step" in message
+
+
 def test_verls_names_of_the_same_rewards_stay_valid():
     verl_keys = {"gdpo_reward_keys": ["accuracy_reward", "format_reward"]}
     result = score(manager(**verl_keys, gdpo_reward_weights=[1.0, 2.0]), GOLD)
