@@ -222,6 +222,7 @@ def test_group_filtering_and_missing_rewards(assets, tmp_path, estimator, kept):
             f"data.val_files={assets}/mixed.parquet",
             "data.shuffle=False",
             "algorithm.filter_groups.enable=True",
+            "algorithm.filter_groups.metric=score",
             "trainer.total_training_steps=1",
             "trainer.test_freq=-1",
             scorer="patterned",
