@@ -5,6 +5,7 @@ A tiny untrained model gets ToolRL's rewards, which it never earns, and two on w
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import oracle
@@ -89,7 +90,22 @@ def overrides(assets, *more, scorer="compute_score"):
 
 # --- runs that train -----------------------------------------------------------------------------
 
-GDPO_REWARDS = {"correctness": 1.0, "format": 1.0, "letters": 1.0, "brevity": 0.5}
+GDPO_REWARDS = {
+    "correctness": 1.0,
+    "format": 1.0,
+    "letters": 1.0,
+    "brevity": "{weight:{1:0.5,3:1.5},when:{reward:letters,at_least:0.4}}",
+}
+
+
+def weights_at(step):
+    """`brevity` weighs .5, 1 and 1.5 in steps 1, 2 and 3, and stays there."""
+    return {**GDPO_REWARDS, "brevity": min(0.5 * step, 1.5)}
+
+
+def conditioned(rewards):
+    """`brevity` counts where enough of the response is letters."""
+    return rewards if rewards["letters"] >= 0.4 else {**rewards, "brevity": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +121,11 @@ def gdpo_run(assets, tmp_path_factory):
     )
 
 
-def check_rollouts(rows, advantages_of, weights):
-    """The dump says of each row what the scorer and the oracle say."""
+def check_rollouts(rows, advantages_of, weights, trained_on=dict):
+    """The dump says of each row what the scorer and the oracle say.
+
+    `trained_on` makes the values in the sum from the raw rewards.
+    """
     real = [row for row in rows if not row["is_padding"]]
     assert len(real) == BATCH * SAMPLES
     assert [row["advantage"] for row in rows if row["is_padding"]] == [0.0] * PADDING
@@ -117,9 +136,9 @@ def check_rollouts(rows, advantages_of, weights):
         again["letters"] = varied_reward.letters(row["output"])
         again["brevity"] = row["rewards"]["brevity"]  # the dump has no token count
         assert row["rewards"] == pytest.approx(again, abs=1e-6)
-        total = sum(weights[name] * row["rewards"][name] for name in weights)
+        total = sum(weights[name] * trained_on(row["rewards"])[name] for name in weights)
         assert row["score"] == pytest.approx(total, abs=1e-5)
-    rewards = [[row["rewards"][name] for name in weights] for row in real]
+    rewards = [[trained_on(row["rewards"])[name] for name in weights] for row in real]
     expected = advantages_of(rewards, [row["group"] for row in real])
     actual = [row["advantage"] for row in real]
     assert actual == pytest.approx(expected, abs=1e-5)
@@ -134,15 +153,13 @@ def test_gdpo_trains(gdpo_run):
     for step in (1, 2, 3):
         metrics = steps[step]
         rows = gdpo_run.dump(step)
-        check_rollouts(
-            rows,
-            lambda r, g: oracle.gdpo(r, g, weights=list(GDPO_REWARDS.values())),
-            GDPO_REWARDS,
-        )
+        weights = weights_at(step)
+        advantages_of = partial(oracle.gdpo, weights=list(weights.values()))
+        check_rollouts(rows, advantages_of, weights, conditioned)
         assert metrics["training/rollout_probs_diff_max"] < 1e-5
         assert metrics["actor/grad_norm"] > 0
         for name in GDPO_REWARDS:
-            values = [row["rewards"][name] for row in rows if not row["is_padding"]]
+            values = [conditioned(row["rewards"])[name] for row in rows if not row["is_padding"]]
             logged = [metrics[f"gdpo/{name}/{s}"] for s in ("mean", "min", "max")]
             expected = [sum(values) / len(values), min(values), max(values)]
             assert logged == pytest.approx(expected, abs=1e-6)
@@ -164,11 +181,9 @@ def test_a_checkpoint_is_resumed(gdpo_run, assets):
     )
     assert resumed.exit_code == 0, resumed.last_lines()
     assert "global_step_3, setting global step to 3" in resumed.output
-    check_rollouts(
-        resumed.dump(4),
-        lambda r, g: oracle.gdpo(r, g, weights=list(GDPO_REWARDS.values())),
-        GDPO_REWARDS,
-    )
+    weights = weights_at(4)
+    advantages_of = partial(oracle.gdpo, weights=list(weights.values()))
+    check_rollouts(resumed.dump(4), advantages_of, weights, conditioned)
     assert not (gdpo_run.folder / "rollouts" / "5.jsonl").exists()
 
 
@@ -206,6 +221,7 @@ def test_group_filtering_and_missing_rewards(assets, tmp_path, estimator, kept):
             f"data.val_files={assets}/mixed.parquet",
             "data.shuffle=False",
             "algorithm.filter_groups.enable=True",
+            "algorithm.filter_groups.metric=score",
             "trainer.total_training_steps=1",
             "trainer.test_freq=-1",
             scorer="patterned",

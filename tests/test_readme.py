@@ -68,6 +68,7 @@ def test_the_rewards_example_is_read():
     assert settings.rewards == {
         "correctness": RewardTerm(1.0),
         "length": RewardTerm(0.5, Condition("correctness", 1.0), "zero"),
+        "format": RewardTerm({0: 1.0, 100: 0.5}),
     }
 
 

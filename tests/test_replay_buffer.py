@@ -113,6 +113,16 @@ def test_conditions_and_missing_values_decide(queue):
     assert filtering._dapo_filtered_keys("train")[0] == {"u", "v"}
 
 
+def test_the_weights_of_the_step_decide(queue):
+    rewards = {"a": {"weight": {1: 1.0, 2: 0.0}}, "b": 1.0}
+    filtering = buffer()
+    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": rewards}}))
+    put(queue, filtering, {"u": [(0, 1), (1, 1)]})
+    assert filtering._terminal_eviction_reasons(1, "train")[1] == set()
+    filtering._dapo_classification_cache.clear()
+    assert filtering._terminal_eviction_reasons(2, "train")[1] == {"u"}
+
+
 def test_the_last_row_of_a_session_stands_for_it(queue):
     filtering = buffer()
     filtering.filter_by(GdpoSettings())

@@ -1,5 +1,7 @@
 """From verl's rows to the reward matrix: row order, sessions, padding, and what stops the run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -121,6 +123,12 @@ def test_what_is_no_reward_names_the_row(info, weights, message):
     rows = rows_of({"u_0_0": ({"a": 1.0, "score": 2.0}, False), "u_1_0": (info, False)})
     with pytest.raises(RewardError, match=message):
         matrix(rows, weights)
+
+
+def test_weights_are_those_of_the_step():
+    rows = rows_of({"u_0_0": ({"a": 1.0, "b": 2.0}, False)})
+    rewards = {"a": {"weight": {0: 1.0, 10: 0.0}}, "b": 3.0}
+    assert matrix(replace(rows, step=4), rewards).weights == {"a": 0.6, "b": 3.0}
 
 
 def test_none_is_missing():

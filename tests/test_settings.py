@@ -82,6 +82,24 @@ def test_std_is_inherited():
 
 
 @pytest.mark.parametrize(
+    ("step", "weight"),
+    [(0, 1.0), (10, 1.0), (20, 0.75), (30, 0.5), (40, 1.5), (50, 2.5), (99, 2.5)],
+)
+def test_a_schedule_of_weights(step, weight):
+    # 1 until step 10, down to .5 at 30, up to 2.5 at 50, and so on for ever
+    points = {30: 0.5, 10: 1, 50: 2.5}
+    term = read(gdpo={"rewards": {"a": {"weight": points}}}).rewards["a"]
+    assert term.weight_at(step) == weight
+
+
+def test_a_schedule_needs_the_step():
+    term = read(gdpo={"rewards": {"a": {"weight": {0: 1.0}}}}).rewards["a"]
+    with pytest.raises(ValueError, match=r"needs the training step.* set trainer.use_v1=True"):
+        term.weight_at(None)
+    assert RewardTerm(2.0).weight_at(None) == 2.0
+
+
+@pytest.mark.parametrize(
     ("algorithm", "message"),
     [
         ({"gdpo": {"batchnorm": "none"}}, "gdpo.batchnorm: unknown setting; did you mean"),
@@ -99,6 +117,23 @@ def test_std_is_inherited():
         (
             {"gdpo": {"rewards": {"a": {"wieght": 1}}}},
             "algorithm.gdpo.rewards.a.wieght: unknown setting; did you mean 'weight'?",
+        ),
+        ({"gdpo": {"rewards": {"a": {"weight": {}}}}}, "rewards.a.weight: expected {training step"),
+        (
+            {"gdpo": {"rewards": {"a": {"weight": {-1: 1.0}}}}},
+            "rewards.a.weight: expected {training step >= 0: weight}, got {-1: 1.0}",
+        ),
+        (
+            {"gdpo": {"rewards": {"a": {"weight": {"first": 1.0}}}}},
+            "rewards.a.weight: expected {training step >= 0: weight}, got {'first': 1.0}",
+        ),
+        (
+            {"gdpo": {"rewards": {"a": {"weight": {0: 1.0, 9: float("inf")}}}}},
+            "rewards.a.weight.9: expected a finite number, got inf",
+        ),
+        (
+            {"gdpo": {"rewards": {"a": {"weight": {0: 0.0, 9: 0.0}}, "b": 0.0}}},
+            "algorithm.gdpo.rewards: all weights are 0",
         ),
         (
             {"gdpo": {"rewards": {"a": {"when": {"reward": "b"}}}}},

@@ -36,6 +36,7 @@ class GdpoBuffer:
     filter_groups_metric: str | None = None  # what is not verl's own may lack it
     _dapo_classification_cache: dict[str, dict[str, float | None]]
     gdpo: GdpoSettings | None = None  # None leaves verl's own rule
+    step: int | None = None
 
     def filter_by(self, settings: GdpoSettings) -> None:
         """Let `algorithm.filter_groups` keep the groups that give a gradient under `settings`."""
@@ -52,6 +53,10 @@ class GdpoBuffer:
         fetch_rows(batch.keys, batch.partition_id, batch.tags).raise_on_error()
         return batch, metrics
 
+    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
+        self.step = global_steps
+        return super()._terminal_eviction_reasons(global_steps, partition_id)  # type: ignore[misc]
+
     def _dapo_filtered_keys(self, partition_id: str) -> Any:
         if partition_id != "val" and self.filter_groups_metric is not None:
             self._classify_finished(partition_id)
@@ -67,7 +72,7 @@ class GdpoBuffer:
         rows = fetch_rows(keys, partition_id, [tags[key] for key in keys])
         rows.raise_on_error()
         if self.gdpo is not None:
-            cache.update(classify_groups(rows, self.gdpo))
+            cache.update(classify_groups(replace(rows, step=self.step), self.gdpo))
 
 
 def classify_groups(rows: RewardRows, settings: GdpoSettings) -> dict[str, float | None]:

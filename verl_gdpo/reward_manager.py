@@ -66,7 +66,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         fields = data[-1].non_tensor_batch
         try:
             result = await self._score(data[-1])
-            return self._checked(result, fields["data_source"])
+            return self._checked(result, fields["data_source"], fields.get("global_steps"))
         except Exception as error:
             message = _describe(error, fields)
             logger.error("verl-gdpo: %s\n%s", message, traceback.format_exc())
@@ -117,7 +117,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             "response_tokens": length,
         }
 
-    def _checked(self, result: Any, data_source: str) -> dict[str, Any]:
+    def _checked(self, result: Any, data_source: str, step: int | None) -> dict[str, Any]:
         """verl's result for one sample: rewards as finite floats, and their weighted sum."""
         if result is None:
             raise ValueError("the scorer returned None; expected a number or {name: reward}")
@@ -134,7 +134,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
                 info[name] = value_or_error(info[name])
             except ValueError as error:
                 raise ValueError(f"reward {name!r} {error}") from None
-        score = weighted_sum(gate(info, terms), terms)
+        score = weighted_sum(gate(info, terms), terms, step)
         return {"reward_score": score, "reward_extra_info": {**info, "score": score}}
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

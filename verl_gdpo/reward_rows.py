@@ -35,6 +35,7 @@ class RewardRows:
     sources: Sequence[str]  # verl's data_source; rows of one source have the same rewards
     session_B: npt.NDArray[np.int64]  # number of the row that stands for the row's session
     is_padding_B: npt.NDArray[np.bool_]
+    step: int | None = None  # the training step, for weights with a schedule
 
     @classmethod
     def from_keys(
@@ -121,7 +122,8 @@ class RewardMatrix:
             for column, value in enumerate(gate(raw, terms).values()):
                 if value is not None:
                     values_BK[row, column], present_BK[row, column] = value, True
-        return cls({name: term.weight for name, term in terms.items()}, values_BK, present_BK)
+        weights = {name: term.weight_at(rows.step) for name, term in terms.items()}
+        return cls(weights, values_BK, present_BK)
 
     def metrics(self) -> dict[str, float]:
         """`gdpo/<reward>/{mean,std,min,max}` over what is present; std as verl's (ddof 0)."""

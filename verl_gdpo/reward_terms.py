@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 Otherwise = Literal["zero", "missing"]
 
 
@@ -31,9 +33,20 @@ class Condition:
 class RewardTerm:
     """One term of the weighted sum."""
 
-    weight: float = 1.0
+    weight: float | Mapping[int, float] = 1.0
     when: Condition | None = None
     otherwise: Otherwise = "zero"
+
+    def weight_at(self, step: int | None) -> float:
+        """Linear between the steps of a schedule, constant before the first and after the last."""
+        if not isinstance(self.weight, Mapping):
+            return self.weight
+        if step is None:
+            raise ValueError(
+                f"weight {dict(self.weight)} needs the training step, which verl's legacy trainer "
+                "does not hand over; set trainer.use_v1=True, or a number as weight"
+            )
+        return float(np.interp(step, list(self.weight), list(self.weight.values())))
 
 
 def gate(
@@ -51,9 +64,11 @@ def gate(
     return values
 
 
-def weighted_sum(values: Mapping[str, float | None], terms: Mapping[str, RewardTerm]) -> float:
+def weighted_sum(
+    values: Mapping[str, float | None], terms: Mapping[str, RewardTerm], step: int | None = None
+) -> float:
     """verl's score of one sample; what is missing adds nothing."""
-    return sum(term.weight * (values[name] or 0.0) for name, term in terms.items())
+    return sum(term.weight_at(step) * (values[name] or 0.0) for name, term in terms.items())
 
 
 def read_terms(where: str, rewards: Mapping[Any, Any]) -> dict[str, RewardTerm]:
@@ -67,7 +82,8 @@ def read_terms(where: str, rewards: Mapping[Any, Any]) -> dict[str, RewardTerm]:
     if "score" in rewards:
         raise ValueError(f"{where}: 'score' is verl's name for the sum; name the rewards in it")
     terms = {str(name): _read_term(where, str(name), value) for name, value in rewards.items()}
-    if not any(term.weight for term in terms.values()):
+    weights = [term.weight for term in terms.values()]
+    if not any(any(w.values()) if isinstance(w, Mapping) else w for w in weights):
         raise ValueError(f"{where}: all weights are 0, so nothing would be trained: {rewards}")
     return terms
 
@@ -112,12 +128,20 @@ def _read_term(where: str, name: str, value: Any) -> RewardTerm:
     if "otherwise" in value and value.get("when") is None:
         raise ValueError(f"{where}.otherwise={value['otherwise']} needs {where}.when")
     return RewardTerm(
-        weight=number(f"{where}.weight", value.get("weight", RewardTerm.weight)),
+        weight=_read_weight(f"{where}.weight", value.get("weight", RewardTerm.weight)),
         when=_read_condition(f"{where}.when", name, value.get("when")),
         otherwise=choice(
             f"{where}.otherwise", value.get("otherwise", RewardTerm.otherwise), get_args(Otherwise)
         ),
     )
+
+
+def _read_weight(where: str, value: Any) -> float | dict[int, float]:
+    if not isinstance(value, Mapping):
+        return number(where, value)
+    if not value or not all(type(step) is int and step >= 0 for step in value):
+        raise ValueError(f"{where}: expected {{training step >= 0: weight}}, got {value!r}")
+    return {step: number(f"{where}.{step}", value[step]) for step in sorted(value)}
 
 
 def _read_condition(where: str, name: str, value: Any) -> Condition | None:

@@ -6,6 +6,7 @@ names and `with_gdpo` checks.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -35,7 +36,7 @@ REQUIRED = {
         "_log_rollout_data",
         "_dump_generations",
     ),
-    ReplayBuffer: ("sample", "_dapo_filtered_keys"),
+    ReplayBuffer: ("sample", "_terminal_eviction_reasons", "_dapo_filtered_keys"),
 }
 
 
@@ -56,6 +57,7 @@ class GdpoTrainer:
     """Mixin for `PPOTrainer` classes. Does nothing when neither estimator nor manager is gdpo."""
 
     config: Any
+    global_steps: int
     train_dataset: Any
     val_dataset: Any
     reward_loop_manager: Any
@@ -103,6 +105,7 @@ class GdpoTrainer:
         if self.gdpo is None:
             return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         rows = fetch_rows(batch.keys, batch.partition_id, batch.tags)
+        rows = replace(rows, step=self.global_steps)
         metrics.update(RewardMatrix.of(rows, self.gdpo).metrics())
         token = current_rows.set(rows)
         try:

@@ -1,0 +1,233 @@
+"""The reward manager as verl's agent loop calls it, one sample at a time."""
+
+import asyncio
+import re
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from verl import DataProto
+
+from verl_gdpo.reward_manager import GdpoRewardManager
+from verl_gdpo.reward_rows import ERROR_KEY
+
+GOLD = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"x": 1}}\n</tool_call>'
+
+
+class Tokenizer:
+    """One token a character; id 0 is special."""
+
+    def decode(self, ids, skip_special_tokens):
+        assert skip_special_tokens
+        return "".join(chr(i) for i in ids.tolist() if i)
+
+
+@pytest.fixture(autouse=True)
+def event_loop():
+    """verl's base class takes the current loop, as it finds it in a Ray actor."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    asyncio.set_event_loop(None)
+
+
+def manager(compute_score=None, *, use_v1=True, reward_kwargs=None, **algorithm_keys):
+    config = OmegaConf.create(
+        {
+            "algorithm": algorithm_keys,
+            "reward": {
+                "custom_reward_function": {"path": compute_score and "scorer.py"},
+                **({"reward_kwargs": reward_kwargs} if reward_kwargs else {}),
+            },
+            "trainer": {"experiment_name": "qwen-run", "use_v1": use_v1},
+        }
+    )
+    return GdpoRewardManager(config, Tokenizer(), compute_score or verls_default)
+
+
+def verls_default(data_source, solution_str, ground_truth, extra_info):
+    return {"score": 9.0, "found": float(len(solution_str)), "source": data_source}
+
+
+def score(manager, response, ground_truth=GOLD, data_source="rlla", **fields):
+    ids = [ord(c) for c in response] + [0]  # the end-of-turn token counts
+    row = DataProto.from_dict(
+        tensors={
+            "responses": torch.tensor([[*ids, 7, 7]]),
+            "attention_mask": torch.tensor([[0, 1, 1] + [1] * len(ids) + [0, 0]]),
+        },
+        non_tensors={
+            key: np.array([value], dtype=object)
+            for key, value in {
+                "uid": "u-1",
+                "data_source": data_source,
+                "reward_model": {"ground_truth": ground_truth, "style": "rule"},
+                "extra_info": {"index": 17},
+                **fields,
+            }.items()
+        },
+    )
+    return manager.loop.run_until_complete(manager.run_single(row))
+
+
+def test_our_scorer_is_chosen_by_data_source():
+    result = score(manager(), GOLD)
+    assert result == {
+        "reward_score": 4.0,
+        "reward_extra_info": {"format": 1.0, "correctness": 3.0, "score": 4.0},
+    }
+
+
+def test_reward_score_is_the_weighted_sum_of_the_named():
+    result = score(manager(gdpo={"rewards": {"correctness": 0.5}}), GOLD)
+    assert result["reward_score"] == 1.5
+    assert result["reward_extra_info"]["format"] == 1.0  # not used, still reported
+
+
+def test_reward_score_obeys_conditions_and_the_raw_values_stay():
+    condition = {"reward": "correctness", "at_least": 3}
+    conditioned = manager(
+        reward_kwargs={"length": True},
+        gdpo={"rewards": {"correctness": 1.0, "length": {"weight": 512.0, "when": condition}}},
+    )
+    right, wrong = score(conditioned, GOLD), score(conditioned, GOLD.replace('"f"', '"g"'))
+    assert right["reward_score"] == 3.0 + 512 * right["reward_extra_info"]["length"]
+    assert wrong["reward_score"] == -3.0
+    assert wrong["reward_extra_info"]["length"] == right["reward_extra_info"]["length"]
+
+
+def test_reward_score_has_the_weights_of_the_step():
+    scheduled = manager(gdpo={"rewards": {"correctness": {"weight": {0: 1.0, 100: 0.0}}}})
+    assert score(scheduled, GOLD, global_steps=0)["reward_score"] == 3.0
+    assert score(scheduled, GOLD, global_steps=50)["reward_score"] == 1.5
+    message = score(scheduled, GOLD)["reward_extra_info"][ERROR_KEY]
+    assert "needs the training step" in message
+
+
+def test_verls_names_of_the_same_rewards_stay_valid():
+    verl_keys = {"gdpo_reward_keys": ["accuracy_reward", "format_reward"]}
+    result = score(manager(**verl_keys, gdpo_reward_weights=[1.0, 2.0]), GOLD)
+    assert result["reward_score"] == 3.0 + 2.0
+    assert result["reward_extra_info"]["accuracy_reward"] == 3.0
+
+
+def test_options_of_our_scorer():
+    info = score(manager(reward_kwargs={"length": True}), GOLD)["reward_extra_info"]
+    assert list(info) == ["format", "correctness", "length", "score"]
+    scheduled = manager(reward_kwargs={"schedule": "two_stage"})
+    assert score(scheduled, GOLD, global_steps=29)["reward_score"] == 1.0 + 1.0
+    assert score(scheduled, GOLD, global_steps=30)["reward_score"] == 0.5 + 3.0
+    error = score(manager(reward_kwargs={"lenght": True}), GOLD)["reward_extra_info"][ERROR_KEY]
+    assert "TypeError" in error and "lenght" in error
+
+
+def test_none_stays_none_and_adds_nothing():
+    result = score(manager(failing({"a": 2.0, "b": None})), "x")
+    assert result == {
+        "reward_score": 2.0,
+        "reward_extra_info": {"a": 2.0, "b": None, "score": 2.0},
+    }
+
+
+def test_configured_rewards_of_other_data_sources_are_missing():
+    mixed = manager(gdpo={"rewards": {"format": 1.0, "acc": 1.0}})
+    assert score(mixed, GOLD)["reward_extra_info"] == {
+        "format": 1.0,
+        "correctness": 3.0,
+        "acc": None,
+        "score": 1.0,
+    }
+    math = manager(lambda **_: 0.5, gdpo={"rewards": {"format": 1.0, "acc": 1.0}})
+    math.is_custom = False  # stands for verl's default, which gives this source a number
+    assert score(math, "x", data_source="openai/gsm8k")["reward_extra_info"] == {
+        "format": None,
+        "acc": 0.5,
+        "score": 0.5,
+    }
+    # `length` is a reward of these very rows, which is not switched on: no other source has it
+    unasked = manager(gdpo={"rewards": {"format": 1.0, "length": 1.0}})
+    assert "'length' is configured" in score(unasked, GOLD)["reward_extra_info"][ERROR_KEY]
+
+
+def test_other_sources_go_to_verls_default():
+    named = manager(gdpo={"rewards": {"found": 1.0}})
+    result = score(named, "abc", data_source="other")
+    assert result["reward_score"] == 3.0
+    assert result["reward_extra_info"]["source"] == "other"
+
+
+def test_a_custom_function_comes_first_and_gets_what_verl_gives_it():
+    seen = {}
+
+    def scorer(data_source, solution_str, ground_truth, extra_info):
+        seen.update(extra_info, response=solution_str)
+        return {"a": np.float32(2), "b": True, "score": 99.0}
+
+    fields = {
+        "tool_extra_fields": {"tool": "t"},
+        "__num_turns__": 3,
+        "reward_scores": {"turn": [1]},
+    }
+    result = score(manager(scorer), "hello", **fields)
+    assert result == {
+        "reward_score": 3.0,
+        "reward_extra_info": {"a": 2.0, "b": 1.0, "score": 3.0},
+    }
+    assert all(type(value) is float for value in result["reward_extra_info"].values())
+    assert seen == {
+        "response": "hello",
+        "index": 17,
+        "tool": "t",
+        "num_turns": 3,
+        "rollout_reward_scores": {"turn": [1]},
+        "experiment_name": "qwen-run",
+        "response_tokens": 6,
+    }
+
+
+def test_an_async_function_and_a_plain_number():
+    async def scorer(data_source, solution_str, ground_truth, extra_info):
+        await asyncio.sleep(0)
+        return 0.25
+
+    result = score(manager(scorer), "x")
+    assert result == {"reward_score": 0.25, "reward_extra_info": {"acc": 0.25, "score": 0.25}}
+
+
+def failing(value):
+    def scorer(data_source, solution_str, ground_truth, extra_info):
+        if value is KeyError:
+            raise KeyError("city")
+        return value
+
+    return scorer
+
+
+@pytest.mark.parametrize(
+    ("scorer", "settings", "reason"),
+    [
+        (failing(KeyError), {}, r"KeyError: 'city' \[.*test_reward_manager.py:\d+\]"),
+        (failing({"a": float("nan")}), {}, "reward 'a' is nan; expected a finite number"),
+        (failing({"a": "high"}), {}, "reward 'a' is 'high'"),
+        (failing({"score": 1.0}), {}, "returned no named reward"),
+        (failing({"a": 1.0}), {"gdpo": {"rewards": {"b": 1}}}, r"'b' is configured.*\['a'\]"),
+        (failing(None), {}, "the scorer returned None; expected a number or"),
+        (failing({"a": 1.0}), {"gdpo": {"rewards": {"acc": 1}}}, r"'acc' is configured.*\['a'\]"),
+    ],
+)
+def test_what_cannot_be_scored_is_carried_as_an_error(scorer, settings, reason):
+    result = score(manager(scorer, **settings), "x")
+    assert result["reward_score"] == 0.0
+    message = result["reward_extra_info"][ERROR_KEY]
+    assert "uid u-1" in message and "extra_info.index 17" in message
+    assert re.search(reason, message)
+    with pytest.raises(RuntimeError, match="uid u-1"):  # the legacy trainer stops by itself
+        score(manager(scorer, use_v1=False, **settings), "x")
+
+
+def test_a_missing_ground_truth_is_an_error_not_a_low_score():
+    message = score(manager(), GOLD, ground_truth=None)["reward_extra_info"][ERROR_KEY]
+    assert "ground" in message and "uid u-1" in message
