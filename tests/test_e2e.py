@@ -121,7 +121,7 @@ def gdpo_run(assets, tmp_path_factory):
     )
 
 
-def check_rollouts(rows, advantages_of, weights, trained_on=dict):
+def check_rollouts(rows, advantages_of, weights, trained_on=dict, tolerance=1e-5):
     """The dump says of each row what the scorer and the oracle say.
 
     `trained_on` makes the values in the sum from the raw rewards.
@@ -141,7 +141,7 @@ def check_rollouts(rows, advantages_of, weights, trained_on=dict):
     rewards = [[trained_on(row["rewards"])[name] for name in weights] for row in real]
     expected = advantages_of(rewards, [row["group"] for row in real])
     actual = [row["advantage"] for row in real]
-    assert actual == pytest.approx(expected, abs=1e-5)
+    assert actual == pytest.approx(expected, abs=tolerance)
     assert sum(abs(a) > 0.01 for a in actual) > len(actual) / 2
 
 
@@ -204,6 +204,7 @@ def test_grpo_arm_differs_in_the_estimator_alone(assets, tmp_path):
         run.dump(1),
         lambda r, g: oracle.gdpo(r, g, group_norm="summed", batch_norm="none", eps=1e-6),
         weights,
+        tolerance=1e-4,  # verl's own grpo works in float32
     )
     assert "gdpo/letters/mean" in run.steps()[1]
 
