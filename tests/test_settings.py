@@ -221,6 +221,7 @@ def test_the_grpo_arm_may_have_kl_in_the_reward():
     [
         ({"algorithm.use_kl_in_reward": True}, "use actor_rollout_ref.actor.use_kl_loss=True"),
         ({"reward.reward_model.enable": True}, "colocated reward model"),
+        ({"actor_rollout_ref.rollout.n": 1}, "a group of one sample has no spread"),
         (
             {
                 "reward.reward_model.enable": True,

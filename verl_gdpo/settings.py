@@ -98,6 +98,11 @@ def settings_of_run(config: Any) -> GdpoSettings | None:
             "itself, which leaves no place for a penalty on their sum. Set it to False and use "
             "actor_rollout_ref.actor.use_kl_loss=True"
         )
+    if uses_estimator and OmegaConf.select(config, "actor_rollout_ref.rollout.n") == 1:
+        raise ValueError(
+            "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "
+            "spread, so every advantage would be 0. Set it to 2 or more"
+        )
     reward_model = config.reward.reward_model
     if reward_model.enable and not reward_model.enable_resource_pool:
         raise ValueError(
