@@ -27,7 +27,9 @@ def draw_rewards(
     for name, panel in zip(names, axes[0], strict=True):
         steps, values = _points(training.get(name, {}))
         panel.plot(steps, values, color=TRAINING, alpha=0.3, linewidth=1)
-        panel.plot(steps, _smooth(values), color=TRAINING, linewidth=2, label="training, mean of 5 steps")
+        panel.plot(
+            steps, _smooth(values), color=TRAINING, linewidth=2, label="training, mean of 5 steps"
+        )
         steps, values = _points(validation.get(name, {}))
         if steps:
             panel.plot(steps, values, "o--", color=VALIDATION, linewidth=1, label="validation")
