@@ -14,6 +14,7 @@ import pytest
 
 from data_prep.synthetic import make_rows
 from verl_gdpo.cpu.tiny_model import make_tiny_model
+from verl_gdpo.run_folder import read_metrics
 
 pytestmark = pytest.mark.e2e
 
@@ -87,6 +88,16 @@ def test_from_nothing_to_the_table(checkout):
     for label in ("reward curves", "metrics", "rollouts", "checkpoint", "log"):
         path = re.search(rf"^{label} +(\S+)$", output, re.M)[1]
         assert (checkout / path).exists(), path
+
+
+def test_resumed(checkout):
+    (run,) = (checkout / "runs").iterdir()
+    process = start(checkout, "trainer.total_training_steps=3", "--resume", mark="resumed")
+    output, _ = process.communicate(timeout=480)
+    assert process.returncode == 0, output
+    assert list((checkout / "runs").iterdir()) == [run]
+    assert re.findall(r"step +(\d+)  format", output) == ["3"]
+    assert sorted(read_metrics(run)) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
