@@ -54,6 +54,8 @@ def start(checkout, *arguments, mark):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # a background job ignores SIGINT and hands that on; bash cannot trap what it ignores
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
