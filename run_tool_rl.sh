@@ -57,6 +57,16 @@ if [ ! -f "recipes/hardware/$hardware.yaml" ]; then
   exit 2
 fi
 
+case $resume in
+  '') run=runs/tool_rl-$(date +%Y-%m-%d_%H-%M-%S) ;;
+  latest) run=$(find runs -maxdepth 1 -name 'tool_rl-*' 2>/dev/null | sort | tail -n 1) ;;
+  *) run=${resume%/} ;;
+esac
+if [ -n "$resume" ] && [ ! -d "$run/checkpoints" ]; then
+  echo "run_tool_rl.sh: nothing to resume in '${run:-runs}': no checkpoints folder" >&2
+  exit 2
+fi
+
 if [ "$hardware" = cpu ]; then
   stage ./setup_env.sh cpu
   # verl reads it while Python starts, so no recipe can say it
@@ -81,16 +91,6 @@ fi
 if [ "$hardware" = cpu ] && ! overridden actor_rollout_ref.model.path; then
   say "the tiny policy: a short supervised training, cached"
   stage "$python" -m verl_gdpo.cpu.warm_start --out data/tiny_policy
-fi
-
-case $resume in
-  '') run=runs/tool_rl-$(date +%Y-%m-%d_%H-%M-%S) ;;
-  latest) run=$(find runs -maxdepth 1 -name 'tool_rl-*' | sort | tail -n 1) ;;
-  *) run=${resume%/} ;;
-esac
-if [ -n "$resume" ] && [ ! -d "$run/checkpoints" ]; then
-  echo "run_tool_rl.sh: nothing to resume in '${run:-runs}': no checkpoints folder" >&2
-  exit 2
 fi
 
 say "checking the configuration"
