@@ -59,7 +59,7 @@ fi
 
 case $resume in
   '') run=runs/tool_rl-$(date +%Y-%m-%d_%H-%M-%S) ;;
-  latest) run=$(find runs -maxdepth 1 -name 'tool_rl-*' 2>/dev/null | sort | tail -n 1) ;;
+  latest) run=$(find runs -maxdepth 1 -name 'tool_rl-*' 2>/dev/null | sort | tail -n 1 || true) ;;
   *) run=${resume%/} ;;
 esac
 if [ -n "$resume" ] && [ ! -d "$run/checkpoints" ]; then
