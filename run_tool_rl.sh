@@ -76,7 +76,7 @@ if [ "$hardware" = cpu ]; then
 else
   stage ./setup_env.sh gpu
 fi
-# verl would otherwise send every run to a tracker or a hub that may not be there
+# no usage report to the makers of Ray
 export RAY_USAGE_STATS_ENABLED=0
 python=$PWD/.venv/bin/python
 
