@@ -95,9 +95,9 @@ fi
 
 say "checking the configuration"
 config=(task=tool_rl "hardware=$hardware" "run_dir=$run" "hydra.run.dir=$run/hydra" "${overrides[@]}")
-stage "$python" -W ignore -m verl_gdpo.check "${config[@]}"
+stage "$python" -W ignore -m verl_gdpo check "${config[@]}"
 
 say "training; verl needs a minute or two to start. Everything it prints: $run/train.log"
 stage "$python" -m verl_gdpo.launch --run-dir "$run" "${limit[@]}" -- \
   "$python" -m verl.trainer.main_ppo --config-dir recipes --config-name train "${config[@]}"
-stage "$python" -m verl_gdpo.summary "$run"
+stage "$python" -m verl_gdpo summary "$run"

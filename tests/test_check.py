@@ -27,7 +27,7 @@ def data(tmp_path_factory):
 def check(data, *overrides):
     return subprocess.run(
         [
-            *(sys.executable, "-W", "ignore", "-m", "verl_gdpo.check"),
+            *(sys.executable, "-W", "ignore", "-m", "verl_gdpo", "check"),
             *("hardware=cpu", f"data.val_files={data}/good.parquet"),
             *overrides,
         ],

@@ -162,7 +162,9 @@ def test_table():
 def test_summary_of_a_run(tmp_path):
     write_metrics(tmp_path, METRICS)
     done = subprocess.run(
-        [sys.executable, "-m", "verl_gdpo.summary", str(tmp_path)], capture_output=True, text=True
+        [sys.executable, "-m", "verl_gdpo", "summary", str(tmp_path)],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "correctness" in done.stdout

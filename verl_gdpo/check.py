@@ -1,10 +1,11 @@
 """Checks a whole training configuration before anything is started: no Ray, no GPU, no model.
 
-python -m verl_gdpo.check [--config-dir recipes] [--config-name train] [key=value ...]
+verl-gdpo check [--config-dir recipes] [--config-name train] [key=value ...]
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,12 @@ def check_data_file(config: Any, key: str, file: str) -> int:
     return int(table.num_rows)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="verl_gdpo.check", description=__doc__.splitlines()[0])
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="verl-gdpo check", description=__doc__.splitlines()[0])
     parser.add_argument("--config-dir", type=Path, default=Path("recipes"))
     parser.add_argument("--config-name", default="train")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     try:
         config = compose_config(arguments.config_dir, arguments.config_name, arguments.overrides)
         remarks = check(config)
@@ -77,7 +78,3 @@ def main() -> int:
         return 1
     print("\n".join(f"check: {remark}" for remark in remarks))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

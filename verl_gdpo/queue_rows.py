@@ -32,7 +32,7 @@ def _column(fetched: Any, name: str) -> list[Any]:
 
 
 def fetch_dump_columns(batch: Any) -> dict[str, dict[str, Any]]:
-    """{row key: its group, session, raw rewards, advantage, is_padding}, for the rollout dump."""
+    """{row key: what `rollouts.py` says we add to verl's dump}."""
     rows = fetch_rows(batch.keys, batch.partition_id, batch.tags)
     tensors = tq.kv_batch_get(
         keys=batch.keys,
@@ -46,6 +46,8 @@ def fetch_dump_columns(batch: Any) -> dict[str, dict[str, Any]]:
         columns[key] = {
             "group": group,
             "session": session,
+            "data_source": rows.sources[row],
+            "response_tokens": int(mask.sum()),
             "rewards": {k: v for k, v in rows.infos[row].items() if k != "score"},
             # the mean over its tokens: outcome estimators put the same number on each
             "advantage": float(advantage_T[mask].double().mean()) if mask.any() else 0.0,

@@ -44,6 +44,7 @@ class RewardRows:
         infos: Sequence[Mapping[str, Any]],
         sources: Sequence[str],
         is_padding: Sequence[bool],
+        step: int | None = None,
     ) -> "RewardRows":
         """Rows of verl's TransferQueue, whose keys are `{uid}_{session}_{index}`."""
         last: dict[str, int] = {}
@@ -56,6 +57,7 @@ class RewardRows:
             sources=sources,
             session_B=np.array([last[split_key(key)[0]] for key in keys], dtype=np.int64),
             is_padding_B=np.array(is_padding, dtype=np.bool_),
+            step=step,
         )
 
     @classmethod

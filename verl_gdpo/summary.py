@@ -1,10 +1,10 @@
 """The end of a run: one table, a picture of the reward curves, and where everything is.
 
-python -m verl_gdpo.summary RUN_FOLDER
+verl-gdpo summary RUN_FOLDER
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from verl_gdpo.run_folder import Metrics, read_metrics, training_rewards, validation_rewards
@@ -39,11 +39,11 @@ def render(rows: list[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
-        print(f"usage: python -m verl_gdpo.summary RUN_FOLDER; got {sys.argv[1:]}", file=sys.stderr)
+def main(argv: Sequence[str]) -> int:
+    if len(argv) != 1 or not Path(argv[0]).is_dir():
+        print(f"usage: verl-gdpo summary RUN_FOLDER; got {list(argv)}", file=sys.stderr)
         return 2
-    run = Path(sys.argv[1])
+    run = Path(argv[0])
     metrics = read_metrics(run)
     if not metrics:
         print(f"{run}: no metrics yet ({run / 'metrics'} holds no step)", file=sys.stderr)
@@ -67,7 +67,3 @@ def main() -> int:
 def _latest_checkpoint(run: Path) -> Path | None:
     folders = (run / "checkpoints").glob("global_step_*")
     return max(folders, key=lambda path: int(path.name.rsplit("_", 1)[1]), default=None)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

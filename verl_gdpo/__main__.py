@@ -1,0 +1,26 @@
+"""The command `verl-gdpo` (or `python -m verl_gdpo`): a subcommand is the module of its name."""
+
+import importlib
+import sys
+
+COMMANDS = {
+    "check": "say whether a training configuration can work, before anything starts",
+    "summary": "the table and the curves of a run",
+}
+
+
+def main() -> int:
+    """Run one subcommand; its exit code is the process's."""
+    name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
+    if name in COMMANDS:
+        return int(importlib.import_module(f"verl_gdpo.{name}").main(arguments))
+    asked = name in ("-h", "--help")
+    lines = [f"  {command:<10}{what}" for command, what in COMMANDS.items()]
+    problem = [] if asked else [f"verl-gdpo: unknown command {name!r}"]
+    usage = [*problem, "usage: verl-gdpo COMMAND ... (COMMAND --help says more)", *lines]
+    print("\n".join(usage), file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

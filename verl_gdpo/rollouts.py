@@ -1,0 +1,65 @@
+"""Rollout dumps (`trainer.rollout_data_dir`): a file a step, a JSON line a rollout.
+
+    {"input": ..., "output": ..., "gts": ..., "score": 1.0, "step": 7, "uid": "<group>_0_0",
+     "group": "<group>", "session": 0, "data_source": "rlla", "response_tokens": 41,
+     "rewards": {"format": 1.0, "correctness": 0.0}, "advantage": 0.3, "is_padding": false}
+
+verl writes the first six, `queue_rows.fetch_dump_columns` the others. Rewards are raw.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_gdpo.reward_rows import RewardRows
+
+OURS = ("data_source", "response_tokens", "rewards", "advantage", "is_padding")
+
+
+def read_rollouts(folder: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """(step, rows) in the order of the steps, one file in memory at a time.
+
+    Args:
+        folder: with `7.jsonl` files, or a run's folder with those in `rollouts/`.
+
+    Raises:
+        ValueError: there is no such file, a line is no JSON, or verl-gdpo did not write it.
+    """
+    inner = folder / "rollouts"
+    files = [path for path in (inner if inner.is_dir() else folder).glob("*.jsonl")]
+    files = sorted((path for path in files if path.stem.isdigit()), key=lambda p: int(p.stem))
+    if not files:
+        raise ValueError(
+            f"{folder}: no rollout dump (STEP.jsonl) here or in rollouts/; "
+            "a run writes one with trainer.rollout_data_dir=FOLDER"
+        )
+    for path in files:
+        yield int(path.stem), list(_read_lines(path))
+
+
+def reward_rows(rows: Sequence[Mapping[str, Any]], step: int) -> RewardRows:
+    """The rows of one step as the estimator saw them."""
+    return RewardRows.from_keys(
+        keys=[row["uid"] for row in rows],
+        infos=[row["rewards"] for row in rows],
+        sources=[row["data_source"] for row in rows],
+        is_padding=[row["is_padding"] for row in rows],
+        step=step,
+    )
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not JSON: {error}") from None
+            absent = [key for key in ("uid", *OURS) if key not in row]
+            if absent:
+                raise ValueError(
+                    f"{path}, line {number}: no {absent}; expected a dump of verl's V1 trainer "
+                    "with verl-gdpo and the estimator or the reward manager gdpo"
+                )
+            yield row
