@@ -80,7 +80,7 @@ def compute_gdpo_advantage(
         ValueError: shapes disagree, a reward of a valid sample is NaN or infinite, unknown option.
         TypeError: group ids are neither all integers nor all strings.
     """
-    mask_BT = torch.as_tensor(response_mask_BT)
+    mask_BT = torch.as_tensor(response_mask_BT).bool()
     if mask_BT.ndim != 2:
         raise ValueError(
             f"response_mask_BT: expected shape (samples, tokens), got {tuple(mask_BT.shape)}"
@@ -88,7 +88,7 @@ def compute_gdpo_advantage(
     scalars = compute_gdpo_scalars(
         torch.as_tensor(rewards_BK, device=mask_BT.device),
         group_ids,
-        token_count_B=(mask_BT != 0).sum(dim=1) if batch_norm == "token" else None,
+        token_count_B=mask_BT.sum(dim=1) if batch_norm == "token" else None,
         weights=weights,
         present_BK=present_BK,
         valid_B=mask_BT.any(dim=1) if valid_B is None else valid_B,
@@ -102,7 +102,8 @@ def compute_gdpo_advantage(
 
 def spread_over_tokens(A_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     """Step 4: the sample's advantage on each of its response tokens, (B, T) float32."""
-    return A_B.to(mask_BT.device, torch.float32)[:, None] * (mask_BT != 0)
+    # a product with the mask would first make a float copy of it
+    return torch.where(mask_BT.bool(), A_B.to(mask_BT.device, torch.float32)[:, None], 0.0)
 
 
 def compute_gdpo_scalars(
