@@ -67,7 +67,7 @@ def memory_rows(device: torch.device) -> Iterator[Row]:
     arguments = verl_arguments(512, 16, 2, 8000, device)
     output = arguments["response_mask"].numel() * 4  # float32
     peak = peak_bytes(lambda: compute_gdpo(**arguments), device)
-    memory = partial(Row, "peak memory", "512x16x2, 8000 tokens", peak, says="of peer", unit="B")
+    memory = partial(Row, "peak memory", "512x16x2, 8000 tokens", peak, says="the peer's", unit="B")
     yield memory("the output", output, goal=MEMORY_GOAL)
     yield memory("built-in", peak_bytes(lambda: built_in(**arguments), device))
 
@@ -98,7 +98,7 @@ def _time_rows(
         lambda: compute_gdpo(**arguments), lambda: floor(scalar_B, mask_BT), device
     )
     goal = FLOOR_GOAL if large and tokens == 8000 else None
-    yield Row("estimator", size, ours, "floor", theirs, says="of peer", goal=goal)
+    yield Row("estimator", size, ours, "floor", theirs, says="the peer's", goal=goal)
 
 
 def growth_rows(device: torch.device) -> Iterator[Row]:
@@ -111,7 +111,7 @@ def growth_rows(device: torch.device) -> Iterator[Row]:
             partial(compute_gdpo, **many), partial(compute_gdpo, **few), device
         )
         size, peer = f"{prompts * 10:,} samples", f"10 x {prompts:,} samples"
-        yield Row("growth", size, ours, peer, 10 * tenth, says="of peer")
+        yield Row("growth", size, ours, peer, 10 * tenth, says="the peer's")
         few = many
 
 
@@ -125,7 +125,7 @@ def metrics_rows(device: torch.device) -> Iterator[Row]:
             partial(_metrics, rows, settings), partial(compute_gdpo, **arguments), device
         )
         size = f"{prompts}x{group}x{rewards}, 1024 tokens"
-        yield Row("metrics", size, ours, "estimator", theirs, says="of peer")
+        yield Row("metrics", size, ours, "estimator", theirs, says="the peer's")
 
 
 def _metrics(rows: RewardRows, settings: GdpoSettings) -> dict[str, float]:

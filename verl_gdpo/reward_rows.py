@@ -66,9 +66,13 @@ class RewardRows:
 
         verl has given all of them the same columns, so they pass for one data source.
         """
+        lists = {
+            name: column.tolist() if isinstance(column, np.ndarray) else column
+            for name, column in columns.items()
+        }
         return cls(
             labels=[f"row {row}" for row in range(size)],
-            infos=[{name: column[row] for name, column in columns.items()} for row in range(size)],
+            infos=[{name: values[row] for name, values in lists.items()} for row in range(size)],
             sources=[""] * size,
             session_B=np.arange(size),
             is_padding_B=np.zeros(size, dtype=np.bool_),
@@ -114,18 +118,18 @@ class RewardMatrix:
         if not counted:
             raise RewardError("the batch holds no sample, only padding")
         terms = _terms(rows, counted, settings)
+        raw = {name: _column(name, rows, counted, settings) for name in settings.names or terms}
+        if any(term.when is not None for term in terms.values()):
+            samples = zip(*raw.values(), strict=True)
+            gated = [gate(dict(zip(raw, sample, strict=True)), terms) for sample in samples]
+            raw = {name: [values[name] for values in gated] for name in terms}
         values_BK = np.zeros((len(rows.infos), len(terms)))
-        present_BK = np.zeros(values_BK.shape, dtype=np.bool_)
-        for row in counted:
-            info = rows.infos[row]
-            raw: dict[str, float | None] = dict.fromkeys(terms)
-            for name in settings.names or _names(info):
-                raw[name] = _value(name, info, rows.labels[row])
-            for column, value in enumerate(gate(raw, terms).values()):
-                if value is not None:
-                    values_BK[row, column], present_BK[row, column] = value, True
+        # None becomes NaN, which no value is
+        values_BK[counted] = np.array([raw[name] for name in terms], dtype=np.float64).T
+        present_BK = ~np.isnan(values_BK)
+        present_BK &= rows.counted_B[:, None]
         weights = {name: term.weight_at(rows.step) for name, term in terms.items()}
-        return cls(weights, values_BK, present_BK)
+        return cls(weights, np.nan_to_num(values_BK), present_BK)
 
     def metrics(self) -> dict[str, float]:
         """`gdpo/<reward>/{mean,std,min,max}` over what is present; std as verl's (ddof 0)."""
@@ -185,7 +189,11 @@ def _terms(
                 terms |= settings.terms_for(info)
             except ValueError as error:
                 raise RewardError(f"{rows.labels[row]}: {error}") from None
-        elif settings.rewards is None and {*_names(info)} != {*_names(other)}:
+        elif (
+            settings.rewards is None
+            and info.keys() != other.keys()
+            and {*_names(info)} != {*_names(other)}
+        ):
             raise RewardError(
                 f"{rows.labels[row]} has the rewards {_names(info)}, but {rows.labels[first]} of "
                 f"the same data source {rows.sources[row]!r} has {_names(other)}. Return the same "
@@ -193,6 +201,22 @@ def _terms(
                 "to use in algorithm.gdpo.rewards"
             )
     return terms
+
+
+def _column(
+    name: str, rows: RewardRows, counted: Sequence[int], settings: GdpoSettings
+) -> list[float | None]:
+    """One reward of the counted rows."""
+    infos = [rows.infos[row] for row in counted]
+    values: list[Any] = [info.get(name) for info in infos]
+    # nearly always, and looking at each by itself would take most of the estimator's time
+    if {*map(type, values)} == {float} and np.isfinite(values).all():
+        return values
+    others = settings.rewards is None  # another data source need not have it
+    return [
+        None if others and name not in info else _value(name, info, rows.labels[row])
+        for row, info in zip(counted, infos, strict=True)
+    ]
 
 
 def _value(name: str, info: Mapping[str, Any], label: str) -> float | None:
