@@ -304,7 +304,7 @@ def batches(draw):
             group_norm=draw(st.sampled_from(["per_reward", "summed"])),
             batch_norm=draw(st.sampled_from(["sample", "token", "none"])),
             normalize_by_std=draw(st.booleans()),
-            eps=draw(st.sampled_from([0.0, 1e-6, 1e-4])),
+            eps=draw(st.sampled_from([1e-8, 1e-6, 1e-4])),
         ),
     }
 
