@@ -28,6 +28,8 @@ Bools = npt.NDArray[np.bool_]
 Bounds = tuple[float, float]
 Statistics = dict[str, float | None]
 
+METHODS: dict[str, GroupNorm] = {"gdpo": "per_reward", "grpo": "summed"}
+
 # a sum of normalised rewards, or an advantage, below it is rounding
 TOLERANCE = 1e-8
 # in units of the distance between the bounds: a float32 reward misses its bound by less
@@ -169,18 +171,15 @@ def signal_statistics(c_BK: Floats, S_B: Floats, group_B: Ints) -> Statistics:
     }
 
 
-METHODS: dict[str, GroupNorm] = {"gdpo": "per_reward", "grpo": "summed"}
-
-
 def distinct_advantages(
     values_BK: Floats, weights_K: Floats, present_BK: Bools, group_B: Ints, group_norm: GroupNorm
 ) -> int:
     """Number of distinct advantages with eps=0, since eps tells (0, 1) and (0, 2) apart in GRPO.
 
-    Without it rounding errors of the input would become advantages. So each reward, or the sum, is
-    rounded to 1e-12 of its largest value, far above the error of a float64 sum (1e-15) and below
-    any difference that a scorer means. The advantages are then right to about 1e-10, or 1e-9 after
-    the sum, and count as equal where 6 decimals are. Step 3 is left out: it is one scale for all.
+    Without eps a rounding error of the input would become an advantage. So each reward, or the sum,
+    is rounded to 1e-12 of its largest value: far above the error of a float64 sum (1e-15), below
+    what a scorer means. That leaves advantages right to about 1e-10 where rewards spread over 1 %
+    of their size, and they count as equal if 6 decimals are. Step 3 is left out, being one scale.
     """
     if group_norm == "summed":
         values_BK = (values_BK @ weights_K)[:, None]
