@@ -117,7 +117,9 @@ METRICS = {
     0: {"val-aux/rlla/format/mean@1": 0.2, "val-aux/rlla/reward/mean@1": -1.0},
     1: {"gdpo/format/mean": 0.25, "gdpo/format/max": 1.0, "gdpo/correctness/mean": -2.0},
     2: {
+        "gdpo/batch_norm_mean": 0.0,
         "gdpo/format/mean": 0.5,
+        "gdpo/format/correlation_with_correctness": 0.1,
         "gdpo/correctness/mean": -1.0,
         "val-aux/rlla/format/mean@1": 0.75,
     },

@@ -9,10 +9,12 @@ import ray
 import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 from verl import DataProto
 from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
+from verl_gdpo import legacy_trainer, queue_rows
 from verl_gdpo.reward_rows import RewardError, RewardRows, current_rows
 from verl_gdpo.trainer import check_reward_workers
 from verl_gdpo.validation import present_only
@@ -54,7 +56,10 @@ def test_legacy_trainer_hands_over_the_columns(settings):
     assert actual[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
     assert torch.equal(actual != 0, (data.batch["response_mask"] != 0) & (actual[:, :1] != 0))
     assert torch.equal(actual, data.batch["returns"])
-    assert data.meta_info["gdpo_metrics"]["gdpo/correctness/min"] == -3.0
+    logged = data.meta_info["gdpo_metrics"]
+    assert logged["gdpo/correctness/min"] == -3.0
+    lengths = np.arange(len(REWARDS)) + 1
+    assert logged["gdpo/length_correlation"] == pytest.approx(np.corrcoef(lengths, expected)[0, 1])
     assert current_rows.get() is None
 
 
@@ -83,6 +88,27 @@ def test_other_estimators_are_verls_own():
     actual = data.batch["advantages"][:, 0].tolist()
     assert actual == pytest.approx(expected, abs=1e-5)
     assert "gdpo_metrics" not in data.meta_info
+
+
+def test_the_grpo_arm_on_the_legacy_trainer(monkeypatch):
+    monkeypatch.setattr(legacy_trainer, "has_gdpo_manager", True)
+    columns = {"a": np.array(REWARDS)[:, 0], "b": np.array(REWARDS)[:, 1]}
+    data = batch(columns, reward_extra_keys=["a", "b"])
+    # as the reward manager does: the score is the sum, on one token
+    data.batch["token_level_rewards"] = torch.zeros(8, 8)
+    data.batch["token_level_rewards"][:, 0] = torch.tensor(REWARDS).sum(dim=1)
+    for settings in ({}, {"batch_norm": "token"}):
+        data = ray_trainer.compute_advantage(
+            data, adv_estimator="grpo", config=algorithm(**settings)
+        )
+        advantages = data.batch["advantages"][:, 0].tolist()
+        logged = data.meta_info["gdpo_metrics"]
+        correlation = np.corrcoef(np.arange(8) + 1, advantages)[0, 1]
+        assert logged["gdpo/length_correlation"] == pytest.approx(correlation, abs=1e-5)
+        # group a: sums 2 1 1 0; group b: 4 4 -2 1.5
+        assert logged["gdpo/cancelled"] == 2 / 8
+        assert len({round(a, 4) for a in advantages}) == logged["gdpo/distinct_grpo"] == 6
+        assert "gdpo/batch_norm_mean" not in logged
 
 
 def test_without_columns_the_message_says_what_to_do():
@@ -161,6 +187,21 @@ def test_v1_sessions_padding_and_row_order(batch_norm):
 def test_v1_without_rows_says_why():
     with pytest.raises(RewardError, match="no named reward"):
         ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=algorithm())
+
+
+def test_v1_lengths_come_from_tags_or_else_from_masks(monkeypatch):
+    masks = torch.nested.as_nested_tensor(
+        [torch.tensor([1, 0, 1]), torch.tensor([1])], layout=torch.jagged
+    )
+    stored = TensorDict({"response_mask": masks}, batch_size=2)
+    monkeypatch.setattr(queue_rows.tq, "kv_batch_get", lambda **_: stored)
+    rows = KVBatchMeta(
+        partition_id="train",
+        keys=["u_0_0", "u_1_0"],
+        tags=[{"response_len": 3}, {"response_len": 1}],
+    )
+    assert queue_rows.fetch_lengths(rows, trained=False).tolist() == [3, 1]
+    assert queue_rows.fetch_lengths(rows, trained=True).tolist() == [2, 1]
 
 
 # --- validation on verl 0.9.0 ---------------------------------------------------------------------

@@ -11,34 +11,51 @@ from typing import Any
 import wrapt
 from verl.trainer.ppo import ray_trainer
 
+from verl_gdpo.metrics import batch_metrics, settings_of_advantage
 from verl_gdpo.reward_rows import RewardMatrix, RewardRows, current_rows
-from verl_gdpo.settings import GdpoSettings, settings_of_run
+from verl_gdpo.settings import GdpoSettings, settings_of_run, uses_gdpo_manager
 from verl_gdpo.validation import average_what_is_present
 
 METRICS_KEY = "gdpo_metrics"
 
+# of the trainer in this process; compute_advantage is told no more than `algorithm`
+has_gdpo_manager = False
+
 
 def _init(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> None:
-    settings_of_run(args[0] if args else kwargs["config"])
+    global has_gdpo_manager
+    config = args[0] if args else kwargs["config"]
+    settings_of_run(config)
+    has_gdpo_manager = uses_gdpo_manager(config)
     wrapped(*args, **kwargs)
 
 
 def _compute_advantage(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
     """Hand the reward columns to the estimator; V1 has done so by itself."""
     arguments = dict(zip(("data", "adv_estimator"), args, strict=False)) | kwargs
-    data = arguments["data"]
-    if arguments["adv_estimator"] != "gdpo" or current_rows.get() is not None:
+    data, adv_estimator = arguments["data"], arguments["adv_estimator"]
+    ours = adv_estimator == "gdpo" or has_gdpo_manager
+    if not ours or current_rows.get() is not None:
         return wrapped(*args, **kwargs)
     settings = GdpoSettings.from_algorithm(arguments["config"])
     names = data.meta_info.get("reward_extra_keys") or settings.names
     columns = {name: data.non_tensor_batch[name] for name in names if name in data.non_tensor_batch}
     rows = RewardRows.from_columns(columns, len(data))
-    data.meta_info[METRICS_KEY] = RewardMatrix.of(rows, settings).metrics()
+    rewards = RewardMatrix.of(rows, settings)
     token = current_rows.set(rows)
     try:
-        return wrapped(*args, **kwargs)
+        result = wrapped(*args, **kwargs)
     finally:
         current_rows.reset(token)
+    result.meta_info[METRICS_KEY] = batch_metrics(
+        rewards,
+        rows.counted_B,
+        result.non_tensor_batch["uid"],
+        (result.batch["response_mask"] != 0).sum(dim=1).cpu().numpy(),
+        settings_of_advantage(adv_estimator, settings),
+        {},
+    )
+    return result
 
 
 def _compute_data_metrics(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:

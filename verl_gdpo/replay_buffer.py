@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 
 from verl_gdpo.estimator import scalars_of
+from verl_gdpo.metrics import TOLERANCE
 from verl_gdpo.queue_rows import fetch_rows
 from verl_gdpo.reward_rows import RewardMatrix, RewardRows, group_of
 from verl_gdpo.settings import GdpoSettings
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
-
-# a sum of normalised rewards below it is rounding
-TOLERANCE = 1e-8
 
 
 class GdpoBuffer:

@@ -131,15 +131,6 @@ class RewardMatrix:
         weights = {name: term.weight_at(rows.step) for name, term in terms.items()}
         return cls(weights, np.nan_to_num(values_BK), present_BK)
 
-    def metrics(self) -> dict[str, float]:
-        """`gdpo/<reward>/{mean,std,min,max}` over what is present; std as verl's (ddof 0)."""
-        result = {}
-        for column, name in enumerate(self.weights):
-            present = self.values_BK[self.present_BK[:, column], column]
-            for statistic in ("mean", "std", "min", "max") if len(present) else ():
-                result[f"gdpo/{name}/{statistic}"] = float(getattr(present, statistic)())
-        return result
-
 
 # set by a trainer around verl's compute_advantage, which has no room for it; read by the estimator
 current_rows: ContextVar[RewardRows | None] = ContextVar("verl_gdpo_rows", default=None)

@@ -15,9 +15,10 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 
 import verl_gdpo
-from verl_gdpo.queue_rows import fetch_dump_columns, fetch_rows
+from verl_gdpo.metrics import batch_metrics, settings_of_advantage
+from verl_gdpo.queue_rows import fetch_dump_columns, fetch_lengths, fetch_rows
 from verl_gdpo.replay_buffer import GdpoBuffer
-from verl_gdpo.reward_rows import RewardMatrix, current_rows
+from verl_gdpo.reward_rows import RewardMatrix, current_rows, group_of
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings import settings_of_run, uses_gdpo_manager
 from verl_gdpo.validation import average_what_is_present
@@ -106,12 +107,18 @@ class GdpoTrainer:
             return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         rows = fetch_rows(batch.keys, batch.partition_id, batch.tags)
         rows = replace(rows, step=self.global_steps)
-        metrics.update(RewardMatrix.of(rows, self.gdpo).metrics())
+        rewards = RewardMatrix.of(rows, self.gdpo)
         token = current_rows.set(rows)
         try:
-            return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+            result = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         finally:
             current_rows.reset(token)
+        settings = settings_of_advantage(self.config.algorithm.adv_estimator, self.gdpo)
+        by_token = settings is not None and settings.batch_norm == "token"
+        lengths = fetch_lengths(batch, trained=by_token)  # rejection has changed the masks by now
+        groups = [group_of(key) for key in rows.labels]
+        metrics.update(batch_metrics(rewards, rows.counted_B, groups, lengths, settings, {}))
+        return result
 
     def _log_rollout_data(self, batch: Any, *args: Any, **kwargs: Any) -> None:
         if self.gdpo is not None:
