@@ -4,6 +4,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 
 from verl_gdpo.replay.arms import (
@@ -16,7 +17,7 @@ from verl_gdpo.replay.arms import (
 )
 from verl_gdpo.replay.rollout_table import RolloutTable, check_format
 from verl_gdpo.replay.steps import Replay
-from verl_gdpo.replay.text import comparison, whole_group
+from verl_gdpo.replay.text import LEGEND, comparison, whole_group
 from verl_gdpo.reward_rows import RewardError
 from verl_gdpo.rollouts import dump_files
 from verl_gdpo.tables import printable
@@ -35,6 +36,8 @@ The exit code is 1 if the run's own settings do not reproduce the logged advanta
 
 def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_intermixed_args(argv)
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal that lacks some character
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(arguments)
     except (ValueError, RewardError) as error:
@@ -90,8 +93,10 @@ def _run(arguments: argparse.Namespace) -> int:
     width = shutil.get_terminal_size((120, 40)).columns
     for group in replay.found:
         print(f"\n{whole_group(group, width)}")
-    for arm in alternatives if arguments.group is None else []:
-        print(f"\n== {arm.name} ==\n\n{comparison(replay, arm.name, width)}")
+    if arguments.group is None:
+        for arm in alternatives:
+            print(f"\n== {arm.name} ==\n\n{comparison(replay, arm.name, width)}")
+        print(f"\n{LEGEND}")
     if replay.table is not None:
         replay.table.write(arguments.out)
         print(f"\n{len(replay.table.rows):,} rollouts written to {arguments.out}")

@@ -11,8 +11,9 @@ import numpy as np
 from verl_gdpo.replay.recompute import Floats, Ints
 from verl_gdpo.reward_rows import RewardMatrix
 
-# in units of the step's standard deviation: closer than this is equal
-SAME = 1e-6
+# in units of the step's standard deviation: closer than this is the same. Well above what eps does
+# to advantages that would else be equal, or cancel to 0
+SAME = 1e-3
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class Difference:
 def describe(A_B: Floats, group_B: Ints, rewards: RewardMatrix, rows_B: Ints) -> Column:
     """Args: rewards holds all rows of the dump; rows_B are those of the B rollouts."""
     std = float(A_B.std())
-    if np.ptp(A_B) <= SAME * np.abs(A_B).max(initial=0.0):
+    if np.ptp(A_B) <= 1e-6 * np.abs(A_B).max():  # float32 rounding of a constant
         std = 0.0
     unit = std or 1.0
     active_B = np.bincount(group_B, np.abs(A_B) > SAME * unit) > 0
-    levels, tied_B = np.unique(np.round(A_B / unit, 6), return_inverse=True)
+    levels, tied_B = np.unique(np.round(A_B / unit / SAME), return_inverse=True)
     weights_K = np.array(list(rewards.weights.values()))
     columns = (rewards.values_BK, rewards.present_BK.astype(np.float64))
     kinds = np.hstack([values[rows_B][:, weights_K != 0] for values in columns])

@@ -99,7 +99,7 @@ def verl_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) -> Floats
     order = np.argsort(group_B, kind="stable")
     size_G = torch.from_numpy(np.bincount(group_B))
     scores = torch.from_numpy(scores_B[order].astype(np.float32))
-    groups = scores.split(size_G.tolist())
+    groups = torch.split(scores, size_G.tolist())
     zero, one = torch.tensor(0.0), torch.tensor(1.0)
     mean_G = torch.stack([torch.mean(group) if len(group) > 1 else zero for group in groups])
     std_G = torch.stack([torch.std(group) if len(group) > 1 else one for group in groups])

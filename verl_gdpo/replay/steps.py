@@ -36,6 +36,11 @@ class Group:
     advantages: Mapping[str, Sequence[float]]
     ties: Mapping[str, tuple[int, int]]  # two with different rewards and the same advantage
 
+    @property
+    def rewards(self) -> list[str]:
+        """Equal for groups with the same rewards, in whatever order."""
+        return sorted(str(row["rewards"]) for row in self.rows)
+
 
 @dataclass(frozen=True)
 class Mismatch:
@@ -110,15 +115,17 @@ class Replay:
             for name, d in report.differences.items()
         }
         id_of = dict(zip(group_B.tolist(), ids, strict=True))
-        for name, distance_G in distances.items():
+        for name, distance_G in distances.items() if self.top else []:
             kept = self.most_different.setdefault(name, [])
-            best = np.argsort(-distance_G, kind="stable")[: self.top].tolist()
-            new = [g for g in best if distance_G[g] > SAME]
-            if len(kept) == self.top and self.top:
-                new = [g for g in new if distance_G[g] > kept[-1].distance[name]]
-            kept += [_group(report, rows, group_B, g, id_of[g], distances) for g in new]
-            kept.sort(key=lambda group: -group.distance[name])
-            del kept[self.top :]
+            for g in np.argsort(-distance_G, kind="stable").tolist():
+                if distance_G[g] <= (kept[-1].distance[name] if len(kept) == self.top else SAME):
+                    break
+                group = _group(report, rows, group_B, g, id_of[g], distances)
+                # another group with the same rewards would show nothing new
+                if group.rewards not in [other.rewards for other in kept]:
+                    kept.append(group)
+                    kept.sort(key=lambda group: -group.distance[name])
+                    del kept[self.top :]
         if self.wanted is not None:
             for g, group_id in sorted(id_of.items()):
                 if group_id.startswith(self.wanted):

@@ -4,20 +4,24 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from verl_gdpo.replay.compare import SAME
 from verl_gdpo.replay.steps import LOGGED, Group, Replay, StepReport
 from verl_gdpo.tables import printable, render, shorten, width_of
 
 LINES = 12  # of a table over steps; more steps are joined
 MIN_RESPONSE = 24  # columns
 
-LEGEND = """\
+LEGEND = f"""\
+a | b          in the logged advantages | in the alternative
 correlation    of the two advantages of a step's rollouts
 opposite sign  rollouts that one rewards and the other punishes
-silent groups  those in which every advantage is 0             (logged | {name})
-tied pairs     of a group: different rewards, same advantage   (logged | {name})
-distinct       different advantages in a step                  (logged | {name})
-std            of a step's advantages: scales differ, hence    (logged | {name})
-distance       mean |difference|, each divided by its std"""
+silent groups  those in which every advantage is 0
+tied pairs     of a group, with different rewards and the same advantage
+distinct       different advantages in a step
+std            of a step's advantages; scales differ between estimators, hence
+distance       mean |difference|, each divided by its std
+Advantages closer than {SAME:g} of their step's std are the same, and 0 if as near to that.
+Lines of several steps are means over them, each counted by its rollouts."""
 
 
 def step_table(steps: Sequence[StepReport], name: str) -> str:
@@ -39,7 +43,7 @@ def group_table(group: Group, width: int) -> str:
     rows = []
     for i, row in enumerate(group.rows):
         rewards = [_value(row["rewards"].get(name)) for name in names]
-        advantages = [f"{column[i]:.3f}" for column in group.advantages.values()]
+        advantages = [_advantage(column[i]) for column in group.advantages.values()]
         rows.append([str(i), *rewards, *advantages, ""])
     left = width - width_of(render(header, rows).splitlines()[1]) + len("response")
     for row, line in zip(group.rows, rows, strict=True):
@@ -61,7 +65,7 @@ def whole_group(group: Group, width: int) -> str:
 
 def comparison(replay: Replay, name: str, width: int) -> str:
     """All that is said of one alternative."""
-    parts = [step_table(replay.steps, name), LEGEND.format(name=name)]
+    parts = [step_table(replay.steps, name)]
     groups = replay.most_different.get(name, [])
     if groups:
         parts.append(f"Where {LOGGED} and {name} differ most:")
@@ -98,7 +102,7 @@ def _step_row(label: str, steps: Sequence[StepReport], name: str) -> list[str]:
 
 def _ties(group: Group) -> list[str]:
     return [
-        f"{name} gives {i} and {j} the same advantage, {group.advantages[name][i]:.3f}, "
+        f"{name} gives {i} and {j} the same advantage, {_advantage(group.advantages[name][i])}, "
         "though their rewards differ"
         for name, (i, j) in group.ties.items()
     ]
@@ -111,6 +115,10 @@ def _span(steps: Sequence[StepReport]) -> str:
 
 def _percent(share: float) -> str:
     return f"{share:.1%}"
+
+
+def _advantage(value: float) -> str:
+    return f"{round(value, 3) + 0.0:.3f}"  # + 0.0 makes -0.0 positive
 
 
 def _value(value: object) -> str:
