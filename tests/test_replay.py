@@ -110,6 +110,28 @@ def test_ties_signs_and_silent_groups(tmp_path):
     assert step.differences["other1"].correlation == pytest.approx(-1)
 
 
+def test_which_reward_an_advantage_follows(tmp_path):
+    # x from -3 to 3 drowns y in GRPO's sum; GDPO gives each the same say
+    values = [(-3, 1), (3, 0), (-3, 0), (3, 1)]
+    expected = oracle.gdpo(values, ["p"] * 4)
+    rows = [
+        rollout(f"p_{i}_0", a, x=x, y=y, z=1)
+        for i, ((x, y), a) in enumerate(zip(values, expected, strict=True))
+    ]
+    [step] = replayed(write(tmp_path, {1: rows}), GDPO, GRPO).steps
+    logged, grpo = (column.follows for column in step.columns.values())
+    half = 0.5**0.5
+    assert logged == {
+        "x": pytest.approx(half, abs=1e-3),
+        "y": pytest.approx(half, abs=1e-3),
+        "z": None,
+    }
+    # sums -2, 3, -3, 4: cov with x 1.5 * 6, with y .5 * 1; over their own lengths
+    length = (2.5**2 + 2.5**2 + 3.5**2 + 3.5**2) ** 0.5
+    assert grpo["x"] == pytest.approx(36 / 6 / length, abs=1e-6)
+    assert grpo["y"] == pytest.approx(1 / length, abs=1e-6)
+
+
 @pytest.mark.parametrize("name", sorted(ARMS))
 def test_every_arm_is_the_recipes_and_the_oracles(tmp_path, name):
     recipe = yaml.safe_load((RECIPES / "estimator" / f"{name}.yaml").read_text())

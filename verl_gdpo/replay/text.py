@@ -20,6 +20,7 @@ tied pairs     of a group, with different rewards and the same advantage
 distinct       different advantages in a step
 std            of a step's advantages; scales differ between estimators, hence
 distance       mean |difference|, each divided by its std
+correlation with a reward: its value less the mean of its group
 Advantages closer than {SAME:g} of their step's std are the same, and 0 if as near to that.
 Lines of several steps are means over them, each counted by its rollouts."""
 
@@ -34,6 +35,18 @@ def step_table(steps: Sequence[StepReport], name: str) -> str:
     if len(steps) > 1:
         rows.append(_step_row("all", steps, name))
     return render(header, rows)
+
+
+def reward_table(steps: Sequence[StepReport], name: str) -> str:
+    """How far each advantage follows each reward."""
+    columns = {key: [step.columns[key] for step in steps] for key in (LOGGED, name)}
+    sizes = [len(step.columns[LOGGED].A_B) for step in steps]
+    rewards = dict.fromkeys(r for side in columns.values() for c in side for r in c.follows)
+    rows = []
+    for reward in rewards:
+        sides = ([c.follows.get(reward) for c in side] for side in columns.values())
+        rows.append([printable(reward), *(_mean(side, sizes, "{:.3f}".format) for side in sides)])
+    return render(["correlation with", *columns], rows)
 
 
 def group_table(group: Group, width: int) -> str:
@@ -65,7 +78,7 @@ def whole_group(group: Group, width: int) -> str:
 
 def comparison(replay: Replay, name: str, width: int) -> str:
     """All that is said of one alternative."""
-    parts = [step_table(replay.steps, name)]
+    parts = [step_table(replay.steps, name), reward_table(replay.steps, name)]
     groups = replay.most_different.get(name, [])
     if groups:
         parts.append(f"Where {LOGGED} and {name} differ most:")
@@ -80,8 +93,7 @@ def _step_row(label: str, steps: Sequence[StepReport], name: str) -> list[str]:
     sizes = [len(column.A_B) for column in logged]
 
     def mean(values: Iterable[float | None], show: Callable[[float], str]) -> str:
-        there = [(v, n) for v, n in zip(values, sizes, strict=True) if v is not None]
-        return show(sum(v * n for v, n in there) / sum(n for _, n in there)) if there else "-"
+        return _mean(values, sizes, show)
 
     def both(attribute: str, show: Callable[[float], str]) -> str:
         sides = ([getattr(c, attribute) for c in columns] for columns in (logged, other))
@@ -98,6 +110,14 @@ def _step_row(label: str, steps: Sequence[StepReport], name: str) -> list[str]:
         both("std", "{:.2f}".format),
         mean((d.distance for d in differences), "{:.3f}".format),
     ]
+
+
+def _mean(
+    values: Iterable[float | None], sizes: Sequence[int], show: Callable[[float], str]
+) -> str:
+    """Each value counted by its size; those that are None are left out."""
+    there = [(v, n) for v, n in zip(values, sizes, strict=True) if v is not None]
+    return show(sum(v * n for v, n in there) / sum(n for _, n in there)) if there else "-"
 
 
 def _ties(group: Group) -> list[str]:
