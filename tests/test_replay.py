@@ -112,11 +112,14 @@ def test_ties_signs_and_silent_groups(tmp_path):
 
 def test_which_reward_an_advantage_follows(tmp_path):
     # x from -3 to 3 drowns y in GRPO's sum; GDPO gives each the same say
-    values = [(-3, 1), (3, 0), (-3, 0), (3, 1)]
-    expected = oracle.gdpo(values, ["p"] * 4)
+    # and neither depends on the 9 by which the group q is ahead
+    values = [(-3, 1), (3, 0), (-3, 0), (3, 1)] + [(6, 1), (12, 0), (6, 0), (12, 1)]
+    groups = ["p"] * 4 + ["q"] * 4
     rows = [
-        rollout(f"p_{i}_0", a, x=x, y=y, z=1)
-        for i, ((x, y), a) in enumerate(zip(values, expected, strict=True))
+        rollout(f"{group}_{i}_0", a, x=x, y=y, z=1)
+        for i, (group, (x, y), a) in enumerate(
+            zip(groups, values, oracle.gdpo(values, groups), strict=True)
+        )
     ]
     [step] = replayed(write(tmp_path, {1: rows}), GDPO, GRPO).steps
     logged, grpo = (column.follows for column in step.columns.values())
@@ -130,6 +133,14 @@ def test_which_reward_an_advantage_follows(tmp_path):
     length = (2.5**2 + 2.5**2 + 3.5**2 + 3.5**2) ** 0.5
     assert grpo["x"] == pytest.approx(36 / 6 / length, abs=1e-6)
     assert grpo["y"] == pytest.approx(1 / length, abs=1e-6)
+
+
+def test_rewards_of_weight_0_do_not_make_a_tie(tmp_path):
+    rows = [rollout("p_0_0", x=1, y=0), rollout("p_1_0", x=1, y=1)]
+    without_y = {**GDPO, "gdpo": {"rewards": {"x": 1.0, "y": 0.0}}}
+    [step] = replayed(write(tmp_path, {1: rows}), GDPO, without_y).steps
+    # logged 0, 0 ties them; without y there are no two different rewards
+    assert [column.ties for column in step.columns.values()] == [1, None]
 
 
 @pytest.mark.parametrize("name", sorted(ARMS))
@@ -245,6 +256,16 @@ def test_the_groups_that_differ_most_are_kept(tmp_path):
     assert kept[0].ties == {LOGGED: (0, 1)}
 
 
+def test_a_later_step_may_differ_more(tmp_path):
+    # distances of p and q are .37 and .26; then b, where GDPO gives 0, 1; and a, 1.41 - 1
+    rows = [rollout(f"b_{i}_0", 0, x=x, y=y) for i, (x, y) in enumerate([(1, 0), (0, 5)])]
+    rows += [rollout(f"a_{i}_0", 1.2247 * (2 * i - 1), x=i, y=i) for i in range(2)]
+    replay = replayed(write(tmp_path, {1: two_groups(), 2: rows}), GDPO, GRPO, top=2)
+    kept = replay.most_different["other0"]
+    assert [group.id for group in kept] == ["b", "a"]
+    assert [group.distance["other0"] for group in kept] == pytest.approx([1, 2**0.5 - 1], abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "overrides", "expected"),
     [
@@ -289,6 +310,21 @@ def test_what_cannot_be_replayed_is_said_in_one_line(tmp_path, capsys, arguments
     assert printed.out == ""
     assert printed.err.startswith("replay: ") and printed.err.count("\n") == 1
     assert re.search(message, printed.err), printed.err
+
+
+@pytest.mark.parametrize("advantage", [float("nan"), float("inf"), None])
+def test_a_logged_advantage_that_is_no_number(tmp_path, capsys, advantage):
+    rows = two_groups()
+    rows[1]["advantage"] = advantage
+    write(tmp_path, {1: rows}, GDPO)
+    assert main([str(tmp_path)]) == 1
+    assert "1.jsonl: p_1_0: the logged advantage is" in capsys.readouterr().err
+
+
+def test_steps_that_are_no_numbers(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path), "--steps", "first"])
+    assert "argument --steps" in capsys.readouterr().err
 
 
 def test_a_folder_without_dumps(tmp_path, capsys):

@@ -18,7 +18,6 @@ from verl_gdpo.replay.arms import (
 from verl_gdpo.replay.rollout_table import RolloutTable, check_format
 from verl_gdpo.replay.steps import Replay
 from verl_gdpo.replay.text import LEGEND, comparison, whole_group
-from verl_gdpo.reward_rows import RewardError
 from verl_gdpo.rollouts import dump_files
 from verl_gdpo.tables import printable
 
@@ -40,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(arguments)
-    except (ValueError, RewardError) as error:
+    except ValueError as error:
         print(f"replay: {printable(str(error))}", file=sys.stderr)
         return 1
 
@@ -57,7 +56,12 @@ def _parser() -> argparse.ArgumentParser:
     add("overrides", nargs="*", metavar="key=value")
     add("--config", type=Path, help="the run's configuration, if not DIR/hydra/.hydra/config.yaml")
     add("--arm", action="append", default=[], metavar="NAME", help=f"one of {', '.join(ARMS)}")
-    add("--steps", type=_steps, metavar="FIRST:LAST", help="both included; one number is one step")
+    add(
+        "--steps",
+        type=step_range,
+        metavar="FIRST:LAST",
+        help="both included; or one step",
+    )
     add("--top", type=int, default=3, help="groups to show for each alternative (3)")
     add("--group", metavar="ID", help="show this group in full (the beginning of its id will do)")
     add("--out", type=Path, metavar="FILE", help="all rollouts: .parquet, or .json (lines)")
@@ -134,7 +138,7 @@ def _files(folder: Path, steps: range | None) -> list[Path]:
     return chosen
 
 
-def _steps(text: str) -> range:
+def step_range(text: str) -> range:
     first, colon, last = text.partition(":")
     return range(int(first or 0), 1 + (int(last or sys.maxsize - 1) if colon else int(first)))
 

@@ -34,12 +34,19 @@ class Step:
 
     @classmethod
     def of(cls, number: int, rows: Sequence[Mapping[str, Any]]) -> "Step":
+        """Raises ValueError for a logged advantage that is no finite number."""
+        logged_B = np.array([row["advantage"] for row in rows], dtype=np.float64)
+        for row in np.flatnonzero(~np.isfinite(logged_B)).tolist():
+            raise ValueError(
+                f"{rows[row]['uid']}: the logged advantage is {rows[row]['advantage']}; "
+                "expected a finite number"
+            )
         return cls(
             number=number,
             rewards=reward_rows(rows, number),
             group_ids=[group_of(row["uid"]) for row in rows],
             tokens_B=np.array([row["response_tokens"] for row in rows], dtype=np.int64),
-            logged_B=np.array([row["advantage"] for row in rows], dtype=np.float64),
+            logged_B=logged_B,
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,13 +67,14 @@ class Replay:
     most_different: dict[str, list[Group]] = field(default_factory=dict)
     found: list[Group] = field(default_factory=list)
 
-    def read(self, files: Iterable[Any]) -> "Replay":
+    def read(self, files: Iterable[Path]) -> "Replay":
+        """Raises ValueError, with the file, for a dump that the arms cannot be computed from."""
         for file in files:
             rows = read_dump(file)
             try:
                 self._add(int(file.stem), rows)
             except (ValueError, RuntimeError) as error:
-                raise type(error)(f"{file}: {error}") from None
+                raise ValueError(f"{file}: {error}") from None
         return self
 
     def _add(self, number: int, rows: Rows) -> None:
