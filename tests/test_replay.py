@@ -113,7 +113,7 @@ def test_ties_signs_and_silent_groups(tmp_path):
 def test_which_reward_an_advantage_follows(tmp_path):
     # x from -3 to 3 drowns y in GRPO's sum; GDPO gives each the same say
     # and neither depends on the 9 by which the group q is ahead
-    values = [(-3, 1), (3, 0), (-3, 0), (3, 1)] + [(6, 1), (12, 0), (6, 0), (12, 1)]
+    values = [(-3, 1), (3, 0), (-3, 0), (3, 1), (6, 1), (12, 0), (6, 0), (12, 1)]
     groups = ["p"] * 4 + ["q"] * 4
     rows = [
         rollout(f"{group}_{i}_0", a, x=x, y=y, z=1)

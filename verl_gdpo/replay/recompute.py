@@ -99,7 +99,8 @@ def verl_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) -> Floats
     """verl's own `grpo`, in its float32 and to the last bit; groups are numbered 0, 1, ...
 
     So a constant score that float32 cannot hold can leave a residue of the order of 0.1, and the
-    sample of a group of one keeps its score; both are what verl trains with.
+    sample of a group of one keeps its score; both are what verl trains with. A dump does not keep
+    the order of a group's rows, on which the last bit of its mean depends.
 
     Source: `compute_grpo_outcome_advantage` of verl 0.9.
     """
