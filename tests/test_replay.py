@@ -383,6 +383,11 @@ def test_another_estimators_advantages_are_taken_as_they_are(tmp_path, capsys):
     assert "== gdpo ==" in out and "== grpo ==" in out
 
 
+def test_the_dump_alone_finds_the_runs_configuration(tmp_path, capsys):
+    main([str(write(tmp_path, {1: two_groups()}, GRPO) / "rollouts")])
+    assert "run: adv_estimator=grpo" in capsys.readouterr().out
+
+
 def test_a_configuration_elsewhere(tmp_path, capsys):
     write(tmp_path / "run", {1: two_groups()})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"algorithm": GRPO}))
