@@ -1,6 +1,8 @@
 """Our estimator through verl's own functions, without starting a trainer."""
 
+import functools
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import oracle
@@ -13,9 +15,12 @@ from verl import DataProto
 from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-from verl_gdpo.reward_rows import RewardError, RewardRows, current_rows
+from verl_gdpo import compute_gdpo_advantage
+from verl_gdpo.reward_rows import EstimatorInput, RewardError, RewardRows, current_input
+from verl_gdpo.settings import GdpoSettings
 from verl_gdpo.trainer import check_reward_workers
 from verl_gdpo.validation import present_only
+from verl_gdpo.variants import dara, dvao, gd2po, rvpo, sa_mrpo
 
 REWARDS = [[1, 1], [1, 0], [0, 1], [0, 0], [3, 1], [3, 1], [-3, 1], [0.5, 1]]
 GROUPS = list("aaaabbbb")
@@ -55,7 +60,7 @@ def test_legacy_trainer_hands_over_the_columns(settings):
     assert torch.equal(actual != 0, (data.batch["response_mask"] != 0) & (actual[:, :1] != 0))
     assert torch.equal(actual, data.batch["returns"])
     assert data.meta_info["gdpo_metrics"]["gdpo/correctness/min"] == -3.0
-    assert current_rows.get() is None
+    assert current_input.get() is None
 
 
 def test_legacy_trainer_metrics_reach_verls():
@@ -108,16 +113,19 @@ def test_legacy_trainer_with_a_missing_reward():
 # --- V1's compute_advantage ----------------------------------------------------------------------
 
 
-def v1_advantages(keys, infos, padding, **settings):
+def v1_advantages(keys, infos, padding, declared=None, **settings):
     data = batch()
     data.non_tensor_batch["uid"] = np.array([key.split("_")[0] for key in keys], dtype=object)
-    token = current_rows.set(RewardRows.from_keys(keys, infos, ["d"] * len(keys), padding))
+    rows = RewardRows.from_keys(keys, infos, ["d"] * len(keys), padding)
+    given = GdpoSettings.from_algorithm(algorithm(**settings))
+    given = replace(given, bounds={**(declared or {}), **given.bounds})
+    token = current_input.set(EstimatorInput(rows, given))
     try:
         data = compute_advantage_for_multi_trajectories(
             data, batch_keys=keys, adv_estimator="gdpo", config=algorithm(**settings)
         )
     finally:
-        current_rows.reset(token)
+        current_input.reset(token)
     return data.batch["advantages"]
 
 
@@ -156,6 +164,58 @@ def test_v1_sessions_padding_and_row_order(batch_norm):
     assert actual[counted, 0].tolist() == pytest.approx(expected, abs=1e-6)
     assert actual[0, 0] == actual[5, 0] != 0
     assert actual[2].tolist() == [0.0] * 8
+
+
+VARIANT_SETTINGS = [
+    ({"name": "rvpo", "k": 2.0}, functools.partial(rvpo, k=2.0)),
+    ("dara", dara),
+    ({"name": "dara", "mode": "asymmetric"}, functools.partial(dara, mode="asymmetric")),
+    ("sa_mrpo", functools.partial(sa_mrpo, bounds_K=[(-3, 3), (0, 1)])),
+    ({"name": "gd2po", "tau": 0.6}, functools.partial(gd2po, tau=0.6)),
+    ("dvao", dvao),
+]
+# a varies in both groups, b in the first alone
+KEYS = [f"{group}_{i}_0" for i, group in enumerate(GROUPS)]
+INFOS = [{"a": float(a), "b": float(b)} for a, b in REWARDS]
+
+
+@pytest.mark.parametrize(("setting", "combine"), VARIANT_SETTINGS, ids=str)
+def test_v1_variants(setting, combine):
+    bounds = {"a": (-3.0, 3.0), "b": (0.0, 1.0)}
+    rewards = {"a": 2.0, "b": 1.0}
+    actual = v1_advantages(KEYS, INFOS, [False] * 8, bounds, rewards=rewards, combine=setting)
+    expected = compute_gdpo_advantage(REWARDS, GROUPS, [[1]] * 8, weights=[2, 1], combine=combine)
+    assert actual[:, 0].tolist() == pytest.approx(expected[:, 0].tolist(), abs=1e-6)
+    plain = v1_advantages(KEYS, INFOS, [False] * 8, rewards=rewards)
+    assert (actual - plain).abs().max() > 1e-3
+
+
+def test_the_bounds_that_a_variant_needs():
+    rewards = {"a": {"weight": 1.0, "bounds": [-3, 3]}, "b": 1.0}
+    with pytest.raises(RewardError, match=r"reward 'b' lies.*Set algorithm.gdpo.rewards.b="):
+        v1_advantages(KEYS, INFOS, [False] * 8, rewards=rewards, combine="sa_mrpo")
+    # what is not used needs none
+    v1_advantages(KEYS, INFOS, [False] * 8, rewards={**rewards, "b": 0.0}, combine="sa_mrpo")
+
+
+def test_a_condition_that_makes_a_reward_0_widens_its_bounds():
+    when = {"reward": "b", "at_least": 1}
+    rewards = {"a": {"weight": 1.0, "bounds": [1, 5], "when": when}}
+    infos = [{"a": float(i % 5 + 1), "b": float(i % 2)} for i in range(8)]
+    actual = v1_advantages(KEYS, infos, [False] * 8, rewards=rewards, combine="sa_mrpo")
+    assert actual.abs().max() > 0.1
+
+
+def test_legacy_trainer_with_a_variant():
+    values = np.array(REWARDS)
+    data = batch({"a": values[:, 0], "b": values[:, 1]}, reward_extra_keys=["a", "b"])
+    bounds = {"a": {"bounds": [-3, 3]}, "b": {"bounds": [0, 1]}}
+    settings = algorithm(rewards=bounds, combine={"name": "sa_mrpo", "gamma": 2.0})
+    data = ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=settings)
+    combine = functools.partial(sa_mrpo, bounds_K=[(-3, 3), (0, 1)], gamma=2.0)
+    expected = compute_gdpo_advantage(REWARDS, GROUPS, [[1]] * 8, combine=combine)
+    actual = data.batch["advantages"][:, 0].tolist()
+    assert actual == pytest.approx(expected[:, 0].tolist(), abs=1e-6)
 
 
 def test_v1_without_rows_says_why():

@@ -11,7 +11,7 @@ from typing import Any
 import wrapt
 from verl.trainer.ppo import ray_trainer
 
-from verl_gdpo.reward_rows import RewardMatrix, RewardRows, current_rows
+from verl_gdpo.reward_rows import EstimatorInput, RewardMatrix, RewardRows, current_input
 from verl_gdpo.settings import GdpoSettings, settings_of_run
 from verl_gdpo.validation import average_what_is_present
 
@@ -27,18 +27,18 @@ def _compute_advantage(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: A
     """Hand the reward columns to the estimator; V1 has done so by itself."""
     arguments = dict(zip(("data", "adv_estimator"), args, strict=False)) | kwargs
     data = arguments["data"]
-    if arguments["adv_estimator"] != "gdpo" or current_rows.get() is not None:
+    if arguments["adv_estimator"] != "gdpo" or current_input.get() is not None:
         return wrapped(*args, **kwargs)
     settings = GdpoSettings.from_algorithm(arguments["config"])
     names = data.meta_info.get("reward_extra_keys") or settings.names
     columns = {name: data.non_tensor_batch[name] for name in names if name in data.non_tensor_batch}
     rows = RewardRows.from_columns(columns, len(data))
     data.meta_info[METRICS_KEY] = RewardMatrix.of(rows, settings).metrics()
-    token = current_rows.set(rows)
+    token = current_input.set(EstimatorInput(rows, settings))
     try:
         return wrapped(*args, **kwargs)
     finally:
-        current_rows.reset(token)
+        current_input.reset(token)
 
 
 def _compute_data_metrics(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:

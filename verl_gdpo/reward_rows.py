@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from verl_gdpo.reward_terms import RewardTerm, gate
 from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.variants import BOUNDS_TOLERANCE
 
 # a key of verl's reward_extra_info: the reward manager could not score this sample, and why
 ERROR_KEY = "gdpo_error"
@@ -108,7 +109,8 @@ class RewardMatrix:
 
         Raises:
             RewardError: a row lacks a configured reward, has other rewards than the rows of its
-                data source (when none are configured), or holds no finite number.
+                data source (when none are configured), holds no finite number, or one outside its
+                bounds.
         """
         counted = np.flatnonzero(rows.counted_B).tolist()
         if not counted:
@@ -121,6 +123,7 @@ class RewardMatrix:
             raw: dict[str, float | None] = dict.fromkeys(terms)
             for name in settings.names or _names(info):
                 raw[name] = _value(name, info, rows.labels[row])
+                _check_bounds(name, raw[name], settings.bounds.get(name), rows.labels[row])
             for column, value in enumerate(gate(raw, terms).values()):
                 if value is not None:
                     values_BK[row, column], present_BK[row, column] = value, True
@@ -137,8 +140,16 @@ class RewardMatrix:
         return result
 
 
-# set by a trainer around verl's compute_advantage, which has no room for it; read by the estimator
-current_rows: ContextVar[RewardRows | None] = ContextVar("verl_gdpo_rows", default=None)
+@dataclass(frozen=True)
+class EstimatorInput:
+    """What a trainer knows of a batch, and verl's compute_advantage has no room for."""
+
+    rows: RewardRows
+    settings: GdpoSettings
+
+
+# set by a trainer around verl's compute_advantage; read by the estimator
+current_input: ContextVar[EstimatorInput | None] = ContextVar("verl_gdpo_input", default=None)
 
 
 def split_key(key: str) -> tuple[str, int]:
@@ -202,6 +213,20 @@ def _value(name: str, info: Mapping[str, Any], label: str) -> float | None:
         return value_or_error(info[name])
     except ValueError as error:
         raise RewardError(f"{label}: reward {name!r} {error}") from None
+
+
+def _check_bounds(
+    name: str, value: float | None, bounds: tuple[float, float] | None, label: str
+) -> None:
+    if value is None or bounds is None:
+        return
+    low, high = bounds
+    slack = BOUNDS_TOLERANCE * (high - low)
+    if not low - slack <= value <= high + slack:
+        raise RewardError(
+            f"{label}: reward {name!r} is {value}, outside its bounds [{low:g}, {high:g}]; correct "
+            f"what returns it, or algorithm.gdpo.rewards.{name}.bounds"
+        )
 
 
 def _names(info: Mapping[str, Any]) -> list[str]:

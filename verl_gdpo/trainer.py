@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 import verl_gdpo
 from verl_gdpo.queue_rows import fetch_dump_columns, fetch_rows
 from verl_gdpo.replay_buffer import GdpoBuffer
-from verl_gdpo.reward_rows import RewardMatrix, current_rows
+from verl_gdpo.reward_rows import EstimatorInput, RewardMatrix, current_input
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings import settings_of_run, uses_gdpo_manager
 from verl_gdpo.validation import average_what_is_present
@@ -85,6 +85,8 @@ class GdpoTrainer:
             table: Any = getattr(getattr(self, f"{key}_dataset"), "dataframe", None)
             columns = ["data_source", "reward_model"]
             if {*columns} <= {*getattr(table, "column_names", ())}:
+                if key == "train":
+                    self.gdpo = settings_of_run(self.config, {*table["data_source"]})
                 check_ground_truths(table.select_columns(columns), f"data.{key}_files")
 
     def _setup(self) -> None:
@@ -107,11 +109,11 @@ class GdpoTrainer:
         rows = fetch_rows(batch.keys, batch.partition_id, batch.tags)
         rows = replace(rows, step=self.global_steps)
         metrics.update(RewardMatrix.of(rows, self.gdpo).metrics())
-        token = current_rows.set(rows)
+        token = current_input.set(EstimatorInput(rows, self.gdpo))
         try:
             return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         finally:
-            current_rows.reset(token)
+            current_input.reset(token)
 
     def _log_rollout_data(self, batch: Any, *args: Any, **kwargs: Any) -> None:
         if self.gdpo is not None:
