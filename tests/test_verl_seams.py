@@ -3,22 +3,26 @@
 import functools
 import inspect
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import oracle
 import pytest
 import ray
 import torch
+from datasets import Dataset
 from omegaconf import OmegaConf
 from tensordict import TensorDict
+from test_settings import run_config
 from verl import DataProto
 from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.reward_rows import EstimatorInput, RewardError, RewardRows, current_input
+from verl_gdpo.rewards import BOUNDS, SCORERS
 from verl_gdpo.settings import GdpoSettings
-from verl_gdpo.trainer import check_reward_workers
+from verl_gdpo.trainer import GdpoTrainer, check_reward_workers
 from verl_gdpo.validation import present_only
 from verl_gdpo.variants import dara, dvao, gd2po, rvpo, sa_mrpo
 
@@ -221,6 +225,27 @@ def test_legacy_trainer_with_a_variant():
 def test_v1_without_rows_says_why():
     with pytest.raises(RewardError, match="no named reward"):
         ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=algorithm())
+
+
+class LoadsRows:
+    """As much of a trainer as loads the data."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def _init_dataloader(self):
+        row = {"data_source": "rlla", "reward_model": {"ground_truth": "<think> x </think>"}}
+        self.train_dataset = SimpleNamespace(dataframe=Dataset.from_list([row]))
+        self.val_dataset = SimpleNamespace(dataframe=None)
+
+
+def test_the_training_rows_tell_whose_bounds_hold(monkeypatch):
+    monkeypatch.setitem(SCORERS, "other", lambda response, truth, **_: {"correctness": 1.0})
+    monkeypatch.setitem(BOUNDS, "other", lambda: {"correctness": (0.0, 1.0)})
+    trainer = type("Trainer", (GdpoTrainer, LoadsRows), {})(run_config())
+    assert "correctness" not in trainer.gdpo.bounds
+    trainer._init_dataloader()
+    assert trainer.gdpo.bounds["correctness"] == (-3.0, 3.0)
 
 
 # --- validation on verl 0.9.0 ---------------------------------------------------------------------
