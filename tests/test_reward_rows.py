@@ -22,6 +22,17 @@ def matrix(rows, rewards=None):
     return RewardMatrix.of(rows, GdpoSettings(rewards and read_terms("rewards", rewards)))
 
 
+@pytest.mark.parametrize(("value", "fits"), [(-3, 1), (3, 1), (3.000001, 1), (3.0001, 0), (-4, 0)])
+def test_a_value_outside_its_bounds_is_an_error(value, fits):
+    rows = rows_of({"u_0_0": ({"a": value}, False), "u_1_0": ({"a": None}, False)})
+    settings = GdpoSettings(bounds={"a": (-3.0, 3.0)})
+    if fits:
+        assert RewardMatrix.of(rows, settings).values_BK[0, 0] == value
+    else:
+        with pytest.raises(RewardError, match=r"u_0_0: reward 'a' is .*outside its bounds \[-3, 3"):
+            RewardMatrix.of(rows, settings)
+
+
 def test_columns_follow_the_order_of_rows_and_of_the_configuration():
     rows = rows_of(
         {

@@ -19,21 +19,19 @@ from verl_gdpo.advantage import GroupNorm, compute_gdpo_scalars
 from verl_gdpo.estimator import scalars_of
 from verl_gdpo.reward_rows import RewardMatrix
 from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.variants import BOUNDS_TOLERANCE, Bounds
 
 logger = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Bounds = tuple[float, float]
 Statistics = dict[str, float | None]
 
 METHODS: dict[str, GroupNorm] = {"gdpo": "per_reward", "grpo": "summed"}
 
 # a sum of normalised rewards, or an advantage, below it is rounding
 TOLERANCE = 1e-8
-# in units of the distance between the bounds: a float32 reward misses its bound by less
-BOUND_TOLERANCE = 1e-6
 # a mean of S further from 0, in units of its std, is no rounding
 MEAN_TOLERANCE = 1e-6
 
@@ -46,7 +44,7 @@ def settings_of_advantage(adv_estimator: str, settings: GdpoSettings) -> GdpoSet
     if adv_estimator == "gdpo":
         return settings
     if adv_estimator == "grpo":
-        return replace(settings, group_norm="summed", batch_norm="none", eps=1e-6)
+        return replace(settings, group_norm="summed", batch_norm="none", eps=1e-6, combine=None)
     return None
 
 
@@ -105,7 +103,7 @@ def reward_statistics(
     found |= {what: getattr(present, what)() for what in ("mean", "std", "min", "max")}
     if bounds is not None:
         low, high = bounds
-        slack = BOUND_TOLERANCE * (high - low)
+        slack = BOUNDS_TOLERANCE * (high - low)
         found["at_low"] = (present <= low + slack).mean()
         found["at_high"] = (present >= high - slack).mean()
     return found
@@ -217,7 +215,7 @@ def why_mean_is_not_0(S_B: Floats, c_BK: Floats, count_B: Ints | None) -> str | 
     if _is_about_0(S_B):
         return "batch_norm=token counts samples by their tokens, and S differs with the length"
     if _is_about_0(c_BK.sum(axis=1)):
-        return "S is not the weighted sum of the normalised rewards, and is not 0 on average"
+        return "algorithm.gdpo.combine gives an S that is not 0 on average"
     return (
         "a reward is so large against its spread within a group that float64 cannot resolve it; "
         "let the scorer return its difference from a typical value"

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from verl_gdpo.reward_terms import RewardTerm, gate
 from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.variants import BOUNDS_TOLERANCE
 
 # a key of verl's reward_extra_info: the reward manager could not score this sample, and why
 ERROR_KEY = "gdpo_error"
@@ -112,13 +113,17 @@ class RewardMatrix:
 
         Raises:
             RewardError: a row lacks a configured reward, has other rewards than the rows of its
-                data source (when none are configured), or holds no finite number.
+                data source (when none are configured), holds no finite number, or one outside its
+                bounds.
         """
         counted = np.flatnonzero(rows.counted_B).tolist()
         if not counted:
             raise RewardError("the batch holds no sample, only padding")
         terms = _terms(rows, counted, settings)
         raw = {name: _column(name, rows, counted, settings) for name in settings.names or terms}
+        for name in raw.keys() & settings.bounds.keys():
+            labels = [rows.labels[row] for row in counted]
+            _check_bounds(name, raw[name], settings.bounds[name], labels)
         if any(term.when is not None for term in terms.values()):
             samples = zip(*raw.values(), strict=True)
             gated = [gate(dict(zip(raw, sample, strict=True)), terms) for sample in samples]
@@ -132,8 +137,16 @@ class RewardMatrix:
         return cls(weights, np.nan_to_num(values_BK), present_BK)
 
 
-# set by a trainer around verl's compute_advantage, which has no room for it; read by the estimator
-current_rows: ContextVar[RewardRows | None] = ContextVar("verl_gdpo_rows", default=None)
+@dataclass(frozen=True)
+class EstimatorInput:
+    """What a trainer knows of a batch, and verl's compute_advantage has no room for."""
+
+    rows: RewardRows
+    settings: GdpoSettings
+
+
+# set by a trainer around verl's compute_advantage; read by the estimator
+current_input: ContextVar[EstimatorInput | None] = ContextVar("verl_gdpo_input", default=None)
 
 
 def split_key(key: str) -> tuple[str, int]:
@@ -217,6 +230,20 @@ def _value(name: str, info: Mapping[str, Any], label: str) -> float | None:
         return value_or_error(info[name])
     except ValueError as error:
         raise RewardError(f"{label}: reward {name!r} {error}") from None
+
+
+def _check_bounds(
+    name: str, values: Sequence[float | None], bounds: tuple[float, float], labels: Sequence[str]
+) -> None:
+    low, high = bounds
+    slack = BOUNDS_TOLERANCE * (high - low)
+    for value, label in zip(values, labels, strict=True):
+        if value is None or low - slack <= value <= high + slack:
+            continue
+        raise RewardError(
+            f"{label}: reward {name!r} is {value}, outside its bounds [{low:g}, {high:g}]; correct "
+            f"what returns it, or algorithm.gdpo.rewards.{name}.bounds"
+        )
 
 
 def _names(info: Mapping[str, Any]) -> list[str]:

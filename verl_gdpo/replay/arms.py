@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.reward_terms import hint
-from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.settings import KEYS, GdpoSettings
 
 # what recipes/estimator/NAME.yaml sets under `algorithm`
 ARMS: Mapping[str, Mapping[str, Any]] = {
@@ -129,7 +129,7 @@ def with_overrides(algorithm: Mapping[str, Any], overrides: Sequence[str]) -> di
 
 def _check_is_read(text: str, key: str) -> None:
     if not key.startswith(("algorithm.gdpo.", *READ_BY_BOTH)):
-        known = [*READ_BY_BOTH, *(f"algorithm.gdpo.{name}" for name in GdpoSettings.__match_args__)]
+        known = [*READ_BY_BOTH, *(f"algorithm.gdpo.{name}" for name in KEYS)]
         raise ValueError(f"{text}: no advantage depends on it{hint(key, known)}")
 
 

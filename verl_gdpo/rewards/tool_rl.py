@@ -121,6 +121,25 @@ def score(
     return scores
 
 
+def bounds(
+    *,
+    granularity: Granularity = "fine",
+    matching: Matching = "greedy",
+    max_correctness: float = 3.0,
+    schedule: Schedule = "constant",
+    length: bool = False,
+    length_schedule: LengthSchedule = "constant",
+) -> dict[str, tuple[float, float]]:
+    """The lowest and highest value of each reward over all steps, for these options of `score`."""
+    _check_options(granularity, matching, max_correctness, schedule, length_schedule, step=0)
+    # every range moves in one direction between these steps
+    steps = (0, TWO_STAGE_SWITCH_STEP, LINEAR_SCHEDULE_STEPS)
+    ranges = [_reward_ranges(schedule, step, max_correctness) for step in steps]
+    lows, highs, correct = zip(*ranges, strict=True)
+    result = {"format": (min(lows), max(highs)), "correctness": (-max(correct), max(correct))}
+    return {**result, "length": (0.0, 1.0)} if length else result
+
+
 def _check_options(
     granularity: str,
     matching: str,
