@@ -263,7 +263,7 @@ def test_a_sum_that_is_not_the_weighted_one():
     c_BK = np.array([[1.0, 0.5], [-1.0, -0.5]])
     assert why_mean_is_not_0(c_BK.sum(axis=1), c_BK, None) is None
     # the minimum of both, as of a variant
-    assert "not the weighted sum" in why_mean_is_not_0(np.array([0.5, -1.0]), c_BK, None)
+    assert "gdpo.combine" in why_mean_is_not_0(np.array([0.5, -1.0]), c_BK, None)
 
 
 def test_mean_and_std_are_those_that_gave_the_advantage():
