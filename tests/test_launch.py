@@ -13,7 +13,7 @@ import pytest
 
 from verl_gdpo.launch import MARK, failure_report, launch
 from verl_gdpo.run_folder import read_metrics, training_rewards, validation_rewards
-from verl_gdpo.summary import render, reward_table
+from verl_gdpo.summary import HEADER, render, reward_table
 
 # a driver that starts a child in a session of its own, as Ray does, and then does `{body}`
 DRIVER = """
@@ -154,7 +154,7 @@ def test_table():
         ("format", "0.250", "0.500", "0.200", "0.750"),
         ("correctness", "-2.000", "-1.000", "-", "-"),
     ]
-    lines = render(reward_table(METRICS)).splitlines()
+    lines = render(HEADER, reward_table(METRICS)).splitlines()
     assert " ".join(lines[0].split()) == "reward first step last step validation before after"
     assert len({len(line) for line in lines}) == 1
 
