@@ -93,7 +93,7 @@ def check(data, monkeypatch, capsys):
                 f"data.train_files={data}/{train}{'' if '.' in train else '.parquet'}",
                 f"data.val_files={data}/good.parquet",
                 *custom(data, scorer),
-                *(override.format(data=data) for override in overrides),
+                *(override.replace("{data}", str(data)) for override in overrides),
             ]
         )
         printed = capsys.readouterr()
@@ -234,12 +234,12 @@ SCHEDULE = "+algorithm.gdpo.rewards.format={weight:{0:1,9:0}}"
         (["data.train_batch_size=7"], "6 rows are less than one batch of data.train_batch_size=7"),
         (["data.train_batch_sise=4"], "train_batch_sise"),
         (["estimator=gdpa"], "gdpa"),
-        (["run_dir=${{nowhere}}"], "nowhere"),
+        (["run_dir=${nowhere}"], "nowhere"),
         (["+algorithm.gdpo.batchnorm=none"], "algorithm.gdpo.batchnorm: unknown setting"),
         (["+algorithm.gdpo.rewards.format=0"], "all weights are 0"),
         (["+algorithm.gdpo.rewards.corectness=1"], "'corectness' is configured.*did you mean"),
         (
-            ["+algorithm.gdpo.rewards.format={{weight:1,when:{{reward:length,at_least:1}}}}"],
+            ["+algorithm.gdpo.rewards.format={weight:1,when:{reward:length,at_least:1}}"],
             "'length' is configured, but the scorer returned",
         ),
         (["+reward.reward_kwargs.matching=best"], "tool_rl matching: got 'best'"),
@@ -259,7 +259,7 @@ SCHEDULE = "+algorithm.gdpo.rewards.format={weight:{0:1,9:0}}"
             "legacy trainer does not filter",
         ),
         (
-            [SCHEDULE.replace("{", "{{").replace("}", "}}"), "trainer.use_v1=False"],
+            [SCHEDULE, "trainer.use_v1=False"],
             "rewards.format: weight",
         ),
         (["reward.reward_manager.name=gdop"], "reward_manager.name=gdop, .*gdop"),
