@@ -252,7 +252,7 @@ SCHEDULE = "+algorithm.gdpo.rewards.format={weight:{0:1,9:0}}"
         ),
         (
             ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=null"],
-            "filter_groups.metric must be set",
+            "Set algorithm.filter_groups.metric=score",
         ),
         (
             ["algorithm.filter_groups.enable=True", "trainer.use_v1=False"],

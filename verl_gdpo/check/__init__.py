@@ -135,8 +135,21 @@ def check_trainer(config: Any, _settings: GdpoSettings, _environment: str) -> st
             "registered after verl-gdpo extended the others; register "
             f"verl_gdpo.trainer.with_gdpo({trainer_cls.__name__}) instead"
         )
-    trainer_cls(deepcopy(config))  # checks, and makes a buffer; starts nothing before its init()
+    _check_filter(config)
+    try:
+        trainer_cls(deepcopy(config))  # checks and makes a buffer; its init() would start things
+    except Exception as error:
+        raise ValueError(f"trainer.v1.trainer_mode={mode}: {message_of(error)}") from error
     return f"trainer {mode}"
+
+
+def _check_filter(config: Any) -> None:
+    wanted = OmegaConf.select(config, "algorithm.filter_groups")
+    if wanted and wanted.enable and not wanted.metric:
+        raise ValueError(
+            "algorithm.filter_groups.enable=True with metric=null, which verl refuses. Set "
+            "algorithm.filter_groups.metric=score; adv_estimator=gdpo filters by its own rule"
+        )
 
 
 def _check_legacy_trainer(config: Any) -> str:

@@ -29,6 +29,7 @@ FIRST_STEP = 1  # verl counts its training steps from 1
 END = 0x110000  # the end-of-turn token, one above the last character
 NO_SERVER = "127.0.0.1:9"  # stands for the reward model's router; refuses connections
 GARBAGE = "?" * 8
+THREAD_NAME = "verl-gdpo check"
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class DaemonThreads(ThreadPoolExecutor):
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=run, daemon=True).start()
+        threading.Thread(target=run, name=THREAD_NAME, daemon=True).start()
         return future
 
 
@@ -122,7 +123,9 @@ def score_rows(config: Any, rows: Sequence[Row], seconds: float) -> DryRun:
     samples = make_samples(rows)
     infos: list[Mapping[str, Any]] = []
     failures: dict[str, list[str]] = {}
-    with _quiet("verl_gdpo.reward_manager"), _event_loop() as loop:
+    # a late answer is logged after the end, so this filter stays
+    logging.getLogger("verl_gdpo.reward_manager").addFilter(_is_not_ours)
+    with _event_loop() as loop:
         manager = _load_manager(deepcopy(config))
         for sample in samples:
             data = _as_verl_gives_it(config, rows[sample.row].fields, sample)
@@ -230,12 +233,6 @@ def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
             loop.close()
 
 
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Without the log lines, and their tracebacks, that say the same as the result."""
-    logger = logging.getLogger(name)
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = False
+def _is_not_ours(record: logging.LogRecord) -> bool:
+    """Whether a log line says something else than the result of a scoring."""
+    return record.threadName != THREAD_NAME
