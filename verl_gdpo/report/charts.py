@@ -1,0 +1,103 @@
+"""Rewards, validation and response length, arm against arm."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from verl_gdpo.plots import Line, Panel
+from verl_gdpo.report.arms import Arm, over_runs
+from verl_gdpo.report.sections import (
+    Chart,
+    Section,
+    absent,
+    arm_lines,
+    first_to_last,
+    line,
+    names,
+    one_of,
+)
+from verl_gdpo.run_folder import curve, training_rewards, validation_rewards
+
+SMOOTHED_STEPS = 5
+STEP, REWARD = "training step", "mean reward (higher is better)"
+LENGTH = "response_length/mean"
+
+
+def reward_panels(arms: Sequence[Arm]) -> list[Panel]:
+    """One panel a reward: each arm's training, smoothed, and its validation as markers."""
+    rewards = names(arms, training_rewards) or names(arms, validation_rewards)
+    return [
+        Panel(
+            name,
+            STEP,
+            REWARD,
+            [drawn for look, arm in enumerate(arms) for drawn in _reward_lines(arm, name, look)],
+        )
+        for name in rewards
+    ]
+
+
+def _reward_lines(arm: Arm, name: str, look: int) -> list[Line]:
+    lines = []
+    raw = over_runs(arm, one_of(training_rewards, name))
+    smooth = over_runs(arm, one_of(training_rewards, name), SMOOTHED_STEPS)
+    if raw is not None and smooth is not None:
+        lines.append(line(arm.name, smooth, look, raw.median if raw.runs == 1 else ()))
+    measured = over_runs(arm, one_of(validation_rewards, name))
+    if measured is not None:
+        label = f"{arm.name}, validation"
+        lines.append(Line(label, measured.steps, measured.median, look=look, only_markers=True))
+    return lines
+
+
+def rewards(arms: Sequence[Arm]) -> Section:
+    return Section(
+        "rewards",
+        "Rewards in training",
+        f"Mean over the samples of a step. Lines are the mean of the last {SMOOTHED_STEPS} steps, "
+        "with each step behind them if an arm has one run; hollow markers are validation.",
+        [
+            Chart(
+                f"reward-{panel.title}",
+                panel,
+                f"First step to the mean of the last {SMOOTHED_STEPS}: {first_to_last(panel)}.",
+            )
+            for panel in reward_panels(arms)
+        ],
+        absent(
+            arms,
+            {"gdpo/<reward>/mean": training_rewards},
+            "verl-gdpo writes them when the estimator or the reward manager is gdpo",
+        ),
+    )
+
+
+def validation(arms: Sequence[Arm]) -> Section:
+    charts = []
+    for name in names(arms, validation_rewards):
+        panel = Panel(name, STEP, REWARD, arm_lines(arms, one_of(validation_rewards, name)))
+        caption = f"First to last validation: {first_to_last(panel)}."
+        charts.append(Chart(f"validation-{name}", panel, caption))
+    return Section(
+        "validation",
+        "Validation",
+        "Mean reward on rows that training never shows.",
+        charts,
+        absent(
+            arms,
+            {"val-aux/<source>/<reward>/mean@N": validation_rewards},
+            "verl writes them with trainer.test_freq=STEPS and trainer.val_before_train=True",
+        ),
+    )
+
+
+def length(arms: Sequence[Arm]) -> Section:
+    read = partial(curve, key=LENGTH)
+    panel = Panel("Response length", STEP, "mean response tokens", arm_lines(arms, read))
+    caption = f"First to last step: {first_to_last(panel, digits=0)} tokens."
+    return Section(
+        "length",
+        "Response length",
+        "Neither longer nor shorter is better; a sudden change is worth a look at the examples.",
+        [Chart("response-length", panel, caption)] if panel.lines else [],
+        absent(arms, {LENGTH: read}, "verl writes it when `file` is in trainer.logger"),
+    )
