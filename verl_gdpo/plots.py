@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Literal
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 LIGHT = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#000000", "#B8860B")
@@ -69,8 +70,12 @@ def draw(
     """Write the panels side by side to `target`; an SVG has no background of its own."""
     look = THEMES[theme]
     with mpl.rc_context(_style(look)):
-        size = (5.2 * len(panels), 3.9)
-        figure = Figure(figsize=size, layout="constrained", facecolor=look.background)
+        legends = max(_legend_shape(panel)[0] for panel in panels)
+        figure = Figure(
+            figsize=(4.8 * len(panels), 3.3 + 0.22 * legends),
+            layout="constrained",
+            facecolor=look.background,
+        )
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for panel, where in zip(panels, axes, strict=True):
             _draw_panel(panel, where, look)
@@ -108,10 +113,10 @@ def _draw_panel(panel: Panel, axes: Any, look: _Theme) -> None:
         axes.set_ylim(panel.ylim)
     if axes.get_ylim()[0] < 0 < axes.get_ylim()[1]:
         axes.axhline(0, color=look.ink, linewidth=0.8, alpha=0.5)
-    # a title and a legend above the axes cover no curve
-    columns = 2 if len(panel.lines) > 1 else 1
-    rows = -(-len(panel.lines) // columns)
+    rows, columns = _legend_shape(panel)
+    # above the axes a title and a legend cover no curve
     axes.legend(
+        handles=_handles(panel, axes, look),
         loc="lower left",
         bbox_to_anchor=(0, 1.0),
         ncols=columns,
@@ -121,7 +126,28 @@ def _draw_panel(panel: Panel, axes: Any, look: _Theme) -> None:
         handlelength=3.2,
         columnspacing=1.4,
     )
-    axes.set_title(panel.title, loc="left", fontweight="bold", pad=10 + 16 * rows)
+    axes.set_title(panel.title, loc="left", fontweight="bold", pad=12 + 15 * rows)
+
+
+def _labels(panel: Panel) -> list[str]:
+    """One for each line, and one that all markers share."""
+    return list(dict.fromkeys(line.label for line in panel.lines))
+
+
+def _legend_shape(panel: Panel) -> tuple[int, int]:
+    """Rows and columns: as many columns as long names leave room for."""
+    labels = _labels(panel)
+    columns = max(1, min(3, len(labels), 52 // (7 + max(map(len, labels), default=0))))
+    return -(-len(labels) // columns), columns
+
+
+def _handles(panel: Panel, axes: Any, look: _Theme) -> list[Line2D]:
+    """Of the lines as they are drawn; the markers are hollow in each line's colour."""
+    markers = {line.label for line in panel.lines if line.only_markers}
+    drawn = [line for line in axes.get_lines() if line.get_label() in _labels(panel)]
+    lines = [line for line in drawn if line.get_label() not in markers]
+    hollow: dict[str, Any] = {"marker": "o", "linestyle": "", "markerfacecolor": "none"}
+    return lines + [Line2D([], [], color=look.ink, label=m, **hollow) for m in sorted(markers)]
 
 
 def _draw_line(line: Line, axes: Any, look: _Theme) -> None:
@@ -134,7 +160,7 @@ def _draw_line(line: Line, axes: Any, look: _Theme) -> None:
     if len(line.low):
         axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
     if len(line.behind):
-        axes.plot(line.x, line.behind, color=colour, alpha=0.3, linewidth=1)
+        axes.plot(line.x, line.behind, color=colour, alpha=0.45, linewidth=1)
     axes.plot(
         line.x,
         line.y,

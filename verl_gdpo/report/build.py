@@ -19,7 +19,7 @@ def build_page(folders: Sequence[Path]) -> Page:
         ValueError: a folder is no run's; see `read_arms`.
     """
     arms = read_arms(folders)
-    names = " and ".join(arm.name for arm in arms)
+    names = ", ".join(arm.name for arm in arms)
     single = len(arms) == 1 and len(arms[0].runs) == 1
     title = f"Run {folders[0].resolve().name}" if single else f"Comparison: {names}"
     return Page(

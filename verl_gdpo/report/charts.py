@@ -1,6 +1,7 @@
 """Rewards, validation and response length, arm against arm."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from verl_gdpo.plots import Line, Panel
@@ -24,28 +25,30 @@ LENGTH = "response_length/mean"
 
 def reward_panels(arms: Sequence[Arm]) -> list[Panel]:
     """One panel a reward: each arm's training, smoothed, and its validation as markers."""
-    rewards = names(arms, training_rewards) or names(arms, validation_rewards)
-    return [
-        Panel(
-            name,
-            STEP,
-            REWARD,
-            [drawn for look, arm in enumerate(arms) for drawn in _reward_lines(arm, name, look)],
-        )
-        for name in rewards
-    ]
+    panels = []
+    for name in names(arms, training_rewards) or names(arms, validation_rewards):
+        lines = [drawn for look, arm in enumerate(arms) for drawn in _reward_lines(arm, name, look)]
+        if len(arms) == 1 and len(arms[0].runs) == 1:
+            lines = [_with_each_step(arms[0], name, drawn) for drawn in lines]
+        panels.append(Panel(name, STEP, REWARD, lines))
+    return panels
+
+
+def _with_each_step(arm: Arm, name: str, drawn: Line) -> Line:
+    """The unsmoothed curve behind; more than one would hide the lines."""
+    raw = over_runs(arm, one_of(training_rewards, name))
+    return drawn if drawn.only_markers or raw is None else replace(drawn, behind=raw.median)
 
 
 def _reward_lines(arm: Arm, name: str, look: int) -> list[Line]:
     lines = []
-    raw = over_runs(arm, one_of(training_rewards, name))
     smooth = over_runs(arm, one_of(training_rewards, name), SMOOTHED_STEPS)
-    if raw is not None and smooth is not None:
-        lines.append(line(arm.name, smooth, look, raw.median if raw.runs == 1 else ()))
+    if smooth is not None:
+        lines.append(line(arm.name, smooth, look))
     measured = over_runs(arm, one_of(validation_rewards, name))
     if measured is not None:
-        label = f"{arm.name}, validation"
-        lines.append(Line(label, measured.steps, measured.median, look=look, only_markers=True))
+        marks = Line("validation", measured.steps, measured.median, look=look, only_markers=True)
+        lines.append(marks)
     return lines
 
 
@@ -54,7 +57,7 @@ def rewards(arms: Sequence[Arm]) -> Section:
         "rewards",
         "Rewards in training",
         f"Mean over the samples of a step. Lines are the mean of the last {SMOOTHED_STEPS} steps, "
-        "with each step behind them if an arm has one run; hollow markers are validation.",
+        "for a single run with each step behind them; hollow markers are validation.",
         [
             Chart(
                 f"reward-{panel.title}",

@@ -51,10 +51,10 @@ def arm_lines(arms: Sequence[Arm], read: Read) -> list[Line]:
     ]
 
 
-def line(label: str, found: Band, look: int, behind: Sequence[float] = ()) -> Line:
+def line(label: str, found: Band, look: int) -> Line:
     """A band as something to draw; one run has no band around its line."""
     low, high = (found.low, found.high) if found.runs > 1 else ((), ())
-    return Line(label, found.steps, found.median, low, high, behind, look)
+    return Line(label, found.steps, found.median, low, high, look=look)
 
 
 def first_to_last(panel: Panel, digits: int = 2) -> str:

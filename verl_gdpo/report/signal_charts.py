@@ -26,7 +26,10 @@ ROLLOUTS, REWARDS = range(2, 9), range(2, 7)  # of the paper's figure
 ESTIMATOR_LOOKS = {"GDPO": 3, "GRPO": 4, "GRPO w/o std": 5}
 REWARD_LOOKS = (2, 5, 3, 4, 0, 1)
 DISTINCT = {"GDPO": "gdpo/distinct_gdpo", "GRPO": "gdpo/distinct_grpo"}
-SHARES = {"gdpo/no_signal": "Groups without a gradient", "gdpo/cancelled": "Groups that cancel"}
+SHARES = {
+    "gdpo/no_signal": ("Groups without a gradient", "share of groups"),
+    "gdpo/cancelled": ("Rollouts whose rewards cancel", "share of rollouts"),
+}
 INFLUENCE = {
     "energy": ("Share", "share of squared contributions", (-0.03, 1.03)),
     "correlation": ("Correlation", "correlation with the advantage", (-1.05, 1.05)),
@@ -35,7 +38,7 @@ READ_INFLUENCE = {
     f"gdpo/<reward>/{statistic}": partial(of_each_reward, statistic=statistic)
     for statistic in INFLUENCE
 }
-WRITTEN_BY = "verl-gdpo writes them with the estimator or the reward manager gdpo, from 0.1.0"
+WRITTEN_BY = "verl-gdpo 0.1.0 writes them with the estimators gdpo and grpo"
 
 
 def collapse(arms: Sequence[Arm]) -> Section:
@@ -46,16 +49,17 @@ def collapse(arms: Sequence[Arm]) -> Section:
             panel = Panel(f"Rollouts of {arm.name}", STEP, "distinct advantages", lines)
             caption = f"Distinct advantages at the last step: {last(lines, digits=0)}."
             charts.append(Chart(f"collapse-{arm.name}", panel, caption))
-    for key, title in SHARES.items():
+    for key, (title, ylabel) in SHARES.items():
         if lines := arm_lines(arms, partial(curve, key=key)):
-            panel = Panel(title, STEP, "share of groups", lines, ylim=(-0.03, 1.03))
+            panel = Panel(title, STEP, ylabel, lines, ylim=(-0.03, 1.03))
             caption = f"Share at the first to the last step: {first_to_last(panel)}."
             charts.append(Chart(key.replace("/", "-"), panel, caption))
     return Section(
         "collapse",
         "Collapse of advantages",
-        "How many different advantages the two estimators make of the same rollouts. Where GRPO "
-        "makes fewer, it gives one advantage to rollouts with different rewards.",
+        "How many different advantages the two estimators make of the rollouts of a step. Where "
+        "GRPO makes fewer, it gives one advantage to rollouts with different rewards. As rollouts "
+        "become equal, both fall. The shares are of the arm's own estimator.",
         charts,
         absent(
             arms,
