@@ -15,7 +15,7 @@ from verl_gdpo.report.collapse import distinct_groups
 from verl_gdpo.report.examples import example_groups
 from verl_gdpo.report.page import Page, response_start, signed, write
 from verl_gdpo.report.signal_charts import collapse, influence
-from verl_gdpo.report.tables import results, runs, warnings
+from verl_gdpo.report.tables import differences, results, runs, warnings
 
 HOSTILE = "</pre><script>document.title='taken'</script><img src=x onerror=alert(1)>"
 
@@ -119,6 +119,20 @@ def test_the_table_of_results():
     assert results([training, tested]).rows == [
         ("format", "gdpo", "2", "1.000 (0.500 to 1.500)", "2.000 (1.500 to 2.500)", "-", "-"),
         ("format", "grpo", "1", "-", "-", "0.250", "0.250"),
+    ]
+
+
+def test_what_the_configurations_differ_in(tmp_path):
+    a, b, c = (
+        make_run(tmp_path / f"{arm}{seed}", arm, seed, steps=2)
+        for arm, seed in (("gdpo", 0), ("gdpo", 7), ("grpo", 7))
+    )
+    config = c / "hydra" / ".hydra" / "config.yaml"
+    config.write_text(config.read_text() + "trainer: {n: '${data.seed}'}\n")
+    assert differences(read_arms([a])) is None
+    assert differences(read_arms([a, b, c])).rows == [
+        ("data.seed", "0, 7", "7"),
+        ("trainer.n", "not there", "${data.seed}"),
     ]
 
 

@@ -154,7 +154,8 @@ def _draw_line(line: Line, axes: Any, look: _Theme) -> None:
     number = line.look % len(look.colours)
     colour, marker = look.colours[number], MARKERS[number]
     if line.only_markers:
-        fill = {"markerfacecolor": look.background, "markeredgewidth": 1.6, "markersize": 7}
+        # hollow, so that one shows through another at the same place
+        fill = {"markerfacecolor": "none", "markeredgewidth": 1.6, "markersize": 7}
         axes.plot(line.x, line.y, marker, color=colour, label=line.label, zorder=4, **fill)
         return
     if len(line.low):

@@ -53,10 +53,11 @@ def main(argv: Sequence[str]) -> int:
 def _draw_rewards(run: Path, metrics: Metrics) -> Path:
     from verl_gdpo.plots import draw
     from verl_gdpo.report.arms import Arm, Run
-    from verl_gdpo.report.charts import reward_panels
+    from verl_gdpo.report.charts import SMOOTHED_STEPS, reward_panels
 
     picture = run / "rewards.png"
-    panels = reward_panels([Arm("training", [Run(run, metrics)])])
+    label = f"training, mean of {SMOOTHED_STEPS} steps"
+    panels = reward_panels([Arm(label, [Run(run, metrics)])])
     draw(panels, picture, title=run.name)
     return picture
 

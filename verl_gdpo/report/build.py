@@ -8,7 +8,7 @@ from verl_gdpo.report.charts import length, rewards, validation
 from verl_gdpo.report.examples import ExampleGroup, example_groups
 from verl_gdpo.report.page import Page
 from verl_gdpo.report.signal_charts import collapse, influence, paper_figure
-from verl_gdpo.report.tables import results, runs, warnings
+from verl_gdpo.report.tables import differences, results, runs, warnings
 from verl_gdpo.reward_rows import RewardError
 
 
@@ -26,7 +26,7 @@ def build_page(folders: Sequence[Path]) -> Page:
         title=title,
         several=any(len(arm.runs) > 1 for arm in arms),
         warnings=warnings(arms),
-        tables=[results(arms), runs(arms)],
+        tables=[table for table in (results(arms), runs(arms), differences(arms)) if table],
         sections=[
             rewards(arms),
             validation(arms),

@@ -23,7 +23,7 @@ MEANING = {
     "tied": "GRPO sees the weighted sum alone, so rollouts that earned it in different ways are "
     "pushed equally. GDPO tells them apart.",
     "cancelled": "GRPO finds no gradient here. GDPO has one unless the normalised rewards cancel.",
-    "apart": "Of the groups of this step, the one with the largest difference between the two "
+    "apart": "Of the other groups of this step, the one with the largest difference between the two "
     "advantages of a rollout.",
     "equal": "Nothing to prefer: the advantage is 0 under both.",
 }

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from verl_gdpo.report.arms import Arm, Run, over_runs
 from verl_gdpo.report.sections import Read, names, one_of
@@ -72,6 +75,43 @@ def runs(arms: Sequence[Arm]) -> Table:
         for run in arm.runs
     ]
     return Table("Runs; prompts are those of a step, rollouts those of a prompt", header, rows, 4)
+
+
+def differences(arms: Sequence[Arm]) -> Table | None:
+    """Keys of the configuration in which runs differ; None for a single run, or without any.
+
+    Configurations are compared as they are written: a key that refers to another one is equal.
+    """
+    read = [(arm.name, _leaves(run.config)) for arm in arms for run in arm.runs if run.config]
+    keys = sorted({key for _, leaves in read for key in leaves} - {"run_dir", "arm"})
+    rows = []
+    for key in keys:
+        values = {arm.name: dict.fromkeys(_at(key, read, arm.name)) for arm in arms}
+        if len({value for of_arm in values.values() for value in of_arm}) > 1:
+            rows.append((key, *(", ".join(of_arm) for of_arm in values.values())))
+    if not rows:
+        return None
+    header = ("key", *(arm.name for arm in arms))
+    return Table("Where the configurations differ", header, rows, labels=len(header))
+
+
+def _at(key: str, read: Sequence[tuple[str, dict[str, str]]], arm: str) -> list[str]:
+    return [leaves.get(key, "not there") for name, leaves in read if name == arm]
+
+
+def _leaves(config: Any) -> dict[str, str]:
+    """{dotted key: value as text}; interpolations are not resolved."""
+    found: dict[str, str] = {}
+
+    def walk(node: Any, path: str) -> None:
+        if isinstance(node, dict) and node:
+            for key, value in node.items():
+                walk(value, f"{path}.{key}" if path else str(key))
+        else:
+            found[path] = "null" if node is None else str(node)
+
+    walk(OmegaConf.to_container(config), "")
+    return found
 
 
 def warnings(arms: Sequence[Arm]) -> list[str]:
