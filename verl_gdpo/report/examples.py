@@ -23,8 +23,8 @@ MEANING = {
     "tied": "GRPO sees the weighted sum alone, so rollouts that earned it in different ways are "
     "pushed equally. GDPO tells them apart.",
     "cancelled": "GRPO finds no gradient here. GDPO has one unless the normalised rewards cancel.",
-    "apart": "Of the other groups of this step, the one with the largest difference between the two "
-    "advantages of a rollout.",
+    "apart": "Of the other groups of this step, the one with the largest difference between the "
+    "two advantages of a rollout.",
     "equal": "Nothing to prefer: the advantage is 0 under both.",
 }
 DUMPS_SEARCHED = 5  # from the last step backwards, until there is a group of each kind

@@ -12,6 +12,7 @@ from verl_gdpo.report.sections import Read, names, one_of
 from verl_gdpo.run_folder import training_rewards, validation_rewards
 
 NOTHING = "-"
+RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def runs(arms: Sequence[Arm]) -> Table:
         for arm in arms
         for run in arm.runs
     ]
-    return Table("Runs; prompts are those of a step, rollouts those of a prompt", header, rows, 4)
+    return Table(RUNS_CAPTION, header, rows, 4)
 
 
 def differences(arms: Sequence[Arm]) -> Table | None:
