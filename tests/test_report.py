@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from made_run import GROUPS, PROMPT, make_run, rollout_dump, write_metrics
 
+from verl_gdpo import summary
 from verl_gdpo.plots import DARK, LIGHT, MARKERS, STYLES, THEMES
 from verl_gdpo.report import main
 from verl_gdpo.report.arms import Arm, Run, band, over_runs, read_arms, trailing_mean
@@ -258,3 +259,10 @@ def test_lines_are_told_apart_without_colour_and_seen_in_both_themes():
     for theme in THEMES.values():
         assert contrast(theme.ink, theme.background) >= 4.5
         assert all(contrast(colour, theme.background) >= 3 for colour in theme.colours)
+
+
+def test_the_summary_draws_the_same_curves(tmp_path, capsys):
+    run = make_run(tmp_path / "run", steps=3)
+    assert summary.main([str(run)]) == 0
+    assert (run / "rewards.png").read_bytes().startswith(b"\x89PNG")
+    assert f"reward curves  {run / 'rewards.png'}" in capsys.readouterr().out
