@@ -46,10 +46,19 @@ def read_metrics(run: Path) -> Metrics:
     return dict(sorted(steps.items()))
 
 
+def config_of_run(folder: Path) -> Path | None:
+    """The configuration that Hydra wrote for a run, given its folder or its rollouts/."""
+    for run in (folder, folder.parent) if folder.name == "rollouts" else (folder,):
+        for path in (run / "hydra/.hydra/config.yaml", run / ".hydra/config.yaml"):
+            if path.exists():
+                return path
+    return None
+
+
 def read_config(run: Path) -> Any:
     """The configuration that Hydra left, as a DictConfig; None where it left none."""
-    file = run / "hydra" / ".hydra" / "config.yaml"
-    return OmegaConf.load(file) if file.exists() else None
+    file = config_of_run(run)
+    return None if file is None else OmegaConf.load(file)
 
 
 def curve(metrics: Metrics, key: str) -> dict[int, float]:

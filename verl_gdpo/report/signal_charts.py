@@ -57,9 +57,11 @@ def collapse(arms: Sequence[Arm]) -> Section:
     return Section(
         "collapse",
         "Collapse of advantages",
-        "How many different advantages the two estimators make of the rollouts of a step. Where "
-        "GRPO makes fewer, it gives one advantage to rollouts with different rewards. As rollouts "
-        "become equal, both fall. The shares are of the arm's own estimator.",
+        "How many different advantages the two estimators make of all rollouts of a step. With "
+        "rewards of few values GRPO makes fewer: it gives one advantage to rollouts with different "
+        "rewards. With rewards of many values it may make more, as a sum keeps how large they are "
+        "and GDPO does not; what it takes for equal is then seen in the examples. The shares are "
+        "of the arm's own estimator.",
         charts,
         absent(
             arms,
