@@ -7,6 +7,7 @@ COMMANDS = {
     "check": "say whether a training configuration can work, before anything starts",
     "summary": "the table and the curves of a run",
     "replay": "the advantages of a run under other settings, and where they differ",
+    "report": "a page with curves and examples: one run, or arms and seeds side by side",
 }
 
 

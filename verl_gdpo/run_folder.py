@@ -7,12 +7,17 @@ runs/2026-01-31_12-00-00/
   validation/        the same for validation
   checkpoints/
   rewards.png        the curves
+  report/            `verl-gdpo report`
+  hydra/             the configuration, in .hydra/config.yaml
 """
 
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
 
 # `val-aux/<data source>/<reward>/mean@<samples>`, or val-core for a reward called acc
 VALIDATION_KEY = re.compile(r"val-(?:aux|core)/(?P<source>.*)/(?P<reward>[^/]+)/mean@\d+")
@@ -41,14 +46,41 @@ def read_metrics(run: Path) -> Metrics:
     return dict(sorted(steps.items()))
 
 
-def training_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
-    """{reward: {step: mean over the step's samples}}."""
+def config_of_run(folder: Path) -> Path | None:
+    """The configuration that Hydra wrote for a run, given its folder or its rollouts/."""
+    for run in (folder, folder.parent) if folder.name == "rollouts" else (folder,):
+        for path in (run / "hydra/.hydra/config.yaml", run / ".hydra/config.yaml"):
+            if path.exists():
+                return path
+    return None
+
+
+def read_config(run: Path) -> Any:
+    """The configuration that Hydra left, as a DictConfig; None where it left none."""
+    file = config_of_run(run)
+    return None if file is None else OmegaConf.load(file)
+
+
+def curve(metrics: Metrics, key: str) -> dict[int, float]:
+    """{step: value} of one metric, empty where no step has it."""
+    return {step: values[key] for step, values in metrics.items() if key in values}
+
+
+def of_each_reward(metrics: Metrics, statistic: str) -> dict[str, dict[int, float]]:
+    """{reward: {step: value}} of the metrics `gdpo/<reward>/<statistic>`."""
     curves: dict[str, dict[int, float]] = {}
     for step, values in metrics.items():
         for key, value in values.items():
-            if key.startswith("gdpo/") and key.endswith("/mean"):
-                curves.setdefault(key[len("gdpo/") : -len("/mean")], {})[step] = value
+            prefix, _, rest = key.partition("/")
+            reward, _, last = rest.rpartition("/")
+            if prefix == "gdpo" and reward and last == statistic:
+                curves.setdefault(reward, {})[step] = value
     return curves
+
+
+def training_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
+    """{reward: {step: mean over the step's samples}}."""
+    return of_each_reward(metrics, "mean")
 
 
 def validation_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:

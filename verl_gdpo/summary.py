@@ -37,10 +37,7 @@ def main(argv: Sequence[str]) -> int:
     if not metrics:
         print(f"{run}: no metrics yet ({run / 'metrics'} holds no step)", file=sys.stderr)
         return 1
-    from verl_gdpo.plots import draw_rewards
-
-    picture = run / "rewards.png"
-    draw_rewards(training_rewards(metrics), validation_rewards(metrics), picture, run.name)
+    picture = _draw_rewards(run, metrics)
     print(f"\n{render(HEADER, reward_table(metrics))}\n")
     for label, path in (
         ("reward curves", picture),
@@ -51,6 +48,18 @@ def main(argv: Sequence[str]) -> int:
     ):
         print(f"{label:<14} {path if path and path.exists() else 'none'}")
     return 0
+
+
+def _draw_rewards(run: Path, metrics: Metrics) -> Path:
+    from verl_gdpo.plots import draw
+    from verl_gdpo.report.arms import Arm, Run
+    from verl_gdpo.report.charts import SMOOTHED_STEPS, reward_panels
+
+    picture = run / "rewards.png"
+    label = f"training, mean of {SMOOTHED_STEPS} steps"
+    panels = reward_panels([Arm(label, [Run(run, metrics)])])
+    draw(panels, picture, title=run.name)
+    return picture
 
 
 def _latest_checkpoint(run: Path) -> Path | None:

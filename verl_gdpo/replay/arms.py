@@ -64,15 +64,6 @@ class Arm:
         return " ".join(f"{key}={value}" for key, value in shown.items() if value is not None)
 
 
-def config_of_run(folder: Path) -> Path | None:
-    """The configuration that Hydra wrote for a run, given its folder or its rollouts/."""
-    for run in (folder, folder.parent) if folder.name == "rollouts" else (folder,):
-        for path in (run / "hydra/.hydra/config.yaml", run / ".hydra/config.yaml"):
-            if path.exists():
-                return path
-    return None
-
-
 def read_algorithm(path: Path) -> dict[str, Any]:
     """The `algorithm` block of a configuration file.
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from verl_gdpo.replay.arms import (
     ARMS,
     Arm,
-    config_of_run,
     read_algorithm,
     with_arm,
     with_overrides,
@@ -19,6 +18,7 @@ from verl_gdpo.replay.rollout_table import RolloutTable, check_format
 from verl_gdpo.replay.steps import Replay
 from verl_gdpo.replay.text import LEGEND, comparison, whole_group
 from verl_gdpo.rollouts import dump_files
+from verl_gdpo.run_folder import config_of_run
 from verl_gdpo.tables import printable
 
 TOLERANCE = 1e-5  # advantages are logged in float32

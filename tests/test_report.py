@@ -1,0 +1,268 @@
+"""`verl-gdpo report`: arithmetic over seeds, what is said where metrics lack, and the page."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from made_run import GROUPS, PROMPT, make_run, rollout_dump, write_metrics
+
+from verl_gdpo import summary
+from verl_gdpo.plots import DARK, LIGHT, MARKERS, STYLES, THEMES
+from verl_gdpo.report import main
+from verl_gdpo.report.arms import Arm, Run, band, over_runs, read_arms, trailing_mean
+from verl_gdpo.report.build import build_page
+from verl_gdpo.report.charts import reward_panels, validation
+from verl_gdpo.report.collapse import distinct_groups
+from verl_gdpo.report.examples import example_groups
+from verl_gdpo.report.page import Page, response_start, signed, write
+from verl_gdpo.report.signal_charts import collapse, influence
+from verl_gdpo.report.tables import differences, results, runs, warnings
+
+HOSTILE = "</pre><script>document.title='taken'</script><img src=x onerror=alert(1)>"
+
+
+class Parts(HTMLParser):
+    """What a browser makes of a page: its elements, what they refer to, and the text."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.sources, self.alternatives, self.text = [], [], [], ""
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        for name, value in attributes:
+            assert not name.startswith("on")
+            if name in ("src", "srcset", "href"):
+                self.sources.append(value)
+            elif name == "alt":
+                self.alternatives.append(value)
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def arm_of(*curves, name="gdpo", key="gdpo/format/mean"):
+    """An arm with a run for each {step: value}."""
+    members = [{step: {key: value} for step, value in curve.items()} for curve in curves]
+    return Arm(name, [Run(Path(f"{name}{i}"), metrics) for i, metrics in enumerate(members)])
+
+
+def test_median_and_quartiles_over_seeds():
+    # sorted 1 2 3 10: the quartiles lie at positions .75, 1.5 and 2.25 of 0..3
+    found = band([{1: 10.0, 2: 5.0}, {1: 1.0}, {1: 3.0, 2: 7.0}, {1: 2.0}])
+    assert found.steps == [1, 2] and found.runs == 4
+    assert (found.low[0], found.median[0], found.high[0]) == (1.75, 2.5, 4.75)
+    # two runs have step 2: 5 and 7
+    assert (found.low[1], found.median[1], found.high[1]) == (5.5, 6.0, 6.5)
+
+
+def test_each_run_is_smoothed_before_the_median():
+    assert trailing_mean({1: 1.0, 2: 3.0, 3: 8.0}, 2) == {1: 1.0, 2: 2.0, 3: 5.5}
+    arm = arm_of({1: 0.0, 2: 4.0}, {1: 10.0, 2: 0.0}, {1: 2.0, 2: 2.0})
+    # smoothed, step 2 is 2, 5 and 2; unsmoothed 4, 0 and 2
+    read = lambda metrics: {step: values["gdpo/format/mean"] for step, values in metrics.items()}  # noqa: E731
+    assert over_runs(arm, read, smooth=2).median == [2.0, 2.0]
+    assert over_runs(arm, read).median == [2.0, 2.0]
+    assert over_runs(arm, read, smooth=2).high == [6.0, 3.5]
+    assert over_runs(arm, lambda metrics: {}) is None
+
+
+def test_one_run_has_no_band_and_its_steps_behind():
+    [panel] = reward_panels([arm_of({1: 0.0, 2: 1.0})])
+    assert (panel.lines[0].low, panel.lines[0].behind) == ((), [0.0, 1.0])
+    [panel] = reward_panels([arm_of({1: 0.0}, {1: 1.0}), arm_of({1: 2.0}, name="grpo")])
+    assert [(line.label, len(line.low), line.behind) for line in panel.lines] == [
+        ("gdpo", 1, ()),
+        ("grpo", 0, ()),
+    ]
+
+
+# without std only the differences of the sums count: multisets of G sums from 0 to n with least
+# sum 0 are C(n+G-1, G-1). With std and n=2, C(G,2)+1. GDPO's are from an independent count.
+@pytest.mark.parametrize(
+    ("estimator", "over_rollouts", "over_rewards"),
+    [
+        ("GRPO", [2, 4, 7, 11, 16, 22, 29, 37, 46, 56], [7, 14, 23, 41]),
+        ("GRPO w/o std", [3, 6, 10, 15, 21, 28, 36, 45, 55, 66], [10, 20, 35, 56]),
+        ("GDPO", [3, 6, 14, 26, 38, 59, 81, 109, 145, 186], [14, 45, 127, 318]),
+    ],
+)
+def test_distinct_groups(estimator, over_rollouts, over_rewards):
+    assert [distinct_groups(estimator, g, 2) for g in range(2, 12)] == over_rollouts
+    assert [distinct_groups(estimator, 4, n) for n in range(2, 6)] == over_rewards
+
+
+def test_runs_are_grouped_by_the_arm_of_their_configuration(tmp_path):
+    folders = [
+        make_run(tmp_path / "a", "grpo", seed=1, steps=4),
+        make_run(tmp_path / "b", "gdpo", seed=1, steps=4),
+        make_run(tmp_path / "c", "grpo", seed=2, steps=6),
+        make_run(tmp_path / "d", configuration=False, steps=4),
+    ]
+    arms = read_arms(folders)
+    assert [(arm.name, [run.folder.name for run in arm.runs]) for arm in arms] == [
+        ("grpo", ["a", "c"]),
+        ("gdpo", ["b"]),
+        ("d", ["d"]),
+    ]
+    assert [row[4:6] for row in runs(arms).rows] == [("1", "4"), ("2", "6"), ("1", "4"), ("-", "4")]
+    said = "\n".join(warnings(arms))
+    assert "One run of gdpo, d: differences may be chance." in said
+    assert "The runs of grpo end at the steps 4, 6" in said
+    assert "d: no configuration in" in said
+    assert warnings(read_arms(folders[1:2])) == []
+    assert warnings(read_arms(folders[:2])) == ["One run per arm: differences may be chance."]
+
+
+def test_the_table_of_results():
+    training = arm_of({1: 0.0, 9: 1.0}, {1: 2.0, 9: 3.0})
+    tested = arm_of({0: 0.25}, name="grpo", key="val-aux/rlla/format/mean@1")
+    assert results([training, tested]).rows == [
+        ("format", "gdpo", "2", "1.000 (0.500 to 1.500)", "2.000 (1.500 to 2.500)", "-", "-"),
+        ("format", "grpo", "1", "-", "-", "0.250", "0.250"),
+    ]
+
+
+def test_what_the_configurations_differ_in(tmp_path):
+    a, b, c = (
+        make_run(tmp_path / f"{arm}{seed}", arm, seed, steps=2)
+        for arm, seed in (("gdpo", 0), ("gdpo", 7), ("grpo", 7))
+    )
+    config = c / "hydra" / ".hydra" / "config.yaml"
+    config.write_text(config.read_text() + "trainer: {n: '${data.seed}'}\n")
+    assert differences(read_arms([a])) is None
+    assert differences(read_arms([a, b, c])).rows == [
+        ("data.seed", "0, 7", "7"),
+        ("trainer.n", "not there", "${data.seed}"),
+    ]
+
+
+def test_metrics_that_are_not_there_are_named():
+    old, new = arm_of({1: 0.0}), arm_of({1: 1.0}, name="grpo", key="gdpo/format/energy")
+    assert not validation([old]).charts
+    [note] = validation([old]).notes
+    assert note.startswith("The metrics hold no val-aux/<source>/<reward>/mean@N: ")
+    assert "trainer.test_freq" in note
+    [note] = collapse([old]).notes
+    assert all(f"gdpo/{name}" in note for name in ("distinct_gdpo", "distinct_grpo", "no_signal"))
+    section = influence([old, new])
+    assert [chart.name for chart in section.charts] == ["influence-energy-grpo"]
+    partly, wholly = section.notes
+    assert partly.startswith("The metrics of gdpo0 hold no gdpo/<reward>/energy:")
+    assert wholly.startswith("The metrics hold no gdpo/<reward>/correlation:")
+
+
+def test_an_example_of_each_kind(tmp_path):
+    run = read_arms([make_run(tmp_path / "run", steps=4)])[0].runs[0]
+    examples = {group.kind: group for group in example_groups(run)}
+    assert list(examples) == ["tied", "cancelled", "apart", "equal"]
+    tied = examples["tied"].rollouts
+    # sums 1 1 2 1: mean 1.25, std .5
+    assert [rollout.grpo for rollout in tied] == pytest.approx([-0.5, -0.5, 1.5, -0.5], abs=1e-4)
+    assert tied[0].gdpo != pytest.approx(tied[1].gdpo, abs=0.1)
+    for group in examples.values():
+        assert [rollout.gdpo for rollout in group.rollouts] == pytest.approx(
+            [rollout.logged for rollout in group.rollouts], abs=1e-6
+        )
+    assert {rollout.gdpo for rollout in examples["cancelled"].rollouts} == {0.0}
+    assert [dict(rollout.rewards) for rollout in examples["apart"].rollouts] == [
+        {"correctness": c, "format": f} for c, f in GROUPS["agree"]
+    ]
+    assert (examples["equal"].step, examples["equal"].prompt) == (4, PROMPT)
+
+
+def test_a_kind_that_the_last_step_lacks_comes_from_an_earlier_one(tmp_path):
+    run = make_run(tmp_path / "run", steps=4)
+    same = {"equal": GROUPS["equal"]}
+    (run / "rollouts" / "5.jsonl").write_text(rollout_dump(5, groups=same))
+    examples = example_groups(read_arms([run])[0].runs[0])
+    assert [(group.kind, group.step) for group in examples] == [
+        ("tied", 4),
+        ("cancelled", 4),
+        ("apart", 4),
+        ("equal", 5),
+    ]
+
+
+def test_numbers_and_long_texts():
+    assert [signed(value) for value in (0.874, -1.5, -0.001, 0)] == [
+        "+0.87",
+        "-1.50",
+        "0.00",
+        "0.00",
+    ]
+    assert response_start("x" * 2600) == "x" * 2500 + " [100 more characters]"
+    assert response_start("short") == "short"
+
+
+def test_the_page_escapes_what_a_model_wrote_and_needs_nothing_else(tmp_path, capsys):
+    run = make_run(tmp_path / "run", steps=3, output=HOSTILE + "\ud83d")
+    assert main([str(run)]) == 0
+    index = run / "report" / "index.html"
+    assert capsys.readouterr().out.strip() == str(index)
+    text = index.read_text()
+    page = Parts()
+    page.feed(text)
+    assert "script" not in page.tags and HOSTILE in page.text
+    assert all(source.startswith(("data:", "#")) for source in page.sources)
+    assert "url(" not in text and "@import" not in text
+    charts = page.tags.count("figure")
+    assert charts == page.tags.count("img") == len(list(index.parent.glob("*.png"))) > 10
+    assert len(page.sources) > 2 * charts
+    assert all(len(alt) > 40 for alt in page.alternatives) and len(page.alternatives) == charts
+
+
+def test_runs_that_the_report_refuses(tmp_path, capsys):
+    run = make_run(tmp_path / "runs" / "one", steps=3)
+    for folders, message in (
+        ([tmp_path / "nowhere"], "no such folder; expected the folder of a run"),
+        ([tmp_path / "runs"], r"the runs in it are ['one']: name those"),
+        ([run, run], "named twice"),
+    ):
+        assert main([str(folder) for folder in folders]) == 1
+        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main([])
+    assert stopped.value.code == 2
+
+
+def test_a_run_without_rollouts_or_own_metrics_still_has_a_page(tmp_path):
+    write_metrics(
+        tmp_path / "run", [{"step": 1, "data": {"gdpo/a b/mean": 0.5, "gdpo/a_b/mean": 1}}]
+    )
+    page = build_page([tmp_path / "run"])
+    assert "no rollout dump" in page.examples["run"]
+    thin = Page("t", False, page.warnings, page.tables, page.sections[:3], page.examples)
+    text = write(thin, tmp_path / "out").read_text()
+    assert "no rollout dump" in text and "hold no response_length/mean" in text
+    assert {path.name for path in (tmp_path / "out").glob("*.png")} == {
+        "reward-a-b.png",
+        "reward-a_b.png",
+    }
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one, other):
+    """WCAG 2: 4.5 is asked of text, 3 of graphics."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_lines_are_told_apart_without_colour_and_seen_in_both_themes():
+    for looks in (LIGHT, DARK, STYLES, MARKERS):
+        assert len(set(looks)) == len(LIGHT)
+    for theme in THEMES.values():
+        assert contrast(theme.ink, theme.background) >= 4.5
+        assert all(contrast(colour, theme.background) >= 3 for colour in theme.colours)
+
+
+def test_the_summary_draws_the_same_curves(tmp_path, capsys):
+    run = make_run(tmp_path / "run", steps=3)
+    assert summary.main([str(run)]) == 0
+    assert (run / "rewards.png").read_bytes().startswith(b"\x89PNG")
+    assert f"reward curves  {run / 'rewards.png'}" in capsys.readouterr().out
