@@ -147,7 +147,7 @@ def check_rollouts(rows, advantages_of, weights, trained_on=dict, tolerance=1e-5
 
 def test_gdpo_trains(gdpo_run):
     assert gdpo_run.exit_code == 0, gdpo_run.last_lines()
-    assert gdpo_run.output.count("replaces verl's own gdpo") == 1
+    assert gdpo_run.output.count("replaces the gdpo of verl 0.9.1") == 1
     steps = gdpo_run.steps()
     assert sorted(steps) == [0, 1, 2, 3]
     for step in (1, 2, 3):
