@@ -1,10 +1,11 @@
 """The legacy trainer: verl's own reward loop and functions, on every version that is supported.
 
-Run here on the installed verl, and by `nox` on verl 0.7.1 and 0.8.0.
+Run on the installed verl, and by `nox` on verl 0.7.1, 0.8.0 and 0.9.0.
 """
 
 import asyncio
 import inspect
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ import oracle
 import pytest
 import ray
 import torch
+import verl
 from verl import DataProto
 from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
@@ -26,6 +28,7 @@ from verl_gdpo.verl_metrics import present_only
 
 
 def test_the_plugin_is_loaded():
+    assert verl.__version__ == os.environ.get("EXPECTED_VERL", "0.9.1")
     assert refusals == []
     assert get_reward_manager_cls("gdpo").__module__ == "verl_gdpo.reward_manager"
 

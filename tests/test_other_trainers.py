@@ -1,6 +1,6 @@
 """verl's trainers with a main module of their own: run as far as a CPU goes, or refused.
 
-Run here on the installed verl, and by `nox` on verl 0.7.1 and 0.8.0.
+Run on the installed verl, and by `nox` on verl 0.7.1, 0.8.0 and 0.9.0.
 """
 
 import inspect
@@ -94,7 +94,7 @@ def start(module, *overrides):
 @pytest.mark.skipif(verl.__version__ == "0.7.1", reason="its wheel lacks fully_async_policy")
 def test_fully_async_policy_stops_before_ray_starts(tmp_path):
     module = "verl.experimental.fully_async_policy.fully_async_main"
-    done = start(module, f"hydra.run.dir={tmp_path}", "trainer.device=cpu")
+    done = start(module, f"hydra.run.dir={tmp_path}")
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith(REFUSED["fully_async_policy"])
     assert "Started a local Ray instance" not in done.stderr
@@ -102,6 +102,7 @@ def test_fully_async_policy_stops_before_ray_starts(tmp_path):
 
 @pytest.mark.skipif(verl.__version__ != "0.8.0", reason="verl 0.8 alone has main_ppo_sync")
 def test_main_ppo_sync_stops_before_ray_starts(tmp_path):
-    done = start("verl.trainer.main_ppo_sync", f"hydra.run.dir={tmp_path}", "trainer.device=cpu")
+    batch_size = "actor_rollout_ref.actor.use_dynamic_bsz=True"  # verl looks at it before
+    done = start("verl.trainer.main_ppo_sync", f"hydra.run.dir={tmp_path}", batch_size)
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith(REFUSED["main_ppo_sync"])

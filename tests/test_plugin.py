@@ -91,6 +91,7 @@ get_adv_estimator_fn("gdpo")()
 @pytest.mark.parametrize(
     ("version", "break_verl", "reason"),
     [
+        ("0.7.0", "", "not supported (verl 0.7.0; supported: verl>=0.7.1"),
         ("0.10.0", "", "not supported (verl 0.10.0; supported: verl>=0.7.1"),
         (
             "0.9.1",
@@ -98,7 +99,7 @@ get_adv_estimator_fn("gdpo")()
             "PPOTrainer has no method _init_dataloader (verl 0.9.1; supported: verl>=0.7.1",
         ),
     ],
-    ids=["version", "symbol"],
+    ids=["older", "newer", "symbol"],
 )
 def test_says_loudly_why_it_cannot_work(version, break_verl, reason):
     code = UNSUPPORTED.format(version=version, break_verl=break_verl)

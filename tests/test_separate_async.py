@@ -87,7 +87,6 @@ def make_trainer():
             "hardware=cpu",
             "trainer.v1.trainer_mode=separate_async",
             "trainer.v1.separate_async.parameter_sync_step=2",
-            "trainer.v1.separate_async.hybrid_rollout.enable_switch=False",
             "data.train_batch_size=4",
             "actor_rollout_ref.actor.ppo_mini_batch_size=2",
             "actor_rollout_ref.rollout.n=2",

@@ -5,11 +5,17 @@ import oracle
 import pytest
 import ray
 from verl.trainer.ppo import ray_trainer
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl_batch import GROUPS, REWARDS, algorithm, batch
 
 from verl_gdpo.reward_rows import RewardError, RewardRows, current_rows
+from verl_gdpo.support import TRAINERS
 from verl_gdpo.trainer import check_reward_workers
+
+
+def test_the_support_table_has_verls_trainers():
+    assert set(TRAINER_REGISTRY) == {"sync", "colocate_async", "separate_async"} <= set(TRAINERS)
 
 
 def v1_advantages(keys, infos, padding, **settings):

@@ -7,9 +7,9 @@ TRAINERS = MappingProxyType(
     {
         "sync": ("0.9.0", "0.9.1"),
         "colocate_async": ("0.9.1",),
-        "separate_async": ("0.9.1",),
-        "legacy": ("0.7.1", "0.8.0", "0.9.1"),
-        "one_step_off_policy": ("0.8.0", "0.9.1"),
+        "separate_async": ("0.9.0", "0.9.1"),
+        "legacy": ("0.7.1", "0.8.0", "0.9.0", "0.9.1"),
+        "one_step_off_policy": ("0.8.0", "0.9.0", "0.9.1"),
     }
 )
 
