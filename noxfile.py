@@ -1,4 +1,4 @@
-"""Tests on versions of verl other than the pinned one, each in an environment of its own: `nox`.
+"""Tests that need an environment of their own: `nox`, or `nox -s trl` and the like.
 
 PIP_FIND_LINKS=FOLDER names wheels to take first: that of torch without CUDA spares gigabytes.
 """
@@ -21,16 +21,30 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 
 
-def make_session(version: str, bounds: tuple[str, ...], tests: tuple[str, ...]) -> None:
+def install(session: nox.Session, *packages: str) -> None:
+    folder = os.environ.get("PIP_FIND_LINKS")  # which uv does not read by itself
+    links = ("--find-links", folder) if folder else ()
+    session.install(*links, "torch==2.13.0")
+    session.install(*links, *packages, "pytest>=8,<10")
+
+
+def verl_session(version: str, bounds: tuple[str, ...], tests: tuple[str, ...]) -> None:
     @nox.session(name=f"verl-{version}")
     def test(session: nox.Session) -> None:
-        folder = os.environ.get("PIP_FIND_LINKS")  # which uv does not read by itself
-        links = ("--find-links", folder) if folder else ()
-        session.install(*links, "torch==2.13.0")
-        session.install(*links, f"verl=={version}", *bounds, "pytest>=8,<10", "-e", ".")
+        """A version of verl other than the pinned one."""
+        install(session, f"verl=={version}", *bounds, "-e", ".")
         env = {"VERL_USE_EXTERNAL_MODULES": "verl_gdpo.plugin", "EXPECTED_VERL": version}
         session.run("pytest", *tests, *session.posargs, env=env)
 
 
 for version, (bounds, tests) in SESSIONS.items():
-    make_session(version, bounds, tests)
+    verl_session(version, bounds, tests)
+
+
+@nox.session
+def trl(session: nox.Session) -> None:
+    """The dialect `trl` against TRL's own method, which pytest does not collect by itself."""
+    install(session, "trl==1.16.0")
+    # TRL's imports warn, and this project's tests take warnings for errors
+    command = ("pytest", "-W", "ignore", "tests/trl_dialect.py", *session.posargs)
+    session.run(*command, env={"PYTHONPATH": "."})

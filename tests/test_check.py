@@ -42,6 +42,7 @@ def test_yes(data):
     assert done.returncode == 0, done.stderr
     assert f"data.train_files: 4 rows in {data}/good.parquet" in done.stdout
     assert "adv_estimator=gdpo" in done.stdout
+    assert "'correctness': (-3.0, 3.0)" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,10 @@ def test_yes(data):
         (["data.train_files={data}/columns.parquet"], r"lacks the columns \['data_source'"),
         (["data.train_files={data}/bad.parquet"], r"row 2 .* tool_call line 1 of 1"),
         (["+algorithm.gdpo.batchnorm=none"], "algorithm.gdpo.batchnorm: unknown setting"),
+        (
+            ["+algorithm.gdpo.rewards={{mine: 1.0}}", "+algorithm.gdpo.combine=sa_mrpo"],
+            r"between which values reward 'mine' lies",
+        ),
         (["data.train_batch_sise=4"], "train_batch_sise"),
     ],
 )

@@ -148,6 +148,15 @@ def check_rollouts(rows, advantages_of, weights, trained_on=dict, tolerance=1e-5
     assert sum(abs(a) > 0.01 for a in actual) > len(actual) / 2
 
 
+def share_without_advantage(rows):
+    """Of the groups in a dump."""
+    peaks = {}
+    for row in rows:
+        if not row["is_padding"]:
+            peaks[row["group"]] = max(peaks.get(row["group"], 0.0), abs(row["advantage"]))
+    return sum(peak < 1e-6 for peak in peaks.values()) / len(peaks)
+
+
 def test_gdpo_trains(gdpo_run):
     assert gdpo_run.exit_code == 0, gdpo_run.last_lines()
     assert gdpo_run.output.count("replaces the gdpo of verl 0.9.1") == 1
@@ -166,6 +175,8 @@ def test_gdpo_trains(gdpo_run):
             logged = [metrics[f"gdpo/{name}/{s}"] for s in ("mean", "min", "max")]
             expected = [sum(values) / len(values), min(values), max(values)]
             assert logged == pytest.approx(expected, abs=1e-6)
+        assert metrics["gdpo/no_signal"] == pytest.approx(share_without_advantage(rows))
+        assert metrics["gdpo/batch_norm_mean"] == pytest.approx(0, abs=1e-9)
     for step in (0, 3):
         for name in GDPO_REWARDS:
             assert f"val-aux/rlla/{name}/mean@1" in steps[step]
@@ -209,7 +220,10 @@ def test_grpo_arm_differs_in_the_estimator_alone(assets, tmp_path):
         weights,
         tolerance=1e-4,  # verl's own grpo works in float32
     )
-    assert "gdpo/letters/mean" in run.steps()[1]
+    metrics = run.steps()[1]
+    assert "gdpo/letters/mean" in metrics
+    assert metrics["gdpo/no_signal"] == pytest.approx(share_without_advantage(run.dump(1)))
+    assert metrics["gdpo/distinct_grpo"] >= 2
 
 
 def test_colocate_async_trains(assets, tmp_path):

@@ -13,7 +13,8 @@ import pytest
 
 from verl_gdpo.launch import MARK, failure_report, launch
 from verl_gdpo.run_folder import read_metrics, training_rewards, validation_rewards
-from verl_gdpo.summary import render, reward_table
+from verl_gdpo.summary import HEADER, reward_table
+from verl_gdpo.tables import render
 
 # a driver that starts a child in a session of its own, as Ray does, and then does `{body}`
 DRIVER = """
@@ -117,7 +118,9 @@ METRICS = {
     0: {"val-aux/rlla/format/mean@1": 0.2, "val-aux/rlla/reward/mean@1": -1.0},
     1: {"gdpo/format/mean": 0.25, "gdpo/format/max": 1.0, "gdpo/correctness/mean": -2.0},
     2: {
+        "gdpo/batch_norm_mean": 0.0,
         "gdpo/format/mean": 0.5,
+        "gdpo/format/correlation_with_correctness": 0.1,
         "gdpo/correctness/mean": -1.0,
         "val-aux/rlla/format/mean@1": 0.75,
     },
@@ -154,7 +157,7 @@ def test_table():
         ("format", "0.250", "0.500", "0.200", "0.750"),
         ("correctness", "-2.000", "-1.000", "-", "-"),
     ]
-    lines = render(reward_table(METRICS)).splitlines()
+    lines = render(HEADER, reward_table(METRICS)).splitlines()
     assert " ".join(lines[0].split()) == "reward first step last step validation before after"
     assert len({len(line) for line in lines}) == 1
 

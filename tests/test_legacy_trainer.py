@@ -21,9 +21,10 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.reward import extract_reward
 from verl_batch import GROUPS, REWARDS, algorithm, batch, verl_config
 
+from verl_gdpo import legacy_trainer
 from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.plugin import refusals
-from verl_gdpo.reward_rows import RewardError, current_rows
+from verl_gdpo.reward_rows import RewardError, current_input
 from verl_gdpo.verl_metrics import present_only
 
 
@@ -137,8 +138,11 @@ def test_legacy_trainer_hands_over_the_columns(settings):
     assert actual[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
     assert torch.equal(actual != 0, (data.batch["response_mask"] != 0) & (actual[:, :1] != 0))
     assert torch.equal(actual, data.batch["returns"])
-    assert data.meta_info["gdpo_metrics"]["gdpo/correctness/min"] == -3.0
-    assert current_rows.get() is None
+    logged = data.meta_info["gdpo_metrics"]
+    assert logged["gdpo/correctness/min"] == -3.0
+    lengths = np.arange(len(REWARDS)) + 1
+    assert logged["gdpo/length_correlation"] == pytest.approx(np.corrcoef(lengths, expected)[0, 1])
+    assert current_input.get() is None
 
 
 def test_legacy_trainer_metrics_reach_verls():
@@ -166,6 +170,27 @@ def test_other_estimators_are_verls_own():
     actual = data.batch["advantages"][:, 0].tolist()
     assert actual == pytest.approx(expected, abs=1e-5)
     assert "gdpo_metrics" not in data.meta_info
+
+
+def test_the_grpo_arm_on_the_legacy_trainer(monkeypatch):
+    monkeypatch.setattr(legacy_trainer, "has_gdpo_manager", True)
+    columns = {"a": np.array(REWARDS)[:, 0], "b": np.array(REWARDS)[:, 1]}
+    data = batch(columns, reward_extra_keys=["a", "b"])
+    # as the reward manager does: the score is the sum, on one token
+    data.batch["token_level_rewards"] = torch.zeros(8, 8)
+    data.batch["token_level_rewards"][:, 0] = torch.tensor(REWARDS).sum(dim=1)
+    for settings in ({}, {"batch_norm": "token"}):
+        data = ray_trainer.compute_advantage(
+            data, adv_estimator="grpo", config=algorithm(**settings)
+        )
+        advantages = data.batch["advantages"][:, 0].tolist()
+        logged = data.meta_info["gdpo_metrics"]
+        correlation = np.corrcoef(np.arange(8) + 1, advantages)[0, 1]
+        assert logged["gdpo/length_correlation"] == pytest.approx(correlation, abs=1e-5)
+        # group a: sums 2 1 1 0; group b: 4 4 -2 1.5
+        assert logged["gdpo/cancelled"] == 2 / 8
+        assert len({round(a, 4) for a in advantages}) == logged["gdpo/distinct_grpo"] == 6
+        assert "gdpo/batch_norm_mean" not in logged
 
 
 def test_without_columns_the_message_says_what_to_do():

@@ -4,13 +4,16 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import yaml
 from omegaconf import OmegaConf
 from packaging.specifiers import SpecifierSet
 
 from verl_gdpo import SUPPORTED_VERL
+from verl_gdpo.dialects import DIALECTS
 from verl_gdpo.reward_terms import Condition, RewardTerm
-from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.settings import KEYS, GdpoSettings
 from verl_gdpo.support import REFUSED, TRAINERS
+from verl_gdpo.variants import VARIANTS
 
 REPO = Path(__file__).resolve().parents[1]
 README = (REPO / "README.md").read_text()
@@ -59,10 +62,38 @@ def test_the_settings_table_is_the_code():
     defaults = GdpoSettings()
     assert rows.pop("rewards") == "null" and defaults.rewards is None
     assert rows.pop("normalize_by_std") == "null"
-    names = {field.name for field in fields(GdpoSettings)} - {"rewards", "normalize_by_std"}
+    assert rows.pop("batch_eps") == "null" and defaults.batch_eps is None
+    assert rows.pop("combine") == "sum" and defaults.combine is None
+    assert rows.pop("dialect") == "null"
+    names = {"group_norm", "batch_norm", "eps"}
     assert {name: type(getattr(defaults, name))(value) for name, value in rows.items()} == {
         name: getattr(defaults, name) for name in names
     }
+    assert {field.name for field in fields(GdpoSettings)} == {*KEYS} - {"dialect"} | {"bounds"}
+
+
+def rows_after(header):
+    table = README.split(header)[1].split("\n\n")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| `")]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_table_of_variants():
+    rows = rows_after("| `name` |")
+    assert [row[0] for row in rows] == list(VARIANTS)
+    for name, _, _, _, source in rows:
+        (arxiv,) = re.findall(r"abs/([\d.]+)", source)
+        assert f"arXiv {arxiv}" in VARIANTS[name].__doc__
+
+
+def test_the_table_of_dialects():
+    keys = ["group_norm", "batch_norm", "eps", "batch_eps", "normalize_by_std"]
+    rows = rows_after("| `dialect` | `group_norm` |")
+    assert [row[0] for row in rows] == list(DIALECTS)
+    for name, *values, _ in rows:
+        read = {k: yaml.safe_load(v) for k, v in zip(keys, values, strict=True)}
+        read["eps"] = float(read["eps"])
+        assert read == DIALECTS[name]
 
 
 def test_the_rewards_example_is_read():

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,9 @@ def flat(config, prefix=""):
 def test_every_combination_is_valid(task, hardware, estimator):
     config = composed(f"task={task}", f"hardware={hardware}", f"estimator={estimator}")
     validate_config(config, need_reference_policy(config), need_critic(config))
-    assert (config.algorithm.adv_estimator, settings_of_run(config)) == ARMS[estimator]
+    settings = settings_of_run(config)
+    assert settings.bounds["format"] == (0.0, 1.0)
+    assert (config.algorithm.adv_estimator, replace(settings, bounds={})) == ARMS[estimator]
     assert not need_critic(config)
 
 

@@ -84,6 +84,35 @@ def test_gdpo_keeps_what_gives_a_gradient(queue, group_norm, batch_norm):
     assert set(queue["reads"].values()) == {1}
 
 
+@pytest.mark.parametrize(
+    ("combine", "dropped"),
+    [
+        # opposed: the soft minimum is below 0 in every row
+        ({"name": "rvpo", "k": 1.0}, {"constant"}),
+        # tied: every row is in conflict
+        ({"name": "gd2po", "tau": 1.0}, {"tied", "opposed", "constant"}),
+        # as GRPO
+        ("dvao", {"tied", "opposed", "constant"}),
+        # the batch decides what cancels, so a varying reward is enough
+        ("dara", {"constant"}),
+        ("sa_mrpo", {"constant"}),
+    ],
+)
+def test_the_variant_decides(queue, combine, dropped):
+    filtering = buffer()
+    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"combine": combine}}))
+    put(queue, filtering, GROUPS)
+    assert filtering._dapo_filtered_keys("train")[0] == dropped
+
+
+def test_a_reward_of_weight_0_gives_no_gradient(queue):
+    filtering = buffer()
+    settings = {"gdpo": {"combine": "dara", "rewards": {"a": 1.0, "b": 0.0}}}
+    filtering.filter_by(GdpoSettings.from_algorithm(settings))
+    put(queue, filtering, {"u": [(1, 0), (1, 1)]})
+    assert filtering._dapo_filtered_keys("train")[0] == {"u"}
+
+
 def test_other_estimators_keep_verls_rule(queue):
     filtering = buffer()
     put(queue, filtering, GROUPS)

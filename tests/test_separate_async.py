@@ -41,7 +41,7 @@ def queue(monkeypatch):
             key = f"{uid}_{session}_0"
             info = {"a": float(a), "b": float(b), "score": float(a + b)}
             length = session + 2
-            tags[key] = {}
+            tags[key] = {"response_len": length}
             rows[key] = {
                 "uid": uid,
                 "data_source": "d",

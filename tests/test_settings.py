@@ -1,10 +1,13 @@
 """Every setting that GDPO reads, and every configuration that it must refuse, by its message."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from omegaconf import OmegaConf
 
+from verl_gdpo import rewards
+from verl_gdpo.combine_setting import CombineSetting
 from verl_gdpo.reward_terms import Condition, RewardTerm
 from verl_gdpo.settings import GdpoSettings, settings_of_run
 
@@ -46,14 +49,14 @@ def test_everything_set():
             "normalize_by_std": False,
         },
     )
-    rewards = {"format": RewardTerm(1.0), "correctness": RewardTerm(0.5)}
-    assert settings == GdpoSettings(rewards, "summed", "token", 1e-6, False)
+    terms = {"format": RewardTerm(1.0), "correctness": RewardTerm(0.5)}
+    assert settings == GdpoSettings(terms, "summed", "token", 1e-6, False)
 
 
 def test_verls_own_keys():
     assert read(gdpo_reward_keys=["b", "a"]).rewards == {"b": RewardTerm(), "a": RewardTerm()}
-    rewards = read(gdpo_reward_keys=["b", "a"], gdpo_reward_weights=[2, 1]).rewards
-    assert list(rewards.items()) == [("b", RewardTerm(2.0)), ("a", RewardTerm(1.0))]
+    terms = read(gdpo_reward_keys=["b", "a"], gdpo_reward_weights=[2, 1]).rewards
+    assert list(terms.items()) == [("b", RewardTerm(2.0)), ("a", RewardTerm(1.0))]
 
 
 def test_a_reward_on_a_condition():
@@ -213,7 +216,7 @@ def test_a_run_that_uses_neither_part_is_left_alone():
 
 def test_the_grpo_arm_may_have_kl_in_the_reward():
     config = run_config(**{"algorithm.adv_estimator": "grpo", "algorithm.use_kl_in_reward": True})
-    assert settings_of_run(config) == GdpoSettings()
+    assert replace(settings_of_run(config), bounds={}) == GdpoSettings()
 
 
 @pytest.mark.parametrize(
@@ -234,3 +237,153 @@ def test_the_grpo_arm_may_have_kl_in_the_reward():
 def test_a_run_that_cannot_work_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         settings_of_run(run_config(**changes))
+
+
+# --- variants, bounds, dialects ------------------------------------------------------------------
+
+
+def test_combine():
+    assert read(gdpo={"combine": "sum"}).combine is None
+    assert read(gdpo={"combine": {"name": "sum"}}).combine is None
+    assert read(gdpo={"combine": "dara"}).combine == CombineSetting("dara", {})
+    setting = {"name": "dara", "mode": "asymmetric", "maximum": 3}
+    expected = CombineSetting("dara", {"mode": "asymmetric", "maximum": 3})
+    assert read(gdpo={"combine": setting}).combine == expected
+
+
+@pytest.mark.parametrize(
+    ("gdpo", "message"),
+    [
+        ({"combine": "rvp"}, "gdpo.combine: expected one of ['sum', 'rvpo', 'dara', 'sa_mrpo',"),
+        ({"combine": "rvp"}, "got 'rvp'; did you mean 'rvpo'?"),
+        ({"combine": None}, "gdpo.combine: expected one of ['sum'"),
+        ({"combine": {"k": 1}}, "gdpo.combine: expected one of ['sum'"),
+        ({"combine": "rvpo"}, "gdpo.combine: rvpo needs ['k'], as in {name: rvpo, k: ...}"),
+        ({"combine": "gd2po"}, "gdpo.combine: gd2po needs ['tau']"),
+        (
+            {"combine": {"name": "rvpo", "K": 1}},
+            "gdpo.combine.K: unknown setting; known: ['name', 'k']",
+        ),
+        ({"combine": {"name": "sum", "k": 1}}, "gdpo.combine.k: unknown setting"),
+        ({"combine": {"name": "sa_mrpo", "bounds_K": []}}, "gdpo.combine.bounds_K: unknown"),
+        (
+            {"combine": {"name": "rvpo", "k": -1}},
+            "gdpo.combine: rvpo k: expected a number above 0, got -1",
+        ),
+        ({"combine": {"name": "rvpo", "k": True}}, "rvpo k: expected a number above 0, got True"),
+        ({"combine": {"name": "dara", "mode": "both"}}, "dara mode: expected one of"),
+        (
+            {"combine": {"name": "gd2po", "tau": 2}},
+            "gd2po tau: expected a number at least 0 and at most 1, got 2",
+        ),
+        (
+            {"combine": "dvao", "rewards": {"a": 1, "b": {"weight": {0: 1.0, 9: -1.0}}}},
+            "gdpo.combine: dvao: expected weights of 0 or more, got [1.0, -1.0]",
+        ),
+        ({"combine": "dara", "group_norm": "summed"}, "combine=dara with group_norm=summed"),
+        (
+            {"rewards": {"a": {"bounds": 1}}},
+            "rewards.a.bounds: expected [lowest, highest], got 1",
+        ),
+        ({"rewards": {"a": {"bounds": [1, 1]}}}, "rewards.a.bounds: expected the lowest value"),
+        ({"rewards": {"a": {"bounds": [0, float("inf")]}}}, "a.bounds: expected a finite number"),
+        ({"dialect": "TRL"}, "gdpo.dialect: expected one of ['paper', 'trl', 'nemo_rl',"),
+        (
+            {"dialect": "nemo_rl", "eps": 1e-4},
+            "algorithm.gdpo.eps=0.0001 contradicts algorithm.gdpo.dialect=nemo_rl, which stands "
+            "for eps=1e-06; leave one of them out",
+        ),
+        ({"dialect": "trl", "batch_norm": "token"}, "gdpo.batch_norm=token contradicts"),
+        ({"dialect": "verl_builtin", "batch_eps": 1e-4}, "gdpo.batch_eps=0.0001 contradicts"),
+        ({"dialect": "paper", "batch_eps": 0}, "which stands for batch_eps=null"),
+    ],
+)
+def test_refused_variants_and_dialects(gdpo, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read(gdpo=gdpo)
+
+
+@pytest.mark.parametrize(
+    ("gdpo", "message"),
+    [
+        ({"combine": "dvao"}, "algorithm.norm_adv_by_std_in_grpo=False would do nothing"),
+        ({"dialect": "trl"}, "algorithm.norm_adv_by_std_in_grpo=False contradicts algorithm.gdpo"),
+    ],
+)
+def test_what_contradicts_the_inherited_std(gdpo, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read(norm_adv_by_std_in_grpo=False, gdpo=gdpo)
+
+
+def test_dialects_are_named_values():
+    assert read(gdpo={"dialect": "paper"}) == read(gdpo={"dialect": "trl"}) == GdpoSettings()
+    assert read(gdpo={"dialect": "nemo_rl"}) == GdpoSettings(eps=1e-6, batch_eps=0.0)
+    builtin = GdpoSettings(batch_norm="token", eps=1e-6, batch_eps=0.0)
+    assert read(gdpo={"dialect": "verl_builtin"}) == builtin
+    # the same value beside it is no contradiction
+    same = {"dialect": "verl_builtin", "batch_norm": "token", "eps": 1e-6, "batch_eps": 0}
+    assert read(gdpo=same) == builtin
+    assert read(gdpo={"eps": 1e-5, "batch_eps": 1e-5}) == read(gdpo={"eps": 1e-5})
+
+
+def test_bounds_of_a_run():
+    scorers = {"format": (0.0, 1.0), "correctness": (-3.0, 3.0)}
+    aliases = {"format_reward": (0.0, 1.0), "accuracy_reward": (-3.0, 3.0)}
+    assert settings_of_run(run_config()).bounds == {**scorers, **aliases}
+    assert settings_of_run(run_config(), ["rlla"]).bounds == {**scorers, **aliases}
+    assert settings_of_run(run_config(), ["other"]).bounds == {}
+    # options of the scorer, and what the user says himself
+    config = run_config(
+        **{
+            "reward.reward_kwargs": {"max_correctness": 1, "length": True},
+            "algorithm.gdpo.rewards": {"format": {"bounds": [-1, 2]}, "mine": {"bounds": [0, 9]}},
+        }
+    )
+    bounds = settings_of_run(config).bounds
+    assert (bounds["correctness"], bounds["length"]) == ((-1, 1), (0, 1))
+    assert (bounds["format"], bounds["mine"]) == ((-1, 2), (0, 9))
+    # another scorer, another manager: nothing is known of their rewards
+    custom = run_config(**{"reward.custom_reward_function.path": "rewards.py"})
+    naive = run_config(**{"reward.reward_manager.name": "naive"})
+    assert settings_of_run(custom).bounds == settings_of_run(naive).bounds == {}
+
+
+def test_bounds_on_which_data_sources_disagree(monkeypatch):
+    monkeypatch.setitem(rewards.SCORERS, "gsm", lambda response, truth, **_: {"correctness": 1.0})
+    monkeypatch.setitem(rewards.BOUNDS, "gsm", lambda: {"correctness": (0.0, 1.0)})
+    config = run_config(
+        **{"algorithm.gdpo.combine": "sa_mrpo", "algorithm.gdpo.rewards": {"correctness": 1.0}}
+    )
+    assert "correctness" not in settings_of_run(config).bounds
+    assert settings_of_run(config, ["gsm"]).bounds == {"correctness": (0.0, 1.0)}
+    assert settings_of_run(config, ["rlla"]).bounds["correctness"] == (-3.0, 3.0)
+    with pytest.raises(ValueError, match="reward 'correctness' lies, and nothing declares it"):
+        settings_of_run(config, ["rlla", "gsm"])
+
+
+def test_options_of_one_scorer_do_not_concern_another(monkeypatch):
+    def score(response, truth, *, strict=False, response_tokens=None, step=None):
+        return {"exact": 1.0}
+
+    monkeypatch.setitem(rewards.SCORERS, "gsm", score)
+    monkeypatch.setitem(rewards.BOUNDS, "gsm", lambda strict=False: {"exact": (0.0, 1.0)})
+    assert rewards.declared_bounds(["gsm"], {"strict": True}) == {"exact": {(0.0, 1.0)}}
+    assert rewards.declared_bounds(["gsm"], {"max_correctness": 2}) == {}
+    assert "exact" not in rewards.declared_bounds(["gsm", "rlla"], {"max_correctness": 2})
+
+
+def test_sa_mrpo_without_bounds_is_refused_before_training():
+    changes = {
+        "algorithm.gdpo.combine": "sa_mrpo",
+        "algorithm.gdpo.rewards": {"format": 1.0, "mine": 1.0},
+    }
+    with pytest.raises(ValueError, match=r"reward 'mine' lies.*algorithm.gdpo.rewards.mine="):
+        settings_of_run(run_config(**changes))
+    changes["algorithm.gdpo.rewards"]["mine"] = {"weight": 1.0, "bounds": [0, 2]}
+    assert settings_of_run(run_config(**changes)).bounds["mine"] == (0.0, 2.0)
+    changes["algorithm.gdpo.rewards"]["mine"] = 0.0
+    settings_of_run(run_config(**changes))
+
+
+def test_every_scorer_declares_bounds():
+    assert {*rewards.BOUNDS} == {*rewards.SCORERS}

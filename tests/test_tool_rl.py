@@ -275,6 +275,38 @@ def test_length_schedule_moves_the_target():
 
 
 @pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"format": (0, 1), "correctness": (-3, 3)}),
+        ({"max_correctness": 1, "length": True}, {"correctness": (-1, 1), "length": (0, 1)}),
+        # format starts at -2 or 2, and correctness moves from 2 to its end
+        ({"schedule": "linear"}, {"format": (-2, 2), "correctness": (-3, 3)}),
+        ({"schedule": "linear", "max_correctness": 1}, {"correctness": (-2, 2)}),
+        ({"schedule": "two_stage"}, {"format": (0, 1), "correctness": (-3, 3)}),
+    ],
+)
+def test_bounds(options, expected):
+    bounds = tool_rl.bounds(**options)
+    assert bounds.items() >= expected.items()
+    # the values that are reached are the bounds, and none is outside
+    seen = [
+        score(response, TOOL_GOLD, step=step, **options)
+        for response in (TOOL_GOLD, "", THINK)
+        for step in range(200)
+    ]
+    for name, (low, high) in bounds.items():
+        values = [scores[name] for scores in seen]
+        assert low <= min(values) and max(values) <= high
+        if name != "length":
+            assert (min(values), max(values)) == (low, high)
+
+
+def test_bounds_of_bad_options():
+    with pytest.raises(ValueError, match="max_correctness: got -1"):
+        tool_rl.bounds(max_correctness=-1)
+
+
+@pytest.mark.parametrize(
     ("schedule", "step", "format_wrong", "format_right", "bound"),
     [
         ("constant", 50, 0, 1, 3),

@@ -6,6 +6,7 @@ import sys
 COMMANDS = {
     "check": "say whether a training configuration can work, before anything starts",
     "summary": "the table and the curves of a run",
+    "replay": "the advantages of a run under other settings, and where they differ",
 }
 
 

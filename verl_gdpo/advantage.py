@@ -3,7 +3,7 @@
 Liu et al., "GDPO", arXiv 2601.05242. For B samples, K rewards, and the group g(i) of sample i:
 
     (1) group   z[i,k] = (r[i,k] - mean_g r[.,k]) / (std_g r[.,k] + eps)     per reward, per group
-    (2) sum     S[i]   = sum_k w_k z[i,k]
+    (2) sum     S[i]   = sum_k w_k z[i,k]                                    or variants.py
     (3) batch   A[i]   = (S[i] - mean S) / (std S + eps)                     over all samples
     (4) tokens  A[i,t] = A[i] * response_mask[i,t]
 
@@ -11,14 +11,27 @@ Both std are unbiased (ddof 1). Shape suffixes: B samples, K rewards, G groups, 
 This module knows tensors only: no text, no verl, no configuration.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 
+from verl_gdpo.advantage_inputs import (
+    check_choice,
+    finite_rewards,
+    group_index,
+    reward_weights,
+    row_mask,
+)
+
 GroupNorm = Literal["per_reward", "summed"]
 BatchNorm = Literal["sample", "token", "none"]
+# (z_BK, rewards_BK, group_index_B, weights_K, present_BK, valid_B) -> S_B; see variants.py
+Combine = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    torch.Tensor,
+]
 
 
 class GdpoScalars(NamedTuple):
@@ -41,6 +54,8 @@ def compute_gdpo_advantage(
     normalize_by_std: bool = True,
     batch_norm: BatchNorm = "sample",
     eps: float = 1e-4,
+    batch_eps: float | None = None,
+    combine: Combine | None = None,
 ) -> torch.Tensor:
     """Return GDPO advantages per token.
 
@@ -69,6 +84,8 @@ def compute_gdpo_advantage(
         normalize_by_std: False only subtracts the group's mean in step 1.
         batch_norm: step 3 over samples, over response tokens, or left out.
         eps: added to both std.
+        batch_eps: added to the std of step 3 instead. None: eps.
+        combine: step 2 instead of the weighted sum, a variant or your own; see `variants`.
 
     Returns:
         advantages_BT: float32, on the mask's device; the same number on all tokens of a sample.
@@ -77,10 +94,11 @@ def compute_gdpo_advantage(
     sample, which stays in the statistics of step 3.
 
     Raises:
-        ValueError: shapes disagree, a reward of a valid sample is NaN or infinite, unknown option.
+        ValueError: shapes disagree, a reward of a valid sample is NaN or infinite, unknown option,
+            combine under group_norm="summed" or with a result that is not B finite numbers.
         TypeError: group ids are neither all integers nor all strings.
     """
-    mask_BT = torch.as_tensor(response_mask_BT)
+    mask_BT = torch.as_tensor(response_mask_BT).bool()
     if mask_BT.ndim != 2:
         raise ValueError(
             f"response_mask_BT: expected shape (samples, tokens), got {tuple(mask_BT.shape)}"
@@ -88,7 +106,7 @@ def compute_gdpo_advantage(
     scalars = compute_gdpo_scalars(
         torch.as_tensor(rewards_BK, device=mask_BT.device),
         group_ids,
-        token_count_B=(mask_BT != 0).sum(dim=1) if batch_norm == "token" else None,
+        token_count_B=mask_BT.sum(dim=1) if batch_norm == "token" else None,
         weights=weights,
         present_BK=present_BK,
         valid_B=mask_BT.any(dim=1) if valid_B is None else valid_B,
@@ -96,13 +114,16 @@ def compute_gdpo_advantage(
         normalize_by_std=normalize_by_std,
         batch_norm=batch_norm,
         eps=eps,
+        batch_eps=batch_eps,
+        combine=combine,
     )
     return spread_over_tokens(scalars.A_B, mask_BT)
 
 
 def spread_over_tokens(A_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     """Step 4: the sample's advantage on each of its response tokens, (B, T) float32."""
-    return A_B.to(mask_BT.device, torch.float32)[:, None] * (mask_BT != 0)
+    # a product with the mask would first make a float copy of it
+    return torch.where(mask_BT.bool(), A_B.to(mask_BT.device, torch.float32)[:, None], 0.0)
 
 
 def compute_gdpo_scalars(
@@ -117,6 +138,8 @@ def compute_gdpo_scalars(
     normalize_by_std: bool = True,
     batch_norm: BatchNorm = "sample",
     eps: float = 1e-4,
+    batch_eps: float | None = None,
+    combine: Combine | None = None,
 ) -> GdpoScalars:
     """Return z, S and A of each sample (steps 1 to 3); see `compute_gdpo_advantage`.
 
@@ -124,10 +147,14 @@ def compute_gdpo_scalars(
         token_count_B: response tokens per sample; needed by batch_norm="token" alone.
         valid_B: None means that every row is a real sample.
     """
-    _check_choice("group_norm", group_norm, get_args(GroupNorm))
-    _check_choice("batch_norm", batch_norm, get_args(BatchNorm))
-    if not (np.isfinite(eps) and eps >= 0):
-        raise ValueError(f"eps: expected a finite number >= 0, got {eps!r}")
+    check_choice("group_norm", group_norm, get_args(GroupNorm))
+    check_choice("batch_norm", batch_norm, get_args(BatchNorm))
+    batch_eps = eps if batch_eps is None else batch_eps
+    for name, value in (("eps", eps), ("batch_eps", batch_eps)):
+        if not (np.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
+    if combine is not None and group_norm == "summed":
+        raise ValueError("combine needs group_norm='per_reward': 'summed' has one reward left")
 
     rewards_BK = torch.as_tensor(rewards_BK)
     if rewards_BK.ndim != 2 or 0 in rewards_BK.shape:
@@ -136,11 +163,11 @@ def compute_gdpo_scalars(
         )
     B, K = rewards_BK.shape
     device = rewards_BK.device
-    group_B, group_count = _group_index(group_ids, B, device)
-    valid_B = _mask("valid_B", valid_B, (B,), device)
-    present_BK = _mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
-    weights_K = _weights(weights, K, device)
-    rewards_BK = _checked_rewards(rewards_BK, present_BK)
+    group_B, group_count = group_index(group_ids, B, device)
+    valid_B = row_mask("valid_B", valid_B, (B,), device)
+    present_BK = row_mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
+    weights_K = reward_weights(weights, K, device)
+    rewards_BK = finite_rewards(rewards_BK, present_BK)
 
     if group_norm == "summed":
         rewards_BK = (rewards_BK * weights_K).sum(dim=1, keepdim=True)
@@ -148,7 +175,11 @@ def compute_gdpo_scalars(
         weights_K = torch.ones(1, dtype=torch.float64, device=device)
 
     z_BK = _normalize_groups(rewards_BK, present_BK, group_B, group_count, normalize_by_std, eps)
-    S_B = (z_BK * weights_K).sum(dim=1)
+    if combine is None:
+        S_B = (z_BK * weights_K).sum(dim=1)
+    else:
+        S_B = combine(z_BK, rewards_BK, group_B, weights_K, present_BK, valid_B)
+        S_B = torch.where(valid_B, _checked_sum(S_B, B), 0.0)
     if batch_norm == "none":
         return GdpoScalars(z_BK, S_B, S_B)
     count_B = valid_B.to(torch.float64)
@@ -156,7 +187,18 @@ def compute_gdpo_scalars(
         if token_count_B is None:
             raise ValueError("batch_norm='token' needs token_count_B, the response lengths")
         count_B = count_B * torch.as_tensor(token_count_B, device=device)
-    return GdpoScalars(z_BK, S_B, _normalize_batch(S_B, count_B, valid_B, eps))
+    return GdpoScalars(z_BK, S_B, _normalize_batch(S_B, count_B, valid_B, batch_eps))
+
+
+def _checked_sum(S_B: Any, B: int) -> torch.Tensor:
+    """What a `combine` returned, if it can be used."""
+    if not isinstance(S_B, torch.Tensor) or S_B.shape != (B,):
+        got = tuple(S_B.shape) if isinstance(S_B, torch.Tensor) else type(S_B).__name__
+        raise ValueError(f"combine: expected a tensor of shape ({B},), got {got}")
+    if not torch.isfinite(S_B).all():
+        row = int((~torch.isfinite(S_B)).nonzero()[0])
+        raise ValueError(f"combine: S is {S_B[row].item()} in row {row}; expected a finite number")
+    return S_B.to(torch.float64)
 
 
 def _normalize_groups(
@@ -207,57 +249,3 @@ def _normalize_batch(
     variance = ((S_B - mean).square() * count_B).sum() / (total - 1).clamp(min=1)
     A_B = (S_B - mean) / (variance.sqrt() + eps)
     return torch.where(valid_B & (high > low), A_B, 0.0)
-
-
-def _group_index(group_ids: Any, B: int, device: torch.device) -> tuple[torch.Tensor, int]:
-    """Number the groups 0, 1, ...; return each sample's number, (B,) int64, and the count."""
-    if isinstance(group_ids, torch.Tensor):
-        group_ids = group_ids.cpu().numpy()
-    ids = group_ids.tolist() if isinstance(group_ids, np.ndarray) else list(group_ids)
-    if len(ids) != B:
-        raise ValueError(f"group_ids: expected {B}, one per row of rewards_BK, got {len(ids)}")
-    kinds = set(map(type, ids))
-    if len(kinds) > 1 or not all(issubclass(kind, str | int) for kind in kinds):
-        names = sorted(kind.__name__ for kind in kinds)
-        raise TypeError(f"group_ids: expected all integers or all strings, got {names}")
-    number: dict[Any, int] = {}
-    for group in dict.fromkeys(ids):
-        number[group] = len(number)
-    index = np.fromiter(map(number.__getitem__, ids), dtype=np.int64, count=B)
-    return torch.from_numpy(index).to(device), len(number)
-
-
-def _checked_rewards(rewards_BK: torch.Tensor, present_BK: torch.Tensor) -> torch.Tensor:
-    """Rewards in float64, 0 where absent. NaN and inf are errors, never missing values."""
-    rewards_BK = rewards_BK.to(torch.float64)
-    bad_BK = ~torch.isfinite(rewards_BK) & present_BK
-    if bad_BK.any():
-        row, column = (int(i) for i in bad_BK.nonzero()[0])
-        raise ValueError(
-            f"rewards_BK[{row}, {column}] is {rewards_BK[row, column].item()}; expected a finite "
-            "number (mark rewards that do not apply with present_BK, padding with valid_B)"
-        )
-    return torch.where(present_BK, rewards_BK, 0.0)
-
-
-def _weights(weights: Any, K: int, device: torch.device) -> torch.Tensor:
-    if weights is None:
-        return torch.ones(K, dtype=torch.float64, device=device)
-    weights_K = torch.as_tensor(weights, dtype=torch.float64, device=device)
-    if weights_K.shape != (K,) or not torch.isfinite(weights_K).all():
-        raise ValueError(f"weights: expected {K} finite numbers, got {weights_K.tolist()}")
-    return weights_K
-
-
-def _mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    if mask is None:
-        return torch.ones(shape, dtype=torch.bool, device=device)
-    tensor = torch.as_tensor(mask, device=device)
-    if tensor.shape != shape:
-        raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
-    return tensor.to(torch.bool)
-
-
-def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {list(choices)}, got {value!r}")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
@@ -39,18 +40,25 @@ def check(config: Any) -> list[str]:
             f"takes no part: got {config.algorithm.adv_estimator}, "
             f"{config.reward.reward_manager.name}"
         )
-    remarks = [f"adv_estimator={config.algorithm.adv_estimator}, {settings}"]
+    remarks: list[str] = []
+    sources: set[str] | None = set()  # of the training rows; None if some are out of reach
     for key in ("train_files", "val_files"):
         files = config.data[key]
         for file in files if isinstance(files, list | ListConfig) else [files]:
-            remarks.append(f"data.{key}: {check_data_file(config, key, file)} rows in {file}")
-    return remarks
+            table = check_data_file(config, key, file)
+            rows = "not looked at" if table is None else f"{table.num_rows} rows"
+            remarks.append(f"data.{key}: {rows} in {file}")
+            if key == "train_files":
+                new = None if table is None else {*table["data_source"].to_pylist()}
+                sources = None if sources is None or new is None else sources | new
+    settings = settings_of_run(config, sources)
+    return [f"adv_estimator={config.algorithm.adv_estimator}, {settings}", *remarks]
 
 
-def check_data_file(config: Any, key: str, file: str) -> int:
-    """Rows of a parquet file, after a look at each; a remote file (hdfs://) is left to verl."""
+def check_data_file(config: Any, key: str, file: str) -> pa.Table | None:
+    """A parquet file, after a look at each row; None for a remote one (hdfs://), left to verl."""
     if "://" in file:
-        return -1
+        return None
     if not Path(file).exists():
         raise ValueError(f"data.{key}: {file} does not exist")
     needed = [config.data.prompt_key, "data_source", "reward_model"]
@@ -61,7 +69,7 @@ def check_data_file(config: Any, key: str, file: str) -> int:
     if uses_gdpo_manager(config) and config.reward.custom_reward_function.path is None:
         rows = table.select(["data_source", "reward_model"]).to_pylist()
         check_ground_truths(rows, f"data.{key} {file}")
-    return int(table.num_rows)
+    return table
 
 
 def main(argv: Sequence[str]) -> int:

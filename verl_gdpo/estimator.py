@@ -12,7 +12,13 @@ import numpy.typing as npt
 import torch
 
 from verl_gdpo.advantage import GdpoScalars, compute_gdpo_scalars, spread_over_tokens
-from verl_gdpo.reward_rows import RewardMatrix, RewardRows, current_rows
+from verl_gdpo.reward_rows import (
+    EstimatorInput,
+    RewardError,
+    RewardMatrix,
+    RewardRows,
+    current_input,
+)
 from verl_gdpo.settings import GdpoSettings
 
 
@@ -34,16 +40,18 @@ def compute_gdpo(
         non_tensor_batch: reward columns, for a trainer that calls verl's function by itself.
 
     Raises:
-        RewardError: a row lacks a reward; see `RewardMatrix.of`.
+        RewardError: a row lacks a reward; see `RewardMatrix.of` and `scalars_of`.
     """
-    settings = GdpoSettings.from_algorithm(config)
-    rows = current_rows.get() or _rows_from_columns(settings, non_tensor_batch, len(response_mask))
+    given = current_input.get() or _from_columns(config, non_tensor_batch, len(response_mask))
+    rows, settings = given.rows, given.settings
     if len(rows.infos) != len(response_mask):
         raise RuntimeError(
             f"gdpo: {len(response_mask)} rows to estimate but rewards of {len(rows.infos)}"
         )
     rewards = RewardMatrix.of(rows, settings)
-    token_count_B = (response_mask != 0).sum(dim=1).cpu()
+    token_count_B = None
+    if settings.batch_norm == "token":
+        token_count_B = (response_mask != 0).sum(dim=1).cpu()
     scalars = scalars_of(rewards, rows.counted_B, index, settings, token_count_B)
     # the last row of a session speaks for its other rows; padding is not counted and holds 0
     A_B = scalars.A_B[torch.from_numpy(rows.session_B)]
@@ -58,7 +66,15 @@ def scalars_of(
     settings: GdpoSettings,
     token_count_B: torch.Tensor | None = None,
 ) -> GdpoScalars:
-    """z, S and A of each row under `settings`; see `compute_gdpo_scalars`."""
+    """z, S and A of each row under `settings`; see `compute_gdpo_scalars`.
+
+    Raises:
+        RewardError: `combine` needs bounds that are not declared.
+    """
+    try:
+        combine = settings.combine_for(rewards.weights)
+    except ValueError as error:
+        raise RewardError(str(error)) from None
     return compute_gdpo_scalars(
         rewards.values_BK,
         group_ids,
@@ -70,12 +86,15 @@ def scalars_of(
         normalize_by_std=settings.normalize_by_std,
         batch_norm=settings.batch_norm,
         eps=settings.eps,
+        batch_eps=settings.batch_eps,
+        combine=combine,
     )
 
 
-def _rows_from_columns(
-    settings: GdpoSettings, non_tensor_batch: Mapping[str, Any] | None, size: int
-) -> RewardRows:
+def _from_columns(
+    config: Any, non_tensor_batch: Mapping[str, Any] | None, size: int
+) -> EstimatorInput:
+    settings = GdpoSettings.from_algorithm(config)
     if settings.rewards is None or non_tensor_batch is None:
         raise RuntimeError(
             "gdpo: no per-reward values reached the estimator, because verl-gdpo does not extend "
@@ -83,4 +102,4 @@ def _rows_from_columns(
             "in algorithm.gdpo.rewards and pass their columns in non_tensor_batch"
         )
     columns = {name: non_tensor_batch[name] for name in settings.names if name in non_tensor_batch}
-    return RewardRows.from_columns(columns, size)
+    return EstimatorInput(RewardRows.from_columns(columns, size), settings)

@@ -1,33 +1,44 @@
 """What GDPO adds to verl's legacy trainer (`trainer.use_v1=False`) and those derived from it.
 
-Relies on verl 0.7.1 to 0.9 `verl.trainer.ppo.ray_trainer`: `RayPPOTrainer.__init__(config, ...)`,
-and `compute_advantage(data, adv_estimator, ..., config)`, which `verl.experimental.separation`
-imports by name, with the reward columns in `data.non_tensor_batch`, named by
+Relies on verl 0.7.1 to 0.9 `verl.trainer.ppo.ray_trainer`: `RayPPOTrainer._create_dataloader`, that
+every trainer derived from it calls with its `config` set, before it loads a model; and
+`compute_advantage(data, adv_estimator, ..., config)`, which `verl.experimental.separation` imports
+by name, with the reward columns in `data.non_tensor_batch`, named by
 `meta_info["reward_extra_keys"]`.
 
 The replacements are plain functions, which a user's `__main__` can hold and Ray can still pickle.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from verl.trainer.ppo import ray_trainer
 
-from verl_gdpo.reward_rows import RewardMatrix, RewardRows, current_rows
-from verl_gdpo.settings import GdpoSettings, settings_of_run
+from verl_gdpo.metrics import batch_metrics, settings_of_advantage
+from verl_gdpo.reward_rows import EstimatorInput, RewardMatrix, RewardRows, current_input
+from verl_gdpo.settings import GdpoSettings, settings_of_run, uses_gdpo_manager
+from verl_gdpo.variants import Bounds
 from verl_gdpo.verl_metrics import METRICS_KEY
 
 Function = Callable[..., Any]
 
+# of the trainer in this process; compute_advantage is told no more than `algorithm`
+has_gdpo_manager = False
+run_bounds: Mapping[str, Bounds] = {}
 
-def checking_settings(init: Function) -> Function:
-    @functools.wraps(init)
-    def check_and_init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        settings_of_run(config)
-        init(self, config, *args, **kwargs)
 
-    return check_and_init
+def checking_settings(create_dataloader: Function) -> Function:
+    @functools.wraps(create_dataloader)
+    def check_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
+        global has_gdpo_manager, run_bounds
+        settings = settings_of_run(self.config)
+        has_gdpo_manager = uses_gdpo_manager(self.config)
+        run_bounds = settings.bounds if settings else {}
+        create_dataloader(self, *args, **kwargs)
+
+    return check_and_create
 
 
 def with_reward_columns(compute_advantage: Function) -> Function:
@@ -35,24 +46,35 @@ def with_reward_columns(compute_advantage: Function) -> Function:
 
     @functools.wraps(compute_advantage)
     def hand_over_and_compute(data: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        if adv_estimator != "gdpo" or current_rows.get() is not None:
+        ours = adv_estimator == "gdpo" or has_gdpo_manager
+        if not ours or current_input.get() is not None:
             return compute_advantage(data, adv_estimator, *args, **kwargs)
         settings = GdpoSettings.from_algorithm(kwargs["config"])
+        settings = replace(settings, bounds={**run_bounds, **settings.bounds})
         names = data.meta_info.get("reward_extra_keys") or settings.names
         columns = {
             name: data.non_tensor_batch[name] for name in names if name in data.non_tensor_batch
         }
         rows = RewardRows.from_columns(columns, len(data))
-        data.meta_info[METRICS_KEY] = RewardMatrix.of(rows, settings).metrics()
-        token = current_rows.set(rows)
+        rewards = RewardMatrix.of(rows, settings)
+        token = current_input.set(EstimatorInput(rows, settings))
         try:
-            return compute_advantage(data, adv_estimator, *args, **kwargs)
+            result = compute_advantage(data, adv_estimator, *args, **kwargs)
         finally:
-            current_rows.reset(token)
+            current_input.reset(token)
+        result.meta_info[METRICS_KEY] = batch_metrics(
+            rewards,
+            rows.counted_B,
+            result.non_tensor_batch["uid"],
+            (result.batch["response_mask"] != 0).sum(dim=1).cpu().numpy(),
+            settings_of_advantage(adv_estimator, settings),
+            settings.bounds,
+        )
+        return result
 
     return hand_over_and_compute
 
 
 trainer_cls = ray_trainer.RayPPOTrainer
-trainer_cls.__init__ = checking_settings(trainer_cls.__init__)
+trainer_cls._create_dataloader = checking_settings(trainer_cls._create_dataloader)
 ray_trainer.compute_advantage = with_reward_columns(ray_trainer.compute_advantage)

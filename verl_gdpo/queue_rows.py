@@ -1,12 +1,15 @@
 """What TransferQueue holds of the rows of a batch.
 
-Relies on verl 0.9: keys `{uid}_{session}_{index}`, a tag `is_padding`, the fields `extra_fields`
-(with verl's `reward_extra_info`), `data_source`, `advantages` and `response_mask`.
+Relies on verl 0.9: keys `{uid}_{session}_{index}`, the tags `is_padding` and `response_len`, the
+fields `extra_fields` (with verl's `reward_extra_info`), `data_source`, `advantages` and
+`response_mask`.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import transfer_queue as tq
 
 from verl_gdpo.reward_rows import RewardRows, split_key
@@ -23,6 +26,18 @@ def fetch_rows(
     sources = _column(fetched, "data_source")
     padding = [bool(tag.get("is_padding")) for tag in tags]
     return RewardRows.from_keys(keys, infos, sources, padding)
+
+
+def fetch_lengths(batch: Any, *, trained: bool) -> npt.NDArray[np.int64]:
+    """Response tokens of each row; `trained` counts its mask instead, which has to be fetched."""
+    if not trained:
+        return np.array([tag["response_len"] for tag in batch.tags], dtype=np.int64)
+    fetched = tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"]
+    )
+    return np.array(
+        [int((mask != 0).sum()) for mask in fetched["response_mask"].unbind()], dtype=np.int64
+    )
 
 
 def _column(fetched: Any, name: str) -> list[Any]:

@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 
 from verl_gdpo.estimator import scalars_of
+from verl_gdpo.metrics import TOLERANCE
 from verl_gdpo.queue_rows import fetch_rows
 from verl_gdpo.reward_rows import RewardMatrix, RewardRows, group_of
 from verl_gdpo.settings import GdpoSettings
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
-
-# a sum of normalised rewards below it is rounding
-TOLERANCE = 1e-8
 
 
 class GdpoBuffer:
@@ -79,17 +77,25 @@ def classify_groups(rows: RewardRows, settings: GdpoSettings) -> dict[str, float
     """{group: None if it gives a gradient, else the mean of its weighted sums}.
 
     A group gives one if some sample's S, the sum before the batch step, is not 0: different sums
-    of raw rewards are neither needed for that (2 of 3 rewards may cancel) nor enough.
+    of raw rewards are neither needed for that (2 of 3 rewards may cancel) nor enough. Where
+    `combine` weighs the rewards by statistics of a batch that is not there yet (dara, sa_mrpo), it
+    gives one if some sample's w z is not 0 for some reward.
     """
     rewards = RewardMatrix.of(rows, settings)
     groups = np.array([group_of(key) for key in rows.labels])
-    settings = replace(settings, batch_norm="none")
-    S_B = scalars_of(rewards, rows.counted_B, groups, settings).S_B.numpy()
-    sum_B = rewards.values_BK @ list(rewards.weights.values())
+    weights_K = np.array(list(rewards.weights.values()))
+    batch_wide = settings.combine is not None and settings.combine.is_batch_wide
+    combine = None if batch_wide else settings.combine
+    settings = replace(settings, batch_norm="none", combine=combine)
+    scalars = scalars_of(rewards, rows.counted_B, groups, settings)
+    signal_B = np.abs(scalars.S_B.numpy())
+    if batch_wide:
+        signal_B = np.abs(scalars.z_BK.numpy() * weights_K).max(axis=1)
+    sum_B = rewards.values_BK @ weights_K
     classes: dict[str, float | None] = {}
     for group in dict.fromkeys(groups.tolist()):
         counted_B = (groups == group) & rows.counted_B
-        has_signal = np.abs(S_B[counted_B]).max() > TOLERANCE
+        has_signal = signal_B[counted_B].max() > TOLERANCE
         # rounded, because verl's table has a line for each number
         classes[group] = None if has_signal else round(float(sum_B[counted_B].mean()), 6)
     return classes

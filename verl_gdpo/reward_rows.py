@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from verl_gdpo.reward_terms import RewardTerm, gate
 from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.variants import BOUNDS_TOLERANCE
 
 # a key of verl's reward_extra_info: the reward manager could not score this sample, and why
 ERROR_KEY = "gdpo_error"
@@ -66,9 +67,13 @@ class RewardRows:
 
         verl has given all of them the same columns, so they pass for one data source.
         """
+        lists = {
+            name: column.tolist() if isinstance(column, np.ndarray) else column
+            for name, column in columns.items()
+        }
         return cls(
             labels=[f"row {row}" for row in range(size)],
-            infos=[{name: column[row] for name, column in columns.items()} for row in range(size)],
+            infos=[{name: values[row] for name, values in lists.items()} for row in range(size)],
             sources=[""] * size,
             session_B=np.arange(size),
             is_padding_B=np.zeros(size, dtype=np.bool_),
@@ -108,37 +113,40 @@ class RewardMatrix:
 
         Raises:
             RewardError: a row lacks a configured reward, has other rewards than the rows of its
-                data source (when none are configured), or holds no finite number.
+                data source (when none are configured), holds no finite number, or one outside its
+                bounds.
         """
         counted = np.flatnonzero(rows.counted_B).tolist()
         if not counted:
             raise RewardError("the batch holds no sample, only padding")
         terms = _terms(rows, counted, settings)
+        raw = {name: _column(name, rows, counted, settings) for name in settings.names or terms}
+        for name in raw.keys() & settings.bounds.keys():
+            labels = [rows.labels[row] for row in counted]
+            _check_bounds(name, raw[name], settings.bounds[name], labels)
+        if any(term.when is not None for term in terms.values()):
+            samples = zip(*raw.values(), strict=True)
+            gated = [gate(dict(zip(raw, sample, strict=True)), terms) for sample in samples]
+            raw = {name: [values[name] for values in gated] for name in terms}
         values_BK = np.zeros((len(rows.infos), len(terms)))
-        present_BK = np.zeros(values_BK.shape, dtype=np.bool_)
-        for row in counted:
-            info = rows.infos[row]
-            raw: dict[str, float | None] = dict.fromkeys(terms)
-            for name in settings.names or _names(info):
-                raw[name] = _value(name, info, rows.labels[row])
-            for column, value in enumerate(gate(raw, terms).values()):
-                if value is not None:
-                    values_BK[row, column], present_BK[row, column] = value, True
+        # None becomes NaN, which no value is
+        values_BK[counted] = np.array([raw[name] for name in terms], dtype=np.float64).T
+        present_BK = ~np.isnan(values_BK)
+        present_BK &= rows.counted_B[:, None]
         weights = {name: term.weight_at(rows.step) for name, term in terms.items()}
-        return cls(weights, values_BK, present_BK)
-
-    def metrics(self) -> dict[str, float]:
-        """`gdpo/<reward>/{mean,std,min,max}` over what is present; std as verl's (ddof 0)."""
-        result = {}
-        for column, name in enumerate(self.weights):
-            present = self.values_BK[self.present_BK[:, column], column]
-            for statistic in ("mean", "std", "min", "max") if len(present) else ():
-                result[f"gdpo/{name}/{statistic}"] = float(getattr(present, statistic)())
-        return result
+        return cls(weights, np.nan_to_num(values_BK), present_BK)
 
 
-# set by a trainer around verl's compute_advantage, which has no room for it; read by the estimator
-current_rows: ContextVar[RewardRows | None] = ContextVar("verl_gdpo_rows", default=None)
+@dataclass(frozen=True)
+class EstimatorInput:
+    """What a trainer knows of a batch, and verl's compute_advantage has no room for."""
+
+    rows: RewardRows
+    settings: GdpoSettings
+
+
+# set by a trainer around verl's compute_advantage; read by the estimator
+current_input: ContextVar[EstimatorInput | None] = ContextVar("verl_gdpo_input", default=None)
 
 
 def split_key(key: str) -> tuple[str, int]:
@@ -185,7 +193,11 @@ def _terms(
                 terms |= settings.terms_for(info)
             except ValueError as error:
                 raise RewardError(f"{rows.labels[row]}: {error}") from None
-        elif settings.rewards is None and {*_names(info)} != {*_names(other)}:
+        elif (
+            settings.rewards is None
+            and info.keys() != other.keys()
+            and {*_names(info)} != {*_names(other)}
+        ):
             raise RewardError(
                 f"{rows.labels[row]} has the rewards {_names(info)}, but {rows.labels[first]} of "
                 f"the same data source {rows.sources[row]!r} has {_names(other)}. Return the same "
@@ -195,6 +207,22 @@ def _terms(
     return terms
 
 
+def _column(
+    name: str, rows: RewardRows, counted: Sequence[int], settings: GdpoSettings
+) -> list[float | None]:
+    """One reward of the counted rows."""
+    infos = [rows.infos[row] for row in counted]
+    values: list[Any] = [info.get(name) for info in infos]
+    # nearly always, and looking at each by itself would take most of the estimator's time
+    if {*map(type, values)} == {float} and np.isfinite(values).all():
+        return values
+    others = settings.rewards is None  # another data source need not have it
+    return [
+        None if others and name not in info else _value(name, info, rows.labels[row])
+        for row, info in zip(counted, infos, strict=True)
+    ]
+
+
 def _value(name: str, info: Mapping[str, Any], label: str) -> float | None:
     if name not in info:
         raise RewardError(f"{label}: no reward {name!r}; the scorer returned {_names(info)}")
@@ -202,6 +230,20 @@ def _value(name: str, info: Mapping[str, Any], label: str) -> float | None:
         return value_or_error(info[name])
     except ValueError as error:
         raise RewardError(f"{label}: reward {name!r} {error}") from None
+
+
+def _check_bounds(
+    name: str, values: Sequence[float | None], bounds: tuple[float, float], labels: Sequence[str]
+) -> None:
+    low, high = bounds
+    slack = BOUNDS_TOLERANCE * (high - low)
+    for value, label in zip(values, labels, strict=True):
+        if value is None or low - slack <= value <= high + slack:
+            continue
+        raise RewardError(
+            f"{label}: reward {name!r} is {value}, outside its bounds [{low:g}, {high:g}]; correct "
+            f"what returns it, or algorithm.gdpo.rewards.{name}.bounds"
+        )
 
 
 def _names(info: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ algorithm:
         weight: 0.5
         when: {reward: correctness, at_least: 1.0}
         otherwise: zero      # zero | missing, for samples that do not meet `when`
+        bounds: [0, 1]       # the lowest and the highest value that it can have
 """
 
 import difflib
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
+from omegaconf import OmegaConf
 
 Otherwise = Literal["zero", "missing"]
 
@@ -36,6 +38,16 @@ class RewardTerm:
     weight: float | Mapping[int, float] = 1.0
     when: Condition | None = None
     otherwise: Otherwise = "zero"
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def lowest_weight(self) -> float:
+        return min(self.weight.values()) if isinstance(self.weight, Mapping) else self.weight
+
+    @property
+    def is_used(self) -> bool:
+        """Whether its weight is other than 0, at some step at least."""
+        return any(self.weight.values()) if isinstance(self.weight, Mapping) else self.weight != 0
 
     def weight_at(self, step: int | None) -> float:
         """Linear between the steps of a schedule, constant before the first and after the last."""
@@ -82,10 +94,32 @@ def read_terms(where: str, rewards: Mapping[Any, Any]) -> dict[str, RewardTerm]:
     if "score" in rewards:
         raise ValueError(f"{where}: 'score' is verl's name for the sum; name the rewards in it")
     terms = {str(name): _read_term(where, str(name), value) for name, value in rewards.items()}
-    weights = [term.weight for term in terms.values()]
-    if not any(any(w.values()) if isinstance(w, Mapping) else w for w in weights):
+    if not any(term.is_used for term in terms.values()):
         raise ValueError(f"{where}: all weights are 0, so nothing would be trained: {rewards}")
     return terms
+
+
+def rewards_of(algorithm: Any, block: Mapping[str, Any]) -> dict[str, RewardTerm] | None:
+    """`rewards` of the block, or verl's two lists in `algorithm`; None when neither is set."""
+    rewards = block.get("rewards")
+    keys = plain(algorithm.get("gdpo_reward_keys"))
+    values = plain(algorithm.get("gdpo_reward_weights"))
+    if rewards is None:
+        if keys is not None:
+            return read_terms("algorithm.gdpo_reward_keys", _paired(keys, values))
+        if values is not None:
+            raise ValueError("algorithm.gdpo_reward_weights needs algorithm.gdpo_reward_keys")
+        return None
+    if keys is not None or values is not None:
+        raise ValueError(
+            "algorithm.gdpo.rewards and algorithm.gdpo_reward_keys/gdpo_reward_weights say the "
+            "same thing; give one of them"
+        )
+    if not isinstance(rewards, Mapping):
+        raise ValueError(
+            f"algorithm.gdpo.rewards: expected {{name: weight}} or null, got {rewards!r}"
+        )
+    return read_terms("algorithm.gdpo.rewards", rewards)
 
 
 def number(where: str, value: Any, minimum: float = -math.inf) -> float:
@@ -103,6 +137,11 @@ def choice(where: str, value: Any, choices: Sequence[str]) -> Any:
     return value
 
 
+def plain(value: Any) -> Any:
+    """Omegaconf containers as plain dicts and lists; anything else as it is."""
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
 def check_keys(where: str, block: Mapping[Any, Any], known: Sequence[str]) -> None:
     for key in block:
         if key not in known:
@@ -115,6 +154,22 @@ def hint(name: object, known: Sequence[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known: {list(known)}"
 
 
+def _paired(keys: Any, values: Any) -> dict[str, Any]:
+    if not _is_list(keys) or not all(isinstance(key, str) for key in keys):
+        raise ValueError(f"algorithm.gdpo_reward_keys: expected a list of names, got {keys!r}")
+    doubles = sorted({key for key in keys if keys.count(key) > 1})
+    if doubles:
+        raise ValueError(f"algorithm.gdpo_reward_keys: named more than once: {doubles}")
+    if values is None:
+        return dict.fromkeys(keys, 1.0)
+    if not _is_list(values) or len(values) != len(keys):
+        raise ValueError(
+            f"algorithm.gdpo_reward_weights: expected {len(keys)} numbers, one for each of "
+            f"gdpo_reward_keys={keys}, got {values!r}"
+        )
+    return dict(zip(keys, values, strict=True))
+
+
 def _met(condition: Condition, raw: Mapping[str, float | None]) -> bool:
     value = raw[condition.reward]
     return value is not None and value >= condition.at_least
@@ -124,7 +179,7 @@ def _read_term(where: str, name: str, value: Any) -> RewardTerm:
     if not isinstance(value, Mapping):
         return RewardTerm(number(f"{where}: weight of {name!r}", value))
     where = f"{where}.{name}"
-    check_keys(where, value, ["weight", "when", "otherwise"])
+    check_keys(where, value, ["weight", "when", "otherwise", "bounds"])
     if "otherwise" in value and value.get("when") is None:
         raise ValueError(f"{where}.otherwise={value['otherwise']} needs {where}.when")
     return RewardTerm(
@@ -133,6 +188,7 @@ def _read_term(where: str, name: str, value: Any) -> RewardTerm:
         otherwise=choice(
             f"{where}.otherwise", value.get("otherwise", RewardTerm.otherwise), get_args(Otherwise)
         ),
+        bounds=_read_bounds(f"{where}.bounds", value.get("bounds")),
     )
 
 
@@ -142,6 +198,17 @@ def _read_weight(where: str, value: Any) -> float | dict[int, float]:
     if not value or not all(type(step) is int and step >= 0 for step in value):
         raise ValueError(f"{where}: expected {{training step >= 0: weight}}, got {value!r}")
     return {step: number(f"{where}.{step}", value[step]) for step in sorted(value)}
+
+
+def _read_bounds(where: str, value: Any) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError(f"{where}: expected [lowest, highest], got {value!r}")
+    low, high = (number(where, bound) for bound in value)
+    if not low < high:
+        raise ValueError(f"{where}: expected the lowest value below the highest, got {value!r}")
+    return low, high
 
 
 def _read_condition(where: str, name: str, value: Any) -> Condition | None:
@@ -155,3 +222,7 @@ def _read_condition(where: str, name: str, value: Any) -> Condition | None:
             f"got {value['reward']!r}"
         )
     return Condition(value["reward"], number(f"{where}.at_least", value["at_least"]))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)

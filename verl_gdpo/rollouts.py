@@ -26,6 +26,12 @@ def read_rollouts(folder: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     Raises:
         ValueError: there is no such file, a line is no JSON, or verl-gdpo did not write it.
     """
+    for path in dump_files(folder):
+        yield int(path.stem), read_dump(path)
+
+
+def dump_files(folder: Path) -> list[Path]:
+    """The dumps that `read_rollouts` reads, in the order of their steps."""
     inner = folder / "rollouts"
     files = [path for path in (inner if inner.is_dir() else folder).glob("*.jsonl")]
     files = sorted((path for path in files if path.stem.isdigit()), key=lambda p: int(p.stem))
@@ -34,8 +40,12 @@ def read_rollouts(folder: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
             f"{folder}: no rollout dump (STEP.jsonl) here or in rollouts/; "
             "a run writes one with trainer.rollout_data_dir=FOLDER"
         )
-    for path in files:
-        yield int(path.stem), list(_read_lines(path))
+    return files
+
+
+def read_dump(path: Path) -> list[dict[str, Any]]:
+    """The rows of one step."""
+    return list(_read_lines(path))
 
 
 def reward_rows(rows: Sequence[Mapping[str, Any]], step: int) -> RewardRows:

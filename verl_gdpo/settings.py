@@ -8,19 +8,36 @@
         batch_norm: sample         # sample | token | none
         eps: 1e-4
         normalize_by_std: null     # null inherits algorithm.norm_adv_by_std_in_grpo
+        batch_eps: null            # null: eps
+        combine: sum               # see combine_setting.py
+        dialect: null              # see dialects.py
 
 verl's own `algorithm.gdpo_reward_keys` and `algorithm.gdpo_reward_weights` are another
 way to say `rewards`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.advantage import BatchNorm, GroupNorm
-from verl_gdpo.reward_terms import RewardTerm, check_keys, choice, hint, number, read_terms
+from verl_gdpo.advantage import BatchNorm, Combine, GroupNorm
+from verl_gdpo.combine_setting import SUM, CombineSetting, check_combine, no_bounds, read_combine
+from verl_gdpo.dialects import check_dialect, read_dialect
+from verl_gdpo.reward_terms import RewardTerm, check_keys, choice, hint, number, plain, rewards_of
+from verl_gdpo.rewards import BOUNDS, declared_bounds
+
+KEYS = (
+    "rewards",
+    "group_norm",
+    "batch_norm",
+    "eps",
+    "normalize_by_std",
+    "batch_eps",
+    "combine",
+    "dialect",
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +49,11 @@ class GdpoSettings:
     batch_norm: BatchNorm = "sample"
     eps: float = 1e-4
     normalize_by_std: bool = True
+    batch_eps: float | None = None  # None: eps
+    combine: CombineSetting | None = None  # None: the weighted sum
+    # {reward: (lowest, highest)}, as far as known: here those of `rewards`, in `settings_of_run`
+    # also those that scorers declare
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def from_algorithm(cls, algorithm: Any) -> "GdpoSettings":
@@ -40,20 +62,35 @@ class GdpoSettings:
         Raises:
             ValueError: names the key, what it holds and what it may hold.
         """
-        block = _plain(algorithm.get("gdpo")) or {}
+        block = plain(algorithm.get("gdpo")) or {}
         if not isinstance(block, Mapping):
             raise ValueError(f"algorithm.gdpo: expected a mapping of settings, got {block!r}")
         where = "algorithm.gdpo"
-        check_keys(where, block, [field.name for field in fields(cls)])
-        group_norm = block.get("group_norm", cls.group_norm)
-        batch_norm = block.get("batch_norm", cls.batch_norm)
-        return cls(
-            rewards=_rewards(algorithm, block),
+        check_keys(where, block, KEYS)
+        dialect = read_dialect(f"{where}.dialect", block.get("dialect"))
+        rewards = rewards_of(algorithm, block)
+        terms = (rewards or {"": RewardTerm()}).values()
+        group_norm = block.get("group_norm", dialect["group_norm"])
+        batch_norm = block.get("batch_norm", dialect["batch_norm"])
+        eps = number(f"{where}.eps", block.get("eps", dialect["eps"]), minimum=0.0)
+        settings = cls(
+            rewards=rewards,
             group_norm=choice(f"{where}.group_norm", group_norm, get_args(GroupNorm)),
             batch_norm=choice(f"{where}.batch_norm", batch_norm, get_args(BatchNorm)),
-            eps=number(f"{where}.eps", block.get("eps", cls.eps), minimum=0.0),
+            eps=eps,
             normalize_by_std=_normalize_by_std(algorithm, block),
+            batch_eps=_batch_eps(f"{where}.batch_eps", block, dialect, eps),
+            combine=read_combine(
+                f"{where}.combine",
+                block.get("combine", SUM),
+                [term.lowest_weight for term in terms],
+            ),
+            bounds={name: term.bounds for name, term in (rewards or {}).items() if term.bounds},
         )
+        if block.get("dialect") is not None:
+            check_dialect(settings, block)
+        check_combine(settings.combine, settings.group_norm, settings.normalize_by_std)
+        return settings
 
     @property
     def names(self) -> list[str]:
@@ -61,6 +98,26 @@ class GdpoSettings:
         terms = self.rewards or {}
         read = [term.when.reward for term in terms.values() if term.when is not None]
         return list(dict.fromkeys([*terms, *read]))
+
+    def combine_for(self, weights: Mapping[str, float]) -> Combine | None:
+        """Step 2 for these rewards and weights; None for the weighted sum.
+
+        Raises:
+            ValueError: it needs the bounds of a reward, and nobody has declared them.
+        """
+        if self.combine is None:
+            return None
+        for name, weight in weights.items():
+            if self.combine.needs_bounds and weight != 0 and name not in self.bounds:
+                raise ValueError(no_bounds(name, self.combine))
+        return self.combine.function([self._range(name) for name in weights])
+
+    def _range(self, name: str) -> tuple[float, float] | None:
+        """The bounds of a reward once its condition has been applied, which may make it 0."""
+        bounds, term = self.bounds.get(name), (self.rewards or {}).get(name)
+        if bounds and term and term.when is not None and term.otherwise == "zero":
+            return min(bounds[0], 0.0), max(bounds[1], 0.0)
+        return bounds
 
     def terms_for(self, returned: Iterable[str]) -> dict[str, RewardTerm]:
         """The terms of the weighted sum, given the names that a scorer returned.
@@ -82,8 +139,13 @@ class GdpoSettings:
         return dict(self.rewards)
 
 
-def settings_of_run(config: Any) -> GdpoSettings | None:
+def settings_of_run(config: Any, sources: Iterable[str] | None = None) -> GdpoSettings | None:
     """Check a whole verl configuration; None when neither its estimator nor its manager is gdpo.
+
+    Args:
+        sources: the data sources of the training rows, whose scorers may declare bounds. None, if
+            they are not known yet, stands for all that we score; what they disagree on is left
+            undeclared.
 
     Raises:
         ValueError: a setting that cannot work with GDPO, with the reason and what to do instead.
@@ -116,7 +178,25 @@ def settings_of_run(config: Any) -> GdpoSettings | None:
             "takes the model's single score and asks no reward manager. Set a custom reward "
             "function that queries the model and returns {name: value}"
         )
+    settings, disagreed = _with_declared_bounds(settings, config, sources)
+    if uses_estimator and settings.combine is not None and settings.combine.needs_bounds:
+        for name, term in (settings.rewards or {}).items():
+            later = sources is None and name in disagreed
+            if term.is_used and name not in settings.bounds and not later:
+                raise ValueError(no_bounds(name, settings.combine))
     return settings
+
+
+def _with_declared_bounds(
+    settings: GdpoSettings, config: Any, sources: Iterable[str] | None
+) -> tuple[GdpoSettings, set[str]]:
+    """With the bounds on which the scorers of these sources agree; the others by name."""
+    declared: dict[str, set[tuple[float, float]]] = {}
+    if uses_gdpo_manager(config) and config.reward.custom_reward_function.path is None:
+        options = plain(config.reward.get("reward_kwargs")) or {}
+        declared = declared_bounds(BOUNDS if sources is None else sources, options)
+    agreed = {name: pairs.copy().pop() for name, pairs in declared.items() if len(pairs) == 1}
+    return replace(settings, bounds={**agreed, **settings.bounds}), {*declared} - {*agreed}
 
 
 def uses_gdpo_manager(config: Any) -> bool:
@@ -124,43 +204,12 @@ def uses_gdpo_manager(config: Any) -> bool:
     return bool(manager.source == "register" and manager.name == "gdpo")
 
 
-def _rewards(algorithm: Any, block: Mapping[str, Any]) -> dict[str, RewardTerm] | None:
-    """`rewards`, or verl's two lists; None when neither is set."""
-    rewards = block.get("rewards")
-    keys = _plain(algorithm.get("gdpo_reward_keys"))
-    values = _plain(algorithm.get("gdpo_reward_weights"))
-    if rewards is None:
-        if keys is not None:
-            return read_terms("algorithm.gdpo_reward_keys", _paired(keys, values))
-        if values is not None:
-            raise ValueError("algorithm.gdpo_reward_weights needs algorithm.gdpo_reward_keys")
-        return None
-    if keys is not None or values is not None:
-        raise ValueError(
-            "algorithm.gdpo.rewards and algorithm.gdpo_reward_keys/gdpo_reward_weights say the "
-            "same thing; give one of them"
-        )
-    if not isinstance(rewards, Mapping):
-        raise ValueError(
-            f"algorithm.gdpo.rewards: expected {{name: weight}} or null, got {rewards!r}"
-        )
-    return read_terms("algorithm.gdpo.rewards", rewards)
-
-
-def _paired(keys: Any, values: Any) -> dict[str, Any]:
-    if not _is_list(keys) or not all(isinstance(key, str) for key in keys):
-        raise ValueError(f"algorithm.gdpo_reward_keys: expected a list of names, got {keys!r}")
-    doubles = sorted({key for key in keys if keys.count(key) > 1})
-    if doubles:
-        raise ValueError(f"algorithm.gdpo_reward_keys: named more than once: {doubles}")
-    if values is None:
-        return dict.fromkeys(keys, 1.0)
-    if not _is_list(values) or len(values) != len(keys):
-        raise ValueError(
-            f"algorithm.gdpo_reward_weights: expected {len(keys)} numbers, one for each of "
-            f"gdpo_reward_keys={keys}, got {values!r}"
-        )
-    return dict(zip(keys, values, strict=True))
+def _batch_eps(
+    where: str, block: Mapping[str, Any], dialect: Mapping[str, Any], eps: float
+) -> float | None:
+    value = block.get("batch_eps")
+    value = dialect["batch_eps"] if value is None else number(where, value, minimum=0.0)
+    return None if value == eps else value
 
 
 def _normalize_by_std(algorithm: Any, block: Mapping[str, Any]) -> bool:
@@ -178,12 +227,3 @@ def _normalize_by_std(algorithm: Any, block: Mapping[str, Any]) -> bool:
             f"algorithm.norm_adv_by_std_in_grpo={inherited}; set the latter alone"
         )
     return value
-
-
-def _plain(value: Any) -> Any:
-    """Omegaconf containers as plain dicts and lists; anything else as it is."""
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)

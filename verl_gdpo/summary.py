@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from verl_gdpo.run_folder import Metrics, read_metrics, training_rewards, validation_rewards
+from verl_gdpo.tables import render
 
 HEADER = ("reward", "first step", "last step", "validation before", "after")
 
@@ -27,18 +28,6 @@ def _ends(curve: Mapping[int, float]) -> tuple[str, str]:
     return f"{curve[min(curve)]:.3f}", f"{curve[max(curve)]:.3f}"
 
 
-def render(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(len(row[i]) for row in [HEADER, *rows]) for i in range(len(HEADER))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in [HEADER, tuple("-" * width for width in widths), *rows]
-    ]
-    return "\n".join(lines)
-
-
 def main(argv: Sequence[str]) -> int:
     if len(argv) != 1 or not Path(argv[0]).is_dir():
         print(f"usage: verl-gdpo summary RUN_FOLDER; got {list(argv)}", file=sys.stderr)
@@ -52,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
     picture = run / "rewards.png"
     draw_rewards(training_rewards(metrics), validation_rewards(metrics), picture, run.name)
-    print(f"\n{render(reward_table(metrics))}\n")
+    print(f"\n{render(HEADER, reward_table(metrics))}\n")
     for label, path in (
         ("reward curves", picture),
         ("metrics", run / "metrics"),

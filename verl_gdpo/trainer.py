@@ -15,9 +15,10 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 
 import verl_gdpo
-from verl_gdpo.queue_rows import fetch_dump_columns, fetch_rows
+from verl_gdpo.metrics import batch_metrics, settings_of_advantage
+from verl_gdpo.queue_rows import fetch_dump_columns, fetch_lengths, fetch_rows
 from verl_gdpo.replay_buffer import GdpoBuffer
-from verl_gdpo.reward_rows import RewardMatrix, current_rows
+from verl_gdpo.reward_rows import EstimatorInput, RewardMatrix, current_input, group_of
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings import settings_of_run, uses_gdpo_manager
 
@@ -86,6 +87,8 @@ class GdpoTrainer:
             table: Any = getattr(getattr(self, f"{key}_dataset"), "dataframe", None)
             columns = ["data_source", "reward_model"]
             if {*columns} <= {*getattr(table, "column_names", ())}:
+                if key == "train":
+                    self.gdpo = settings_of_run(self.config, {*table["data_source"]})
                 check_ground_truths(table.select_columns(columns), f"data.{key}_files")
 
     def _setup(self) -> None:
@@ -107,12 +110,19 @@ class GdpoTrainer:
             return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         rows = fetch_rows(batch.keys, batch.partition_id, batch.tags)
         rows = replace(rows, step=self.global_steps)
-        metrics.update(RewardMatrix.of(rows, self.gdpo).metrics())
-        token = current_rows.set(rows)
+        rewards = RewardMatrix.of(rows, self.gdpo)
+        token = current_input.set(EstimatorInput(rows, self.gdpo))
         try:
-            return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+            result = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         finally:
-            current_rows.reset(token)
+            current_input.reset(token)
+        settings = settings_of_advantage(self.config.algorithm.adv_estimator, self.gdpo)
+        by_token = settings is not None and settings.batch_norm == "token"
+        lengths = fetch_lengths(batch, trained=by_token)  # rejection has changed the masks by now
+        groups = [group_of(key) for key in rows.labels]
+        bounds = self.gdpo.bounds
+        metrics.update(batch_metrics(rewards, rows.counted_B, groups, lengths, settings, bounds))
+        return result
 
     def _log_rollout_data(self, batch: Any, *args: Any, **kwargs: Any) -> None:
         if self.gdpo is not None:

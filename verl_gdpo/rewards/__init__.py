@@ -2,9 +2,11 @@
 
 A scorer is `score(response, ground_truth, *, response_tokens, step, **options) -> {name: value}`.
 It gives a bad response a low score, and raises on a bad ground truth. A value is None where the
-reward does not apply to the row.
+reward does not apply to the row. Beside it, `bounds(**options) -> {name: (lowest, highest)}` says
+between which values its rewards lie over a whole run with these options.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,6 +14,8 @@ from verl_gdpo.rewards import tool_rl
 
 # verl's `data_source` column -> the scorer of its rows
 SCORERS: dict[str, Callable[..., Mapping[str, float | None]]] = {"rlla": tool_rl.score}
+
+BOUNDS: dict[str, Callable[..., Mapping[str, tuple[float, float]]]] = {"rlla": tool_rl.bounds}
 
 # every reward that a scorer may return; verl's own scorers, of all other rows, mostly return "acc"
 REWARD_NAMES: dict[str, tuple[str, ...]] = {"rlla": ("format", "correctness", "length")}
@@ -33,6 +37,41 @@ def belongs_elsewhere(name: str, data_source: str) -> bool:
 def _names_of(data_source: str) -> set[str]:
     names = REWARD_NAMES.get(data_source, VERL_REWARD_NAMES)
     return {*names, *VERL_NAMES.get(data_source, {})}
+
+
+def declared_bounds(
+    sources: Iterable[str], options: Mapping[str, Any]
+) -> dict[str, set[tuple[float, float]]]:
+    """{reward: its bounds (lowest, highest)}, also under verl's names.
+
+    Args:
+        sources: data sources; those that our scorers do not score declare nothing.
+        options: of the scorers, `reward.reward_kwargs`.
+
+    More than one pair of bounds says that the sources disagree.
+
+    Raises:
+        ValueError: an option that a scorer does not accept.
+    """
+    result: dict[str, set[tuple[float, float]]] = {}
+    for source in sources:
+        if source not in BOUNDS or not _takes(SCORERS[source], options):
+            continue
+        bounds = dict(BOUNDS[source](**options))
+        for verl_name, name in VERL_NAMES.get(source, {}).items():
+            bounds |= {verl_name: bounds[name]} if name in bounds else {}
+        for name, pair in bounds.items():
+            result.setdefault(name, set()).add(pair)
+    return result
+
+
+def _takes(scorer: Callable[..., Any], options: Mapping[str, Any]) -> bool:
+    """Whether the scorer can be called with the options; if not, they are meant for another."""
+    try:
+        inspect.signature(scorer).bind("", "", **options)
+    except TypeError:
+        return False
+    return True
 
 
 def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:

@@ -10,7 +10,6 @@ The task's output contract (tags and JSON keys) is defined in `tool_rl_format.py
 import importlib
 import json
 import math
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -29,12 +28,20 @@ Granularity = Literal["fine", "refined", "intermediate", "coarse"]
 Matching = Literal["greedy", "optimal"]
 Schedule = Literal["constant", "linear", "two_stage"]
 LengthSchedule = Literal["constant", "linear"]
+CHOICES = (
+    ("granularity", get_args(Granularity)),
+    ("matching", get_args(Matching)),
+    ("schedule", get_args(Schedule)),
+    ("length_schedule", get_args(LengthSchedule)),
+)
 
 # Constants of ToolRL's released experiments.
 LINEAR_SCHEDULE_STEPS = 150
 TWO_STAGE_SWITCH_STEP = 30
 LENGTH_WORDS = 512
 LENGTH_WORDS_AT_START, LENGTH_WORDS_PER_STEP = 384, (640 - 384) / 105
+
+_decode = json.JSONDecoder().decode  # json.loads looks at its other arguments on every line
 
 _Call = dict[str, Any]
 _PairScores = list[dict[int, float]]  # per gold call: predicted index -> score of that pair
@@ -114,6 +121,25 @@ def score(
     return scores
 
 
+def bounds(
+    *,
+    granularity: Granularity = "fine",
+    matching: Matching = "greedy",
+    max_correctness: float = 3.0,
+    schedule: Schedule = "constant",
+    length: bool = False,
+    length_schedule: LengthSchedule = "constant",
+) -> dict[str, tuple[float, float]]:
+    """The lowest and highest value of each reward over all steps, for these options of `score`."""
+    _check_options(granularity, matching, max_correctness, schedule, length_schedule, step=0)
+    # every range moves in one direction between these steps
+    steps = (0, TWO_STAGE_SWITCH_STEP, LINEAR_SCHEDULE_STEPS)
+    ranges = [_reward_ranges(schedule, step, max_correctness) for step in steps]
+    lows, highs, correct = zip(*ranges, strict=True)
+    result = {"format": (min(lows), max(highs)), "correctness": (-max(correct), max(correct))}
+    return {**result, "length": (0.0, 1.0)} if length else result
+
+
 def _check_options(
     granularity: str,
     matching: str,
@@ -123,12 +149,8 @@ def _check_options(
     step: int | None,
 ) -> None:
     """Raise ValueError naming the option, what it got and what it takes."""
-    for name, value, choices in (
-        ("granularity", granularity, get_args(Granularity)),
-        ("matching", matching, get_args(Matching)),
-        ("schedule", schedule, get_args(Schedule)),
-        ("length_schedule", length_schedule, get_args(LengthSchedule)),
-    ):
+    values = (granularity, matching, schedule, length_schedule)
+    for value, (name, choices) in zip(values, CHOICES, strict=True):
         if value not in choices:
             raise ValueError(f"tool_rl {name}: got {value!r}; expected one of {choices}")
     if not 0 < max_correctness < math.inf:
@@ -164,14 +186,14 @@ def _parse_ground_truth(ground_truth: str) -> list[_Call]:
     if TOOL_CALL_OPEN not in ground_truth:
         return []
     lines = _first_block_lines(ground_truth)
-    return [_parse_gold_call(line, f"{i} of {len(lines)}") for i, line in enumerate(lines, 1)]
+    return [_parse_gold_call(line, i, len(lines)) for i, line in enumerate(lines, 1)]
 
 
-def _parse_gold_call(line: str, where: str) -> _Call:
+def _parse_gold_call(line: str, number: int, count: int) -> _Call:
     call: Any = None
     reason = ""
     try:
-        call = json.loads(line)
+        call = _decode(line)
     except (ValueError, RecursionError) as error:
         reason = f" ({error})"
     if (
@@ -181,7 +203,7 @@ def _parse_gold_call(line: str, where: str) -> _Call:
     ):
         return call
     raise ValueError(
-        f"tool_rl ground truth, tool_call line {where}: got {line[:200]!r}{reason}; "
+        f"tool_rl ground truth, tool_call line {number} of {count}: got {line[:200]!r}{reason}; "
         f'expected one JSON object with a string "{NAME_KEY}" and an object "{PARAMETERS_KEY}"'
     )
 
@@ -200,7 +222,7 @@ def _parse_response(response: str) -> list[_Call] | None:
     calls: list[_Call] = []
     for line in _first_block_lines(response):
         try:
-            call = json.loads(line)
+            call = _decode(line)
         except ValueError:  # includes Python's limit on the digits of an int
             return None
         # Checked line by line, so that a long worthless block is left at its first line.
@@ -290,10 +312,12 @@ def _pair_score(gold: _Call, predicted: _Call, granularity: str) -> float:
 
 
 def _name_similarity(gold: list[str], predicted: list[Any], in_order: bool) -> float:
-    if in_order:
+    if in_order or gold == predicted:
         return float(gold == predicted)
     # Only gold names become keys: ints made to collide in a dict cannot make this quadratic.
-    left = Counter(gold)
+    left = dict.fromkeys(gold, 0)
+    for name in gold:
+        left[name] += 1
     for name in predicted:
         if left.get(name, 0):
             left[name] -= 1

@@ -1,0 +1,1 @@
+"""`python -m benchmarks`: verl-gdpo against named peers, as ratios measured in one run."""

@@ -1,0 +1,132 @@
+"""The estimator against verl's built-in `gdpo` and against the floor, one multiplication.
+
+Both estimators get the keyword arguments of verl's `compute_advantage`, with the rewards in columns
+of `non_tensor_batch`. The floor writes a number per sample onto its tokens and does nothing else.
+"""
+
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage as built_in
+
+from benchmarks.measure import Row, peak_bytes, seconds_of
+from verl_gdpo.estimator import compute_gdpo
+from verl_gdpo.reward_rows import RewardMatrix, RewardRows
+from verl_gdpo.settings import GdpoSettings
+
+PROMPT_TOKENS = 16
+PAPER_SIZES = ((512, 4), (512, 16))  # prompts x samples of a step
+BUILT_IN_GOAL, FLOOR_GOAL, MEMORY_GOAL = 50.0, 3.0, 1.5
+
+
+def verl_arguments(
+    prompts: int, group: int, rewards: int, tokens: int, device: torch.device, **gdpo: Any
+) -> dict[str, Any]:
+    """A batch as verl's `compute_advantage` hands it over; samples of a prompt are scattered."""
+    rng = np.random.default_rng(0)
+    B = prompts * group
+    uids = np.array([str(uuid.UUID(bytes=rng.bytes(16))) for _ in range(prompts)], dtype=object)
+    length_B = torch.from_numpy(rng.integers(tokens // 8 + 1, tokens + 1, B))
+    mask_BT = (torch.arange(tokens)[None, :] < length_B[:, None]).to(device, torch.int64)
+    prompt_mask = torch.ones(B, PROMPT_TOKENS, dtype=torch.int64, device=device)
+    # whole numbers: exact in the built-in's float32, so that the two can be compared
+    columns = {
+        f"reward_{k}": np.array(rng.integers(0, 4, B).astype(float).tolist(), dtype=object)
+        for k in range(rewards)
+    }
+    return {
+        "token_level_rewards": torch.zeros(B, tokens, device=device),
+        "response_mask": mask_BT,
+        "index": rng.permutation(uids.repeat(group)),
+        "config": OmegaConf.create({"gdpo_reward_keys": list(columns), "gdpo": gdpo}),
+        "non_tensor_batch": columns,
+        "batch": {
+            "prompts": prompt_mask,
+            "attention_mask": torch.cat([prompt_mask, mask_BT], dim=1),
+        },
+    }
+
+
+def floor(scalar_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    return scalar_B[:, None] * mask_BT
+
+
+def check_agreement(device: torch.device) -> None:
+    """With the built-in's own batch norm, both give the same advantages."""
+    arguments = verl_arguments(64, 8, 3, 50, device, batch_norm="token", eps=1e-6)
+    ours, theirs = compute_gdpo(**arguments)[0], built_in(**arguments)[0]
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def memory_rows(device: torch.device) -> Iterator[Row]:
+    arguments = verl_arguments(512, 16, 2, 8000, device)
+    output = arguments["response_mask"].numel() * 4  # float32
+    peak = peak_bytes(lambda: compute_gdpo(**arguments), device)
+    memory = partial(Row, "peak memory", "512x16x2, 8000 tokens", peak, says="the peer's", unit="B")
+    yield memory("the output", output, goal=MEMORY_GOAL)
+    yield memory("built-in", peak_bytes(lambda: built_in(**arguments), device))
+
+
+def time_rows(device: torch.device) -> Iterator[Row]:
+    for tokens in (1024, 8000):
+        for prompts, group in PAPER_SIZES:
+            for rewards in (2, 8):
+                yield from _time_rows(prompts, group, rewards, tokens, device)
+
+
+def _time_rows(
+    prompts: int, group: int, rewards: int, tokens: int, device: torch.device
+) -> Iterator[Row]:
+    arguments = verl_arguments(prompts, group, rewards, tokens, device)
+    mask_BT = arguments["response_mask"]
+    scalar_B = torch.randn(len(mask_BT), device=device)
+    size = f"{prompts}x{group}x{rewards}, {tokens} tokens"
+    large = (prompts, group, rewards) == (512, 16, 2)
+
+    ours, theirs = seconds_of(
+        lambda: compute_gdpo(**arguments), lambda: built_in(**arguments), device
+    )
+    goal = BUILT_IN_GOAL if large and tokens == 1024 else None
+    yield Row("estimator", size, ours, "built-in", theirs, goal=goal)
+
+    ours, theirs = seconds_of(
+        lambda: compute_gdpo(**arguments), lambda: floor(scalar_B, mask_BT), device
+    )
+    goal = FLOOR_GOAL if large and tokens == 8000 else None
+    yield Row("estimator", size, ours, "floor", theirs, says="the peer's", goal=goal)
+
+
+def growth_rows(device: torch.device) -> Iterator[Row]:
+    """Ten times the samples, against ten times the time."""
+    few = verl_arguments(1_000, 10, 2, 16, device)
+    for prompts in (10_000, 100_000):
+        many = verl_arguments(prompts, 10, 2, 16, device)
+        # bound now: the loop rebinds both names
+        ours, tenth = seconds_of(
+            partial(compute_gdpo, **many), partial(compute_gdpo, **few), device
+        )
+        size, peer = f"{prompts * 10:,} samples", f"10 x {prompts:,} samples"
+        yield Row("growth", size, ours, peer, 10 * tenth, says="the peer's")
+        few = many
+
+
+def metrics_rows(device: torch.device) -> Iterator[Row]:
+    """The metrics of a step as the trainer makes them, against the estimator of that step."""
+    for prompts, group, rewards in ((512, 4, 2), (512, 16, 8)):
+        arguments = verl_arguments(prompts, group, rewards, 1024, device)
+        settings = GdpoSettings.from_algorithm(arguments["config"])
+        rows = RewardRows.from_columns(arguments["non_tensor_batch"], prompts * group)
+        ours, theirs = seconds_of(
+            partial(_metrics, rows, settings), partial(compute_gdpo, **arguments), device
+        )
+        size = f"{prompts}x{group}x{rewards}, 1024 tokens"
+        yield Row("metrics", size, ours, "estimator", theirs, says="the peer's")
+
+
+def _metrics(rows: RewardRows, settings: GdpoSettings) -> dict[str, float]:
+    return RewardMatrix.of(rows, settings).metrics()

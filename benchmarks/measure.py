@@ -1,0 +1,112 @@
+"""Times and memory of two functions side by side, and the table of their ratios."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+MIN_ROUNDS, MAX_ROUNDS = 2, 25
+SECONDS_PER_PAIR = 3.0  # rounds are added until then
+HEADER = ("what", "size", "ours", "peer", "peer's", "ratio", "goal", "met")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; `ours` and `peers` are both seconds or both bytes."""
+
+    what: str
+    size: str
+    ours: float
+    peer: str
+    peers: float
+    says: Literal["faster", "the peer's"] = "faster"
+    goal: float | None = None
+    unit: Literal["s", "B"] = "s"
+
+    @property
+    def ratio(self) -> float:
+        return self.peers / self.ours if self.says == "faster" else self.ours / self.peers
+
+    @property
+    def missed(self) -> bool:
+        if self.goal is None:
+            return False
+        return self.ratio < self.goal if self.says == "faster" else self.ratio > self.goal
+
+    def cells(self) -> tuple[str, ...]:
+        bound, met = "", ""
+        if self.goal is not None:
+            bound = f"{'>=' if self.says == 'faster' else '<='} {self.goal:g}"
+            met = "NO" if self.missed else "yes"
+        ratio = f"{self.ratio:.3g} x {self.says}"
+        ours, peers = _amount(self.ours, self.unit), _amount(self.peers, self.unit)
+        return self.what, self.size, ours, self.peer, peers, ratio, bound, met
+
+
+def seconds_of(
+    ours: Callable[[], Any], peer: Callable[[], Any], device: torch.device
+) -> tuple[float, float]:
+    """The fastest call of each, in turns: other work on a machine only ever adds time."""
+    samples: tuple[list[float], list[float]] = ([], [])
+    spent = 0.0
+    while len(samples[0]) < MIN_ROUNDS or (
+        spent < SECONDS_PER_PAIR and len(samples[0]) < MAX_ROUNDS
+    ):
+        for function, times in zip((ours, peer), samples, strict=True):
+            times.append(_seconds(function, device))
+            spent += times[-1]
+    return min(samples[0]), min(samples[1])
+
+
+def _seconds(function: Callable[[], Any], device: torch.device) -> float:
+    _synchronize(device)
+    start = time.perf_counter()
+    result = function()
+    _synchronize(device)
+    elapsed = time.perf_counter() - start
+    del result  # freeing the result is not part of making it
+    return elapsed
+
+
+def peak_bytes(function: Callable[[], Any], device: torch.device) -> int:
+    """The most memory that a call holds beyond what was there before it, its result included."""
+    _synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        function()
+        return torch.cuda.max_memory_allocated(device) - before
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
+    before = _resident("VmRSS")
+    function()
+    return _resident("VmHWM") - before
+
+
+def _resident(field: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith(f"{field}:")]
+    return int(line.split()[1]) * 1024
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = [HEADER, *(row.cells() for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, tuple("-" * width for width in widths))
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit == "B":
+        return f"{value / 1e6:.0f} MB"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,76 @@
+"""ToolRL scoring against verl's `rlla`, on responses of several kinds to generated rows."""
+
+import contextlib
+import os
+import random
+import re
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from verl.utils.reward_score import rlla
+
+from benchmarks.measure import Row, seconds_of
+from data_prep.synthetic import make_rows
+from verl_gdpo.rewards import tool_rl
+from verl_gdpo.rewards.tool_rl_format import THINK_CLOSE, TOOL_CALL_CLOSE
+
+PAIRS = 500
+LONG_THOUGHT = "The user may want this; I go through the tools once more. " * 250
+SCORING_GOAL = 1.0  # at least as fast
+
+Pairs = list[tuple[str, str]]  # response, ground truth
+
+
+def responses_to(gold: str) -> dict[str, str]:
+    """What a policy says: right, wrong in part, unreadable, and 15,000 characters long."""
+    wrong_value = re.sub(r'": (\d+)', r'": "\1"', gold)  # a number in quotes
+    call_twice = re.sub(r"\n(\{.*\})\n", r"\n\1\n\1\n", gold, count=1)
+    half = gold[: gold.find(TOOL_CALL_CLOSE)][: len(gold) * 3 // 4]
+    return {
+        "correct": gold,
+        "wrong value": wrong_value.replace("true", "false"),
+        "a call too many": call_twice,
+        "no line break": gold.replace(f"{THINK_CLOSE}\n", f"{THINK_CLOSE} "),
+        "not JSON": gold.replace("}}\n", "}\n"),
+        "cut off": half,
+        "long": gold.replace(THINK_CLOSE, LONG_THOUGHT + THINK_CLOSE),
+    }
+
+
+def time_rows() -> Iterator[Row]:
+    pairs_of: dict[str, Pairs] = {}
+    for row in make_rows(PAIRS, split="train", seed=0):
+        gold = row["reward_model"]["ground_truth"]
+        for kind, response in responses_to(gold).items():
+            pairs_of.setdefault(kind, []).append((response, gold))
+    pairs_of["all of these"] = [pair for pairs in pairs_of.values() for pair in pairs]
+    state = random.getstate()  # rlla draws from it, and prints at random
+    with open(os.devnull, "w") as nowhere:
+        for kind, pairs in pairs_of.items():
+            with contextlib.redirect_stdout(nowhere):
+                check_agreement(kind, pairs)
+                ours, theirs = seconds_of(
+                    partial(_score_ours, pairs), partial(_score_rlla, pairs), torch.device("cpu")
+                )
+            size = f"{len(pairs)} responses, {kind}"
+            yield Row("ToolRL scoring", size, ours, "rlla", theirs, goal=SCORING_GOAL)
+    random.setstate(state)
+
+
+def check_agreement(kind: str, pairs: Pairs) -> None:
+    ours, theirs = _score_ours(pairs), _score_rlla(pairs)
+    for pair, mine, other in zip(pairs, ours, theirs, strict=True):
+        if abs(mine[0] - other[0]) + abs(mine[1] - other[1]) > 1e-9:
+            raise AssertionError(f"{kind}: ours {mine}, rlla {other} for {pair}")
+
+
+def _score_ours(pairs: Pairs) -> list[tuple[float, float]]:
+    scores = [tool_rl.score(response, gold) for response, gold in pairs]
+    return [(score["format"], score["correctness"]) for score in scores]
+
+
+def _score_rlla(pairs: Pairs) -> list[tuple[float, float]]:
+    info = {"experiment_name": "qwen"}  # rlla reads from it how the chat is marked up
+    scores = [rlla.compute_score("rlla", response, gold, info) for response, gold in pairs]
+    return [(score["format_reward"], score["accuracy_reward"]) for score in scores]

@@ -1,0 +1,389 @@
+"""The gdpo/ metrics on batches small enough to do by hand, and the laws that hold on all."""
+
+import logging
+import math
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_gdpo import metrics
+from verl_gdpo.metrics import (
+    batch_metrics,
+    contributions,
+    correlation,
+    distinct_advantages,
+    mean_and_std,
+    settings_of_advantage,
+    why_mean_is_not_0,
+)
+from verl_gdpo.reward_rows import RewardMatrix
+from verl_gdpo.settings import GdpoSettings
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
+
+# a: the rewards oppose each other. b: they agree. c: they are constant. d: y alone varies
+GROUPS = list("aabbccdd")
+REWARDS = [[0, 1], [1, 0], [0, 0], [1, 1], [1, 1], [1, 1], [0, 0], [0, 1]]
+LENGTHS = [10, 10, 10, 30, 20, 20, 15, 25]
+EXACT = GdpoSettings(eps=0.0)
+
+
+def matrix(rewards, weights=None, present=None):
+    rewards = np.array(rewards, dtype=float)
+    present = np.ones(rewards.shape, dtype=bool) if present is None else np.array(present)
+    weights = weights or [1.0] * rewards.shape[1]
+    return RewardMatrix(dict(zip("xyuv", weights, strict=False)), rewards * present, present)
+
+
+def of_batch(settings=EXACT, rewards=REWARDS, groups=GROUPS, lengths=LENGTHS, **kwargs):
+    bounds = kwargs.pop("bounds", {})
+    counted = kwargs.pop("counted", [True] * len(groups))
+    return batch_metrics(
+        matrix(rewards, **kwargs), np.array(counted), groups, np.array(lengths), settings, bounds
+    )
+
+
+# --- one batch, all metrics ----------------------------------------------------------------------
+
+
+def test_gdpo_by_hand():
+    # z is -+1/sqrt(2) where a pair differs, so with h = sqrt(1/2)
+    #   x: -h h | -h h | 0 0 | 0 0     y: h -h | -h h | 0 0 | -h h
+    #   S:  0 0 | -2h 2h | 0 0 | -h h  with sum 0 and sum of squares 4h^2 * 2 + h^2 * 2 = 5
+    assert of_batch(bounds={"x": (0, 1)}) == pytest.approx(
+        {
+            "gdpo/x/mean": 4 / 8,
+            "gdpo/x/std": 0.5,
+            "gdpo/x/min": 0,
+            "gdpo/x/max": 1,
+            "gdpo/x/varies": 2 / 4,  # a, b
+            "gdpo/x/missing": 0,
+            "gdpo/x/at_low": 4 / 8,
+            "gdpo/x/at_high": 4 / 8,
+            "gdpo/y/mean": 5 / 8,
+            "gdpo/y/std": math.sqrt(15) / 8,  # of 5 ones in 8: sqrt(5/8 * 3/8)
+            "gdpo/y/min": 0,
+            "gdpo/y/max": 1,
+            "gdpo/y/varies": 3 / 4,  # a, b, d
+            "gdpo/y/missing": 0,
+            # 3 of 8 samples have both: cov 3/8 - 4/8 * 5/8 = 1/16, over 1/2 * sqrt(15)/8
+            "gdpo/x/correlation_with_y": 1 / math.sqrt(15),
+            # 4 and 6 contributions of h^2
+            "gdpo/x/energy": 4 / 10,
+            "gdpo/y/energy": 6 / 10,
+            # A is S up to a scale: x.S = 2 * h * 2h = 2, |x| = sqrt(2); y.S = 2 + 1, |y| = sqrt(3)
+            "gdpo/x/correlation": 2 / math.sqrt(2 * 5),
+            "gdpo/y/correlation": 3 / math.sqrt(3 * 5),
+            "gdpo/cancelled": 2 / 8,  # a; nothing contributes in c
+            "gdpo/no_signal": 2 / 4,  # a, c
+            "gdpo/distinct_gdpo": 5,  # 0, +-2h, +-h
+            "gdpo/distinct_grpo": 3,  # sums 1 1 | 0 2 | 2 2 | 0 1: 0, +-h
+            "gdpo/batch_norm_mean": 0,
+            "gdpo/batch_norm_std": math.sqrt(5 / 7),
+            # deviations from 17.5: -7.5 -7.5 | -7.5 12.5 | 2.5 2.5 | -2.5 7.5, squares 400;
+            # times S: 2h * 20 + h * 10 = 50h
+            "gdpo/length_correlation": 50 * math.sqrt(0.5) / math.sqrt(400 * 5),
+        },
+        abs=1e-12,
+    )
+
+
+def test_grpo_by_hand():
+    # sums 1 1 | 0 2 | 2 2 | 0 1, so S: 0 0 | -h h | 0 0 | -h h. Contributions:
+    #   b, divided by sqrt(2): x -+.5/sqrt(2), y the same;   d, divided by h: y -+.5/h = -+h
+    #   a, whose sum is constant, undivided: x -+.5, y +-.5
+    result = of_batch(replace(settings_of_advantage("grpo", EXACT), eps=0.0))
+    energy_x = 2 * 0.25 + 2 * 0.125
+    energy_y = energy_x + 2 * 0.5
+    assert result["gdpo/x/energy"] == pytest.approx(energy_x / (energy_x + energy_y))
+    # x.S = 2 * .5/sqrt(2) * h = .5, |S|^2 = 2
+    assert result["gdpo/x/correlation"] == pytest.approx(0.5 / math.sqrt(energy_x * 2))
+    assert result["gdpo/cancelled"] == 2 / 8
+    assert result["gdpo/no_signal"] == 2 / 4
+    assert (result["gdpo/distinct_gdpo"], result["gdpo/distinct_grpo"]) == (5, 3)
+    assert not any("batch_norm" in name for name in result)
+
+
+def test_estimators_that_ours_does_not_describe():
+    assert settings_of_advantage("rloo", EXACT) is None
+    everything = of_batch()
+    of_rewards = of_batch(None)
+    assert of_rewards == {name: everything[name] for name in of_rewards}
+    assert {name.rsplit("/", 1)[1] for name in of_rewards} == {
+        *("mean", "std", "min", "max", "varies", "missing", "correlation_with_y")
+    }
+
+
+def test_padding_and_other_rows_of_a_session_change_nothing():
+    result = of_batch(
+        rewards=[*REWARDS, [9, 9], [5, -5]],
+        groups=[*GROUPS, "pad", "a"],
+        lengths=[*LENGTHS, 1, 999],
+        counted=[True] * 8 + [False] * 2,
+        bounds={"y": (0, 1)},
+    )
+    assert result == pytest.approx(of_batch(bounds={"y": (0, 1)}), abs=1e-12)
+
+
+def test_missing_rewards():
+    # x is left in the samples 0, 1 (group a), 4 (c, alone) and 6, 7 (d)
+    present = [[row in (0, 1, 4, 6, 7), True] for row in range(8)]
+    result = of_batch(present=present, bounds={"x": (0, 1)})
+    assert result["gdpo/x/missing"] == 3 / 8
+    assert result["gdpo/x/mean"] == 2 / 5
+    assert result["gdpo/x/varies"] == 1 / 4
+    assert result["gdpo/x/at_high"] == 2 / 5
+    # x 0 1 1 0 0, y 1 0 1 0 1: cov 1/5 - 2/5 * 3/5 = -1/25, both var 6/25
+    assert result["gdpo/x/correlation_with_y"] == pytest.approx(-1 / 6)
+
+
+def test_a_reward_that_no_sample_has():
+    result = of_batch(present=[[False, True]] * 8, bounds={"x": (0, 1)})
+    assert {name for name in result if "/x/" in name} == {
+        *("gdpo/x/missing", "gdpo/x/varies", "gdpo/x/energy")
+    }
+    assert result["gdpo/x/missing"] == 1
+    assert result["gdpo/x/varies"] == result["gdpo/x/energy"] == 0
+
+
+def test_without_any_signal_nothing_undefined_is_logged():
+    result = of_batch(rewards=[[0.1, 0.3]] * 8)
+    assert result["gdpo/no_signal"] == 1
+    assert result["gdpo/cancelled"] == result["gdpo/batch_norm_std"] == 0
+    assert result["gdpo/distinct_gdpo"] == result["gdpo/distinct_grpo"] == 1
+    assert not any("correlation" in name or "energy" in name for name in result)
+
+
+def test_rewards_that_cancel_everywhere_leave_rounding_that_is_no_correlation():
+    rewards = [[0.1, 0.9], [0.7, 0.3], [0.2, 0.8], [0.6, 0.4]]
+    result = of_batch(GdpoSettings(), rewards, list("aabb"), [1, 2, 3, 4])
+    assert result["gdpo/cancelled"] == result["gdpo/no_signal"] == 1
+    assert not {"gdpo/x/correlation", "gdpo/length_correlation"} & {*result}
+    assert result["gdpo/x/correlation_with_y"] == pytest.approx(-1)
+
+
+def test_a_float32_reward_is_at_its_bound():
+    rewards = np.array([[0.7], [0.7], [0.2], [0.1]], dtype=np.float32)
+    result = of_batch(EXACT, rewards, list("aabb"), [1] * 4, bounds={"x": (0.1, 0.7)})
+    assert result["gdpo/x/at_high"] == 2 / 4
+    assert result["gdpo/x/at_low"] == 1 / 4
+
+
+# --- the number of distinct advantages -----------------------------------------------------------
+
+
+def distinct(rewards, groups, weights=(1.0, 1.0)):
+    m = matrix(rewards)
+    group_B = np.unique(groups, return_inverse=True)[1]
+    return tuple(
+        distinct_advantages(m.values_BK, np.array(weights), m.present_BK, group_B, norm)
+        for norm in ("per_reward", "summed")
+    )
+
+
+def test_groups_that_differ_in_scale_alone_are_one_for_grpo():
+    # sums 0 1 | 0 2: with eps=1e-6 GRPO's 6th decimals differ
+    rewards = [[0, 0], [0, 1], [0, 0], [1, 1]]
+    assert distinct(rewards, list("aabb")) == (4, 2)
+    assert distinct(rewards, list("aabb"), [1e-9, 1e-9]) == (4, 2)
+    assert distinct(rewards, list("aabb"), [1.0, 0.5]) == (4, 2)
+
+
+def test_rounding_errors_of_the_input_are_no_advantages():
+    # 0.1 + 0.2 is not 0.3 in floating point: the sums are constant but for that, then a reward is
+    assert distinct([[0.1, 0.2], [0.3, 0.0]], [0, 0]) == (1, 1)
+    assert distinct([[0.1 + 0.2, 0.0], [0.3, 0.0]], [0, 0]) == (1, 1)
+
+
+def test_the_papers_count_for_groups_of_four():
+    # all multisets of 4 binary vectors, n=2. z(1) of k ones in 4 is (1 - k/4)/s, s^2 = k(4-k)/12:
+    # GRPO's sums are those of 4 numbers in 0..2
+    vectors = [[0, 0], [0, 1], [1, 0], [1, 1]]
+    indices = [
+        (i, j, k, m)
+        for i in range(4)
+        for j in range(i, 4)
+        for k in range(j, 4)
+        for m in range(k, 4)
+    ]
+    rewards = [vectors[i] for group in indices for i in group]
+    groups = [number for number in range(len(indices)) for _ in range(4)]
+    expected = [
+        {
+            round(a, 6) + 0.0
+            for a in oracle.gdpo(rewards, groups, group_norm=norm, batch_norm="none", eps=1e-12)
+        }
+        for norm in ("per_reward", "summed")
+    ]
+    assert distinct(rewards, groups) == tuple(map(len, expected))
+
+
+# --- the mean of the batch step ------------------------------------------------------------------
+
+
+@pytest.fixture
+def warnings_of(caplog):
+    metrics._warn_once.cache_clear()
+    caplog.set_level(logging.WARNING, logger="verl_gdpo.metrics")
+    yield caplog
+    metrics._warn_once.cache_clear()
+
+
+def test_token_weights_are_warned_of_once(warnings_of):
+    by_token = replace(EXACT, batch_norm="token")
+    result = of_batch(by_token)
+    of_batch(by_token)
+    # S times length: 2h * 20 + h * 10 = 50h, over 140 tokens
+    assert result["gdpo/batch_norm_mean"] == pytest.approx(50 * math.sqrt(0.5) / 140)
+    assert [record.getMessage() for record in warnings_of.records] == [
+        "verl-gdpo: gdpo/batch_norm_mean is not about 0, because batch_norm=token counts samples "
+        "by their tokens, and S differs with the length"
+    ]
+
+
+def test_token_weights_that_do_no_harm_are_not_warned_of(warnings_of):
+    result = of_batch(replace(EXACT, batch_norm="token"), lengths=[7] * 8)
+    assert result["gdpo/batch_norm_mean"] == pytest.approx(0, abs=1e-12)
+    assert not warnings_of.records
+
+
+def test_a_reward_too_large_for_its_spread(warnings_of):
+    of_batch(EXACT, [[1e15], [1e15 + 1], [1e15 + 1]], list("aaa"), [1] * 3)
+    assert "float64 cannot resolve it" in warnings_of.text
+
+
+def test_a_sum_that_is_not_the_weighted_one():
+    c_BK = np.array([[1.0, 0.5], [-1.0, -0.5]])
+    assert why_mean_is_not_0(c_BK.sum(axis=1), c_BK, None) is None
+    # the minimum of both, as of a variant
+    assert "not the weighted sum" in why_mean_is_not_0(np.array([0.5, -1.0]), c_BK, None)
+
+
+def test_mean_and_std_are_those_that_gave_the_advantage():
+    lengths = np.array(LENGTHS)
+    S_B = np.array(oracle.gdpo(REWARDS, GROUPS, batch_norm="none"))
+    for batch_norm, count in (("sample", None), ("token", lengths)):
+        A_B = oracle.gdpo(REWARDS, GROUPS, lengths=LENGTHS, batch_norm=batch_norm)
+        mean, std = mean_and_std(S_B, count)
+        assert ((S_B - mean) / (std + 1e-4)).tolist() == pytest.approx(A_B, abs=1e-12)
+
+
+# --- laws ----------------------------------------------------------------------------------------
+
+VALUES = st.one_of(
+    st.sampled_from([0.0, 1.0, 0.5, -3.0, 0.1 + 0.2, 0.3]),
+    st.floats(-1e6, 1e6),
+)
+
+
+@st.composite
+def batches(draw):
+    size, rewards = draw(st.integers(1, 12)), draw(st.integers(1, 4))
+
+    def rows_of(values):
+        row = st.lists(values, min_size=rewards, max_size=rewards)
+        return draw(st.lists(row, min_size=size, max_size=size))
+
+    def column_of(values):
+        return draw(st.lists(values, min_size=size, max_size=size))
+
+    return {
+        "rewards": rows_of(VALUES),
+        "present": rows_of(st.booleans()),
+        "weights": draw(st.lists(st.floats(-5, 5), min_size=rewards, max_size=rewards)),
+        "groups": column_of(st.sampled_from("abc")),
+        "lengths": column_of(st.integers(0, 9)),
+        "settings": GdpoSettings(
+            group_norm=draw(st.sampled_from(["per_reward", "summed"])),
+            batch_norm=draw(st.sampled_from(["sample", "token", "none"])),
+            normalize_by_std=draw(st.booleans()),
+            eps=draw(st.sampled_from([1e-8, 1e-6, 1e-4])),
+        ),
+    }
+
+
+@settings(deadline=None)
+@given(batches())
+def test_no_nan_and_shares_are_shares(batch):
+    bounds = {"x": (-1.0, 1.0)}
+    result = of_batch(bounds=bounds, **batch)
+    assert all(type(value) is float and math.isfinite(value) for value in result.values())
+    for name, value in result.items():
+        what = name.rsplit("/", 1)[1]
+        if what in ("missing", "varies", "at_low", "at_high", "energy", "cancelled", "no_signal"):
+            assert 0 <= value <= 1, name
+        if "correlation" in what:
+            assert -1 <= value <= 1, name
+    energies = [value for name, value in result.items() if name.endswith("/energy")]
+    if energies:
+        assert sum(energies) == pytest.approx(1)
+
+
+@settings(deadline=None)
+@given(batches())
+def test_contributions_add_up(batch):
+    gdpo = replace(batch["settings"], batch_norm="none", eps=1e-4)
+    rewards = matrix(batch["rewards"], batch["weights"], batch["present"])
+    group_B = np.unique(batch["groups"], return_inverse=True)[1]
+    scalars = metrics.scalars_of(rewards, np.ones(len(group_B), bool), group_B, gdpo)
+    c_BK = contributions(
+        scalars.z_BK.numpy(),
+        scalars.S_B.numpy(),
+        rewards.values_BK,
+        np.array(batch["weights"]),
+        group_B,
+        gdpo,
+    )
+    expected = oracle.gdpo(
+        batch["rewards"],
+        batch["groups"],
+        weights=batch["weights"],
+        present=batch["present"],
+        group_norm=gdpo.group_norm,
+        normalize_by_std=gdpo.normalize_by_std,
+        batch_norm="none",
+    )
+    # rounding of terms as large as these
+    tolerance = 1e-12 * max(1.0, np.abs(c_BK).max(), np.abs(rewards.values_BK).max() * 1e4)
+    assert c_BK.sum(axis=1) == pytest.approx(expected, abs=tolerance)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=9),
+    st.floats(1e-3, 1e3),
+)
+def test_correlation_is_numpys(pairs, scale):
+    x, y = np.array(pairs).T
+    result = correlation(x, y)
+    assert (result is None) == (np.ptp(x) == 0 or np.ptp(y) == 0)
+    if np.ptp(x) > 1e-3 and np.ptp(y) > 1e-3:
+        assert result == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-6)
+        assert correlation(-scale * x, y) == pytest.approx(-result, abs=1e-6)
+
+
+def test_the_cost_at_the_papers_size():
+    rng = np.random.default_rng(0)
+    groups = [f"prompt-{number}" for number in range(512) for _ in range(4)]
+    rewards, lengths = rng.integers(0, 2, (2048, 2)), rng.integers(1, 1024, 2048)
+    of_batch(GdpoSettings(), rewards, groups, lengths)
+    start = time.process_time()
+    of_batch(GdpoSettings(), rewards, groups, lengths)
+    assert time.process_time() - start < 0.1  # 1 % of 10 s, of which the paper's step takes 36
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def test_the_page_explains_each_metric_and_no_other():
+    explained = set(re.findall(r"^\| `(gdpo/[^`]+)` \|", PAGE.read_text(), re.M))
+    logged = of_batch(bounds={"x": (0, 1), "y": (0, 1)})
+    generic = {re.sub("/[xy]/", "/<reward>/", name).replace("_y", "_<other>") for name in logged}
+    assert explained == generic

@@ -1,0 +1,63 @@
+"""The metrics reach the trackers through verl's own `Tracking`: read back from what those wrote."""
+
+import json
+import struct
+
+import pytest
+import wandb
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_metrics import of_batch
+from verl.utils.tracking import Tracking
+from wandb.proto import wandb_internal_pb2
+
+STEPS = {1: of_batch(bounds={"x": (0, 1)}), 2: of_batch(bounds={"y": (0, 1)})}
+
+
+def log(backend):
+    tracking = Tracking("project", "run", [backend], config={})
+    for step, metrics in STEPS.items():
+        tracking.log(data=metrics, step=step)
+    tracking.finish()
+
+
+def test_tensorboard(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path))
+    log("tensorboard")
+    events = EventAccumulator(str(tmp_path)).Reload()
+    logged = {step: {} for step in STEPS}
+    for name in events.Tags()["scalars"]:
+        for event in events.Scalars(name):
+            logged[event.step][name] = event.value
+    for step, metrics in STEPS.items():
+        assert logged[step] == pytest.approx(metrics, abs=1e-6)  # it keeps float32
+
+
+def wandb_records(data):
+    """W&B's offline file: 7 bytes of header, then LevelDB's log in blocks of 32 KiB."""
+    position, record = 7, b""
+    while position + 7 <= len(data):
+        left_in_block = -position % 32768
+        if 0 < left_in_block < 7:
+            position += left_in_block
+            continue
+        _crc, size, kind = struct.unpack_from("<IHB", data, position)
+        record += data[position + 7 : position + 7 + size]
+        position += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield wandb_internal_pb2.Record.FromString(record)
+            record = b""
+
+
+def test_wandb_offline(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    log("wandb")
+    wandb.teardown()  # its service writes the file after finish() has returned
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    logged = {}
+    for record in wandb_records(file.read_bytes()):
+        if record.WhichOneof("record_type") == "history":
+            items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
+            values = {name: json.loads(value) for name, value in items.items()}
+            logged[values["_step"]] = {k: v for k, v in values.items() if k.startswith("gdpo/")}
+    assert logged == STEPS

@@ -1,0 +1,61 @@
+"""What the advantage is given, checked and as tensors."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def group_index(group_ids: Any, B: int, device: torch.device) -> tuple[torch.Tensor, int]:
+    """Number the groups 0, 1, ...; return each sample's number, (B,) int64, and the count."""
+    if isinstance(group_ids, torch.Tensor):
+        group_ids = group_ids.cpu().numpy()
+    ids = group_ids.tolist() if isinstance(group_ids, np.ndarray) else list(group_ids)
+    if len(ids) != B:
+        raise ValueError(f"group_ids: expected {B}, one per row of rewards_BK, got {len(ids)}")
+    kinds = set(map(type, ids))
+    if len(kinds) > 1 or not all(issubclass(kind, str | int) for kind in kinds):
+        names = sorted(kind.__name__ for kind in kinds)
+        raise TypeError(f"group_ids: expected all integers or all strings, got {names}")
+    number: dict[Any, int] = {}
+    for group in dict.fromkeys(ids):
+        number[group] = len(number)
+    index = np.fromiter(map(number.__getitem__, ids), dtype=np.int64, count=B)
+    return torch.from_numpy(index).to(device), len(number)
+
+
+def finite_rewards(rewards_BK: torch.Tensor, present_BK: torch.Tensor) -> torch.Tensor:
+    """Rewards in float64, 0 where absent. NaN and inf are errors, never missing values."""
+    rewards_BK = rewards_BK.to(torch.float64)
+    bad_BK = ~torch.isfinite(rewards_BK) & present_BK
+    if bad_BK.any():
+        row, column = (int(i) for i in bad_BK.nonzero()[0])
+        raise ValueError(
+            f"rewards_BK[{row}, {column}] is {rewards_BK[row, column].item()}; expected a finite "
+            "number (mark rewards that do not apply with present_BK, padding with valid_B)"
+        )
+    return torch.where(present_BK, rewards_BK, 0.0)
+
+
+def reward_weights(weights: Any, K: int, device: torch.device) -> torch.Tensor:
+    if weights is None:
+        return torch.ones(K, dtype=torch.float64, device=device)
+    weights_K = torch.as_tensor(weights, dtype=torch.float64, device=device)
+    if weights_K.shape != (K,) or not torch.isfinite(weights_K).all():
+        raise ValueError(f"weights: expected {K} finite numbers, got {weights_K.tolist()}")
+    return weights_K
+
+
+def row_mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    if mask is None:
+        return torch.ones(shape, dtype=torch.bool, device=device)
+    tensor = torch.as_tensor(mask, device=device)
+    if tensor.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+    return tensor.to(torch.bool)
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {list(choices)}, got {value!r}")

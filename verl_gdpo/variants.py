@@ -1,0 +1,226 @@
+"""Other ways than the weighted sum to make one number of a sample's normalised rewards: step 2.
+
+Each is a `combine` of `compute_gdpo_advantage`, with its parameters filled in:
+`combine=functools.partial(rvpo, k=1.0)`. All take, and your own function may use,
+
+    z_BK           step 1; exactly 0 where a reward is missing or constant in its group
+    rewards_BK     raw values, 0 where missing
+    group_index_B  number of the sample's group, from 0
+    weights_K      the user's weights
+    present_BK     False where a reward is missing, and on rows that are padding
+    valid_B        False on padding
+
+and return S_B. Everything is float64 but the index and the masks. Missing and constant rewards
+count with z = 0. A reward of weight 0 changes nothing. Step 3 follows as after the sum; it centres
+the batch, so where S does not sum to 0 in each group (`rvpo`, `gd2po`, asymmetric `dara`), groups
+without signal end up off 0, unless batch_norm is "none".
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, get_args
+
+import torch
+
+Bounds = tuple[float, float]
+DaraMode = Literal["symmetric", "asymmetric"]
+
+# a value may leave its bounds by this share of their distance: float32 rewards do
+BOUNDS_TOLERANCE = 1e-6
+
+
+def rvpo(
+    z_BK: torch.Tensor,
+    rewards_BK: torch.Tensor,
+    group_index_B: torch.Tensor,
+    weights_K: torch.Tensor,
+    present_BK: torch.Tensor,
+    valid_B: torch.Tensor,
+    *,
+    k: float,
+) -> torch.Tensor:
+    """S = -(1/k) ln( sum_j p_j exp(-k z_j) ), p_j = w_j / sum w: a soft minimum over the rewards.
+
+    k -> 0 is the mean, so GDPO up to one scale; k -> inf is the minimum. "RVPO", arXiv 2605.05750,
+    where all weights are 1.
+
+    Raises:
+        ValueError: k is not above 0, or a weight is negative.
+    """
+    _check_number("rvpo k", k, above=0.0)
+    _check_weights("rvpo", weights_K)
+    used_K = weights_K > 0
+    if not used_K.any():
+        return torch.zeros_like(z_BK[:, 0])
+    z_BK, share_K = z_BK[:, used_K], weights_K[used_K] / weights_K.sum()
+    low_B = z_BK.amin(dim=1)
+    exponent_BK = -k * (z_BK - low_B[:, None])  # <= 0, so nothing overflows
+    # the mean of exp, less 1: log1p of it keeps its digits for a small k
+    tail_B = (share_K * torch.expm1(exponent_BK)).sum(dim=1)
+    log_mean_B = torch.where(
+        tail_B > -0.5, torch.log1p(tail_B), torch.logsumexp(exponent_BK + share_K.log(), dim=1)
+    )
+    return low_B - log_mean_B / k
+
+
+def dara(
+    z_BK: torch.Tensor,
+    rewards_BK: torch.Tensor,
+    group_index_B: torch.Tensor,
+    weights_K: torch.Tensor,
+    present_BK: torch.Tensor,
+    valid_B: torch.Tensor,
+    *,
+    mode: DaraMode = "symmetric",
+    maximum: float = 5.0,
+) -> torch.Tensor:
+    """Rewards that seldom vary in a group count more: f_k = min(maximum, sqrt(max pi / pi_k)).
+
+    pi_k is the share of groups in which reward k varies. With c_k = w_k z_k, "symmetric" is
+    S = sum_k f_k c_k, "asymmetric" S = sum_k c_k + (f_k - 1) max(c_k, 0), which raises only what is
+    above its group's mean. GDPO where all pi are equal. "DARA", arXiv 2610.00574, where w = 1.
+
+    Raises:
+        ValueError: unknown mode, or maximum below 1.
+    """
+    if mode not in get_args(DaraMode):
+        raise ValueError(f"dara mode: expected one of {list(get_args(DaraMode))}, got {mode!r}")
+    _check_number("dara maximum", maximum, at_least=1.0)
+    shape_GK = (int(group_index_B.max()) + 1, z_BK.shape[1])
+    varied_GK = z_BK.new_zeros(shape_GK).index_add_(0, group_index_B, (z_BK != 0).to(z_BK.dtype))
+    groups_K = ((varied_GK > 0) & (weights_K != 0)).sum(dim=0).to(z_BK.dtype)
+    # a reward that varies nowhere has z = 0 throughout, whatever its factor
+    factor_K = (groups_K.max() / groups_K.clamp(min=1)).sqrt().clamp(max=maximum)
+    contribution_BK = z_BK * weights_K
+    if mode == "symmetric":
+        return (factor_K * contribution_BK).sum(dim=1)
+    return (contribution_BK + (factor_K - 1) * contribution_BK.clamp(min=0)).sum(dim=1)
+
+
+def sa_mrpo(
+    z_BK: torch.Tensor,
+    rewards_BK: torch.Tensor,
+    group_index_B: torch.Tensor,
+    weights_K: torch.Tensor,
+    present_BK: torch.Tensor,
+    valid_B: torch.Tensor,
+    *,
+    bounds_K: Sequence[Bounds | None],
+    gamma: float = 0.5,
+) -> torch.Tensor:
+    """Rewards that are nearly reached count less: S = sum_k w_k (1 - s_k)^gamma z_k.
+
+    s_k = (batch mean of r_k - low_k) / (high_k - low_k), over the samples that have the reward.
+    gamma = 0 is GDPO. "SA-MRPO", arXiv 2608.16072.
+
+    Args:
+        bounds_K: (low, high) of each raw reward; None will do for a reward of weight 0.
+
+    Raises:
+        ValueError: gamma below 0, no bounds for a reward that has a weight, or a value outside.
+    """
+    _check_number("sa_mrpo gamma", gamma, at_least=0.0)
+    if len(bounds_K) != len(weights_K):
+        raise ValueError(f"sa_mrpo bounds_K: expected {len(weights_K)}, got {len(bounds_K)}")
+    S_B = torch.zeros_like(z_BK[:, 0])
+    for k, (bounds, weight) in enumerate(zip(bounds_K, weights_K.tolist(), strict=True)):
+        if weight == 0:
+            continue
+        if bounds is None or not -math.inf < bounds[0] < bounds[1] < math.inf:
+            raise ValueError(f"sa_mrpo bounds_K[{k}]: expected (low, high), got {bounds!r}")
+        low, high = bounds
+        values = rewards_BK[present_BK[:, k], k]
+        slack = BOUNDS_TOLERANCE * (high - low)
+        if ((values < low - slack) | (values > high + slack)).any():
+            worst = values[((values - low) + (values - high)).abs().argmax()].item()
+            raise ValueError(f"sa_mrpo bounds_K[{k}]={bounds}: a reward is {worst}")
+        if len(values):
+            room = ((high - values.mean()) / (high - low)).clamp(0, 1)
+            S_B = S_B + weight * room**gamma * z_BK[:, k]
+    return S_B
+
+
+def gd2po(
+    z_BK: torch.Tensor,
+    rewards_BK: torch.Tensor,
+    group_index_B: torch.Tensor,
+    weights_K: torch.Tensor,
+    present_BK: torch.Tensor,
+    valid_B: torch.Tensor,
+    *,
+    tau: float,
+) -> torch.Tensor:
+    """The weighted sum, but 0 for samples on which the rewards disagree.
+
+    With c_k = w_k z_k, a sample is in conflict if some c is above 0 and some below; it is dropped
+    if then |sum c| / sum |c| < tau. tau = 0 drops none: GDPO. tau = 1 drops all that are in
+    conflict. "GD2PO", arXiv 2606.16771; its reweighting of prompts is left out.
+
+    Raises:
+        ValueError: tau is not in [0, 1].
+    """
+    _check_number("gd2po tau", tau, at_least=0.0, at_most=1.0)
+    contribution_BK = z_BK * weights_K
+    S_B = contribution_BK.sum(dim=1)
+    conflict_B = (contribution_BK > 0).any(dim=1) & (contribution_BK < 0).any(dim=1)
+    dropped_B = conflict_B & (S_B.abs() < tau * contribution_BK.abs().sum(dim=1))
+    return torch.where(dropped_B, 0.0, S_B)
+
+
+def dvao(
+    z_BK: torch.Tensor,
+    rewards_BK: torch.Tensor,
+    group_index_B: torch.Tensor,
+    weights_K: torch.Tensor,
+    present_BK: torch.Tensor,
+    valid_B: torch.Tensor,
+) -> torch.Tensor:
+    """S = sum_k w_k (r_k - m_k) / sum_l w_l s_l, with the group's mean m and unbiased std s.
+
+    The numerator is GRPO's, so what GRPO ties within a group stays tied. 0 in a group in which
+    nothing varies. With one reward it is GDPO with eps = 0. "DVAO", arXiv 2605.25604.
+
+    Raises:
+        ValueError: a weight is negative, so that the denominator may vanish.
+    """
+    _check_weights("dvao", weights_K)
+
+    def group_sum(values_BK: torch.Tensor) -> torch.Tensor:
+        shape_GK = (int(group_index_B.max()) + 1, values_BK.shape[1])
+        return values_BK.new_zeros(shape_GK).index_add_(0, group_index_B, values_BK)
+
+    count_GK = group_sum(present_BK.to(z_BK.dtype))
+    mean_GK = group_sum(rewards_BK * present_BK) / count_GK.clamp(min=1)
+    # z says what is constant: there the mean may miss the values by a rounding
+    centred_BK = torch.where(z_BK != 0, rewards_BK - mean_GK[group_index_B], 0.0)
+    std_GK = (group_sum(centred_BK.square()) / (count_GK - 1).clamp(min=1)).sqrt()
+    scale_B = (std_GK * weights_K).sum(dim=1)[group_index_B]
+    numerator_B = (centred_BK * weights_K).sum(dim=1)
+    return torch.where(scale_B > 0, numerator_B / scale_B, 0.0)
+
+
+VARIANTS: Mapping[str, Callable[..., torch.Tensor]] = {
+    function.__name__: function for function in (rvpo, dara, sa_mrpo, gd2po, dvao)
+}
+
+
+def _check_number(
+    name: str,
+    value: float,
+    *,
+    above: float = -math.inf,
+    at_least: float = -math.inf,
+    at_most: float = math.inf,
+) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and math.isfinite(value) and value > above and at_least <= value <= at_most:
+        return
+    limits = [f"above {above:g}"] * (above > -math.inf)
+    limits += [f"at least {at_least:g}"] * (at_least > -math.inf)
+    limits += [f"at most {at_most:g}"] * (at_most < math.inf)
+    raise ValueError(f"{name}: expected a number {' and '.join(limits)}, got {value!r}")
+
+
+def _check_weights(name: str, weights_K: torch.Tensor) -> None:
+    if (weights_K < 0).any():
+        raise ValueError(f"{name}: expected weights of 0 or more, got {weights_K.tolist()}")
