@@ -213,6 +213,13 @@ def test_legacy_trainer_with_a_missing_reward():
     assert data.batch["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
+def test_settings_are_checked_before_data_or_a_model_is_loaded():
+    trainer = object.__new__(ray_trainer.RayPPOTrainer)
+    trainer.config = verl_config("algorithm.use_kl_in_reward=True")
+    with pytest.raises(ValueError, match="use_kl_in_reward=True with adv_estimator=gdpo"):
+        trainer._create_dataloader(None, None, None, None)
+
+
 def test_a_main_module_that_holds_verls_functions_can_be_pickled():
     """Ray pickles a task runner of `__main__` by value, with all that it names."""
     for name in ("compute_advantage", "compute_data_metrics", "process_validation_metrics"):
