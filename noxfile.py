@@ -1,20 +1,50 @@
-"""Tests that need an environment of their own: `nox -s trl`.
+"""Tests that need an environment of their own: `nox`, or `nox -s trl` and the like.
 
-pip's settings hold. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu spares the gigabytes
-of CUDA that come with PyPI's torch.
+PIP_FIND_LINKS=FOLDER names wheels to take first: that of torch without CUDA spares gigabytes.
 """
+
+import os
 
 import nox
 
-nox.options.default_venv_backend = "virtualenv"
+TESTS = ("tests/test_legacy_trainer.py", "tests/test_other_trainers.py")
+V1_TESTS = ("tests/test_separate_async.py", "tests/test_verl_seams.py")
+# these versions set no bounds: they need numpy 1, and names that transformers 5 lacks
+BOUNDS = ("transformers>=4.57,<5", "pyarrow>=19,<21")
+SESSIONS = {
+    "0.7.1": (BOUNDS, TESTS),
+    "0.8.0": (BOUNDS, TESTS),
+    "0.9.0": ((), TESTS + V1_TESTS),
+}
+
+nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
+
+
+def install(session: nox.Session, *packages: str) -> None:
+    folder = os.environ.get("PIP_FIND_LINKS")  # which uv does not read by itself
+    links = ("--find-links", folder) if folder else ()
+    session.install(*links, "torch==2.13.0")
+    session.install(*links, *packages, "pytest>=8,<10")
+
+
+def verl_session(version: str, bounds: tuple[str, ...], tests: tuple[str, ...]) -> None:
+    @nox.session(name=f"verl-{version}")
+    def test(session: nox.Session) -> None:
+        """A version of verl other than the pinned one."""
+        install(session, f"verl=={version}", *bounds, "-e", ".")
+        env = {"VERL_USE_EXTERNAL_MODULES": "verl_gdpo.plugin", "EXPECTED_VERL": version}
+        session.run("pytest", *tests, *session.posargs, env=env)
+
+
+for version, (bounds, tests) in SESSIONS.items():
+    verl_session(version, bounds, tests)
 
 
 @nox.session
 def trl(session: nox.Session) -> None:
     """The dialect `trl` against TRL's own method, which pytest does not collect by itself."""
-    session.install("torch==2.13.0")
-    session.install("trl==1.16.0", "pytest>=8,<10")
+    install(session, "trl==1.16.0")
     # TRL's imports warn, and this project's tests take warnings for errors
     command = ("pytest", "-W", "ignore", "tests/trl_dialect.py", *session.posargs)
     session.run(*command, env={"PYTHONPATH": "."})

@@ -4,7 +4,10 @@ A tiny untrained model gets ToolRL's rewards, which it never earns, and two on w
 """
 
 import json
+import os
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -156,7 +159,7 @@ def share_without_advantage(rows):
 
 def test_gdpo_trains(gdpo_run):
     assert gdpo_run.exit_code == 0, gdpo_run.last_lines()
-    assert gdpo_run.output.count("replaces verl's own gdpo") == 1
+    assert gdpo_run.output.count("replaces the gdpo of verl 0.9.1") == 1
     steps = gdpo_run.steps()
     assert sorted(steps) == [0, 1, 2, 3]
     for step in (1, 2, 3):
@@ -223,10 +226,45 @@ def test_grpo_arm_differs_in_the_estimator_alone(assets, tmp_path):
     assert metrics["gdpo/distinct_grpo"] >= 2
 
 
+def test_colocate_async_trains(assets, tmp_path):
+    """Prompts are sent out ahead of time, so that rollouts come from older weights."""
+    run = run_verl(
+        tmp_path,
+        overrides(
+            assets,
+            "trainer.v1.trainer_mode=colocate_async",
+            "data.max_response_length=300",
+            "trainer.test_freq=-1",
+            "trainer.val_before_train=False",
+        ),
+    )
+    assert run.exit_code == 0, run.last_lines()
+    staleness = {}
+    for step, metrics in run.steps().items():
+        check_rollouts(run.dump(step), oracle.gdpo, dict.fromkeys(GDPO_REWARDS, 1.0))
+        staleness[step] = metrics["training/off_policy/trajectory_staleness_worst/max"]
+        if staleness[step] == 0:
+            assert metrics["training/rollout_probs_diff_max"] < 1e-5
+    assert sorted(staleness) == [1, 2, 3]
+    assert staleness[1] == 0 < max(staleness.values())
+
+
+@pytest.fixture(scope="session")
+def verl_folders(tmp_path_factory):
+    """{version: a folder for PYTHONPATH}; 0.9.0 without dependencies, which are those of 0.9.1."""
+    folder = tmp_path_factory.mktemp("verl_0.9.0")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
+    subprocess.run([*pip, "verl==0.9.0"], check=True, timeout=300)
+    return {"0.9.0": str(folder), "0.9.1": ""}
+
+
 @pytest.mark.parametrize(
-    ("estimator", "kept"), [("gdpo", {"tied", "ordinary"}), ("grpo", {"ordinary"})]
+    ("estimator", "kept", "version"),
+    [("gdpo", {"tied", "ordinary"}, "0.9.0"), ("grpo", {"ordinary"}, "0.9.1")],
 )
-def test_group_filtering_and_missing_rewards(assets, tmp_path, estimator, kept):
+def test_group_filtering_and_missing_rewards(
+    assets, tmp_path, verl_folders, estimator, kept, version
+):
     run = run_verl(
         tmp_path,
         overrides(
@@ -241,8 +279,10 @@ def test_group_filtering_and_missing_rewards(assets, tmp_path, estimator, kept):
             "trainer.test_freq=-1",
             scorer="patterned",
         ),
+        PYTHONPATH=os.pathsep.join([verl_folders[version], os.environ.get("PYTHONPATH", "")]),
     )
     assert run.exit_code == 0, run.last_lines()
+    assert f"replaces the gdpo of verl {version};" in run.output
     groups = {}
     rows = [row for row in run.dump(1) if not row["is_padding"]]
     for row in rows:

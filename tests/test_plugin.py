@@ -91,14 +91,15 @@ get_adv_estimator_fn("gdpo")()
 @pytest.mark.parametrize(
     ("version", "break_verl", "reason"),
     [
-        ("0.10.0", "", "not supported (verl 0.10.0; supported: verl>=0.9.0"),
+        ("0.7.0", "", "not supported (verl 0.7.0; supported: verl>=0.7.1"),
+        ("0.10.0", "", "not supported (verl 0.10.0; supported: verl>=0.7.1"),
         (
             "0.9.1",
             "import verl.trainer.ppo.v1.trainer_base as t; del t.PPOTrainer._init_dataloader",
-            "PPOTrainer has no method _init_dataloader (verl 0.9.1; supported: verl>=0.9.0",
+            "PPOTrainer has no method _init_dataloader (verl 0.9.1; supported: verl>=0.7.1",
         ),
     ],
-    ids=["version", "symbol"],
+    ids=["older", "newer", "symbol"],
 )
 def test_says_loudly_why_it_cannot_work(version, break_verl, reason):
     code = UNSUPPORTED.format(version=version, break_verl=break_verl)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import yaml
 from omegaconf import OmegaConf
+from packaging.specifiers import SpecifierSet
 
 from verl_gdpo import SUPPORTED_VERL
 from verl_gdpo.dialects import DIALECTS
 from verl_gdpo.reward_terms import Condition, RewardTerm
 from verl_gdpo.settings import KEYS, GdpoSettings
+from verl_gdpo.support import REFUSED, TRAINERS
 from verl_gdpo.variants import VARIANTS
 
 REPO = Path(__file__).resolve().parents[1]
@@ -106,3 +108,21 @@ def test_the_rewards_example_is_read():
 
 def test_the_supported_range_is_the_same_everywhere():
     assert f'"verl{SUPPORTED_VERL}"' in (REPO / "pyproject.toml").read_text()
+
+
+def test_the_support_table_is_the_code():
+    table = README.split("## Supported versions and trainers")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)`[^|]* \| ([^|]+) \|", table, re.M))
+    refused = {trainer for trainer, versions in rows.items() if versions == "refused"}
+    assert refused == set(REFUSED)
+    works = {t: tuple(rows[t].split(", ")) for t in rows if t not in refused}
+    assert works == dict(TRAINERS)
+
+
+def test_the_versions_in_the_table_are_tested():
+    """By nox, by the default tests on what is pinned, and by one run of them on verl 0.9.0."""
+    named = {version for versions in TRAINERS.values() for version in versions}
+    by_nox = set(re.findall(r'^    "([\d.]+)": ', (REPO / "noxfile.py").read_text(), re.M))
+    pinned = re.findall(r"^verl==([\d.]+)$", (REPO / "requirements/cpu.txt").read_text(), re.M)
+    assert named == by_nox | {*pinned}
+    assert all(version in SpecifierSet(SUPPORTED_VERL) for version in named)

@@ -34,7 +34,7 @@ def event_loop():
     asyncio.set_event_loop(None)
 
 
-def manager(compute_score=None, *, use_v1=True, reward_kwargs=None, **algorithm_keys):
+def manager(compute_score=None, *, on_v1=True, reward_kwargs=None, **algorithm_keys):
     config = OmegaConf.create(
         {
             "algorithm": algorithm_keys,
@@ -42,7 +42,8 @@ def manager(compute_score=None, *, use_v1=True, reward_kwargs=None, **algorithm_
                 "custom_reward_function": {"path": compute_score and "scorer.py"},
                 **({"reward_kwargs": reward_kwargs} if reward_kwargs else {}),
             },
-            "trainer": {"experiment_name": "qwen-run", "use_v1": use_v1},
+            "trainer": {"experiment_name": "qwen-run", "use_v1": True},
+            "transfer_queue": {"enable": on_v1},
         }
     )
     return GdpoRewardManager(config, Tokenizer(), compute_score or verls_default)
@@ -225,7 +226,7 @@ def test_what_cannot_be_scored_is_carried_as_an_error(scorer, settings, reason):
     assert "uid u-1" in message and "extra_info.index 17" in message
     assert re.search(reason, message)
     with pytest.raises(RuntimeError, match="uid u-1"):  # the legacy trainer stops by itself
-        score(manager(scorer, use_v1=False, **settings), "x")
+        score(manager(scorer, on_v1=False, **settings), "x")
 
 
 def test_a_missing_ground_truth_is_an_error_not_a_low_score():

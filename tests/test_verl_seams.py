@@ -1,7 +1,6 @@
-"""Our estimator through verl's own functions, without starting a trainer."""
+"""Our estimator through the functions of verl's V1 trainers, without starting one."""
 
 import functools
-import inspect
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,135 +10,25 @@ import pytest
 import ray
 import torch
 from datasets import Dataset
-from omegaconf import OmegaConf
 from tensordict import TensorDict
 from test_settings import run_config
 from transfer_queue import KVBatchMeta
-from verl import DataProto
 from verl.trainer.ppo import ray_trainer
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+from verl_batch import GROUPS, REWARDS, algorithm, batch
 
-from verl_gdpo import compute_gdpo_advantage, legacy_trainer, queue_rows
+from verl_gdpo import compute_gdpo_advantage, queue_rows
 from verl_gdpo.reward_rows import EstimatorInput, RewardError, RewardRows, current_input
 from verl_gdpo.rewards import BOUNDS, SCORERS
 from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.support import TRAINERS
 from verl_gdpo.trainer import GdpoTrainer, check_reward_workers
-from verl_gdpo.validation import present_only
 from verl_gdpo.variants import dara, dvao, gd2po, rvpo, sa_mrpo
 
-REWARDS = [[1, 1], [1, 0], [0, 1], [0, 0], [3, 1], [3, 1], [-3, 1], [0.5, 1]]
-GROUPS = list("aaaabbbb")
 
-
-def batch(columns=None, keys=None, **meta_info):
-    size = len(REWARDS)
-    mask = (torch.arange(8)[None, :] <= torch.arange(size)[:, None]).long()
-    scores = mask * torch.tensor([sum(row) for row in REWARDS])[:, None]
-    return DataProto(
-        batch=TensorDict(
-            {"token_level_rewards": scores.float(), "response_mask": mask}, batch_size=size
-        ),
-        non_tensor_batch={"uid": np.array(GROUPS, dtype=object), **(columns or {})},
-        meta_info=meta_info,
-    )
-
-
-def algorithm(**settings):
-    return OmegaConf.create({"adv_estimator": "gdpo", "gdpo": settings})
-
-
-# --- the legacy trainer's compute_advantage ------------------------------------------------------
-
-
-@pytest.mark.parametrize("settings", [{}, {"rewards": {"correctness": 1.0, "format": 1.0}}])
-def test_legacy_trainer_hands_over_the_columns(settings):
-    values = np.array(REWARDS)
-    columns = {"correctness": values[:, 0], "format": values[:, 1], "score": values.sum(1)}
-    data = batch(columns, reward_extra_keys=list(columns))
-    data = ray_trainer.compute_advantage(
-        data, adv_estimator="gdpo", config=algorithm(**settings), norm_adv_by_std_in_grpo=True
-    )
-    expected = oracle.gdpo(REWARDS, GROUPS)
-    actual = data.batch["advantages"]
-    assert actual[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
-    assert torch.equal(actual != 0, (data.batch["response_mask"] != 0) & (actual[:, :1] != 0))
-    assert torch.equal(actual, data.batch["returns"])
-    logged = data.meta_info["gdpo_metrics"]
-    assert logged["gdpo/correctness/min"] == -3.0
-    lengths = np.arange(len(REWARDS)) + 1
-    assert logged["gdpo/length_correlation"] == pytest.approx(np.corrcoef(lengths, expected)[0, 1])
-    assert current_input.get() is None
-
-
-def test_legacy_trainer_metrics_reach_verls():
-    columns = {"a": np.array(REWARDS)[:, 0]}
-    data = batch(columns, reward_extra_keys=["a"])
-    ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
-    assert inspect.unwrap(ray_trainer.compute_data_metrics) is not ray_trainer.compute_data_metrics
-    data.batch["token_level_scores"] = data.batch["token_level_rewards"]
-    for key in ("prompts", "responses"):
-        data.batch[key] = torch.ones_like(data.batch["response_mask"])
-    data.batch["attention_mask"] = torch.ones(len(data), 16, dtype=torch.long)
-    metrics = ray_trainer.compute_data_metrics(batch=data, use_critic=False)
-    assert metrics["gdpo/a/max"] == 3.0
-    assert "critic/score/mean" in metrics
-
-
-def test_other_estimators_are_verls_own():
-    data = ray_trainer.compute_advantage(batch(), adv_estimator="grpo", config=algorithm())
-    expected = oracle.gdpo(
-        [[sum(row) * (i + 1)] for i, row in enumerate(REWARDS)],
-        GROUPS,
-        batch_norm="none",
-        eps=1e-6,
-    )
-    actual = data.batch["advantages"][:, 0].tolist()
-    assert actual == pytest.approx(expected, abs=1e-5)
-    assert "gdpo_metrics" not in data.meta_info
-
-
-def test_the_grpo_arm_on_the_legacy_trainer(monkeypatch):
-    monkeypatch.setattr(legacy_trainer, "has_gdpo_manager", True)
-    columns = {"a": np.array(REWARDS)[:, 0], "b": np.array(REWARDS)[:, 1]}
-    data = batch(columns, reward_extra_keys=["a", "b"])
-    # as the reward manager does: the score is the sum, on one token
-    data.batch["token_level_rewards"] = torch.zeros(8, 8)
-    data.batch["token_level_rewards"][:, 0] = torch.tensor(REWARDS).sum(dim=1)
-    for settings in ({}, {"batch_norm": "token"}):
-        data = ray_trainer.compute_advantage(
-            data, adv_estimator="grpo", config=algorithm(**settings)
-        )
-        advantages = data.batch["advantages"][:, 0].tolist()
-        logged = data.meta_info["gdpo_metrics"]
-        correlation = np.corrcoef(np.arange(8) + 1, advantages)[0, 1]
-        assert logged["gdpo/length_correlation"] == pytest.approx(correlation, abs=1e-5)
-        # group a: sums 2 1 1 0; group b: 4 4 -2 1.5
-        assert logged["gdpo/cancelled"] == 2 / 8
-        assert len({round(a, 4) for a in advantages}) == logged["gdpo/distinct_grpo"] == 6
-        assert "gdpo/batch_norm_mean" not in logged
-
-
-def test_without_columns_the_message_says_what_to_do():
-    data = batch(reward_extra_keys=[])
-    with pytest.raises(RewardError, match="no named reward"):
-        ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
-
-
-def test_legacy_trainer_with_a_missing_reward():
-    rewards = [[1, 1], [1, None], [0, 1], [0, 0], [3, None], [3, None], [-3, 1], [0.5, None]]
-    values = np.array(rewards, dtype=object)
-    columns = {"a": values[:, 0], "b": values[:, 1]}
-    data = batch(columns, reward_extra_keys=["a", "b"])
-    data = ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
-    expected = oracle.gdpo(
-        [[a, b or 0] for a, b in rewards],
-        GROUPS,
-        present=[[True, b is not None] for _, b in rewards],
-    )
-    assert data.batch["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-6)
-
-
-# --- V1's compute_advantage ----------------------------------------------------------------------
+def test_the_support_table_has_verls_trainers():
+    assert set(TRAINER_REGISTRY) == {"sync", "colocate_async", "separate_async"} <= set(TRAINERS)
 
 
 def v1_advantages(keys, infos, padding, declared=None, **settings):
@@ -286,33 +175,6 @@ def test_the_training_rows_tell_whose_bounds_hold(monkeypatch):
     assert "correctness" not in trainer.gdpo.bounds
     trainer._init_dataloader()
     assert trainer.gdpo.bounds["correctness"] == (-3.0, 3.0)
-
-
-# --- validation on verl 0.9.0 ---------------------------------------------------------------------
-
-
-def means(data_sources, sample_uids, infos_dict):
-    """verl 0.9.0's function, reduced to the mean over a data source."""
-    return {
-        source: {
-            name: {"mean@1": np.mean([column[i] for i in indices])}
-            for name, column in infos_dict.items()
-        }
-        for source in dict.fromkeys(data_sources)
-        for indices in [[i for i, other in enumerate(data_sources) if other == source]]
-    }
-
-
-def test_validation_averages_what_is_present():
-    infos = {"reward": [1.0, 2.0, 6.0], "a": [None, 2.0, None], "b": [None, None, 6.0]}
-    arguments = (["x", "x", "y"], ["u", "v", "w"], infos)
-    with pytest.raises(TypeError):
-        means(*arguments)
-    result = present_only(means, None, arguments, {})
-    assert {source: {k: v["mean@1"] for k, v in m.items()} for source, m in result.items()} == {
-        "x": {"reward": 1.5, "a": 2.0},
-        "y": {"reward": 6.0, "b": 6.0},
-    }
 
 
 # --- the reward workers --------------------------------------------------------------------------

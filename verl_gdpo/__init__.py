@@ -6,7 +6,7 @@ Importing the package loads neither torch nor verl; `verl_gdpo.plugin` is what v
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-SUPPORTED_VERL = ">=0.9.0,<0.10"  # what the plugins accept; pyproject.toml says the same
+SUPPORTED_VERL = ">=0.7.1,<0.10"  # what the plugins accept; pyproject.toml says the same
 __all__ = ["SUPPORTED_VERL", "compute_gdpo_advantage"]
 
 if TYPE_CHECKING:

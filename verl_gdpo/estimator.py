@@ -1,6 +1,6 @@
 """`algorithm.adv_estimator=gdpo` as verl calls it.
 
-Relies on verl 0.9: `core_algos.ADV_ESTIMATOR_REGISTRY` entries are called with keywords
+Relies on verl 0.7.1 to 0.9: `core_algos.ADV_ESTIMATOR_REGISTRY` entries are called with keywords
 `token_level_rewards, response_mask, index, config` (+ `non_tensor_batch, batch` for "gdpo").
 """
 

@@ -1,9 +1,10 @@
 """How verl picks us up, and why it rejects us.
 
-Loaded by the entry point `verl_gdpo` of the group `verl.plugins`, by
+Loaded by the entry point `verl_gdpo` of the group `verl.plugins` (verl 0.9), by
 `VERL_USE_EXTERNAL_MODULES=verl_gdpo.plugin`, or both: at the end of `import verl`, in each process.
 No part of verl is imported for it. Each module of ours in `EXTENDS` is imported right after verl
-has imported the module that ours extends, and puts itself in place then.
+has imported the module that ours extends, and puts itself in place then. A version of verl that
+lacks a module never gets there: 0.7.1 and 0.8.0 have no `verl.trainer.ppo.v1`.
 """
 
 import importlib
@@ -18,8 +19,10 @@ from verl_gdpo import SUPPORTED_VERL
 
 EXTENDS = {
     "verl.experimental.reward_loop.reward_manager": "verl_gdpo.reward_manager",
+    "verl.trainer.ppo.metric_utils": "verl_gdpo.verl_metrics",
     "verl.trainer.ppo.v1": "verl_gdpo.trainer",
     "verl.trainer.ppo.ray_trainer": "verl_gdpo.legacy_trainer",
+    "verl.trainer.main_ppo": "verl_gdpo.run_ppo",
 }
 
 # why gdpo must not run in this process; empty when all is well
@@ -27,7 +30,7 @@ refusals: list[str] = []
 
 
 def replace_estimator(core_algos: Any) -> None:
-    """Relies on verl 0.9 `core_algos.ADV_ESTIMATOR_REGISTRY`, looked up by name at each step."""
+    """Relies on verl 0.7.1 to 0.9: `core_algos.ADV_ESTIMATOR_REGISTRY`, read at each step."""
     core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"] = estimator
 
 

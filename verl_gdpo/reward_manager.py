@@ -1,7 +1,8 @@
 """`reward.reward_manager.name=gdpo`: every reward of a sample under its own name.
 
-Relies on verl 0.9: `verl.experimental.reward_loop.reward_manager.base.RewardManagerBase` with the
-coroutine `run_single(data) -> {"reward_score", "reward_extra_info"}`; `registry.REWARD_MANAGER`.
+Relies on verl 0.7.1 to 0.9: `verl.experimental.reward_loop.reward_manager`, there
+`base.RewardManagerBase` with the coroutine `run_single(data) -> {"reward_score",
+"reward_extra_info"}`, and `registry.REWARD_MANAGER`; `transfer_queue.enable`, true under V1 alone.
 """
 
 import functools
@@ -35,8 +36,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     scorers and verl's, so is a configured reward that only other data sources have.
 
     What cannot be scored is reported under `ERROR_KEY` for verl-gdpo's trainer to stop the run,
-    because verl's V1 trainer goes on after an exception in here. The legacy trainer does not, and
-    gets the exception itself.
+    because verl's V1 trainer goes on after an exception in here. The others do not, and get the
+    exception itself.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self.settings = GdpoSettings.from_algorithm(config.algorithm)
         self.is_custom = config.reward.custom_reward_function.path is not None
         self.scorer_options = dict(config.reward.get("reward_kwargs") or {})
-        self.reports_errors = bool(config.trainer.get("use_v1", False))
+        # not `trainer.use_v1`: that is true also in trainers which do not look at it
+        self.reports_errors = bool(config.transfer_queue.enable)
         self.router_kwargs = (
             {}
             if reward_router_address is None

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from verl.trainer.ppo.v1 import trainer_base
+import verl
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 
@@ -21,7 +21,6 @@ from verl_gdpo.replay_buffer import GdpoBuffer
 from verl_gdpo.reward_rows import EstimatorInput, RewardMatrix, current_input, group_of
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings import settings_of_run, uses_gdpo_manager
-from verl_gdpo.validation import average_what_is_present
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -68,8 +67,10 @@ class GdpoTrainer:
         self.dump_columns: dict[str, dict[str, Any]] | None = None  # by row key, while dumping
         if self.gdpo is not None:
             logger.info(
-                "verl-gdpo %s replaces verl's own gdpo; adv_estimator=%s, reward manager %s, %s",
+                "verl-gdpo %s replaces the gdpo of verl %s; adv_estimator=%s, "
+                "reward manager %s, %s",
                 verl_gdpo.__version__,
+                verl.__version__,
                 config.algorithm.adv_estimator,
                 config.reward.reward_manager.name,
                 self.gdpo,
@@ -171,4 +172,3 @@ def _manager_and_node(worker: Any) -> tuple[str, str]:
 
 # under the same names, because verl compares `trainer.v1.trainer_mode` with them
 TRAINER_REGISTRY.update({mode: with_gdpo(cls) for mode, cls in TRAINER_REGISTRY.items()})
-average_what_is_present(trainer_base)

@@ -29,8 +29,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from verl_gdpo import SUPPORTED_VERL
-
+SUPPORTED_VERL = ">=0.9.0,<0.10"  # earlier ones have no V1 trainer, and no platforms
 BACKEND = "cpu:gloo"
 POLL_INTERVAL_SECONDS = 0.1
 

@@ -1,0 +1,255 @@
+"""The legacy trainer: verl's own reward loop and functions, on every version that is supported.
+
+Run on the installed verl, and by `nox` on verl 0.7.1, 0.8.0 and 0.9.0.
+"""
+
+import asyncio
+import inspect
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import oracle
+import pytest
+import ray
+import torch
+import verl
+from verl import DataProto
+from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
+from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
+from verl.trainer.ppo import ray_trainer
+from verl.trainer.ppo.reward import extract_reward
+from verl_batch import GROUPS, REWARDS, algorithm, batch, verl_config
+
+from verl_gdpo import legacy_trainer
+from verl_gdpo.cpu.tiny_model import make_tiny_model
+from verl_gdpo.plugin import refusals
+from verl_gdpo.reward_rows import RewardError, current_input
+from verl_gdpo.verl_metrics import present_only
+
+
+def test_the_plugin_is_loaded():
+    assert verl.__version__ == os.environ.get("EXPECTED_VERL", "0.9.1")
+    assert refusals == []
+    assert get_reward_manager_cls("gdpo").__module__ == "verl_gdpo.reward_manager"
+
+
+# --- from a response to its advantage ------------------------------------------------------------
+
+SCORER = """
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    brief = None if ground_truth == "Oslo" else 1 / extra_info["response_tokens"]
+    return {"found": float(ground_truth in solution_str), "brief": brief}
+"""
+ANSWERS = {"Oslo": ["Oslo", "Lima", "Oslo or Lima"], "Lima": ["Oslo", "Lima", "Oslo or Lima"]}
+
+
+@pytest.fixture
+def event_loop():
+    """verl's reward manager takes the current loop, as it finds it in a Ray actor."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield loop
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    asyncio.set_event_loop(None)
+
+
+def rollouts(tokenizer):
+    """What verl's agent loop hands to the reward loop: one row an answer, padded to the right."""
+    truths = [truth for truth, answers in ANSWERS.items() for _ in answers]
+    encoded = [tokenizer.encode(a) for answers in ANSWERS.values() for a in answers]
+    width = max(map(len, encoded))
+    lengths = torch.tensor([len(ids) for ids in encoded])
+    mask = (torch.arange(width)[None, :] < lengths[:, None]).long()
+    responses = torch.tensor(
+        [ids + [tokenizer.pad_token_id] * (width - len(ids)) for ids in encoded]
+    )
+    prompts = torch.ones(len(encoded), 2, dtype=torch.long)
+    return lengths, DataProto.from_dict(
+        tensors={
+            "prompts": prompts,
+            "responses": responses,
+            "response_mask": mask,
+            "attention_mask": torch.cat([torch.ones_like(prompts), mask], dim=1),
+        },
+        non_tensors={
+            "uid": np.array(truths, dtype=object),
+            "data_source": np.array(["cities"] * len(truths), dtype=object),
+            "reward_model": np.array([{"ground_truth": t} for t in truths], dtype=object),
+        },
+    )
+
+
+def test_from_a_response_to_its_advantage(tmp_path, monkeypatch, event_loop):
+    """verl's worker scores, its manager assembles, its function estimates; Ray is a double."""
+    (tmp_path / "scorer.py").write_text(SCORER)
+    model = make_tiny_model(tmp_path / "model", texts=["Oslo or Lima"])
+    config = verl_config(
+        f"actor_rollout_ref.model.path={model}",
+        f"reward.custom_reward_function.path={tmp_path}/scorer.py",
+        "+algorithm.gdpo.rewards.found=1.0",
+        "+algorithm.gdpo.rewards.brief=0.5",
+    )
+    worker = RewardLoopWorker(config)
+    score = SimpleNamespace(
+        remote=lambda chunk: event_loop.run_until_complete(worker.compute_score_batch(chunk))
+    )
+    manager = object.__new__(RewardLoopManager)
+    manager.reward_loop_workers = [SimpleNamespace(compute_score_batch=score)]
+    manager.reward_manager_cls = type(worker.reward_manager)
+    manager.reward_model_manager = None
+    monkeypatch.setattr(ray, "get", list)
+    lengths, data = rollouts(worker.input_tokenizer)
+    data = data.union(manager.compute_rm_score(data))
+
+    rewards, columns = extract_reward(data)
+    found = [1, 0, 1, 0, 1, 1]
+    brief = [None] * 3 + [1 / length for length in lengths[3:].tolist()]
+    assert columns["found"].tolist() == found
+    assert columns["brief"].tolist() == pytest.approx(brief)
+    total = [f + 0.5 * (b or 0) for f, b in zip(found, brief, strict=True)]
+    assert rewards.sum(dim=1).tolist() == pytest.approx(total)
+
+    data.batch["token_level_rewards"] = rewards
+    data = ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=config.algorithm)
+    expected = oracle.gdpo(
+        [[f, b or 0] for f, b in zip(found, brief, strict=True)],
+        data.non_tensor_batch["uid"].tolist(),
+        weights=[1.0, 0.5],
+        present=[[True, b is not None] for b in brief],
+    )
+    assert data.batch["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+# --- compute_advantage ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"rewards": {"correctness": 1.0, "format": 1.0}}])
+def test_legacy_trainer_hands_over_the_columns(settings):
+    values = np.array(REWARDS)
+    columns = {"correctness": values[:, 0], "format": values[:, 1], "score": values.sum(1)}
+    data = batch(columns, reward_extra_keys=list(columns))
+    data = ray_trainer.compute_advantage(
+        data, adv_estimator="gdpo", config=algorithm(**settings), norm_adv_by_std_in_grpo=True
+    )
+    expected = oracle.gdpo(REWARDS, GROUPS)
+    actual = data.batch["advantages"]
+    assert actual[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert torch.equal(actual != 0, (data.batch["response_mask"] != 0) & (actual[:, :1] != 0))
+    assert torch.equal(actual, data.batch["returns"])
+    logged = data.meta_info["gdpo_metrics"]
+    assert logged["gdpo/correctness/min"] == -3.0
+    lengths = np.arange(len(REWARDS)) + 1
+    assert logged["gdpo/length_correlation"] == pytest.approx(np.corrcoef(lengths, expected)[0, 1])
+    assert current_input.get() is None
+
+
+def test_legacy_trainer_metrics_reach_verls():
+    columns = {"a": np.array(REWARDS)[:, 0]}
+    data = batch(columns, reward_extra_keys=["a"])
+    ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+    assert inspect.unwrap(ray_trainer.compute_data_metrics) is not ray_trainer.compute_data_metrics
+    data.batch["token_level_scores"] = data.batch["token_level_rewards"]
+    for key in ("prompts", "responses"):
+        data.batch[key] = torch.ones_like(data.batch["response_mask"])
+    data.batch["attention_mask"] = torch.ones(len(data), 16, dtype=torch.long)
+    metrics = ray_trainer.compute_data_metrics(batch=data, use_critic=False)
+    assert metrics["gdpo/a/max"] == 3.0
+    assert "critic/score/mean" in metrics
+
+
+def test_other_estimators_are_verls_own():
+    data = ray_trainer.compute_advantage(batch(), adv_estimator="grpo", config=algorithm())
+    expected = oracle.gdpo(
+        [[sum(row) * (i + 1)] for i, row in enumerate(REWARDS)],
+        GROUPS,
+        batch_norm="none",
+        eps=1e-6,
+    )
+    actual = data.batch["advantages"][:, 0].tolist()
+    assert actual == pytest.approx(expected, abs=1e-5)
+    assert "gdpo_metrics" not in data.meta_info
+
+
+def test_the_grpo_arm_on_the_legacy_trainer(monkeypatch):
+    monkeypatch.setattr(legacy_trainer, "has_gdpo_manager", True)
+    columns = {"a": np.array(REWARDS)[:, 0], "b": np.array(REWARDS)[:, 1]}
+    data = batch(columns, reward_extra_keys=["a", "b"])
+    # as the reward manager does: the score is the sum, on one token
+    data.batch["token_level_rewards"] = torch.zeros(8, 8)
+    data.batch["token_level_rewards"][:, 0] = torch.tensor(REWARDS).sum(dim=1)
+    for settings in ({}, {"batch_norm": "token"}):
+        data = ray_trainer.compute_advantage(
+            data, adv_estimator="grpo", config=algorithm(**settings)
+        )
+        advantages = data.batch["advantages"][:, 0].tolist()
+        logged = data.meta_info["gdpo_metrics"]
+        correlation = np.corrcoef(np.arange(8) + 1, advantages)[0, 1]
+        assert logged["gdpo/length_correlation"] == pytest.approx(correlation, abs=1e-5)
+        # group a: sums 2 1 1 0; group b: 4 4 -2 1.5
+        assert logged["gdpo/cancelled"] == 2 / 8
+        assert len({round(a, 4) for a in advantages}) == logged["gdpo/distinct_grpo"] == 6
+        assert "gdpo/batch_norm_mean" not in logged
+
+
+def test_without_columns_the_message_says_what_to_do():
+    data = batch(reward_extra_keys=[])
+    with pytest.raises(RewardError, match="no named reward"):
+        ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+
+
+def test_legacy_trainer_with_a_missing_reward():
+    rewards = [[1, 1], [1, None], [0, 1], [0, 0], [3, None], [3, None], [-3, 1], [0.5, None]]
+    values = np.array(rewards, dtype=object)
+    columns = {"a": values[:, 0], "b": values[:, 1]}
+    data = batch(columns, reward_extra_keys=["a", "b"])
+    data = ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+    expected = oracle.gdpo(
+        [[a, b or 0] for a, b in rewards],
+        GROUPS,
+        present=[[True, b is not None] for _, b in rewards],
+    )
+    assert data.batch["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_settings_are_checked_before_data_or_a_model_is_loaded():
+    trainer = object.__new__(ray_trainer.RayPPOTrainer)
+    trainer.config = verl_config("algorithm.use_kl_in_reward=True")
+    with pytest.raises(ValueError, match="use_kl_in_reward=True with adv_estimator=gdpo"):
+        trainer._create_dataloader(None, None, None, None)
+
+
+def test_a_main_module_that_holds_verls_functions_can_be_pickled():
+    """Ray pickles a task runner of `__main__` by value, with all that it names."""
+    for name in ("compute_advantage", "compute_data_metrics", "process_validation_metrics"):
+        function = getattr(ray_trainer, name)
+        again = ray.cloudpickle.loads(ray.cloudpickle.dumps(function))
+        assert inspect.unwrap(again).__code__ == inspect.unwrap(function).__code__
+
+
+# --- validation before verl 0.9.1 ----------------------------------------------------------------
+
+
+def means(data_sources, sample_uids, infos_dict):
+    """verl 0.9.0's function, reduced to the mean over a data source."""
+    return {
+        source: {
+            name: {"mean@1": np.mean([column[i] for i in indices])}
+            for name, column in infos_dict.items()
+        }
+        for source in dict.fromkeys(data_sources)
+        for indices in [[i for i, other in enumerate(data_sources) if other == source]]
+    }
+
+
+def test_validation_averages_what_is_present():
+    infos = {"reward": [1.0, 2.0, 6.0], "a": [None, 2.0, None], "b": [None, None, 6.0]}
+    arguments = (["x", "x", "y"], ["u", "v", "w"], infos)
+    with pytest.raises(TypeError):
+        means(*arguments)
+    result = present_only(means)(*arguments)
+    assert {source: {k: v["mean@1"] for k, v in m.items()} for source, m in result.items()} == {
+        "x": {"reward": 1.5, "a": 2.0},
+        "y": {"reward": 6.0, "b": 6.0},
+    }

@@ -1,0 +1,128 @@
+"""The separate_async trainer, which needs GPUs, as far as a CPU goes.
+
+verl's own constructor, replay buffer, `step` and `_compute_advantage` run. Doubles stand for
+TransferQueue, for the workers (log-probs, update) and for what sends prompts out. Not run: the
+rollout on GPUs of its own, the transfer of weights to it, and switching between the two.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import oracle
+import pytest
+import torch
+import transfer_queue as tq
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
+from verl.utils import tensordict_utils
+
+from verl_gdpo.check import compose_config
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+
+# rewards (a, b) of the samples of each prompt, oldest first; 4 prompts are 2 mini-batches
+GROUPS = {
+    "u": [(0, 0), (1, 1)],
+    "opposed": [(0, 1), (1, 0)],  # S = 0: dropped
+    "v": [(0, 0), (0, 1)],
+    "w": [(1, 0), (3, 0)],
+    "x": [(0, 2), (5, 5)],
+}
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    """A TransferQueue in memory: {key: tag} and {key: fields}."""
+    tags, rows = {}, {}
+    for step, (uid, rewards) in enumerate(GROUPS.items()):
+        tags[uid] = {"is_prompt": True, "global_steps": step, "status": "finished"}
+        for session, (a, b) in enumerate(rewards):
+            key = f"{uid}_{session}_0"
+            info = {"a": float(a), "b": float(b), "score": float(a + b)}
+            length = session + 2
+            tags[key] = {"response_len": length}
+            rows[key] = {
+                "uid": uid,
+                "data_source": "d",
+                "extra_fields": {"reward_extra_info": info},
+                "response_mask": torch.ones(length, dtype=torch.long),
+                "rm_scores": torch.tensor([0.0] * (length - 1) + [info["score"]]),
+            }
+
+    def get(keys, partition_id, select_fields):
+        fields = {}
+        for name in set(select_fields) & set(rows[keys[0]]):
+            column = [rows[key][name] for key in keys]
+            is_tensor = isinstance(column[0], torch.Tensor)
+            fields[name] = (
+                torch.nested.as_nested_tensor(column, layout=torch.jagged) if is_tensor else column
+            )
+        return tensordict_utils.get_tensordict(fields)
+
+    def put(keys, partition_id, fields):
+        for row, key in enumerate(keys):
+            rows[key]["advantages"] = fields["advantages"][row]
+        return SimpleNamespace(keys=keys, tags=[tags[key] for key in keys], partition_id="train")
+
+    monkeypatch.setattr(tq, "kv_list", lambda: {"train": dict(tags)})
+    monkeypatch.setattr(tq, "kv_batch_get", get)
+    monkeypatch.setattr(tq, "kv_batch_put", put)
+    monkeypatch.setattr(tq, "kv_clear", lambda keys, partition_id: [tags.pop(key) for key in keys])
+    return rows
+
+
+@pytest.fixture
+def refills(monkeypatch):
+    counts = []
+    monkeypatch.setattr(PPOTrainer, "_add_prompts_to_generate", lambda _, n: counts.append(n))
+    return counts
+
+
+def make_trainer():
+    config = compose_config(
+        RECIPES,
+        "train",
+        [
+            "hardware=cpu",
+            "trainer.v1.trainer_mode=separate_async",
+            "trainer.v1.separate_async.parameter_sync_step=2",
+            "data.train_batch_size=4",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.rollout.n=2",
+            "actor_rollout_ref.rollout.nnodes=1",
+            "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+            "algorithm.filter_groups.enable=True",
+            "algorithm.filter_groups.metric=score",
+        ],
+    )
+    trainer = get_trainer_cls("separate_async")(config)
+    trainer.global_steps = 7
+    trainer.current_mode = HybridEngineMode.TRAINER
+    trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
+    trainer._add_batch_to_generate = lambda: None
+    for name in (
+        "_balance_batch",
+        "_compute_old_log_prob",
+        "_compute_ref_log_prob",
+        "_update_actor",
+    ):
+        setattr(trainer, name, lambda batch, metrics: batch)
+    return trainer
+
+
+def test_the_batch_is_a_mini_batch(queue, refills):
+    metrics = {}
+    trainer = make_trainer()
+    trainer.on_step_begin()
+    batch = trainer.step(metrics, {})
+    assert len(batch.keys) == 8
+    for mini_batch in (["u", "v"], ["w", "x"]):
+        keys = [f"{uid}_{session}_0" for uid in mini_batch for session in range(2)]
+        rewards = [rewards for uid in mini_batch for rewards in GROUPS[uid]]
+        expected = oracle.gdpo(rewards, [key[0] for key in keys])
+        actual = [queue[key]["advantages"][0].item() for key in keys]
+        assert actual == pytest.approx(expected, abs=1e-6)
+    assert metrics["gdpo/a/max"] == 5.0
+    assert refills == [1]
+    assert "advantages" not in queue["opposed_0_0"]
