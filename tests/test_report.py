@@ -105,7 +105,7 @@ def test_runs_are_grouped_by_the_arm_of_their_configuration(tmp_path):
         ("gdpo", ["b"]),
         ("d", ["d"]),
     ]
-    assert [row[4:6] for row in runs(arms).rows] == [("1", "4"), ("2", "6"), ("1", "4"), ("-", "4")]
+    assert [row[5:7] for row in runs(arms).rows] == [("1", "4"), ("2", "6"), ("1", "4"), ("-", "4")]
     said = "\n".join(warnings(arms))
     assert "One run of gdpo, d: differences may be chance." in said
     assert "The runs of grpo end at the steps 4, 6" in said

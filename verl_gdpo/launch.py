@@ -21,7 +21,12 @@ from pathlib import Path
 
 import psutil
 
-from verl_gdpo.run_folder import metrics_file_of_next_start, read_metrics, training_rewards
+from verl_gdpo.run_folder import (
+    metrics_file_of_next_start,
+    read_metrics,
+    training_rewards,
+    write_versions,
+)
 
 MARK = "VERL_GDPO_RUN"
 GRACE_SECONDS = 5.0  # between asking the driver to end and ending everything
@@ -56,6 +61,7 @@ def launch(
     """
     mark = uuid.uuid4().hex
     run.mkdir(parents=True, exist_ok=True)
+    write_versions(run)
     environment = {
         **os.environ,
         "VERL_FILE_LOGGER_PATH": str(metrics_file_of_next_start(run).resolve()),

@@ -9,9 +9,12 @@ runs/2026-01-31_12-00-00/
   rewards.png        the curves
   report/            `verl-gdpo report`
   hydra/             the configuration, in .hydra/config.yaml
+  versions.json      of Python and the packages, at the last start
 """
 
+import importlib.metadata
 import json
+import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +24,9 @@ from omegaconf import OmegaConf
 
 # `val-aux/<data source>/<reward>/mean@<samples>`, or val-core for a reward called acc
 VALIDATION_KEY = re.compile(r"val-(?:aux|core)/(?P<source>.*)/(?P<reward>[^/]+)/mean@\d+")
+
+# what a result depends on
+PACKAGES = ("verl-gdpo", "verl", "torch", "ray", "vllm", "transformers")
 
 Metrics = Mapping[int, Mapping[str, float]]
 
@@ -44,6 +50,23 @@ def read_metrics(run: Path) -> Metrics:
                 record = json.loads(line)
                 steps.setdefault(record["step"], {}).update(record["data"])
     return dict(sorted(steps.items()))
+
+
+def write_versions(run: Path) -> None:
+    """What `read_versions` reads; a package that is not installed is left out."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    (run / "versions.json").write_text(json.dumps(versions, indent=2) + "\n")
+
+
+def read_versions(run: Path) -> dict[str, str]:
+    """{package: version}; empty for a run that was not started by `launch`."""
+    file = run / "versions.json"
+    return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 def config_of_run(folder: Path) -> Path | None:

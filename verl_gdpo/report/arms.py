@@ -5,14 +5,14 @@ quantiles give them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
 
-from verl_gdpo.run_folder import Metrics, read_config, read_metrics
+from verl_gdpo.run_folder import Metrics, read_config, read_metrics, read_versions
 
 Curve = Mapping[int, float]
 
@@ -24,6 +24,7 @@ class Run:
     folder: Path
     metrics: Metrics
     config: Any = None  # DictConfig, None where Hydra left none
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def arm(self) -> str:
@@ -79,7 +80,7 @@ def _read_run(folder: Path) -> Run:
         inside = sorted(path.parent.name for path in folder.glob("*/metrics"))
         hint = f"; the runs in it are {inside}: name those" if inside else ""
         raise ValueError(f"{folder}: no step in {folder / 'metrics'}{hint}")
-    return Run(folder, metrics, read_config(folder))
+    return Run(folder, metrics, read_config(folder), read_versions(folder))
 
 
 def over_runs(arm: Arm, read: Callable[[Metrics], Curve], smooth: int = 1) -> Band | None:

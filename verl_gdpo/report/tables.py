@@ -60,13 +60,14 @@ def _ends(arm: Arm, read: Read) -> tuple[str, str]:
 
 def runs(arms: Sequence[Arm]) -> Table:
     """What was run: one row a run folder."""
-    header = ("arm", "run", "model", "data", "seed", "steps", "prompts", "rollouts")
+    header = ("arm", "run", "model", "data", "verl", "seed", "steps", "prompts", "rollouts")
     rows = [
         (
             arm.name,
             run.folder.resolve().name,
             _short_path(run.setting("actor_rollout_ref.model.path")),
             _short_path(run.setting("data.train_files")),
+            run.versions.get("verl", "-"),
             _text(run.setting("data.seed")),
             str(last_step(run)),
             _text(run.setting("data.train_batch_size")),
@@ -75,7 +76,7 @@ def runs(arms: Sequence[Arm]) -> Table:
         for arm in arms
         for run in arm.runs
     ]
-    return Table(RUNS_CAPTION, header, rows, 4)
+    return Table(RUNS_CAPTION, header, rows, 5)
 
 
 def differences(arms: Sequence[Arm]) -> Table | None:
