@@ -47,7 +47,11 @@ def flat(config, prefix=""):
 
 def test_one_seed_for_all():
     found = flat(composed("seed=7"))
-    keys = ("data.seed", "actor_rollout_ref.actor.data_loader_seed", "actor_rollout_ref.rollout.seed")
+    keys = (
+        "data.seed",
+        "actor_rollout_ref.actor.data_loader_seed",
+        "actor_rollout_ref.rollout.seed",
+    )
     assert [found[key] for key in keys] == [7, 7, 7]
 
 

@@ -13,7 +13,7 @@ import yaml
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from verl_gdpo.replay import main
-from verl_gdpo.replay.arms import ARMS, Arm, with_arm, with_overrides
+from verl_gdpo.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
 from verl_gdpo.replay.recompute import verl_grpo
 from verl_gdpo.replay.steps import LOGGED, Replay
 from verl_gdpo.rollouts import dump_files
@@ -204,6 +204,30 @@ def test_schedules_and_conditions_hold_at_each_step(tmp_path):
     assert replay.worst.difference < 1e-6 and replay.row_count == 12
     unscheduled = replayed(tmp_path, {**GDPO, "gdpo": {"rewards": {**rewards, "y": 1.0}}})
     assert unscheduled.worst.difference > 0.1
+
+
+def test_bounds_that_the_runs_scorer_declares(tmp_path):
+    # format is in [0, 1]: half reached, so sqrt .5; correctness in [-3, 3]: also half
+    values = [(0, -3), (0, 3), (1, 3), (1, -3)]
+    rows = [
+        rollout(f"p_{i}_0", source="rlla", format=f, correctness=c)
+        for i, (f, c) in enumerate(values)
+    ]
+    gdpo = {**GDPO, "gdpo": {"combine": "sa_mrpo", "batch_norm": "none", "eps": 0.0}}
+    path = write(tmp_path / "run", {1: rows}, gdpo) / "hydra" / ".hydra" / "config.yaml"
+    reward = {
+        "reward_manager": {"source": "register", "name": "gdpo"},
+        "custom_reward_function": {"path": None},
+    }
+    path.write_text(yaml.safe_dump({"algorithm": gdpo, "reward": reward}))
+    algorithm, declared = read_run(path)
+    own, other = (Arm.of(name, algorithm, declared) for name in ("run", "other"))
+    replay = Replay(own, [other]).read(dump_files(tmp_path / "run"))
+    # each z is -+ .8660 (two of four), and S their sum times sqrt .5
+    S = 2 * 0.75**0.5 * 0.5**0.5
+    assert advantages(replay, "other") == pytest.approx([-S, 0, S, 0])
+    with pytest.raises(ValueError, match="combine=sa_mrpo needs to know between which values"):
+        replayed(tmp_path / "run", gdpo)
 
 
 def test_missing_rewards_and_sources(tmp_path):

@@ -178,7 +178,8 @@ def settings_of_run(config: Any, sources: Iterable[str] | None = None) -> GdpoSe
             "takes the model's single score and asks no reward manager. Set a custom reward "
             "function that queries the model and returns {name: value}"
         )
-    settings, disagreed = _with_declared_bounds(settings, config, sources)
+    declared, disagreed = scorers_bounds(config, sources)
+    settings = replace(settings, bounds={**declared, **settings.bounds})
     if uses_estimator and settings.combine is not None and settings.combine.needs_bounds:
         for name, term in (settings.rewards or {}).items():
             later = sources is None and name in disagreed
@@ -187,16 +188,16 @@ def settings_of_run(config: Any, sources: Iterable[str] | None = None) -> GdpoSe
     return settings
 
 
-def _with_declared_bounds(
-    settings: GdpoSettings, config: Any, sources: Iterable[str] | None
-) -> tuple[GdpoSettings, set[str]]:
-    """With the bounds on which the scorers of these sources agree; the others by name."""
+def scorers_bounds(
+    config: Any, sources: Iterable[str] | None
+) -> tuple[dict[str, tuple[float, float]], set[str]]:
+    """{reward: bounds} on which our scorers of these sources agree, and the names of the others."""
     declared: dict[str, set[tuple[float, float]]] = {}
     if uses_gdpo_manager(config) and config.reward.custom_reward_function.path is None:
         options = plain(config.reward.get("reward_kwargs")) or {}
         declared = declared_bounds(BOUNDS if sources is None else sources, options)
     agreed = {name: pairs.copy().pop() for name, pairs in declared.items() if len(pairs) == 1}
-    return replace(settings, bounds={**agreed, **settings.bounds}), {*declared} - {*agreed}
+    return agreed, {*declared} - {*agreed}
 
 
 def uses_gdpo_manager(config: Any) -> bool:

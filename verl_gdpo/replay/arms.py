@@ -4,7 +4,7 @@ An `algorithm` here is verl's block of that name as a plain dict.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.reward_terms import hint
-from verl_gdpo.settings import KEYS, GdpoSettings
+from verl_gdpo.settings import KEYS, GdpoSettings, scorers_bounds
+from verl_gdpo.variants import Bounds
+
+NO_BOUNDS: Mapping[str, Bounds] = {}
 
 # what recipes/estimator/NAME.yaml sets under `algorithm`
 ARMS: Mapping[str, Mapping[str, Any]] = {
@@ -46,12 +49,17 @@ class Arm:
     estimator: str
     settings: GdpoSettings
     algorithm: Mapping[str, Any]
+    declared: Mapping[str, Bounds]  # bounds that scorers declare; those of `algorithm` win
 
     @classmethod
-    def of(cls, name: str, algorithm: Mapping[str, Any]) -> "Arm":
+    def of(
+        cls, name: str, algorithm: Mapping[str, Any], declared: Mapping[str, Bounds] = NO_BOUNDS
+    ) -> "Arm":
         """Raises ValueError for settings that `GdpoSettings` refuses."""
         settings = GdpoSettings.from_algorithm(algorithm)
-        return cls(name, str(algorithm.get("adv_estimator", "gdpo")), settings, algorithm)
+        settings = replace(settings, bounds={**declared, **settings.bounds})
+        estimator = str(algorithm.get("adv_estimator", "gdpo"))
+        return cls(name, estimator, settings, algorithm, declared)
 
     @property
     def is_known(self) -> bool:
@@ -64,18 +72,19 @@ class Arm:
         return " ".join(f"{key}={value}" for key, value in shown.items() if value is not None)
 
 
-def read_algorithm(path: Path) -> dict[str, Any]:
-    """The `algorithm` block of a configuration file.
+def read_run(path: Path) -> tuple[dict[str, Any], dict[str, Bounds]]:
+    """The `algorithm` block of a configuration file, and the bounds that its scorers declare.
 
     Raises:
-        ValueError: there is none, or it does not resolve.
+        ValueError: there is no such block, or it does not resolve.
     """
     try:
         config: Any = OmegaConf.load(path)
         block = OmegaConf.is_dict(config) and config.get("algorithm")
         if not OmegaConf.is_dict(block):
             raise ValueError(f"{path}: no `algorithm` block; expected a verl configuration")
-        return dict(OmegaConf.to_container(block, resolve=True))  # type: ignore[arg-type]
+        declared = scorers_bounds(config, None)[0] if "reward" in config else {}
+        return dict(OmegaConf.to_container(block, resolve=True)), declared  # type: ignore[arg-type]
     except (OmegaConfBaseException, OSError) as error:
         raise ValueError(f"{path}: {error}") from None
 

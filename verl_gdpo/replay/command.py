@@ -10,7 +10,7 @@ from pathlib import Path
 from verl_gdpo.replay.arms import (
     ARMS,
     Arm,
-    read_algorithm,
+    read_run,
     with_arm,
     with_overrides,
 )
@@ -75,8 +75,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--top {arguments.top}: expected 0 or more")
     files = _files(arguments.folder, arguments.steps)
     path = arguments.config or config_of_run(arguments.folder)
-    algorithm = read_algorithm(path) if path else {"adv_estimator": "gdpo"}
-    own = Arm.of("run", algorithm)
+    algorithm, declared = read_run(path) if path else ({"adv_estimator": "gdpo"}, {})
+    own = Arm.of("run", algorithm, declared)
     alternatives = choose(own, arguments.arm, arguments.overrides)
     replay = Replay(
         own,
@@ -114,12 +114,15 @@ def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm
         ValueError: an unknown arm or setting, or an estimator that is not recomputed.
     """
     if overrides and not names:
-        arms = [Arm.of("changed", with_overrides(own.algorithm, overrides))]
+        arms = [Arm.of("changed", with_overrides(own.algorithm, overrides), own.declared)]
     else:
         known = {"gdpo": ["grpo"], "grpo": ["gdpo"]}
         names = list(dict.fromkeys(names)) or known.get(own.estimator, ["gdpo", "grpo"])
         blocks = {name: with_arm(own.algorithm, name) for name in names}
-        arms = [Arm.of(name, with_overrides(block, overrides)) for name, block in blocks.items()]
+        arms = [
+            Arm.of(name, with_overrides(block, overrides), own.declared)
+            for name, block in blocks.items()
+        ]
     for arm in arms:
         if not arm.is_known:
             raise ValueError(
