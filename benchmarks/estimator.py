@@ -16,6 +16,7 @@ from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage as built_
 
 from benchmarks.measure import Row, peak_bytes, seconds_of
 from verl_gdpo.estimator import compute_gdpo
+from verl_gdpo.metrics import batch_metrics
 from verl_gdpo.reward_rows import RewardMatrix, RewardRows
 from verl_gdpo.settings import GdpoSettings
 
@@ -116,17 +117,16 @@ def growth_rows(device: torch.device) -> Iterator[Row]:
 
 
 def metrics_rows(device: torch.device) -> Iterator[Row]:
-    """The metrics of a step as the trainer makes them, against the estimator of that step."""
+    """All metrics of a step, against the estimator of that step."""
     for prompts, group, rewards in ((512, 4, 2), (512, 16, 8)):
         arguments = verl_arguments(prompts, group, rewards, 1024, device)
         settings = GdpoSettings.from_algorithm(arguments["config"])
         rows = RewardRows.from_columns(arguments["non_tensor_batch"], prompts * group)
-        ours, theirs = seconds_of(
-            partial(_metrics, rows, settings), partial(compute_gdpo, **arguments), device
+        matrix = RewardMatrix.of(rows, settings)
+        length_B = arguments["response_mask"].sum(dim=1).cpu().numpy()
+        metrics = partial(
+            batch_metrics, matrix, rows.counted_B, arguments["index"], length_B, settings, {}
         )
+        ours, theirs = seconds_of(metrics, partial(compute_gdpo, **arguments), device)
         size = f"{prompts}x{group}x{rewards}, 1024 tokens"
         yield Row("metrics", size, ours, "estimator", theirs, says="the peer's")
-
-
-def _metrics(rows: RewardRows, settings: GdpoSettings) -> dict[str, float]:
-    return RewardMatrix.of(rows, settings).metrics()
