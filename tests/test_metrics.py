@@ -21,6 +21,7 @@ from verl_gdpo.metrics import (
     distinct_advantages,
     mean_and_std,
     settings_of_advantage,
+    signal_statistics,
     why_mean_is_not_0,
 )
 from verl_gdpo.reward_rows import RewardMatrix
@@ -387,3 +388,10 @@ def test_the_page_explains_each_metric_and_no_other():
     logged = of_batch(bounds={"x": (0, 1), "y": (0, 1)})
     generic = {re.sub("/[xy]/", "/<reward>/", name).replace("_y", "_<other>") for name in logged}
     assert explained == generic
+
+
+def test_rewards_of_different_spread_cancel_too():
+    # eps 1e-4 leaves S of about 1.2e-4 where z are .8660 and -.8660 but for eps
+    c_BK = np.array([[0.86585, -0.86600], [-0.86585, 0.86600], [0.5, 0.0], [-0.5, 0.0]])
+    found = signal_statistics(c_BK, c_BK.sum(axis=1), np.array([0, 0, 1, 1]))
+    assert found == {"cancelled": 0.5, "no_signal": 0.5}

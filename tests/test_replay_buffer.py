@@ -105,6 +105,14 @@ def test_the_variant_decides(queue, combine, dropped):
     assert filtering._dapo_filtered_keys("train")[0] == dropped
 
 
+def test_what_eps_leaves_of_opposed_rewards_is_no_gradient(queue):
+    # z is -+ .8660 s / (s + eps), s = .577 and 3.12: S is .8660 x 1e-4 (1/.577 - 1/3.12) = 1.2e-4
+    filtering = buffer()
+    filtering.filter_by(GdpoSettings())
+    put(queue, filtering, {"u": [(1, -3), (0, 2.4), (1, -3), (0, 2.4)]})
+    assert filtering._dapo_filtered_keys("train")[0] == {"u"}
+
+
 def test_a_reward_of_weight_0_gives_no_gradient(queue):
     filtering = buffer()
     settings = {"gdpo": {"combine": "dara", "rewards": {"a": 1.0, "b": 0.0}}}

@@ -32,6 +32,9 @@ METHODS: dict[str, GroupNorm] = {"gdpo": "per_reward", "grpo": "summed"}
 
 # a sum of normalised rewards, or an advantage, below it is rounding
 TOLERANCE = 1e-8
+# so is an S below this share of what it is the sum of: where rewards of different spread cancel,
+# eps leaves about eps / spread of them
+CANCELLED = 1e-3
 # a mean of S further from 0, in units of its std, is no rounding
 MEAN_TOLERANCE = 1e-6
 
@@ -159,13 +162,20 @@ def advantage_shares(names: list[str], c_BK: Floats, A_B: Floats) -> Statistics:
     return found
 
 
+def has_signal(S_B: Floats, c_BK: Floats) -> Bools:
+    """Samples whose S is more than rounding and what eps leaves of contributions that cancel."""
+    enough_B: Bools = np.abs(S_B) > np.maximum(TOLERANCE, CANCELLED * np.abs(c_BK).sum(axis=1))
+    return enough_B
+
+
 def signal_statistics(c_BK: Floats, S_B: Floats, group_B: Ints) -> Statistics:
-    """Shares of samples whose rewards cancel, and of groups in which no S differs from 0."""
+    """Shares of samples whose rewards cancel, and of groups in which no sample has a signal."""
+    signal_B = has_signal(S_B, c_BK)
     contributes_B = (np.abs(c_BK) > TOLERANCE).any(axis=1)
-    peak_G = _group_max(np.abs(S_B), group_B, group_B.max() + 1)
+    groups_with_signal = len(np.unique(group_B[signal_B]))
     return {
-        "cancelled": (contributes_B & (np.abs(S_B) <= TOLERANCE)).mean(),
-        "no_signal": (peak_G <= TOLERANCE).mean(),
+        "cancelled": (contributes_B & ~signal_B).mean(),
+        "no_signal": 1 - groups_with_signal / len(np.unique(group_B)),
     }
 
 

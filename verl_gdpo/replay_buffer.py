@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from verl_gdpo.estimator import scalars_of
-from verl_gdpo.metrics import TOLERANCE
+from verl_gdpo.metrics import has_signal
 from verl_gdpo.queue_rows import fetch_rows
 from verl_gdpo.reward_rows import RewardMatrix, RewardRows, group_of
 from verl_gdpo.settings import GdpoSettings
@@ -88,14 +88,18 @@ def classify_groups(rows: RewardRows, settings: GdpoSettings) -> dict[str, float
     combine = None if batch_wide else settings.combine
     settings = replace(settings, batch_norm="none", combine=combine)
     scalars = scalars_of(rewards, rows.counted_B, groups, settings)
-    signal_B = np.abs(scalars.S_B.numpy())
+    contribution_BK = scalars.z_BK.numpy()
+    if settings.group_norm == "per_reward":
+        contribution_BK = contribution_BK * weights_K
     if batch_wide:
-        signal_B = np.abs(scalars.z_BK.numpy() * weights_K).max(axis=1)
+        signal_B = (contribution_BK != 0).any(axis=1)
+    else:
+        signal_B = has_signal(scalars.S_B.numpy(), contribution_BK)
     sum_B = rewards.values_BK @ weights_K
     classes: dict[str, float | None] = {}
     for group in dict.fromkeys(groups.tolist()):
         counted_B = (groups == group) & rows.counted_B
-        has_signal = signal_B[counted_B].max() > TOLERANCE
         # rounded, because verl's table has a line for each number
-        classes[group] = None if has_signal else round(float(sum_B[counted_B].mean()), 6)
+        mean = round(float(sum_B[counted_B].mean()), 6)
+        classes[group] = None if signal_B[counted_B].any() else mean
     return classes
