@@ -6,7 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH=$PWD/.venv/bin:$PATH
 # the report is looked at in a real browser; without one that test is skipped, and says so
 if ! command -v chromium && [ "$(id -u)" = 0 ] && command -v apt-get; then
-  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium || true
+  export DEBIAN_FRONTEND=noninteractive
+  timeout 300 sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium' || true
 fi >/dev/null
 ruff check .
 ruff format --check .
