@@ -54,7 +54,8 @@ def time_rows() -> Iterator[Row]:
                     partial(_score_ours, pairs), partial(_score_rlla, pairs), torch.device("cpu")
                 )
             size = f"{len(pairs)} responses, {kind}"
-            yield Row("ToolRL scoring", size, ours, "rlla", theirs, goal=SCORING_GOAL)
+            goal = SCORING_GOAL if kind == "all of these" else None
+            yield Row("ToolRL scoring", size, ours, "rlla", theirs, goal=goal)
     random.setstate(state)
 
 
