@@ -48,11 +48,10 @@ def compute_gdpo(
         raise RuntimeError(
             f"gdpo: {len(response_mask)} rows to estimate but rewards of {len(rows.infos)}"
         )
-    rewards = RewardMatrix.of(rows, settings)
     token_count_B = None
     if settings.batch_norm == "token":
         token_count_B = (response_mask != 0).sum(dim=1).cpu()
-    scalars = scalars_of(rewards, rows.counted_B, index, settings, token_count_B)
+    scalars = scalars_of(given.rewards, rows.counted_B, index, settings, token_count_B)
     # the last row of a session speaks for its other rows; padding is not counted and holds 0
     A_B = scalars.A_B[torch.from_numpy(rows.session_B)]
     advantages_BT = spread_over_tokens(A_B, response_mask)

@@ -17,7 +17,7 @@ from typing import Any
 from verl.trainer.ppo import ray_trainer
 
 from verl_gdpo.metrics import batch_metrics, settings_of_advantage
-from verl_gdpo.reward_rows import EstimatorInput, RewardMatrix, RewardRows, current_input
+from verl_gdpo.reward_rows import EstimatorInput, RewardRows, current_input
 from verl_gdpo.settings import GdpoSettings, settings_of_run, uses_gdpo_manager
 from verl_gdpo.variants import Bounds
 from verl_gdpo.verl_metrics import METRICS_KEY
@@ -56,8 +56,9 @@ def with_reward_columns(compute_advantage: Function) -> Function:
             name: data.non_tensor_batch[name] for name in names if name in data.non_tensor_batch
         }
         rows = RewardRows.from_columns(columns, len(data))
-        rewards = RewardMatrix.of(rows, settings)
-        token = current_input.set(EstimatorInput(rows, settings))
+        given = EstimatorInput(rows, settings)
+        rewards = given.rewards  # whichever estimator runs, they have to be there
+        token = current_input.set(given)
         try:
             result = compute_advantage(data, adv_estimator, *args, **kwargs)
         finally:

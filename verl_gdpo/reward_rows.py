@@ -3,6 +3,7 @@
 Between verl's trainers, which know rows by key, and the advantage, which knows only numbers.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -143,6 +144,11 @@ class EstimatorInput:
 
     rows: RewardRows
     settings: GdpoSettings
+
+    @functools.cached_property
+    def rewards(self) -> RewardMatrix:
+        """Made once, for the estimator and the metrics; see `RewardMatrix.of`."""
+        return RewardMatrix.of(self.rows, self.settings)
 
 
 # set by a trainer around verl's compute_advantage; read by the estimator

@@ -18,7 +18,7 @@ import verl_gdpo
 from verl_gdpo.metrics import batch_metrics, settings_of_advantage
 from verl_gdpo.queue_rows import fetch_dump_columns, fetch_lengths, fetch_rows
 from verl_gdpo.replay_buffer import GdpoBuffer
-from verl_gdpo.reward_rows import EstimatorInput, RewardMatrix, current_input, group_of
+from verl_gdpo.reward_rows import EstimatorInput, current_input, group_of
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings import settings_of_run, uses_gdpo_manager
 
@@ -110,8 +110,9 @@ class GdpoTrainer:
             return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         rows = fetch_rows(batch.keys, batch.partition_id, batch.tags)
         rows = replace(rows, step=self.global_steps)
-        rewards = RewardMatrix.of(rows, self.gdpo)
-        token = current_input.set(EstimatorInput(rows, self.gdpo))
+        given = EstimatorInput(rows, self.gdpo)
+        rewards = given.rewards  # whichever estimator runs, they have to be there
+        token = current_input.set(given)
         try:
             result = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         finally:
