@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import torch
 
+from verl_gdpo.tables import render
+
 MIN_ROUNDS, MAX_ROUNDS = 2, 25
 SECONDS_PER_PAIR = 3.0  # rounds are added until then
 HEADER = ("what", "size", "ours", "peer", "peer's", "ratio", "goal", "met")
@@ -92,13 +94,7 @@ def _resident(field: str) -> int:
 
 
 def table(rows: Sequence[Row]) -> str:
-    lines = [HEADER, *(row.cells() for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, tuple("-" * width for width in widths))
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    return render(HEADER, [row.cells() for row in rows], left=range(len(HEADER)))
 
 
 def _amount(value: float, unit: str) -> str:

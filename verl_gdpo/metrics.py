@@ -46,9 +46,12 @@ def settings_of_advantage(adv_estimator: str, settings: GdpoSettings) -> GdpoSet
     """
     if adv_estimator == "gdpo":
         return settings
-    if adv_estimator == "grpo":
-        return replace(settings, group_norm="summed", batch_norm="none", eps=1e-6, combine=None)
-    return None
+    return verl_grpo_settings(settings) if adv_estimator == "grpo" else None
+
+
+def verl_grpo_settings(settings: GdpoSettings) -> GdpoSettings:
+    """verl's grpo on the rewards, weights and conditions of `settings`."""
+    return replace(settings, group_norm="summed", batch_norm="none", eps=1e-6, combine=None)
 
 
 def batch_metrics(

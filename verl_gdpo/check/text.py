@@ -11,7 +11,7 @@ import torch
 from verl_gdpo.check.dry_run import FIRST_STEP, Characters, DryRun
 from verl_gdpo.check.report import WIDTH
 from verl_gdpo.estimator import scalars_of
-from verl_gdpo.metrics import settings_of_advantage
+from verl_gdpo.metrics import verl_grpo_settings
 from verl_gdpo.reward_rows import RewardMatrix, RewardRows, value_or_error
 from verl_gdpo.reward_terms import RewardTerm
 from verl_gdpo.settings import GdpoSettings
@@ -102,8 +102,7 @@ def _example(run: DryRun, rows: RewardRows, rewards: RewardMatrix, settings: Gdp
     lengths = [len(Characters.encode(sample.response)) for sample in run.samples]
     gdpo, grpo = (
         scalars_of(rewards, rows.counted_B, groups, each, torch.tensor(lengths))
-        for each in (settings, settings_of_advantage("grpo", settings))
-        if each is not None
+        for each in (settings, verl_grpo_settings(settings))
     )
     shown = [i for i, sample in enumerate(run.samples) if sample.row == 0]
     columns = {

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from verl_gdpo.estimator import scalars_of
+from verl_gdpo.metrics import verl_grpo_settings
 from verl_gdpo.report.arms import Run
 from verl_gdpo.reward_rows import RewardMatrix, RewardRows
 from verl_gdpo.rollouts import dump_files, read_dump, reward_rows
@@ -91,8 +92,7 @@ def _recompute(dump: Sequence[Mapping[str, Any]], number: int, settings: GdpoSet
     rows = reward_rows(dump, number)
     rewards = RewardMatrix.of(rows, settings)
     ids = [row["group"] for row in dump]
-    # verl's GRPO has this eps
-    grpo = GdpoSettings(group_norm="summed", batch_norm="none", eps=1e-6)
+    grpo = verl_grpo_settings(GdpoSettings())
     return _Step(
         number,
         dump,
