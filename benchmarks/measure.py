@@ -10,7 +10,7 @@ import torch
 
 from verl_gdpo.tables import render
 
-MIN_ROUNDS, MAX_ROUNDS = 2, 25
+MIN_ROUNDS, MAX_ROUNDS = 5, 25
 SECONDS_PER_PAIR = 3.0  # rounds are added until then
 HEADER = ("what", "size", "ours", "peer", "peer's", "ratio", "goal", "met")
 

@@ -39,7 +39,7 @@ def test_the_estimators_rows(tmp_path):
     result = reward_rows(rows, step)
     assert result.step == 7
     assert result.counted_B.tolist() == [True, False, True, False]
-    assert result.infos[2] == {"format": 1.0}
+    assert result.info(2) == {"format": 1.0}
 
 
 @pytest.mark.parametrize(

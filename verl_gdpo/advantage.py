@@ -121,9 +121,18 @@ def compute_gdpo_advantage(
 
 
 def spread_over_tokens(A_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Step 4: the sample's advantage on each of its response tokens, (B, T) float32."""
-    # a product with the mask would first make a float copy of it
-    return torch.where(mask_BT.bool(), A_B.to(mask_BT.device, torch.float32)[:, None], 0.0)
+    """Step 4: the sample's advantage on each of its response tokens, (B, T) float32.
+
+    Args:
+        mask_BT: 1 on tokens that are trained, 0 elsewhere; any dtype.
+    """
+    if mask_BT.device.type == "cpu":
+        # numpy asks for huge pages, torch does not: most of the time would go into page faults
+        advantages_BT = torch.from_numpy(np.empty(mask_BT.shape, dtype=np.float32))
+    else:
+        advantages_BT = torch.empty(mask_BT.shape, device=mask_BT.device)
+    # in place, since a product with the mask would first make a float copy of it
+    return advantages_BT.copy_(mask_BT).mul_(A_B.to(advantages_BT)[:, None])
 
 
 def compute_gdpo_scalars(

@@ -1,6 +1,8 @@
 """What the advantage is given, checked and as tensors."""
 
+from collections import defaultdict
 from collections.abc import Iterable
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,7 @@ def group_index(group_ids: Any, B: int, device: torch.device) -> tuple[torch.Ten
     if len(kinds) > 1 or not all(issubclass(kind, str | int) for kind in kinds):
         names = sorted(kind.__name__ for kind in kinds)
         raise TypeError(f"group_ids: expected all integers or all strings, got {names}")
-    number: dict[Any, int] = {}
-    for group in dict.fromkeys(ids):
-        number[group] = len(number)
+    number: dict[Any, int] = defaultdict(count().__next__)
     index = np.fromiter(map(number.__getitem__, ids), dtype=np.int64, count=B)
     return torch.from_numpy(index).to(device), len(number)
 

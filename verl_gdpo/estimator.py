@@ -34,7 +34,7 @@ def compute_gdpo(
 
     Args:
         token_level_rewards: (B, T) the summed reward; not used, GDPO needs the rewards one by one.
-        response_mask: (B, T) non-zero on trained tokens.
+        response_mask: (B, T) 1 on trained tokens, 0 elsewhere.
         index: (B,) group ids, verl's prompt uid.
         config: verl's `algorithm` block.
         non_tensor_batch: reward columns, for a trainer that calls verl's function by itself.
@@ -44,9 +44,9 @@ def compute_gdpo(
     """
     given = current_input.get() or _from_columns(config, non_tensor_batch, len(response_mask))
     rows, settings = given.rows, given.settings
-    if len(rows.infos) != len(response_mask):
+    if len(rows) != len(response_mask):
         raise RuntimeError(
-            f"gdpo: {len(response_mask)} rows to estimate but rewards of {len(rows.infos)}"
+            f"gdpo: {len(response_mask)} rows to estimate but rewards of {len(rows)}"
         )
     token_count_B = None
     if settings.batch_norm == "token":

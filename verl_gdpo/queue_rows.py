@@ -63,7 +63,7 @@ def fetch_dump_columns(batch: Any) -> dict[str, dict[str, Any]]:
             "session": session,
             "data_source": rows.sources[row],
             "response_tokens": int(mask.sum()),
-            "rewards": {k: v for k, v in rows.infos[row].items() if k != "score"},
+            "rewards": {k: v for k, v in rows.info(row).items() if k != "score"},
             # the mean over its tokens: outcome estimators put the same number on each
             "advantage": float(advantage_T[mask].double().mean()) if mask.any() else 0.0,
             "is_padding": bool(rows.is_padding_B[row]),

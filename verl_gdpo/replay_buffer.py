@@ -6,6 +6,7 @@ group None if it is kept, else the number under which verl counts it as dropped.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -70,10 +71,13 @@ class GdpoBuffer:
         rows = fetch_rows(keys, partition_id, [tags[key] for key in keys])
         rows.raise_on_error()
         if self.gdpo is not None:
-            cache.update(classify_groups(replace(rows, step=self.step), self.gdpo))
+            groups = [group_of(key) for key in keys]
+            cache.update(classify_groups(replace(rows, step=self.step), groups, self.gdpo))
 
 
-def classify_groups(rows: RewardRows, settings: GdpoSettings) -> dict[str, float | None]:
+def classify_groups(
+    rows: RewardRows, group_ids: Sequence[str], settings: GdpoSettings
+) -> dict[str, float | None]:
     """{group: None if it gives a gradient, else the mean of its weighted sums}.
 
     A group gives one if some sample's S, the sum before the batch step, is not 0: different sums
@@ -82,7 +86,7 @@ def classify_groups(rows: RewardRows, settings: GdpoSettings) -> dict[str, float
     gives one if some sample's w z is not 0 for some reward.
     """
     rewards = RewardMatrix.of(rows, settings)
-    groups = np.array([group_of(key) for key in rows.labels])
+    groups = np.array(group_ids)
     weights_K = np.array(list(rewards.weights.values()))
     batch_wide = settings.combine is not None and settings.combine.is_batch_wide
     combine = None if batch_wide else settings.combine

@@ -4,9 +4,11 @@ Between verl's trainers, which know rows by key, and the advantage, which knows 
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from verl_gdpo.variants import BOUNDS_TOLERANCE
 
 # a key of verl's reward_extra_info: the reward manager could not score this sample, and why
 ERROR_KEY = "gdpo_error"
+# stands in a column for a row without that key; None is a reward that does not apply
+ABSENT = object()
 
 
 class RewardError(RuntimeError):
@@ -32,8 +36,8 @@ class RewardRows:
     for all of them: only the last row of a session is counted.
     """
 
-    labels: Sequence[str]  # how messages call a row
-    infos: Sequence[Mapping[str, Any]]  # verl's reward_extra_info
+    label: Callable[[int], str]  # how messages call a row
+    columns: Mapping[str, Sequence[Any]]  # verl's reward_extra_info by key, ABSENT where not there
     sources: Sequence[str]  # verl's data_source; rows of one source have the same rewards
     session_B: npt.NDArray[np.int64]  # number of the row that stands for the row's session
     is_padding_B: npt.NDArray[np.bool_]
@@ -54,8 +58,11 @@ class RewardRows:
             if session not in last or index > split_key(keys[last[session]])[1]:
                 last[session] = row
         return cls(
-            labels=keys,
-            infos=infos,
+            label=keys.__getitem__,
+            columns={
+                name: [info.get(name, ABSENT) for info in infos]
+                for name in dict.fromkeys(chain.from_iterable(infos))
+            },
             sources=sources,
             session_B=np.array([last[split_key(key)[0]] for key in keys], dtype=np.int64),
             is_padding_B=np.array(is_padding, dtype=np.bool_),
@@ -68,32 +75,42 @@ class RewardRows:
 
         verl has given all of them the same columns, so they pass for one data source.
         """
-        lists = {
-            name: column.tolist() if isinstance(column, np.ndarray) else column
-            for name, column in columns.items()
-        }
         return cls(
-            labels=[f"row {row}" for row in range(size)],
-            infos=[{name: values[row] for name, values in lists.items()} for row in range(size)],
+            label="row {}".format,
+            columns={
+                name: column.tolist() if isinstance(column, np.ndarray) else column
+                for name, column in columns.items()
+            },
             sources=[""] * size,
             session_B=np.arange(size),
             is_padding_B=np.zeros(size, dtype=np.bool_),
         )
 
+    def __len__(self) -> int:
+        return len(self.session_B)
+
+    def info(self, row: int) -> dict[str, Any]:
+        """verl's reward_extra_info of one row."""
+        values = {name: column[row] for name, column in self.columns.items()}
+        return {name: value for name, value in values.items() if value is not ABSENT}
+
     @property
     def counted_B(self) -> npt.NDArray[np.bool_]:
         """Real rows that stand for their session: what every statistic is taken over."""
-        stands_for_itself_B: npt.NDArray[np.bool_] = self.session_B == np.arange(len(self.infos))
+        stands_for_itself_B: npt.NDArray[np.bool_] = self.session_B == np.arange(len(self))
         return stands_for_itself_B & ~self.is_padding_B
 
     def raise_on_error(self) -> None:
         """Stop if the reward manager reported a sample that it could not score."""
-        failed = [row for row, info in enumerate(self.infos) if ERROR_KEY in info]
-        failed = [row for row in failed if not self.is_padding_B[row]]
+        errors = self.columns.get(ERROR_KEY, [])
+        failed = [
+            error
+            for error, is_padding in zip(errors, self.is_padding_B, strict=False)
+            if error is not ABSENT and not is_padding
+        ]
         if failed:
             raise RewardError(
-                f"{len(failed)} of {len(self.infos)} samples could not be scored. "
-                f"The first: {self.infos[failed[0]][ERROR_KEY]}"
+                f"{len(failed)} of {len(self)} samples could not be scored. The first: {failed[0]}"
             )
 
 
@@ -123,15 +140,14 @@ class RewardMatrix:
         terms = _terms(rows, counted, settings)
         raw = {name: _column(name, rows, counted, settings) for name in settings.names or terms}
         for name in raw.keys() & settings.bounds.keys():
-            labels = [rows.labels[row] for row in counted]
-            _check_bounds(name, raw[name], settings.bounds[name], labels)
+            _check_bounds(name, raw[name], settings.bounds[name], rows, counted)
         if any(term.when is not None for term in terms.values()):
             samples = zip(*raw.values(), strict=True)
             gated = [gate(dict(zip(raw, sample, strict=True)), terms) for sample in samples]
             raw = {name: [values[name] for values in gated] for name in terms}
-        values_BK = np.zeros((len(rows.infos), len(terms)))
-        # None becomes NaN, which no value is
-        values_BK[counted] = np.array([raw[name] for name in terms], dtype=np.float64).T
+        values_BK = np.zeros((len(rows), len(terms)))
+        for k, name in enumerate(terms):
+            values_BK[rows.counted_B, k] = raw[name]  # None becomes NaN, which no value is
         present_BK = ~np.isnan(values_BK)
         present_BK &= rows.counted_B[:, None]
         weights = {name: term.weight_at(rows.step) for name, term in terms.items()}
@@ -192,63 +208,79 @@ def _terms(
     terms: dict[str, RewardTerm] = {}
     first_of: dict[str, int] = {}
     for row in counted:
-        first = first_of.setdefault(rows.sources[row], row)
-        info, other = rows.infos[row], rows.infos[first]
-        if row == first:
-            try:
-                terms |= settings.terms_for(info)
-            except ValueError as error:
-                raise RewardError(f"{rows.labels[row]}: {error}") from None
-        elif (
-            settings.rewards is None
-            and info.keys() != other.keys()
-            and {*_names(info)} != {*_names(other)}
-        ):
-            raise RewardError(
-                f"{rows.labels[row]} has the rewards {_names(info)}, but {rows.labels[first]} of "
-                f"the same data source {rows.sources[row]!r} has {_names(other)}. Return the same "
-                "names for every sample, with None where a reward does not apply, or name those "
-                "to use in algorithm.gdpo.rewards"
-            )
+        first_of.setdefault(rows.sources[row], row)
+    for row in first_of.values():
+        try:
+            terms |= settings.terms_for(rows.info(row))
+        except ValueError as error:
+            raise RewardError(f"{rows.label(row)}: {error}") from None
+    if settings.rewards is None:
+        _check_same_names(rows, counted, first_of)
     return terms
+
+
+def _check_same_names(
+    rows: RewardRows, counted: Sequence[int], first_of: Mapping[str, int]
+) -> None:
+    for name in _names(rows.columns):
+        is_absent = [value is ABSENT for value in rows.columns[name]]
+        if not any(is_absent):
+            continue
+        for row in counted:
+            source = rows.sources[row]
+            first = first_of[source]
+            if is_absent[row] != is_absent[first]:
+                raise RewardError(
+                    f"{rows.label(row)} has the rewards {_names(rows.info(row))}, but "
+                    f"{rows.label(first)} of the same data source {source!r} has "
+                    f"{_names(rows.info(first))}. Return the same names for every sample, with "
+                    "None where a reward does not apply, or name those to use in "
+                    "algorithm.gdpo.rewards"
+                )
 
 
 def _column(
     name: str, rows: RewardRows, counted: Sequence[int], settings: GdpoSettings
 ) -> list[float | None]:
     """One reward of the counted rows."""
-    infos = [rows.infos[row] for row in counted]
-    values: list[Any] = [info.get(name) for info in infos]
+    column = rows.columns[name]
+    values = [column[row] for row in counted]
     # nearly always, and looking at each by itself would take most of the estimator's time
-    if {*map(type, values)} == {float} and np.isfinite(values).all():
+    if {*map(type, values)} == {float} and all(map(math.isfinite, values)):
         return values
     others = settings.rewards is None  # another data source need not have it
     return [
-        None if others and name not in info else _value(name, info, rows.labels[row])
-        for row, info in zip(counted, infos, strict=True)
+        None if others and value is ABSENT else _value(name, value, rows, row)
+        for row, value in zip(counted, values, strict=True)
     ]
 
 
-def _value(name: str, info: Mapping[str, Any], label: str) -> float | None:
-    if name not in info:
-        raise RewardError(f"{label}: no reward {name!r}; the scorer returned {_names(info)}")
+def _value(name: str, value: Any, rows: RewardRows, row: int) -> float | None:
+    label = rows.label(row)
+    if value is ABSENT:
+        returned = _names(rows.info(row))
+        raise RewardError(f"{label}: no reward {name!r}; the scorer returned {returned}")
     try:
-        return value_or_error(info[name])
+        return value_or_error(value)
     except ValueError as error:
         raise RewardError(f"{label}: reward {name!r} {error}") from None
 
 
 def _check_bounds(
-    name: str, values: Sequence[float | None], bounds: tuple[float, float], labels: Sequence[str]
+    name: str,
+    values: Sequence[float | None],
+    bounds: tuple[float, float],
+    rows: RewardRows,
+    counted: Sequence[int],
 ) -> None:
     low, high = bounds
     slack = BOUNDS_TOLERANCE * (high - low)
-    for value, label in zip(values, labels, strict=True):
+    for value, row in zip(values, counted, strict=True):
         if value is None or low - slack <= value <= high + slack:
             continue
         raise RewardError(
-            f"{label}: reward {name!r} is {value}, outside its bounds [{low:g}, {high:g}]; correct "
-            f"what returns it, or algorithm.gdpo.rewards.{name}.bounds"
+            f"{rows.label(row)}: reward {name!r} is {value}, outside its bounds "
+            f"[{low:g}, {high:g}]; correct what returns it, or algorithm.gdpo.rewards.{name}.bounds"
         )
 
 

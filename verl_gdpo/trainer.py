@@ -120,7 +120,7 @@ class GdpoTrainer:
         settings = settings_of_advantage(self.config.algorithm.adv_estimator, self.gdpo)
         by_token = settings is not None and settings.batch_norm == "token"
         lengths = fetch_lengths(batch, trained=by_token)  # rejection has changed the masks by now
-        groups = [group_of(key) for key in rows.labels]
+        groups = [group_of(key) for key in batch.keys]
         bounds = self.gdpo.bounds
         metrics.update(batch_metrics(rewards, rows.counted_B, groups, lengths, settings, bounds))
         return result

@@ -36,7 +36,7 @@ def describe(run: DryRun, settings: GdpoSettings) -> Iterator[str]:
         is_padding=[False] * len(run.samples),
         step=FIRST_STEP,
     )
-    rows = replace(rows, labels=[sample.label for sample in run.samples])
+    rows = replace(rows, label=lambda row: run.samples[row].label)
     rewards = RewardMatrix.of(rows, settings)
     for source in dict.fromkeys(rows.sources):
         is_here_B = np.array([other == source for other in rows.sources])
