@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.report.arms import Arm, Run, over_runs
 from verl_gdpo.report.sections import Read, names, one_of
-from verl_gdpo.run_folder import training_rewards, validation_rewards
+from verl_gdpo.run_folder import gaps, training_rewards, validation_rewards
 
 NOTHING = "-"
 RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
@@ -131,6 +131,7 @@ def warnings(arms: Sequence[Arm]) -> list[str]:
                 "later part of its lines is over fewer runs."
             )
     for run in (run for arm in arms for run in arm.runs):
+        found += [f"{run.folder}: {gap}. Lines have a gap there." for gap in gaps(run.metrics)]
         if run.config is None:
             found.append(
                 f"{run.folder}: no configuration in hydra/.hydra/config.yaml, so the folder's "
