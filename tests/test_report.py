@@ -92,7 +92,7 @@ def test_metrics_that_are_no_number_are_a_gap_and_a_warning(tmp_path, capsys):
     assert main([str(run)]) == 0
     page = Parts()
     page.feed((run / "report" / "index.html").read_text())
-    assert all(f"{run}: {text}. Lines have a gap there." in page.text for text in said)
+    assert all(f"{run}: {text}. Lines leave it out." in page.text for text in said)
     [curve] = [p.lines[0] for p in reward_panels(read_arms([run])) if p.title == "format"]
     for y in (curve.y, curve.behind):
         assert [step for step, v in zip(curve.x, y, strict=True) if math.isnan(v)] == [3, 9]

@@ -50,7 +50,7 @@ def test_the_estimators_rows(tmp_path):
         (line("p_0_0") + "{\n", r"1.jsonl, line 2: not JSON"),
         ('{"uid": "p_0_0", "score": 1.0}\n', r"1.jsonl, line 1: no \['group'.*verl-gdpo"),
         ("1\n", r"1.jsonl, line 1: no \['uid'.*verl-gdpo"),
-        (line("p_0_0") + "{", r"1.jsonl: verl is still writing this dump, the only one"),
+        (line("p_0_0") + "{", r"1.jsonl: the only dump, and its last line has no end"),
     ],
 )
 def test_what_is_no_dump_of_ours_is_refused(tmp_path, text, message):

@@ -19,13 +19,13 @@ KEYS = (
     *("uid", "group", "session", "data_source"),
     *("response_tokens", "rewards", "advantage", "is_padding"),
 )
+WRITING = "verl is still writing it, or was stopped before it had"
 
 
 def dump_files(folder: Path) -> tuple[list[Path], Path | None]:
-    """The whole dumps in the order of their steps, and one that verl is still writing.
+    """The whole dumps in the order of their steps, and the last one if it is not whole.
 
-    verl writes step after step, and its last line has an end: so a last dump without one is not
-    whole.
+    verl ends the last line too: where its end is missing, verl is writing, or was stopped.
 
     Args:
         folder: with `7.jsonl` files, or a run's folder with those in `rollouts/`.
@@ -43,7 +43,7 @@ def dump_files(folder: Path) -> tuple[list[Path], Path | None]:
         )
     unfinished = None if _has_end(files[-1]) else files.pop()
     if not files:
-        raise ValueError(f"{unfinished}: verl is still writing this dump, the only one; wait")
+        raise ValueError(f"{unfinished}: the only dump, and its last line has no end: {WRITING}")
     return files, unfinished
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from verl_gdpo.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
 from verl_gdpo.replay.steps import LOGGED, Replay, write_table
 from verl_gdpo.replay.text import LEGEND, comparison, whole_group
-from verl_gdpo.rollouts import dump_files
+from verl_gdpo.rollouts import WRITING, dump_files
 from verl_gdpo.run_folder import config_of_run
 from verl_gdpo.tables import printable
 
@@ -95,7 +95,7 @@ def _run(arguments: argparse.Namespace) -> int:
         source = "no configuration of the run found, so its settings are taken to be the defaults"
     print(f"{len(files)} steps, {rollouts:,} rollouts; {source}")
     if unfinished and (arguments.steps is None or int(unfinished.stem) in arguments.steps):
-        print(f"Step {unfinished.stem} is left out: verl is still writing {unfinished}.")
+        print(f"Step {unfinished.stem} is left out, {unfinished} has no end: {WRITING}.")
     for arm in (own, *alternatives):
         print(f"{arm.name}: {printable(str(arm))}")
     reproduced = _say_reproduced(replay, path)
