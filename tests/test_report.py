@@ -1,5 +1,8 @@
 """`verl-gdpo report`: arithmetic over seeds, what is said where metrics lack, and the page."""
 
+import json
+import math
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -65,6 +68,39 @@ def test_each_run_is_smoothed_before_the_median():
     assert over_runs(arm, read).median == [2.0, 2.0]
     assert over_runs(arm, read, smooth=2).high == [6.0, 3.5]
     assert over_runs(arm, lambda metrics: {}) is None
+
+
+def test_a_gap_stays_a_gap_and_takes_no_other_step_with_it():
+    smooth = trailing_mean({1: 1.0, 2: math.nan, 3: 4.0}, 3)
+    assert (smooth[1], smooth[3]) == (1.0, 2.5) and math.isnan(smooth[2])
+    found = band([{1: math.nan, 2: 3.0}, {1: 2.0, 2: 5.0}, {3: math.nan}])
+    assert found.median[:2] == [2.0, 4.0] and math.isnan(found.median[2])
+
+
+def test_metrics_that_are_no_number_are_a_gap_and_a_warning(tmp_path, capsys):
+    run = make_run(tmp_path / "run", steps=9)
+    lines = [json.loads(line) for line in (run / "metrics" / "1.jsonl").read_text().splitlines()]
+    for step, value in ((3, math.nan), (9, None)):
+        lines[step]["data"] |= dict.fromkeys(["gdpo/format/mean", "gdpo/format/energy"], value)
+    for line in lines:
+        line["data"]["actor/grad_norm"] = math.inf
+    write_metrics(run, lines)
+    said = [
+        "no finite number at step 3, 9: gdpo/format/mean, gdpo/format/energy",
+        "no finite number at step 0, 1, 2, 3, 4 and 5 more: actor/grad_norm",
+    ]
+    assert main([str(run)]) == 0
+    page = Parts()
+    page.feed((run / "report" / "index.html").read_text())
+    assert all(f"{run}: {text}. Lines leave it out." in page.text for text in said)
+    [curve] = [p.lines[0] for p in reward_panels(read_arms([run])) if p.title == "format"]
+    for y in (curve.y, curve.behind):
+        assert [step for step, v in zip(curve.x, y, strict=True) if math.isnan(v)] == [3, 9]
+    capsys.readouterr()
+    assert summary.main([str(run)]) == 0
+    out = capsys.readouterr().out
+    assert all(f"WARNING: {text}\n" in out for text in said)
+    assert re.search(r"^format +0\.\d+ +nan ", out, re.M)
 
 
 def test_one_run_has_no_band_and_its_steps_behind():
@@ -173,6 +209,7 @@ def test_an_example_of_each_kind(tmp_path):
 
 def test_a_kind_that_the_last_step_lacks_comes_from_an_earlier_one(tmp_path):
     run = make_run(tmp_path / "run", steps=4)
+    (run / "rollouts" / "6.jsonl").write_text('{"input":')  # verl is writing it
     same = {"equal": GROUPS["equal"]}
     (run / "rollouts" / "5.jsonl").write_text(rollout_dump(5, groups=same))
     examples = example_groups(read_arms([run])[0].runs[0])

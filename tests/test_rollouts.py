@@ -4,12 +4,14 @@ import json
 
 import pytest
 
-from verl_gdpo.rollouts import read_rollouts, reward_rows
+from verl_gdpo.rollouts import dump_files, read_dump, reward_rows
 
 
 def line(uid, **changes):
     row = {
         "uid": uid,
+        "group": "p",
+        "session": 0,
         "data_source": "rlla",
         "response_tokens": 3,
         "rewards": {"format": 1.0},
@@ -26,17 +28,16 @@ def test_steps_come_in_order_from_a_run_or_its_rollouts(tmp_path):
         (rollouts / f"{step}.jsonl").write_text(line(f"p_{step}_0"))
     (rollouts / "notes.jsonl").write_text("not ours")
     for folder in (tmp_path, rollouts):
-        assert [(step, rows[0]["uid"]) for step, rows in read_rollouts(folder)] == [
-            *((2, "p_2_0"), (9, "p_9_0"), (10, "p_10_0"))
-        ]
+        files, unfinished = dump_files(folder)
+        assert [path.name for path in files] == ["2.jsonl", "9.jsonl", "10.jsonl"]
+        assert unfinished is None
 
 
 def test_the_estimators_rows(tmp_path):
     # the second session has two rows: its last one stands for it
     text = line("p_0_0") + line("p_1_0") + line("p_1_1") + line("pad_0_0", is_padding=True)
     (tmp_path / "7.jsonl").write_text(text)
-    [(step, rows)] = read_rollouts(tmp_path)
-    result = reward_rows(rows, step)
+    result = reward_rows(read_dump(tmp_path / "7.jsonl"), 7)
     assert result.step == 7
     assert result.counted_B.tolist() == [True, False, True, False]
     assert result.info(2) == {"format": 1.0}
@@ -46,12 +47,26 @@ def test_the_estimators_rows(tmp_path):
     ("text", "message"),
     [
         (None, "no rollout dump"),
-        (line("p_0_0") + "{", r"1.jsonl, line 2: not JSON"),
-        ('{"uid": "p_0_0", "score": 1.0}\n', r"1.jsonl, line 1: no \['data_source'.*verl-gdpo"),
+        (line("p_0_0") + "{\n", r"1.jsonl, line 2: not JSON"),
+        ('{"uid": "p_0_0", "score": 1.0}\n', r"1.jsonl, line 1: no \['group'.*verl-gdpo"),
+        ("1\n", r"1.jsonl, line 1: no \['uid'.*verl-gdpo"),
+        (line("p_0_0") + "{", r"1.jsonl: the only dump, and its last line has no end"),
     ],
 )
 def test_what_is_no_dump_of_ours_is_refused(tmp_path, text, message):
     if text is not None:
         (tmp_path / "1.jsonl").write_text(text)
     with pytest.raises(ValueError, match=message):
-        list(read_rollouts(tmp_path))
+        read_dump(dump_files(tmp_path)[0][0])
+
+
+@pytest.mark.parametrize("end", ["", line("p_0_0") + "{", line("p_0_0").rstrip()])
+def test_a_last_dump_without_an_end_is_being_written(tmp_path, end):
+    for step in (1, 2, 10):
+        (tmp_path / f"{step}.jsonl").write_text(line(f"p_{step}_0"))
+    (tmp_path / "11.jsonl").write_text(end)
+    files, unfinished = dump_files(tmp_path)
+    assert [path.stem for path in files] == ["1", "2", "10"]
+    assert unfinished == tmp_path / "11.jsonl"
+    (tmp_path / "12.jsonl").write_text(line("p_0_0"))  # then 11 is merely broken, or whole
+    assert dump_files(tmp_path)[1] is None

@@ -2,6 +2,10 @@
 
 import json
 import random
+import signal
+import subprocess
+import sys
+import time
 from hashlib import sha256
 
 import pandas as pd
@@ -97,6 +101,18 @@ def test_an_interrupted_run_leaves_nothing(data, tmp_path, monkeypatch, exists):
         make_policy(path, data=data, seed=9, **TINY)
     assert [file.name for file in tmp_path.iterdir()] == (["policy"] if exists else [])
     assert (hashes(path) if exists else {}) == before
+
+
+def test_sigterm_leaves_nothing(data, tmp_path):
+    out = tmp_path / "policy"
+    command = [sys.executable, "-m", "verl_gdpo.cpu.warm_start", "--out", out, "--data", data]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while not list(tmp_path.iterdir()):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_of_somebody_else_is_kept(data, tmp_path):

@@ -8,30 +8,31 @@ verl writes the first six, `queue_rows.fetch_dump_columns` the others. Rewards a
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from verl_gdpo.reward_rows import RewardRows
 
-OURS = ("data_source", "response_tokens", "rewards", "advantage", "is_padding")
+KEYS = (
+    *("uid", "group", "session", "data_source"),
+    *("response_tokens", "rewards", "advantage", "is_padding"),
+)
+WRITING = "verl is still writing it, or was stopped before it had"
 
 
-def read_rollouts(folder: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """(step, rows) in the order of the steps, one file in memory at a time.
+def dump_files(folder: Path) -> tuple[list[Path], Path | None]:
+    """The whole dumps in the order of their steps, and the last one if it is not whole.
+
+    verl ends the last line too: where its end is missing, verl is writing, or was stopped.
 
     Args:
         folder: with `7.jsonl` files, or a run's folder with those in `rollouts/`.
 
     Raises:
-        ValueError: there is no such file, a line is no JSON, or verl-gdpo did not write it.
+        ValueError: there is no whole dump.
     """
-    for path in dump_files(folder):
-        yield int(path.stem), read_dump(path)
-
-
-def dump_files(folder: Path) -> list[Path]:
-    """The dumps that `read_rollouts` reads, in the order of their steps."""
     inner = folder / "rollouts"
     files = [path for path in (inner if inner.is_dir() else folder).glob("*.jsonl")]
     files = sorted((path for path in files if path.stem.isdigit()), key=lambda p: int(p.stem))
@@ -40,12 +41,33 @@ def dump_files(folder: Path) -> list[Path]:
             f"{folder}: no rollout dump (STEP.jsonl) here or in rollouts/; "
             "a run writes one with trainer.rollout_data_dir=FOLDER"
         )
-    return files
+    unfinished = None if _has_end(files[-1]) else files.pop()
+    if not files:
+        raise ValueError(f"{unfinished}: the only dump, and its last line has no end: {WRITING}")
+    return files, unfinished
 
 
 def read_dump(path: Path) -> list[dict[str, Any]]:
-    """The rows of one step."""
-    return list(_read_lines(path))
+    """The rows of one step.
+
+    Raises:
+        ValueError: a line is no JSON, or verl-gdpo did not write it.
+    """
+    rows = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not JSON: {error}") from None
+            absent = [key for key in KEYS if not isinstance(row, dict) or key not in row]
+            if absent:
+                raise ValueError(
+                    f"{path}, line {number}: no {absent}; expected a dump of verl's V1 trainer "
+                    "with verl-gdpo and the estimator or the reward manager gdpo"
+                )
+            rows.append(row)
+    return rows
 
 
 def reward_rows(rows: Sequence[Mapping[str, Any]], step: int) -> RewardRows:
@@ -59,17 +81,9 @@ def reward_rows(rows: Sequence[Mapping[str, Any]], step: int) -> RewardRows:
     )
 
 
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not JSON: {error}") from None
-            absent = [key for key in ("uid", *OURS) if key not in row]
-            if absent:
-                raise ValueError(
-                    f"{path}, line {number}: no {absent}; expected a dump of verl's V1 trainer "
-                    "with verl-gdpo and the estimator or the reward manager gdpo"
-                )
-            yield row
+def _has_end(path: Path) -> bool:
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"

@@ -14,6 +14,7 @@ runs/2026-01-31_12-00-00/
 
 import importlib.metadata
 import json
+import math
 import platform
 import re
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ VALIDATION_KEY = re.compile(r"val-(?:aux|core)/(?P<source>.*)/(?P<reward>[^/]+)/
 # what a result depends on
 PACKAGES = ("verl-gdpo", "verl", "torch", "ray", "vllm", "transformers")
 
+GAPS_SHOWN = 5  # steps
+
 Metrics = Mapping[int, Mapping[str, float]]
 
 
@@ -41,15 +44,36 @@ def metrics_file_of_next_start(run: Path) -> Path:
 def read_metrics(run: Path) -> Metrics:
     """{step: {name: value}} over all starts of a run; a later start wins.
 
-    A last line without its end is one that verl is writing, and is passed over.
+    What is no finite number is NaN here: verl writes null. A last line without its end is one that
+    verl is writing, and is passed over.
     """
     steps: dict[int, dict[str, float]] = {}
     for file in sorted((run / "metrics").glob("*.jsonl"), key=lambda path: int(path.stem)):
         for line in file.read_text().splitlines(keepends=True):
             if line.endswith("\n"):
                 record = json.loads(line)
-                steps.setdefault(record["step"], {}).update(record["data"])
+                steps.setdefault(record["step"], {}).update(
+                    (name, value if value is not None and math.isfinite(value) else math.nan)
+                    for name, value in record["data"].items()
+                )
     return dict(sorted(steps.items()))
+
+
+def gaps(metrics: Metrics) -> list[str]:
+    """What is no finite number at which steps, a text for the metrics of the same steps."""
+    steps_of: dict[str, list[int]] = {}
+    for step, values in metrics.items():
+        for name in (name for name, value in values.items() if math.isnan(value)):
+            steps_of.setdefault(name, []).append(step)
+    names_of: dict[tuple[int, ...], list[str]] = {}
+    for name, steps in steps_of.items():
+        names_of.setdefault(tuple(steps), []).append(name)
+    return [
+        f"no finite number at step {', '.join(map(str, steps[:GAPS_SHOWN]))}"
+        + (f" and {len(steps) - GAPS_SHOWN} more" if len(steps) > GAPS_SHOWN else "")
+        + f": {', '.join(names)}"
+        for steps, names in names_of.items()
+    ]
 
 
 def write_versions(run: Path) -> None:

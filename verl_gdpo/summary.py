@@ -7,8 +7,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from verl_gdpo.run_folder import Metrics, read_metrics, training_rewards, validation_rewards
-from verl_gdpo.tables import render
+from verl_gdpo.run_folder import (
+    Metrics,
+    gaps,
+    read_metrics,
+    training_rewards,
+    validation_rewards,
+)
+from verl_gdpo.tables import printable, render
 
 HEADER = ("reward", "first step", "last step", "validation before", "after")
 
@@ -39,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
         return 1
     picture = _draw_rewards(run, metrics)
     print(f"\n{render(HEADER, reward_table(metrics))}\n")
+    for gap in gaps(metrics):
+        print(f"WARNING: {printable(gap)}")
     for label, path in (
         ("reward curves", picture),
         ("metrics", run / "metrics"),

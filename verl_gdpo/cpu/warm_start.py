@@ -18,6 +18,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -212,6 +213,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", metavar="PARQUET", type=Path, help="default: rows of its own")
     args = parser.parse_args(argv)
+    # by default it ends the process at once, and the half-made folder stays
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         print(make_policy(args.out, seed=args.seed, data=args.data))
     except (ValueError, OSError, ImportError) as error:

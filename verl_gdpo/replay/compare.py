@@ -1,7 +1,7 @@
-"""How two sets of advantages of one step differ. B rollouts, each counted once; G groups.
+"""What can be said of the advantages of one step. B rollouts, each counted once; G groups.
 
-Estimators have different scales (GRPO has no batch step), so magnitudes are compared after a
-division of each by its own standard deviation over the step.
+Estimators have different scales (GRPO has no batch step), so advantages are compared in units of
+their own standard deviation over the step.
 """
 
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from verl_gdpo.metrics import correlation
 from verl_gdpo.replay.recompute import Floats, Ints
 from verl_gdpo.reward_rows import RewardMatrix
 
@@ -20,88 +21,58 @@ ROUNDING = 1e-6  # of the largest value: what float32 leaves of a constant
 
 @dataclass(frozen=True)
 class Column:
-    """Advantages of one estimator in one step, and what can be said of them alone."""
+    """Advantages of one estimator in one step."""
 
     A_B: Floats
+    scaled_B: Floats  # in units of `std`
     std: float  # over the rollouts, ddof 0
     silent_groups: float  # share of groups in which every advantage is 0
-    distinct: int  # different advantages in the step
     ties: float | None  # share of the pairs of a group with different rewards but one advantage
-    follows: Mapping[str, float | None]  # correlation with each reward; see `_follows`
-    tied_B: Ints  # rollouts of a group with the same number have the same advantage
-    rewards_B: Ints  # rollouts with the same number have the same rewards
+    follows: Mapping[str, float | None]  # correlation with each reward less its group's mean
 
-    @property
-    def scaled_B(self) -> Floats:
-        """In units of its standard deviation; all 0 where there is none."""
-        return self.A_B / self.std if self.std > 0 else np.zeros_like(self.A_B)
+    @classmethod
+    def of(cls, A_B: Floats, group_B: Ints, rewards: RewardMatrix, rows_B: Ints) -> "Column":
+        """Args: rewards holds all rows of the dump; rows_B are those of the B rollouts."""
+        std, scaled_B = float(A_B.std()), A_B
+        if std > ROUNDING * np.abs(A_B).max():
+            scaled_B = A_B / std
+        else:
+            std, scaled_B = 0.0, np.full_like(A_B, A_B.mean())
+        active_G = np.bincount(group_B, np.abs(scaled_B) > SAME) > 0
+        values_BK, present_BK = rewards.values_BK[rows_B], rewards.present_BK[rows_B]
+        names, used_K = list(rewards.weights), np.array(list(rewards.weights.values())) != 0
+        return cls(
+            A_B=A_B,
+            scaled_B=scaled_B,
+            std=std,
+            silent_groups=float(1 - active_G.mean()),
+            ties=_ties(scaled_B, np.hstack([values_BK[:, used_K], present_BK[:, used_K]]), group_B),
+            follows={
+                name: _follows(scaled_B[there_B], value_B[there_B], group_B[there_B])
+                for name, value_B, there_B in zip(names, values_BK.T, present_BK.T, strict=True)
+            },
+        )
 
+    def correlation(self, other: "Column") -> float | None:
+        """None where one of them is constant."""
+        return correlation(self.scaled_B, other.scaled_B)
 
-@dataclass(frozen=True)
-class Difference:
-    """Between two columns of one step."""
+    def opposite(self, other: "Column") -> float:
+        """Share of rollouts that one rewards and the other punishes."""
+        away_B = (np.abs(self.scaled_B) > SAME) & (np.abs(other.scaled_B) > SAME)
+        return float(np.mean(away_B & (self.A_B * other.A_B < 0)))
 
-    correlation: float | None  # None where one of them is constant
-    opposite: float  # share of rollouts that one rewards and the other punishes
-    distance: float  # mean of |difference| after scaling
-    distance_B: Floats
-
-
-def describe(A_B: Floats, group_B: Ints, rewards: RewardMatrix, rows_B: Ints) -> Column:
-    """Args: rewards holds all rows of the dump; rows_B are those of the B rollouts."""
-    std = float(A_B.std())
-    if np.ptp(A_B) <= ROUNDING * np.abs(A_B).max():
-        std = 0.0
-    unit = std or 1.0
-    active_B = np.bincount(group_B, np.abs(A_B) > SAME * unit) > 0
-    levels, tied_B = np.unique(np.round(A_B / unit / SAME), return_inverse=True)
-    weights_K = np.array(list(rewards.weights.values()))
-    columns = (rewards.values_BK, rewards.present_BK.astype(np.float64))
-    kinds = np.hstack([values[rows_B][:, weights_K != 0] for values in columns])
-    rewards_B = np.unique(kinds, axis=0, return_inverse=True)[1].reshape(-1)
-    different = _pairs(group_B) - _pairs(group_B, rewards_B)
-    tied = _pairs(group_B, tied_B) - _pairs(group_B, tied_B, rewards_B)
-    return Column(
-        A_B=A_B,
-        std=std,
-        silent_groups=float(1 - active_B.mean()),
-        distinct=len(levels),
-        ties=tied / different if different else None,
-        follows=_follows(A_B, group_B, rewards, rows_B),
-        tied_B=tied_B,
-        rewards_B=rewards_B,
-    )
+    def distance_B(self, other: "Column") -> Floats:
+        result: Floats = np.abs(self.scaled_B - other.scaled_B)
+        return result
 
 
-def difference(a: Column, b: Column) -> Difference:
-    distance_B = np.abs(a.scaled_B - b.scaled_B)
-    signs = [np.where(np.abs(c.A_B) > SAME * (c.std or 1.0), np.sign(c.A_B), 0) for c in (a, b)]
-    return Difference(
-        correlation=_correlation(a.A_B, b.A_B),
-        opposite=float(np.mean(signs[0] * signs[1] < 0)),
-        distance=float(distance_B.mean()),
-        distance_B=distance_B,
-    )
-
-
-def _follows(
-    A_B: Floats, group_B: Ints, rewards: RewardMatrix, rows_B: Ints
-) -> dict[str, float | None]:
-    """The correlation of the advantages with each reward less its group's mean, where present."""
-    result = {}
-    for column, name in enumerate(rewards.weights):
-        there_B = rewards.present_BK[rows_B, column]
-        group, value = group_B[there_B], rewards.values_BK[rows_B, column][there_B]
-        mean_G = np.bincount(group, value) / np.bincount(group).clip(min=1)
-        result[name] = _correlation(A_B[there_B], value - mean_G[group])
-    return result
-
-
-def _correlation(a_B: Floats, b_B: Floats) -> float | None:
-    """Pearson's; None where there is none, because one of them is constant but for rounding."""
-    if any(len(x_B) == 0 or np.ptp(x_B) <= ROUNDING * np.abs(x_B).max() for x_B in (a_B, b_B)):
-        return None
-    return float(np.corrcoef(a_B, b_B)[0, 1])
+def _ties(scaled_B: Floats, rewards_B: Floats, group_B: Ints) -> float | None:
+    advantage_B = np.unique(np.round(scaled_B / SAME), return_inverse=True)[1]
+    kind_B = np.unique(rewards_B, axis=0, return_inverse=True)[1].reshape(-1)
+    different = _pairs(group_B) - _pairs(group_B, kind_B)
+    tied = _pairs(group_B, advantage_B) - _pairs(group_B, advantage_B, kind_B)
+    return tied / different if different else None
 
 
 def _pairs(*index: Ints) -> int:
@@ -111,3 +82,10 @@ def _pairs(*index: Ints) -> int:
         key_B = key_B * (int(other_B.max()) + 1) + other_B
     counts = np.unique(key_B, return_counts=True)[1]
     return int((counts * (counts - 1) // 2).sum())
+
+
+def _follows(scaled_B: Floats, value_B: Floats, group_B: Ints) -> float | None:
+    mean_G = np.bincount(group_B, value_B) / np.bincount(group_B).clip(min=1)
+    centred_B = value_B - mean_G[group_B]
+    centred_B[np.abs(centred_B) <= 1e-9 * np.abs(value_B).max(initial=0)] = 0  # is rounding
+    return correlation(scaled_B, centred_B)

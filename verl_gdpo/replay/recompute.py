@@ -13,7 +13,7 @@ import torch
 
 from verl_gdpo.estimator import scalars_of
 from verl_gdpo.replay.arms import Arm
-from verl_gdpo.reward_rows import RewardMatrix, RewardRows, group_of
+from verl_gdpo.reward_rows import RewardMatrix, RewardRows
 from verl_gdpo.rollouts import reward_rows
 
 Floats = npt.NDArray[np.float64]
@@ -28,7 +28,7 @@ class Step:
 
     number: int
     rewards: RewardRows
-    group_ids: Sequence[str]
+    group_ids: npt.NDArray[Any]
     tokens_B: Ints
     logged_B: Floats
 
@@ -44,55 +44,32 @@ class Step:
         return cls(
             number=number,
             rewards=reward_rows(rows, number),
-            group_ids=[group_of(row["uid"]) for row in rows],
+            group_ids=np.array([row["group"] for row in rows]),
             tokens_B=np.array([row["response_tokens"] for row in rows], dtype=np.int64),
             logged_B=logged_B,
         )
 
+    def advantages(self, arm: Arm, rewards: RewardMatrix) -> Floats:
+        """Of each row as a dump would hold it: 0 for padding and where no token trains.
 
-def matrices(step: Step, arms: Sequence[Arm]) -> list[RewardMatrix]:
-    """The rewards as each arm reads them; arms with the same `rewards` share one matrix.
-
-    Raises:
-        RewardError: an arm names a reward that the dump does not hold, among others.
-    """
-    made: list[tuple[Any, RewardMatrix]] = []
-    result = []
-    for arm in arms:
-        found = [matrix for rewards, matrix in made if rewards == arm.settings.rewards]
-        if not found:
-            found = [RewardMatrix.of(step.rewards, arm.settings)]
-            made.append((arm.settings.rewards, found[0]))
-        result.append(found[0])
-    return result
-
-
-def recompute(step: Step, arm: Arm, rewards: RewardMatrix) -> Floats:
-    """The advantage of each row as a dump would hold it: 0 for padding and where no token trains.
-
-    Raises:
-        ValueError: neither we nor verl's grpo compute this arm's estimator.
-    """
-    counted_B = step.rewards.counted_B
-    if arm.estimator == "gdpo":
-        tokens_B = torch.from_numpy(step.tokens_B)
-        scalars = scalars_of(rewards, counted_B, step.group_ids, arm.settings, tokens_B)
-        A_B = scalars.A_B.numpy()
-    elif arm.estimator == "grpo":
-        scores_B = rewards.values_BK @ np.array(list(rewards.weights.values()))
-        A_B = np.zeros(len(scores_B))
-        A_B[counted_B] = verl_grpo(
-            scores_B[counted_B],
-            group_index(np.array(step.group_ids)[counted_B]),
-            arm.settings.normalize_by_std,
-        )
-    else:
-        raise ValueError(
-            f"algorithm.adv_estimator={arm.estimator}: replay computes gdpo and grpo alone"
-        )
-    trained_B = (step.tokens_B > 0) & ~step.rewards.is_padding_B
-    result: Floats = np.where(trained_B, A_B[step.rewards.session_B], 0.0)
-    return result
+        Raises:
+            ValueError: neither we nor verl's grpo compute this arm's estimator.
+        """
+        counted_B = self.rewards.counted_B
+        if arm.estimator == "gdpo":
+            tokens_B = torch.from_numpy(self.tokens_B)
+            scalars = scalars_of(rewards, counted_B, self.group_ids, arm.settings, tokens_B)
+            A_B = scalars.A_B.numpy()
+        elif arm.estimator == "grpo":
+            scores_B = rewards.values_BK @ np.array(list(rewards.weights.values()))
+            group_B = group_index(self.group_ids[counted_B])
+            A_B = np.zeros(len(scores_B))
+            A_B[counted_B] = verl_grpo(scores_B[counted_B], group_B, arm.settings.normalize_by_std)
+        else:
+            raise ValueError(f"adv_estimator={arm.estimator}: replay computes gdpo and grpo alone")
+        trained_B = (self.tokens_B > 0) & ~self.rewards.is_padding_B
+        result: Floats = np.where(trained_B, A_B[self.rewards.session_B], 0.0)
+        return result
 
 
 def verl_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) -> Floats:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from verl_gdpo.replay.arms import Arm
-from verl_gdpo.replay.compare import SAME, Column, Difference, describe, difference
-from verl_gdpo.replay.recompute import Floats, Ints, Step, group_index, matrices, recompute
-from verl_gdpo.replay.rollout_table import RolloutTable
+from verl_gdpo.replay.compare import SAME, Column
+from verl_gdpo.replay.recompute import Floats, Ints, Step, group_index
 from verl_gdpo.reward_rows import RewardMatrix
 from verl_gdpo.rollouts import read_dump
 
 LOGGED = "logged"
+IDENTITY = ("group", "session", "uid", "data_source", "response_tokens")
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -23,7 +23,6 @@ Rows = Sequence[Mapping[str, Any]]
 class StepReport:
     number: int
     columns: Mapping[str, Column]  # LOGGED, then each alternative
-    differences: Mapping[str, Difference]  # of each alternative from LOGGED
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class Group:
     distance: Mapping[str, float]  # mean scaled difference of each alternative from LOGGED
     rows: Rows
     advantages: Mapping[str, Sequence[float]]
-    ties: Mapping[str, tuple[int, int]]  # two with different rewards and the same advantage
 
     @property
     def rewards(self) -> list[str]:
@@ -60,12 +58,13 @@ class Replay:
     alternatives: Sequence[Arm]
     top: int = 0
     wanted: str | None = None  # groups whose id begins so
-    table: RolloutTable | None = None
+    keep_table: bool = False
     row_count: int = 0
     steps: list[StepReport] = field(default_factory=list)
     worst: Mismatch | None = None  # None: nothing read, or the run's estimator is not known
     most_different: dict[str, list[Group]] = field(default_factory=dict)
     found: list[Group] = field(default_factory=list)
+    tables: list[Any] = field(default_factory=list)  # with `keep_table` a DataFrame a step
 
     def read(self, files: Iterable[Path]) -> "Replay":
         """Raises ValueError, with the file, for a dump that the arms cannot be computed from."""
@@ -79,28 +78,25 @@ class Replay:
 
     def _add(self, number: int, rows: Rows) -> None:
         step = Step.of(number, rows)
-        own_matrix, *others = matrices(step, [self.own, *self.alternatives])
+        own = RewardMatrix.of(step.rewards, self.own.settings)
         self.row_count += len(rows)
         if self.own.is_known:
-            self._check(step, rows, recompute(step, self.own, own_matrix))
+            self._check(step, rows, step.advantages(self.own, own))
         rows_B = np.flatnonzero(step.rewards.counted_B)
-        group_B = group_index(np.array(step.group_ids)[rows_B])
-        columns = {LOGGED: describe(step.logged_B[rows_B], group_B, own_matrix, rows_B)}
-        for arm, matrix in zip(self.alternatives, others, strict=True):
-            A_B = recompute(step, arm, matrix)[rows_B]
-            columns[arm.name] = describe(A_B, group_B, matrix, rows_B)
-        differences = {
-            arm.name: difference(columns[LOGGED], columns[arm.name]) for arm in self.alternatives
-        }
-        report = StepReport(number, columns, differences)
+        group_B = group_index(step.group_ids[rows_B])
+        columns = {LOGGED: Column.of(step.logged_B[rows_B], group_B, own, rows_B)}
+        names = dict.fromkeys([*own.weights, *self.own.settings.names])
+        for arm in self.alternatives:
+            matrix = RewardMatrix.of(step.rewards, arm.settings)
+            A_B = step.advantages(arm, matrix)[rows_B]
+            columns[arm.name] = Column.of(A_B, group_B, matrix, rows_B)
+            names |= dict.fromkeys([*matrix.weights, *arm.settings.names])
+        report = StepReport(number, columns)
         self.steps.append(report)
         counted = [rows[row] for row in rows_B.tolist()]
-        ids = [step.group_ids[row] for row in rows_B.tolist()]
-        self._keep_groups(report, counted, group_B, ids)
-        if self.table is not None:
-            names = self._reward_names([own_matrix, *others])
-            values = {name: column.A_B for name, column in columns.items()}
-            self.table.add(number, counted, names, values)
+        self._keep_groups(report, counted, group_B)
+        if self.keep_table:
+            self.tables.append(_table(report, counted, names))
 
     def _check(self, step: Step, rows: Rows, own_B: Floats) -> None:
         difference_B = np.abs(own_B - step.logged_B)
@@ -108,65 +104,60 @@ class Replay:
         if self.worst is None or difference_B[row] > self.worst.difference:
             self.worst = Mismatch(float(difference_B[row]), step.number, rows[row]["uid"])
 
-    def _keep_groups(
-        self, report: StepReport, rows: Rows, group_B: Ints, ids: Sequence[str]
-    ) -> None:
+    def _keep_groups(self, report: StepReport, rows: Rows, group_B: Ints) -> None:
         size_G = np.bincount(group_B)
+        logged, *others = report.columns.items()
         distances = {
-            name: np.bincount(group_B, d.distance_B) / size_G
-            for name, d in report.differences.items()
+            name: np.bincount(group_B, column.distance_B(logged[1])) / size_G
+            for name, column in others
         }
-        id_of = dict(zip(group_B.tolist(), ids, strict=True))
+
+        def group(g: int) -> Group:
+            members = np.flatnonzero(group_B == g).tolist()
+            return Group(
+                step=report.number,
+                id=rows[members[0]]["group"],
+                distance={name: float(distance_G[g]) for name, distance_G in distances.items()},
+                rows=[rows[i] for i in members],
+                advantages={name: c.A_B[members].tolist() for name, c in report.columns.items()},
+            )
+
         for name, distance_G in distances.items() if self.top else []:
             kept = self.most_different.setdefault(name, [])
             for g in np.argsort(-distance_G, kind="stable").tolist():
                 if distance_G[g] <= (kept[-1].distance[name] if len(kept) == self.top else SAME):
                     break
-                group = _group(report, rows, group_B, g, id_of[g], distances)
+                candidate = group(g)
                 # another group with the same rewards would show nothing new
-                if group.rewards not in [other.rewards for other in kept]:
-                    kept.append(group)
-                    kept.sort(key=lambda group: -group.distance[name])
+                if candidate.rewards not in [other.rewards for other in kept]:
+                    kept.append(candidate)
+                    kept.sort(key=lambda other: -other.distance[name])
                     del kept[self.top :]
         if self.wanted is not None:
-            for g, group_id in sorted(id_of.items()):
-                if group_id.startswith(self.wanted):
-                    self.found.append(_group(report, rows, group_B, g, group_id, distances))
-
-    def _reward_names(self, matrices: Sequence[RewardMatrix]) -> list[str]:
-        """Every reward that an arm weighs, or reads in a condition."""
-        weighed = [name for matrix in matrices for name in matrix.weights]
-        read = [name for arm in (self.own, *self.alternatives) for name in arm.settings.names]
-        return list(dict.fromkeys([*weighed, *read]))
+            first_G = np.unique(group_B, return_index=True)[1].tolist()
+            ids = [rows[i]["group"] for i in first_G]
+            self.found += [group(g) for g, name in enumerate(ids) if name.startswith(self.wanted)]
 
 
-def _group(
-    report: StepReport,
-    rows: Rows,
-    group_B: Ints,
-    g: int,
-    group_id: str,
-    distances: Mapping[str, Floats],
-) -> Group:
-    members = np.flatnonzero(group_B == g)
-    ties = {name: _first_tie(column, members) for name, column in report.columns.items()}
-    return Group(
-        step=report.number,
-        id=group_id,
-        distance={name: float(distance_G[g]) for name, distance_G in distances.items()},
-        rows=[rows[i] for i in members.tolist()],
-        advantages={name: column.A_B[members].tolist() for name, column in report.columns.items()},
-        ties={name: tie for name, tie in ties.items() if tie is not None},
-    )
+def write_table(replay: Replay, path: Path) -> int:
+    """All rollouts, for other tools, as the name of the file says; returns how many."""
+    import pandas as pd
+
+    table = pd.concat(replay.tables, ignore_index=True)
+    if path.suffix == ".parquet":
+        table.to_parquet(path, index=False)
+    else:
+        table.to_json(path, orient="records", lines=True, double_precision=15)
+    return len(table)
 
 
-def _first_tie(column: Column, members: Ints) -> tuple[int, int] | None:
-    """Positions in `members`."""
-    first: dict[int, int] = {}
-    for position, (tied, rewards) in enumerate(
-        zip(column.tied_B[members].tolist(), column.rewards_B[members].tolist(), strict=True)
-    ):
-        other = first.setdefault(tied, position)
-        if column.rewards_B[members[other]] != rewards:
-            return other, position
-    return None
+def _table(report: StepReport, rows: Rows, rewards: Iterable[str]) -> Any:
+    """A DataFrame with a row a rollout; a reward that it does not have is NaN."""
+    import pandas as pd
+
+    columns = {"step": report.number, **{name: [row[name] for row in rows] for name in IDENTITY}}
+    for name in rewards:
+        values = [row["rewards"].get(name) for row in rows]
+        columns[f"reward/{name}"] = np.array(values, dtype=np.float64)
+    columns |= {f"advantage/{name}": column.A_B for name, column in report.columns.items()}
+    return pd.DataFrame(columns)

@@ -15,11 +15,10 @@ LEGEND = f"""\
 a | b          in the logged advantages | in the alternative
 correlation    of the two advantages of a step's rollouts
 opposite sign  rollouts that one rewards and the other punishes
+distance       mean |difference|, each divided by its std, as scales differ between estimators
 silent groups  those in which every advantage is 0
 tied pairs     of a group, with different rewards and the same advantage
-distinct       different advantages in a step
-std            of a step's advantages; scales differ between estimators, hence
-distance       mean |difference|, each divided by its std
+std            of a step's advantages
 correlation with a reward: its value less the mean of its group
 Advantages closer than {SAME:g} of their step's std are the same, and 0 if as near to that.
 Lines of several steps are means over them, each counted by its rollouts."""
@@ -27,8 +26,8 @@ Lines of several steps are means over them, each counted by its rollouts."""
 
 def step_table(steps: Sequence[StepReport], name: str) -> str:
     """The alternative `name` against the logged advantages; the last line is over all steps."""
-    header = ["step", "rollouts", "correlation", "opposite sign", "silent groups", "tied pairs"]
-    header += ["distinct", "std", "distance"]
+    header = ["step", "rollouts", "correlation", "opposite sign", "distance"]
+    header += ["silent groups", "tied pairs", "std"]
     parts = np.array_split(np.arange(len(steps)), min(len(steps), LINES))
     chunks = [[steps[i] for i in part] for part in parts]
     rows = [_step_row(_span(chunk), chunk, name) for chunk in chunks]
@@ -63,8 +62,7 @@ def group_table(group: Group, width: int) -> str:
         line[-1] = shorten(str(row.get("output", "")), max(left, MIN_RESPONSE))
     distances = ", ".join(f"{name} {value:.2f}" for name, value in group.distance.items())
     title = f"step {group.step}, group {printable(group.id)}; distance from {LOGGED}: {distances}"
-    table = render(header, rows, left=(len(header) - 1,))
-    return "\n".join([title, table, *_ties(group)])
+    return f"{title}\n{render(header, rows, left=(len(header) - 1,))}"
 
 
 def whole_group(group: Group, width: int) -> str:
@@ -88,27 +86,22 @@ def comparison(replay: Replay, name: str, width: int) -> str:
 
 def _step_row(label: str, steps: Sequence[StepReport], name: str) -> list[str]:
     """Means over the steps, each counted by its rollouts."""
-    logged, other = ([step.columns[key] for step in steps] for key in (LOGGED, name))
-    differences = [step.differences[name] for step in steps]
-    sizes = [len(column.A_B) for column in logged]
-
-    def mean(values: Iterable[float | None], show: Callable[[float], str]) -> str:
-        return _mean(values, sizes, show)
+    pairs = [(step.columns[LOGGED], step.columns[name]) for step in steps]
+    sizes = [len(logged.A_B) for logged, _ in pairs]
 
     def both(attribute: str, show: Callable[[float], str]) -> str:
-        sides = ([getattr(c, attribute) for c in columns] for columns in (logged, other))
-        return " | ".join(mean(values, show) for values in sides)
+        sides = ([getattr(pair[i], attribute) for pair in pairs] for i in (0, 1))
+        return " | ".join(_mean(values, sizes, show) for values in sides)
 
     return [
         label,
         f"{sum(sizes):,}",
-        mean((d.correlation for d in differences), "{:.3f}".format),
-        mean((d.opposite for d in differences), _percent),
+        _mean([a.correlation(b) for a, b in pairs], sizes, "{:.3f}".format),
+        _mean([a.opposite(b) for a, b in pairs], sizes, _percent),
+        _mean([float(a.distance_B(b).mean()) for a, b in pairs], sizes, "{:.3f}".format),
         both("silent_groups", _percent),
         both("ties", _percent),
-        both("distinct", "{:.0f}".format),
         both("std", "{:.2f}".format),
-        mean((d.distance for d in differences), "{:.3f}".format),
     ]
 
 
@@ -118,14 +111,6 @@ def _mean(
     """Each value counted by its size; those that are None are left out."""
     there = [(v, n) for v, n in zip(values, sizes, strict=True) if v is not None]
     return show(sum(v * n for v, n in there) / sum(n for _, n in there)) if there else "-"
-
-
-def _ties(group: Group) -> list[str]:
-    return [
-        f"{name} gives {i} and {j} the same advantage, {_advantage(group.advantages[name][i])}, "
-        "though their rewards differ"
-        for name, (i, j) in group.ties.items()
-    ]
 
 
 def _span(steps: Sequence[StepReport]) -> str:

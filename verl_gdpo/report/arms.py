@@ -4,7 +4,8 @@ Seeds are summed up by the median and the inter-quartile range, as numpy's defau
 quantiles give them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,16 +96,26 @@ def over_runs(arm: Arm, read: Callable[[Metrics], Curve], smooth: int = 1) -> Ba
 
 
 def band(curves: Sequence[Curve]) -> Band:
-    """Median and quartiles at each step, over the curves that have it."""
+    """Median and quartiles at each step, over the curves that have a number there; else NaN."""
     steps = sorted(set().union(*curves))
-    at_step = [[curve[step] for curve in curves if step in curve] for step in steps]
-    quartiles = [np.quantile(values, [0.25, 0.5, 0.75]).tolist() for values in at_step]
+    at_step = [_numbers(curve.get(step, math.nan) for curve in curves) for step in steps]
+    quartiles = [np.quantile(v or [math.nan], [0.25, 0.5, 0.75]).tolist() for v in at_step]
     low, median, high = (list(column) for column in zip(*quartiles, strict=True))
     return Band(steps, median, low, high, len(curves))
 
 
 def trailing_mean(curve: Curve, window: int) -> dict[int, float]:
-    """At each step the mean of the last `window` values, of fewer at the start."""
-    steps, values = list(curve), list(curve.values())
-    parts = [values[max(0, i + 1 - window) : i + 1] for i in range(len(values))]
-    return {step: sum(part) / len(part) for step, part in zip(steps, parts, strict=True)}
+    """At each step the mean of the last `window` values, of fewer at the start or at a gap.
+
+    A step whose own value is NaN stays one.
+    """
+    values = list(curve.values())
+    parts = [_numbers(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
+    return {
+        step: math.nan if math.isnan(value) else sum(part) / len(part)
+        for (step, value), part in zip(curve.items(), parts, strict=True)
+    }
+
+
+def _numbers(values: Iterable[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]

@@ -70,11 +70,11 @@ def example_groups(run: Run) -> list[ExampleGroup]:
     conditions; `logged` is what the run trained on.
 
     Raises:
-        ValueError: no dump, or not one of ours; see `rollouts.read_rollouts`.
+        ValueError: no dump, or not one of ours; see `rollouts`.
     """
     settings = GdpoSettings() if run.config is None else _settings(run.config.algorithm)
     found: dict[str, ExampleGroup] = {}
-    for file in reversed(dump_files(run.folder)[-DUMPS_SEARCHED:]):
+    for file in reversed(dump_files(run.folder)[0][-DUMPS_SEARCHED:]):
         step = _recompute(read_dump(file), int(file.stem), settings)
         for kind, rows in _classify(step):
             if kind not in found:

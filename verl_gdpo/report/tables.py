@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.report.arms import Arm, Run, over_runs
 from verl_gdpo.report.sections import Read, names, one_of
-from verl_gdpo.run_folder import training_rewards, validation_rewards
+from verl_gdpo.run_folder import gaps, training_rewards, validation_rewards
 
 NOTHING = "-"
 RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
@@ -67,9 +67,9 @@ def runs(arms: Sequence[Arm]) -> Table:
             run.folder.resolve().name,
             _short_path(run.setting("actor_rollout_ref.model.path")),
             _short_path(run.setting("data.train_files")),
-            run.versions.get("verl", "-"),
+            _text(run.versions.get("verl")),
             _text(run.setting("data.seed")),
-            str(last_step(run)),
+            str(_last_step(run)),
             _text(run.setting("data.train_batch_size")),
             _text(run.setting("actor_rollout_ref.rollout.n")),
         )
@@ -124,13 +124,14 @@ def warnings(arms: Sequence[Arm]) -> list[str]:
         who = "One run per arm" if len(alone) == len(arms) else f"One run of {', '.join(alone)}"
         found.append(f"{who}: differences may be chance.")
     for arm in arms:
-        steps = sorted({last_step(run) for run in arm.runs})
+        steps = sorted({_last_step(run) for run in arm.runs})
         if len(steps) > 1:
             found.append(
                 f"The runs of {arm.name} end at the steps {', '.join(map(str, steps))}: the "
                 "later part of its lines is over fewer runs."
             )
     for run in (run for arm in arms for run in arm.runs):
+        found += [f"{run.folder}: {gap}. Lines leave it out." for gap in gaps(run.metrics)]
         if run.config is None:
             found.append(
                 f"{run.folder}: no configuration in hydra/.hydra/config.yaml, so the folder's "
@@ -139,7 +140,7 @@ def warnings(arms: Sequence[Arm]) -> list[str]:
     return found
 
 
-def last_step(run: Run) -> int:
+def _last_step(run: Run) -> int:
     return max(run.metrics)
 
 
