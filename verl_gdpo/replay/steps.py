@@ -144,10 +144,12 @@ def write_table(replay: Replay, path: Path) -> int:
     import pandas as pd
 
     table = pd.concat(replay.tables, ignore_index=True)
+    unfinished = path.with_name(f".{path.name}.unfinished")
     if path.suffix == ".parquet":
-        table.to_parquet(path, index=False)
+        table.to_parquet(unfinished, index=False)
     else:
-        table.to_json(path, orient="records", lines=True, double_precision=15)
+        table.to_json(unfinished, orient="records", lines=True, double_precision=15)
+    unfinished.replace(path)
     return len(table)
 
 
