@@ -45,12 +45,3 @@ def check_advantages(rows, rewards, tolerance=1e-5, **options):
     expected = oracle.gdpo(rewards, groups, **options)
     assert actual == pytest.approx(expected, abs=tolerance)
     assert sum(abs(a) > 0.01 for a in actual) >= len(actual) / 2
-
-
-def share_without_advantage(rows):
-    """Of the groups in a dump."""
-    peaks = {}
-    for row in rows:
-        if not row["is_padding"]:
-            peaks[row["group"]] = max(peaks.get(row["group"], 0.0), abs(row["advantage"]))
-    return sum(peak < 1e-6 for peak in peaks.values()) / len(peaks)
