@@ -12,5 +12,5 @@ fi >/dev/null
 ruff check .
 ruff format --check .
 mypy
-# one thread a process: verl starts nine of them, and two cores are enough for the tests
-OMP_NUM_THREADS=1 python -m pytest "$@"
+# one thread a process, and two workers (conftest.py says for what); `-n 0` is one process
+OMP_NUM_THREADS=1 python -m pytest -n 2 "$@"

@@ -75,13 +75,13 @@ def test_one_group_alone_hides_how_many_rewards_agree(agree, expected):
 
 
 def distinct_advantage_groups(n, G, **options):
-    vectors = list(itertools.product([0.0, 1.0], repeat=n))
-    groups = list(itertools.combinations_with_replacement(vectors, G))
-    rewards = torch.tensor(groups, dtype=torch.float64).reshape(-1, n)
+    vectors = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * n)
+    groups = list(itertools.combinations_with_replacement(range(2**n), G))
+    rewards = vectors[torch.tensor(groups)].reshape(-1, n)
     ids = np.repeat(np.arange(len(groups)), G)
     A_B = compute_gdpo_scalars(rewards, ids, eps=0, **options).A_B
     sorted_GG = A_B.reshape(-1, G).sort(dim=1).values
-    return len(torch.unique((sorted_GG * 1e6).round() + 0.0, dim=0))
+    return len({*map(tuple, (sorted_GG * 1e6).round().tolist())})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,9 @@
-"""`./run_tool_rl.sh` from a fresh copy of the repository, with a tiny step count; and stopped."""
+"""`./run_tool_rl.sh` from a fresh copy of the repository: trained, resumed, and stopped.
 
+A tiny untrained model gets ToolRL's rewards, which it never earns, and two on which it varies.
+"""
+
+import json
 import os
 import re
 import shutil
@@ -11,6 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import varied_reward
+from rollout_check import SIZES, check_rollouts
 
 from data_prep.synthetic import make_rows
 from verl_gdpo.cpu.tiny_model import make_tiny_model
@@ -34,17 +40,37 @@ def checkout(tmp_path_factory):
     (folder / ".venv").symlink_to(Path(sys.prefix))
     rows = make_rows(64, split="train", seed=0, size="tiny")
     texts = [message["content"] for row in rows for message in row["prompt"]]
-    make_tiny_model(folder / "model", texts=texts, vocab_size=768, seed=1)
+    make_tiny_model(folder / "model", texts=texts, vocab_size=768, initializer_range=0.1, seed=1)
     return folder
+
+
+GDPO_REWARDS = {
+    "correctness": 1.0,
+    "format": 1.0,
+    "letters": 1.0,
+    "brevity": "{weight:{1:0.5,3:1.5},when:{reward:letters,at_least:0.4}}",
+}
+
+
+def weights_at(step):
+    """`brevity` weighs .5, 1 and 1.5 in steps 1, 2 and 3, and stays there."""
+    return {**GDPO_REWARDS, "brevity": min(0.5 * step, 1.5)}
+
+
+def conditioned(rewards):
+    """`brevity` counts where enough of the response is letters."""
+    return rewards if rewards["letters"] >= 0.4 else {**rewards, "brevity": 0.0}
 
 
 def start(checkout, *arguments, mark):
     command = [
         *("./run_tool_rl.sh", "hardware=cpu"),
         f"actor_rollout_ref.model.path={checkout}/model",
-        *("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4"),
-        "data.val_max_samples=8",
-        *("trainer.total_training_steps=2", "trainer.test_freq=2", "trainer.save_freq=2"),
+        *SIZES,
+        *("actor_rollout_ref.actor.optim.lr=1e-3", "data.val_max_samples=8"),
+        *(f"+algorithm.gdpo.rewards.{name}={w}" for name, w in GDPO_REWARDS.items()),
+        f"reward.custom_reward_function.path={varied_reward.__file__}",
+        *("trainer.total_training_steps=3", "trainer.test_freq=3", "trainer.save_freq=3"),
         *arguments,
     ]
     return subprocess.Popen(
@@ -79,49 +105,98 @@ def test_shellcheck(script):
     assert done.returncode == 0, done.stdout
 
 
-def test_from_nothing_to_the_table(checkout):
+@pytest.fixture(scope="module")
+def trained(checkout):
+    """(the run's folder, what the script said) of three steps with a checkpoint."""
     process = start(checkout, mark="whole")
     output, _ = process.communicate(timeout=480)
     assert process.returncode == 0, output
     assert not alive("whole")
+    (run,) = (checkout / "runs").iterdir()
+    return run, output
+
+
+def dump(run, step):
+    """The rows of one step's rollout dump."""
+    text = (run / "rollouts" / f"{step}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def share_without_advantage(rows):
+    """Of the groups in a dump."""
+    peaks = {}
+    for row in rows:
+        if not row["is_padding"]:
+            peaks[row["group"]] = max(peaks.get(row["group"], 0.0), abs(row["advantage"]))
+    return sum(peak < 1e-6 for peak in peaks.values()) / len(peaks)
+
+
+def test_from_nothing_to_the_table(checkout, trained):
+    _, output = trained
     table = output.split("reward curves")[0]
-    for name in ("format", "correctness"):
+    for name in GDPO_REWARDS:
         assert re.search(rf"^{name} +(-?\d\.\d+ +){{3}}-?\d\.\d+$", table, re.M), output
     for label in ("reward curves", "metrics", "rollouts", "checkpoint", "log"):
         path = re.search(rf"^{label} +(\S+)$", output, re.M)[1]
         assert (checkout / path).exists(), path
 
 
-def test_resumed(checkout):
-    (run,) = (checkout / "runs").iterdir()
-    process = start(checkout, "trainer.total_training_steps=3", "--resume", mark="resumed")
-    output, _ = process.communicate(timeout=480)
-    assert process.returncode == 0, output
-    assert list((checkout / "runs").iterdir()) == [run]
-    assert re.findall(r"step +(\d+)  format", output) == ["3"]
-    assert sorted(read_metrics(run)) == [0, 1, 2, 3]
+def test_gdpo_trains(trained):
+    run, _ = trained
+    assert (run / "train.log").read_text().count("replaces the gdpo of verl 0.9.1") == 1
+    steps = read_metrics(run)
+    assert sorted(steps) == [0, 1, 2, 3]
+    for step in (1, 2, 3):
+        metrics = steps[step]
+        rows = dump(run, step)
+        check_rollouts(rows, weights_at(step), conditioned)
+        assert metrics["training/rollout_probs_diff_max"] < 1e-5
+        assert metrics["actor/grad_norm"] > 0
+        for name in GDPO_REWARDS:
+            values = [conditioned(row["rewards"])[name] for row in rows if not row["is_padding"]]
+            logged = [metrics[f"gdpo/{name}/{s}"] for s in ("mean", "min", "max")]
+            expected = [sum(values) / len(values), min(values), max(values)]
+            assert logged == pytest.approx(expected, abs=1e-6)
+        assert metrics["gdpo/no_signal"] == pytest.approx(share_without_advantage(rows))
+        assert metrics["gdpo/batch_norm_mean"] == pytest.approx(0, abs=1e-9)
+    for step in (0, 3):
+        for name in GDPO_REWARDS:
+            assert f"val-aux/rlla/{name}/mean@1" in steps[step]
 
 
-@pytest.mark.parametrize(
-    ("number", "when", "exit_code"),
-    [
-        (signal.SIGINT, "starting Ray", 130),
-        (signal.SIGTERM, "step    1", 143),
-    ],
-    ids=["Ctrl-C while starting", "SIGTERM while training"],
-)
-def test_stopped(checkout, number, when, exit_code):
-    mark = f"stop {number}"
-    process = start(checkout, "trainer.total_training_steps=500", mark=mark)
+def stop(process, number, when, mark):
+    """Send a signal once the script says `when`; (exit code, what it said until then)."""
+    said = []
     for line in process.stdout:
+        said.append(line)
         if when in line:
             break
     process.send_signal(number)
     stopped = time.monotonic()
-    assert process.wait(15) == exit_code
+    exit_code = process.wait(15)
     assert not alive(mark)
     assert time.monotonic() - stopped < 15
     process.stdout.close()
+    return exit_code, "".join(said)
+
+
+def test_resumed_and_stopped_while_training(checkout, trained):
+    run, _ = trained
+    more = ("trainer.total_training_steps=500", "trainer.val_before_train=False", "--resume")
+    process = start(checkout, *more, mark="resumed")
+    exit_code, output = stop(process, signal.SIGTERM, "step    5", "resumed")
+    assert exit_code == 143, output
+    assert list((checkout / "runs").iterdir()) == [run]
+    assert re.findall(r"step +(\d+)  ", output) == ["4", "5"]
+    assert "global_step_3, setting global step to 3" in (run / "train.log").read_text()
+    assert sorted(read_metrics(run))[:6] == [0, 1, 2, 3, 4, 5]
+    check_rollouts(dump(run, 4), weights_at(4), conditioned)
+
+
+def test_stopped_while_starting(checkout):
+    process = start(checkout, mark="stopped")
+    exit_code, output = stop(process, signal.SIGINT, "starting Ray", "stopped")
+    assert exit_code == 130, output
 
 
 @pytest.mark.parametrize(

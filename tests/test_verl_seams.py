@@ -97,7 +97,9 @@ KEYS = [f"{group}_{i}_0" for i, group in enumerate(GROUPS)]
 INFOS = [{"a": float(a), "b": float(b)} for a, b in REWARDS]
 
 
-@pytest.mark.parametrize(("setting", "combine"), VARIANT_SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    ("setting", "combine"), VARIANT_SETTINGS, ids=[str(setting) for setting, _ in VARIANT_SETTINGS]
+)
 def test_v1_variants(setting, combine):
     bounds = {"a": (-3.0, 3.0), "b": (0.0, 1.0)}
     rewards = {"a": 2.0, "b": 1.0}

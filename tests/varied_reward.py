@@ -1,4 +1,4 @@
-"""The rewards of the end-to-end runs: ToolRL's, and one on which an untrained model varies.
+"""The rewards of the end-to-end runs: ToolRL's, and two on which an untrained model varies.
 
 Loaded by verl through `reward.custom_reward_function.path`.
 """
@@ -7,12 +7,13 @@ import itertools
 
 from verl_gdpo.rewards import tool_rl
 
-# rewards (a, b, c) of the samples of a prompt, by its index modulo 4
+# rewards (a, b, c) of the samples of a prompt, by its index modulo 5
 PATTERNS = {
     "constant": [(0.1, 0.1, 0.1)] * 4,
     "opposed": [(0, 1, 0), (1, 0, 0), (0, 1, 0), (1, 0, 0)],
     "tied": [(0, 0, 1), (0, 0, 1), (0, 1, 0), (1, 0, 0)],
     "ordinary": [(0, 0, 0), (0, 0, 1), (0, 0, 1), (1, 1, 1)],
+    "stairs": [(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1)],
 }
 turns: dict[int, itertools.count] = {}
 
@@ -40,13 +41,6 @@ def with_score(data_source, solution_str, ground_truth, extra_info):
     return {"score": sum(rewards.values()), **rewards}
 
 
-def raises_for_one_row(data_source, solution_str, ground_truth, extra_info):
-    """Fails for a single row of the training data."""
-    if extra_info["split"] == "train" and extra_info["index"] == 5:
-        raise KeyError("a bug in the scorer")
-    return compute_score(data_source, solution_str, ground_truth, extra_info)
-
-
 def nan_in_validation(data_source, solution_str, ground_truth, extra_info):
     rewards = compute_score(data_source, solution_str, ground_truth, extra_info)
     if extra_info["split"] == "test":
@@ -61,8 +55,15 @@ def patterned(data_source, solution_str, ground_truth, extra_info):
     """
     index = extra_info["index"]
     turn = next(turns.setdefault(index, itertools.count()))
-    pattern = list(PATTERNS.values())[index % 4]
+    pattern = list(PATTERNS.values())[index % len(PATTERNS)]
     rewards = dict(zip("abc", map(float, pattern[turn % 4]), strict=True))
     if data_source == "rlla":
         rewards["rare"] = 0.0 if (index // 2 + turn) % 2 else None
     return rewards
+
+
+def patterned_but_for_one_row(data_source, solution_str, ground_truth, extra_info):
+    """Fails for a single row of the training data, which is not in the first batches."""
+    if extra_info["split"] == "train" and extra_info["index"] == 20:
+        raise KeyError("a bug in the scorer")
+    return patterned(data_source, solution_str, ground_truth, extra_info)

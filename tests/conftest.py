@@ -1,0 +1,23 @@
+"""Which tests `pytest -n` runs side by side: verl's runs, one at a time, beside all others."""
+
+import pytest
+
+# a start of verl is one import after the other, and fails on a machine that others keep busy
+RUN_VERL = ("test_e2e.py", "test_script.py")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in RUN_VERL)  # the longest part starts first
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which nox does without
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class VerlInOneWorker(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.split("::")[0]
+            return "verl" if file.endswith(RUN_VERL) else file
+
+    config.option.loadscopereorder = False
+    return VerlInOneWorker(config, log)
