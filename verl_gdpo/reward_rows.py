@@ -4,8 +4,7 @@ Between verl's trainers, which know rows by key, and the advantage, which knows 
 """
 
 import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
@@ -17,6 +16,8 @@ import numpy.typing as npt
 from verl_gdpo.reward_terms import RewardTerm, gate
 from verl_gdpo.settings import GdpoSettings
 from verl_gdpo.variants import BOUNDS_TOLERANCE
+
+Floats = npt.NDArray[np.float64]
 
 # a key of verl's reward_extra_info: the reward manager could not score this sample, and why
 ERROR_KEY = "gdpo_error"
@@ -119,7 +120,7 @@ class RewardMatrix:
     """The K rewards in use, conditions applied; what is not present, or not counted, holds 0."""
 
     weights: Mapping[str, float]
-    values_BK: npt.NDArray[np.float64]
+    values_BK: Floats
     present_BK: npt.NDArray[np.bool_]
 
     @classmethod
@@ -142,12 +143,11 @@ class RewardMatrix:
         for name in raw.keys() & settings.bounds.keys():
             _check_bounds(name, raw[name], settings.bounds[name], rows, counted)
         if any(term.when is not None for term in terms.values()):
-            samples = zip(*raw.values(), strict=True)
+            samples = zip(*map(_with_none, raw.values()), strict=True)
             gated = [gate(dict(zip(raw, sample, strict=True)), terms) for sample in samples]
-            raw = {name: [values[name] for values in gated] for name in terms}
+            raw = {name: _with_nan(values[name] for values in gated) for name in terms}
         values_BK = np.zeros((len(rows), len(terms)))
-        for k, name in enumerate(terms):
-            values_BK[rows.counted_B, k] = raw[name]  # None becomes NaN, which no value is
+        values_BK[rows.counted_B] = np.stack([raw[name] for name in terms], axis=1)
         present_BK = ~np.isnan(values_BK)
         present_BK &= rows.counted_B[:, None]
         weights = {name: term.weight_at(rows.step) for name, term in terms.items()}
@@ -239,20 +239,28 @@ def _check_same_names(
                 )
 
 
-def _column(
-    name: str, rows: RewardRows, counted: Sequence[int], settings: GdpoSettings
-) -> list[float | None]:
-    """One reward of the counted rows."""
+def _column(name: str, rows: RewardRows, counted: Sequence[int], settings: GdpoSettings) -> Floats:
+    """One reward of the counted rows, NaN where it does not apply."""
     column = rows.columns[name]
-    values = [column[row] for row in counted]
+    values = column if len(counted) == len(column) else [column[row] for row in counted]
     # nearly always, and looking at each by itself would take most of the estimator's time
-    if {*map(type, values)} == {float} and all(map(math.isfinite, values)):
-        return values
+    if {*map(type, values)} == {float}:
+        numbers = np.array(values)
+        if np.isfinite(numbers).all():
+            return numbers
     others = settings.rewards is None  # another data source need not have it
-    return [
+    return _with_nan(
         None if others and value is ABSENT else _value(name, value, rows, row)
         for row, value in zip(counted, values, strict=True)
-    ]
+    )
+
+
+def _with_nan(values: Iterable[float | None]) -> Floats:
+    return np.array([*values], dtype=np.float64)
+
+
+def _with_none(values: Floats) -> list[float | None]:
+    return [None if value != value else value for value in values.tolist()]
 
 
 def _value(name: str, value: Any, rows: RewardRows, row: int) -> float | None:
@@ -268,19 +276,19 @@ def _value(name: str, value: Any, rows: RewardRows, row: int) -> float | None:
 
 def _check_bounds(
     name: str,
-    values: Sequence[float | None],
+    values: Floats,
     bounds: tuple[float, float],
     rows: RewardRows,
     counted: Sequence[int],
 ) -> None:
     low, high = bounds
     slack = BOUNDS_TOLERANCE * (high - low)
-    for value, row in zip(values, counted, strict=True):
-        if value is None or low - slack <= value <= high + slack:
-            continue
+    outside = np.flatnonzero((values < low - slack) | (values > high + slack))
+    if len(outside):
         raise RewardError(
-            f"{rows.label(row)}: reward {name!r} is {value}, outside its bounds "
-            f"[{low:g}, {high:g}]; correct what returns it, or algorithm.gdpo.rewards.{name}.bounds"
+            f"{rows.label(counted[outside[0]])}: reward {name!r} is {values[outside[0]]}, outside "
+            f"its bounds [{low:g}, {high:g}]; correct what returns it, or "
+            f"algorithm.gdpo.rewards.{name}.bounds"
         )
 
 
