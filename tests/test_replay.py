@@ -455,11 +455,12 @@ def test_a_terminal_shows_responses_and_does_not_obey_them(tmp_path, capsys):
     rows = two_groups()
     for row in rows:
         row["output"] = row["input"] = HOSTILE
+        row["group"] = "\x1b[31m" + row["group"]
         row["uid"] = "\x1b[31m" + row["uid"]
         row["rewards"]["\x1b[5mz"] = 0
     write(tmp_path, {1: rows}, GDPO)
-    main([str(tmp_path)])
-    main([str(tmp_path), "--group", "\x1b[31mq"])
+    assert main([str(tmp_path)]) == 0
+    assert main([str(tmp_path), "--group", "\x1b[31mq"]) == 0
     printed = capsys.readouterr()
     assert "x1b[2J" in printed.out and "第二行" in printed.out
     assert all(c.isprintable() or c == "\n" for c in printed.out + printed.err)
