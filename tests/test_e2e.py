@@ -203,8 +203,25 @@ def test_without_the_plugin_verls_own_gdpo_fails(assets, tmp_path):
     assert 'key "prompts" not found in TensorDict' in run.output, run.last_lines()
 
 
-def test_a_row_without_ground_truth_stops_the_start(assets, tmp_path):
-    rows = f"data.train_files={assets}/no_ground_truth.parquet"
-    run = run_verl(tmp_path, overrides(assets, rows, scorer=None))
-    check_error(run, r"data.train_files, row 11 \(data_source 'rlla'\): tool_rl ground_truth")
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            "data.train_files=/nowhere/train.parquet",
+            r"FileNotFoundError: .*/nowhere/train.parquet",
+        ),
+        (
+            "data.train_files={assets}/no_ground_truth.parquet",
+            r"data.train_files, row 11 \(data_source 'rlla'\): tool_rl ground_truth",
+        ),
+        (
+            "+algorithm.gdpo.rewards.corectness=1.0",
+            r"reward 'corectness' is configured, but .* did you mean 'correctness'",
+        ),
+    ],
+    ids=["missing parquet", "row without ground truth", "unknown reward name"],
+)
+def test_bad_input_stops_the_run(assets, tmp_path, more, message):
+    run = run_verl(tmp_path, overrides(assets, more.format(assets=assets), scorer=None))
+    check_error(run, message)
     assert not run.steps()
