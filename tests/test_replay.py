@@ -482,7 +482,7 @@ def test_the_table_is_read_back(tmp_path, capsys, suffix):
     rows[0]["rewards"]["y"] = None
     late = [rollout(f"r_{i}_0", source="other", z=i) for i in range(2)]
     write(tmp_path, {1: rows, 2: [*rows, *late]}, GDPO)
-    path = tmp_path / f"table.{suffix}"
+    path = tmp_path / "made" / f"table.{suffix}"
     main([str(tmp_path), "--arm", "grpo", "--out", str(path)])
     if suffix == "parquet":
         table = pq.read_table(path).to_pylist()
@@ -498,3 +498,4 @@ def test_the_table_is_read_back(tmp_path, capsys, suffix):
         "advantage/grpo": pytest.approx(half, abs=1e-5),
     }
     assert table[0]["reward/y"] is None and table[9]["reward/z"] == 1.0
+    assert [p.name for p in path.parent.iterdir()] == [path.name]

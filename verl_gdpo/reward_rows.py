@@ -135,7 +135,8 @@ class RewardMatrix:
                 data source (when none are configured), holds no finite number, or one outside its
                 bounds.
         """
-        counted = np.flatnonzero(rows.counted_B).tolist()
+        counted_B = rows.counted_B
+        counted = np.flatnonzero(counted_B).tolist()
         if not counted:
             raise RewardError("the batch holds no sample, only padding")
         terms = _terms(rows, counted, settings)
@@ -147,9 +148,9 @@ class RewardMatrix:
             gated = [gate(dict(zip(raw, sample, strict=True)), terms) for sample in samples]
             raw = {name: _with_nan(values[name] for values in gated) for name in terms}
         values_BK = np.zeros((len(rows), len(terms)))
-        values_BK[rows.counted_B] = np.stack([raw[name] for name in terms], axis=1)
+        values_BK[counted_B] = np.stack([raw[name] for name in terms], axis=1)
         present_BK = ~np.isnan(values_BK)
-        present_BK &= rows.counted_B[:, None]
+        present_BK &= counted_B[:, None]
         weights = {name: term.weight_at(rows.step) for name, term in terms.items()}
         return cls(weights, np.nan_to_num(values_BK), present_BK)
 

@@ -144,12 +144,16 @@ def write_table(replay: Replay, path: Path) -> int:
     import pandas as pd
 
     table = pd.concat(replay.tables, ignore_index=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished")
-    if path.suffix == ".parquet":
-        table.to_parquet(unfinished, index=False)
-    else:
-        table.to_json(unfinished, orient="records", lines=True, double_precision=15)
-    unfinished.replace(path)
+    try:
+        if path.suffix == ".parquet":
+            table.to_parquet(unfinished, index=False)
+        else:
+            table.to_json(unfinished, orient="records", lines=True, double_precision=15)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
     return len(table)
 
 
