@@ -10,14 +10,17 @@ The replacements are plain functions, which a user's `__main__` can hold and Ray
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from verl.trainer.ppo import ray_trainer
 
+from verl_gdpo.estimator import NO_REWARDS
 from verl_gdpo.metrics import batch_metrics, settings_of_advantage
-from verl_gdpo.reward_rows import EstimatorInput, RewardRows, current_input
+from verl_gdpo.reward_rows import EstimatorInput, RewardError, RewardRows, current_input
 from verl_gdpo.settings import GdpoSettings, settings_of_run, uses_gdpo_manager
 from verl_gdpo.variants import Bounds
 from verl_gdpo.verl_metrics import METRICS_KEY
@@ -43,24 +46,31 @@ def checking_settings(create_dataloader: Function) -> Function:
 
 def with_reward_columns(compute_advantage: Function) -> Function:
     """Hand the reward columns to the estimator; V1 has done so by itself."""
+    signature = inspect.signature(compute_advantage)
 
     @functools.wraps(compute_advantage)
-    def hand_over_and_compute(data: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    def hand_over_and_compute(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        data, adv_estimator, algorithm = given["data"], given["adv_estimator"], given.get("config")
         ours = adv_estimator == "gdpo" or has_gdpo_manager
         if not ours or current_input.get() is not None:
-            return compute_advantage(data, adv_estimator, *args, **kwargs)
-        settings = GdpoSettings.from_algorithm(kwargs["config"])
+            return compute_advantage(*args, **kwargs)
+        if adv_estimator == "gdpo":
+            refuse_penalty(data)
+        settings = GdpoSettings.from_algorithm(algorithm or {})
         settings = replace(settings, bounds={**run_bounds, **settings.bounds})
         names = data.meta_info.get("reward_extra_keys") or settings.names
         columns = {
             name: data.non_tensor_batch[name] for name in names if name in data.non_tensor_batch
         }
+        if not columns.keys() - {"score"}:
+            raise RewardError(NO_REWARDS)
         rows = RewardRows.from_columns(columns, len(data))
-        given = EstimatorInput(rows, settings)
-        rewards = given.rewards  # whichever estimator runs, they have to be there
-        token = current_input.set(given)
+        input_ = EstimatorInput(rows, settings)
+        rewards = input_.rewards  # whichever estimator runs, they have to be there
+        token = current_input.set(input_)
         try:
-            result = compute_advantage(data, adv_estimator, *args, **kwargs)
+            result = compute_advantage(*args, **kwargs)
         finally:
             current_input.reset(token)
         result.meta_info[METRICS_KEY] = batch_metrics(
@@ -74,6 +84,17 @@ def with_reward_columns(compute_advantage: Function) -> Function:
         return result
 
     return hand_over_and_compute
+
+
+def refuse_penalty(data: Any) -> None:
+    """Raise ValueError if a trainer has changed the scores, which gdpo does not look at."""
+    scores, rewards = (data.batch.get(f"token_level_{what}") for what in ("scores", "rewards"))
+    if scores is not None and rewards is not scores and not torch.equal(scores, rewards):
+        raise ValueError(
+            "token_level_rewards are not token_level_scores with adv_estimator=gdpo: a penalty was "
+            "added to the summed reward, such as KL by algorithm.use_kl_in_reward, and gdpo would "
+            "ignore it. Make it a reward of its own, or put it into the loss"
+        )
 
 
 trainer_cls = ray_trainer.RayPPOTrainer
