@@ -27,7 +27,7 @@ class Run:
     def dump(self, step):
         """The rows of one step's rollout dump."""
         text = (self.folder / "rollouts" / f"{step}.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        return [json.loads(line) for line in text.split("\n")[:-1]]
 
     def last_lines(self, count=40):
         return "\n".join(self.output.splitlines()[-count:])
