@@ -21,7 +21,8 @@ from verl.trainer.ppo import ray_trainer
 from verl_gdpo.estimator import NO_REWARDS
 from verl_gdpo.metrics import batch_metrics, settings_of_advantage
 from verl_gdpo.reward_rows import EstimatorInput, RewardError, RewardRows, current_input
-from verl_gdpo.settings import GdpoSettings, settings_of_run, uses_gdpo_manager
+from verl_gdpo.settings import GdpoSettings, settings_of_run
+from verl_gdpo.support import refuse_trainer
 from verl_gdpo.variants import Bounds
 from verl_gdpo.verl_metrics import METRICS_KEY
 
@@ -35,9 +36,13 @@ run_bounds: Mapping[str, Bounds] = {}
 def checking_settings(create_dataloader: Function) -> Function:
     @functools.wraps(create_dataloader)
     def check_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
+        from verl_gdpo.reward_manager import runs_gdpo_manager  # V1 trainers need not load it here
+
         global has_gdpo_manager, run_bounds
-        settings = settings_of_run(self.config)
-        has_gdpo_manager = uses_gdpo_manager(self.config)
+        has_gdpo_manager = runs_gdpo_manager(self.config)
+        settings = settings_of_run(self.config, has_manager=has_gdpo_manager)
+        if settings is not None:
+            refuse_trainer(self.config)
         run_bounds = settings.bounds if settings else {}
         create_dataloader(self, *args, **kwargs)
 

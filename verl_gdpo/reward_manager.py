@@ -3,7 +3,7 @@
 Relies on verl 0.7.1 to 0.9: `verl.experimental.reward_loop.reward_manager`, there
 `base.RewardManagerBase` with the coroutine `run_single(data) -> {"reward_score",
 "reward_extra_info"}`, and `registry.REWARD_MANAGER`; `transfer_queue.enable`, true under V1 alone.
-On 0.8 and later also: the column `response_len` of `data`. On 0.9: `resolve_reward_manager_cls`.
+On 0.8 and 0.9 also: the column `response_len` of `data`, and `resolve_reward_manager_cls`.
 """
 
 import concurrent.futures
@@ -30,7 +30,7 @@ from verl_gdpo.reward_rows import (
 )
 from verl_gdpo.reward_terms import gate, weighted_sum
 from verl_gdpo.rewards import SCORERS, VERL_NAMES, belongs_elsewhere, options_for
-from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.settings import GdpoSettings, uses_gdpo_manager
 from verl_gdpo.slow_scoring import SlowScoring
 
 logger = logging.getLogger(__name__)
@@ -236,10 +236,12 @@ def _label(fields: Mapping[str, Any]) -> str:
 
 
 def runs_gdpo_manager(config: Any) -> bool:
-    """Whether verl 0.9 would make our manager, or a subclass of it, in its reward workers."""
-    from verl.trainer.ppo.reward import resolve_reward_manager_cls  # verl 0.7.1 lacks it
+    """Whether verl would make our manager, or a subclass of it, in its reward workers."""
+    from verl.trainer.ppo import reward
 
-    return issubclass(resolve_reward_manager_cls(config), GdpoRewardManager)
+    if not hasattr(reward, "resolve_reward_manager_cls"):  # verl 0.7.1
+        return uses_gdpo_manager(config)
+    return issubclass(reward.resolve_reward_manager_cls(config), GdpoRewardManager)
 
 
 def node_and_manager(worker: Any) -> tuple[str, bool]:
