@@ -3,6 +3,7 @@
 import functools
 import math
 
+import numpy as np
 import oracle
 import pytest
 import torch
@@ -433,6 +434,28 @@ def test_scale_of_all_weights_changes_nothing(combine):
     rewards, groups = random_batch()
     A_B = of(combine, rewards, groups, weights=[1, 2, 3], eps=0).A_B
     assert_same(of(combine, rewards, groups, weights=[5, 10, 15], eps=0).A_B, A_B)
+
+
+# not rvpo, whose soft minimum of z and -z is below 0, nor asymmetric dara, whose sum is above it
+SUMS = {
+    "dara": dara,
+    "sa_mrpo": functools.partial(sa_mrpo, bounds_K=[BOUNDS] * 4, gamma=0),
+    "gd2po": functools.partial(gd2po, tau=0),
+    "dvao": dvao,
+}
+
+
+@pytest.mark.parametrize("combine", SUMS.values(), ids=SUMS)
+@pytest.mark.parametrize("weight", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("G", [2, 3, 16])
+def test_rewards_that_cancel_give_exactly_0(combine, weight, G):
+    rng = np.random.default_rng(G)
+    a, b = rng.random(24 * G).round(1), rng.random(24 * G)
+    b[G:] = 0.5  # varies in one group alone, so that dara multiplies it
+    rewards = np.stack([a, 1 - a, b, 1 - b], axis=1)
+    options = {"weights": [weight] * 4, "eps": 0, "batch_eps": 0, "combine": combine}
+    result = compute_gdpo_scalars(rewards, np.arange(24 * G) // G, **options)
+    assert not result.S_B.any() and not result.A_B.any()
 
 
 def test_groups_without_signal_leave_0_where_S_does_not_sum_to_0():
