@@ -194,6 +194,65 @@ def test_the_grpo_arm_on_the_legacy_trainer(monkeypatch):
         assert "gdpo/batch_norm_mean" not in logged
 
 
+@pytest.fixture
+def wired(monkeypatch):
+    """A trainer with these overrides has loaded its data: what compute_advantage then knows."""
+    monkeypatch.setattr(legacy_trainer, "has_gdpo_manager", False)
+    monkeypatch.setattr(legacy_trainer, "run_bounds", {})
+    loaded = []
+    load = legacy_trainer.checking_settings(lambda self, *args: loaded.append(args))
+
+    def wire(*overrides):
+        load(SimpleNamespace(config=verl_config(*overrides)), 1, 2)
+        assert loaded.pop() == (1, 2)
+
+    return wire
+
+
+@pytest.mark.parametrize("manager", ["gdpo", "naive"])
+def test_the_rewards_of_the_grpo_arm_are_looked_at_where_the_manager_is_ours(wired, manager):
+    grpo = "algorithm.adv_estimator=grpo"
+    wired(grpo, "reward.reward_manager.name=gdpo")
+    wired(grpo, f"reward.reward_manager.name={manager}")
+    columns = {"a": np.array(REWARDS)[:, 0]}
+    data = batch(columns, reward_extra_keys=["a"])
+    data = ray_trainer.compute_advantage(data, adv_estimator="grpo", config=algorithm())
+    assert ("gdpo_metrics" in data.meta_info) == (manager == "gdpo")
+
+
+def test_the_bounds_of_our_scorers_reach_the_metrics_and_the_variants(wired):
+    wired("reward.reward_manager.name=gdpo")
+    columns = {"correctness": np.array(REWARDS)[:, 0], "format": np.array(REWARDS)[:, 1]}
+    data = batch(columns, reward_extra_keys=list(columns))
+    data = ray_trainer.compute_advantage(
+        data, adv_estimator="gdpo", config=algorithm(combine="sa_mrpo")
+    )
+    logged = data.meta_info["gdpo_metrics"]
+    assert logged["gdpo/correctness/at_high"] == 2 / 8
+    assert logged["gdpo/correctness/at_low"] == 1 / 8
+    # those of the next trainer in this process take their place
+    wired("algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive")
+    assert legacy_trainer.run_bounds == {}
+
+
+@pytest.mark.parametrize("mark", [3, 0.5])
+def test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it(mark):
+    columns = {"a": np.array(REWARDS)[:, 0]}
+    data = batch(columns, reward_extra_keys=["a"])
+    marked = data.batch["response_mask"] * mark
+    marked[0] = marked[0] / mark  # lengths in another proportion than their sums
+    data.batch["response_mask"] = marked
+    data = ray_trainer.compute_advantage(
+        data, adv_estimator="gdpo", config=algorithm(batch_norm="token")
+    )
+    lengths = np.arange(len(REWARDS)) + 1
+    expected = oracle.gdpo(
+        [[a] for a, _ in REWARDS], GROUPS, lengths=lengths.tolist(), batch_norm="token"
+    )
+    correlation = data.meta_info["gdpo_metrics"]["gdpo/length_correlation"]
+    assert correlation == pytest.approx(np.corrcoef(lengths, expected)[0, 1])
+
+
 def test_without_columns_the_message_says_what_to_do():
     for keys in ([], ["score"]):
         data = batch({"score": np.zeros(8)}, reward_extra_keys=keys)

@@ -65,7 +65,7 @@ def test_the_settings_table_is_the_code():
     assert rows.pop("batch_eps") == "null" and defaults.batch_eps is None
     assert rows.pop("combine") == "sum" and defaults.combine is None
     assert rows.pop("dialect") == "null"
-    names = {"group_norm", "batch_norm", "eps"}
+    names = {"group_norm", "batch_norm", "eps", "batch_var_eps"}
     assert {name: type(getattr(defaults, name))(value) for name, value in rows.items()} == {
         name: getattr(defaults, name) for name in names
     }
@@ -87,12 +87,13 @@ def test_the_table_of_variants():
 
 
 def test_the_table_of_dialects():
-    keys = ["group_norm", "batch_norm", "eps", "batch_eps", "normalize_by_std"]
+    keys = ["group_norm", "batch_norm", "eps", "batch_eps", "batch_var_eps", "normalize_by_std"]
     rows = rows_after("| `dialect` | `group_norm` |")
     assert [row[0] for row in rows] == list(DIALECTS)
     for name, *values, _ in rows:
         read = {k: yaml.safe_load(v) for k, v in zip(keys, values, strict=True)}
-        read["eps"] = float(read["eps"])
+        # YAML takes 1e-6 for a string
+        read |= {key: float(read[key]) for key in ("eps", "batch_var_eps")}
         assert read == DIALECTS[name]
 
 

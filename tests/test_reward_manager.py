@@ -46,7 +46,7 @@ def event_loop():
     asyncio.set_event_loop(None)
 
 
-def manager(compute_score=None, *, on_v1=True, reward_kwargs=None, **algorithm_keys):
+def manager(compute_score=None, *, on_v1=True, reward_kwargs=None, router=None, **algorithm_keys):
     config = OmegaConf.create(
         {
             "algorithm": algorithm_keys,
@@ -58,7 +58,7 @@ def manager(compute_score=None, *, on_v1=True, reward_kwargs=None, **algorithm_k
             "transfer_queue": {"enable": on_v1},
         }
     )
-    return GdpoRewardManager(config, Tokenizer(), compute_score or verls_default)
+    return GdpoRewardManager(config, Tokenizer(), compute_score or verls_default, *(router or ()))
 
 
 def verls_default(data_source, solution_str, ground_truth, extra_info):
@@ -66,8 +66,13 @@ def verls_default(data_source, solution_str, ground_truth, extra_info):
 
 
 def score(manager, response, ground_truth=GOLD, data_source="rlla", **fields):
+    row = row_of(response, ground_truth, data_source, **fields)
+    return manager.loop.run_until_complete(manager.run_single(row))
+
+
+def row_of(response, ground_truth=GOLD, data_source="rlla", **fields):
     ids = [ord(c) for c in response] + [0]  # the end-of-turn token counts
-    row = DataProto.from_dict(
+    return DataProto.from_dict(
         tensors={
             "responses": torch.tensor([[*ids, 7, 7]]),
             "attention_mask": torch.tensor([[0, 1, 1] + [1] * len(ids) + [0, 0]]),
@@ -83,7 +88,6 @@ def score(manager, response, ground_truth=GOLD, data_source="rlla", **fields):
             }.items()
         },
     )
-    return manager.loop.run_until_complete(manager.run_single(row))
 
 
 def test_our_scorer_is_chosen_by_data_source():
@@ -208,6 +212,46 @@ def test_an_async_function_and_a_plain_number():
 
     result = score(manager(scorer), "x")
     assert result == {"reward_score": 0.25, "reward_extra_info": {"acc": 0.25, "score": 0.25}}
+
+
+class Callable:
+    async def __call__(self, data_source, solution_str, ground_truth, extra_info):
+        return {"a": float(len(solution_str))}
+
+
+@pytest.mark.parametrize("scorer", [Callable(), lambda **given: Callable()(**given)])
+def test_what_only_turns_out_to_be_async_is_awaited(scorer):
+    assert score(manager(scorer), "xyz")["reward_extra_info"] == {"a": 3.0, "score": 3.0}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_scorer_that_asks_a_reward_model_knows_where(is_async):
+    seen = []
+
+    def scorer(data_source, solution_str, ground_truth, extra_info, **router):
+        seen.append(router)
+        return 1.0
+
+    async def in_the_loop(*args, **kwargs):
+        return scorer(*args, **kwargs)
+
+    scorer_ = in_the_loop if is_async else scorer
+    score(manager(scorer_, router=("10.0.0.1:8000", "tokenizer")), "x")
+    # verl names them together, and neither where there is no reward model
+    score(manager(scorer_, router=(None, "tokenizer")), "x")
+    both = {"reward_router_address": "10.0.0.1:8000", "reward_model_tokenizer": "tokenizer"}
+    assert seen == [both, {}]
+
+
+def test_the_last_row_of_a_session_is_scored():
+    first, last = row_of("first", data_source="a"), row_of("final", data_source="b", uid="u-2")
+    rows = DataProto.concat([first, last])
+    echoing = manager(lambda **given: {"a": float(given["solution_str"] == "final")})
+    result = echoing.loop.run_until_complete(echoing.run_single(rows))
+    assert result["reward_extra_info"] == {"a": 1.0, "score": 1.0}
+    failed = manager(failing(KeyError))
+    message = failed.loop.run_until_complete(failed.run_single(rows))["reward_extra_info"]
+    assert "uid u-2, data_source 'b'" in message[ERROR_KEY]
 
 
 def failing(value):

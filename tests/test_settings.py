@@ -307,6 +307,8 @@ def test_combine():
         ({"dialect": "trl", "batch_norm": "token"}, "gdpo.batch_norm=token contradicts"),
         ({"dialect": "verl_builtin", "batch_eps": 1e-4}, "gdpo.batch_eps=0.0001 contradicts"),
         ({"dialect": "paper", "batch_eps": 0}, "which stands for batch_eps=null"),
+        ({"dialect": "nemo_rl", "batch_var_eps": 1e-8}, "gdpo.batch_var_eps=1e-08 contradicts"),
+        ({"batch_var_eps": -1.0}, "algorithm.gdpo.batch_var_eps: expected at least 0, got -1.0"),
     ],
 )
 def test_refused_variants_and_dialects(gdpo, message):
@@ -329,7 +331,7 @@ def test_what_contradicts_the_inherited_std(gdpo, message):
 def test_dialects_are_named_values():
     assert read(gdpo={"dialect": "paper"}) == read(gdpo={"dialect": "trl"}) == GdpoSettings()
     assert read(gdpo={"dialect": "nemo_rl"}) == GdpoSettings(eps=1e-6, batch_eps=0.0)
-    builtin = GdpoSettings(batch_norm="token", eps=1e-6, batch_eps=0.0)
+    builtin = GdpoSettings(batch_norm="token", eps=1e-6, batch_eps=0.0, batch_var_eps=1e-8)
     assert read(gdpo={"dialect": "verl_builtin"}) == builtin
     # the same value beside it is no contradiction
     same = {"dialect": "verl_builtin", "batch_norm": "token", "eps": 1e-6, "batch_eps": 0}

@@ -97,6 +97,7 @@ def scalars_of(
         batch_norm=settings.batch_norm,
         eps=settings.eps,
         batch_eps=settings.batch_eps,
+        batch_var_eps=settings.batch_var_eps,
         combine=combine,
     )
 

@@ -8,7 +8,8 @@
         batch_norm: sample         # sample | token | none
         eps: 1e-4
         normalize_by_std: null     # null inherits algorithm.norm_adv_by_std_in_grpo
-        batch_eps: null            # null: eps
+        batch_eps: null            # in the step over the batch; null: eps
+        batch_var_eps: 0.0         # added to the variance there, under the root
         combine: sum               # see combine_setting.py
         dialect: null              # see dialects.py
 
@@ -35,6 +36,7 @@ KEYS = (
     "eps",
     "normalize_by_std",
     "batch_eps",
+    "batch_var_eps",
     "combine",
     "dialect",
 )
@@ -50,6 +52,7 @@ class GdpoSettings:
     eps: float = 1e-4
     normalize_by_std: bool = True
     batch_eps: float | None = None  # None: eps
+    batch_var_eps: float = 0.0
     combine: CombineSetting | None = None  # None: the weighted sum
     # {reward: (lowest, highest)}, as far as known: here those of `rewards`, in `settings_of_run`
     # also those that scorers declare
@@ -72,7 +75,10 @@ class GdpoSettings:
         terms = (rewards or {"": RewardTerm()}).values()
         group_norm = block.get("group_norm", dialect["group_norm"])
         batch_norm = block.get("batch_norm", dialect["batch_norm"])
-        eps = number(f"{where}.eps", block.get("eps", dialect["eps"]), minimum=0.0)
+        eps, batch_var_eps = (
+            number(f"{where}.{key}", block.get(key, dialect[key]), minimum=0.0)
+            for key in ("eps", "batch_var_eps")
+        )
         settings = cls(
             rewards=rewards,
             group_norm=choice(f"{where}.group_norm", group_norm, get_args(GroupNorm)),
@@ -80,6 +86,7 @@ class GdpoSettings:
             eps=eps,
             normalize_by_std=_normalize_by_std(algorithm, block),
             batch_eps=_batch_eps(f"{where}.batch_eps", block, dialect, eps),
+            batch_var_eps=batch_var_eps,
             combine=read_combine(
                 f"{where}.combine",
                 block.get("combine", SUM),
