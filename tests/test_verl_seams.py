@@ -9,18 +9,15 @@ import numpy as np
 import oracle
 import pytest
 import ray
-import torch
 from datasets import Dataset
-from tensordict import TensorDict
 from test_settings import run_config
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer, trainer_base
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl_batch import GROUPS, REWARDS, algorithm, batch
 
-from verl_gdpo import compute_gdpo_advantage, queue_rows
+from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.check import compose_config
 from verl_gdpo.replay_buffer import GdpoBuffer
 from verl_gdpo.reward_manager import GdpoRewardManager
@@ -148,21 +145,6 @@ def test_legacy_trainer_with_a_variant():
 def test_v1_without_rows_says_why():
     with pytest.raises(RewardError, match=r"no rewards reached the estimator.*with_gdpo\("):
         ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=algorithm())
-
-
-def test_v1_lengths_come_from_tags_or_else_from_masks(monkeypatch):
-    masks = torch.nested.as_nested_tensor(
-        [torch.tensor([1, 0, 1]), torch.tensor([1])], layout=torch.jagged
-    )
-    stored = TensorDict({"response_mask": masks}, batch_size=2)
-    monkeypatch.setattr(queue_rows.tq, "kv_batch_get", lambda **_: stored)
-    rows = KVBatchMeta(
-        partition_id="train",
-        keys=["u_0_0", "u_1_0"],
-        tags=[{"response_len": 3}, {"response_len": 1}],
-    )
-    assert queue_rows.fetch_lengths(rows, trained=False).tolist() == [3, 1]
-    assert queue_rows.fetch_lengths(rows, trained=True).tolist() == [2, 1]
 
 
 class LoadsRows:

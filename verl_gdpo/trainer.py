@@ -2,7 +2,7 @@
 
 Relies on verl 0.9: `get_trainer_cls(mode)`, which `verl.trainer.ppo.v1` and its `trainer_base` both
 hold; `PPOTrainer._setup`, which makes all that a trainer needs before its first step; and the
-methods that `REQUIRED` names.
+methods that `REQUIRED` names; the tag `response_len`; what `outcome.py` says.
 """
 
 import functools
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import ray
 import verl
 from verl.trainer.ppo import v1
@@ -19,8 +20,11 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 import verl_gdpo
+from verl_gdpo.dump_rows import DumpRows
 from verl_gdpo.metrics import batch_metrics, settings_of_advantage
-from verl_gdpo.queue_rows import fetch_dump_columns, fetch_lengths, fetch_rows
+from verl_gdpo.outcome import forget_outcome, noted_outcome, noting_outcome
+from verl_gdpo.plain import as_json, as_numbers_or_text
+from verl_gdpo.queue_rows import fetch_rows
 from verl_gdpo.replay_buffer import GdpoBuffer
 from verl_gdpo.reward_manager import node_and_manager, runs_gdpo_manager
 from verl_gdpo.reward_rows import EstimatorInput, current_input, group_of
@@ -40,6 +44,7 @@ REQUIRED = {
         "_compute_advantage",
         "_log_rollout_data",
         "_dump_generations",
+        "_val_metrics_update",
     ),
     ReplayBuffer: ("sample", "_terminal_eviction_reasons", "_dapo_filtered_keys"),
 }
@@ -62,6 +67,7 @@ class GdpoTrainer:
 
     config: Any
     global_steps: int
+    replay_buffer: Any
     train_dataset: Any
     val_dataset: Any
     reward_loop_manager: Any
@@ -69,7 +75,7 @@ class GdpoTrainer:
     def __init__(self, config: Any) -> None:
         self.has_manager = runs_gdpo_manager(config)
         self.gdpo = settings_of_run(config, has_manager=self.has_manager)
-        self.dump_columns: dict[str, dict[str, Any]] | None = None  # by row key, while dumping
+        self.dump_rows, self.is_dumping_rollouts = DumpRows(), False
         if self.gdpo is not None:
             logger.info(
                 "verl-gdpo %s replaces the gdpo of verl %s; adv_estimator=%s, "
@@ -106,6 +112,7 @@ class GdpoTrainer:
         if self.gdpo is not None:
             cls = type(buffer)
             buffer.__class__ = type(cls.__name__, (GdpoBuffer, cls), {})
+            buffer.known_rows = {}
             if self.config.algorithm.adv_estimator == "gdpo":
                 buffer.filter_by(self.gdpo)
         return buffer
@@ -113,40 +120,56 @@ class GdpoTrainer:
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.gdpo is None:
             return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        rows = fetch_rows(batch.keys, batch.partition_id, batch.tags)
+        known = self.replay_buffer.known_rows
+        rows = fetch_rows(batch.keys, batch.partition_id, batch.tags, known)
+        known.clear()
         rows = replace(rows, step=self.global_steps)
         given = EstimatorInput(rows, self.gdpo)
         rewards = given.rewards  # whichever estimator runs, they have to be there
+        forget_outcome()
         token = current_input.set(given)
         try:
             result = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         finally:
             current_input.reset(token)
         settings = settings_of_advantage(self.config.algorithm.adv_estimator, self.gdpo)
-        by_token = settings is not None and settings.batch_norm == "token"
-        lengths = fetch_lengths(batch, trained=by_token)  # rejection has changed the masks by now
+        lengths = np.array([tag["response_len"] for tag in batch.tags])
+        if settings is not None and settings.batch_norm == "token":
+            lengths = noted_outcome().trained_B  # rejection has changed the masks by now
         groups = [group_of(key) for key in batch.keys]
         bounds = self.gdpo.bounds
         metrics.update(batch_metrics(rewards, rows.counted_B, groups, lengths, settings, bounds))
+        if self.config.trainer.get("rollout_data_dir"):
+            self.dump_rows.add(batch, rows, noted_outcome())
         return result
 
-    def _log_rollout_data(self, batch: Any, *args: Any, **kwargs: Any) -> None:
-        if self.gdpo is not None:
-            self.dump_columns = fetch_dump_columns(batch)
+    def _log_rollout_data(self, *args: Any, **kwargs: Any) -> None:
+        self.is_dumping_rollouts = self.gdpo is not None
         try:
-            super()._log_rollout_data(batch, *args, **kwargs)  # type: ignore[misc]
+            super()._log_rollout_data(*args, **kwargs)  # type: ignore[misc]
         finally:
-            self.dump_columns = None
+            self.is_dumping_rollouts = False
+            self.dump_rows.clear()
 
     def _dump_generations(
         self, *, reward_extra_infos_dict: dict[str, list[Any]], **kwargs: Any
     ) -> None:
-        if self.dump_columns is not None:
-            rows = [self.dump_columns[key] for key in reward_extra_infos_dict["uid"]]
-            columns = {name: [row[name] for row in rows] for name in rows[0]}
-            reward_extra_infos_dict = {**reward_extra_infos_dict, **columns}
+        columns = reward_extra_infos_dict
+        if self.is_dumping_rollouts:
+            columns = {**columns, **self.dump_rows.columns(columns["uid"])}
+        elif self.gdpo is not None:  # validation
+            columns = {str(name): [*map(as_json, values)] for name, values in columns.items()}
         super()._dump_generations(  # type: ignore[misc]
-            reward_extra_infos_dict=reward_extra_infos_dict, **kwargs
+            reward_extra_infos_dict=columns, **kwargs
+        )
+
+    def _val_metrics_update(
+        self, sources: Any, uids: Any, infos: dict[str, list[Any]], *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.gdpo is not None:
+            infos = {name: as_numbers_or_text(column) for name, column in infos.items()}
+        return super()._val_metrics_update(  # type: ignore[misc]
+            sources, uids, infos, *args, **kwargs
         )
 
 
@@ -210,3 +233,6 @@ def check_verl() -> None:
 check_verl()
 trainer_base.get_trainer_cls = v1.get_trainer_cls = extending(trainer_base.get_trainer_cls)
 PPOTrainer._setup = refusing_unextended(PPOTrainer._setup)
+trainer_base.compute_advantage_for_multi_trajectories = noting_outcome(
+    trainer_base.compute_advantage_for_multi_trajectories
+)
