@@ -18,6 +18,7 @@ from verl.trainer.ppo import ray_trainer
 
 from verl_gdpo.metrics import batch_metrics, settings_of_advantage
 from verl_gdpo.reward_rows import EstimatorInput, RewardRows, current_input
+from verl_gdpo.run_folder import write_into_run_dir
 from verl_gdpo.settings import GdpoSettings, settings_of_run, uses_gdpo_manager
 from verl_gdpo.variants import Bounds
 from verl_gdpo.verl_metrics import METRICS_KEY
@@ -36,6 +37,7 @@ def checking_settings(create_dataloader: Function) -> Function:
         settings = settings_of_run(self.config)
         has_gdpo_manager = uses_gdpo_manager(self.config)
         run_bounds = settings.bounds if settings else {}
+        write_into_run_dir(self.config)
         create_dataloader(self, *args, **kwargs)
 
     return check_and_create

@@ -1,5 +1,7 @@
 """Tables and model output for a terminal."""
 
+import os
+import sys
 import unicodedata
 from collections.abc import Sequence
 
@@ -42,3 +44,10 @@ def shorten(text: str, width: int) -> str:
 def width_of(text: str) -> int:
     """Columns of a terminal; East Asian wide characters take two."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def let_go_of_stdout() -> None:
+    """What is printed from here on goes nowhere: its reader has gone, as behind `| head`."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -20,6 +20,7 @@ from verl_gdpo.queue_rows import fetch_dump_columns, fetch_lengths, fetch_rows
 from verl_gdpo.replay_buffer import GdpoBuffer
 from verl_gdpo.reward_rows import EstimatorInput, current_input, group_of
 from verl_gdpo.rewards import check_ground_truths
+from verl_gdpo.run_folder import write_into_run_dir
 from verl_gdpo.settings import settings_of_run, uses_gdpo_manager
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class GdpoTrainer:
                 config.reward.reward_manager.name,
                 self.gdpo,
             )
+        write_into_run_dir(config)
         super().__init__(config)  # type: ignore[call-arg]
 
     def _init_dataloader(self) -> None:
