@@ -5,12 +5,17 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from tracked import REPO
 from verl.utils.tracking import Tracking
 
 from verl_gdpo import run_folder
+from verl_gdpo.check import compose_config
+from verl_gdpo.legacy_trainer import checking_settings
 from verl_gdpo.run_folder import (
     MetricsReader,
     claim_metrics_file,
@@ -21,6 +26,7 @@ from verl_gdpo.run_folder import (
 )
 from verl_gdpo.summary import HEADER, reward_table
 from verl_gdpo.tables import render
+from verl_gdpo.trainer import GdpoTrainer
 
 
 def step_line(step, **data):
@@ -170,6 +176,35 @@ def test_what_the_environment_says_of_loggers_holds(
 def test_a_configuration_without_run_dir_is_left_alone(no_logger_variables):
     write_into_run_dir(OmegaConf.create({"trainer": {"logger": ["file"]}}))
     assert not {*LOGGER_VARIABLES} & os.environ.keys()
+
+
+class BareTrainer:
+    def __init__(self, config):
+        self.logger_path = os.environ["VERL_FILE_LOGGER_PATH"]
+
+
+def start_v1(config):
+    type("Trainer", (GdpoTrainer, BareTrainer), {})(config)
+
+
+def start_legacy(config):
+    start = checking_settings(lambda trainer: BareTrainer(trainer.config))
+    start(SimpleNamespace(config=config))
+
+
+@pytest.mark.parametrize("start", [start_v1, start_legacy])
+def test_a_run_by_hand_of_our_recipe_leaves_its_metrics_in_run_dir(
+    tmp_path, no_logger_variables, start
+):
+    start(compose_config(REPO / "recipes", "train", [f"run_dir={tmp_path}/run"]))
+    assert os.environ["VERL_FILE_LOGGER_PATH"] == f"{tmp_path}/run/metrics/1.jsonl"
+
+
+def test_hydra_writes_into_run_dir():
+    with initialize_config_dir(str(REPO / "recipes"), version_base=None):
+        verls = "hydra.searchpath=[pkg://verl.trainer.config]"
+        config = compose("train", [verls, "run_dir='a=b'"], return_hydra_config=True)
+    assert config.hydra.run.dir == "a=b/hydra"
 
 
 def summary(run, **streams):
