@@ -50,7 +50,7 @@ done_with .venv
 
 exec 9>.venv.lock
 flock --nonblock 9 || { say "another start is making an environment; waiting for it"; flock 9; }
-for made in .venv .venv-*; do done_with "$made"; done
+done_with .venv
 
 if [ -d .venv ] && [ ! -L .venv ]; then # not made by this version of the script
   ! grep -qsF "$PWD/.venv/" /proc/[0-9]*/maps || die "$PWD/.venv is not a link and in use; end what runs from it"
@@ -58,6 +58,7 @@ if [ -d .venv ] && [ ! -L .venv ]; then # not made by this version of the script
   mv -T .venv "$kept"
   say ".venv was a folder, and becomes a link; the folder is $kept now"
 fi
+for made in .venv-*; do done_with "$made"; done
 
 venv=.venv-$hardware-$(sha256sum <<<"$wanted" | cut -c 1-12)
 say "making $venv for [$extras] with $("$python" --version); minutes, once"

@@ -4,7 +4,6 @@ Exit code 0: both files are written; 1: data, download or disk, and neither is; 
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import NoReturn
 from data_prep import DataError, UsageError, report, tool_rl
 from data_prep.made_from import is_there, made_from
 from data_prep.schema import write_parquets
-from verl_gdpo.tables import let_go_of_stdout
+from verl_gdpo.tables import printing
 
 # a task is a module with `add_arguments(parser)` and `load(args)`, which returns checked rows
 TASKS = {"tool_rl": tool_rl}
@@ -31,10 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         prepare(args)
-        sys.stdout.flush()
-    except BrokenPipeError:  # of the report, once the files are written
-        let_go_of_stdout()
-        return 128 + signal.SIGPIPE
+    except BrokenPipeError:
+        raise
     except (DataError, OSError) as error:
         print(f"data_prep: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
@@ -98,4 +95,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(printing(main))

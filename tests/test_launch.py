@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -161,6 +162,15 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     process.wait()
     wait_for(lambda: not is_alive(child_of(tmp_path)))
     assert subprocess.run(command).returncode == 0
+
+
+def test_what_cannot_start_is_said_without_a_traceback(tmp_path):
+    (tmp_path / "file").touch()
+    for folder, command in ((tmp_path / "run", "/nowhere"), (tmp_path / "file" / "run", "true")):
+        launcher = [sys.executable, "-m", "verl_gdpo.launch", "--run-dir", folder, "--", command]
+        done = subprocess.run(launcher, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert re.fullmatch(r"verl_gdpo.launch: \[Errno \d+\] .*\n", done.stderr)
 
 
 def test_the_run_ends_with_the_process_that_started_it(tmp_path):

@@ -130,6 +130,11 @@ def test_a_folder_of_the_name_is_kept_beside(checkout):
     assert code == 0 and (checkout / ".venv").resolve() == venv
     (kept,) = checkout.glob(".venv.*/mine")
     assert f"the folder is {kept.parent.name} now" in said
+    (checkout / ".venv").unlink()
+    (checkout / ".venv").mkdir()
+    made = calls(checkout)
+    assert setup(checkout, "cpu")[:2] == (0, venv)
+    assert calls(checkout) == made
 
 
 def test_a_folder_of_the_name_in_use_is_not_touched(checkout):

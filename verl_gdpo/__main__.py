@@ -1,10 +1,9 @@
 """The command `verl-gdpo` (or `python -m verl_gdpo`): a subcommand is the module of its name."""
 
 import importlib
-import signal
 import sys
 
-from verl_gdpo.tables import let_go_of_stdout
+from verl_gdpo.tables import printing
 
 COMMANDS = {
     "check": "say whether a training configuration can work, before anything starts",
@@ -18,13 +17,8 @@ def main() -> int:
     """Run one subcommand; its exit code is the process's."""
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
     if name in COMMANDS:
-        try:
-            code = int(importlib.import_module(f"verl_gdpo.{name}").main(arguments))
-            sys.stdout.flush()
-            return code
-        except BrokenPipeError:
-            let_go_of_stdout()
-            return 128 + signal.SIGPIPE
+        module = importlib.import_module(f"verl_gdpo.{name}")
+        return printing(lambda: int(module.main(arguments)))
     asked = name in ("-h", "--help")
     lines = [f"  {command:<10}{what}" for command, what in COMMANDS.items()]
     problem = [] if asked else [f"verl-gdpo: unknown command {name!r}"]

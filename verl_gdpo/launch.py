@@ -195,8 +195,8 @@ def main() -> int:
             time_limit=arguments.time_limit,
             end_with_parent=arguments.end_with_parent,
         )
-    except BusyError as error:
-        print(f"verl_gdpo.launch: {error}; wait, or choose another folder", file=sys.stderr)
+    except (BusyError, OSError) as error:
+        print(f"verl_gdpo.launch: {error}", file=sys.stderr)
         return REFUSED_EXIT
     if exit_code:
         print(failure_report(run, since), file=sys.stderr)

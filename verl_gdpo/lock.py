@@ -32,7 +32,9 @@ def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[os.stat_res
             file.seek(0)
             holder = f"process {file.read().strip() or 'unknown'}"
             if not wait:
-                raise BusyError(f"{what} is in use by {holder}, which is alive") from None
+                raise BusyError(
+                    f"{what} is in use by {holder}, which is alive: wait for it, or end it"
+                ) from None
             print(f"{what} is in use by {holder}; waiting for it", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(0)

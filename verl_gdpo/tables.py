@@ -1,9 +1,10 @@
 """Tables and model output for a terminal."""
 
 import os
+import signal
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
@@ -51,3 +52,14 @@ def let_go_of_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def printing(main: Callable[[], int]) -> int:
+    """The exit code of a command; 141, and no traceback, when the reader of its output has gone."""
+    try:
+        code = main()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        let_go_of_stdout()
+        return 128 + signal.SIGPIPE

@@ -76,10 +76,10 @@ class GdpoTrainer:
                 config.reward.reward_manager.name,
                 self.gdpo,
             )
-        write_into_run_dir(config)
         super().__init__(config)  # type: ignore[call-arg]
 
     def _init_dataloader(self) -> None:
+        write_into_run_dir(self.config)
         super()._init_dataloader()  # type: ignore[misc]
         ours = uses_gdpo_manager(self.config)
         if not ours or self.config.reward.custom_reward_function.path is not None:

@@ -42,6 +42,7 @@ from verl_gdpo.cpu.demonstrations import (
 )
 from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.lock import locked
+from verl_gdpo.tables import printing
 
 MARKER = "warm_start.json"
 ROWS = 16384  # made where no data is given
@@ -229,6 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         print(make_policy(args.out, seed=args.seed, data=args.data))
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, ImportError) as error:
         print(f"warm start: error: {error}", file=sys.stderr)
         return 1
@@ -236,4 +239,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(printing(main))
