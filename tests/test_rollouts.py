@@ -27,7 +27,8 @@ def test_steps_come_in_order_from_a_run_or_its_rollouts(tmp_path):
     rollouts.mkdir()
     for step in (10, 9, 2):
         (rollouts / f"{step}.jsonl").write_text(line(f"p_{step}_0"))
-    (rollouts / "notes.jsonl").write_text("not ours")
+    for stray in ("notes", "\u00b2"):  # the latter is a digit, and no number
+        (rollouts / f"{stray}.jsonl").write_text("not ours")
     for folder in (tmp_path, rollouts):
         files, unfinished = dump_files(folder)
         assert [path.name for path in files] == ["2.jsonl", "9.jsonl", "10.jsonl"]

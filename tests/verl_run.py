@@ -43,7 +43,6 @@ def run_verl(folder, overrides, **env):
         *(sys.executable, "-m", "verl.trainer.main_ppo"),
         *("--config-dir", str(REPO / "recipes"), "--config-name", "train", "hardware=cpu"),
         f"run_dir={folder}",
-        f"hydra.run.dir={folder}/hydra",
         f"+ray_kwargs.ray_init._temp_dir={ray_dir}",
         *overrides,
     ]

@@ -21,6 +21,7 @@ from verl.trainer.ppo import ray_trainer
 from verl_gdpo.estimator import NO_REWARDS
 from verl_gdpo.metrics import batch_metrics, settings_of_advantage
 from verl_gdpo.reward_rows import EstimatorInput, RewardError, RewardRows, current_input
+from verl_gdpo.run_folder import write_into_run_dir
 from verl_gdpo.settings import GdpoSettings, settings_of_run
 from verl_gdpo.support import refuse_trainer
 from verl_gdpo.variants import Bounds
@@ -44,6 +45,7 @@ def checking_settings(create_dataloader: Function) -> Function:
         if settings is not None:
             refuse_trainer(self.config)
         run_bounds = settings.bounds if settings else {}
+        write_into_run_dir(self.config)
         create_dataloader(self, *args, **kwargs)
 
     return check_and_create

@@ -38,7 +38,7 @@ def dump_files(folder: Path) -> tuple[list[Path], Path | None]:
     """
     inner = folder / "rollouts"
     files = [path for path in (inner if inner.is_dir() else folder).glob("*.jsonl")]
-    files = sorted((path for path in files if path.stem.isdigit()), key=lambda p: int(p.stem))
+    files = sorted((path for path in files if path.stem.isdecimal()), key=lambda p: int(p.stem))
     if not files:
         raise ValueError(
             f"{folder}: no rollout dump (STEP.jsonl) here or in rollouts/; "

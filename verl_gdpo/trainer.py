@@ -29,6 +29,7 @@ from verl_gdpo.replay_buffer import GdpoBuffer
 from verl_gdpo.reward_manager import node_and_manager, runs_gdpo_manager
 from verl_gdpo.reward_rows import EstimatorInput, current_input, group_of
 from verl_gdpo.rewards import check_ground_truths
+from verl_gdpo.run_folder import write_into_run_dir
 from verl_gdpo.settings import settings_of_run
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class GdpoTrainer:
         super().__init__(config)  # type: ignore[call-arg]
 
     def _init_dataloader(self) -> None:
+        write_into_run_dir(self.config)
         super()._init_dataloader()  # type: ignore[misc]
         if not self.has_manager or self.config.reward.custom_reward_function.path is not None:
             return
