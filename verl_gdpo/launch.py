@@ -24,7 +24,7 @@ from typing import IO
 from verl_gdpo.lock import BusyError, locked
 from verl_gdpo.progress import Progress
 from verl_gdpo.run_folder import claim_metrics_file, write_versions
-from verl_gdpo.run_processes import MARK, end_marked, family_of, watchdog
+from verl_gdpo.run_processes import MARK, end_run, family_of, watchdog
 from verl_gdpo.tables import printable
 
 GRACE_SECONDS = 5.0  # between asking the driver to end and ending everything
@@ -70,7 +70,7 @@ def launch(
     run.mkdir(parents=True, exist_ok=True)
     with locked(run / "lock", f"the run folder {run}") as lock:
         progress = Progress(run, quiet)
-        if left := end_marked(family_of(lock)):
+        if left := end_run(family_of(lock)):
             progress.say(f"ended what an earlier start of this run had left: {', '.join(left)}")
         write_versions(run)
         mark = family_of(lock) + uuid.uuid4().hex
@@ -115,7 +115,7 @@ def _run(
             process.terminate()  # it gets the time to end Ray
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
-        end_marked(environment[MARK])
+        end_run(environment[MARK], process and process.pid)
         if process is not None:
             process.poll()
 
