@@ -115,7 +115,7 @@ def _run(
             process.terminate()  # it gets the time to end Ray
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
-        end_run(environment[MARK], process and process.pid)
+        end_run(environment[MARK], process.pid if process is not None else None)
         if process is not None:
             process.poll()
 
