@@ -14,7 +14,7 @@ import pytest
 
 from verl_gdpo.launch import failure_report, launch
 from verl_gdpo.lock import BusyError, locked
-from verl_gdpo.run_processes import MARK
+from verl_gdpo.run_processes import MARK, processes_of
 
 # a driver that starts a child in a session of its own, and one whose environment cannot be read, as
 # that of Ray's agents, who write their title over it; then it does `{body}`
@@ -215,6 +215,12 @@ def test_other_processes_are_left_alone(tmp_path):
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_our_own_session_is_never_part_of_a_run():
+    with subprocess.Popen(["sleep", "600"], env={MARK: "of a test:1"}) as marked:
+        assert processes_of("of a test:", set()) == []
+        marked.kill()
 
 
 def step_line(step, **data):

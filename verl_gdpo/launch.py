@@ -98,26 +98,24 @@ def _run(
     parent: int | None,
 ) -> int:
     """Start the driver, and return its exit code once nothing is left of the run."""
-    process = None
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on once
+    )
     try:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on once
-        )
         return _wait(process, progress, deadline, parent)
     finally:
         _ignore_signals()
-        if process is not None and process.poll() is None:
+        if process.poll() is None:
             process.terminate()  # it gets the time to end Ray
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
-        end_run(environment[MARK], process.pid if process is not None else None)
-        if process is not None:
-            process.poll()
+        end_run(environment[MARK], process.pid)
+        process.poll()
 
 
 def _wait(
