@@ -14,14 +14,16 @@ import pytest
 
 from verl_gdpo.launch import failure_report, launch
 from verl_gdpo.lock import BusyError, locked
-from verl_gdpo.run_processes import MARK
+from verl_gdpo.run_processes import MARK, processes_of
 
-# a driver that starts a child in a session of its own, as Ray does, and then does `{body}`
+# a driver that starts a child in a session of its own, and one whose environment cannot be read, as
+# that of Ray's agents, who write their title over it; then it does `{body}`
 DRIVER = """
 import os, signal, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
-                         start_new_session=True)
-open("{folder}/child", "w").write(str(child.pid))
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+children = [subprocess.Popen(sleep, start_new_session=True), subprocess.Popen(sleep, env={{}})]
+open("{folder}/new", "w").write(" ".join(str(child.pid) for child in children))
+os.rename("{folder}/new", "{folder}/children")
 {body}
 """
 
@@ -30,8 +32,10 @@ def driver(folder, body):
     return [sys.executable, "-c", DRIVER.format(folder=folder, body=body)]
 
 
-def child_of(folder):
-    return int((folder / "child").read_text())
+def children_of(folder):
+    """Those of the driver that are alive."""
+    pids = [int(pid) for pid in (folder / "children").read_text().split()]
+    return [pid for pid in pids if is_alive(pid)]
 
 
 def is_alive(pid):
@@ -50,13 +54,13 @@ def test_exit_code_and_log_of_the_command(tmp_path, end, exit_code):
     body = f"print('hello', flush=True); {end}"
     assert launch(driver(tmp_path, body), tmp_path, quiet=True) == exit_code
     assert (tmp_path / "train.log").read_text() == "hello\n"
-    assert not is_alive(child_of(tmp_path))
+    assert not children_of(tmp_path)
 
 
 def test_time_limit(tmp_path, capsys):
     assert launch(driver(tmp_path, "time.sleep(600)"), tmp_path, time_limit=2) == 124
     assert "time limit reached" in capsys.readouterr().out
-    assert not is_alive(child_of(tmp_path))
+    assert not children_of(tmp_path)
 
 
 def start(folder, body="time.sleep(600)", before=(), command=None, **streams):
@@ -65,7 +69,7 @@ def start(folder, body="time.sleep(600)", before=(), command=None, **streams):
     launcher = [*before, sys.executable, "-m", "verl_gdpo.launch", "--run-dir", str(folder), "--"]
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **streams}
     process = subprocess.Popen([*launcher, *(command or driver(folder, body))], **streams)
-    wait_for(lambda: (folder / "child").exists() and (folder / "child").read_text())
+    wait_for(lambda: (folder / "children").exists())
     return process
 
 
@@ -74,19 +78,6 @@ def wait_for(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def marked():
-    """{process: its mark} of all that carry one."""
-    found = {}
-    for process in psutil.process_iter():
-        try:
-            mark = process.environ().get(MARK)
-            if mark and process.status() != psutil.STATUS_ZOMBIE:
-                found[process.pid] = mark
-        except (psutil.Error, OSError):
-            continue
-    return found
 
 
 @pytest.mark.parametrize(
@@ -102,7 +93,7 @@ def test_signals_end_every_process(tmp_path, number, body):
     process = start(tmp_path, body)
     process.send_signal(number)
     assert process.wait(15) == 128 + number
-    assert not is_alive(child_of(tmp_path))
+    assert not children_of(tmp_path)
 
 
 def test_nohup_is_obeyed(tmp_path):
@@ -113,10 +104,9 @@ def test_nohup_is_obeyed(tmp_path):
 
 def test_a_killed_launcher_takes_the_run_with_it(tmp_path):
     process = start(tmp_path)
-    mark = marked()[child_of(tmp_path)]
     process.kill()
     process.wait()
-    wait_for(lambda: mark not in marked().values())
+    wait_for(lambda: not children_of(tmp_path))
     said = "the launcher of this run is dead; ended python"
     wait_for(lambda: said in (tmp_path / "train.log").read_text())
 
@@ -128,14 +118,13 @@ def watchdogs_of(process):
 
 def test_what_a_dead_run_left_is_named_and_ended_at_the_next_start(tmp_path, capsys):
     process = start(tmp_path)
-    left = child_of(tmp_path)
     for each in (*watchdogs_of(process), process):
         each.kill()
     process.wait()
-    assert is_alive(left)
+    assert len(children_of(tmp_path)) == 2
     assert launch([sys.executable, "-c", ""], tmp_path) == 0
     assert "ended what an earlier start of this run had left: python" in capsys.readouterr().out
-    assert not is_alive(left)
+    assert not children_of(tmp_path)
 
 
 def test_a_copy_of_a_living_run_is_another_run(tmp_path):
@@ -143,7 +132,7 @@ def test_a_copy_of_a_living_run_is_another_run(tmp_path):
     try:
         shutil.copytree(tmp_path / "run", tmp_path / "copy")
         assert launch([sys.executable, "-c", ""], tmp_path / "copy", quiet=True) == 0
-        assert is_alive(child_of(tmp_path / "run"))
+        assert len(children_of(tmp_path / "run")) == 2
     finally:
         process.terminate()
         process.wait(15)
@@ -160,7 +149,7 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     process.kill()
     process.wait()
-    wait_for(lambda: not is_alive(child_of(tmp_path)))
+    wait_for(lambda: not children_of(tmp_path))
     assert subprocess.run(command).returncode == 0
 
 
@@ -179,10 +168,10 @@ def test_the_run_ends_with_the_process_that_started_it(tmp_path):
     shell = subprocess.Popen(
         ["bash", "-c", command + '"$@" & wait', "bash", *driver(tmp_path, "time.sleep(600)")]
     )
-    wait_for(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text())
+    wait_for(lambda: (tmp_path / "children").exists())
     shell.kill()
     shell.wait()
-    wait_for(lambda: not is_alive(child_of(tmp_path)))
+    wait_for(lambda: not children_of(tmp_path))
     with locked(tmp_path / "lock", "the run folder", wait=True):  # by then the launcher has ended
         pass
 
@@ -226,6 +215,12 @@ def test_other_processes_are_left_alone(tmp_path):
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_our_own_session_is_never_part_of_a_run():
+    with subprocess.Popen(["sleep", "600"], env={MARK: "of a test:1"}) as marked:
+        assert processes_of("of a test:", set()) == []
+        marked.kill()
 
 
 def step_line(step, **data):

@@ -105,6 +105,7 @@ BAD_LINES = ["{\n", "[]\n", "1\n", '{"step": 1}\n', '{"step": "a", "data": {}}\n
 def test_lines_that_cannot_be_read_are_left_out_and_named(tmp_path, capsys):
     write_metrics(tmp_path, {1: {"a": 1.0, "b": "text", "c": [1], "d": None, "e": True}})
     (tmp_path / "metrics" / "notes.jsonl").write_text("mine")
+    (tmp_path / "metrics" / "7.jsonl").mkdir()
     (tmp_path / "metrics" / "\u00b2.jsonl").write_text("a digit that is no number")
     with open(tmp_path / "metrics" / "1.jsonl", "a", encoding="latin-1") as file:
         file.write("".join(BAD_LINES) + step_line(2, a=2.0))
@@ -121,8 +122,9 @@ def test_every_start_gets_a_metrics_file_of_its_own(tmp_path):
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "2.jsonl").write_text("of the second start; the first one's is gone")
     (tmp_path / "metrics" / "notes.jsonl").write_text("mine")
+    (tmp_path / "metrics" / "3.jsonl").mkdir()
     names = [claim_metrics_file(tmp_path).name for _ in range(2)]
-    assert names == ["3.jsonl", "4.jsonl"]
+    assert names == ["4.jsonl", "5.jsonl"]
     assert (tmp_path / "metrics" / "2.jsonl").read_text().startswith("of the second")
 
 

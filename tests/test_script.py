@@ -169,7 +169,7 @@ def test_resumed(checkout, trained):
     output, _ = process.communicate(timeout=480)
     assert process.returncode == 0, output
     assert list((checkout / "runs").iterdir()) == [run]
-    assert re.findall(r"step +(\d+)  ", output) == ["4"]
+    assert re.findall(r"step +(\d+)  ", output) == ["3", "4"]  # of the first, its validation
     assert "global_step_3, setting global step to 3" in (run / "train.log").read_text()
     assert sorted(read_metrics(run)) == [0, 1, 2, 3, 4]
     check_rollouts(dump(run, 4), weights_at(4), conditioned)

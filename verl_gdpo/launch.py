@@ -24,7 +24,7 @@ from typing import IO
 from verl_gdpo.lock import BusyError, locked
 from verl_gdpo.progress import Progress
 from verl_gdpo.run_folder import claim_metrics_file, write_versions
-from verl_gdpo.run_processes import MARK, end_marked, family_of, watchdog
+from verl_gdpo.run_processes import MARK, end_run, family_of, watchdog
 from verl_gdpo.tables import printable
 
 GRACE_SECONDS = 5.0  # between asking the driver to end and ending everything
@@ -70,7 +70,7 @@ def launch(
     run.mkdir(parents=True, exist_ok=True)
     with locked(run / "lock", f"the run folder {run}") as lock:
         progress = Progress(run, quiet)
-        if left := end_marked(family_of(lock)):
+        if left := end_run(family_of(lock)):
             progress.say(f"ended what an earlier start of this run had left: {', '.join(left)}")
         write_versions(run)
         mark = family_of(lock) + uuid.uuid4().hex
@@ -98,26 +98,24 @@ def _run(
     parent: int | None,
 ) -> int:
     """Start the driver, and return its exit code once nothing is left of the run."""
-    process = None
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on once
+    )
     try:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on once
-        )
         return _wait(process, progress, deadline, parent)
     finally:
         _ignore_signals()
-        if process is not None and process.poll() is None:
+        if process.poll() is None:
             process.terminate()  # it gets the time to end Ray
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
-        end_marked(environment[MARK])
-        if process is not None:
-            process.poll()
+        end_run(environment[MARK], process.pid)
+        process.poll()
 
 
 def _wait(

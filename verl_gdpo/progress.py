@@ -1,5 +1,6 @@
 """What a launcher shows of a run: a line for each step, and a sign of life in between."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,8 @@ class Progress:
         self.reader = MetricsReader(run)
         self.shown: set[int] = set()  # steps
         self.problems_shown = 0
-        for _ in self.reader.new():  # of earlier starts
-            pass
+        with contextlib.suppress(OSError):  # `show` meets it again, and says so
+            list(self.reader.new())  # of earlier starts
 
     def show(self) -> None:
         """Print the steps that verl has logged since the last call."""

@@ -120,7 +120,7 @@ def read_metrics(run: Path) -> Metrics:
 
 def _metrics_files(folder: Path) -> list[Path]:
     """In the order of the starts; what else lies there is not verl's."""
-    numbered = (path for path in folder.glob("*.jsonl") if path.stem.isdecimal())
+    numbered = (path for path in folder.glob("*.jsonl") if path.stem.isdecimal() and path.is_file())
     return sorted(numbered, key=lambda path: int(path.stem))
 
 

@@ -1,4 +1,6 @@
-"""The processes of a run: known by a mark in their environment, which Ray's inherit.
+"""The processes of a run: known by a mark in their environment, and by their session.
+
+Ray's processes inherit both; its agents write their title over their environment.
 
 python -m verl_gdpo.run_processes MARK
 
@@ -28,26 +30,38 @@ def family_of(lock: os.stat_result) -> str:
     return f"{lock.st_dev:x}:{lock.st_ino:x}:"
 
 
-def marked_processes(mark: str) -> list[psutil.Process]:
-    """Living processes whose mark begins with `mark`; zombies are dead."""
-    found = []
+def processes_of(mark: str, sessions: set[int]) -> list[psutil.Process]:
+    """Living processes in `sessions`, to which those of processes with that mark are added.
+
+    A driver starts in a session of its own, so nothing else than the run's is in any of them.
+    """
+    living = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            marked = process.environ().get(MARK, "").startswith(mark)
-            if marked and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+            if process.status() != psutil.STATUS_ZOMBIE:
+                session = os.getsid(process.pid)
+                living.append((process, session))
+                if process.environ().get(MARK, "").startswith(mark):
+                    sessions.add(session)
+    return [process for process, session in living if session in sessions - {os.getsid(0)}]
 
 
-def end_marked(mark: str) -> list[str]:
-    """End every process whose mark begins with `mark`; return them as "name (id)".
+def end_run(mark: str, session: int | None = None) -> list[str]:
+    """End every process whose mark begins with `mark`, and all others in their sessions.
+
+    Args:
+        session: of the driver, for what outlives all that carry the mark.
+
+    Returns:
+        what was ended, as "name (id)".
 
     Raises:
         RuntimeError: a process survives SIGKILL.
     """
     ended: dict[str, None] = {}
+    sessions = set() if session is None else {session}
     give_up = time.monotonic() + GIVE_UP_SECONDS
-    while alive := marked_processes(mark):
+    while alive := processes_of(mark, sessions):
         if time.monotonic() > give_up:
             raise RuntimeError(f"these processes of the run survive SIGKILL: {alive}")
         for process in alive:
@@ -71,7 +85,7 @@ def watchdog(mark: str, log: IO[bytes]) -> Iterator[None]:
 
 def main() -> int:
     sys.stdin.buffer.read()
-    if ended := end_marked(sys.argv[1]):
+    if ended := end_run(sys.argv[1]):
         print(f"verl-gdpo: the launcher of this run is dead; ended {', '.join(ended)}", flush=True)
     return 0
 
