@@ -62,8 +62,8 @@ case $resume in
   latest) run=$(find runs -maxdepth 1 -name 'tool_rl-*' 2>/dev/null | sort | tail -n 1 || true) ;;
   *) run=${resume%/} ;;
 esac
-if [ -n "$resume" ] && [ ! -d "$run/checkpoints" ]; then
-  echo "run_tool_rl.sh: nothing to resume in '${run:-runs}': no checkpoints folder" >&2
+if [ -n "$resume" ] && [ ! -f "$run/checkpoints/latest_checkpointed_iteration.txt" ]; then
+  echo "run_tool_rl.sh: nothing to resume in '${run:-runs}': no checkpoint was finished" >&2
   exit 2
 fi
 

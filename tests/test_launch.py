@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from verl_gdpo.faults import faults_from_outside
 from verl_gdpo.launch import MARK, failure_report, launch
 from verl_gdpo.run_folder import read_metrics, training_rewards, validation_rewards
 from verl_gdpo.summary import HEADER, reward_table
@@ -172,3 +174,36 @@ def test_summary_of_a_run(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "correctness" in done.stdout
     assert Path(tmp_path / "rewards.png").read_bytes().startswith(b"\x89PNG")
+
+
+def run_launcher(folder, body, **options):
+    command = [
+        *(sys.executable, "-m", "verl_gdpo.launch", "--run-dir", str(folder), "--"),
+        *driver(folder, body),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+def test_a_driver_that_is_killed(tmp_path):
+    done = run_launcher(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode != 0
+    assert "the training process was ended by SIGKILL" in done.stderr.splitlines()[-1]
+    assert not is_alive(child_of(tmp_path))
+
+
+def test_a_disk_that_is_full(tmp_path):
+    """RLIMIT_FSIZE stands for it: as on a full disk a write raises OSError, in the log too."""
+
+    def no_file_above_64_kb():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+
+    body = "[print('x' * 1000, flush=True) for _ in range(100)]"
+    done = run_launcher(tmp_path, body, preexec_fn=no_file_above_64_kb)
+    assert done.returncode != 0
+    assert f"{tmp_path} cannot be written: [Errno 27]" in done.stderr.splitlines()[-1]
+
+
+def test_other_ends_have_no_fault_from_outside(tmp_path):
+    for exit_code in (1, 2, 124, 130, 143, -15, 255):
+        assert faults_from_outside(tmp_path, exit_code) == []

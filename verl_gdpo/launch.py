@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from verl_gdpo.faults import faults_from_outside
 from verl_gdpo.run_folder import (
     metrics_file_of_next_start,
     read_metrics,
@@ -186,6 +187,8 @@ def main() -> int:
     exit_code = launch(command, arguments.run_dir, time_limit=arguments.time_limit)
     if exit_code:
         print(failure_report(arguments.run_dir), file=sys.stderr)
+        for line in faults_from_outside(arguments.run_dir, exit_code):
+            print(line, file=sys.stderr)
     return exit_code
 
 

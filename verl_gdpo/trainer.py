@@ -7,6 +7,8 @@ names and `with_gdpo` checks.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -15,11 +17,13 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 
 import verl_gdpo
+from verl_gdpo.checkpoints import mend_tracker
 from verl_gdpo.metrics import batch_metrics, settings_of_advantage
 from verl_gdpo.queue_rows import fetch_dump_columns, fetch_lengths, fetch_rows
 from verl_gdpo.replay_buffer import GdpoBuffer
 from verl_gdpo.reward_rows import EstimatorInput, current_input, group_of
 from verl_gdpo.rewards import check_ground_truths
+from verl_gdpo.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.settings import settings_of_run, uses_gdpo_manager
 
 logger = logging.getLogger(__name__)
@@ -32,11 +36,19 @@ REQUIRED = {
         "_init_dataloader",
         "_setup",
         "_build_replay_buffer",
+        "_load_checkpoint",
         "_compute_advantage",
         "_log_rollout_data",
         "_dump_generations",
     ),
-    ReplayBuffer: ("sample", "_terminal_eviction_reasons", "_dapo_filtered_keys"),
+    ReplayBuffer: (
+        "sample",
+        "_sync_metadata_from_transfer_queue",
+        "_select_prompt_uids",
+        "_materialize_batch",
+        "_terminal_eviction_reasons",
+        "_dapo_filtered_keys",
+    ),
 }
 
 
@@ -101,9 +113,18 @@ class GdpoTrainer:
         if self.gdpo is not None:
             cls = type(buffer)
             buffer.__class__ = type(cls.__name__, (GdpoBuffer, cls), {})
+            v1 = self.config.trainer.v1
+            replaces_failed = v1.trainer_mode != "sync" or v1.sampler.sync_refill_failed_groups
+            tolerated = self.config.data.train_batch_size if replaces_failed else 0
+            buffer.guard = RolloutGuard(partial(rollout_actors, self), tolerated=tolerated)
             if self.config.algorithm.adv_estimator == "gdpo":
                 buffer.filter_by(self.gdpo)
         return buffer
+
+    def _load_checkpoint(self) -> None:
+        if self.gdpo is not None and self.config.trainer.resume_mode == "auto":
+            mend_tracker(Path(self.config.trainer.default_local_dir))
+        super()._load_checkpoint()  # type: ignore[misc]
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.gdpo is None:
