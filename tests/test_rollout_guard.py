@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import ray
 import transfer_queue as tq
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl_run import ray_folder
 
 from verl_gdpo.replay_buffer import GdpoBuffer
 from verl_gdpo.rollout_guard import RolloutError, RolloutGuard, rollout_actors
@@ -16,9 +18,16 @@ from verl_gdpo.rollout_guard import RolloutError, RolloutGuard, rollout_actors
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with ray_folder() as folder:
+        ray.init(
+            "local",  # not a cluster that somebody else started on this machine
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            _temp_dir=folder,
+        )
+        yield
+        ray.shutdown()
 
 
 @ray.remote(num_cpus=0)
@@ -43,6 +52,7 @@ def trainer_of(reward, loops, servers):
     ]
     manager = SimpleNamespace(global_load_balancer="no actor", get_replicas=lambda: replicas)
     return SimpleNamespace(
+        queue_actors={},
         reward_loop_manager=SimpleNamespace(reward_loop_worker_handles=reward),
         agent_loop_manager=SimpleNamespace(agent_loop_workers=loops),
         llm_server_manager=manager,
@@ -125,7 +135,7 @@ def queue(monkeypatch):
     return tags
 
 
-def buffer_of(verls, mode, tolerated, refill=None):
+def buffer_of(verls, mode, tolerated, refill=None, **more):
     buffer = type("Buffer", (GdpoBuffer, verls), {})(
         trainer_mode=mode,
         trainer_config=OmegaConf.create(),
@@ -134,6 +144,9 @@ def buffer_of(verls, mode, tolerated, refill=None):
         sampler_kwargs=OmegaConf.create(),
         poll_interval=0.0,
         refill_fn=refill,
+        train_batch_size=6,
+        gen_batch_size=1,
+        **more,
     )
     buffer.guard = RolloutGuard(dict, tolerated=tolerated)
     return buffer
@@ -177,3 +190,36 @@ def test_a_batch_is_in_the_order_in_which_its_prompts_were_sent_out(queue, verls
     batch, _ = buffer_of(verls, mode, 0).sample(1, "train", 12)
     expected = [f"{uid}_{row}" for uid in uids[:12] for row in ("2_0", "2_1", "10_0")]
     assert batch.keys == expected
+
+
+def test_filtering_in_rounds_does_not_depend_on_time(queue, monkeypatch):
+    """Prompts arrive one at each look, and every third has no signal."""
+    sent = []
+
+    def refill(count):
+        for _ in range(count):
+            sent.append(f"u{len(sent)}")
+            prompt(queue, sent[-1], "running")
+
+    def kv_list():
+        answer = {"train": {key: dict(tag) for key, tag in queue.items()}}
+        running = [uid for uid in sent if queue.get(uid, {}).get("status") == "running"]
+        for uid in running[:1]:
+            prompt(queue, uid, "finished")
+            queue[f"{uid}_0_0"] = {}
+        return answer
+
+    def no_signal(self, partition_id):
+        dropped = {uid for uid in self.finished_keys[partition_id] if int(uid[1:]) % 3 == 0}
+        return dropped, Counter()
+
+    monkeypatch.setattr(tq, "kv_list", kv_list)
+    monkeypatch.setattr(ReplayBuffer, "_dapo_filtered_keys", no_signal)
+    monkeypatch.setattr(GdpoBuffer, "_classify_finished", lambda self, partition_id: None)
+    buffer = buffer_of(ReplayBuffer, "sync", 0, refill, filter_groups_metric="score")
+    buffer.in_rounds = True
+    refill(6)
+    batch, _ = buffer.sample(1, "train", 6)
+    # two of u0 to u5 are dropped and twice as many sent, u6 to u9: with u7 and u8 there are 6
+    assert batch.keys == [f"u{number}_0_0" for number in (1, 2, 4, 5, 7, 8)]
+    assert len(sent) == 10

@@ -1,12 +1,14 @@
 """What GDPO adds to verl's replay buffers: rewards are checked, and groups kept by their signal.
 
-Relies on verl 0.9 `ReplayBuffer`: `partitions`, `finished_keys`, `failure_keys`,
-`prompt_global_steps` (prompts in the order in which they were sent out), `filter_groups_metric`
-(None when `algorithm.filter_groups` is off), and `_dapo_classification_cache`, which holds for each
-finished group None if it is kept, else the number under which verl counts it as dropped.
+Relies on verl 0.9 `ReplayBuffer`: `partitions`, the uids of prompts in `pending_keys`,
+`running_keys`, `finished_keys` and `failure_keys`, `prompt_global_steps` (prompts in the order in
+which they were sent out), `filter_groups_metric` (None when `algorithm.filter_groups` is off), and
+`_dapo_classification_cache`, which holds for each finished group None if it is kept, else the
+number under which verl counts it as dropped.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,8 +38,11 @@ class GdpoBuffer:
     partitions: dict[str, dict[str, Any]]
     finished_keys: dict[str, set[str]]
     failure_keys: dict[str, set[str]]
+    pending_keys: dict[str, set[str]]
+    running_keys: dict[str, set[str]]
     prompt_global_steps: dict[str, dict[str, int]]
     guard: RolloutGuard
+    in_rounds: bool = False  # filter once all prompts that were sent out are done
     filter_groups_metric: str | None = None  # what is not verl's own may lack it
     _dapo_classification_cache: dict[str, dict[str, float | None]]
     gdpo: GdpoSettings | None = None  # None leaves verl's own rule
@@ -62,6 +67,18 @@ class GdpoBuffer:
         super()._sync_metadata_from_transfer_queue()  # type: ignore[misc]
         finished, failed = self.finished_keys.values(), self.failure_keys.values()
         self.guard.check(set().union(*finished), set().union(*failed))
+
+    def _is_early(self, partition_id: str) -> bool:
+        """Whether what has finished by now depends on time, and nothing may."""
+        in_flight = self.pending_keys[partition_id] or self.running_keys[partition_id]
+        return self.in_rounds and bool(in_flight)
+
+    def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> Any:
+        if self._is_early(partition_id):
+            return set()
+        return super()._sampleable_terminal_keys(  # type: ignore[misc]
+            partition_id, eviction_reasons
+        )
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
@@ -90,6 +107,8 @@ class GdpoBuffer:
         return super()._terminal_eviction_reasons(global_steps, partition_id)  # type: ignore[misc]
 
     def _dapo_filtered_keys(self, partition_id: str) -> Any:
+        if self._is_early(partition_id):
+            return set(), Counter()
         if partition_id != "val" and self.filter_groups_metric is not None:
             self._classify_finished(partition_id)
         return super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]

@@ -7,7 +7,7 @@ is waited for.
 
 Relies on verl 0.9: the actors behind `reward_loop_manager`, `agent_loop_manager`,
 `llm_server_manager` and `standalone_server_manager` of a trainer, as `rollout_actors` reads them;
-and on Ray's `__ray_ready__`, which every actor answers.
+on the names of TransferQueue's actors; and on Ray's `__ray_ready__`, which every actor answers.
 """
 
 from collections.abc import Callable, Iterable
@@ -85,9 +85,21 @@ class RolloutGuard:
         return f"{what}. Why: search the log for 'Error in _run_prompt for uid={uid}'. {GO_ON}"
 
 
+def queue_actors() -> dict[str, Any]:
+    """{name: Ray actor handle} of this run's TransferQueue, which has to be up by now."""
+    if not ray.is_initialized():
+        return {}
+    ours = {"transfer_queue", ray.get_runtime_context().namespace}
+    return {
+        actor["name"]: ray.get_actor(actor["name"], actor["namespace"])
+        for actor in ray.util.list_named_actors(all_namespaces=True)
+        if actor["name"].startswith("TransferQueue") and actor["namespace"] in ours
+    }
+
+
 def rollout_actors(trainer: Any) -> dict[str, Any]:
     """{what it is: Ray actor handle} of all that this V1 trainer's rollouts need by now."""
-    found = {}
+    found = dict(trainer.queue_actors)
     for number, worker in enumerate(trainer.reward_loop_manager.reward_loop_worker_handles or ()):
         found[f"reward worker {number}"] = worker
     loops = getattr(trainer, "agent_loop_manager", None)  # a custom one need not have workers

@@ -23,7 +23,7 @@ from verl_gdpo.queue_rows import fetch_dump_columns, fetch_lengths, fetch_rows
 from verl_gdpo.replay_buffer import GdpoBuffer
 from verl_gdpo.reward_rows import EstimatorInput, current_input, group_of
 from verl_gdpo.rewards import check_ground_truths
-from verl_gdpo.rollout_guard import RolloutGuard, rollout_actors
+from verl_gdpo.rollout_guard import RolloutGuard, queue_actors, rollout_actors
 from verl_gdpo.settings import settings_of_run, uses_gdpo_manager
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ REQUIRED = {
         "_select_prompt_uids",
         "_materialize_batch",
         "_terminal_eviction_reasons",
+        "_sampleable_terminal_keys",
         "_dapo_filtered_keys",
     ),
 }
@@ -114,9 +115,13 @@ class GdpoTrainer:
             cls = type(buffer)
             buffer.__class__ = type(cls.__name__, (GdpoBuffer, cls), {})
             v1 = self.config.trainer.v1
-            replaces_failed = v1.trainer_mode != "sync" or v1.sampler.sync_refill_failed_groups
+            is_sync = v1.trainer_mode == "sync"
+            replaces_failed = not is_sync or v1.sampler.sync_refill_failed_groups
             tolerated = self.config.data.train_batch_size if replaces_failed else 0
+            self.queue_actors = queue_actors()
             buffer.guard = RolloutGuard(partial(rollout_actors, self), tolerated=tolerated)
+            # verl's switch for runs that can be repeated; asynchronous ones cannot
+            buffer.in_rounds = is_sync and self.config.actor_rollout_ref.rollout.full_determinism
             if self.config.algorithm.adv_estimator == "gdpo":
                 buffer.filter_by(self.gdpo)
         return buffer
