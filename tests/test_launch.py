@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 import psutil
 import pytest
 
+from verl_gdpo.faults import faults_from_outside
 from verl_gdpo.launch import failure_report, launch
 from verl_gdpo.lock import BusyError, locked
 from verl_gdpo.run_processes import MARK, processes_of
@@ -308,3 +310,29 @@ def test_why_a_run_failed_is_of_this_start_and_no_command_to_the_terminal(tmp_pa
     process = start(tmp_path, body, stderr=subprocess.PIPE)
     lines = process.communicate(timeout=30)[1].decode().splitlines()
     assert lines == [r"\x1b[2J gone", f"(whole log: {tmp_path / 'train.log'})"]
+
+
+def test_a_driver_that_is_killed(tmp_path):
+    process = start(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", stderr=subprocess.PIPE)
+    errors = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == 137
+    assert "the training process was ended by SIGKILL" in errors.splitlines()[-1]
+
+
+def test_a_disk_that_is_full(tmp_path):
+    """RLIMIT_FSIZE stands for it: as on a full disk a write raises OSError, in the log too."""
+
+    def no_file_above_64_kb():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+
+    body = "[print('x' * 1000, flush=True) for _ in range(100)]"
+    process = start(tmp_path, body, stderr=subprocess.PIPE, preexec_fn=no_file_above_64_kb)
+    errors = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == 1
+    assert f"{tmp_path} cannot be written: [Errno 27]" in errors.splitlines()[-1]
+
+
+def test_other_ends_have_no_fault_from_outside(tmp_path):
+    for exit_code in (1, 2, 124, 130, 143, -15, 255):
+        assert faults_from_outside(tmp_path, exit_code) == []

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from verl_gdpo.faults import faults_from_outside
 from verl_gdpo.lock import BusyError, locked
 from verl_gdpo.progress import Progress
 from verl_gdpo.run_folder import claim_metrics_file, write_versions
@@ -198,6 +199,8 @@ def main() -> int:
         return REFUSED_EXIT
     if exit_code:
         print(failure_report(run, since), file=sys.stderr)
+        for line in faults_from_outside(run, exit_code):
+            print(line, file=sys.stderr)
     return exit_code
 
 

@@ -9,6 +9,8 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 import verl_gdpo
+from verl_gdpo.checkpoints import mend_tracker
 from verl_gdpo.dump_rows import DumpRows
 from verl_gdpo.metrics import batch_metrics, settings_of_advantage
 from verl_gdpo.outcome import forget_outcome, noted_outcome, noting_outcome
@@ -29,6 +32,7 @@ from verl_gdpo.replay_buffer import GdpoBuffer
 from verl_gdpo.reward_manager import node_and_manager, runs_gdpo_manager
 from verl_gdpo.reward_rows import EstimatorInput, current_input, group_of
 from verl_gdpo.rewards import check_ground_truths
+from verl_gdpo.rollout_guard import RolloutGuard, queue_actors, rollout_actors
 from verl_gdpo.run_folder import write_into_run_dir
 from verl_gdpo.settings import settings_of_run
 
@@ -42,12 +46,21 @@ REQUIRED = {
         "_init_dataloader",
         "_setup",
         "_build_replay_buffer",
+        "_load_checkpoint",
         "_compute_advantage",
         "_log_rollout_data",
         "_dump_generations",
         "_val_metrics_update",
     ),
-    ReplayBuffer: ("sample", "_terminal_eviction_reasons", "_dapo_filtered_keys"),
+    ReplayBuffer: (
+        "sample",
+        "_sync_metadata_from_transfer_queue",
+        "_select_prompt_uids",
+        "_materialize_batch",
+        "_terminal_eviction_reasons",
+        "_sampleable_terminal_keys",
+        "_dapo_filtered_keys",
+    ),
 }
 
 
@@ -115,9 +128,20 @@ class GdpoTrainer:
             cls = type(buffer)
             buffer.__class__ = type(cls.__name__, (GdpoBuffer, cls), {})
             buffer.known_rows = {}
+            self.queue_actors = queue_actors()
+            tolerated = self.config.data.train_batch_size - 1
+            buffer.guard = RolloutGuard(partial(rollout_actors, self), tolerated=tolerated)
+            is_sync = self.config.trainer.v1.trainer_mode == "sync"
+            # verl's switch for runs that can be repeated; asynchronous ones cannot
+            buffer.in_rounds = is_sync and self.config.actor_rollout_ref.rollout.full_determinism
             if self.config.algorithm.adv_estimator == "gdpo":
                 buffer.filter_by(self.gdpo)
         return buffer
+
+    def _load_checkpoint(self) -> None:
+        if self.gdpo is not None and self.config.trainer.resume_mode == "auto":
+            mend_tracker(Path(self.config.trainer.default_local_dir))
+        super()._load_checkpoint()  # type: ignore[misc]
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.gdpo is None:
