@@ -55,3 +55,10 @@ def trl(session: nox.Session) -> None:
     # TRL's imports warn, and this project's tests take warnings for errors
     command = ("pytest", "-W", "ignore", "tests/trl_dialect.py", *session.posargs)
     session.run(*command, env={"PYTHONPATH": "."})
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Each fault in the table of tests/mutants.py, made in a copy, is found by its test."""
+    install(session, "verl==0.9.1", "-e", ".[dev]")
+    session.run("pytest", "tests/mutants.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.advantage import compute_gdpo_scalars
+from verl_gdpo.advantage import compute_gdpo_scalars, spread_over_tokens
 
 GRPO = {"group_norm": "summed", "batch_norm": "none"}
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
@@ -168,7 +168,7 @@ def batches(draw):
     }
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, derandomize=True)
 @given(
     batch=batches(),
     eps=st.sampled_from([1e-6, 1e-4, 0.1]),
@@ -313,6 +313,96 @@ def test_a_rejected_sample_counts_when_the_caller_says_what_is_padding():
     assert told[2].item() == 0.0  # its tokens are still rejected
 
 
+# --- rounding ------------------------------------------------------------------------------------
+
+# no eps hides what rounding leaves of rewards that cancel, and the batch step scales it up
+BARE = {"eps": 0, "batch_eps": 0}
+
+
+def opposed(a, scale=1.0):
+    """Rewards a and 5 - scale a: their z are opposite, and scale a + the other is constant."""
+    return np.stack([a, 5 - scale * a], axis=1)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**31),
+    G=st.sampled_from([2, 3, 4, 7, 16, 50]),
+    low=st.sampled_from([0.0, 0.9, -40.0, 1e6]),
+    spread=st.sampled_from([1.0, 1e-3]),
+    decimals=st.sampled_from([1, 4, 17]),
+    scale=st.sampled_from([1.0, 3.0, 0.01]),
+    pairs=st.integers(1, 4),
+)
+def test_rewards_that_cancel_give_exactly_0(seed, G, low, spread, decimals, scale, pairs):
+    a_BK = low + spread * np.random.default_rng(seed).random((8 * G, pairs)).round(decimals)
+    rewards = np.concatenate([opposed(a, scale) for a in a_BK.T], axis=1)
+    groups = np.arange(8 * G) % 8
+    gdpo = scalars(rewards, groups, **BARE)
+    assert gdpo.z_BK.abs().max() > 0.5 or decimals == 1
+    assert not gdpo.S_B.any() and not gdpo.A_B.any()
+    grpo = scalars(rewards, groups, weights=[scale, 1] * pairs, group_norm="summed", **BARE)
+    assert not grpo.S_B.any() and not grpo.A_B.any()
+
+
+@pytest.mark.parametrize("G", [2, 4, 16])
+@pytest.mark.parametrize("group_norm", ["per_reward", "summed"])
+def test_rewards_that_cancel_in_float32_give_exactly_0(G, group_norm):
+    a = torch.rand(4096, generator=torch.Generator().manual_seed(0)).square()
+    rewards = torch.stack([a, 1 - a], dim=1)
+    assert rewards.double().sum(dim=1).std() > 1e-9  # the sum is not constant in float64
+    result = scalars(rewards, np.arange(4096) // G, group_norm=group_norm, **BARE)
+    assert not result.S_B.any() and not result.A_B.any()
+    # as float64 the same numbers are taken at their word
+    exact = scalars(rewards.double(), np.arange(4096) // G, group_norm=group_norm, **BARE)
+    # but in pairs, z is the root of 1/2 whatever the two values are
+    assert exact.A_B.abs().max() > 1 or (G == 2 and group_norm == "per_reward")
+
+
+def test_numbers_of_python_are_float64():
+    rewards = [[0.1, 0.9], [0.7, 0.3], [0.2, 0.8]]
+    assert not scalars(rewards, [0] * 3, **BARE).S_B.any()
+    nearly = [[0.0], [1.0], [1.0 + 1e-12]]
+    assert scalars(nearly, [0] * 3).z_BK[1:, 0].diff().item() > 0
+
+
+def test_a_sample_whose_rewards_cancel_is_0_beside_others():
+    rewards = [[0.1, 0.4], [0.2, 0.3], [0.3, 0.1], [0.4, 0.2]]
+    S = scalars(rewards, [0] * 4, **BARE).S_B.tolist()
+    # z = -1.16, -.39, .39, 1.16: the second reward has the ranks 4, 3, 1, 2 of the first
+    step = 0.1 / sqrt(0.05 / 3)
+    assert S[:2] == [0.0, 0.0]
+    assert S[2:] == pytest.approx([-step, step])
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**31),
+    G=st.integers(2, 16),
+    low=st.sampled_from([0.0, -3.0, 1e3]),
+    group_norm=st.sampled_from(["per_reward", "summed"]),
+)
+def test_a_millionth_of_the_rewards_is_no_rounding(seed, G, low, group_norm):
+    a = low + np.random.default_rng(seed).random(3 * G)
+    weights, groups = [1.0, 1.0 - 1e-6], np.arange(3 * G) % 3
+    options = {"group_norm": group_norm, "normalize_by_std": False, "batch_norm": "none"}
+    of_one = scalars(a[:, None], groups, **options).S_B
+    left = scalars(opposed(a), groups, weights=weights, **options).S_B
+    torch.testing.assert_close(left, 1e-6 * of_one, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("low", "step", "dtype"),
+    [(2000.3, 0.0005, torch.float32), (1e15, 1.0, torch.float64), (-1e15, 1.0, torch.float64)],
+)
+@pytest.mark.parametrize("beside", [[], [7.0]])
+def test_a_reward_alone_is_never_taken_for_rounding(low, step, dtype, beside):
+    rewards = torch.tensor([[low, *beside], [low + step, *beside]], dtype=dtype)
+    assert rewards[0, 0] != rewards[1, 0]
+    S = scalars(rewards, [0, 0], **BARE).S_B.tolist()
+    assert pytest.approx([-sqrt(0.5), sqrt(0.5)]) == S
+
+
 # --- inputs --------------------------------------------------------------------------------------
 
 
@@ -336,6 +426,11 @@ def test_output_is_float32_on_the_mask_device(device, mask_dtype):
         np.array(PARITY_GROUPS, dtype=object),
         torch.tensor([2**60] * 4 + [-1] * 4 + [7] * 4),
         np.repeat([5, 3, 4], 4),
+        list(np.repeat([5, 3, 4], 4)),
+        [np.int64(5)] * 2 + [5] * 2 + [np.uint8(3)] * 4 + [4] * 4,
+        np.array([np.int32(5)] * 2 + [5] * 2 + [3] * 4 + [4] * 4, dtype=object),
+        list(np.array(PARITY_GROUPS)[:2]) + PARITY_GROUPS[2:],
+        np.array([np.str_("a"), *PARITY_GROUPS[1:]], dtype=object),
     ],
 )
 def test_group_ids_of_any_kind(ids):
@@ -343,7 +438,24 @@ def test_group_ids_of_any_kind(ids):
     assert torch.equal(compute_gdpo_scalars(PARITY_REWARDS, ids).A_B, expected.A_B)
 
 
-@pytest.mark.parametrize("ids", [[0.5, 0.5], [None, None], [1, "1"], [True, "a"], [("a",), ("b",)]])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [0.5, 0.5],
+        [None, None],
+        [1, "1"],
+        [np.int64(1), np.str_("1")],
+        [True, "a"],
+        [True, False],
+        [True, 1],
+        np.array([True, False]),
+        [np.True_, np.False_],
+        torch.tensor([0.5, 0.5]),
+        [torch.tensor(1), torch.tensor(1)],
+        [("a",), ("b",)],
+        [b"a", b"a"],
+    ],
+)
 def test_other_group_ids_are_refused(ids):
     with pytest.raises(TypeError, match="all integers or all strings"):
         compute_gdpo_scalars([[1.0], [2.0]], ids)
@@ -363,7 +475,9 @@ def test_nan_names_its_place():
         ({"weights": [1.0, float("nan")]}, "weights: expected 2 finite numbers"),
         ({"group_norm": "sum"}, "group_norm: expected one of"),
         ({"batch_norm": "tokens"}, "batch_norm: expected one of"),
-        ({"eps": -1e-4}, "eps: expected a finite number >= 0"),
+        ({"eps": -1e-4}, "^eps: expected a finite number >= 0, got -0.0001"),
+        ({"batch_eps": float("nan")}, "^batch_eps: expected a finite number >= 0, got nan"),
+        ({"batch_var_eps": -1.0}, "^batch_var_eps: expected a finite number >= 0, got -1.0"),
         ({"present_BK": [[True]] * 12}, "present_BK: expected shape"),
         ({"valid_B": [True]}, "valid_B: expected shape"),
     ],
@@ -380,6 +494,50 @@ def test_bad_shapes_are_named():
         compute_gdpo_scalars([1.0, 2.0], [0, 0])
     with pytest.raises(ValueError, match="response_mask_BT: expected shape"):
         compute_gdpo_advantage([[1.0]], [0], [1])
+
+
+@pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
+def other_default_dtype(request):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(before)
+
+
+def test_the_default_dtype_changes_nothing(other_default_dtype):
+    rewards = [[0.1, 0.7], [0.4, 0.2], [0.3, 0.3], [0.2, 0.9]]
+    advantages = compute_gdpo_advantage(rewards, "aabb", [[1, 1]] * 4, weights=[0.3, 0.7])
+    assert advantages.dtype == torch.float32
+    expected = oracle.gdpo(rewards, "aabb", weights=[0.3, 0.7])
+    assert advantages[:, 1].tolist() == pytest.approx(expected, rel=1e-6)
+    # meta is a device other than the CPU
+    elsewhere = spread_over_tokens(torch.zeros(4), torch.ones(4, 2, device="meta"))
+    assert (elsewhere.dtype, elsewhere.device.type) == (torch.float32, "meta")
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("group_norm", ["per_reward", "summed"])
+def test_the_advantage_has_no_gradient(mode, group_norm):
+    rewards = torch.tensor(PARITY_REWARDS, requires_grad=True)
+    mask = mask_of(PARITY_LENGTHS).float().requires_grad_()
+    weights = torch.ones(2, requires_grad=True)
+    with mode():
+        given = {"weights": weights, "group_norm": group_norm}
+        advantages = compute_gdpo_advantage(rewards, PARITY_GROUPS, mask, **given)
+        steps = compute_gdpo_scalars(rewards, PARITY_GROUPS, **given)
+        spread = spread_over_tokens(steps.A_B, mask)
+    assert not any(tensor.requires_grad for tensor in (advantages, *steps, spread))
+    without = compute_gdpo_advantage(PARITY_REWARDS, PARITY_GROUPS, mask > 0, group_norm=group_norm)
+    assert torch.equal(advantages, without)
+
+
+def test_inference_tensors_are_taken():
+    with torch.inference_mode():
+        rewards, mask = torch.tensor(PARITY_REWARDS), mask_of(PARITY_LENGTHS).float()
+    advantages = compute_gdpo_advantage(rewards, PARITY_GROUPS, mask)
+    ratio = torch.ones_like(advantages, requires_grad=True)
+    (ratio * advantages).sum().backward()
+    assert torch.equal(ratio.grad, advantages)
 
 
 @pytest.mark.parametrize("device", DEVICES)

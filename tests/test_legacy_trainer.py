@@ -14,6 +14,7 @@ import pytest
 import ray
 import torch
 import verl
+from omegaconf import OmegaConf
 from verl import DataProto
 from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
@@ -193,10 +194,103 @@ def test_the_grpo_arm_on_the_legacy_trainer(monkeypatch):
         assert "gdpo/batch_norm_mean" not in logged
 
 
+@pytest.fixture
+def wired(monkeypatch):
+    """A trainer with these overrides has loaded its data: what compute_advantage then knows."""
+    monkeypatch.setattr(legacy_trainer, "has_gdpo_manager", False)
+    monkeypatch.setattr(legacy_trainer, "run_bounds", {})
+    loaded = []
+    load = legacy_trainer.checking_settings(lambda self, *args: loaded.append(args))
+
+    def wire(*overrides):
+        load(SimpleNamespace(config=verl_config(*overrides)), 1, 2)
+        assert loaded.pop() == (1, 2)
+
+    return wire
+
+
+@pytest.mark.parametrize("manager", ["gdpo", "naive"])
+def test_the_rewards_of_the_grpo_arm_are_looked_at_where_the_manager_is_ours(wired, manager):
+    grpo = "algorithm.adv_estimator=grpo"
+    wired(grpo, "reward.reward_manager.name=gdpo")
+    wired(grpo, f"reward.reward_manager.name={manager}")
+    columns = {"a": np.array(REWARDS)[:, 0]}
+    data = batch(columns, reward_extra_keys=["a"])
+    data = ray_trainer.compute_advantage(data, adv_estimator="grpo", config=algorithm())
+    assert ("gdpo_metrics" in data.meta_info) == (manager == "gdpo")
+
+
+def test_the_bounds_of_our_scorers_reach_the_metrics_and_the_variants(wired):
+    wired("reward.reward_manager.name=gdpo")
+    columns = {"correctness": np.array(REWARDS)[:, 0], "format": np.array(REWARDS)[:, 1]}
+    data = batch(columns, reward_extra_keys=list(columns))
+    data = ray_trainer.compute_advantage(
+        data, adv_estimator="gdpo", config=algorithm(combine="sa_mrpo")
+    )
+    logged = data.meta_info["gdpo_metrics"]
+    assert logged["gdpo/correctness/at_high"] == 2 / 8
+    assert logged["gdpo/correctness/at_low"] == 1 / 8
+    # those of the next trainer in this process take their place
+    wired("algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive")
+    assert legacy_trainer.run_bounds == {}
+
+
+@pytest.mark.parametrize("mark", [3, 0.5])
+def test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it(mark):
+    columns = {"a": np.array(REWARDS)[:, 0]}
+    data = batch(columns, reward_extra_keys=["a"])
+    marked = data.batch["response_mask"] * mark
+    marked[0] = marked[0] / mark  # lengths in another proportion than their sums
+    data.batch["response_mask"] = marked
+    data = ray_trainer.compute_advantage(
+        data, adv_estimator="gdpo", config=algorithm(batch_norm="token")
+    )
+    lengths = np.arange(len(REWARDS)) + 1
+    expected = oracle.gdpo(
+        [[a] for a, _ in REWARDS], GROUPS, lengths=lengths.tolist(), batch_norm="token"
+    )
+    correlation = data.meta_info["gdpo_metrics"]["gdpo/length_correlation"]
+    assert correlation == pytest.approx(np.corrcoef(lengths, expected)[0, 1])
+
+
 def test_without_columns_the_message_says_what_to_do():
-    data = batch(reward_extra_keys=[])
-    with pytest.raises(RewardError, match="no named reward"):
+    for keys in ([], ["score"]):
+        data = batch({"score": np.zeros(8)}, reward_extra_keys=keys)
+        with pytest.raises(
+            RewardError, match=r"with_gdpo\(YourTrainer\)\(config\).*non_tensor_batch"
+        ):
+            ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+
+
+def test_every_way_to_call_verls_function():
+    values = np.array(REWARDS)
+    columns = {"a": values[:, 0], "b": values[:, 1]}
+    results = []
+    for arguments, keywords in (
+        ([], {"adv_estimator": "gdpo", "config": algorithm()}),
+        (["gdpo", 1.0, 1.0, 1, True, algorithm()], {}),
+    ):
+        data = batch(columns, reward_extra_keys=list(columns))
+        data = ray_trainer.compute_advantage(data, *arguments, **keywords)
+        results.append(data.batch["advantages"])
+    assert torch.equal(*results)
+    assert results[0][:, 0].tolist() == pytest.approx(oracle.gdpo(REWARDS, GROUPS), abs=1e-6)
+
+
+def test_a_penalty_in_the_reward_is_refused_whoever_calls():
+    columns = {"a": np.array(REWARDS)[:, 0]}
+    data = batch(columns, reward_extra_keys=["a"])
+    settings = OmegaConf.merge(algorithm(), {"use_kl_in_reward": True})
+    with pytest.raises(ValueError, match="use_kl_in_reward=True with adv_estimator=gdpo"):
+        ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=settings)
+    rewards = data.batch["token_level_rewards"]
+    data.batch["token_level_scores"] = rewards.clone()
+    ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+    data.batch["token_level_scores"] = rewards + 0.1
+    with pytest.raises(ValueError, match="token_level_rewards are not token_level_scores"):
         ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+    # verl's own estimators use them
+    ray_trainer.compute_advantage(data, adv_estimator="grpo", config=algorithm())
 
 
 def test_legacy_trainer_with_a_missing_reward():

@@ -29,7 +29,8 @@ def rollout(uid, advantage=0.0, tokens=3, source="s", padding=False, output="tex
         "group": uid.rsplit("_", 2)[0],
         "session": int(uid.rsplit("_", 2)[1]),
         "data_source": source,
-        "response_tokens": tokens,
+        "response_tokens": 2 * tokens,  # half of them are an answer of a tool
+        "trained_tokens": tokens,
         "rewards": rewards,
         "advantage": float(np.float32(advantage)),
         "is_padding": padding,
@@ -492,7 +493,7 @@ def test_the_table_is_read_back(tmp_path, capsys, suffix):
     half = 0.5**0.5
     assert table[3] == {
         **{"step": 1, "group": "q", "session": 1, "uid": "q_1_0"},
-        **{"data_source": "s", "response_tokens": 3},
+        **{"data_source": "s", "response_tokens": 6, "trained_tokens": 3},
         **{"reward/x": 1.0, "reward/y": 1.0, "reward/z": None},
         "advantage/logged": pytest.approx(1.09536),
         "advantage/grpo": pytest.approx(half, abs=1e-5),

@@ -148,6 +148,7 @@ def buffer_of(verls, mode, tolerated, refill=None, **more):
         gen_batch_size=1,
         **more,
     )
+    buffer.known_rows = {}
     buffer.guard = RolloutGuard(dict, tolerated=tolerated)
     return buffer
 

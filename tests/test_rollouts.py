@@ -13,7 +13,8 @@ def line(uid, **changes):
         "group": "p",
         "session": 0,
         "data_source": "rlla",
-        "response_tokens": 3,
+        "response_tokens": 5,
+        "trained_tokens": 3,
         "rewards": {"format": 1.0},
         "advantage": 0.0,
         "is_padding": False,
@@ -26,7 +27,8 @@ def test_steps_come_in_order_from_a_run_or_its_rollouts(tmp_path):
     rollouts.mkdir()
     for step in (10, 9, 2):
         (rollouts / f"{step}.jsonl").write_text(line(f"p_{step}_0"))
-    (rollouts / "notes.jsonl").write_text("not ours")
+    for stray in ("notes", "\u00b2"):  # the latter is a digit, and no number
+        (rollouts / f"{stray}.jsonl").write_text("not ours")
     for folder in (tmp_path, rollouts):
         files, unfinished = dump_files(folder)
         assert [path.name for path in files] == ["2.jsonl", "9.jsonl", "10.jsonl"]
@@ -41,6 +43,14 @@ def test_the_estimators_rows(tmp_path):
     assert result.step == 7
     assert result.counted_B.tolist() == [True, False, True, False]
     assert result.info(2) == {"format": 1.0}
+
+
+def test_an_older_dump_has_the_trained_tokens_under_another_name(tmp_path):
+    older = json.loads(line("p_0_0"))
+    del older["trained_tokens"]
+    (tmp_path / "1.jsonl").write_text(json.dumps(older) + "\n" + line("p_1_0"))
+    rows = read_dump(tmp_path / "1.jsonl")
+    assert [row["trained_tokens"] for row in rows] == [5, 3]
 
 
 @pytest.mark.parametrize(

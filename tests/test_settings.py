@@ -232,6 +232,17 @@ def test_the_grpo_arm_may_have_kl_in_the_reward():
             },
             "Set a custom reward function",
         ),
+        (
+            {"reward.reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}},
+            r"reward_kwargs.overlong_buffer_cfg: no scorer .*'granularity'.* ~reward.reward_kwargs",
+        ),
+        (
+            {
+                "reward.reward_kwargs": {"length": True},
+                "reward.custom_reward_function.path": "mine.py",
+            },
+            "custom_reward_function.path set, nothing reads them",
+        ),
     ],
 )
 def test_a_run_that_cannot_work_is_refused(changes, message):
@@ -296,6 +307,8 @@ def test_combine():
         ({"dialect": "trl", "batch_norm": "token"}, "gdpo.batch_norm=token contradicts"),
         ({"dialect": "verl_builtin", "batch_eps": 1e-4}, "gdpo.batch_eps=0.0001 contradicts"),
         ({"dialect": "paper", "batch_eps": 0}, "which stands for batch_eps=null"),
+        ({"dialect": "nemo_rl", "batch_var_eps": 1e-8}, "gdpo.batch_var_eps=1e-08 contradicts"),
+        ({"batch_var_eps": -1.0}, "algorithm.gdpo.batch_var_eps: expected at least 0, got -1.0"),
     ],
 )
 def test_refused_variants_and_dialects(gdpo, message):
@@ -318,7 +331,7 @@ def test_what_contradicts_the_inherited_std(gdpo, message):
 def test_dialects_are_named_values():
     assert read(gdpo={"dialect": "paper"}) == read(gdpo={"dialect": "trl"}) == GdpoSettings()
     assert read(gdpo={"dialect": "nemo_rl"}) == GdpoSettings(eps=1e-6, batch_eps=0.0)
-    builtin = GdpoSettings(batch_norm="token", eps=1e-6, batch_eps=0.0)
+    builtin = GdpoSettings(batch_norm="token", eps=1e-6, batch_eps=0.0, batch_var_eps=1e-8)
     assert read(gdpo={"dialect": "verl_builtin"}) == builtin
     # the same value beside it is no contradiction
     same = {"dialect": "verl_builtin", "batch_norm": "token", "eps": 1e-6, "batch_eps": 0}
@@ -370,6 +383,24 @@ def test_options_of_one_scorer_do_not_concern_another(monkeypatch):
     assert rewards.declared_bounds(["gsm"], {"strict": True}) == {"exact": {(0.0, 1.0)}}
     assert rewards.declared_bounds(["gsm"], {"max_correctness": 2}) == {}
     assert "exact" not in rewards.declared_bounds(["gsm", "rlla"], {"max_correctness": 2})
+    both = {"strict": True, "max_correctness": 2, "lenght": True}
+    assert rewards.options_for("gsm", both) == {"strict": True, "lenght": True}
+    assert rewards.options_for("rlla", both) == {"max_correctness": 2, "lenght": True}
+    rewards.check_options({"strict": True, "length": True}, ["gsm", "rlla", "verl's"])
+    for sources in (["gsm"], ["verl's"], []):
+        with pytest.raises(ValueError, match=r"reward_kwargs.length: no scorer of the training"):
+            rewards.check_options({"length": True}, sources)
+
+
+def test_options_for_the_scorer_of_no_training_row():
+    config = run_config(**{"reward.reward_kwargs": {"length": True}})
+    assert settings_of_run(config, ["rlla"]) is not None
+    with pytest.raises(ValueError, match="verl scores them, without options"):
+        settings_of_run(config, ["openai/gsm8k"])
+    naive = run_config(
+        **{"reward.reward_manager.name": "naive", "reward.reward_kwargs": {"anything": 1}}
+    )
+    assert settings_of_run(naive) is not None
 
 
 def test_sa_mrpo_without_bounds_is_refused_before_training():

@@ -35,7 +35,7 @@ class Run:
     def dump(self, step):
         """The rows of one step's rollout dump."""
         text = (self.folder / "rollouts" / f"{step}.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        return [json.loads(line) for line in text.split("\n")[:-1]]
 
     def last_lines(self, count=40):
         return "\n".join(self.output.splitlines()[-count:])
@@ -73,7 +73,6 @@ def verl_command(folder, ray_dir, overrides):
         *(sys.executable, "-m", "verl.trainer.main_ppo"),
         *("--config-dir", str(REPO / "recipes"), "--config-name", "train", "hardware=cpu"),
         f"run_dir={folder}",
-        f"hydra.run.dir={folder}/hydra",
         f"+ray_kwargs.ray_init._temp_dir={ray_dir}",
         *overrides,
     ]

@@ -21,9 +21,11 @@ from verl_gdpo.advantage_inputs import (
     check_choice,
     finite_rewards,
     group_index,
+    reward_tensor,
     reward_weights,
     row_mask,
 )
+from verl_gdpo.group_norm import EPS64, centred_sum, normalize_groups, without_rounding
 
 GroupNorm = Literal["per_reward", "summed"]
 BatchNorm = Literal["sample", "token", "none"]
@@ -42,6 +44,7 @@ class GdpoScalars(NamedTuple):
     A_B: torch.Tensor  # step 3
 
 
+@torch.no_grad()
 def compute_gdpo_advantage(
     rewards_BK: Any,
     group_ids: Any,
@@ -55,6 +58,7 @@ def compute_gdpo_advantage(
     batch_norm: BatchNorm = "sample",
     eps: float = 1e-4,
     batch_eps: float | None = None,
+    batch_var_eps: float = 0.0,
     combine: Combine | None = None,
 ) -> torch.Tensor:
     """Return GDPO advantages per token.
@@ -85,13 +89,16 @@ def compute_gdpo_advantage(
         batch_norm: step 3 over samples, over response tokens, or left out.
         eps: added to both std.
         batch_eps: added to the std of step 3 instead. None: eps.
+        batch_var_eps: added to the variance of step 3, under the root.
         combine: step 2 instead of the weighted sum, a variant or your own; see `variants`.
 
     Returns:
         advantages_BT: float32, on the mask's device; the same number on all tokens of a sample.
+        Without gradient.
 
     A reward that is constant in a group contributes exactly 0 there. So does a group with a single
-    sample, which stays in the statistics of step 3.
+    sample, which stays in the statistics of step 3. An S that is no more than the rounding of the
+    rewards and of step 1, as where they cancel, is exactly 0.
 
     Raises:
         ValueError: shapes disagree, a reward of a valid sample is NaN or infinite, unknown option,
@@ -104,7 +111,7 @@ def compute_gdpo_advantage(
             f"response_mask_BT: expected shape (samples, tokens), got {tuple(mask_BT.shape)}"
         )
     scalars = compute_gdpo_scalars(
-        torch.as_tensor(rewards_BK, device=mask_BT.device),
+        reward_tensor(rewards_BK).to(mask_BT.device),
         group_ids,
         token_count_B=mask_BT.sum(dim=1) if batch_norm == "token" else None,
         weights=weights,
@@ -115,11 +122,13 @@ def compute_gdpo_advantage(
         batch_norm=batch_norm,
         eps=eps,
         batch_eps=batch_eps,
+        batch_var_eps=batch_var_eps,
         combine=combine,
     )
     return spread_over_tokens(scalars.A_B, mask_BT)
 
 
+@torch.no_grad()
 def spread_over_tokens(A_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     """Step 4: the sample's advantage on each of its response tokens, (B, T) float32.
 
@@ -130,11 +139,12 @@ def spread_over_tokens(A_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor
         # numpy asks for huge pages, torch does not: most of the time would go into page faults
         advantages_BT = torch.from_numpy(np.empty(mask_BT.shape, dtype=np.float32))
     else:
-        advantages_BT = torch.empty(mask_BT.shape, device=mask_BT.device)
+        advantages_BT = torch.empty(mask_BT.shape, dtype=torch.float32, device=mask_BT.device)
     # in place, since a product with the mask would first make a float copy of it
     return advantages_BT.copy_(mask_BT).mul_(A_B.to(advantages_BT)[:, None])
 
 
+@torch.no_grad()
 def compute_gdpo_scalars(
     rewards_BK: Any,
     group_ids: Any,
@@ -148,6 +158,7 @@ def compute_gdpo_scalars(
     batch_norm: BatchNorm = "sample",
     eps: float = 1e-4,
     batch_eps: float | None = None,
+    batch_var_eps: float = 0.0,
     combine: Combine | None = None,
 ) -> GdpoScalars:
     """Return z, S and A of each sample (steps 1 to 3); see `compute_gdpo_advantage`.
@@ -159,36 +170,46 @@ def compute_gdpo_scalars(
     check_choice("group_norm", group_norm, get_args(GroupNorm))
     check_choice("batch_norm", batch_norm, get_args(BatchNorm))
     batch_eps = eps if batch_eps is None else batch_eps
-    for name, value in (("eps", eps), ("batch_eps", batch_eps)):
+    for name, value in {"eps": eps, "batch_eps": batch_eps, "batch_var_eps": batch_var_eps}.items():
         if not (np.isfinite(value) and value >= 0):
             raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
     if combine is not None and group_norm == "summed":
         raise ValueError("combine needs group_norm='per_reward': 'summed' has one reward left")
 
-    rewards_BK = torch.as_tensor(rewards_BK)
+    rewards_BK = reward_tensor(rewards_BK)
     if rewards_BK.ndim != 2 or 0 in rewards_BK.shape:
         raise ValueError(
             f"rewards_BK: expected shape (samples, rewards), got {tuple(rewards_BK.shape)}"
         )
     B, K = rewards_BK.shape
     device = rewards_BK.device
-    group_B, group_count = group_index(group_ids, B, device)
     valid_B = row_mask("valid_B", valid_B, (B,), device)
     present_BK = row_mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
     weights_K = reward_weights(weights, K, device)
+    # 16-bit rewards count as exact: what they round away is as large as a signal
+    precision = torch.finfo(torch.float32).eps if rewards_BK.dtype == torch.float32 else EPS64
     rewards_BK = finite_rewards(rewards_BK, present_BK)
-
+    groups = group_index(group_ids, B, device)
     if group_norm == "summed":
-        rewards_BK = (rewards_BK * weights_K).sum(dim=1, keepdim=True)
-        present_BK = valid_B[:, None]
+        rewards_BK = centred_sum(rewards_BK, weights_K, valid_B, *groups, precision)
+        present_BK, precision = valid_B[:, None], EPS64
         weights_K = torch.ones(1, dtype=torch.float64, device=device)
 
-    z_BK = _normalize_groups(rewards_BK, present_BK, group_B, group_count, normalize_by_std, eps)
+    z_BK, rounding_GK = normalize_groups(
+        rewards_BK,
+        present_BK,
+        *groups,
+        normalize_by_std=normalize_by_std,
+        eps=eps,
+        precision=precision,
+    )
     if combine is None:
         S_B = (z_BK * weights_K).sum(dim=1)
     else:
-        S_B = combine(z_BK, rewards_BK, group_B, weights_K, present_BK, valid_B)
+        S_B = combine(z_BK, rewards_BK, groups[0], weights_K, present_BK, valid_B)
         S_B = torch.where(valid_B, _checked_sum(S_B, B), 0.0)
+        weights_K = weights_K.abs().clamp(min=1.0)  # a variant may divide by them
+    S_B = without_rounding(S_B, rounding_GK, weights_K, groups[0])
     if batch_norm == "none":
         return GdpoScalars(z_BK, S_B, S_B)
     count_B = valid_B.to(torch.float64)
@@ -196,7 +217,7 @@ def compute_gdpo_scalars(
         if token_count_B is None:
             raise ValueError("batch_norm='token' needs token_count_B, the response lengths")
         count_B = count_B * torch.as_tensor(token_count_B, device=device)
-    return GdpoScalars(z_BK, S_B, _normalize_batch(S_B, count_B, valid_B, batch_eps))
+    return GdpoScalars(z_BK, S_B, _normalize_batch(S_B, count_B, valid_B, batch_eps, batch_var_eps))
 
 
 def _checked_sum(S_B: Any, B: int) -> torch.Tensor:
@@ -210,41 +231,8 @@ def _checked_sum(S_B: Any, B: int) -> torch.Tensor:
     return S_B.to(torch.float64)
 
 
-def _normalize_groups(
-    rewards_BK: torch.Tensor,
-    present_BK: torch.Tensor,
-    group_B: torch.Tensor,
-    group_count: int,
-    normalize_by_std: bool,
-    eps: float,
-) -> torch.Tensor:
-    """Step 1. Absent values and constant columns come out as exactly 0."""
-    shape_GK = (group_count, rewards_BK.shape[1])
-
-    def group_sum(values_BK: torch.Tensor) -> torch.Tensor:
-        return rewards_BK.new_zeros(shape_GK).index_add_(0, group_B, values_BK)
-
-    count_GK = group_sum(present_BK.to(torch.float64))
-    mean_GK = group_sum(rewards_BK * present_BK) / count_GK.clamp(min=1)
-    centred_BK = (rewards_BK - mean_GK[group_B]) * present_BK
-
-    index_BK = group_B[:, None].expand_as(rewards_BK)
-    low_GK = rewards_BK.new_full(shape_GK, torch.inf).scatter_reduce_(
-        0, index_BK, rewards_BK.masked_fill(~present_BK, torch.inf), "amin"
-    )
-    high_GK = rewards_BK.new_full(shape_GK, -torch.inf).scatter_reduce_(
-        0, index_BK, rewards_BK.masked_fill(~present_BK, -torch.inf), "amax"
-    )
-    # the mean of equal numbers can miss them by a rounding, so constancy is told from the input
-    varies_BK = (high_GK > low_GK)[group_B] & present_BK
-    if normalize_by_std:
-        variance_GK = group_sum(centred_BK.square()) / (count_GK - 1).clamp(min=1)
-        centred_BK = centred_BK / (variance_GK.sqrt() + eps)[group_B]
-    return torch.where(varies_BK, centred_BK, 0.0)
-
-
 def _normalize_batch(
-    S_B: torch.Tensor, count_B: torch.Tensor, valid_B: torch.Tensor, eps: float
+    S_B: torch.Tensor, count_B: torch.Tensor, valid_B: torch.Tensor, eps: float, var_eps: float
 ) -> torch.Tensor:
     """Step 3, each sample counted `count_B` times. A constant S comes out as exactly 0."""
     total = count_B.sum()
@@ -256,5 +244,5 @@ def _normalize_batch(
     rounding = torch.finfo(torch.float64).eps * len(S_B) * S_B.abs().max()
     mean = torch.where(mean.abs() <= rounding, 0.0, mean)
     variance = ((S_B - mean).square() * count_B).sum() / (total - 1).clamp(min=1)
-    A_B = (S_B - mean) / (variance.sqrt() + eps)
+    A_B = (S_B - mean) / ((variance + var_eps).sqrt() + eps)
     return torch.where(valid_B & (high > low), A_B, 0.0)

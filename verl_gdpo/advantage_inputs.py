@@ -17,12 +17,21 @@ def group_index(group_ids: Any, B: int, device: torch.device) -> tuple[torch.Ten
     if len(ids) != B:
         raise ValueError(f"group_ids: expected {B}, one per row of rewards_BK, got {len(ids)}")
     kinds = set(map(type, ids))
-    if len(kinds) > 1 or not all(issubclass(kind, str | int) for kind in kinds):
+    # a bool is a comparison where its operands were meant
+    integers = all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds)
+    if not integers and not all(issubclass(kind, str) for kind in kinds):
         names = sorted(kind.__name__ for kind in kinds)
         raise TypeError(f"group_ids: expected all integers or all strings, got {names}")
     number: dict[Any, int] = defaultdict(count().__next__)
     index = np.fromiter(map(number.__getitem__, ids), dtype=np.int64, count=B)
     return torch.from_numpy(index).to(device), len(number)
+
+
+def reward_tensor(rewards: Any) -> torch.Tensor:
+    """Tensors and arrays as they are; numbers of Python in its own precision, float64."""
+    if isinstance(rewards, torch.Tensor | np.ndarray):
+        return torch.as_tensor(rewards)
+    return torch.as_tensor(rewards, dtype=torch.float64)
 
 
 def finite_rewards(rewards_BK: torch.Tensor, present_BK: torch.Tensor) -> torch.Tensor:

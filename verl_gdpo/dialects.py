@@ -13,6 +13,7 @@ _PAPER = {
     "batch_norm": "sample",
     "eps": 1e-4,
     "batch_eps": None,  # as eps
+    "batch_var_eps": 0.0,
     "normalize_by_std": True,
 }
 
@@ -22,9 +23,14 @@ DIALECTS: Mapping[str, Mapping[str, Any]] = {
     "trl": _PAPER,
     # NeMo-RL GDPOAdvantageEstimator, use_leave_one_out_baseline=False: no eps in the batch step
     "nemo_rl": {**_PAPER, "eps": 1e-6, "batch_eps": 0.0},
-    # verl 0.9 compute_gdpo_outcome_advantage; its whitening has sqrt(variance + 1e-8), and so
-    # next to no eps
-    "verl_builtin": {**_PAPER, "batch_norm": "token", "eps": 1e-6, "batch_eps": 0.0},
+    # verl 0.9 compute_gdpo_outcome_advantage; its whitening divides by sqrt(variance + 1e-8)
+    "verl_builtin": {
+        **_PAPER,
+        "batch_norm": "token",
+        "eps": 1e-6,
+        "batch_eps": 0.0,
+        "batch_var_eps": 1e-8,
+    },
 }
 
 

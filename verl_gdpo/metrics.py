@@ -30,7 +30,8 @@ Statistics = dict[str, float | None]
 
 METHODS: dict[str, GroupNorm] = {"gdpo": "per_reward", "grpo": "summed"}
 
-# a sum of normalised rewards, or an advantage, below it is rounding
+# a sum of normalised rewards, or an advantage, below it says nothing. What float64 rounds is 0
+# already (group_norm.py); what a scorer computed in float32 and handed over as float64 is not
 TOLERANCE = 1e-8
 # so is an S below this share of what it is the sum of: where rewards of different spread cancel,
 # eps leaves about eps / spread of them

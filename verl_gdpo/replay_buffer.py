@@ -17,7 +17,7 @@ import numpy as np
 
 from verl_gdpo.estimator import scalars_of
 from verl_gdpo.metrics import has_signal
-from verl_gdpo.queue_rows import fetch_rows
+from verl_gdpo.queue_rows import KnownRows, fetch_rows
 from verl_gdpo.reward_rows import RewardMatrix, RewardRows, group_of, split_key
 from verl_gdpo.rollout_guard import RolloutGuard
 from verl_gdpo.settings import GdpoSettings
@@ -45,6 +45,7 @@ class GdpoBuffer:
     in_rounds: bool = False  # filter once all prompts that were sent out are done
     filter_groups_metric: str | None = None  # what is not verl's own may lack it
     _dapo_classification_cache: dict[str, dict[str, float | None]]
+    known_rows: KnownRows  # since the last advantage; the trainer's too
     gdpo: GdpoSettings | None = None  # None leaves verl's own rule
     step: int | None = None
 
@@ -60,7 +61,8 @@ class GdpoBuffer:
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         batch, metrics = super().sample(*args, **kwargs)  # type: ignore[misc]
-        fetch_rows(batch.keys, batch.partition_id, batch.tags).raise_on_error()
+        rows = fetch_rows(batch.keys, batch.partition_id, batch.tags, self.known_rows)
+        rows.raise_on_error()
         return batch, metrics
 
     def _sync_metadata_from_transfer_queue(self) -> None:
@@ -120,7 +122,7 @@ class GdpoBuffer:
         keys = [key for key in tags if group_of(key) in fresh]
         if not keys:
             return
-        rows = fetch_rows(keys, partition_id, [tags[key] for key in keys])
+        rows = fetch_rows(keys, partition_id, [tags[key] for key in keys], self.known_rows)
         rows.raise_on_error()
         if self.gdpo is not None:
             groups = [group_of(key) for key in keys]
@@ -138,12 +140,13 @@ def classify_groups(
     gives one if some sample's w z is not 0 for some reward.
     """
     rewards = RewardMatrix.of(rows, settings)
-    groups = np.array(group_ids)
+    number_of: dict[str, int] = {}
+    group_B = np.array([number_of.setdefault(group, len(number_of)) for group in group_ids])
     weights_K = np.array(list(rewards.weights.values()))
     batch_wide = settings.combine is not None and settings.combine.is_batch_wide
     combine = None if batch_wide else settings.combine
     settings = replace(settings, batch_norm="none", combine=combine)
-    scalars = scalars_of(rewards, rows.counted_B, groups, settings)
+    scalars = scalars_of(rewards, rows.counted_B, group_B, settings)
     contribution_BK = scalars.z_BK.numpy()
     if settings.group_norm == "per_reward":
         contribution_BK = contribution_BK * weights_K
@@ -151,11 +154,13 @@ def classify_groups(
         signal_B = (contribution_BK != 0).any(axis=1)
     else:
         signal_B = has_signal(scalars.S_B.numpy(), contribution_BK)
-    sum_B = rewards.values_BK @ weights_K
-    classes: dict[str, float | None] = {}
-    for group in dict.fromkeys(groups.tolist()):
-        counted_B = (groups == group) & rows.counted_B
+    counted_B = rows.counted_B
+    group_B = group_B[counted_B]
+    sum_B = (rewards.values_BK @ weights_K)[counted_B]
+    mean_G = np.bincount(group_B, sum_B) / np.bincount(group_B)
+    signal_G = np.bincount(group_B, signal_B[counted_B]) > 0
+    return {
         # rounded, because verl's table has a line for each number
-        mean = round(float(sum_B[counted_B].mean()), 6)
-        classes[group] = None if signal_B[counted_B].any() else mean
-    return classes
+        group: None if signal_G[number] else round(float(mean_G[number]), 6)
+        for group, number in number_of.items()
+    }

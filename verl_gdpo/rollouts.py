@@ -2,9 +2,12 @@
 
     {"input": ..., "output": ..., "gts": ..., "score": 1.0, "step": 7, "uid": "<group>_0_0",
      "group": "<group>", "session": 0, "data_source": "rlla", "response_tokens": 41,
-     "rewards": {"format": 1.0, "correctness": 0.0}, "advantage": 0.3, "is_padding": false}
+     "trained_tokens": 41, "rewards": {"format": 1.0, "correctness": 0.0}, "advantage": 0.3,
+     "is_padding": false}
 
-verl writes the first six, `queue_rows.fetch_dump_columns` the others. Rewards are raw.
+verl writes the first six, `dump_rows.py` the others. `response_tokens` is the length of the
+response, as scorers see it; of these the policy trains on `trained_tokens`, not on the answers of
+tools or what rejection took out. `rewards` is all that the scorer returned, raw.
 """
 
 import json
@@ -17,7 +20,7 @@ from verl_gdpo.reward_rows import RewardRows
 
 KEYS = (
     *("uid", "group", "session", "data_source"),
-    *("response_tokens", "rewards", "advantage", "is_padding"),
+    *("response_tokens", "trained_tokens", "rewards", "advantage", "is_padding"),
 )
 WRITING = "verl is still writing it, or was stopped before it had"
 
@@ -35,7 +38,7 @@ def dump_files(folder: Path) -> tuple[list[Path], Path | None]:
     """
     inner = folder / "rollouts"
     files = [path for path in (inner if inner.is_dir() else folder).glob("*.jsonl")]
-    files = sorted((path for path in files if path.stem.isdigit()), key=lambda p: int(p.stem))
+    files = sorted((path for path in files if path.stem.isdecimal()), key=lambda p: int(p.stem))
     if not files:
         raise ValueError(
             f"{folder}: no rollout dump (STEP.jsonl) here or in rollouts/; "
@@ -60,6 +63,9 @@ def read_dump(path: Path) -> list[dict[str, Any]]:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: not JSON: {error}") from None
+            if isinstance(row, dict) and "trained_tokens" not in row and "response_tokens" in row:
+                # an older dump, which has the tokens that are trained under that name
+                row["trained_tokens"] = row["response_tokens"]
             absent = [key for key in KEYS if not isinstance(row, dict) or key not in row]
             if absent:
                 raise ValueError(

@@ -1,0 +1,146 @@
+"""Faults that were once missed, each with the test that finds it now: `nox -s mutants` tries all.
+
+Not collected by name, since each starts a pytest. `test_mutants.py` keeps the table true.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+REPO = Path(__file__).parents[1]
+COPIED = ("verl_gdpo", "tests", "data_prep", "recipes", "pyproject.toml", "README.md")
+TESTS_FAILED = 1  # pytest's exit status; others say that it ran none
+
+
+class Mutant(NamedTuple):
+    file: str  # in verl_gdpo/
+    before: str
+    after: str
+    test: str  # in tests/
+
+
+MUTANTS = [
+    Mutant(
+        "reward_manager.py",
+        "fields = data[-1].non_tensor_batch",
+        "fields = data[0].non_tensor_batch",
+        "test_reward_manager.py::test_the_last_row_of_a_session_is_scored",
+    ),
+    Mutant(
+        "reward_manager.py",
+        "await self._score(data[-1])",
+        "await self._score(data[0])",
+        "test_reward_manager.py::test_the_last_row_of_a_session_is_scored",
+    ),
+    Mutant(
+        "reward_manager.py",
+        "return await result if inspect.isawaitable(result) else result",
+        "return result",
+        "test_reward_manager.py::test_what_only_turns_out_to_be_async_is_awaited",
+    ),
+    Mutant(
+        "reward_manager.py",
+        "            **self.router_kwargs,\n",
+        "",
+        "test_reward_manager.py::test_a_scorer_that_asks_a_reward_model_knows_where",
+    ),
+    Mutant(
+        "reward_rows.py",
+        '        return cls(\n            label="row {}".format,',
+        '        raise RuntimeError\n        return cls(\n            label="row {}".format,',
+        "test_estimator.py::test_columns_of_a_trainer_that_is_not_ours",
+    ),
+    Mutant(
+        "estimator.py",
+        "    settings = GdpoSettings.from_algorithm(config",
+        "    raise RuntimeError\n    settings = GdpoSettings.from_algorithm(config",
+        "test_estimator.py::test_columns_of_a_trainer_that_is_not_ours",
+    ),
+    Mutant(
+        "estimator.py",
+        "if len(rows) != len(response_mask):",
+        "if False:",
+        "test_estimator.py::test_rewards_of_another_number_of_rows",
+    ),
+    Mutant(
+        "estimator.py",
+        "(response_mask != 0).sum(dim=1)",
+        "response_mask.sum(dim=1)",
+        "test_estimator.py::test_a_token_counts_once_whatever_marks_it",
+    ),
+    Mutant(
+        "queue_rows.py",
+        "int((mask != 0).sum())",
+        "int(mask.sum())",
+        "test_queue_rows.py::test_lengths_come_from_tags_or_else_from_masks",
+    ),
+    Mutant(
+        "queue_rows.py",
+        '"response_tokens": int(mask.sum())',
+        '"response_tokens": int(tensors["response_mask"][row].sum())',
+        "test_queue_rows.py::test_columns_of_a_dump",
+    ),
+    Mutant(
+        "legacy_trainer.py",
+        '(result.batch["response_mask"] != 0).sum(dim=1)',
+        'result.batch["response_mask"].sum(dim=1)',
+        "test_legacy_trainer.py::test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it",
+    ),
+    Mutant(
+        "legacy_trainer.py",
+        "        has_gdpo_manager = uses_gdpo_manager(self.config)\n",
+        "",
+        "test_legacy_trainer.py::test_the_rewards_of_the_grpo_arm_are_looked_at_where_the_manager_is_ours",
+    ),
+    Mutant(
+        "legacy_trainer.py",
+        "        run_bounds = settings.bounds if settings else {}\n",
+        "",
+        "test_legacy_trainer.py::test_the_bounds_of_our_scorers_reach_the_metrics_and_the_variants",
+    ),
+    Mutant(
+        "advantage.py",
+        "    S_B = without_rounding(S_B, rounding_GK, weights_K, groups[0])\n",
+        "",
+        "test_advantage.py::test_rewards_that_cancel_give_exactly_0",
+    ),
+    Mutant(
+        "advantage.py",
+        "(variance + var_eps).sqrt()",
+        "variance.sqrt()",
+        "test_dialects.py::test_verl_builtin_where_the_batch_has_next_to_no_variance",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A copy of the project, in which the tests of the table pass before anything is changed."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in COPIED:
+        source = REPO / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+    assert status_of(folder, *dict.fromkeys(mutant.test for mutant in MUTANTS)) == 0
+    return folder
+
+
+def status_of(folder, *tests):
+    """What pytest ends with in the copy, whose package comes before one that is installed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    names = [f"tests/{test}" for test in tests]
+    return subprocess.run([*command, *names], cwd=folder, check=False, timeout=600).returncode
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}: {mutant.before}")
+def test_is_found(copy, mutant):
+    file = copy / "verl_gdpo" / mutant.file
+    text = file.read_text()
+    file.write_text(text.replace(mutant.before, mutant.after))
+    try:
+        assert status_of(copy, mutant.test) == TESTS_FAILED
+    finally:
+        file.write_text(text)
