@@ -17,7 +17,7 @@ class MemoryQueue:
             monkeypatch.setattr(tq, name, getattr(self, name))
 
     def add_group(self, uid, infos, lengths, partition="train", step=1, **fields):
-        """A finished prompt and its sessions, a row each, as verl's agent loop leaves them."""
+        """A finished prompt with a row a session, as verl's agent loop leaves them."""
         prompt = {"is_prompt": True, "global_steps": step, "status": "finished"}
         self.tags[uid] = (partition, prompt)
         for session, (info, length) in enumerate(zip(infos, lengths, strict=True)):

@@ -1,6 +1,7 @@
 """What we add to verl's rollout dumps. `rollouts.py` says what they hold, and reads them."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_gdpo.outcome import Outcome
@@ -12,15 +13,19 @@ class DumpRows:
     """The rows of a step until they are dumped; a step may have several batches."""
 
     def __init__(self) -> None:
-        self._batches: list[tuple[Sequence[str], Sequence[int], RewardRows, Outcome]] = []
+        self._row_of: dict[str, int] = {}  # by key
+        self._columns: dict[str, list[Any]] = {}
 
     def add(self, batch: Any, rows: RewardRows, outcome: Outcome) -> None:
         """`batch` is verl's KVBatchMeta; `rows` and `outcome` are of its rows, in its order."""
-        response_tokens = [tag["response_len"] for tag in batch.tags]
-        self._batches.append((list(batch.keys), response_tokens, rows, outcome))
+        first = len(self._columns.get("group", ()))
+        self._row_of.update(zip(batch.keys, itertools.count(first), strict=False))
+        for name, values in _columns(batch, rows, outcome).items():
+            self._columns.setdefault(name, []).extend(values)
 
     def clear(self) -> None:
-        self._batches.clear()
+        self._row_of.clear()
+        self._columns.clear()
 
     def columns(self, keys: Sequence[str]) -> dict[str, list[Any]]:
         """{name: values in the order of `keys`}.
@@ -28,12 +33,7 @@ class DumpRows:
         Raises:
             RuntimeError: a key is of no batch.
         """
-        place = {
-            key: (number, row)
-            for number, (of_batch, *_) in enumerate(self._batches)
-            for row, key in enumerate(of_batch)
-        }
-        unknown = [key for key in keys if key not in place]
+        unknown = [key for key in keys if key not in self._row_of]
         if unknown:
             raise RuntimeError(
                 f"rollout dump: {len(unknown)} of {len(keys)} rows were in no batch that an "
@@ -41,23 +41,23 @@ class DumpRows:
                 "_compute_advantage to run before _log_rollout_data, on the same rows; a trainer "
                 "of your own that does otherwise works with trainer.rollout_data_dir=null"
             )
-        rows = [self._row(*place[key]) for key in keys]
-        return {name: [row[name] for row in rows] for name in rows[0]}
+        order = [self._row_of[key] for key in keys]
+        return {name: [values[row] for row in order] for name, values in self._columns.items()}
 
-    def _row(self, number: int, row: int) -> dict[str, Any]:
-        keys, response_tokens, rows, outcome = self._batches[number]
-        group, session = split_key(split_key(keys[row])[0])
-        return {
-            "group": group,
-            "session": session,
-            "data_source": rows.sources[row],
-            "response_tokens": response_tokens[row],
-            "trained_tokens": int(outcome.trained_B[row]),
-            "rewards": {
-                str(name): as_json(value)
-                for name, value in rows.info(row).items()
-                if name != "score"
-            },
-            "advantage": float(outcome.advantage_B[row]),
-            "is_padding": bool(rows.is_padding_B[row]),
-        }
+
+def _columns(batch: Any, rows: RewardRows, outcome: Outcome) -> dict[str, Iterable[Any]]:
+    groups, sessions = zip(*(split_key(split_key(key)[0]) for key in batch.keys), strict=True)
+    return {
+        "group": groups,
+        "session": sessions,
+        "data_source": rows.sources,
+        "response_tokens": [tag["response_len"] for tag in batch.tags],
+        "trained_tokens": outcome.trained_B.tolist(),
+        "rewards": [_rewards(rows.info(row)) for row in range(len(rows))],
+        "advantage": outcome.advantage_B.tolist(),
+        "is_padding": rows.is_padding_B.tolist(),
+    }
+
+
+def _rewards(info: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(name): as_json(value) for name, value in info.items() if name != "score"}
