@@ -74,7 +74,8 @@ class RolloutGuard:
             try:
                 ray.get(answer)
             except ray.exceptions.ActorDiedError as error:
-                return f"{name} died. {GO_ON}. Ray says: {' '.join(str(error).split())}"
+                reason = " ".join(str(error).split()).partition(" Some common causes")[0]
+                return f"{name} died. {GO_ON}. Ray says: {reason}"
             except ray.exceptions.RayError:
                 continue  # out of reach for now: it is asked again
         return None

@@ -25,10 +25,11 @@ KEYS = (
 WRITING = "verl is still writing it, or was stopped before it had"
 
 
-def dump_files(folder: Path) -> tuple[list[Path], Path | None]:
-    """The whole dumps in the order of their steps, and the last one if it is not whole.
+def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The whole dumps in the order of their steps, and those that are not whole.
 
-    verl ends the last line too: where its end is missing, verl is writing, or was stopped.
+    verl ends the last line too: where its end is missing, verl is writing, or was stopped. Later
+    dumps may be whole nevertheless, if the start before a resumed one came further.
 
     Args:
         folder: with `7.jsonl` files, or a run's folder with those in `rollouts/`.
@@ -44,10 +45,10 @@ def dump_files(folder: Path) -> tuple[list[Path], Path | None]:
             f"{folder}: no rollout dump (STEP.jsonl) here or in rollouts/; "
             "a run writes one with trainer.rollout_data_dir=FOLDER"
         )
-    unfinished = None if _has_end(files[-1]) else files.pop()
-    if not files:
-        raise ValueError(f"{unfinished}: the only dump, and its last line has no end: {WRITING}")
-    return files, unfinished
+    whole = [path for path in files if _has_end(path)]
+    if not whole:
+        raise ValueError(f"{files[0]}: no dump here is whole, its last line has no end: {WRITING}")
+    return whole, [path for path in files if path not in whole]
 
 
 def read_dump(path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +129,9 @@ class GdpoTrainer:
             buffer.known_rows = {}
             self.queue_actors = queue_actors()
             tolerated = self.config.data.train_batch_size - 1
-            buffer.guard = RolloutGuard(partial(rollout_actors, self), tolerated=tolerated)
+            buffer.guard = RolloutGuard(
+                functools.partial(rollout_actors, self), tolerated=tolerated
+            )
             is_sync = self.config.trainer.v1.trainer_mode == "sync"
             # verl's switch for runs that can be repeated; asynchronous ones cannot
             buffer.in_rounds = is_sync and self.config.actor_rollout_ref.rollout.full_determinism
