@@ -158,7 +158,7 @@ def test_a_step_of_two_batches_has_one_dump(queue, tmp_path):
     trainer = ours(tmp_path, "data.train_batch_size=1")
     batches = []
     for uid in ("u", "v"):
-        infos = [{"a": float(a), "b": float(b), "score": 0.0} for a, b in REWARDS[uid]]
+        infos = [{"a": float(a), "b": float(b), "score": float(a + b)} for a, b in REWARDS[uid]]
         queue.add_group(uid, infos, lengths=(2, 3))
         batches.append(sample_and_train(trainer, 1))
     keys = [key for batch in reversed(batches) for key in batch.keys]

@@ -96,7 +96,8 @@ def queue_actors() -> dict[str, Any]:
 def rollout_actors(trainer: Any) -> dict[str, Any]:
     """{what it is: Ray actor handle} of all that this V1 trainer's rollouts need by now."""
     found = dict(trainer.queue_actors)
-    for number, worker in enumerate(trainer.reward_loop_manager.reward_loop_worker_handles or ()):
+    rewards = getattr(trainer, "reward_loop_manager", None)
+    for number, worker in enumerate(getattr(rewards, "reward_loop_worker_handles", None) or ()):
         found[f"reward worker {number}"] = worker
     loops = getattr(trainer, "agent_loop_manager", None)  # a custom one need not have workers
     for number, worker in enumerate(getattr(loops, "agent_loop_workers", ())):
