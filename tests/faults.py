@@ -1,4 +1,4 @@
-"""More of what breaks while verl trains: `nox -s faults`, about ten minutes; pytest does not collect it.
+"""More of what breaks while verl trains, about ten minutes: `nox -s faults`.
 
 Every start but the first goes on from what the fault before it left.
 """

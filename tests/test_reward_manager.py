@@ -336,9 +336,13 @@ def test_the_last_output_of_a_session_is_scored_without_the_padding_of_the_other
 
 
 def test_what_is_no_number_is_no_reward_and_stays():
-    returned = {"a": 2, "why": "short", "parts": [1, 2], "raw": b"1", "gone": None}
-    result = score(manager(failing(returned)), "x")
-    assert result == {"reward_score": 2.0, "reward_extra_info": {**returned, "score": 2.0}}
+    returned = {"a": 2, "why": "short", "parts": [1, 2], "gone": None}
+    odd = {"raw": b"1", "lock": threading.Lock(), "rest": (i for i in "x")}
+    result = score(manager(failing({**returned, **odd})), "x")
+    info = result["reward_extra_info"]
+    assert result["reward_score"] == 2.0
+    assert {name: info.pop(name) for name in [*returned, "score"]} == {**returned, "score": 2.0}
+    assert info == {name: repr(value) for name, value in odd.items()}  # what Ray can send
 
 
 def test_a_score_alone_is_the_reward_acc():

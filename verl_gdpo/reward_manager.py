@@ -21,6 +21,7 @@ import ray
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
+from verl_gdpo.plain import as_json
 from verl_gdpo.reward_rows import (
     ERROR_KEY,
     SUM_TOLERANCE,
@@ -160,7 +161,9 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         if self.settings.rewards is None and self.is_custom:
             _check_sum(info, terms)
         score = weighted_sum(gate(info, terms), terms, step)
-        return {"reward_score": score, "reward_extra_info": {**info, "score": score}}
+        # what Ray cannot send would fail the session without a word to the trainer
+        plain = {name: as_json(value) for name, value in info.items()}
+        return {"reward_score": score, "reward_extra_info": {**plain, "score": score}}
 
     def _all_rewards(self, info: dict[str, Any]) -> list[str]:
         """The names of what counts when none are configured: all numbers, but for `score`.
