@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.advantage import compute_gdpo_scalars, spread_over_tokens
+from verl_gdpo.advantage.equation import compute_gdpo_scalars, spread_over_tokens
 
 GRPO = {"group_norm": "summed", "batch_norm": "none"}
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tensordict.tensorclass import NonTensorData, NonTensorStack
 
-from verl_gdpo import queue_rows
+from verl_gdpo.verl_hooks import queue_rows
 
 KEYS = ["u_0_0", "u_1_0", "v_0_0", "pad_0_0"]
 TAGS = [{"response_len": n, "is_padding": n == 1} for n in (4, 3, 2, 1)]

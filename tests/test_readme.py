@@ -9,11 +9,11 @@ from packaging.specifiers import SpecifierSet
 from tracked import REPO, tracked_files
 
 from verl_gdpo import SUPPORTED_VERL
-from verl_gdpo.dialects import DIALECTS
-from verl_gdpo.reward_terms import Condition, RewardTerm
-from verl_gdpo.settings import KEYS, GdpoSettings
-from verl_gdpo.support import REFUSED, TRAINERS
-from verl_gdpo.variants import VARIANTS
+from verl_gdpo.advantage.variants import VARIANTS
+from verl_gdpo.settings.algorithm import KEYS, GdpoSettings
+from verl_gdpo.settings.dialects import DIALECTS
+from verl_gdpo.settings.reward_terms import Condition, RewardTerm
+from verl_gdpo.verl_hooks.supported import REFUSED, TRAINERS
 
 README = (REPO / "README.md").read_text()
 

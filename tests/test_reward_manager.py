@@ -18,11 +18,11 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 from verl.utils.reward_score import default_compute_score
 
-from verl_gdpo import slow_scoring
-from verl_gdpo.reward_manager import GdpoRewardManager
-from verl_gdpo.reward_rows import ERROR_KEY, RewardMatrix, RewardRows
-from verl_gdpo.settings import GdpoSettings
-from verl_gdpo.slow_scoring import SlowScoring
+from verl_gdpo.batch.rows import ERROR_KEY, RewardMatrix, RewardRows
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.verl_hooks import slow_scoring
+from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager
+from verl_gdpo.verl_hooks.slow_scoring import SlowScoring
 
 GOLD = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"x": 1}}\n</tool_call>'
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from verl_gdpo import reward_rows
-from verl_gdpo.reward_rows import (
+from verl_gdpo.batch import rows as reward_rows
+from verl_gdpo.batch.rows import (
     ERROR_KEY,
     EstimatorInput,
     RewardError,
@@ -15,8 +15,8 @@ from verl_gdpo.reward_rows import (
     RewardRows,
     value_or_error,
 )
-from verl_gdpo.reward_terms import RewardTerm, gate, read_terms, weighted_sum
-from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.reward_terms import RewardTerm, gate, read_terms, weighted_sum
 
 
 def rows_of(table, sources=None):
