@@ -7,15 +7,11 @@ listed; the exit code is 1 then.
 """
 
 import argparse
-import importlib
 import logging
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
-from copy import deepcopy
 from dataclasses import fields
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -40,34 +36,29 @@ def compose_config(config_dir: Path, config_name: str, overrides: list[str]) -> 
 def check_environment(config: Any) -> str:
     """Whether verl has us, and what it needs for this trainer, in this Python."""
     try:
-        import verl
+        from verl_gdpo.verl_hooks import without_training as verls
     except Exception as error:
         raise ValueError(f"verl cannot be imported: {message_of(error)}") from error
     plugin = sys.modules.get("verl_gdpo.plugin")
     if plugin is None:
         chosen = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
         raise ValueError(
-            f"verl {verl.__version__} did not load verl-gdpo: VERL_USE_EXTERNAL_PLUGINS={chosen}, "
+            f"verl {verls.VERSION} did not load verl-gdpo: VERL_USE_EXTERNAL_PLUGINS={chosen}, "
             f"VERL_USE_EXTERNAL_MODULES={os.environ.get('VERL_USE_EXTERNAL_MODULES')}. Set the "
             "latter to verl_gdpo.plugin, or name verl_gdpo in the former"
         )
-    for module in (_trainer_module(config), "verl.experimental.reward_loop.reward_manager"):
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ValueError(
-                f"{module} cannot be imported: {error}. verl's default trainer needs "
-                "TransferQueue, fastapi, uvicorn and cachetools, which verl does not install; "
-                "verl-gdpo does"
-            ) from error
+    try:
+        verls.import_parts(config)
+    except ImportError as error:
+        raise ValueError(
+            f"{error.name} cannot be imported: {error}. verl's default trainer needs "
+            "TransferQueue, fastapi, uvicorn and cachetools, which verl does not install; "
+            "verl-gdpo does"
+        ) from error
     if plugin.refusals:
         raise ValueError("verl-gdpo refuses to run: " + "; ".join(plugin.refusals))
     _check_device(config.trainer.device)
-    return f"verl {verl.__version__}, verl-gdpo {verl_gdpo.__version__}"
-
-
-def _trainer_module(config: Any) -> str:
-    return f"verl.trainer.ppo.{'v1' if config.trainer.get('use_v1', False) else 'ray_trainer'}"
+    return f"verl {verls.VERSION}, verl-gdpo {verl_gdpo.__version__}"
 
 
 def _check_device(device: str) -> None:
@@ -87,12 +78,9 @@ def _check_device(device: str) -> None:
 
 def check_verls_rules(config: Any, _environment: str) -> list[str]:
     """verl's own validation; returns what it prints."""
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
+    from verl_gdpo.verl_hooks.without_training import what_validation_prints
 
-    with redirect_stdout(StringIO()) as printed:
-        validate_config(config, need_reference_policy(config), need_critic(config))
-    return [line for line in printed.getvalue().splitlines() if "checks passed" not in line]
+    return what_validation_prints(config)
 
 
 def check_settings(config: Any, training: Sequence[DataFile]) -> GdpoSettings:
@@ -133,16 +121,12 @@ def check_trainer(config: Any, _settings: GdpoSettings, _environment: str) -> st
     """Whether verl's trainer of this mode is ours, and accepts the configuration."""
     if not config.trainer.get("use_v1", False):
         return _check_legacy_trainer(config)
-    from verl.trainer.ppo.v1 import get_trainer_cls
+    from verl_gdpo.verl_hooks.without_training import make_v1_trainer
 
+    _check_filter(config)
     mode = config.trainer.v1.trainer_mode
     try:
-        trainer_cls = get_trainer_cls(mode)
-    except ValueError as error:
-        raise ValueError(f"trainer.v1.trainer_mode={mode}: {error}") from error
-    _check_filter(config)
-    try:
-        trainer_cls(deepcopy(config))  # checks and makes a buffer; its init() would start things
+        make_v1_trainer(config)
     except Exception as error:
         raise ValueError(f"trainer.v1.trainer_mode={mode}: {message_of(error)}") from error
     return f"trainer {mode}"

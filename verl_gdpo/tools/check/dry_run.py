@@ -18,9 +18,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
-
 from verl_gdpo.batch.rows import ERROR_KEY
 from verl_gdpo.tools.check.data import Row
 from verl_gdpo.tools.check.report import message_of
@@ -144,13 +141,13 @@ def score_rows(config: Any, rows: Sequence[Row], seconds: float) -> DryRun:
 
 
 def _load_manager(config: Any) -> Any:
-    from verl.trainer.ppo.reward import load_reward_manager
+    from verl_gdpo.verl_hooks.without_training import make_reward_manager
 
     server = {}
     if config.reward.reward_model.enable:
         server = {"reward_router_address": NO_SERVER, "reward_model_tokenizer": Characters()}
     try:
-        return load_reward_manager(config, Characters(), **server)
+        return make_reward_manager(config, Characters(), **server)
     except Exception as error:
         reward = config.reward
         raise ValueError(
@@ -162,7 +159,7 @@ def _load_manager(config: Any) -> Any:
 
 def _as_verl_gives_it(config: Any, fields: Mapping[str, Any], sample: Sample) -> Any:
     """One rollout as verl's agent loop hands it to a reward manager."""
-    from verl import DataProto
+    from verl_gdpo.verl_hooks.without_training import one_rollout
 
     extra_info = dict(fields.get("extra_info") or {})
     columns = {
@@ -176,21 +173,7 @@ def _as_verl_gives_it(config: Any, fields: Mapping[str, Any], sample: Sample) ->
     }
     if config.trainer.get("use_v1", False):
         columns["global_steps"] = FIRST_STEP
-    prompt, response = [END], Characters.encode(sample.response)
-    return DataProto.from_dict(
-        tensors={
-            "prompts": torch.tensor([prompt]),
-            "responses": torch.tensor([response]),
-            "attention_mask": torch.ones(1, len(prompt) + len(response), dtype=torch.int64),
-        },
-        non_tensors={name: _single(value) for name, value in columns.items()},
-    )
-
-
-def _single(value: Any) -> Any:
-    array = np.empty(1, dtype=object)
-    array[0] = value
-    return array
+    return one_rollout([END], Characters.encode(sample.response), columns)
 
 
 def _run(loop: Any, coroutine: Any, seconds: float) -> Mapping[str, Any] | None:
