@@ -31,7 +31,7 @@ from verl_gdpo.batch.rows import (
     value_or_error,
 )
 from verl_gdpo.rewards import SCORERS, VERL_NAMES, belongs_elsewhere, options_for
-from verl_gdpo.settings.algorithm import GdpoSettings, uses_gdpo_manager
+from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import gate, weighted_sum
 from verl_gdpo.verl_hooks.slow_scoring import SlowScoring
 
@@ -240,11 +240,17 @@ def _label(fields: Mapping[str, Any]) -> str:
 
 
 def runs_gdpo_manager(config: Any) -> bool:
-    """Whether verl would make our manager, or a subclass of it, in its reward workers."""
+    """Whether verl would make our manager, or a subclass of it, in its reward workers.
+
+    False for a name that verl does not know, which it says by itself when it makes them.
+    """
+    manager = config.reward.reward_manager
+    if manager.source == "register":
+        return issubclass(REWARD_MANAGER.get(manager.name, object), GdpoRewardManager)
     from verl.trainer.ppo import reward
 
     if not hasattr(reward, "resolve_reward_manager_cls"):  # verl 0.7.1
-        return uses_gdpo_manager(config)
+        return False
     return issubclass(reward.resolve_reward_manager_cls(config), GdpoRewardManager)
 
 
