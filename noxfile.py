@@ -42,6 +42,13 @@ for version, (bounds, tests) in SESSIONS.items():
 
 
 @nox.session
+def faults(session: nox.Session) -> None:
+    """Workers killed, disks filled, runs resumed: more than the tests have time for."""
+    install(session, "-e", ".[cpu]")
+    session.run("pytest", "tests/faults.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
 def trl(session: nox.Session) -> None:
     """The dialect `trl` against TRL's own method, which pytest does not collect by itself."""
     install(session, "trl==1.16.0")

@@ -3,13 +3,17 @@
 #
 #   ./run_tool_rl.sh [--resume [RUN_FOLDER]] [--time-limit SECONDS] [key=value ...]
 #
-# Chooses recipes/hardware/{8gpu,1gpu,cpu} by what it finds; `hardware=...` says otherwise.
-# `key=value` are Hydra overrides for verl, such as estimator=grpo or trainer.total_training_steps=5.
-# Every number is in recipes/.
+# Chooses recipes/hardware/{8gpu,1gpu,cpu} by the GPUs that it finds and CUDA_VISIBLE_DEVICES names;
+# `hardware=...` says otherwise. `key=value` are Hydra overrides for verl, such as estimator=grpo or
+# trainer.total_training_steps=5; `run_dir=FOLDER` is a new folder for all that the run writes.
+# Paths are relative to where you stand. Every number is in recipes/.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")"
 
 say() { echo "== $*"; }
+die() { echo "run_tool_rl.sh: $*" >&2; exit 2; }
+
+[ "$(uname -s)" = Linux ] || die "verl needs Linux, or WSL2 on Windows; this is $(uname -s)"
+root=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 
 # Each stage runs in a session of its own, so that a signal to this script can end all of it.
 child=''
@@ -31,73 +35,91 @@ trap 'stop 130' INT
 trap 'stop 143' TERM
 trap 'stop 129' HUP
 
-resume='' limit=() overrides=() hardware=''
+resume='' run='' hardware='' options=(--end-with-parent) overrides=(task=tool_rl)
 while [ $# -gt 0 ]; do
   case $1 in
     --resume)
-      resume=latest
-      if [ $# -gt 1 ] && [[ $2 != *=* && $2 != --* ]]; then resume=$2; shift; fi
+      resume=yes
+      if [ -d "${2:-}" ] || [[ ${2:-=} != *=* && $2 != --* ]]; then run=$2; shift; fi
       ;;
-    --time-limit) limit=(--time-limit "${2:?--time-limit needs seconds}"); shift ;;
-    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --time-limit) options+=(--time-limit "${2:?--time-limit needs seconds}"); shift ;;
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     hardware=*) hardware=${1#hardware=} ;;
-    *=*) overrides+=("$1") ;;
-    *) echo "run_tool_rl.sh: expected key=value, --resume or --time-limit, got '$1'" >&2; exit 2 ;;
+    run_dir=*) run=${1#run_dir=} ;;
+    [!-]*=* | '~'*) overrides+=("$1") ;;
+    *) die "expected key=value, --resume or --time-limit, got '$1'" ;;
   esac
   shift
 done
 
 if [ -z "$hardware" ]; then
   gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true)
+  case ${CUDA_VISIBLE_DEVICES-unset} in
+    unset) ;;
+    '' | -1 | NoDevFiles) gpus=0 ;;
+    *) IFS=, read -ra named <<<"$CUDA_VISIBLE_DEVICES"; gpus=$((${#named[@]} < gpus ? ${#named[@]} : gpus)) ;;
+  esac
   if [ "$gpus" -ge 8 ]; then hardware=8gpu; elif [ "$gpus" -ge 1 ]; then hardware=1gpu; else hardware=cpu; fi
-  say "found ${gpus} GPUs: hardware=$hardware"
+  say "found $gpus GPUs: hardware=$hardware"
 fi
-if [ ! -f "recipes/hardware/$hardware.yaml" ]; then
-  echo "run_tool_rl.sh: no recipes/hardware/$hardware.yaml" >&2
-  exit 2
+[ -f "$root/recipes/hardware/$hardware.yaml" ] || die "no recipes/hardware/$hardware.yaml"
+
+if [ -n "$resume" ]; then
+  run=${run:-$(find "$root/runs" -maxdepth 1 -name 'tool_rl-*' 2>/dev/null | sort | tail -n 1 || true)}
+  # verl writes it once a checkpoint is whole
+  [ -f "$run/checkpoints/latest_checkpointed_iteration.txt" ] || die "nothing to resume in '${run:-runs}': no checkpoint"
+elif [ -n "$(ls -A -- "$run" 2>/dev/null)" ]; then
+  die "run_dir=$run is not empty; choose another, or go on with it: --resume $run"
 fi
 
-case $resume in
-  '') run=runs/tool_rl-$(date +%Y-%m-%d_%H-%M-%S) ;;
-  latest) run=$(find runs -maxdepth 1 -name 'tool_rl-*' 2>/dev/null | sort | tail -n 1 || true) ;;
-  *) run=${resume%/} ;;
-esac
-if [ -n "$resume" ] && [ ! -d "$run/checkpoints" ]; then
-  echo "run_tool_rl.sh: nothing to resume in '${run:-runs}': no checkpoints folder" >&2
-  exit 2
-fi
-
+# prints the environment's folder, which a later start does not change
+answer=$(mktemp)
 if [ "$hardware" = cpu ]; then
-  stage ./setup_env.sh cpu
+  stage "$root/setup_env.sh" cpu >"$answer"
   # verl reads it while Python starts, so no recipe can say it
   export VERL_PLATFORM=cpu
   # one thread a process: verl starts nine
   export OMP_NUM_THREADS=1
 else
-  stage ./setup_env.sh gpu
+  stage "$root/setup_env.sh" gpu >"$answer"
 fi
+python=$(cat "$answer")/bin/python
+rm "$answer"
 # no usage report to the makers of Ray
 export RAY_USAGE_STATS_ENABLED=0
-python=$PWD/.venv/bin/python
 
-overridden() { [[ " ${overrides[*]} " == *" $1="* ]]; }
-if ! overridden data.train_files; then
-  if [ "$hardware" = cpu ]; then source=(--synthetic --size tiny --out data/tool_rl_tiny); else source=(--out data/tool_rl); fi
-  if [ ! -f "${source[-1]}/train.parquet" ]; then
-    say "preparing the data"
-    stage "$python" -m data_prep tool_rl "${source[@]}"
-  fi
+overridden() {
+  local given
+  for given in "${overrides[@]}"; do
+    case $given in "$1="* | "+$1="* | "++$1="*) return 0 ;; esac
+  done
+  return 1
+}
+if ! overridden data.train_files || ! overridden data.val_files; then
+  say "the data: made once, and again when what makes it changes"
+  if [ "$hardware" = cpu ]; then source=(--synthetic --size tiny --out "$root/data/tool_rl_tiny"); else source=(--out "$root/data/tool_rl"); fi
+  stage env -C "$root" "$python" -m data_prep tool_rl --if-needed "${source[@]}"
 fi
 if [ "$hardware" = cpu ] && ! overridden actor_rollout_ref.model.path; then
   say "the tiny policy: a short supervised training, cached"
-  stage "$python" -m verl_gdpo.cpu.warm_start --out data/tiny_policy
+  stage env -C "$root" "$python" -m verl_gdpo.cpu.warm_start --out "$root/data/tiny_policy"
 fi
 
+# a value of Hydra, in which `,` and `=` and the like mean nothing
+quoted() { local quote="'"; echo "'${1//$quote/\\$quote}'"; }
+config=("hardware=$hardware" "data_dir=$(quoted "$root/data")" "${overrides[@]}")
 say "checking the configuration"
-config=(task=tool_rl "hardware=$hardware" "run_dir=$run" "hydra.run.dir=$run/hydra" "${overrides[@]}")
-stage "$python" -W ignore -m verl_gdpo check "${config[@]}"
+stage "$python" -W ignore -m verl_gdpo check --config-dir "$root/recipes" "${config[@]}"
 
+if [ -z "$run" ]; then
+  mkdir -p "$root/runs"
+  first=$root/runs/tool_rl-$(date +%Y-%m-%d_%H-%M-%S)
+  # another start may have made it in this very second
+  for run in "$first" "$first"-{2..9}; do mkdir "$run" 2>/dev/null && break; done
+fi
+run=$(realpath -m -- "$run")
 say "training; verl needs a minute or two to start. Everything it prints: $run/train.log"
-stage "$python" -m verl_gdpo.launch --run-dir "$run" "${limit[@]}" -- \
-  "$python" -m verl.trainer.main_ppo --config-dir recipes --config-name train "${config[@]}"
+stage "$python" -m verl_gdpo.launch "${options[@]}" --run-dir "$run" -- \
+  "$python" -m verl.trainer.main_ppo --config-dir "$root/recipes" --config-name train \
+  "${config[@]}" "run_dir=$(quoted "$run")"
 stage "$python" -m verl_gdpo summary "$run"

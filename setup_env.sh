@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Makes .venv with pinned versions:  ./setup_env.sh cpu|gpu [EXTRA...]
-# Uses uv where it is there, pip otherwise. Does nothing when .venv is already what is asked for.
+# Makes .venv with pinned versions, and prints its folder:  ./setup_env.sh cpu|gpu [EXTRA...]
+#
+# .venv is a link to .venv-cpu-HASH or .venv-gpu-HASH. An environment is built aside and does not
+# change afterwards, so that a run keeps its own. Uses uv where it is there, pip otherwise.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")"
 
 say() { echo "setup_env: $*" >&2; }
 die() { say "$*"; exit 2; }
 
+[ "$(uname -s)" = Linux ] || die "verl needs Linux, or WSL2 on Windows; this is $(uname -s)"
+cd -P "$(dirname "${BASH_SOURCE[0]}")"
 case ${1:-} in cpu | gpu) hardware=$1 ;; *) die "usage: ./setup_env.sh cpu|gpu [EXTRA...]" ;; esac
 extras=$(IFS=,; echo "$*")
 pins=requirements/$hardware.txt
@@ -27,31 +30,55 @@ wanted="$extras $("$python" -c '
 import hashlib, pathlib, sys
 files = b"".join(pathlib.Path(name).read_bytes() for name in sys.argv[1:])
 print(sys.version.split()[0], hashlib.sha256(files).hexdigest())' pyproject.toml "$pins")"
-stamp=.venv/verl_gdpo_env
-have=$(cat "$stamp" 2>/dev/null || true)
-# cpu,dev is good enough for cpu
-if [ "$have" = "$wanted" ] || [[ $have == "$extras",* && ${have#* } == "${wanted#* }" ]]; then
-  exit 0
-fi
+stamp=verl_gdpo_env
 
-say "making .venv for [$extras] with $("$python" --version); minutes, once"
-rm -rf .venv
+# Ends the script if the environment $1 is what is asked for.
+done_with() {
+  local folder have
+  folder=$(readlink -f "$1") && have=$(cat "$folder/$stamp" 2>/dev/null) || return 0
+  # cpu,dev is good enough for cpu
+  if [ "$have" = "$wanted" ] || [[ $have == "$extras",* && ${have#* } == "${wanted#* }" ]]; then
+    if ! [ .venv -ef "$folder" ]; then
+      ln -sfn "$1" .venv.new
+      mv -T .venv.new .venv # at once: there is no moment without .venv
+    fi
+    echo "$folder"
+    exit 0
+  fi
+}
+done_with .venv
+
+exec 9>.venv.lock
+flock --nonblock 9 || { say "another start is making an environment; waiting for it"; flock 9; }
+done_with .venv
+
+if [ -d .venv ] && [ ! -L .venv ]; then # not made by this version of the script
+  ! grep -qsF "$PWD/.venv/" /proc/[0-9]*/maps || die "$PWD/.venv is not a link and in use; end what runs from it"
+  kept=.venv.$(date +%Y-%m-%d_%H-%M-%S)
+  mv -T .venv "$kept"
+  say ".venv was a folder, and becomes a link; the folder is $kept now"
+fi
+for made in .venv-*; do done_with "$made"; done
+
+venv=.venv-$hardware-$(sha256sum <<<"$wanted" | cut -c 1-12)
+say "making $venv for [$extras] with $("$python" --version); minutes, once"
+rm -rf "$venv" # half of one, left by a start that was ended
 if command -v uv >/dev/null; then
-  uv venv --quiet --python "$("$python" -c 'import sys; print(sys.executable)')" .venv
+  uv venv --quiet --python "$("$python" -c 'import sys; print(sys.executable)')" "$venv"
   # uv reads none of pip's settings; local wheels are one that matters
   install() {
-    uv pip install --python .venv/bin/python --compile-bytecode \
-      ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"} "$@"
+    uv pip install --python "$venv/bin/python" --compile-bytecode \
+      ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"} "$@" >&2
   }
 else
-  "$python" -m venv .venv || die "'$python -m venv' failed; install python3-venv, or uv"
-  install() { .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off "$@"; }
+  "$python" -m venv "$venv" || die "'$python -m venv' failed; install python3-venv, or uv"
+  install() { "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@" >&2; }
 fi
 
 if [ "$hardware" = cpu ]; then
   # PyPI's torch brings gigabytes of CUDA; its own index has a build without
   index=https://download.pytorch.org/whl/cpu
-  if .venv/bin/python -c "import urllib.request as u; u.urlopen('$index/torch/', timeout=5)" 2>/dev/null; then
+  if "$venv/bin/python" -c "import urllib.request as u; u.urlopen('$index/torch/', timeout=5)" 2>/dev/null; then
     install --extra-index-url "$index" torch==2.13.0
   else
     say "$index is out of reach; torch comes from the default index"
@@ -59,5 +86,8 @@ if [ "$hardware" = cpu ]; then
   fi
 fi
 install --constraint "$pins" --editable ".[$extras]"
-echo "$wanted" >"$stamp"
-say ".venv is ready"
+for other in .venv-"$hardware"-*; do
+  [ "$other" = "$venv" ] || say "$other is not needed any more: remove it once nothing runs from it"
+done
+echo "$wanted" >"$venv/$stamp"
+done_with "$venv"

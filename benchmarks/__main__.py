@@ -1,39 +1,53 @@
-"""Run all benchmarks, print one table; exit code 1 if a goal is missed."""
+"""Run the named benchmarks, print one table; exit code 1 if a goal is missed."""
 
 import argparse
 import os
 import platform
 import sys
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 
 import torch
 
 from benchmarks import estimator, scoring
-from benchmarks.measure import table
+from benchmarks.measure import Row, table
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--device", default="cpu", help="of the tensors: cpu, cuda")
-    device = torch.device(parser.parse_args().device)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--device", default="cpu", help="of the estimator's tensors: cpu, cuda")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    unknown = {*arguments.names} - {*BENCHMARKS}
+    if unknown:
+        parser.error(f"unknown: {sorted(unknown)}; expected some of {[*BENCHMARKS]}")
 
     torch.set_num_threads(1)  # what Ray gives the process in which verl computes advantages
-    estimator.check_agreement(device)  # also the warm-up
     rows = []
-    for row in chain(
-        estimator.memory_rows(device),  # first, while the heap is fresh
-        estimator.time_rows(device),
-        estimator.growth_rows(device),
-        estimator.metrics_rows(device),
-        scoring.time_rows(),
-    ):
-        print("  ".join(row.cells()), file=sys.stderr, flush=True)
-        rows.append(row)
-    print(f"\n{machine(device)}; the fastest of calls in turns\n\n{table(rows)}")
+    for name in arguments.names or DEFAULT:
+        for row in BENCHMARKS[name](device):
+            print("  ".join(row.cells()), file=sys.stderr, flush=True)
+            rows.append(row)
+    print(f"\n{machine(device)}; {TIMES}\n\n{table(rows)}")
     return int(any(row.missed for row in rows))
+
+
+def step_rows(_: torch.device) -> Iterator[Row]:
+    from benchmarks import step  # imports verl's trainer, which the others do without
+
+    return step.rows()
+
+
+BENCHMARKS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
+    "estimator": estimator.rows,
+    "scoring": lambda _: scoring.time_rows(),
+    "step": step_rows,
+}
+DEFAULT = ("estimator", "scoring")  # the step takes 10 minutes and 10 GB, and starts Ray
+TIMES = "the fastest of calls in turns; of a step, the pair with the median ratio"
 
 
 def machine(device: torch.device) -> str:

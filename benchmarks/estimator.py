@@ -57,6 +57,14 @@ def floor(scalar_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     return scalar_B[:, None] * mask_BT
 
 
+def rows(device: torch.device) -> Iterator[Row]:
+    check_agreement(device)  # also the warm-up
+    yield from memory_rows(device)  # first, while the heap is fresh
+    yield from time_rows(device)
+    yield from growth_rows(device)
+    yield from metrics_rows(device)
+
+
 def check_agreement(device: torch.device) -> None:
     """With the built-in's own batch norm, both give the same advantages."""
     arguments = verl_arguments(64, 8, 3, 50, device, batch_norm="token", eps=1e-6)

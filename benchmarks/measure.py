@@ -1,5 +1,7 @@
 """Times and memory of two functions side by side, and the table of their ratios."""
 
+import ctypes
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -81,6 +83,8 @@ def peak_bytes(function: Callable[[], Any], device: torch.device) -> int:
         before = torch.cuda.memory_allocated(device)
         function()
         return torch.cuda.max_memory_allocated(device) - before
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # gives back what was freed before, or it would hide as much
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
     before = _resident("VmRSS")
     function()

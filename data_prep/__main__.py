@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from data_prep import DataError, UsageError, report, tool_rl
+from data_prep.made_from import is_there, made_from
 from data_prep.schema import write_parquets
+from verl_gdpo.tables import printing
 
 # a task is a module with `add_arguments(parser)` and `load(args)`, which returns checked rows
 TASKS = {"tool_rl": tool_rl}
+# say nothing about the rows
+OTHER_OPTIONS = ("task", "out", "tokenizer", "if_needed", "base_url", "cache")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -26,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         prepare(args)
+    except BrokenPipeError:
+        raise
     except (DataError, OSError) as error:
         print(f"data_prep: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
@@ -39,13 +45,18 @@ def prepare(args: argparse.Namespace) -> None:
     """Load the task's rows, write both files, and print what is in them."""
     if args.out.exists() and not args.out.is_dir():
         raise DataError(f"--out {args.out}: got a file; expected a folder or nothing there")
+    paths = [args.out / name for name in ("train.parquet", "test.parquet")]
+    options = {k: v for k, v in vars(args).items() if k not in OTHER_OPTIONS}
+    if args.if_needed and is_there(paths, made_from(options)):
+        print(f"{' and '.join(map(str, paths))}: up to date")
+        return
     # early: a wrong tokenizer path should not cost a download
     count_tokens = report.token_counter(args.tokenizer) if args.tokenizer else None
     splits = args.task.load(args)
     reports = {split: report.summarise(rows, count_tokens) for split, rows in splits.items()}
     shared_rows = report.overlap(splits)
     files = {args.out / f"{split}.parquet": rows for split, rows in splits.items()}
-    write_parquets(files)
+    write_parquets(files, made_from(options))
     print(report.table(reports, shared_rows))
     for path in files:
         print(f"wrote {path} ({path.stat().st_size:,} bytes)")
@@ -68,6 +79,12 @@ def _parser() -> argparse.ArgumentParser:
             "--out", metavar="DIR", type=Path, required=True, help="gets train and test.parquet"
         )
         task_parser.add_argument(
+            "--if-needed",
+            action="store_true",
+            help="write nothing where the same arguments and code have written already, and "
+            "never over a file that data_prep did not write",
+        )
+        task_parser.add_argument(
             "--tokenizer",
             metavar="DIR",
             type=Path,
@@ -78,4 +95,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(printing(main))

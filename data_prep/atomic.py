@@ -15,8 +15,9 @@ def replace_together(*paths: Path) -> Iterator[list[Path]]:
     The temporary files lie beside their targets, so that the move is a rename. If the block or a
     move fails, every target is as it was before (or absent, if it was) and no temporary file
     stays. Only a kill between two renames can leave a new file beside an old one. Missing folders
-    are made.
+    are made. A path that is a link stays one, and the file that it points to is replaced.
     """
+    paths = tuple(path.resolve() for path in paths)
     token = uuid.uuid4().hex
     temporary = [path.with_name(f".{path.name}.{token}.tmp") for path in paths]
     for path in paths:

@@ -34,6 +34,7 @@ SCHEMA = pa.schema(
         ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string())])),
     ]
 )
+MADE_FROM = b"verl_gdpo.made_from"  # key in a file's metadata, see `data_prep.made_from`
 ROW_TYPE = pa.struct(list(SCHEMA))
 ROLES = ("system", "user", "assistant")
 ROWS_PER_GROUP = 8192  # rows turned into Arrow at once: bounds memory, below Arrow's 2 GB a column
@@ -128,10 +129,14 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_parquets({path: rows})
 
 
-def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]]) -> None:
+def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]], made_from: str = "") -> None:
     """Check all rows, then write all files or none; existing files are replaced.
 
     The same rows give the same bytes under the same pyarrow, whose version each file holds.
+
+    Args:
+        files: the rows of each.
+        made_from: kept in each file.
 
     Raises:
         DataError: a row is refused, see `check_rows`.
@@ -139,14 +144,15 @@ def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]]) -> None:
     """
     for path, rows in files.items():
         check_rows(rows, str(path))
+    described = SCHEMA.with_metadata({MADE_FROM: made_from})
     with replace_together(*files) as temporary:
         for target, path, rows in zip(temporary, files, files.values(), strict=True):
             progress = Progress(f"writing {path}", len(rows), "rows")
-            with pq.ParquetWriter(target, SCHEMA) as writer:
+            with pq.ParquetWriter(target, described) as writer:
                 for start in range(0, len(rows), ROWS_PER_GROUP):
                     progress.at(start)
                     group = list(rows[start : start + ROWS_PER_GROUP])
-                    writer.write_table(pa.Table.from_pylist(group, schema=SCHEMA))
+                    writer.write_table(pa.Table.from_pylist(group, schema=described))
 
 
 def read_parquet(path: Path) -> list[Row]:

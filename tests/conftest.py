@@ -3,7 +3,7 @@
 import pytest
 
 # a start of verl is one import after the other, and fails on a machine that others keep busy
-RUN_VERL = ("test_e2e.py", "test_script.py")
+RUN_VERL = ("test_e2e.py", "test_faults.py", "test_script.py")
 
 
 def pytest_collection_modifyitems(items):

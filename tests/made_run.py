@@ -57,6 +57,7 @@ def rollout_dump(step, output="answer", groups=GROUPS):
             "session": i,
             "data_source": "made",
             "response_tokens": 10 + i,
+            "trained_tokens": 10 + i,
             "rewards": {"correctness": float(pair[0]), "format": float(pair[1])},
             "advantage": float(advantage),
             "is_padding": False,

@@ -73,16 +73,10 @@ MUTANTS = [
         "test_estimator.py::test_a_token_counts_once_whatever_marks_it",
     ),
     Mutant(
-        "queue_rows.py",
-        "int((mask != 0).sum())",
-        "int(mask.sum())",
-        "test_queue_rows.py::test_lengths_come_from_tags_or_else_from_masks",
-    ),
-    Mutant(
-        "queue_rows.py",
-        '"response_tokens": int(mask.sum())',
-        '"response_tokens": int(tensors["response_mask"][row].sum())',
-        "test_queue_rows.py::test_columns_of_a_dump",
+        "outcome.py",
+        "is_trained_BT.sum(dim=1)",
+        "response_mask.sum(dim=1)",
+        "test_outcome.py::test_a_token_counts_once_whatever_marks_it",
     ),
     Mutant(
         "legacy_trainer.py",
@@ -92,8 +86,8 @@ MUTANTS = [
     ),
     Mutant(
         "legacy_trainer.py",
-        "        has_gdpo_manager = uses_gdpo_manager(self.config)\n",
-        "",
+        "        has_gdpo_manager = runs_gdpo_manager(self.config)\n",
+        "        has_gdpo_manager = False\n",
         "test_legacy_trainer.py::test_the_rewards_of_the_grpo_arm_are_looked_at_where_the_manager_is_ours",
     ),
     Mutant(

@@ -6,9 +6,8 @@ import varied_reward
 
 from verl_gdpo.rewards import tool_rl
 
-# 6 prompts x 4 samples in mini-batches of 4 x 4: verl pads 24 rows to 32
+# 6 prompts x 4 samples in mini-batches of 4 x 4: verl pads 24 rows to 32, and 36 to 48
 BATCH, MINI_BATCH, SAMPLES = 6, 4, 4
-PADDING = 8
 SIZES = [
     f"data.train_batch_size={BATCH}",
     f"actor_rollout_ref.rollout.n={SAMPLES}",
@@ -17,13 +16,27 @@ SIZES = [
 GRPO = {"group_norm": "summed", "batch_norm": "none", "eps": 1e-6}  # to the oracle
 
 
+def last_outputs(rows):
+    """The row that stands for each session; the session's other rows have what it has."""
+    sessions = {}
+    for row in rows:
+        sessions.setdefault((row["group"], row["session"]), []).append(row)
+    for session in sessions.values():
+        session.sort(key=lambda row: int(row["uid"].rsplit("_", 1)[1]))
+        for key in ("rewards", "score", "advantage"):
+            assert all(row[key] == session[-1][key] for row in session)
+    return [session[-1] for session in sessions.values()]
+
+
 def check_rollouts(rows, weights, trained_on=dict):
-    """Each row has the rewards of `varied_reward.compute_score`, their sum, and gdpo's advantage.
+    """Each session has the rewards of `varied_reward.compute_score`, their sum, gdpo's advantage.
 
     `trained_on` makes the values in the sum from the raw rewards.
     """
-    real = [row for row in rows if not row["is_padding"]]
-    assert [row["advantage"] for row in rows if row["is_padding"]] == [0.0] * PADDING
+    padding = [row["advantage"] for row in rows if row["is_padding"]]
+    assert padding == [0.0] * len(padding)
+    assert len(padding) > 0 == len(rows) % (MINI_BATCH * SAMPLES)
+    real = last_outputs(row for row in rows if not row["is_padding"])
     assert {row["session"] for row in real} == set(range(SAMPLES))
     for row in real:
         again = tool_rl.score(row["output"], row["gts"])

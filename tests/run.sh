@@ -2,8 +2,8 @@
 # The one test command: environment, lint, types, tests. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-./setup_env.sh cpu dev
-PATH=$PWD/.venv/bin:$PATH
+venv=$(./setup_env.sh cpu dev)
+PATH=$venv/bin:$PATH
 # the report is looked at in a real browser; without one that test is skipped, and says so
 if ! command -v chromium && [ "$(id -u)" = 0 ] && command -v apt-get; then
   export DEBIAN_FRONTEND=noninteractive

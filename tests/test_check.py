@@ -122,9 +122,10 @@ def cells(output, first):
 # --- yes -----------------------------------------------------------------------------------------
 
 
-def test_yes(check, data):
-    code, output, _ = check()
+def test_yes(check, data, tmp_path):
+    code, output, _ = check(f"run_dir={tmp_path}/run")
     assert code == 0
+    assert list(tmp_path.iterdir()) == []
     assert "adv_estimator=gdpo" in output
     assert f"data.train_files: 6 rows in {data}/good.parquet" in output
     assert "trainer sync" in output

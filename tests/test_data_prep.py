@@ -12,15 +12,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import datasets
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep import DataError, atomic, download, progress, report, schema, tool_rl
+from data_prep import DataError, atomic, download, made_from, progress, report, schema, tool_rl
 from data_prep.__main__ import main
 
 REPO = Path(__file__).resolve().parents[1]
-REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "toolrl"
 
 CALL = '{"name": "Get News", "parameters": {"page": "1"}}'
 TOOL = f"<think> t </think>\n<tool_call>\n{CALL}\n</tool_call>"
@@ -216,6 +216,93 @@ def test_a_folder_in_the_place_of_a_file_is_refused_before_any_work(tmp_path, ca
     code, _, errors = run(capsys, "--out", tmp_path, "--synthetic", 3, "--size", "tiny")
     assert code == 1 and "test.parquet: got a folder" in errors.splitlines()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["test.parquet"]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_stays_one_and_its_file_is_replaced(tmp_path, exists):
+    (tmp_path / "disk").mkdir()
+    if exists:
+        (tmp_path / "disk" / "a").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "a")
+    with atomic.replace_together(tmp_path / "link") as (temporary,):
+        assert temporary.parent == tmp_path / "disk"  # a rename does not leave a file system
+        temporary.write_bytes(b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert files_in(tmp_path / "disk") == {"a": b"new"}
+
+
+# ---- made once, and again when what makes it changes
+
+
+def if_needed(capsys, out, *more):
+    tiny = ("--synthetic", 5, "--size", "tiny")
+    return run(capsys, "--if-needed", "--out", out, *tiny, *more)
+
+
+def test_files_of_the_same_arguments_and_code_are_kept(tmp_path, capsys):
+    assert if_needed(capsys, tmp_path)[0] == 0
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    code, output, _ = if_needed(capsys, tmp_path)
+    assert code == 0
+    assert "up to date" in output
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
+
+
+def test_a_missing_file_and_other_arguments_are_made_good(tmp_path, capsys):
+    if_needed(capsys, tmp_path)
+    whole = files_in(tmp_path)
+    for name in whole:
+        (tmp_path / name).unlink()
+        assert if_needed(capsys, tmp_path)[0] == 0
+        assert files_in(tmp_path) == whole
+    assert if_needed(capsys, tmp_path, "--seed", 1)[0] == 0
+    assert files_in(tmp_path) != whole
+
+
+def test_other_code_makes_new_files(tmp_path, capsys, monkeypatch):
+    changed = tmp_path / "changed.py"
+    changed.write_text("")
+    monkeypatch.setattr(made_from.synthetic, "__file__", str(changed))
+    assert "up to date" not in if_needed(capsys, tmp_path / "out")[1]
+    assert "up to date" in if_needed(capsys, tmp_path / "out")[1]
+    changed.write_text("# other rows")
+    assert "up to date" not in if_needed(capsys, tmp_path / "out")[1]
+
+
+def test_other_content_of_a_source_makes_new_files(tmp_path, capsys):
+    source = write_json(tmp_path / "a.json", items(50))
+    arguments = ("--if-needed", "--out", tmp_path / "out", "--from", source)
+    assert "up to date" not in run(capsys, *arguments)[1]
+    assert "up to date" in run(capsys, *arguments)[1]
+    write_json(source, items(51))
+    assert "up to date" not in run(capsys, *arguments)[1]
+
+
+@pytest.mark.parametrize("damage", ["by pandas", "half"])
+def test_a_file_that_data_prep_did_not_write_is_never_replaced(tmp_path, capsys, damage):
+    if_needed(capsys, tmp_path)
+    mine = tmp_path / "train.parquet"
+    if damage == "by pandas":
+        pd.read_parquet(mine).iloc[:3].to_parquet(mine)
+    else:
+        mine.write_bytes(mine.read_bytes()[:100])
+    before = files_in(tmp_path)
+    code, _, errors = if_needed(capsys, tmp_path, "--seed", 1)
+    assert (code, errors.count("\n")) == (1, 1)
+    assert f"{mine} is left as it is" in errors and "data.train_files=FILE" in errors
+    assert files_in(tmp_path) == before
+
+
+def test_a_report_for_a_reader_that_has_gone(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    arguments = ["--out", tmp_path / "out", "--synthetic", "5", "--size", "tiny"]
+    command = [sys.executable, "-m", "data_prep", "tool_rl", *arguments]
+    done = subprocess.run(command, cwd=REPO, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert done.returncode == 141
+    assert [line for line in done.stderr.splitlines() if not line.startswith("making")] == []
+    assert sorted(files_in(tmp_path / "out")) == ["test.parquet", "train.parquet"]
 
 
 # ---- download
@@ -492,33 +579,6 @@ def test_rows_of_another_task_are_refused(tmp_path, monkeypatch):
     schema.write_parquet(tmp_path / "a.parquet", [row(), {**row(1), "data_source": "other"}])
     with pytest.raises(DataError, match="row 1, field data_source: got 'other'; expected 'rlla'"):
         tool_rl.read_rows(tmp_path / "a.parquet", "train")
-
-
-if REAL_DATA.exists():
-
-    def test_the_real_rows_pass_unchanged(tmp_path, capsys):
-        sources = {"train": "train_mini_from_sft.parquet", "test": "test.parquet"}
-        paths = {split: REAL_DATA / name for split, name in sources.items()}
-        code, output, errors = run(
-            capsys, "--out", tmp_path, "--from", paths["train"], "--test", paths["test"]
-        )
-        assert code == 0
-        reading = (
-            f"reading {paths['train']}: not a file of the pinned upstream (",
-            (f"reading {paths['test']}: a file of the pinned upstream (ccdac1cc0112)"),
-        )
-        for line, start in zip(errors.splitlines(), reading, strict=True):
-            assert line.startswith(start)
-        # counts from the data's own README
-        assert re.search(r"kind: tool +345 +71\n", output)
-        assert re.search(r"kind: response +54 +9\n", output)
-        assert re.search(r"test rows also in train +0\n", output)
-        for split, path in paths.items():
-            written = schema.read_parquet(tmp_path / f"{split}.parquet")
-            for got, expected in zip(written, pq.read_table(path).to_pylist(), strict=True):
-                del expected["extra_info"]["instruction"], expected["extra_info"]["input"]
-                del expected["extra_info"]["output"]
-                assert got == expected
 
 
 # ---- synthetic

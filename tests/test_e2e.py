@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import two_outputs
 import varied_reward
-from rollout_check import GRPO, SIZES, check_advantages, check_rollouts
+from rollout_check import BATCH, GRPO, SAMPLES, SIZES, check_advantages, check_rollouts
 from varied_reward import PATTERNS
 from verl_run import run_verl
 
@@ -95,24 +96,34 @@ def check_error(run, message):
 
 
 def test_colocate_async_trains_until_a_reward_is_no_number(assets, tmp_path):
-    """Prompts are sent out ahead of time, so that rollouts come from older weights."""
+    """Two ranks; every other session has two outputs; rollouts come from older weights."""
+    agent_loops = tmp_path / "agent_loops.yaml"
+    agent_loops.write_text(two_outputs.CONFIG)
     run = run_verl(
         tmp_path,
         overrides(
             assets,
             "trainer.v1.trainer_mode=colocate_async",
+            "trainer.n_gpus_per_node=2",
+            "ray_kwargs.ray_init.num_gpus=2",
+            f"actor_rollout_ref.rollout.agent.agent_loop_config_path={agent_loops}",
+            "actor_rollout_ref.rollout.agent.default_agent_loop=two_outputs",
             "data.max_response_length=300",
             "trainer.total_training_steps=4",
             "trainer.test_freq=4",
             "trainer.val_before_train=False",
             scorer="nan_in_validation",
         ),
+        PYTHONPATH=os.pathsep.join([str(REWARD_FILE.parent), os.environ.get("PYTHONPATH", "")]),
     )
     check_error(run, r"reward 'letters' is nan; expected a finite number")
     staleness = {}
     weights = dict.fromkeys(["correctness", "format", "letters", "brevity"], 1.0)
     for step, metrics in run.steps().items():
-        check_rollouts(run.dump(step), weights)
+        rows = run.dump(step)
+        check_rollouts(rows, weights)
+        second = [row["uid"] for row in rows if row["uid"].endswith("_1") and row["session"] % 2]
+        assert len(second) == BATCH * SAMPLES / 2
         staleness[step] = metrics["training/off_policy/trajectory_staleness_worst/max"]
         if staleness[step] == 0:
             assert metrics["training/rollout_probs_diff_max"] < 1e-5

@@ -2,26 +2,30 @@
 
 import json
 import os
+import re
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
-from verl_gdpo.launch import MARK, failure_report, launch
-from verl_gdpo.run_folder import read_metrics, training_rewards, validation_rewards
-from verl_gdpo.summary import HEADER, reward_table
-from verl_gdpo.tables import render
+from verl_gdpo.faults import faults_from_outside
+from verl_gdpo.launch import failure_report, launch
+from verl_gdpo.lock import BusyError, locked
+from verl_gdpo.run_processes import MARK, processes_of
 
-# a driver that starts a child in a session of its own, as Ray does, and then does `{body}`
+# a driver that starts a child in a session of its own, and one whose environment cannot be read, as
+# that of Ray's agents, who write their title over it; then it does `{body}`
 DRIVER = """
 import os, signal, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
-                         start_new_session=True)
-open("{folder}/child", "w").write(str(child.pid))
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+children = [subprocess.Popen(sleep, start_new_session=True), subprocess.Popen(sleep, env={{}})]
+open("{folder}/new", "w").write(" ".join(str(child.pid) for child in children))
+os.rename("{folder}/new", "{folder}/children")
 {body}
 """
 
@@ -30,26 +34,52 @@ def driver(folder, body):
     return [sys.executable, "-c", DRIVER.format(folder=folder, body=body)]
 
 
-def child_of(folder):
-    return int((folder / "child").read_text())
+def children_of(folder):
+    """Those of the driver that are alive."""
+    pids = [int(pid) for pid in (folder / "children").read_text().split()]
+    return [pid for pid in pids if is_alive(pid)]
 
 
 def is_alive(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("exit_code", [0, 3])
-def test_exit_code_and_log_of_the_command(tmp_path, exit_code):
-    body = f"print('hello', flush=True); sys.exit({exit_code})"
+@pytest.mark.parametrize(
+    ("end", "exit_code"),
+    [
+        ("sys.exit(0)", 0),
+        ("sys.exit(3)", 3),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137),  # as by the kernel when memory runs out
+    ],
+)
+def test_exit_code_and_log_of_the_command(tmp_path, end, exit_code):
+    body = f"print('hello', flush=True); {end}"
     assert launch(driver(tmp_path, body), tmp_path, quiet=True) == exit_code
     assert (tmp_path / "train.log").read_text() == "hello\n"
-    assert not is_alive(child_of(tmp_path))
+    assert not children_of(tmp_path)
 
 
 def test_time_limit(tmp_path, capsys):
     assert launch(driver(tmp_path, "time.sleep(600)"), tmp_path, time_limit=2) == 124
     assert "time limit reached" in capsys.readouterr().out
-    assert not is_alive(child_of(tmp_path))
+    assert not children_of(tmp_path)
+
+
+def start(folder, body="time.sleep(600)", before=(), command=None, **streams):
+    """The launcher as a process, with the driver's child started."""
+    folder.mkdir(exist_ok=True)
+    launcher = [*before, sys.executable, "-m", "verl_gdpo.launch", "--run-dir", str(folder), "--"]
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **streams}
+    process = subprocess.Popen([*launcher, *(command or driver(folder, body))], **streams)
+    wait_for(lambda: (folder / "children").exists())
+    return process
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -62,18 +92,118 @@ def test_time_limit(tmp_path, capsys):
     ],
 )
 def test_signals_end_every_process(tmp_path, number, body):
-    command = [
-        *(sys.executable, "-m", "verl_gdpo.launch", "--run-dir", str(tmp_path), "--"),
-        *driver(tmp_path, body),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    process = start(tmp_path, body)
     process.send_signal(number)
     assert process.wait(15) == 128 + number
-    assert not is_alive(child_of(tmp_path))
+    assert not children_of(tmp_path)
+
+
+def test_nohup_is_obeyed(tmp_path):
+    process = start(tmp_path, "time.sleep(3)", before=("nohup",))
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(30) == 0
+
+
+def test_a_killed_launcher_takes_the_run_with_it(tmp_path):
+    process = start(tmp_path)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not children_of(tmp_path))
+    said = "the launcher of this run is dead; ended python"
+    wait_for(lambda: said in (tmp_path / "train.log").read_text())
+
+
+def watchdogs_of(process):
+    children = psutil.Process(process.pid).children()
+    return [child for child in children if "verl_gdpo.run_processes" in child.cmdline()]
+
+
+def test_what_a_dead_run_left_is_named_and_ended_at_the_next_start(tmp_path, capsys):
+    process = start(tmp_path)
+    for each in (*watchdogs_of(process), process):
+        each.kill()
+    process.wait()
+    assert len(children_of(tmp_path)) == 2
+    assert launch([sys.executable, "-c", ""], tmp_path) == 0
+    assert "ended what an earlier start of this run had left: python" in capsys.readouterr().out
+    assert not children_of(tmp_path)
+
+
+def test_a_copy_of_a_living_run_is_another_run(tmp_path):
+    process = start(tmp_path / "run")
+    try:
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        assert launch([sys.executable, "-c", ""], tmp_path / "copy", quiet=True) == 0
+        assert len(children_of(tmp_path / "run")) == 2
+    finally:
+        process.terminate()
+        process.wait(15)
+
+
+def test_a_folder_belongs_to_one_run(tmp_path):
+    process = start(tmp_path)
+    (tmp_path / "metrics" / "1.jsonl").write_text("of the first")
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    command = [sys.executable, "-m", "verl_gdpo.launch", "--run-dir", str(tmp_path), "--", "true"]
+    second = subprocess.run(command, capture_output=True, text=True)
+    assert second.returncode == 2
+    assert f"{tmp_path} is in use by process {process.pid}, which is alive" in second.stderr
+    assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    process.kill()
+    process.wait()
+    wait_for(lambda: not children_of(tmp_path))
+    assert subprocess.run(command).returncode == 0
+
+
+def test_what_cannot_start_is_said_without_a_traceback(tmp_path):
+    (tmp_path / "file").touch()
+    for folder, command in ((tmp_path / "run", "/nowhere"), (tmp_path / "file" / "run", "true")):
+        launcher = [sys.executable, "-m", "verl_gdpo.launch", "--run-dir", folder, "--", command]
+        done = subprocess.run(launcher, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert re.fullmatch(r"verl_gdpo.launch: \[Errno \d+\] .*\n", done.stderr)
+
+
+def test_the_run_ends_with_the_process_that_started_it(tmp_path):
+    # a shell that is killed, as a script by the kernel: nothing in it can end what it started
+    command = f"{sys.executable} -m verl_gdpo.launch --run-dir {tmp_path} --end-with-parent -- "
+    shell = subprocess.Popen(
+        ["bash", "-c", command + '"$@" & wait', "bash", *driver(tmp_path, "time.sleep(600)")]
+    )
+    wait_for(lambda: (tmp_path / "children").exists())
+    shell.kill()
+    shell.wait()
+    wait_for(lambda: not children_of(tmp_path))
+    with locked(tmp_path / "lock", "the run folder", wait=True):  # by then the launcher has ended
+        pass
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from verl_gdpo.lock import locked
+with locked(Path(sys.argv[1]), "it", wait=True):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def hold(path):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", HOLDER, path], **pipes)
+
+
+def test_a_lock_is_refused_or_waited_for(tmp_path):
+    path = tmp_path / "lock"
+    with hold(path) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        said = f"it is in use by process {holder.pid}"
+        with pytest.raises(BusyError, match=said), locked(path, "it"):
+            pass
+        waiter = hold(path)
+        assert waiter.stderr.readline().decode() == f"{said}; waiting for it\n"
+        holder.kill()
+        assert waiter.communicate()[0] == b"held\n"
 
 
 def test_other_processes_are_left_alone(tmp_path):
@@ -89,18 +219,78 @@ def test_other_processes_are_left_alone(tmp_path):
         bystander.wait()
 
 
+def test_our_own_session_is_never_part_of_a_run():
+    with subprocess.Popen(["sleep", "600"], env={MARK: "of a test:1"}) as marked:
+        assert processes_of("of a test:", set()) == []
+        marked.kill()
+
+
 def step_line(step, **data):
     return json.dumps({"step": step, "data": data}) + "\n"
 
 
+def logging_driver(folder, *lines):
+    """A driver that logs these lines and ends well."""
+    text = "".join(lines)
+    return driver(
+        folder,
+        f"open(os.environ['VERL_FILE_LOGGER_PATH'], 'w').write({text!r}); time.sleep(.5); "
+        f"open('{folder}/ended', 'w'); sys.exit(0)",
+    )
+
+
 def test_progress_lines(tmp_path, capsys):
     line = step_line(1, **{"gdpo/format/mean": 0.5, "gdpo/format/std": 0.1, "actor/lr": 1e-6})
-    body = (
-        f"open(os.environ['VERL_FILE_LOGGER_PATH'], 'w').write({line!r}); time.sleep(1); "
-        "sys.exit(0)"
-    )
-    launch(driver(tmp_path, body), tmp_path)
+    launch(logging_driver(tmp_path, line), tmp_path)
     assert "step    1  format 0.500" in capsys.readouterr().out
+
+
+def test_no_line_of_metrics_ends_a_run(tmp_path, capsys):
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "notes.jsonl").write_text("mine\n")
+    lines = [
+        step_line(1, **{"gdpo/format/mean": 0.5, "comment": "a string"}),
+        "{\n",
+        "[]\n",
+        '{"step": 1}\n',
+        step_line(2, **{"gdpo/format/mean": 0.75}),
+    ]
+    assert launch(logging_driver(tmp_path, *lines), tmp_path) == 0
+    assert (tmp_path / "ended").exists()
+    shown = capsys.readouterr().out
+    assert "step    1  format 0.500" in shown and "step    2  format 0.750" in shown
+    for number in (2, 3, 4):
+        assert f"1.jsonl, line {number} left out" in shown
+
+
+def test_no_mishap_of_the_display_ends_a_run(tmp_path, capsys, monkeypatch):
+    def fail(metrics):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("verl_gdpo.progress.training_rewards", fail)
+    assert launch(logging_driver(tmp_path, step_line(1), step_line(2)), tmp_path) == 0
+    assert (tmp_path / "ended").exists()
+    shown = capsys.readouterr().out
+    assert shown.count("no progress is shown from here on: RuntimeError('a bug')") == 1
+
+
+def test_a_run_goes_on_when_nobody_reads_its_progress(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    command = logging_driver(tmp_path, step_line(1))
+    process = start(tmp_path, command=command, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert process.communicate(timeout=30)[1] == b""
+    assert process.returncode == 0
+    assert (tmp_path / "ended").exists()
+
+
+def test_a_resumed_run_shows_its_own_steps_alone(tmp_path, capsys):
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "1.jsonl").write_text(step_line(3) + step_line(4))
+    launch(logging_driver(tmp_path, step_line(4), step_line(5)), tmp_path)
+    shown = capsys.readouterr().out
+    assert [step for step in range(7) if f"step    {step}  " in shown] == [4, 5]
 
 
 def test_why_a_run_failed(tmp_path):
@@ -114,61 +304,35 @@ def test_why_a_run_failed(tmp_path):
     assert str(log) in report[1]
 
 
-METRICS = {
-    0: {"val-aux/rlla/format/mean@1": 0.2, "val-aux/rlla/reward/mean@1": -1.0},
-    1: {"gdpo/format/mean": 0.25, "gdpo/format/max": 1.0, "gdpo/correctness/mean": -2.0},
-    2: {
-        "gdpo/batch_norm_mean": 0.0,
-        "gdpo/format/mean": 0.5,
-        "gdpo/format/correlation_with_correctness": 0.1,
-        "gdpo/correctness/mean": -1.0,
-        "val-aux/rlla/format/mean@1": 0.75,
-    },
-}
+def test_why_a_run_failed_is_of_this_start_and_no_command_to_the_terminal(tmp_path):
+    (tmp_path / "train.log").write_text("ValueError: of an earlier start\n")
+    body = r"print('\x1b[2J gone'); sys.exit(1)"
+    process = start(tmp_path, body, stderr=subprocess.PIPE)
+    lines = process.communicate(timeout=30)[1].decode().splitlines()
+    assert lines == [r"\x1b[2J gone", f"(whole log: {tmp_path / 'train.log'})"]
 
 
-def write_metrics(run, *starts):
-    (run / "metrics").mkdir()
-    for number, steps in enumerate(starts, 1):
-        lines = [step_line(step, **data) for step, data in steps.items()]
-        (run / "metrics" / f"{number}.jsonl").write_text("".join(lines))
+def test_a_driver_that_is_killed(tmp_path):
+    process = start(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", stderr=subprocess.PIPE)
+    errors = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == 137
+    assert "the training process was ended by SIGKILL" in errors.splitlines()[-1]
 
 
-def test_metrics_of_all_starts_are_read(tmp_path):
-    write_metrics(tmp_path, {0: METRICS[0], 1: METRICS[1]}, {1: {"gdpo/format/mean": 0.3}})
-    with open(tmp_path / "metrics" / "2.jsonl", "a") as file:
-        file.write('{"step": 2, "da')  # verl is writing
-    metrics = read_metrics(tmp_path)
-    assert list(metrics) == [0, 1]
-    assert training_rewards(metrics) == {"format": {1: 0.3}, "correctness": {1: -2.0}}
-    assert validation_rewards(metrics) == {"format": {0: 0.2}}
+def test_a_disk_that_is_full(tmp_path):
+    """RLIMIT_FSIZE stands for it: as on a full disk a write raises OSError, in the log too."""
+
+    def no_file_above_64_kb():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+
+    body = "[print('x' * 1000, flush=True) for _ in range(100)]"
+    process = start(tmp_path, body, stderr=subprocess.PIPE, preexec_fn=no_file_above_64_kb)
+    errors = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == 1
+    assert f"{tmp_path} cannot be written: [Errno 27]" in errors.splitlines()[-1]
 
 
-def test_validation_of_several_sources_is_kept_apart():
-    metrics = {0: {"val-aux/a/format/mean@1": 0.2, "val-aux/openai/gsm8k/format/mean@4": 0.4}}
-    assert validation_rewards(metrics) == {
-        "format (a)": {0: 0.2},
-        "format (openai/gsm8k)": {0: 0.4},
-    }
-
-
-def test_table():
-    assert reward_table(METRICS) == [
-        ("format", "0.250", "0.500", "0.200", "0.750"),
-        ("correctness", "-2.000", "-1.000", "-", "-"),
-    ]
-    lines = render(HEADER, reward_table(METRICS)).splitlines()
-    assert " ".join(lines[0].split()) == "reward first step last step validation before after"
-    assert len({len(line) for line in lines}) == 1
-
-
-def test_summary_of_a_run(tmp_path):
-    write_metrics(tmp_path, METRICS)
-    done = subprocess.run(
-        [sys.executable, "-m", "verl_gdpo", "summary", str(tmp_path)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "correctness" in done.stdout
-    assert Path(tmp_path / "rewards.png").read_bytes().startswith(b"\x89PNG")
+def test_other_ends_have_no_fault_from_outside(tmp_path):
+    for exit_code in (1, 2, 124, 130, 143, -15, 255):
+        assert faults_from_outside(tmp_path, exit_code) == []

@@ -14,6 +14,7 @@ import pytest
 import ray
 import torch
 import verl
+from omegaconf import OmegaConf
 from verl import DataProto
 from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
@@ -253,9 +254,43 @@ def test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it(mark):
 
 
 def test_without_columns_the_message_says_what_to_do():
-    data = batch(reward_extra_keys=[])
-    with pytest.raises(RewardError, match="no named reward"):
+    for keys in ([], ["score"]):
+        data = batch({"score": np.zeros(8)}, reward_extra_keys=keys)
+        with pytest.raises(
+            RewardError, match=r"with_gdpo\(YourTrainer\)\(config\).*non_tensor_batch"
+        ):
+            ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+
+
+def test_every_way_to_call_verls_function():
+    values = np.array(REWARDS)
+    columns = {"a": values[:, 0], "b": values[:, 1]}
+    results = []
+    for arguments, keywords in (
+        ([], {"adv_estimator": "gdpo", "config": algorithm()}),
+        (["gdpo", 1.0, 1.0, 1, True, algorithm()], {}),
+    ):
+        data = batch(columns, reward_extra_keys=list(columns))
+        data = ray_trainer.compute_advantage(data, *arguments, **keywords)
+        results.append(data.batch["advantages"])
+    assert torch.equal(*results)
+    assert results[0][:, 0].tolist() == pytest.approx(oracle.gdpo(REWARDS, GROUPS), abs=1e-6)
+
+
+def test_a_penalty_in_the_reward_is_refused_whoever_calls():
+    columns = {"a": np.array(REWARDS)[:, 0]}
+    data = batch(columns, reward_extra_keys=["a"])
+    settings = OmegaConf.merge(algorithm(), {"use_kl_in_reward": True})
+    with pytest.raises(ValueError, match="use_kl_in_reward=True with adv_estimator=gdpo"):
+        ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=settings)
+    rewards = data.batch["token_level_rewards"]
+    data.batch["token_level_scores"] = rewards.clone()
+    ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+    data.batch["token_level_scores"] = rewards + 0.1
+    with pytest.raises(ValueError, match="token_level_rewards are not token_level_scores"):
         ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+    # verl's own estimators use them
+    ray_trainer.compute_advantage(data, adv_estimator="grpo", config=algorithm())
 
 
 def test_legacy_trainer_with_a_missing_reward():

@@ -15,8 +15,10 @@ import pytest
 import verl
 from omegaconf import OmegaConf
 from verl.trainer import main_ppo
+from verl.trainer.ppo import ray_trainer
 from verl_batch import GDPO, GROUPS, REWARDS, batch, verl_config
 
+from verl_gdpo import legacy_trainer
 from verl_gdpo.run_ppo import checked
 from verl_gdpo.support import REFUSED, TRAINERS
 
@@ -78,6 +80,21 @@ def test_fully_async_policy_is_refused_with_gdpo_alone():
     config = fully_async(adv_estimator="grpo")
     config.reward.reward_manager.name = "naive"
     assert run(config) == "started"
+
+
+@pytest.mark.skipif(verl.__version__ == "0.7.1", reason="verl 0.7.1 cannot name the class")
+def test_fully_async_policy_is_refused_with_a_subclass_of_our_manager(tmp_path, monkeypatch):
+    monkeypatch.setattr(legacy_trainer, "has_gdpo_manager", False)  # put back after the test
+    text = "from verl_gdpo.reward_manager import GdpoRewardManager as Mine"
+    (tmp_path / "mine.py").write_text(text)
+    config = fully_async(adv_estimator="grpo")
+    config.reward.reward_manager.name = "Mine"
+    config.reward.reward_manager.source = "importlib"
+    config.reward.reward_manager.module.path = f"{tmp_path}/mine.py"
+    trainer = object.__new__(ray_trainer.RayPPOTrainer)
+    trainer.config = config
+    with pytest.raises(ValueError, match="does not run on fully_async_policy"):
+        trainer._create_dataloader(None, None, None, None)
 
 
 def start(module, *overrides):

@@ -2,11 +2,11 @@
 
 import re
 from dataclasses import fields
-from pathlib import Path
 
 import yaml
 from omegaconf import OmegaConf
 from packaging.specifiers import SpecifierSet
+from tracked import REPO, tracked_files
 
 from verl_gdpo import SUPPORTED_VERL
 from verl_gdpo.dialects import DIALECTS
@@ -15,7 +15,6 @@ from verl_gdpo.settings import KEYS, GdpoSettings
 from verl_gdpo.support import REFUSED, TRAINERS
 from verl_gdpo.variants import VARIANTS
 
-REPO = Path(__file__).resolve().parents[1]
 README = (REPO / "README.md").read_text()
 
 
@@ -43,16 +42,13 @@ def test_the_file_map_is_the_tree():
     mapped = set(re.findall(r"^\| `([^`]+)` \|", README.split("## Where to find what")[1], re.M))
     for path in mapped:
         assert (REPO / path).exists(), path
-    package = {f"verl_gdpo/{path.name}" for path in (REPO / "verl_gdpo").glob("*.py")}
-    package -= {"verl_gdpo/__init__.py"}
-    folders = {
-        f"{path.relative_to(REPO)}/"
-        for path in [*REPO.glob("[!.]*/"), *(REPO / "verl_gdpo").glob("[!_]*/")]
-        if path.is_dir()
-        and path.name not in {"verl_gdpo", "data", "runs", "outputs", "build"}
-        and not path.name.endswith(".egg-info")
-    }
-    scripts = {path.name for path in REPO.glob("*.sh")}
+    parts = [path.parts for path in tracked_files()]
+    package = {"/".join(part) for part in parts if len(part) == 2 and part[0] == "verl_gdpo"}
+    package = {path for path in package if path.endswith(".py")} - {"verl_gdpo/__init__.py"}
+    folders = {f"{part[0]}/" for part in parts if len(part) > 1} - {"verl_gdpo/"}
+    folders |= {f"verl_gdpo/{part[1]}/" for part in parts if part[0] == "verl_gdpo" and part[2:]}
+    folders = {folder for folder in folders if not folder.startswith(".")}
+    scripts = {part[0] for part in parts if part[0].endswith(".sh")}
     assert package | folders | scripts == mapped
 
 

@@ -4,17 +4,17 @@ import functools
 import itertools
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from tracked import REPO, tracked_files
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
 from verl_gdpo.check import compose_config
 from verl_gdpo.settings import GdpoSettings, settings_of_run
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+RECIPES = REPO / "recipes"
 
 
 ARMS = {
@@ -28,7 +28,7 @@ ARMS = {
 
 
 def names(group):
-    return sorted(path.stem for path in (RECIPES / group).glob("*.yaml"))
+    return sorted(path.stem for path in tracked_files() if path.parts[:2] == ("recipes", group))
 
 
 @functools.cache

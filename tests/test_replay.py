@@ -29,7 +29,8 @@ def rollout(uid, advantage=0.0, tokens=3, source="s", padding=False, output="tex
         "group": uid.rsplit("_", 2)[0],
         "session": int(uid.rsplit("_", 2)[1]),
         "data_source": source,
-        "response_tokens": tokens,
+        "response_tokens": 2 * tokens,  # half of them are an answer of a tool
+        "trained_tokens": tokens,
         "rewards": rewards,
         "advantage": float(np.float32(advantage)),
         "is_padding": padding,
@@ -378,8 +379,10 @@ def test_a_step_that_verl_is_writing_is_left_out(tmp_path, capsys):
     assert main([str(folder), "--steps", "1"]) == 0
     assert "left out" not in capsys.readouterr().out
     (folder / "rollouts" / "3.jsonl").write_text((folder / "rollouts" / "1.jsonl").read_text())
-    assert main([str(folder)]) == 1
-    assert "2.jsonl, line 4: not JSON" in capsys.readouterr().err
+    assert main([str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("2 steps, 8 rollouts")
+    assert "Step 2 is left out" in out
 
 
 def test_the_printed_page(tmp_path, capsys, monkeypatch):
@@ -492,7 +495,7 @@ def test_the_table_is_read_back(tmp_path, capsys, suffix):
     half = 0.5**0.5
     assert table[3] == {
         **{"step": 1, "group": "q", "session": 1, "uid": "q_1_0"},
-        **{"data_source": "s", "response_tokens": 3},
+        **{"data_source": "s", "response_tokens": 6, "trained_tokens": 3},
         **{"reward/x": 1.0, "reward/y": 1.0, "reward/z": None},
         "advantage/logged": pytest.approx(1.09536),
         "advantage/grpo": pytest.approx(half, abs=1e-5),

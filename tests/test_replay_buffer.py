@@ -32,7 +32,7 @@ def queue(monkeypatch):
 
 
 def buffer(metric="reward"):
-    return Buffer(
+    made = Buffer(
         trainer_mode="sync",
         trainer_config=OmegaConf.create(),
         max_off_policy_threshold=8,
@@ -41,6 +41,8 @@ def buffer(metric="reward"):
         refill_fn=lambda count: count,
         filter_groups_metric=metric,
     )
+    made.known_rows = {}  # as the trainer does
+    return made
 
 
 def put(queue, buffer, groups, weights=None):
@@ -169,6 +171,7 @@ def test_the_last_row_of_a_session_stands_for_it(queue):
     assert filtering._dapo_filtered_keys("train")[0] == set()
     queue["u_0_1"]["extra_fields"]["reward_extra_info"]["a"] = 1.0
     filtering._dapo_classification_cache.clear()
+    filtering.known_rows.clear()
     assert filtering._dapo_filtered_keys("train")[0] == {"u"}
 
 

@@ -2,15 +2,27 @@
 
 import asyncio
 import re
+import threading
+from concurrent.futures import CancelledError
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopMetrics,
+    AgentLoopOutput,
+    AgentLoopWorker,
+)
+from verl.utils.reward_score import default_compute_score
 
+from verl_gdpo import slow_scoring
 from verl_gdpo.reward_manager import GdpoRewardManager
-from verl_gdpo.reward_rows import ERROR_KEY
+from verl_gdpo.reward_rows import ERROR_KEY, RewardMatrix, RewardRows
+from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.slow_scoring import SlowScoring
 
 GOLD = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"x": 1}}\n</tool_call>'
 
@@ -169,7 +181,7 @@ def test_a_custom_function_comes_first_and_gets_what_verl_gives_it():
 
     def scorer(data_source, solution_str, ground_truth, extra_info):
         seen.update(extra_info, response=solution_str)
-        return {"a": np.float32(2), "b": True, "score": 99.0}
+        return {"a": np.float32(2), "b": True, "score": 3.0}
 
     fields = {
         "tool_extra_fields": {"tool": "t"},
@@ -244,8 +256,8 @@ def test_the_last_row_of_a_session_is_scored():
 
 def failing(value):
     def scorer(data_source, solution_str, ground_truth, extra_info):
-        if value is KeyError:
-            raise KeyError("city")
+        if isinstance(value, type):
+            raise value(*{KeyError: ("city",), SystemExit: (3,)}.get(value, ()))
         return value
 
     return scorer
@@ -256,8 +268,13 @@ def failing(value):
     [
         (failing(KeyError), {}, r"KeyError: 'city' \[.*test_reward_manager.py:\d+\]"),
         (failing({"a": float("nan")}), {}, "reward 'a' is nan; expected a finite number"),
-        (failing({"a": "high"}), {}, "reward 'a' is 'high'"),
-        (failing({"score": 1.0}), {}, "returned no named reward"),
+        (failing({"a": "high"}), {}, "the scorer returned no number: {'a': 'high'}"),
+        (failing({"a": "high"}), {"gdpo": {"rewards": {"a": 1}}}, "reward 'a' is 'high'"),
+        (failing({}), {}, "the scorer returned no number: {}"),
+        (failing({"a": 0.7, "b": 1.0, "score": 1.0}), {}, r"score=1, .* not the sum of \{'a': 0.7"),
+        (failing(StopIteration), {}, r"StopIteration \[.*test_reward_manager.py:\d+\]"),
+        (failing(SystemExit), {}, r"SystemExit: 3 \[.*test_reward_manager.py:\d+\]"),
+        (failing(CancelledError), {}, r"CancelledError \[.*test_reward_manager.py:\d+\]"),
         (failing({"a": 1.0}), {"gdpo": {"rewards": {"b": 1}}}, r"'b' is configured.*\['a'\]"),
         (failing(None), {}, "the scorer returned None; expected a number or"),
         (failing({"a": 1.0}), {"gdpo": {"rewards": {"acc": 1}}}, r"'acc' is configured.*\['a'\]"),
@@ -276,3 +293,157 @@ def test_what_cannot_be_scored_is_carried_as_an_error(scorer, settings, reason):
 def test_a_missing_ground_truth_is_an_error_not_a_low_score():
     message = score(manager(), GOLD, ground_truth=None)["reward_extra_info"][ERROR_KEY]
     assert "ground" in message and "uid u-1" in message
+
+
+# --- verl's own assembly of a session ------------------------------------------------------------
+
+
+def score_session(manager, outputs):
+    """verl's agent loop worker hands a session of [(prompt, response), ...] to `manager`."""
+    worker = object.__new__(AgentLoopWorker)
+    worker.processor = worker.mm_processor_kwargs = None
+    handle = SimpleNamespace(compute_score=SimpleNamespace(remote=manager.run_single))
+    worker.reward_loop_worker_handles = [handle]
+    session = [
+        AgentLoopOutput(
+            prompt_ids=[ord(c) for c in prompt],
+            response_ids=[ord(c) for c in response],
+            response_mask=[1] * len(response),
+            metrics=AgentLoopMetrics(),
+        )
+        for prompt, response in outputs
+    ]
+    row = {"uid": "u-1", "data_source": "d", "reward_model": {"ground_truth": "done"}}
+    manager.loop.run_until_complete(worker._compute_score(session, row))
+    return session[-1].extra_fields["reward_extra_info"]
+
+
+def test_the_last_output_of_a_session_is_scored_without_the_padding_of_the_others():
+    seen = []
+
+    def scorer(data_source, solution_str, ground_truth, extra_info):
+        seen.append((solution_str, extra_info["response_tokens"]))
+        return {"right": float(solution_str == ground_truth)}
+
+    longer = ("a prompt of many tokens", "an answer of many tokens")
+    for outputs in ([longer, ("short", "done")], [("p", "x"), ("a longer prompt", "done")]):
+        assert score_session(manager(scorer), outputs)["right"] == 1.0
+    assert score_session(manager(scorer), [("done", "no"), longer])["right"] == 0.0
+    assert seen == [("done", 4), ("done", 4), (longer[1], len(longer[1]))]
+
+
+# --- what counts when no reward is named ---------------------------------------------------------
+
+
+def test_what_is_no_number_is_no_reward_and_stays():
+    returned = {"a": 2, "why": "short", "parts": [1, 2], "gone": None}
+    odd = {"raw": b"1", "lock": threading.Lock(), "rest": (i for i in "x")}
+    result = score(manager(failing({**returned, **odd})), "x")
+    info = result["reward_extra_info"]
+    assert result["reward_score"] == 2.0
+    assert {name: info.pop(name) for name in [*returned, "score"]} == {**returned, "score": 2.0}
+    assert info == {name: repr(value) for name, value in odd.items()}  # what Ray can send
+
+
+def test_a_score_alone_is_the_reward_acc():
+    result = score(manager(failing({"score": 0.5, "pred": "7"})), "x")
+    assert result["reward_score"] == 0.5
+    assert result["reward_extra_info"] == {"score": 0.5, "pred": "7", "acc": 0.5}
+
+
+@pytest.mark.parametrize("value", [10**400, torch.tensor(float("inf"))])
+def test_a_number_too_large_is_an_error(value):
+    message = score(manager(failing({"a": value})), "x")["reward_extra_info"][ERROR_KEY]
+    assert "reward 'a' is inf; expected a finite number" in message
+
+
+CODE = "```python\nprint(int(input()) + 1)\n```"
+TESTS = '{"inputs": ["1\\n"], "outputs": ["2\\n"]}'
+# every data source that verl's default scorers know offline: a right response and its ground truth
+VERLS_SOURCES = {
+    "openai/gsm8k": ("#### 7", "7"),
+    **dict.fromkeys(
+        ["lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"],
+        (r"\boxed{7}", "7"),
+    ),
+    **dict.fromkeys(["math_dapo", "math", "math_dapo_reasoning", "aime25"], ("Answer: 7", "7")),
+    **dict.fromkeys(
+        [
+            "numina_aops_forum",
+            "numina_synthetic_math",
+            "numina_amc_aime",
+            "numina_synthetic_amc",
+            "numina_cn_k12",
+            "numina_olympiads",
+        ],
+        (r"\boxed{7}", "7"),
+    ),
+    **dict.fromkeys(["codecontests", "apps", "codeforces", "taco"], (CODE, TESTS)),
+    **dict.fromkeys(
+        [
+            "searchR1_nq",
+            "searchR1_triviaqa",
+            "searchR1_popqa",
+            "searchR1_hotpotqa",
+            "searchR1_2wikimultihopqa",
+            "searchR1_musique",
+            "searchR1_bamboogle",
+        ],
+        ("<answer>Oslo</answer>", {"target": ["Oslo"]}),
+    ),
+}
+
+
+@pytest.mark.parametrize("source", VERLS_SOURCES)
+def test_rows_that_verl_scores_need_no_settings(source):
+    right, truth = VERLS_SOURCES[source]
+    plain = manager(default_compute_score)
+    plain.is_custom = False  # as when no custom function is configured
+    results = [score(plain, text, truth, source) for text in (right, "nothing")]
+    infos = [result["reward_extra_info"] for result in results]
+    assert [info.get(ERROR_KEY) for info in infos] == [None, None]
+    rows = RewardRows.from_keys(["u_0_0", "u_1_0"], infos, [source] * 2, [False] * 2)
+    rewards = RewardMatrix.of(rows, GdpoSettings())
+    assert rewards.weights == {"acc": 1.0}
+    assert rewards.values_BK[:, 0].tolist() == [1.0, 0.0]
+    assert [result["reward_score"] for result in results] == [1.0, 0.0]
+
+
+# --- a scorer that does not end ------------------------------------------------------------------
+
+
+def test_the_sample_that_takes_longest_is_named_ever_more_rarely():
+    slow = SlowScoring()
+    with slow.of("first", now=0.0):
+        with slow.of("second", now=10.0):
+            lines = {now: slow.overdue(now) for now in (59, 61, 100, 122, 200, 244)}
+        assert [now for now, line in lines.items() if line] == [61, 122, 244]
+        assert "after 61 s: first; 1 other samples" in lines[61]
+    with slow.of("third", now=250.0):
+        assert slow.overdue(309) is None
+        assert "after 60 s: third; 0 other" in slow.overdue(310)
+    assert slow.overdue(1000) is None
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_scorer_that_hangs_is_named(monkeypatch, is_async):
+    for name in ("FIRST_SECONDS", "POLL_SECONDS"):
+        monkeypatch.setattr(slow_scoring, name, 0.01)
+    named = threading.Event()
+    warnings = []
+
+    def warn(*args):
+        warnings.append(args[0] % args[1:])
+        named.set()
+
+    monkeypatch.setattr(slow_scoring.logger, "warning", warn)
+
+    def wait(*_, **__):
+        assert named.wait(60)
+        return 1.0
+
+    async def wait_in_the_loop(*_, **__):
+        return wait()
+
+    assert score(manager(wait_in_the_loop if is_async else wait), "x")["reward_score"] == 1.0
+    assert "prompt uid u-1, data_source 'rlla', extra_info.index 17" in warnings[0]

@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from verl_gdpo.reward_rows import ERROR_KEY, RewardError, RewardMatrix, RewardRows, value_or_error
-from verl_gdpo.reward_terms import gate, read_terms, weighted_sum
+from verl_gdpo import reward_rows
+from verl_gdpo.reward_rows import (
+    ERROR_KEY,
+    EstimatorInput,
+    RewardError,
+    RewardMatrix,
+    RewardRows,
+    value_or_error,
+)
+from verl_gdpo.reward_terms import RewardTerm, gate, read_terms, weighted_sum
 from verl_gdpo.settings import GdpoSettings
 
 
@@ -36,8 +44,8 @@ def test_a_value_outside_its_bounds_is_an_error(value, fits):
 def test_columns_follow_the_order_of_rows_and_of_the_configuration():
     rows = rows_of(
         {
-            "u2_0_0": ({"format": 1.0, "correctness": -3.0, "score": 9.0}, False),
-            "u1_0_0": ({"correctness": 2.0, "format": 0.0, "score": 9.0}, False),
+            "u2_0_0": ({"format": 1.0, "correctness": -3.0, "score": -2.0}, False),
+            "u1_0_0": ({"correctness": 2.0, "format": 0.0, "score": 2.0}, False),
         }
     )
     assert list(matrix(rows).weights) == ["format", "correctness"]
@@ -182,3 +190,56 @@ def test_a_batch_of_padding_alone():
 def test_numbers_become_python_floats(value):
     assert type(value_or_error(value)) is float
     assert value_or_error(value) == 1.0
+
+
+# --- what counts when no reward is named ---------------------------------------------------------
+
+
+def rows_like(*infos, sources=None):
+    keys = [f"u_{i}_0" for i in range(len(infos))]
+    return RewardRows.from_keys(keys, infos, sources or ["d"] * len(infos), [False] * len(infos))
+
+
+def test_text_and_lists_are_no_rewards():
+    rows = rows_like(
+        {"acc": True, "pred": "7", "steps": ["a"], "score": 1.0},
+        {"acc": np.float32(0), "pred": None, "steps": [], "score": 0.0},
+        {"acc": None, "steps": []},  # what is not there need not be, unless it is a reward
+    )
+    assert matrix(rows).weights == {"acc": 1.0}
+    assert matrix(rows).values_BK[:, 0].tolist() == [1.0, 0.0, 0.0]
+    assert matrix(rows).present_BK[:, 0].tolist() == [True, True, False]
+
+
+def test_a_reward_that_no_sample_has_counts_where_there_is_no_other():
+    assert matrix(rows_like({"a": None, "b": "x"}, {"a": None, "b": "y"})).weights == {"a": 1.0}
+    assert matrix(rows_like({"a": None, "b": 1.0}, {"a": None, "b": 2.0})).weights == {"b": 1.0}
+
+
+def test_a_reward_that_is_text_for_one_sample_is_an_error():
+    with pytest.raises(RewardError, match="u_1_0: reward 'acc' is 'n/a'; expected a finite number"):
+        matrix(rows_like({"acc": 1.0}, {"acc": "n/a"}))
+
+
+@pytest.mark.parametrize(
+    ("score", "ok"), [(3.0, True), (3.0 + 1e-6, True), (None, True), (2.5, False), (-3.0, False)]
+)
+def test_a_score_that_is_not_the_sum_is_refused(score, ok):
+    rows = rows_like({"a": 0.0, "b": None, "score": 0.0}, {"a": 1.0, "b": 2.0, "score": score})
+    assert matrix(rows, {"a": 1.0}).weights == {"a": 1.0}  # named: `score` is of no interest
+    if ok:
+        assert matrix(rows).weights == {"a": 1.0, "b": 1.0}
+        return
+    with pytest.raises(RewardError, match=r"u_1_0: .*not the sum of .*rewards=\{a: 1.0, b: 1.0\}"):
+        matrix(rows)
+
+
+def test_the_rewards_in_use_are_logged_once(caplog, monkeypatch):
+    monkeypatch.setattr(reward_rows, "_said", set())
+    settings = GdpoSettings(rewards={"a": RewardTerm(0.5)})
+    for given in (settings, settings, GdpoSettings()):
+        assert EstimatorInput(rows_like({"a": 1.0, "b": 2.0}), given).rewards
+    assert [record.getMessage() for record in caplog.records] == [
+        "verl-gdpo: rewards in use, with weights: a 0.5",
+        "verl-gdpo: rewards in use, with weights (all numbers that are returned): a 1, b 1",
+    ]

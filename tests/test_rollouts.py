@@ -13,7 +13,8 @@ def line(uid, **changes):
         "group": "p",
         "session": 0,
         "data_source": "rlla",
-        "response_tokens": 3,
+        "response_tokens": 5,
+        "trained_tokens": 3,
         "rewards": {"format": 1.0},
         "advantage": 0.0,
         "is_padding": False,
@@ -26,11 +27,12 @@ def test_steps_come_in_order_from_a_run_or_its_rollouts(tmp_path):
     rollouts.mkdir()
     for step in (10, 9, 2):
         (rollouts / f"{step}.jsonl").write_text(line(f"p_{step}_0"))
-    (rollouts / "notes.jsonl").write_text("not ours")
+    for stray in ("notes", "\u00b2"):  # the latter is a digit, and no number
+        (rollouts / f"{stray}.jsonl").write_text("not ours")
     for folder in (tmp_path, rollouts):
         files, unfinished = dump_files(folder)
         assert [path.name for path in files] == ["2.jsonl", "9.jsonl", "10.jsonl"]
-        assert unfinished is None
+        assert unfinished == []
 
 
 def test_the_estimators_rows(tmp_path):
@@ -43,6 +45,14 @@ def test_the_estimators_rows(tmp_path):
     assert result.info(2) == {"format": 1.0}
 
 
+def test_an_older_dump_has_the_trained_tokens_under_another_name(tmp_path):
+    older = json.loads(line("p_0_0"))
+    del older["trained_tokens"]
+    (tmp_path / "1.jsonl").write_text(json.dumps(older) + "\n" + line("p_1_0"))
+    rows = read_dump(tmp_path / "1.jsonl")
+    assert [row["trained_tokens"] for row in rows] == [5, 3]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -50,7 +60,7 @@ def test_the_estimators_rows(tmp_path):
         (line("p_0_0") + "{\n", r"1.jsonl, line 2: not JSON"),
         ('{"uid": "p_0_0", "score": 1.0}\n', r"1.jsonl, line 1: no \['group'.*verl-gdpo"),
         ("1\n", r"1.jsonl, line 1: no \['uid'.*verl-gdpo"),
-        (line("p_0_0") + "{", r"1.jsonl: the only dump, and its last line has no end"),
+        (line("p_0_0") + "{", r"1.jsonl: no dump here is whole, its last line has no end"),
     ],
 )
 def test_what_is_no_dump_of_ours_is_refused(tmp_path, text, message):
@@ -61,12 +71,15 @@ def test_what_is_no_dump_of_ours_is_refused(tmp_path, text, message):
 
 
 @pytest.mark.parametrize("end", ["", line("p_0_0") + "{", line("p_0_0").rstrip()])
-def test_a_last_dump_without_an_end_is_being_written(tmp_path, end):
+def test_dumps_without_an_end_are_left_out(tmp_path, end):
     for step in (1, 2, 10):
         (tmp_path / f"{step}.jsonl").write_text(line(f"p_{step}_0"))
     (tmp_path / "11.jsonl").write_text(end)
     files, unfinished = dump_files(tmp_path)
     assert [path.stem for path in files] == ["1", "2", "10"]
-    assert unfinished == tmp_path / "11.jsonl"
-    (tmp_path / "12.jsonl").write_text(line("p_0_0"))  # then 11 is merely broken, or whole
-    assert dump_files(tmp_path)[1] is None
+    assert unfinished == [tmp_path / "11.jsonl"]
+    # of a start before the resumed one that was stopped in step 11
+    (tmp_path / "12.jsonl").write_text(line("p_0_0"))
+    files, unfinished = dump_files(tmp_path)
+    assert [path.stem for path in files] == ["1", "2", "10", "12"]
+    assert unfinished == [tmp_path / "11.jsonl"]

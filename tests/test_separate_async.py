@@ -10,12 +10,10 @@ from types import SimpleNamespace
 
 import oracle
 import pytest
-import torch
-import transfer_queue as tq
+from memory_queue import MemoryQueue
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
-from verl.utils import tensordict_utils
 
 from verl_gdpo.check import compose_config
 
@@ -33,43 +31,11 @@ GROUPS = {
 
 @pytest.fixture
 def queue(monkeypatch):
-    """A TransferQueue in memory: {key: tag} and {key: fields}."""
-    tags, rows = {}, {}
+    memory = MemoryQueue(monkeypatch)
     for step, (uid, rewards) in enumerate(GROUPS.items()):
-        tags[uid] = {"is_prompt": True, "global_steps": step, "status": "finished"}
-        for session, (a, b) in enumerate(rewards):
-            key = f"{uid}_{session}_0"
-            info = {"a": float(a), "b": float(b), "score": float(a + b)}
-            length = session + 2
-            tags[key] = {"response_len": length}
-            rows[key] = {
-                "uid": uid,
-                "data_source": "d",
-                "extra_fields": {"reward_extra_info": info},
-                "response_mask": torch.ones(length, dtype=torch.long),
-                "rm_scores": torch.tensor([0.0] * (length - 1) + [info["score"]]),
-            }
-
-    def get(keys, partition_id, select_fields):
-        fields = {}
-        for name in set(select_fields) & set(rows[keys[0]]):
-            column = [rows[key][name] for key in keys]
-            is_tensor = isinstance(column[0], torch.Tensor)
-            fields[name] = (
-                torch.nested.as_nested_tensor(column, layout=torch.jagged) if is_tensor else column
-            )
-        return tensordict_utils.get_tensordict(fields)
-
-    def put(keys, partition_id, fields):
-        for row, key in enumerate(keys):
-            rows[key]["advantages"] = fields["advantages"][row]
-        return SimpleNamespace(keys=keys, tags=[tags[key] for key in keys], partition_id="train")
-
-    monkeypatch.setattr(tq, "kv_list", lambda: {"train": dict(tags)})
-    monkeypatch.setattr(tq, "kv_batch_get", get)
-    monkeypatch.setattr(tq, "kv_batch_put", put)
-    monkeypatch.setattr(tq, "kv_clear", lambda keys, partition_id: [tags.pop(key) for key in keys])
-    return rows
+        infos = [{"a": float(a), "b": float(b), "score": float(a + b)} for a, b in rewards]
+        memory.add_group(uid, infos, lengths=(2, 3), step=step)
+    return memory.rows
 
 
 @pytest.fixture

@@ -232,6 +232,17 @@ def test_the_grpo_arm_may_have_kl_in_the_reward():
             },
             "Set a custom reward function",
         ),
+        (
+            {"reward.reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}},
+            r"reward_kwargs.overlong_buffer_cfg: no scorer .*'granularity'.* ~reward.reward_kwargs",
+        ),
+        (
+            {
+                "reward.reward_kwargs": {"length": True},
+                "reward.custom_reward_function.path": "mine.py",
+            },
+            "custom_reward_function.path set, nothing reads them",
+        ),
     ],
 )
 def test_a_run_that_cannot_work_is_refused(changes, message):
@@ -384,6 +395,24 @@ def test_options_of_one_scorer_do_not_concern_another(monkeypatch):
     assert rewards.declared_bounds(["gsm"], {"strict": True}) == {"exact": {(0.0, 1.0)}}
     assert rewards.declared_bounds(["gsm"], {"max_correctness": 2}) == {}
     assert "exact" not in rewards.declared_bounds(["gsm", "rlla"], {"max_correctness": 2})
+    both = {"strict": True, "max_correctness": 2, "lenght": True}
+    assert rewards.options_for("gsm", both) == {"strict": True, "lenght": True}
+    assert rewards.options_for("rlla", both) == {"max_correctness": 2, "lenght": True}
+    rewards.check_options({"strict": True, "length": True}, ["gsm", "rlla", "verl's"])
+    for sources in (["gsm"], ["verl's"], []):
+        with pytest.raises(ValueError, match=r"reward_kwargs.length: no scorer of the training"):
+            rewards.check_options({"length": True}, sources)
+
+
+def test_options_for_the_scorer_of_no_training_row():
+    config = run_config(**{"reward.reward_kwargs": {"length": True}})
+    assert settings_of_run(config, ["rlla"]) is not None
+    with pytest.raises(ValueError, match="verl scores them, without options"):
+        settings_of_run(config, ["openai/gsm8k"])
+    naive = run_config(
+        **{"reward.reward_manager.name": "naive", "reward.reward_kwargs": {"anything": 1}}
+    )
+    assert settings_of_run(naive) is not None
 
 
 def test_sa_mrpo_without_bounds_is_refused_before_training():

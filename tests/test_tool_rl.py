@@ -9,7 +9,6 @@ import sys
 import time
 import warnings
 from functools import cache
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -576,29 +575,6 @@ def test_no_string_raises_and_scores_stay_in_range(response, gold, granularity, 
     assert all(type(value) is float for value in got.values())
     assert abs(got["correctness"]) <= 3 + 1e-9
     assert 0 <= got["length"] <= 1
-
-
-REFERENCE_SCORES = Path(__file__).parents[2] / "shared" / "data" / "reference_scores"
-
-if (REFERENCE_SCORES / "toolrl_scores.jsonl").is_file():
-
-    def test_same_as_recorded_reference_scores():
-        lines = (REFERENCE_SCORES / "toolrl_scores.jsonl").read_text("utf-8").splitlines()
-        # These extract the answer from raw ChatML, which text without special tokens never has.
-        raw_chatml = ("tags_chatml_", "tags_endoftext_at_end", "respgold_chatml_end")
-        rows = [json.loads(line) for line in lines]
-        rows = [row for row in rows if not row["mutation"].startswith(raw_chatml)]
-        assert len(rows) > 900
-        for row in rows:
-            expected = {"format": row["format"], "correctness": row["correctness"]}
-            got = score(row["response"], row["ground_truth"])
-            assert got == pytest.approx(expected, rel=0, abs=1e-9), row["mutation"]
-
-    def test_recorded_malformed_ground_truths_raise():
-        lines = (REFERENCE_SCORES / "toolrl_raises.jsonl").read_text("utf-8").splitlines()
-        for row in map(json.loads, lines):
-            with pytest.raises(ValueError, match="tool_rl ground truth"):
-                score(row["response"], row["ground_truth"])
 
 
 # --- optimal matching -----------------------------------------------------------------------

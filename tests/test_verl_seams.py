@@ -2,29 +2,33 @@
 
 import functools
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import oracle
 import pytest
 import ray
-import torch
 from datasets import Dataset
-from tensordict import TensorDict
 from test_settings import run_config
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo import ray_trainer
-from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer, trainer_base
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl_batch import GROUPS, REWARDS, algorithm, batch
 
-from verl_gdpo import compute_gdpo_advantage, queue_rows
+from verl_gdpo import compute_gdpo_advantage
+from verl_gdpo.check import compose_config
+from verl_gdpo.replay_buffer import GdpoBuffer
+from verl_gdpo.reward_manager import GdpoRewardManager
 from verl_gdpo.reward_rows import EstimatorInput, RewardError, RewardRows, current_input
 from verl_gdpo.rewards import BOUNDS, SCORERS
 from verl_gdpo.settings import GdpoSettings
 from verl_gdpo.support import TRAINERS
-from verl_gdpo.trainer import GdpoTrainer, check_reward_workers
+from verl_gdpo.trainer import GdpoTrainer, check_reward_workers, with_gdpo
 from verl_gdpo.variants import dara, dvao, gd2po, rvpo, sa_mrpo
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
 
 def test_the_support_table_has_verls_trainers():
@@ -139,23 +143,8 @@ def test_legacy_trainer_with_a_variant():
 
 
 def test_v1_without_rows_says_why():
-    with pytest.raises(RewardError, match="no named reward"):
+    with pytest.raises(RewardError, match=r"no rewards reached the estimator.*with_gdpo\("):
         ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=algorithm())
-
-
-def test_v1_lengths_come_from_tags_or_else_from_masks(monkeypatch):
-    masks = torch.nested.as_nested_tensor(
-        [torch.tensor([1, 0, 1]), torch.tensor([1])], layout=torch.jagged
-    )
-    stored = TensorDict({"response_mask": masks}, batch_size=2)
-    monkeypatch.setattr(queue_rows.tq, "kv_batch_get", lambda **_: stored)
-    rows = KVBatchMeta(
-        partition_id="train",
-        keys=["u_0_0", "u_1_0"],
-        tags=[{"response_len": 3}, {"response_len": 1}],
-    )
-    assert queue_rows.fetch_lengths(rows, trained=False).tolist() == [3, 1]
-    assert queue_rows.fetch_lengths(rows, trained=True).tolist() == [2, 1]
 
 
 class LoadsRows:
@@ -183,21 +172,20 @@ def test_the_training_rows_tell_whose_bounds_hold(monkeypatch):
 
 
 class Worker:
-    """Answers like a Ray actor whose reward manager comes from `module`."""
+    """Answers like a Ray actor with this reward manager."""
 
-    def __init__(self, module):
-        self.module = module
-        self.__ray_call__ = self
-
-    def remote(self, _):
-        return self.module, f"node of {self.module}"
+    def __init__(self, reward_manager):
+        self.reward_manager = reward_manager
+        self.__ray_call__ = SimpleNamespace(remote=lambda function: function(self))
 
 
 def test_a_node_without_the_package_is_named(monkeypatch):
     monkeypatch.setattr("ray.get", list)
-    check_reward_workers([Worker("verl_gdpo.reward_manager")])
-    with pytest.raises(RuntimeError, match=r"nodes \['node of verl.x'\] .* Install verl-gdpo=="):
-        check_reward_workers([Worker("verl_gdpo.reward_manager"), Worker("verl.x")])
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.7")
+    of_ours = type("Mine", (GdpoRewardManager,), {})
+    check_reward_workers([Worker(object.__new__(of_ours))])
+    with pytest.raises(RuntimeError, match=r"nodes \['10.0.0.7'\] .* Install verl-gdpo=="):
+        check_reward_workers([Worker(object.__new__(of_ours)), Worker(None)])
 
 
 def test_a_reward_worker_that_cannot_answer(monkeypatch):
@@ -206,4 +194,83 @@ def test_a_reward_worker_that_cannot_answer(monkeypatch):
 
     monkeypatch.setattr("ray.get", fail)
     with pytest.raises(RuntimeError, match=r"No module named 'verl_gdpo'.* Install verl-gdpo=="):
-        check_reward_workers([Worker("verl_gdpo.reward_manager")])
+        check_reward_workers([Worker(None)])
+
+
+# --- which trainers are extended -----------------------------------------------------------------
+
+MANAGER = """
+from verl_gdpo.reward_manager import GdpoRewardManager
+
+class Mine(GdpoRewardManager):
+    pass
+"""
+
+
+@pytest.fixture
+def own_manager(tmp_path):
+    """Overrides that make verl load a subclass of our manager, for its own grpo."""
+    (tmp_path / "mine.py").write_text(MANAGER)
+    return [
+        "estimator=grpo",
+        "reward.reward_manager.source=importlib",
+        "reward.reward_manager.name=Mine",
+        f"reward.reward_manager.module.path={tmp_path}/mine.py",
+    ]
+
+
+class OwnTrainer(PPOTrainer):
+    """As users write them."""
+
+    def on_sample_begin(self):
+        pass
+
+    on_sample_end = on_step_end = on_sample_begin
+
+
+def recipe(*overrides):
+    return compose_config(RECIPES, "train", ["hardware=cpu", *overrides])
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    monkeypatch.setattr(trainer_base, "TRAINER_REGISTRY", {**trainer_base.TRAINER_REGISTRY})
+    register_trainer("own")(OwnTrainer)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_trainer_registered_later_is_extended():
+    for get in (get_trainer_cls, trainer_base.get_trainer_cls):
+        extended = get("own")
+        assert issubclass(extended, GdpoTrainer) and issubclass(extended, OwnTrainer)
+    assert extended is get_trainer_cls("own") is with_gdpo(OwnTrainer) is with_gdpo(extended)
+    register_trainer("own")(OwnTrainer)  # registering the same class again is no error to verl
+    with pytest.raises(ValueError, match="Unknown trainer 'owm'"):
+        get_trainer_cls("owm")
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_subclass_of_our_manager_is_ours_under_any_name(own_manager):
+    trainer = get_trainer_cls("own")(recipe("trainer.v1.trainer_mode=own", *own_manager))
+    assert trainer.gdpo is not None
+    assert isinstance(trainer.replay_buffer, GdpoBuffer)  # which stops at an error
+    naive = ["estimator=grpo", "reward.reward_manager.name=naive", "trainer.v1.trainer_mode=own"]
+    trainer = get_trainer_cls("own")(recipe(*naive))
+    assert trainer.gdpo is None
+    assert not isinstance(trainer.replay_buffer, GdpoBuffer)
+
+
+def test_a_trainer_that_is_not_extended_stops_before_it_loads_a_model(own_manager, monkeypatch):
+    reached = []
+    monkeypatch.setattr(PPOTrainer, "_init_tokenizer", lambda self: reached.append(1) or 1 / 0)
+    how = r"with_gdpo\(OwnTrainer\)\(config\)"
+    for overrides in ([], ["estimator=grpo"], own_manager):
+        with pytest.raises(RuntimeError, match=how):
+            OwnTrainer(recipe(*overrides)).init()
+    assert not reached
+    extended = with_gdpo(OwnTrainer)(recipe(*own_manager))
+    plain = OwnTrainer(recipe("estimator=grpo", "reward.reward_manager.name=naive"))
+    for trainer in (extended, plain):
+        with pytest.raises(ZeroDivisionError):
+            trainer.init()
+    assert reached == [1, 1]

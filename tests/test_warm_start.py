@@ -38,6 +38,13 @@ def policy(data, tmp_path_factory):
     return make_policy(tmp_path_factory.mktemp("made") / "policy", data=data, **TINY)
 
 
+LOCK = ".policy.lock"  # stays: whoever takes it away lets two in
+
+
+def files_in(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+
+
 def hashes(folder):
     return {file.name: sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
 
@@ -99,7 +106,7 @@ def test_an_interrupted_run_leaves_nothing(data, tmp_path, monkeypatch, exists):
     monkeypatch.setattr(warm_start, "_show_progress", interrupt)  # after the last step
     with pytest.raises(KeyboardInterrupt):
         make_policy(path, data=data, seed=9, **TINY)
-    assert [file.name for file in tmp_path.iterdir()] == (["policy"] if exists else [])
+    assert files_in(tmp_path) == (["policy"] if exists else [])
     assert (hashes(path) if exists else {}) == before
 
 
@@ -107,12 +114,12 @@ def test_sigterm_leaves_nothing(data, tmp_path):
     out = tmp_path / "policy"
     command = [sys.executable, "-m", "verl_gdpo.cpu.warm_start", "--out", out, "--data", data]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        while not list(tmp_path.iterdir()):
+        while not files_in(tmp_path):
             assert process.poll() is None
             time.sleep(0.02)
         process.terminate()
         assert process.wait(60) == 128 + signal.SIGTERM
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []
 
 
 def test_a_folder_of_somebody_else_is_kept(data, tmp_path):
@@ -137,7 +144,7 @@ def test_a_folder_of_somebody_else_is_kept(data, tmp_path):
 def test_bad_arguments(data, tmp_path, bad, message):
     with pytest.raises(ValueError, match=message):
         make_policy(tmp_path / "policy", data=data, **{**TINY, **bad})
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []
 
 
 def test_rows_of_full_size_are_refused(tmp_path):
@@ -145,7 +152,48 @@ def test_rows_of_full_size_are_refused(tmp_path):
     pd.DataFrame(make_rows(100, split="train", seed=0)).to_parquet(path)
     with pytest.raises(ValueError, match=r"expected at most 256, such as .* size \"tiny\""):
         make_policy(tmp_path / "policy", data=path, **TINY)
-    assert [file.name for file in tmp_path.iterdir()] == ["full.parquet"]
+    assert files_in(tmp_path) == ["full.parquet"]
+
+
+MAKE = """
+import sys
+from verl_gdpo.cpu import warm_start
+train = warm_start._train
+warm_start._train = lambda *args: (print("training", flush=True), sys.stdin.read(), train(*args))
+warm_start.make_policy(sys.argv[1], data=sys.argv[2], steps=3, batch_size=4, hidden_size=32,
+                       num_hidden_layers=1)
+"""
+
+
+def test_two_at_once_train_once(data, tmp_path):
+    def start():
+        return subprocess.Popen(
+            [sys.executable, "-c", MAKE, str(tmp_path / "policy"), str(data)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    with start() as first:
+        assert first.stdout.readline() == "training\n"
+        with start() as second:
+            assert f"in use by process {first.pid}; waiting" in second.stderr.readline()
+            assert first.communicate()[0] == ""
+            assert second.communicate()[0] == ""
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert files_in(tmp_path) == ["policy"]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_link_stays_one(data, tmp_path, exists):
+    place = tmp_path / "elsewhere" / "policy"
+    if exists:
+        make_policy(place, data=data, seed=1, **TINY)
+    (tmp_path / "link").symlink_to(place)
+    assert make_policy(tmp_path / "link", data=data, **TINY) == tmp_path / "link"
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((place / MARKER).read_text())["seed"] == 0
 
 
 def test_the_tokenizer_is_lossless_and_short(policy):

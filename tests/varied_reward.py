@@ -35,6 +35,12 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
     return rewards
 
 
+def without_signal_for_some(data_source, solution_str, ground_truth, extra_info):
+    """Every third prompt gets the same whatever the response, so that filtering drops it."""
+    rewards = compute_score(data_source, solution_str, ground_truth, extra_info)
+    return dict.fromkeys(rewards, 0.0) if extra_info["index"] % 3 == 0 else rewards
+
+
 def with_score(data_source, solution_str, ground_truth, extra_info):
     """As verl's own reward manager wants it."""
     rewards = {"letters": letters(solution_str), "brevity": 1 / (1 + len(solution_str))}

@@ -1,5 +1,6 @@
 """Starts verl's own `main_ppo` with our recipe for no GPU, and reads what it leaves."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -13,6 +14,13 @@ from verl_gdpo.run_folder import read_metrics
 
 REPO = Path(__file__).resolve().parents[1]
 TIME_LIMIT_SECONDS = 480
+ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "HF_HUB_OFFLINE": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,7 @@ class Run:
     def dump(self, step):
         """The rows of one step's rollout dump."""
         text = (self.folder / "rollouts" / f"{step}.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        return [json.loads(line) for line in text.split("\n")[:-1]]
 
     def last_lines(self, count=40):
         return "\n".join(self.output.splitlines()[-count:])
@@ -38,27 +46,33 @@ def run_verl(folder, overrides, **env):
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "train.log"
     seen = log.stat().st_size if log.exists() else 0
-    ray_dir = tempfile.mkdtemp(prefix="vg", dir="/tmp")  # Ray's sockets need short paths
-    command = [
+    with ray_folder() as ray_dir:
+        exit_code = launch(
+            verl_command(folder, ray_dir, overrides),
+            folder,
+            env={**ENVIRONMENT, **env},
+            time_limit=TIME_LIMIT_SECONDS,
+            quiet=True,
+        )
+    output = log.read_bytes()[seen:].decode(errors="replace")
+    return Run(folder, exit_code, re.sub(r"\x1b\[[0-9;]*m", "", output))
+
+
+@contextlib.contextmanager
+def ray_folder():
+    """Ray's sockets need short paths."""
+    folder = tempfile.mkdtemp(prefix="vg", dir="/tmp")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def verl_command(folder, ray_dir, overrides):
+    return [
         *(sys.executable, "-m", "verl.trainer.main_ppo"),
         *("--config-dir", str(REPO / "recipes"), "--config-name", "train", "hardware=cpu"),
         f"run_dir={folder}",
-        f"hydra.run.dir={folder}/hydra",
         f"+ray_kwargs.ray_init._temp_dir={ray_dir}",
         *overrides,
     ]
-    defaults = {
-        "VERL_PLATFORM": "cpu",
-        "HF_HUB_OFFLINE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",
-        "OMP_NUM_THREADS": "1",
-    }
-    try:
-        exit_code = launch(
-            command, folder, env={**defaults, **env}, time_limit=TIME_LIMIT_SECONDS, quiet=True
-        )
-    finally:
-        shutil.rmtree(ray_dir, ignore_errors=True)
-    output = log.read_bytes()[seen:].decode(errors="replace")
-    return Run(folder, exit_code, re.sub(r"\x1b\[[0-9;]*m", "", output))

@@ -3,6 +3,8 @@
 import importlib
 import sys
 
+from verl_gdpo.tables import printing
+
 COMMANDS = {
     "check": "say whether a training configuration can work, before anything starts",
     "summary": "the table and the curves of a run",
@@ -15,7 +17,8 @@ def main() -> int:
     """Run one subcommand; its exit code is the process's."""
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
     if name in COMMANDS:
-        return int(importlib.import_module(f"verl_gdpo.{name}").main(arguments))
+        module = importlib.import_module(f"verl_gdpo.{name}")
+        return printing(lambda: int(module.main(arguments)))
     asked = name in ("-h", "--help")
     lines = [f"  {command:<10}{what}" for command, what in COMMANDS.items()]
     problem = [] if asked else [f"verl-gdpo: unknown command {name!r}"]

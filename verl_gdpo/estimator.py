@@ -19,7 +19,16 @@ from verl_gdpo.reward_rows import (
     RewardRows,
     current_input,
 )
-from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.settings import GdpoSettings, refuse_kl_in_reward
+
+# where a trainer hands over no rewards: ours would, and so may one of somebody else
+NO_REWARDS = (
+    "gdpo: no rewards reached the estimator. verl-gdpo extends the trainers that verl's "
+    "get_trainer_cls returns and those derived from its legacy trainer; make another V1 trainer as "
+    "verl_gdpo.trainer.with_gdpo(YourTrainer)(config). A trainer that calls verl's "
+    "compute_advantage by itself has to pass a column for each reward in data.non_tensor_batch, "
+    'and their names in data.meta_info["reward_extra_keys"] or in algorithm.gdpo.rewards'
+)
 
 
 def compute_gdpo(
@@ -41,7 +50,9 @@ def compute_gdpo(
 
     Raises:
         RewardError: a row lacks a reward; see `RewardMatrix.of` and `scalars_of`.
+        ValueError: `config` asks for a KL penalty in the reward.
     """
+    refuse_kl_in_reward(config or {})
     given = current_input.get() or _from_columns(config, non_tensor_batch, len(response_mask))
     rows, settings = given.rows, given.settings
     if len(rows) != len(response_mask):
@@ -94,12 +105,9 @@ def scalars_of(
 def _from_columns(
     config: Any, non_tensor_batch: Mapping[str, Any] | None, size: int
 ) -> EstimatorInput:
-    settings = GdpoSettings.from_algorithm(config)
-    if settings.rewards is None or non_tensor_batch is None:
-        raise RuntimeError(
-            "gdpo: no per-reward values reached the estimator, because verl-gdpo does not extend "
-            "this trainer. Register verl_gdpo.trainer.with_gdpo(YourTrainer), or name the rewards "
-            "in algorithm.gdpo.rewards and pass their columns in non_tensor_batch"
-        )
-    columns = {name: non_tensor_batch[name] for name in settings.names if name in non_tensor_batch}
+    settings = GdpoSettings.from_algorithm(config or {})
+    given = non_tensor_batch or {}
+    columns = {name: given[name] for name in settings.names if name in given}
+    if not columns:
+        raise RewardError(NO_REWARDS)
     return EstimatorInput(RewardRows.from_columns(columns, size), settings)

@@ -4,6 +4,7 @@ Between verl's trainers, which know rows by key, and the advantage, which knows 
 """
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,12 +18,19 @@ from verl_gdpo.reward_terms import RewardTerm, gate
 from verl_gdpo.settings import GdpoSettings
 from verl_gdpo.variants import BOUNDS_TOLERANCE
 
+logger = logging.getLogger(__name__)
+logger.setLevel(logging.INFO)
+
 Floats = npt.NDArray[np.float64]
 
 # a key of verl's reward_extra_info: the reward manager could not score this sample, and why
 ERROR_KEY = "gdpo_error"
 # stands in a column for a row without that key; None is a reward that does not apply
 ABSENT = object()
+# float32 arithmetic may have made the score of a scorer that returns its parts
+SUM_TOLERANCE = 1e-5
+# float() would read a number in them
+TEXT = (str, bytes, bytearray, memoryview)
 
 
 class RewardError(RuntimeError):
@@ -131,9 +139,9 @@ class RewardMatrix:
         that another data source has.
 
         Raises:
-            RewardError: a row lacks a configured reward, has other rewards than the rows of its
-                data source (when none are configured), holds no finite number, or one outside its
-                bounds.
+            RewardError: a row lacks a configured reward, holds no finite number, or one outside its
+                bounds. When none are configured: it has other rewards than the rows of its data
+                source, or a `score` other than the sum of all.
         """
         counted_B = rows.counted_B
         counted = np.flatnonzero(counted_B).tolist()
@@ -143,6 +151,8 @@ class RewardMatrix:
         raw = {name: _column(name, rows, counted, settings) for name in settings.names or terms}
         for name in raw.keys() & settings.bounds.keys():
             _check_bounds(name, raw[name], settings.bounds[name], rows, counted)
+        if settings.rewards is None and "score" in rows.columns:
+            _check_scores(rows, counted, raw)
         if any(term.when is not None for term in terms.values()):
             samples = zip(*map(_with_none, raw.values()), strict=True)
             gated = [gate(dict(zip(raw, sample, strict=True)), terms) for sample in samples]
@@ -165,7 +175,17 @@ class EstimatorInput:
     @functools.cached_property
     def rewards(self) -> RewardMatrix:
         """Made once, for the estimator and the metrics; see `RewardMatrix.of`."""
-        return RewardMatrix.of(self.rows, self.settings)
+        rewards = RewardMatrix.of(self.rows, self.settings)
+        names = tuple(rewards.weights)
+        if names not in _said:
+            _said.add(names)
+            in_use = ", ".join(f"{name} {weight:g}" for name, weight in rewards.weights.items())
+            all_ = "" if self.settings.rewards else " (all numbers that are returned)"
+            logger.info("verl-gdpo: rewards in use, with weights%s: %s", all_, in_use)
+        return rewards
+
+
+_said: set[tuple[str, ...]] = set()  # a line for each set of rewards
 
 
 # set by a trainer around verl's compute_advantage; read by the estimator
@@ -191,39 +211,78 @@ def value_or_error(value: Any) -> float | None:
     """
     if value is None:
         return None
-    if isinstance(value, str | bytes):
+    if isinstance(value, TEXT):
         raise ValueError(f"is {value!r}; expected a finite number")
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except OverflowError:  # an int that no float can hold
+        number = np.inf
+    except Exception:  # whatever the __float__ of a foreign class raises
         raise ValueError(f"is a {type(value).__name__}; expected a finite number") from None
     if not np.isfinite(number):
         raise ValueError(f"is {number}; expected a finite number (None if it does not apply)")
     return number
 
 
+def is_number(value: Any) -> bool:
+    """Whether a scorer means a reward by it: a number, finite or not, but no text, None or list."""
+    if value is None or isinstance(value, TEXT):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return True
+    except Exception:
+        return False
+    return True
+
+
 def _terms(
     rows: RewardRows, counted: Sequence[int], settings: GdpoSettings
 ) -> dict[str, RewardTerm]:
-    """The terms of the weighted sum; the union over the data sources where none are configured."""
-    terms: dict[str, RewardTerm] = {}
+    """The terms of the weighted sum; where none are configured, all that are numbers.
+
+    The data sources may then have different rewards, but each of them the same in all its rows.
+    """
     first_of: dict[str, int] = {}
     for row in counted:
         first_of.setdefault(rows.sources[row], row)
-    for row in first_of.values():
-        try:
-            terms |= settings.terms_for(rows.info(row))
-        except ValueError as error:
-            raise RewardError(f"{rows.label(row)}: {error}") from None
-    if settings.rewards is None:
-        _check_same_names(rows, counted, first_of)
+    try:
+        if settings.rewards is None:
+            label = rows.label(counted[0])
+            terms = settings.terms_for(_rewards_among(rows.columns))
+            _check_same_names(terms, rows, counted, first_of)
+            return terms
+        for row in first_of.values():
+            label = rows.label(row)
+            terms = settings.terms_for(rows.info(row))
+    except ValueError as error:
+        raise RewardError(f"{label}: {error}") from None
     return terms
 
 
+def _rewards_among(columns: Mapping[str, Sequence[Any]]) -> list[str]:
+    """The names of the columns that hold numbers; if there is none, of those that hold only None.
+
+    A column of text, or of lists, is none: verl logs what a scorer returns beside its rewards.
+    """
+    kinds = {name: _one_of_each_type(columns[name]) for name in _names(columns)}
+    numbers = [name for name, values in kinds.items() if any(map(is_number, values))]
+    return numbers or [name for name, values in kinds.items() if all(map(_is_missing, values))]
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value is ABSENT
+
+
+def _one_of_each_type(column: Sequence[Any]) -> list[Any]:
+    return [*{type(value): value for value in column}.values()]
+
+
 def _check_same_names(
-    rows: RewardRows, counted: Sequence[int], first_of: Mapping[str, int]
+    names: Iterable[str], rows: RewardRows, counted: Sequence[int], first_of: Mapping[str, int]
 ) -> None:
-    for name in _names(rows.columns):
+    for name in names:
         is_absent = [value is ABSENT for value in rows.columns[name]]
         if not any(is_absent):
             continue
@@ -291,6 +350,27 @@ def _check_bounds(
             f"its bounds [{low:g}, {high:g}]; correct what returns it, or "
             f"algorithm.gdpo.rewards.{name}.bounds"
         )
+
+
+def _check_scores(rows: RewardRows, counted: Sequence[int], raw: Mapping[str, Floats]) -> None:
+    """Where no reward is named, a scorer's `score` has to be what replaces it: the sum of all."""
+    column = rows.columns["score"]
+    scores = np.array([column[row] if is_number(column[row]) else np.nan for row in counted], float)
+    sums = np.nansum([*raw.values()], axis=0)
+    differs = ~np.isnan(scores) & ~np.isclose(scores, sums, rtol=SUM_TOLERANCE, atol=SUM_TOLERANCE)
+    if differs.any():
+        first = int(differs.argmax())
+        values = {name: float(of_all[first]) for name, of_all in raw.items()}
+        raise RewardError(f"{rows.label(counted[first])}: {not_the_sum(scores[first], values)}")
+
+
+def not_the_sum(score: Any, values: Mapping[str, float | None]) -> str:
+    """What is wrong with a `score` beside rewards of another sum, when none are named."""
+    suggestion = ", ".join(f"{name}: 1.0" for name in values)
+    return (
+        f"the scorer returned score={score:g}, which is not the sum of {dict(values)}. Say which "
+        f"of them are rewards, with their weights: algorithm.gdpo.rewards={{{suggestion}}}"
+    )
 
 
 def _names(info: Mapping[str, Any]) -> list[str]:

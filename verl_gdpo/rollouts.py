@@ -2,9 +2,12 @@
 
     {"input": ..., "output": ..., "gts": ..., "score": 1.0, "step": 7, "uid": "<group>_0_0",
      "group": "<group>", "session": 0, "data_source": "rlla", "response_tokens": 41,
-     "rewards": {"format": 1.0, "correctness": 0.0}, "advantage": 0.3, "is_padding": false}
+     "trained_tokens": 41, "rewards": {"format": 1.0, "correctness": 0.0}, "advantage": 0.3,
+     "is_padding": false}
 
-verl writes the first six, `queue_rows.fetch_dump_columns` the others. Rewards are raw.
+verl writes the first six, `dump_rows.py` the others. `response_tokens` is the length of the
+response, as scorers see it; of these the policy trains on `trained_tokens`, not on the answers of
+tools or what rejection took out. `rewards` is all that the scorer returned, raw.
 """
 
 import json
@@ -17,15 +20,16 @@ from verl_gdpo.reward_rows import RewardRows
 
 KEYS = (
     *("uid", "group", "session", "data_source"),
-    *("response_tokens", "rewards", "advantage", "is_padding"),
+    *("response_tokens", "trained_tokens", "rewards", "advantage", "is_padding"),
 )
 WRITING = "verl is still writing it, or was stopped before it had"
 
 
-def dump_files(folder: Path) -> tuple[list[Path], Path | None]:
-    """The whole dumps in the order of their steps, and the last one if it is not whole.
+def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The whole dumps in the order of their steps, and those that are not whole.
 
-    verl ends the last line too: where its end is missing, verl is writing, or was stopped.
+    verl ends the last line too: where its end is missing, verl is writing, or was stopped. Later
+    dumps may be whole nevertheless, if the start before a resumed one came further.
 
     Args:
         folder: with `7.jsonl` files, or a run's folder with those in `rollouts/`.
@@ -35,16 +39,16 @@ def dump_files(folder: Path) -> tuple[list[Path], Path | None]:
     """
     inner = folder / "rollouts"
     files = [path for path in (inner if inner.is_dir() else folder).glob("*.jsonl")]
-    files = sorted((path for path in files if path.stem.isdigit()), key=lambda p: int(p.stem))
+    files = sorted((path for path in files if path.stem.isdecimal()), key=lambda p: int(p.stem))
     if not files:
         raise ValueError(
             f"{folder}: no rollout dump (STEP.jsonl) here or in rollouts/; "
             "a run writes one with trainer.rollout_data_dir=FOLDER"
         )
-    unfinished = None if _has_end(files[-1]) else files.pop()
-    if not files:
-        raise ValueError(f"{unfinished}: the only dump, and its last line has no end: {WRITING}")
-    return files, unfinished
+    whole = [path for path in files if _has_end(path)]
+    if not whole:
+        raise ValueError(f"{files[0]}: no dump here is whole, its last line has no end: {WRITING}")
+    return whole, [path for path in files if path not in whole]
 
 
 def read_dump(path: Path) -> list[dict[str, Any]]:
@@ -60,6 +64,9 @@ def read_dump(path: Path) -> list[dict[str, Any]]:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: not JSON: {error}") from None
+            if isinstance(row, dict) and "trained_tokens" not in row and "response_tokens" in row:
+                # an older dump, which has the tokens that are trained under that name
+                row["trained_tokens"] = row["response_tokens"]
             absent = [key for key in KEYS if not isinstance(row, dict) or key not in row]
             if absent:
                 raise ValueError(

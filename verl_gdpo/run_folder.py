@@ -10,18 +10,26 @@ runs/2026-01-31_12-00-00/
   report/            `verl-gdpo report`
   hydra/             the configuration, in .hydra/config.yaml
   versions.json      of Python and the packages, at the last start
+  lock               held by the launcher; its process id
+
+`tensorboard/` and `wandb/` are there if `trainer.logger` has those.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+
+from verl_gdpo.tables import printable
 
 # `val-aux/<data source>/<reward>/mean@<samples>`, or val-core for a reward called acc
 VALIDATION_KEY = re.compile(r"val-(?:aux|core)/(?P<source>.*)/(?P<reward>[^/]+)/mean@\d+")
@@ -34,29 +42,96 @@ GAPS_SHOWN = 5  # steps
 Metrics = Mapping[int, Mapping[str, float]]
 
 
-def metrics_file_of_next_start(run: Path) -> Path:
-    """Where verl's file logger should write (VERL_FILE_LOGGER_PATH); the folder is made."""
+def claim_metrics_file(run: Path) -> Path:
+    """Make the file that verl's file logger is to write in this start, and no other start."""
     folder = run / "metrics"
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{len(list(folder.glob('*.jsonl'))) + 1}.jsonl"
+    number = max((int(path.stem) for path in _metrics_files(folder)), default=0)
+    while True:
+        number += 1
+        with contextlib.suppress(FileExistsError):  # another start was faster
+            path = folder / f"{number}.jsonl"
+            path.touch(exist_ok=False)
+            return path
+
+
+def write_into_run_dir(config: Any) -> None:
+    """Let verl's loggers write into `run_dir`, a key of our recipes, and not where Python started.
+
+    Changes the environment of this process where it does not say something else. Relies on verl
+    0.7.1 to 0.9 `verl.utils.tracking`, which reads it when training starts.
+    """
+    if not config.get("run_dir"):
+        return
+    run = Path(config.run_dir).resolve()
+    run.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("TENSORBOARD_DIR", f"{run}/tensorboard")
+    os.environ.setdefault("WANDB_DIR", str(run))
+    said = {"VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"} & os.environ.keys()
+    if "file" in config.trainer.logger and not said:
+        os.environ["VERL_FILE_LOGGER_PATH"] = str(claim_metrics_file(run))
+
+
+class MetricsReader:
+    """The metrics of a run as they grow: each call of `new` reads on where the last one ended.
+
+    problems: what could not be read, each with its file and line.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.problems: list[str] = []
+        self._folder = run / "metrics"
+        self._read: dict[Path, tuple[int, int]] = {}  # bytes and lines
+
+    def new(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """(step, {name: value}) of each new line, over all starts of the run in their order.
+
+        What is no finite number is NaN here: verl writes null. A last line without its end is one
+        that verl is writing: it is new once it has its end.
+        """
+        for path in _metrics_files(self._folder):
+            offset, number = self._read.get(path, (0, 0))
+            with path.open("rb") as file:
+                file.seek(offset)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    offset, number = offset + len(line), number + 1
+                    self._read[path] = offset, number
+                    try:
+                        yield _step_of(line)
+                    except (ValueError, LookupError, TypeError, AttributeError) as error:
+                        self.problems.append(f"{path}, line {number} left out: {error!r}")
 
 
 def read_metrics(run: Path) -> Metrics:
     """{step: {name: value}} over all starts of a run; a later start wins.
 
-    What is no finite number is NaN here: verl writes null. A last line without its end is one that
-    verl is writing, and is passed over.
+    A line that cannot be read is left out, and said on stderr.
     """
+    reader = MetricsReader(run)
     steps: dict[int, dict[str, float]] = {}
-    for file in sorted((run / "metrics").glob("*.jsonl"), key=lambda path: int(path.stem)):
-        for line in file.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):
-                record = json.loads(line)
-                steps.setdefault(record["step"], {}).update(
-                    (name, value if value is not None and math.isfinite(value) else math.nan)
-                    for name, value in record["data"].items()
-                )
+    for step, values in reader.new():
+        steps.setdefault(step, {}).update(values)
+    for problem in reader.problems:
+        print(f"WARNING: {printable(problem)}", file=sys.stderr)
     return dict(sorted(steps.items()))
+
+
+def _metrics_files(folder: Path) -> list[Path]:
+    """In the order of the starts; what else lies there is not verl's."""
+    numbered = (path for path in folder.glob("*.jsonl") if path.stem.isdecimal() and path.is_file())
+    return sorted(numbered, key=lambda path: int(path.stem))
+
+
+def _step_of(line: bytes) -> tuple[int, dict[str, float]]:
+    record = json.loads(line)
+    return int(record["step"]), {name: _number(value) for name, value in record["data"].items()}
+
+
+def _number(value: Any) -> float:
+    is_number = isinstance(value, (int, float)) and math.isfinite(value)
+    return value if is_number else math.nan
 
 
 def gaps(metrics: Metrics) -> list[str]:

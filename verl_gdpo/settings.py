@@ -27,7 +27,7 @@ from verl_gdpo.advantage import BatchNorm, Combine, GroupNorm
 from verl_gdpo.combine_setting import SUM, CombineSetting, check_combine, no_bounds, read_combine
 from verl_gdpo.dialects import check_dialect, read_dialect
 from verl_gdpo.reward_terms import RewardTerm, check_keys, choice, hint, number, plain, rewards_of
-from verl_gdpo.rewards import BOUNDS, declared_bounds
+from verl_gdpo.rewards import BOUNDS, SCORERS, check_options, declared_bounds
 
 KEYS = (
     "rewards",
@@ -146,10 +146,13 @@ class GdpoSettings:
         return dict(self.rewards)
 
 
-def settings_of_run(config: Any, sources: Iterable[str] | None = None) -> GdpoSettings | None:
+def settings_of_run(
+    config: Any, sources: Iterable[str] | None = None, *, has_manager: bool | None = None
+) -> GdpoSettings | None:
     """Check a whole verl configuration; None when neither its estimator nor its manager is gdpo.
 
     Args:
+        has_manager: whether the reward manager is ours or a subclass of it; None: by its name.
         sources: the data sources of the training rows, whose scorers may declare bounds. None, if
             they are not known yet, stands for all that we score; what they disagree on is left
             undeclared.
@@ -158,15 +161,12 @@ def settings_of_run(config: Any, sources: Iterable[str] | None = None) -> GdpoSe
         ValueError: a setting that cannot work with GDPO, with the reason and what to do instead.
     """
     uses_estimator = config.algorithm.adv_estimator == "gdpo"
-    if not (uses_estimator or uses_gdpo_manager(config)):
+    has_manager = uses_gdpo_manager(config) if has_manager is None else has_manager
+    if not (uses_estimator or has_manager):
         return None
     settings = GdpoSettings.from_algorithm(config.algorithm)
-    if uses_estimator and config.algorithm.get("use_kl_in_reward", False):
-        raise ValueError(
-            "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by "
-            "itself, which leaves no place for a penalty on their sum. Set it to False and use "
-            "actor_rollout_ref.actor.use_kl_loss=True"
-        )
+    if uses_estimator:
+        refuse_kl_in_reward(config.algorithm)
     if uses_estimator and OmegaConf.select(config, "actor_rollout_ref.rollout.n") == 1:
         raise ValueError(
             "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "
@@ -185,7 +185,8 @@ def settings_of_run(config: Any, sources: Iterable[str] | None = None) -> GdpoSe
             "takes the model's single score and asks no reward manager. Set a custom reward "
             "function that queries the model and returns {name: value}"
         )
-    declared, disagreed = scorers_bounds(config, sources)
+    _check_scorer_options(config, sources)
+    declared, disagreed = scorers_bounds(config, sources) if has_manager else ({}, set())
     settings = replace(settings, bounds={**declared, **settings.bounds})
     if uses_estimator and settings.combine is not None and settings.combine.needs_bounds:
         for name, term in (settings.rewards or {}).items():
@@ -200,16 +201,40 @@ def scorers_bounds(
 ) -> tuple[dict[str, tuple[float, float]], set[str]]:
     """{reward: bounds} on which our scorers of these sources agree, and the names of the others."""
     declared: dict[str, set[tuple[float, float]]] = {}
-    if uses_gdpo_manager(config) and config.reward.custom_reward_function.path is None:
+    if config.reward.custom_reward_function.path is None:
         options = plain(config.reward.get("reward_kwargs")) or {}
         declared = declared_bounds(BOUNDS if sources is None else sources, options)
     agreed = {name: pairs.copy().pop() for name, pairs in declared.items() if len(pairs) == 1}
     return agreed, {*declared} - {*agreed}
 
 
+def refuse_kl_in_reward(algorithm: Any) -> None:
+    """Raise ValueError if verl's `algorithm` block asks for what the estimator cannot use."""
+    if algorithm.get("use_kl_in_reward", False):
+        raise ValueError(
+            "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by "
+            "itself, which leaves no place for a penalty on their sum. Set it to False and use "
+            "actor_rollout_ref.actor.use_kl_loss=True"
+        )
+
+
 def uses_gdpo_manager(config: Any) -> bool:
+    """Whether the reward manager is named gdpo; a subclass of ours need not be."""
     manager = config.reward.reward_manager
     return bool(manager.source == "register" and manager.name == "gdpo")
+
+
+def _check_scorer_options(config: Any, sources: Iterable[str] | None) -> None:
+    """Raise ValueError for `reward.reward_kwargs` that nothing reads."""
+    options = plain(config.reward.get("reward_kwargs")) or {}
+    if not options or not uses_gdpo_manager(config):  # a subclass of ours may read them
+        return
+    if config.reward.custom_reward_function.path is not None:
+        raise ValueError(
+            f"reward.reward_kwargs={options}: with reward.custom_reward_function.path set, nothing "
+            "reads them. Options of your function go to reward.custom_reward_function.reward_kwargs"
+        )
+    check_options(options, SCORERS if sources is None else sources)
 
 
 def _batch_eps(

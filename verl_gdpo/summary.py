@@ -23,7 +23,7 @@ def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
     """Rows under `HEADER`; "-" where nothing was measured."""
     training, validation = training_rewards(metrics), validation_rewards(metrics)
     return [
-        (name, *_ends(training.get(name, {})), *_ends(validation.get(name, {})))
+        (printable(name), *_ends(training.get(name, {})), *_ends(validation.get(name, {})))
         for name in dict.fromkeys([*training, *validation])
     ]
 
@@ -39,21 +39,25 @@ def main(argv: Sequence[str]) -> int:
         print(f"usage: verl-gdpo summary RUN_FOLDER; got {list(argv)}", file=sys.stderr)
         return 2
     run = Path(argv[0])
-    metrics = read_metrics(run)
-    if not metrics:
-        print(f"{run}: no metrics yet ({run / 'metrics'} holds no step)", file=sys.stderr)
+    parts = {
+        "reward curves": None,
+        "metrics": run / "metrics",
+        "rollouts": run / "rollouts",
+        "checkpoint": _latest_checkpoint(run / "checkpoints"),
+        "log": run / "train.log",
+    }
+    if not any(path and path.exists() for path in parts.values()):
+        print(f"{run}: holds no {', '.join(parts)}: not the folder of a run", file=sys.stderr)
         return 1
-    picture = _draw_rewards(run, metrics)
-    print(f"\n{render(HEADER, reward_table(metrics))}\n")
+    metrics = read_metrics(run)
+    if metrics:
+        parts["reward curves"] = _draw_rewards(run, metrics)
+        print(f"\n{render(HEADER, reward_table(metrics))}\n")
+    else:
+        print(f"no step in {run / 'metrics'}, so no table: trainer.logger needs `file` for it")
     for gap in gaps(metrics):
         print(f"WARNING: {printable(gap)}")
-    for label, path in (
-        ("reward curves", picture),
-        ("metrics", run / "metrics"),
-        ("rollouts", run / "rollouts"),
-        ("checkpoint", _latest_checkpoint(run)),
-        ("log", run / "train.log"),
-    ):
+    for label, path in parts.items():
         print(f"{label:<14} {path if path and path.exists() else 'none'}")
     return 0
 
@@ -70,6 +74,7 @@ def _draw_rewards(run: Path, metrics: Metrics) -> Path:
     return picture
 
 
-def _latest_checkpoint(run: Path) -> Path | None:
-    folders = (run / "checkpoints").glob("global_step_*")
-    return max(folders, key=lambda path: int(path.name.rsplit("_", 1)[1]), default=None)
+def _latest_checkpoint(folder: Path) -> Path | None:
+    """The last one that is whole: verl (0.7.1 to 0.9) writes its step down once it is."""
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    return folder / f"global_step_{tracker.read_text().strip()}" if tracker.exists() else None

@@ -1,6 +1,10 @@
 """Which of verl's trainers GDPO runs on; README.md has the same table."""
 
 from types import MappingProxyType
+from typing import Any
+
+import verl
+from packaging.version import Version
 
 # {trainer: versions on which its tests ran}
 TRAINERS = MappingProxyType(
@@ -27,3 +31,18 @@ REFUSED = MappingProxyType(
         ),
     }
 )
+
+
+def refuse_trainer(config: Any) -> None:
+    """Raise ValueError if a configuration with gdpo is that of a trainer in `REFUSED`.
+
+    Relies on verl 0.7.1 to 0.9: `fully_async_policy` alone has `async_training` in its
+    configuration, and verl 0.8's `main_ppo_sync` alone sets `transfer_queue.enable` beforehand.
+    """
+    has_v1 = Version(verl.__version__) >= Version("0.9")
+    for trainer, is_meant in {
+        "fully_async_policy": config.get("async_training") is not None,
+        "main_ppo_sync": not has_v1 and config.transfer_queue.enable,
+    }.items():
+        if is_meant:
+            raise ValueError(f"gdpo does not run on {trainer}: {REFUSED[trainer]}")

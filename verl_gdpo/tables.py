@@ -1,7 +1,10 @@
 """Tables and model output for a terminal."""
 
+import os
+import signal
+import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
@@ -42,3 +45,21 @@ def shorten(text: str, width: int) -> str:
 def width_of(text: str) -> int:
     """Columns of a terminal; East Asian wide characters take two."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def let_go_of_stdout() -> None:
+    """What is printed from here on goes nowhere: its reader has gone, as behind `| head`."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def printing(main: Callable[[], int]) -> int:
+    """The exit code of a command; 141, and no traceback, when the reader of its output has gone."""
+    try:
+        code = main()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        let_go_of_stdout()
+        return 128 + signal.SIGPIPE

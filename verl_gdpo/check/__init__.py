@@ -25,7 +25,7 @@ from omegaconf import OmegaConf
 import verl_gdpo
 from verl_gdpo.check.data import DataFile, count_steps, pick_rows, read_files
 from verl_gdpo.check.report import Report, message_of
-from verl_gdpo.settings import GdpoSettings, settings_of_run
+from verl_gdpo.settings import GdpoSettings, settings_of_run, uses_gdpo_manager
 
 
 def compose_config(config_dir: Path, config_name: str, overrides: list[str]) -> Any:
@@ -98,16 +98,27 @@ def check_verls_rules(config: Any, _environment: str) -> list[str]:
 def check_settings(config: Any, training: Sequence[DataFile]) -> GdpoSettings:
     """The settings, with the bounds that the scorers of the training rows declare."""
     sources = {source for file in training for source in file.sources}
-    settings = settings_of_run(config, sources or None)
+    is_v1 = config.trainer.get("use_v1", False)
+    has_manager = uses_gdpo_manager(config) or (is_v1 and _has_subclass_of_ours(config))
+    settings = settings_of_run(config, sources or None, has_manager=has_manager)
     if settings is None:
         raise ValueError(
             "neither algorithm.adv_estimator nor reward.reward_manager.name is gdpo, so verl-gdpo "
             f"takes no part: got {config.algorithm.adv_estimator}, "
             f"{config.reward.reward_manager.name}"
         )
-    if not config.trainer.get("use_v1", False):
+    if not is_v1:
         _check_weights_without_steps(settings)
     return settings
+
+
+def _has_subclass_of_ours(config: Any) -> bool:
+    from verl_gdpo.reward_manager import runs_gdpo_manager
+
+    try:
+        return runs_gdpo_manager(config)
+    except Exception:  # the dry run, which makes the manager, says why it cannot be made
+        return False
 
 
 def _check_weights_without_steps(settings: GdpoSettings) -> None:
@@ -124,19 +135,11 @@ def check_trainer(config: Any, _settings: GdpoSettings, _environment: str) -> st
         return _check_legacy_trainer(config)
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from verl_gdpo.trainer import GdpoTrainer
-
     mode = config.trainer.v1.trainer_mode
     try:
         trainer_cls = get_trainer_cls(mode)
     except ValueError as error:
         raise ValueError(f"trainer.v1.trainer_mode={mode}: {error}") from error
-    if not issubclass(trainer_cls, GdpoTrainer):
-        raise ValueError(
-            f"trainer.v1.trainer_mode={mode}: {trainer_cls.__module__}.{trainer_cls.__name__} was "
-            "registered after verl-gdpo extended the others; register "
-            f"verl_gdpo.trainer.with_gdpo({trainer_cls.__name__}) instead"
-        )
     _check_filter(config)
     try:
         trainer_cls(deepcopy(config))  # checks and makes a buffer; its init() would start things

@@ -41,6 +41,8 @@ from verl_gdpo.cpu.demonstrations import (
     texts_of,
 )
 from verl_gdpo.cpu.tiny_model import make_tiny_model
+from verl_gdpo.lock import locked
+from verl_gdpo.tables import printing
 
 MARKER = "warm_start.json"
 ROWS = 16384  # made where no data is given
@@ -61,7 +63,8 @@ def make_policy(
 ) -> Path:
     """Make the policy in the folder `path`, or return at once if it is there already.
 
-    The folder appears only once complete, and replaces a policy made from anything else.
+    The folder appears only once complete, and replaces a policy made from anything else; a link
+    stays one. A second call for the same folder waits for the first.
 
     Args:
         seed: at least 0; of the initial weights, the habits and the order of the rows.
@@ -87,16 +90,26 @@ def make_policy(
             raise ValueError(f"warm start, {name}: got {value}; expected at least {least}")
     if not 0 < lr < math.inf:
         raise ValueError(f"warm start, lr: got {lr}; expected finite and above 0")
-    target = Path(path)
+    target = Path(path).resolve()
     settings = {"seed": seed, "steps": steps, "batch_size": batch_size, "lr": lr}
     settings |= {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers}
-    if (target.exists() or target.is_symlink()) and not (target / MARKER).is_file():
+    if target.exists() and not (target / MARKER).is_file():
         raise FileExistsError(f"{target} exists and is no warm start; choose another folder")
     rows = load_rows(data) if data is not None else _make_rows(seed)
     marker = {"fingerprint": _fingerprint({**settings, "threads": threads}, rows), **settings}
-    if target.exists() and _fingerprint_of(target) == marker["fingerprint"]:
-        return target
+    if _fingerprint_of(target) == marker["fingerprint"]:
+        return Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(target.with_name(f".{target.name}.lock"), str(target), wait=True):
+        if _fingerprint_of(target) != marker["fingerprint"]:  # nobody else made it meanwhile
+            _make(target, rows, marker, threads)
+    return Path(path)
+
+
+def _make(
+    target: Path, rows: Sequence[dict[str, Any]], marker: dict[str, Any], threads: int
+) -> None:
+    """Make the policy beside `target`, and put it there."""
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     threads_before = torch.get_num_threads()
     try:
@@ -106,20 +119,20 @@ def make_policy(
             texts=texts_of(rows),
             whole_tokens=WHOLE_TOKENS,
             vocab_size=1024,
-            hidden_size=hidden_size,
-            num_hidden_layers=num_hidden_layers,
+            hidden_size=marker["hidden_size"],
+            num_hidden_layers=marker["num_hidden_layers"],
             num_key_value_heads=4,
             max_position_embeddings=MAX_TOKENS,
-            seed=seed,
+            seed=marker["seed"],
         )
-        _train(folder, rows, seed, steps, batch_size, lr)
+        _train(folder, rows, marker["seed"], marker["steps"], marker["batch_size"], marker["lr"])
         (folder / MARKER).write_text(json.dumps(marker, indent=1) + "\n")
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():
+            target.rename(partial / "replaced")
         folder.rename(target)
     finally:
         torch.set_num_threads(threads_before)
         shutil.rmtree(partial, ignore_errors=True)
-    return target
 
 
 def _make_rows(seed: int) -> list[dict[str, Any]]:
@@ -149,7 +162,7 @@ def _fingerprint(settings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> st
 def _fingerprint_of(folder: Path) -> str | None:
     try:
         return str(json.loads((folder / MARKER).read_text())["fingerprint"])
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -217,6 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         print(make_policy(args.out, seed=args.seed, data=args.data))
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, ImportError) as error:
         print(f"warm start: error: {error}", file=sys.stderr)
         return 1
@@ -224,4 +239,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(printing(main))

@@ -94,8 +94,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if path is None:
         source = "no configuration of the run found, so its settings are taken to be the defaults"
     print(f"{len(files)} steps, {rollouts:,} rollouts; {source}")
-    if unfinished and (arguments.steps is None or int(unfinished.stem) in arguments.steps):
-        print(f"Step {unfinished.stem} is left out, {unfinished} has no end: {WRITING}.")
+    for path in unfinished:
+        if arguments.steps is None or int(path.stem) in arguments.steps:
+            print(f"Step {path.stem} is left out, {path} has no end: {WRITING}.")
     for arm in (own, *alternatives):
         print(f"{arm.name}: {printable(str(arm))}")
     reproduced = _say_reproduced(replay, path)

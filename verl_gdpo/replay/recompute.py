@@ -29,7 +29,7 @@ class Step:
     number: int
     rewards: RewardRows
     group_ids: npt.NDArray[Any]
-    tokens_B: Ints
+    tokens_B: Ints  # those that are trained
     logged_B: Floats
 
     @classmethod
@@ -45,7 +45,7 @@ class Step:
             number=number,
             rewards=reward_rows(rows, number),
             group_ids=np.array([row["group"] for row in rows]),
-            tokens_B=np.array([row["response_tokens"] for row in rows], dtype=np.int64),
+            tokens_B=np.array([row["trained_tokens"] for row in rows], dtype=np.int64),
             logged_B=logged_B,
         )
 

@@ -14,7 +14,10 @@ from verl_gdpo.reward_rows import RewardMatrix
 from verl_gdpo.rollouts import read_dump
 
 LOGGED = "logged"
-IDENTITY = ("group", "session", "uid", "data_source", "response_tokens")
+IDENTITY = (
+    *("group", "session", "uid", "data_source"),
+    *("response_tokens", "trained_tokens"),
+)
 
 Rows = Sequence[Mapping[str, Any]]
 

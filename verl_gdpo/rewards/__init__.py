@@ -21,6 +21,9 @@ BOUNDS: dict[str, Callable[..., Mapping[str, tuple[float, float]]]] = {"rlla": t
 REWARD_NAMES: dict[str, tuple[str, ...]] = {"rlla": ("format", "correctness", "length")}
 VERL_REWARD_NAMES = ("acc",)
 
+# keywords of every scorer that are no options
+GIVEN_BY_MANAGER = ("response_tokens", "step")
+
 # names that verl's own scorer of the same rows gives these rewards, for existing scripts
 VERL_NAMES: dict[str, dict[str, str]] = {
     "rlla": {"accuracy_reward": "correctness", "format_reward": "format"}
@@ -72,6 +75,35 @@ def _takes(scorer: Callable[..., Any], options: Mapping[str, Any]) -> bool:
     except TypeError:
         return False
     return True
+
+
+def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
+    """Check `reward.reward_kwargs` of a run whose rows have these data sources.
+
+    Raises:
+        ValueError: names an option that none of our scorers in use takes.
+    """
+    taken = {source: _options_of(source) for source in sources if source in SCORERS}
+    for name in options:
+        if not any(name in names for names in taken.values()):
+            takes = [f"rows of {source!r} take {names}" for source, names in taken.items()]
+            raise ValueError(
+                f"reward.reward_kwargs.{name}: no scorer of the training rows takes it "
+                f"({'; '.join(takes) or 'verl scores them, without options'}). Remove it; on the "
+                f"command line, ~reward.reward_kwargs.{name}"
+            )
+
+
+def options_for(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without those that are meant for the scorer of another data source."""
+    others = {name for other in SCORERS for name in _options_of(other)} - {*_options_of(source)}
+    return {name: value for name, value in options.items() if name not in others}
+
+
+def _options_of(source: str) -> list[str]:
+    parameters = inspect.signature(SCORERS[source]).parameters.values()
+    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    return [name for name in named if name not in GIVEN_BY_MANAGER]
 
 
 def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:

@@ -1,0 +1,57 @@
+"""Whether files are there that the same arguments and the same code have made.
+
+Each parquet file says what it was made from; another tool that writes the file again drops that.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_prep import DataError, schema, synthetic, synthetic_pool, tool_rl
+from data_prep.download import git_blob_id
+from verl_gdpo.rewards import tool_rl_format
+
+CODE = (schema, synthetic, synthetic_pool, tool_rl, tool_rl_format)  # what decides about rows
+
+
+def made_from(options: Mapping[str, Any]) -> str:
+    """Hash the code and the options that decide about rows; files among these by their content."""
+    digest = hashlib.sha256()
+    for module in CODE:
+        digest.update(Path(str(module.__file__)).read_bytes())
+    contents = {
+        name: git_blob_id(value) if isinstance(value, Path) else value
+        for name, value in options.items()
+    }
+    digest.update(json.dumps(contents, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def is_there(paths: Sequence[Path], wanted: str) -> bool:
+    """Whether all files are there and made from `wanted`.
+
+    Raises:
+        DataError: a file is there that data_prep did not write, and that must not be lost.
+    """
+    found = [_made_from(path) for path in paths if path.exists()]
+    return found == [wanted] * len(paths)
+
+
+def _made_from(path: Path) -> str:
+    try:
+        said = (pq.read_metadata(path).metadata or {}).get(schema.MADE_FROM)
+    except (pa.ArrowException, OSError) as error:
+        said, why = None, f"it cannot be read ({error})"
+    else:
+        why = "it does not say what it was made from, so data_prep did not write it"
+    if said is None:
+        raise DataError(
+            f"{path} is left as it is: {why}. Remove it, or train on it with "
+            "data.train_files=FILE data.val_files=FILE"
+        )
+    return str(said.decode())

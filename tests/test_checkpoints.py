@@ -1,0 +1,45 @@
+"""From which checkpoint a run goes on, through the method of verl's that reads it."""
+
+import pytest
+from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+
+from verl_gdpo.checkpoints import TRACKER, mend_tracker
+
+
+def checkpoint(folder, step, whole=True):
+    (folder / f"global_step_{step}" / "actor").mkdir(parents=True)
+    if whole:
+        (folder / f"global_step_{step}" / "data.pt").touch()
+
+
+def test_what_a_full_disk_left_empty_is_the_newest_whole_checkpoint(tmp_path):
+    for step in (3, 9, 10):
+        checkpoint(tmp_path, step)
+    checkpoint(tmp_path, 11, whole=False)
+    (tmp_path / TRACKER).write_text("")
+    with pytest.raises(ValueError, match="invalid literal for int"):
+        find_latest_ckpt_path(tmp_path)  # verl by itself
+    mend_tracker(tmp_path)
+    assert find_latest_ckpt_path(tmp_path) == f"{tmp_path}/global_step_10"
+
+
+def test_a_tracker_is_left_as_it_is(tmp_path):
+    mend_tracker(tmp_path)  # nothing was saved
+    assert not (tmp_path / TRACKER).exists()
+    checkpoint(tmp_path, 3)
+    checkpoint(tmp_path, 6)
+    (tmp_path / TRACKER).write_text("3")
+    mend_tracker(tmp_path)
+    assert (tmp_path / TRACKER).read_text() == "3"
+
+
+@pytest.mark.parametrize(
+    ("said", "there", "has"),
+    [("6", [3], r"\[3\] whole"), ("six", [3], r"\[3\] whole"), ("", [], "no whole")],
+)
+def test_a_checkpoint_that_is_not_there_is_no_start_from_scratch(tmp_path, said, there, has):
+    for step in there:
+        checkpoint(tmp_path, step)
+    (tmp_path / TRACKER).write_text(said)
+    with pytest.raises(ValueError, match=f"says '{said}', but .* has {has}.* delete it"):
+        mend_tracker(tmp_path)

@@ -1,0 +1,246 @@
+"""`run_tool_rl.sh` with a Python that only notes how it is called: which stages run, and with what.
+
+`test_script.py` runs the stages themselves.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+REPO = Path(__file__).resolve().parents[1]
+PYTHON = r"""#!/bin/bash
+call=$(mktemp "$CALLS/XXXXXX")
+printf '%s\0' "$PWD" "$@" >"$call"
+[[ $* != *verl_gdpo.launch* ]] || exit "${LAUNCH_EXIT:-0}"
+"""
+TRACKER = "checkpoints/latest_checkpointed_iteration.txt"
+OWN_DATA = ("data.train_files=a", "data.val_files=b")
+
+
+def program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository whose environment is there, and a folder `home` to stand in."""
+    root = tmp_path / "repo"
+    program(root / "setup_env.sh", f'#!/bin/bash\necho "{root}/venv-$1"\n')
+    for hardware in ("cpu", "gpu"):
+        program(root / f"venv-{hardware}" / "bin" / "python", PYTHON)
+    shutil.copy(REPO / "run_tool_rl.sh", root)
+    (root / "recipes" / "hardware").mkdir(parents=True)
+    for hardware in ("cpu", "1gpu", "8gpu"):
+        (root / "recipes" / "hardware" / f"{hardware}.yaml").touch()
+    for folder in ("deep/home", "calls", "bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return root
+
+
+def call(checkout, *arguments, script=None, hardware="cpu"):
+    """The script as called by somebody who stands in `home`."""
+    chosen = [f"hardware={hardware}"] if hardware else []
+    return subprocess.run(
+        [script or checkout / "run_tool_rl.sh", *chosen, *arguments],
+        cwd=checkout.parent / "deep" / "home",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def stages(checkout):
+    """{module, with its command: (folder, arguments)} of what was run."""
+    found = {}
+    for path in (checkout.parent / "calls").iterdir():
+        folder, *arguments = path.read_text().split("\0")[:-1]
+        module, command = arguments[arguments.index("-m") + 1 :][:2]
+        name = f"verl-gdpo {command}" if module == "verl_gdpo" else module
+        found[name] = Path(folder), arguments
+        path.unlink()
+    return found
+
+
+def overrides(arguments):
+    """{key: value} as Hydra reads the training's; a later one wins."""
+    given = arguments[arguments.index("train") + 1 :]
+    parsed = OverridesParser.create().parse_overrides(given)
+    return {override.key_or_group: override.value() for override in parsed}
+
+
+def launched(checkout):
+    """(run folder, what Hydra reads, the folder stood in) of the one training."""
+    folder, arguments = stages(checkout)["verl_gdpo.launch"]
+    return Path(arguments[arguments.index("--run-dir") + 1]), overrides(arguments), folder
+
+
+def test_help_from_anywhere(checkout):
+    (checkout.parent / "bin" / "train").symlink_to(checkout / "run_tool_rl.sh")
+    for script in ("../../repo/run_tool_rl.sh", "train", checkout / "run_tool_rl.sh"):
+        done = call(checkout, "--help", script=script, hardware=None)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "./run_tool_rl.sh [--resume [RUN_FOLDER]]" in done.stdout
+        assert "Every number is in recipes/." in done.stdout and "pipefail" not in done.stdout
+    assert stages(checkout) == {}
+
+
+def test_every_stage_of_a_run(checkout):
+    done = call(checkout, "estimator=grpo")
+    assert (done.returncode, done.stderr) == (0, "")
+    ran = stages(checkout)
+    names = ["data_prep", "verl-gdpo check", "verl-gdpo summary"]
+    assert sorted(ran) == [*names, "verl_gdpo.cpu.warm_start", "verl_gdpo.launch"]
+    _, arguments = ran["verl_gdpo.launch"]
+    assert "--end-with-parent" in arguments
+    (run,) = (checkout / "runs").iterdir()
+    assert overrides(arguments) == {
+        "task": "tool_rl",
+        "hardware": "cpu",
+        "data_dir": str(checkout / "data"),
+        "estimator": "grpo",
+        "run_dir": str(run),
+    }
+    assert arguments[arguments.index("--config-dir") + 1] == str(checkout / "recipes")
+    assert ran["verl-gdpo summary"][1][-1] == str(run)
+
+
+def test_the_runs_exit_code(checkout, monkeypatch):
+    monkeypatch.setenv("LAUNCH_EXIT", "137")
+    assert call(checkout).returncode == 137
+    assert "verl-gdpo summary" not in stages(checkout)
+
+
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_what_is_overridden_is_not_made(checkout, prefix):
+    made = {"data_prep", "verl_gdpo.cpu.warm_start"}
+    call(checkout, *(prefix + each for each in (*OWN_DATA, "actor_rollout_ref.model.path=m")))
+    assert not made & {*stages(checkout)}
+    call(checkout, prefix + OWN_DATA[0], "+text='a data.val_files=b'")
+    assert made <= {*stages(checkout)}
+
+
+def test_paths_are_relative_to_where_the_user_stands(checkout):
+    home = checkout.parent / "deep" / "home"
+    (home / "run" / "checkpoints").mkdir(parents=True)
+    (home / "run" / TRACKER).write_text("3")
+    call(checkout, "data.train_files=my.parquet", "--resume", "run/")
+    ran = stages(checkout)
+    assert ran["data_prep"][0] == ran["verl_gdpo.cpu.warm_start"][0] == checkout
+    assert ran["verl-gdpo check"][0] == ran["verl_gdpo.launch"][0] == home
+    arguments = ran["verl_gdpo.launch"][1]
+    assert overrides(arguments)["data.train_files"] == "my.parquet"
+    assert overrides(arguments)["run_dir"] == str(home / "run")
+
+
+@pytest.mark.parametrize("name", ["a,b=c", "d (e", "it's", "#f", "ä ö", "[g]", "{h: i}", "$j"])
+def test_a_folder_of_any_name_is_resumed(checkout, name):
+    run = checkout.parent / "deep" / "home" / name
+    (run / "checkpoints").mkdir(parents=True)
+    (run / TRACKER).write_text("3")
+    assert call(checkout, "--resume", name).returncode == 0
+    folder, given, _ = launched(checkout)
+    assert folder == run
+    assert given["run_dir"] == str(run)
+
+
+def test_the_latest_run_is_resumed(checkout):
+    for day in (3, 1, 2):
+        (checkout / "runs" / f"tool_rl-2026-01-0{day}" / "checkpoints").mkdir(parents=True)
+    latest = checkout / "runs" / "tool_rl-2026-01-03"
+    (latest / TRACKER).write_text("3")
+    for more in ([], ["estimator=grpo"], ["--time-limit", "1"]):
+        call(checkout, "--resume", *more)
+        assert launched(checkout)[0] == latest
+
+
+def test_a_run_without_a_whole_checkpoint_is_not_resumed(checkout):
+    (checkout / "runs" / "tool_rl-1" / "checkpoints" / "global_step_3").mkdir(parents=True)
+    done = call(checkout, "--resume")
+    assert done.returncode == 2
+    assert f"nothing to resume in '{checkout}/runs/tool_rl-1': no checkpoint" in done.stderr
+    assert stages(checkout) == {}
+
+
+def test_two_starts_in_one_second_have_two_folders(checkout):
+    program(checkout.parent / "bin" / "date", "#!/bin/sh\necho 2026-01-01_00-00-00\n")
+    folders = []
+    for _ in range(3):
+        call(checkout)
+        folders.append(launched(checkout)[0])
+    assert [folder.name.rpartition("_")[2] for folder in folders] == [
+        "00-00-00",
+        "00-00-00-2",
+        "00-00-00-3",
+    ]
+    assert sorted(folders) == sorted((checkout / "runs").iterdir())
+
+
+def test_a_folder_of_the_users_choice(checkout):
+    assert call(checkout, "run_dir=deep/mine").returncode == 0
+    mine = checkout.parent / "deep" / "home" / "deep" / "mine"
+    folder, given, _ = launched(checkout)
+    assert folder == mine and given["run_dir"] == str(mine)
+    assert not (checkout / "runs").exists()
+    (mine / "metrics").mkdir(parents=True)
+    done = call(checkout, "run_dir=deep/mine")
+    assert done.returncode == 2 and "go on with it: --resume deep/mine" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("visible", "found", "hardware"),
+    [
+        (None, 0, "cpu"),
+        (None, 8, "8gpu"),
+        ("", 8, "cpu"),
+        ("-1", 8, "cpu"),
+        ("3", 8, "1gpu"),
+        ("0,1,2,3,4,5,6,7", 8, "8gpu"),
+        ("0,1", 1, "1gpu"),
+        ("0", 0, "cpu"),
+    ],
+)
+def test_hardware_is_what_is_visible(checkout, monkeypatch, visible, found, hardware):
+    lines = "".join(f"GPU {i}: NVIDIA (UUID: GPU-{i})\\n" for i in range(found))
+    program(checkout.parent / "bin" / "nvidia-smi", f"#!/bin/sh\nprintf '{lines}'\n")
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert f"hardware={hardware}\n" in call(checkout, hardware=None).stdout
+    assert launched(checkout)[1]["hardware"] == hardware
+
+
+@pytest.mark.parametrize("script", ["run_tool_rl.sh", "setup_env.sh", "tests/run.sh"])
+def test_another_system_is_told_what_is_needed(checkout, script):
+    program(checkout.parent / "bin" / "uname", "#!/bin/sh\necho Darwin\n")
+    (checkout / "tests").mkdir()
+    for name in ("setup_env.sh", "tests/run.sh"):
+        shutil.copy(REPO / name, checkout / name)
+    done = call(checkout, script=checkout / script, hardware=None)
+    assert done.returncode == 2
+    assert "needs Linux, or WSL2 on Windows; this is Darwin" in done.stderr
+    assert stages(checkout) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--resume", "nowhere"], "nothing to resume in 'nowhere'"),
+        (["hardware=9gpu"], "no recipes/hardware/9gpu.yaml"),
+        (["steps"], "expected key=value"),
+        (["--steps=3"], "expected key=value"),
+        (["--time-limit"], "--time-limit needs seconds"),
+    ],
+)
+def test_refused_arguments(checkout, arguments, message):
+    done = call(checkout, *arguments, hardware=None)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert stages(checkout) == {}

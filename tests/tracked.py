@@ -1,0 +1,13 @@
+"""What git knows of the repository: tests depend on nothing else that lies in its folder."""
+
+import subprocess
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+
+
+def tracked_files():
+    """Relative to the repository; without those that have been deleted."""
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=REPO, capture_output=True, check=True)
+    names = [name for name in done.stdout.decode().split("\0") if name]
+    return [Path(name) for name in names if (REPO / name).exists()]
