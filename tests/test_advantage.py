@@ -1,6 +1,7 @@
 """The advantage against the paper's numbers, a naive loop, and the laws that follow from it."""
 
 import itertools
+import re
 from math import comb, sqrt
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.advantage.equation import compute_gdpo_scalars, spread_over_tokens
+from verl_gdpo.advantage.group_norm import normalize_groups
 
 GRPO = {"group_norm": "summed", "batch_norm": "none"}
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
@@ -291,6 +293,50 @@ def test_missing_values_leave_the_group_statistics():
     assert scalars(rewards, [0] * 4, present_BK=present).z_BK[:, 1].tolist() == [0.0] * 4
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_the_batch_step_takes_no_mean_for_rounding_but_what_is(scale):
+    """Whatever the unit of S."""
+    S_B = torch.tensor([1.0, 2.0, 4.0, 0.0], dtype=torch.float64)
+
+    def given(*_):
+        return scale * S_B
+
+    rewards, groups = [[0.0], [1.0], [0.0], [1.0]], [0, 0, 1, 1]
+    A = scalars(rewards, groups, combine=given, **BARE).A_B
+    torch.testing.assert_close(A, (S_B - 1.75) / S_B.std())
+    means = []
+    for seed in range(10):
+        rewards, groups = random_batch(seed, n=40)
+        rewards[8:12] = 0.3
+        result = scalars(rewards, groups, weights=[scale] * 3, **BARE)
+        means.append(result.S_B.mean().item())
+        assert not result.A_B[8:12].any()
+    assert any(means)
+
+
+def test_an_S_that_is_constant_is_0_without_eps_and_beside_padding():
+    def constant(*_):
+        return torch.full((4,), 0.3, dtype=torch.float64)
+
+    rewards, groups, padding = [[0.0], [1.0], [0.0], [1.0]], [0, 0, 1, 1], [True] * 3 + [False]
+    for valid in (None, padding):
+        result = scalars(rewards, groups, combine=constant, valid_B=valid, **BARE)
+        assert not result.A_B.any()
+    by_token = {"batch_norm": "token", "token_count_B": [3, 2, 1, 0]}
+    assert not scalars(rewards, groups, combine=constant, **by_token, **BARE).A_B.any()
+    assert not scalars([[1.0]], [0], **BARE).A_B.any()
+
+
+def test_samples_without_tokens_are_no_constant_batch():
+    """Step 3 goes over tokens; a sample without any still gets an advantage."""
+    rewards, groups = [[0.0], [1.0], [5.0], [9.0]], [0, 0, 1, 1]
+    counts = {"batch_norm": "token", "token_count_B": [4, 4, 0, 0], "eps": 0}
+    # the tokens have S = -h and h: std^2 = 8 h^2 / 7
+    expected = sqrt(7 / 8)
+    A = scalars(rewards, groups, **counts).A_B.tolist()
+    assert pytest.approx([-expected, expected] * 2) == A
+
+
 def test_padding_enters_no_statistic_whatever_it_holds():
     rewards, groups = random_batch(n=8)
     nan = torch.full((3, 3), float("nan"), dtype=torch.float64)
@@ -403,7 +449,47 @@ def test_a_reward_alone_is_never_taken_for_rounding(low, step, dtype, beside):
     assert pytest.approx([-sqrt(0.5), sqrt(0.5)]) == S
 
 
+def test_how_much_may_be_rounding():
+    rewards = torch.tensor([[-3.0, 7.0], [1.0, 7.0], [0.0, 7.0]], dtype=torch.float64)
+    present = torch.tensor([[True, True], [True, True], [True, False]])
+    groups = (torch.tensor([0, 0, 1]), 3)  # the last group is empty
+    z_BK, rounding_GK = normalize_groups(rewards, present, *groups, eps=0.5, precision=1e-3)
+    # half the precision of 3 twice, and 2 terms of the mean and 2 of the sum; std = sqrt(8)
+    eps64 = 2**-52
+    expected = (1e-3 + 4 * eps64 / 2) * 3 / (sqrt(8) + 0.5)
+    assert rounding_GK.tolist() == [[pytest.approx(expected, rel=1e-15), 0.0], [0.0] * 2, [0.0] * 2]
+    assert z_BK[:, 0].tolist() == pytest.approx([-2 / (sqrt(8) + 0.5), 2 / (sqrt(8) + 0.5), 0])
+    # at most a quarter of the range; without a std, in units of the reward
+    z_BK, rounding_GK = normalize_groups(rewards, present, *groups, eps=None, precision=1.0)
+    assert rounding_GK.tolist() == [[1.0, 0.0], [0.0] * 2, [0.0] * 2]
+    assert z_BK[:, 0].tolist() == [-2.0, 2.0, 0.0]
+
+
 # --- inputs --------------------------------------------------------------------------------------
+
+
+OPTIONS = {
+    "weights": [1.0, 5.0],
+    "present_BK": [[True, i % 3 > 0] for i in range(12)],
+    "valid_B": [i != 5 for i in range(12)],
+    "group_norm": "summed",
+    "normalize_by_std": False,
+    "batch_norm": "token",
+    "eps": 0.25,
+    "batch_eps": 0.5,
+    "batch_var_eps": 2.0,
+    "combine": lambda z_BK, *_: z_BK[:, 0],
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_both_functions_have_the_same_options(name):
+    mask, option = mask_of(PARITY_LENGTHS), {name: OPTIONS[name]}
+    lengths = {"token_count_B": PARITY_LENGTHS} if name == "batch_norm" else {}
+    expected = scalars(PARITY_REWARDS, PARITY_GROUPS, **option, **lengths).A_B
+    assert (expected - scalars(PARITY_REWARDS, PARITY_GROUPS).A_B).abs().max() > 1e-3
+    actual = compute_gdpo_advantage(PARITY_REWARDS, PARITY_GROUPS, mask, **option)
+    torch.testing.assert_close(actual, spread_over_tokens(expected, mask))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -457,7 +543,9 @@ def test_group_ids_of_any_kind(ids):
     ],
 )
 def test_other_group_ids_are_refused(ids):
-    with pytest.raises(TypeError, match="all integers or all strings"):
+    got = sorted({type(i).__name__ for i in (ids.tolist() if hasattr(ids, "tolist") else ids)})
+    message = f"group_ids: expected all integers or all strings, got {got}"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
         compute_gdpo_scalars([[1.0], [2.0]], ids)
 
 

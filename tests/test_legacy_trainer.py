@@ -194,11 +194,16 @@ def test_the_grpo_arm_on_the_legacy_trainer(monkeypatch):
         assert "gdpo/batch_norm_mean" not in logged
 
 
-@pytest.fixture
-def wired(monkeypatch):
-    """A trainer with these overrides has loaded its data: what compute_advantage then knows."""
+@pytest.fixture(autouse=True)
+def no_trainer(monkeypatch):
+    """What one trainer has told compute_advantage is gone before the next test."""
     monkeypatch.setattr(legacy_trainer, "has_gdpo_manager", False)
     monkeypatch.setattr(legacy_trainer, "run_bounds", {})
+
+
+@pytest.fixture
+def wired():
+    """A trainer with these overrides has loaded its data: what compute_advantage then knows."""
     loaded = []
     load = legacy_trainer.checking_settings(lambda self, *args: loaded.append(args))
 

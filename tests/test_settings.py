@@ -260,6 +260,9 @@ def test_combine():
     setting = {"name": "dara", "mode": "asymmetric", "maximum": 3}
     expected = CombineSetting("dara", {"mode": "asymmetric", "maximum": 3})
     assert read(gdpo={"combine": setting}).combine == expected
+    assert read(gdpo={"combine": "dvao"}).combine == CombineSetting("dvao", {})
+    without_std = read(gdpo={"combine": "dara"}, norm_adv_by_std_in_grpo=False)
+    assert without_std.combine == CombineSetting("dara", {})
 
 
 @pytest.mark.parametrize(
@@ -291,6 +294,11 @@ def test_combine():
             {"combine": "dvao", "rewards": {"a": 1, "b": {"weight": {0: 1.0, 9: -1.0}}}},
             "gdpo.combine: dvao: expected weights of 0 or more, got [1.0, -1.0]",
         ),
+        (
+            {"combine": "dvao", "rewards": {"a": -0.1}},
+            "gdpo.combine: dvao: expected weights of 0 or more, got [-0.1]",
+        ),
+        ({"combine": {"name": "rvpo", "kk": 1}}, "gdpo.combine.kk: unknown setting"),
         ({"combine": "dara", "group_norm": "summed"}, "combine=dara with group_norm=summed"),
         (
             {"rewards": {"a": {"bounds": 1}}},
@@ -321,6 +329,10 @@ def test_refused_variants_and_dialects(gdpo, message):
     [
         ({"combine": "dvao"}, "algorithm.norm_adv_by_std_in_grpo=False would do nothing"),
         ({"dialect": "trl"}, "algorithm.norm_adv_by_std_in_grpo=False contradicts algorithm.gdpo"),
+        (
+            {"dialect": "trl", "normalize_by_std": False},
+            "algorithm.gdpo.normalize_by_std=False contradicts algorithm.gdpo.dialect=trl",
+        ),
     ],
 )
 def test_what_contradicts_the_inherited_std(gdpo, message):

@@ -293,6 +293,13 @@ def test_rvpo_with_large_k_is_the_minimum():
     assert_same(large.S_B, large.z_BK.amin(dim=1), atol=2e-9)
 
 
+def test_rvpo_where_the_lowest_reward_has_next_to_no_weight():
+    # the mean of exp(-k (z - low)) is then far below 1: 1e-20 + exp(-2 k h)
+    S = by_hand([[0, 1], [1, 0]], [0, 0], functools.partial(rvpo, k=20.0), weights=[1e-20, 1])
+    mean = 1e-20 + math.exp(-40 * H)
+    assert S[0] == pytest.approx(-H - math.log(mean) / 20, rel=1e-12)
+
+
 def test_rvpo_lies_between_the_minimum_and_the_mean():
     rewards, groups = random_batch()
     result = of(functools.partial(rvpo, k=1.0), rewards, groups)
@@ -314,6 +321,15 @@ def test_dara_with_maximum_1_is_gdpo_in_both_modes():
     for mode in ("symmetric", "asymmetric"):
         combine = functools.partial(dara, mode=mode, maximum=1.0)
         assert_same(of(combine, RARE, PAIRS).A_B, of(None, RARE, PAIRS).A_B)
+
+
+def test_dara_multiplies_by_5_at_most_unless_told():
+    # the first reward varies in 49 pairs, the second in one: the root of 49 is 7
+    rewards = [[0.0, 0.0], [1.0, 1.0]] + [[0.0, 0.5], [1.0, 0.5]] * 48
+    groups = [i // 2 for i in range(98)]
+    assert by_hand(rewards, groups, dara)[1] == pytest.approx((1 + 5) * H)
+    more = functools.partial(dara, maximum=9)
+    assert by_hand(rewards, groups, more)[1] == pytest.approx((1 + 7) * H)
 
 
 def test_sa_mrpo_with_gamma_0_is_gdpo():
@@ -478,6 +494,35 @@ def test_a_value_may_miss_its_bounds_by_a_float32_rounding():
     assert S_B.tolist() == pytest.approx([-0.5, 0.5])
 
 
+def test_a_value_may_leave_its_bounds_by_a_millionth_of_their_distance():
+    def of(value, low, high):
+        combine = functools.partial(sa_mrpo, bounds_K=[(low, high)])
+        return by_hand([[value], [(low + high) / 2]], [0, 0], combine)
+
+    for low, high in ((0.0, 1.0), (100.0, 104.0)):
+        slack = 1e-6 * (high - low)
+        # more than all of the room is none of it, not the root of a number below 0
+        for value in (low - slack, low, high, high + slack):
+            assert all(map(math.isfinite, of(value, low, high)))
+        for value in (low - 1.01 * slack, high + 1.01 * slack):
+            with pytest.raises(ValueError, match=r"sa_mrpo bounds_K\[0\].*: a reward is"):
+                of(value, low, high)
+
+
+def test_outside_its_bounds_the_room_of_a_reward_is_none_or_all():
+    # means of the batch: 1 + 1e-7 of the range above, and below, what is left to reach
+    for values, room in (([1.0, 1.0 + 2e-7], 0.0), ([0.0, -2e-7], 1.0)):
+        combine = functools.partial(sa_mrpo, bounds_K=[(0, 1)], gamma=1)
+        S = by_hand([[value] for value in values], [0, 0], combine)
+        assert max(map(abs, S)) == pytest.approx(room * H, abs=1e-9)
+
+
+def test_the_value_furthest_outside_is_named():
+    combine = functools.partial(sa_mrpo, bounds_K=[(1, 3)])
+    with pytest.raises(ValueError, match=r"bounds_K\[0\]=\(1, 3\): a reward is -10.0"):
+        by_hand([[12], [-10]], [0, 0], combine)
+
+
 # --- refused -------------------------------------------------------------------------------------
 
 SIMPLE = ([[0.0, 1.0], [1.0, 3.0]], [0, 0])
@@ -502,6 +547,16 @@ SIMPLE = ([[0.0, 1.0], [1.0, 3.0]], [0, 0])
         (functools.partial(sa_mrpo, bounds_K=[(0, 1), None]), {}, r"bounds_K\[1\]: expected \("),
         (functools.partial(sa_mrpo, bounds_K=[(1, 1), (0, 3)]), {}, r"bounds_K\[0\]: expected \("),
         (
+            functools.partial(sa_mrpo, bounds_K=[(-math.inf, 1), (0, 3)]),
+            {},
+            r"bounds_K\[0\]: expected \(",
+        ),
+        (
+            functools.partial(sa_mrpo, bounds_K=[(0, 1), (0, math.inf)]),
+            {},
+            r"bounds_K\[1\]: expected \(",
+        ),
+        (
             functools.partial(sa_mrpo, bounds_K=[(0, 1), (0, 2)]),
             {},
             r"bounds_K\[1\]=\(0, 2\): a reward is 3.0",
@@ -522,8 +577,17 @@ def test_a_function_of_ones_own():
         assert rewards_BK.tolist() == SIMPLE[0]
         assert (group_index_B.tolist(), weights_K.tolist()) == ([0, 0], [2.0, 1.0])
         assert present_BK.all() and valid_B.all()
+        assert {z_BK.dtype, rewards_BK.dtype, weights_K.dtype} == {torch.float64}
         return z_BK.prod(dim=1).float()
 
     result = of(product, *SIMPLE, weights=[2, 1], eps=0, batch_norm="none")
     assert result.S_B.tolist() == pytest.approx([0.5, 0.5])
     assert result.S_B.dtype == torch.float64
+
+
+def test_weights_are_1_unless_told():
+    def weights(z_BK, rewards_BK, group_index_B, weights_K, present_BK, valid_B):
+        assert (weights_K.tolist(), weights_K.dtype) == ([1.0, 1.0], torch.float64)
+        return z_BK.sum(dim=1)
+
+    of(weights, *SIMPLE)

@@ -199,8 +199,7 @@ def compute_gdpo_scalars(
         rewards_BK,
         present_BK,
         *groups,
-        normalize_by_std=normalize_by_std,
-        eps=eps,
+        eps=eps if normalize_by_std else None,
         precision=precision,
     )
     if combine is None:
@@ -239,10 +238,10 @@ def _normalize_batch(
     counted_B = count_B > 0
     low = S_B.masked_fill(~counted_B, torch.inf).min()
     high = S_B.masked_fill(~counted_B, -torch.inf).max()
-    mean = (S_B * count_B).sum() / total.clamp(min=1)
+    mean = (S_B * count_B).sum() / total
     # complete groups sum to 0: a mean within rounding of it must not move groups without signal
     rounding = torch.finfo(torch.float64).eps * len(S_B) * S_B.abs().max()
     mean = torch.where(mean.abs() <= rounding, 0.0, mean)
-    variance = ((S_B - mean).square() * count_B).sum() / (total - 1).clamp(min=1)
+    variance = ((S_B - mean).square() * count_B).sum() / (total - 1)
     A_B = (S_B - mean) / ((variance + var_eps).sqrt() + eps)
     return torch.where(valid_B & (high > low), A_B, 0.0)

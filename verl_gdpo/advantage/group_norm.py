@@ -14,8 +14,7 @@ def normalize_groups(
     group_B: torch.Tensor,
     group_count: int,
     *,
-    normalize_by_std: bool,
-    eps: float,
+    eps: float | None,
     precision: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """z_BK, and rounding_GK: up to how far from 0 a z of the group may be by rounding alone.
@@ -24,6 +23,7 @@ def normalize_groups(
 
     Args:
         rewards_BK: float64, 0 where absent.
+        eps: added to the std; None only subtracts the mean.
         precision: relative distance of neighbouring numbers in the format that the rewards had.
     """
     shape_GK = (group_count, rewards_BK.shape[1])
@@ -31,8 +31,9 @@ def normalize_groups(
     def group_sum(values_BK: torch.Tensor) -> torch.Tensor:
         return rewards_BK.new_zeros(shape_GK).index_add_(0, group_B, values_BK)
 
+    # where a group has no value, or one, 0 / 0 below is of no use to anybody: nothing varies there
     count_GK = group_sum(present_BK.to(torch.float64))
-    mean_GK = group_sum(rewards_BK * present_BK) / count_GK.clamp(min=1)
+    mean_GK = group_sum(rewards_BK * present_BK) / count_GK
     centred_BK = (rewards_BK - mean_GK[group_B]) * present_BK
 
     index_BK = group_B[:, None].expand_as(rewards_BK)
@@ -49,9 +50,8 @@ def normalize_groups(
     terms_GK = count_GK + shape_GK[1]
     rounding_GK = (precision + terms_GK * EPS64 / 2) * torch.maximum(high_GK, -low_GK)
     rounding_GK = torch.minimum(rounding_GK, (high_GK - low_GK) / 4)
-    if normalize_by_std:
-        variance_GK = group_sum(centred_BK.square()) / (count_GK - 1).clamp(min=1)
-        scale_GK = variance_GK.sqrt() + eps
+    if eps is not None:
+        scale_GK = (group_sum(centred_BK.square()) / (count_GK - 1)).sqrt() + eps
         centred_BK, rounding_GK = centred_BK / scale_GK[group_B], rounding_GK / scale_GK
     z_BK = torch.where(varies_GK[group_B] & present_BK, centred_BK, 0.0)
     return z_BK, torch.where(varies_GK, rounding_GK, 0.0)
@@ -83,8 +83,7 @@ def centred_sum(
         valid_BK,
         group_B,
         group_count,
-        normalize_by_std=False,
-        eps=0.0,
+        eps=None,
         precision=precision,
     )
     sum_B = (centred_BK * weights_K).sum(dim=1)

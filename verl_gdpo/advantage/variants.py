@@ -162,8 +162,8 @@ def gd2po(
     _check_number("gd2po tau", tau, at_least=0.0, at_most=1.0)
     contribution_BK = z_BK * weights_K
     S_B = contribution_BK.sum(dim=1)
-    conflict_B = (contribution_BK > 0).any(dim=1) & (contribution_BK < 0).any(dim=1)
-    dropped_B = conflict_B & (S_B.abs() < tau * contribution_BK.abs().sum(dim=1))
+    # without a conflict the two are equal
+    dropped_B = S_B.abs() < tau * contribution_BK.abs().sum(dim=1)
     return torch.where(dropped_B, 0.0, S_B)
 
 
@@ -190,7 +190,7 @@ def dvao(
         return values_BK.new_zeros(shape_GK).index_add_(0, group_index_B, values_BK)
 
     count_GK = group_sum(present_BK.to(z_BK.dtype))
-    mean_GK = group_sum(rewards_BK * present_BK) / count_GK.clamp(min=1)
+    mean_GK = group_sum(rewards_BK * present_BK) / count_GK
     # z says what is constant: there the mean may miss the values by a rounding
     centred_BK = torch.where(z_BK != 0, rewards_BK - mean_GK[group_index_B], 0.0)
     std_GK = (group_sum(centred_BK.square()) / (count_GK - 1).clamp(min=1)).sqrt()

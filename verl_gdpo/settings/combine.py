@@ -73,11 +73,11 @@ def read_combine(where: str, value: Any, weights: Sequence[float]) -> CombineSet
             f"{where}: {name} needs {absent}, as in {{name: {name}, {absent[0]}: ...}}"
         )
     setting = CombineSetting(name, parameters)
-    zero_BK = torch.zeros(1, len(weights), dtype=torch.float64)
-    sample, weights_K = torch.ones(1, dtype=torch.bool), torch.tensor(weights).double()
+    zero_BK, weights_K = torch.zeros(1, len(weights)), torch.tensor(weights, dtype=torch.float64)
+    group_B, present_BK = torch.tensor([0]), zero_BK == 0
     function = setting.function([(0.0, 1.0)] * len(weights))
     try:
-        function(zero_BK, zero_BK, sample.long() - 1, weights_K, zero_BK == 0, sample)
+        function(zero_BK, zero_BK, group_B, weights_K, present_BK, present_BK[:, 0])
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     return setting

@@ -49,8 +49,8 @@ def check_dialect(settings: Any, block: Mapping[str, Any]) -> None:
     for key, value in read_dialect("", block.get("dialect")).items():
         got = getattr(settings, key)
         if got != value:
-            of_verl = key == "normalize_by_std" and block.get(key) is None
-            set_key = "norm_adv_by_std_in_grpo" if of_verl else f"gdpo.{key}"
+            # only verl's own setting is there without being in the block
+            set_key = "norm_adv_by_std_in_grpo" if block.get(key) is None else f"gdpo.{key}"
             raise ValueError(
                 f"algorithm.{set_key}={got} contradicts "
                 f"algorithm.gdpo.dialect={block['dialect']}, which stands for "

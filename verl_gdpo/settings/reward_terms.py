@@ -150,7 +150,7 @@ def check_keys(where: str, block: Mapping[Any, Any], known: Sequence[str]) -> No
 
 def hint(name: object, known: Sequence[str]) -> str:
     """The end of a message about a name that is not among the known."""
-    close = difflib.get_close_matches(str(name), known, n=1)
+    close = difflib.get_close_matches(str(name), known)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {list(known)}"
 
 

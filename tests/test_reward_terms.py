@@ -1,0 +1,166 @@
+"""What a configured reward contributes: read from the configuration, weighed, on its condition."""
+
+import re
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_gdpo.settings.reward_terms import (
+    Condition,
+    RewardTerm,
+    check_keys,
+    hint,
+    plain,
+    read_terms,
+    rewards_of,
+    weighted_sum,
+)
+
+SCHEDULE = {10: 1.0, 20: 0.0, 40: 5.0}
+
+
+@pytest.mark.parametrize(
+    ("step", "weight"), [(0, 1.0), (10, 1.0), (15, 0.5), (20, 0.0), (36, 4.0), (99, 5.0)]
+)
+def test_a_schedule_is_linear_between_its_points(step, weight):
+    term = RewardTerm(SCHEDULE)
+    assert term.weight_at(step) == pytest.approx(weight)
+    assert term.lowest_weight == 0.0
+    # 2 is missing: it adds nothing
+    terms = {"a": term, "b": RewardTerm(2.0), "c": RewardTerm(9.0)}
+    total = weighted_sum({"a": 3.0, "b": 0.5, "c": None}, terms, step)
+    assert total == pytest.approx(3 * weight + 1.0)
+
+
+def test_a_weight_that_is_0_now_and_then_is_used():
+    assert RewardTerm(SCHEDULE).is_used and RewardTerm(-0.5).is_used
+    assert not RewardTerm({0: 0.0, 9: 0.0}).is_used and not RewardTerm(0.0).is_used
+
+
+def test_points_of_a_schedule_in_any_order():
+    terms = read_terms("rewards", {"a": {"weight": {40: 5, 10: 1.0, 20: 0}}})
+    assert list(terms["a"].weight.items()) == [(10, 1.0), (20, 0.0), (40, 5.0)]
+
+
+def test_values_that_refer_to_others_are_resolved():
+    config = OmegaConf.create({"high": 3.0, "rewards": {"a": {"bounds": [0, "${high}"]}}})
+    assert plain(config.rewards) == {"a": {"bounds": [0, 3.0]}}
+    assert plain(7) == 7
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("1", "rewards: weight of 'a': expected a finite number, got '1'"),
+        (True, "rewards: weight of 'a': expected a finite number, got True"),
+        (float("inf"), "rewards: weight of 'a': expected a finite number, got inf"),
+        ({"weight": "1"}, "rewards.a.weight: expected a finite number, got '1'"),
+        ({"weight": {5: None}}, "rewards.a.weight.5: expected a finite number, got None"),
+        ({"weight": {}}, "rewards.a.weight: expected {training step >= 0: weight}, got {}"),
+        ({"weight": {-1: 1.0}}, "rewards.a.weight: expected {training step >= 0: weight}"),
+        ({"weight": {1.5: 1.0}}, "rewards.a.weight: expected {training step >= 0: weight}"),
+        ({"weight": {True: 1.0}}, "rewards.a.weight: expected {training step >= 0: weight}"),
+        ({"wieght": 1}, "rewards.a.wieght: unknown setting; did you mean 'weight'?"),
+        ({"otherwise": "zero"}, "rewards.a.otherwise=zero needs rewards.a.when"),
+        (
+            {"when": {"reward": "b", "at_least": 0}, "otherwise": "none"},
+            "rewards.a.otherwise: expected one of ['zero', 'missing'], got 'none'",
+        ),
+        ({"when": "b"}, "rewards.a.when: expected {reward: NAME, at_least: NUMBER}, got 'b'"),
+        ({"when": {"reward": "b"}}, "rewards.a.when: expected {reward: NAME, at_least: NUMBER}"),
+        (
+            {"when": {"reward": "b", "at_least": 0, "at_most": 1}},
+            "rewards.a.when: expected {reward: NAME, at_least: NUMBER}",
+        ),
+        (
+            {"when": {"reward": "b", "at_least": "1"}},
+            "rewards.a.when.at_least: expected a finite number, got '1'",
+        ),
+        (
+            {"when": {"reward": "a", "at_least": 0}},
+            "rewards.a.when.reward: expected the name of another reward than 'a', got 'a'",
+        ),
+        (
+            {"when": {"reward": "score", "at_least": 0}},
+            "expected the name of another reward than 'a', got 'score'",
+        ),
+        ({"when": {"reward": 1, "at_least": 0}}, "another reward than 'a', got 1"),
+        ({"bounds": "01"}, "rewards.a.bounds: expected [lowest, highest], got '01'"),
+        ({"bounds": [0, 1, 2]}, "rewards.a.bounds: expected [lowest, highest], got [0, 1, 2]"),
+        ({"bounds": [0, None]}, "rewards.a.bounds: expected a finite number, got None"),
+        ({"bounds": [1, 0]}, "rewards.a.bounds: expected the lowest value below the highest"),
+    ],
+)
+def test_what_cannot_be_meant_is_named(value, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_terms("rewards", {"a": value})
+
+
+def test_everything_that_can_be_said_of_a_reward():
+    said = {
+        "weight": 0.5,
+        "when": {"reward": "b", "at_least": 1},
+        "otherwise": "missing",
+        "bounds": [-3, 3],
+    }
+    expected = RewardTerm(0.5, Condition("b", 1.0), "missing", (-3.0, 3.0))
+    assert read_terms("rewards", {"a": said}) == {"a": expected}
+    assert read_terms("rewards", {"a": {}}) == {"a": RewardTerm(1.0, None, "zero", None)}
+    assert read_terms("rewards", {7: 1}) == {"7": RewardTerm(1.0)}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ({}, "rewards: expected at least one reward, got none"),
+        ({"a": 1, "score": 1}, "rewards: 'score' is verl's name for the sum"),
+        ({"a": 0, "b": {"weight": {0: 0}}}, "rewards: all weights are 0"),
+    ],
+)
+def test_rewards_that_train_nothing(rewards, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_terms("rewards", rewards)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"gdpo_reward_keys": "ab"}, "gdpo_reward_keys: expected a list of names, got 'ab'"),
+        ({"gdpo_reward_keys": [1]}, "gdpo_reward_keys: expected a list of names, got [1]"),
+        ({"gdpo_reward_keys": ["b", "a", "b"]}, "gdpo_reward_keys: named more than once: ['b']"),
+        (
+            {"gdpo_reward_keys": ["a"], "gdpo_reward_weights": "1"},
+            "gdpo_reward_weights: expected 1 numbers, one for each of gdpo_reward_keys=['a'], "
+            "got '1'",
+        ),
+        (
+            {"gdpo_reward_keys": ["a"], "gdpo_reward_weights": ["1"]},
+            "algorithm.gdpo_reward_keys: weight of 'a': expected a finite number, got '1'",
+        ),
+    ],
+)
+def test_verls_lists_that_cannot_be_meant(algorithm, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        rewards_of(algorithm, {})
+
+
+def test_verls_lists_are_another_way_to_say_rewards():
+    keys = {"gdpo_reward_keys": ["b", "a"]}
+    assert rewards_of(keys, {}) == {"b": RewardTerm(1.0), "a": RewardTerm(1.0)}
+    weighted = {**keys, "gdpo_reward_weights": [2, 0.5]}
+    assert rewards_of(OmegaConf.create(weighted), {}) == {
+        "b": RewardTerm(2.0),
+        "a": RewardTerm(0.5),
+    }
+    assert rewards_of({}, {}) is None
+    for both in (keys, {"gdpo_reward_weights": [1.0]}):
+        with pytest.raises(ValueError, match="say the same thing; give one of them"):
+            rewards_of(both, {"rewards": {"a": 1}})
+
+
+def test_hints_name_what_is_close_or_else_everything():
+    assert hint("formt", ["correctness", "format", "formal"]) == "; did you mean 'format'?"
+    assert hint(3, ["a", "b"]) == "; known: ['a', 'b']"
+    check_keys("here", {"a": 1}, ["a", "b"])
+    with pytest.raises(ValueError, match=r"here.c: unknown setting; known: \['a', 'b'\]"):
+        check_keys("here", {"a": 1, "c": 2}, ["a", "b"])
