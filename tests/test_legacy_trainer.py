@@ -22,7 +22,8 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.reward import extract_reward
 from verl_batch import GROUPS, REWARDS, algorithm, batch, verl_config
 
-from verl_gdpo.batch.rows import RewardError, current_input
+from verl_gdpo.batch.matrix import current_input
+from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.plugin import refusals
 from verl_gdpo.verl_hooks import legacy_trainer

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_gdpo.batch import metrics
+from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import (
     batch_metrics,
     contributions,
@@ -24,7 +25,6 @@ from verl_gdpo.batch.metrics import (
     signal_statistics,
     why_mean_is_not_0,
 )
-from verl_gdpo.batch.rows import RewardMatrix
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"

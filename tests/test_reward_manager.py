@@ -18,7 +18,8 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 from verl.utils.reward_score import default_compute_score
 
-from verl_gdpo.batch.rows import ERROR_KEY, RewardMatrix, RewardRows
+from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.batch.rows import ERROR_KEY, RewardRows
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks import slow_scoring
 from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager

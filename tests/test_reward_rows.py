@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from verl_gdpo.batch import rows as reward_rows
-from verl_gdpo.batch.rows import (
-    ERROR_KEY,
-    EstimatorInput,
-    RewardError,
-    RewardMatrix,
-    RewardRows,
-    value_or_error,
-)
+from verl_gdpo.batch import matrix as matrix_module
+from verl_gdpo.batch.matrix import EstimatorInput, RewardMatrix
+from verl_gdpo.batch.rows import ERROR_KEY, RewardError, RewardRows
+from verl_gdpo.batch.values import value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import RewardTerm, gate, read_terms, weighted_sum
 
@@ -235,7 +230,7 @@ def test_a_score_that_is_not_the_sum_is_refused(score, ok):
 
 
 def test_the_rewards_in_use_are_logged_once(caplog, monkeypatch):
-    monkeypatch.setattr(reward_rows, "_said", set())
+    monkeypatch.setattr(matrix_module, "_said", set())
     settings = GdpoSettings(rewards={"a": RewardTerm(0.5)})
     for given in (settings, settings, GdpoSettings()):
         assert EstimatorInput(rows_like({"a": 1.0, "b": 2.0}), given).rewards

@@ -19,7 +19,8 @@ from verl_batch import GROUPS, REWARDS, algorithm, batch
 
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.advantage.variants import dara, dvao, gd2po, rvpo, sa_mrpo
-from verl_gdpo.batch.rows import EstimatorInput, RewardError, RewardRows, current_input
+from verl_gdpo.batch.matrix import EstimatorInput, current_input
+from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.rewards import BOUNDS, SCORERS
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.check import compose_config

@@ -7,7 +7,8 @@ import numpy.typing as npt
 import torch
 
 from verl_gdpo.advantage.equation import GdpoScalars, compute_gdpo_scalars
-from verl_gdpo.batch.rows import RewardError, RewardMatrix
+from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_gdpo.batch.plain import as_json
 from verl_gdpo.batch.rows import RewardRows, split_key
+from verl_gdpo.batch.values import as_json
 from verl_gdpo.verl_hooks.outcome import Outcome
 
 

@@ -10,12 +10,8 @@ from typing import Any
 import torch
 
 from verl_gdpo.advantage.equation import spread_over_tokens
-from verl_gdpo.batch.rows import (
-    EstimatorInput,
-    RewardError,
-    RewardRows,
-    current_input,
-)
+from verl_gdpo.batch.matrix import EstimatorInput, current_input
+from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.batch.scalars import scalars_of
 from verl_gdpo.settings.algorithm import GdpoSettings, refuse_kl_in_reward
 

@@ -19,8 +19,9 @@ import torch
 from verl.trainer.ppo import ray_trainer
 
 from verl_gdpo.advantage.variants import Bounds
+from verl_gdpo.batch.matrix import EstimatorInput, current_input
 from verl_gdpo.batch.metrics import batch_metrics, settings_of_advantage
-from verl_gdpo.batch.rows import EstimatorInput, RewardError, RewardRows, current_input
+from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
 from verl_gdpo.verl_hooks.estimator import NO_REWARDS

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from verl_gdpo.batch.rows import current_input
+from verl_gdpo.batch.matrix import current_input
 
 
 @dataclass(frozen=True)

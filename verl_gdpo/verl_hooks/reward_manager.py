@@ -22,14 +22,9 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
 import verl_gdpo
-from verl_gdpo.batch.plain import as_json
-from verl_gdpo.batch.rows import (
-    ERROR_KEY,
-    SUM_TOLERANCE,
-    is_number,
-    not_the_sum,
-    value_or_error,
-)
+from verl_gdpo.batch.matrix import SUM_TOLERANCE, not_the_sum
+from verl_gdpo.batch.rows import ERROR_KEY
+from verl_gdpo.batch.values import as_json, is_number, value_or_error
 from verl_gdpo.rewards import SCORERS, VERL_NAMES, belongs_elsewhere, options_for
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import gate, weighted_sum

@@ -21,9 +21,10 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 import verl_gdpo
+from verl_gdpo.batch.matrix import EstimatorInput, current_input
 from verl_gdpo.batch.metrics import batch_metrics, settings_of_advantage
-from verl_gdpo.batch.plain import as_json, as_numbers_or_text
-from verl_gdpo.batch.rows import EstimatorInput, current_input, group_of
+from verl_gdpo.batch.rows import group_of
+from verl_gdpo.batch.values import as_json, as_numbers_or_text
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import settings_of_run

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import correlation
-from verl_gdpo.batch.rows import RewardMatrix
 from verl_gdpo.tools.replay.recompute import Floats, Ints
 
 # in units of the step's standard deviation: closer than this is the same. Well above what eps does

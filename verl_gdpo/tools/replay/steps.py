@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_gdpo.batch.rows import RewardMatrix
+from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.run.dumps import read_dump
 from verl_gdpo.tools.replay.arms import Arm
 from verl_gdpo.tools.replay.compare import SAME, Column

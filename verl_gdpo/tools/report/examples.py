@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import verl_grpo_settings
-from verl_gdpo.batch.rows import RewardMatrix, RewardRows
+from verl_gdpo.batch.rows import RewardRows
 from verl_gdpo.batch.scalars import scalars_of
 from verl_gdpo.run.dumps import dump_files, read_dump, reward_rows
 from verl_gdpo.settings.algorithm import GdpoSettings

@@ -1,6 +1,7 @@
-"""What a scorer returns beside its rewards, as something that a dump or a metric can hold.
+"""One value that a scorer returned: as a reward, or as something that a dump or a metric can hold.
 
-That may be anything: a set, bytes, an array, NaN. None of it may end a run.
+It may be anything: a set, bytes, an array, NaN. As a reward that is an error; beside the rewards it
+must not end a run.
 """
 
 import json
@@ -8,9 +9,45 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from verl_gdpo.batch.rows import value_or_error
+import numpy as np
 
+# float() would read a number in them
+TEXT = (str, bytes, bytearray, memoryview)
 LONGEST = 10_000  # characters that a dump keeps of a value
+
+
+def value_or_error(value: Any) -> float | None:
+    """A Python, numpy or torch number (or bool) as a finite float; None, for missing, as it is.
+
+    Raises:
+        ValueError: what the value is instead.
+    """
+    if value is None:
+        return None
+    if isinstance(value, TEXT):
+        raise ValueError(f"is {value!r}; expected a finite number")
+    try:
+        number = float(value)
+    except OverflowError:  # an int that no float can hold
+        number = np.inf
+    except Exception:  # whatever the __float__ of a foreign class raises
+        raise ValueError(f"is a {type(value).__name__}; expected a finite number") from None
+    if not np.isfinite(number):
+        raise ValueError(f"is {number}; expected a finite number (None if it does not apply)")
+    return number
+
+
+def is_number(value: Any) -> bool:
+    """Whether a scorer means a reward by it: a number, finite or not, but no text, None or list."""
+    if value is None or isinstance(value, TEXT):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return True
+    except Exception:
+        return False
+    return True
 
 
 def as_json(value: Any) -> Any:
