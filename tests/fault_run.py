@@ -13,7 +13,7 @@ from rollout_check import SAMPLES, SIZES
 from verl_run import ENVIRONMENT, ray_folder, verl_command
 
 from verl_gdpo.cpu.tiny_model import make_tiny_model
-from verl_gdpo.run.dumps import dump_files, read_dump
+from verl_gdpo.run.dump_reader import dump_files, read_dump
 from verl_gdpo.run.folder import read_metrics
 
 MARK = "VERL_GDPO_FAULT_TEST"

@@ -73,10 +73,10 @@ MUTANTS = [
         "test_estimator.py::test_a_token_counts_once_whatever_marks_it",
     ),
     Mutant(
-        "verl_hooks/outcome.py",
+        "verl_hooks/computed_advantages.py",
         "is_trained_BT.sum(dim=1)",
         "response_mask.sum(dim=1)",
-        "test_outcome.py::test_a_token_counts_once_whatever_marks_it",
+        "test_computed_advantages.py::test_a_token_counts_once_whatever_marks_it",
     ),
     Mutant(
         "verl_hooks/legacy_trainer.py",
@@ -100,7 +100,7 @@ MUTANTS = [
         "advantage/equation.py",
         "    S_B = without_rounding(S_B, rounding_GK, weights_K, groups[0])\n",
         "",
-        "test_advantage.py::test_rewards_that_cancel_give_exactly_0",
+        "test_equation.py::test_rewards_that_cancel_give_exactly_0",
     ),
     Mutant(
         "advantage/equation.py",

@@ -5,9 +5,9 @@ import oracle
 import pytest
 import torch
 
+from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import EstimatorInput, current_input
 from verl_gdpo.batch.rows import RewardError, RewardRows
-from verl_gdpo.batch.scalars import scalars_of
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.estimator import compute_gdpo
 

@@ -27,7 +27,7 @@ from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.plugin import refusals
 from verl_gdpo.verl_hooks import legacy_trainer
-from verl_gdpo.verl_hooks.metric_utils import present_only
+from verl_gdpo.verl_hooks.verl_metrics import present_only
 
 
 def test_the_plugin_is_loaded():

@@ -20,7 +20,7 @@ from verl_batch import GDPO, GROUPS, REWARDS, batch, verl_config
 
 from verl_gdpo.verl_hooks import legacy_trainer
 from verl_gdpo.verl_hooks.main_ppo import checked
-from verl_gdpo.verl_hooks.supported import REFUSED, TRAINERS
+from verl_gdpo.verl_hooks.supported_trainers import REFUSED, TRAINERS
 
 
 def needs(trainer):

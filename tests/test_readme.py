@@ -13,7 +13,7 @@ from verl_gdpo.advantage.variants import VARIANTS
 from verl_gdpo.settings.algorithm import KEYS, GdpoSettings
 from verl_gdpo.settings.dialects import DIALECTS
 from verl_gdpo.settings.reward_terms import Condition, RewardTerm
-from verl_gdpo.verl_hooks.supported import REFUSED, TRAINERS
+from verl_gdpo.verl_hooks.supported_trainers import REFUSED, TRAINERS
 
 README = (REPO / "README.md").read_text()
 

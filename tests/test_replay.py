@@ -12,7 +12,7 @@ import torch
 import yaml
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from verl_gdpo.run.dumps import dump_files
+from verl_gdpo.run.dump_reader import dump_files
 from verl_gdpo.tools.replay import main
 from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
 from verl_gdpo.tools.replay.recompute import verl_grpo

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from verl_gdpo import rewards
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
-from verl_gdpo.settings.combine import CombineSetting
+from verl_gdpo.settings.combine_option import CombineSetting
 from verl_gdpo.settings.reward_terms import Condition, RewardTerm
 
 

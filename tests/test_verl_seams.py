@@ -26,7 +26,7 @@ from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.check import compose_config
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
 from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager
-from verl_gdpo.verl_hooks.supported import TRAINERS
+from verl_gdpo.verl_hooks.supported_trainers import TRAINERS
 from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer, check_reward_workers, with_gdpo
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"

@@ -19,7 +19,7 @@ from verl_gdpo import SUPPORTED_VERL
 
 EXTENDS = {
     "verl.experimental.reward_loop.reward_manager": "verl_gdpo.verl_hooks.reward_manager",
-    "verl.trainer.ppo.metric_utils": "verl_gdpo.verl_hooks.metric_utils",
+    "verl.trainer.ppo.metric_utils": "verl_gdpo.verl_hooks.verl_metrics",
     "verl.trainer.ppo.v1": "verl_gdpo.verl_hooks.v1_trainer",
     "verl.trainer.ppo.ray_trainer": "verl_gdpo.verl_hooks.legacy_trainer",
     "verl.trainer.main_ppo": "verl_gdpo.verl_hooks.main_ppo",

@@ -17,8 +17,8 @@ import torch
 
 from verl_gdpo.advantage.equation import GroupNorm, compute_gdpo_scalars
 from verl_gdpo.advantage.variants import BOUNDS_TOLERANCE, Bounds
+from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.scalars import scalars_of
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 logger = logging.getLogger(__name__)

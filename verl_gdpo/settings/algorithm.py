@@ -25,7 +25,13 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.advantage.equation import BatchNorm, Combine, GroupNorm
 from verl_gdpo.rewards import BOUNDS, SCORERS, check_options, declared_bounds
-from verl_gdpo.settings.combine import SUM, CombineSetting, check_combine, no_bounds, read_combine
+from verl_gdpo.settings.combine_option import (
+    SUM,
+    CombineSetting,
+    check_combine,
+    no_bounds,
+    read_combine,
+)
 from verl_gdpo.settings.dialects import check_dialect, read_dialect
 from verl_gdpo.settings.reward_terms import (
     RewardTerm,

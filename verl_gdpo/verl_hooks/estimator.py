@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from verl_gdpo.advantage.equation import spread_over_tokens
+from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import EstimatorInput, current_input
 from verl_gdpo.batch.rows import RewardError, RewardRows
-from verl_gdpo.batch.scalars import scalars_of
 from verl_gdpo.settings.algorithm import GdpoSettings, refuse_kl_in_reward
 
 # where a trainer hands over no rewards: ours would, and so may one of somebody else

@@ -25,8 +25,8 @@ from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
 from verl_gdpo.verl_hooks.estimator import NO_REWARDS
-from verl_gdpo.verl_hooks.metric_utils import METRICS_KEY
-from verl_gdpo.verl_hooks.supported import refuse_trainer
+from verl_gdpo.verl_hooks.supported_trainers import refuse_trainer
+from verl_gdpo.verl_hooks.verl_metrics import METRICS_KEY
 
 Function = Callable[..., Any]
 

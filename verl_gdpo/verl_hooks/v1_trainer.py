@@ -2,7 +2,7 @@
 
 Relies on verl 0.9: `get_trainer_cls(mode)`, which `verl.trainer.ppo.v1` and its `trainer_base` both
 hold; `PPOTrainer._setup`, which makes all that a trainer needs before its first step; and the
-methods that `REQUIRED` names; the tag `response_len`; what `outcome.py` says.
+methods that `REQUIRED` names; the tag `response_len`; what `computed_advantages.py` says.
 """
 
 import functools
@@ -29,9 +29,9 @@ from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import settings_of_run
 from verl_gdpo.verl_hooks.checkpoints import mend_tracker
-from verl_gdpo.verl_hooks.dump_rows import DumpRows
-from verl_gdpo.verl_hooks.outcome import forget_outcome, noted_outcome, noting_outcome
-from verl_gdpo.verl_hooks.queue_rows import fetch_rows
+from verl_gdpo.verl_hooks.computed_advantages import forget_outcome, noted_outcome, noting_outcome
+from verl_gdpo.verl_hooks.dump_writer import DumpRows
+from verl_gdpo.verl_hooks.queue_reader import fetch_rows
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
 from verl_gdpo.verl_hooks.reward_manager import node_and_manager, runs_gdpo_manager
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors

@@ -36,7 +36,7 @@ def compose_config(config_dir: Path, config_name: str, overrides: list[str]) -> 
 def check_environment(config: Any) -> str:
     """Whether verl has us, and what it needs for this trainer, in this Python."""
     try:
-        from verl_gdpo.verl_hooks import without_training as verls
+        from verl_gdpo.verl_hooks import for_check as verls
     except Exception as error:
         raise ValueError(f"verl cannot be imported: {message_of(error)}") from error
     plugin = sys.modules.get("verl_gdpo.plugin")
@@ -78,7 +78,7 @@ def _check_device(device: str) -> None:
 
 def check_verls_rules(config: Any, _environment: str) -> list[str]:
     """verl's own validation; returns what it prints."""
-    from verl_gdpo.verl_hooks.without_training import what_validation_prints
+    from verl_gdpo.verl_hooks.for_check import what_validation_prints
 
     return what_validation_prints(config)
 
@@ -121,7 +121,7 @@ def check_trainer(config: Any, _settings: GdpoSettings, _environment: str) -> st
     """Whether verl's trainer of this mode is ours, and accepts the configuration."""
     if not config.trainer.get("use_v1", False):
         return _check_legacy_trainer(config)
-    from verl_gdpo.verl_hooks.without_training import make_v1_trainer
+    from verl_gdpo.verl_hooks.for_check import make_v1_trainer
 
     _check_filter(config)
     mode = config.trainer.v1.trainer_mode

@@ -141,7 +141,7 @@ def score_rows(config: Any, rows: Sequence[Row], seconds: float) -> DryRun:
 
 
 def _load_manager(config: Any) -> Any:
-    from verl_gdpo.verl_hooks.without_training import make_reward_manager
+    from verl_gdpo.verl_hooks.for_check import make_reward_manager
 
     server = {}
     if config.reward.reward_model.enable:
@@ -159,7 +159,7 @@ def _load_manager(config: Any) -> Any:
 
 def _as_verl_gives_it(config: Any, fields: Mapping[str, Any], sample: Sample) -> Any:
     """One rollout as verl's agent loop hands it to a reward manager."""
-    from verl_gdpo.verl_hooks.without_training import one_rollout
+    from verl_gdpo.verl_hooks.for_check import one_rollout
 
     extra_info = dict(fields.get("extra_info") or {})
     columns = {

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
-from verl_gdpo.run.dumps import WRITING, dump_files
+from verl_gdpo.run.dump_reader import WRITING, dump_files
 from verl_gdpo.run.folder import config_of_run
 from verl_gdpo.terminal import printable
 from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardRows
-from verl_gdpo.batch.scalars import scalars_of
-from verl_gdpo.run.dumps import reward_rows
+from verl_gdpo.run.dump_reader import reward_rows
 from verl_gdpo.tools.replay.arms import Arm
 
 Floats = npt.NDArray[np.float64]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.run.dumps import read_dump
+from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.tools.replay.arms import Arm
 from verl_gdpo.tools.replay.compare import SAME, Column
 from verl_gdpo.tools.replay.recompute import Floats, Ints, Step, group_index

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import verl_grpo_settings
 from verl_gdpo.batch.rows import RewardRows
-from verl_gdpo.batch.scalars import scalars_of
-from verl_gdpo.run.dumps import dump_files, read_dump, reward_rows
+from verl_gdpo.run.dump_reader import dump_files, read_dump, reward_rows
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.report.arms import Run
 

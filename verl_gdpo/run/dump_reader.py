@@ -5,7 +5,7 @@
      "trained_tokens": 41, "rewards": {"format": 1.0, "correctness": 0.0}, "advantage": 0.3,
      "is_padding": false}
 
-verl writes the first six, `dump_rows.py` the others. `response_tokens` is the length of the
+verl writes the first six, `dump_writer.py` the others. `response_tokens` is the length of the
 response, as scorers see it; of these the policy trains on `trained_tokens`, not on the answers of
 tools or what rejection took out. `rewards` is all that the scorer returned, raw.
 """

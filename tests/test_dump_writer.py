@@ -20,8 +20,8 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl_batch import verl_config
 
-from verl_gdpo.run.dumps import read_dump
-from verl_gdpo.verl_hooks.outcome import forget_outcome, noted_outcome
+from verl_gdpo.run.dump_reader import read_dump
+from verl_gdpo.verl_hooks.computed_advantages import forget_outcome, noted_outcome
 
 VERLS_OWN = ["algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive"]
 FILTER = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=score"]

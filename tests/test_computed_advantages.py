@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from verl_gdpo.verl_hooks.outcome import Outcome, forget_outcome, noted_outcome
+from verl_gdpo.verl_hooks.computed_advantages import Outcome, forget_outcome, noted_outcome
 
 
 def test_a_token_counts_once_whatever_marks_it():

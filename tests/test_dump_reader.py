@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from verl_gdpo.run.dumps import dump_files, read_dump, reward_rows
+from verl_gdpo.run.dump_reader import dump_files, read_dump, reward_rows
 
 
 def line(uid, **changes):

@@ -1,4 +1,4 @@
-"""What we add to verl's rollout dumps. `rollouts.py` says what they hold, and reads them."""
+"""What we add to verl's rollout dumps. `dump_reader.py` says what they hold, and reads them."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from verl_gdpo.batch.rows import RewardRows, split_key
 from verl_gdpo.batch.values import as_json
-from verl_gdpo.verl_hooks.outcome import Outcome
+from verl_gdpo.verl_hooks.computed_advantages import Outcome
 
 
 class DumpRows:
