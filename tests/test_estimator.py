@@ -1,10 +1,14 @@
 """The estimator as verl calls it, for a trainer that hands over what it has by itself."""
 
+import functools
+
 import numpy as np
 import oracle
 import pytest
 import torch
 
+from verl_gdpo import compute_gdpo_advantage
+from verl_gdpo.advantage.variants import rvpo, sa_mrpo
 from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import EstimatorInput, current_input
 from verl_gdpo.batch.rows import RewardError, RewardRows
@@ -119,6 +123,52 @@ def test_every_option_reaches_the_equation(name):
     if name in oracle_knows:
         expected = oracle.gdpo(REWARDS, GROUPS.tolist(), **{name: OPTIONS[name]})
         assert changed.tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_variant_takes_the_place_of_the_sum():
+    advantages, _ = estimate(combine={"name": "rvpo", "k": 2.0}, **NAMED)
+    combine = functools.partial(rvpo, k=2.0)
+    expected = compute_gdpo_advantage(
+        REWARDS, GROUPS, mask_of(LENGTHS), weights=[1.0, 0.5], combine=combine
+    )
+    torch.testing.assert_close(advantages, expected)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "otherwise", "gated_bounds"),
+    [
+        ([1, 5], "zero", (0, 5)),
+        ([-5, -1], "zero", (-5, 0)),
+        ([-1, 2], "zero", (-1, 2)),
+        ([1, 5], "missing", (1, 5)),
+    ],
+)
+def test_a_condition_that_makes_a_reward_0_widens_its_bounds(bounds, otherwise, gated_bounds):
+    low, high = bounds
+    values = np.linspace(low, high, 8)
+    met = np.arange(8) % 3 > 0
+    when = {"reward": "b", "at_least": 1}
+    rewards = {"a": {"bounds": bounds, "when": when, "otherwise": otherwise}}
+    columns = {"a": values, "b": met.astype(float)}
+    advantages, _ = estimate(columns=columns, rewards=rewards, combine="sa_mrpo", batch_norm="none")
+    expected = compute_gdpo_advantage(
+        np.where(met, values, 0.0)[:, None],
+        GROUPS,
+        mask_of(LENGTHS),
+        present_BK=(met if otherwise == "missing" else met | True)[:, None],
+        combine=functools.partial(sa_mrpo, bounds_K=[gated_bounds]),
+        batch_norm="none",
+    )
+    torch.testing.assert_close(advantages, expected)
+    # a reward on which no condition is put keeps its own
+    free, _ = estimate(
+        columns=columns, rewards={"a": {"bounds": bounds}}, combine="sa_mrpo", batch_norm="none"
+    )
+    combine = functools.partial(sa_mrpo, bounds_K=[bounds])
+    expected = compute_gdpo_advantage(
+        values[:, None], GROUPS, mask_of(LENGTHS), combine=combine, batch_norm="none"
+    )
+    torch.testing.assert_close(free, expected)
 
 
 def test_a_variant_without_bounds_is_an_error_of_the_rewards():

@@ -16,13 +16,17 @@ from verl.experimental.agent_loop.agent_loop import (
     AgentLoopOutput,
     AgentLoopWorker,
 )
+from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+from verl.trainer.ppo import reward as verl_reward
 from verl.utils.reward_score import default_compute_score
+from verl_batch import verl_config
 
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import ERROR_KEY, RewardRows
+from verl_gdpo.rewards import SCORERS
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks import slow_scoring
-from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager
+from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager, runs_gdpo_manager
 from verl_gdpo.verl_hooks.slow_scoring import SlowScoring
 
 GOLD = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"x": 1}}\n</tool_call>'
@@ -142,6 +146,20 @@ def test_options_of_our_scorer():
     assert "TypeError" in error and "lenght" in error
 
 
+def test_what_our_scorers_are_given(monkeypatch):
+    seen = []
+
+    def scorer(response, ground_truth, *, response_tokens, step, strict=False):
+        seen.append((response, ground_truth, response_tokens, step, strict))
+        return {"a": 1.0}
+
+    monkeypatch.setitem(SCORERS, "mine", scorer)
+    ours = manager(reward_kwargs={"strict": True})
+    score(ours, "hello", "truth", "mine", global_steps=3)
+    score(ours, "hello", "truth", "mine", reward_model=None)
+    assert seen == [("hello", "truth", 6, 3, True), ("hello", None, 6, None, True)]
+
+
 def test_none_stays_none_and_adds_nothing():
     result = score(manager(failing({"a": 2.0, "b": None})), "x")
     assert result == {
@@ -213,6 +231,90 @@ def test_an_async_function_and_a_plain_number():
 
     result = score(manager(scorer), "x")
     assert result == {"reward_score": 0.25, "reward_extra_info": {"acc": 0.25, "score": 0.25}}
+
+
+def test_what_a_row_need_not_have():
+    seen = {}
+
+    def scorer(data_source, solution_str, ground_truth, extra_info):
+        seen.update(extra_info)
+        return 1.0
+
+    score(manager(scorer), "x", extra_info=None)
+    assert seen == {
+        "num_turns": None,
+        "rollout_reward_scores": {},
+        "experiment_name": "qwen-run",
+        "response_tokens": 2,
+    }
+
+
+def test_an_error_of_a_row_that_says_next_to_nothing():
+    row = row_of("x")
+    row.non_tensor_batch.clear()
+    result = manager(failing(KeyError))
+    message = result.loop.run_until_complete(result.run_single(row))["reward_extra_info"][ERROR_KEY]
+    assert message.startswith(
+        "reward manager gdpo, prompt uid ?, data_source '?', extra_info.index ?: KeyError"
+    )
+
+
+def raising(error, cause=None):
+    def scorer(data_source, solution_str, ground_truth, extra_info):
+        raise error from cause
+
+    return scorer
+
+
+@pytest.mark.parametrize(
+    ("scorer", "reason"),
+    [
+        (raising(ValueError("no such city")), r": no such city \[.*test_reward_manager.py:\d+\]"),
+        (raising(ValueError()), r": ValueError \[.*test_reward_manager.py:\d+\]"),
+        (raising(KeyError()), r": KeyError \[.*test_reward_manager.py:\d+\]"),
+        (raising(KeyError("a"), OSError("disk")), r": KeyError: 'a' \[.*\]"),
+        # where the fault is in no line of the scorer, none is named
+        (lambda **_: None, ": the scorer returned None; expected .*}"),
+    ],
+)
+def test_a_message_ends_with_the_error_and_its_line(scorer, reason):
+    message = score(manager(scorer), "x")["reward_extra_info"][ERROR_KEY]
+    assert re.search(f"extra_info.index 17{reason}$", message)
+
+
+@pytest.mark.parametrize(
+    ("returned", "ok"),
+    [
+        ({"a": 1.0, "b": None, "c": 0.0, "score": 1.0}, True),
+        ({"a": 1.0, "b": None, "score": 2.0}, False),
+        ({"a": 1.0, "b": -1.0, "score": 9e-6}, True),  # float32 may leave it
+        ({"a": 1.0, "b": -1.0, "score": 2e-5}, False),
+        ({"a": 3e6, "b": 1e6, "score": 4e6 + 30}, True),
+        ({"a": 3e6, "b": 1e6, "score": 4e6 + 50}, False),
+    ],
+)
+def test_a_score_may_miss_the_sum_by_what_float32_rounds(returned, ok):
+    info = score(manager(failing(returned)), "x")["reward_extra_info"]
+    assert ("not the sum of" in info.get(ERROR_KEY, "")) != ok
+
+
+def test_whose_manager_verl_would_make(monkeypatch):
+    def runs(name, source="register"):
+        config = verl_config(f"reward.reward_manager.name={name}")
+        config.reward.reward_manager.source = source
+        return runs_gdpo_manager(config)
+
+    assert runs("gdpo") and not runs("naive")
+
+    class Mine(GdpoRewardManager):
+        pass
+
+    monkeypatch.setitem(REWARD_MANAGER, "mine", Mine)
+    assert runs("mine")
+    assert not runs("nobody's")  # verl says so when it makes them
+    # verl 0.7.1 cannot be asked of a file
+    monkeypatch.delattr(verl_reward, "resolve_reward_manager_cls")
+    assert runs("mine") and not runs("mine", source="importlib")
 
 
 class Callable:

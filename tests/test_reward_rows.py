@@ -8,7 +8,7 @@ import torch
 
 from verl_gdpo.batch import matrix as matrix_module
 from verl_gdpo.batch.matrix import EstimatorInput, RewardMatrix
-from verl_gdpo.batch.rows import ERROR_KEY, RewardError, RewardRows
+from verl_gdpo.batch.rows import ERROR_KEY, RewardError, RewardRows, group_of, split_key
 from verl_gdpo.batch.values import value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import RewardTerm, gate, read_terms, weighted_sum
@@ -34,6 +34,41 @@ def test_a_value_outside_its_bounds_is_an_error(value, fits):
     else:
         with pytest.raises(RewardError, match=r"u_0_0: reward 'a' is .*outside its bounds \[-3, 3"):
             RewardMatrix.of(rows, settings)
+
+
+def test_a_value_may_leave_its_bounds_by_a_millionth_of_their_distance():
+    for low, high in ((0.0, 1.0), (100.0, 104.0)):
+        slack = 1e-6 * (high - low)
+        settings = GdpoSettings(bounds={"a": (low, high)})
+        for value in (low - slack, high + slack):
+            rows = rows_of({"u_0_0": ({"a": value}, False)})
+            assert RewardMatrix.of(rows, settings).values_BK.tolist() == [[value]]
+        for value in (low - 1.01 * slack, high + 1.01 * slack):
+            rows = rows_of({"u_0_0": ({"a": low}, False), "u_1_0": ({"a": value}, False)})
+            with pytest.raises(RewardError, match=r"u_1_0: reward 'a' is .*outside its bounds"):
+                RewardMatrix.of(rows, settings)
+
+
+def test_keys_of_rows_and_their_group():
+    assert split_key("a_b_3_0") == ("a_b_3", 0)
+    assert group_of("a_b_3_0") == "a_b"
+
+
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_columns_of_a_batch_without_keys(kind):
+    rows = RewardRows.from_columns({"a": kind([1.0, 2.0]), "b": kind([3, 4])}, 2)
+    assert len(rows) == 2 and rows.counted_B.all() and rows.session_B.tolist() == [0, 1]
+    assert rows.info(1) == {"a": 2.0, "b": 4}
+    assert [type(value) for value in rows.info(1).values()] == [float, int]
+    rows.raise_on_error()  # no row reports one
+    with pytest.raises(RewardError, match=r"^row 1: reward 'a' is nan"):
+        matrix(RewardRows.from_columns({"a": kind([1.0, float("nan")])}, 2))
+
+
+def test_the_step_of_rows_of_a_dump():
+    rows = RewardRows.from_keys(["u_0_0"], [{"a": 1.0}], ["d"], [False], step=7)
+    assert rows.step == 7
+    assert RewardRows.from_keys(["u_0_0"], [{"a": 1.0}], ["d"], [False]).step is None
 
 
 def test_columns_follow_the_order_of_rows_and_of_the_configuration():
@@ -113,7 +148,11 @@ def test_an_error_of_the_reward_manager_stops_the_run():
         ({"a": [1, 2]}, None, "u_1_0: reward 'a' is a list"),
         ({"b": 1.0}, {"a": 1.0}, "u_1_0: no reward 'a'; the scorer returned \\['b'\\]"),
         ({"a": 1.0, "b": 1.0}, None, "u_1_0 has the rewards .* Return the same names"),
-        ({}, None, "u_1_0 has the rewards \\[\\], but u_0_0 of the same data source 'd' has"),
+        (
+            {"score": 2.0},
+            None,
+            "u_1_0 has the rewards \\[\\], but u_0_0 of the same data source 'd' has \\['a'\\]",
+        ),
     ],
 )
 def test_what_is_no_reward_names_the_row(info, weights, message):
@@ -146,6 +185,16 @@ def test_a_missing_value_meets_no_condition():
     terms = read_terms("rewards", rewards)
     assert gate({"a": 1.0, "b": None}, terms) == {"a": 0.0}
     assert gate({"a": None, "b": None}, terms) == {"a": None}
+
+
+@pytest.mark.parametrize("otherwise", ["zero", "missing"])
+def test_a_missing_value_stays_missing_whatever_its_condition(otherwise):
+    when = {"reward": "b", "at_least": 1}
+    rows = rows_of(
+        {"u_0_0": ({"a": None, "b": 0.0}, False), "u_1_0": ({"a": 2.0, "b": 1.0}, False)}
+    )
+    result = matrix(rows, {"a": {"when": when, "otherwise": otherwise}})
+    assert result.present_BK.tolist() == [[False], [True]]
 
 
 def test_data_sources_with_different_rewards():
@@ -227,6 +276,29 @@ def test_a_score_that_is_not_the_sum_is_refused(score, ok):
         return
     with pytest.raises(RewardError, match=r"u_1_0: .*not the sum of .*rewards=\{a: 1.0, b: 1.0\}"):
         matrix(rows)
+
+
+@pytest.mark.parametrize(
+    ("parts", "score", "ok"),
+    [
+        ((1.0, -1.0), 9e-6, True),  # float32 may leave it of 1 - 1
+        ((1.0, -1.0), 2e-5, False),
+        ((3e6, 1e6), 4e6 + 30, True),
+        ((3e6, 1e6), 4e6 + 50, False),
+    ],
+)
+def test_a_score_may_miss_the_sum_by_what_float32_rounds(parts, score, ok):
+    rows = rows_like({"a": parts[0], "b": parts[1], "score": score})
+    if ok:
+        assert matrix(rows).weights == {"a": 1.0, "b": 1.0}
+    else:
+        with pytest.raises(RewardError, match=r"u_0_0: .*not the sum of"):
+            matrix(rows)
+
+
+def test_rows_of_other_rewards_and_no_reward_at_all():
+    with pytest.raises(RewardError, match=r"^u_0_0: the scorer returned no named reward"):
+        matrix(rows_like({"why": "text", "score": None}))
 
 
 def test_the_rewards_in_use_are_logged_once(caplog, monkeypatch):
