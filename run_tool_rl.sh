@@ -119,7 +119,7 @@ if [ -z "$run" ]; then
 fi
 run=$(realpath -m -- "$run")
 say "training; verl needs a minute or two to start. Everything it prints: $run/train.log"
-stage "$python" -m verl_gdpo.launch "${options[@]}" --run-dir "$run" -- \
+stage "$python" -m verl_gdpo.run.launch "${options[@]}" --run-dir "$run" -- \
   "$python" -m verl.trainer.main_ppo --config-dir "$root/recipes" --config-name train \
   "${config[@]}" "run_dir=$(quoted "$run")"
 stage "$python" -m verl_gdpo summary "$run"

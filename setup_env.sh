@@ -54,7 +54,7 @@ done_with .venv
 
 if [ -d .venv ] && [ ! -L .venv ]; then # not made by this version of the script
   ! grep -qsF "$PWD/.venv/" /proc/[0-9]*/maps || die "$PWD/.venv is not a link and in use; end what runs from it"
-  kept=.venv.$(date +%Y-%m-%d_%H-%M-%S)
+  kept=$(mktemp -d ".venv.$(date +%Y-%m-%d_%H-%M-%S)-XXX") # another may be of this very second
   mv -T .venv "$kept"
   say ".venv was a folder, and becomes a link; the folder is $kept now"
 fi

@@ -15,10 +15,11 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage as built_in
 
 from benchmarks.measure import Row, peak_bytes, seconds_of
-from verl_gdpo.estimator import compute_gdpo
-from verl_gdpo.metrics import batch_metrics
-from verl_gdpo.reward_rows import RewardMatrix, RewardRows
-from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.batch.metrics import batch_metrics
+from verl_gdpo.batch.rows import RewardRows
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.verl_hooks.estimator import compute_gdpo
 
 PROMPT_TOKENS = 16
 PAPER_SIZES = ((512, 4), (512, 16))  # prompts x samples of a step

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from verl_gdpo.tables import render
+from verl_gdpo.terminal import render
 
 MIN_ROUNDS, MAX_ROUNDS = 5, 25
 SECONDS_PER_PAIR = 3.0  # rounds are added until then

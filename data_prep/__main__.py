@@ -12,7 +12,7 @@ from typing import NoReturn
 from data_prep import DataError, UsageError, report, tool_rl
 from data_prep.made_from import is_there, made_from
 from data_prep.schema import write_parquets
-from verl_gdpo.tables import printing
+from verl_gdpo.terminal import printing
 
 # a task is a module with `add_arguments(parser)` and `load(args)`, which returns checked rows
 TASKS = {"tool_rl": tool_rl}

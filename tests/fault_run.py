@@ -13,8 +13,8 @@ from rollout_check import SAMPLES, SIZES
 from verl_run import ENVIRONMENT, ray_folder, verl_command
 
 from verl_gdpo.cpu.tiny_model import make_tiny_model
-from verl_gdpo.rollouts import dump_files, read_dump
-from verl_gdpo.run_folder import read_metrics
+from verl_gdpo.run.dump_reader import dump_files, read_dump
+from verl_gdpo.run.folder import read_metrics
 
 MARK = "VERL_GDPO_FAULT_TEST"
 STARTED_SECONDS = 480
@@ -65,7 +65,7 @@ class Training:
         with ray_folder() as ray_dir:
             launcher = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "verl_gdpo.launch", "--run-dir", str(self.folder)),
+                    *(sys.executable, "-m", "verl_gdpo.run.launch", "--run-dir", str(self.folder)),
                     *("--time-limit", "900", "--"),
                     *verl_command(self.folder, ray_dir, [*self.overrides, *more]),
                 ],

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from fault_run import SAVED, Training, check_resumed, train_until_killed
 
-from verl_gdpo.checkpoints import TRACKER
+from verl_gdpo.verl_hooks.checkpoints import TRACKER
 
 pytestmark = pytest.mark.e2e
 

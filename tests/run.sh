@@ -12,5 +12,6 @@ fi >/dev/null
 ruff check .
 ruff format --check .
 mypy
+lint-imports
 # one thread a process, and two workers (conftest.py says for what); `-n 0` is one process
 OMP_NUM_THREADS=1 python -m pytest -n 2 "$@"

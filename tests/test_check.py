@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 from test_e2e import tool_row
 
-from verl_gdpo.check import main
-from verl_gdpo.check.dry_run import made_up_responses
+from verl_gdpo.tools.check import main
+from verl_gdpo.tools.check.dry_run import made_up_responses
 
 REPO = Path(__file__).resolve().parents[1]
 

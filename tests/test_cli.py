@@ -10,7 +10,7 @@ from verl_gdpo.__main__ import COMMANDS, main
 
 def test_every_command_is_a_module_of_its_name():
     for name in COMMANDS:
-        assert callable(importlib.import_module(f"verl_gdpo.{name}").main)
+        assert callable(importlib.import_module(f"verl_gdpo.tools.{name}").main)
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 0), (["--help"], 0), (["chek"], 2)])

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.estimator import compute_gdpo, scalars_of
-from verl_gdpo.reward_rows import EstimatorInput, RewardError, RewardRows, current_input
-from verl_gdpo.settings import GdpoSettings
-from verl_gdpo.variants import rvpo, sa_mrpo
+from verl_gdpo.advantage.variants import rvpo, sa_mrpo
+from verl_gdpo.batch.advantages import scalars_of
+from verl_gdpo.batch.matrix import EstimatorInput, current_input
+from verl_gdpo.batch.rows import RewardError, RewardRows
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.verl_hooks.estimator import compute_gdpo
 
 REWARDS = [[1, 1], [1, 0], [0, 1], [0, 0], [3, 1], [3, 1], [-3, 1], [0.5, 1]]
 GROUPS = np.array(list("aaaabbbb"), dtype=object)

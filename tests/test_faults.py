@@ -9,7 +9,7 @@ import os
 import pytest
 from fault_run import Training, check_resumed, train_until_killed, write_rows
 
-from verl_gdpo.run_folder import read_metrics
+from verl_gdpo.run.folder import read_metrics
 
 pytestmark = pytest.mark.e2e
 

@@ -13,10 +13,10 @@ import time
 import psutil
 import pytest
 
-from verl_gdpo.faults import faults_from_outside
-from verl_gdpo.launch import failure_report, launch
-from verl_gdpo.lock import BusyError, locked
-from verl_gdpo.run_processes import MARK, processes_of
+from verl_gdpo.run.faults import faults_from_outside
+from verl_gdpo.run.launch import failure_report, launch
+from verl_gdpo.run.lock import BusyError, locked
+from verl_gdpo.run.processes import MARK, processes_of
 
 # a driver that starts a child in a session of its own, and one whose environment cannot be read, as
 # that of Ray's agents, who write their title over it; then it does `{body}`
@@ -68,7 +68,15 @@ def test_time_limit(tmp_path, capsys):
 def start(folder, body="time.sleep(600)", before=(), command=None, **streams):
     """The launcher as a process, with the driver's child started."""
     folder.mkdir(exist_ok=True)
-    launcher = [*before, sys.executable, "-m", "verl_gdpo.launch", "--run-dir", str(folder), "--"]
+    launcher = [
+        *before,
+        sys.executable,
+        "-m",
+        "verl_gdpo.run.launch",
+        "--run-dir",
+        str(folder),
+        "--",
+    ]
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **streams}
     process = subprocess.Popen([*launcher, *(command or driver(folder, body))], **streams)
     wait_for(lambda: (folder / "children").exists())
@@ -115,7 +123,7 @@ def test_a_killed_launcher_takes_the_run_with_it(tmp_path):
 
 def watchdogs_of(process):
     children = psutil.Process(process.pid).children()
-    return [child for child in children if "verl_gdpo.run_processes" in child.cmdline()]
+    return [child for child in children if "verl_gdpo.run.processes" in child.cmdline()]
 
 
 def test_what_a_dead_run_left_is_named_and_ended_at_the_next_start(tmp_path, capsys):
@@ -144,7 +152,15 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     process = start(tmp_path)
     (tmp_path / "metrics" / "1.jsonl").write_text("of the first")
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    command = [sys.executable, "-m", "verl_gdpo.launch", "--run-dir", str(tmp_path), "--", "true"]
+    command = [
+        sys.executable,
+        "-m",
+        "verl_gdpo.run.launch",
+        "--run-dir",
+        str(tmp_path),
+        "--",
+        "true",
+    ]
     second = subprocess.run(command, capture_output=True, text=True)
     assert second.returncode == 2
     assert f"{tmp_path} is in use by process {process.pid}, which is alive" in second.stderr
@@ -158,15 +174,23 @@ def test_a_folder_belongs_to_one_run(tmp_path):
 def test_what_cannot_start_is_said_without_a_traceback(tmp_path):
     (tmp_path / "file").touch()
     for folder, command in ((tmp_path / "run", "/nowhere"), (tmp_path / "file" / "run", "true")):
-        launcher = [sys.executable, "-m", "verl_gdpo.launch", "--run-dir", folder, "--", command]
+        launcher = [
+            sys.executable,
+            "-m",
+            "verl_gdpo.run.launch",
+            "--run-dir",
+            folder,
+            "--",
+            command,
+        ]
         done = subprocess.run(launcher, capture_output=True, text=True)
         assert done.returncode == 2
-        assert re.fullmatch(r"verl_gdpo.launch: \[Errno \d+\] .*\n", done.stderr)
+        assert re.fullmatch(r"verl_gdpo.run.launch: \[Errno \d+\] .*\n", done.stderr)
 
 
 def test_the_run_ends_with_the_process_that_started_it(tmp_path):
     # a shell that is killed, as a script by the kernel: nothing in it can end what it started
-    command = f"{sys.executable} -m verl_gdpo.launch --run-dir {tmp_path} --end-with-parent -- "
+    command = f"{sys.executable} -m verl_gdpo.run.launch --run-dir {tmp_path} --end-with-parent -- "
     shell = subprocess.Popen(
         ["bash", "-c", command + '"$@" & wait', "bash", *driver(tmp_path, "time.sleep(600)")]
     )
@@ -181,7 +205,7 @@ def test_the_run_ends_with_the_process_that_started_it(tmp_path):
 HOLDER = """
 import sys
 from pathlib import Path
-from verl_gdpo.lock import locked
+from verl_gdpo.run.lock import locked
 with locked(Path(sys.argv[1]), "it", wait=True):
     print("held", flush=True)
     sys.stdin.read()
@@ -267,7 +291,7 @@ def test_no_mishap_of_the_display_ends_a_run(tmp_path, capsys, monkeypatch):
     def fail(metrics):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("verl_gdpo.progress.training_rewards", fail)
+    monkeypatch.setattr("verl_gdpo.run.progress.training_rewards", fail)
     assert launch(logging_driver(tmp_path, step_line(1), step_line(2)), tmp_path) == 0
     assert (tmp_path / "ended").exists()
     shown = capsys.readouterr().out
@@ -297,10 +321,10 @@ def test_why_a_run_failed(tmp_path):
     log = tmp_path / "train.log"
     log.write_text(
         "(worker) ValueError: inner\nTraceback:\n  x\nray.exceptions.RayTaskError(ValueError): a\n"
-        "verl_gdpo.reward_rows.RewardError: reward 'a' is nan\n\nSet HYDRA_FULL_ERROR=1\n"
+        "verl_gdpo.batch.rows.RewardError: reward 'a' is nan\n\nSet HYDRA_FULL_ERROR=1\n"
     )
     report = failure_report(tmp_path).splitlines()
-    assert report[0] == "verl_gdpo.reward_rows.RewardError: reward 'a' is nan"
+    assert report[0] == "verl_gdpo.batch.rows.RewardError: reward 'a' is nan"
     assert str(log) in report[1]
 
 

@@ -22,17 +22,18 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.reward import extract_reward
 from verl_batch import GROUPS, REWARDS, algorithm, batch, verl_config
 
-from verl_gdpo import legacy_trainer
+from verl_gdpo.batch.matrix import current_input
+from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.plugin import refusals
-from verl_gdpo.reward_rows import RewardError, current_input
-from verl_gdpo.verl_metrics import present_only
+from verl_gdpo.verl_hooks import legacy_trainer
+from verl_gdpo.verl_hooks.verl_metrics import present_only
 
 
 def test_the_plugin_is_loaded():
     assert verl.__version__ == os.environ.get("EXPECTED_VERL", "0.9.1")
     assert refusals == []
-    assert get_reward_manager_cls("gdpo").__module__ == "verl_gdpo.reward_manager"
+    assert get_reward_manager_cls("gdpo").__module__ == "verl_gdpo.verl_hooks.reward_manager"
 
 
 # --- from a response to its advantage ------------------------------------------------------------

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_gdpo import metrics
-from verl_gdpo.metrics import (
+from verl_gdpo.batch import metrics
+from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.batch.metrics import (
     batch_metrics,
     contributions,
     correlation,
@@ -24,8 +25,7 @@ from verl_gdpo.metrics import (
     signal_statistics,
     why_mean_is_not_0,
 )
-from verl_gdpo.reward_rows import RewardMatrix
-from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.settings.algorithm import GdpoSettings
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 
@@ -232,7 +232,7 @@ def test_the_papers_count_for_groups_of_four():
 @pytest.fixture
 def warnings_of(caplog):
     metrics._warn_once.cache_clear()
-    caplog.set_level(logging.WARNING, logger="verl_gdpo.metrics")
+    caplog.set_level(logging.WARNING, logger="verl_gdpo.batch.metrics")
     yield caplog
     metrics._warn_once.cache_clear()
 

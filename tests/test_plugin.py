@@ -20,14 +20,14 @@ print("manager", get_reward_manager_cls("gdpo").__module__)
 for mode in ("sync", "colocate_async", "separate_async"):
     names = [c.__module__ + "." + c.__name__ for c in get_trainer_cls(mode).__mro__]
     verls = [name for name in names if name.startswith(f"verl.trainer.ppo.v1.trainer_{mode}")]
-    print(mode, names.count("verl_gdpo.trainer.GdpoTrainer"), *verls)
+    print(mode, names.count("verl_gdpo.verl_hooks.v1_trainer.GdpoTrainer"), *verls)
 """
 
 OURS = """light True
 same True
 estimator verl_gdpo.plugin
 other verl.trainer.ppo.core_algos
-manager verl_gdpo.reward_manager
+manager verl_gdpo.verl_hooks.reward_manager
 sync 1 verl.trainer.ppo.v1.trainer_sync.PPOTrainerSync
 colocate_async 1 verl.trainer.ppo.v1.trainer_colocate_async.PPOTrainerColocateAsync
 separate_async 1 verl.trainer.ppo.v1.trainer_separate_async.PPOTrainerSeparateAsync

@@ -9,11 +9,11 @@ from packaging.specifiers import SpecifierSet
 from tracked import REPO, tracked_files
 
 from verl_gdpo import SUPPORTED_VERL
-from verl_gdpo.dialects import DIALECTS
-from verl_gdpo.reward_terms import Condition, RewardTerm
-from verl_gdpo.settings import KEYS, GdpoSettings
-from verl_gdpo.support import REFUSED, TRAINERS
-from verl_gdpo.variants import VARIANTS
+from verl_gdpo.advantage.variants import VARIANTS
+from verl_gdpo.settings.algorithm import KEYS, GdpoSettings
+from verl_gdpo.settings.dialects import DIALECTS
+from verl_gdpo.settings.reward_terms import Condition, RewardTerm
+from verl_gdpo.verl_hooks.supported_trainers import REFUSED, TRAINERS
 
 README = (REPO / "README.md").read_text()
 
@@ -42,14 +42,17 @@ def test_the_file_map_is_the_tree():
     mapped = set(re.findall(r"^\| `([^`]+)` \|", README.split("## Where to find what")[1], re.M))
     for path in mapped:
         assert (REPO / path).exists(), path
-    parts = [path.parts for path in tracked_files()]
-    package = {"/".join(part) for part in parts if len(part) == 2 and part[0] == "verl_gdpo"}
-    package = {path for path in package if path.endswith(".py")} - {"verl_gdpo/__init__.py"}
-    folders = {f"{part[0]}/" for part in parts if len(part) > 1} - {"verl_gdpo/"}
-    folders |= {f"verl_gdpo/{part[1]}/" for part in parts if part[0] == "verl_gdpo" and part[2:]}
+    files = {"/".join(path.parts) for path in tracked_files()}
+    modules = {file for file in files if re.match(r"verl_gdpo/.*(?<!/__init__)\.py$", file)}
+    modules -= {"verl_gdpo/__init__.py"}
+    folders = {file.split("/")[0] + "/" for file in files if "/" in file} - {"verl_gdpo/"}
     folders = {folder for folder in folders if not folder.startswith(".")}
-    scripts = {part[0] for part in parts if part[0].endswith(".sh")}
-    assert package | folders | scripts == mapped
+    scripts = {file for file in files if "/" not in file and file.endswith(".sh")}
+    rooms = {path for path in mapped if path.endswith("/")}
+    in_rooms = {file for file in modules if any(file.startswith(room) for room in rooms)}
+    assert mapped - rooms == (modules - in_rooms) | scripts
+    assert folders <= rooms
+    assert all(any(file.startswith(room) for file in modules) for room in rooms - folders)
 
 
 def test_the_settings_table_is_the_code():

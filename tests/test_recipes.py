@@ -11,8 +11,8 @@ from tracked import REPO, tracked_files
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from verl_gdpo.check import compose_config
-from verl_gdpo.settings import GdpoSettings, settings_of_run
+from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
+from verl_gdpo.tools.check import compose_config
 
 RECIPES = REPO / "recipes"
 

@@ -12,11 +12,11 @@ import torch
 import yaml
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from verl_gdpo.replay import main
-from verl_gdpo.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
-from verl_gdpo.replay.recompute import verl_grpo
-from verl_gdpo.replay.steps import LOGGED, Replay
-from verl_gdpo.rollouts import dump_files
+from verl_gdpo.run.dump_reader import dump_files
+from verl_gdpo.tools.replay import main
+from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
+from verl_gdpo.tools.replay.recompute import verl_grpo
+from verl_gdpo.tools.replay.steps import LOGGED, Replay
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 

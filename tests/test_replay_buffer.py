@@ -8,9 +8,9 @@ import transfer_queue as tq
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_gdpo.replay_buffer import GdpoBuffer
-from verl_gdpo.reward_rows import ERROR_KEY, RewardError
-from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.batch.rows import ERROR_KEY, RewardError
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
 
 
 class Buffer(GdpoBuffer, ReplayBuffer):

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from made_run import GROUPS, PROMPT, make_run, rollout_dump, write_metrics
 
-from verl_gdpo import summary
-from verl_gdpo.plots import DARK, LIGHT, MARKERS, STYLES, THEMES
-from verl_gdpo.report import main
-from verl_gdpo.report.arms import Arm, Run, band, over_runs, read_arms, trailing_mean
-from verl_gdpo.report.build import build_page
-from verl_gdpo.report.charts import reward_panels, validation
-from verl_gdpo.report.collapse import distinct_groups
-from verl_gdpo.report.examples import example_groups
-from verl_gdpo.report.page import Page, response_start, signed, write
-from verl_gdpo.report.signal_charts import collapse, influence
-from verl_gdpo.report.tables import differences, results, runs, warnings
+from verl_gdpo.tools import summary
+from verl_gdpo.tools.plots import DARK, LIGHT, MARKERS, STYLES, THEMES
+from verl_gdpo.tools.report import main
+from verl_gdpo.tools.report.arms import Arm, Run, band, over_runs, read_arms, trailing_mean
+from verl_gdpo.tools.report.build import build_page
+from verl_gdpo.tools.report.charts import reward_panels, validation
+from verl_gdpo.tools.report.collapse import distinct_groups
+from verl_gdpo.tools.report.examples import example_groups
+from verl_gdpo.tools.report.page import Page, response_start, signed, write
+from verl_gdpo.tools.report.signal_charts import collapse, influence
+from verl_gdpo.tools.report.tables import differences, results, runs, warnings
 
 HOSTILE = "</pre><script>document.title='taken'</script><img src=x onerror=alert(1)>"
 

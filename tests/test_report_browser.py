@@ -9,8 +9,8 @@ from html import unescape
 import pytest
 from made_run import make_run
 
-from verl_gdpo.report.build import build_page
-from verl_gdpo.report.page import write
+from verl_gdpo.tools.report.build import build_page
+from verl_gdpo.tools.report.page import write
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

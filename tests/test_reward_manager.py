@@ -21,12 +21,13 @@ from verl.trainer.ppo import reward as verl_reward
 from verl.utils.reward_score import default_compute_score
 from verl_batch import verl_config
 
-from verl_gdpo import slow_scoring
-from verl_gdpo.reward_manager import GdpoRewardManager, runs_gdpo_manager
-from verl_gdpo.reward_rows import ERROR_KEY, RewardMatrix, RewardRows
+from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.batch.rows import ERROR_KEY, RewardRows
 from verl_gdpo.rewards import SCORERS
-from verl_gdpo.settings import GdpoSettings
-from verl_gdpo.slow_scoring import SlowScoring
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.verl_hooks import slow_scoring
+from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager, runs_gdpo_manager
+from verl_gdpo.verl_hooks.slow_scoring import SlowScoring
 
 GOLD = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"x": 1}}\n</tool_call>'
 
@@ -310,9 +311,10 @@ def test_whose_manager_verl_would_make(monkeypatch):
 
     monkeypatch.setitem(REWARD_MANAGER, "mine", Mine)
     assert runs("mine")
-    # verl 0.7.1 cannot be asked
+    assert not runs("nobody")  # verl says so when it makes them
+    # verl 0.7.1 cannot be asked of a file
     monkeypatch.delattr(verl_reward, "resolve_reward_manager_cls")
-    assert runs("gdpo") and not runs("naive") and not runs("mine")
+    assert runs("mine") and not runs("mine", source="importlib")
 
 
 class Callable:

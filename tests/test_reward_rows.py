@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from verl_gdpo import reward_rows
-from verl_gdpo.reward_rows import (
-    ERROR_KEY,
-    EstimatorInput,
-    RewardError,
-    RewardMatrix,
-    RewardRows,
-    value_or_error,
-)
-from verl_gdpo.reward_terms import RewardTerm, gate, read_terms, weighted_sum
-from verl_gdpo.settings import GdpoSettings
+from verl_gdpo.batch import matrix as matrix_module
+from verl_gdpo.batch.matrix import EstimatorInput, RewardMatrix
+from verl_gdpo.batch.rows import ERROR_KEY, RewardError, RewardRows, group_of, split_key
+from verl_gdpo.batch.values import value_or_error
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.reward_terms import RewardTerm, gate, read_terms, weighted_sum
 
 
 def rows_of(table, sources=None):
@@ -55,8 +50,8 @@ def test_a_value_may_leave_its_bounds_by_a_millionth_of_their_distance():
 
 
 def test_keys_of_rows_and_their_group():
-    assert reward_rows.split_key("a_b_3_0") == ("a_b_3", 0)
-    assert reward_rows.group_of("a_b_3_0") == "a_b"
+    assert split_key("a_b_3_0") == ("a_b_3", 0)
+    assert group_of("a_b_3_0") == "a_b"
 
 
 @pytest.mark.parametrize("kind", [list, np.array])
@@ -307,7 +302,7 @@ def test_rows_of_other_rewards_and_no_reward_at_all():
 
 
 def test_the_rewards_in_use_are_logged_once(caplog, monkeypatch):
-    monkeypatch.setattr(reward_rows, "_said", set())
+    monkeypatch.setattr(matrix_module, "_said", set())
     settings = GdpoSettings(rewards={"a": RewardTerm(0.5)})
     for given in (settings, settings, GdpoSettings()):
         assert EstimatorInput(rows_like({"a": 1.0, "b": 2.0}), given).rewards

@@ -5,7 +5,7 @@ import re
 import pytest
 from omegaconf import OmegaConf
 
-from verl_gdpo.reward_terms import (
+from verl_gdpo.settings.reward_terms import (
     Condition,
     RewardTerm,
     check_keys,

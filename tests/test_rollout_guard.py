@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl_run import ray_folder
 
-from verl_gdpo.replay_buffer import GdpoBuffer
-from verl_gdpo.rollout_guard import RolloutError, RolloutGuard, rollout_actors
+from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
+from verl_gdpo.verl_hooks.rollout_guard import RolloutError, RolloutGuard, rollout_actors
 
 
 @pytest.fixture(scope="module")

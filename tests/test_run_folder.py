@@ -12,10 +12,8 @@ from omegaconf import OmegaConf
 from tracked import REPO
 from verl.utils.tracking import Tracking
 
-from verl_gdpo import run_folder
-from verl_gdpo.check import compose_config
-from verl_gdpo.legacy_trainer import checking_settings
-from verl_gdpo.run_folder import (
+from verl_gdpo.run import folder as run_folder
+from verl_gdpo.run.folder import (
     MetricsReader,
     claim_metrics_file,
     read_metrics,
@@ -23,9 +21,11 @@ from verl_gdpo.run_folder import (
     validation_rewards,
     write_into_run_dir,
 )
-from verl_gdpo.summary import HEADER, reward_table
-from verl_gdpo.tables import render
-from verl_gdpo.trainer import GdpoTrainer
+from verl_gdpo.terminal import render
+from verl_gdpo.tools.check import compose_config
+from verl_gdpo.tools.summary import HEADER, reward_table
+from verl_gdpo.verl_hooks.legacy_trainer import checking_settings
+from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer
 
 
 def step_line(step, **data):

@@ -15,7 +15,7 @@ REPO = Path(__file__).resolve().parents[1]
 PYTHON = r"""#!/bin/bash
 call=$(mktemp "$CALLS/XXXXXX")
 printf '%s\0' "$PWD" "$@" >"$call"
-[[ $* != *verl_gdpo.launch* ]] || exit "${LAUNCH_EXIT:-0}"
+[[ $* != *verl_gdpo.run.launch* ]] || exit "${LAUNCH_EXIT:-0}"
 """
 TRACKER = "checkpoints/latest_checkpointed_iteration.txt"
 OWN_DATA = ("data.train_files=a", "data.val_files=b")
@@ -79,7 +79,7 @@ def overrides(arguments):
 
 def launched(checkout):
     """(run folder, what Hydra reads, the folder stood in) of the one training."""
-    folder, arguments = stages(checkout)["verl_gdpo.launch"]
+    folder, arguments = stages(checkout)["verl_gdpo.run.launch"]
     return Path(arguments[arguments.index("--run-dir") + 1]), overrides(arguments), folder
 
 
@@ -98,8 +98,8 @@ def test_every_stage_of_a_run(checkout):
     assert (done.returncode, done.stderr) == (0, "")
     ran = stages(checkout)
     names = ["data_prep", "verl-gdpo check", "verl-gdpo summary"]
-    assert sorted(ran) == [*names, "verl_gdpo.cpu.warm_start", "verl_gdpo.launch"]
-    _, arguments = ran["verl_gdpo.launch"]
+    assert sorted(ran) == [*names, "verl_gdpo.cpu.warm_start", "verl_gdpo.run.launch"]
+    _, arguments = ran["verl_gdpo.run.launch"]
     assert "--end-with-parent" in arguments
     (run,) = (checkout / "runs").iterdir()
     assert overrides(arguments) == {
@@ -135,8 +135,8 @@ def test_paths_are_relative_to_where_the_user_stands(checkout):
     call(checkout, "data.train_files=my.parquet", "--resume", "run/")
     ran = stages(checkout)
     assert ran["data_prep"][0] == ran["verl_gdpo.cpu.warm_start"][0] == checkout
-    assert ran["verl-gdpo check"][0] == ran["verl_gdpo.launch"][0] == home
-    arguments = ran["verl_gdpo.launch"][1]
+    assert ran["verl-gdpo check"][0] == ran["verl_gdpo.run.launch"][0] == home
+    arguments = ran["verl_gdpo.run.launch"][1]
     assert overrides(arguments)["data.train_files"] == "my.parquet"
     assert overrides(arguments)["run_dir"] == str(home / "run")
 

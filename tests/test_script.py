@@ -21,7 +21,7 @@ from tracked import REPO, tracked_files
 
 from data_prep.synthetic import make_rows
 from verl_gdpo.cpu.tiny_model import make_tiny_model
-from verl_gdpo.run_folder import read_metrics
+from verl_gdpo.run.folder import read_metrics
 
 pytestmark = pytest.mark.e2e
 

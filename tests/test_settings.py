@@ -7,9 +7,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_gdpo import rewards
-from verl_gdpo.combine_setting import CombineSetting
-from verl_gdpo.reward_terms import Condition, RewardTerm
-from verl_gdpo.settings import GdpoSettings, settings_of_run
+from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
+from verl_gdpo.settings.combine_option import CombineSetting
+from verl_gdpo.settings.reward_terms import Condition, RewardTerm
 
 
 def read(**algorithm):

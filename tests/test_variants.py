@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.advantage import compute_gdpo_scalars
-from verl_gdpo.variants import VARIANTS, dara, dvao, gd2po, rvpo, sa_mrpo
+from verl_gdpo.advantage.equation import compute_gdpo_scalars
+from verl_gdpo.advantage.variants import VARIANTS, dara, dvao, gd2po, rvpo, sa_mrpo
 
 # --- the same formulas as loops over floats ------------------------------------------------------
 

@@ -18,15 +18,16 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl_batch import GROUPS, REWARDS, algorithm, batch
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.check import compose_config
-from verl_gdpo.replay_buffer import GdpoBuffer
-from verl_gdpo.reward_manager import GdpoRewardManager
-from verl_gdpo.reward_rows import EstimatorInput, RewardError, RewardRows, current_input
+from verl_gdpo.advantage.variants import dara, dvao, gd2po, rvpo, sa_mrpo
+from verl_gdpo.batch.matrix import EstimatorInput, current_input
+from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.rewards import BOUNDS, SCORERS
-from verl_gdpo.settings import GdpoSettings
-from verl_gdpo.support import TRAINERS
-from verl_gdpo.trainer import GdpoTrainer, check_reward_workers, with_gdpo
-from verl_gdpo.variants import dara, dvao, gd2po, rvpo, sa_mrpo
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.tools.check import compose_config
+from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
+from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager
+from verl_gdpo.verl_hooks.supported_trainers import TRAINERS
+from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer, check_reward_workers, with_gdpo
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
@@ -200,7 +201,7 @@ def test_a_reward_worker_that_cannot_answer(monkeypatch):
 # --- which trainers are extended -----------------------------------------------------------------
 
 MANAGER = """
-from verl_gdpo.reward_manager import GdpoRewardManager
+from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager
 
 class Mine(GdpoRewardManager):
     pass

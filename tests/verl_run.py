@@ -9,8 +9,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_gdpo.launch import launch
-from verl_gdpo.run_folder import read_metrics
+from verl_gdpo.run.folder import read_metrics
+from verl_gdpo.run.launch import launch
 
 REPO = Path(__file__).resolve().parents[1]
 TIME_LIMIT_SECONDS = 480

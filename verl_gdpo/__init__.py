@@ -10,12 +10,12 @@ SUPPORTED_VERL = ">=0.7.1,<0.10"  # what the plugins accept; pyproject.toml says
 __all__ = ["SUPPORTED_VERL", "compute_gdpo_advantage"]
 
 if TYPE_CHECKING:
-    from verl_gdpo.advantage import compute_gdpo_advantage
+    from verl_gdpo.advantage.equation import compute_gdpo_advantage
 
 
 def __getattr__(name: str) -> object:
     if name == "compute_gdpo_advantage":
-        from verl_gdpo.advantage import compute_gdpo_advantage
+        from verl_gdpo.advantage.equation import compute_gdpo_advantage
 
         return compute_gdpo_advantage
     raise AttributeError(f"module 'verl_gdpo' has no attribute {name!r}")

@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-from verl_gdpo.tables import printing
+from verl_gdpo.terminal import printing
 
 COMMANDS = {
     "check": "say whether a training configuration can work, before anything starts",
@@ -17,7 +17,7 @@ def main() -> int:
     """Run one subcommand; its exit code is the process's."""
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
     if name in COMMANDS:
-        module = importlib.import_module(f"verl_gdpo.{name}")
+        module = importlib.import_module(f"verl_gdpo.tools.{name}")
         return printing(lambda: int(module.main(arguments)))
     asked = name in ("-h", "--help")
     lines = [f"  {command:<10}{what}" for command, what in COMMANDS.items()]

@@ -18,11 +18,11 @@ from packaging.specifiers import SpecifierSet
 from verl_gdpo import SUPPORTED_VERL
 
 EXTENDS = {
-    "verl.experimental.reward_loop.reward_manager": "verl_gdpo.reward_manager",
-    "verl.trainer.ppo.metric_utils": "verl_gdpo.verl_metrics",
-    "verl.trainer.ppo.v1": "verl_gdpo.trainer",
-    "verl.trainer.ppo.ray_trainer": "verl_gdpo.legacy_trainer",
-    "verl.trainer.main_ppo": "verl_gdpo.run_ppo",
+    "verl.experimental.reward_loop.reward_manager": "verl_gdpo.verl_hooks.reward_manager",
+    "verl.trainer.ppo.metric_utils": "verl_gdpo.verl_hooks.verl_metrics",
+    "verl.trainer.ppo.v1": "verl_gdpo.verl_hooks.v1_trainer",
+    "verl.trainer.ppo.ray_trainer": "verl_gdpo.verl_hooks.legacy_trainer",
+    "verl.trainer.main_ppo": "verl_gdpo.verl_hooks.main_ppo",
 }
 
 # why gdpo must not run in this process; empty when all is well
@@ -38,7 +38,7 @@ def estimator(*args: Any, **kwargs: Any) -> Any:
     """Our estimator; the import waits for the first call."""
     if refusals:
         raise RuntimeError("verl-gdpo cannot run: " + "; ".join(refusals))
-    from verl_gdpo.estimator import compute_gdpo
+    from verl_gdpo.verl_hooks.estimator import compute_gdpo
 
     return compute_gdpo(*args, **kwargs)
 

@@ -41,8 +41,8 @@ from verl_gdpo.cpu.demonstrations import (
     texts_of,
 )
 from verl_gdpo.cpu.tiny_model import make_tiny_model
-from verl_gdpo.lock import locked
-from verl_gdpo.tables import printing
+from verl_gdpo.run.lock import locked
+from verl_gdpo.terminal import printing
 
 MARKER = "warm_start.json"
 ROWS = 16384  # made where no data is given

@@ -1,0 +1,59 @@
+"""What is read out of TransferQueue, with the three kinds of columns that it hands back."""
+
+import numpy as np
+import pytest
+from tensordict.tensorclass import NonTensorData, NonTensorStack
+
+from verl_gdpo.verl_hooks import queue_reader
+
+KEYS = ["u_0_0", "u_1_0", "v_0_0", "pad_0_0"]
+TAGS = [{"response_len": n, "is_padding": n == 1} for n in (4, 3, 2, 1)]
+INFOS = [{"a": 1.0, "score": 1.0}, {"a": None, "score": 0.0}, {"a": 3.0, "b": 2.0}, {"a": 1.0}]
+EXTRA = [{"reward_extra_info": info} for info in INFOS]
+SOURCES = ["x", "x", "y", "x"]
+
+
+def stack(values):
+    return NonTensorStack(*[NonTensorData(value) for value in values])
+
+
+def objects(values):
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+@pytest.fixture
+def stored(monkeypatch):
+    """TransferQueue in memory: the fields of `KEYS`, of which it gives what is asked for."""
+    fields = {"extra_fields": EXTRA, "data_source": SOURCES}
+
+    def kv_batch_get(keys, partition_id, select_fields):
+        assert partition_id == "train"
+        rows = [KEYS.index(key) for key in keys]
+        kind = fields.get("kind", list)
+        return {name: kind([fields[name][row] for row in rows]) for name in select_fields}
+
+    monkeypatch.setattr(queue_reader.tq, "kv_batch_get", kv_batch_get)
+    return fields
+
+
+@pytest.mark.parametrize("kind", [list, stack, objects])
+def test_rows_in_the_order_of_the_keys(stored, kind):
+    stored["kind"] = kind
+    known = {}
+    queue_reader.fetch_rows(KEYS[2:3], "train", TAGS[2:3], known)
+    stored["data_source"] = ["x"] * 4  # what is known is not read again
+    rows = queue_reader.fetch_rows(KEYS, "train", TAGS, known)
+    assert list(known) == ["v_0_0", "u_0_0", "u_1_0", "pad_0_0"]
+    assert [rows.info(row) for row in range(4)] == INFOS
+    assert list(rows.sources) == SOURCES
+    assert rows.is_padding_B.tolist() == [False, False, False, True]
+    assert rows.label(2) == "v_0_0"
+
+
+def test_a_row_without_rewards_or_tag(stored):
+    stored["extra_fields"] = [{}, {"reward_extra_info": None}, *EXTRA[2:]]
+    rows = queue_reader.fetch_rows(KEYS, "train", [{}] * 4, {})
+    assert [rows.info(row) for row in range(2)] == [{}, {}]
+    assert not rows.is_padding_B.any()

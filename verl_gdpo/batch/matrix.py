@@ -1,0 +1,237 @@
+"""The rewards of a batch as a matrix of numbers, looked up and checked.
+
+Shape suffixes: B rows, K rewards.
+"""
+
+import functools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from verl_gdpo.advantage.variants import BOUNDS_TOLERANCE
+from verl_gdpo.batch.rows import ABSENT, RewardError, RewardRows
+from verl_gdpo.batch.values import is_number, value_or_error
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.reward_terms import RewardTerm, gate
+
+logger = logging.getLogger(__name__)
+logger.setLevel(logging.INFO)
+
+Floats = npt.NDArray[np.float64]
+
+# float32 arithmetic may have made the score of a scorer that returns its parts
+SUM_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class RewardMatrix:
+    """The K rewards in use, conditions applied; what is not present, or not counted, holds 0."""
+
+    weights: Mapping[str, float]
+    values_BK: Floats
+    present_BK: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, rows: RewardRows, settings: GdpoSettings) -> "RewardMatrix":
+        """Look up and check the rewards that `settings` names, or else all there are.
+
+        None is a reward that does not apply to a sample. Where `settings` names none, so is one
+        that another data source has.
+
+        Raises:
+            RewardError: a row lacks a configured reward, holds no finite number, or one outside its
+                bounds. When none are configured: it has other rewards than the rows of its data
+                source, or a `score` other than the sum of all.
+        """
+        counted_B = rows.counted_B
+        counted = np.flatnonzero(counted_B).tolist()
+        if not counted:
+            raise RewardError("the batch holds no sample, only padding")
+        terms = _terms(rows, counted, settings)
+        raw = {name: _column(name, rows, counted, settings) for name in settings.names or terms}
+        for name in raw.keys() & settings.bounds.keys():
+            _check_bounds(name, raw[name], settings.bounds[name], rows, counted)
+        if settings.rewards is None and "score" in rows.columns:
+            _check_scores(rows, counted, raw)
+        if any(term.when is not None for term in terms.values()):
+            samples = zip(*map(_with_none, raw.values()), strict=True)
+            gated = [gate(dict(zip(raw, sample, strict=True)), terms) for sample in samples]
+            raw = {name: _with_nan(values[name] for values in gated) for name in terms}
+        values_BK = np.zeros((len(rows), len(terms)))
+        values_BK[counted_B] = np.stack([raw[name] for name in terms], axis=1)
+        present_BK = ~np.isnan(values_BK)
+        present_BK &= counted_B[:, None]
+        weights = {name: term.weight_at(rows.step) for name, term in terms.items()}
+        return cls(weights, np.nan_to_num(values_BK), present_BK)
+
+
+@dataclass(frozen=True)
+class EstimatorInput:
+    """What a trainer knows of a batch, and verl's compute_advantage has no room for."""
+
+    rows: RewardRows
+    settings: GdpoSettings
+
+    @functools.cached_property
+    def rewards(self) -> RewardMatrix:
+        """Made once, for the estimator and the metrics; see `RewardMatrix.of`."""
+        rewards = RewardMatrix.of(self.rows, self.settings)
+        names = tuple(rewards.weights)
+        if names not in _said:
+            _said.add(names)
+            in_use = ", ".join(f"{name} {weight:g}" for name, weight in rewards.weights.items())
+            all_ = "" if self.settings.rewards else " (all numbers that are returned)"
+            logger.info("verl-gdpo: rewards in use, with weights%s: %s", all_, in_use)
+        return rewards
+
+
+_said: set[tuple[str, ...]] = set()  # a line for each set of rewards
+
+
+# set by a trainer around verl's compute_advantage; read by the estimator
+current_input: ContextVar[EstimatorInput | None] = ContextVar("verl_gdpo_input", default=None)
+
+
+def _terms(
+    rows: RewardRows, counted: Sequence[int], settings: GdpoSettings
+) -> dict[str, RewardTerm]:
+    """The terms of the weighted sum; where none are configured, all that are numbers.
+
+    The data sources may then have different rewards, but each of them the same in all its rows.
+    """
+    first_of: dict[str, int] = {}
+    for row in counted:
+        first_of.setdefault(rows.sources[row], row)
+    try:
+        if settings.rewards is None:
+            label = rows.label(counted[0])
+            terms = settings.terms_for(_rewards_among(rows.columns))
+            _check_same_names(terms, rows, counted, first_of)
+            return terms
+        for row in first_of.values():
+            label = rows.label(row)
+            terms = settings.terms_for(rows.info(row))
+    except ValueError as error:
+        raise RewardError(f"{label}: {error}") from None
+    return terms
+
+
+def _rewards_among(columns: Mapping[str, Sequence[Any]]) -> list[str]:
+    """The names of the columns that hold numbers; if there is none, of those that hold only None.
+
+    A column of text, or of lists, is none: verl logs what a scorer returns beside its rewards.
+    """
+    kinds = {name: _one_of_each_type(columns[name]) for name in _names(columns)}
+    numbers = [name for name, values in kinds.items() if any(map(is_number, values))]
+    return numbers or [name for name, values in kinds.items() if all(map(_is_missing, values))]
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value is ABSENT
+
+
+def _one_of_each_type(column: Sequence[Any]) -> list[Any]:
+    return [*{type(value): value for value in column}.values()]
+
+
+def _check_same_names(
+    names: Iterable[str], rows: RewardRows, counted: Sequence[int], first_of: Mapping[str, int]
+) -> None:
+    for name in names:
+        is_absent = [value is ABSENT for value in rows.columns[name]]
+        if not any(is_absent):
+            continue
+        for row in counted:
+            source = rows.sources[row]
+            first = first_of[source]
+            if is_absent[row] != is_absent[first]:
+                raise RewardError(
+                    f"{rows.label(row)} has the rewards {_names(rows.info(row))}, but "
+                    f"{rows.label(first)} of the same data source {source!r} has "
+                    f"{_names(rows.info(first))}. Return the same names for every sample, with "
+                    "None where a reward does not apply, or name those to use in "
+                    "algorithm.gdpo.rewards"
+                )
+
+
+def _column(name: str, rows: RewardRows, counted: Sequence[int], settings: GdpoSettings) -> Floats:
+    """One reward of the counted rows, NaN where it does not apply."""
+    column = rows.columns[name]
+    values = column if len(counted) == len(column) else [column[row] for row in counted]
+    # nearly always, and looking at each by itself would take most of the estimator's time
+    if {*map(type, values)} == {float}:
+        numbers = np.array(values)
+        if np.isfinite(numbers).all():
+            return numbers
+    others = settings.rewards is None  # another data source need not have it
+    return _with_nan(
+        None if others and value is ABSENT else _value(name, value, rows, row)
+        for row, value in zip(counted, values, strict=True)
+    )
+
+
+def _with_nan(values: Iterable[float | None]) -> Floats:
+    return np.array([*values], dtype=np.float64)
+
+
+def _with_none(values: Floats) -> list[float | None]:
+    return [None if value != value else value for value in values.tolist()]
+
+
+def _value(name: str, value: Any, rows: RewardRows, row: int) -> float | None:
+    label = rows.label(row)
+    if value is ABSENT:
+        returned = _names(rows.info(row))
+        raise RewardError(f"{label}: no reward {name!r}; the scorer returned {returned}")
+    try:
+        return value_or_error(value)
+    except ValueError as error:
+        raise RewardError(f"{label}: reward {name!r} {error}") from None
+
+
+def _check_bounds(
+    name: str,
+    values: Floats,
+    bounds: tuple[float, float],
+    rows: RewardRows,
+    counted: Sequence[int],
+) -> None:
+    low, high = bounds
+    slack = BOUNDS_TOLERANCE * (high - low)
+    outside = np.flatnonzero((values < low - slack) | (values > high + slack))
+    if len(outside):
+        raise RewardError(
+            f"{rows.label(counted[outside[0]])}: reward {name!r} is {values[outside[0]]}, outside "
+            f"its bounds [{low:g}, {high:g}]; correct what returns it, or "
+            f"algorithm.gdpo.rewards.{name}.bounds"
+        )
+
+
+def _check_scores(rows: RewardRows, counted: Sequence[int], raw: Mapping[str, Floats]) -> None:
+    """Where no reward is named, a scorer's `score` has to be what replaces it: the sum of all."""
+    column = rows.columns["score"]
+    scores = np.array([column[row] if is_number(column[row]) else np.nan for row in counted], float)
+    sums = np.nansum([*raw.values()], axis=0)
+    differs = ~np.isnan(scores) & ~np.isclose(scores, sums, rtol=SUM_TOLERANCE, atol=SUM_TOLERANCE)
+    if differs.any():
+        first = int(differs.argmax())
+        values = {name: float(of_all[first]) for name, of_all in raw.items()}
+        raise RewardError(f"{rows.label(counted[first])}: {not_the_sum(scores[first], values)}")
+
+
+def not_the_sum(score: Any, values: Mapping[str, float | None]) -> str:
+    """What is wrong with a `score` beside rewards of another sum, when none are named."""
+    suggestion = ", ".join(f"{name}: 1.0" for name in values)
+    return (
+        f"the scorer returned score={score:g}, which is not the sum of {dict(values)}. Say which "
+        f"of them are rewards, with their weights: algorithm.gdpo.rewards={{{suggestion}}}"
+    )
+
+
+def _names(info: Mapping[str, Any]) -> list[str]:
+    return [name for name in info if name != "score"]

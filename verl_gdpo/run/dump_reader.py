@@ -1,0 +1,96 @@
+"""Rollout dumps (`trainer.rollout_data_dir`): a file a step, a JSON line a rollout.
+
+    {"input": ..., "output": ..., "gts": ..., "score": 1.0, "step": 7, "uid": "<group>_0_0",
+     "group": "<group>", "session": 0, "data_source": "rlla", "response_tokens": 41,
+     "trained_tokens": 41, "rewards": {"format": 1.0, "correctness": 0.0}, "advantage": 0.3,
+     "is_padding": false}
+
+verl writes the first six, `dump_writer.py` the others. `response_tokens` is the length of the
+response, as scorers see it; of these the policy trains on `trained_tokens`, not on the answers of
+tools or what rejection took out. `rewards` is all that the scorer returned, raw.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_gdpo.batch.rows import RewardRows
+
+KEYS = (
+    *("uid", "group", "session", "data_source"),
+    *("response_tokens", "trained_tokens", "rewards", "advantage", "is_padding"),
+)
+WRITING = "verl is still writing it, or was stopped before it had"
+
+
+def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The whole dumps in the order of their steps, and those that are not whole.
+
+    verl ends the last line too: where its end is missing, verl is writing, or was stopped. Later
+    dumps may be whole nevertheless, if the start before a resumed one came further.
+
+    Args:
+        folder: with `7.jsonl` files, or a run's folder with those in `rollouts/`.
+
+    Raises:
+        ValueError: there is no whole dump.
+    """
+    inner = folder / "rollouts"
+    files = [path for path in (inner if inner.is_dir() else folder).glob("*.jsonl")]
+    files = sorted((path for path in files if path.stem.isdecimal()), key=lambda p: int(p.stem))
+    if not files:
+        raise ValueError(
+            f"{folder}: no rollout dump (STEP.jsonl) here or in rollouts/; "
+            "a run writes one with trainer.rollout_data_dir=FOLDER"
+        )
+    whole = [path for path in files if _has_end(path)]
+    if not whole:
+        raise ValueError(f"{files[0]}: no dump here is whole, its last line has no end: {WRITING}")
+    return whole, [path for path in files if path not in whole]
+
+
+def read_dump(path: Path) -> list[dict[str, Any]]:
+    """The rows of one step.
+
+    Raises:
+        ValueError: a line is no JSON, or verl-gdpo did not write it.
+    """
+    rows = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not JSON: {error}") from None
+            if isinstance(row, dict) and "trained_tokens" not in row and "response_tokens" in row:
+                # an older dump, which has the tokens that are trained under that name
+                row["trained_tokens"] = row["response_tokens"]
+            absent = [key for key in KEYS if not isinstance(row, dict) or key not in row]
+            if absent:
+                raise ValueError(
+                    f"{path}, line {number}: no {absent}; expected a dump of verl's V1 trainer "
+                    "with verl-gdpo and the estimator or the reward manager gdpo"
+                )
+            rows.append(row)
+    return rows
+
+
+def reward_rows(rows: Sequence[Mapping[str, Any]], step: int) -> RewardRows:
+    """The rows of one step as the estimator saw them."""
+    return RewardRows.from_keys(
+        keys=[row["uid"] for row in rows],
+        infos=[row["rewards"] for row in rows],
+        sources=[row["data_source"] for row in rows],
+        is_padding=[row["is_padding"] for row in rows],
+        step=step,
+    )
+
+
+def _has_end(path: Path) -> bool:
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"

@@ -1,0 +1,210 @@
+"""Runs a training command, shows its progress, and leaves no process behind.
+
+    python -m verl_gdpo.run.launch --run-dir runs/x [--time-limit SECONDS] -- COMMAND...
+
+verl and Ray print hundreds of lines and start a dozen processes, some of which outlive the driver.
+Everything that they print goes to RUN/train.log. They are all ended, whatever ended the run:
+success, failure, Ctrl-C, a time limit, or a SIGKILL of this process. A run folder belongs to one
+launcher at a time; what one left behind nevertheless is ended at the next start in its folder.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from verl_gdpo.run.faults import faults_from_outside
+from verl_gdpo.run.folder import claim_metrics_file, write_versions
+from verl_gdpo.run.lock import BusyError, locked
+from verl_gdpo.run.processes import MARK, end_run, family_of, watchdog
+from verl_gdpo.run.progress import Progress
+from verl_gdpo.terminal import printable
+
+GRACE_SECONDS = 5.0  # between asking the driver to end and ending everything
+POLL_SECONDS = 0.2
+TIME_LIMIT_EXIT = 124  # as timeout(1)
+REFUSED_EXIT = 2
+LOG_END_BYTES = 1 << 20  # of the log in which the reason of a failure is looked for
+
+
+class Stopped(BaseException):
+    """The run was asked to stop; holds the exit code to leave with."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+def launch(
+    command: Sequence[str],
+    run: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    time_limit: float | None = None,
+    quiet: bool = False,
+    end_with_parent: bool = False,
+) -> int:
+    """Run `command` to its end and return its exit code (124 at the time limit, 128 + signal).
+
+    Args:
+        command: program and arguments; verl's file logger must be on for progress to show.
+        run: folder of the run; made if absent.
+        env: added to this process's environment.
+        time_limit: seconds.
+        quiet: no progress lines.
+        end_with_parent: stop when the process that started this one is gone.
+
+    Raises:
+        BusyError: the folder belongs to a run that is alive.
+        OSError: the folder cannot be written, or the command is not there.
+        RuntimeError: a process of the run survives SIGKILL.
+    """
+    parent = os.getppid() if end_with_parent else None
+    run.mkdir(parents=True, exist_ok=True)
+    with locked(run / "lock", f"the run folder {run}") as lock:
+        progress = Progress(run, quiet)
+        if left := end_run(family_of(lock)):
+            progress.say(f"ended what an earlier start of this run had left: {', '.join(left)}")
+        write_versions(run)
+        mark = family_of(lock) + uuid.uuid4().hex
+        environment = {
+            **os.environ,
+            "VERL_FILE_LOGGER_PATH": str(claim_metrics_file(run).resolve()),
+            **(env or {}),
+            MARK: mark,
+        }
+        deadline = time.monotonic() + (time_limit or float("inf"))
+        with open(run / "train.log", "ab") as log, _signals_raise():
+            try:
+                with watchdog(mark, log):
+                    return _run(command, environment, log, progress, deadline, parent)
+            except Stopped as stopped:
+                return stopped.exit_code
+
+
+def _run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: IO[bytes],
+    progress: Progress,
+    deadline: float,
+    parent: int | None,
+) -> int:
+    """Start the driver, and return its exit code once nothing is left of the run."""
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on once
+    )
+    try:
+        return _wait(process, progress, deadline, parent)
+    finally:
+        _ignore_signals()
+        if process.poll() is None:
+            process.terminate()  # it gets the time to end Ray
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
+        end_run(environment[MARK], process.pid)
+        process.poll()
+
+
+def _wait(
+    process: "subprocess.Popen[bytes]", progress: Progress, deadline: float, parent: int | None
+) -> int:
+    """The exit code of the driver."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(POLL_SECONDS)
+            progress.show()
+            return code if code >= 0 else 128 - code
+        progress.show()
+        if time.monotonic() > deadline:
+            progress.say("time limit reached; stopping")
+            raise Stopped(TIME_LIMIT_EXIT)
+        if parent is not None and os.getppid() != parent:
+            raise Stopped(128 + signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise `Stopped` inside the block; nohup keeps its meaning."""
+
+    def stop(number: int, _: object) -> None:
+        raise Stopped(128 + number)
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ignore_signals() -> None:
+    """A second Ctrl-C must not interrupt the clean-up."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def failure_report(run: Path, since: int = 0, lines: int = 25) -> str:
+    """Why a run failed: the last exception in its log, else the log's last lines.
+
+    Args:
+        since: byte of the log at which this start begins.
+        lines: of the log.
+    """
+    with (run / "train.log").open("rb") as file:
+        file.seek(max(since, file.seek(0, os.SEEK_END) - LOG_END_BYTES))
+        log = file.read().decode(errors="replace").splitlines()
+    raised = [line for line in log if re.match(r"[\w.]*(Error|Exception)(\(\w+\))?: ", line)]
+    said = [printable(line) for line in raised[-1:] or log[-lines:]]
+    return "\n".join([*said, f"(whole log: {run / 'train.log'})"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="verl_gdpo.run.launch", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS")
+    parser.add_argument(
+        "--end-with-parent", action="store_true", help="stop when the starting process is gone"
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    arguments = parser.parse_args()
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    run, log = arguments.run_dir, arguments.run_dir / "train.log"
+    since = log.stat().st_size if log.exists() else 0
+    try:
+        exit_code = launch(
+            command,
+            run,
+            time_limit=arguments.time_limit,
+            end_with_parent=arguments.end_with_parent,
+        )
+    except (BusyError, OSError) as error:
+        print(f"verl_gdpo.run.launch: {error}", file=sys.stderr)
+        return REFUSED_EXIT
+    if exit_code:
+        print(failure_report(run, since), file=sys.stderr)
+        for line in faults_from_outside(run, exit_code):
+            print(line, file=sys.stderr)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

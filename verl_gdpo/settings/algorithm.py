@@ -1,0 +1,276 @@
+"""`algorithm.gdpo.*` and what surrounds it in a verl configuration, checked before training.
+
+    algorithm:
+      adv_estimator: gdpo
+      gdpo:
+        rewards: null              # see reward_terms.py; null: all that are returned, weight 1
+        group_norm: per_reward     # per_reward | summed
+        batch_norm: sample         # sample | token | none
+        eps: 1e-4
+        normalize_by_std: null     # null inherits algorithm.norm_adv_by_std_in_grpo
+        batch_eps: null            # in the step over the batch; null: eps
+        batch_var_eps: 0.0         # added to the variance there, under the root
+        combine: sum               # see combine_setting.py
+        dialect: null              # see dialects.py
+
+verl's own `algorithm.gdpo_reward_keys` and `algorithm.gdpo_reward_weights` are another
+way to say `rewards`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+from omegaconf import OmegaConf
+
+from verl_gdpo.advantage.equation import BatchNorm, Combine, GroupNorm
+from verl_gdpo.rewards import BOUNDS, SCORERS, check_options, declared_bounds
+from verl_gdpo.settings.combine_option import (
+    SUM,
+    CombineSetting,
+    check_combine,
+    no_bounds,
+    read_combine,
+)
+from verl_gdpo.settings.dialects import check_dialect, read_dialect
+from verl_gdpo.settings.reward_terms import (
+    RewardTerm,
+    check_keys,
+    choice,
+    hint,
+    number,
+    plain,
+    rewards_of,
+)
+
+KEYS = (
+    "rewards",
+    "group_norm",
+    "batch_norm",
+    "eps",
+    "normalize_by_std",
+    "batch_eps",
+    "batch_var_eps",
+    "combine",
+    "dialect",
+)
+
+
+@dataclass(frozen=True)
+class GdpoSettings:
+    """The settings of one run; `rewards` None means every reward that the scorer returns."""
+
+    rewards: Mapping[str, RewardTerm] | None = None
+    group_norm: GroupNorm = "per_reward"
+    batch_norm: BatchNorm = "sample"
+    eps: float = 1e-4
+    normalize_by_std: bool = True
+    batch_eps: float | None = None  # None: eps
+    batch_var_eps: float = 0.0
+    combine: CombineSetting | None = None  # None: the weighted sum
+    # {reward: (lowest, highest)}, as far as known: here those of `rewards`, in `settings_of_run`
+    # also those that scorers declare
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @classmethod
+    def from_algorithm(cls, algorithm: Any) -> "GdpoSettings":
+        """Read verl's `algorithm` block (a mapping or DictConfig).
+
+        Raises:
+            ValueError: names the key, what it holds and what it may hold.
+        """
+        block = plain(algorithm.get("gdpo")) or {}
+        if not isinstance(block, Mapping):
+            raise ValueError(f"algorithm.gdpo: expected a mapping of settings, got {block!r}")
+        where = "algorithm.gdpo"
+        check_keys(where, block, KEYS)
+        dialect = read_dialect(f"{where}.dialect", block.get("dialect"))
+        rewards = rewards_of(algorithm, block)
+        terms = (rewards or {"": RewardTerm()}).values()
+        group_norm = block.get("group_norm", dialect["group_norm"])
+        batch_norm = block.get("batch_norm", dialect["batch_norm"])
+        eps, batch_var_eps = (
+            number(f"{where}.{key}", block.get(key, dialect[key]), minimum=0.0)
+            for key in ("eps", "batch_var_eps")
+        )
+        settings = cls(
+            rewards=rewards,
+            group_norm=choice(f"{where}.group_norm", group_norm, get_args(GroupNorm)),
+            batch_norm=choice(f"{where}.batch_norm", batch_norm, get_args(BatchNorm)),
+            eps=eps,
+            normalize_by_std=_normalize_by_std(algorithm, block),
+            batch_eps=_batch_eps(f"{where}.batch_eps", block, dialect, eps),
+            batch_var_eps=batch_var_eps,
+            combine=read_combine(
+                f"{where}.combine",
+                block.get("combine", SUM),
+                [term.lowest_weight for term in terms],
+            ),
+            bounds={name: term.bounds for name, term in (rewards or {}).items() if term.bounds},
+        )
+        if block.get("dialect") is not None:
+            check_dialect(settings, block)
+        check_combine(settings.combine, settings.group_norm, settings.normalize_by_std)
+        return settings
+
+    @property
+    def names(self) -> list[str]:
+        """Every reward that is configured or that a condition reads; none for `rewards` None."""
+        terms = self.rewards or {}
+        read = [term.when.reward for term in terms.values() if term.when is not None]
+        return list(dict.fromkeys([*terms, *read]))
+
+    def combine_for(self, weights: Mapping[str, float]) -> Combine | None:
+        """Step 2 for these rewards and weights; None for the weighted sum.
+
+        Raises:
+            ValueError: it needs the bounds of a reward, and nobody has declared them.
+        """
+        if self.combine is None:
+            return None
+        for name, weight in weights.items():
+            if self.combine.needs_bounds and weight != 0 and name not in self.bounds:
+                raise ValueError(no_bounds(name, self.combine))
+        return self.combine.function([self._range(name) for name in weights])
+
+    def _range(self, name: str) -> tuple[float, float] | None:
+        """The bounds of a reward once its condition has been applied, which may make it 0."""
+        bounds, term = self.bounds.get(name), (self.rewards or {}).get(name)
+        if bounds and term and term.when is not None and term.otherwise == "zero":
+            return min(bounds[0], 0.0), max(bounds[1], 0.0)
+        return bounds
+
+    def terms_for(self, returned: Iterable[str]) -> dict[str, RewardTerm]:
+        """The terms of the weighted sum, given the names that a scorer returned.
+
+        Raises:
+            ValueError: a configured reward is not among them, or there is none at all.
+        """
+        available = [name for name in returned if name != "score"]
+        if self.rewards is None:
+            if not available:
+                raise ValueError("the scorer returned no named reward (`score` is for their sum)")
+            return dict.fromkeys(available, RewardTerm())
+        for name in self.names:
+            if name not in available:
+                raise ValueError(
+                    f"reward {name!r} is configured, but the scorer returned {available}"
+                    f"{hint(name, available)}"
+                )
+        return dict(self.rewards)
+
+
+def settings_of_run(
+    config: Any, sources: Iterable[str] | None = None, *, has_manager: bool | None = None
+) -> GdpoSettings | None:
+    """Check a whole verl configuration; None when neither its estimator nor its manager is gdpo.
+
+    Args:
+        has_manager: whether the reward manager is ours or a subclass of it; None: by its name.
+        sources: the data sources of the training rows, whose scorers may declare bounds. None, if
+            they are not known yet, stands for all that we score; what they disagree on is left
+            undeclared.
+
+    Raises:
+        ValueError: a setting that cannot work with GDPO, with the reason and what to do instead.
+    """
+    uses_estimator = config.algorithm.adv_estimator == "gdpo"
+    has_manager = uses_gdpo_manager(config) if has_manager is None else has_manager
+    if not (uses_estimator or has_manager):
+        return None
+    settings = GdpoSettings.from_algorithm(config.algorithm)
+    if uses_estimator:
+        refuse_kl_in_reward(config.algorithm)
+    if uses_estimator and OmegaConf.select(config, "actor_rollout_ref.rollout.n") == 1:
+        raise ValueError(
+            "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "
+            "spread, so every advantage would be 0. Set it to 2 or more"
+        )
+    reward_model = config.reward.reward_model
+    if reward_model.enable and not reward_model.enable_resource_pool:
+        raise ValueError(
+            "reward.reward_model.enable=True with enable_resource_pool=False: a colocated reward "
+            "model hands the reward manager no ground truth, so there are no named rewards. Set "
+            "reward.reward_model.enable_resource_pool=True"
+        )
+    if reward_model.enable and config.reward.custom_reward_function.path is None:
+        raise ValueError(
+            "reward.reward_model.enable=True with reward.custom_reward_function.path=null: verl "
+            "takes the model's single score and asks no reward manager. Set a custom reward "
+            "function that queries the model and returns {name: value}"
+        )
+    _check_scorer_options(config, sources)
+    declared, disagreed = scorers_bounds(config, sources) if has_manager else ({}, set())
+    settings = replace(settings, bounds={**declared, **settings.bounds})
+    if uses_estimator and settings.combine is not None and settings.combine.needs_bounds:
+        for name, term in (settings.rewards or {}).items():
+            later = sources is None and name in disagreed
+            if term.is_used and name not in settings.bounds and not later:
+                raise ValueError(no_bounds(name, settings.combine))
+    return settings
+
+
+def scorers_bounds(
+    config: Any, sources: Iterable[str] | None
+) -> tuple[dict[str, tuple[float, float]], set[str]]:
+    """{reward: bounds} on which our scorers of these sources agree, and the names of the others."""
+    declared: dict[str, set[tuple[float, float]]] = {}
+    if config.reward.custom_reward_function.path is None:
+        options = plain(config.reward.get("reward_kwargs")) or {}
+        declared = declared_bounds(BOUNDS if sources is None else sources, options)
+    agreed = {name: pairs.copy().pop() for name, pairs in declared.items() if len(pairs) == 1}
+    return agreed, {*declared} - {*agreed}
+
+
+def refuse_kl_in_reward(algorithm: Any) -> None:
+    """Raise ValueError if verl's `algorithm` block asks for what the estimator cannot use."""
+    if algorithm.get("use_kl_in_reward", False):
+        raise ValueError(
+            "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by "
+            "itself, which leaves no place for a penalty on their sum. Set it to False and use "
+            "actor_rollout_ref.actor.use_kl_loss=True"
+        )
+
+
+def uses_gdpo_manager(config: Any) -> bool:
+    """Whether the reward manager is named gdpo; a subclass of ours need not be."""
+    manager = config.reward.reward_manager
+    return bool(manager.source == "register" and manager.name == "gdpo")
+
+
+def _check_scorer_options(config: Any, sources: Iterable[str] | None) -> None:
+    """Raise ValueError for `reward.reward_kwargs` that nothing reads."""
+    options = plain(config.reward.get("reward_kwargs")) or {}
+    if not options or not uses_gdpo_manager(config):  # a subclass of ours may read them
+        return
+    if config.reward.custom_reward_function.path is not None:
+        raise ValueError(
+            f"reward.reward_kwargs={options}: with reward.custom_reward_function.path set, nothing "
+            "reads them. Options of your function go to reward.custom_reward_function.reward_kwargs"
+        )
+    check_options(options, SCORERS if sources is None else sources)
+
+
+def _batch_eps(
+    where: str, block: Mapping[str, Any], dialect: Mapping[str, Any], eps: float
+) -> float | None:
+    value = block.get("batch_eps")
+    value = dialect["batch_eps"] if value is None else number(where, value, minimum=0.0)
+    return None if value == eps else value
+
+
+def _normalize_by_std(algorithm: Any, block: Mapping[str, Any]) -> bool:
+    inherited = bool(algorithm.get("norm_adv_by_std_in_grpo", True))
+    value = block.get("normalize_by_std")
+    if value is None:
+        return inherited
+    if not isinstance(value, bool):
+        raise ValueError(
+            f"algorithm.gdpo.normalize_by_std: expected true, false or null, got {value!r}"
+        )
+    if value != inherited:
+        raise ValueError(
+            f"algorithm.gdpo.normalize_by_std={value} contradicts "
+            f"algorithm.norm_adv_by_std_in_grpo={inherited}; set the latter alone"
+        )
+    return value

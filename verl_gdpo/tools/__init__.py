@@ -1,0 +1,1 @@
+"""What a user starts beside a training: check, replay, report, summary."""

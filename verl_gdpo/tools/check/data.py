@@ -1,0 +1,133 @@
+"""The data files of a run: read as verl's dataset reads them, but for the tokenizer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json
+import pyarrow.parquet
+from omegaconf import ListConfig, OmegaConf
+
+from verl_gdpo.rewards import check_ground_truths
+from verl_gdpo.settings.algorithm import uses_gdpo_manager
+
+READERS = {
+    ".parquet": pa.parquet.read_table,
+    ".json": pa.json.read_json,
+    ".jsonl": pa.json.read_json,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str  # "row 5 of data/train.parquet"
+    source: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DataFile:
+    path: str
+    table: pa.Table
+
+    @property
+    def sources(self) -> list[str]:
+        return list(self.table["data_source"].to_pylist())
+
+    def row(self, index: int) -> Row:
+        (fields,) = self.table.slice(index, 1).to_pylist()
+        return Row(f"row {index} of {self.path}", fields["data_source"], fields)
+
+
+def read_files(config: Any, key: str) -> list[DataFile] | None:
+    """The files under `data.<key>`, checked; None if they are out of reach, and left to verl.
+
+    Raises:
+        ValueError: a file is not there or not readable, lacks a column, or holds a row that one of
+            our scorers cannot use.
+    """
+    files = config.data[key]
+    paths = [str(file) for file in files] if isinstance(files, list | ListConfig) else [str(files)]
+    if OmegaConf.select(config, "data.custom_cls.path") or any("://" in path for path in paths):
+        return None
+    return [DataFile(path, _read(config, key, path)) for path in paths]
+
+
+def _read(config: Any, key: str, path: str) -> pa.Table:
+    where = f"data.{key}: {path}"
+    if not Path(path).exists():
+        raise ValueError(f"{where} does not exist")
+    reader = READERS.get(Path(path).suffix)
+    if reader is None:
+        raise ValueError(f"{where}: verl reads files that end in {', '.join(READERS)}")
+    try:
+        table = reader(path)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{where} cannot be read: {error}") from error
+    absent = sorted({config.data.prompt_key, "data_source", "reward_model"} - {*table.column_names})
+    if absent:
+        raise ValueError(f"{where} lacks the columns {absent}")
+    kind = table.schema.field("reward_model").type
+    if not pa.types.is_struct(kind):
+        raise ValueError(f"{where}: reward_model is {kind}; expected {{ground_truth: ...}}")
+    if table.num_rows == 0:
+        raise ValueError(f"{where} holds no rows")
+    if uses_gdpo_manager(config) and config.reward.custom_reward_function.path is None:
+        rows = table.select(["data_source", "reward_model"]).to_pylist()
+        check_ground_truths(rows, f"data.{key} {path}")
+    return table
+
+
+def count_steps(config: Any, row_count: int) -> list[str]:
+    """What the number of training rows means for the run.
+
+    Raises:
+        ValueError: there are too few for a single step.
+    """
+    limit = config.data.get("train_max_samples", -1)
+    row_count = min(row_count, limit) if limit > 0 else row_count
+    batch_size, epochs = config.data.train_batch_size, config.trainer.total_epochs
+    if row_count < batch_size:
+        raise ValueError(
+            f"data.train_files: {row_count} rows are less than one batch of "
+            f"data.train_batch_size={batch_size}, so an epoch would have no step. Lower it, or add "
+            "rows"
+        )
+    possible = row_count // batch_size * epochs
+    wanted = config.trainer.total_training_steps
+    remarks = [f"{possible if wanted is None else min(possible, wanted)} training steps"]
+    if wanted is not None and wanted > possible:
+        remarks.append(
+            f"trainer.total_training_steps={wanted}, but trainer.total_epochs={epochs} end the run "
+            f"after {possible} steps, without the validation and checkpoint of the last step"
+        )
+    if not config.data.get("filter_overlong_prompts", False):
+        remarks.append(
+            "data.filter_overlong_prompts=False: of a prompt longer than "
+            f"data.max_prompt_length={config.data.max_prompt_length} tokens, verl cuts off the "
+            "beginning without a word"
+        )
+    return remarks
+
+
+def pick_rows(
+    training: Sequence[DataFile], validation: Sequence[DataFile], count: int
+) -> list[Row]:
+    """`count` training rows evenly spread, and one row of each data source that they miss."""
+    places = [(file, index) for file in training for index in range(file.table.num_rows)]
+    spread = np.linspace(0, len(places) - 1, min(count, len(places))).round().astype(int)
+    rows = [file.row(index) for file, index in (places[place] for place in spread)]
+    seen = {row.source for row in rows}
+    return rows + list(_first_of_each([*training, *validation], seen))
+
+
+def _first_of_each(files: Sequence[DataFile], seen: set[str]) -> Iterator[Row]:
+    for file in files:
+        sources = file.sources
+        for source in dict.fromkeys(sources):
+            if source not in seen:
+                yield file.row(sources.index(source))
+                seen = seen | {source}

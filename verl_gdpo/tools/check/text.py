@@ -1,0 +1,140 @@
+"""What a dry run showed: each data source's rewards, and the advantages of one prompt's samples."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from verl_gdpo.batch.advantages import scalars_of
+from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.batch.metrics import verl_grpo_settings
+from verl_gdpo.batch.rows import RewardRows
+from verl_gdpo.batch.values import value_or_error
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.reward_terms import RewardTerm
+from verl_gdpo.terminal import render, width_of
+from verl_gdpo.tools.check.dry_run import FIRST_STEP, Characters, DryRun
+from verl_gdpo.tools.check.report import WIDTH
+
+Floats = npt.NDArray[np.float64]
+
+HEADER = ("reward", "weight", "counts if", "min", "max", "variance", "")
+LEFT = (0, 2, 6)
+
+
+def describe(run: DryRun, settings: GdpoSettings) -> Iterator[str]:
+    """The tables, from the same functions as in training.
+
+    Raises:
+        RewardError: what was returned cannot be made a matrix of rewards; see `RewardMatrix.of`.
+    """
+    rows = RewardRows.from_keys(
+        keys=[f"{sample.row}_{number}_0" for number, sample in enumerate(run.samples)],
+        infos=run.infos,
+        sources=[sample.source for sample in run.samples],
+        is_padding=[False] * len(run.samples),
+        step=FIRST_STEP,
+    )
+    rows = replace(rows, label=lambda row: run.samples[row].label)
+    rewards = RewardMatrix.of(rows, settings)
+    for source in dict.fromkeys(rows.sources):
+        is_here_B = np.array([other == source for other in rows.sources])
+        table = render(HEADER, list(_reward_lines(run, rewards, settings, is_here_B)), LEFT)
+        yield f"data_source {source!r}, {is_here_B.sum()} responses:\n{table}"
+    yield _example(run, rows, rewards, settings)
+
+
+def _reward_lines(
+    run: DryRun, rewards: RewardMatrix, settings: GdpoSettings, is_here_B: npt.NDArray[np.bool_]
+) -> Iterator[tuple[str, ...]]:
+    here = [info for info, is_here in zip(run.infos, is_here_B, strict=True) if is_here]
+    groups_B = np.array([sample.row for sample in run.samples])[is_here_B]
+    names = dict.fromkeys(name for info in here for name in info if name != "score")
+    for column, (name, weight) in enumerate(rewards.weights.items()):
+        if name in names:
+            term = (settings.rewards or {}).get(name, RewardTerm())
+            present_B = rewards.present_BK[is_here_B, column]
+            values = rewards.values_BK[is_here_B, column][present_B]
+            cells = (name, f"{weight:g}", _condition(term))
+            yield (*cells, *_range(values), _mark(values, groups_B[present_B]))
+    for name in names:
+        if name not in rewards.weights:
+            values = _numbers(info.get(name) for info in here)
+            yield (name, "-", "", *_range(values), "not in the sum")
+
+
+def _condition(term: RewardTerm) -> str:
+    if term.when is None:
+        return ""
+    return f"{term.when.reward} >= {term.when.at_least:g}, else {term.otherwise}"
+
+
+def _numbers(values: Iterable[Any]) -> Floats:
+    """Those that are numbers: a scorer may also return text that no reward is made of."""
+    found = []
+    for value in values:
+        try:
+            found.append(value_or_error(value))
+        except ValueError:
+            continue
+    return np.array([value for value in found if value is not None])
+
+
+def _range(values: Floats) -> tuple[str, str, str]:
+    if not len(values):
+        return "-", "-", "-"
+    return f"{values.min():.3f}", f"{values.max():.3f}", f"{values.var():.3f}"
+
+
+def _mark(values: Floats, groups: npt.NDArray[np.int64]) -> str:
+    if not len(values):
+        return "never applies"
+    if values.min() == values.max():
+        return "NEVER VARIES"
+    spreads = [np.ptp(values[groups == group]) for group in set(groups.tolist())]
+    return "" if max(spreads) > 0 else "VARIES ONLY BETWEEN PROMPTS"
+
+
+def _example(run: DryRun, rows: RewardRows, rewards: RewardMatrix, settings: GdpoSettings) -> str:
+    """The samples of the first row, as a table."""
+    groups = [str(sample.row) for sample in run.samples]
+    lengths = [len(Characters.encode(sample.response)) for sample in run.samples]
+    gdpo, grpo = (
+        scalars_of(rewards, rows.counted_B, groups, each, torch.tensor(lengths))
+        for each in (settings, verl_grpo_settings(settings))
+    )
+    shown = [i for i, sample in enumerate(run.samples) if sample.row == 0]
+    columns = {
+        name: [f"{rewards.values_BK[i, k]:.3f}" if rewards.present_BK[i, k] else "-" for i in shown]
+        for k, name in enumerate(rewards.weights)
+    }
+    columns |= {
+        name: [f"{float(column[i]):.3f}" for i in shown]
+        for name, column in (("S", gdpo.S_B), ("gdpo", gdpo.A_B), ("grpo", grpo.A_B))
+    }
+    kinds = [run.samples[i].kind for i in shown]
+    prompt = run.samples[0].label.partition(", response")[0]
+    return (
+        f"{prompt}, normalised with all {len(run.samples)} responses as the batch\n"
+        "(S: the normalised rewards combined; gdpo: advantage under these settings; grpo: "
+        f"GRPO's)\n{_fitting(kinds, columns)}"
+    )
+
+
+def _fitting(kinds: Sequence[str], columns: Mapping[str, Sequence[str]]) -> str:
+    """The table, with as many of the rewards as there is room for."""
+    *rewards, S, gdpo, grpo = columns
+    for count in range(len(rewards), -1, -1):
+        header = [*rewards[:count], S, gdpo, grpo]
+        lines = [
+            (kind, *cells)
+            for kind, *cells in zip(kinds, *(columns[name] for name in header), strict=True)
+        ]
+        table = render(("response", *header), lines)
+        if max(map(width_of, table.splitlines())) <= WIDTH:
+            break
+    left_out = len(rewards) - count
+    return f"{table}\n({left_out} more rewards have no room)" if left_out else table

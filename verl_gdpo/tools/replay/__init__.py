@@ -1,0 +1,165 @@
+"""The advantages of a run once more, from its rollout dump, under its own and other settings.
+
+verl-gdpo replay DIR [--arm NAME ...] [key=value ...]
+"""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+from pathlib import Path
+
+from verl_gdpo.run.dump_reader import WRITING, dump_files
+from verl_gdpo.run.folder import config_of_run
+from verl_gdpo.terminal import printable
+from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
+from verl_gdpo.tools.replay.steps import LOGGED, Replay, write_table
+from verl_gdpo.tools.replay.text import LEGEND, comparison, whole_group
+
+TOLERANCE = 1e-5  # advantages are logged in float32
+FORMATS = (".parquet", ".json", ".jsonl")
+EPILOG = """\
+`key=value` are overrides in the syntax of the training command. Alone they change the run's own
+settings; with --arm they change each arm. An arm keeps the run's rewards, weights, conditions and
+eps. With neither, the run is compared with the arm grpo, or gdpo if it was a grpo run.
+
+  verl-gdpo replay runs/my_run --arm grpo --arm gdpo_token
+  verl-gdpo replay runs/my_run algorithm.gdpo.rewards.length.weight=0.2
+
+The exit code is 1 if the run's own settings do not reproduce the logged advantages."""
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = _parser().parse_intermixed_args(argv)
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal that lacks some character
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        return _run(arguments)
+    except ValueError as error:
+        print(f"replay: {printable(str(error))}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="verl-gdpo replay",
+        description="Recompute the advantages of a rollout dump and show where they differ.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", help="a run's folder, or its rollouts/")
+    add("overrides", nargs="*", metavar="key=value")
+    add("--config", type=Path, help="the run's configuration, if not DIR/hydra/.hydra/config.yaml")
+    add("--arm", action="append", default=[], metavar="NAME", help=f"one of {', '.join(ARMS)}")
+    add("--steps", type=step_range, metavar="FIRST:LAST", help="both included; or one step")
+    add("--top", type=int, default=3, help="groups to show for each alternative (3)")
+    add("--group", metavar="ID", help="show this group in full (the beginning of its id will do)")
+    add("--out", type=Path, metavar="FILE", help="all rollouts: .parquet, or .json (lines)")
+    return parser
+
+
+def step_range(text: str) -> range:
+    first, colon, last = text.partition(":")
+    return range(int(first or 0), 1 + (int(last or sys.maxsize - 1) if colon else int(first)))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    out = arguments.out
+    if out is not None and out.suffix not in FORMATS:
+        raise ValueError(f"--out {out}: expected a name that ends in {', '.join(FORMATS)}")
+    if arguments.top < 0:
+        raise ValueError(f"--top {arguments.top}: expected 0 or more")
+    files, unfinished = dump_files(arguments.folder)
+    if arguments.steps is not None:
+        files = _chosen(files, arguments.steps)
+    path = arguments.config or config_of_run(arguments.folder)
+    algorithm, declared = read_run(path) if path else ({"adv_estimator": "gdpo"}, {})
+    own = Arm.of("run", algorithm, declared)
+    alternatives = choose(own, arguments.arm, arguments.overrides)
+    replay = Replay(
+        own,
+        alternatives,
+        top=0 if arguments.group else arguments.top,
+        wanted=arguments.group,
+        keep_table=out is not None,
+    ).read(files)
+    if arguments.group is not None and len({group.id for group in replay.found}) != 1:
+        ids = list(dict.fromkeys(group.id for group in replay.found))
+        raise ValueError(f"--group {arguments.group}: expected one group, got {ids[:5] or 'none'}")
+
+    rollouts = sum(len(step.columns[LOGGED].A_B) for step in replay.steps)
+    source = f"the run's settings are in {path}"
+    if path is None:
+        source = "no configuration of the run found, so its settings are taken to be the defaults"
+    print(f"{len(files)} steps, {rollouts:,} rollouts; {source}")
+    for path in unfinished:
+        if arguments.steps is None or int(path.stem) in arguments.steps:
+            print(f"Step {path.stem} is left out, {path} has no end: {WRITING}.")
+    for arm in (own, *alternatives):
+        print(f"{arm.name}: {printable(str(arm))}")
+    reproduced = _say_reproduced(replay, path)
+    width = shutil.get_terminal_size((120, 40)).columns
+    for group in replay.found:
+        print(f"\n{whole_group(group, width)}")
+    if arguments.group is None:
+        for arm in alternatives:
+            print(f"\n== {arm.name} ==\n\n{comparison(replay, arm.name, width)}")
+        print(f"\n{LEGEND}")
+    if out is not None:
+        print(f"\n{write_table(replay, out):,} rollouts written to {out}")
+    return 0 if reproduced else 1
+
+
+def _chosen(files: Sequence[Path], steps: range) -> list[Path]:
+    chosen = [file for file in files if int(file.stem) in steps]
+    if not chosen:
+        raise ValueError(
+            f"--steps: none of these is in {files[0].parent}, which has {files[0].stem} to "
+            f"{files[-1].stem}"
+        )
+    return chosen
+
+
+def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm]:
+    """The alternatives that the command line asks for; see `EPILOG`.
+
+    Raises:
+        ValueError: an unknown arm or setting.
+    """
+    if overrides and not names:
+        blocks = {"changed": own.algorithm}
+    else:
+        default = {"gdpo": ["grpo"], "grpo": ["gdpo"]}.get(own.estimator, ["gdpo", "grpo"])
+        blocks = {name: with_arm(own.algorithm, name) for name in names or default}
+    return [
+        Arm.of(name, with_overrides(block, overrides), own.declared)
+        for name, block in blocks.items()
+    ]
+
+
+def _say_reproduced(replay: Replay, path: Path | None) -> bool:
+    """Print how far the logged advantages are from what the run's settings give."""
+    worst = replay.worst
+    if worst is None:
+        print(
+            f"The run's adv_estimator={replay.own.estimator} is not recomputed: its logged "
+            "advantages are compared as they are."
+        )
+        return True
+    text = f"largest |difference| {worst.difference:.2g} over {replay.row_count:,} rows"
+    if worst.difference <= TOLERANCE:
+        print(f"The run's settings reproduce the logged advantages: {text}.")
+        return True
+    if path is None:
+        reason = "name the run's configuration with --config"
+    elif replay.own.algorithm.get("use_kl_in_reward"):
+        reason = "algorithm.use_kl_in_reward=True, and a dump does not hold the KL"
+    else:
+        reason = "was the run resumed with other settings, or another version?"
+    print(
+        f"WARNING: the run's settings do not reproduce the logged advantages: {text} (allowed "
+        f"{TOLERANCE:g}), at step {worst.step}, {printable(worst.uid)}; {reason}"
+    )
+    return False

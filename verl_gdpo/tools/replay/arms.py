@@ -1,0 +1,120 @@
+"""Which estimator, under which settings: the arms of recipes/estimator, a run's own, and changes.
+
+An `algorithm` here is verl's block of that name as a plain dict.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_gdpo.advantage.variants import Bounds
+from verl_gdpo.settings.algorithm import KEYS, GdpoSettings, scorers_bounds
+from verl_gdpo.settings.reward_terms import hint
+
+# what recipes/estimator/NAME.yaml sets under `algorithm`
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "gdpo": {"adv_estimator": "gdpo"},
+    "gdpo_token": {"adv_estimator": "gdpo", "gdpo": {"batch_norm": "token"}},
+    "gdpo_no_batch_norm": {"adv_estimator": "gdpo", "gdpo": {"batch_norm": "none"}},
+    "grpo": {"adv_estimator": "grpo"},
+    "grpo_no_std": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
+    "grpo_batch_norm": {"adv_estimator": "gdpo", "gdpo": {"group_norm": "summed"}},
+}
+# an arm says how to normalise; what the rewards are worth stays as in the run
+KEPT_BY_ARMS = ("gdpo_reward_keys", "gdpo_reward_weights")
+KEPT_BY_ARMS_IN_GDPO = ("rewards", "eps")
+# what replay's grpo reads; its gdpo reads all of `algorithm.gdpo` besides
+READ = ("adv_estimator", "norm_adv_by_std_in_grpo", *KEPT_BY_ARMS)
+READ_BY_GRPO = (*(f"algorithm.{key}" for key in READ), "algorithm.gdpo.rewards")
+READ_BY_GDPO = (*READ_BY_GRPO, *(f"algorithm.gdpo.{key}" for key in KEYS))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to compute advantages."""
+
+    name: str
+    algorithm: Mapping[str, Any]
+    settings: GdpoSettings
+    declared: Mapping[str, Bounds]  # bounds that scorers declare; those of `algorithm` win
+
+    @classmethod
+    def of(cls, name: str, algorithm: Mapping[str, Any], declared: Mapping[str, Bounds]) -> "Arm":
+        """Raises ValueError for settings that `GdpoSettings` refuses."""
+        settings = GdpoSettings.from_algorithm(algorithm)
+        settings = replace(settings, bounds={**declared, **settings.bounds})
+        return cls(name, algorithm, settings, declared)
+
+    @property
+    def estimator(self) -> str:
+        return str(self.algorithm.get("adv_estimator", "gdpo"))
+
+    @property
+    def is_known(self) -> bool:
+        return self.estimator in ("gdpo", "grpo")
+
+    def __str__(self) -> str:
+        """The settings that matter, in the syntax of an override."""
+        shown = {key: self.algorithm.get(key) for key in (*READ, "gdpo")}
+        return " ".join(f"{key}={v}" for key, v in shown.items() if v is not None and v != {})
+
+
+def read_run(path: Path) -> tuple[dict[str, Any], dict[str, Bounds]]:
+    """The `algorithm` block of a configuration file, and the bounds that its scorers declare.
+
+    Raises:
+        ValueError: there is no such block, or it does not resolve.
+    """
+    try:
+        config: Any = OmegaConf.load(path)
+        block = OmegaConf.is_dict(config) and config.get("algorithm")
+        if not OmegaConf.is_dict(block):
+            raise ValueError(f"{path}: no `algorithm` block; expected a verl configuration")
+        declared = scorers_bounds(config, None)[0] if "reward" in config else {}
+        return dict(OmegaConf.to_container(block, resolve=True)), declared  # type: ignore[arg-type]
+    except (OmegaConfBaseException, OSError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def with_arm(algorithm: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The arm `name` on the rewards, weights, conditions and eps of `algorithm`."""
+    if name not in ARMS:
+        raise ValueError(f"--arm {name}: unknown{hint(name, [*ARMS])}")
+    block, arm = algorithm.get("gdpo") or {}, ARMS[name]
+    kept = {key: algorithm[key] for key in KEPT_BY_ARMS if key in algorithm}
+    kept_in_gdpo = {key: block[key] for key in KEPT_BY_ARMS_IN_GDPO if key in block}
+    return {**kept, **arm, "gdpo": {**kept_in_gdpo, **arm.get("gdpo", {})}}
+
+
+def with_overrides(algorithm: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """`algorithm` after `key=value`, in the syntax and with the meaning of the training command.
+
+    Raises:
+        ValueError: the text cannot be parsed, or names what the estimator does not read.
+    """
+    config = OmegaConf.create({"algorithm": dict(algorithm)})
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        for override in parsed:
+            if override.is_delete() or override.is_sweep_override():
+                raise ValueError(
+                    f"{override.input_line}: expected one value; weight 0 leaves a reward out"
+                )
+            key, value = override.key_or_group, override.value()
+            OmegaConf.update(config, key, value, merge=True, force_add=True)
+        changed = dict(OmegaConf.to_container(config, resolve=True)["algorithm"])  # type: ignore
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(f"{' '.join(overrides)}: {error}") from None
+    is_grpo = changed.get("adv_estimator") == "grpo"
+    for override in parsed:
+        key, read = override.key_or_group, READ_BY_GRPO if is_grpo else READ_BY_GDPO
+        if not f"{key}.".startswith(tuple(f"{known}." for known in read)):
+            who = "verl's grpo" if is_grpo else "gdpo"
+            raise ValueError(f"{override.input_line}: {who} does not read it{hint(key, read)}")
+    return changed

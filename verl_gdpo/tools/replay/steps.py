@@ -1,0 +1,172 @@
+"""A dump step by step: recompute, compare, and keep the numbers and the groups worth a look."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.run.dump_reader import read_dump
+from verl_gdpo.tools.replay.arms import Arm
+from verl_gdpo.tools.replay.compare import SAME, Column
+from verl_gdpo.tools.replay.recompute import Floats, Ints, Step, group_index
+
+LOGGED = "logged"
+IDENTITY = (
+    *("group", "session", "uid", "data_source"),
+    *("response_tokens", "trained_tokens"),
+)
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    number: int
+    columns: Mapping[str, Column]  # LOGGED, then each alternative
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group's rollouts, and what each column gives them."""
+
+    step: int
+    id: str
+    distance: Mapping[str, float]  # mean scaled difference of each alternative from LOGGED
+    rows: Rows
+    advantages: Mapping[str, Sequence[float]]
+
+    @property
+    def rewards(self) -> list[str]:
+        """Equal for groups with the same rewards, in whatever order."""
+        return sorted(str(row["rewards"]) for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The row whose logged advantage is furthest from what the run's settings give."""
+
+    difference: float
+    step: int
+    uid: str
+
+
+@dataclass
+class Replay:
+    """Feed it files; it keeps numbers, and the rows of `top` groups for each alternative."""
+
+    own: Arm
+    alternatives: Sequence[Arm]
+    top: int = 0
+    wanted: str | None = None  # groups whose id begins so
+    keep_table: bool = False
+    row_count: int = 0
+    steps: list[StepReport] = field(default_factory=list)
+    worst: Mismatch | None = None  # None: nothing read, or the run's estimator is not known
+    most_different: dict[str, list[Group]] = field(default_factory=dict)
+    found: list[Group] = field(default_factory=list)
+    tables: list[Any] = field(default_factory=list)  # with `keep_table` a DataFrame a step
+
+    def read(self, files: Iterable[Path]) -> "Replay":
+        """Raises ValueError, with the file, for a dump that the arms cannot be computed from."""
+        for file in files:
+            rows = read_dump(file)
+            try:
+                self._add(int(file.stem), rows)
+            except (ValueError, RuntimeError) as error:
+                raise ValueError(f"{file}: {error}") from None
+        return self
+
+    def _add(self, number: int, rows: Rows) -> None:
+        step = Step.of(number, rows)
+        own = RewardMatrix.of(step.rewards, self.own.settings)
+        self.row_count += len(rows)
+        if self.own.is_known:
+            self._check(step, rows, step.advantages(self.own, own))
+        rows_B = np.flatnonzero(step.rewards.counted_B)
+        group_B = group_index(step.group_ids[rows_B])
+        columns = {LOGGED: Column.of(step.logged_B[rows_B], group_B, own, rows_B)}
+        names = dict.fromkeys([*own.weights, *self.own.settings.names])
+        for arm in self.alternatives:
+            matrix = RewardMatrix.of(step.rewards, arm.settings)
+            A_B = step.advantages(arm, matrix)[rows_B]
+            columns[arm.name] = Column.of(A_B, group_B, matrix, rows_B)
+            names |= dict.fromkeys([*matrix.weights, *arm.settings.names])
+        report = StepReport(number, columns)
+        self.steps.append(report)
+        counted = [rows[row] for row in rows_B.tolist()]
+        self._keep_groups(report, counted, group_B)
+        if self.keep_table:
+            self.tables.append(_table(report, counted, names))
+
+    def _check(self, step: Step, rows: Rows, own_B: Floats) -> None:
+        difference_B = np.abs(own_B - step.logged_B)
+        row = int(difference_B.argmax())
+        if self.worst is None or difference_B[row] > self.worst.difference:
+            self.worst = Mismatch(float(difference_B[row]), step.number, rows[row]["uid"])
+
+    def _keep_groups(self, report: StepReport, rows: Rows, group_B: Ints) -> None:
+        size_G = np.bincount(group_B)
+        logged, *others = report.columns.items()
+        distances = {
+            name: np.bincount(group_B, column.distance_B(logged[1])) / size_G
+            for name, column in others
+        }
+
+        def group(g: int) -> Group:
+            members = np.flatnonzero(group_B == g).tolist()
+            return Group(
+                step=report.number,
+                id=rows[members[0]]["group"],
+                distance={name: float(distance_G[g]) for name, distance_G in distances.items()},
+                rows=[rows[i] for i in members],
+                advantages={name: c.A_B[members].tolist() for name, c in report.columns.items()},
+            )
+
+        for name, distance_G in distances.items() if self.top else []:
+            kept = self.most_different.setdefault(name, [])
+            for g in np.argsort(-distance_G, kind="stable").tolist():
+                if distance_G[g] <= (kept[-1].distance[name] if len(kept) == self.top else SAME):
+                    break
+                candidate = group(g)
+                # another group with the same rewards would show nothing new
+                if candidate.rewards not in [other.rewards for other in kept]:
+                    kept.append(candidate)
+                    kept.sort(key=lambda other: -other.distance[name])
+                    del kept[self.top :]
+        if self.wanted is not None:
+            first_G = np.unique(group_B, return_index=True)[1].tolist()
+            ids = [rows[i]["group"] for i in first_G]
+            self.found += [group(g) for g, name in enumerate(ids) if name.startswith(self.wanted)]
+
+
+def write_table(replay: Replay, path: Path) -> int:
+    """All rollouts, for other tools, as the name of the file says; returns how many."""
+    import pandas as pd
+
+    table = pd.concat(replay.tables, ignore_index=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        if path.suffix == ".parquet":
+            table.to_parquet(unfinished, index=False)
+        else:
+            table.to_json(unfinished, orient="records", lines=True, double_precision=15)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return len(table)
+
+
+def _table(report: StepReport, rows: Rows, rewards: Iterable[str]) -> Any:
+    """A DataFrame with a row a rollout; a reward that it does not have is NaN."""
+    import pandas as pd
+
+    columns = {"step": report.number, **{name: [row[name] for row in rows] for name in IDENTITY}}
+    for name in rewards:
+        values = [row["rewards"].get(name) for row in rows]
+        columns[f"reward/{name}"] = np.array(values, dtype=np.float64)
+    columns |= {f"advantage/{name}": column.A_B for name, column in report.columns.items()}
+    return pd.DataFrame(columns)

@@ -1,0 +1,136 @@
+"""The replay for a terminal. Whatever comes out of a dump is escaped."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from verl_gdpo.terminal import printable, render, shorten, width_of
+from verl_gdpo.tools.replay.compare import SAME
+from verl_gdpo.tools.replay.steps import LOGGED, Group, Replay, StepReport
+
+LINES = 12  # of a table over steps; more steps are joined
+MIN_RESPONSE = 24  # columns
+
+LEGEND = f"""\
+a | b          in the logged advantages | in the alternative
+correlation    of the two advantages of a step's rollouts
+opposite sign  rollouts that one rewards and the other punishes
+distance       mean |difference|, each divided by its std, as scales differ between estimators
+silent groups  those in which every advantage is 0
+tied pairs     of a group, with different rewards and the same advantage
+std            of a step's advantages
+correlation with a reward: its value less the mean of its group
+Advantages closer than {SAME:g} of their step's std are the same, and 0 if as near to that.
+Lines of several steps are means over them, each counted by its rollouts."""
+
+
+def step_table(steps: Sequence[StepReport], name: str) -> str:
+    """The alternative `name` against the logged advantages; the last line is over all steps."""
+    header = ["step", "rollouts", "correlation", "opposite sign", "distance"]
+    header += ["silent groups", "tied pairs", "std"]
+    parts = np.array_split(np.arange(len(steps)), min(len(steps), LINES))
+    chunks = [[steps[i] for i in part] for part in parts]
+    rows = [_step_row(_span(chunk), chunk, name) for chunk in chunks]
+    if len(steps) > 1:
+        rows.append(_step_row("all", steps, name))
+    return render(header, rows)
+
+
+def reward_table(steps: Sequence[StepReport], name: str) -> str:
+    """How far each advantage follows each reward."""
+    columns = {key: [step.columns[key] for step in steps] for key in (LOGGED, name)}
+    sizes = [len(step.columns[LOGGED].A_B) for step in steps]
+    rewards = dict.fromkeys(r for side in columns.values() for c in side for r in c.follows)
+    rows = []
+    for reward in rewards:
+        sides = ([c.follows.get(reward) for c in side] for side in columns.values())
+        rows.append([printable(reward), *(_mean(side, sizes, "{:.3f}".format) for side in sides)])
+    return render(["correlation with", *columns], rows)
+
+
+def group_table(group: Group, width: int) -> str:
+    """A group's rollouts with rewards, advantages and the beginning of each response."""
+    names = list(dict.fromkeys(name for row in group.rows for name in row["rewards"]))
+    header = ["#", *map(printable, names), *group.advantages, "response"]
+    rows = []
+    for i, row in enumerate(group.rows):
+        rewards = [_value(row["rewards"].get(name)) for name in names]
+        advantages = [_advantage(column[i]) for column in group.advantages.values()]
+        rows.append([str(i), *rewards, *advantages, ""])
+    left = width - width_of(render(header, rows).splitlines()[1]) + len("response")
+    for row, line in zip(group.rows, rows, strict=True):
+        line[-1] = shorten(str(row.get("output", "")), max(left, MIN_RESPONSE))
+    distances = ", ".join(f"{name} {value:.2f}" for name, value in group.distance.items())
+    title = f"step {group.step}, group {printable(group.id)}; distance from {LOGGED}: {distances}"
+    return f"{title}\n{render(header, rows, left=(len(header) - 1,))}"
+
+
+def whole_group(group: Group, width: int) -> str:
+    """`group_table`, then the prompt and each response in full, escaped, a line a line."""
+    prompt = str(group.rows[0].get("input", ""))
+    texts = [("prompt", prompt)]
+    texts += [(f"response {i}", str(row.get("output", ""))) for i, row in enumerate(group.rows)]
+    blocks = [f"{label}\n{_indented(text)}" for label, text in texts]
+    return "\n\n".join([group_table(group, width), *blocks])
+
+
+def comparison(replay: Replay, name: str, width: int) -> str:
+    """All that is said of one alternative."""
+    parts = [step_table(replay.steps, name), reward_table(replay.steps, name)]
+    groups = replay.most_different.get(name, [])
+    if groups:
+        parts.append(f"Where {LOGGED} and {name} differ most:")
+        parts += [group_table(group, width) for group in groups]
+    return "\n\n".join(parts)
+
+
+def _step_row(label: str, steps: Sequence[StepReport], name: str) -> list[str]:
+    """Means over the steps, each counted by its rollouts."""
+    pairs = [(step.columns[LOGGED], step.columns[name]) for step in steps]
+    sizes = [len(logged.A_B) for logged, _ in pairs]
+
+    def both(attribute: str, show: Callable[[float], str]) -> str:
+        sides = ([getattr(pair[i], attribute) for pair in pairs] for i in (0, 1))
+        return " | ".join(_mean(values, sizes, show) for values in sides)
+
+    return [
+        label,
+        f"{sum(sizes):,}",
+        _mean([a.correlation(b) for a, b in pairs], sizes, "{:.3f}".format),
+        _mean([a.opposite(b) for a, b in pairs], sizes, _percent),
+        _mean([float(a.distance_B(b).mean()) for a, b in pairs], sizes, "{:.3f}".format),
+        both("silent_groups", _percent),
+        both("ties", _percent),
+        both("std", "{:.2f}".format),
+    ]
+
+
+def _mean(
+    values: Iterable[float | None], sizes: Sequence[int], show: Callable[[float], str]
+) -> str:
+    """Each value counted by its size; those that are None are left out."""
+    there = [(v, n) for v, n in zip(values, sizes, strict=True) if v is not None]
+    return show(sum(v * n for v, n in there) / sum(n for _, n in there)) if there else "-"
+
+
+def _span(steps: Sequence[StepReport]) -> str:
+    first, last = steps[0].number, steps[-1].number
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def _advantage(value: float) -> str:
+    return f"{round(value, 3) + 0.0:.3f}"  # + 0.0 makes -0.0 positive
+
+
+def _value(value: object) -> str:
+    if isinstance(value, int | float):
+        return f"{value:.3g}"
+    return "-" if value is None else printable(str(value))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {printable(line)}" for line in text.split("\n"))

@@ -1,0 +1,47 @@
+"""From run folders to everything that the page shows."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from verl_gdpo.batch.rows import RewardError
+from verl_gdpo.tools.report.arms import Arm, read_arms
+from verl_gdpo.tools.report.charts import length, rewards, validation
+from verl_gdpo.tools.report.examples import ExampleGroup, example_groups
+from verl_gdpo.tools.report.page import Page
+from verl_gdpo.tools.report.signal_charts import collapse, influence, paper_figure
+from verl_gdpo.tools.report.tables import differences, results, runs, warnings
+
+
+def build_page(folders: Sequence[Path]) -> Page:
+    """Read the runs and put the page together.
+
+    Raises:
+        ValueError: a folder is no run's; see `read_arms`.
+    """
+    arms = read_arms(folders)
+    names = ", ".join(arm.name for arm in arms)
+    single = len(arms) == 1 and len(arms[0].runs) == 1
+    title = f"Run {folders[0].resolve().name}" if single else f"Comparison: {names}"
+    return Page(
+        title=title,
+        several=any(len(arm.runs) > 1 for arm in arms),
+        warnings=warnings(arms),
+        tables=[table for table in (results(arms), runs(arms), differences(arms)) if table],
+        sections=[
+            rewards(arms),
+            validation(arms),
+            length(arms),
+            collapse(arms),
+            paper_figure(),
+            influence(arms),
+        ],
+        examples={arm.name: _examples(arm) for arm in arms},
+    )
+
+
+def _examples(arm: Arm) -> list[ExampleGroup] | str:
+    """Of the arm's first run; or why there are none."""
+    try:
+        return example_groups(arm.runs[0])
+    except (ValueError, RewardError) as error:
+        return str(error)

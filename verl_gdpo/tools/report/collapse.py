@@ -1,0 +1,59 @@
+"""How many groups an estimator can tell apart: the paper's figure, by enumeration.
+
+A group of G rollouts with n binary rewards is a multiset of G binary vectors. Two groups are told
+apart if their sorted advantages, before any batch step, differ. Weights are 1, eps is 0.
+"""
+
+from itertools import combinations_with_replacement, product
+from math import comb
+
+import numpy as np
+import numpy.typing as npt
+
+from verl_gdpo.advantage.equation import GroupNorm, compute_gdpo_scalars
+
+Groups = npt.NDArray[np.float64]
+
+# name: (group_norm, normalize_by_std)
+ESTIMATORS: dict[str, tuple[GroupNorm, bool]] = {
+    "GDPO": ("per_reward", True),
+    "GRPO": ("summed", True),
+    "GRPO w/o std": ("summed", False),
+}
+
+
+def distinct_groups(estimator: str, rollouts: int, rewards: int) -> int:
+    """Number of different advantage vectors of a group of `rollouts` with `rewards` rewards."""
+    group_norm, normalize_by_std = ESTIMATORS[estimator]
+    groups_GRK = _all_groups(rollouts, rewards)
+    count = len(groups_GRK)
+    scalars = compute_gdpo_scalars(
+        groups_GRK.reshape(count * rollouts, rewards),
+        np.repeat(np.arange(count), rollouts),
+        group_norm=group_norm,
+        normalize_by_std=normalize_by_std,
+        batch_norm="none",
+        eps=0.0,
+    )
+    advantages_GR = np.sort(scalars.S_B.numpy().reshape(count, rollouts), axis=1)
+    return len(np.unique(advantages_GR.round(6) + 0.0, axis=0))  # -0.0 becomes 0.0
+
+
+def _all_groups(rollouts: int, rewards: int) -> Groups:
+    """Every group, (groups, rollouts, rewards).
+
+    The advantages do not depend on the order of the rollouts, nor, with equal weights, on that
+    of the rewards: so all multisets of rows will do, or all multisets of columns, which may be
+    far fewer.
+    """
+    if comb(2**rewards + rollouts - 1, rollouts) <= comb(2**rollouts + rewards - 1, rewards):
+        return _multisets(rollouts, rewards)
+    return np.swapaxes(_multisets(rewards, rollouts), 1, 2)
+
+
+def _multisets(size: int, length: int) -> Groups:
+    """All multisets of `size` binary vectors of a length."""
+    vectors = np.array(list(product((0.0, 1.0), repeat=length)))
+    chosen = np.array(list(combinations_with_replacement(range(2**length), size)))
+    multisets: Groups = vectors[chosen]
+    return multisets

@@ -1,0 +1,164 @@
+"""Groups of rollouts that show what the two estimators make of the same rewards."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from verl_gdpo.batch.advantages import scalars_of
+from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.batch.metrics import verl_grpo_settings
+from verl_gdpo.batch.rows import RewardRows
+from verl_gdpo.run.dump_reader import dump_files, read_dump, reward_rows
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.tools.report.arms import Run
+
+KINDS = {
+    "tied": "different rewards, one advantage under GRPO",
+    "cancelled": "the rewards vary, their sum does not",
+    "apart": "where GDPO and GRPO differ most",
+    "equal": "every rollout has the same rewards",
+}
+MEANING = {
+    "tied": "GRPO sees the weighted sum alone, so rollouts that earned it in different ways are "
+    "pushed equally. GDPO tells them apart.",
+    "cancelled": "GRPO finds no gradient here. GDPO has one unless the normalised rewards cancel.",
+    "apart": "Of the other groups of this step, the one with the largest difference between the "
+    "two advantages of a rollout.",
+    "equal": "Nothing to prefer: the advantage is 0 under both.",
+}
+DUMPS_SEARCHED = 5  # from the last step backwards, until there is a group of each kind
+SAME = 1e-6
+
+
+@dataclass(frozen=True)
+class Rollout:
+    output: str
+    tokens: int
+    rewards: Mapping[str, float | None]  # as the estimator saw them; None does not apply
+    logged: float
+    grpo: float
+    gdpo: float
+
+
+@dataclass(frozen=True)
+class ExampleGroup:
+    kind: str  # a key of KINDS
+    step: int
+    prompt: str
+    truth: str
+    rollouts: Sequence[Rollout]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One dump with the advantages recomputed; B rows, of which `groups` index the counted."""
+
+    number: int
+    dump: Sequence[Mapping[str, Any]]
+    rewards: RewardMatrix
+    grpo_B: npt.NDArray[np.float64]
+    gdpo_B: npt.NDArray[np.float64]
+    groups: Sequence[Sequence[int]]
+
+
+def example_groups(run: Run) -> list[ExampleGroup]:
+    """At most one group of each kind, from the last dumped steps, in the order of `KINDS`.
+
+    GRPO and GDPO are recomputed as the paper defines them, with the run's rewards, weights and
+    conditions; `logged` is what the run trained on.
+
+    Raises:
+        ValueError: no dump, or not one of ours; see `rollouts`.
+    """
+    settings = GdpoSettings() if run.config is None else _settings(run.config.algorithm)
+    found: dict[str, ExampleGroup] = {}
+    for file in reversed(dump_files(run.folder)[0][-DUMPS_SEARCHED:]):
+        step = _recompute(read_dump(file), int(file.stem), settings)
+        for kind, rows in _classify(step):
+            if kind not in found:
+                found[kind] = _example(kind, step, rows)
+        if len(found) == len(KINDS):
+            break
+    return [found[kind] for kind in KINDS if kind in found]
+
+
+def _settings(algorithm: Any) -> GdpoSettings:
+    return GdpoSettings(rewards=GdpoSettings.from_algorithm(algorithm).rewards)
+
+
+def _recompute(dump: Sequence[Mapping[str, Any]], number: int, settings: GdpoSettings) -> _Step:
+    rows = reward_rows(dump, number)
+    rewards = RewardMatrix.of(rows, settings)
+    ids = [row["group"] for row in dump]
+    grpo = verl_grpo_settings(GdpoSettings())
+    return _Step(
+        number,
+        dump,
+        rewards,
+        scalars_of(rewards, rows.counted_B, ids, grpo).A_B.numpy(),
+        scalars_of(rewards, rows.counted_B, ids, GdpoSettings()).A_B.numpy(),
+        _groups(rows, ids),
+    )
+
+
+def _groups(rows: RewardRows, ids: Sequence[str]) -> list[list[int]]:
+    members: dict[str, list[int]] = {}
+    for row in np.flatnonzero(rows.counted_B).tolist():
+        members.setdefault(ids[row], []).append(row)
+    return list(members.values())
+
+
+def _classify(step: _Step) -> Iterator[tuple[str, Sequence[int]]]:
+    """Groups with their kind; the one that differs most comes last, if it is not yet shown."""
+    shown: set[int] = set()
+    for number, rows in enumerate(step.groups):
+        kind = _kind(step, rows)
+        if kind:
+            shown.add(number)
+            yield kind, rows
+    others = [rows for number, rows in enumerate(step.groups) if number not in shown]
+    if others:
+        yield "apart", max(others, key=lambda g: np.abs(step.gdpo_B[g] - step.grpo_B[g]).max())
+
+
+def _kind(step: _Step, rows: Sequence[int]) -> str | None:
+    distinct = np.unique(
+        np.hstack([step.rewards.values_BK[rows], step.rewards.present_BK[rows]]), axis=0
+    )
+    if len(distinct) == 1:
+        return "equal"
+    if np.abs(step.grpo_B[rows]).max() < SAME:
+        return "cancelled"
+    grpo, gdpo = step.grpo_B[rows], step.gdpo_B[rows]
+    same_grpo = np.abs(grpo[:, None] - grpo) < SAME
+    other_gdpo = np.abs(gdpo[:, None] - gdpo) > 1e-3
+    return "tied" if (same_grpo & other_gdpo).any() else None
+
+
+def _example(kind: str, step: _Step, rows: Sequence[int]) -> ExampleGroup:
+    first = step.dump[rows[0]]
+    return ExampleGroup(
+        kind,
+        step.number,
+        str(first.get("input", "")),
+        str(first.get("gts") or ""),
+        [_rollout(step, row) for row in rows],
+    )
+
+
+def _rollout(step: _Step, row: int) -> Rollout:
+    matrix, dumped = step.rewards, step.dump[row]
+    return Rollout(
+        output=str(dumped.get("output", "")),
+        tokens=dumped["response_tokens"],
+        rewards={
+            name: float(matrix.values_BK[row, column]) if matrix.present_BK[row, column] else None
+            for column, name in enumerate(matrix.weights)
+        },
+        logged=dumped["advantage"],
+        grpo=float(step.grpo_B[row]),
+        gdpo=float(step.gdpo_B[row]),
+    )

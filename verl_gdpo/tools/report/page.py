@@ -1,0 +1,89 @@
+"""The page: one HTML file that needs nothing else, and a PNG for each chart beside it."""
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from io import BytesIO
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from verl_gdpo import __version__
+from verl_gdpo.tools.plots import draw
+from verl_gdpo.tools.report.examples import KINDS, MEANING, ExampleGroup
+from verl_gdpo.tools.report.sections import Chart, Section
+from verl_gdpo.tools.report.tables import Table
+
+PROMPT_CHARACTERS = 1200  # its end is shown: before it there may be pages of tools
+RESPONSE_CHARACTERS = 2500  # its start
+
+
+@dataclass(frozen=True)
+class Page:
+    title: str
+    several: bool  # runs of an arm, so that there are bands to explain
+    warnings: Sequence[str]
+    tables: Sequence[Table]
+    sections: Sequence[Section]
+    examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none
+
+
+def write(page: Page, out: Path) -> Path:
+    """Write `out/index.html` and the pictures; return the path of the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    names: dict[str, str] = {}
+    for chart in (chart for section in page.sections for chart in section.charts):
+        names[chart.name] = _file_name(chart.name, set(names.values()))
+        draw([chart.panel], out / f"{names[chart.name]}.png")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"signed": signed, "prompt_end": prompt_end, "start": response_start}
+    template = (files("verl_gdpo.tools.report") / "page.html.jinja").read_text(encoding="utf-8")
+    text = environment.from_string(template).render(
+        page=page, kinds=KINDS, meaning=MEANING, picture=_picture, version=__version__
+    )
+    index = out / "index.html"
+    # a response may hold half a surrogate pair
+    index.write_text(text, encoding="utf-8", errors="replace")
+    return index
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """`+0.87`, and 0 without a sign."""
+    rounded = round(value, digits)
+    return f"{rounded:+.{digits}f}" if rounded else f"{0:.{digits}f}"
+
+
+def prompt_end(text: str) -> str:
+    return _cut(text, text[-PROMPT_CHARACTERS:], "[{} more characters before] ", before=True)
+
+
+def response_start(text: str) -> str:
+    return _cut(text, text[:RESPONSE_CHARACTERS], " [{} more characters]", before=False)
+
+
+def _cut(text: str, kept: str, note: str, before: bool) -> str:
+    if len(kept) == len(text):
+        return text
+    said = note.format(len(text) - len(kept))
+    return said + kept if before else kept + said
+
+
+def _file_name(name: str, taken: set[str]) -> str:
+    """A name of a file, unlike those taken; a reward may be called anything."""
+    plain = re.sub(r"[^\w.-]+", "-", name)
+    number, result = 1, plain
+    while result in taken:
+        number += 1
+        result = f"{plain}-{number}"
+    return result
+
+
+def _picture(chart: Chart, theme: str) -> str:
+    """The chart as the data of an SVG image."""
+    buffer = BytesIO()
+    draw([chart.panel], buffer, format="svg", theme="dark" if theme == "dark" else "light")
+    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,85 @@
+"""What a section of the report is made of, and how the charts of all sections are put together."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from verl_gdpo.run.folder import Metrics
+from verl_gdpo.tools.plots import Line, Panel
+from verl_gdpo.tools.report.arms import Arm, Band, Curve, over_runs
+
+Read = Callable[[Metrics], Curve]
+ReadEach = Callable[[Metrics], Mapping[str, Curve]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One picture; `caption` says what it shows, in words and numbers."""
+
+    name: str  # of its files
+    panel: Panel
+    caption: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with charts; `notes` say what could not be drawn, and where it would come from."""
+
+    anchor: str
+    title: str
+    intro: str
+    charts: Sequence[Chart]
+    notes: Sequence[str] = ()
+
+
+def one_of(read: ReadEach, name: str) -> Read:
+    """The curve of one name, empty where there is none."""
+    return lambda metrics: read(metrics).get(name, {})
+
+
+def names(arms: Sequence[Arm], read: ReadEach) -> list[str]:
+    """Every name that some run has, in the order of its first appearance."""
+    found = [name for arm in arms for run in arm.runs for name in read(run.metrics)]
+    return list(dict.fromkeys(found))
+
+
+def arm_lines(arms: Sequence[Arm], read: Read) -> list[Line]:
+    """A line for each arm that has the quantity; an arm has the same look everywhere."""
+    return [
+        line(arm.name, found, look)
+        for look, arm in enumerate(arms)
+        if (found := over_runs(arm, read)) is not None
+    ]
+
+
+def line(label: str, found: Band, look: int) -> Line:
+    """A band as something to draw; one run has no band around its line."""
+    low, high = (found.low, found.high) if found.runs > 1 else ((), ())
+    return Line(label, found.steps, found.median, low, high, look=look)
+
+
+def first_to_last(panel: Panel, digits: int = 2) -> str:
+    """`gdpo 0.41 to 1.00, grpo 0.40 to 0.98`, of the lines of a panel."""
+    return ", ".join(
+        f"{drawn.label} {drawn.y[0]:.{digits}f} to {drawn.y[-1]:.{digits}f}"
+        for drawn in panel.lines
+        if not drawn.only_markers
+    )
+
+
+def last(lines: Sequence[Line], digits: int = 2) -> str:
+    return ", ".join(f"{drawn.label} {drawn.y[-1]:.{digits}f}" for drawn in lines)
+
+
+def absent(arms: Sequence[Arm], reads: Mapping[str, Read | ReadEach], source: str) -> list[str]:
+    """What could not be drawn: which metrics, of which runs, and what writes them."""
+    runs = [run for arm in arms for run in arm.runs]
+    lacking: dict[tuple[str, ...], list[str]] = {}
+    for what, read in reads.items():
+        without = tuple(run.folder.name for run in runs if not read(run.metrics))
+        if without:
+            lacking.setdefault(without, []).append(what)
+    return [
+        ("The metrics" if len(without) == len(runs) else f"The metrics of {', '.join(without)}")
+        + f" hold no {', '.join(what)}: {source}."
+        for without, what in lacking.items()
+    ]

@@ -1,0 +1,156 @@
+"""The tables at the top of the report, and what a reader should be warned of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_gdpo.run.folder import gaps, training_rewards, validation_rewards
+from verl_gdpo.tools.report.arms import Arm, Run, over_runs
+from verl_gdpo.tools.report.sections import Read, names, one_of
+
+NOTHING = "-"
+RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are text; the first `labels` columns are words, the others numbers."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    labels: int
+
+
+def results(arms: Sequence[Arm]) -> Table:
+    """Each reward of each arm, at both ends of the training."""
+    header = ("reward", "arm", "runs", "first step", "last step", "validation before", "after")
+    rewards = dict.fromkeys([*names(arms, training_rewards), *names(arms, validation_rewards)])
+    rows = [
+        (
+            name,
+            arm.name,
+            str(len(arm.runs)),
+            *_ends(arm, one_of(training_rewards, name)),
+            *_ends(arm, one_of(validation_rewards, name)),
+        )
+        for name in rewards
+        for arm in arms
+    ]
+    several = any(len(arm.runs) > 1 for arm in arms)
+    caption = "Mean reward, higher is better"
+    if several:
+        caption += "; of several runs the median and, in brackets, the inter-quartile range"
+    return Table(caption, header, rows, labels=2)
+
+
+def _ends(arm: Arm, read: Read) -> tuple[str, str]:
+    found = over_runs(arm, read)
+    if found is None:
+        return NOTHING, NOTHING
+    cells = [
+        f"{median:.3f}" + (f" ({low:.3f} to {high:.3f})" if found.runs > 1 else "")
+        for median, low, high in zip(found.median, found.low, found.high, strict=True)
+    ]
+    return cells[0], cells[-1]
+
+
+def runs(arms: Sequence[Arm]) -> Table:
+    """What was run: one row a run folder."""
+    header = ("arm", "run", "model", "data", "verl", "seed", "steps", "prompts", "rollouts")
+    rows = [
+        (
+            arm.name,
+            run.folder.resolve().name,
+            _short_path(run.setting("actor_rollout_ref.model.path")),
+            _short_path(run.setting("data.train_files")),
+            _text(run.versions.get("verl")),
+            _text(run.setting("data.seed")),
+            str(_last_step(run)),
+            _text(run.setting("data.train_batch_size")),
+            _text(run.setting("actor_rollout_ref.rollout.n")),
+        )
+        for arm in arms
+        for run in arm.runs
+    ]
+    return Table(RUNS_CAPTION, header, rows, 5)
+
+
+def differences(arms: Sequence[Arm]) -> Table | None:
+    """Keys of the configuration in which runs differ; None for a single run, or without any.
+
+    Configurations are compared as they are written: a key that refers to another one is equal.
+    """
+    read = [(arm.name, _leaves(run.config)) for arm in arms for run in arm.runs if run.config]
+    keys = sorted({key for _, leaves in read for key in leaves} - {"run_dir", "arm"})
+    rows = []
+    for key in keys:
+        values = {arm.name: dict.fromkeys(_at(key, read, arm.name)) for arm in arms}
+        if len({value for of_arm in values.values() for value in of_arm}) > 1:
+            rows.append((key, *(", ".join(of_arm) for of_arm in values.values())))
+    if not rows:
+        return None
+    header = ("key", *(arm.name for arm in arms))
+    return Table("Where the configurations differ", header, rows, labels=len(header))
+
+
+def _at(key: str, read: Sequence[tuple[str, dict[str, str]]], arm: str) -> list[str]:
+    return [leaves.get(key, "not there") for name, leaves in read if name == arm]
+
+
+def _leaves(config: Any) -> dict[str, str]:
+    """{dotted key: value as text}; interpolations are not resolved."""
+    found: dict[str, str] = {}
+
+    def walk(node: Any, path: str) -> None:
+        if isinstance(node, dict) and node:
+            for key, value in node.items():
+                walk(value, f"{path}.{key}" if path else str(key))
+        else:
+            found[path] = "null" if node is None else str(node)
+
+    walk(OmegaConf.to_container(config), "")
+    return found
+
+
+def warnings(arms: Sequence[Arm]) -> list[str]:
+    """What to know before two lines are compared."""
+    found = []
+    if len(arms) > 1 and any(len(arm.runs) == 1 for arm in arms):
+        alone = [arm.name for arm in arms if len(arm.runs) == 1]
+        who = "One run per arm" if len(alone) == len(arms) else f"One run of {', '.join(alone)}"
+        found.append(f"{who}: differences may be chance.")
+    for arm in arms:
+        steps = sorted({_last_step(run) for run in arm.runs})
+        if len(steps) > 1:
+            found.append(
+                f"The runs of {arm.name} end at the steps {', '.join(map(str, steps))}: the "
+                "later part of its lines is over fewer runs."
+            )
+    for run in (run for arm in arms for run in arm.runs):
+        found += [f"{run.folder}: {gap}. Lines leave it out." for gap in gaps(run.metrics)]
+        if run.config is None:
+            found.append(
+                f"{run.folder}: no configuration in hydra/.hydra/config.yaml, so the folder's "
+                "name stands for the arm, and examples count every reward with weight 1."
+            )
+    return found
+
+
+def _last_step(run: Run) -> int:
+    return max(run.metrics)
+
+
+def _text(value: object) -> str:
+    return NOTHING if value is None else str(value)
+
+
+def _short_path(value: object) -> str:
+    """The last two parts of a path or of a model's name, or of the first of several."""
+    if value is None:
+        return NOTHING
+    first = value if isinstance(value, str) else next(iter(value))  # type: ignore[call-overload]
+    return "/".join(Path(str(first)).parts[-2:])

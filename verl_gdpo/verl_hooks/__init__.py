@@ -1,0 +1,1 @@
+"""All that touches verl. Importing a module here changes verl, so this imports none."""

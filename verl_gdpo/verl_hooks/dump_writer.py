@@ -1,0 +1,63 @@
+"""What we add to verl's rollout dumps. `dump_reader.py` says what they hold, and reads them."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from verl_gdpo.batch.rows import RewardRows, split_key
+from verl_gdpo.batch.values import as_json
+from verl_gdpo.verl_hooks.computed_advantages import Outcome
+
+
+class DumpRows:
+    """The rows of a step until they are dumped; a step may have several batches."""
+
+    def __init__(self) -> None:
+        self._row_of: dict[str, int] = {}  # by key
+        self._columns: dict[str, list[Any]] = {}
+
+    def add(self, batch: Any, rows: RewardRows, outcome: Outcome) -> None:
+        """`batch` is verl's KVBatchMeta; `rows` and `outcome` are of its rows, in its order."""
+        first = len(self._columns.get("group", ()))
+        self._row_of.update(zip(batch.keys, itertools.count(first), strict=False))
+        for name, values in _columns(batch, rows, outcome).items():
+            self._columns.setdefault(name, []).extend(values)
+
+    def clear(self) -> None:
+        self._row_of.clear()
+        self._columns.clear()
+
+    def columns(self, keys: Sequence[str]) -> dict[str, list[Any]]:
+        """{name: values in the order of `keys`}.
+
+        Raises:
+            RuntimeError: a key is of no batch.
+        """
+        unknown = [key for key in keys if key not in self._row_of]
+        if unknown:
+            raise RuntimeError(
+                f"rollout dump: {len(unknown)} of {len(keys)} rows were in no batch that an "
+                f"advantage was computed for, such as {unknown[0]}. verl-gdpo expects verl's "
+                "_compute_advantage to run before _log_rollout_data, on the same rows; a trainer "
+                "of your own that does otherwise works with trainer.rollout_data_dir=null"
+            )
+        order = [self._row_of[key] for key in keys]
+        return {name: [values[row] for row in order] for name, values in self._columns.items()}
+
+
+def _columns(batch: Any, rows: RewardRows, outcome: Outcome) -> dict[str, Iterable[Any]]:
+    groups, sessions = zip(*(split_key(split_key(key)[0]) for key in batch.keys), strict=True)
+    return {
+        "group": groups,
+        "session": sessions,
+        "data_source": rows.sources,
+        "response_tokens": [tag["response_len"] for tag in batch.tags],
+        "trained_tokens": outcome.trained_B.tolist(),
+        "rewards": [_rewards(rows.info(row)) for row in range(len(rows))],
+        "advantage": outcome.advantage_B.tolist(),
+        "is_padding": rows.is_padding_B.tolist(),
+    }
+
+
+def _rewards(info: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(name): as_json(value) for name, value in info.items() if name != "score"}

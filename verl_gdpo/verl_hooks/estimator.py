@@ -1,0 +1,74 @@
+"""`algorithm.adv_estimator=gdpo` as verl calls it.
+
+Relies on verl 0.7.1 to 0.9: `core_algos.ADV_ESTIMATOR_REGISTRY` entries are called with keywords
+`token_level_rewards, response_mask, index, config` (+ `non_tensor_batch, batch` for "gdpo").
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from verl_gdpo.advantage.equation import spread_over_tokens
+from verl_gdpo.batch.advantages import scalars_of
+from verl_gdpo.batch.matrix import EstimatorInput, current_input
+from verl_gdpo.batch.rows import RewardError, RewardRows
+from verl_gdpo.settings.algorithm import GdpoSettings, refuse_kl_in_reward
+
+# where a trainer hands over no rewards: ours would, and so may one of somebody else
+NO_REWARDS = (
+    "gdpo: no rewards reached the estimator. verl-gdpo extends the trainers that verl's "
+    "get_trainer_cls returns and those derived from its legacy trainer; make another V1 trainer as "
+    "verl_gdpo.verl_hooks.v1_trainer.with_gdpo(YourTrainer)(config). A trainer that calls verl's "
+    "compute_advantage by itself has to pass a column for each reward in data.non_tensor_batch, "
+    'and their names in data.meta_info["reward_extra_keys"] or in algorithm.gdpo.rewards'
+)
+
+
+def compute_gdpo(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Any,
+    config: Any,
+    non_tensor_batch: Mapping[str, Any] | None = None,
+    **_verl_extras: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (advantages_BT, returns_BT), which are the same for an outcome reward.
+
+    Args:
+        token_level_rewards: (B, T) the summed reward; not used, GDPO needs the rewards one by one.
+        response_mask: (B, T) 1 on trained tokens, 0 elsewhere.
+        index: (B,) group ids, verl's prompt uid.
+        config: verl's `algorithm` block.
+        non_tensor_batch: reward columns, for a trainer that calls verl's function by itself.
+
+    Raises:
+        RewardError: a row lacks a reward; see `RewardMatrix.of` and `scalars_of`.
+        ValueError: `config` asks for a KL penalty in the reward.
+    """
+    refuse_kl_in_reward(config or {})
+    given = current_input.get() or _from_columns(config, non_tensor_batch, len(response_mask))
+    rows, settings = given.rows, given.settings
+    if len(rows) != len(response_mask):
+        raise RuntimeError(
+            f"gdpo: {len(response_mask)} rows to estimate but rewards of {len(rows)}"
+        )
+    token_count_B = None
+    if settings.batch_norm == "token":
+        token_count_B = (response_mask != 0).sum(dim=1).cpu()
+    scalars = scalars_of(given.rewards, rows.counted_B, index, settings, token_count_B)
+    # the last row of a session speaks for its other rows; padding is not counted and holds 0
+    A_B = scalars.A_B[torch.from_numpy(rows.session_B)]
+    advantages_BT = spread_over_tokens(A_B, response_mask)
+    return advantages_BT, advantages_BT
+
+
+def _from_columns(
+    config: Any, non_tensor_batch: Mapping[str, Any] | None, size: int
+) -> EstimatorInput:
+    settings = GdpoSettings.from_algorithm(config or {})
+    given = non_tensor_batch or {}
+    columns = {name: given[name] for name in settings.names if name in given}
+    if not columns:
+        raise RewardError(NO_REWARDS)
+    return EstimatorInput(RewardRows.from_columns(columns, size), settings)

@@ -1,0 +1,112 @@
+"""What GDPO adds to verl's legacy trainer (`trainer.use_v1=False`) and those derived from it.
+
+Relies on verl 0.7.1 to 0.9 `verl.trainer.ppo.ray_trainer`: `RayPPOTrainer._create_dataloader`, that
+every trainer derived from it calls with its `config` set, before it loads a model; and
+`compute_advantage(data, adv_estimator, ..., config)`, which `verl.experimental.separation` imports
+by name, with the reward columns in `data.non_tensor_batch`, named by
+`meta_info["reward_extra_keys"]`.
+
+The replacements are plain functions, which a user's `__main__` can hold and Ray can still pickle.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from verl.trainer.ppo import ray_trainer
+
+from verl_gdpo.advantage.variants import Bounds
+from verl_gdpo.batch.matrix import EstimatorInput, current_input
+from verl_gdpo.batch.metrics import batch_metrics, settings_of_advantage
+from verl_gdpo.batch.rows import RewardError, RewardRows
+from verl_gdpo.run.folder import write_into_run_dir
+from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
+from verl_gdpo.verl_hooks.estimator import NO_REWARDS
+from verl_gdpo.verl_hooks.supported_trainers import refuse_trainer
+from verl_gdpo.verl_hooks.verl_metrics import METRICS_KEY
+
+Function = Callable[..., Any]
+
+# of the trainer in this process; compute_advantage is told no more than `algorithm`
+has_gdpo_manager = False
+run_bounds: Mapping[str, Bounds] = {}
+
+
+def checking_settings(create_dataloader: Function) -> Function:
+    @functools.wraps(create_dataloader)
+    def check_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
+        from verl_gdpo.verl_hooks.reward_manager import (
+            runs_gdpo_manager,  # V1 trainers need not load it here
+        )
+
+        global has_gdpo_manager, run_bounds
+        has_gdpo_manager = runs_gdpo_manager(self.config)
+        settings = settings_of_run(self.config, has_manager=has_gdpo_manager)
+        if settings is not None:
+            refuse_trainer(self.config)
+        run_bounds = settings.bounds if settings else {}
+        write_into_run_dir(self.config)
+        create_dataloader(self, *args, **kwargs)
+
+    return check_and_create
+
+
+def with_reward_columns(compute_advantage: Function) -> Function:
+    """Hand the reward columns to the estimator; V1 has done so by itself."""
+    signature = inspect.signature(compute_advantage)
+
+    @functools.wraps(compute_advantage)
+    def hand_over_and_compute(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        data, adv_estimator, algorithm = given["data"], given["adv_estimator"], given.get("config")
+        ours = adv_estimator == "gdpo" or has_gdpo_manager
+        if not ours or current_input.get() is not None:
+            return compute_advantage(*args, **kwargs)
+        if adv_estimator == "gdpo":
+            refuse_penalty(data)
+        settings = GdpoSettings.from_algorithm(algorithm or {})
+        settings = replace(settings, bounds={**run_bounds, **settings.bounds})
+        names = data.meta_info.get("reward_extra_keys") or settings.names
+        columns = {
+            name: data.non_tensor_batch[name] for name in names if name in data.non_tensor_batch
+        }
+        if not columns.keys() - {"score"}:
+            raise RewardError(NO_REWARDS)
+        rows = RewardRows.from_columns(columns, len(data))
+        input_ = EstimatorInput(rows, settings)
+        rewards = input_.rewards  # whichever estimator runs, they have to be there
+        token = current_input.set(input_)
+        try:
+            result = compute_advantage(*args, **kwargs)
+        finally:
+            current_input.reset(token)
+        result.meta_info[METRICS_KEY] = batch_metrics(
+            rewards,
+            rows.counted_B,
+            result.non_tensor_batch["uid"],
+            (result.batch["response_mask"] != 0).sum(dim=1).cpu().numpy(),
+            settings_of_advantage(adv_estimator, settings),
+            settings.bounds,
+        )
+        return result
+
+    return hand_over_and_compute
+
+
+def refuse_penalty(data: Any) -> None:
+    """Raise ValueError if a trainer has changed the scores, which gdpo does not look at."""
+    scores, rewards = (data.batch.get(f"token_level_{what}") for what in ("scores", "rewards"))
+    if scores is not None and rewards is not scores and not torch.equal(scores, rewards):
+        raise ValueError(
+            "token_level_rewards are not token_level_scores with adv_estimator=gdpo: a penalty was "
+            "added to the summed reward, such as KL by algorithm.use_kl_in_reward, and gdpo would "
+            "ignore it. Make it a reward of its own, or put it into the loss"
+        )
+
+
+trainer_cls = ray_trainer.RayPPOTrainer
+trainer_cls._create_dataloader = checking_settings(trainer_cls._create_dataloader)
+ray_trainer.compute_advantage = with_reward_columns(ray_trainer.compute_advantage)

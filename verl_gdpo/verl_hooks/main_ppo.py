@@ -1,0 +1,27 @@
+"""A look at the configuration before verl's `run_ppo` starts Ray, for trainers with their own main.
+
+Relies on verl 0.7.1 to 0.9: `verl.trainer.main_ppo.run_ppo(config, ...)`, by which the main modules
+of `one_step_off_policy`, `fully_async_policy` and verl 0.8's `main_ppo_sync` start.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from verl.trainer import main_ppo
+
+from verl_gdpo.settings.algorithm import settings_of_run
+from verl_gdpo.verl_hooks.supported_trainers import refuse_trainer
+
+
+def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(run_ppo)
+    def check_and_run(config: Any, *args: Any, **kwargs: Any) -> Any:
+        if settings_of_run(config) is not None:
+            refuse_trainer(config)
+        return run_ppo(config, *args, **kwargs)
+
+    return check_and_run
+
+
+main_ppo.run_ppo = checked(main_ppo.run_ppo)

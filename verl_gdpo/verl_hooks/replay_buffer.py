@@ -1,0 +1,167 @@
+"""What GDPO adds to verl's replay buffers: rewards are checked, and groups kept by their signal.
+
+Relies on verl 0.9 `ReplayBuffer`: `partitions`, the uids of prompts in `pending_keys`,
+`running_keys`, `finished_keys` and `failure_keys`, `prompt_global_steps` (prompts in the order in
+which they were sent out), `filter_groups_metric` (None when `algorithm.filter_groups` is off), and
+`_dapo_classification_cache`, which holds for each finished group None if it is kept, else the
+number under which verl counts it as dropped.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from verl_gdpo.batch.advantages import scalars_of
+from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.batch.metrics import has_signal
+from verl_gdpo.batch.rows import RewardRows, group_of, split_key
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.verl_hooks.queue_reader import KnownRows, fetch_rows
+from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard
+
+logger = logging.getLogger(__name__)
+logger.setLevel(logging.INFO)
+
+
+class GdpoBuffer:
+    """Mixin for verl's replay buffers.
+
+    It stops the run at a sample that could not be scored, because this is the first place in the
+    trainer that sees a rollout: before group filtering drops it, before the advantage, and in
+    validation as in training. It also stops where rollouts are lost, and it orders a batch by when
+    its prompts were sent out, since the order decides which rows share a mini-batch.
+    """
+
+    partitions: dict[str, dict[str, Any]]
+    finished_keys: dict[str, set[str]]
+    failure_keys: dict[str, set[str]]
+    pending_keys: dict[str, set[str]]
+    running_keys: dict[str, set[str]]
+    prompt_global_steps: dict[str, dict[str, int]]
+    guard: RolloutGuard
+    in_rounds: bool = False  # filter once all prompts that were sent out are done
+    filter_groups_metric: str | None = None  # what is not verl's own may lack it
+    _dapo_classification_cache: dict[str, dict[str, float | None]]
+    known_rows: KnownRows  # since the last advantage; the trainer's too
+    gdpo: GdpoSettings | None = None  # None leaves verl's own rule
+    step: int | None = None
+
+    def filter_by(self, settings: GdpoSettings) -> None:
+        """Let `algorithm.filter_groups` keep the groups that give a gradient under `settings`."""
+        self.gdpo = settings
+        if self.filter_groups_metric is not None:
+            logger.info(
+                "verl-gdpo: algorithm.filter_groups keeps the groups in which the sum of the "
+                "normalised rewards is not 0; its metric=%s is not used",
+                self.filter_groups_metric,
+            )
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        batch, metrics = super().sample(*args, **kwargs)  # type: ignore[misc]
+        rows = fetch_rows(batch.keys, batch.partition_id, batch.tags, self.known_rows)
+        rows.raise_on_error()
+        return batch, metrics
+
+    def _sync_metadata_from_transfer_queue(self) -> None:
+        super()._sync_metadata_from_transfer_queue()  # type: ignore[misc]
+        finished, failed = self.finished_keys.values(), self.failure_keys.values()
+        self.guard.check(set().union(*finished), set().union(*failed))
+
+    def _is_early(self, partition_id: str) -> bool:
+        """Whether what has finished by now depends on time, and nothing may."""
+        in_flight = self.pending_keys[partition_id] or self.running_keys[partition_id]
+        return self.in_rounds and bool(in_flight)
+
+    def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> Any:
+        if self._is_early(partition_id):
+            return set()
+        return super()._sampleable_terminal_keys(  # type: ignore[misc]
+            partition_id, eviction_reasons
+        )
+
+    def _select_prompt_uids(
+        self, partition_id: str, sampleable_keys: set[str], batch_size: int
+    ) -> Any:
+        in_order = [uid for uid in self.prompt_global_steps[partition_id] if uid in sampleable_keys]
+        return super()._select_prompt_uids(partition_id, in_order, batch_size)  # type: ignore[misc]
+
+    def _materialize_batch(
+        self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, Any]
+    ) -> Any:
+        place = {uid: number for number, uid in enumerate(selected_prompt_uids)}
+
+        def order(key: str) -> tuple[int, int, int]:
+            session, index = split_key(key)
+            uid, number = split_key(session)
+            return place[uid], number, index
+
+        keys = sorted((key for key in partition_snapshot if group_of(key) in place), key=order)
+        in_order = {key: partition_snapshot[key] for key in keys}
+        return super()._materialize_batch(  # type: ignore[misc]
+            partition_id, selected_prompt_uids, in_order
+        )
+
+    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
+        self.step = global_steps
+        return super()._terminal_eviction_reasons(global_steps, partition_id)  # type: ignore[misc]
+
+    def _dapo_filtered_keys(self, partition_id: str) -> Any:
+        if self._is_early(partition_id):
+            return set(), Counter()
+        if partition_id != "val" and self.filter_groups_metric is not None:
+            self._classify_finished(partition_id)
+        return super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
+
+    def _classify_finished(self, partition_id: str) -> None:
+        """Fill verl's cache, by which it goes; a group is looked at once."""
+        cache, tags = self._dapo_classification_cache[partition_id], self.partitions[partition_id]
+        fresh = self.finished_keys[partition_id] - cache.keys()
+        keys = [key for key in tags if group_of(key) in fresh]
+        if not keys:
+            return
+        rows = fetch_rows(keys, partition_id, [tags[key] for key in keys], self.known_rows)
+        rows.raise_on_error()
+        if self.gdpo is not None:
+            groups = [group_of(key) for key in keys]
+            cache.update(classify_groups(replace(rows, step=self.step), groups, self.gdpo))
+
+
+def classify_groups(
+    rows: RewardRows, group_ids: Sequence[str], settings: GdpoSettings
+) -> dict[str, float | None]:
+    """{group: None if it gives a gradient, else the mean of its weighted sums}.
+
+    A group gives one if some sample's S, the sum before the batch step, is not 0: different sums
+    of raw rewards are neither needed for that (2 of 3 rewards may cancel) nor enough. Where
+    `combine` weighs the rewards by statistics of a batch that is not there yet (dara, sa_mrpo), it
+    gives one if some sample's w z is not 0 for some reward.
+    """
+    rewards = RewardMatrix.of(rows, settings)
+    number_of: dict[str, int] = {}
+    group_B = np.array([number_of.setdefault(group, len(number_of)) for group in group_ids])
+    weights_K = np.array(list(rewards.weights.values()))
+    batch_wide = settings.combine is not None and settings.combine.is_batch_wide
+    combine = None if batch_wide else settings.combine
+    settings = replace(settings, batch_norm="none", combine=combine)
+    scalars = scalars_of(rewards, rows.counted_B, group_B, settings)
+    contribution_BK = scalars.z_BK.numpy()
+    if settings.group_norm == "per_reward":
+        contribution_BK = contribution_BK * weights_K
+    if batch_wide:
+        signal_B = (contribution_BK != 0).any(axis=1)
+    else:
+        signal_B = has_signal(scalars.S_B.numpy(), contribution_BK)
+    counted_B = rows.counted_B
+    group_B = group_B[counted_B]
+    sum_B = (rewards.values_BK @ weights_K)[counted_B]
+    mean_G = np.bincount(group_B, sum_B) / np.bincount(group_B)
+    signal_G = np.bincount(group_B, signal_B[counted_B]) > 0
+    return {
+        # rounded, because verl's table has a line for each number
+        group: None if signal_G[number] else round(float(mean_G[number]), 6)
+        for group, number in number_of.items()
+    }
