@@ -79,7 +79,7 @@ def mutmut(session: nox.Session) -> None:
     shutil.rmtree(copy, ignore_errors=True)
     hidden = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "outputs", "*.egg-info")
     shutil.copytree(Path(__file__).parent, copy, ignore=hidden)
-    with_decorators_below(copy / "verl_gdpo" / "advantage.py")
+    with_decorators_below(copy / "verl_gdpo" / "advantage" / "equation.py")
     session.chdir(copy)
     session.run("mutmut", "run", *session.posargs, env={"OMP_NUM_THREADS": "1"})
     session.run("mutmut", "results")

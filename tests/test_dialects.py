@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from test_advantage import PARITY_GROUPS, PARITY_LENGTHS, PARITY_REWARDS, mask_of
+from test_equation import PARITY_GROUPS, PARITY_LENGTHS, PARITY_REWARDS, mask_of
 from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage
 
 from verl_gdpo import compute_gdpo_advantage
