@@ -3,7 +3,11 @@
 PIP_FIND_LINKS=FOLDER names wheels to take first: that of torch without CUDA spares gigabytes.
 """
 
+import json
 import os
+import re
+import shutil
+from pathlib import Path
 
 import nox
 
@@ -57,8 +61,38 @@ def trl(session: nox.Session) -> None:
     session.run(*command, env={"PYTHONPATH": "."})
 
 
-@nox.session
+@nox.session(default=False)
 def mutants(session: nox.Session) -> None:
     """Each fault in the table of tests/mutants.py, made in a copy, is found by its test."""
     install(session, "verl==0.9.1", "-e", ".[dev]")
     session.run("pytest", "tests/mutants.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(default=False)
+def mutmut(session: nox.Session) -> None:
+    """Which changes between a dict of rewards and the advantage no test finds; half an hour.
+
+    At most a tenth of them: those are equivalent, or in the text of a message.
+    """
+    install(session, "verl==0.9.1", "-e", ".[dev]", "mutmut==3.8.1")
+    copy = Path(session.create_tmp()) / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    hidden = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "outputs", "*.egg-info")
+    shutil.copytree(Path(__file__).parent, copy, ignore=hidden)
+    with_decorators_below(copy / "verl_gdpo" / "advantage" / "equation.py")
+    session.chdir(copy)
+    session.run("mutmut", "run", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run("mutmut", "results")
+    session.run("mutmut", "export-cicd-stats", silent=True)
+    found = json.loads((copy / "mutants" / "mutmut-cicd-stats.json").read_text())
+    missed = found["survived"] + found["no_tests"]
+    session.log(f"{missed} of {found['total']} mutants were not found")
+    if missed > found["total"] / 10:
+        session.error("more than a tenth: see `mutmut browse` in " + str(copy))
+
+
+def with_decorators_below(file: Path) -> None:
+    """`f = decorator(f)` at the end, because mutmut passes over functions that are decorated."""
+    text, decorated = file.read_text(), re.compile(r"^@(torch\.no_grad\(\))\n(?=def (\w+))", re.M)
+    calls = [f"{name} = {decorator}({name})\n" for decorator, name in decorated.findall(text)]
+    file.write_text(decorated.sub("", text) + "\n" + "".join(calls))

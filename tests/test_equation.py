@@ -453,11 +453,10 @@ def test_how_much_may_be_rounding():
     rewards = torch.tensor([[-3.0, 7.0], [1.0, 7.0], [0.0, 7.0]], dtype=torch.float64)
     present = torch.tensor([[True, True], [True, True], [True, False]])
     groups = (torch.tensor([0, 0, 1]), 3)  # the last group is empty
-    z_BK, rounding_GK = normalize_groups(rewards, present, *groups, eps=0.5, precision=1e-3)
+    z_BK, rounding_GK = normalize_groups(rewards, present, *groups, eps=0.5, precision=2**-50)
     # half the precision of 3 twice, and 2 terms of the mean and 2 of the sum; std = sqrt(8)
-    eps64 = 2**-52
-    expected = (1e-3 + 4 * eps64 / 2) * 3 / (sqrt(8) + 0.5)
-    assert rounding_GK.tolist() == [[pytest.approx(expected, rel=1e-15), 0.0], [0.0] * 2, [0.0] * 2]
+    expected = (2**-50 + 4 * 2**-52 / 2) * 3 / (sqrt(8) + 0.5)
+    assert rounding_GK.tolist() == [[pytest.approx(expected), 0.0], [0.0] * 2, [0.0] * 2]
     assert z_BK[:, 0].tolist() == pytest.approx([-2 / (sqrt(8) + 0.5), 2 / (sqrt(8) + 0.5), 0])
     # at most a quarter of the range; without a std, in units of the reward
     z_BK, rounding_GK = normalize_groups(rewards, present, *groups, eps=None, precision=1.0)
@@ -601,6 +600,33 @@ def test_the_default_dtype_changes_nothing(other_default_dtype):
     # meta is a device other than the CPU
     elsewhere = spread_over_tokens(torch.zeros(4), torch.ones(4, 2, device="meta"))
     assert (elsewhere.dtype, elsewhere.device.type) == (torch.float32, "meta")
+
+
+@pytest.mark.parametrize("batch_norm", ["sample", "token"])
+@pytest.mark.parametrize("group_norm", ["per_reward", "summed"])
+def test_the_default_device_changes_nothing(batch_norm, group_norm):
+    rewards, mask = torch.tensor(PARITY_REWARDS), mask_of(PARITY_LENGTHS)
+    options = {"group_norm": group_norm, "batch_norm": batch_norm}
+    expected = compute_gdpo_advantage(rewards, PARITY_GROUPS, mask, **options)
+    given = {"weights": [1, 1], "valid_B": [True] * 12, "present_BK": [[True, True]] * 12}
+    with torch.device("meta"):  # without data, so that what were made there could not be used
+        for also in ({}, given):
+            assert torch.equal(
+                compute_gdpo_advantage(rewards, PARITY_GROUPS, mask, **options, **also), expected
+            )
+        lengths = {"token_count_B": PARITY_LENGTHS}
+        A_B = compute_gdpo_scalars(rewards, PARITY_GROUPS, **options, **lengths).A_B
+    assert torch.equal(spread_over_tokens(A_B, mask), expected)
+
+
+@pytest.mark.parametrize("kind", [int, float, np.int8])
+def test_masks_of_numbers(kind):
+    present = [[True, i % 3 > 0] for i in range(12)]
+    valid = [i != 5 for i in range(12)]
+    expected = scalars(PARITY_REWARDS, PARITY_GROUPS, present_BK=present, valid_B=valid)
+    numbers = {"present_BK": np.array(present, dtype=kind), "valid_B": [kind(v) for v in valid]}
+    actual = scalars(PARITY_REWARDS, PARITY_GROUPS, **numbers)
+    assert torch.equal(actual.z_BK, expected.z_BK) and torch.equal(actual.A_B, expected.A_B)
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])

@@ -214,6 +214,24 @@ def test_a_run_that_uses_neither_part_is_left_alone():
     assert settings_of_run(config) is None
 
 
+def test_whether_the_manager_is_ours_may_be_known_better_than_by_its_name():
+    grpo = {"algorithm.adv_estimator": "grpo"}
+    other = run_config(**grpo, **{"reward.reward_manager.name": "mine"})
+    assert settings_of_run(other, has_manager=True) is not None
+    assert settings_of_run(other, has_manager=False) is None
+    assert settings_of_run(run_config(**grpo), has_manager=False) is None
+
+
+def test_bounds_are_asked_for_where_a_variant_needs_them():
+    named = {"algorithm.gdpo": {"rewards": {"a": 1.0}}}
+    assert settings_of_run(run_config(**named)).names == ["a"]
+    named["algorithm.gdpo"]["combine"] = "sa_mrpo"
+    with pytest.raises(ValueError, match="sa_mrpo needs to know between which values reward 'a'"):
+        settings_of_run(run_config(**named))
+    # the other arm does not use the variant
+    assert settings_of_run(run_config(**named, **{"algorithm.adv_estimator": "grpo"})) is not None
+
+
 def test_the_grpo_arm_may_have_kl_in_the_reward():
     config = run_config(**{"algorithm.adv_estimator": "grpo", "algorithm.use_kl_in_reward": True})
     assert replace(settings_of_run(config), bounds={}) == GdpoSettings()
@@ -316,6 +334,8 @@ def test_combine():
         ({"dialect": "verl_builtin", "batch_eps": 1e-4}, "gdpo.batch_eps=0.0001 contradicts"),
         ({"dialect": "paper", "batch_eps": 0}, "which stands for batch_eps=null"),
         ({"dialect": "nemo_rl", "batch_var_eps": 1e-8}, "gdpo.batch_var_eps=1e-08 contradicts"),
+        ({"batch_eps": -1.0}, "algorithm.gdpo.batch_eps: expected at least 0, got -1.0"),
+        ({"batch_eps": "x"}, "algorithm.gdpo.batch_eps: expected a finite number, got 'x'"),
         ({"batch_var_eps": -1.0}, "algorithm.gdpo.batch_var_eps: expected at least 0, got -1.0"),
     ],
 )

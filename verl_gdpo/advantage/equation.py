@@ -25,6 +25,7 @@ from verl_gdpo.advantage.inputs import (
     reward_tensor,
     reward_weights,
     row_mask,
+    where_it_is,
 )
 
 GroupNorm = Literal["per_reward", "summed"]
@@ -105,7 +106,7 @@ def compute_gdpo_advantage(
             combine under group_norm="summed" or with a result that is not B finite numbers.
         TypeError: group ids are neither all integers nor all strings.
     """
-    mask_BT = torch.as_tensor(response_mask_BT).bool()
+    mask_BT = where_it_is(response_mask_BT).bool()
     if mask_BT.ndim != 2:
         raise ValueError(
             f"response_mask_BT: expected shape (samples, tokens), got {tuple(mask_BT.shape)}"
@@ -193,7 +194,7 @@ def compute_gdpo_scalars(
     if group_norm == "summed":
         rewards_BK = centred_sum(rewards_BK, weights_K, valid_B, *groups, precision)
         present_BK, precision = valid_B[:, None], EPS64
-        weights_K = torch.ones(1, dtype=torch.float64, device=device)
+        weights_K = weights_K.new_ones(1)
 
     z_BK, rounding_GK = normalize_groups(
         rewards_BK,
@@ -211,7 +212,7 @@ def compute_gdpo_scalars(
     S_B = without_rounding(S_B, rounding_GK, weights_K, groups[0])
     if batch_norm == "none":
         return GdpoScalars(z_BK, S_B, S_B)
-    count_B = valid_B.to(torch.float64)
+    count_B = valid_B
     if batch_norm == "token":
         if token_count_B is None:
             raise ValueError("batch_norm='token' needs token_count_B, the response lengths")

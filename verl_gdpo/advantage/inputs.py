@@ -23,15 +23,20 @@ def group_index(group_ids: Any, B: int, device: torch.device) -> tuple[torch.Ten
         names = sorted(kind.__name__ for kind in kinds)
         raise TypeError(f"group_ids: expected all integers or all strings, got {names}")
     number: dict[Any, int] = defaultdict(count().__next__)
-    index = np.fromiter(map(number.__getitem__, ids), dtype=np.int64, count=B)
+    index = np.fromiter(map(number.__getitem__, ids), dtype=np.int64)
     return torch.from_numpy(index).to(device), len(number)
 
 
 def reward_tensor(rewards: Any) -> torch.Tensor:
     """Tensors and arrays as they are; numbers of Python in its own precision, float64."""
     if isinstance(rewards, torch.Tensor | np.ndarray):
-        return torch.as_tensor(rewards)
+        return where_it_is(rewards)
     return torch.as_tensor(rewards, dtype=torch.float64)
+
+
+def where_it_is(values: Any) -> torch.Tensor:
+    """A tensor itself: `as_tensor` moves it to the default device, if one is set."""
+    return values if isinstance(values, torch.Tensor) else torch.as_tensor(values)
 
 
 def finite_rewards(rewards_BK: torch.Tensor, present_BK: torch.Tensor) -> torch.Tensor:

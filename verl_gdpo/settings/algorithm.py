@@ -10,7 +10,7 @@
         normalize_by_std: null     # null inherits algorithm.norm_adv_by_std_in_grpo
         batch_eps: null            # in the step over the batch; null: eps
         batch_var_eps: 0.0         # added to the variance there, under the root
-        combine: sum               # see combine_setting.py
+        combine: sum               # see combine_option.py
         dialect: null              # see dialects.py
 
 verl's own `algorithm.gdpo_reward_keys` and `algorithm.gdpo_reward_weights` are another
