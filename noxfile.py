@@ -70,12 +70,12 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def mutmut(session: nox.Session) -> None:
-    """Which changes between a dict of rewards and the advantage no test finds; half an hour.
+    """Which changes between a dict of rewards and the advantage no test finds; some 15 minutes.
 
-    At most a tenth of them: those are equivalent, or in the text of a message.
+    At most one in twenty: most of those change nothing, others need a GPU or the text of a message.
     """
     install(session, "verl==0.9.1", "-e", ".[dev]", "mutmut==3.8.1")
-    copy = Path(session.create_tmp()) / "copy"
+    copy = Path(session.create_tmp()).resolve() / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     hidden = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "outputs", "*.egg-info")
     shutil.copytree(Path(__file__).parent, copy, ignore=hidden)
@@ -87,8 +87,8 @@ def mutmut(session: nox.Session) -> None:
     found = json.loads((copy / "mutants" / "mutmut-cicd-stats.json").read_text())
     missed = found["survived"] + found["no_tests"]
     session.log(f"{missed} of {found['total']} mutants were not found")
-    if missed > found["total"] / 10:
-        session.error("more than a tenth: see `mutmut browse` in " + str(copy))
+    if missed > found["total"] / 20:
+        session.error(f"more than one in twenty: see `mutmut browse` in {copy}")
 
 
 def with_decorators_below(file: Path) -> None:

@@ -268,6 +268,15 @@ def test_without_columns_the_message_says_what_to_do():
             ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
 
 
+def test_what_is_not_ours_is_handed_on_as_it_came():
+    def function(data, adv_estimator, gamma=1.0, config=None):
+        return data, adv_estimator, gamma, config
+
+    wrapped = legacy_trainer.with_reward_columns(function)
+    assert wrapped("data", "gae", 0.5) == ("data", "gae", 0.5, None)
+    assert wrapped(config="c", adv_estimator="grpo", data="data") == ("data", "grpo", 1.0, "c")
+
+
 def test_every_way_to_call_verls_function():
     values = np.array(REWARDS)
     columns = {"a": values[:, 0], "b": values[:, 1]}

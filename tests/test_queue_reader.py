@@ -52,6 +52,17 @@ def test_rows_in_the_order_of_the_keys(stored, kind):
     assert rows.label(2) == "v_0_0"
 
 
+@pytest.mark.parametrize("short", [["data_source"], ["extra_fields", "data_source"]])
+def test_an_answer_of_other_rows_is_an_error(monkeypatch, short):
+    def kv_batch_get(keys, partition_id, select_fields):
+        fields = {"extra_fields": EXTRA, "data_source": SOURCES}
+        return {name: values[: 3 if name in short else 4] for name, values in fields.items()}
+
+    monkeypatch.setattr(queue_reader.tq, "kv_batch_get", kv_batch_get)
+    with pytest.raises(ValueError, match=r"zip\(\) argument"):
+        queue_reader.fetch_rows(KEYS, "train", TAGS, {})
+
+
 def test_a_row_without_rewards_or_tag(stored):
     stored["extra_fields"] = [{}, {"reward_extra_info": None}, *EXTRA[2:]]
     rows = queue_reader.fetch_rows(KEYS, "train", [{}] * 4, {})

@@ -298,10 +298,24 @@ def test_a_score_may_miss_the_sum_by_what_float32_rounds(returned, ok):
     assert ("not the sum of" in info.get(ERROR_KEY, "")) != ok
 
 
-def test_whose_manager_verl_would_make(monkeypatch):
+MANAGERS = """
+from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager
+
+class Mine(GdpoRewardManager):
+    pass
+
+class Other:
+    pass
+"""
+
+
+def test_whose_manager_verl_would_make(monkeypatch, tmp_path):
+    (tmp_path / "managers.py").write_text(MANAGERS)
+
     def runs(name, source="register"):
         config = verl_config(f"reward.reward_manager.name={name}")
         config.reward.reward_manager.source = source
+        config.reward.reward_manager.module.path = f"{tmp_path}/managers.py"
         return runs_gdpo_manager(config)
 
     assert runs("gdpo") and not runs("naive")
@@ -312,9 +326,10 @@ def test_whose_manager_verl_would_make(monkeypatch):
     monkeypatch.setitem(REWARD_MANAGER, "mine", Mine)
     assert runs("mine")
     assert not runs("nobody")  # verl says so when it makes them
+    assert runs("Mine", source="importlib") and not runs("Other", source="importlib")
     # verl 0.7.1 cannot be asked of a file
     monkeypatch.delattr(verl_reward, "resolve_reward_manager_cls")
-    assert runs("mine") and not runs("mine", source="importlib")
+    assert runs("mine") and not runs("Mine", source="importlib")
 
 
 class Callable:

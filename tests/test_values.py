@@ -87,3 +87,12 @@ def test_a_column_in_validation(column, result):
 
 def test_nan_is_a_number_to_validation():
     assert math.isnan(as_numbers_or_text([math.nan])[0])
+
+
+def test_what_is_just_not_too_long_is_kept():
+    fits = ["x" * (LONGEST - 4)]  # as JSON: two brackets and two quotes more
+    assert as_json(fits) is fits
+    assert type(as_json([fits[0] + "x"])) is str
+    text = "\ud800" + "x" * (LONGEST - 6)  # which JSON cannot hold, and is six characters as text
+    assert as_json(text) == r"\ud800" + "x" * (LONGEST - 6)
+    assert as_json(text + "x").endswith(f"... ({LONGEST + 1} characters)")
