@@ -62,6 +62,36 @@ def trl(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def wheel(session: nox.Session) -> None:
+    """The wheel alone, in an empty folder: data, a policy, `check` and a training of two steps."""
+    made = Path(session.create_tmp()).resolve()
+    shutil.rmtree(made, ignore_errors=True)
+    session.install("build")
+    session.run("python", "-m", "build", "--outdir", str(made), ".", silent=True)
+    (built,) = made.glob("*.whl")
+    install(session, f"{built}[cpu]")
+    empty = made / "empty"
+    empty.mkdir()
+    session.chdir(empty)
+    env = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    session.run("verl-gdpo", "--version")
+    rows = ("--synthetic", "64", "--size", "tiny", "--out", "data/tool_rl_tiny")
+    session.run("verl-gdpo", "data", "tool_rl", *rows)
+    policy = ("-m", "verl_gdpo.cpu.warm_start", "--steps", "20", "--out", "data/tiny_policy")
+    session.run("python", *policy, env=env)
+    config = ("hardware=cpu", "trainer.total_training_steps=2", "trainer.val_before_train=False")
+    session.run("verl-gdpo", "check", *config, env=env)
+    recipes = (session.run("verl-gdpo", "recipes", silent=True) or "").strip()
+    command = ("python", "-m", "verl.trainer.main_ppo", "--config-dir", recipes)
+    session.run(
+        *("python", "-m", "verl_gdpo.run.launch", "--run-dir", "runs/first", "--", *command),
+        *("--config-name", "train", *config, "run_dir=runs/first"),
+        env=env,
+    )
+    session.run("verl-gdpo", "summary", "runs/first")
+
+
+@nox.session(default=False)
 def mutants(session: nox.Session) -> None:
     """Each fault in the table of tests/mutants.py, made in a copy, is found by its test."""
     install(session, "verl==0.9.1", "-e", ".[dev]")
