@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 import nox
@@ -64,8 +65,8 @@ def trl(session: nox.Session) -> None:
 @nox.session(default=False)
 def wheel(session: nox.Session) -> None:
     """The wheel alone, in an empty folder: data, a policy, `check` and a training of two steps."""
-    made = Path(session.create_tmp()).resolve()
-    shutil.rmtree(made, ignore_errors=True)
+    # not `session.create_tmp()`: Ray's temporary files must not lie in a virtual environment
+    made = Path(tempfile.mkdtemp(prefix="wheel-"))
     session.install("build")
     session.run("python", "-m", "build", "--outdir", str(made), ".", silent=True)
     (built,) = made.glob("*.whl")
@@ -89,6 +90,7 @@ def wheel(session: nox.Session) -> None:
         env=env,
     )
     session.run("verl-gdpo", "summary", "runs/first")
+    shutil.rmtree(made)
 
 
 @nox.session(default=False)
