@@ -1,16 +1,15 @@
 """Runs grouped by arm, and curves over the seeds of an arm.
 
-Seeds are summed up by the median and the inter-quartile range, as numpy's default (linear)
+Seeds are summed up by the median and the inter-quartile range, as pandas' default (linear)
 quantiles give them.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 from omegaconf import OmegaConf
 
 from verl_gdpo.run.folder import Metrics, read_config, read_metrics, read_versions
@@ -97,11 +96,9 @@ def over_runs(arm: Arm, read: Callable[[Metrics], Curve], smooth: int = 1) -> Ba
 
 def band(curves: Sequence[Curve]) -> Band:
     """Median and quartiles at each step, over the curves that have a number there; else NaN."""
-    steps = sorted(set().union(*curves))
-    at_step = [_numbers(curve.get(step, math.nan) for curve in curves) for step in steps]
-    quartiles = [np.quantile(v or [math.nan], [0.25, 0.5, 0.75]).tolist() for v in at_step]
-    low, median, high = (list(column) for column in zip(*quartiles, strict=True))
-    return Band(steps, median, low, high, len(curves))
+    values = pd.DataFrame(curves).sort_index(axis=1)  # a row a run, a column a step
+    low, median, high = values.quantile([0.25, 0.5, 0.75]).to_numpy().tolist()
+    return Band([*values.columns], median, low, high, len(curves))
 
 
 def trailing_mean(curve: Curve, window: int) -> dict[int, float]:
@@ -109,13 +106,6 @@ def trailing_mean(curve: Curve, window: int) -> dict[int, float]:
 
     A step whose own value is NaN stays one.
     """
-    values = list(curve.values())
-    parts = [_numbers(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
-    return {
-        step: math.nan if math.isnan(value) else sum(part) / len(part)
-        for (step, value), part in zip(curve.items(), parts, strict=True)
-    }
-
-
-def _numbers(values: Iterable[float]) -> list[float]:
-    return [value for value in values if not math.isnan(value)]
+    values = pd.Series(curve)
+    means = values.rolling(window, min_periods=1).mean().where(values.notna())
+    return {step: mean for step, mean in means.items()}
