@@ -21,7 +21,7 @@ LIGHT = ("#003C65", "#E27101", "#AE2F7E", "#000000", "#048B5D", "#942311")
 DARK = ("#B2D1FF", "#B05700", "#F270BB", "#FFFFFF", "#009A67", "#FE9D84")
 STYLES = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1.2)), (0, (9, 2)), (0, (2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
-TITLE_WIDTH = 46  # characters in a line
+TITLE_WIDTH = 38  # characters in a line
 
 
 @dataclass(frozen=True)

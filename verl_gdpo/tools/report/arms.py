@@ -5,14 +5,17 @@ quantiles give them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from omegaconf import OmegaConf
 
+from verl_gdpo.advantage.variants import Bounds
+from verl_gdpo.run.dump_reader import dump_files, read_dump
 from verl_gdpo.run.folder import Metrics, read_config, read_metrics, read_versions
+from verl_gdpo.settings.algorithm import GdpoSettings, scorers_bounds, uses_gdpo_manager
 
 Curve = Mapping[int, float]
 
@@ -25,6 +28,8 @@ class Run:
     metrics: Metrics
     config: Any = None  # DictConfig, None where Hydra left none
     versions: Mapping[str, str] = field(default_factory=dict)
+    # {reward: (lowest, highest)}, where the configuration or a scorer declares them
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
 
     @property
     def arm(self) -> str:
@@ -46,9 +51,10 @@ class Arm:
 
 @dataclass(frozen=True)
 class Band:
-    """A quantity over the steps: median and quartiles over the runs that have it."""
+    """A quantity over the steps: mean, median and quartiles over the runs that have it."""
 
     steps: list[int]
+    mean: list[float]
     median: list[float]
     low: list[float]
     high: list[float]
@@ -80,7 +86,31 @@ def _read_run(folder: Path) -> Run:
         inside = sorted(path.parent.name for path in folder.glob("*/metrics"))
         hint = f"; the runs in it are {inside}: name those" if inside else ""
         raise ValueError(f"{folder}: no step in {folder / 'metrics'}{hint}")
-    return Run(folder, metrics, read_config(folder), read_versions(folder))
+    config = read_config(folder)
+    return Run(folder, metrics, config, read_versions(folder), bounds_of_run(folder, config))
+
+
+def bounds_of_run(folder: Path, config: Any) -> dict[str, Bounds]:
+    """Of each reward of a run, after its condition, as far as they are declared."""
+    if config is None:
+        return {}
+    try:
+        settings = GdpoSettings.from_algorithm(config.algorithm)
+    except ValueError:  # the examples of the report say it
+        return {}
+    if "reward" in config and uses_gdpo_manager(config):
+        declared, _ = scorers_bounds(config, _sources(folder))
+        settings = replace(settings, bounds={**declared, **settings.bounds})
+    ranges = {name: settings.range_of(name) for name in settings.bounds}
+    return {name: pair for name, pair in ranges.items() if pair is not None}
+
+
+def _sources(folder: Path) -> set[str] | None:
+    """The data sources of the last dump; None, which stands for all, without one."""
+    try:
+        return {row["data_source"] for row in read_dump(dump_files(folder)[0][-1])}
+    except ValueError:
+        return None
 
 
 def over_runs(arm: Arm, read: Callable[[Metrics], Curve], smooth: int = 1) -> Band | None:
@@ -95,10 +125,10 @@ def over_runs(arm: Arm, read: Callable[[Metrics], Curve], smooth: int = 1) -> Ba
 
 
 def band(curves: Sequence[Curve]) -> Band:
-    """Median and quartiles at each step, over the curves that have a number there; else NaN."""
+    """Of each step, over the curves that have a number there; NaN where none has."""
     values = pd.DataFrame(curves).sort_index(axis=1)  # a row a run, a column a step
     low, median, high = values.quantile([0.25, 0.5, 0.75]).to_numpy().tolist()
-    return Band([*values.columns], median, low, high, len(curves))
+    return Band([*values.columns], values.mean().tolist(), median, low, high, len(curves))
 
 
 def trailing_mean(curve: Curve, window: int) -> dict[int, float]:
