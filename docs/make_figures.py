@@ -9,7 +9,6 @@ pictures are those of `verl-gdpo summary` and `verl-gdpo report`.
 
 import argparse
 import shutil
-import tempfile
 from pathlib import Path
 
 import matplotlib as mpl
@@ -17,8 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.tools import report, summary
-from verl_gdpo.tools.plots import THEMES, style
+from verl_gdpo.tools.plots import THEMES, draw, style
+from verl_gdpo.tools.report.arms import read_arms
+from verl_gdpo.tools.report.signal_charts import shares_chart
+from verl_gdpo.tools.summary import draw_rewards
 
 DOCS = Path(__file__).parent
 LOOK = THEMES["light"]  # its white background can be read on a dark page too
@@ -86,16 +87,14 @@ def draw_runs(gdpo: Path, grpo: Path) -> None:
     Raises:
         ValueError: a folder is not that of a run of its arm.
     """
-    if summary.main([str(gdpo)]) != 0:
-        raise ValueError(f"{gdpo}: no rewards to draw; expected the folder of a run")
-    with tempfile.TemporaryDirectory() as folder:
-        report.main([str(gdpo), str(grpo), "--out", folder])
-        for arm in ("gdpo", "grpo"):
-            picture = Path(folder, f"influence-energy-{arm}.png")
-            if not picture.exists():
-                raise ValueError(f"{gdpo}, {grpo}: neither is a run of the arm {arm}")
-            shutil.copyfile(picture, DOCS / f"influence_{arm}.png")
-    shutil.copyfile(gdpo / "rewards.png", DOCS / "rewards_cpu.png")
+    arms = read_arms([gdpo, grpo])
+    if [arm.name for arm in arms] != ["gdpo", "grpo"]:
+        raise ValueError(f"expected runs of gdpo and of grpo, got {[arm.name for arm in arms]}")
+    for arm in arms:
+        if (chart := shares_chart(arm)) is None:
+            raise ValueError(f"{arm.runs[0].folder}: its metrics hold no gdpo/<reward>/energy")
+        draw([chart.panel], DOCS / f"influence_{arm.name}.png")
+    shutil.copyfile(draw_rewards(gdpo, arms[0].runs[0].metrics), DOCS / "rewards_cpu.png")
 
 
 def main() -> None:

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-# CIE lightness 24 60 42 0 51 33, and 83 47 65 100 56 74
-LIGHT = ("#003C65", "#E27101", "#AE2F7E", "#000000", "#048B5D", "#942311")
-DARK = ("#B2D1FF", "#B05700", "#F270BB", "#FFFFFF", "#009A67", "#FE9D84")
+# CIE lightness 24 60 37 0 49 12, and 79 46 68 100 57 90
+LIGHT = ("#003C65", "#E27101", "#A01E71", "#000000", "#008559", "#34005A")
+DARK = ("#9DC6FF", "#AD5500", "#FB79C3", "#FFFFFF", "#079C69", "#F2DAFF")
 STYLES = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1.2)), (0, (9, 2)), (0, (2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 TITLE_WIDTH = 38  # characters in a line
@@ -102,6 +102,7 @@ def style(look: Theme) -> dict[Any, Any]:
     return {
         "font.size": 11,
         "text.color": look.ink,
+        "axes.facecolor": look.background,
         "axes.labelcolor": look.ink,
         "axes.edgecolor": look.quiet,
         "xtick.labelcolor": look.ink,
@@ -175,23 +176,31 @@ def _handles(panel: Panel, axes: Any, look: Theme) -> list[Any]:
 
 def _draw_bounds(low: float, high: float, axes: Any, look: Theme) -> None:
     """Thin lines; their names are outside of them, where no value can be."""
-    room = 0.11 * (high - low)
+    room = 0.14 * (high - low)
     axes.set_ylim(low - room, high + room)
-    for value, name, side in ((low, "lowest", "top"), (high, "highest", "bottom")):
+    for value, name, away in ((low, "lowest", -1), (high, "highest", 1)):
         axes.axhline(value, color=look.ink, linewidth=0.8)
-        text = f"{name} possible: {value:g}"
-        axes.text(
-            0.99, value, text, transform=axes.get_yaxis_transform(), ha="right", va=side, fontsize=9
+        axes.annotate(
+            f"{name} possible: {value:g}".replace("-", "\N{MINUS SIGN}"),
+            (0.99, value),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(0, 5 * away),
+            textcoords="offset points",
+            ha="right",
+            va="bottom" if away > 0 else "top",
+            fontsize=9,
         )
 
 
 def _draw_stack(lines: Sequence[Line], axes: Any, look: Theme) -> None:
     """Areas; what they are without smoothing is a thin line in the colour of the background."""
-    base = np.zeros(len(lines[0].x))
-    raw = np.zeros(len(lines[0].x))
+    x = np.asarray(lines[0].x)
+    if len(x) == 1:
+        x = np.array([x[0] - 0.5, x[0] + 0.5])  # or the area of a single step would have no width
+    base = raw = np.zeros(len(x))
     for line in lines:
         colour = look.colours[line.look % len(look.colours)]
-        x, top = np.asarray(line.x), base + line.y
+        top = base + line.y
         axes.fill_between(x, base, top, color=colour, linewidth=0, label=line.label)
         base = top
         if len(line.behind):

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     metrics = read_metrics(run)
     if metrics:
-        parts["reward curves"] = _draw_rewards(run, metrics)
+        parts["reward curves"] = draw_rewards(run, metrics)
         print(f"\n{render(HEADER, reward_table(metrics))}\n")
     else:
         print(f"no step in {run / 'metrics'}, so no table: trainer.logger needs `file` for it")
@@ -63,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _draw_rewards(folder: Path, metrics: Metrics) -> Path:
+def draw_rewards(folder: Path, metrics: Metrics) -> Path:
+    """Write the curves of the run to its `rewards.png`; return that path."""
     from verl_gdpo.tools.plots import draw
     from verl_gdpo.tools.report.arms import Arm, Run, bounds_of_run
     from verl_gdpo.tools.report.charts import reward_panels

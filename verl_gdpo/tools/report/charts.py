@@ -37,7 +37,7 @@ def reward_panels(arms: Sequence[Arm]) -> dict[str, Panel]:
         ]
         if len(arms) == 1 and len(arms[0].runs) == 1:
             lines = [_with_each_step(arms[0], name, drawn) for drawn in lines]
-        title = f"{name} in training, {SMOOTHED}"
+        title = f"{name}, {SMOOTHED}"
         panels[name] = Panel(title, STEP, REWARD, lines, bounds=_bounds(arms, name))
     return panels
 

@@ -45,7 +45,9 @@ def collapse(arms: Sequence[Arm]) -> Section:
     for arm in arms:
         reads: dict[str, Read] = {name: partial(curve, key=key) for name, key in DISTINCT.items()}
         if lines := _lines_of(arm, reads, range(len(reads))):
-            panel = Panel(f"{arm.name}: advantages that differ", STEP, "distinct advantages", lines)
+            panel = Panel(
+                f"{arm.name}: distinct advantages in a step", STEP, "distinct advantages", lines
+            )
             caption = f"Distinct advantages at the last step: {last(lines, digits=0)}."
             charts.append(Chart(f"collapse-{arm.name}", panel, caption))
     for key, (title, ylabel) in SHARES.items():
@@ -76,13 +78,16 @@ def paper_figure() -> Section:
     by_rewards = {name: [distinct_groups(name, 4, n) for n in REWARDS] for name in ESTIMATORS}
     ylabel = "distinct groups of advantages"
     left = Panel(
-        "Told apart, with 2 rewards",
+        "Groups told apart, of 2 rewards",
         "rollouts in a group, G",
         ylabel,
         _counted(ROLLOUTS, by_rollouts),
     )
     right = Panel(
-        "Told apart, with 4 rollouts", "binary rewards, n", ylabel, _counted(REWARDS, by_rewards)
+        "Groups told apart, of 4 rollouts",
+        "binary rewards, n",
+        ylabel,
+        _counted(REWARDS, by_rewards),
     )
     return Section(
         "theory",
@@ -110,7 +115,7 @@ def _counted(x: Sequence[int], counts: Mapping[str, Sequence[int]]) -> list[Line
 
 
 def influence(arms: Sequence[Arm]) -> Section:
-    found = [_shares_chart(arm) for arm in arms] + [_correlation_chart(arm) for arm in arms]
+    found = [shares_chart(arm) for arm in arms] + [_correlation_chart(arm) for arm in arms]
     return Section(
         "influence",
         "Influence of each reward",
@@ -124,8 +129,11 @@ def influence(arms: Sequence[Arm]) -> Section:
     )
 
 
-def _shares_chart(arm: Arm) -> Chart | None:
-    """Stacked areas; of several runs the mean, because medians do not add up to 1."""
+def shares_chart(arm: Arm) -> Chart | None:
+    """Stacked areas; of several runs the mean, because medians do not add up to 1.
+
+    None where no run has the metrics.
+    """
     rewards = names([arm], partial(of_each_reward, statistic="energy"))
     lines, ends = [], []
     for name, look in zip(rewards, cycle(REWARD_LOOKS)):
