@@ -107,6 +107,7 @@ def test_shares_are_smoothed_areas_on_top_of_one_another():
     assert a.y[-1] == pytest.approx(0.6) and b.y[-1] == pytest.approx(0.4)
     assert a.behind[-1] == pytest.approx(0.8)
     assert "mean of 5 steps" in chart.panel.title
+    assert chart.panel.xlabel == "training step (thin lines: not smoothed)"
     assert "not smoothed: a 0.10 to 0.80, b 0.90 to 0.20." in chart.caption
     axes = axes_of(chart.panel)
     lower, upper = (area.get_paths()[0].get_extents() for area in axes.collections)
@@ -123,7 +124,7 @@ def test_shares_of_several_runs_add_up_to_1_and_keep_their_spread():
     a, b = chart.panel.lines
     # the medians, .2 and .8, add up to 1 here; the means are .4 and .6
     assert (a.y[-1], b.y[-1]) == (pytest.approx(0.4), pytest.approx(0.6))
-    assert (a.behind, b.behind) == ((), ())
+    assert (a.behind, b.behind, chart.panel.xlabel) == ((), (), "training step")
     # sorted .1 .2 .9: the quartiles are .15 and .55
     assert "a 0.20 to 0.20 (0.15 to 0.55)" in chart.caption
 

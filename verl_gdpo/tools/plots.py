@@ -205,7 +205,7 @@ def _draw_stack(lines: Sequence[Line], axes: Any, look: Theme) -> None:
         base = top
         if len(line.behind):
             raw = raw + line.behind
-            axes.plot(x, raw, color=look.background, linewidth=0.9)
+            axes.plot(x, raw, color=look.background, linewidth=0.7)
     axes.margins(x=0)
 
 

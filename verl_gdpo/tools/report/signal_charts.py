@@ -150,8 +150,9 @@ def shares_chart(arm: Arm) -> Chart | None:
     if not lines:
         return None
     title = f"{arm.name}: share of each reward in the advantage, {SMOOTHED}"
-    panel = Panel(title, STEP, "share of squared contributions", lines, (0, 1), stacked=True)
-    what = "Share" if len(arm.runs) == 1 else "Median share, with the inter-quartile range,"
+    xlabel = STEP + (" (thin lines: not smoothed)" if lines[0].behind else "")
+    panel = Panel(title, xlabel, "share of squared contributions", lines, (0, 1), stacked=True)
+    what = "Share" if lines[0].behind else "Median share (and its quartiles)"
     caption = f"{what} at the first to the last step, not smoothed: {', '.join(ends)}."
     return Chart(f"influence-energy-{arm.name}", panel, caption)
 
