@@ -180,6 +180,16 @@ def test_bounds_are_those_that_scorers_or_the_configuration_declare(tmp_path):
     assert bounds_drawn(refused) == {"correctness": None, "format": None}
 
 
+def test_bounds_follow_the_options_of_the_scorer(tmp_path):
+    run = with_bounds(make_run(tmp_path / "run", steps=2), source="rlla")
+    config = run / "hydra" / ".hydra" / "config.yaml"
+    text = config.read_text()
+    expected = {"max_correctness: 1": (-1, 1), "granularity: unheard_of": None}
+    for option, correctness in expected.items():
+        config.write_text(text.replace("reward:\n", f"reward:\n  reward_kwargs: {{{option}}}\n"))
+        assert bounds_drawn(run)["correctness"] == correctness
+
+
 def test_bounds_are_thin_lines_with_their_names():
     line = Line("gdpo", [1, 2], [-1.0, 2.0])
     axes = axes_of(Panel("t", "x", "y", [line], bounds=(-3, 3)))

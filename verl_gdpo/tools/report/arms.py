@@ -96,11 +96,11 @@ def bounds_of_run(folder: Path, config: Any) -> dict[str, Bounds]:
         return {}
     try:
         settings = GdpoSettings.from_algorithm(config.algorithm)
-    except ValueError:  # the examples of the report say it
+        if "reward" in config and uses_gdpo_manager(config):
+            declared, _ = scorers_bounds(config, _sources(folder))
+            settings = replace(settings, bounds={**declared, **settings.bounds})
+    except ValueError:  # a configuration of another version; nothing trains with it in this one
         return {}
-    if "reward" in config and uses_gdpo_manager(config):
-        declared, _ = scorers_bounds(config, _sources(folder))
-        settings = replace(settings, bounds={**declared, **settings.bounds})
     ranges = {name: settings.range_of(name) for name in settings.bounds}
     return {name: pair for name, pair in ranges.items() if pair is not None}
 
