@@ -3,8 +3,8 @@
 #
 #   ./run_tool_rl.sh [--resume [RUN_FOLDER]] [--time-limit SECONDS] [key=value ...]
 #
-# Chooses recipes/hardware/{8gpu,1gpu,cpu} by the GPUs that it finds and CUDA_VISIBLE_DEVICES names;
-# `hardware=...` says otherwise. `key=value` are Hydra overrides for verl, such as estimator=grpo or
+# Chooses recipes/hardware/ and recipes/gpu_memory/ by the GPUs that it finds and that
+# CUDA_VISIBLE_DEVICES names; `hardware=...` says otherwise. `key=value` are Hydra overrides for verl, such as estimator=grpo or
 # trainer.total_training_steps=5; `run_dir=FOLDER` is a new folder for all that the run writes.
 # Paths are relative to where you stand. Every number is in recipes/.
 set -euo pipefail
@@ -52,17 +52,29 @@ while [ $# -gt 0 ]; do
   shift
 done
 
-if [ -z "$hardware" ]; then
-  gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true)
-  case ${CUDA_VISIBLE_DEVICES-unset} in
-    unset) ;;
-    '' | -1 | NoDevFiles) gpus=0 ;;
-    *) IFS=, read -ra named <<<"$CUDA_VISIBLE_DEVICES"; gpus=$((${#named[@]} < gpus ? ${#named[@]} : gpus)) ;;
-  esac
-  if [ "$gpus" -ge 8 ]; then hardware=8gpu; elif [ "$gpus" -ge 1 ]; then hardware=1gpu; else hardware=cpu; fi
-  say "found $gpus GPUs: hardware=$hardware"
+# Whether an override of the user sets $1.
+overridden() {
+  local given
+  for given in "${overrides[@]}"; do
+    case $given in "$1="* | "+$1="* | "++$1="*) return 0 ;; esac
+  done
+  return 1
+}
+
+[ -z "$hardware" ] || [ -f "$root/recipes/hardware/$hardware.yaml" ] || die "no recipes/hardware/$hardware.yaml"
+if [ "$hardware" != cpu ]; then
+  for python in python3 python3.12 python3.11 python3.10; do command -v "$python" >/dev/null && break; done
+  # driver, compiler, disk and memory, before anything is installed or downloaded
+  fitting=$("$python" "$root/verl_gdpo/tools/check/gpus.py" "$root") || exit 2
+  [ "$fitting" != hardware=cpu ] || [ -z "$hardware" ] || die "hardware=$hardware, but there is no GPU here"
+  for choice in $fitting; do
+    case $choice in
+      hardware=*) hardware=${hardware:-${choice#hardware=}} ;;
+      *) overridden "${choice%%=*}" || overrides+=("$choice") ;;
+    esac
+  done
+  say "hardware=$hardware"
 fi
-[ -f "$root/recipes/hardware/$hardware.yaml" ] || die "no recipes/hardware/$hardware.yaml"
 
 if [ -n "$resume" ]; then
   run=${run:-$(find "$root/runs" -maxdepth 1 -name 'tool_rl-*' 2>/dev/null | sort | tail -n 1 || true)}
@@ -81,20 +93,15 @@ if [ "$hardware" = cpu ]; then
   # one thread a process: verl starts nine
   export OMP_NUM_THREADS=1
 else
-  stage "$root/setup_env.sh" gpu >"$answer"
+  extras=()
+  case " ${overrides[*]} " in *' attention=flash_attn '*) extras=(flash-attn) ;; esac
+  stage "$root/setup_env.sh" gpu "${extras[@]}" >"$answer"
 fi
 python=$(cat "$answer")/bin/python
 rm "$answer"
 # no usage report to the makers of Ray
 export RAY_USAGE_STATS_ENABLED=0
 
-overridden() {
-  local given
-  for given in "${overrides[@]}"; do
-    case $given in "$1="* | "+$1="* | "++$1="*) return 0 ;; esac
-  done
-  return 1
-}
 if ! overridden data.train_files || ! overridden data.val_files; then
   say "the data: made once, and again when what makes it changes"
   if [ "$hardware" = cpu ]; then source=(--synthetic --size tiny --out "$root/data/tool_rl_tiny"); else source=(--out "$root/data/tool_rl"); fi
@@ -108,6 +115,10 @@ fi
 # a value of Hydra, in which `,` and `=` and the like mean nothing
 quoted() { local quote="'"; echo "'${1//$quote/\\$quote}'"; }
 config=("hardware=$hardware" "data_dir=$(quoted "$root/data")" "${overrides[@]}")
+if [ "$hardware" != cpu ]; then
+  say "the model: downloaded once"
+  stage "$python" -W ignore -m verl_gdpo fetch --config-dir "$root/recipes" "${config[@]}"
+fi
 say "checking the configuration"
 stage "$python" -W ignore -m verl_gdpo check --config-dir "$root/recipes" "${config[@]}"
 

@@ -15,13 +15,17 @@ extras=$(IFS=,; echo "$*")
 pins=requirements/$hardware.txt
 
 find_python() {
-  local python
-  for python in python3 python3.12 python3.11 python3.10; do
-    if "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null; then
+  local python candidates=(python3 python3.12 python3.11 python3.10) newest='(3, 13)' least='(3, 10)'
+  # most wheels for CUDA are built for 3.12, and that of flash-attn for no other
+  [ "$hardware" = cpu ] || candidates=(python3.12 "${candidates[@]}")
+  [[ ,$extras, != *,flash-attn,* ]] || least='(3, 12)'
+  for python in "${candidates[@]}"; do
+    if "$python" -c "import sys; sys.exit(not $least <= sys.version_info < $newest)" 2>/dev/null; then
       echo "$python"
       return
     fi
   done
+  [ "$least" = '(3, 10)' ] || die "no Python 3.12 found on PATH; the wheel of flash-attn is for no other"
   die "no Python 3.10, 3.11 or 3.12 found on PATH; verl supports no other"
 }
 
@@ -85,7 +89,11 @@ if [ "$hardware" = cpu ]; then
     install torch==2.13.0
   fi
 fi
-install --constraint "$pins" --editable ".[$extras]"
+wheels=()
+if [[ ,$extras, = *,flash-attn,* ]]; then # built by verl's makers for CUDA 13 and torch 2.11
+  wheels=(--extra-index-url https://verl-project.github.io/verl-wheelhouse/simple/ --only-binary flash-attn)
+fi
+install "${wheels[@]}" --constraint "$pins" --editable ".[$extras]"
 for other in .venv-"$hardware"-*; do
   [ "$other" = "$venv" ] || say "$other is not needed any more: remove it once nothing runs from it"
 done

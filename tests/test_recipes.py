@@ -95,7 +95,7 @@ def test_the_arms_differ_in_the_estimator_alone(estimator):
 
 def test_a_recipe_of_another_task_trains_on_that_task(tmp_path):
     """On each hardware, data, lengths and model are those that the task names."""
-    for folder in ("task", "hardware", "estimator", "task_on_hardware"):
+    for folder in (path.name for path in RECIPES.iterdir() if path.is_dir()):
         (tmp_path / folder).mkdir()
         for path in (RECIPES / folder).iterdir():
             (tmp_path / folder / path.name).write_text(path.read_text())

@@ -8,6 +8,7 @@ from verl_gdpo.terminal import printing
 
 COMMANDS = {
     "data": "prepare the parquet files of a task",
+    "fetch": "download the model of a configuration",
     "recipes": "print the folder of the recipes, for --config-dir",
     "check": "say whether a training configuration can work, before anything starts",
     "summary": "the table and the curves of a run",

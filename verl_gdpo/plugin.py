@@ -23,6 +23,7 @@ EXTENDS = {
     "verl.trainer.ppo.v1": "verl_gdpo.verl_hooks.v1_trainer",
     "verl.trainer.ppo.ray_trainer": "verl_gdpo.verl_hooks.legacy_trainer",
     "verl.trainer.main_ppo": "verl_gdpo.verl_hooks.main_ppo",
+    "verl.utils.fsdp_utils": "verl_gdpo.verl_hooks.fused_kernels",
 }
 
 # why gdpo must not run in this process; empty when all is well

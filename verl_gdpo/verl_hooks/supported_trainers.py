@@ -1,4 +1,4 @@
-"""Which of verl's trainers GDPO runs on; README.md has the same table."""
+"""Which of verl's trainers GDPO runs on; docs/trainers.md has the same table."""
 
 from types import MappingProxyType
 from typing import Any

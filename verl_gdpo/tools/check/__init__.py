@@ -1,4 +1,4 @@
-"""Says whether a training configuration can work, before anything starts: no Ray, no GPU, no model.
+"""Says whether a training configuration can work, before anything starts: no Ray, no model.
 
 verl-gdpo check [--config-dir FOLDER] [--config-name train] [--rows 8] [key=value ...]
 
@@ -21,7 +21,12 @@ from omegaconf import OmegaConf
 import verl_gdpo
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run, uses_gdpo_manager
 from verl_gdpo.tools.check.data import DataFile, count_steps, pick_rows, read_files
-from verl_gdpo.tools.check.machine import check_device, check_model, check_temporary_folder
+from verl_gdpo.tools.check.machine import (
+    check_device,
+    check_gpus,
+    check_model,
+    check_temporary_folder,
+)
 from verl_gdpo.tools.check.report import Report, message_of
 from verl_gdpo.tools.recipes import FOLDER
 
@@ -192,6 +197,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="verl-gdpo check", description=__doc__.splitlines()[0])
     parser.add_argument("--config-dir", type=Path, default=FOLDER, help="default: our recipes")
     parser.add_argument("--config-name", default="train")
+    parser.add_argument(
+        "--elsewhere", action="store_true", help="the run will be on another machine, with GPUs"
+    )
     parser.add_argument("--rows", type=int, default=8, help="rows to try the rewards on")
     parser.add_argument("--seconds", type=float, default=20.0, help="limit of one scoring")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
@@ -213,6 +221,9 @@ def _ask_all(report: Report, options: argparse.Namespace) -> None:
         return
     report.ask(check_temporary_folder)
     report.ask(check_model, config)
+    if not options.elsewhere:
+        for remark in report.ask(check_gpus, config) or []:
+            report.say(remark)
     files = check_data(report, config)
     settings = report.ask(check_settings, config, files[0] if files else [])
     if settings is not None:
