@@ -11,7 +11,7 @@ import torch
 from verl.utils.reward_score import rlla
 
 from benchmarks.measure import Row, seconds_of
-from data_prep.synthetic import make_rows
+from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
 from verl_gdpo.rewards import tool_rl
 from verl_gdpo.rewards.tool_rl_format import THINK_CLOSE, TOOL_CALL_CLOSE
 

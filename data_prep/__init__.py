@@ -1,12 +1,4 @@
-"""Data preparation: `python -m data_prep TASK --out DIR` writes the parquet files verl trains on.
+"""`python -m data_prep TASK ...` in a checkout: the same as `verl-gdpo data TASK ...`.
 
-One file per task says where its rows come from; `schema.py` says what a row is.
+The code is in `verl_gdpo/data_prep/`, so that the installed package has it too.
 """
-
-
-class DataError(Exception):
-    """Something the user can put right. The message names what, where, got and expected."""
-
-
-class UsageError(DataError):
-    """Options that do not go together."""

@@ -16,9 +16,21 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from made_task import add_task
 
-from data_prep import DataError, atomic, download, made_from, progress, report, schema, tool_rl
-from data_prep.__main__ import main
+from verl_gdpo import atomic
+from verl_gdpo.data_prep import (
+    DataError,
+    download,
+    local_files,
+    made_from,
+    progress,
+    report,
+    schema,
+    tool_rl,
+)
+from verl_gdpo.rewards.tool_rl import TASK
+from verl_gdpo.tools.data import main
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -62,6 +74,10 @@ def run(capsys, *arguments):
         code = stop.code
     output = capsys.readouterr()
     return code, output.out, output.err
+
+
+def read_rows(path, split):
+    return local_files.read_rows(path, split, TASK, tool_rl._row_of_item, tool_rl.REPEATED)
 
 
 # ---- schema
@@ -262,7 +278,11 @@ def test_a_missing_file_and_other_arguments_are_made_good(tmp_path, capsys):
 def test_other_code_makes_new_files(tmp_path, capsys, monkeypatch):
     changed = tmp_path / "changed.py"
     changed.write_text("")
-    monkeypatch.setattr(made_from.synthetic, "__file__", str(changed))
+    assert {path.name for path in made_from._code("tool_rl")} >= {
+        *("schema.py", "local_files.py", "tool_rl.py", "tool_rl_format.py"),
+        *("tool_rl_synthetic.py", "tool_rl_synthetic_pool.py"),
+    }
+    monkeypatch.setattr(made_from.schema, "__file__", str(changed))
     assert "up to date" not in if_needed(capsys, tmp_path / "out")[1]
     assert "up to date" in if_needed(capsys, tmp_path / "out")[1]
     changed.write_text("# other rows")
@@ -506,12 +526,12 @@ def test_json_is_split_by_upstreams_rule(tmp_path, count, test_count):
 
 def test_json_gives_the_rows_that_upstreams_parquet_holds(tmp_path):
     content = [{"instruction": "Tools: é", "input": "What is new?", "output": TOOL}]
-    assert tool_rl.read_rows(write_json(tmp_path / "a.json", content), "train") == [row()]
+    assert read_rows(write_json(tmp_path / "a.json", content), "train") == [row()]
 
 
 def test_one_parquet_file_is_split_as_json_is(tmp_path):
     write_json(tmp_path / "a.json", items(60))
-    rows = tool_rl.read_rows(tmp_path / "a.json", "train")
+    rows = read_rows(tmp_path / "a.json", "train")
     schema.write_parquet(tmp_path / "a.parquet", rows)
     splits = tool_rl.from_files(tmp_path / "a.parquet", None)
     assert splits == tool_rl.from_files(tmp_path / "a.json", None)
@@ -531,7 +551,7 @@ def test_a_parquet_file_without_extra_info_gets_one(tmp_path):
     one = row()
     del one["extra_info"]
     pq.write_table(pa.Table.from_pylist([one]), tmp_path / "a.parquet")
-    assert tool_rl.read_rows(tmp_path / "a.parquet", "train") == [row()]
+    assert read_rows(tmp_path / "a.parquet", "train") == [row()]
 
 
 @pytest.mark.parametrize(
@@ -549,7 +569,7 @@ def test_a_parquet_file_without_extra_info_gets_one(tmp_path):
         ("a.json", b"\xff\xfe\xfa", "got no readable JSON"),
         ("a.json", b"[" * 100_000, "got no readable JSON"),
         ("a.parquet", b"PAR1 and no more", "got no readable parquet"),
-        ("a.csv", b"a,b", "got suffix '.csv'; expected '.json' or '.parquet'"),
+        ("a.csv", b"a,b", "got suffix '.csv'; expected '.json', '.jsonl' or '.parquet'"),
     ],
 )
 def test_bad_local_files_are_refused_with_one_line(tmp_path, capsys, name, content, words):
@@ -571,14 +591,14 @@ def test_parquet_of_another_schema_is_refused(tmp_path):
     with pytest.raises(
         DataError, match=r"a\.parquet, row 0, field question: unknown; expected only"
     ):
-        tool_rl.read_rows(tmp_path / "a.parquet", "train")
+        read_rows(tmp_path / "a.parquet", "train")
 
 
 def test_rows_of_another_task_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(schema.SCORERS, "other", schema.SCORERS["rlla"])
+    add_task(monkeypatch, "other", lambda response, truth: {})
     schema.write_parquet(tmp_path / "a.parquet", [row(), {**row(1), "data_source": "other"}])
     with pytest.raises(DataError, match="row 1, field data_source: got 'other'; expected 'rlla'"):
-        tool_rl.read_rows(tmp_path / "a.parquet", "train")
+        read_rows(tmp_path / "a.parquet", "train")
 
 
 # ---- synthetic
@@ -605,7 +625,7 @@ def test_synthetic_arguments_reach_the_generator(tmp_path, capsys, monkeypatch):
         asked.append((count, split, seed, size))
         return [row(i, user=f"{split} {i}", split=split) for i in range(count)]
 
-    monkeypatch.setattr("data_prep.synthetic.make_rows", make_rows)
+    monkeypatch.setattr("verl_gdpo.data_prep.tool_rl_synthetic.make_rows", make_rows)
     run(capsys, "--out", tmp_path, "--synthetic", 5, "--synthetic-test", 2, "--seed", 9)
     run(capsys, "--out", tmp_path, "--synthetic", 5, "--size", "tiny")
     assert asked == [
@@ -623,10 +643,11 @@ def test_report_counts_kinds_calls_and_duplicates():
     ground_truths = [TOOL, RESPONSE, BOTH, NEITHER, TOOL, BOTH]
     rows = [row(i, ground_truth=text) for i, text in enumerate(ground_truths)]
     rows[0]["prompt"][1]["content"] = "another question"  # so rows 0 and 4 differ, 2 and 5 do not
-    summary = report.summarise(rows)
+    summary = report.summarise(rows, TASK)
     assert summary.rows == 6
-    assert summary.kinds == {"tool": 2, "response": 1, "both": 2, "neither": 1}
-    assert summary.calls == {0: 2, 1: 2, 2: 2}  # both `BOTH` rows hold two calls
+    asked = {"calls": 2, "response": 1, "calls and response": 2, "neither": 1}
+    calls = {f"calls: {count}": 2 for count in (0, 1, 2)}  # both `BOTH` rows hold two calls
+    assert summary.labels == {f"asks for: {what}": rows for what, rows in asked.items()} | calls
     assert summary.duplicates == 1
     assert summary.prompt_tokens is None
 
@@ -634,11 +655,11 @@ def test_report_counts_kinds_calls_and_duplicates():
 def test_report_of_prompt_lengths():
     # system content "Tools: é" has 8 characters; user contents have 1 to 20
     rows = [row(user="x" * length) for length in range(20, 0, -1)]
-    summary = report.summarise(rows, lambda prompt: 100 * len(prompt[1]["content"]))
+    summary = report.summarise(rows, TASK, lambda prompt: 100 * len(prompt[1]["content"]))
     # lower median of 20 values: the 10th; 95 % of 20 = 19 values: the 19th
     assert summary.prompt_chars == report.Spread(low=9, median=18, p95=27, high=28)
     assert summary.prompt_tokens == report.Spread(low=100, median=1000, p95=1900, high=2000)
-    one = report.summarise(rows[:1]).prompt_chars
+    one = report.summarise(rows[:1], TASK).prompt_chars
     assert one == report.Spread(28, 28, 28, 28)
 
 
@@ -650,13 +671,15 @@ def test_overlap_is_of_prompt_and_ground_truth_together():
 
 def test_table_has_a_column_per_file():
     splits = {"train": [row(), row(1)], "test": [row(ground_truth=RESPONSE)]}
-    reports = {split: report.summarise(rows, lambda _: 1234) for split, rows in splits.items()}
+    reports = {
+        split: report.summarise(rows, TASK, lambda _: 1234) for split, rows in splits.items()
+    }
     lines = [line.split() for line in report.table(reports, 0).splitlines()]
     assert lines[:4] == [
         ["train", "test"],
         ["rows", "2", "1"],
-        ["kind:", "tool", "2", "0"],
-        ["kind:", "response", "0", "1"],
+        ["asks", "for:", "calls", "2", "0"],
+        ["asks", "for:", "response", "0", "1"],
     ]
     assert ["calls:", "0", "0", "1"] in lines and ["calls:", "1", "2", "0"] in lines
     assert ["prompt", "chars,", "high", "20", "20"] in lines  # 8 + len("What is new?")
@@ -744,7 +767,7 @@ def test_an_unusable_out_or_source_is_one_line_and_code_1(tmp_path, capsys):
 
 
 def test_an_interrupt_is_one_line_and_code_1(tmp_path, capsys, monkeypatch):
-    def interrupted(args):
+    def interrupted(args, task):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tool_rl, "load", interrupted)
@@ -762,7 +785,7 @@ def test_long_work_shows_progress_on_stderr(tmp_path, capsys, monkeypatch):
 
 def test_the_module_runs_without_verl_or_torch(tmp_path):
     code = (
-        "import sys, data_prep.__main__ as m; code = m.main(sys.argv[1:]);"
+        "import sys, verl_gdpo.tools.data as m; code = m.main(sys.argv[1:]);"
         "sys.exit(code or ' '.join({'verl', 'torch', 'transformers'} & set(sys.modules)) or None)"
     )
     arguments = ["tool_rl", "--out", str(tmp_path), "--synthetic", "5", "--size", "tiny"]

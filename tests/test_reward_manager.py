@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from made_task import add_task
 from omegaconf import OmegaConf
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import (
@@ -23,7 +24,6 @@ from verl_batch import verl_config
 
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import ERROR_KEY, RewardRows
-from verl_gdpo.rewards import SCORERS
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks import slow_scoring
 from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager, runs_gdpo_manager
@@ -153,7 +153,7 @@ def test_what_our_scorers_are_given(monkeypatch):
         seen.append((response, ground_truth, response_tokens, step, strict))
         return {"a": 1.0}
 
-    monkeypatch.setitem(SCORERS, "mine", scorer)
+    add_task(monkeypatch, "mine", scorer)
     ours = manager(reward_kwargs={"strict": True})
     score(ours, "hello", "truth", "mine", global_steps=3)
     score(ours, "hello", "truth", "mine", reward_model=None)

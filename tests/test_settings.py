@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from made_task import add_task
 from omegaconf import OmegaConf
 
 from verl_gdpo import rewards
@@ -394,8 +395,9 @@ def test_bounds_of_a_run():
 
 
 def test_bounds_on_which_data_sources_disagree(monkeypatch):
-    monkeypatch.setitem(rewards.SCORERS, "gsm", lambda response, truth, **_: {"correctness": 1.0})
-    monkeypatch.setitem(rewards.BOUNDS, "gsm", lambda: {"correctness": (0.0, 1.0)})
+    scored = {"correctness": 1.0}
+    bounds = {"correctness": (0.0, 1.0)}
+    add_task(monkeypatch, "gsm", lambda response, truth, **_: scored, lambda: bounds)
     config = run_config(
         **{"algorithm.gdpo.combine": "sa_mrpo", "algorithm.gdpo.rewards": {"correctness": 1.0}}
     )
@@ -410,11 +412,11 @@ def test_options_of_one_scorer_do_not_concern_another(monkeypatch):
     def score(response, truth, *, strict=False, response_tokens=None, step=None):
         return {"exact": 1.0}
 
-    monkeypatch.setitem(rewards.SCORERS, "gsm", score)
-    monkeypatch.setitem(rewards.BOUNDS, "gsm", lambda strict=False: {"exact": (0.0, 1.0)})
-    assert rewards.declared_bounds(["gsm"], {"strict": True}) == {"exact": {(0.0, 1.0)}}
-    assert rewards.declared_bounds(["gsm"], {"max_correctness": 2}) == {}
-    assert "exact" not in rewards.declared_bounds(["gsm", "rlla"], {"max_correctness": 2})
+    add_task(monkeypatch, "gsm", score, lambda strict=False: {"exact": (0.0, 1.0 + strict)})
+    assert rewards.declared_bounds(["gsm"], {"strict": True}) == {"exact": {(0.0, 2.0)}}
+    assert rewards.declared_bounds(["gsm"], {"lenght": True}) == {}
+    bounds = rewards.declared_bounds(["gsm", "rlla"], {"max_correctness": 2})
+    assert (bounds["exact"], bounds["correctness"]) == ({(0.0, 1.0)}, {(-2.0, 2.0)})
     both = {"strict": True, "max_correctness": 2, "lenght": True}
     assert rewards.options_for("gsm", both) == {"strict": True, "lenght": True}
     assert rewards.options_for("rlla", both) == {"max_correctness": 2, "lenght": True}
@@ -446,7 +448,3 @@ def test_sa_mrpo_without_bounds_is_refused_before_training():
     assert settings_of_run(run_config(**changes)).bounds["mine"] == (0.0, 2.0)
     changes["algorithm.gdpo.rewards"]["mine"] = 0.0
     settings_of_run(run_config(**changes))
-
-
-def test_every_scorer_declares_bounds():
-    assert {*rewards.BOUNDS} == {*rewards.SCORERS}

@@ -10,6 +10,7 @@ import oracle
 import pytest
 import ray
 from datasets import Dataset
+from made_task import add_task
 from test_settings import run_config
 from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer, trainer_base
@@ -21,7 +22,6 @@ from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.advantage.variants import dara, dvao, gd2po, rvpo, sa_mrpo
 from verl_gdpo.batch.matrix import EstimatorInput, current_input
 from verl_gdpo.batch.rows import RewardError, RewardRows
-from verl_gdpo.rewards import BOUNDS, SCORERS
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.check import compose_config
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
@@ -161,8 +161,9 @@ class LoadsRows:
 
 
 def test_the_training_rows_tell_whose_bounds_hold(monkeypatch):
-    monkeypatch.setitem(SCORERS, "other", lambda response, truth, **_: {"correctness": 1.0})
-    monkeypatch.setitem(BOUNDS, "other", lambda: {"correctness": (0.0, 1.0)})
+    scored = {"correctness": 1.0}
+    bounds = {"correctness": (0.0, 1.0)}
+    add_task(monkeypatch, "other", lambda response, truth, **_: scored, lambda: bounds)
     trainer = type("Trainer", (GdpoTrainer, LoadsRows), {})(run_config())
     assert "correctness" not in trainer.gdpo.bounds
     trainer._init_dataloader()

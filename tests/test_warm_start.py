@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 import torch
 
-from data_prep.synthetic import make_rows
 from verl_gdpo.cpu import warm_start
 from verl_gdpo.cpu.demonstrations import HABITS, batches_of, imperfect
 from verl_gdpo.cpu.warm_start import MARKER, make_policy
+from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
 from verl_gdpo.rewards import tool_rl
 
 TINY = {"steps": 3, "batch_size": 4, "hidden_size": 32, "num_hidden_layers": 1}

@@ -3,9 +3,12 @@
 import importlib
 import sys
 
+import verl_gdpo
 from verl_gdpo.terminal import printing
 
 COMMANDS = {
+    "data": "prepare the parquet files of a task",
+    "recipes": "print the folder of the recipes, for --config-dir",
     "check": "say whether a training configuration can work, before anything starts",
     "summary": "the table and the curves of a run",
     "replay": "the advantages of a run under other settings, and where they differ",
@@ -19,6 +22,9 @@ def main() -> int:
     if name in COMMANDS:
         module = importlib.import_module(f"verl_gdpo.tools.{name}")
         return printing(lambda: int(module.main(arguments)))
+    if name == "--version":
+        print(verl_gdpo.__version__)
+        return 0
     asked = name in ("-h", "--help")
     lines = [f"  {command:<10}{what}" for command, what in COMMANDS.items()]
     problem = [] if asked else [f"verl-gdpo: unknown command {name!r}"]

@@ -86,7 +86,7 @@ def batches_of(
         if longest > MAX_TOKENS:
             raise ValueError(
                 f"warm start, data: got a prompt plus answer of {longest} tokens; expected at most "
-                f'{MAX_TOKENS}, such as rows of data_prep.synthetic in size "tiny"'
+                f'{MAX_TOKENS}, such as rows of data_prep.tool_rl_synthetic in size "tiny"'
             )
         starts = range(0, len(examples), batch_size)
         yield from (examples[k : k + batch_size] for k in rng.sample(starts, len(starts)))

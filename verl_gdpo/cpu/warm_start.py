@@ -68,8 +68,8 @@ def make_policy(
 
     Args:
         seed: at least 0; of the initial weights, the habits and the order of the rows.
-        data: parquet file in verl's schema, rows as of `data_prep.synthetic` in size "tiny";
-            without it, such training rows are made from the seed.
+        data: parquet file in verl's schema with short rows; without it, rows of
+            `data_prep.tool_rl_synthetic` in size "tiny" are made from the seed.
         steps: supervised optimiser steps, at least 1; 0.15 to 0.3 s each at the default sizes.
         batch_size: demonstrations per step.
         lr: peak learning rate; warms up for 50 steps, then falls along a cosine.
@@ -78,7 +78,6 @@ def make_policy(
     Raises:
         ValueError: an argument out of range, or rows that are too long for the tiny policy.
         FileExistsError: `path` exists and holds something else.
-        ImportError: no data given, and data_prep cannot be imported.
     """
     for name, value, least in (
         ("seed", seed, 0),
@@ -136,13 +135,8 @@ def _make(
 
 
 def _make_rows(seed: int) -> list[dict[str, Any]]:
-    try:
-        from data_prep.synthetic import make_rows
-    except ImportError as error:
-        raise ImportError(
-            f"warm start: {error}; its rows come from data_prep, which is part of the repository "
-            "and not of the package: run it in the repository's root, or give it data"
-        ) from error
+    from verl_gdpo.data_prep.tool_rl_synthetic import make_rows  # which imports pyarrow
+
     return make_rows(ROWS, split="train", seed=seed, size="tiny")
 
 

@@ -1,45 +1,60 @@
-"""Scorers: pure functions from (response, ground truth) to named rewards. One file a task.
+"""The tasks that verl-gdpo scores. A file in this folder with a `TASK` makes that task known.
 
-A scorer is `score(response, ground_truth, *, response_tokens, step, **options) -> {name: value}`.
-It gives a bad response a low score, and raises on a bad ground truth. A value is None where the
-reward does not apply to the row. Beside it, `bounds(**options) -> {name: (lowest, highest)}` says
-between which values its rewards lie over a whole run with these options.
+A scorer is a pure function of a response and a ground truth; see `Task.score` in `task.py`.
 """
 
+import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from verl_gdpo.rewards import tool_rl
+from verl_gdpo.rewards.task import Task
 
-# verl's `data_source` column -> the scorer of its rows
-SCORERS: dict[str, Callable[..., Mapping[str, float | None]]] = {"rlla": tool_rl.score}
-
-BOUNDS: dict[str, Callable[..., Mapping[str, tuple[float, float]]]] = {"rlla": tool_rl.bounds}
-
-# every reward that a scorer may return; verl's own scorers, of all other rows, mostly return "acc"
-REWARD_NAMES: dict[str, tuple[str, ...]] = {"rlla": ("format", "correctness", "length")}
+# what verl's own scorers, of all other rows, mostly return
 VERL_REWARD_NAMES = ("acc",)
 
 # keywords of every scorer that are no options
 GIVEN_BY_MANAGER = ("response_tokens", "step")
 
-# names that verl's own scorer of the same rows gives these rewards, for existing scripts
-VERL_NAMES: dict[str, dict[str, str]] = {
-    "rlla": {"accuracy_reward": "correctness", "format_reward": "format"}
-}
+
+def _find_tasks() -> dict[str, Task]:
+    names = [module.name for module in pkgutil.iter_modules(__path__)]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return {module.TASK.name: module.TASK for module in modules if hasattr(module, "TASK")}
+
+
+# by name
+TASKS: Mapping[str, Task] = _find_tasks()
+
+
+def _by_data_source(tasks: Iterable[Task]) -> dict[str, Task]:
+    found: dict[str, Task] = {}
+    for task in tasks:
+        for source in task.data_sources:
+            if source in found:
+                raise ValueError(
+                    f"data_source {source!r} belongs to the tasks {found[source].name!r} and "
+                    f"{task.name!r} (verl_gdpo/rewards/); rename one"
+                )
+            found[source] = task
+    return found
+
+
+# by the value of verl's column `data_source`
+TASK_OF: Mapping[str, Task] = _by_data_source(TASKS.values())
 
 
 def belongs_elsewhere(name: str, data_source: str) -> bool:
     """Whether the rows of other data sources have the reward `name`, and these do not."""
     here = _names_of(data_source)
-    others = {name for source in SCORERS for name in _names_of(source)} | {*VERL_REWARD_NAMES}
+    others = {name for source in TASK_OF for name in _names_of(source)} | {*VERL_REWARD_NAMES}
     return name in others - here
 
 
 def _names_of(data_source: str) -> set[str]:
-    names = REWARD_NAMES.get(data_source, VERL_REWARD_NAMES)
-    return {*names, *VERL_NAMES.get(data_source, {})}
+    task = TASK_OF.get(data_source)
+    return {*task.reward_names, *task.verl_names} if task else {*VERL_REWARD_NAMES}
 
 
 def declared_bounds(
@@ -57,11 +72,12 @@ def declared_bounds(
         ValueError: an option that a scorer does not accept.
     """
     result: dict[str, set[tuple[float, float]]] = {}
-    for source in sources:
-        if source not in BOUNDS or not _takes(SCORERS[source], options):
+    for source in {source for source in sources if source in TASK_OF}:
+        task, own = TASK_OF[source], options_for(source, options)
+        if not _takes(task.score, own):
             continue
-        bounds = dict(BOUNDS[source](**options))
-        for verl_name, name in VERL_NAMES.get(source, {}).items():
+        bounds = dict(task.bounds(**own))
+        for verl_name, name in task.verl_names.items():
             bounds |= {verl_name: bounds[name]} if name in bounds else {}
         for name, pair in bounds.items():
             result.setdefault(name, set()).add(pair)
@@ -69,7 +85,7 @@ def declared_bounds(
 
 
 def _takes(scorer: Callable[..., Any], options: Mapping[str, Any]) -> bool:
-    """Whether the scorer can be called with the options; if not, they are meant for another."""
+    """Whether the scorer can be called with the options; if not, no scorer of ours can."""
     try:
         inspect.signature(scorer).bind("", "", **options)
     except TypeError:
@@ -83,7 +99,7 @@ def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
     Raises:
         ValueError: names an option that none of our scorers in use takes.
     """
-    taken = {source: _options_of(source) for source in sources if source in SCORERS}
+    taken = {source: _options_of(TASK_OF[source]) for source in sources if source in TASK_OF}
     for name in options:
         if not any(name in names for names in taken.values()):
             takes = [f"rows of {source!r} take {names}" for source, names in taken.items()]
@@ -96,18 +112,19 @@ def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
 
 def options_for(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options without those that are meant for the scorer of another data source."""
-    others = {name for other in SCORERS for name in _options_of(other)} - {*_options_of(source)}
+    others = {name for task in TASK_OF.values() for name in _options_of(task)}
+    others -= {*_options_of(TASK_OF[source])}
     return {name: value for name, value in options.items() if name not in others}
 
 
-def _options_of(source: str) -> list[str]:
-    parameters = inspect.signature(SCORERS[source]).parameters.values()
+def _options_of(task: Task) -> list[str]:
+    parameters = inspect.signature(task.score).parameters.values()
     named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     return [name for name in named if name not in GIVEN_BY_MANAGER]
 
 
 def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:
-    """Score an empty response against each row, to find a bad ground truth before training.
+    """Find a bad ground truth before training.
 
     Args:
         rows: with verl's `data_source` and `reward_model` columns; unknown sources are passed over.
@@ -117,12 +134,12 @@ def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:
         ValueError: names the row and what is wrong with it.
     """
     for number, row in enumerate(rows):
-        scorer = SCORERS.get(row["data_source"])
-        if scorer is None:
+        task = TASK_OF.get(row["data_source"])
+        if task is None:
             continue
         ground_truth = (row["reward_model"] or {}).get("ground_truth")
         try:
-            scorer("", ground_truth)
+            task.check_ground_truth(ground_truth)
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{where}, row {number} (data_source {row['data_source']!r}): {error}"

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+from verl_gdpo.rewards.task import Task
 from verl_gdpo.rewards.tool_rl_format import (
     NAME_KEY,
     PARAMETERS_KEY,
@@ -22,6 +23,7 @@ from verl_gdpo.rewards.tool_rl_format import (
     THINK_OPEN,
     TOOL_CALL_CLOSE,
     TOOL_CALL_OPEN,
+    labels,
 )
 
 Granularity = Literal["fine", "refined", "intermediate", "coarse"]
@@ -372,3 +374,20 @@ def _length(response: str, length_schedule: str, step: int) -> float:
         target_words = LENGTH_WORDS_AT_START + LENGTH_WORDS_PER_STEP * step
     thought = response.rpartition(THINK_OPEN)[2].partition(THINK_CLOSE)[0]
     return min(1.0, round(len(thought.split()) / target_words, 2))
+
+
+def _good_response(ground_truth: str) -> str:
+    return ground_truth  # ToolRL's ground truths are written like responses
+
+
+TASK = Task(
+    name="tool_rl",
+    data_sources=("rlla",),
+    score=score,
+    bounds=bounds,
+    reward_names=("format", "correctness", "length"),
+    good_response=_good_response,
+    system_prompt=None,  # it lists the tools of the row; see `tool_rl_format.system_prompt`
+    verl_names={"accuracy_reward": "correctness", "format_reward": "format"},
+    labels=labels,
+)

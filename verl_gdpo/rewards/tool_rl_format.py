@@ -143,3 +143,19 @@ def _at_least_one(tools: Sequence[Tool]) -> Sequence[Tool]:
     if not tools:
         raise ValueError("system prompt: got no tools; expected at least one")
     return tools
+
+
+def labels(ground_truth: str) -> list[str]:
+    """What a well-formed ground truth asks for, to be counted in a report of the data.
+
+    >>> labels(render_answer("x", response_text="Hi."))
+    ['asks for: response', 'calls: 0']
+    """
+    calls = 0
+    if has_call := TOOL_CALL_OPEN in ground_truth:
+        block = ground_truth.split(TOOL_CALL_OPEN)[1].split(TOOL_CALL_CLOSE)[0]
+        calls = len(block.strip().split("\n"))
+    has_response = RESPONSE_OPEN in ground_truth
+    blocks = {"calls": has_call, "response": has_response}
+    asked = " and ".join(name for name, is_there in blocks.items() if is_there)
+    return [f"asks for: {asked or 'neither'}", f"calls: {calls}"]

@@ -24,7 +24,7 @@ from typing import Any, get_args
 from omegaconf import OmegaConf
 
 from verl_gdpo.advantage.equation import BatchNorm, Combine, GroupNorm
-from verl_gdpo.rewards import BOUNDS, SCORERS, check_options, declared_bounds
+from verl_gdpo.rewards import TASK_OF, check_options, declared_bounds
 from verl_gdpo.settings.combine_option import (
     SUM,
     CombineSetting,
@@ -217,7 +217,7 @@ def scorers_bounds(
     declared: dict[str, set[tuple[float, float]]] = {}
     if config.reward.custom_reward_function.path is None:
         options = plain(config.reward.get("reward_kwargs")) or {}
-        declared = declared_bounds(BOUNDS if sources is None else sources, options)
+        declared = declared_bounds(TASK_OF if sources is None else sources, options)
     agreed = {name: pairs.copy().pop() for name, pairs in declared.items() if len(pairs) == 1}
     return agreed, {*declared} - {*agreed}
 
@@ -248,7 +248,7 @@ def _check_scorer_options(config: Any, sources: Iterable[str] | None) -> None:
             f"reward.reward_kwargs={options}: with reward.custom_reward_function.path set, nothing "
             "reads them. Options of your function go to reward.custom_reward_function.reward_kwargs"
         )
-    check_options(options, SCORERS if sources is None else sources)
+    check_options(options, TASK_OF if sources is None else sources)
 
 
 def _batch_eps(

@@ -25,7 +25,7 @@ import verl_gdpo
 from verl_gdpo.batch.matrix import SUM_TOLERANCE, not_the_sum
 from verl_gdpo.batch.rows import ERROR_KEY
 from verl_gdpo.batch.values import as_json, is_number, value_or_error
-from verl_gdpo.rewards import SCORERS, VERL_NAMES, belongs_elsewhere, options_for
+from verl_gdpo.rewards import TASK_OF, belongs_elsewhere, options_for
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import gate, weighted_sum
 from verl_gdpo.verl_hooks.slow_scoring import SlowScoring
@@ -61,7 +61,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self.settings = GdpoSettings.from_algorithm(config.algorithm)
         self.is_custom = config.reward.custom_reward_function.path is not None
         options = dict(config.reward.get("reward_kwargs") or {})
-        self.scorer_options = {source: options_for(source, options) for source in SCORERS}
+        self.scorer_options = {source: options_for(source, options) for source in TASK_OF}
         self.slow_scoring = SlowScoring()
         # not `trainer.use_v1`: that is true also in trainers which do not look at it
         self.reports_errors = bool(config.transfer_queue.enable)
@@ -101,9 +101,9 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         )
         data_source = fields["data_source"]
         ground_truth = (fields.get("reward_model") or {}).get("ground_truth")
-        if not self.is_custom and data_source in SCORERS:
+        if not self.is_custom and data_source in TASK_OF:
             return await self._in_thread(
-                SCORERS[data_source],
+                TASK_OF[data_source].score,
                 response,
                 ground_truth,
                 response_tokens=length,
@@ -140,7 +140,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             raise ValueError("the scorer returned None; expected a number or {name: reward}")
         info = dict(result) if isinstance(result, Mapping) else {"acc": result}
         if not self.is_custom:
-            for verl_name, name in VERL_NAMES.get(data_source, {}).items():
+            task = TASK_OF.get(data_source)
+            for verl_name, name in (task.verl_names if task else {}).items():
                 if verl_name in self.settings.names and name in info:
                     info[verl_name] = info.pop(name)
             elsewhere = [n for n in self.settings.names if belongs_elsewhere(n, data_source)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_gdpo.atomic import replace_together
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.tools.replay.arms import Arm
@@ -147,16 +148,11 @@ def write_table(replay: Replay, path: Path) -> int:
     import pandas as pd
 
     table = pd.concat(replay.tables, ignore_index=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
+    with replace_together(path) as (unfinished,):
         if path.suffix == ".parquet":
             table.to_parquet(unfinished, index=False)
         else:
             table.to_json(unfinished, orient="records", lines=True, double_precision=15)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return len(table)
 
 

@@ -25,11 +25,19 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Literal, get_args
 
-from data_prep.synthetic_pool import TOOLS, Split, Value, draw_value, fill_request, words
+from verl_gdpo.data_prep.tool_rl_synthetic_pool import (
+    TOOLS,
+    Split,
+    Value,
+    draw_value,
+    fill_request,
+    words,
+)
+from verl_gdpo.rewards.tool_rl import TASK
 from verl_gdpo.rewards.tool_rl_format import compact_system_prompt, render_answer, system_prompt
 
 Size = Literal["tiny", "full"]
-DATA_SOURCE = "rlla"
+DATA_SOURCE = TASK.data_sources[0]
 RESPONSE_SHARE = 0.1  # of the rows
 CALL_WEIGHTS = {1: 0.5, 2: 0.3, 3: 0.2}  # of the other rows
 COUNT_WORDS = {1: "one call", 2: "two calls", 3: "three calls"}

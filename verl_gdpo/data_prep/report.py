@@ -2,17 +2,16 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep import DataError
-from data_prep.progress import Progress
-from data_prep.schema import Row, Splits
-from verl_gdpo.rewards.tool_rl_format import RESPONSE_OPEN, TOOL_CALL_CLOSE, TOOL_CALL_OPEN
+from verl_gdpo.data_prep import DataError
+from verl_gdpo.data_prep.progress import Progress
+from verl_gdpo.data_prep.schema import Row, Splits
+from verl_gdpo.rewards.task import Task
 
-KINDS = ("tool", "response", "both", "neither")
 CountTokens = Callable[[list[dict[str, str]]], int]
 
 
@@ -30,30 +29,28 @@ class Spread:
 class FileReport:
     """One file in numbers.
 
-    kinds: rows per kind of ground truth, a name of `KINDS`.
-    calls: {gold calls in a row: rows}, in order.
+    labels: {label of the task: rows that have it}.
     prompt_chars: characters of all messages of a prompt, without the chat template's.
     prompt_tokens: with the chat template's, as verl counts them; None without a tokenizer.
     duplicates: rows whose prompt and ground truth an earlier row of the file has.
     """
 
     rows: int
-    kinds: dict[str, int]
-    calls: dict[int, int]
+    labels: Mapping[str, int]
     prompt_chars: Spread
     prompt_tokens: Spread | None
     duplicates: int
 
 
-def summarise(rows: Sequence[Row], count_tokens: CountTokens | None = None) -> FileReport:
+def summarise(
+    rows: Sequence[Row], task: Task, count_tokens: CountTokens | None = None
+) -> FileReport:
     """Return the numbers of a file's rows, of which there is at least one."""
     ground_truths = [row["reward_model"]["ground_truth"] for row in rows]
-    kinds = Counter(kind_of(text) for text in ground_truths)
     prompts = [row["prompt"] for row in rows]
     return FileReport(
         rows=len(rows),
-        kinds={kind: kinds[kind] for kind in KINDS},
-        calls=dict(sorted(Counter(calls_in(text) for text in ground_truths).items())),
+        labels=Counter(label for text in ground_truths for label in task.labels(text)),
         prompt_chars=_spread([sum(len(m["content"]) for m in prompt) for prompt in prompts]),
         prompt_tokens=_spread(_count_all(prompts, count_tokens)) if count_tokens else None,
         duplicates=len(rows) - len({_identity(row) for row in rows}),
@@ -64,22 +61,6 @@ def overlap(splits: Splits) -> int:
     """Return how many test rows have the prompt and the ground truth of a training row."""
     train = {_identity(row) for row in splits["train"]}
     return sum(_identity(row) in train for row in splits["test"])
-
-
-def kind_of(ground_truth: str) -> str:
-    """Return which blocks a well-formed ground truth holds, a name of `KINDS`."""
-    has_call, has_response = TOOL_CALL_OPEN in ground_truth, RESPONSE_OPEN in ground_truth
-    if has_call:
-        return "both" if has_response else "tool"
-    return "response" if has_response else "neither"
-
-
-def calls_in(ground_truth: str) -> int:
-    """Return the number of gold calls of a well-formed ground truth: one a line."""
-    if TOOL_CALL_OPEN not in ground_truth:
-        return 0
-    block = ground_truth.split(TOOL_CALL_OPEN)[1].split(TOOL_CALL_CLOSE)[0]
-    return len(block.strip().split("\n"))
 
 
 def token_counter(folder: Path) -> CountTokens:
@@ -120,9 +101,8 @@ def table(splits: dict[str, FileReport], shared_rows: int) -> str:
     """Lay out one column a file; the last line is the overlap."""
     reports = list(splits.values())
     lines: list[tuple[str, list[Any]]] = [("rows", [r.rows for r in reports])]
-    lines += [(f"kind: {kind}", [r.kinds[kind] for r in reports]) for kind in KINDS]
-    for number in sorted({number for r in reports for number in r.calls}):
-        lines.append((f"calls: {number}", [r.calls.get(number, 0) for r in reports]))
+    for label in sorted({label for r in reports for label in r.labels}):
+        lines.append((label, [r.labels.get(label, 0) for r in reports]))
     for unit in ("chars", "tokens"):
         spreads = [getattr(r, f"prompt_{unit}") for r in reports]
         for part in ("low", "median", "p95", "high") if all(spreads) else ():

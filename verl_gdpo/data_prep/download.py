@@ -9,9 +9,9 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from data_prep import DataError
-from data_prep.atomic import replace_together
-from data_prep.progress import Progress
+from verl_gdpo.atomic import replace_together
+from verl_gdpo.data_prep import DataError
+from verl_gdpo.data_prep.progress import Progress
 
 SCHEMES = ("https", "http", "file")
 CHUNK_BYTES = 1 << 16

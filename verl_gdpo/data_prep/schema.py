@@ -1,6 +1,6 @@
 """What a parquet row holds, for every task: its columns, its rules, and how it is written.
 
-    {"data_source": "rlla",              # picks the scorer, see verl_gdpo.rewards.SCORERS
+    {"data_source": "rlla",              # picks the scorer, see verl_gdpo.rewards.TASK_OF
      "prompt": [{"role": "system", "content": "You are a helpful multi-turn ..."},
                 {"role": "user", "content": "**Dialogue Records History** ..."}],
      "ability": "math",                  # verl's column; nothing reads it
@@ -17,10 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep import DataError
-from data_prep.atomic import replace_together
-from data_prep.progress import Progress
-from verl_gdpo.rewards import SCORERS
+from verl_gdpo.atomic import replace_together
+from verl_gdpo.data_prep import DataError
+from verl_gdpo.data_prep.progress import Progress
+from verl_gdpo.rewards import TASK_OF
 
 Row = dict[str, Any]
 Splits = dict[str, list[Row]]  # "train" and "test" -> rows
@@ -34,7 +34,7 @@ SCHEMA = pa.schema(
         ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string())])),
     ]
 )
-MADE_FROM = b"verl_gdpo.made_from"  # key in a file's metadata, see `data_prep.made_from`
+MADE_FROM = b"verl_gdpo.made_from"  # key in a file's metadata, see `verl_gdpo.data_prep.made_from`
 ROW_TYPE = pa.struct(list(SCHEMA))
 ROLES = ("system", "user", "assistant")
 ROWS_PER_GROUP = 8192  # rows turned into Arrow at once: bounds memory, below Arrow's 2 GB a column
@@ -109,11 +109,11 @@ def _check_prompt(prompt: list[dict[str, str]]) -> None:
 
 def _check_ground_truth(data_source: str, ground_truth: str) -> None:
     """Raise ValueError where no scorer takes the row, or its scorer refuses the ground truth."""
-    _require(data_source in SCORERS, "data_source", data_source, f"one of {sorted(SCORERS)}")
+    _require(data_source in TASK_OF, "data_source", data_source, f"one of {sorted(TASK_OF)}")
     field = "reward_model.ground_truth"
     _require(bool(ground_truth.strip()), field, ground_truth, "some text")
     try:
-        SCORERS[data_source]("", ground_truth)
+        TASK_OF[data_source].check_ground_truth(ground_truth)
     except (TypeError, ValueError) as error:
         raise ValueError(f"field {field}: {error}") from error
 

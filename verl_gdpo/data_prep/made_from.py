@@ -12,24 +12,29 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep import DataError, schema, synthetic, synthetic_pool, tool_rl
-from data_prep.download import git_blob_id
-from verl_gdpo.rewards import tool_rl_format
-
-CODE = (schema, synthetic, synthetic_pool, tool_rl, tool_rl_format)  # what decides about rows
+from verl_gdpo import rewards
+from verl_gdpo.data_prep import DataError, local_files, schema
+from verl_gdpo.data_prep.download import git_blob_id
 
 
-def made_from(options: Mapping[str, Any]) -> str:
+def made_from(task: str, options: Mapping[str, Any]) -> str:
     """Hash the code and the options that decide about rows; files among these by their content."""
     digest = hashlib.sha256()
-    for module in CODE:
-        digest.update(Path(str(module.__file__)).read_bytes())
+    for path in _code(task):
+        digest.update(path.read_bytes())
     contents = {
         name: git_blob_id(value) if isinstance(value, Path) else value
         for name, value in options.items()
     }
     digest.update(json.dumps(contents, sort_keys=True).encode())
     return digest.hexdigest()
+
+
+def _code(task: str) -> list[Path]:
+    """The files of a task begin with its name, here as among the rewards."""
+    folders = [Path(str(module.__file__)).parent for module in (schema, rewards)]
+    of_task = [path for folder in folders for path in sorted(folder.glob(f"{task}*.py"))]
+    return [Path(str(schema.__file__)), Path(str(local_files.__file__)), *of_task]
 
 
 def is_there(paths: Sequence[Path], wanted: str) -> bool:

@@ -1,0 +1,12 @@
+"""A task that exists for one test."""
+
+from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.rewards.task import Task
+
+
+def add_task(monkeypatch, name, score, bounds=dict, **fields):
+    """A task whose rows have `name` as data source; returns its record."""
+    made = {"reward_names": (), "good_response": str, "system_prompt": None, **fields}
+    task = Task(name=name, data_sources=(name,), score=score, bounds=bounds, **made)
+    monkeypatch.setitem(TASK_OF, name, task)
+    return task

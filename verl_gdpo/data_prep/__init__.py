@@ -1,0 +1,12 @@
+"""Data preparation: makes the parquet files that verl trains on. `tools/data.py` is its command.
+
+One file per task says where its rows come from; `schema.py` says what a row is.
+"""
+
+
+class DataError(Exception):
+    """Something the user can put right. The message names what, where, got and expected."""
+
+
+class UsageError(DataError):
+    """Options that do not go together."""
