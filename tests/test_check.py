@@ -93,6 +93,7 @@ def check(data, monkeypatch, capsys):
             [
                 *options,
                 *("hardware=cpu", "trainer.device=cuda", "data.train_batch_size=6"),
+                "actor_rollout_ref.model.path=org/model",
                 f"data.train_files={data}/{train}{'' if '.' in train else '.parquet'}",
                 f"data.val_files={data}/good.parquet",
                 *custom(data, scorer),
@@ -337,7 +338,7 @@ def test_the_process_ends_although_a_reward_function_does_not(data):
     done = subprocess.run(
         [
             *(sys.executable, "-W", "ignore", "-m", "verl_gdpo", "check", "--seconds", "1"),
-            *("hardware=cpu", "data.train_batch_size=6"),
+            *("hardware=cpu", "data.train_batch_size=6", "actor_rollout_ref.model.path=org/model"),
             *(f"data.train_files={data}/good.parquet", f"data.val_files={data}/good.parquet"),
             *custom(data, "sleeps"),
         ],

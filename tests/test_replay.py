@@ -154,9 +154,7 @@ def test_rewards_of_weight_0_do_not_make_a_tie(tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(ARMS))
-def test_every_arm_is_the_recipes_and_the_oracles(tmp_path, name):
-    recipe = yaml.safe_load((RECIPES / "estimator" / f"{name}.yaml").read_text())
-    assert ARMS[name] == recipe["algorithm"]
+def test_every_arm_is_the_oracles(tmp_path, name):
     rng = np.random.default_rng(3)
     groups = [f"g{i // 4}" for i in range(24)]
     lengths = rng.integers(1, 50, 24).tolist()
@@ -166,7 +164,7 @@ def test_every_arm_is_the_recipes_and_the_oracles(tmp_path, name):
         for i, (group, length, (x, y)) in enumerate(zip(groups, lengths, rewards, strict=True))
     ]
     weights = {"gdpo": {"rewards": {"x": 1.0, "y": 0.5}}}
-    block = recipe["algorithm"].get("gdpo", {})
+    block = ARMS[name].get("gdpo", {})
     expected = oracle.gdpo(
         rewards,
         groups,

@@ -1,6 +1,6 @@
 """Says whether a training configuration can work, before anything starts: no Ray, no GPU, no model.
 
-verl-gdpo check [--config-dir recipes] [--config-name train] [--rows 8] [key=value ...]
+verl-gdpo check [--config-dir FOLDER] [--config-name train] [--rows 8] [key=value ...]
 
 The overrides are those of the training run. Everything that can be found wrong independently is
 listed; the exit code is 1 then.
@@ -21,7 +21,9 @@ from omegaconf import OmegaConf
 import verl_gdpo
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run, uses_gdpo_manager
 from verl_gdpo.tools.check.data import DataFile, count_steps, pick_rows, read_files
+from verl_gdpo.tools.check.machine import check_device, check_model
 from verl_gdpo.tools.check.report import Report, message_of
+from verl_gdpo.tools.recipes import FOLDER
 
 
 def compose_config(config_dir: Path, config_name: str, overrides: list[str]) -> Any:
@@ -57,23 +59,8 @@ def check_environment(config: Any) -> str:
         ) from error
     if plugin.refusals:
         raise ValueError("verl-gdpo refuses to run: " + "; ".join(plugin.refusals))
-    _check_device(config.trainer.device)
+    check_device(config.trainer.device)
     return f"verl {verls.VERSION}, verl-gdpo {verl_gdpo.__version__}"
-
-
-def _check_device(device: str) -> None:
-    platform = os.environ.get("VERL_PLATFORM", "")
-    if device == "cpu" and platform.strip().lower() != "cpu":
-        raise ValueError(
-            f"trainer.device=cpu with VERL_PLATFORM={platform!r} in the environment: verl "
-            "would look for a GPU. Start with VERL_PLATFORM=cpu; no recipe can set it, because "
-            "verl reads it while Python starts"
-        )
-    if device == "cpu" and "verl_gdpo.cpu.plugin" not in sys.modules:
-        raise ValueError(
-            "trainer.device=cpu: verl did not load the plugin verl_gdpo_cpu. Name it in "
-            f"VERL_USE_EXTERNAL_PLUGINS={os.environ.get('VERL_USE_EXTERNAL_PLUGINS')}"
-        )
 
 
 def check_verls_rules(config: Any, _environment: str) -> list[str]:
@@ -203,7 +190,7 @@ def try_rewards(
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="verl-gdpo check", description=__doc__.splitlines()[0])
-    parser.add_argument("--config-dir", type=Path, default=Path("recipes"))
+    parser.add_argument("--config-dir", type=Path, default=FOLDER, help="default: our recipes")
     parser.add_argument("--config-name", default="train")
     parser.add_argument("--rows", type=int, default=8, help="rows to try the rewards on")
     parser.add_argument("--seconds", type=float, default=20.0, help="limit of one scoring")
@@ -224,6 +211,7 @@ def _ask_all(report: Report, options: argparse.Namespace) -> None:
     config = report.ask(compose_config, options.config_dir, options.config_name, options.overrides)
     if config is None:
         return
+    report.ask(check_model, config)
     files = check_data(report, config)
     settings = report.ask(check_settings, config, files[0] if files else [])
     if settings is not None:

@@ -59,7 +59,10 @@ def read_files(config: Any, key: str) -> list[DataFile] | None:
 def _read(config: Any, key: str, path: str) -> pa.Table:
     where = f"data.{key}: {path}"
     if not Path(path).exists():
-        raise ValueError(f"{where} does not exist")
+        raise ValueError(
+            f"{where} does not exist. The files of a task are made by: verl-gdpo data TASK --out "
+            f"{Path(path).parent}"
+        )
     reader = READERS.get(Path(path).suffix)
     if reader is None:
         raise ValueError(f"{where}: verl reads files that end in {', '.join(READERS)}")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_gdpo.batch.rows import ERROR_KEY
+from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.tools.check.data import Row
 from verl_gdpo.tools.check.report import message_of
 
@@ -76,7 +77,7 @@ class DaemonThreads(ThreadPoolExecutor):
 
 def make_samples(rows: Sequence[Row]) -> list[Sample]:
     """Every row with each of the responses made up for it."""
-    texts = [_text(row) for row in rows]
+    texts = [_good_response(row) for row in rows]
     samples = []
     for number, row in enumerate(rows):
         same = [i for i, other in enumerate(rows) if other.source == row.source]
@@ -91,7 +92,7 @@ def made_up_responses(truth: str, foreign: str) -> dict[str, str]:
     """{kind: response}, without those that would be the same as one before.
 
     Args:
-        truth: the row's ground truth as a response; "" if it is no text.
+        truth: a good response to the row; "" if none is known.
         foreign: that of another row; "" if there is none.
     """
     middle = len(truth) // 2
@@ -191,10 +192,13 @@ def _run(loop: Any, coroutine: Any, seconds: float) -> Mapping[str, Any] | None:
     return info
 
 
-def _text(row: Row) -> str:
-    """The ground truth, if it may be a response."""
+def _good_response(row: Row) -> str:
+    """As the row's task says; else the ground truth, if it may be a response."""
     truth = (row.fields.get("reward_model") or {}).get("ground_truth")
-    return truth if isinstance(truth, str) else ""
+    if not isinstance(truth, str):
+        return ""
+    task = TASK_OF.get(row.source)
+    return task.good_response(truth) if task else truth
 
 
 def _describe(error: BaseException, sample: Sample) -> str:

@@ -16,15 +16,11 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.settings.algorithm import KEYS, GdpoSettings, scorers_bounds
 from verl_gdpo.settings.reward_terms import hint
+from verl_gdpo.tools.recipes import FOLDER
 
-# what recipes/estimator/NAME.yaml sets under `algorithm`
-ARMS: Mapping[str, Mapping[str, Any]] = {
-    "gdpo": {"adv_estimator": "gdpo"},
-    "gdpo_token": {"adv_estimator": "gdpo", "gdpo": {"batch_norm": "token"}},
-    "gdpo_no_batch_norm": {"adv_estimator": "gdpo", "gdpo": {"batch_norm": "none"}},
-    "grpo": {"adv_estimator": "grpo"},
-    "grpo_no_std": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
-    "grpo_batch_norm": {"adv_estimator": "gdpo", "gdpo": {"group_norm": "summed"}},
+ARMS: Mapping[str, Mapping[str, Any]] = {  # what recipes/estimator/NAME.yaml sets there
+    path.stem: OmegaConf.to_container(OmegaConf.load(path).algorithm)  # type: ignore[misc]
+    for path in sorted((FOLDER / "estimator").glob("*.yaml"))
 }
 # an arm says how to normalise; what the rewards are worth stays as in the run
 KEPT_BY_ARMS = ("gdpo_reward_keys", "gdpo_reward_weights")

@@ -1,0 +1,37 @@
+"""What has to be on this machine before a run: the device, and the model if it is a folder."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError if verl would not find the device."""
+    platform = os.environ.get("VERL_PLATFORM", "")
+    if device == "cpu" and platform.strip().lower() != "cpu":
+        raise ValueError(
+            f"trainer.device=cpu with VERL_PLATFORM={platform!r} in the environment: verl "
+            "would look for a GPU. Start with VERL_PLATFORM=cpu; no recipe can set it, because "
+            "verl reads it while Python starts"
+        )
+    if device == "cpu" and "verl_gdpo.cpu.plugin" not in sys.modules:
+        raise ValueError(
+            "trainer.device=cpu: verl did not load the plugin verl_gdpo_cpu. Name it in "
+            f"VERL_USE_EXTERNAL_PLUGINS={os.environ.get('VERL_USE_EXTERNAL_PLUGINS')}"
+        )
+
+
+def check_model(config: Any) -> None:
+    """Raise ValueError if the model is a folder that is not there; a hub's name is left to verl."""
+    path = str(config.actor_rollout_ref.model.path)
+    folder = Path(path)
+    beginnings = (config.get("data_dir") or "/", "/", ".", "~")
+    is_folder = path.startswith(tuple(str(text) for text in beginnings))
+    if is_folder and not (folder.expanduser() / "config.json").is_file():
+        raise ValueError(
+            f"actor_rollout_ref.model.path={path}: no model is there (no config.json). Name the "
+            "folder of a model, or one of a hub such as Qwen/Qwen2.5-1.5B-Instruct; the tiny "
+            f"policy of the run without a GPU is made by: python -m verl_gdpo.cpu.warm_start "
+            f"--out {path}"
+        )
