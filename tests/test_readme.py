@@ -11,6 +11,7 @@ from packaging.specifiers import SpecifierSet
 from tracked import REPO, tracked_files
 
 from verl_gdpo import SUPPORTED_VERL, __version__
+from verl_gdpo.__main__ import COMMANDS
 from verl_gdpo.advantage.variants import VARIANTS
 from verl_gdpo.settings.algorithm import KEYS, GdpoSettings
 from verl_gdpo.settings.dialects import DIALECTS
@@ -213,6 +214,13 @@ def test_the_versions_in_the_table_are_tested():
 
 def by_nox():
     return set(re.findall(r'^    "([\d.]+)": ', (REPO / "noxfile.py").read_text(), re.M))
+
+
+def test_the_commands():
+    named = {c for text in PAGES.values() for c in re.findall(r"[`(]verl-gdpo (\w+)", text)}
+    assert named == {*COMMANDS}
+    listed = re.findall(r"^verl-gdpo (\w+)", PAGES["docs/tools.md"], re.M)
+    assert sorted(listed) == sorted(COMMANDS)
 
 
 def test_the_nox_sessions():
