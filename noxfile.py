@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 import nox
@@ -59,6 +60,37 @@ def trl(session: nox.Session) -> None:
     # TRL's imports warn, and this project's tests take warnings for errors
     command = ("pytest", "-W", "ignore", "tests/trl_dialect.py", *session.posargs)
     session.run(*command, env={"PYTHONPATH": "."})
+
+
+@nox.session(default=False)
+def wheel(session: nox.Session) -> None:
+    """The wheel alone, in an empty folder: data, a policy, `check` and a training of two steps."""
+    # not `session.create_tmp()`: Ray's temporary files must not lie in a virtual environment
+    made = Path(tempfile.mkdtemp(prefix="wheel-"))
+    session.install("build")
+    session.run("python", "-m", "build", "--outdir", str(made), ".", silent=True)
+    (built,) = made.glob("*.whl")
+    install(session, f"{built}[cpu]")
+    empty = made / "empty"
+    empty.mkdir()
+    session.chdir(empty)
+    env = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    session.run("verl-gdpo", "--version")
+    rows = ("--synthetic", "64", "--size", "tiny", "--out", "data/tool_rl_tiny")
+    session.run("verl-gdpo", "data", "tool_rl", *rows)
+    policy = ("-m", "verl_gdpo.cpu.warm_start", "--steps", "20", "--out", "data/tiny_policy")
+    session.run("python", *policy, env=env)
+    config = ("hardware=cpu", "trainer.total_training_steps=2", "trainer.val_before_train=False")
+    session.run("verl-gdpo", "check", *config, env=env)
+    recipes = (session.run("verl-gdpo", "recipes", silent=True) or "").strip()
+    command = ("python", "-m", "verl.trainer.main_ppo", "--config-dir", recipes)
+    session.run(
+        *("python", "-m", "verl_gdpo.run.launch", "--run-dir", "runs/first", "--", *command),
+        *("--config-name", "train", *config, "run_dir=runs/first"),
+        env=env,
+    )
+    session.run("verl-gdpo", "summary", "runs/first")
+    shutil.rmtree(made)
 
 
 @nox.session(default=False)

@@ -172,6 +172,28 @@ def test_rewards_that_tell_nothing_apart_are_marked(check):
     assert cells(output, "flat") == ["1", "2.000", "2.000", "0.000", "NEVER", "VARIES"]
 
 
+def test_a_model_that_is_not_there(check, tmp_path):
+    folders = {"data_dir=here": "here/tiny", "data_dir=there": f"{tmp_path}/tiny"}
+    for override, path in folders.items():
+        code, _, errors = check(override, f"actor_rollout_ref.model.path={path}")
+        assert code == 1
+        assert f"check: actor_rollout_ref.model.path={path}: no model is there" in errors
+        assert f"verl_gdpo.cpu.warm_start --out {path}\n" in errors
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    assert check(f"actor_rollout_ref.model.path={tmp_path}/tiny")[0] == 0
+
+
+def test_a_temporary_folder_in_which_ray_starts_no_worker(check, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", f"{sys.prefix}/tmp")
+    assert "is inside the virtual environment" in check()[2]
+
+
+def test_the_recipes_of_the_package_from_any_folder(check, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert check()[0] == 0
+
+
 def test_an_async_function_and_another_kind_of_file(check):
     code, output, _ = check(scorer="waits", train="good.jsonl")
     assert code == 0

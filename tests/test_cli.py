@@ -1,10 +1,14 @@
 """The command `verl-gdpo`."""
 
 import importlib
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from tracked import REPO
 
+import verl_gdpo
 from verl_gdpo.__main__ import COMMANDS, main
 
 
@@ -27,3 +31,24 @@ def test_the_exit_code_is_the_commands(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["verl-gdpo", "summary", "/nowhere"])
     assert main() == 2
     assert "usage: verl-gdpo summary" in capsys.readouterr().err
+
+
+def test_version_and_recipes(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["--version"], ["recipes"]):
+        monkeypatch.setattr(sys, "argv", ["verl-gdpo", *arguments])
+        assert main() == 0
+    version, folder = capsys.readouterr().out.splitlines()
+    assert version == verl_gdpo.__version__
+    assert (Path(folder) / "train.yaml").read_text() == (REPO / "recipes/train.yaml").read_text()
+
+
+def test_the_command_in_a_checkout_is_the_subcommand(monkeypatch, capsys):
+    done = subprocess.run(
+        [sys.executable, "-m", "data_prep", "--help"], cwd=REPO, capture_output=True, text=True
+    )
+    monkeypatch.setattr(sys, "argv", ["verl-gdpo", "data", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    assert done.stdout == capsys.readouterr().out
+    assert "tool_rl" in done.stdout

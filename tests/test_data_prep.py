@@ -29,6 +29,7 @@ from verl_gdpo.data_prep import (
     schema,
     tool_rl,
 )
+from verl_gdpo.rewards import TASKS
 from verl_gdpo.rewards.tool_rl import TASK
 from verl_gdpo.tools.data import main
 
@@ -535,6 +536,47 @@ def test_one_parquet_file_is_split_as_json_is(tmp_path):
     schema.write_parquet(tmp_path / "a.parquet", rows)
     splits = tool_rl.from_files(tmp_path / "a.parquet", None)
     assert splits == tool_rl.from_files(tmp_path / "a.json", None)
+
+
+def test_a_task_without_a_source_of_its_own_reads_questions_and_answers(tmp_path, monkeypatch):
+    task = add_task(monkeypatch, "mine", lambda response, truth: {}, system_prompt="Be brief.")
+    monkeypatch.setitem(TASKS, "mine", task)
+    pairs = [{"question": f"q{i}", "answer": f"a{i} é"} for i in range(3)]
+    lines = "\n".join(json.dumps(pair) for pair in pairs)
+    (tmp_path / "a.jsonl").write_text(lines + "\n\n")
+    write_json(tmp_path / "a.json", pairs)
+    for name in ("a.jsonl", "a.json"):
+        files = ["--from", str(tmp_path / name), "--test", str(tmp_path / "a.json")]
+        assert main(["mine", "--out", str(tmp_path / "out"), *files]) == 0
+        rows = schema.read_parquet(tmp_path / "out" / "train.parquet")
+        assert [[message["content"] for message in one["prompt"]] for one in rows] == [
+            ["Be brief.", f"q{i}"] for i in range(3)
+        ]
+        assert [one["reward_model"]["ground_truth"] for one in rows] == ["a0 é", "a1 é", "a2 é"]
+        assert {one["data_source"] for one in rows} == {"mine"}
+
+
+def test_bad_lines_of_a_task_are_refused_with_one_line(tmp_path, monkeypatch, capsys):
+    task = add_task(monkeypatch, "mine", lambda response, truth: {}, system_prompt=None)
+    monkeypatch.setitem(TASKS, "mine", task)
+    path, good = tmp_path / "a.jsonl", '{"question": "q", "answer": "a"}'
+    for text, words in {
+        f"{good}\n{{": "got no readable JSON .*line 2",
+        f'{good}\n{{"question": "q"}}': "row 1, field answer: got nothing; expected a str",
+        f'{good}\n{{"question": "q", "answer": "a", "more": 1}}': "row 1, field more: unknown",
+        f'{good}\n{{"question": 1, "answer": "a"}}': "row 1, field question: got 1; expected a str",
+        f"{good}\n[]": "row 1, the whole row: got",
+        '{"question": "q", "answer": " "}': "row 0, field reward_model.ground_truth: got ' '",
+        "": "got no rows",
+    }.items():
+        path.write_text(text)
+        files = ["--from", str(path), "--test", str(path)]
+        assert main(["mine", "--out", str(tmp_path / "out"), *files]) == 1
+        error = capsys.readouterr().err
+        assert re.search(words, error) and error.count("\n") == 1 and str(path) in error
+    with pytest.raises(SystemExit):
+        main(["mine", "--out", str(tmp_path / "out")])
+    assert "--from" in capsys.readouterr().err
 
 
 def test_two_files_are_not_split(tmp_path, capsys):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from verl_gdpo.cpu.tiny_model import TURN_END
+from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.rewards.tool_rl_format import THINK_CLOSE
 
 # share of the demonstrations, pattern, replacement: what goes wrong in them, independently
@@ -36,16 +37,16 @@ def load_rows(data: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the prompts and ground truths of a parquet file in verl's schema."""
     import pandas as pd
 
-    frame = pd.read_parquet(data, columns=["prompt", "reward_model"])
+    frame = pd.read_parquet(data, columns=["data_source", "prompt", "reward_model"])
     return [
-        {"prompt": [dict(message) for message in prompt], "reward_model": dict(reward_model)}
-        for prompt, reward_model in zip(frame["prompt"], frame["reward_model"], strict=True)
+        {"data_source": source, "prompt": [*map(dict, prompt)], "reward_model": dict(reward_model)}
+        for source, prompt, reward_model in frame.itertuples(index=False)
     ]
 
 
 def answer_of(row: dict[str, Any]) -> str:
-    """Return the row's good answer."""
-    return str(row["reward_model"]["ground_truth"])
+    """Return the row's good answer, as its task says."""
+    return TASK_OF[row["data_source"]].good_response(row["reward_model"]["ground_truth"])
 
 
 def texts_of(rows: Sequence[dict[str, Any]]) -> list[str]:

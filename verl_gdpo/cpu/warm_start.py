@@ -1,6 +1,6 @@
 """The policy of the no-GPU run: a tiny Qwen2, taught tool calls from imperfect demonstrations.
 
-    python -m verl_gdpo.cpu.warm_start --out DIR [--seed S] [--data train.parquet]
+    python -m verl_gdpo.cpu.warm_start --out DIR [--seed S] [--steps N] [--data train.parquet]
 
 Reinforcement learning needs a policy that is sometimes right. This one learns to read a request
 and to copy its tools, keys and values, from demonstrations with independent bad habits (see
@@ -218,12 +218,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="verl_gdpo.cpu.warm_start")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="gets the policy")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=1000, help="default: %(default)s")
     parser.add_argument("--data", metavar="PARQUET", type=Path, help="default: rows of its own")
     args = parser.parse_args(argv)
     # by default it ends the process at once, and the half-made folder stays
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        print(make_policy(args.out, seed=args.seed, data=args.data))
+        print(make_policy(args.out, seed=args.seed, data=args.data, steps=args.steps))
     except BrokenPipeError:
         raise
     except (ValueError, OSError, ImportError) as error:

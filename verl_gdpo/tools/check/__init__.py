@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 import verl_gdpo
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run, uses_gdpo_manager
 from verl_gdpo.tools.check.data import DataFile, count_steps, pick_rows, read_files
-from verl_gdpo.tools.check.machine import check_device, check_model
+from verl_gdpo.tools.check.machine import check_device, check_model, check_temporary_folder
 from verl_gdpo.tools.check.report import Report, message_of
 from verl_gdpo.tools.recipes import FOLDER
 
@@ -211,6 +211,7 @@ def _ask_all(report: Report, options: argparse.Namespace) -> None:
     config = report.ask(compose_config, options.config_dir, options.config_name, options.overrides)
     if config is None:
         return
+    report.ask(check_temporary_folder)
     report.ask(check_model, config)
     files = check_data(report, config)
     settings = report.ask(check_settings, config, files[0] if files else [])

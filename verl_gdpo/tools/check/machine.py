@@ -1,7 +1,8 @@
-"""What has to be on this machine before a run: the device, and the model if it is a folder."""
+"""What a run needs of this machine: the device, a place for Ray, the model if it is a folder."""
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,19 @@ def check_device(device: str) -> None:
         raise ValueError(
             "trainer.device=cpu: verl did not load the plugin verl_gdpo_cpu. Name it in "
             f"VERL_USE_EXTERNAL_PLUGINS={os.environ.get('VERL_USE_EXTERNAL_PLUGINS')}"
+        )
+
+
+def check_temporary_folder() -> None:
+    """Raise ValueError where no worker of Ray would start, which Ray says in its logs alone.
+
+    Relies on Ray 2.60's `RayParams`: "temp_dir must not be child directory of virtualenv root".
+    """
+    folder = Path(tempfile.gettempdir()).resolve()
+    if sys.prefix != sys.base_prefix and folder.is_relative_to(Path(sys.prefix).resolve()):
+        raise ValueError(
+            f"TMPDIR={folder} is inside the virtual environment {sys.prefix}, where Ray starts no "
+            "worker. Set TMPDIR=/tmp"
         )
 
 

@@ -1,0 +1,95 @@
+"""Every record of a task keeps its promises."""
+
+import inspect
+
+import pytest
+import yaml
+from made_task import add_task
+from tracked import REPO, tracked_files
+
+from verl_gdpo import rewards
+from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
+from verl_gdpo.rewards import GIVEN_BY_MANAGER, TASK_OF, TASKS, check_ground_truths
+from verl_gdpo.rewards.tool_rl import TASK as TOOL_RL
+
+GROUND_TRUTHS = {  # of some rows of each task
+    "tool_rl": [row["reward_model"]["ground_truth"] for row in make_rows(20, split="train", seed=0)]
+}
+
+
+def test_every_task_is_tried():
+    assert {*GROUND_TRUTHS} == {*TASKS}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_has_a_recipe_and_its_data_sources(name):
+    assert (REPO / "recipes" / "task" / f"{name}.yaml").is_file()
+    assert all(TASK_OF[source] is TASKS[name] for source in TASKS[name].data_sources)
+
+
+def test_every_recipe_is_of_a_task():
+    files = [path for path in tracked_files() if path.parts[:2] == ("recipes", "task")]
+    assert {path.stem for path in files} == {*TASKS}
+    special = [
+        path for path in tracked_files() if path.parts[:2] == ("recipes", "task_on_hardware")
+    ]
+    hardware = {path.stem for path in (REPO / "recipes" / "hardware").glob("*.yaml")}
+    for path in special:
+        task, _, on = path.stem.rpartition("-")
+        assert task in TASKS and on in hardware, path
+        assert yaml.safe_load((REPO / path).read_text())
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_no_response_is_better_than_the_good_one_and_a_bad_one_does_not_raise(name):
+    task = TASKS[name]
+    bounds = task.bounds()
+    assert {*bounds} <= {*task.reward_names}
+    best = []
+    for truth in GROUND_TRUTHS[name]:
+        good = task.good_response(truth)
+        best.append(task.score(good, truth))
+        for bad in ("", "?", good[: len(good) // 2], good * 2, "\0<\ud800" + good):
+            scores = task.score(bad, truth, response_tokens=7, step=3)
+            assert {*scores} == {*bounds}
+            for reward, value in scores.items():
+                assert value is None or bounds[reward][0] <= value <= best[-1][reward]
+    assert {name: high for name, (_, high) in bounds.items()} in best
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_bounds_take_the_options_of_the_scorer(name):
+    def options(function):
+        parameters = inspect.signature(function).parameters.values()
+        found = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return {key: value for key, value in found.items() if key not in GIVEN_BY_MANAGER}
+
+    assert options(TASKS[name].score) == options(TASKS[name].bounds)
+    given = [p.name for p in inspect.signature(TASKS[name].score).parameters.values()]
+    assert given[:2] == ["response", "ground_truth"] and {*GIVEN_BY_MANAGER} <= {*given}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_verls_names_are_names_of_rewards(name):
+    assert {*TASKS[name].verl_names.values()} <= {*TASKS[name].reward_names}
+
+
+def test_two_tasks_with_one_data_source():
+    with pytest.raises(ValueError, match=r"data_source 'rlla' belongs to the tasks 'tool_rl' and"):
+        rewards._by_data_source([TOOL_RL, TOOL_RL])
+
+
+def test_a_bad_ground_truth_is_named(monkeypatch):
+    def score(response, ground_truth, **_):
+        if not ground_truth:
+            raise ValueError("mine: got nothing")
+        return {"a": 1.0}
+
+    add_task(monkeypatch, "mine", score)
+    rows = [
+        {"data_source": source, "reward_model": {"ground_truth": truth}}
+        for source, truth in (("mine", "x"), ("verl's", ""), ("mine", ""))
+    ]
+    check_ground_truths(rows[:2], "here")
+    with pytest.raises(ValueError, match=r"here, row 2 \(data_source 'mine'\): mine: got nothing"):
+        check_ground_truths(rows, "here")
