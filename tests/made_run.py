@@ -109,6 +109,9 @@ data:
   seed: {seed}
   train_files: data/made/train.parquet
   train_batch_size: 4
+reward:
+  reward_manager: {{source: register, name: gdpo}}
+  custom_reward_function: {{path: null}}
 actor_rollout_ref:
   model: {{path: data/tiny_policy}}
   rollout: {{n: 4}}

@@ -1,11 +1,12 @@
 """What is in the files: numbers to look at before training. Pure functions of checked rows."""
 
-import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from verl_gdpo.data_prep import DataError
 from verl_gdpo.data_prep.progress import Progress
@@ -128,6 +129,4 @@ def _count_all(prompts: Sequence[list[dict[str, str]]], count_tokens: CountToken
 
 
 def _spread(values: list[int]) -> Spread:
-    ordered = sorted(values)
-    rank = -(-len(ordered) * 95 // 100)  # nearest rank: ceil(0.95 n), in integers
-    return Spread(ordered[0], statistics.median_low(ordered), ordered[rank - 1], ordered[-1])
+    return Spread(*np.quantile(values, (0, 0.5, 0.95, 1), method="inverted_cdf").tolist())

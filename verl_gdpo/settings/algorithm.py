@@ -131,9 +131,9 @@ class GdpoSettings:
         for name, weight in weights.items():
             if self.combine.needs_bounds and weight != 0 and name not in self.bounds:
                 raise ValueError(no_bounds(name, self.combine))
-        return self.combine.function([self._range(name) for name in weights])
+        return self.combine.function([self.range_of(name) for name in weights])
 
-    def _range(self, name: str) -> tuple[float, float] | None:
+    def range_of(self, name: str) -> tuple[float, float] | None:
         """The bounds of a reward once its condition has been applied, which may make it 0."""
         bounds, term = self.bounds.get(name), (self.rewards or {}).get(name)
         if bounds and term and term.when is not None and term.otherwise == "zero":

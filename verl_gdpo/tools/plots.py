@@ -1,23 +1,27 @@
 """Pictures. Draws only: what is drawn comes from `report/charts.py`.
 
-Colours are Okabe and Ito's (the last three moved for contrast), and each line has a style and a
-marker of its own, so that lines are told apart by colour-blind people and in print.
+A look is a colour, a line style and a marker. Look 0 is a solid line. Each colour also has a
+lightness of its own, so that lines and areas are told apart in grey and by colour-blind people.
 """
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-LIGHT = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#000000", "#B8860B")
-DARK = ("#56B4E9", "#E69F00", "#2BC59A", "#E39CC6", "#FFFFFF", "#F0E442")
+# CIE lightness 24 60 37 0 49 12, and 79 46 68 100 57 90
+LIGHT = ("#003C65", "#E27101", "#A01E71", "#000000", "#008559", "#34005A")
+DARK = ("#9DC6FF", "#AD5500", "#FB79C3", "#FFFFFF", "#079C69", "#F2DAFF")
 STYLES = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1.2)), (0, (9, 2)), (0, (2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
+TITLE_WIDTH = 38  # characters in a line
 
 
 @dataclass(frozen=True)
@@ -29,24 +33,26 @@ class Line:
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-    behind: Sequence[float] = ()  # the same curve unsmoothed, drawn faintly
+    behind: Sequence[float] = ()  # the same curve unsmoothed, drawn thin
     look: int = 0  # the same number has the same colour, style and marker everywhere
     only_markers: bool = False
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes."""
+    """One pair of axes; `stacked` lines are areas, each on top of the one before."""
 
     title: str
     xlabel: str
     ylabel: str
     lines: Sequence[Line]
     ylim: tuple[float, float] | None = None
+    bounds: tuple[float, float] | None = None  # the lowest and the highest value that y can have
+    stacked: bool = False
 
 
 @dataclass(frozen=True)
-class _Theme:
+class Theme:
     ink: str
     quiet: str
     background: str
@@ -54,8 +60,8 @@ class _Theme:
 
 
 THEMES = {
-    "light": _Theme("#1f2328", "#d0d5db", "#ffffff", LIGHT),
-    "dark": _Theme("#e6e8eb", "#3d444d", "#1b1f24", DARK),
+    "light": Theme("#1f2328", "#d0d5db", "#ffffff", LIGHT),
+    "dark": Theme("#e6e8eb", "#3d444d", "#1b1f24", DARK),
 }
 
 
@@ -69,27 +75,34 @@ def draw(
 ) -> None:
     """Write the panels side by side to `target`; an SVG has no background of its own."""
     look = THEMES[theme]
-    with mpl.rc_context(_style(look)):
-        legends = max(_legend_shape(panel)[0] for panel in panels)
-        figure = Figure(
-            figsize=(4.8 * len(panels), 3.3 + 0.22 * legends),
-            layout="constrained",
-            facecolor=look.background,
-        )
-        axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for panel, where in zip(panels, axes, strict=True):
-            _draw_panel(panel, where, look)
-        if title:
-            figure.suptitle(title)
+    with mpl.rc_context(style(look)):
         metadata = {"Date": None} if format == "svg" else None
-        transparent = format == "svg"
-        figure.savefig(target, format=format, dpi=200, metadata=metadata, transparent=transparent)
+        figure_of(panels, look, title).savefig(
+            target, format=format, dpi=200, metadata=metadata, transparent=format == "svg"
+        )
 
 
-def _style(look: _Theme) -> dict[Any, Any]:
+def figure_of(panels: Sequence[Panel], look: Theme, title: str = "") -> Figure:
+    """The panels side by side."""
+    above = max(_legend_shape(panel)[0] + _title_of(panel).count("\n") for panel in panels)
+    figure = Figure(
+        figsize=(4.8 * len(panels), 3.3 + 0.22 * above),
+        layout="constrained",
+        facecolor=look.background,
+    )
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for panel, where in zip(panels, axes, strict=True):
+        _draw_panel(panel, where, look)
+    if title:
+        figure.suptitle(title)
+    return figure
+
+
+def style(look: Theme) -> dict[Any, Any]:
     return {
         "font.size": 11,
         "text.color": look.ink,
+        "axes.facecolor": look.background,
         "axes.labelcolor": look.ink,
         "axes.edgecolor": look.quiet,
         "xtick.labelcolor": look.ink,
@@ -101,17 +114,22 @@ def _style(look: _Theme) -> dict[Any, Any]:
     }
 
 
-def _draw_panel(panel: Panel, axes: Any, look: _Theme) -> None:
+def _draw_panel(panel: Panel, axes: Any, look: Theme) -> None:
     axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7, min_n_ticks=1))
     axes.tick_params(length=3, color=look.quiet)
     axes.grid(color=look.quiet, linewidth=0.6, alpha=0.6)
     axes.set_axisbelow(True)
-    for line in panel.lines:
-        _draw_line(line, axes, look)
+    if panel.stacked:
+        _draw_stack(panel.lines, axes, look)
+    else:
+        for line in panel.lines:
+            _draw_line(line, axes, look)
     if panel.ylim:
         axes.set_ylim(panel.ylim)
-    if axes.get_ylim()[0] < 0 < axes.get_ylim()[1]:
+    if panel.bounds:
+        _draw_bounds(*panel.bounds, axes, look)
+    elif axes.get_ylim()[0] < 0 < axes.get_ylim()[1]:
         axes.axhline(0, color=look.ink, linewidth=0.8, alpha=0.5)
     rows, columns = _legend_shape(panel)
     # above the axes a title and a legend cover no curve
@@ -126,7 +144,11 @@ def _draw_panel(panel: Panel, axes: Any, look: _Theme) -> None:
         handlelength=3.2,
         columnspacing=1.4,
     )
-    axes.set_title(panel.title, loc="left", fontweight="bold", pad=12 + 15 * rows)
+    axes.set_title(_title_of(panel), loc="left", fontweight="bold", pad=12 + 15 * rows)
+
+
+def _title_of(panel: Panel) -> str:
+    return textwrap.fill(panel.title, TITLE_WIDTH)
 
 
 def _labels(panel: Panel) -> list[str]:
@@ -141,8 +163,10 @@ def _legend_shape(panel: Panel) -> tuple[int, int]:
     return -(-len(labels) // columns), columns
 
 
-def _handles(panel: Panel, axes: Any, look: _Theme) -> list[Line2D]:
-    """Of the lines as they are drawn; the markers are hollow in each line's colour."""
+def _handles(panel: Panel, axes: Any, look: Theme) -> list[Any]:
+    """Of the lines or areas as they are drawn; the markers are hollow in each line's colour."""
+    if panel.stacked:
+        return list(axes.collections)
     markers = {line.label for line in panel.lines if line.only_markers}
     drawn = [line for line in axes.get_lines() if line.get_label() in _labels(panel)]
     lines = [line for line in drawn if line.get_label() not in markers]
@@ -150,7 +174,42 @@ def _handles(panel: Panel, axes: Any, look: _Theme) -> list[Line2D]:
     return lines + [Line2D([], [], color=look.ink, label=m, **hollow) for m in sorted(markers)]
 
 
-def _draw_line(line: Line, axes: Any, look: _Theme) -> None:
+def _draw_bounds(low: float, high: float, axes: Any, look: Theme) -> None:
+    """Thin lines; their names are outside of them, where no value can be."""
+    room = 0.14 * (high - low)
+    axes.set_ylim(low - room, high + room)
+    for value, name, away in ((low, "lowest", -1), (high, "highest", 1)):
+        axes.axhline(value, color=look.ink, linewidth=0.8)
+        axes.annotate(
+            f"{name} possible: {value:g}".replace("-", "\N{MINUS SIGN}"),
+            (0.99, value),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(0, 5 * away),
+            textcoords="offset points",
+            ha="right",
+            va="bottom" if away > 0 else "top",
+            fontsize=9,
+        )
+
+
+def _draw_stack(lines: Sequence[Line], axes: Any, look: Theme) -> None:
+    """Areas; what they are without smoothing is a thin line in the colour of the background."""
+    x = np.asarray(lines[0].x)
+    if len(x) == 1:
+        x = np.array([x[0] - 0.5, x[0] + 0.5])  # or the area of a single step would have no width
+    base = raw = np.zeros(len(x))
+    for line in lines:
+        colour = look.colours[line.look % len(look.colours)]
+        top = base + line.y
+        axes.fill_between(x, base, top, color=colour, linewidth=0, label=line.label)
+        base = top
+        if len(line.behind):
+            raw = raw + line.behind
+            axes.plot(x, raw, color=look.background, linewidth=0.7)
+    axes.margins(x=0)
+
+
+def _draw_line(line: Line, axes: Any, look: Theme) -> None:
     number = line.look % len(look.colours)
     colour, marker = look.colours[number], MARKERS[number]
     if line.only_markers:
@@ -162,6 +221,7 @@ def _draw_line(line: Line, axes: Any, look: _Theme) -> None:
         axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
     if len(line.behind):
         axes.plot(line.x, line.behind, color=colour, alpha=0.45, linewidth=1)
+    # a solid line above a dashed one would hide it
     axes.plot(
         line.x,
         line.y,
@@ -172,4 +232,5 @@ def _draw_line(line: Line, axes: Any, look: _Theme) -> None:
         markersize=5,
         markevery=max(1, len(line.x) // 8),
         label=line.label,
+        zorder=2 + number / 10,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from verl_gdpo.run.folder import (
     Metrics,
     gaps,
+    read_config,
     read_metrics,
     training_rewards,
     validation_rewards,
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     metrics = read_metrics(run)
     if metrics:
-        parts["reward curves"] = _draw_rewards(run, metrics)
+        parts["reward curves"] = draw_rewards(run, metrics)
         print(f"\n{render(HEADER, reward_table(metrics))}\n")
     else:
         print(f"no step in {run / 'metrics'}, so no table: trainer.logger needs `file` for it")
@@ -62,15 +63,18 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _draw_rewards(run: Path, metrics: Metrics) -> Path:
+def draw_rewards(folder: Path, metrics: Metrics) -> Path:
+    """Write the curves of the run to its `rewards.png`; return that path."""
     from verl_gdpo.tools.plots import draw
-    from verl_gdpo.tools.report.arms import Arm, Run
-    from verl_gdpo.tools.report.charts import SMOOTHED_STEPS, reward_panels
+    from verl_gdpo.tools.report.arms import Arm, Run, bounds_of_run
+    from verl_gdpo.tools.report.charts import reward_panels
 
-    picture = run / "rewards.png"
-    label = f"training, mean of {SMOOTHED_STEPS} steps"
-    panels = reward_panels([Arm(label, [Run(run, metrics)])])
-    draw(panels, picture, title=run.name)
+    picture, config = folder / "rewards.png", read_config(folder)
+    run = Run(folder, metrics, config, bounds=bounds_of_run(folder, config))
+    panels = reward_panels([Arm("training", [run])])
+    arm = run.setting("arm")
+    title = f"Rewards over {max(metrics)} training steps" + (f" of {arm}" if arm else "")
+    draw([*panels.values()], picture, title=title)
     return picture
 
 

@@ -1,19 +1,21 @@
 """Runs grouped by arm, and curves over the seeds of an arm.
 
-Seeds are summed up by the median and the inter-quartile range, as numpy's default (linear)
+Seeds are summed up by the median and the inter-quartile range, as pandas' default (linear)
 quantiles give them.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 from omegaconf import OmegaConf
 
+from verl_gdpo.advantage.variants import Bounds
+from verl_gdpo.run.dump_reader import dump_files, read_dump
 from verl_gdpo.run.folder import Metrics, read_config, read_metrics, read_versions
+from verl_gdpo.settings.algorithm import GdpoSettings, scorers_bounds, uses_gdpo_manager
 
 Curve = Mapping[int, float]
 
@@ -26,6 +28,8 @@ class Run:
     metrics: Metrics
     config: Any = None  # DictConfig, None where Hydra left none
     versions: Mapping[str, str] = field(default_factory=dict)
+    # {reward: (lowest, highest)}, where the configuration or a scorer declares them
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
 
     @property
     def arm(self) -> str:
@@ -47,9 +51,10 @@ class Arm:
 
 @dataclass(frozen=True)
 class Band:
-    """A quantity over the steps: median and quartiles over the runs that have it."""
+    """A quantity over the steps: mean, median and quartiles over the runs that have it."""
 
     steps: list[int]
+    mean: list[float]
     median: list[float]
     low: list[float]
     high: list[float]
@@ -81,7 +86,31 @@ def _read_run(folder: Path) -> Run:
         inside = sorted(path.parent.name for path in folder.glob("*/metrics"))
         hint = f"; the runs in it are {inside}: name those" if inside else ""
         raise ValueError(f"{folder}: no step in {folder / 'metrics'}{hint}")
-    return Run(folder, metrics, read_config(folder), read_versions(folder))
+    config = read_config(folder)
+    return Run(folder, metrics, config, read_versions(folder), bounds_of_run(folder, config))
+
+
+def bounds_of_run(folder: Path, config: Any) -> dict[str, Bounds]:
+    """Of each reward of a run, after its condition, as far as they are declared."""
+    if config is None:
+        return {}
+    try:
+        settings = GdpoSettings.from_algorithm(config.algorithm)
+        if "reward" in config and uses_gdpo_manager(config):
+            declared, _ = scorers_bounds(config, _sources(folder))
+            settings = replace(settings, bounds={**declared, **settings.bounds})
+    except ValueError:  # a configuration of another version; nothing trains with it in this one
+        return {}
+    ranges = {name: settings.range_of(name) for name in settings.bounds}
+    return {name: pair for name, pair in ranges.items() if pair is not None}
+
+
+def _sources(folder: Path) -> set[str] | None:
+    """The data sources of the last dump; None, which stands for all, without one."""
+    try:
+        return {row["data_source"] for row in read_dump(dump_files(folder)[0][-1])}
+    except ValueError:
+        return None
 
 
 def over_runs(arm: Arm, read: Callable[[Metrics], Curve], smooth: int = 1) -> Band | None:
@@ -96,12 +125,10 @@ def over_runs(arm: Arm, read: Callable[[Metrics], Curve], smooth: int = 1) -> Ba
 
 
 def band(curves: Sequence[Curve]) -> Band:
-    """Median and quartiles at each step, over the curves that have a number there; else NaN."""
-    steps = sorted(set().union(*curves))
-    at_step = [_numbers(curve.get(step, math.nan) for curve in curves) for step in steps]
-    quartiles = [np.quantile(v or [math.nan], [0.25, 0.5, 0.75]).tolist() for v in at_step]
-    low, median, high = (list(column) for column in zip(*quartiles, strict=True))
-    return Band(steps, median, low, high, len(curves))
+    """Of each step, over the curves that have a number there; NaN where none has."""
+    values = pd.DataFrame(curves).sort_index(axis=1)  # a row a run, a column a step
+    low, median, high = values.quantile([0.25, 0.5, 0.75]).to_numpy().tolist()
+    return Band([*values.columns], values.mean().tolist(), median, low, high, len(curves))
 
 
 def trailing_mean(curve: Curve, window: int) -> dict[int, float]:
@@ -109,13 +136,6 @@ def trailing_mean(curve: Curve, window: int) -> dict[int, float]:
 
     A step whose own value is NaN stays one.
     """
-    values = list(curve.values())
-    parts = [_numbers(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
-    return {
-        step: math.nan if math.isnan(value) else sum(part) / len(part)
-        for (step, value), part in zip(curve.items(), parts, strict=True)
-    }
-
-
-def _numbers(values: Iterable[float]) -> list[float]:
-    return [value for value in values if not math.isnan(value)]
+    values = pd.Series(curve)
+    means = values.rolling(window, min_periods=1).mean().where(values.notna())
+    return {step: mean for step, mean in means.items()}

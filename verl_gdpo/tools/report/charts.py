@@ -4,34 +4,48 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.run.folder import curve, training_rewards, validation_rewards
 from verl_gdpo.tools.plots import Line, Panel
 from verl_gdpo.tools.report.arms import Arm, over_runs
 from verl_gdpo.tools.report.sections import (
+    SMOOTHED,
+    SMOOTHED_STEPS,
     Chart,
     Section,
     absent,
     arm_lines,
     first_to_last,
     line,
+    looks,
     names,
     one_of,
 )
 
-SMOOTHED_STEPS = 5
 STEP, REWARD = "training step", "mean reward (higher is better)"
 LENGTH = "response_length/mean"
 
 
-def reward_panels(arms: Sequence[Arm]) -> list[Panel]:
+def reward_panels(arms: Sequence[Arm]) -> dict[str, Panel]:
     """One panel a reward: each arm's training, smoothed, and its validation as markers."""
-    panels = []
+    panels = {}
     for name in names(arms, training_rewards) or names(arms, validation_rewards):
-        lines = [drawn for look, arm in enumerate(arms) for drawn in _reward_lines(arm, name, look)]
+        lines = [
+            drawn
+            for look, arm in zip(looks(arms), arms, strict=True)
+            for drawn in _reward_lines(arm, name, look)
+        ]
         if len(arms) == 1 and len(arms[0].runs) == 1:
             lines = [_with_each_step(arms[0], name, drawn) for drawn in lines]
-        panels.append(Panel(name, STEP, REWARD, lines))
+        title = f"{name}, {SMOOTHED}"
+        panels[name] = Panel(title, STEP, REWARD, lines, bounds=_bounds(arms, name))
     return panels
+
+
+def _bounds(arms: Sequence[Arm], name: str) -> Bounds | None:
+    """Those of a reward that every run declares; None if one does not, or if they differ."""
+    declared = {run.bounds.get(name) for arm in arms for run in arm.runs}
+    return declared.pop() if len(declared) == 1 else None
 
 
 def _with_each_step(arm: Arm, name: str, drawn: Line) -> Line:
@@ -57,14 +71,15 @@ def rewards(arms: Sequence[Arm]) -> Section:
         "rewards",
         "Rewards in training",
         f"Mean over the samples of a step. Lines are the mean of the last {SMOOTHED_STEPS} steps, "
-        "for a single run with each step behind them; hollow markers are validation.",
+        "for a single run with each step behind them; hollow markers are validation. "
+        "The lowest and the highest possible value are drawn where they are declared.",
         [
             Chart(
-                f"reward-{panel.title}",
+                f"reward-{name}",
                 panel,
                 f"First step to the mean of the last {SMOOTHED_STEPS}: {first_to_last(panel)}.",
             )
-            for panel in reward_panels(arms)
+            for name, panel in reward_panels(arms).items()
         ],
         absent(
             arms,
@@ -77,7 +92,9 @@ def rewards(arms: Sequence[Arm]) -> Section:
 def validation(arms: Sequence[Arm]) -> Section:
     charts = []
     for name in names(arms, validation_rewards):
-        panel = Panel(name, STEP, REWARD, arm_lines(arms, one_of(validation_rewards, name)))
+        lines = arm_lines(arms, one_of(validation_rewards, name))
+        title = f"{name} in validation"
+        panel = Panel(title, STEP, REWARD, lines, bounds=_bounds(arms, name))
         caption = f"First to last validation: {first_to_last(panel)}."
         charts.append(Chart(f"validation-{name}", panel, caption))
     return Section(

@@ -10,6 +10,10 @@ from verl_gdpo.tools.report.arms import Arm, Band, Curve, over_runs
 Read = Callable[[Metrics], Curve]
 ReadEach = Callable[[Metrics], Mapping[str, Curve]]
 
+MAIN_ARM = "gdpo"
+SMOOTHED_STEPS = 5
+SMOOTHED = f"mean of {SMOOTHED_STEPS} steps"
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -42,11 +46,18 @@ def names(arms: Sequence[Arm], read: ReadEach) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def looks(arms: Sequence[Arm]) -> list[int]:
+    """A look for each arm: 0 for gdpo, or else for the first, and then in their order."""
+    names = [arm.name for arm in arms]
+    main = names.index(MAIN_ARM) if MAIN_ARM in names else 0
+    return [0 if i == main else i + (i < main) for i in range(len(arms))]
+
+
 def arm_lines(arms: Sequence[Arm], read: Read) -> list[Line]:
     """A line for each arm that has the quantity; an arm has the same look everywhere."""
     return [
         line(arm.name, found, look)
-        for look, arm in enumerate(arms)
+        for look, arm in zip(looks(arms), arms, strict=True)
         if (found := over_runs(arm, read)) is not None
     ]
 

@@ -1,14 +1,18 @@
 """What is left of the rewards in the advantage: collapse, the paper's figure, influence."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import cycle
 
-from verl_gdpo.run.folder import curve, of_each_reward
+from verl_gdpo.run.folder import Metrics, curve, of_each_reward
 from verl_gdpo.tools.plots import Line, Panel
-from verl_gdpo.tools.report.arms import Arm, over_runs
+from verl_gdpo.tools.report.arms import Arm, Curve, over_runs
 from verl_gdpo.tools.report.charts import STEP
 from verl_gdpo.tools.report.collapse import ESTIMATORS, distinct_groups
 from verl_gdpo.tools.report.sections import (
+    SMOOTHED,
+    SMOOTHED_STEPS,
     Chart,
     Read,
     Section,
@@ -22,21 +26,16 @@ from verl_gdpo.tools.report.sections import (
 from verl_gdpo.tools.report.sections import line as band_line
 
 ROLLOUTS, REWARDS = range(2, 9), range(2, 7)  # of the paper's figure
-# unlike those of the first two arms, and of each other
-ESTIMATOR_LOOKS = {"GDPO": 3, "GRPO": 4, "GRPO w/o std": 5}
-REWARD_LOOKS = (2, 5, 3, 4, 0, 1)
+# neighbours in a stack differ much in lightness; the first are unlike those of two arms
+REWARD_LOOKS = (4, 5, 1, 2, 3, 0)
 DISTINCT = {"GDPO": "gdpo/distinct_gdpo", "GRPO": "gdpo/distinct_grpo"}
 SHARES = {
     "gdpo/no_signal": ("Groups without a gradient", "share of groups"),
     "gdpo/cancelled": ("Rollouts whose rewards cancel", "share of rollouts"),
 }
-INFLUENCE = {
-    "energy": ("Share", "share of squared contributions", (-0.03, 1.03)),
-    "correlation": ("Correlation", "correlation with the advantage", (-1.05, 1.05)),
-}
 READ_INFLUENCE = {
     f"gdpo/<reward>/{statistic}": partial(of_each_reward, statistic=statistic)
-    for statistic in INFLUENCE
+    for statistic in ("energy", "correlation")
 }
 WRITTEN_BY = "verl-gdpo 0.1.0 writes them with the estimators gdpo and grpo"
 
@@ -45,8 +44,10 @@ def collapse(arms: Sequence[Arm]) -> Section:
     charts = []
     for arm in arms:
         reads: dict[str, Read] = {name: partial(curve, key=key) for name, key in DISTINCT.items()}
-        if lines := _lines_of(arm, reads, list(ESTIMATOR_LOOKS.values())):
-            panel = Panel(f"Rollouts of {arm.name}", STEP, "distinct advantages", lines)
+        if lines := _lines_of(arm, reads, range(len(reads))):
+            panel = Panel(
+                f"{arm.name}: distinct advantages in a step", STEP, "distinct advantages", lines
+            )
             caption = f"Distinct advantages at the last step: {last(lines, digits=0)}."
             charts.append(Chart(f"collapse-{arm.name}", panel, caption))
     for key, (title, ylabel) in SHARES.items():
@@ -76,8 +77,18 @@ def paper_figure() -> Section:
     by_rollouts = {name: [distinct_groups(name, g, 2) for g in ROLLOUTS] for name in ESTIMATORS}
     by_rewards = {name: [distinct_groups(name, 4, n) for n in REWARDS] for name in ESTIMATORS}
     ylabel = "distinct groups of advantages"
-    left = Panel("2 rewards", "rollouts in a group, G", ylabel, _counted(ROLLOUTS, by_rollouts))
-    right = Panel("4 rollouts", "binary rewards, n", ylabel, _counted(REWARDS, by_rewards))
+    left = Panel(
+        "Groups told apart, of 2 rewards",
+        "rollouts in a group, G",
+        ylabel,
+        _counted(ROLLOUTS, by_rollouts),
+    )
+    right = Panel(
+        "Groups told apart, of 4 rollouts",
+        "binary rewards, n",
+        ylabel,
+        _counted(REWARDS, by_rewards),
+    )
     return Section(
         "theory",
         "What an estimator can tell apart",
@@ -100,28 +111,74 @@ def paper_figure() -> Section:
 
 
 def _counted(x: Sequence[int], counts: Mapping[str, Sequence[int]]) -> list[Line]:
-    return [Line(name, x, counts[name], look=ESTIMATOR_LOOKS[name]) for name in counts]
+    return [Line(name, x, count, look=look) for look, (name, count) in enumerate(counts.items())]
 
 
 def influence(arms: Sequence[Arm]) -> Section:
-    charts = []
-    for statistic, (title, ylabel, ylim) in INFLUENCE.items():
-        read_each = READ_INFLUENCE[f"gdpo/<reward>/{statistic}"]
-        reads = {name: one_of(read_each, name) for name in names(arms, read_each)}
-        for arm in arms:
-            if lines := _lines_of(arm, reads, REWARD_LOOKS):
-                panel = Panel(f"{title}: {arm.name}", STEP, ylabel, lines, ylim)
-                caption = f"{title} at the last step: {last(lines)}."
-                charts.append(Chart(f"influence-{statistic}-{arm.name}", panel, caption))
+    found = [shares_chart(arm) for arm in arms] + [_correlation_chart(arm) for arm in arms]
     return Section(
         "influence",
         "Influence of each reward",
         "Share: how much of the squared contributions to the advantage comes from each reward; "
-        "the shares add up to 1. Correlation: whether a reward pulls with the advantage (1), "
-        "against it (-1), or neither (0).",
-        charts,
+        f"the shares add up to 1. The areas are the mean of the last {SMOOTHED_STEPS} steps, and "
+        "of the runs of an arm; for a single run, thin lines are each step by itself. "
+        "Correlation: whether a reward pulls with the advantage (1), against it (-1), or neither "
+        "(0).",
+        [chart for chart in found if chart is not None],
         absent(arms, READ_INFLUENCE, WRITTEN_BY),
     )
+
+
+def shares_chart(arm: Arm) -> Chart | None:
+    """Stacked areas; of several runs the mean, because medians do not add up to 1.
+
+    None where no run has the metrics.
+    """
+    rewards = names([arm], partial(of_each_reward, statistic="energy"))
+    lines, ends = [], []
+    for name, look in zip(rewards, cycle(REWARD_LOOKS)):
+        read = one_of(partial(_shares, rewards=rewards), name)
+        each, smooth = over_runs(arm, read), over_runs(arm, read, SMOOTHED_STEPS)
+        if each is None or smooth is None:
+            continue
+        alone = each.runs == 1
+        lines.append(
+            Line(name, smooth.steps, smooth.mean, behind=each.mean if alone else (), look=look)
+        )
+        spread = "" if alone else f" ({each.low[-1]:.2f} to {each.high[-1]:.2f})"
+        ends.append(f"{name} {each.median[0]:.2f} to {each.median[-1]:.2f}{spread}")
+    if not lines:
+        return None
+    title = f"{arm.name}: share of each reward in the advantage, {SMOOTHED}"
+    xlabel = STEP + (" (thin lines: not smoothed)" if lines[0].behind else "")
+    panel = Panel(title, xlabel, "share of squared contributions", lines, (0, 1), stacked=True)
+    what = "Share" if lines[0].behind else "Median share (and its quartiles)"
+    caption = f"{what} at the first to the last step, not smoothed: {', '.join(ends)}."
+    return Chart(f"influence-energy-{arm.name}", panel, caption)
+
+
+def _shares(metrics: Metrics, rewards: Sequence[str]) -> dict[str, Curve]:
+    """{reward: {step: share}}: 0 where a step does not log the reward, NaN for all if for one."""
+    logged = of_each_reward(metrics, "energy")
+    steps = sorted(set().union(*logged.values()))
+    at = {step: {name: logged.get(name, {}).get(step, 0.0) for name in rewards} for step in steps}
+    gaps = {step for step, shares in at.items() if any(map(math.isnan, shares.values()))}
+    return {
+        name: {step: math.nan if step in gaps else shares[name] for step, shares in at.items()}
+        for name in rewards
+    }
+
+
+def _correlation_chart(arm: Arm) -> Chart | None:
+    read_each = partial(of_each_reward, statistic="correlation")
+    reads = {name: one_of(read_each, name) for name in names([arm], read_each)}
+    lines = _lines_of(arm, reads, REWARD_LOOKS)
+    if not lines:
+        return None
+    title = f"{arm.name}: correlation of each reward with the advantage"
+    panel = Panel(title, STEP, "correlation", lines, (-1.05, 1.05))
+    caption = f"Correlation at the last step: {last(lines)}."
+    return Chart(f"influence-correlation-{arm.name}", panel, caption)
 
 
 def _lines_of(arm: Arm, reads: Mapping[str, Read], looks: Sequence[int]) -> list[Line]:

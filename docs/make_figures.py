@@ -1,0 +1,112 @@
+"""Draws the pictures of this folder.
+
+    python docs/make_figures.py                       # idea.png
+    python docs/make_figures.py GDPO_RUN GRPO_RUN     # also those of two runs, given their folders
+
+The two runs are those of `./run_tool_rl.sh` and of `./run_tool_rl.sh estimator=grpo`. Their
+pictures are those of `verl-gdpo summary` and `verl-gdpo report`.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from verl_gdpo import compute_gdpo_advantage
+from verl_gdpo.tools.plots import THEMES, draw, style
+from verl_gdpo.tools.report.arms import read_arms
+from verl_gdpo.tools.report.signal_charts import shares_chart
+from verl_gdpo.tools.summary import draw_rewards
+
+DOCS = Path(__file__).parent
+LOOK = THEMES["light"]  # its white background can be read on a dark page too
+
+# two prompts with two rollouts each; a rollout is (correctness, format)
+GROUPS = {"a": [(0, 0), (0, 1)], "b": [(0, 0), (1, 1)]}
+# GRPO as verl has it: the rewards are summed, and no step over the batch follows
+ESTIMATORS = {
+    "GRPO": {"group_norm": "summed", "batch_norm": "none", "eps": 1e-6},
+    "GDPO": {},
+}
+
+
+def advantages(settings: dict) -> dict[str, list[float]]:
+    """{group: the advantage of each rollout}; both groups are one batch."""
+    rewards = [row for rows in GROUPS.values() for row in rows]
+    ids = [name for name, rows in GROUPS.items() for _ in rows]
+    A_B = compute_gdpo_advantage(rewards, ids, [[1]] * len(ids), **settings)[:, 0].tolist()
+    return {
+        name: [A for A, group in zip(A_B, ids, strict=True) if group == name] for name in GROUPS
+    }
+
+
+def idea() -> Figure:
+    """A bar for each rollout's advantage; one pair of axes an estimator."""
+    with mpl.rc_context({**style(LOOK), "font.size": 12, "axes.titlesize": 13}):
+        figure = Figure(figsize=(8, 3.9), layout="constrained", facecolor=LOOK.background)
+        axes = figure.subplots(1, 2, sharey=True)
+        for where, name, colour in zip(axes, ESTIMATORS, LOOK.colours[1::-1], strict=True):
+            _draw_bars(where, name, advantages(ESTIMATORS[name]), colour)
+        axes[0].set(ylabel="advantage", yticks=[])
+        figure.supxlabel("each bar: one rollout, with its rewards (correctness, format)", size=12)
+        figure.get_layout_engine().set(wspace=0.08, h_pad=0.08)
+    return figure
+
+
+def _draw_bars(axes: Axes, estimator: str, groups: dict[str, list[float]], colour: str) -> None:
+    ratio = max(groups["b"]) / max(groups["a"])
+    seen = (
+        "a and b look the same" if abs(ratio - 1) < 1e-3 else f"b counts {ratio:.3g} times as much"
+    )
+    axes.set_title(f"{estimator}: {seen}", fontweight="bold", pad=12)
+    ticks = {}
+    for number, (name, rows) in enumerate(GROUPS.items()):
+        left = 2.7 * number
+        bars = axes.bar([left, left + 1], groups[name], width=0.8, color=colour)
+        axes.bar_label(
+            bars, [f"{A:+.2f}".replace("-", "\N{MINUS SIGN}") for A in groups[name]], padding=3
+        )
+        ticks |= {left + place: f"({c}, {f})" for place, (c, f) in enumerate(rows)}
+        differ = sum(len(set(column)) > 1 for column in zip(*rows, strict=True))
+        text = f"group {name}:\n{differ} reward{'s differ' if differ > 1 else ' differs'}"
+        below = axes.get_xaxis_transform()
+        axes.text(left + 0.5, -0.13, text, transform=below, ha="center", va="top")
+    axes.set_xticks([*ticks], [*ticks.values()])
+    axes.axhline(0, color=LOOK.ink, linewidth=0.8)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.tick_params(length=0)
+    axes.margins(y=0.14)
+
+
+def draw_runs(gdpo: Path, grpo: Path) -> None:
+    """The curves of the first run, and of both what drove the update.
+
+    Raises:
+        ValueError: a folder is not that of a run of its arm.
+    """
+    arms = read_arms([gdpo, grpo])
+    if [arm.name for arm in arms] != ["gdpo", "grpo"]:
+        raise ValueError(f"expected runs of gdpo and of grpo, got {[arm.name for arm in arms]}")
+    for arm in arms:
+        if (chart := shares_chart(arm)) is None:
+            raise ValueError(f"{arm.runs[0].folder}: its metrics hold no gdpo/<reward>/energy")
+        draw([chart.panel], DOCS / f"influence_{arm.name}.png")
+    shutil.copyfile(draw_rewards(gdpo, arms[0].runs[0].metrics), DOCS / "rewards_cpu.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draws the pictures of this folder.")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="GDPO_RUN GRPO_RUN")
+    runs = parser.parse_args().runs
+    if len(runs) not in (0, 2):
+        parser.error(f"expected no run, or GDPO_RUN and GRPO_RUN; got {[*map(str, runs)]}")
+    idea().savefig(DOCS / "idea.png", dpi=200)
+    if runs:
+        draw_runs(*runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""The pictures: what is drawn, that it is told apart in grey, and the pictures of docs/."""
+
+import importlib.util
+import itertools
+import math
+import sys
+
+import pytest
+import torch
+from made_run import make_run
+from oracle import gdpo
+from tracked import REPO
+
+from verl_gdpo.run.folder import training_rewards
+from verl_gdpo.tools import summary
+from verl_gdpo.tools.plots import DARK, LIGHT, MARKERS, STYLES, THEMES, Line, Panel, figure_of
+from verl_gdpo.tools.report.arms import Arm, Run, read_arms
+from verl_gdpo.tools.report.charts import reward_panels, validation
+from verl_gdpo.tools.report.sections import arm_lines, looks, one_of
+from verl_gdpo.tools.report.signal_charts import REWARD_LOOKS, shares_chart
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def lightness(colour):
+    """CIE L*, 0 to 100: what is left of a colour in grey."""
+    Y = luminance(colour)
+    return 116 * Y ** (1 / 3) - 16 if Y > 0.008856 else 903.3 * Y
+
+
+def contrast(one, other):
+    """WCAG 2: 4.5 is asked of text, 3 of graphics."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.fixture
+def make_figures():
+    spec = importlib.util.spec_from_file_location("make_figures", REPO / "docs/make_figures.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def axes_of(panel, theme="light"):
+    figure = figure_of([panel], THEMES[theme])
+    figure.draw_without_rendering()
+    return figure.axes[0]
+
+
+def test_looks_are_told_apart_in_grey_and_seen_in_both_themes():
+    assert STYLES[0] == "-" and "-" not in STYLES[1:]
+    for of_looks in (LIGHT, DARK, STYLES, MARKERS):
+        assert len(set(of_looks)) == len(LIGHT)
+    for theme in THEMES.values():
+        assert contrast(theme.ink, theme.background) >= 4.5
+        assert all(contrast(colour, theme.background) >= 3 for colour in theme.colours)
+        greys = [lightness(colour) for colour in theme.colours]
+        assert min(abs(a - b) for a, b in itertools.combinations(greys, 2)) >= 10
+        assert abs(greys[0] - greys[1]) >= 30  # gdpo and grpo
+        stack = [greys[look] for look in REWARD_LOOKS]
+        assert abs(stack[0] - stack[1]) >= 30
+        assert min(abs(a - b) for a, b in itertools.pairwise(stack)) >= 20
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["gdpo", "grpo"], [0, 1]),
+        (["grpo", "gdpo", "grpo_no_std"], [1, 0, 2]),
+        (["grpo", "grpo_no_std"], [0, 1]),
+        (["my_run"], [0]),
+    ],
+)
+def test_the_main_arm_is_the_solid_line(names, expected):
+    arms = [Arm(name, [Run(name, {1: {"gdpo/a/mean": 0.0}})]) for name in names]
+    assert looks(arms) == expected
+    lines = arm_lines(arms, one_of(training_rewards, "a"))
+    assert [line.look for line in lines] == expected
+    [reward] = reward_panels(arms).values()
+    assert [line.look for line in reward.lines] == expected
+    drawn = axes_of(Panel("t", "x", "y", lines)).get_lines()
+    styles = {line.get_label(): line.get_linestyle() for line in drawn}
+    assert [name for name in names if styles[name] == "-"] == [names[expected.index(0)]]
+
+
+def shares_of(*runs):
+    """An arm of runs with {step: (share of a, share of b)}; None where a step does not log it."""
+    members = [
+        {
+            step: {f"gdpo/{k}/energy": v for k, v in zip("ab", pair, strict=True) if v is not None}
+            for step, pair in run.items()
+        }
+        for run in runs
+    ]
+    return Arm("gdpo", [Run(f"run{i}", metrics) for i, metrics in enumerate(members)])
+
+
+def test_shares_are_smoothed_areas_on_top_of_one_another():
+    chart = shares_chart(shares_of({step: (step / 10, 1 - step / 10) for step in range(1, 9)}))
+    a, b = chart.panel.lines
+    # the mean of steps 4 to 8 is 6/10
+    assert a.y[-1] == pytest.approx(0.6) and b.y[-1] == pytest.approx(0.4)
+    assert a.behind[-1] == pytest.approx(0.8)
+    assert "mean of 5 steps" in chart.panel.title
+    assert chart.panel.xlabel == "training step (thin lines: not smoothed)"
+    assert "not smoothed: a 0.10 to 0.80, b 0.90 to 0.20." in chart.caption
+    axes = axes_of(chart.panel)
+    lower, upper = (area.get_paths()[0].get_extents() for area in axes.collections)
+    assert (lower.y0, upper.y1) == (0, pytest.approx(1))
+    assert axes.collections[1].get_paths()[0].vertices[:, 1].min() == pytest.approx(0.1)
+    raw = axes.get_lines()[0]
+    assert raw.get_ydata()[-1] == pytest.approx(0.8) and axes.get_ylim() == (0, 1)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
+
+
+def test_shares_of_several_runs_add_up_to_1_and_keep_their_spread():
+    runs = [{1: (s, 1 - s), 2: (s, 1 - s)} for s in (0.1, 0.2, 0.9)]
+    chart = shares_chart(shares_of(*runs))
+    a, b = chart.panel.lines
+    # the medians, .2 and .8, add up to 1 here; the means are .4 and .6
+    assert (a.y[-1], b.y[-1]) == (pytest.approx(0.4), pytest.approx(0.6))
+    assert (a.behind, b.behind, chart.panel.xlabel) == ((), (), "training step")
+    # sorted .1 .2 .9: the quartiles are .15 and .55
+    assert "a 0.20 to 0.20 (0.15 to 0.55)" in chart.caption
+
+
+def test_shares_that_are_not_logged_are_0_and_those_that_are_no_number_a_gap():
+    chart = shares_chart(shares_of({1: (1.0, None), 2: (0.5, 0.5), 3: (math.nan, 0.5)}))
+    a, b = chart.panel.lines
+    assert a.behind[:2] == [1.0, 0.5] and b.behind[:2] == [0.0, 0.5]
+    assert b.y[1] == 0.25
+    assert all(math.isnan(values[2]) for values in (a.y, b.y, a.behind, b.behind))
+
+
+def test_shares_of_a_single_step_have_a_width():
+    chart = shares_chart(shares_of({7: (0.25, 0.75)}))
+    area = axes_of(chart.panel).collections[0].get_paths()[0].get_extents()
+    assert (area.x0, area.x1, area.y1) == (6.5, 7.5, 0.25)
+
+
+def with_bounds(run, source="made", rewards="null"):
+    config = run / "hydra" / ".hydra" / "config.yaml"
+    config.write_text(config.read_text().replace("rewards: null", f"rewards: {rewards}"))
+    for dump in (run / "rollouts").iterdir():
+        dump.write_text(dump.read_text().replace('"made"', f'"{source}"'))
+    return run
+
+
+def bounds_drawn(*folders):
+    arms = read_arms(folders)
+    panels = reward_panels(arms)
+    of_validation = {chart.name: chart.panel.bounds for chart in validation(arms).charts}
+    assert of_validation == {f"validation-{name}": p.bounds for name, p in panels.items()}
+    return {name: panel.bounds for name, panel in panels.items()}
+
+
+def test_bounds_are_those_that_scorers_or_the_configuration_declare(tmp_path):
+    plain = make_run(tmp_path / "plain", steps=2)
+    assert bounds_drawn(plain) == {"correctness": None, "format": None}
+    ours = with_bounds(make_run(tmp_path / "ours", steps=2), source="rlla")
+    assert bounds_drawn(ours) == {"correctness": (-3, 3), "format": (0, 1)}
+    one = "{format: {weight: 1, bounds: [0, 2]}, correctness: 1}"
+    configured = with_bounds(make_run(tmp_path / "configured", steps=2), rewards=one)
+    assert bounds_drawn(configured) == {"correctness": None, "format": (0, 2)}
+    # a condition makes it 0 where it is not met
+    gated = (
+        "{format: {weight: 1, bounds: [1, 2], when: {reward: correctness, at_least: 1}}, "
+        "correctness: 1}"
+    )
+    conditional = with_bounds(make_run(tmp_path / "conditional", steps=2), rewards=gated)
+    assert bounds_drawn(conditional)["format"] == (0, 2)
+    # runs that differ: nothing is true of all lines
+    assert bounds_drawn(ours, configured) == {"correctness": None, "format": None}
+    refused = with_bounds(make_run(tmp_path / "refused", steps=2), rewards="{format: many}")
+    assert bounds_drawn(refused) == {"correctness": None, "format": None}
+
+
+def test_bounds_follow_the_options_of_the_scorer(tmp_path):
+    run = with_bounds(make_run(tmp_path / "run", steps=2), source="rlla")
+    config = run / "hydra" / ".hydra" / "config.yaml"
+    text = config.read_text()
+    expected = {"max_correctness: 1": (-1, 1), "granularity: unheard_of": None}
+    for option, correctness in expected.items():
+        config.write_text(text.replace("reward:\n", f"reward:\n  reward_kwargs: {{{option}}}\n"))
+        assert bounds_drawn(run)["correctness"] == correctness
+
+
+def test_bounds_are_thin_lines_with_their_names():
+    line = Line("gdpo", [1, 2], [-1.0, 2.0])
+    axes = axes_of(Panel("t", "x", "y", [line], bounds=(-3, 3)))
+    levels = {drawn.get_ydata()[0]: drawn for drawn in axes.get_lines() if len(drawn.get_xdata())}
+    assert {-3, 3} <= {*levels} and levels[3].get_linewidth() < 1
+    names = [text.get_text() for text in axes.texts]
+    assert names == ["lowest possible: \N{MINUS SIGN}3", "highest possible: 3"]
+    low, high = axes.get_ylim()
+    assert low < -3 and high > 3
+    assert not axes_of(Panel("t", "x", "y", [line])).texts
+
+
+def test_titles_say_what_is_seen_and_no_time(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "tool_rl-2026-11-21_14-46-30", arm="grpo", steps=6)
+    titles = []
+    monkeypatch.setattr(
+        "verl_gdpo.tools.plots.draw",
+        lambda panels, target, title: titles.extend([title, *(p.title for p in panels)]),
+    )
+    assert summary.main([str(run)]) == 0
+    assert titles == [
+        "Rewards over 6 training steps of grpo",
+        "correctness, mean of 5 steps",
+        "format, mean of 5 steps",
+    ]
+    titles.clear()
+    (run / "hydra/.hydra/config.yaml").unlink()
+    assert summary.main([str(run)]) == 0
+    assert titles[0] == "Rewards over 6 training steps"
+
+
+def test_a_long_title_is_broken_into_lines():
+    arm = Arm("a_rather_long_name_of_an_arm", shares_of({1: (0.5, 0.5)}).runs)
+    figure = figure_of([shares_chart(arm).panel], THEMES["light"])
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    title = axes._left_title
+    assert title.get_window_extent().x1 <= figure.bbox.x1
+    assert title.get_text().count("\n") == 2
+
+
+def test_the_idea_is_drawn_with_the_advantages_of_the_estimators(make_figures):
+    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+    rewards, groups = [(0, 0), (0, 1), (0, 0), (1, 1)], ["a", "a", "b", "b"]
+    totals = torch.tensor([[float(sum(row))] for row in rewards])
+    grpo, _ = compute_grpo_outcome_advantage(totals, torch.ones(4, 1), groups)
+    left, right = make_figures.idea().axes
+    heights = {axes: [bar.get_height() for bar in axes.patches] for axes in (left, right)}
+    assert heights[left] == pytest.approx(grpo[:, 0].tolist(), abs=1e-6)
+    assert heights[left] == pytest.approx([-0.7071, 0.7071] * 2, abs=1e-4)
+    # S = -.7071, .7071, -1.4142, 1.4142 has the standard deviation 1.2910
+    assert heights[right] == pytest.approx([-0.5477, 0.5477, -1.0954, 1.0954], abs=1e-4)
+    assert heights[right] == pytest.approx(gdpo(rewards, groups), abs=1e-6)
+    assert left.get_title() == "GRPO: a and b look the same"
+    assert right.get_title() == "GDPO: b counts 2 times as much"
+    assert [tick.get_text() for tick in left.get_xticklabels()] == [str(row) for row in rewards]
+    labels = [text.get_text().replace("\N{MINUS SIGN}", "-") for text in right.texts]
+    for label in ("-0.55", "+0.55", "-1.10", "+1.10"):
+        assert label in labels
+    colours = ["#{:02x}{:02x}{:02x}".format(*(round(255 * c) for c in axes.patches[0].get_facecolor()[:3])) for axes in (left, right)]  # fmt: skip  # noqa: E501
+    assert abs(lightness(colours[0]) - lightness(colours[1])) >= 30
+
+
+def test_the_command_draws_the_pictures_of_docs(make_figures, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(make_figures, "DOCS", tmp_path)
+    runs = [make_run(tmp_path / "runs" / arm, arm, steps=6) for arm in ("gdpo", "grpo")]
+    monkeypatch.setattr(sys, "argv", ["make_figures.py", *map(str, runs)])
+    make_figures.main()
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn == {path.name for path in (REPO / "docs").glob("*.png")}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+    with pytest.raises(ValueError, match=r"expected runs of gdpo and of grpo, got \['grpo', 'gd"):
+        make_figures.draw_runs(*reversed(runs))
+    monkeypatch.setattr(sys, "argv", ["make_figures.py", str(runs[0])])
+    with pytest.raises(SystemExit):
+        make_figures.main()
+    assert "expected no run, or GDPO_RUN and GRPO_RUN" in capsys.readouterr().err
