@@ -92,7 +92,7 @@ def check(data, monkeypatch, capsys):
         code = main(
             [
                 *options,
-                *("hardware=cpu", "data.train_batch_size=6"),
+                *("--elsewhere", "hardware=cpu", "trainer.device=cuda", "data.train_batch_size=6"),
                 "actor_rollout_ref.model.path=org/model",
                 f"data.train_files={data}/{train}{'' if '.' in train else '.parquet'}",
                 f"data.val_files={data}/good.parquet",

@@ -71,17 +71,17 @@ def test_what_lowers_the_memory():
     def needs(*overrides):
         return needed_gb(QWEN_1_5B, composed(*base, *overrides), 85.9)
 
-    assert needs() == pytest.approx({"update": 39.1, "rollout": 64.5}, abs=0.05)
-    assert needs("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4")["update"] < 32
+    assert needs() == pytest.approx({"update": 34.2, "rollout": 64.5}, abs=0.05)
+    assert needs("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2")["update"] < 32
     assert needs(f"{rollout}=0.3")["rollout"] == pytest.approx(64.5 - 0.2 * 85.9, abs=0.05)
     assert needs(f"{rollout}=0.01")["rollout"] > 3.1 + 4  # its weights, and some cache
     offloaded = needs(f"{fsdp}.optimizer_offload=true", f"{fsdp}.param_offload=true")
     assert offloaded["rollout"] == pytest.approx(64.5 - 12 * 1.5437, abs=0.05)
-    assert needs(f"{fsdp}.offload_policy=true")["update"] == pytest.approx(39.1 - 24.7, abs=0.05)
-    assert needs("actor_rollout_ref.model.use_fused_kernels=false")["update"] > 80
+    assert needs(f"{fsdp}.offload_policy=true")["update"] == pytest.approx(34.2 - 24.7, abs=0.05)
+    assert needs("actor_rollout_ref.model.use_fused_kernels=false")["update"] > 45
     assert needs("trainer.n_gpus_per_node=8")["update"] < 18
     packed = needs("attention=flash_attn", "actor_rollout_ref.model.use_fused_kernels=true")
-    assert packed["update"] < needs()["update"]  # 24,576 tokens at once, and not 16 x 3,072
+    assert packed["update"] == needs()["update"]  # 24,576 tokens at once, as many as 8 x 3,072
 
 
 def test_the_shape_of_a_model_in_a_folder(tmp_path):

@@ -11,6 +11,7 @@ from tracked import REPO, tracked_files
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
+from benchmarks import step_model
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
 from verl_gdpo.tools.check import compose_config
 
@@ -144,3 +145,51 @@ def test_scripts_hold_no_hyperparameter():
     script = (RECIPES.parent / "run_tool_rl.sh").read_text()
     code = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
     assert re.findall(r"[a-z_]+\.[\w.]+=\d\S*|--\S+[ =]\d+(?!>)\b", code) == []
+
+
+def cells_after(heading):
+    table = (RECIPES / "README.md").read_text().split(heading)[1].split("\n\n")[1]
+    return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in table.splitlines()]
+
+
+# what verl's own examples/gdpo_trainer/run_qwen3_8b_fsdp.sh sets of the engine, at 1dda039
+VERLS_EXAMPLE = {
+    "actor_rollout_ref.actor.strategy": "fsdp",
+    "actor_rollout_ref.model.use_remove_padding": True,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+    "actor_rollout_ref.model.use_fused_kernels": False,
+    "actor_rollout_ref.actor.use_dynamic_bsz": True,
+    "actor_rollout_ref.actor.fsdp_config.param_offload": False,
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": False,
+    "actor_rollout_ref.rollout.name": "vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
+    "actor_rollout_ref.ref.fsdp_config.param_offload": True,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.nnodes": 1,
+}
+
+
+def test_every_difference_from_verls_example_has_its_reason():
+    ours = flat(composed("hardware=8gpu"))
+    differing = {
+        key: (str(value), str(ours[key]))
+        for key, value in VERLS_EXAMPLE.items()
+        if ours[key] != value
+    }
+    rows = cells_after("The recipe differs from verl's own GDPO example")[2:]
+    assert {key: (theirs, mine) for key, theirs, mine, _ in rows} == differing
+    assert all(reason for *_, reason in rows)
+
+
+def test_flash_attn_is_verls_way():
+    ours = flat(composed("hardware=8gpu", "attention=flash_attn"))
+    keys = ("model.use_remove_padding", "model.use_fused_kernels", "actor.use_dynamic_bsz")
+    assert all(
+        ours[f"actor_rollout_ref.{k}"] == VERLS_EXAMPLE[f"actor_rollout_ref.{k}"] for k in keys
+    )
+    assert ours["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == 24576
+
+
+def test_the_computed_seconds_in_the_document():
+    assert step_model.table() in (RECIPES / "README.md").read_text()
