@@ -1,4 +1,4 @@
-"""The README holds: its code runs, its file map is the tree, its settings are the code's."""
+"""The README is true: its code runs, and its file map and settings are those of the package."""
 
 import re
 from dataclasses import fields
