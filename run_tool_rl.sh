@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Trains on ToolRL's tool-calling rewards from a bare machine: environment, data, policy, training.
+# Makes environment, data and policy on a bare machine, and trains on ToolRL's tool-calling rewards.
 #
 #   ./run_tool_rl.sh [--resume [RUN_FOLDER]] [--time-limit SECONDS] [key=value ...]
 #
-# Chooses recipes/hardware/ and recipes/gpu_memory/ by the GPUs that it finds and that
-# CUDA_VISIBLE_DEVICES names; `hardware=...` says otherwise. `key=value` are Hydra overrides for verl, such as estimator=grpo or
-# trainer.total_training_steps=5; `run_dir=FOLDER` is a new folder for all that the run writes.
-# Paths are relative to where you stand. Every number is in recipes/.
+# The script chooses recipes/hardware/ and recipes/gpu_memory/ by the GPUs that it finds and that
+# CUDA_VISIBLE_DEVICES allows; `hardware=...` overrides this choice. `key=value` are Hydra overrides
+# for verl, such as estimator=grpo or trainer.total_training_steps=5. `run_dir=FOLDER` is a new
+# folder for everything that the run writes. Paths are relative to the current folder.
+# Every number is in recipes/.
 set -euo pipefail
 
 say() { echo "== $*"; }
@@ -15,7 +16,7 @@ die() { echo "run_tool_rl.sh: $*" >&2; exit 2; }
 [ "$(uname -s)" = Linux ] || die "verl needs Linux, or WSL2 on Windows; this is $(uname -s)"
 root=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 
-# Each stage runs in a session of its own, so that a signal to this script can end all of it.
+# Each stage runs in its own session, so that a signal to this script can end all its processes.
 child=''
 stage() {
   setsid "$@" &
@@ -78,19 +79,19 @@ fi
 
 if [ -n "$resume" ]; then
   run=${run:-$(find "$root/runs" -maxdepth 1 -name 'tool_rl-*' 2>/dev/null | sort | tail -n 1 || true)}
-  # verl writes it once a checkpoint is whole
+  # verl writes this file when a checkpoint is complete
   [ -f "$run/checkpoints/latest_checkpointed_iteration.txt" ] || die "nothing to resume in '${run:-runs}': no checkpoint"
 elif [ -n "$(ls -A -- "$run" 2>/dev/null)" ]; then
   die "run_dir=$run is not empty; choose another, or go on with it: --resume $run"
 fi
 
-# prints the environment's folder, which a later start does not change
+# setup_env.sh prints the environment's folder, which later starts do not change
 answer=$(mktemp)
 if [ "$hardware" = cpu ]; then
   stage "$root/setup_env.sh" cpu >"$answer"
-  # verl reads it while Python starts, so no recipe can say it
+  # verl reads it while Python starts, so no recipe can set it
   export VERL_PLATFORM=cpu
-  # one thread a process: verl starts nine
+  # one thread per process, because verl starts nine processes
   export OMP_NUM_THREADS=1
 else
   extras=()
@@ -99,7 +100,7 @@ else
 fi
 python=$(cat "$answer")/bin/python
 rm "$answer"
-# no usage report to the makers of Ray
+# Ray sends no usage report to its makers
 export RAY_USAGE_STATS_ENABLED=0
 
 if ! overridden data.train_files || ! overridden data.val_files; then
@@ -112,7 +113,7 @@ if [ "$hardware" = cpu ] && ! overridden actor_rollout_ref.model.path; then
   stage env -C "$root" "$python" -m verl_gdpo.cpu.warm_start --out "$root/data/tiny_policy"
 fi
 
-# a value of Hydra, in which `,` and `=` and the like mean nothing
+# quotes a value for Hydra, so that `,`, `=` and other signs have no meaning
 quoted() { local quote="'"; echo "'${1//$quote/\\$quote}'"; }
 config=("hardware=$hardware" "data_dir=$(quoted "$root/data")" "${overrides[@]}")
 if [ "$hardware" != cpu ]; then
@@ -125,7 +126,7 @@ stage "$python" -W ignore -m verl_gdpo check --config-dir "$root/recipes" "${con
 if [ -z "$run" ]; then
   mkdir -p "$root/runs"
   first=$root/runs/tool_rl-$(date +%Y-%m-%d_%H-%M-%S)
-  # another start may have made it in this very second
+  # another start may have made the folder in the same second
   for run in "$first" "$first"-{2..9}; do mkdir "$run" 2>/dev/null && break; done
 fi
 run=$(realpath -m -- "$run")

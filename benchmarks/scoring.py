@@ -1,4 +1,4 @@
-"""ToolRL scoring against verl's `rlla`, on responses of several kinds to generated rows."""
+"""Compares ToolRL scoring with verl's `rlla`, on several kinds of responses to generated rows."""
 
 import contextlib
 import os
@@ -19,11 +19,11 @@ PAIRS = 500
 LONG_THOUGHT = "The user may want this; I go through the tools once more. " * 250
 SCORING_GOAL = 1.0  # at least as fast
 
-Pairs = list[tuple[str, str]]  # response, ground truth
+Pairs = list[tuple[str, str]]  # (response, ground truth)
 
 
 def responses_to(gold: str) -> dict[str, str]:
-    """What a policy says: right, wrong in part, unreadable, and 15,000 characters long."""
+    """Return {kind: response}: right, partly wrong, unreadable, and 15,000 characters long."""
     wrong_value = re.sub(r'": (\d+)', r'": "\1"', gold)  # a number in quotes
     call_twice = re.sub(r"\n(\{.*\})\n", r"\n\1\n\1\n", gold, count=1)
     half = gold[: gold.find(TOOL_CALL_CLOSE)][: len(gold) * 3 // 4]
@@ -45,7 +45,7 @@ def time_rows() -> Iterator[Row]:
         for kind, response in responses_to(gold).items():
             pairs_of.setdefault(kind, []).append((response, gold))
     pairs_of["all of these"] = [pair for pairs in pairs_of.values() for pair in pairs]
-    state = random.getstate()  # rlla draws from it, and prints at random
+    state = random.getstate()  # rlla changes it, and prints at random
     with open(os.devnull, "w") as nowhere:
         for kind, pairs in pairs_of.items():
             with contextlib.redirect_stdout(nowhere):
@@ -72,6 +72,6 @@ def _score_ours(pairs: Pairs) -> list[tuple[float, float]]:
 
 
 def _score_rlla(pairs: Pairs) -> list[tuple[float, float]]:
-    info = {"experiment_name": "qwen"}  # rlla reads from it how the chat is marked up
+    info = {"experiment_name": "qwen"}  # rlla derives the chat format from it
     scores = [rlla.compute_score("rlla", response, gold, info) for response, gold in pairs]
     return [(score["format_reward"], score["accuracy_reward"]) for score in scores]

@@ -1,4 +1,4 @@
-"""Made-up run folders, as verl and verl-gdpo leave them: curves that rise, groups to look at."""
+"""Makes run folders like those of verl and verl-gdpo, with rising curves and example groups."""
 
 import json
 import math

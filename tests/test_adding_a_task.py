@@ -1,4 +1,4 @@
-"""docs/adding_a_task.md, block by block, in a copy of the repository."""
+"""Executes every block of docs/adding_a_task.md in a copy of the repository."""
 
 import os
 import re

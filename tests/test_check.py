@@ -1,4 +1,4 @@
-"""The check before training: yes or no, and why, without Ray or a GPU."""
+"""`verl-gdpo check`: its answer and its reasons, without Ray or a GPU."""
 
 import importlib
 import json

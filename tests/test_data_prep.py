@@ -1,4 +1,4 @@
-"""`python -m data_prep`: sources, refusals, files that appear whole or not at all, the report."""
+"""`python -m data_prep`: sources, refused rows, atomic files and the report."""
 
 import copy
 import json

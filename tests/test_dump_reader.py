@@ -1,4 +1,4 @@
-"""Rollout dumps: read step by step, and turned into what the estimator saw."""
+"""Reading rollout dumps, and making the estimator's rows from them."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The estimator as verl calls it, for a trainer that hands over what it has by itself."""
+"""The estimator as verl calls it, for a trainer that passes its reward columns itself."""
 
 import functools
 

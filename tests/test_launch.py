@@ -1,4 +1,4 @@
-"""The launcher: exit codes, progress, and that no process is left, whatever ends a run."""
+"""The launcher: exit codes, progress, and that no process survives the end of a run."""
 
 import json
 import os

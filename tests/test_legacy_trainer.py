@@ -1,6 +1,6 @@
-"""The legacy trainer: verl's own reward loop and functions, on every version that is supported.
+"""The legacy trainer, with verl's own reward loop and functions.
 
-Run on the installed verl, and by `nox` on verl 0.7.1, 0.8.0 and 0.9.0.
+These tests run on the installed verl, and with `nox` on verl 0.7.1, 0.8.0 and 0.9.0.
 """
 
 import asyncio

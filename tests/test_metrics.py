@@ -1,4 +1,4 @@
-"""The gdpo/ metrics on batches small enough to do by hand, and the laws that hold on all."""
+"""The gdpo/ metrics: small batches computed by hand, and laws that hold for all batches."""
 
 import logging
 import math

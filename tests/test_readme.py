@@ -1,4 +1,4 @@
-"""The documents hold: their code runs, their links lead somewhere, their tables are the code's."""
+"""The documents are true: their code runs, their links lead somewhere, their tables fit the code."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""`verl-gdpo replay`: a dump's advantages under its own settings and others."""
+"""`verl-gdpo replay`: the advantages of a dump under its own and under other settings."""
 
 import json
 import re

@@ -1,6 +1,6 @@
-"""`run_tool_rl.sh` with a Python that only notes how it is called: which stages run, and with what.
+"""The stages of `run_tool_rl.sh` and their arguments, with a Python that only notes its calls.
 
-`test_script.py` runs the stages themselves.
+`test_script.py` runs the real stages.
 """
 
 import os

@@ -1,6 +1,7 @@
-"""`./run_tool_rl.sh` from a fresh copy of the repository: trained, resumed, and stopped.
+"""`./run_tool_rl.sh` in a fresh copy of the repository: a run is trained, resumed and stopped.
 
-A tiny untrained model gets ToolRL's rewards, which it never earns, and two on which it varies.
+A tiny untrained model gets ToolRL's rewards, which are always the lowest for it, and two rewards
+that vary.
 """
 
 import json

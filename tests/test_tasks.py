@@ -1,4 +1,4 @@
-"""Every record of a task keeps its promises."""
+"""Every task does what its record promises."""
 
 import inspect
 

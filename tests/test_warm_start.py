@@ -1,4 +1,4 @@
-"""The warm start: same bytes, cached, atomic, and a tokenizer that verl loads unharmed."""
+"""The warm start: equal bytes, a cache, atomic files, and a tokenizer that verl can load."""
 
 import json
 import random

@@ -1,8 +1,9 @@
-"""The rows of any task from files on this machine, and how rows are numbered and split.
+"""The rows of any task, from files on this machine.
 
-A file is *.parquet in verl's schema, or *.json (a list) or *.jsonl (a line each) of objects
-{"question": ..., "answer": ...}: the user's message and the ground truth. A task with objects of
-another form, or with a source of its own, has a file of its name in this folder.
+A file is either *.parquet in verl's schema, or *.json (a list) or *.jsonl (one object per line)
+with objects {"question": ..., "answer": ...}. The question is the user's message, the answer is the
+ground truth. If a task's objects have another form, or its rows come from another source, a file
+with the task's name in this folder replaces this one.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from verl_gdpo.rewards.task import Task
 
 SPLIT_SEED, TEST_SHARE = 31415, 0.02  # ToolRL's
 KEYS = ("question", "answer")
-RowOf = Callable[[Any, str], Row]  # an object of a file, and what a message calls it
+RowOf = Callable[[Any, str], Row]  # (object of a file, its name in messages) -> row
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -39,7 +40,7 @@ def load(args: argparse.Namespace, task: Task) -> Splits:
     """Return the checked rows of both files.
 
     Raises:
-        DataError: a file is not readable, or holds a row that is refused.
+        DataError: a file is not readable, or a row is refused.
         OSError: a file cannot be opened.
     """
     return load_files(args.source, args.test, task, _question_rows(task))
@@ -48,7 +49,7 @@ def load(args: argparse.Namespace, task: Task) -> Splits:
 def load_files(
     source: Path, test: Path | None, task: Task, row_of: RowOf, dropped: Sequence[str] = ()
 ) -> Splits:
-    """Return the rows of two files or, if `test` is None, of one that is split."""
+    """Return the rows of two files, or split the rows of one file if `test` is None."""
     rows = read_rows(source, "train", task, row_of, dropped)
     if test is None:
         return split_rows(rows, str(source))
@@ -58,17 +59,17 @@ def load_files(
 def read_rows(
     path: Path, split: str, task: Task, row_of: RowOf, dropped: Sequence[str] = ()
 ) -> list[Row]:
-    """Return a file's rows, checked and numbered.
+    """Return a file's rows, checked, with a new index and split in `extra_info`.
 
     Args:
-        path: index and split in `extra_info` are set anew.
         split: "train" or "test", for `extra_info`.
-        row_of: makes a row of an object in *.json or *.jsonl.
-        dropped: keys of `extra_info` that are left out.
+        row_of: function that makes a row from an object in *.json or *.jsonl.
+        dropped: keys of `extra_info` to leave out.
 
     Raises:
-        DataError: names the file and, for a bad row, the row (from 0) and its field.
-        OSError: it cannot be read.
+        DataError: the file is not readable, or a row is bad. The message names the file, and for a
+            bad row its number (from 0) and the field.
+        OSError: the file cannot be opened.
     """
     if path.suffix == ".parquet":
         rows = read_parquet(path)
@@ -90,16 +91,19 @@ def read_rows(
 
 
 def strings_of(item: Any, keys: Sequence[str], where: str) -> dict[str, str]:
-    """`item`, checked to be an object with exactly these keys, all of them texts.
+    """Return `item` after checking that it is an object with exactly these keys and str values.
+
+    Args:
+        where: name of the item in the message.
 
     Raises:
-        DataError: it is not; `where` is what the message calls it.
+        DataError: the item is something else.
     """
     if not isinstance(item, dict):
         raise DataError(f"{where}, the whole row: got {repr(item)[:80]}; expected an object")
     for key in (*keys, *item):
         if key not in keys:
-            # not passed over: a "history", say, would be part of the prompt
+            # an unknown key is an error, because it could be meant for the prompt ("history")
             raise DataError(f"{where}, field {key}: unknown; expected only {tuple(keys)}")
         if not isinstance(item.get(key), str):
             got = repr(item[key])[:80] if key in item else "nothing"
@@ -110,7 +114,7 @@ def strings_of(item: Any, keys: Sequence[str], where: str) -> dict[str, str]:
 def make_row(
     task: Task, question: str, ground_truth: str, system: str | None = None, ability: str = ""
 ) -> Row:
-    """A row without number; `system` is the system message, if any."""
+    """Return a row without index and split; `system` is the system message, if any."""
     messages = [{"role": "system", "content": system}] if system is not None else []
     return {
         "data_source": task.data_sources[0],
@@ -122,12 +126,12 @@ def make_row(
 
 
 def numbered(rows: Sequence[Row], split: str, dropped: Sequence[str] = ()) -> list[Row]:
-    """The rows with their place and split in `extra_info`, and without its `dropped` keys."""
+    """Return the rows with index and split in `extra_info`, and without its `dropped` keys."""
 
     def placed(row: Row, index: int) -> Row:
         extra = row.get("extra_info") or {}
         if not isinstance(extra, Mapping):
-            return row  # for check_rows to refuse
+            return row  # check_rows refuses it
         kept = {key: value for key, value in extra.items() if key not in dropped}
         return {**row, "extra_info": {**kept, "index": index, "split": split}}
 
@@ -135,10 +139,13 @@ def numbered(rows: Sequence[Row], split: str, dropped: Sequence[str] = ()) -> li
 
 
 def split_rows(rows: Sequence[Row], where: str) -> Splits:
-    """Split as ToolRL did: shuffled by numpy's legacy generator, the last 2 % are the test rows.
+    """Split rows as ToolRL did: shuffle with numpy's legacy generator, the last 2 % are for test.
+
+    Args:
+        where: name of the rows in the message.
 
     Raises:
-        DataError: too few rows to hold out one; `where` is what the message calls them.
+        DataError: there are too few rows for one test row.
     """
     test_count = int(TEST_SHARE * len(rows))
     if test_count == 0:
@@ -166,7 +173,7 @@ def _question_rows(task: Task) -> RowOf:
 def _read_json(path: Path) -> list[Any]:
     try:
         text = path.read_bytes()
-        if path.suffix == ".jsonl":  # as a list, in which an error's line is the file's
+        if path.suffix == ".jsonl":  # made one list; the line numbers in errors stay right
             text = b"[" + b"\n,".join(text.strip().split(b"\n")) + b"]"
         items = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
 """Tool calling (ToolRL's rlla_4k): from upstream, from local files, or synthetic.
 
-Upstream is github.com/qiancheng0/ToolRL (Apache-2.0) at one commit; each file is checked against
-its git blob id there.
+Upstream is github.com/qiancheng0/ToolRL (Apache-2.0) at a fixed commit. The git blob id of each
+file is checked.
 """
 
 import argparse
@@ -25,12 +25,12 @@ UPSTREAM = {  # split -> path below the base URL, git blob id
 JSON_BLOB_ID = "1827b67d516cca98f58541c8d218a038d13321e3"  # dataset/rlla_4k_raw/rlla_rl.json
 SYNTHETIC_ROWS = 2000
 JSON_KEYS = ("instruction", "input", "output")
-# in upstream's and in synthetic `extra_info`: prompt and ground truth once more; left out
+# keys of `extra_info` that repeat the prompt and the ground truth, so they are left out
 REPEATED = (*JSON_KEYS, "kind", "calls")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where the rows come from; without any, from upstream."""
+    """Add the options for the source of the rows. The default source is upstream."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--from",
@@ -54,13 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         help="test rows (default: N/10, at least 1)",
     )
-    parser.add_argument("--seed", type=_natural, help="of the synthetic rows (default: 0)")
+    parser.add_argument("--seed", type=_natural, help="seed of the synthetic rows (default: 0)")
     parser.add_argument(
-        "--size", choices=("tiny", "full"), help="of synthetic prompts (default: full)"
+        "--size", choices=("tiny", "full"), help="size of synthetic prompts (default: full)"
     )
     parser.add_argument("--base-url", metavar="URL", help=f"a mirror of {BASE_URL}")
     parser.add_argument(
-        "--cache", metavar="DIR", type=Path, help="for downloads (default: ~/.cache/verl-gdpo)"
+        "--cache", metavar="DIR", type=Path, help="download folder (default: ~/.cache/verl-gdpo)"
     )
 
 
@@ -68,9 +68,9 @@ def load(args: argparse.Namespace, _task: Task) -> Splits:
     """Return the checked rows of both files.
 
     Raises:
-        UsageError: an option that does not belong to the source.
-        DataError: the source cannot be had, or holds a row that is refused.
-        OSError: a file cannot be read or, for a download, written.
+        UsageError: an option does not belong to the source.
+        DataError: the source cannot be downloaded or read, or a row is refused.
+        OSError: a file cannot be opened or, for a download, written.
     """
     _refuse_stray_options(args)
     if args.source is not None:
@@ -83,7 +83,7 @@ def load(args: argparse.Namespace, _task: Task) -> Splits:
 
 
 def from_upstream(base_url: str, cache: Path) -> Splits:
-    """Download the official files into `cache`, unless they are there, and return their rows."""
+    """Return the rows of the official files, which are downloaded into `cache` if needed."""
     splits: Splits = {}
     for split, (path, blob_id) in UPSTREAM.items():
         local = cache / "tool_rl" / Path(path).name
@@ -96,7 +96,7 @@ def from_upstream(base_url: str, cache: Path) -> Splits:
 
 
 def from_files(source: Path, test: Path | None) -> Splits:
-    """Return the rows of two files or, if `test` is None, of one that is split."""
+    """Return the rows of two files, or split the rows of one file if `test` is None."""
     known = {blob_id for _, blob_id in UPSTREAM.values()} | {JSON_BLOB_ID}
     for path in (source, test) if test else (source,):
         blob_id = git_blob_id(path)
@@ -123,7 +123,7 @@ def from_synthetic(
 
 def _row_of_item(item: Any, where: str) -> Row:
     fields = strings_of(item, JSON_KEYS, where)
-    # upstream's parquet files have this ability; kept, to give the same rows
+    # upstream's parquet files have the ability "math", and our rows must be the same
     return make_row(TASK, fields["input"], fields["output"], fields["instruction"], ability="math")
 
 

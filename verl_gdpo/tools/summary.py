@@ -1,4 +1,4 @@
-"""The end of a run: one table, a picture of the reward curves, and where everything is.
+"""Prints a table of a run's rewards and the paths of its files, and draws the reward curves.
 
 verl-gdpo summary RUN_FOLDER
 """
@@ -21,7 +21,7 @@ HEADER = ("reward", "first step", "last step", "validation before", "after")
 
 
 def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
-    """Rows under `HEADER`; "-" where nothing was measured."""
+    """Return the rows for `HEADER`, with "-" for a value that was not measured."""
     training, validation = training_rewards(metrics), validation_rewards(metrics)
     return [
         (printable(name), *_ends(training.get(name, {})), *_ends(validation.get(name, {})))
@@ -79,6 +79,6 @@ def draw_rewards(folder: Path, metrics: Metrics) -> Path:
 
 
 def _latest_checkpoint(folder: Path) -> Path | None:
-    """The last one that is whole: verl (0.7.1 to 0.9) writes its step down once it is."""
+    """Return the last complete checkpoint, whose step verl 0.7.1 to 0.9 writes into the tracker."""
     tracker = folder / "latest_checkpointed_iteration.txt"
     return folder / f"global_step_{tracker.read_text().strip()}" if tracker.exists() else None

@@ -1,12 +1,13 @@
-"""What GDPO adds to verl's legacy trainer (`trainer.use_v1=False`) and those derived from it.
+"""Extends verl's legacy trainer (`trainer.use_v1=False`) and the trainers derived from it.
 
-Relies on verl 0.7.1 to 0.9 `verl.trainer.ppo.ray_trainer`: `RayPPOTrainer._create_dataloader`, that
-every trainer derived from it calls with its `config` set, before it loads a model; and
-`compute_advantage(data, adv_estimator, ..., config)`, which `verl.experimental.separation` imports
-by name, with the reward columns in `data.non_tensor_batch`, named by
-`meta_info["reward_extra_keys"]`.
+Relies on verl 0.7.1 to 0.9 `verl.trainer.ppo.ray_trainer`:
+- `RayPPOTrainer._create_dataloader`: every derived trainer calls it before it loads a model, and
+  has set its `config` by then.
+- `compute_advantage(data, adv_estimator, ..., config)`: `verl.experimental.separation` imports it
+  by name. The reward columns are in `data.non_tensor_batch`, and
+  `meta_info["reward_extra_keys"]` holds their names.
 
-The replacements are plain functions, which a user's `__main__` can hold and Ray can still pickle.
+The replacements are plain functions. Ray can pickle them even if a user's `__main__` holds them.
 """
 
 import functools
@@ -30,16 +31,18 @@ from verl_gdpo.verl_hooks.verl_metrics import METRICS_KEY
 
 Function = Callable[..., Any]
 
-# of the trainer in this process; compute_advantage is told no more than `algorithm`
+# facts about the trainer in this process, because compute_advantage gets only `algorithm`
 has_gdpo_manager = False
 run_bounds: Mapping[str, Bounds] = {}
 
 
 def checking_settings(create_dataloader: Function) -> Function:
+    """Return `create_dataloader` extended to check the configuration first."""
+
     @functools.wraps(create_dataloader)
     def check_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
         from verl_gdpo.verl_hooks.reward_manager import (
-            runs_gdpo_manager,  # V1 trainers need not load it here
+            runs_gdpo_manager,  # imported late, so that V1 trainers do not load it here
         )
 
         global has_gdpo_manager, run_bounds
@@ -55,7 +58,10 @@ def checking_settings(create_dataloader: Function) -> Function:
 
 
 def with_reward_columns(compute_advantage: Function) -> Function:
-    """Hand the reward columns to the estimator; V1 has done so by itself."""
+    """Return `compute_advantage` extended to pass the reward columns to the estimator.
+
+    It does nothing under a V1 trainer, which has passed them already.
+    """
     signature = inspect.signature(compute_advantage)
 
     @functools.wraps(compute_advantage)
@@ -77,7 +83,7 @@ def with_reward_columns(compute_advantage: Function) -> Function:
             raise RewardError(NO_REWARDS)
         rows = RewardRows.from_columns(columns, len(data))
         input_ = EstimatorInput(rows, settings)
-        rewards = input_.rewards  # whichever estimator runs, they have to be there
+        rewards = input_.rewards  # raises if a reward is missing, whichever estimator runs
         token = current_input.set(input_)
         try:
             result = compute_advantage(*args, **kwargs)
@@ -97,7 +103,7 @@ def with_reward_columns(compute_advantage: Function) -> Function:
 
 
 def refuse_penalty(data: Any) -> None:
-    """Raise ValueError if a trainer has changed the scores, which gdpo does not look at."""
+    """Raise ValueError if a trainer has changed the scores, because gdpo would ignore that."""
     scores, rewards = (data.batch.get(f"token_level_{what}") for what in ("scores", "rewards"))
     if scores is not None and rewards is not scores and not torch.equal(scores, rewards):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Which of verl's trainers GDPO runs on; docs/trainers.md has the same table."""
+"""Lists the trainers of verl that GDPO supports and refuses; docs/trainers.md has the same table."""
 
 from types import MappingProxyType
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import verl
 from packaging.version import Version
 
-# {trainer: versions on which its tests ran}
+# {trainer: versions of verl on which its tests ran}
 TRAINERS = MappingProxyType(
     {
         "sync": ("0.9.0", "0.9.1"),
@@ -34,10 +34,10 @@ REFUSED = MappingProxyType(
 
 
 def refuse_trainer(config: Any) -> None:
-    """Raise ValueError if a configuration with gdpo is that of a trainer in `REFUSED`.
+    """Raise ValueError if the configuration is for a trainer in `REFUSED`.
 
-    Relies on verl 0.7.1 to 0.9: `fully_async_policy` alone has `async_training` in its
-    configuration, and verl 0.8's `main_ppo_sync` alone sets `transfer_queue.enable` beforehand.
+    Relies on verl 0.7.1 to 0.9: only `fully_async_policy` has `async_training` in its
+    configuration. Before 0.9, only 0.8's `main_ppo_sync` sets `transfer_queue.enable`.
     """
     has_v1 = Version(verl.__version__) >= Version("0.9")
     for trainer, is_meant in {

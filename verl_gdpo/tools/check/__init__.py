@@ -1,9 +1,9 @@
-"""Says whether a training configuration can work, before anything starts: no Ray, no model.
+"""Checks whether a training configuration can work, without Ray or a model.
 
 verl-gdpo check [--config-dir FOLDER] [--config-name train] [--rows 8] [key=value ...]
 
-The overrides are those of the training run. Everything that can be found wrong independently is
-listed; the exit code is 1 then.
+The overrides are those of the training run. The command lists all problems that it can find at
+once. The exit code is 1 if there are problems.
 """
 
 import argparse
@@ -32,16 +32,16 @@ from verl_gdpo.tools.recipes import FOLDER
 
 
 def compose_config(config_dir: Path, config_name: str, overrides: list[str]) -> Any:
-    """The configuration that `verl.trainer.main_ppo --config-dir ... --config-name ...` sees."""
+    """Return the configuration that `verl.trainer.main_ppo` would get with these arguments."""
     with initialize_config_dir(str(config_dir.resolve()), version_base=None):
         verls = "hydra.searchpath=[pkg://verl.trainer.config]"
         config = compose(config_name, overrides=[verls, *overrides])
-    OmegaConf.to_container(config, resolve=True)  # as verl does, but only after it started Ray
+    OmegaConf.to_container(config, resolve=True)  # verl does this too, but only after Ray started
     return config
 
 
 def check_environment(config: Any) -> str:
-    """Whether verl has us, and what it needs for this trainer, in this Python."""
+    """Return the versions; raise ValueError if verl does not load us, or lacks a dependency."""
     try:
         from verl_gdpo.verl_hooks import for_check as verls
     except Exception as error:
@@ -69,14 +69,14 @@ def check_environment(config: Any) -> str:
 
 
 def check_verls_rules(config: Any, _environment: str) -> list[str]:
-    """verl's own validation; returns what it prints."""
+    """Run verl's own validation and return the lines that it prints."""
     from verl_gdpo.verl_hooks.for_check import what_validation_prints
 
     return what_validation_prints(config)
 
 
 def check_settings(config: Any, training: Sequence[DataFile]) -> GdpoSettings:
-    """The settings, with the bounds that the scorers of the training rows declare."""
+    """Return the settings, with the bounds that the scorers of the training rows declare."""
     sources = {source for file in training for source in file.sources}
     is_v1 = config.trainer.get("use_v1", False)
     has_manager = uses_gdpo_manager(config) or (is_v1 and _has_subclass_of_ours(config))
@@ -97,7 +97,7 @@ def _has_subclass_of_ours(config: Any) -> bool:
 
     try:
         return runs_gdpo_manager(config)
-    except Exception:  # the dry run, which makes the manager, says why it cannot be made
+    except Exception:  # the dry run makes the manager later and reports the reason
         return False
 
 
@@ -110,7 +110,7 @@ def _check_weights_without_steps(settings: GdpoSettings) -> None:
 
 
 def check_trainer(config: Any, _settings: GdpoSettings, _environment: str) -> str:
-    """Whether verl's trainer of this mode is ours, and accepts the configuration."""
+    """Return the trainer's name; raise ValueError if it refuses the configuration."""
     if not config.trainer.get("use_v1", False):
         return _check_legacy_trainer(config)
     from verl_gdpo.verl_hooks.for_check import make_v1_trainer
@@ -143,7 +143,7 @@ def _check_legacy_trainer(config: Any) -> str:
 
 
 def check_data(report: Report, config: Any) -> list[list[DataFile]] | None:
-    """Training and validation files; None where one of them could not be used."""
+    """Return the training and the validation files; None if one of them cannot be used."""
     found: list[list[DataFile] | None] = []
     for key in ("train_files", "val_files"):
         before = len(report.problems)
@@ -152,7 +152,7 @@ def check_data(report: Report, config: Any) -> list[list[DataFile]] | None:
             found.append(None)
             continue
         if files is None:
-            report.say(f"data.{key}: not looked at, because verl fetches it, or a class of yours")
+            report.say(f"data.{key}: not checked, because verl or your dataset class fetches it")
         for file in files or []:
             report.say(f"data.{key}: {file.table.num_rows} rows in {file.path}")
         found.append(files or [])
@@ -171,7 +171,7 @@ def try_rewards(
     options: argparse.Namespace,
     _environment: str,
 ) -> None:
-    """The dry run: what the reward functions return for made-up responses."""
+    """Score made-up responses with the reward functions, and print the results."""
     from verl_gdpo.tools.check.dry_run import score_rows
     from verl_gdpo.tools.check.text import describe
 
@@ -200,12 +200,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--elsewhere", action="store_true", help="the run will be on another machine, with GPUs"
     )
-    parser.add_argument("--rows", type=int, default=8, help="rows to try the rewards on")
-    parser.add_argument("--seconds", type=float, default=20.0, help="limit of one scoring")
+    parser.add_argument("--rows", type=int, default=8, help="number of rows to try the rewards on")
+    parser.add_argument("--seconds", type=float, default=20.0, help="time limit for one scoring")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     options = parser.parse_args(argv)
     report = Report()
-    logging.disable(logging.INFO)  # verl and our trainer say there what is said here
+    logging.disable(logging.INFO)  # verl and our trainer would log what the report prints
     try:
         _ask_all(report, options)
     finally:

@@ -1,4 +1,4 @@
-"""What a run needs of this machine: the device, a place for Ray, the model if it is a folder."""
+"""Checks what a run needs on this machine: the device, a folder for Ray, and a local model."""
 
 import os
 import sys
@@ -62,7 +62,7 @@ def check_gpus(config: Any) -> list[str]:
 
 
 def check_temporary_folder() -> None:
-    """Raise ValueError where no worker of Ray would start, which Ray says in its logs alone.
+    """Raise ValueError if Ray's workers would not start; Ray only reports that in its own logs.
 
     Relies on Ray 2.60's `RayParams`: "temp_dir must not be child directory of virtualenv root".
     """
@@ -75,7 +75,7 @@ def check_temporary_folder() -> None:
 
 
 def check_model(config: Any) -> None:
-    """Raise ValueError if the model is a folder that is not there; a hub's name is left to verl."""
+    """Raise ValueError if the model is a folder that does not exist; verl checks names on a hub."""
     path = str(config.actor_rollout_ref.model.path)
     folder = Path(path)
     beginnings = (config.get("data_dir") or "/", "/", ".", "~")
