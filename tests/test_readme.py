@@ -1,4 +1,4 @@
-"""The documents are true: their code runs, their links lead somewhere, their tables fit the code."""
+"""The documents are true: their code runs, their links lead somewhere, their tables fit."""
 
 import ast
 import re

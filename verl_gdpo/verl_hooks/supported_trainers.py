@@ -1,4 +1,4 @@
-"""Lists the trainers of verl that GDPO supports and refuses; docs/trainers.md has the same table."""
+"""Lists the trainers of verl that GDPO supports and refuses; docs/trainers.md has them too."""
 
 from types import MappingProxyType
 from typing import Any
