@@ -232,7 +232,6 @@ def test_tiny_model_is_the_same_bytes_for_the_same_seed(tmp_path, model_dir):
     other = make_tiny_model(tmp_path / "b", initializer_range=0.3, seed=1, **options)
     assert digests(other)["model.safetensors"] != digests(model_dir)["model.safetensors"]
     assert digests(other)["tokenizer.json"] == digests(model_dir)["tokenizer.json"]
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["a", "b"]  # no left-over folder
 
 
 def test_tiny_tokenizer_speaks_chatml(model_dir, model):
@@ -252,37 +251,6 @@ def test_tiny_tokenizer_speaks_chatml(model_dir, model):
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
     assert model.config.vocab_size == len(tokenizer)
     assert model.dtype == torch.float32
-
-
-def test_tokenizer_splits_text_as_it_was_trained(model_dir):
-    # transformers replaces the splitting rule of a qwen2 tokenizer when it loads one; were ours
-    # another, the merges would have been learned for pieces that never occur.
-    from tokenizers import Tokenizer
-    from transformers import AutoTokenizer
-
-    stored = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-    loaded = AutoTokenizer.from_pretrained(model_dir)
-    for text in (*TEXTS[:20], "it's 1234\n\n x ", "naïve — 你好\r\n"):
-        assert stored.encode(text).ids == loaded.encode(text)
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"hidden_size": 36, "num_attention_heads": 4}, "hidden_size=36"),
-        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads=3"),
-        ({"vocab_size": 100}, "vocab_size: got 100, expected at least 259"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers: got 0"),
-        ({"initializer_range": 0.0}, "initializer_range"),
-        ({"texts": []}, "texts: got"),
-        ({"texts": ["a", 1]}, "texts: got"),
-        ({"texts": "one string"}, "texts: got 'one string'"),
-    ],
-)
-def test_tiny_model_refuses_bad_arguments(tmp_path, bad, message):
-    with pytest.raises(ValueError, match=message):
-        make_tiny_model(tmp_path / "m", **{"texts": TEXTS, **bad})
-    assert not list(tmp_path.iterdir())
 
 
 def test_tiny_model_does_not_overwrite(model_dir):

@@ -6,8 +6,10 @@ Knows neither the model nor files other than the rows' own.
 import os
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from torch.utils.data import Dataset
 
 from verl_gdpo.cpu.tiny_model import TURN_END
 from verl_gdpo.rewards.tool_rl_format import THINK_CLOSE
@@ -27,9 +29,6 @@ WHOLE_TOKENS = (
     *('"}}\n', "}}\n", '"}\n', "}\n"),
 )
 MAX_TOKENS = 256  # longest prompt plus answer
-POOL_BATCHES = 16  # batches are cut from as many batches' rows, sorted by length
-
-Example = tuple[list[int], int]  # prompt and answer in tokens, length of the prompt
 
 
 def load_rows(data: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -64,29 +63,29 @@ def imperfect(answer: str, rng: random.Random) -> str:
     return answer
 
 
-def batches_of(
-    rows: Sequence[dict[str, Any]], tokenizer: Any, batch_size: int, rng: random.Random
-) -> Iterator[list[Example]]:
-    """Endless batches, each of rows of about one length, with fresh habits on every pass."""
-    messages = [row["prompt"] for row in rows]
-    texts = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    prompts: list[list[int]] = tokenizer(texts)["input_ids"]
-    order: list[int] = []
-    while True:
-        while len(order) < batch_size * POOL_BATCHES:
-            order += rng.sample(range(len(rows)), len(rows))
-        pool, order = order[: batch_size * POOL_BATCHES], order[batch_size * POOL_BATCHES :]
-        answers = tokenizer([imperfect(answer_of(rows[i]), rng) + TURN_END for i in pool])
-        examples = [
-            (prompts[i] + answer, len(prompts[i]))
-            for i, answer in zip(pool, answers["input_ids"], strict=True)
-        ]
-        examples.sort(key=lambda example: len(example[0]))
-        longest = len(examples[-1][0])
-        if longest > MAX_TOKENS:
+class Demonstrations(Dataset[dict[str, list[int]]]):
+    """Prompts with imperfect answers, in tokens; the habits change whenever a row is read.
+
+    An example has `input_ids` and `labels`, which are -100 in the prompt.
+    """
+
+    def __init__(self, rows: Sequence[dict[str, Any]], tokenizer: Any, rng: random.Random) -> None:
+        messages = [row["prompt"] for row in rows]
+        texts = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        self._prompts: list[list[int]] = tokenizer(texts)["input_ids"]
+        self._answers = [answer_of(row) for row in rows]
+        self._tokenizer, self._rng = tokenizer, rng
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        prompt, answer = self._prompts[index], imperfect(self._answers[index], self._rng)
+        answer_ids: list[int] = self._tokenizer(answer + TURN_END)["input_ids"]
+        length = len(prompt) + len(answer_ids)
+        if length > MAX_TOKENS:
             raise ValueError(
-                f"warm start, data: got a prompt plus answer of {longest} tokens; expected at most "
-                f'{MAX_TOKENS}, such as rows of data_prep.synthetic in size "tiny"'
+                f"warm start, data, row {index}: got a prompt plus answer of {length} tokens; "
+                f'expected at most {MAX_TOKENS}, such as rows of data_prep.synthetic in size "tiny"'
             )
-        starts = range(0, len(examples), batch_size)
-        yield from (examples[k : k + batch_size] for k in rng.sample(starts, len(starts)))
+        return {"input_ids": prompt + answer_ids, "labels": [-100] * len(prompt) + answer_ids}

@@ -13,7 +13,6 @@ finished policy is recognised by the hash of all these in its `warm_start.json`,
 
 import argparse
 import json
-import math
 import os
 import platform
 import random
@@ -22,21 +21,23 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from importlib.metadata import version
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from verl_gdpo.cpu import demonstrations, tiny_model
 from verl_gdpo.cpu.demonstrations import (
     MAX_TOKENS,
     WHOLE_TOKENS,
-    Example,
+    Demonstrations,
     answer_of,
-    batches_of,
     load_rows,
     texts_of,
 )
@@ -59,7 +60,6 @@ def make_policy(
     lr: float = 3e-3,
     hidden_size: int = 128,
     num_hidden_layers: int = 3,
-    threads: int = 1,
 ) -> Path:
     """Make the policy in the folder `path`, or return at once if it is there already.
 
@@ -67,72 +67,61 @@ def make_policy(
     stays one. A second call for the same folder waits for the first.
 
     Args:
-        seed: at least 0; of the initial weights, the habits and the order of the rows.
+        seed: of the initial weights, the habits and the order of the rows.
         data: parquet file in verl's schema, rows as of `data_prep.synthetic` in size "tiny";
             without it, such training rows are made from the seed.
-        steps: supervised optimiser steps, at least 1; 0.15 to 0.3 s each at the default sizes.
+        steps: supervised optimiser steps; 0.15 to 0.3 s each at the default sizes.
         batch_size: demonstrations per step.
         lr: peak learning rate; warms up for 50 steps, then falls along a cosine.
-        threads: of torch; more than one helps little at this size and hurts on a busy machine.
 
     Raises:
         ValueError: an argument out of range, or rows that are too long for the tiny policy.
         FileExistsError: `path` exists and holds something else.
         ImportError: no data given, and data_prep cannot be imported.
     """
-    for name, value, least in (
-        ("seed", seed, 0),
-        ("steps", steps, 1),
-        ("batch_size", batch_size, 1),
-        ("threads", threads, 1),
-    ):
-        if value < least:
-            raise ValueError(f"warm start, {name}: got {value}; expected at least {least}")
-    if not 0 < lr < math.inf:
-        raise ValueError(f"warm start, lr: got {lr}; expected finite and above 0")
     target = Path(path).resolve()
     settings = {"seed": seed, "steps": steps, "batch_size": batch_size, "lr": lr}
     settings |= {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers}
     if target.exists() and not (target / MARKER).is_file():
         raise FileExistsError(f"{target} exists and is no warm start; choose another folder")
     rows = load_rows(data) if data is not None else _make_rows(seed)
-    marker = {"fingerprint": _fingerprint({**settings, "threads": threads}, rows), **settings}
-    if _fingerprint_of(target) == marker["fingerprint"]:
+    fingerprint = _fingerprint(settings, rows)
+    if _fingerprint_of(target) == fingerprint:
         return Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked(target.with_name(f".{target.name}.lock"), str(target), wait=True):
-        if _fingerprint_of(target) != marker["fingerprint"]:  # nobody else made it meanwhile
-            _make(target, rows, marker, threads)
+        if _fingerprint_of(target) != fingerprint:  # nobody else made it meanwhile
+            with _replaced(target) as folder:
+                _initialise(folder, rows, seed, hidden_size, num_hidden_layers)
+                with _one_thread():
+                    _train(folder, rows, seed, steps, batch_size, lr)
+                marker = {"fingerprint": fingerprint, **settings}
+                (folder / MARKER).write_text(json.dumps(marker, indent=1) + "\n")
     return Path(path)
 
 
-def _make(
-    target: Path, rows: Sequence[dict[str, Any]], marker: dict[str, Any], threads: int
-) -> None:
-    """Make the policy beside `target`, and put it there."""
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    threads_before = torch.get_num_threads()
+@contextmanager
+def _replaced(folder: Path) -> Iterator[Path]:
+    """Yield a place beside `folder` for what becomes it once the block is done."""
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        torch.set_num_threads(threads)
-        folder = make_tiny_model(
-            partial / "policy",
-            texts=texts_of(rows),
-            whole_tokens=WHOLE_TOKENS,
-            vocab_size=1024,
-            hidden_size=marker["hidden_size"],
-            num_hidden_layers=marker["num_hidden_layers"],
-            num_key_value_heads=4,
-            max_position_embeddings=MAX_TOKENS,
-            seed=marker["seed"],
-        )
-        _train(folder, rows, marker["seed"], marker["steps"], marker["batch_size"], marker["lr"])
-        (folder / MARKER).write_text(json.dumps(marker, indent=1) + "\n")
-        if target.exists():
-            target.rename(partial / "replaced")
-        folder.rename(target)
+        yield partial / "new"
+        if folder.exists():
+            folder.rename(partial / "old")
+        (partial / "new").rename(folder)
     finally:
-        torch.set_num_threads(threads_before)
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch add up in one order; more threads help little at this size."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _make_rows(seed: int) -> list[dict[str, Any]]:
@@ -166,50 +155,69 @@ def _fingerprint_of(folder: Path) -> str | None:
         return None
 
 
+def _initialise(
+    folder: Path, rows: Sequence[dict[str, Any]], seed: int, hidden_size: int, layers: int
+) -> None:
+    make_tiny_model(
+        folder,
+        texts=texts_of(rows),
+        whole_tokens=WHOLE_TOKENS,
+        vocab_size=1024,
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_key_value_heads=4,
+        max_position_embeddings=MAX_TOKENS,
+        seed=seed,
+    )
+
+
 def _train(
     folder: Path, rows: Sequence[dict[str, Any]], seed: int, steps: int, batch_size: int, lr: float
 ) -> None:
-    """Train the model in `folder` in place."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """Train the model in `folder` in place.
+
+    transformers' Trainer takes as long and as many lines, but seeds every global random state.
+    """
+    from transformers import AutoModelForCausalLM, get_cosine_with_min_lr_schedule_with_warmup
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # a bar for each of two tiny files
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
+    schedule = get_cosine_with_min_lr_schedule_with_warmup(
+        optimizer, WARM_UP_STEPS, steps, min_lr_rate=LAST_LR_SHARE
+    )
+    batches = chain.from_iterable(repeat(_batches(folder, rows, seed, batch_size)))
     start = time.monotonic()
-    batches = batches_of(rows, tokenizer, batch_size, random.Random(seed))
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = lr * _lr_share(step, steps)
-        loss = _loss(model, next(batches), tokenizer.pad_token_id)
-        loss.backward()  # type: ignore[no-untyped-call]
+    for step, batch in enumerate(islice(batches, steps), 1):
+        loss = model(**batch).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
-        if (step + 1) % 50 == 0 or step + 1 == steps:
-            _show_progress(step + 1, steps, loss.item(), time.monotonic() - start)
+        if step % 50 == 0 or step == steps:
+            _show_progress(step, steps, loss.item(), time.monotonic() - start)
     model.save_pretrained(folder)
 
 
-def _lr_share(step: int, steps: int) -> float:
-    warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
-    cosine = (1 + math.cos(math.pi * step / steps)) / 2
-    return warm_up * (LAST_LR_SHARE + (1 - LAST_LR_SHARE) * cosine)
+def _batches(
+    folder: Path, rows: Sequence[dict[str, Any]], seed: int, batch_size: int
+) -> Iterable[dict[str, Any]]:
+    """One pass through the rows, in batches of about one length, padded; another each time."""
+    from transformers import AutoTokenizer, DataCollatorForSeq2Seq
+    from transformers.trainer_pt_utils import LengthGroupedSampler
 
-
-def _loss(model: Any, batch: Sequence[Example], pad_id: int) -> torch.Tensor:
-    """Mean cross-entropy of the answers' tokens."""
-    width = max(len(ids) for ids, _ in batch)
-    # padded on the right: a causal model needs no mask for what comes after
-    ids_BL = torch.tensor([ids + [pad_id] * (width - len(ids)) for ids, _ in batch])
-    place_L = torch.arange(1, width)
-    first_B1 = torch.tensor([[prompt_length] for _, prompt_length in batch])
-    end_B1 = torch.tensor([[len(ids)] for ids, _ in batch])
-    wanted_BL = (place_L >= first_B1) & (place_L < end_B1)
-    hidden_BLH = model.model(input_ids=ids_BL[:, :-1], use_cache=False).last_hidden_state
-    logits_NV = model.lm_head(hidden_BLH[wanted_BL])
-    return torch.nn.functional.cross_entropy(logits_NV, ids_BL[:, 1:][wanted_BL])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    examples = Demonstrations(rows, tokenizer, random.Random(seed))
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(
+        examples,
+        batch_size,
+        sampler=LengthGroupedSampler(batch_size, examples, generator=generator),
+        collate_fn=DataCollatorForSeq2Seq(tokenizer),
+        generator=generator,
+    )
 
 
 def _show_progress(step: int, steps: int, loss: float, seconds: float) -> None:
