@@ -61,8 +61,8 @@ def make_engine(model_dir, **overrides):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     blank = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir))
-    settings = {"prompt_length": 16, "response_length": 8, "max_model_len": 64, **overrides}
-    return Engine(blank, eos_ids=[2], pad_id=0, **settings)
+    settings = {"prompt_length": 16, "response_length": 8, "max_model_len": 64, "max_batch": 64}
+    return Engine(blank, eos_ids=[2], pad_id=0, **{**settings, **overrides})
 
 
 # ---- activation ------------------------------------------------------------------------------

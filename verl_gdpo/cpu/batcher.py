@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from verl_gdpo.cpu.sampler import Completion, Request
 
-# Runs a batch; must return one outcome per request, and ask the given function whether to stop.
+# Runs a batch; must return one outcome a request, and ask the given function whether to stop.
 RunBatch = Callable[[Sequence[Request], Callable[[], bool]], list[Completion | Exception]]
 
 
@@ -100,8 +100,6 @@ class Batcher:
         self._running = len(batch)
         try:
             outcomes = await asyncio.to_thread(self._run, [r for r, _ in batch], self._abort.is_set)
-            if len(outcomes) != len(batch):
-                raise RuntimeError(f"got {len(outcomes)} responses for {len(batch)} requests")
         except Exception as error:
             outcomes = [_batch_error(error, len(batch)) for _ in batch]
         except BaseException:  # cancelled: hand the batch to _work, which fails whoever waits

@@ -43,7 +43,7 @@ class Engine:
         prompt_length: int,
         response_length: int,
         max_model_len: int,
-        max_batch: int = 64,
+        max_batch: int,
         seed: int = 0,
         ignore_eos: bool = False,
     ) -> None:

@@ -7,8 +7,9 @@ and to copy its tools, keys and values, from demonstrations with independent bad
 `demonstrations.HABITS`). A habit of the majority shows in the policy's most likely answer too, so
 that training on the rewards has something to unlearn in greedy answers as well as in samples.
 
-The same arguments, code, library versions and kind of CPU give the same files, byte for byte; a
-finished policy is recognised by the hash of all these in its `warm_start.json`, and kept.
+The same arguments, code, library versions, kind of CPU and number of threads give the same files,
+byte for byte; a finished policy is recognised by the hash of all these in its `warm_start.json`,
+and kept.
 """
 
 import argparse
@@ -93,8 +94,7 @@ def make_policy(
         if _fingerprint_of(target) != fingerprint:  # nobody else made it meanwhile
             with _replaced(target) as folder:
                 _initialise(folder, rows, seed, hidden_size, num_hidden_layers)
-                with _one_thread():
-                    _train(folder, rows, seed, steps, batch_size, lr)
+                _train(folder, rows, seed, steps, batch_size, lr)
                 marker = {"fingerprint": fingerprint, **settings}
                 (folder / MARKER).write_text(json.dumps(marker, indent=1) + "\n")
     return Path(path)
@@ -111,17 +111,6 @@ def _replaced(folder: Path) -> Iterator[Path]:
         (partial / "new").rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch add up in one order; more threads help little at this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _make_rows(seed: int) -> list[dict[str, Any]]:
@@ -141,10 +130,9 @@ def _fingerprint(settings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> st
     for source in (__file__, demonstrations.__file__, tiny_model.__file__):
         digest.update(Path(source).read_bytes())
     versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
+    cpu = [platform.machine(), torch.get_num_threads()]
     prompts_answers = [(row["prompt"], answer_of(row)) for row in rows]
-    digest.update(
-        json.dumps([settings, versions, platform.machine(), prompts_answers]).encode("utf-8")
-    )
+    digest.update(json.dumps([settings, versions, cpu, prompts_answers]).encode("utf-8"))
     return digest.hexdigest()
 
 
@@ -176,7 +164,7 @@ def _train(
 ) -> None:
     """Train the model in `folder` in place.
 
-    transformers' Trainer takes as long and as many lines, but seeds every global random state.
+    transformers' Trainer takes as long and as many lines, and seeds all global random states.
     """
     from transformers import AutoModelForCausalLM, get_cosine_with_min_lr_schedule_with_warmup
     from transformers.utils.logging import disable_progress_bar
@@ -234,6 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", metavar="PARQUET", type=Path, help="default: rows of its own")
     args = parser.parse_args(argv)
+    torch.set_num_threads(1)  # more help little at this size, and hurt on a busy machine
     # by default it ends the process at once, and the half-made folder stays
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
