@@ -1,5 +1,6 @@
 """The warm start: same bytes, cached, atomic, and a tokenizer that verl loads unharmed."""
 
+import itertools
 import json
 import random
 import signal
@@ -14,7 +15,7 @@ import torch
 
 from data_prep.synthetic import make_rows
 from verl_gdpo.cpu import warm_start
-from verl_gdpo.cpu.demonstrations import HABITS, imperfect
+from verl_gdpo.cpu.demonstrations import HABITS, Demonstrations, imperfect
 from verl_gdpo.cpu.warm_start import MARKER, make_policy
 from verl_gdpo.rewards import tool_rl
 
@@ -62,12 +63,16 @@ def test_training_moves_the_weights_and_the_global_random_state_stays(data, tmp_
     torch.manual_seed(0)
     longer = make_policy(tmp_path / "policy", data=data, **{**TINY, "steps": 60, "lr": 0.01})
     assert torch.equal(torch.rand(3), expected)
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     rows = make_rows(50, split="test", seed=0, size="tiny")
-    (batch,) = warm_start._batches(longer, rows, 0, 50)
+    shown = Demonstrations(rows, AutoTokenizer.from_pretrained(longer), random.Random(0))
+    model = AutoModelForCausalLM.from_pretrained(longer)
+    tensors = [
+        {name: torch.tensor([ids]) for name, ids in shown.example(row).items()} for row in range(50)
+    ]
     with torch.no_grad():
-        loss = AutoModelForCausalLM.from_pretrained(longer)(**batch).loss
+        loss = sum(model(**example).loss for example in tensors) / 50
     assert loss < 4  # untrained: ln(vocabulary of some 490) = 6.2
 
 
@@ -125,32 +130,41 @@ def test_a_folder_of_somebody_else_is_kept(data, tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"), [({"batch_size": 0}, "batch_size"), ({"lr": float("nan")}, "rate: nan")]
-)
-def test_bad_arguments(data, tmp_path, bad, message):
-    with pytest.raises(ValueError, match=message):
-        make_policy(tmp_path / "policy", data=data, **{**TINY, **bad})
+def test_a_bad_argument_leaves_nothing(data, tmp_path):
+    with pytest.raises(ValueError, match="learning rate: nan"):
+        make_policy(tmp_path / "policy", data=data, **{**TINY, "lr": float("nan")})
     assert files_in(tmp_path) == []
 
 
-def test_a_batch_is_padded_and_wants_the_answers_alone(policy):
+def test_batches_show_every_row_once_a_pass_with_the_answer_to_be_learned(policy):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(policy)
     rows = make_rows(64, split="train", seed=0, size="tiny")
-    answers = []
-    for batch in warm_start._batches(policy, rows, 0, 8):
-        lengths = batch["attention_mask"].sum(dim=1)
-        assert batch["input_ids"].shape == (8, lengths.max())
-        for ids, labels, length in zip(batch["input_ids"], batch["labels"], lengths, strict=True):
-            prompt = tokenizer.decode(ids[labels == -100][: int((labels[:length] == -100).sum())])
-            assert prompt.endswith("<|im_start|>assistant\n")
-            assert (labels[length:] == -100).all()
-            assert (ids[labels != -100] == labels[labels != -100]).all()
-            answers.append(tokenizer.decode(labels[labels != -100]))
-    assert len(answers) == 64
-    assert all(answer.startswith("<think>") and answer.endswith("<|im_end|>") for answer in answers)
+    batches = Demonstrations(rows, tokenizer, random.Random(0)).batches(16)
+    passes = [[next(batches) for _ in range(4)] for _ in range(2)]
+    widths = []
+    for examples in passes:
+        prompts = []
+        for example in itertools.chain.from_iterable(examples):
+            ids, labels = example["input_ids"], example["labels"]
+            start = labels.count(-100)
+            assert labels == [-100] * start + ids[start:]
+            prompts.append(tokenizer.decode(ids[:start]))
+            answer = tokenizer.decode(ids[start:])
+            assert answer.startswith("<think>")
+            assert answer.endswith("<|im_end|>")
+        assert sorted(prompts) == sorted(
+            tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+            for row in rows
+        )
+        lengths = [sorted(len(e["input_ids"]) for e in batch) for batch in examples]
+        widths.append([batch[-1] for batch in lengths])
+        # habits change a length by a few tokens; 64 rows in random batches overlap far more
+        inside = sum(batch[-1] - batch[0] for batch in lengths)
+        assert inside < 2 * (max(map(max, lengths)) - min(map(min, lengths)))
+    assert passes[0] != passes[1]
+    assert widths[0] != sorted(widths[0])
 
 
 def test_rows_of_full_size_are_refused(tmp_path):

@@ -6,10 +6,8 @@ Knows neither the model nor files other than the rows' own.
 import os
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-from torch.utils.data import Dataset
 
 from verl_gdpo.cpu.tiny_model import TURN_END
 from verl_gdpo.rewards.tool_rl_format import THINK_CLOSE
@@ -63,11 +61,8 @@ def imperfect(answer: str, rng: random.Random) -> str:
     return answer
 
 
-class Demonstrations(Dataset[dict[str, list[int]]]):
-    """Prompts with imperfect answers, in tokens; the habits change whenever a row is read.
-
-    An example has `input_ids` and `labels`, which are -100 in the prompt.
-    """
+class Demonstrations:
+    """Prompts with imperfect answers in tokens, out of rows in verl's schema."""
 
     def __init__(self, rows: Sequence[dict[str, Any]], tokenizer: Any, rng: random.Random) -> None:
         messages = [row["prompt"] for row in rows]
@@ -76,16 +71,31 @@ class Demonstrations(Dataset[dict[str, list[int]]]):
         self._answers = [answer_of(row) for row in rows]
         self._tokenizer, self._rng = tokenizer, rng
 
-    def __len__(self) -> int:
-        return len(self._prompts)
+    def example(self, row: int) -> dict[str, list[int]]:
+        """Return `input_ids` and `labels`, -100 in the prompt; each time with other habits.
 
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
-        prompt, answer = self._prompts[index], imperfect(self._answers[index], self._rng)
+        Raises:
+            ValueError: more than `MAX_TOKENS`.
+        """
+        prompt, answer = self._prompts[row], imperfect(self._answers[row], self._rng)
         answer_ids: list[int] = self._tokenizer(answer + TURN_END)["input_ids"]
         length = len(prompt) + len(answer_ids)
         if length > MAX_TOKENS:
             raise ValueError(
-                f"warm start, data, row {index}: got a prompt plus answer of {length} tokens; "
+                f"warm start, data, row {row}: got a prompt plus answer of {length} tokens; "
                 f'expected at most {MAX_TOKENS}, such as rows of data_prep.synthetic in size "tiny"'
             )
         return {"input_ids": prompt + answer_ids, "labels": [-100] * len(prompt) + answer_ids}
+
+    def batches(self, batch_size: int) -> Iterator[list[dict[str, list[int]]]]:
+        """Endless batches, each of examples of about one length, in random order.
+
+        transformers' LengthGroupedSampler goes from long to short again and again; trained like
+        that for 1,000 steps, the policy does not learn to copy.
+        """
+        lengths = [len(self.example(row)["input_ids"]) for row in range(len(self._prompts))]
+        while True:
+            order = sorted(range(len(lengths)), key=lambda row: (lengths[row], self._rng.random()))
+            starts = range(0, len(order), batch_size)
+            for start in self._rng.sample(starts, len(starts)):
+                yield [self.example(row) for row in order[start : start + batch_size]]

@@ -22,16 +22,15 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from importlib.metadata import version
-from itertools import chain, islice, repeat
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from verl_gdpo.cpu import demonstrations, tiny_model
 from verl_gdpo.cpu.demonstrations import (
@@ -166,19 +165,26 @@ def _train(
 
     transformers' Trainer takes as long and as many lines, and seeds all global random states.
     """
-    from transformers import AutoModelForCausalLM, get_cosine_with_min_lr_schedule_with_warmup
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        DataCollatorForSeq2Seq,
+        get_cosine_with_min_lr_schedule_with_warmup,
+    )
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # a bar for each of two tiny files
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = get_cosine_with_min_lr_schedule_with_warmup(
         optimizer, WARM_UP_STEPS, steps, min_lr_rate=LAST_LR_SHARE
     )
-    batches = chain.from_iterable(repeat(_batches(folder, rows, seed, batch_size)))
+    shown = Demonstrations(rows, tokenizer, random.Random(seed))
+    padded = DataCollatorForSeq2Seq(tokenizer)
     start = time.monotonic()
-    for step, batch in enumerate(islice(batches, steps), 1):
-        loss = model(**batch).loss
+    for step, batch in enumerate(islice(shown.batches(batch_size), steps), 1):
+        loss = model(**padded(batch)).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -187,25 +193,6 @@ def _train(
         if step % 50 == 0 or step == steps:
             _show_progress(step, steps, loss.item(), time.monotonic() - start)
     model.save_pretrained(folder)
-
-
-def _batches(
-    folder: Path, rows: Sequence[dict[str, Any]], seed: int, batch_size: int
-) -> Iterable[dict[str, Any]]:
-    """One pass through the rows, in batches of about one length, padded; another each time."""
-    from transformers import AutoTokenizer, DataCollatorForSeq2Seq
-    from transformers.trainer_pt_utils import LengthGroupedSampler
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    examples = Demonstrations(rows, tokenizer, random.Random(seed))
-    generator = torch.Generator().manual_seed(seed)
-    return DataLoader(
-        examples,
-        batch_size,
-        sampler=LengthGroupedSampler(batch_size, examples, generator=generator),
-        collate_fn=DataCollatorForSeq2Seq(tokenizer),
-        generator=generator,
-    )
 
 
 def _show_progress(step: int, steps: int, loss: float, seconds: float) -> None:
