@@ -27,6 +27,7 @@ WHOLE_TOKENS = (
     *('"}}\n', "}}\n", '"}\n', "}\n"),
 )
 MAX_TOKENS = 256  # longest prompt plus answer
+POOL_BATCHES = 16  # batches are cut from as many batches' rows, sorted by length
 
 
 def load_rows(data: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -93,9 +94,12 @@ class Demonstrations:
         transformers' LengthGroupedSampler goes from long to short again and again; trained like
         that for 1,000 steps, the policy does not learn to copy.
         """
-        lengths = [len(self.example(row)["input_ids"]) for row in range(len(self._prompts))]
+        rows = range(len(self._prompts))
+        order: list[int] = []
         while True:
-            order = sorted(range(len(lengths)), key=lambda row: (lengths[row], self._rng.random()))
-            starts = range(0, len(order), batch_size)
-            for start in self._rng.sample(starts, len(starts)):
-                yield [self.example(row) for row in order[start : start + batch_size]]
+            while len(order) < batch_size * POOL_BATCHES:
+                order += self._rng.sample(rows, len(rows))
+            pool, order = order[: batch_size * POOL_BATCHES], order[batch_size * POOL_BATCHES :]
+            examples = sorted(map(self.example, pool), key=lambda shown: len(shown["input_ids"]))
+            for k in self._rng.sample(range(POOL_BATCHES), POOL_BATCHES):
+                yield examples[k * batch_size : (k + 1) * batch_size]
