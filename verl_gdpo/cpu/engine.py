@@ -66,8 +66,8 @@ class Engine:
         """Replace all weights, between batches.
 
         Raises:
-            ValueError: a parameter is missing, unknown or of another shape; the engine then
-                refuses to generate until a complete set of weights has arrived.
+            ValueError, RuntimeError: a parameter is missing, unknown or of another shape; the
+                engine then refuses to generate until a complete set of weights has arrived.
         """
         async with self._batcher.idle:
             synced, self._syncs = self._syncs, 0
@@ -116,9 +116,9 @@ class Engine:
             self._seen[prompt] += 1
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
-    async def abort(self, *, reject: bool = False) -> int:
+    async def abort(self) -> int:
         """Stop all running responses and start none until `resume`; returns how many it stopped."""
-        return await self._batcher.abort(reject=reject)
+        return await self._batcher.abort()
 
     def resume(self) -> None:
         """Generate again after `abort`."""
@@ -161,27 +161,20 @@ class Engine:
             )
 
 
-@torch.no_grad()
 def load_full_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Copy `state` into the parameters of `model`, or raise ValueError and change nothing.
+    """Copy `state` into `model`; a tied parameter has to be given under one of its names only.
 
-    Tied parameters need to be given under one of their names only. Buffers are not weights and
-    may be left out.
+    Raises:
+        ValueError: a parameter is missing or unknown.
+        RuntimeError: a parameter has another shape.
     """
     own = dict(model.named_parameters(remove_duplicate=False))
-    buffers = dict(model.named_buffers(remove_duplicate=False))
-    covered = {id(own[name]) for name in state if name in own}
-    problems = {
-        "missing": sorted(name for name, param in own.items() if id(param) not in covered),
-        "unexpected": sorted(name for name in state if name not in own and name not in buffers),
-        "other shape": sorted(
-            f"{name} {tuple(tensor.shape)} instead of {tuple(own[name].shape)}"
-            for name, tensor in state.items()
-            if name in own and tensor.shape != own[name].shape
-        ),
-    }
-    if any(problems.values()):
-        details = "; ".join(f"{k}: {len(v)}, e.g. {v[:3]}" for k, v in problems.items() if v)
-        raise ValueError(f"the weights do not fit {type(model).__name__}: {details}")
-    for name, tensor in state.items():
-        (own if name in own else buffers)[name].copy_(tensor)
+    given = {id(own[name]) for name in state if name in own}
+    result = model.load_state_dict(state, strict=False)
+    missing = [name for name in result.missing_keys if name in own and id(own[name]) not in given]
+    if missing or result.unexpected_keys:
+        raise ValueError(
+            f"the weights do not fit {type(model).__name__}: missing {len(missing)}, e.g. "
+            f"{missing[:3]}; unknown {len(result.unexpected_keys)}, e.g. "
+            f"{result.unexpected_keys[:3]}"
+        )

@@ -121,12 +121,12 @@ class HFServer:
             extra_fields={"global_steps": steps},
         )
 
-    async def abort_all_requests(
-        self, reject_request: bool = False, **extra: Any
-    ) -> dict[str, Any]:
-        """Hand unfinished responses back and hold new requests until `resume_generation`."""
-        count = await self._engine.abort(reject=reject_request)
-        return {"aborted_count": count, "request_ids": []}
+    async def abort_all_requests(self, **extra: Any) -> dict[str, Any]:
+        """Hand unfinished responses back and hold new requests until `resume_generation`.
+
+        `reject_request` comes from the trainer separate_async alone, which needs another replica.
+        """
+        return {"aborted_count": await self._engine.abort(), "request_ids": []}
 
     async def resume_generation(self, **extra: Any) -> None:
         self._engine.resume()
