@@ -357,6 +357,13 @@ def test_tokens_are_drawn_by_their_probabilities(params, expected):
     assert not shares[torch.tensor(expected) == 0].any()
 
 
+def test_the_ends_of_the_unit_interval_draw_no_cut_token():
+    draws = OwnDraws(SamplingParams(top_k=2), [0, 1], 1)
+    draws._uniform_BT = torch.tensor([[0.0], [1 - 2**-24]])  # the least and the most of torch.rand
+    logits = torch.tensor([0.1, 0.5, 0.3, 0.1]).log().repeat(2, 1)
+    assert draws(torch.zeros((2, 1), dtype=torch.long), logits).argmax(dim=1).tolist() == [1, 2]
+
+
 def test_a_row_without_finite_logits_fails_alone(model):
     def poison(module, args, kwargs, out):
         out.logits[kwargs["input_ids"][:, -1] == PROMPTS[1][-1]] = torch.nan
