@@ -54,6 +54,13 @@ def faults(session: nox.Session) -> None:
     session.run("pytest", "tests/faults.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
+@nox.session(default=False)
+def policy(session: nox.Session) -> None:
+    """The policy in the package is what its command makes: 1,000 steps, some 4 minutes."""
+    install(session, "-e", ".[cpu]")
+    session.run("pytest", "tests/shipped_policy.py", env={"OMP_NUM_THREADS": "1"})
+
+
 @nox.session
 def trl(session: nox.Session) -> None:
     """Compares the dialect `trl` with TRL's own code; pytest does not collect this test itself."""
