@@ -1,4 +1,4 @@
-"""Executes every block of docs/adding_a_task.md in a copy of the repository."""
+"""docs/adding_a_task.md in a copy of the repository, block by block, except the training."""
 
 import os
 import re

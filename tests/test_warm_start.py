@@ -1,5 +1,6 @@
 """The warm start: equal bytes, a cache, atomic files, and a tokenizer that verl can load."""
 
+import inspect
 import itertools
 import json
 import random
@@ -289,7 +290,9 @@ def test_by_default_it_is_the_policy_of_the_package(tmp_path, untrained):
 
 @pytest.mark.parametrize("changed", [{"anew": True}, {"seed": 1}, {"steps": 999}, {"lr": 1e-3}])
 def test_any_other_policy_is_trained(tmp_path, untrained, changed, monkeypatch):
-    monkeypatch.setattr(warm_start, "_make_rows", lambda seed: ROWS_OF_TWO)
+    monkeypatch.setattr(
+        warm_start, "_make_rows", lambda seed: make_rows(5, split="train", seed=seed, size="tiny")
+    )
     with pytest.raises(AssertionError, match="trained"):
         make_policy(tmp_path / "policy", **changed)
     assert list(tmp_path.glob("policy")) == []
