@@ -302,7 +302,7 @@ def test_a_penalty_in_the_reward_is_refused_whoever_calls():
     data.batch["token_level_scores"] = rewards.clone()
     ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
     data.batch["token_level_scores"] = rewards + 0.1
-    with pytest.raises(ValueError, match="token_level_rewards are not token_level_scores"):
+    with pytest.raises(ValueError, match="token_level_rewards differ from token_level_scores"):
         ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
     # verl's own estimators use them
     ray_trainer.compute_advantage(data, adv_estimator="grpo", config=algorithm())

@@ -1,4 +1,4 @@
-"""Tables and model output for a terminal."""
+"""Formats tables and model output for a terminal, and handles a closed output."""
 
 import os
 import signal

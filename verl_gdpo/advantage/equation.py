@@ -177,7 +177,7 @@ def compute_gdpo_scalars(
         if not (np.isfinite(value) and value >= 0):
             raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
     if combine is not None and group_norm == "summed":
-        raise ValueError("combine needs group_norm='per_reward': 'summed' has one reward left")
+        raise ValueError("combine needs group_norm='per_reward': 'summed' adds the rewards first")
 
     rewards_BK = reward_tensor(rewards_BK)
     if rewards_BK.ndim != 2 or 0 in rewards_BK.shape:
@@ -210,7 +210,7 @@ def compute_gdpo_scalars(
     else:
         S_B = combine(z_BK, rewards_BK, groups[0], weights_K, present_BK, valid_B)
         S_B = torch.where(valid_B, _checked_sum(S_B, B), 0.0)
-        weights_K = weights_K.abs().clamp(min=1.0)  # a variant may divide by them
+        weights_K = weights_K.abs().clamp(min=1.0)  # a variant may divide by a weight below 1
     S_B = without_rounding(S_B, rounding_GK, weights_K, groups[0])
     if batch_norm == "none":
         return GdpoScalars(z_BK, S_B, S_B)

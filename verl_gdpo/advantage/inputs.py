@@ -10,7 +10,7 @@ import torch
 
 
 def group_index(group_ids: Any, B: int, device: torch.device) -> tuple[torch.Tensor, int]:
-    """Number the groups 0, 1, ...; return each sample's number, (B,) int64, and the count."""
+    """Return the group number of each sample, (B,) int64 from 0, and the number of groups."""
     if isinstance(group_ids, torch.Tensor):
         group_ids = group_ids.cpu().numpy()
     ids = group_ids.tolist() if isinstance(group_ids, np.ndarray) else list(group_ids)

@@ -208,7 +208,7 @@ def _check_bounds(
     if len(outside):
         raise RewardError(
             f"{rows.label(counted[outside[0]])}: reward {name!r} is {values[outside[0]]}, outside "
-            f"its bounds [{low:g}, {high:g}]; correct what returns it, or "
+            f"its bounds [{low:g}, {high:g}]; correct the scorer, or "
             f"algorithm.gdpo.rewards.{name}.bounds"
         )
 

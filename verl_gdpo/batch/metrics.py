@@ -235,12 +235,12 @@ def why_mean_is_not_0(S_B: Floats, c_BK: Floats, count_B: Ints | None) -> str | 
     if _is_about_0(S_B, count_B):
         return None
     if _is_about_0(S_B):
-        return "batch_norm=token counts samples by their tokens, and S differs with the length"
+        return "batch_norm=token counts samples by their tokens, and S depends on the length"
     if _is_about_0(c_BK.sum(axis=1)):
         return "algorithm.gdpo.combine gives an S that is not 0 on average"
     return (
-        "a reward is so large against its spread within a group that float64 cannot resolve it; "
-        "let the scorer return its difference from a typical value"
+        "a reward is so large, compared with its spread within a group, that float64 cannot "
+        "resolve it; let the scorer subtract a typical value from it"
     )
 
 

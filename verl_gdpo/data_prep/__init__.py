@@ -9,4 +9,4 @@ class DataError(Exception):
 
 
 class UsageError(DataError):
-    """Options that do not go together."""
+    """The user combined options that exclude each other."""

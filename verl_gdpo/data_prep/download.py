@@ -54,7 +54,7 @@ def fetch(
         if got != blob_id:
             raise DataError(
                 f"{url}: got git blob id {got} ({temporary.stat().st_size:,} bytes); expected "
-                f"{blob_id}: not the pinned file, or damaged on the way"
+                f"{blob_id}: it is another file, or the download damaged it"
             )
 
 

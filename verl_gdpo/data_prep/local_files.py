@@ -18,7 +18,7 @@ from verl_gdpo.data_prep import DataError
 from verl_gdpo.data_prep.schema import Row, Splits, check_rows, read_parquet
 from verl_gdpo.rewards.task import Task
 
-SPLIT_SEED, TEST_SHARE = 31415, 0.02  # ToolRL's
+SPLIT_SEED, TEST_SHARE = 31415, 0.02  # as in ToolRL
 KEYS = ("question", "answer")
 RowOf = Callable[[Any, str], Row]  # (object of a file, its name in messages) -> row
 
@@ -150,8 +150,8 @@ def split_rows(rows: Sequence[Row], where: str) -> Splits:
     test_count = int(TEST_SHARE * len(rows))
     if test_count == 0:
         raise DataError(
-            f"{where}: got {len(rows)} rows, of which int({TEST_SHARE} * {len(rows)}) = 0 would be "
-            "test rows; expected at least 50, or the test rows in a file of their own: --test FILE"
+            f"{where}: got {len(rows)} rows, which gives int({TEST_SHARE} * {len(rows)}) = 0 test "
+            "rows; expected at least 50 rows, or another file with the test rows: --test FILE"
         )
     order = np.arange(len(rows))
     np.random.RandomState(SPLIT_SEED).shuffle(order)

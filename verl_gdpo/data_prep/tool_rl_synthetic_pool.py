@@ -77,7 +77,7 @@ KINDS: dict[str, tuple[str, int, Callable[[int], Value]]] = {
     "date": ("string", 336, lambda i: f"2027-{i // 28 + 1:02d}-{i % 28 + 1:02d}"),
     "time": ("string", 144, lambda i: f"{i // 6:02d}:{i % 6}5"),
     "code": ("string", 9000, lambda i: f"{'KQRTVX'[i % 6]}{'BDFGHM'[i // 6 % 6]}-{1000 + i}"),
-    # integers are split by value, so that no two of these kinds share one across the splits
+    # integers are split by value, so that a value of one split never occurs in the other split
     "few": ("integer", 15, lambda i: i),
     "many": ("integer", 500, lambda i: i),
     # never whole numbers, so that no number equals an integer

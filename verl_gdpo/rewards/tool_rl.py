@@ -135,7 +135,7 @@ def bounds(
     length: bool = False,
     length_schedule: LengthSchedule = "constant",
 ) -> dict[str, tuple[float, float]]:
-    """The lowest and highest value of each reward over all steps, for these options of `score`."""
+    """Return {reward: (lowest, highest)} over all steps, for these options of `score`."""
     _check_options(granularity, matching, max_correctness, schedule, length_schedule, step=0)
     # between these steps, every range changes in one direction only
     steps = (0, TWO_STAGE_SWITCH_STEP, LINEAR_SCHEDULE_STEPS)
@@ -334,7 +334,7 @@ def _name_similarity(gold: list[str], predicted: list[Any], in_order: bool) -> f
 
 
 def _jaccard(common: int, size: int, other_size: int) -> float:
-    """Multiset Jaccard index from sizes; 1 if both multisets are empty."""
+    """Return the Jaccard index of two multisets, given their sizes; 1 if both are empty."""
     union = size + other_size - common
     return common / union if union else 1.0
 

@@ -23,7 +23,7 @@ KEYS = (
     *("uid", "group", "session", "data_source"),
     *("response_tokens", "trained_tokens", "rewards", "advantage", "is_padding"),
 )
-WRITING = "verl is still writing it, or was stopped before it had"
+WRITING = "verl is still writing it, or was stopped while writing"
 
 
 def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -48,7 +48,9 @@ def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
         )
     whole = [path for path in files if _has_end(path)]
     if not whole:
-        raise ValueError(f"{files[0]}: no dump here is whole, its last line has no end: {WRITING}")
+        raise ValueError(
+            f"{files[0]}: no dump here is complete. The last line has no end: {WRITING}"
+        )
     return whole, [path for path in files if path not in whole]
 
 

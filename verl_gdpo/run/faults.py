@@ -20,7 +20,7 @@ def faults_from_outside(run: Path, exit_code: int) -> list[str]:
     if number in {*signal.Signals} - {*ASKED}:
         lines.append(
             f"the training process was ended by {signal.Signals(number).name}, which nothing in a "
-            "run sends to it: look for a lack of memory (dmesg) or for who did"
+            "run sends to it: the memory may have run out (see dmesg), or somebody sent the signal"
         )
     try:
         with tempfile.TemporaryFile(dir=run) as file:

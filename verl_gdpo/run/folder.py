@@ -49,7 +49,7 @@ def claim_metrics_file(run: Path) -> Path:
     number = max((int(path.stem) for path in _metrics_files(folder)), default=0)
     while True:
         number += 1
-        with contextlib.suppress(FileExistsError):  # another start was faster
+        with contextlib.suppress(FileExistsError):  # another start made the file first
             path = folder / f"{number}.jsonl"
             path.touch(exist_ok=False)
             return path

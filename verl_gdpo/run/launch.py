@@ -31,7 +31,7 @@ from verl_gdpo.terminal import printable
 
 GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
 POLL_SECONDS = 0.2
-TIME_LIMIT_EXIT = 124  # as timeout(1)
+TIME_LIMIT_EXIT = 124  # the exit code of timeout(1)
 REFUSED_EXIT = 2
 LOG_END_BYTES = 1 << 20  # a failure's reason is searched in this much of the log's end
 
@@ -73,7 +73,7 @@ def launch(
     with locked(run / "lock", f"the run folder {run}") as lock:
         progress = Progress(run, quiet)
         if left := end_run(family_of(lock)):
-            progress.say(f"ended what an earlier start of this run had left: {', '.join(left)}")
+            progress.say(f"ended processes of an earlier start of this run: {', '.join(left)}")
         write_versions(run)
         mark = family_of(lock) + uuid.uuid4().hex
         environment = {

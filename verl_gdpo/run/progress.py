@@ -18,7 +18,7 @@ class Progress:
         self.is_on = not quiet
         self.start = self.last_line = time.monotonic()
         self.reader = MetricsReader(run)
-        self.shown: set[int] = set()  # steps
+        self.shown: set[int] = set()  # steps that have been printed
         self.problems_shown = 0
         with contextlib.suppress(OSError):  # `show` gets the same error and prints it
             list(self.reader.new())  # skips the steps of earlier starts

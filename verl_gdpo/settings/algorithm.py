@@ -206,7 +206,7 @@ def settings_of_run(
     if reward_model.enable and config.reward.custom_reward_function.path is None:
         raise ValueError(
             "reward.reward_model.enable=True with reward.custom_reward_function.path=null: verl "
-            "takes the model's single score and asks no reward manager. Set a custom reward "
+            "takes the model's single score without a reward manager. Set a custom reward "
             "function that queries the model and returns {name: value}"
         )
     _check_scorer_options(config, sources)

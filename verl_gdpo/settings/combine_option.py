@@ -93,7 +93,7 @@ def check_combine(combine: CombineSetting | None, group_norm: str, normalize_by_
     where = f"algorithm.gdpo.combine={combine.name}"
     if group_norm == "summed":
         raise ValueError(
-            f"{where} with group_norm=summed: there, the rewards are one before they are "
+            f"{where} with group_norm=summed: the rewards are already added before they are "
             "normalised. Set group_norm=per_reward or combine=sum"
         )
     if combine.name == "dvao" and not normalize_by_std:
@@ -106,8 +106,8 @@ def check_combine(combine: CombineSetting | None, group_norm: str, normalize_by_
 def no_bounds(name: str, combine: CombineSetting) -> str:
     """Return the error message for a reward without bounds."""
     return (
-        f"algorithm.gdpo.combine={combine.name} needs to know between which values reward {name!r} "
-        "lies, and nothing declares it. Set "
+        f"algorithm.gdpo.combine={combine.name} needs the bounds of reward {name!r}, and nothing "
+        "declares them. Set "
         f"algorithm.gdpo.rewards.{name}={{weight: WEIGHT, bounds: [LOWEST, HIGHEST]}}"
     )
 

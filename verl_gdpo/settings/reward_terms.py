@@ -1,9 +1,9 @@
-"""What each configured reward contributes to the weighted sum: its weight and its condition.
+"""The settings of each reward: its weight, its condition and its bounds.
 
 algorithm:
   gdpo:
     rewards:
-      correctness: 1.0       # the weight alone
+      correctness: 1.0       # only the weight
       length:
         weight: 0.5
         when: {reward: correctness, at_least: 1.0}
@@ -101,7 +101,7 @@ def read_terms(where: str, rewards: Mapping[Any, Any]) -> dict[str, RewardTerm]:
     if not rewards:
         raise ValueError(f"{where}: expected at least one reward, got none")
     if "score" in rewards:
-        raise ValueError(f"{where}: 'score' is verl's name for the sum; name the rewards in it")
+        raise ValueError(f"{where}: 'score' is verl's name for the sum; name its rewards instead")
     terms = {str(name): _read_term(where, str(name), value) for name, value in rewards.items()}
     if not any(term.is_used for term in terms.values()):
         raise ValueError(f"{where}: all weights are 0, so nothing would be trained: {rewards}")

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         parts["reward curves"] = draw_rewards(run, metrics)
         print(f"\n{render(HEADER, reward_table(metrics))}\n")
     else:
-        print(f"no step in {run / 'metrics'}, so no table: trainer.logger needs `file` for it")
+        print(f"no table: {run / 'metrics'} has no step; trainer.logger needs `file` for it")
     for gap in gaps(metrics):
         print(f"WARNING: {printable(gap)}")
     for label, path in parts.items():

@@ -41,8 +41,8 @@ class DumpRows:
         unknown = [key for key in keys if key not in self._row_of]
         if unknown:
             raise RuntimeError(
-                f"rollout dump: {len(unknown)} of {len(keys)} rows were in no batch that an "
-                f"advantage was computed for, such as {unknown[0]}. verl-gdpo expects verl's "
+                f"rollout dump: {len(unknown)} of {len(keys)} rows were in no batch with computed "
+                f"advantages, such as {unknown[0]}. verl-gdpo expects verl's "
                 "_compute_advantage to run before _log_rollout_data, on the same rows; a trainer "
                 "of your own that does otherwise works with trainer.rollout_data_dir=null"
             )

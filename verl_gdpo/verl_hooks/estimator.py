@@ -53,7 +53,7 @@ def compute_gdpo(
     rows, settings = given.rows, given.settings
     if len(rows) != len(response_mask):
         raise RuntimeError(
-            f"gdpo: {len(response_mask)} rows to estimate but rewards of {len(rows)}"
+            f"gdpo: got {len(response_mask)} rows, but the rewards of {len(rows)} rows"
         )
     token_count_B = None
     if settings.batch_norm == "token":

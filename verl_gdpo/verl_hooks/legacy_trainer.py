@@ -107,9 +107,9 @@ def refuse_penalty(data: Any) -> None:
     scores, rewards = (data.batch.get(f"token_level_{what}") for what in ("scores", "rewards"))
     if scores is not None and rewards is not scores and not torch.equal(scores, rewards):
         raise ValueError(
-            "token_level_rewards are not token_level_scores with adv_estimator=gdpo: a penalty was "
-            "added to the summed reward, such as KL by algorithm.use_kl_in_reward, and gdpo would "
-            "ignore it. Make it a reward of its own, or put it into the loss"
+            "token_level_rewards differ from token_level_scores with adv_estimator=gdpo: a penalty "
+            "was added to the summed reward, such as KL by algorithm.use_kl_in_reward, and gdpo "
+            "would ignore it. Make the penalty a separate reward, or put it into the loss"
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 ANSWER_SECONDS = 10.0  # after a failed prompt, actors get this time to answer
-GO_ON = "A start with trainer.resume_mode=auto goes on from the last checkpoint"
+GO_ON = "A start with trainer.resume_mode=auto continues from the last checkpoint"
 
 
 class RolloutError(RuntimeError):

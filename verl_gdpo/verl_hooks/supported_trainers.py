@@ -26,8 +26,8 @@ REFUSED = MappingProxyType(
             "trainer.v1.trainer_mode=colocate_async or separate_async"
         ),
         "main_ppo_sync": (
-            "the trainer of verl 0.8 on TransferQueue leaves the rewards out of what it hands to "
-            "the estimator. Use verl.trainer.main_ppo, or verl 0.9"
+            "the trainer of verl 0.8 on TransferQueue does not pass the rewards to the estimator. "
+            "Use verl.trainer.main_ppo, or verl 0.9"
         ),
     }
 )

@@ -210,8 +210,8 @@ def check_reward_workers(workers: Sequence[Any]) -> None:
         RuntimeError: names the nodes whose reward workers do not run our manager.
     """
     advice = (
-        f"Install verl-gdpo=={verl_gdpo.__version__} on every node of the Ray cluster, and see "
-        "that VERL_USE_EXTERNAL_PLUGINS there does not leave it out"
+        f"Install verl-gdpo=={verl_gdpo.__version__} on every node of the Ray cluster. If "
+        "VERL_USE_EXTERNAL_PLUGINS is set there, it must include verl_gdpo"
     )
     try:
         answers = ray.get([worker.__ray_call__.remote(node_and_manager) for worker in workers])

@@ -84,7 +84,7 @@ def check_settings(config: Any, training: Sequence[DataFile]) -> GdpoSettings:
     if settings is None:
         raise ValueError(
             "neither algorithm.adv_estimator nor reward.reward_manager.name is gdpo, so verl-gdpo "
-            f"takes no part: got {config.algorithm.adv_estimator}, "
+            f"would do nothing: got {config.algorithm.adv_estimator}, "
             f"{config.reward.reward_manager.name}"
         )
     if not is_v1:
@@ -178,7 +178,7 @@ def try_rewards(
     training, validation = files
     rows = pick_rows(training, validation, options.rows)
     if not rows:
-        report.say("no rows at hand, so no reward was tried")
+        report.say("there are no rows, so no reward was tried")
         return
     run = score_rows(config, rows, options.seconds)
     if run.problems and config.reward.reward_model.enable:

@@ -136,8 +136,10 @@ def score_rows(config: Any, rows: Sequence[Row], seconds: float) -> DryRun:
                 late = f"{sample.label}: the reward function gave no answer within {seconds:g} s"
                 return DryRun(samples, infos, [late])
             infos.append(info)
-    of = f"of {len(samples)} responses tried"
-    problems = [f"{reasons[0]} (so for {len(reasons)} {of})" for reasons in failures.values()]
+    problems = [
+        f"{reasons[0]} ({len(reasons)} of {len(samples)} responses failed)"
+        for reasons in failures.values()
+    ]
     return DryRun(samples, infos, problems)
 
 

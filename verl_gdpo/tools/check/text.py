@@ -137,4 +137,4 @@ def _fitting(kinds: Sequence[str], columns: Mapping[str, Sequence[str]]) -> str:
         if max(map(width_of, table.splitlines())) <= WIDTH:
             break
     left_out = len(rewards) - count
-    return f"{table}\n({left_out} more rewards have no room)" if left_out else table
+    return f"{table}\n({left_out} more rewards do not fit)" if left_out else table

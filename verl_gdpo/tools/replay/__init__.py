@@ -97,7 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
     print(f"{len(files)} steps, {rollouts:,} rollouts; {source}")
     for path in unfinished:
         if arguments.steps is None or int(path.stem) in arguments.steps:
-            print(f"Step {path.stem} is left out, {path} has no end: {WRITING}.")
+            print(f"Step {path.stem} is left out, because {path} has no end: {WRITING}.")
     for arm in (own, *alternatives):
         print(f"{arm.name}: {printable(str(arm))}")
     reproduced = _say_reproduced(replay, path)

@@ -67,7 +67,7 @@ class Step:
             A_B = np.zeros(len(scores_B))
             A_B[counted_B] = verl_grpo(scores_B[counted_B], group_B, arm.settings.normalize_by_std)
         else:
-            raise ValueError(f"adv_estimator={arm.estimator}: replay computes gdpo and grpo alone")
+            raise ValueError(f"adv_estimator={arm.estimator}: replay only computes gdpo and grpo")
         trained_B = (self.tokens_B > 0) & ~self.rewards.is_padding_B
         result: Floats = np.where(trained_B, A_B[self.rewards.session_B], 0.0)
         return result

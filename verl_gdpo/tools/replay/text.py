@@ -9,7 +9,7 @@ from verl_gdpo.tools.replay.compare import SAME
 from verl_gdpo.tools.replay.steps import LOGGED, Group, Replay, StepReport
 
 LINES = 12  # a table over steps has at most this many lines; a line may join several steps
-MIN_RESPONSE = 24  # columns
+MIN_RESPONSE = 24  # a response gets at least this many columns
 
 LEGEND = f"""\
 a | b          a is for the logged advantages, b for the alternative
