@@ -14,8 +14,8 @@ from tracked import REPO
 from verl_gdpo.run.folder import training_rewards
 from verl_gdpo.tools import summary
 from verl_gdpo.tools.plots import DARK, LIGHT, MARKERS, STYLES, THEMES, Line, Panel, figure_of
-from verl_gdpo.tools.report.arms import Arm, Run, read_arms
 from verl_gdpo.tools.report.charts import reward_panels, validation
+from verl_gdpo.tools.report.runs import Arm, Run, read_arms
 from verl_gdpo.tools.report.sections import arm_lines, looks, one_of
 from verl_gdpo.tools.report.signal_charts import REWARD_LOOKS, shares_chart
 

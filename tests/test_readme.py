@@ -13,7 +13,7 @@ from tracked import REPO, tracked_files
 from verl_gdpo import SUPPORTED_VERL, __version__
 from verl_gdpo.__main__ import COMMANDS
 from verl_gdpo.advantage.variants import VARIANTS
-from verl_gdpo.settings.algorithm import KEYS, GdpoSettings
+from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings
 from verl_gdpo.settings.dialects import DIALECTS
 from verl_gdpo.settings.reward_terms import Condition, RewardTerm
 from verl_gdpo.tools.check import compose_config
@@ -121,7 +121,9 @@ def test_the_settings_table_is_the_code():
     assert {name: type(getattr(defaults, name))(value) for name, value in rows.items()} == {
         name: getattr(defaults, name) for name in names
     }
-    assert {field.name for field in fields(GdpoSettings)} == {*KEYS} - {"dialect"} | {"bounds"}
+    assert {field.name for field in fields(GdpoSettings)} == {*SETTING_KEYS} - {"dialect"} | {
+        "bounds"
+    }
 
 
 def test_the_keys_are_verls_or_ours():
@@ -136,7 +138,7 @@ def test_the_keys_are_verls_or_ours():
     for page, key in named:
         parent, _, last = key.rpartition(".")
         if ours := re.match(r"algorithm\.gdpo\.(\w+)", key):
-            assert ours[1] in KEYS, page
+            assert ours[1] in SETTING_KEYS, page
         else:
             is_known = bool({key, parent} & known)
             assert is_known or last in {*OmegaConf.select(config, parent)}, page

@@ -11,12 +11,12 @@ from made_run import GROUPS, PROMPT, make_run, rollout_dump, write_metrics
 
 from verl_gdpo.tools import summary
 from verl_gdpo.tools.report import main
-from verl_gdpo.tools.report.arms import Arm, Run, band, over_runs, read_arms, trailing_mean
 from verl_gdpo.tools.report.build import build_page
 from verl_gdpo.tools.report.charts import reward_panels, validation
 from verl_gdpo.tools.report.collapse import distinct_groups
 from verl_gdpo.tools.report.examples import example_groups
 from verl_gdpo.tools.report.page import Page, response_start, signed, write
+from verl_gdpo.tools.report.runs import Arm, Run, band, over_runs, read_arms, trailing_mean
 from verl_gdpo.tools.report.signal_charts import collapse, influence
 from verl_gdpo.tools.report.tables import differences, results, runs, warnings
 

@@ -33,7 +33,7 @@ METHODS: dict[str, GroupNorm] = {"gdpo": "per_reward", "grpo": "summed"}
 
 # S or an advantage counts as 0 below this. group_norm.py removes float64 rounding; this removes the
 # rounding of rewards that a scorer computed in float32
-TOLERANCE = 1e-8
+NO_SIGNAL = 1e-8
 # S also counts as 0 below this share of the summed absolute contributions: when rewards cancel, eps
 # leaves a residue of about eps / std
 CANCELLED = 1e-3
@@ -154,7 +154,7 @@ def contributions(
         return c_BK
     square_G = np.bincount(group_B, c_BK.sum(axis=1) ** 2)
     scale_G = np.sqrt(square_G / np.maximum(size_G - 1, 1)) + settings.eps
-    signal_G = _group_max(np.abs(S_B), group_B, len(size_G)) > TOLERANCE
+    signal_G = _group_max(np.abs(S_B), group_B, len(size_G)) > NO_SIGNAL
     return c_BK / np.where(signal_G, scale_G, 1.0)[group_B, None]
 
 
@@ -174,14 +174,14 @@ def advantage_shares(names: list[str], c_BK: Floats, A_B: Floats) -> Statistics:
 
 def has_signal(S_B: Floats, c_BK: Floats) -> Bools:
     """Return True for the samples with an S that is above both tolerances."""
-    enough_B: Bools = np.abs(S_B) > np.maximum(TOLERANCE, CANCELLED * np.abs(c_BK).sum(axis=1))
+    enough_B: Bools = np.abs(S_B) > np.maximum(NO_SIGNAL, CANCELLED * np.abs(c_BK).sum(axis=1))
     return enough_B
 
 
 def signal_statistics(c_BK: Floats, S_B: Floats, group_B: Ints) -> Statistics:
     """Return the share of samples with cancelling rewards, and of groups without any signal."""
     signal_B = has_signal(S_B, c_BK)
-    contributes_B = (np.abs(c_BK) > TOLERANCE).any(axis=1)
+    contributes_B = (np.abs(c_BK) > NO_SIGNAL).any(axis=1)
     groups_with_signal = len(np.unique(group_B[signal_B]))
     return {
         "cancelled": (contributes_B & ~signal_B).mean(),
@@ -277,11 +277,11 @@ def _warn_once(reason: str) -> None:
 
 def _is_about_0(S_B: Floats, count_B: Ints | None = None) -> bool:
     mean, std = mean_and_std(S_B, count_B)
-    return abs(mean) <= max(TOLERANCE, MEAN_TOLERANCE * std)
+    return abs(mean) <= max(NO_SIGNAL, MEAN_TOLERANCE * std)
 
 
 def _without_rounding(A_B: Floats) -> Floats:
-    return np.where(np.abs(A_B) > TOLERANCE, A_B, 0.0)
+    return np.where(np.abs(A_B) > NO_SIGNAL, A_B, 0.0)
 
 
 def _group_max(values: Floats, group: Ints, group_count: int) -> Floats:

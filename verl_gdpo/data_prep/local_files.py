@@ -19,7 +19,7 @@ from verl_gdpo.data_prep.schema import Row, Splits, check_rows, read_parquet
 from verl_gdpo.rewards.task import Task
 
 SPLIT_SEED, TEST_SHARE = 31415, 0.02  # as in ToolRL
-KEYS = ("question", "answer")
+ITEM_KEYS = ("question", "answer")
 RowOf = Callable[[Any, str], Row]  # (object of a file, its name in messages) -> row
 
 
@@ -164,7 +164,7 @@ def split_rows(rows: Sequence[Row], where: str) -> Splits:
 
 def _question_rows(task: Task) -> RowOf:
     def row_of(item: Any, where: str) -> Row:
-        fields = strings_of(item, KEYS, where)
+        fields = strings_of(item, ITEM_KEYS, where)
         return make_row(task, fields["question"], fields["answer"], task.system_prompt)
 
     return row_of

@@ -19,7 +19,7 @@ from typing import Any
 
 from verl_gdpo.batch.rows import RewardRows
 
-KEYS = (
+DUMP_KEYS = (
     *("uid", "group", "session", "data_source"),
     *("response_tokens", "trained_tokens", "rewards", "advantage", "is_padding"),
 )
@@ -70,7 +70,7 @@ def read_dump(path: Path) -> list[dict[str, Any]]:
             if isinstance(row, dict) and "trained_tokens" not in row and "response_tokens" in row:
                 # an older dump has the number of trained tokens under that name
                 row["trained_tokens"] = row["response_tokens"]
-            absent = [key for key in KEYS if not isinstance(row, dict) or key not in row]
+            absent = [key for key in DUMP_KEYS if not isinstance(row, dict) or key not in row]
             if absent:
                 raise ValueError(
                     f"{path}, line {number}: no {absent}; expected a dump of verl's V1 trainer "

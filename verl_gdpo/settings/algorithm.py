@@ -43,7 +43,7 @@ from verl_gdpo.settings.reward_terms import (
     rewards_of,
 )
 
-KEYS = (
+SETTING_KEYS = (
     "rewards",
     "group_norm",
     "batch_norm",
@@ -83,7 +83,7 @@ class GdpoSettings:
         if not isinstance(block, Mapping):
             raise ValueError(f"algorithm.gdpo: expected a mapping of settings, got {block!r}")
         where = "algorithm.gdpo"
-        check_keys(where, block, KEYS)
+        check_keys(where, block, SETTING_KEYS)
         dialect = read_dialect(f"{where}.dialect", block.get("dialect"))
         rewards = rewards_of(algorithm, block)
         terms = (rewards or {"": RewardTerm()}).values()

@@ -66,12 +66,12 @@ def main(argv: Sequence[str]) -> int:
 def draw_rewards(folder: Path, metrics: Metrics) -> Path:
     """Write the curves of the run to its `rewards.png`; return that path."""
     from verl_gdpo.tools.plots import draw
-    from verl_gdpo.tools.report.arms import Arm, Run, bounds_of_run
     from verl_gdpo.tools.report.charts import reward_panels
+    from verl_gdpo.tools.report.runs import Run, RunsOfArm, bounds_of_run
 
     picture, config = folder / "rewards.png", read_config(folder)
     run = Run(folder, metrics, config, bounds=bounds_of_run(folder, config))
-    panels = reward_panels([Arm("training", [run])])
+    panels = reward_panels([RunsOfArm("training", [run])])
     arm = run.setting("arm")
     title = f"Rewards over {max(metrics)} training steps" + (f" of {arm}" if arm else "")
     draw([*panels.values()], picture, title=title)

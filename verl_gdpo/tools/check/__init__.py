@@ -21,13 +21,13 @@ from omegaconf import OmegaConf
 import verl_gdpo
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run, uses_gdpo_manager
 from verl_gdpo.tools.check.data import DataFile, count_steps, pick_rows, read_files
+from verl_gdpo.tools.check.findings import Findings, message_of
 from verl_gdpo.tools.check.machine import (
     check_device,
     check_gpus,
     check_model,
     check_temporary_folder,
 )
-from verl_gdpo.tools.check.report import Report, message_of
 from verl_gdpo.tools.recipes import FOLDER
 
 
@@ -142,29 +142,29 @@ def _check_legacy_trainer(config: Any) -> str:
     return "legacy trainer"
 
 
-def check_data(report: Report, config: Any) -> list[list[DataFile]] | None:
+def check_data(findings: Findings, config: Any) -> list[list[DataFile]] | None:
     """Return the training and the validation files; None if one of them cannot be used."""
     found: list[list[DataFile] | None] = []
     for key in ("train_files", "val_files"):
-        before = len(report.problems)
-        files = report.ask(read_files, config, key)
-        if len(report.problems) > before:
+        before = len(findings.problems)
+        files = findings.ask(read_files, config, key)
+        if len(findings.problems) > before:
             found.append(None)
             continue
         if files is None:
-            report.say(f"data.{key}: not checked, because verl or your dataset class fetches it")
+            findings.say(f"data.{key}: not checked, because verl or your dataset class fetches it")
         for file in files or []:
-            report.say(f"data.{key}: {file.table.num_rows} rows in {file.path}")
+            findings.say(f"data.{key}: {file.table.num_rows} rows in {file.path}")
         found.append(files or [])
     if found[0]:
         rows = sum(file.table.num_rows for file in found[0])
-        for remark in report.ask(count_steps, config, rows) or []:
-            report.say(remark)
+        for remark in findings.ask(count_steps, config, rows) or []:
+            findings.say(remark)
     return None if None in found else found  # type: ignore[return-value]
 
 
 def try_rewards(
-    report: Report,
+    findings: Findings,
     config: Any,
     settings: GdpoSettings,
     files: list[list[DataFile]],
@@ -178,16 +178,16 @@ def try_rewards(
     training, validation = files
     rows = pick_rows(training, validation, options.rows)
     if not rows:
-        report.say("there are no rows, so no reward was tried")
+        findings.say("there are no rows, so no reward was tried")
         return
     run = score_rows(config, rows, options.seconds)
     if run.problems and config.reward.reward_model.enable:
         for problem in run.problems:
-            report.say(f"without the reward model's server, no reward could be tried: {problem}")
+            findings.say(f"without the reward model's server, no reward could be tried: {problem}")
         return
-    report.problems += run.problems
+    findings.problems += run.problems
     if not run.problems:
-        report.say(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
+        findings.say(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
         for text in describe(run, settings):
             print(f"\n{text}")
         print()
@@ -204,39 +204,41 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="time limit for one scoring")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     options = parser.parse_args(argv)
-    report = Report()
+    findings = Findings()
     logging.disable(logging.INFO)  # verl and our trainer would log what the report prints
     try:
-        _ask_all(report, options)
+        _ask_all(findings, options)
     finally:
         logging.disable(logging.NOTSET)
-    for problem in report.problems:
+    for problem in findings.problems:
         print(f"check: {problem}", file=sys.stderr)
-    return 1 if report.problems else 0
+    return 1 if findings.problems else 0
 
 
-def _ask_all(report: Report, options: argparse.Namespace) -> None:
-    config = report.ask(compose_config, options.config_dir, options.config_name, options.overrides)
+def _ask_all(findings: Findings, options: argparse.Namespace) -> None:
+    config = findings.ask(
+        compose_config, options.config_dir, options.config_name, options.overrides
+    )
     if config is None:
         return
-    report.ask(check_temporary_folder)
-    report.ask(check_model, config)
+    findings.ask(check_temporary_folder)
+    findings.ask(check_model, config)
     if not options.elsewhere:
-        for remark in report.ask(check_gpus, config) or []:
-            report.say(remark)
-    files = check_data(report, config)
-    settings = report.ask(check_settings, config, files[0] if files else [])
+        for remark in findings.ask(check_gpus, config) or []:
+            findings.say(remark)
+    files = check_data(findings, config)
+    settings = findings.ask(check_settings, config, files[0] if files else [])
     if settings is not None:
-        report.say(
+        findings.say(
             f"adv_estimator={config.algorithm.adv_estimator}, "
             f"reward_manager={config.reward.reward_manager.name}"
         )
         named = [f"{f.name}={getattr(settings, f.name)}" for f in fields(settings)]
-        report.say(", ".join(text for text in named if not text.startswith("rewards=")))
-    environment = report.ask(check_environment, config)
-    for remark in report.ask(check_verls_rules, config, environment) or []:
-        report.say(remark)
-    trainer = report.ask(check_trainer, config, settings, environment)
+        findings.say(", ".join(text for text in named if not text.startswith("rewards=")))
+    environment = findings.ask(check_environment, config)
+    for remark in findings.ask(check_verls_rules, config, environment) or []:
+        findings.say(remark)
+    trainer = findings.ask(check_trainer, config, settings, environment)
     if environment and trainer:
-        report.say(f"{environment}, {trainer}")
-    report.ask(try_rewards, report, config, settings, files, options, environment)
+        findings.say(f"{environment}, {trainer}")
+    findings.ask(try_rewards, findings, config, settings, files, options, environment)

@@ -21,7 +21,7 @@ from typing import Any
 from verl_gdpo.batch.rows import ERROR_KEY
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.tools.check.data import Row
-from verl_gdpo.tools.check.report import message_of
+from verl_gdpo.tools.check.findings import message_of
 
 FIRST_STEP = 1  # verl counts its training steps from 1
 END = 0x110000  # the end-of-turn token; its number is one above the last character

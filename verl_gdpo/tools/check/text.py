@@ -17,7 +17,7 @@ from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import RewardTerm
 from verl_gdpo.terminal import render, width_of
 from verl_gdpo.tools.check.dry_run import FIRST_STEP, Characters, DryRun
-from verl_gdpo.tools.check.report import WIDTH
+from verl_gdpo.tools.check.findings import WIDTH
 
 Floats = npt.NDArray[np.float64]
 

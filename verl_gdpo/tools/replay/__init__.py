@@ -17,7 +17,7 @@ from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_over
 from verl_gdpo.tools.replay.steps import LOGGED, Replay, write_table
 from verl_gdpo.tools.replay.text import LEGEND, comparison, whole_group
 
-TOLERANCE = 1e-5  # for differences to logged advantages, which are float32
+REPRODUCED_TOLERANCE = 1e-5  # for differences to logged advantages, which are float32
 FORMATS = (".parquet", ".json", ".jsonl")
 EPILOG = """\
 `key=value` are overrides in the syntax of the training command. With --arm, they change each arm.
@@ -150,7 +150,7 @@ def _say_reproduced(replay: Replay, path: Path | None) -> bool:
         )
         return True
     text = f"largest |difference| {worst.difference:.2g} over {replay.row_count:,} rows"
-    if worst.difference <= TOLERANCE:
+    if worst.difference <= REPRODUCED_TOLERANCE:
         print(f"The run's settings reproduce the logged advantages: {text}.")
         return True
     if path is None:
@@ -161,6 +161,6 @@ def _say_reproduced(replay: Replay, path: Path | None) -> bool:
         reason = "was the run resumed with other settings, or another version?"
     print(
         f"WARNING: the run's settings do not reproduce the logged advantages: {text} (allowed "
-        f"{TOLERANCE:g}), at step {worst.step}, {printable(worst.uid)}; {reason}"
+        f"{REPRODUCED_TOLERANCE:g}), at step {worst.step}, {printable(worst.uid)}; {reason}"
     )
     return False

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.settings.algorithm import KEYS, GdpoSettings, scorers_bounds
+from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings, scorers_bounds
 from verl_gdpo.settings.reward_terms import hint
 from verl_gdpo.tools.recipes import FOLDER
 
@@ -28,7 +28,7 @@ KEPT_BY_ARMS_IN_GDPO = ("rewards", "eps")
 # the keys that replay's grpo reads; its gdpo also reads everything in `algorithm.gdpo`
 READ = ("adv_estimator", "norm_adv_by_std_in_grpo", *KEPT_BY_ARMS)
 READ_BY_GRPO = (*(f"algorithm.{key}" for key in READ), "algorithm.gdpo.rewards")
-READ_BY_GDPO = (*READ_BY_GRPO, *(f"algorithm.gdpo.{key}" for key in KEYS))
+READ_BY_GDPO = (*READ_BY_GRPO, *(f"algorithm.gdpo.{key}" for key in SETTING_KEYS))
 
 
 @dataclass(frozen=True)

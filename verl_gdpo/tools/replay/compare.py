@@ -15,7 +15,7 @@ from verl_gdpo.tools.replay.recompute import Floats, Ints
 
 # advantages closer than this, in units of the step's std, are the same. Smaller differences can
 # come from eps alone
-SAME = 1e-3
+SAME_STD = 1e-3
 ROUNDING = 1e-6  # a std below this share of the largest value is float32 rounding of a constant
 
 
@@ -44,7 +44,7 @@ class Column:
             scaled_B = A_B / std
         else:
             std, scaled_B = 0.0, np.full_like(A_B, A_B.mean())
-        active_G = np.bincount(group_B, np.abs(scaled_B) > SAME) > 0
+        active_G = np.bincount(group_B, np.abs(scaled_B) > SAME_STD) > 0
         values_BK, present_BK = rewards.values_BK[rows_B], rewards.present_BK[rows_B]
         names, used_K = list(rewards.weights), np.array(list(rewards.weights.values())) != 0
         return cls(
@@ -65,7 +65,7 @@ class Column:
 
     def opposite(self, other: "Column") -> float:
         """Return the share of rollouts that one column rewards and the other punishes."""
-        away_B = (np.abs(self.scaled_B) > SAME) & (np.abs(other.scaled_B) > SAME)
+        away_B = (np.abs(self.scaled_B) > SAME_STD) & (np.abs(other.scaled_B) > SAME_STD)
         return float(np.mean(away_B & (self.A_B * other.A_B < 0)))
 
     def distance_B(self, other: "Column") -> Floats:
@@ -74,7 +74,7 @@ class Column:
 
 
 def _ties(scaled_B: Floats, rewards_B: Floats, group_B: Ints) -> float | None:
-    advantage_B = np.unique(np.round(scaled_B / SAME), return_inverse=True)[1]
+    advantage_B = np.unique(np.round(scaled_B / SAME_STD), return_inverse=True)[1]
     kind_B = np.unique(rewards_B, axis=0, return_inverse=True)[1].reshape(-1)
     different = _pairs(group_B) - _pairs(group_B, kind_B)
     tied = _pairs(group_B, advantage_B) - _pairs(group_B, advantage_B, kind_B)

@@ -63,7 +63,7 @@ class Step:
             A_B = scalars.A_B.numpy()
         elif arm.estimator == "grpo":
             scores_B = rewards.values_BK @ np.array(list(rewards.weights.values()))
-            group_B = group_index(self.group_ids[counted_B])
+            group_B = group_numbers(self.group_ids[counted_B])
             A_B = np.zeros(len(scores_B))
             A_B[counted_B] = verl_grpo(scores_B[counted_B], group_B, arm.settings.normalize_by_std)
         else:
@@ -101,7 +101,7 @@ def verl_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) -> Floats
     return A_B
 
 
-def group_index(group_ids: npt.NDArray[Any]) -> Ints:
+def group_numbers(group_ids: npt.NDArray[Any]) -> Ints:
     """Return the group number of each row, (B,) int64."""
     index: Ints = np.unique(group_ids, return_inverse=True)[1].astype(np.int64)
     return index

@@ -11,8 +11,8 @@ from verl_gdpo.atomic import replace_together
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.tools.replay.arms import Arm
-from verl_gdpo.tools.replay.compare import SAME, Column
-from verl_gdpo.tools.replay.recompute import Floats, Ints, Step, group_index
+from verl_gdpo.tools.replay.compare import SAME_STD, Column
+from verl_gdpo.tools.replay.recompute import Floats, Ints, Step, group_numbers
 
 LOGGED = "logged"
 IDENTITY = (
@@ -87,7 +87,7 @@ class Replay:
         if self.own.is_known:
             self._check(step, rows, step.advantages(self.own, own))
         rows_B = np.flatnonzero(step.rewards.counted_B)
-        group_B = group_index(step.group_ids[rows_B])
+        group_B = group_numbers(step.group_ids[rows_B])
         columns = {LOGGED: Column.of(step.logged_B[rows_B], group_B, own, rows_B)}
         names = dict.fromkeys([*own.weights, *self.own.settings.names])
         for arm in self.alternatives:
@@ -129,7 +129,9 @@ class Replay:
         for name, distance_G in distances.items() if self.top else []:
             kept = self.most_different.setdefault(name, [])
             for g in np.argsort(-distance_G, kind="stable").tolist():
-                if distance_G[g] <= (kept[-1].distance[name] if len(kept) == self.top else SAME):
+                if distance_G[g] <= (
+                    kept[-1].distance[name] if len(kept) == self.top else SAME_STD
+                ):
                     break
                 candidate = group(g)
                 # a second group with the same rewards would show nothing new

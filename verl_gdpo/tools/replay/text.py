@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from verl_gdpo.terminal import printable, render, shorten, width_of
-from verl_gdpo.tools.replay.compare import SAME
+from verl_gdpo.tools.replay.compare import SAME_STD
 from verl_gdpo.tools.replay.steps import LOGGED, Group, Replay, StepReport
 
 LINES = 12  # a table over steps has at most this many lines; a line may join several steps
@@ -20,8 +20,8 @@ silent groups  share of groups in which every advantage is 0
 tied pairs     share of pairs in a group with different rewards, but the same advantage
 std            standard deviation of a step's advantages
 correlation with a reward: with the reward minus its mean in the group
-Advantages count as the same if they differ by less than {SAME:g} of their step's std, and as 0 if
-they are smaller than that.
+Advantages count as the same if they differ by less than {SAME_STD:g} of their step's std, and
+as 0 if they are smaller than that.
 A line for several steps holds means over the steps, weighted by their rollouts."""
 
 

@@ -25,7 +25,7 @@ SPEAKING = (
 )
 
 
-class Report:
+class Findings:
     """Prints remarks and keeps problems."""
 
     def __init__(self) -> None:
