@@ -86,7 +86,7 @@ def wheel(session: nox.Session) -> None:
     session.run("verl-gdpo", "--version")
     rows = ("--synthetic", "64", "--size", "tiny", "--out", "data/tool_rl_tiny")
     session.run("verl-gdpo", "data", "tool_rl", *rows)
-    policy = ("-m", "verl_gdpo.cpu.warm_start", "--steps", "20", "--out", "data/tiny_policy")
+    policy = ("-m", "verl_gdpo.cpu.warm_start", "--steps", "20", "--out", "data/tool_rl_policy")
     session.run("python", *policy, env=env)
     config = ("hardware=cpu", "trainer.total_training_steps=2", "trainer.val_before_train=False")
     session.run("verl-gdpo", "check", *config, env=env)

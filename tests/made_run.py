@@ -113,6 +113,6 @@ reward:
   reward_manager: {{source: register, name: gdpo}}
   custom_reward_function: {{path: null}}
 actor_rollout_ref:
-  model: {{path: data/tiny_policy}}
+  model: {{path: data/tool_rl_policy}}
   rollout: {{n: 4}}
 """

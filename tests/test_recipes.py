@@ -142,7 +142,7 @@ def test_the_papers_settings(hardware):
 
 
 def test_scripts_hold_no_hyperparameter():
-    script = (RECIPES.parent / "run_tool_rl.sh").read_text()
+    script = (RECIPES.parent / "run.sh").read_text()
     code = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
     assert re.findall(r"[a-z_]+\.[\w.]+=\d\S*|--\S+[ =]\d+(?!>)\b", code) == []
 

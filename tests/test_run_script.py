@@ -34,10 +34,14 @@ def checkout(tmp_path, monkeypatch):
     program(root / "setup_env.sh", f'#!/bin/bash\necho "{root}/venv-$1"\n')
     for hardware in ("cpu", "gpu"):
         program(root / f"venv-{hardware}" / "bin" / "python", PYTHON)
-    shutil.copy(REPO / "run_tool_rl.sh", root)
+    for script in ("run.sh", "run_tool_rl.sh"):
+        shutil.copy(REPO / script, root)
     (root / "recipes" / "hardware").mkdir(parents=True)
     for hardware in ("cpu", "1gpu", "8gpu"):
         (root / "recipes" / "hardware" / f"{hardware}.yaml").touch()
+    (root / "recipes" / "task").mkdir()
+    for task in ("tool_rl", "gsm8k"):
+        (root / "recipes" / "task" / f"{task}.yaml").touch()
     (root / "verl_gdpo" / "tools" / "check").mkdir(parents=True)
     finds(root, "hardware=cpu")
     for folder in ("deep/home", "calls", "bin"):
@@ -96,7 +100,7 @@ def test_help_from_anywhere(checkout):
     for script in ("../../repo/run_tool_rl.sh", "train", checkout / "run_tool_rl.sh"):
         done = call(checkout, "--help", script=script, hardware=None)
         assert (done.returncode, done.stderr) == (0, "")
-        assert "./run_tool_rl.sh [--resume [RUN_FOLDER]]" in done.stdout
+        assert "./run.sh TASK [--resume [RUN_FOLDER]]" in done.stdout
         assert "Every number is in recipes/." in done.stdout and "pipefail" not in done.stdout
     assert stages(checkout) == {}
 
@@ -119,6 +123,37 @@ def test_every_stage_of_a_run(checkout):
     }
     assert arguments[arguments.index("--config-dir") + 1] == str(checkout / "recipes")
     assert ran["verl-gdpo summary"][1][-1] == str(run)
+
+
+def test_another_task(checkout):
+    done = call(checkout, "gsm8k", "hardware=cpu", script=checkout / "run.sh", hardware=None)
+    assert (done.returncode, done.stderr) == (0, "")
+    ran = stages(checkout)
+    assert overrides(ran["verl_gdpo.run.launch"][1])["task"] == "gsm8k"
+    assert ran["data_prep"][1][-3:] == ["--synthetic", "--out", f"{checkout}/data/gsm8k_tiny"]
+    policy = ran["verl_gdpo.cpu.warm_start"][1][-4:]
+    rows = f"{checkout}/data/gsm8k_tiny/train.parquet"
+    assert policy == ["--data", rows, "--out", f"{checkout}/data/gsm8k_policy"]
+    (run,) = (checkout / "runs").iterdir()
+    assert run.name.startswith("gsm8k-")
+    (run / TRACKER).parent.mkdir(parents=True)
+    (run / TRACKER).write_text("3")
+    resume = ("hardware=cpu", "--resume")
+    done = call(checkout, "gsm8k", *resume, script=checkout / "run.sh", hardware=None)
+    assert done.returncode == 0
+    assert launched(checkout)[0] == run
+    assert "nothing to resume" in call(checkout, "--resume").stderr
+
+
+def test_a_task_that_is_not_there(checkout):
+    for arguments in (["gsm9k"], ["hardware=cpu"], []):
+        done = call(checkout, *arguments, script=checkout / "run.sh", hardware=None)
+        assert done.returncode == 2 and "expected a task first" in done.stderr
+    assert (
+        "one of: gsm8k tool_rl; got 'gsm9k'"
+        in call(checkout, "gsm9k", script=checkout / "run.sh", hardware=None).stderr
+    )
+    assert stages(checkout) == {}
 
 
 def test_the_runs_exit_code(checkout, monkeypatch):

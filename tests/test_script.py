@@ -26,7 +26,7 @@ from verl_gdpo.run.folder import read_metrics
 
 pytestmark = pytest.mark.e2e
 
-SCRIPTS = ["run_tool_rl.sh", "setup_env.sh", "tests/run.sh", ".ci/run"]
+SCRIPTS = ["run.sh", "run_tool_rl.sh", "setup_env.sh", "tests/run.sh", ".ci/run"]
 MARK = "VERL_GDPO_SCRIPT_TEST"
 
 
