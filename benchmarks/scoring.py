@@ -1,4 +1,4 @@
-"""ToolRL scoring against verl's `rlla`, on responses of several kinds to generated rows."""
+"""Our scorers against verl's own of the same tasks, on responses of several kinds."""
 
 import contextlib
 import os
@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from verl.utils.reward_score import gsm8k as verls_gsm8k
 from verl.utils.reward_score import rlla
 
 from benchmarks.measure import Row, seconds_of
+from verl_gdpo.data_prep import gsm8k_synthetic
 from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
-from verl_gdpo.rewards import tool_rl
+from verl_gdpo.rewards import gsm8k, tool_rl
 from verl_gdpo.rewards.tool_rl_format import THINK_CLOSE, TOOL_CALL_CLOSE
 
 PAIRS = 500
@@ -39,6 +41,37 @@ def responses_to(gold: str) -> dict[str, str]:
 
 
 def time_rows() -> Iterator[Row]:
+    yield from tool_rl_rows()
+    yield from gsm8k_rows()
+
+
+def gsm8k_rows() -> Iterator[Row]:
+    """Each scorer is given the layout that it reads; verl's, which has one reward, the shorter."""
+    rows = gsm8k_synthetic.make_rows(PAIRS, split="train", seed=0)
+    golds = [row["reward_model"]["ground_truth"].replace(",", "") for row in rows]
+    for kind, thought in {"short": "Step by step.", "15,000 characters": LONG_THOUGHT}.items():
+        ours, theirs = [], []
+        for i, gold in enumerate(golds):
+            answer = gold if i % 2 else f"{gold}1"
+            ours.append((f"<think>{thought}</think>\n<answer>{answer}</answer>", gold))
+            theirs.append((f"{thought}\n#### {answer}", gold))
+        score_ours, score_verls = partial(_correct_gsm8k, ours), partial(_correct_verls, theirs)
+        if score_ours() != score_verls():
+            raise AssertionError(f"GSM8K, {kind}: ours and verl's differ")
+        times = seconds_of(score_ours, score_verls, torch.device("cpu"))
+        size = f"{PAIRS} responses, {kind}"
+        yield Row("GSM8K scoring", size, times[0], "verl's gsm8k, correctness alone", times[1])
+
+
+def _correct_gsm8k(pairs: Pairs) -> list[float]:
+    return [gsm8k.score(response, gold)["correctness"] for response, gold in pairs]
+
+
+def _correct_verls(pairs: Pairs) -> list[float]:
+    return [verls_gsm8k.compute_score(response, gold) for response, gold in pairs]
+
+
+def tool_rl_rows() -> Iterator[Row]:
     pairs_of: dict[str, Pairs] = {}
     for row in make_rows(PAIRS, split="train", seed=0):
         gold = row["reward_model"]["ground_truth"]
