@@ -540,7 +540,7 @@ def test_one_parquet_file_is_split_as_json_is(tmp_path):
 
 
 def test_a_task_without_a_source_of_its_own_reads_questions_and_answers(tmp_path, monkeypatch):
-    task = add_task(monkeypatch, "mine", lambda response, truth: {}, system_prompt="Be brief.")
+    task = add_task(monkeypatch, "mine", lambda response, truth, **_: {}, system_prompt="Be brief.")
     monkeypatch.setitem(TASKS, "mine", task)
     pairs = [{"question": f"q{i}", "answer": f"a{i} é"} for i in range(3)]
     lines = "\n".join(json.dumps(pair) for pair in pairs)
@@ -558,7 +558,7 @@ def test_a_task_without_a_source_of_its_own_reads_questions_and_answers(tmp_path
 
 
 def test_bad_lines_of_a_task_are_refused_with_one_line(tmp_path, monkeypatch, capsys):
-    task = add_task(monkeypatch, "mine", lambda response, truth: {}, system_prompt=None)
+    task = add_task(monkeypatch, "mine", lambda response, truth, **_: {}, system_prompt=None)
     monkeypatch.setitem(TASKS, "mine", task)
     path, good = tmp_path / "a.jsonl", '{"question": "q", "answer": "a"}'
     for text, words in {
@@ -638,7 +638,7 @@ def test_parquet_of_another_schema_is_refused(tmp_path):
 
 
 def test_rows_of_another_task_are_refused(tmp_path, monkeypatch):
-    add_task(monkeypatch, "other", lambda response, truth: {})
+    add_task(monkeypatch, "other", lambda response, truth, **_: {})
     schema.write_parquet(tmp_path / "a.parquet", [row(), {**row(1), "data_source": "other"}])
     with pytest.raises(DataError, match="row 1, field data_source: got 'other'; expected 'rlla'"):
         read_rows(tmp_path / "a.parquet", "train")

@@ -13,6 +13,7 @@ from verl.utils.config import validate_config
 
 from verl_gdpo.rewards import TASKS
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
+from verl_gdpo.settings.reward_terms import gate
 from verl_gdpo.tools.check import compose_config
 
 RECIPES = REPO / "recipes"
@@ -151,6 +152,30 @@ def test_the_papers_settings_for_gsm8k():
     assert (actor.optim.lr_warmup_steps_ratio, actor.clip_ratio) == (0.1, 0.2)
     assert (actor.use_kl_loss, actor.kl_loss_coef) == (True, 0.04)
     assert 7473 // config.data.train_batch_size * config.trainer.total_epochs == 233
+
+
+def test_the_papers_settings_for_math_length():
+    config = composed("task=math_length", "hardware=8gpu")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (512, 16, 64)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (1024, 8000)
+    assert (actor.optim.lr, actor.clip_ratio_low, actor.clip_ratio_high) == (1e-6, 0.2, 0.28)
+    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.0005, "mse")
+    assert config.algorithm.filter_groups.enable
+    assert config.trainer.total_training_steps == 500
+
+
+def test_length_for_right_answers_alone_is_set_as_the_recipe_says():
+    said = re.findall(r"'(algorithm.gdpo.rewards=.*)'", (RECIPES / "README.md").read_text())
+    assert said and set(said) == set(
+        re.findall(
+            r"'(algorithm.gdpo.rewards=.*)'", (RECIPES / "task/math_length.yaml").read_text()
+        )
+    )
+    settings = settings_of_run(composed("task=math_length", said[0]), ["verl_gdpo/math_length"])
+    right, wrong = ({"correctness": right, "length": 1.0} for right in (1.0, 0.0))
+    assert gate(right, settings.rewards) == right
+    assert gate(wrong, settings.rewards) == {"correctness": 0.0, "length": 0.0}
 
 
 def test_scripts_hold_no_hyperparameter():

@@ -9,7 +9,7 @@ from tracked import REPO, tracked_files
 from verl.utils.reward_score import default_compute_score
 
 from verl_gdpo import rewards
-from verl_gdpo.data_prep import gsm8k_synthetic, tool_rl_synthetic
+from verl_gdpo.data_prep import gsm8k_synthetic, math_length_synthetic, tool_rl_synthetic
 from verl_gdpo.rewards import GIVEN_BY_MANAGER, TASK_OF, TASKS, check_ground_truths
 from verl_gdpo.rewards.tool_rl import TASK as TOOL_RL
 
@@ -20,6 +20,7 @@ def ground_truths(make_rows):
 
 GROUND_TRUTHS = {  # of some rows of each task
     "gsm8k": ground_truths(gsm8k_synthetic.make_rows),
+    "math_length": ground_truths(math_length_synthetic.make_rows),
     "tool_rl": ground_truths(tool_rl_synthetic.make_rows),
 }
 
@@ -55,7 +56,7 @@ def test_no_response_is_better_than_the_good_one_and_a_bad_one_does_not_raise(na
     best = []
     for truth in GROUND_TRUTHS[name]:
         good = task.good_response(truth)
-        best.append(task.score(good, truth))
+        best.append(task.score(good, truth, response_tokens=7, step=3))
         for bad in ("", "?", good[: len(good) // 2], good * 2, "\0<\ud800" + good):
             scores = task.score(bad, truth, response_tokens=7, step=3)
             assert {*scores} == {*bounds}

@@ -10,3 +10,7 @@ class DataError(Exception):
 
 class UsageError(DataError):
     """Options that do not go together."""
+
+
+class LeftOut(Exception):
+    """A row that is not to be used, and is no mistake. The message says why, for the report."""

@@ -7,18 +7,20 @@ another form, or with a source of its own, has a file of its name in this folder
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from verl_gdpo.data_prep import DataError
+from verl_gdpo.data_prep import DataError, LeftOut
 from verl_gdpo.data_prep.schema import Row, Splits, check_rows, read_parquet
 from verl_gdpo.rewards.task import Task
 
 SPLIT_SEED, TEST_SHARE = 31415, 0.02  # ToolRL's
 KEYS = ("question", "answer")
+SHOWN = 20  # numbers of rows that are left out
 RowOf = Callable[[Any, str], Row]  # an object of a file, and what a message calls it
 
 
@@ -63,7 +65,7 @@ def read_rows(
     Args:
         path: index and split in `extra_info` are set anew.
         split: "train" or "test", for `extra_info`.
-        row_of: makes a row of an object in *.json or *.jsonl.
+        row_of: makes a row of an object in *.json or *.jsonl; raises LeftOut for one without use.
         dropped: keys of `extra_info` that are left out.
 
     Raises:
@@ -73,7 +75,7 @@ def read_rows(
     if path.suffix == ".parquet":
         rows = read_parquet(path)
     elif path.suffix in (".json", ".jsonl"):
-        rows = [row_of(item, f"{path}, row {i}") for i, item in enumerate(_read_json(path))]
+        rows = _rows_of(_read_json(path), path, row_of)
     else:
         raise DataError(
             f"{path}: got suffix {path.suffix!r}; expected '.json', '.jsonl' or '.parquet'"
@@ -86,6 +88,23 @@ def read_rows(
                 f"{path}, row {number}, field data_source: got {row['data_source']!r}; expected "
                 f"{' or '.join(map(repr, task.data_sources))}"
             )
+    return rows
+
+
+def _rows_of(items: Sequence[Any], path: Path, row_of: RowOf) -> list[Row]:
+    rows: list[Row] = []
+    left_out: dict[str, list[int]] = {}
+    for number, item in enumerate(items):
+        try:
+            rows.append(row_of(item, f"{path}, row {number}"))
+        except LeftOut as why:
+            left_out.setdefault(str(why), []).append(number)
+    for reason, numbers in left_out.items():
+        shown = ", ".join(map(str, numbers[:SHOWN])) + (", ..." if len(numbers) > SHOWN else "")
+        print(
+            f"{path}: left out {len(numbers):,} of {len(items):,} rows ({reason}): row {shown}",
+            file=sys.stderr,
+        )
     return rows
 
 

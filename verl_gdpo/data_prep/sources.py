@@ -6,7 +6,7 @@ Upstream's files are pinned: each is checked against its git blob id.
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from verl_gdpo.data_prep import DataError, UsageError
@@ -24,30 +24,29 @@ class Sources:
     """Where the rows of one task come from, and the command line's options for that.
 
     task: whose rows they are.
-    base_url: of upstream.
+    row_of: makes a row of an object in *.json or *.jsonl; see `local_files.read_rows`.
+    base_url: of upstream; none, there is nothing to download.
     files: {split: (path below `base_url`, git blob id)}.
-    row_of: makes a row of an object in upstream's *.json or *.jsonl.
     other_blob_ids: of upstream's files that hold the same rows in another form.
     dropped: keys of `extra_info` that are left out.
     """
 
     task: Task
-    base_url: str
-    files: Mapping[str, tuple[str, str]]
     row_of: RowOf
+    base_url: str = ""
+    files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     other_blob_ids: Sequence[str] = ()
     dropped: Sequence[str] = ()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options that say where the rows come from; without any, from upstream."""
-        source = parser.add_mutually_exclusive_group()
+        """Add the options that say where the rows come from; upstream, if any, needs none."""
+        source = parser.add_mutually_exclusive_group(required=not self.base_url)
         source.add_argument(
             "--from",
             dest="source",
             metavar="FILE",
             type=Path,
-            help="upstream's file on this machine, or parquet; split into train and test unless "
-            "--test is given",
+            help="local .json, .jsonl or .parquet; it is split unless --test is given",
         )
         source.add_argument(
             "--synthetic",
@@ -65,6 +64,8 @@ class Sources:
             help="test rows (default: N/10, at least 1)",
         )
         parser.add_argument("--seed", type=_natural, help="of the synthetic rows (default: 0)")
+        if not self.base_url:
+            return
         parser.add_argument("--base-url", metavar="URL", help=f"a mirror of {self.base_url}")
         parser.add_argument(
             "--cache",
@@ -94,7 +95,7 @@ class Sources:
     def from_files(self, source: Path, test: Path | None) -> Splits:
         """Return the rows of two files or, if `test` is None, of one that is split."""
         known = {*self.other_blob_ids, *(blob_id for _, blob_id in self.files.values())}
-        for path in (source, test) if test else (source,):
+        for path in filter(None, (source, test)) if self.files else ():
             blob_id = git_blob_id(path)
             origin = "a file" if blob_id in known else "not a file"
             print(
@@ -135,8 +136,8 @@ def _refuse_stray_options(args: argparse.Namespace) -> None:
         ("--test", args.test, args.source is not None),
         ("--synthetic-test", args.synthetic_test, args.synthetic is not None),
         ("--seed", args.seed, args.synthetic is not None),
-        ("--base-url", args.base_url, is_upstream),
-        ("--cache", args.cache, is_upstream),
+        ("--base-url", getattr(args, "base_url", None), is_upstream),
+        ("--cache", getattr(args, "cache", None), is_upstream),
     ):
         if is_there is not None and not belongs:
             raise stray_option(option)

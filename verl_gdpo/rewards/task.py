@@ -46,4 +46,4 @@ class Task:
         Raises:
             TypeError, ValueError: what is wrong with it.
         """
-        self.score("", ground_truth)
+        self.score("", ground_truth, response_tokens=0)
