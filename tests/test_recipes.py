@@ -12,7 +12,9 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
 from benchmarks import step_model
+from verl_gdpo.rewards import TASKS
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
+from verl_gdpo.settings.reward_terms import gate
 from verl_gdpo.tools.check import compose_config
 
 RECIPES = REPO / "recipes"
@@ -66,8 +68,8 @@ def test_one_seed_for_all():
 def test_every_combination_is_valid(task, hardware, estimator):
     config = composed(f"task={task}", f"hardware={hardware}", f"estimator={estimator}")
     validate_config(config, need_reference_policy(config), need_critic(config))
-    settings = settings_of_run(config)
-    assert settings.bounds["format"] == (0.0, 1.0)
+    settings = settings_of_run(config, TASKS[task].data_sources)
+    assert settings.bounds.items() >= TASKS[task].bounds().items()
     found = (config.algorithm.adv_estimator, replace(settings, bounds={}))
     assert found == ESTIMATORS.get(estimator, found)
     assert not need_critic(config)
@@ -139,6 +141,42 @@ def test_the_papers_settings(hardware):
     assert 3920 // config.data.train_batch_size * config.trainer.total_epochs == 105
     assert actor.use_kl_loss and not config.algorithm.use_kl_in_reward
     assert config.data.filter_overlong_prompts
+
+
+def test_the_papers_settings_for_gsm8k():
+    config = composed("task=gsm8k", "hardware=8gpu")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert (config.data.train_batch_size, rollout.n) == (32, 16)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (512, 1024)
+    assert (actor.optim.lr, actor.optim.lr_scheduler_type) == (5e-6, "cosine")
+    assert (actor.optim.lr_warmup_steps_ratio, actor.clip_ratio) == (0.1, 0.2)
+    assert (actor.use_kl_loss, actor.kl_loss_coef) == (True, 0.04)
+    assert 7473 // config.data.train_batch_size * config.trainer.total_epochs == 233
+
+
+def test_the_papers_settings_for_math_length():
+    config = composed("task=math_length", "hardware=8gpu")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (512, 16, 64)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (1024, 8000)
+    assert (actor.optim.lr, actor.clip_ratio_low, actor.clip_ratio_high) == (1e-6, 0.2, 0.28)
+    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.0005, "mse")
+    assert config.algorithm.filter_groups.enable
+    assert config.trainer.total_training_steps == 500
+
+
+def test_length_for_right_answers_alone_is_set_as_the_recipe_says():
+    said = re.findall(r"'(algorithm.gdpo.rewards=.*)'", (RECIPES / "README.md").read_text())
+    assert said and set(said) == set(
+        re.findall(
+            r"'(algorithm.gdpo.rewards=.*)'", (RECIPES / "task/math_length.yaml").read_text()
+        )
+    )
+    settings = settings_of_run(composed("task=math_length", said[0]), ["verl_gdpo/math_length"])
+    right, wrong = ({"correctness": right, "length": 1.0} for right in (1.0, 0.0))
+    assert gate(right, settings.rewards) == right
+    assert gate(wrong, settings.rewards) == {"correctness": 0.0, "length": 0.0}
 
 
 def test_scripts_hold_no_hyperparameter():

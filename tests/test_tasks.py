@@ -6,14 +6,22 @@ import pytest
 import yaml
 from made_task import add_task
 from tracked import REPO
+from verl.utils.reward_score import default_compute_score
 
 from verl_gdpo import rewards
-from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
+from verl_gdpo.data_prep import gsm8k_synthetic, math_length_synthetic, tool_rl_synthetic
 from verl_gdpo.rewards import GIVEN_BY_MANAGER, TASK_OF, TASKS, check_ground_truths
 from verl_gdpo.rewards.tool_rl import TASK as TOOL_RL
 
+
+def ground_truths(make_rows):
+    return [row["reward_model"]["ground_truth"] for row in make_rows(20, split="train", seed=0)]
+
+
 GROUND_TRUTHS = {  # of some rows of each task
-    "tool_rl": [row["reward_model"]["ground_truth"] for row in make_rows(20, split="train", seed=0)]
+    "gsm8k": ground_truths(gsm8k_synthetic.make_rows),
+    "math_length": ground_truths(math_length_synthetic.make_rows),
+    "tool_rl": ground_truths(tool_rl_synthetic.make_rows),
 }
 
 
@@ -44,7 +52,7 @@ def test_no_response_is_better_than_the_good_one_and_a_bad_one_does_not_raise(na
     best = []
     for truth in GROUND_TRUTHS[name]:
         good = task.good_response(truth)
-        best.append(task.score(good, truth))
+        best.append(task.score(good, truth, response_tokens=7, step=3))
         for bad in ("", "?", good[: len(good) // 2], good * 2, "\0<\ud800" + good):
             scores = task.score(bad, truth, response_tokens=7, step=3)
             assert {*scores} == {*bounds}
@@ -68,6 +76,12 @@ def test_bounds_take_the_options_of_the_scorer(name):
 @pytest.mark.parametrize("name", TASKS)
 def test_verls_names_are_names_of_rewards(name):
     assert {*TASKS[name].verl_names.values()} <= {*TASKS[name].reward_names}
+
+
+@pytest.mark.parametrize("source", TASK_OF)
+def test_no_data_source_is_one_that_verl_scores_by_itself(source):
+    with pytest.raises(NotImplementedError):
+        default_compute_score(source, "72", "72")
 
 
 def test_two_tasks_with_one_data_source():

@@ -10,3 +10,7 @@ class DataError(Exception):
 
 class UsageError(DataError):
     """The user combined options that exclude each other."""
+
+
+class LeftOut(Exception):
+    """A row is left out, and this is no mistake. The message says why, for the report."""

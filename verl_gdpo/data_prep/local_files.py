@@ -8,18 +8,20 @@ with the task's name in this folder replaces this one.
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from verl_gdpo.data_prep import DataError
+from verl_gdpo.data_prep import DataError, LeftOut
 from verl_gdpo.data_prep.schema import Row, Splits, check_rows, read_parquet
 from verl_gdpo.rewards.task import Task
 
 SPLIT_SEED, TEST_SHARE = 31415, 0.02  # as in ToolRL
 ITEM_KEYS = ("question", "answer")
+SHOWN = 20  # numbers of rows that are left out
 RowOf = Callable[[Any, str], Row]  # (object of a file, its name in messages) -> row
 
 
@@ -63,7 +65,8 @@ def read_rows(
 
     Args:
         split: "train" or "test", for `extra_info`.
-        row_of: function that makes a row from an object in *.json or *.jsonl.
+        row_of: function that makes a row from an object in *.json or *.jsonl. It raises LeftOut for
+            an object that is of no use.
         dropped: keys of `extra_info` to leave out.
 
     Raises:
@@ -74,7 +77,7 @@ def read_rows(
     if path.suffix == ".parquet":
         rows = read_parquet(path)
     elif path.suffix in (".json", ".jsonl"):
-        rows = [row_of(item, f"{path}, row {i}") for i, item in enumerate(_read_json(path))]
+        rows = _rows_of(_read_json(path), path, row_of)
     else:
         raise DataError(
             f"{path}: got suffix {path.suffix!r}; expected '.json', '.jsonl' or '.parquet'"
@@ -87,6 +90,23 @@ def read_rows(
                 f"{path}, row {number}, field data_source: got {row['data_source']!r}; expected "
                 f"{' or '.join(map(repr, task.data_sources))}"
             )
+    return rows
+
+
+def _rows_of(items: Sequence[Any], path: Path, row_of: RowOf) -> list[Row]:
+    rows: list[Row] = []
+    left_out: dict[str, list[int]] = {}
+    for number, item in enumerate(items):
+        try:
+            rows.append(row_of(item, f"{path}, row {number}"))
+        except LeftOut as why:
+            left_out.setdefault(str(why), []).append(number)
+    for reason, numbers in left_out.items():
+        shown = ", ".join(map(str, numbers[:SHOWN])) + (", ..." if len(numbers) > SHOWN else "")
+        print(
+            f"{path}: left out {len(numbers):,} of {len(items):,} rows ({reason}): row {shown}",
+            file=sys.stderr,
+        )
     return rows
 
 

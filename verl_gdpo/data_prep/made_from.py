@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_gdpo import rewards
-from verl_gdpo.data_prep import DataError, local_files, schema
+from verl_gdpo.data_prep import DataError, local_files, schema, sources
 from verl_gdpo.data_prep.download import git_blob_id
 
 
@@ -35,7 +35,8 @@ def _code(task: str) -> list[Path]:
     """Return the code files of a task: their names begin with its name, here and in rewards/."""
     folders = [Path(str(module.__file__)).parent for module in (schema, rewards)]
     of_task = [path for folder in folders for path in sorted(folder.glob(f"{task}*.py"))]
-    return [Path(str(schema.__file__)), Path(str(local_files.__file__)), *of_task]
+    of_all = [Path(str(module.__file__)) for module in (schema, local_files, sources)]
+    return [*of_all, *of_task]
 
 
 def is_there(paths: Sequence[Path], wanted: str) -> bool:

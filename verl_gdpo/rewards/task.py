@@ -48,4 +48,4 @@ class Task:
         Raises:
             TypeError, ValueError: the ground truth is bad.
         """
-        self.score("", ground_truth)
+        self.score("", ground_truth, response_tokens=0)

@@ -43,6 +43,7 @@ def checking_settings(create_dataloader: Function) -> Function:
     def check_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
         from verl_gdpo.verl_hooks.reward_manager import (
             runs_gdpo_manager,  # imported late, so that V1 trainers do not load it here
+            scored_rows,
         )
 
         global has_gdpo_manager, run_bounds
@@ -50,9 +51,13 @@ def checking_settings(create_dataloader: Function) -> Function:
         settings = settings_of_run(self.config, has_manager=has_gdpo_manager)
         if settings is not None:
             refuse_trainer(self.config)
-        run_bounds = settings.bounds if settings else {}
         write_into_run_dir(self.config)
         create_dataloader(self, *args, **kwargs)
+        rows = scored_rows(self.train_dataset)
+        if settings is not None and rows is not None:
+            sources = {*rows["data_source"]}
+            settings = settings_of_run(self.config, sources, has_manager=has_gdpo_manager)
+        run_bounds = settings.bounds if settings else {}
 
     return check_and_create
 

@@ -35,7 +35,7 @@ from verl_gdpo.verl_hooks.computed_advantages import forget_outcome, noted_outco
 from verl_gdpo.verl_hooks.dump_writer import DumpRows
 from verl_gdpo.verl_hooks.queue_reader import fetch_rows
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
-from verl_gdpo.verl_hooks.reward_manager import node_and_manager, runs_gdpo_manager
+from verl_gdpo.verl_hooks.reward_manager import node_and_manager, runs_gdpo_manager, scored_rows
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
 
 logger = logging.getLogger(__name__)
@@ -110,14 +110,12 @@ class GdpoTrainer:
         if not self.has_manager or self.config.reward.custom_reward_function.path is not None:
             return
         for key in ("train", "val"):
-            # a custom dataset class may have no table, or another kind of table
-            table: Any = getattr(getattr(self, f"{key}_dataset"), "dataframe", None)
-            columns = ["data_source", "reward_model"]
-            if {*columns} <= {*getattr(table, "column_names", ())}:
+            rows = scored_rows(getattr(self, f"{key}_dataset"))
+            if rows is not None:
                 if key == "train":
-                    sources = {*table["data_source"]}
+                    sources = {*rows["data_source"]}
                     self.gdpo = settings_of_run(self.config, sources, has_manager=True)
-                check_ground_truths(table.select_columns(columns), f"data.{key}_files")
+                check_ground_truths(rows, f"data.{key}_files")
 
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]
