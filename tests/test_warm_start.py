@@ -305,3 +305,10 @@ def test_the_policy_of_the_package_says_how_it_was_made():
     assert marker["settings"] == settings
     assert {*settings} == {*defaults} - {"path", "data", "anew"}
     assert {*warm_start.made_with()} <= {*marker}
+
+
+def test_no_rows_are_refused(tmp_path):
+    rows = pd.DataFrame(make_rows(1, split="train", seed=0, size="tiny"))
+    rows[:0].to_parquet(tmp_path / "empty.parquet")
+    with pytest.raises(ValueError, match=r"empty\.parquet: got no rows"):
+        make_policy(tmp_path / "policy", data=tmp_path / "empty.parquet")

@@ -97,6 +97,8 @@ def make_policy(
             _copy_shipped(target)
         return Path(path)
     rows = load_rows(data) if data is not None else _make_rows(seed)
+    if not rows:
+        raise ValueError(f"warm start, data {data}: got no rows; expected at least one")
     fingerprint = _fingerprint(settings, rows)
     if _marker_of(target).get("fingerprint") == fingerprint:
         return Path(path)
