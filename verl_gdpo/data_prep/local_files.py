@@ -19,7 +19,8 @@ from verl_gdpo.rewards.task import Task
 
 SPLIT_SEED, TEST_SHARE = 31415, 0.02  # ToolRL's
 KEYS = ("question", "answer")
-RowOf = Callable[[Any, str], Row]  # an object of a file, and what a message calls it
+# an object of a file, and what a message calls it; None: it is left out
+RowOf = Callable[[Any, str], Row | None]
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -73,7 +74,8 @@ def read_rows(
     if path.suffix == ".parquet":
         rows = read_parquet(path)
     elif path.suffix in (".json", ".jsonl"):
-        rows = [row_of(item, f"{path}, row {i}") for i, item in enumerate(_read_json(path))]
+        made = [row_of(item, f"{path}, row {i}") for i, item in enumerate(_read_json(path))]
+        rows = [row for row in made if row is not None]
     else:
         raise DataError(
             f"{path}: got suffix {path.suffix!r}; expected '.json', '.jsonl' or '.parquet'"
