@@ -34,11 +34,17 @@ SYNTHETIC_ROWS, OTHER_ROW = 2000, "rows of another task"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where the rows come from; one of the sources has to be named."""
     local_files.add_arguments(parser, required=False)
-    count = {"type": int, "metavar": "N"}
     parser.add_argument(
-        "--synthetic", nargs="?", const=SYNTHETIC_ROWS, help="make N training rows", **count
+        "--synthetic",
+        metavar="N",
+        type=int,
+        nargs="?",
+        const=SYNTHETIC_ROWS,
+        help="make N training rows (default: %(const)s)",
     )
-    parser.add_argument("--synthetic-test", help="test rows (default: N/10, at least 1)", **count)
+    parser.add_argument(
+        "--synthetic-test", metavar="M", type=int, help="test rows (default: N/10, at least 1)"
+    )
     parser.add_argument("--seed", type=int, help="of the synthetic rows (default: 0)")
 
 

@@ -20,11 +20,8 @@ OPERATORS = ("+", "-", "*")
 LONG_SHARE = 0.5
 TESTS = 4
 TEST_EVERY = 5  # of the numbers
-PRINTS = {False: "print(int(input()) {what})", True: "n = int(input())\nr = n {what}\nprint(r)"}
-RETURNS = {
-    False: "def f(n):\n    return n {what}",
-    True: "def f(n):\n    r = n {what}\n    return r",
-}
+PRINTS = ("print(int(input()) {what})", "n = int(input())\nr = n {what}\nprint(r)")
+RETURNS = ("def f(n):\n    return n {what}", "def f(n):\n    r = n {what}\n    return r")
 
 
 def make_rows(count: int, *, split: str, seed: int) -> list[Row]:
@@ -43,11 +40,8 @@ def _row(index: int, split: str, seed: int) -> Row:
     rng = Random(f"verl-gdpo coding {split} {seed} {index}")
     is_test = split == "test"
     numbers = [n for n in range(2, 100) if (n % TEST_EVERY == TEST_EVERY - 1) == is_test]
-    operator, number, is_long = (
-        rng.choice(OPERATORS),
-        rng.choice(numbers),
-        rng.random() < LONG_SHARE,
-    )
+    operator, number = rng.choice(OPERATORS), rng.choice(numbers)
+    is_long = rng.random() < LONG_SHARE
     what = f"{operator} {number}"
     given = rng.sample(range(-99, 100), TESTS)
     results = [_result(n, operator, number) for n in given]

@@ -26,7 +26,8 @@ from verl_gdpo.data_prep.coding_asserts import (
 )
 from verl_gdpo.rewards.coding_problem import Problem
 
-From, Into = TypeVar("From"), TypeVar("Into")
+From = TypeVar("From")
+Into = TypeVar("Into")
 FORMS = (
     "{functional}, a list of {input, output}, verl's {inputs, outputs} with or without fn_name, or "
     "{assert_case}"
