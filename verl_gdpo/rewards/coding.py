@@ -164,4 +164,5 @@ TASK = Task(
     good_response=good_response,
     system_prompt=SYSTEM_PROMPT,
     labels=labels,
+    missing=sandbox.missing,
 )

@@ -36,7 +36,7 @@ KILL_SECONDS = 5.0  # for what ends a run from the inside, before it is ended fr
 PROBE, PROBE_SAYS = "import queue\nprint(input()[::-1])", "olleh\n"
 
 
-class SandboxError(RuntimeError):
+class SandboxError(OSError):
     """This machine cannot run the program. It says nothing about the program."""
 
 
@@ -105,14 +105,12 @@ def _find() -> Kind:
     reasons = []
     for kind in kinds():
         try:
-            (outcome,) = _run(kind, PROBE, [{"input": "hello\n"}], None, 10.0, 512)
-            if outcome != Outcome(True, PROBE_SAYS):
-                raise SandboxError(f"got {outcome} of a program that prints {PROBE_SAYS!r}")
-        except (SandboxError, OSError) as error:
+            _try(kind)
+        except OSError as error:
             reasons.append(f"{kind.name}: {error}")
             continue
         for reason in reasons:
-            logger.warning("verl-gdpo: sandbox that does not work: %s", reason)
+            logger.warning("verl-gdpo: a sandbox that does not work here: %s", reason)
         for lack in kind.lacks:
             logger.warning("verl-gdpo: sandbox %r: %s. Install bubblewrap", kind.name, lack)
         return kind
@@ -120,6 +118,13 @@ def _find() -> Kind:
         "no way to run a program apart from this machine works: "
         f"{'; '.join(reasons)}. Install bubblewrap (apt-get install bubblewrap)"
     )
+
+
+def _try(kind: Kind) -> None:
+    """Raise SandboxError unless a program runs."""
+    (outcome,) = _run(kind, PROBE, [{"input": "hello\n"}], None, 10.0, 512)
+    if outcome != Outcome(True, PROBE_SAYS):
+        raise SandboxError(f"got {outcome} of a program that prints {PROBE_SAYS!r}")
 
 
 def _run(

@@ -35,7 +35,6 @@ def main() -> None:
     confine(request)
     namespace: dict[str, Any] = {"__name__": "program" if request["function"] else "__main__"}
     exec(PRELUDE, namespace)
-    random.seed(0)  # the same program gives the same output, unless it reads the clock
     # where the program cannot take it back: nothing of it has run, and it never gets this file
     sys.stderr.write(READY)
     sys.stderr.flush()
@@ -112,6 +111,7 @@ def wait(child: int, seconds: float) -> int:
 def become_the_program(request: Any, given: int, output: int) -> None:
     """In the child: only the program's own files stay open, and tighter limits hold."""
     signal.alarm(0)
+    random.seed(0)  # the same program gives the same output, unless it reads the clock
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(given, 0)
     os.dup2(nothing if request["function"] else output, 1)
@@ -139,7 +139,8 @@ def execute(request: Any, test: Any, namespace: Any) -> None:
         text = json.dumps(value).encode()
     except (TypeError, ValueError, RecursionError):
         text = NOT_JSON
-    os.write(3, text)
+    with open(3, "wb") as file:
+        file.write(text)
     os._exit(0)
 
 

@@ -28,6 +28,8 @@ class Task:
     system_prompt: says how to answer, for data preparation; None: each row brings its own.
     verl_names: {name that verl's own scorer of these rows gives a reward: ours}.
     labels: what a report of the data counts, given a ground truth, such as ["calls: 2"].
+    missing: what this machine cannot give to `score`, for `check` to say. Raises OSError where it
+        cannot score at all.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Task:
     system_prompt: str | None
     verl_names: Mapping[str, str] = field(default_factory=dict)
     labels: Callable[[str], Sequence[str]] = _no_labels
+    missing: Callable[[], Sequence[str]] = tuple
 
     def check_ground_truth(self, ground_truth: Any) -> None:
         """Score an empty response, to find a bad ground truth before training.

@@ -21,7 +21,12 @@ from omegaconf import OmegaConf
 import verl_gdpo
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run, uses_gdpo_manager
 from verl_gdpo.tools.check.data import DataFile, count_steps, pick_rows, read_files
-from verl_gdpo.tools.check.machine import check_device, check_model, check_temporary_folder
+from verl_gdpo.tools.check.machine import (
+    check_device,
+    check_model,
+    check_temporary_folder,
+    what_scorers_miss,
+)
 from verl_gdpo.tools.check.report import Report, message_of
 from verl_gdpo.tools.recipes import FOLDER
 
@@ -214,6 +219,9 @@ def _ask_all(report: Report, options: argparse.Namespace) -> None:
     report.ask(check_temporary_folder)
     report.ask(check_model, config)
     files = check_data(report, config)
+    sources = {source for group in files or [] for file in group for source in file.sources}
+    for lack in report.ask(what_scorers_miss, config, sources) or []:
+        report.say(lack)
     settings = report.ask(check_settings, config, files[0] if files else [])
     if settings is not None:
         report.say(
