@@ -11,6 +11,7 @@ from tracked import REPO, tracked_files
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
+from verl_gdpo.rewards import TASKS
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
 from verl_gdpo.tools.check import compose_config
 
@@ -65,8 +66,8 @@ def test_one_seed_for_all():
 def test_every_combination_is_valid(task, hardware, estimator):
     config = composed(f"task={task}", f"hardware={hardware}", f"estimator={estimator}")
     validate_config(config, need_reference_policy(config), need_critic(config))
-    settings = settings_of_run(config)
-    assert settings.bounds["format"] == (0.0, 1.0)
+    settings = settings_of_run(config, TASKS[task].data_sources)
+    assert settings.bounds.items() >= TASKS[task].bounds().items()
     found = (config.algorithm.adv_estimator, replace(settings, bounds={}))
     assert found == ESTIMATORS.get(estimator, found)
     assert not need_critic(config)
@@ -138,6 +139,20 @@ def test_the_papers_settings(hardware):
     assert 3920 // config.data.train_batch_size * config.trainer.total_epochs == 105
     assert actor.use_kl_loss and not config.algorithm.use_kl_in_reward
     assert config.data.filter_overlong_prompts
+
+
+def test_the_papers_settings_for_coding():
+    config = composed("task=coding", "hardware=8gpu")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert config.actor_rollout_ref.model.path == "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
+    assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (512, 16, 64)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (1024, 8000)
+    assert (actor.optim.lr, actor.clip_ratio_low, actor.clip_ratio_high) == (1e-6, 0.2, 0.28)
+    kl = (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type)
+    assert kl == (True, 0.0005, "mse")
+    assert config.algorithm.filter_groups.enable
+    assert config.reward.reward_kwargs.length_limit == 4000
+    assert config.trainer.total_training_steps == 400
 
 
 def test_scripts_hold_no_hyperparameter():

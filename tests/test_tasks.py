@@ -8,12 +8,18 @@ from made_task import add_task
 from tracked import REPO, tracked_files
 
 from verl_gdpo import rewards
-from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
+from verl_gdpo.data_prep import coding_synthetic, tool_rl_synthetic
 from verl_gdpo.rewards import GIVEN_BY_MANAGER, TASK_OF, TASKS, check_ground_truths
 from verl_gdpo.rewards.tool_rl import TASK as TOOL_RL
 
+
+def ground_truths(make_rows, count=20):
+    return [row["reward_model"]["ground_truth"] for row in make_rows(count, split="train", seed=0)]
+
+
 GROUND_TRUTHS = {  # of some rows of each task
-    "tool_rl": [row["reward_model"]["ground_truth"] for row in make_rows(20, split="train", seed=0)]
+    "coding": ground_truths(coding_synthetic.make_rows, 6),  # each answer starts a sandbox
+    "tool_rl": ground_truths(tool_rl_synthetic.make_rows),
 }
 
 

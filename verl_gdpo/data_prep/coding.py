@@ -103,10 +103,11 @@ def _row_of(item: Any, where: str, left_out: Counter[str]) -> Row | None:
             raise DataError(f"{where}, field {key}: missing")
         if key not in (*KEYS, "solutions"):
             raise DataError(f"{where}, field {key}: unknown; expected {KEYS}, or 'solutions' too")
-    solutions = item.get("solutions") or []
-    solution = solutions if isinstance(solutions, str) else next(iter(solutions), None)
-    for key, text in (("problem", item["problem"]), ("solutions", solution or "")):
-        if not isinstance(text, str):
+    solution = item.get("solutions")
+    if isinstance(solution, list):
+        solution = solution[0] if solution else None
+    for key, text in (("problem", item["problem"]), ("solutions", solution)):
+        if not (isinstance(text, str) or (text is None and key == "solutions")):
             raise DataError(f"{where}, field {key}: got {repr(text)[:80]}; expected a str")
     problem = _problem(item["tests"], f"{where}, field tests", left_out)
     if problem is None:
