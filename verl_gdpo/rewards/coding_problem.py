@@ -83,6 +83,10 @@ def _check_test(test: Any, where: str, keys: set[str]) -> None:
     for key in keys:
         if not isinstance(test[key], TYPES[key]):
             raise _bad(f"{where}.{key}", test[key], f"a {TYPES[key].__name__}")
+    try:
+        test.get("input", "").encode()
+    except UnicodeEncodeError:  # JSON can hold half a surrogate pair, a file cannot
+        raise _bad(f"{where}.input", test["input"], "valid Unicode") from None
     if not test.get("accepted", True):
         raise _bad(f"{where}.accepted", test["accepted"], "at least one result")
 
