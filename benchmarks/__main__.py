@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import estimator, scoring
+from benchmarks import coding, estimator, scoring
 from benchmarks.measure import Row, table
 
 
@@ -44,9 +44,10 @@ def step_rows(_: torch.device) -> Iterator[Row]:
 BENCHMARKS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
     "estimator": estimator.rows,
     "scoring": lambda _: scoring.time_rows(),
+    "coding": lambda _: coding.time_rows(),
     "step": step_rows,
 }
-DEFAULT = ("estimator", "scoring")  # the step takes 10 minutes and 10 GB, and starts Ray
+DEFAULT = ("estimator", "scoring", "coding")  # the step takes 10 minutes and 10 GB, and starts Ray
 TIMES = "times are the fastest of alternating calls; for a step, the pair with the median ratio"
 
 

@@ -26,6 +26,36 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "rewards/sandbox_kinds.py",
+        '"--unshare-pid", "--unshare-net",',
+        '"--unshare-pid",',
+        "test_sandbox.py::test_network",
+    ),
+    Mutant(
+        "rewards/sandbox_kinds.py",
+        '*("--remount-ro", "/"),',
+        "",
+        "test_sandbox.py::test_files_outside",
+    ),
+    Mutant(
+        "rewards/sandbox_inside.py",
+        "    random.seed(0)",
+        "    ",
+        "test_sandbox.py::test_the_same_program_gives_the_same_output",
+    ),
+    Mutant(
+        "rewards/sandbox_inside.py",
+        "is_method = hasattr(",
+        "is_method = name not in namespace and hasattr(",
+        "test_sandbox.py::test_a_function",
+    ),
+    Mutant(
+        "rewards/coding.py",
+        'for key in ("input", "args", "kwargs") if key in test',
+        "for key in test",
+        "test_coding.py::test_a_program_sees_its_inputs_and_no_expected_results",
+    ),
+    Mutant(
         "verl_hooks/reward_manager.py",
         "fields = data[-1].non_tensor_batch",
         "fields = data[0].non_tensor_batch",

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import oracle
@@ -13,6 +14,7 @@ import pandas as pd
 import pytest
 from test_e2e import tool_row
 
+from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.tools.check import main
 from verl_gdpo.tools.check.dry_run import made_up_responses
 
@@ -373,3 +375,19 @@ def test_the_process_ends_although_a_reward_function_does_not(data):
     assert done.returncode == 1
     assert "gave no answer within 1 s" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_the_machine_cannot_give_to_a_scorer(check, monkeypatch):
+    def found(missing):
+        monkeypatch.setitem(TASK_OF, "rlla", replace(TASK_OF["rlla"], missing=missing))
+
+    found(lambda: ["there is no moon"])
+    code, said, _ = check()
+    assert code == 0 and "check: task tool_rl: there is no moon" in said
+    assert "moon" not in check(scorer="lengths")[1]  # not by our scorer
+
+    def nothing_works():
+        raise OSError("no sandbox works here")
+
+    found(nothing_works)
+    assert check()[::2] == (1, "check: no sandbox works here\n")

@@ -179,6 +179,20 @@ def test_length_for_right_answers_alone_is_set_as_the_recipe_says():
     assert gate(wrong, settings.rewards) == {"correctness": 0.0, "length": 0.0}
 
 
+def test_the_papers_settings_for_coding():
+    config = composed("task=coding", "hardware=8gpu")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert config.actor_rollout_ref.model.path == "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
+    assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (512, 16, 64)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (1024, 8000)
+    assert (actor.optim.lr, actor.clip_ratio_low, actor.clip_ratio_high) == (1e-6, 0.2, 0.28)
+    kl = (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type)
+    assert kl == (True, 0.0005, "mse")
+    assert config.algorithm.filter_groups.enable
+    assert config.reward.reward_kwargs.length_limit == 4000
+    assert config.trainer.total_training_steps == 400
+
+
 def test_scripts_hold_no_hyperparameter():
     script = (RECIPES.parent / "run.sh").read_text()
     code = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))

@@ -30,6 +30,8 @@ class Task:
     verl_names: {name of a reward in verl's own scorer for these rows: our name}.
     labels: `labels(ground_truth)` returns texts such as ["calls: 2"]; the report of the data counts
         how many rows have each text.
+    missing: `missing()` returns what this machine cannot give to `score`, for `check` to say. It
+        raises OSError where the machine cannot score at all.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Task:
     system_prompt: str | None
     verl_names: Mapping[str, str] = field(default_factory=dict)
     labels: Callable[[str], Sequence[str]] = _no_labels
+    missing: Callable[[], Sequence[str]] = tuple
 
     def check_ground_truth(self, ground_truth: Any) -> None:
         """Score an empty response, to find a bad ground truth before training.

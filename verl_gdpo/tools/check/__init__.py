@@ -27,6 +27,7 @@ from verl_gdpo.tools.check.machine import (
     check_gpus,
     check_model,
     check_temporary_folder,
+    what_scorers_miss,
 )
 from verl_gdpo.tools.recipes import FOLDER
 
@@ -227,6 +228,9 @@ def _ask_all(findings: Findings, options: argparse.Namespace) -> None:
         for remark in findings.ask(check_gpus, config) or []:
             findings.say(remark)
     files = check_data(findings, config)
+    sources = {source for group in files or [] for file in group for source in file.sources}
+    for lack in findings.ask(what_scorers_miss, config, sources) or []:
+        findings.say(lack)
     settings = findings.ask(check_settings, config, files[0] if files else [])
     if settings is not None:
         findings.say(

@@ -3,9 +3,11 @@
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.tools.check.gpu_memory import memory_problems, needed_gb, shape_of
 from verl_gdpo.tools.check.gpus import find_gpus, missing
 
@@ -87,3 +89,11 @@ def check_model(config: Any) -> None:
             f"policy of the run without a GPU is made by: python -m verl_gdpo.cpu.warm_start "
             f"--out {path}"
         )
+
+
+def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:
+    """What our scorers of these data sources cannot have here; OSError if one cannot score."""
+    if config.reward.custom_reward_function.path is not None:
+        return []
+    tasks = {task.name: task for task in map(TASK_OF.get, sources) if task is not None}
+    return [f"task {name}: {lack}" for name in tasks for lack in tasks[name].missing()]

@@ -1,0 +1,285 @@
+"""Coding problems out of the forms of others: what is read, left out with a count, and refused."""
+
+import json
+import re
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from verl_gdpo.data_prep import DataError, coding_synthetic
+from verl_gdpo.data_prep.coding_tests import problem_of
+from verl_gdpo.rewards.coding import score
+from verl_gdpo.rewards.coding_problem import SYSTEM_PROMPT, good_response, parse
+from verl_gdpo.tools.data import main
+
+
+def check_of(*lines, function="Solution().f"):
+    body = "".join(f"    {line}\n" for line in lines)
+    return {"functional": f"def check(candidate):\n{body}\n\ncheck({function})"}
+
+
+def call(*args, accepted, **kwargs):
+    return {"args": [*args], "kwargs": kwargs, "accepted": accepted}
+
+
+@pytest.mark.parametrize(
+    ("tests", "function", "expected"),
+    [
+        (
+            check_of("assert candidate(nums = [2, -7], t = 'a') == [[True, None]]"),
+            "f",
+            [call(nums=[2, -7], t="a", accepted=[[[True, None]]])],
+        ),
+        (
+            check_of("assert candidate((1, 2)) == 1.5", "assert candidate() == 'x'", function="g"),
+            "g",
+            [call([1, 2], accepted=[1.5]), call(accepted=["x"])],
+        ),
+        (
+            [{"input": "1\n", "output": "2\n"}],
+            None,
+            [{"input": "1\n", "output": "2\n"}],
+        ),
+        (
+            {"inputs": ["1\n", ["2", "3"]], "outputs": ["4\n", ["5"]]},
+            None,
+            [{"input": "1\n", "output": "4\n"}, {"input": "2\n3", "output": "5"}],
+        ),
+        (
+            {"fn_name": None, "inputs": ["1"], "outputs": ["2"]},
+            None,
+            [{"input": "1", "output": "2"}],
+        ),
+        (
+            {"fn_name": "f", "inputs": ['[1, 2]\n"a"', [3]], "outputs": ["7", [8, 9]]},
+            "f",
+            [call([1, 2], "a", accepted=[7]), call(3, accepted=[[8, 9], 8])],
+        ),
+        (
+            {"assert_case": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]},
+            "add",
+            [call(1, 2, accepted=[3]), call(0, 0, accepted=[0])],
+        ),
+    ],
+)
+def test_forms(tests, function, expected):
+    left_out = Counter()
+    problem = problem_of(tests, "here", left_out)
+    assert (problem.function, problem.tests) == (function, expected)
+    assert not left_out
+    assert parse(problem.text()) == problem
+
+
+KEPT = "assert candidate(1) == 1"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("assert is_same_list(candidate(1), 2)", "is not `assert FUNCTION"),
+        ("assert candidate(1) != 1", "is not `assert FUNCTION"),
+        ("assert candidate(1) == 1 == 1", "is not `assert FUNCTION"),
+        ("x = 1", "is not `assert FUNCTION"),
+        ("assert candidate(list_node([1])) == 1", "no literal"),
+        ("assert candidate(x = tree_node([1])) == 1", "no literal"),
+        ("assert candidate(1) == open('/etc/passwd').read()", "no literal"),
+        ("assert candidate(1) == 1 + 1", "no literal"),
+        ("assert candidate(**{'x': 1}) == 1", r"after \*\*"),
+        ("assert candidate({1, 2}) == 1", "JSON cannot hold"),
+        ("assert candidate({1: 2}) == 1", "JSON cannot hold"),
+        ("assert candidate(b'x') == 1", "JSON cannot hold"),
+        ("assert candidate(1e999) == 1", "JSON cannot hold"),
+        ("assert other(1) == 1", "another function"),
+    ],
+)
+def test_a_test_that_is_left_out(line, reason):
+    left_out = Counter()
+    problem = problem_of(check_of(KEPT, line), "here", left_out)
+    assert problem.tests == [call(1, accepted=[1])]
+    ((said, count),) = left_out.items()
+    assert count == 1 and re.search(reason, said)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        check_of("x = 1"),
+        {"assert_case": ["import os"]},
+        {"assert_case": []},
+        {"fn_name": "f", "inputs": ["{"], "outputs": ["1"]},
+        {"fn_name": "f", "inputs": ["1"], "outputs": ["None"]},
+        {"inputs": [], "outputs": []},
+        [],
+    ],
+)
+def test_a_problem_without_a_test(tests):
+    assert problem_of(tests, "here", Counter()) is None
+
+
+@pytest.mark.parametrize(
+    ("tests", "got"),
+    [
+        (None, "another type"),
+        ({}, "the keys"),
+        ({"inputs": ["1"], "outputs": ["1"], "other": 1}, "the keys"),
+        ({"inputs": ["1", "2"], "outputs": ["1"]}, "zip"),
+        ({"inputs": "1", "outputs": ["1"]}, "a str where a list should be"),
+        ({"inputs": [1], "outputs": ["1"]}, "a int where a text should be"),
+        ({"fn_name": 3, "inputs": ["1"], "outputs": ["1"]}, "a int where a text should be"),
+        ({"assert_case": "assert f() == 1"}, "a str where a list should be"),
+        ({"assert_case": ["assert f("]}, "no Python"),
+        ({"functional": "assert f() == 1"}, "not `def check"),
+        ({"functional": "def check(candidate):\n    pass"}, "not `def check"),
+        ({"functional": "(" * 10_000}, "no Python"),
+        ([{"input": "1"}], "a test without input and output"),
+        ([{"input": "1", "output": 2}], "a int where a text should be"),
+    ],
+)
+def test_another_form_is_an_error(tests, got):
+    with pytest.raises(DataError, match=rf"^here: got .*{got}.*expected {{functional}}"):
+        problem_of(tests, "here", Counter())
+
+
+def prepare(folder, *options):
+    code = main(["coding", "--out", str(folder / "out"), *map(str, options)])
+    files = [folder / "out" / f"{split}.parquet" for split in ("train", "test")]
+    return code, [pq.read_table(file).to_pylist() if file.exists() else None for file in files]
+
+
+def write(path, rows):
+    path.write_text(json.dumps(rows))
+    return path
+
+
+GOOD = {"problem": "Add.", "tests": [{"input": "1", "output": "2"}]}
+
+
+def test_files_of_problems(tmp_path, capsys):
+    leetcode = {
+        "problem": "Say one.",
+        "solutions": "class Solution:\n    def f(self, n): return 1",
+        "tests": check_of(KEPT, "assert is_same_list(candidate(1), 1)"),
+    }
+    nothing = {"problem": "Lists.", "tests": check_of("assert is_same_list(candidate(1), 1)")}
+    source = write(tmp_path / "a.json", [GOOD, nothing, leetcode])
+    test = write(tmp_path / "b.json", [{**GOOD, "solutions": ["print(2)", "x"]}])
+    code, (train_rows, test_rows) = prepare(tmp_path, "--from", source, "--test", test)
+    assert code == 0
+    first, second = train_rows
+    assert first["prompt"] == [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": "Add."},
+    ]
+    assert first["data_source"] == "verl_gdpo/coding"
+    assert [row["extra_info"]["index"] for row in train_rows] == [0, 1]
+    truth = second["reward_model"]["ground_truth"]
+    assert score(good_response(truth), truth) == {"pass": 1, "length": 1, "bug": 1}
+    assert parse(test_rows[0]["reward_model"]["ground_truth"]).solution == "print(2)"
+    said = capsys.readouterr().err
+    assert "a.json: 2 rows; left out: 2 x a statement that is not" in said
+    assert "1 x rows without a test" in said and "b.json: 1 rows; left out: nothing" in said
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("x", "row 1, the whole row: got 'x'; expected an object"),
+        ({"tests": GOOD["tests"]}, "row 1, field problem: missing"),
+        ({"problem": "Add."}, "row 1, field tests: missing"),
+        ({**GOOD, "hint": 1}, "row 1, field hint: unknown"),
+        ({**GOOD, "problem": 1}, "row 1, field problem: got 1; expected a str"),
+        ({**GOOD, "solutions": 1}, "row 1, field solutions: got 1"),
+        ({**GOOD, "solutions": [1]}, "row 1, field solutions: got 1; expected a str"),
+        ({**GOOD, "tests": {}}, "row 1, field tests: got the keys"),
+        ({**GOOD, "problem": "\ud800"}, "row 1, field prompt"),
+    ],
+)
+def test_a_bad_row_is_refused(tmp_path, capsys, row, message):
+    source = write(tmp_path / "a.json", [GOOD, row])
+    assert prepare(tmp_path, "--from", source, "--test", source) == (1, [None, None])
+    assert f"a.json, {message}" in capsys.readouterr().err
+
+
+def verls(path, rows):
+    """Rows as in Eurus-2-RL."""
+    columns = [
+        {
+            "data_source": source,
+            "prompt": [{"role": "user", "content": f"Problem {number}"}],
+            "ability": "code",
+            "reward_model": {"style": "rule", "ground_truth": truth},
+            "extra_info": {"split": "train", "index": number},
+        }
+        for number, (source, truth) in enumerate(rows)
+    ]
+    pq.write_table(pa.Table.from_pylist(columns), path)
+    return path
+
+
+def test_a_file_of_verls(tmp_path, capsys):
+    tests = json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})
+    rows = [("numina_amc_aime", "7"), ("taco", tests), ("codecontests", tests)]
+    path = verls(tmp_path / "eurus.parquet", rows)
+    code, (train, _) = prepare(tmp_path, "--from", path, "--test", path)
+    assert code == 0
+    assert [row["prompt"][0]["content"] for row in train] == ["Problem 1", "Problem 2"]
+    assert {row["data_source"] for row in train} == {"verl_gdpo/coding"}
+    assert parse(train[0]["reward_model"]["ground_truth"]).tests == [
+        {"input": "1\n", "output": "2\n"}
+    ]
+    assert "left out: 1 x rows of another task" in capsys.readouterr().err
+
+
+def test_a_bad_row_of_verls(tmp_path, capsys):
+    for truth, message in (("{", "got no JSON"), ('{"inputs": []}', "got the keys")):
+        path = verls(tmp_path / "eurus.parquet", [("numina_amc_aime", "7"), ("apps", truth)])
+        assert prepare(tmp_path, "--from", path, "--test", path)[0] == 1
+        said = capsys.readouterr().err
+        assert f"eurus.parquet, row 1, field reward_model.ground_truth: {message}" in said
+
+
+def test_our_own_parquet_comes_back_as_it_is(tmp_path):
+    _, (train, test) = prepare(tmp_path, "--synthetic", 6)
+    out = tmp_path / "out"
+    (tmp_path / "again").mkdir()
+    files = ("--from", out / "train.parquet", "--test", out / "test.parquet")
+    assert prepare(tmp_path / "again", *files) == (0, [train, test])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--from", "x.json", "--synthetic", 3),
+        ("--synthetic", 3, "--test", "x.json"),
+        ("--from", "x.json", "--seed", 3),
+        ("--from", "x.json", "--synthetic-test", 3),
+        ("--synthetic", 0),
+        ("--synthetic", 3, "--synthetic-test", 0),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path, options):
+    assert prepare(tmp_path, *options) == (2, [None, None])
+
+
+def test_synthetic_rows():
+    rows = coding_synthetic.make_rows(30, split="train", seed=3)
+    assert rows[:10] == coding_synthetic.make_rows(10, split="train", seed=3)
+    assert rows[:10] != coding_synthetic.make_rows(10, split="train", seed=4)
+    truths = [row["reward_model"]["ground_truth"] for row in rows]
+    assert {parse(truth).function for truth in truths} == {None, "f"}
+    # both lengths of both kinds
+    assert {parse(truth).solution.count("\n") for truth in truths} == {0, 1, 2}
+    for truth in truths[:6]:
+        assert score(good_response(truth), truth) == {"pass": 1, "length": 1, "bug": 1}
+
+
+def test_synthetic_splits_share_no_number():
+    def numbers(split):
+        rows = coding_synthetic.make_rows(300, split=split, seed=0)
+        return {row["prompt"][-1]["content"].split()[-1].rstrip(".") for row in rows}
+
+    assert len(numbers("train")) > 50 and len(numbers("test")) > 10
+    assert not numbers("train") & numbers("test")

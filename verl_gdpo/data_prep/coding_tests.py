@@ -1,0 +1,136 @@
+"""The forms in which data sets write down the tests of a coding problem, turned into our one form.
+
+    {"functional": "def check(candidate):\\n    assert candidate(n = 3) == 10\\n..."}   LeetCode's
+    [{"input": "3\\n", "output": "10\\n"}]                                            Codeforces'
+    {"inputs": ["3\\n"], "outputs": ["10\\n"]}                                        verl's
+    {"fn_name": "add", "inputs": ["3\\n7"], "outputs": ["10"]}                        verl's
+    {"assert_case": ["assert add(3) == 10"]}                      verl's, for sandbox_fusion alone
+
+A test whose content has no place in our form, such as a comparison by a function that no row
+defines, is left out and counted. Another form is an error.
+"""
+
+import ast
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from verl_gdpo.data_prep import DataError
+from verl_gdpo.data_prep.coding_asserts import (
+    LeftOutError,
+    Test,
+    call_of,
+    checked,
+    statements_of,
+)
+from verl_gdpo.rewards.coding_problem import Problem
+
+From = TypeVar("From")
+Into = TypeVar("Into")
+FORMS = (
+    "{functional}, a list of {input, output}, verl's {inputs, outputs} with or without fn_name, or "
+    "{assert_case}"
+)
+
+
+def problem_of(tests: Any, where: str, left_out: Counter[str]) -> Problem | None:
+    """The problem with these tests; None if each of them is left out.
+
+    Args:
+        tests: in one of the forms above.
+        where: what a message calls them.
+        left_out: counts the reasons.
+
+    Raises:
+        DataError: they have another form.
+    """
+    try:
+        function, found = _read(tests, left_out)
+    except ValueError as error:
+        raise DataError(f"{where}: got {error}: {repr(tests)[:80]}; expected {FORMS}") from error
+    return Problem(function, found) if found else None
+
+
+def _read(tests: Any, left_out: Counter[str]) -> tuple[str | None, list[Test]]:
+    """The function and its tests; raises ValueError for another form."""
+    if isinstance(tests, list):
+        return None, [_printing(test) for test in tests]
+    if not isinstance(tests, dict):
+        raise ValueError("another type")
+    if {*tests} == {"functional"}:
+        function, statements = checked(_text(tests["functional"]))
+        return function, _called(function, statements, left_out)[1]
+    if "assert_case" in tests:
+        sources = [_text(case) for case in _list(tests["assert_case"])]
+        statements = [statement for source in sources for statement in statements_of(source)]
+        return _called(None, statements, left_out)
+    if not {"inputs", "outputs"} <= {*tests} <= {"inputs", "outputs", "fn_name"}:
+        raise ValueError(f"the keys {[*tests]}")
+    pairs = list(zip(_list(tests["inputs"]), _list(tests["outputs"]), strict=True))
+    if tests.get("fn_name") is None:
+        return None, [{"input": _lines(given), "output": _lines(out)} for given, out in pairs]
+    return _text(tests["fn_name"]), list(_kept(_verls_call, pairs, left_out))
+
+
+def _called(
+    function: str | None, statements: list[ast.stmt], left_out: Counter[str]
+) -> tuple[str | None, list[Test]]:
+    """The tests of `function`, which is `candidate` in them, or else of the function they name."""
+    calls = list(_kept(call_of, statements, left_out))
+    if not calls:
+        return None, []
+    asked = "candidate" if function else calls[0][0]
+    tests = [test for name, test in calls if name == asked]
+    if len(tests) < len(calls):
+        left_out["an assert about another function"] += len(calls) - len(tests)
+    return function or asked, tests
+
+
+def _kept(
+    read: Callable[[From], Into], items: Iterable[From], left_out: Counter[str]
+) -> Iterator[Into]:
+    for item in items:
+        try:
+            yield read(item)
+        except LeftOutError as reason:
+            left_out[str(reason)] += 1
+
+
+def _printing(test: Any) -> Test:
+    if not isinstance(test, dict) or not {"input", "output"} <= {*test}:
+        raise ValueError("a test without input and output")
+    return {"input": _text(test["input"]), "output": _text(test["output"])}
+
+
+def _verls_call(pair: tuple[Any, Any]) -> Test:
+    """One call: each line of the input is an argument as JSON, and so is the output."""
+    given, output = pair
+    try:
+        args = [json.loads(line) for line in given.split("\n")] if _is_text(given) else given
+        result = json.loads(output) if _is_text(output) else output
+    except (ValueError, RecursionError):
+        raise LeftOutError("an argument or result that is no JSON") from None
+    # verl takes a list of results for the result itself, and for a list that holds it
+    accepted = [result, result[0]] if isinstance(result, list) and result else [result]
+    return {"args": _list(args), "kwargs": {}, "accepted": accepted}
+
+
+def _lines(text: Any) -> str:
+    return "\n".join(map(_text, text)) if isinstance(text, list) else _text(text)
+
+
+def _text(value: Any) -> str:
+    if not _is_text(value):
+        raise ValueError(f"a {type(value).__name__} where a text should be")
+    return str(value)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"a {type(value).__name__} where a list should be")
+    return value
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)

@@ -1,0 +1,139 @@
+"""The written-down form of a coding problem's ground truth, and what an answer looks like.
+
+A program that reads standard input and prints:
+
+    {"function": null, "tests": [{"input": "3\\n", "output": "10\\n"}]}
+
+A function, or a method of a class `Solution`. `accepted` are the results that count as right, of
+which data preparation writes several only where verl's own form leaves open which is meant:
+
+    {"function": "add", "tests": [{"args": [3], "kwargs": {}, "accepted": [10]}]}
+
+Both may have a "solution": a program that passes. It is shown to nobody but `check`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FENCE, PYTHON = "```", "python"
+SYSTEM_PROMPT = (
+    "Solve the problem in Python, with its standard library alone. The program reads standard "
+    "input and prints the answer, unless the problem asks for a function or a class. End with the "
+    f"whole program, once, between a line {FENCE}{PYTHON} and a line {FENCE}."
+)
+KEYS = {"function", "tests"}
+PRINTS_KEYS, CALLS_KEYS = {"input", "output"}, {"args", "kwargs", "accepted"}
+TYPES: Mapping[str, type] = {
+    **{"input": str, "output": str},
+    **{"args": list, "kwargs": dict, "accepted": list},
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A ground truth that has been checked; see the top of this file."""
+
+    function: str | None
+    tests: Sequence[Mapping[str, Any]]
+    solution: str | None = None
+
+    def text(self) -> str:
+        """The ground truth."""
+        parts: dict[str, Any] = {"function": self.function, "tests": self.tests}
+        if self.solution is not None:
+            parts["solution"] = self.solution
+        return json.dumps(parts, ensure_ascii=False)
+
+
+def parse(ground_truth: str) -> Problem:
+    """Return the problem of a ground truth.
+
+    Raises:
+        TypeError: it is no text.
+        ValueError: it has another form; names the part.
+    """
+    if not isinstance(ground_truth, str):
+        raise TypeError(f"coding ground_truth: got {type(ground_truth).__name__}; expected str")
+    try:
+        parts = json.loads(ground_truth)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"coding ground truth: got no JSON ({error}): {ground_truth[:80]!r}"
+        ) from error
+    if not isinstance(parts, dict) or {*parts} - {"solution"} != KEYS:
+        got = [*parts] if isinstance(parts, dict) else parts
+        raise ValueError(f"coding ground truth: got {repr(got)[:80]}; expected the keys {KEYS}")
+    function, tests, solution = parts["function"], parts["tests"], parts.get("solution")
+    if not (function is None or (isinstance(function, str) and function.isidentifier())):
+        raise _bad("function", function, "null or a name")
+    if not (solution is None or isinstance(solution, str)):
+        raise _bad("solution", solution, "a program")
+    if not (isinstance(tests, list) and tests):
+        raise _bad("tests", tests, "a list of at least one")
+    for number, test in enumerate(tests):
+        _check_test(test, f"tests[{number}]", CALLS_KEYS if function else PRINTS_KEYS)
+    return Problem(function, tests, solution)
+
+
+def _check_test(test: Any, where: str, keys: set[str]) -> None:
+    if not isinstance(test, dict) or {*test} != keys:
+        raise _bad(where, test, f"an object with the keys {sorted(keys)}")
+    for key in keys:
+        if not isinstance(test[key], TYPES[key]):
+            raise _bad(f"{where}.{key}", test[key], f"a {TYPES[key].__name__}")
+    try:
+        test.get("input", "").encode()
+    except UnicodeEncodeError:  # JSON can hold half a surrogate pair, a file cannot
+        raise _bad(f"{where}.input", test["input"], "valid Unicode") from None
+    if not test.get("accepted", True):
+        raise _bad(f"{where}.accepted", test["accepted"], "at least one result")
+
+
+def _bad(where: str, got: Any, expected: str) -> ValueError:
+    return ValueError(f"coding ground truth, {where}: got {repr(got)[:80]}; expected {expected}")
+
+
+def program_of(response: str) -> str | None:
+    """The program of a response, None without one: the last block that begins with ```python.
+
+    Without any such block, the last that begins with ```. One that does not end goes to the end of
+    the response. This is what verl takes, but that it takes the whole response without a block.
+    """
+    _, opening, rest = response.rpartition(FENCE + PYTHON)
+    if opening:
+        return rest.partition(FENCE)[0]
+    blocks = response.split(FENCE)[1::2]
+    return blocks[-1] if blocks else None
+
+
+def good_response(ground_truth: str) -> str:
+    """A response with the ground truth's solution or, without one, with a table of the results."""
+    problem = parse(ground_truth)
+    program = problem.solution
+    if program is None:
+        program = (_TABLE_CALLED if problem.function else _TABLE_PRINTED).format(
+            tests=repr(problem.tests), name=problem.function
+        )
+    return f"{FENCE}{PYTHON}\n{program.strip()}\n{FENCE}"
+
+
+_TABLE_PRINTED = """\
+import sys
+given = sys.stdin.read()
+print(next(test["output"] for test in {tests} if test["input"] == given))
+"""
+_TABLE_CALLED = """\
+def {name}(*args, **kwargs):
+    given = [*args], kwargs
+    return next(t["accepted"][0] for t in {tests} if (t["args"], t["kwargs"]) == given)
+"""
+
+
+def labels(ground_truth: str) -> list[str]:
+    """What a data report counts."""
+    problem = parse(ground_truth)
+    count = len(problem.tests)
+    tests = f"tests: {count}" if count < 10 else "tests: 10 or more"
+    return ["calls a function" if problem.function else "reads and prints", tests]

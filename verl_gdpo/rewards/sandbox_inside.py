@@ -1,0 +1,150 @@
+"""Runs one program on its inputs. This file's text is what Python executes inside the sandbox.
+
+It is given a request and writes one JSON line a test; see `sandbox.py`, which reads them. It knows
+no expected results, so a program that takes it over has nothing to gain from it.
+
+The standard library alone, and nothing newer than Python 3.9: the machine's own Python may run it.
+"""
+
+import json
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import time
+from typing import Any
+
+READY = "ready"  # on stderr: what goes wrong after it is the program's doing
+FINISHED, FAILED, STOPPED = "finished", "failed", "stopped"
+STARTUP_SECONDS = 30
+NOT_JSON = b"?"  # a result that JSON cannot hold
+# what verl's own scorers import for a program, and in this order
+MODULES = (
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
+    *("statistics", "itertools", "functools", "operator", "io", "sys", "json"),
+)
+STARS = "".join(f"from {name} import *\n" for name in (*MODULES, "builtins", "typing"))
+PRELUDE = STARS + "".join(f"import {name}\n" for name in MODULES)
+RECURSION_LIMIT = 600_000  # verl's
+
+
+def main() -> None:
+    request = json.loads(sys.stdin.buffer.read())
+    confine(request)
+    namespace: dict[str, Any] = {"__name__": "program" if request["function"] else "__main__"}
+    exec(PRELUDE, namespace)
+    # where the program cannot take it back: nothing of it has run, and it never gets this file
+    sys.stderr.write(READY)
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    sys.setrecursionlimit(RECURSION_LIMIT)
+    give_up = time.monotonic() + request["wall_seconds_of_all"]
+    for test in request["tests"]:
+        seconds = min(request["wall_seconds"], give_up - time.monotonic())
+        how, output = STOPPED, b""
+        if seconds > 0:
+            how, output = run(request, test, namespace, seconds)
+        text = output.decode("utf-8", "replace")
+        print(json.dumps({"how": how, "output": text}), flush=True)
+
+
+def confine(request: Any) -> None:
+    """Set limits that hold for this process and all that it starts, and stop being root."""
+    signal.alarm(STARTUP_SECONDS + int(request["wall_seconds_of_all"]))  # should nobody else do it
+    megabytes = request["memory_mb"] << 20
+    everything = request["output_bytes"] * (len(request["tests"]) + 1) * 6  # as escaped JSON
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_AS, megabytes),
+        (resource.RLIMIT_FSIZE, everything),
+        (resource.RLIMIT_NOFILE, 64),
+    ):
+        resource.setrlimit(limit, (value, value))
+    if request["uid"] is not None:
+        os.setgroups([])
+        os.setgid(request["uid"])
+        os.setuid(request["uid"])
+        # a program may import what the prelude does not
+        with open(os.__file__):
+            pass
+    os.environ.clear()
+
+
+def run(request: Any, test: Any, namespace: Any, seconds: float) -> tuple[str, bytes]:
+    """Run one test in a child; return how it ended, and its output or its result as JSON."""
+    given, output = os.memfd_create("input"), os.memfd_create("output")
+    if not request["function"]:
+        os.write(given, test["input"].encode())
+        os.lseek(given, 0, os.SEEK_SET)
+    child = os.fork()
+    if child == 0:
+        become_the_program(request, given, output)
+        execute(request, test, namespace)
+        sys.exit(0)  # as any program ends: after its threads, `atexit` and buffers
+    status = wait(child, seconds)
+    os.lseek(output, 0, os.SEEK_SET)
+    text = os.read(output, request["output_bytes"])
+    os.close(given)
+    os.close(output)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+        # a function that ends the process returns nothing
+        return (FINISHED if text or not request["function"] else FAILED), text
+    return (FAILED if os.WIFEXITED(status) else STOPPED), b""
+
+
+def wait(child: int, seconds: float) -> int:
+    """Return the exit status of `child`, which is killed after so many seconds."""
+    handle = os.pidfd_open(child)
+    try:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll(seconds * 1000)
+        # while the child is not waited for, its id cannot become another's
+        os.kill(child, signal.SIGKILL)
+    finally:
+        os.close(handle)
+    return os.waitpid(child, 0)[1]
+
+
+def become_the_program(request: Any, given: int, output: int) -> None:
+    """In the child: only the program's own files stay open, and tighter limits hold."""
+    signal.alarm(0)
+    random.seed(0)  # the same program gives the same output, unless it reads the clock
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(given, 0)
+    os.dup2(nothing if request["function"] else output, 1)
+    os.dup2(nothing, 2)
+    if request["function"]:
+        os.dup2(output, 3)
+    os.closerange(4 if request["function"] else 3, 64)
+    for limit, value in (
+        (resource.RLIMIT_FSIZE, request["output_bytes"]),
+        (resource.RLIMIT_CPU, request["cpu_seconds"]),
+        (resource.RLIMIT_NPROC, request["processes"]),
+    ):
+        resource.setrlimit(limit, (value, value))
+
+
+def execute(request: Any, test: Any, namespace: Any) -> None:
+    """Run the program, then its function if it has one."""
+    name = request["function"]
+    exec(compile(request["program"], "program.py", "exec"), namespace)
+    if not name:
+        return
+    # the method first: the prelude has functions of such names as `merge`
+    is_method = hasattr(namespace.get("Solution"), name)
+    function = getattr(namespace["Solution"](), name) if is_method else namespace[name]
+    value = function(*test["args"], **test["kwargs"])
+    try:
+        text = json.dumps(value).encode()
+    except (TypeError, ValueError, RecursionError):
+        text = NOT_JSON
+    with open(3, "wb") as file:
+        file.write(text)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
