@@ -40,21 +40,24 @@ ROLES = ("system", "user", "assistant")
 ROWS_PER_GROUP = 8192  # rows turned into Arrow at once: bounds memory, below Arrow's 2 GB a column
 
 
-def check_rows(rows: Sequence[Mapping[str, Any]], where: str) -> None:
+def check_rows(
+    rows: Sequence[Mapping[str, Any]], where: str, numbers: Sequence[int] | None = None
+) -> None:
     """Refuse rows that verl or the row's scorer would choke on.
 
     Args:
         rows: any values; nothing about them is taken for granted.
         where: what the message calls the rows, such as the file's path.
+        numbers: what it calls each row; by default its place, from 0.
 
     Raises:
-        DataError: names `where`, the row (from 0), the field, what it got and what it expected.
+        DataError: names `where`, the row, the field, what it got and what it expected.
     """
     if not rows:
         raise DataError(f"{where}: got no rows; expected at least one")
     progress = Progress(f"checking {where}", len(rows), "rows")
-    for number, row in enumerate(rows):
-        progress.at(number)
+    for done, (number, row) in enumerate(zip(numbers or range(len(rows)), rows, strict=True)):
+        progress.at(done)
         try:
             _check_type(row, ROW_TYPE, "")
             _check_prompt(row["prompt"])
