@@ -67,8 +67,8 @@ def gsm8k_rows() -> Iterator[Row]:
 
 def math_rows() -> Iterator[Row]:
     """Both by math-verify in processes of their own, asked by one thread."""
-    golds = [r"\frac{14}{3}", "x^2 - 2x + 1", r"\left( 3, \frac{\pi}{2} \right)", "27"]
-    others = [r"14/3", "(x-1)^2", r"(3, \pi/2)", "28"]
+    golds = [r"\frac{14}{3}", "x^2 - 2x + 1", r"\sqrt{8}", "27"]
+    others = [r"14/3", "(x-1)^2", r"2\sqrt{2}", "28"]
     for kind, thought in {"short": "So.", "15,000 characters": LONG_THOUGHT}.items():
         pairs = [
             (f"{thought} \\boxed{{{other}}}", gold)

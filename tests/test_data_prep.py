@@ -22,6 +22,7 @@ from made_task import add_task
 from verl_gdpo import atomic
 from verl_gdpo.data_prep import (
     DataError,
+    LeftOut,
     download,
     local_files,
     made_from,
@@ -578,6 +579,18 @@ def test_bad_lines_of_a_task_are_refused_with_one_line(tmp_path, monkeypatch, ca
     with pytest.raises(SystemExit):
         main(["mine", "--out", str(tmp_path / "out")])
     assert "--from" in capsys.readouterr().err
+
+
+def test_a_row_behind_one_that_is_left_out_is_called_by_its_place_in_the_file(tmp_path, capsys):
+    def row_of(item, where):
+        if item == "skip":
+            raise LeftOut("no use")
+        return {**row(), "prompt": item}
+
+    path = write_json(tmp_path / "a.json", [row()["prompt"], "skip", row()["prompt"], "bad"])
+    with pytest.raises(DataError, match=r"a\.json, row 3, field prompt: got 'bad'"):
+        local_files.read_rows(path, "train", TASK, row_of)
+    assert f"{path}: left out 1 of 4 rows (no use): row 1\n" in capsys.readouterr().err
 
 
 def test_two_files_are_not_split(tmp_path, capsys):

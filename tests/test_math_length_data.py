@@ -31,6 +31,7 @@ ANSWERS = [  # as in a file, as a ground truth
     (3, "3"),
     (["9.6\n"], "9.6"),
     (["$69$,$84$"], "69,84"),
+    (["\\frac{1}{2}\n", "0.5"], "\\frac{1}{2}"),
     (["\\$32,348"], "\\$32,348"),
 ]
 
@@ -44,12 +45,14 @@ def test_answers_of_every_form(tmp_path, capsys):
     assert rows[0]["data_source"] == "verl_gdpo/math_length"
 
 
-def test_problems_without_an_answer_are_left_out_and_named(tmp_path, capsys):
+def test_problems_without_one_answer_are_left_out_and_named(tmp_path, capsys):
     without = {"problem": "What?"}
-    problems = [problem("1"), problem(None), problem("2"), without, problem([None])]
+    empty = [problem(None), problem([None]), problem([]), problem(" "), problem("$$"), without]
+    problems = [problem("1"), *empty, problem("2"), problem(["3", "4"])]
     path, code, printed = prepare(tmp_path, capsys, problems)
     assert code == 0
-    assert f"{path}: left out 3 of 5 rows (no answer): row 1, 3, 4\n" in printed.err
+    assert f"{path}: left out 6 of 9 rows (no answer): row 1, 2, 3, 4, 5, 6\n" in printed.err
+    assert f"{path}: left out 1 of 9 rows (several answers that math-verify" in printed.err
     rows = schema.read_parquet(tmp_path / "out" / "train.parquet")
     assert [row["extra_info"]["index"] for row in rows] == [0, 1]
 
@@ -57,12 +60,11 @@ def test_problems_without_an_answer_are_left_out_and_named(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (problem(["1", "2"]), "row 1, field answer: got ['1', '2']; expected a text"),
+        (problem([["1"]]), "row 1, field answer: got [['1']]; expected a text"),
         (problem(True), "row 1, field answer: got True"),
         (problem(float("nan")), "row 1, field answer: got nan"),
-        (problem(""), "row 1, field reward_model.ground_truth: got ''"),
-        (problem("{7"), "row 1, field reward_model.ground_truth: math_length ground truth"),
-        (problem("\\text{}"), "train row 1, field reward_model.ground_truth: math_length ground"),
+        (problem("{7"), "row 1, field answer: math_length ground truth: got '{7'"),
+        (problem("\\text{}"), "row 1, field answer: math_length ground truth: got"),
         (problem("7", context="Read this first."), "row 1, field context: got 'Read this first.'"),
         ({"question": "q", "answer": "7"}, "row 1, field problem: got None; expected some text"),
         ({"problem": " ", "answer": "7"}, "row 1, field problem: got ' '"),

@@ -167,13 +167,13 @@ def test_the_papers_settings_for_math_length():
 
 
 def test_length_for_right_answers_alone_is_set_as_the_recipe_says():
-    said = re.findall(r"'(algorithm.gdpo.rewards=.*)'", (RECIPES / "README.md").read_text())
-    assert said and set(said) == set(
-        re.findall(
-            r"'(algorithm.gdpo.rewards=.*)'", (RECIPES / "task/math_length.yaml").read_text()
-        )
-    )
-    settings = settings_of_run(composed("task=math_length", said[0]), ["verl_gdpo/math_length"])
+    said = {
+        override
+        for name in ("README.md", "task/math_length.yaml")
+        for override in re.findall(r"'(algorithm.gdpo.rewards=.*)'", (RECIPES / name).read_text())
+    }
+    (override,) = said
+    settings = settings_of_run(composed("task=math_length", override), ["verl_gdpo/math_length"])
     right, wrong = ({"correctness": right, "length": 1.0} for right in (1.0, 0.0))
     assert gate(right, settings.rewards) == right
     assert gate(wrong, settings.rewards) == {"correctness": 0.0, "length": 0.0}

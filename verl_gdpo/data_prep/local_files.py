@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from verl_gdpo.data_prep import DataError, LeftOut
+from verl_gdpo.data_prep.progress import Progress
 from verl_gdpo.data_prep.schema import Row, Splits, check_rows, read_parquet
 from verl_gdpo.rewards.task import Task
 
@@ -75,16 +76,16 @@ def read_rows(
         OSError: the file cannot be opened.
     """
     if path.suffix == ".parquet":
-        rows = read_parquet(path)
+        found = dict(enumerate(read_parquet(path)))
     elif path.suffix in (".json", ".jsonl"):
-        rows = _rows_of(_read_json(path), path, row_of)
+        found = _rows_of(_read_json(path), path, row_of)
     else:
         raise DataError(
             f"{path}: got suffix {path.suffix!r}; expected '.json', '.jsonl' or '.parquet'"
         )
-    rows = numbered(rows, split, dropped)
-    check_rows(rows, str(path))
-    for number, row in enumerate(rows):
+    rows = numbered([*found.values()], split, dropped)
+    check_rows(rows, str(path), [*found])
+    for number, row in zip(found, rows, strict=True):
         if row["data_source"] not in task.data_sources:
             raise DataError(
                 f"{path}, row {number}, field data_source: got {row['data_source']!r}; expected "
@@ -93,12 +94,15 @@ def read_rows(
     return rows
 
 
-def _rows_of(items: Sequence[Any], path: Path, row_of: RowOf) -> list[Row]:
-    rows: list[Row] = []
+def _rows_of(items: Sequence[Any], path: Path, row_of: RowOf) -> dict[int, Row]:
+    """{place in the file: row}, without those that are left out."""
+    rows: dict[int, Row] = {}
+    progress = Progress(f"reading {path}", len(items), "rows")
     left_out: dict[str, list[int]] = {}
     for number, item in enumerate(items):
         try:
-            rows.append(row_of(item, f"{path}, row {number}"))
+            progress.at(number)
+            rows[number] = row_of(item, f"{path}, row {number}")
         except LeftOut as why:
             left_out.setdefault(str(why), []).append(number)
     for reason, numbers in left_out.items():

@@ -2,8 +2,9 @@
 
 A file is a list of {"problem": ..., "answer": ...}, such as deepscaler.json of the Hugging Face
 dataset agentica-org/DeepScaleR-Preview-Dataset, or the files of github.com/agentica-project/
-deepscaler. An answer is a text, a number, or a list with one text. A problem without an answer is
-left out, and said so. Other fields (solution, difficulty, ...) are not read.
+deepscaler. An answer is a text, a number, or a list of them that are equal for math-verify, which
+reads each answer once, here. A problem without an answer, or with several, is left out, and said
+so. Other fields (solution, difficulty, ...) are not read.
 """
 
 import argparse
@@ -14,7 +15,6 @@ from typing import Any
 from verl_gdpo.data_prep import DataError, LeftOut
 from verl_gdpo.data_prep.local_files import make_row
 from verl_gdpo.data_prep.math_length_synthetic import make_rows
-from verl_gdpo.data_prep.progress import Progress
 from verl_gdpo.data_prep.schema import Row, Splits
 from verl_gdpo.data_prep.sources import Sources
 from verl_gdpo.rewards.math_length import INSTRUCTION, TASK
@@ -36,25 +36,40 @@ def _row_of_problem(item: Any, where: str) -> Row:
         if item.get(name):
             got = repr(item[name])[:80]
             raise DataError(f"{where}, field {name}: got {got}; expected null: it is not read")
-    answer = _answer_of(item.get("answer"), where)
+    value = item.get("answer")
+    texts = [_text_of(one) for one in (value if isinstance(value, list) else [value])]
+    if None in texts:
+        raise DataError(
+            f"{where}, field answer: got {repr(value)[:80]}; expected a text, a finite number, or "
+            "a list of them"
+        )
+    try:
+        answer = _one_of([text for text in texts if text])
+    except ValueError as error:
+        raise DataError(f"{where}, field answer: {error}") from error
     return make_row(TASK, f"{problem.strip()}\n\n{INSTRUCTION}", answer)
 
 
-def _answer_of(value: Any, where: str) -> str:
-    if isinstance(value, list) and len(value) == 1:
-        (value,) = value
+def _text_of(value: Any) -> str | None:
+    """The answer as a text, "" if there is none; None for a value of another kind."""
     if value is None:
-        raise LeftOut("no answer")
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        return ""
+    if isinstance(value, float) and value.is_integer():
         value = int(value)  # 142.0 in a file is 142 in the contest
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        value = str(value)
-    if not isinstance(value, str):
-        raise DataError(
-            f"{where}, field answer: got {repr(value)[:80]}; expected a text, a finite number, or "
-            "a list with one of them"
-        )
-    return DOLLAR.sub("", value).strip()
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return str(value)
+    return DOLLAR.sub("", value).strip() if isinstance(value, str) else None
+
+
+def _one_of(texts: list[str]) -> str:
+    """The first, if math-verify takes all for equal; raises ValueError if it cannot read it."""
+    if not texts:
+        raise LeftOut("no answer")
+    first = texts[0]
+    TASK.check_ground_truth(first)
+    if not all(are_equal(text, first) for text in texts):
+        raise LeftOut("several answers that math-verify does not take for equal")
+    return first
 
 
 SOURCES = Sources(task=TASK, row_of=_row_of_problem)
@@ -66,22 +81,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load(args: argparse.Namespace, _task: Task) -> Splits:
-    """Return the rows of both files, whose ground truths math-verify can read.
-
-    Raises:
-        DataError: it cannot read one; and what `Sources.load` raises.
-    """
-    splits = SOURCES.load(args, make_rows)
-    files = {"train": args.source, "test": args.test or args.source}
-    for split, rows in splits.items():
-        progress = Progress(f"reading the {split} answers with math-verify", len(rows), "answers")
-        for number, row in enumerate(rows):
-            progress.at(number)
-            gold = row["reward_model"]["ground_truth"]
-            try:
-                are_equal(gold, gold)
-            except ValueError as error:
-                field = "reward_model.ground_truth"
-                where = f"{files[split] or 'made rows'}, {split} row {number}"
-                raise DataError(f"{where}, field {field}: {error}") from error
-    return splits
+    """Return the checked rows of both files; raises what `Sources.load` does."""
+    return SOURCES.load(args, make_rows)

@@ -40,22 +40,25 @@ ROLES = ("system", "user", "assistant")
 ROWS_PER_GROUP = 8192  # limits memory, and keeps each column below Arrow's limit of 2 GB
 
 
-def check_rows(rows: Sequence[Mapping[str, Any]], where: str) -> None:
+def check_rows(
+    rows: Sequence[Mapping[str, Any]], where: str, numbers: Sequence[int] | None = None
+) -> None:
     """Refuse rows on which verl or a scorer would fail.
 
     Args:
         rows: any values; they are checked completely.
         where: name of the rows in the message, such as the file's path.
+        numbers: the number of each row in the message; by default its place, from 0.
 
     Raises:
-        DataError: a row is bad. The message names `where`, the row (from 0), the field, the value
-            and what was expected.
+        DataError: a row is bad. The message names `where`, the row, the field, the value and what
+            was expected.
     """
     if not rows:
         raise DataError(f"{where}: got no rows; expected at least one")
     progress = Progress(f"checking {where}", len(rows), "rows")
-    for number, row in enumerate(rows):
-        progress.at(number)
+    for done, (number, row) in enumerate(zip(numbers or range(len(rows)), rows, strict=True)):
+        progress.at(done)
         try:
             _check_type(row, ROW_TYPE, "")
             _check_prompt(row["prompt"])
