@@ -1,6 +1,7 @@
-"""Tests that need an environment of their own: `nox`, or `nox -s trl` and the like.
+"""Tests that need their own environment: run `nox` for the default ones, or `nox -s NAME`.
 
-PIP_FIND_LINKS=FOLDER names wheels to take first: that of torch without CUDA spares gigabytes.
+PIP_FIND_LINKS=FOLDER names a folder of wheels to use first. A wheel of torch without CUDA saves
+gigabytes.
 """
 
 import json
@@ -14,7 +15,7 @@ import nox
 
 TESTS = ("tests/test_legacy_trainer.py", "tests/test_other_trainers.py")
 V1_TESTS = ("tests/test_separate_async.py", "tests/test_verl_seams.py")
-# these versions set no bounds: they need numpy 1, and names that transformers 5 lacks
+# old versions of verl declare no upper bounds, but need numpy 1 and names that transformers 5 lacks
 BOUNDS = ("transformers>=4.57,<5", "pyarrow>=19,<21")
 SESSIONS = {
     "0.7.1": (BOUNDS, TESTS),
@@ -27,7 +28,7 @@ nox.options.reuse_venv = "yes"
 
 
 def install(session: nox.Session, *packages: str) -> None:
-    folder = os.environ.get("PIP_FIND_LINKS")  # which uv does not read by itself
+    folder = os.environ.get("PIP_FIND_LINKS")  # uv does not read it by itself
     links = ("--find-links", folder) if folder else ()
     session.install(*links, "torch==2.13.0")
     session.install(*links, *packages, "pytest>=8,<10")
@@ -36,7 +37,7 @@ def install(session: nox.Session, *packages: str) -> None:
 def verl_session(version: str, bounds: tuple[str, ...], tests: tuple[str, ...]) -> None:
     @nox.session(name=f"verl-{version}")
     def test(session: nox.Session) -> None:
-        """A version of verl other than the pinned one."""
+        """Runs tests on an older version of verl."""
         install(session, f"verl=={version}", *bounds, "-e", ".")
         env = {"VERL_USE_EXTERNAL_MODULES": "verl_gdpo.plugin", "EXPECTED_VERL": version}
         session.run("pytest", *tests, *session.posargs, env=env)
@@ -48,23 +49,30 @@ for version, (bounds, tests) in SESSIONS.items():
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Workers killed, disks filled, runs resumed: more than the tests have time for."""
+    """Kills workers, fills disks and resumes runs; too slow for the other tests."""
     install(session, "-e", ".[cpu]")
     session.run("pytest", "tests/faults.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
+@nox.session(default=False)
+def policy(session: nox.Session) -> None:
+    """The policy in the package is what its command makes: 1,000 steps, some 4 minutes."""
+    install(session, "-e", ".[cpu]")
+    session.run("pytest", "tests/shipped_policy.py", env={"OMP_NUM_THREADS": "1"})
+
+
 @nox.session
 def trl(session: nox.Session) -> None:
-    """The dialect `trl` against TRL's own method, which pytest does not collect by itself."""
+    """Compares the dialect `trl` with TRL's own code; pytest does not collect this test itself."""
     install(session, "trl==1.16.0")
-    # TRL's imports warn, and this project's tests take warnings for errors
+    # TRL's imports emit warnings, which are errors in this project's tests
     command = ("pytest", "-W", "ignore", "tests/trl_dialect.py", *session.posargs)
     session.run(*command, env={"PYTHONPATH": "."})
 
 
 @nox.session(default=False)
 def wheel(session: nox.Session) -> None:
-    """The wheel alone, in an empty folder: data, a policy, `check` and a training of two steps."""
+    """Installs the wheel and, in an empty folder, makes data and a policy and trains two steps."""
     # not `session.create_tmp()`: Ray's temporary files must not lie in a virtual environment
     made = Path(tempfile.mkdtemp(prefix="wheel-"))
     session.install("build")
@@ -78,7 +86,7 @@ def wheel(session: nox.Session) -> None:
     session.run("verl-gdpo", "--version")
     rows = ("--synthetic", "64", "--size", "tiny", "--out", "data/tool_rl_tiny")
     session.run("verl-gdpo", "data", "tool_rl", *rows)
-    policy = ("-m", "verl_gdpo.cpu.warm_start", "--steps", "20", "--out", "data/tiny_policy")
+    policy = ("-m", "verl_gdpo.cpu.warm_start", "--steps", "20", "--out", "data/tool_rl_policy")
     session.run("python", *policy, env=env)
     config = ("hardware=cpu", "trainer.total_training_steps=2", "trainer.val_before_train=False")
     session.run("verl-gdpo", "check", *config, env=env)
@@ -95,16 +103,17 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def mutants(session: nox.Session) -> None:
-    """Each fault in the table of tests/mutants.py, made in a copy, is found by its test."""
+    """Makes each fault of tests/mutants.py in a copy, where its test must find it."""
     install(session, "verl==0.9.1", "-e", ".[dev]")
     session.run("pytest", "tests/mutants.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(default=False)
 def mutmut(session: nox.Session) -> None:
-    """Which changes between a dict of rewards and the advantage no test finds; some 15 minutes.
+    """Finds changes of the code between rewards and advantages that no test notices (15 minutes).
 
-    At most one in twenty: most of those change nothing, others need a GPU or the text of a message.
+    At most one change in twenty may be missed: most of these have no effect, others need a GPU or
+    only change the text of a message.
     """
     install(session, "verl==0.9.1", "-e", ".[dev]", "mutmut==3.8.1")
     copy = Path(session.create_tmp()).resolve() / "copy"
@@ -124,7 +133,7 @@ def mutmut(session: nox.Session) -> None:
 
 
 def with_decorators_below(file: Path) -> None:
-    """`f = decorator(f)` at the end, because mutmut passes over functions that are decorated."""
+    """Write decorators as `f = decorator(f)` at the end: mutmut skips decorated functions."""
     text, decorated = file.read_text(), re.compile(r"^@(torch\.no_grad\(\))\n(?=def (\w+))", re.M)
     calls = [f"{name} = {decorator}({name})\n" for decorator, name in decorated.findall(text)]
     file.write_text(decorated.sub("", text) + "\n" + "".join(calls))

@@ -1,1 +1,1 @@
-"""`python -m benchmarks`: verl-gdpo against named peers, as ratios measured in one run."""
+"""`python -m benchmarks` compares verl-gdpo with named peers, and gives ratios from one run."""

@@ -1,4 +1,4 @@
-"""Run the named benchmarks, print one table; exit code 1 if a goal is missed."""
+"""Run the named benchmarks and print a table. The exit code is 1 if a goal is missed."""
 
 import argparse
 import os
@@ -18,14 +18,14 @@ from benchmarks.measure import Row, table
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
-    parser.add_argument("--device", default="cpu", help="of the estimator's tensors: cpu, cuda")
+    parser.add_argument("--device", default="cpu", help="device of the estimator: cpu or cuda")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     unknown = {*arguments.names} - {*BENCHMARKS}
     if unknown:
         parser.error(f"unknown: {sorted(unknown)}; expected some of {[*BENCHMARKS]}")
 
-    torch.set_num_threads(1)  # what Ray gives the process in which verl computes advantages
+    torch.set_num_threads(1)  # Ray gives one thread to the process that computes advantages
     rows = []
     for name in arguments.names or DEFAULT:
         for row in BENCHMARKS[name](device):
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def step_rows(_: torch.device) -> Iterator[Row]:
-    from benchmarks import step  # imports verl's trainer, which the others do without
+    from benchmarks import step  # imports verl's trainer, which the other benchmarks do not need
 
     return step.rows()
 
@@ -48,7 +48,7 @@ BENCHMARKS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
     "step": step_rows,
 }
 DEFAULT = ("estimator", "scoring", "coding")  # the step takes 10 minutes and 10 GB, and starts Ray
-TIMES = "the fastest of calls in turns; of a step, the pair with the median ratio"
+TIMES = "times are the fastest of alternating calls; for a step, the pair with the median ratio"
 
 
 def machine(device: torch.device) -> str:

@@ -1,7 +1,7 @@
-"""The estimator against verl's built-in `gdpo` and against the floor, one multiplication.
+"""Compares the estimator with verl's built-in `gdpo` and with the floor, one multiplication.
 
 Both estimators get the keyword arguments of verl's `compute_advantage`, with the rewards in columns
-of `non_tensor_batch`. The floor writes a number per sample onto its tokens and does nothing else.
+of `non_tensor_batch`. The floor only multiplies one number per sample with the token mask.
 """
 
 import uuid
@@ -22,21 +22,21 @@ from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.estimator import compute_gdpo
 
 PROMPT_TOKENS = 16
-PAPER_SIZES = ((512, 4), (512, 16))  # prompts x samples of a step
+PAPER_SIZES = ((512, 4), (512, 16))  # (prompts, samples per prompt) of a step
 BUILT_IN_GOAL, FLOOR_GOAL, MEMORY_GOAL = 50.0, 3.0, 1.5
 
 
 def verl_arguments(
     prompts: int, group: int, rewards: int, tokens: int, device: torch.device, **gdpo: Any
 ) -> dict[str, Any]:
-    """A batch as verl's `compute_advantage` hands it over; samples of a prompt are scattered."""
+    """Return the arguments of verl's `compute_advantage` for a batch with scattered groups."""
     rng = np.random.default_rng(0)
     B = prompts * group
     uids = np.array([str(uuid.UUID(bytes=rng.bytes(16))) for _ in range(prompts)], dtype=object)
     length_B = torch.from_numpy(rng.integers(tokens // 8 + 1, tokens + 1, B))
     mask_BT = (torch.arange(tokens)[None, :] < length_B[:, None]).to(device, torch.int64)
     prompt_mask = torch.ones(B, PROMPT_TOKENS, dtype=torch.int64, device=device)
-    # whole numbers: exact in the built-in's float32, so that the two can be compared
+    # whole numbers are exact in the built-in's float32, so the results can be compared
     columns = {
         f"reward_{k}": np.array(rng.integers(0, 4, B).astype(float).tolist(), dtype=object)
         for k in range(rewards)
@@ -59,15 +59,15 @@ def floor(scalar_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
 
 
 def rows(device: torch.device) -> Iterator[Row]:
-    check_agreement(device)  # also the warm-up
-    yield from memory_rows(device)  # first, while the heap is fresh
+    check_agreement(device)  # also warms up
+    yield from memory_rows(device)  # comes first, while the heap is fresh
     yield from time_rows(device)
     yield from growth_rows(device)
     yield from metrics_rows(device)
 
 
 def check_agreement(device: torch.device) -> None:
-    """With the built-in's own batch norm, both give the same advantages."""
+    """Raise AssertionError unless both give the same advantages, with the built-in's batch norm."""
     arguments = verl_arguments(64, 8, 3, 50, device, batch_norm="token", eps=1e-6)
     ours, theirs = compute_gdpo(**arguments)[0], built_in(**arguments)[0]
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
@@ -83,7 +83,7 @@ def memory_rows(device: torch.device) -> Iterator[Row]:
 
 
 def time_rows(device: torch.device) -> Iterator[Row]:
-    # at 128 the arithmetic takes the time, at 8000 the memory
+    # with 128 tokens the arithmetic dominates, with 8000 the memory
     for tokens in (128, 1024, 8000):
         for prompts, group in PAPER_SIZES:
             for rewards in (2, 8):
@@ -113,11 +113,11 @@ def _time_rows(
 
 
 def growth_rows(device: torch.device) -> Iterator[Row]:
-    """Ten times the samples, against ten times the time."""
+    """Compare the time for ten times the samples with ten times the time."""
     few = verl_arguments(1_000, 10, 2, 16, device)
     for prompts in (10_000, 100_000):
         many = verl_arguments(prompts, 10, 2, 16, device)
-        # bound now: the loop rebinds both names
+        # `partial`, because the loop rebinds both names
         ours, tenth = seconds_of(
             partial(compute_gdpo, **many), partial(compute_gdpo, **few), device
         )
@@ -127,7 +127,7 @@ def growth_rows(device: torch.device) -> Iterator[Row]:
 
 
 def metrics_rows(device: torch.device) -> Iterator[Row]:
-    """All metrics of a step, against the estimator of that step."""
+    """Compare the time of all metrics of a step with the time of its estimator."""
     for prompts, group, rewards in ((512, 4, 2), (512, 16, 8)):
         arguments = verl_arguments(prompts, group, rewards, 1024, device)
         settings = GdpoSettings.from_algorithm(arguments["config"])

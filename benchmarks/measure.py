@@ -1,4 +1,4 @@
-"""Times and memory of two functions side by side, and the table of their ratios."""
+"""Measures time and memory of two functions, and makes the table of their ratios."""
 
 import ctypes
 import gc
@@ -13,7 +13,7 @@ import torch
 from verl_gdpo.terminal import render
 
 MIN_ROUNDS, MAX_ROUNDS = 5, 25
-SECONDS_PER_PAIR = 3.0  # rounds are added until then
+SECONDS_PER_PAIR = 3.0  # rounds are added until this time is spent
 HEADER = ("what", "size", "ours", "peer", "peer's", "ratio", "goal", "met")
 
 
@@ -53,7 +53,7 @@ class Row:
 def seconds_of(
     ours: Callable[[], Any], peer: Callable[[], Any], device: torch.device
 ) -> tuple[float, float]:
-    """The fastest call of each, in turns: other work on a machine only ever adds time."""
+    """Return the fastest of alternating calls, because other work on a machine only adds time."""
     samples: tuple[list[float], list[float]] = ([], [])
     spent = 0.0
     while len(samples[0]) < MIN_ROUNDS or (
@@ -71,12 +71,12 @@ def _seconds(function: Callable[[], Any], device: torch.device) -> float:
     result = function()
     _synchronize(device)
     elapsed = time.perf_counter() - start
-    del result  # freeing the result is not part of making it
+    del result  # freeing the result does not count
     return elapsed
 
 
 def peak_bytes(function: Callable[[], Any], device: torch.device) -> int:
-    """The most memory that a call holds beyond what was there before it, its result included."""
+    """Return the most memory that a call adds at any moment, including its result."""
     _synchronize(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -84,8 +84,8 @@ def peak_bytes(function: Callable[[], Any], device: torch.device) -> int:
         function()
         return torch.cuda.max_memory_allocated(device) - before
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # gives back what was freed before, or it would hide as much
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
+    ctypes.CDLL(None).malloc_trim(0)  # memory that is freed but kept would hide new memory
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _resident("VmRSS")
     function()
     return _resident("VmHWM") - before

@@ -1,8 +1,8 @@
-"""What verl-gdpo adds to a step of verl's V1 trainer, over a real TransferQueue in a small Ray.
+"""Measures what verl-gdpo adds to a step of verl's V1 trainer, with a real TransferQueue and Ray.
 
-Two trainers take turns at the same rows in the same queue, both made by verl's constructor: verl's
-own class with `grpo`, and what verl-gdpo puts in its place, with `gdpo`. Their steps have the parts
-in which they differ: sampling with `algorithm.filter_groups`, the advantage with its metrics, the
+verl's constructor makes two trainers, which alternate on the same rows in the same queue: verl's
+own class with `grpo`, and our extension of it with `gdpo`. The steps only have the parts in which
+the two differ: sampling with `algorithm.filter_groups`, the advantage with its metrics, and the
 rollout dump until its file is closed. There is no model: rollouts, log-probabilities and rewards
 are made up.
 """
@@ -59,13 +59,13 @@ class Size:
 
     @property
     def column_bytes(self) -> int:
-        """Of one int64 column of tokens."""
+        """The size of one int64 column of tokens."""
         return 8 * self.padded_tokens
 
 
 FEW, MANY = Size(512, 4, 2, 1024), Size(512, 16, 2, 1024)
 SHORT = Size(512, 16, 2, 128)
-PAIRS_AT = {  # how often the two trainers take turns; MANY has the goal
+PAIRS_AT = {  # {size: number of pairs of steps}; MANY has the goal
     FEW: 3,
     MANY: 5,
     SHORT: 3,
@@ -74,7 +74,7 @@ PAIRS_AT = {  # how often the two trainers take turns; MANY has the goal
     Size(4096, 16, 8, 128): 1,
     Size(512, 16, 2, 8000): 1,
 }
-# the larger of each pair against as many times the smaller
+# (what grows, smaller size, larger size), for comparison with a multiple of the smaller size
 GROWTH = (
     ("rows", FEW, MANY),
     ("rows", SHORT, Size(4096, 16, 2, 128)),
@@ -145,14 +145,14 @@ def _growth_row(
 
 
 class Queue:
-    """The rollouts of one step in TransferQueue, as verl's agent loop leaves them."""
+    """Puts the rollouts of one step into TransferQueue, as verl's agent loop does."""
 
     def __init__(self, size: Size, vocabulary: int) -> None:
         self.size = size
         self.keys: list[str] = []
         rng = np.random.default_rng(0)
         self.uids = [str(uuid.UUID(bytes=rng.bytes(16))) for _ in range(size.prompts)]
-        for first in range(0, size.prompts, 32):  # few rows at a time, for memory
+        for first in range(0, size.prompts, 32):  # few rows at a time, to save memory
             rows = [
                 (f"{uid}_{session}_0", *_rollout(uid, session, size, vocabulary, rng))
                 for uid in self.uids[first : first + 32]
@@ -168,7 +168,7 @@ class Queue:
             self.keys += keys
 
     def finish_groups(self) -> None:
-        """Mark all prompts as done, which sampling takes back."""
+        """Mark all prompts as finished; sampling removes this mark."""
         tag = {"is_prompt": True, "status": "finished", "global_steps": 1}
         tq.kv_batch_put(keys=self.uids, partition_id=PARTITION, tags=[tag] * len(self.uids))
 
@@ -179,7 +179,7 @@ class Queue:
 def _rollout(
     uid: str, session: int, size: Size, vocabulary: int, rng: np.random.Generator
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields and the tag of one rollout. The first of a prompt has more of every reward."""
+    """Return fields and tag of one rollout. A prompt's first rollout has the highest rewards."""
     length = int(rng.integers(size.tokens // 8 + 1, size.tokens + 1))
     values = rng.integers(0, 4, size.rewards) + 4 * (session == 0)  # so that no group is dropped
     rewards = {f"reward_{k}": float(value) for k, value in enumerate(values)}
@@ -203,9 +203,9 @@ def _rollout(
 
 @dataclass(frozen=True)
 class Step:
-    seconds: Mapping[str, float]  # of each of `PARTS`
-    cpu_seconds: float  # of this process, which other work on the machine hardly changes
-    peak_bytes: int  # of this process; the queue has its own
+    seconds: Mapping[str, float]  # {part: seconds}, see `PARTS`
+    cpu_seconds: float  # CPU time of this process; other work on the machine hardly changes it
+    peak_bytes: int  # memory of this process, without the queue's processes
 
     @property
     def total(self) -> float:
@@ -213,12 +213,12 @@ class Step:
 
 
 def _median_pair(size: Size, pairs: int, tokenizer: Any, folder: Path) -> tuple[Step, Step]:
-    """Ours and grpo's of the pair with the median ratio of times."""
+    """Return our step and grpo's step of the pair with the median ratio of times."""
     queue = Queue(size, len(tokenizer))
     ours = make_trainer(get_trainer_cls("sync"), size, folder / "gdpo", tokenizer, *GDPO)
     grpos = make_trainer(PPOTrainerSync, size, folder / "grpo", tokenizer, *GRPO)
     if pairs > 1:
-        run_step(grpos, queue)  # the first one warms up
+        run_step(grpos, queue)  # warms up
     measured = []
     for _ in range(pairs):
         of_grpo = run_step(grpos, queue)

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.tools.plots import THEMES, draw, style
-from verl_gdpo.tools.report.arms import read_arms
+from verl_gdpo.tools.report.runs import read_arms
 from verl_gdpo.tools.report.signal_charts import shares_chart
 from verl_gdpo.tools.summary import draw_rewards
 

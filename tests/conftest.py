@@ -1,4 +1,4 @@
-"""Which tests `pytest -n` runs side by side: verl's runs, one at a time, beside all others."""
+"""Tells `pytest -n` which tests may run at the same time: only one run of verl at any time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A training that is started, broken and resumed; `test_faults.py` and `faults.py` break it."""
+"""Starts, breaks and resumes a training for `test_faults.py` and `faults.py`."""
 
 import os
 import subprocess

@@ -1,6 +1,6 @@
-"""More of what breaks while verl trains, about ten minutes: `nox -s faults`.
+"""More faults during a training with verl: `nox -s faults` takes about ten minutes.
 
-Every start but the first goes on from what the fault before it left.
+Each start except the first one continues the run that the previous fault has stopped.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Made-up run folders, as verl and verl-gdpo leave them: curves that rise, groups to look at."""
+"""Makes run folders like those of verl and verl-gdpo, with rising curves and example groups."""
 
 import json
 import math
@@ -113,6 +113,6 @@ reward:
   reward_manager: {{source: register, name: gdpo}}
   custom_reward_function: {{path: null}}
 actor_rollout_ref:
-  model: {{path: data/tiny_policy}}
+  model: {{path: data/tool_rl_policy}}
   rollout: {{n: 4}}
 """

@@ -1,4 +1,4 @@
-"""A task that exists for one test."""
+"""A task that only one test uses."""
 
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.rewards.task import Task

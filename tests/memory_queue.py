@@ -1,4 +1,4 @@
-"""TransferQueue as dicts in memory, in place of the real one: {key: tag} and {key: fields}."""
+"""Replaces TransferQueue by two dicts in memory: {key: tag} and {key: fields}."""
 
 from collections import Counter
 from types import SimpleNamespace

@@ -1,6 +1,7 @@
-"""Faults that were once missed, each with the test that finds it now: `nox -s mutants` tries all.
+"""Faults that no test found once, each with the test that finds it now.
 
-Not collected by name, since each starts a pytest. `test_mutants.py` keeps the table true.
+`nox -s mutants` tries all of them. pytest does not collect this file, because each fault starts a
+pytest of its own. `test_mutants.py` checks the table.
 """
 
 import shutil
@@ -13,7 +14,7 @@ import pytest
 
 REPO = Path(__file__).parents[1]
 COPIED = ("verl_gdpo", "tests", "data_prep", "recipes", "pyproject.toml", "README.md")
-TESTS_FAILED = 1  # pytest's exit status; others say that it ran none
+TESTS_FAILED = 1  # pytest's exit status if a test failed; other statuses mean that no test ran
 
 
 class Mutant(NamedTuple):
@@ -137,7 +138,7 @@ MUTANTS = [
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """A copy of the project, in which the tests of the table pass before anything is changed."""
+    """Return a copy of the project in which all tests of the table pass."""
     folder = tmp_path_factory.mktemp("copy")
     for name in COPIED:
         source = REPO / name
@@ -147,7 +148,7 @@ def copy(tmp_path_factory):
 
 
 def status_of(folder, *tests):
-    """What pytest ends with in the copy, whose package comes before one that is installed."""
+    """Return pytest's exit status in the copy, which is imported before an installed package."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     names = [f"tests/{test}" for test in tests]
     return subprocess.run([*command, *names], cwd=folder, check=False, timeout=600).returncode

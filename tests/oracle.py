@@ -1,4 +1,4 @@
-"""GDPO once more, as plain Python loops over floats: slow, obvious, no code shared with ours."""
+"""GDPO as plain Python loops over floats: slow, easy to check, and without our code."""
 
 import math
 

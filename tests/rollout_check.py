@@ -1,4 +1,4 @@
-"""What verl's rollout dump says of each row, against the scorer and the oracle."""
+"""Compares each row of verl's rollout dump with the scorer and the oracle."""
 
 import oracle
 import pytest

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=$(./setup_env.sh cpu dev)
 PATH=$venv/bin:$PATH
-# the report is looked at in a real browser; without one that test is skipped, and says so
+# one test opens the report in a real browser; without a browser, pytest reports that it is skipped
 if ! command -v chromium && [ "$(id -u)" = 0 ] && command -v apt-get; then
   export DEBIAN_FRONTEND=noninteractive
   timeout 300 sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium' || true
@@ -13,5 +13,5 @@ ruff check .
 ruff format --check .
 mypy
 lint-imports
-# one thread a process, and two workers (conftest.py says for what); `-n 0` is one process
+# one thread per process, and two workers (conftest.py says why); `-n 0` runs without workers
 OMP_NUM_THREADS=1 python -m pytest -n 2 "$@"

@@ -1,4 +1,4 @@
-"""docs/adding_a_task.md, block by block, in a copy of the repository."""
+"""docs/adding_a_task.md in a copy of the repository, block by block, except the training."""
 
 import os
 import re

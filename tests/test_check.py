@@ -1,4 +1,4 @@
-"""The check before training: yes or no, and why, without Ray or a GPU."""
+"""`verl-gdpo check`: its answer and its reasons, without Ray or a GPU."""
 
 import importlib
 import json
@@ -94,7 +94,7 @@ def check(data, monkeypatch, capsys):
         code = main(
             [
                 *options,
-                *("hardware=cpu", "trainer.device=cuda", "data.train_batch_size=6"),
+                *("--elsewhere", "hardware=cpu", "trainer.device=cuda", "data.train_batch_size=6"),
                 "actor_rollout_ref.model.path=org/model",
                 f"data.train_files={data}/{train}{'' if '.' in train else '.parquet'}",
                 f"data.val_files={data}/good.parquet",
@@ -263,7 +263,7 @@ SCHEDULE = "+algorithm.gdpo.rewards.format={weight:{0:1,9:0}}"
         (["data.train_batch_size=7"], "6 rows are less than one batch of data.train_batch_size=7"),
         (
             ["+algorithm.gdpo.rewards.mine=1.0", "+algorithm.gdpo.combine=sa_mrpo"],
-            r"between which values reward 'mine' lies",
+            r"needs the bounds of reward 'mine'",
         ),
         (["data.train_batch_sise=4"], "train_batch_sise"),
         (["estimator=gdpa"], "gdpa"),
@@ -320,9 +320,9 @@ def test_everything_that_is_wrong_is_listed(check):
 @pytest.mark.parametrize(
     ("scorer", "message"),
     [
-        ("splits", r"'without tags'.*IndexError: .*rewards.py:13\] \(so for 18 of 42"),
+        ("splits", r"'without tags'.*IndexError: .*rewards.py:13\] \(18 of 42 responses failed\)"),
         ("nothing", r"row 0 of .*the scorer returned None; expected a number"),
-        ("not_a_number", r"'empty'.*reward 'b' is nan; expected a finite number.*\(so for 6 of 42"),
+        ("not_a_number", r"'empty'.*reward 'b' is nan.*\(6 of 42 responses failed\)"),
         ("unlike", r"'empty' has the rewards \['a'\], but row 0 of .* has \['a', 'b'\]"),
         ("leaves", "SystemExit: 0"),
         ("hangs", "'ground truth': the reward function gave no answer within 0.5 s"),

@@ -1,4 +1,4 @@
-"""From which checkpoint a run goes on, through the method of verl's that reads it."""
+"""The checkpoint from which a run continues, tested with verl's own method that reads it."""
 
 import pytest
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path

@@ -1,4 +1,4 @@
-"""The advantage and the trained tokens of each row, as the dump and the metrics take them."""
+"""The advantage and the trained tokens of each row, which the dump and the metrics use."""
 
 import pytest
 import torch

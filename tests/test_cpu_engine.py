@@ -15,14 +15,17 @@ import torch
 from verl_gdpo.cpu import plugin
 from verl_gdpo.cpu.batcher import Batcher
 from verl_gdpo.cpu.engine import Engine, load_full_state
-from verl_gdpo.cpu.sampler import Completion, Request, Sampler, draw, left_pad, truncate
-from verl_gdpo.cpu.sampling_params import SamplingParams, parse_sampling_params
+from verl_gdpo.cpu.sampler import Completion, OwnDraws, Request, sample
+from verl_gdpo.cpu.sampling_params import (
+    SamplingParams,
+    parse_max_tokens,
+    parse_sampling_params,
+)
 from verl_gdpo.cpu.tiny_model import make_tiny_model
 
 REPO = Path(__file__).resolve().parents[1]
 TEXTS = [f"What is {a} plus {b}? The answer is {a + b}." for a in range(10) for b in range(10)]
 PROMPTS = [[65], [70, 71, 72, 73, 74, 75, 76], [80, 81, 82], [90, 91, 92, 93]]
-LIMITS = {"default_max_tokens": 8, "max_possible_tokens": 100, "eos_ids": [2]}
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +44,8 @@ def model(model_dir):
     return AutoModelForCausalLM.from_pretrained(model_dir).eval()
 
 
-@pytest.fixture
-def sampler(model):
-    return Sampler(model, pad_id=0)
-
-
-def requests_for(prompts, **params):
-    return [Request(p, SamplingParams(**params), (5, i)) for i, p in enumerate(prompts)]
+def requests_for(prompts, max_tokens, **params):
+    return [Request(p, SamplingParams(**params), max_tokens, i) for i, p in enumerate(prompts)]
 
 
 def forward_log_probs(model, prompt, response, temperature=1.0):
@@ -63,8 +61,8 @@ def make_engine(model_dir, **overrides):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     blank = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir))
-    settings = {"prompt_length": 16, "response_length": 8, "max_model_len": 64, **overrides}
-    return Engine(blank, eos_ids=[2], pad_id=0, **settings)
+    settings = {"prompt_length": 16, "response_length": 8, "max_model_len": 64, "max_batch": 64}
+    return Engine(blank, eos_ids=[2], pad_id=0, **{**settings, **overrides})
 
 
 # ---- activation ------------------------------------------------------------------------------
@@ -234,7 +232,6 @@ def test_tiny_model_is_the_same_bytes_for_the_same_seed(tmp_path, model_dir):
     other = make_tiny_model(tmp_path / "b", initializer_range=0.3, seed=1, **options)
     assert digests(other)["model.safetensors"] != digests(model_dir)["model.safetensors"]
     assert digests(other)["tokenizer.json"] == digests(model_dir)["tokenizer.json"]
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["a", "b"]  # no left-over folder
 
 
 def test_tiny_tokenizer_speaks_chatml(model_dir, model):
@@ -256,37 +253,6 @@ def test_tiny_tokenizer_speaks_chatml(model_dir, model):
     assert model.dtype == torch.float32
 
 
-def test_tokenizer_splits_text_as_it_was_trained(model_dir):
-    # transformers replaces the splitting rule of a qwen2 tokenizer when it loads one; were ours
-    # another, the merges would have been learned for pieces that never occur.
-    from tokenizers import Tokenizer
-    from transformers import AutoTokenizer
-
-    stored = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-    loaded = AutoTokenizer.from_pretrained(model_dir)
-    for text in (*TEXTS[:20], "it's 1234\n\n x ", "naïve — 你好\r\n"):
-        assert stored.encode(text).ids == loaded.encode(text)
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"hidden_size": 36, "num_attention_heads": 4}, "hidden_size=36"),
-        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads=3"),
-        ({"vocab_size": 100}, "vocab_size: got 100, expected at least 259"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers: got 0"),
-        ({"initializer_range": 0.0}, "initializer_range"),
-        ({"texts": []}, "texts: got"),
-        ({"texts": ["a", 1]}, "texts: got"),
-        ({"texts": "one string"}, "texts: got 'one string'"),
-    ],
-)
-def test_tiny_model_refuses_bad_arguments(tmp_path, bad, message):
-    with pytest.raises(ValueError, match=message):
-        make_tiny_model(tmp_path / "m", **{"texts": TEXTS, **bad})
-    assert not list(tmp_path.iterdir())
-
-
 def test_tiny_model_does_not_overwrite(model_dir):
     with pytest.raises(FileExistsError, match="exists"):
         make_tiny_model(model_dir, texts=TEXTS)
@@ -296,132 +262,126 @@ def test_tiny_model_does_not_overwrite(model_dir):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_equal_a_plain_forward_pass(model, sampler, temperature):
-    params = {"max_tokens": 12, "temperature": temperature}
-    for prompt, out in zip(PROMPTS, sampler.generate(requests_for(PROMPTS, **params)), strict=True):
-        assert len(out.token_ids) == 12
+def test_log_probs_equal_a_plain_forward_pass(model, temperature):
+    requests = requests_for(PROMPTS, max_tokens=12, temperature=temperature)
+    for prompt, out in zip(PROMPTS, sample(model, requests, 0), strict=True):
+        assert (len(out.token_ids), out.finish) == (12, "length")
         expected = forward_log_probs(model, prompt, out.token_ids, temperature)
         assert torch.allclose(torch.tensor(out.log_probs), expected, atol=1e-5, rtol=0)
 
 
-def test_batched_equals_one_by_one(sampler):
-    # Rows end at different steps, so the cache is cut down on the way.
-    requests = [
-        Request(p, SamplingParams(max_tokens=4 + 5 * i), (5, i)) for i, p in enumerate(PROMPTS)
-    ]
-    for request, together in zip(requests, sampler.generate(requests), strict=True):
-        (alone,) = sampler.generate([request])
-        assert alone.token_ids == together.token_ids
-        assert alone.log_probs == pytest.approx(together.log_probs, abs=1e-5)
+def test_batched_equals_one_by_one(model):
+    # Rows end at different steps, and by different causes.
+    free = sample(model, requests_for(PROMPTS, max_tokens=12), 0)
+    params = SamplingParams(stop_ids=frozenset({free[1].token_ids[6]}))
+    requests = [Request(p, params, 4 + 5 * i, i) for i, p in enumerate(PROMPTS)]
+    together = sample(model, requests, 0)
+    assert {out.finish for out in together} == {"length", "stop"}
+    for request, out in zip(requests, together, strict=True):
+        (alone,) = sample(model, [request], 0)
+        assert (alone.token_ids, alone.finish) == (out.token_ids, out.finish)
+        assert alone.log_probs == pytest.approx(out.log_probs, abs=1e-5)
 
 
-def test_greedy_is_argmax(model, sampler):
-    for prompt, out in zip(
-        PROMPTS, sampler.generate(requests_for(PROMPTS, temperature=0.0, max_tokens=6)), strict=True
-    ):
+def test_greedy_is_argmax(model):
+    requests = requests_for(PROMPTS, temperature=0.0, max_tokens=6)
+    for prompt, out in zip(PROMPTS, sample(model, requests, 0), strict=True):
         context = list(prompt)
         with torch.no_grad():
             for _ in range(6):
                 context.append(int(model(torch.tensor([context])).logits[0, -1].argmax()))
         assert out.token_ids == context[len(prompt) :]
+        expected = forward_log_probs(model, prompt, out.token_ids)
+        assert torch.allclose(torch.tensor(out.log_probs), expected, atol=1e-5, rtol=0)
 
 
-def test_a_response_ends_with_its_first_stop_token(sampler):
-    (free,) = sampler.generate(requests_for([PROMPTS[0]], max_tokens=12))
+def test_a_response_ends_with_its_first_stop_token(model):
+    (free,) = sample(model, requests_for([PROMPTS[0]], max_tokens=12), 0)
     assert free.finish == "length"
     stop = free.token_ids[5]
     cut = free.token_ids[: free.token_ids.index(stop) + 1]
-    (stopped,) = sampler.generate(
-        requests_for([PROMPTS[0]], max_tokens=12, stop_ids=frozenset({stop, 9999}))
+    (stopped,) = sample(
+        model, requests_for([PROMPTS[0]], max_tokens=12, stop_ids=frozenset({stop, 9999})), 0
     )
     assert (stopped.token_ids, stopped.finish) == (cut, "stop")
     assert stopped.log_probs == pytest.approx(free.log_probs[: len(cut)], abs=1e-6)
 
 
-def test_truncation_by_hand():
-    # p = .5, .3, .15, .05 in the order of the ids 2, 0, 3, 1
-    logits = torch.tensor([[0.3, 0.05, 0.5, 0.15]]).log()
-
-    def kept(top_k, top_p):
-        cut = truncate(logits, torch.tensor([top_k]), torch.tensor([top_p]).double())
-        return cut.softmax(dim=-1)[0]
-
-    # top-k 2 leaves .5, .3 = .625, .375 of their sum
-    assert torch.allclose(kept(2, 1.0), torch.tensor([0.375, 0.0, 0.625, 0.0]))
-    # mass .5 < .7 needs a second token; .8 >= .7 needs no third
-    assert torch.allclose(kept(0, 0.7), torch.tensor([0.375, 0.0, 0.625, 0.0]))
-    # .8 < .9 needs a third: .5, .3, .15 of .95
-    assert torch.allclose(kept(0, 0.9), torch.tensor([0.3, 0.0, 0.5, 0.15]) / 0.95)
-    # top-p counts what top-k left: .625 >= .6, though .5 < .6
-    assert torch.allclose(kept(2, 0.6), torch.tensor([0.0, 0.0, 1.0, 0.0]))
-    # the most likely token always stays, and off means untouched
-    assert torch.allclose(kept(0, 1e-9), torch.tensor([0.0, 0.0, 1.0, 0.0]))
-    assert torch.equal(kept(0, 1.0), logits.softmax(dim=-1)[0])
+def test_the_end_token_of_the_model_ends_nothing_by_itself(model):
+    (free,) = sample(model, requests_for([PROMPTS[0]], max_tokens=12), 0)
+    eos = model.config.eos_token_id
+    try:
+        model.config.eos_token_id = model.generation_config.eos_token_id = free.token_ids[5]
+        (again,) = sample(model, requests_for([PROMPTS[0]], max_tokens=12), 0)
+    finally:
+        model.config.eos_token_id = eos
+    assert again == free
 
 
-def test_draw_inverts_the_distribution():
-    # ids 0, 1, 2 have .2, .5, .3: the cumulative distribution is .2, .7, 1
-    probs = torch.tensor([0.2, 0.5, 0.3])
-    uniform = torch.tensor([0.0, 0.19, 0.21, 0.69, 0.71, 1 - 2**-53], dtype=torch.float64)
-    count = len(uniform)
-    tokens, log_probs = draw(
-        probs.log().repeat(count, 1),
-        torch.ones(count),
-        torch.zeros(count, dtype=torch.long),
-        torch.ones(count, dtype=torch.float64),
-        uniform,
-    )
-    assert tokens.tolist() == [0, 0, 1, 1, 2, 2]
-    assert torch.allclose(log_probs, probs[tokens].log())
+def drawn(probs, count, **params):
+    """Tokens and log-probabilities of `count` first draws from `probs`, seeds 0, 1, ..."""
+    draws = OwnDraws(SamplingParams(**params), range(count), 1)
+    logits = torch.tensor(probs).log().repeat(count, 1)
+    left = draws(torch.zeros((count, 1), dtype=torch.long), logits)
+    assert (left.isfinite().sum(dim=1) == 1).all()
+    return left.argmax(dim=1), draws.log_probs_TB[0]
 
 
-def test_draw_never_takes_a_cut_token_and_renormalises():
-    # top-k 2 of .1, .2, .3, .4 leaves ids 2 and 3 with 3/7 and 4/7
-    uniform = torch.linspace(0, 1, 101, dtype=torch.float64)[:-1]
-    tokens, log_probs = draw(
-        torch.tensor([0.1, 0.2, 0.3, 0.4]).log().repeat(100, 1),
-        torch.ones(100),
-        torch.full((100,), 2),
-        torch.ones(100, dtype=torch.float64),
-        uniform,
-    )
-    assert tokens.tolist() == [2] * 43 + [3] * 57  # .42 < 3/7 < .43
-    assert torch.allclose(log_probs.exp(), torch.tensor([3 / 7] * 43 + [4 / 7] * 57))
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, [0.3, 0.05, 0.5, 0.15]),
+        # squares, of .3 ** 2 + .05 ** 2 + .5 ** 2 + .15 ** 2 = .365
+        ({"temperature": 0.5}, [0.09 / 0.365, 0.0025 / 0.365, 0.25 / 0.365, 0.0225 / 0.365]),
+        # top-k 2 leaves .5, .3 = .625, .375 of their sum
+        ({"top_k": 2}, [0.375, 0.0, 0.625, 0.0]),
+        # mass .5 < .7 needs a second token; .8 >= .7 needs no third
+        ({"top_p": 0.7}, [0.375, 0.0, 0.625, 0.0]),
+        # .8 < .9 needs a third: .5, .3, .15 of .95
+        ({"top_p": 0.9}, [0.3 / 0.95, 0.0, 0.5 / 0.95, 0.15 / 0.95]),
+        # top-p counts what top-k left: .625 >= .6, though .5 < .6
+        ({"top_k": 2, "top_p": 0.6}, [0.0, 0.0, 1.0, 0.0]),
+        ({"top_p": 1e-9}, [0.0, 0.0, 1.0, 0.0]),
+        # log-probabilities of a greedy draw are those without any cut, as in vLLM
+        ({"temperature": 0.0, "top_k": 1}, [0.0, 0.0, 0.5, 0.0]),
+    ],
+)
+def test_tokens_are_drawn_by_their_probabilities(params, expected):
+    tokens, log_probs = drawn([0.3, 0.05, 0.5, 0.15], 4000, **params)
+    assert torch.allclose(log_probs.exp(), torch.tensor(expected)[tokens])
+    shares = torch.bincount(tokens, minlength=4) / 4000
+    if params.get("temperature") == 0.0:
+        expected = [0.0, 0.0, 1.0, 0.0]
+    # five standard deviations of a share of 4,000 at most: 5 * sqrt(.25 / 4000) = .04
+    assert torch.allclose(shares, torch.tensor(expected), atol=0.04, rtol=0)
+    assert not shares[torch.tensor(expected) == 0].any()
 
 
-def test_rows_may_differ_in_their_options(sampler):
-    sampled = Request(PROMPTS[1], SamplingParams(temperature=0.8, max_tokens=5), (1,))
-    greedy = Request(PROMPTS[2], SamplingParams(temperature=0.0, max_tokens=7), (1,))
-    topped = Request(PROMPTS[3], SamplingParams(top_k=3, top_p=0.9, max_tokens=6), (1,))
-    together = sampler.generate([sampled, greedy, topped])
-    for request, out in zip([sampled, greedy, topped], together, strict=True):
-        assert sampler.generate([request])[0].token_ids == out.token_ids
-
-
-def test_left_padding_positions():
-    ids, mask, positions = left_pad([[7], [4, 5, 6]], pad_id=0)
-    assert ids.tolist() == [[0, 0, 7], [4, 5, 6]]
-    assert mask.tolist() == [[0, 0, 1], [1, 1, 1]]
-    assert positions[0, 2] == 0
-    assert positions[1].tolist() == [0, 1, 2]
+def test_the_ends_of_the_unit_interval_draw_no_cut_token():
+    draws = OwnDraws(SamplingParams(top_k=2), [0, 1], 1)
+    draws._uniform_BT = torch.tensor([[0.0], [1 - 2**-24]])  # the least and the most of torch.rand
+    logits = torch.tensor([0.1, 0.5, 0.3, 0.1]).log().repeat(2, 1)
+    assert draws(torch.zeros((2, 1), dtype=torch.long), logits).argmax(dim=1).tolist() == [1, 2]
 
 
 def test_a_row_without_finite_logits_fails_alone(model):
-    def poisoned(**inputs):
-        out = model(**inputs)
-        out.logits[inputs["input_ids"][:, -1] == PROMPTS[1][-1]] = torch.nan
-        return out
+    def poison(module, args, kwargs, out):
+        out.logits[kwargs["input_ids"][:, -1] == PROMPTS[1][-1]] = torch.nan
 
-    good, bad = Sampler(poisoned, 0).generate(requests_for(PROMPTS[:2], max_tokens=3))
+    hook = model.register_forward_hook(poison, with_kwargs=True)
+    try:
+        good, bad = sample(model, requests_for(PROMPTS[:2], max_tokens=3), 0)
+    finally:
+        hook.remove()
     assert len(good.token_ids) == 3
     assert isinstance(bad, FloatingPointError)
     assert "response token 1" in str(bad)
 
 
-def test_abort_returns_the_tokens_so_far(sampler):
-    answers = iter([False, False, False, True])
-    full = sampler.generate(requests_for(PROMPTS, max_tokens=9))
-    cut = sampler.generate(requests_for(PROMPTS, max_tokens=9), lambda: next(answers))
+def test_abort_returns_the_tokens_so_far(model):
+    answers = iter([False, False, True])
+    full = sample(model, requests_for(PROMPTS, max_tokens=9), 0)
+    cut = sample(model, requests_for(PROMPTS, max_tokens=9), 0, lambda: next(answers))
     for whole, part in zip(full, cut, strict=True):
         assert part.finish == "aborted"
         assert part.token_ids == whole.token_ids[:3]
@@ -436,25 +396,29 @@ def test_what_verl_sends_is_understood():
         "temperature": 1.0, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True,
         "stop": [], "max_tokens": 500, "stop_token_ids": [7], "seed": None,
     }  # fmt: skip
-    params = parse_sampling_params(raw, **LIMITS)
-    assert params == SamplingParams(1.0, 0.9, 0, 100, frozenset({2, 7}), None)
+    params = parse_sampling_params(raw, eos_ids=[2])
+    assert params == SamplingParams(1.0, 0.9, -1, frozenset({2, 7}))
 
 
-def test_lengths_and_end_tokens():
-    def parse(ignore_eos=False, **raw):
-        return parse_sampling_params(raw, ignore_eos=ignore_eos, **LIMITS)
+def test_end_tokens():
+    def stop_ids(ignore_eos=False, **raw):
+        return parse_sampling_params(raw, eos_ids=[2], ignore_eos=ignore_eos).stop_ids
 
-    assert parse().max_tokens == 8
-    assert parse(max_new_tokens=3).max_tokens == 3
-    assert parse(max_tokens=0).max_tokens == 1  # as verl's vLLM server
-    assert parse().stop_ids == {2}
-    assert parse(ignore_eos=True).stop_ids == set()
-    assert parse(ignore_eos=True, stop_token_ids=[4]).stop_ids == {4}
+    assert stop_ids() == {2}
+    assert stop_ids(ignore_eos=True) == set()
+    assert stop_ids(ignore_eos=True, stop_token_ids=[4]) == {4}
 
 
-def test_greedy_switches_truncation_off():
-    params = parse_sampling_params({"temperature": 0, "top_k": 5, "top_p": 0.5}, **LIMITS)
-    assert (params.temperature, params.top_k, params.top_p) == (0.0, 0, 1.0)
+def test_lengths():
+    def length(**raw):
+        return parse_max_tokens(raw, default=8, room=100)
+
+    assert length() == length(max_tokens=None) == 8
+    assert length(max_tokens=500) == 100
+    assert length(max_new_tokens=3) == 3
+    assert length(max_tokens=0) == 1  # as verl's vLLM server
+    with pytest.raises(ValueError, match="both set"):
+        length(max_tokens=4, max_new_tokens=4)
 
 
 @pytest.mark.parametrize(
@@ -464,22 +428,16 @@ def test_greedy_switches_truncation_off():
         ({"stop": ["</answer>"]}, "stop = "),
         ({"n": 2}, "n = 2"),
         ({"guided_json": {}}, "guided_json"),
-        ({"temperature": -1.0}, "temperature: got -1.0"),
-        ({"temperature": float("nan")}, "temperature: got nan"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"top_p": 1.5}, "top_p"),
-        ({"top_k": -2}, "top_k: got -2"),
-        ({"top_k": 1.5}, "top_k: got 1.5"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids"),
-        ({"stop_token_ids": 7}, "stop_token_ids"),
-        ({"seed": -1}, "seed: got -1"),
-        ({"max_tokens": "4"}, "max_tokens: got '4'"),
-        ({"max_tokens": 4, "max_new_tokens": 4}, "both set"),
+        ({"temperature": -1.0}, r"`temperature` \(=-1.0\)"),
+        ({"temperature": float("nan")}, r"`temperature` \(=nan\)"),
+        ({"top_p": 1.5}, "`top_p` .* 1.5"),
+        ({"top_k": -2}, "`top_k` .* -2"),
+        ({"top_k": 1.5}, "`top_k` .* 1.5"),
     ],
 )
 def test_unsupported_options_are_refused(bad, message):
     with pytest.raises(ValueError, match=message):
-        parse_sampling_params(bad, **LIMITS)
+        parse_sampling_params(bad, eos_ids=[2])
 
 
 # ---- engine: weights, requests, abort --------------------------------------------------------
@@ -503,15 +461,15 @@ def test_weights_that_do_not_fit_raise_and_stop_generation(model_dir, model):
     state = model.state_dict()
     name = "model.layers.0.mlp.up_proj.weight"
     bad_states = {
-        "missing: 1": {k: v for k, v in state.items() if k != name},
-        "unexpected: 1": {**state, "model.extra.weight": torch.zeros(1)},
-        "other shape: 1": {**state, name: torch.zeros(3, 4)},
+        "missing 1": {k: v for k, v in state.items() if k != name},
+        "unknown 1": {**state, "model.extra.weight": torch.zeros(1)},
+        f"size mismatch for {name}": {**state, name: torch.zeros(3, 4)},
     }
 
     async def use(bad, message):
         engine = make_engine(model_dir)
         await engine.load_weights(state)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, RuntimeError), match=message):
             await engine.load_weights(bad)
         with pytest.raises(RuntimeError, match="complete set of weights"):
             await engine.generate([65], {})
@@ -557,6 +515,28 @@ def test_a_seed_in_the_request_fixes_the_response(model_dir, model):
     assert first.token_ids == second.token_ids != third.token_ids
 
 
+def test_requests_of_one_batch_may_differ_in_their_options(model_dir, model):
+    options = [{}, {"temperature": 0}, {"top_k": 3, "top_p": 0.9}, {}, {"max_tokens": 2}]
+
+    async def use(together):
+        engine = make_engine(model_dir)
+        sizes = []
+        run = engine._batcher._run
+        engine._batcher._run = lambda requests, abort: (
+            sizes.append(len(requests)) or run(requests, abort)
+        )
+        await engine.load_weights(model.state_dict(), global_steps=1)
+        jobs = [engine.generate(PROMPTS[1], {"seed": k, **o}) for k, o in enumerate(options)]
+        outs = await asyncio.gather(*jobs) if together else [await job for job in jobs]
+        return sizes, [(out.token_ids, out.global_steps) for out in outs]
+
+    sizes, together = asyncio.run(use(together=True))
+    alone_sizes, alone = asyncio.run(use(together=False))
+    assert (sizes, alone_sizes) == ([5], [1] * 5)
+    assert together == alone
+    assert len({str(tokens) for tokens, _ in alone}) == 5
+
+
 def test_a_bad_request_fails_alone(model_dir, model):
     async def use():
         engine = make_engine(model_dir)
@@ -567,16 +547,17 @@ def test_a_bad_request_fails_alone(model_dir, model):
             engine.generate([10_000], {}),
             engine.generate([65] * 64, {}),
             engine.generate([65], {"repetition_penalty": 2.0}),
+            engine.generate([65], {"top_p": 2.0}),
+            engine.generate([65], {"seed": -1}),
             engine.generate([66], {}),
         ]
         return await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 30)
 
-    good, empty, unknown, long, option, also_good = asyncio.run(use())
+    good, *bad, also_good = asyncio.run(use())
     assert isinstance(good, Completion)
     assert isinstance(also_good, Completion)
-    for error, message in (
-        (empty, "empty"), (unknown, "vocabulary"), (long, "no room"), (option, "repetition"),
-    ):  # fmt: skip
+    messages = ["empty", "vocabulary", "no room", "repetition", "top_p", "non-negative"]
+    for error, message in zip(bad, messages, strict=True):
         assert isinstance(error, ValueError)
         assert message in str(error)
 
@@ -594,7 +575,7 @@ def test_concurrent_requests_share_a_batch_up_to_the_limit():
 
     async def use():
         batcher = Batcher(run, max_batch=4)
-        request = Request([1], SamplingParams())
+        request = Request([1], SamplingParams(), 1)
         await asyncio.gather(*(batcher.submit(request) for _ in range(10)))
 
     asyncio.run(use())
@@ -609,7 +590,7 @@ def test_a_failing_batch_does_not_hang_later_requests():
 
     async def use():
         batcher = Batcher(run, max_batch=4)
-        request = Request([1], SamplingParams())
+        request = Request([1], SamplingParams(), 1)
         failed = await asyncio.gather(
             *(batcher.submit(request) for _ in range(3)), return_exceptions=True
         )
@@ -634,13 +615,13 @@ def test_abort_hands_back_and_parks_until_resume():
 
     async def use():
         batcher = Batcher(run, max_batch=1)
-        running = asyncio.create_task(batcher.submit(Request([1], SamplingParams())))
+        running = asyncio.create_task(batcher.submit(Request([1], SamplingParams(), 1)))
         await asyncio.to_thread(started.wait, 10)
-        waiting = asyncio.create_task(batcher.submit(Request([2], SamplingParams())))
+        waiting = asyncio.create_task(batcher.submit(Request([2], SamplingParams(), 1)))
         await asyncio.sleep(0)
         assert await batcher.abort() == 1
         assert (await running).finish == "aborted"
-        parked = asyncio.create_task(batcher.submit(Request([3], SamplingParams())))
+        parked = asyncio.create_task(batcher.submit(Request([3], SamplingParams(), 1)))
         await asyncio.sleep(0.2)
         assert not waiting.done()
         assert not parked.done()
@@ -652,27 +633,10 @@ def test_abort_hands_back_and_parks_until_resume():
     assert asyncio.run(use())
 
 
-def test_abort_with_reject_turns_requests_away():
-    async def use():
-        batcher = Batcher(fake_completions, max_batch=1)
-        request = Request([1], SamplingParams())
-        await batcher.abort()
-        parked = asyncio.create_task(batcher.submit(request))
-        await asyncio.sleep(0.05)
-        await batcher.abort(reject=True)
-        turned_away = [await asyncio.wait_for(parked, 10), await batcher.submit(request)]
-        batcher.resume()
-        return turned_away, await asyncio.wait_for(batcher.submit(request), 10)
-
-    turned_away, served = asyncio.run(use())
-    assert [(out.finish, out.token_ids) for out in turned_away] == [("aborted", [])] * 2
-    assert served.finish == "stop"
-
-
 def test_a_caller_that_leaves_does_not_disturb_the_batch():
     async def use():
         batcher = Batcher(fake_completions, max_batch=4)
-        request = Request([1], SamplingParams())
+        request = Request([1], SamplingParams(), 1)
         leaving = asyncio.create_task(batcher.submit(request))
         staying = asyncio.create_task(batcher.submit(request))
         await asyncio.sleep(0)

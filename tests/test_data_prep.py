@@ -1,4 +1,4 @@
-"""`python -m data_prep`: sources, refusals, files that appear whole or not at all, the report."""
+"""`python -m data_prep`: sources, refused rows, atomic files and the report."""
 
 import copy
 import json
@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from verl_gdpo.data_prep import (
     schema,
     tool_rl,
 )
+from verl_gdpo.data_prep.tool_rl import SOURCES
 from verl_gdpo.rewards import TASKS
 from verl_gdpo.rewards.tool_rl import TASK
 from verl_gdpo.tools.data import main
@@ -78,7 +80,7 @@ def run(capsys, *arguments):
 
 
 def read_rows(path, split):
-    return local_files.read_rows(path, split, TASK, tool_rl._row_of_item, tool_rl.REPEATED)
+    return local_files.read_rows(path, split, TASK, SOURCES.row_of, SOURCES.dropped)
 
 
 # ---- schema
@@ -280,7 +282,7 @@ def test_other_code_makes_new_files(tmp_path, capsys, monkeypatch):
     changed = tmp_path / "changed.py"
     changed.write_text("")
     assert {path.name for path in made_from._code("tool_rl")} >= {
-        *("schema.py", "local_files.py", "tool_rl.py", "tool_rl_format.py"),
+        *("schema.py", "local_files.py", "sources.py", "tool_rl.py", "tool_rl_format.py"),
         *("tool_rl_synthetic.py", "tool_rl_synthetic_pool.py"),
     }
     monkeypatch.setattr(made_from.schema, "__file__", str(changed))
@@ -447,22 +449,21 @@ def upstream_bytes(split, count):
     return sink.getvalue().to_pybytes()
 
 
-def pin(monkeypatch, tmp_path, contents):
+def pin(monkeypatch, tmp_path, contents, **more):
     """Take these contents for the pinned ones."""
     pinned = {}
-    for split, (path, _) in tool_rl.UPSTREAM.items():
+    for split, (path, _) in SOURCES.files.items():
         (tmp_path / "blob").write_bytes(contents[split])
         pinned[split] = (path, download.git_blob_id(tmp_path / "blob"))
     (tmp_path / "blob").unlink()
-    monkeypatch.setattr(tool_rl, "UPSTREAM", pinned)
+    monkeypatch.setattr(tool_rl, "SOURCES", replace(SOURCES, files=pinned, **more))
 
 
 def test_upstream_is_the_default_source(tmp_path, server, monkeypatch, capsys):
     contents = {"train": upstream_bytes("train", 3), "test": upstream_bytes("test", 2)}
-    pin(monkeypatch, tmp_path, contents)
+    pin(monkeypatch, tmp_path, contents, base_url=f"{server.url}/m")
     for split, content in contents.items():
         server.answers[f"/m/dataset/rlla_4k/{split}.parquet"] = content
-    monkeypatch.setattr(tool_rl, "BASE_URL", f"{server.url}/m")
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     for _ in range(2):
         code, output, _ = run(capsys, "--out", tmp_path / "out")
@@ -514,7 +515,7 @@ def numpy_legacy_shuffle(values, seed):
 @pytest.mark.parametrize(("count", "test_count"), [(50, 1), (149, 2), (150, 3), (1030, 20)])
 def test_json_is_split_by_upstreams_rule(tmp_path, count, test_count):
     path = write_json(tmp_path / "rlla_rl.json", items(count))
-    splits = tool_rl.from_files(path, None)
+    splits = SOURCES.from_files(path, None)
     questions = numpy_legacy_shuffle([f"question {i}" for i in range(count)], 31415)
     for split, expected in (
         ("train", questions[: count - test_count]),
@@ -534,12 +535,12 @@ def test_one_parquet_file_is_split_as_json_is(tmp_path):
     write_json(tmp_path / "a.json", items(60))
     rows = read_rows(tmp_path / "a.json", "train")
     schema.write_parquet(tmp_path / "a.parquet", rows)
-    splits = tool_rl.from_files(tmp_path / "a.parquet", None)
-    assert splits == tool_rl.from_files(tmp_path / "a.json", None)
+    splits = SOURCES.from_files(tmp_path / "a.parquet", None)
+    assert splits == SOURCES.from_files(tmp_path / "a.json", None)
 
 
 def test_a_task_without_a_source_of_its_own_reads_questions_and_answers(tmp_path, monkeypatch):
-    task = add_task(monkeypatch, "mine", lambda response, truth: {}, system_prompt="Be brief.")
+    task = add_task(monkeypatch, "mine", lambda response, truth, **_: {}, system_prompt="Be brief.")
     monkeypatch.setitem(TASKS, "mine", task)
     pairs = [{"question": f"q{i}", "answer": f"a{i} é"} for i in range(3)]
     lines = "\n".join(json.dumps(pair) for pair in pairs)
@@ -557,7 +558,7 @@ def test_a_task_without_a_source_of_its_own_reads_questions_and_answers(tmp_path
 
 
 def test_bad_lines_of_a_task_are_refused_with_one_line(tmp_path, monkeypatch, capsys):
-    task = add_task(monkeypatch, "mine", lambda response, truth: {}, system_prompt=None)
+    task = add_task(monkeypatch, "mine", lambda response, truth, **_: {}, system_prompt=None)
     monkeypatch.setitem(TASKS, "mine", task)
     path, good = tmp_path / "a.jsonl", '{"question": "q", "answer": "a"}'
     for text, words in {
@@ -637,7 +638,7 @@ def test_parquet_of_another_schema_is_refused(tmp_path):
 
 
 def test_rows_of_another_task_are_refused(tmp_path, monkeypatch):
-    add_task(monkeypatch, "other", lambda response, truth: {})
+    add_task(monkeypatch, "other", lambda response, truth, **_: {})
     schema.write_parquet(tmp_path / "a.parquet", [row(), {**row(1), "data_source": "other"}])
     with pytest.raises(DataError, match="row 1, field data_source: got 'other'; expected 'rlla'"):
         read_rows(tmp_path / "a.parquet", "train")

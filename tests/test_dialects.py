@@ -1,6 +1,6 @@
-"""Each dialect equals the implementation that it is named after.
+"""Each dialect gives the same advantages as the implementation with its name.
 
-TRL's own code runs in `trl_dialect.py`, which needs an environment of its own.
+TRL's own code runs in `trl_dialect.py`, which needs another environment.
 """
 
 from math import sqrt

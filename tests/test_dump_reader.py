@@ -1,4 +1,4 @@
-"""Rollout dumps: read step by step, and turned into what the estimator saw."""
+"""Reading rollout dumps, and making the estimator's rows from them."""
 
 import json
 
@@ -60,7 +60,7 @@ def test_an_older_dump_has_the_trained_tokens_under_another_name(tmp_path):
         (line("p_0_0") + "{\n", r"1.jsonl, line 2: not JSON"),
         ('{"uid": "p_0_0", "score": 1.0}\n', r"1.jsonl, line 1: no \['group'.*verl-gdpo"),
         ("1\n", r"1.jsonl, line 1: no \['uid'.*verl-gdpo"),
-        (line("p_0_0") + "{", r"1.jsonl: no dump here is whole, its last line has no end"),
+        (line("p_0_0") + "{", r"1.jsonl: no dump here is complete. The last line has no end"),
     ],
 )
 def test_what_is_no_dump_of_ours_is_refused(tmp_path, text, message):

@@ -1,7 +1,7 @@
-"""What a step of verl's V1 trainer reads from TransferQueue, and what its dumps say.
+"""What a step of verl's V1 trainer reads from TransferQueue, and what its dumps hold.
 
 verl's own constructors, replay buffer, `_compute_advantage`, `_log_rollout_data` and `_validate`
-run; TransferQueue is a double, and so are the tokenizer and what makes rollouts.
+run. TransferQueue, the tokenizer and the agent loops are doubles.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""verl's own trainer without a GPU, in every way of running it that `test_script.py` does not.
+"""verl's own trainer without a GPU, in the ways that `test_script.py` does not run it.
 
-A start costs a minute and more, so a run that trains may also be the one that meets a bad sample.
-A tiny untrained model gets ToolRL's rewards, which it never earns, and two on which it varies.
+A start takes more than a minute, so one run may test several things, such as training and a bad
+sample. A tiny untrained model gets ToolRL's rewards, which are always the lowest for it, and two
+rewards that vary.
 """
 
 import json

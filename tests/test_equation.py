@@ -1,4 +1,4 @@
-"""The advantage against the paper's numbers, a naive loop, and the laws that follow from it."""
+"""The advantage, compared with the paper's numbers, a naive loop, and laws that must hold."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""The estimator as verl calls it, for a trainer that hands over what it has by itself."""
+"""The estimator as verl calls it, for a trainer that passes its reward columns itself."""
 
 import functools
 
@@ -67,7 +67,7 @@ def test_rewards_of_another_number_of_rows(rows):
     given = EstimatorInput(RewardRows.from_columns(columns, rows), GdpoSettings())
     token = current_input.set(given)
     try:
-        with pytest.raises(RuntimeError, match=f"8 rows to estimate but rewards of {rows}"):
+        with pytest.raises(RuntimeError, match=f"got 8 rows, but the rewards of {rows} rows"):
             estimate()
     finally:
         current_input.reset(token)
@@ -172,5 +172,5 @@ def test_a_condition_that_makes_a_reward_0_widens_its_bounds(bounds, otherwise, 
 
 
 def test_a_variant_without_bounds_is_an_error_of_the_rewards():
-    with pytest.raises(RewardError, match=r"sa_mrpo needs to know between which values reward 'a'"):
+    with pytest.raises(RewardError, match=r"sa_mrpo needs the bounds of reward 'a'"):
         estimate(combine="sa_mrpo", **NAMED)

@@ -1,7 +1,7 @@
-"""What breaks while verl trains: the run ends with a reason, or goes on, and can be resumed.
+"""Faults during a training with verl: the run continues or ends with a reason, and can be resumed.
 
-A start of verl costs a minute and more, so each meets as many faults as it can. `nox -s faults`
-runs others, from `faults.py`.
+A start of verl takes more than a minute, so each start tests as many faults as possible.
+`nox -s faults` runs the other faults, in `faults.py`.
 """
 
 import os

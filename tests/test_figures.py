@@ -14,8 +14,8 @@ from tracked import REPO
 from verl_gdpo.run.folder import training_rewards
 from verl_gdpo.tools import summary
 from verl_gdpo.tools.plots import DARK, LIGHT, MARKERS, STYLES, THEMES, Line, Panel, figure_of
-from verl_gdpo.tools.report.arms import Arm, Run, read_arms
 from verl_gdpo.tools.report.charts import reward_panels, validation
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
 from verl_gdpo.tools.report.sections import arm_lines, looks, one_of
 from verl_gdpo.tools.report.signal_charts import REWARD_LOOKS, shares_chart
 
@@ -77,7 +77,7 @@ def test_looks_are_told_apart_in_grey_and_seen_in_both_themes():
     ],
 )
 def test_the_main_arm_is_the_solid_line(names, expected):
-    arms = [Arm(name, [Run(name, {1: {"gdpo/a/mean": 0.0}})]) for name in names]
+    arms = [RunsOfArm(name, [Run(name, {1: {"gdpo/a/mean": 0.0}})]) for name in names]
     assert looks(arms) == expected
     lines = arm_lines(arms, one_of(training_rewards, "a"))
     assert [line.look for line in lines] == expected
@@ -97,7 +97,7 @@ def shares_of(*runs):
         }
         for run in runs
     ]
-    return Arm("gdpo", [Run(f"run{i}", metrics) for i, metrics in enumerate(members)])
+    return RunsOfArm("gdpo", [Run(f"run{i}", metrics) for i, metrics in enumerate(members)])
 
 
 def test_shares_are_smoothed_areas_on_top_of_one_another():
@@ -222,7 +222,7 @@ def test_titles_say_what_is_seen_and_no_time(tmp_path, monkeypatch):
 
 
 def test_a_long_title_is_broken_into_lines():
-    arm = Arm("a_rather_long_name_of_an_arm", shares_of({1: (0.5, 0.5)}).runs)
+    arm = RunsOfArm("a_rather_long_name_of_an_arm", shares_of({1: (0.5, 0.5)}).runs)
     figure = figure_of([shares_chart(arm).panel], THEMES["light"])
     figure.draw_without_rendering()
     [axes] = figure.axes

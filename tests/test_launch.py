@@ -1,4 +1,4 @@
-"""The launcher: exit codes, progress, and that no process is left, whatever ends a run."""
+"""The launcher: exit codes, progress, and that no process survives the end of a run."""
 
 import json
 import os
@@ -133,7 +133,7 @@ def test_what_a_dead_run_left_is_named_and_ended_at_the_next_start(tmp_path, cap
     process.wait()
     assert len(children_of(tmp_path)) == 2
     assert launch([sys.executable, "-c", ""], tmp_path) == 0
-    assert "ended what an earlier start of this run had left: python" in capsys.readouterr().out
+    assert "ended processes of an earlier start of this run: python" in capsys.readouterr().out
     assert not children_of(tmp_path)
 
 

@@ -1,6 +1,6 @@
-"""The legacy trainer: verl's own reward loop and functions, on every version that is supported.
+"""The legacy trainer, with verl's own reward loop and functions.
 
-Run on the installed verl, and by `nox` on verl 0.7.1, 0.8.0 and 0.9.0.
+These tests run on the installed verl, and with `nox` on verl 0.7.1, 0.8.0 and 0.9.0.
 """
 
 import asyncio
@@ -8,6 +8,7 @@ import inspect
 import os
 from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import oracle
 import pytest
@@ -208,8 +209,10 @@ def wired():
     loaded = []
     load = legacy_trainer.checking_settings(lambda self, *args: loaded.append(args))
 
-    def wire(*overrides):
-        load(SimpleNamespace(config=verl_config(*overrides)), 1, 2)
+    def wire(*overrides, sources=()):
+        columns = {"data_source": [*sources], "reward_model": [{}] * len(sources)}
+        dataset = SimpleNamespace(dataframe=datasets.Dataset.from_dict(columns))
+        load(SimpleNamespace(config=verl_config(*overrides), train_dataset=dataset), 1, 2)
         assert loaded.pop() == (1, 2)
 
     return wire
@@ -227,7 +230,7 @@ def test_the_rewards_of_the_grpo_arm_are_looked_at_where_the_manager_is_ours(wir
 
 
 def test_the_bounds_of_our_scorers_reach_the_metrics_and_the_variants(wired):
-    wired("reward.reward_manager.name=gdpo")
+    wired("reward.reward_manager.name=gdpo", sources=["rlla", "rlla"])
     columns = {"correctness": np.array(REWARDS)[:, 0], "format": np.array(REWARDS)[:, 1]}
     data = batch(columns, reward_extra_keys=list(columns))
     data = ray_trainer.compute_advantage(
@@ -302,7 +305,7 @@ def test_a_penalty_in_the_reward_is_refused_whoever_calls():
     data.batch["token_level_scores"] = rewards.clone()
     ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
     data.batch["token_level_scores"] = rewards + 0.1
-    with pytest.raises(ValueError, match="token_level_rewards are not token_level_scores"):
+    with pytest.raises(ValueError, match="token_level_rewards differ from token_level_scores"):
         ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
     # verl's own estimators use them
     ray_trainer.compute_advantage(data, adv_estimator="grpo", config=algorithm())

@@ -1,4 +1,4 @@
-"""The gdpo/ metrics on batches small enough to do by hand, and the laws that hold on all."""
+"""The gdpo/ metrics: small batches computed by hand, and laws that hold for all batches."""
 
 import logging
 import math
@@ -245,7 +245,7 @@ def test_token_weights_are_warned_of_once(warnings_of):
     assert result["gdpo/batch_norm_mean"] == pytest.approx(50 * math.sqrt(0.5) / 140)
     assert [record.getMessage() for record in warnings_of.records] == [
         "verl-gdpo: gdpo/batch_norm_mean is not about 0, because batch_norm=token counts samples "
-        "by their tokens, and S differs with the length"
+        "by their tokens, and S depends on the length"
     ]
 
 

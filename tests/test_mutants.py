@@ -1,4 +1,4 @@
-"""The table of mutants names text that is there, once, and tests that exist."""
+"""Each text in the table of mutants occurs exactly once in its file, and each test exists."""
 
 import pytest
 from mutants import MUTANTS, REPO

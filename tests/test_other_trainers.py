@@ -1,6 +1,6 @@
-"""verl's trainers with a main module of their own: run as far as a CPU goes, or refused.
+"""verl's trainers with their own main module: each runs as far as a CPU allows, or is refused.
 
-Run on the installed verl, and by `nox` on verl 0.7.1, 0.8.0 and 0.9.0.
+These tests run on the installed verl, and with `nox` on verl 0.7.1, 0.8.0 and 0.9.0.
 """
 
 import inspect

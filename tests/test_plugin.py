@@ -1,4 +1,4 @@
-"""Fresh processes: what is registered, by which way in, and what happens where it cannot work."""
+"""The plugin in fresh processes: how it is loaded, what it registers, and how it refuses to run."""
 
 import os
 import subprocess

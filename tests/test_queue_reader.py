@@ -1,4 +1,4 @@
-"""What is read out of TransferQueue, with the three kinds of columns that it hands back."""
+"""Reading rows from TransferQueue, which returns three kinds of columns."""
 
 import numpy as np
 import pytest

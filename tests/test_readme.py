@@ -1,62 +1,115 @@
-"""The README holds: its code runs, its file map is the tree, its settings are the code's."""
+"""The documents are true: their code runs, their links lead somewhere, their tables fit."""
 
+import ast
 import re
 from dataclasses import fields
 
+import pytest
 import yaml
 from omegaconf import OmegaConf
 from packaging.specifiers import SpecifierSet
 from tracked import REPO, tracked_files
 
-from verl_gdpo import SUPPORTED_VERL
+from verl_gdpo import SUPPORTED_VERL, __version__
+from verl_gdpo.__main__ import COMMANDS
 from verl_gdpo.advantage.variants import VARIANTS
-from verl_gdpo.settings.algorithm import KEYS, GdpoSettings
+from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings
 from verl_gdpo.settings.dialects import DIALECTS
 from verl_gdpo.settings.reward_terms import Condition, RewardTerm
+from verl_gdpo.tools.check import compose_config
 from verl_gdpo.verl_hooks.supported_trainers import REFUSED, TRAINERS
 
-README = (REPO / "README.md").read_text()
+FILES = {path.as_posix() for path in tracked_files()}
+PAGES = {
+    name: (REPO / name).read_text()
+    for name in sorted(FILES)
+    if re.fullmatch(r"(docs/|recipes/)?[^/]+\.md", name)
+}
+LINKS = [
+    (page, target, anchor)
+    for page, text in PAGES.items()
+    for target, anchor in re.findall(r"\]\(((?!https?:)[^)#\s]*)#?([^)\s]*)\)", text)
+]
 
 
-def executed_blocks():
-    blocks = re.findall(r"<!-- executed by .*? -->\n```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == README.count("```python")
-    return blocks
+def test_the_readme_is_a_page():
+    assert len(PAGES["README.md"].splitlines()) <= 150
+    linked = {target for page, target, _ in LINKS if page == "README.md"}
+    assert {page for page in PAGES if page.startswith("docs/")} <= linked
+
+
+@pytest.mark.parametrize(("page", "target", "anchor"), LINKS)
+def test_a_link_leads_somewhere(page, target, anchor):
+    path = (REPO / page).parent.joinpath(target).resolve() if target else REPO / page
+    name = path.relative_to(REPO).as_posix()
+    assert name in FILES or any(file.startswith(f"{name}/") for file in FILES)
+    if anchor:
+        assert anchor in anchors(PAGES[name])
+
+
+def anchors(text):
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_code_in_python_is_executed(page):
+    tests = re.findall(r"(?:<!-- executed by (\S+) -->\n)?^```python$", PAGES[page], re.M)
+    assert {*tests} <= FILES
+
+
+def executed_block(page):
+    (block,) = re.findall(r"<!-- executed by .*? -->\n```python\n(.*?)```", PAGES[page], re.DOTALL)
+    return block
 
 
 def test_the_reward_example():
     names = {}
-    exec(executed_blocks()[0], names)
+    exec(executed_block("README.md"), names)
     extra_info = {"response_tokens": 201}
     assert names["compute_score"]("any", " 4 ", "4", extra_info) == {"correct": 1.0, "short": 0.0}
 
 
 def test_the_estimator_example(capsys):
-    block = executed_blocks()[1]
+    block = executed_block("docs/variants.md")
     exec(block, {})
-    expected = re.search(r"# (tensor\(.*\))", block)[1]
-    assert capsys.readouterr().out.strip() == expected
+    expected = re.findall(r"# (tensor\(.*\))", block)
+    assert len(expected) == 2
+    assert capsys.readouterr().out.splitlines() == expected
 
 
 def test_the_file_map_is_the_tree():
-    mapped = set(re.findall(r"^\| `([^`]+)` \|", README.split("## Where to find what")[1], re.M))
-    for path in mapped:
-        assert (REPO / path).exists(), path
-    files = {"/".join(path.parts) for path in tracked_files()}
-    modules = {file for file in files if re.match(r"verl_gdpo/.*(?<!/__init__)\.py$", file)}
-    modules -= {"verl_gdpo/__init__.py"}
-    folders = {file.split("/")[0] + "/" for file in files if "/" in file} - {"verl_gdpo/"}
-    folders = {folder for folder in folders if not folder.startswith(".")}
-    scripts = {file for file in files if "/" not in file and file.endswith(".sh")}
-    rooms = {path for path in mapped if path.endswith("/")}
-    in_rooms = {file for file in modules if any(file.startswith(room) for room in rooms)}
-    assert mapped - rooms == (modules - in_rooms) | scripts
-    assert folders <= rooms
-    assert all(any(file.startswith(room) for file in modules) for room in rooms - folders)
+    sections = re.split(r"^### ", PAGES["docs/how_it_works.md"].split("## File map")[1], flags=re.M)
+    mapped = set()
+    for section in sections[1:]:
+        folder = re.match(r"`([^`]+/)`", section)
+        rows = re.findall(r"^\| `([^`]+)` \|", section, re.M)
+        mapped |= {(folder[1] if folder else "") + row for row in rows}
+    modules = {file for file in FILES if re.fullmatch(r"verl_gdpo/.*\.py", file)}
+    modules = {file for file in modules if not is_only_a_docstring(file)}
+    folders = {file.split("/")[0] + "/" for file in FILES if "/" in file[1:]}
+    folders = {folder for folder in folders if not folder.startswith(".")} - {"verl_gdpo/"}
+    scripts = {file for file in FILES if re.fullmatch(r"[^/]+\.sh", file)}
+    assert mapped == modules | folders | scripts
+
+
+def is_only_a_docstring(file):
+    return len(ast.parse((REPO / file).read_text()).body) == 1
+
+
+def test_the_layers_are_the_contract():
+    (block,) = re.findall(r"```\n(__main__.*?)```", PAGES["CONTRIBUTING.md"], re.DOTALL)
+    lines = [[name.removesuffix("/") for name in line.split()] for line in block.splitlines()]
+    contract = re.search(
+        r"^layers = \[\n(.*?)^\]", (REPO / "pyproject.toml").read_text(), re.M | re.S
+    )
+    layers = [re.findall(r"verl_gdpo\.(\w+)", layer) for layer in contract[1].splitlines()]
+    assert [[name.removesuffix(".py") for name in line] for line in lines] == layers
 
 
 def test_the_settings_table_is_the_code():
-    table = README.split("## Settings")[1].split("verl's `algorithm.gdpo_reward_keys`")[0]
+    table = PAGES["docs/settings.md"].split("## The keys")[1].split("verl's `algorithm.gdpo_rew")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)`", table, re.M))
     defaults = GdpoSettings()
     assert rows.pop("rewards") == "null" and defaults.rewards is None
@@ -68,17 +121,37 @@ def test_the_settings_table_is_the_code():
     assert {name: type(getattr(defaults, name))(value) for name, value in rows.items()} == {
         name: getattr(defaults, name) for name in names
     }
-    assert {field.name for field in fields(GdpoSettings)} == {*KEYS} - {"dialect"} | {"bounds"}
+    assert {field.name for field in fields(GdpoSettings)} == {*SETTING_KEYS} - {"dialect"} | {
+        "bounds"
+    }
 
 
-def rows_after(header):
-    table = README.split(header)[1].split("\n\n")[0]
+def test_the_keys_are_verls_or_ours():
+    config = compose_config(REPO / "recipes", "train", [])
+    # which are not in the configuration until somebody adds them
+    known = {f"algorithm.gdpo_reward_{what}" for what in ("keys", "weights")}
+    known |= {"reward.reward_kwargs", "reward.custom_reward_function.reward_kwargs"}
+    groups = "actor_rollout_ref|algorithm|critic|data|reward|trainer"
+    pattern = rf"[`+ ]((?:{groups})(?:\.(?!py\b|jsonl\b)[a-z]\w*)+)"
+    named = {(page, key) for page, text in PAGES.items() for key in re.findall(pattern, text)}
+    assert len(named) > 30
+    for page, key in named:
+        parent, _, last = key.rpartition(".")
+        if ours := re.match(r"algorithm\.gdpo\.(\w+)", key):
+            assert ours[1] in SETTING_KEYS, page
+        else:
+            is_known = bool({key, parent} & known)
+            assert is_known or last in {*OmegaConf.select(config, parent)}, page
+
+
+def rows_after(page, header):
+    table = PAGES[page].split(header)[1].split("\n\n")[0]
     lines = [line for line in table.splitlines() if line.startswith("| `")]
     return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_the_table_of_variants():
-    rows = rows_after("| `name` |")
+    rows = rows_after("docs/variants.md", "| `name` |")
     assert [row[0] for row in rows] == list(VARIANTS)
     for name, _, _, _, source in rows:
         (arxiv,) = re.findall(r"abs/([\d.]+)", source)
@@ -87,7 +160,7 @@ def test_the_table_of_variants():
 
 def test_the_table_of_dialects():
     keys = ["group_norm", "batch_norm", "eps", "batch_eps", "batch_var_eps", "normalize_by_std"]
-    rows = rows_after("| `dialect` | `group_norm` |")
+    rows = rows_after("docs/variants.md", "| `dialect` | `group_norm` |")
     assert [row[0] for row in rows] == list(DIALECTS)
     for name, *values, _ in rows:
         read = {k: yaml.safe_load(v) for k, v in zip(keys, values, strict=True)}
@@ -97,7 +170,7 @@ def test_the_table_of_dialects():
 
 
 def test_the_rewards_example_is_read():
-    (block,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGES["docs/settings.md"], re.DOTALL)
     settings = GdpoSettings.from_algorithm(OmegaConf.create(block).algorithm)
     assert settings.rewards == {
         "correctness": RewardTerm(1.0),
@@ -106,12 +179,27 @@ def test_the_rewards_example_is_read():
     }
 
 
+def test_the_messages_in_the_answers_are_the_codes():
+    parts = set()
+    for file in (file for file in FILES if re.fullmatch(r"verl_gdpo/.*\.py", file)):
+        for node in ast.walk(ast.parse((REPO / file).read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                parts.add(node.value)
+    rows = rows_after("docs/faq.md", "| the message contains |")
+    assert len(rows) > 10
+    for message, _ in rows:
+        for part in filter(None, map(str.strip, message.split("..."))):
+            assert any(part in text for text in parts), part
+
+
 def test_the_supported_range_is_the_same_everywhere():
     assert f'"verl{SUPPORTED_VERL}"' in (REPO / "pyproject.toml").read_text()
+    for page in ("README.md", "docs/trainers.md"):
+        assert f"`{SUPPORTED_VERL}`" in PAGES[page]
 
 
 def test_the_support_table_is_the_code():
-    table = README.split("## Supported versions and trainers")[1].split("\n## ")[0]
+    table = PAGES["docs/trainers.md"].split("## Supported versions")[1].split("\n## ")[0]
     rows = dict(re.findall(r"^\| `(\w+)`[^|]* \| ([^|]+) \|", table, re.M))
     refused = {trainer for trainer, versions in rows.items() if versions == "refused"}
     assert refused == set(REFUSED)
@@ -122,7 +210,36 @@ def test_the_support_table_is_the_code():
 def test_the_versions_in_the_table_are_tested():
     """By nox, by the default tests on what is pinned, and by one run of them on verl 0.9.0."""
     named = {version for versions in TRAINERS.values() for version in versions}
-    by_nox = set(re.findall(r'^    "([\d.]+)": ', (REPO / "noxfile.py").read_text(), re.M))
     pinned = re.findall(r"^verl==([\d.]+)$", (REPO / "requirements/cpu.txt").read_text(), re.M)
-    assert named == by_nox | {*pinned}
+    assert named == by_nox() | {*pinned}
     assert all(version in SpecifierSet(SUPPORTED_VERL) for version in named)
+
+
+def by_nox():
+    return set(re.findall(r'^    "([\d.]+)": ', (REPO / "noxfile.py").read_text(), re.M))
+
+
+def test_the_commands():
+    named = {c for text in PAGES.values() for c in re.findall(r"[`(]verl-gdpo (\w+)", text)}
+    assert named == {*COMMANDS}
+    listed = re.findall(r"^verl-gdpo (\w+)", PAGES["docs/tools.md"], re.M)
+    assert sorted(listed) == sorted(COMMANDS)
+
+
+def test_the_nox_sessions():
+    functions = re.findall(r"^@nox.session.*\ndef (\w+)", (REPO / "noxfile.py").read_text(), re.M)
+    sessions = {*functions} | {f"verl-{version}" for version in by_nox()}
+    named = {
+        s
+        for text in PAGES.values()
+        for n in re.findall(r"nox -s ([^`\n]+)`", text)
+        for s in n.split()
+    }
+    assert named == sessions
+
+
+def test_the_citation():
+    citation = yaml.safe_load((REPO / "CITATION.cff").read_text())
+    assert citation["version"] == __version__
+    (paper,) = citation["references"]
+    assert paper["url"] in PAGES["README.md"]

@@ -11,8 +11,10 @@ from tracked import REPO, tracked_files
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
+from benchmarks import step_model
 from verl_gdpo.rewards import TASKS
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
+from verl_gdpo.settings.reward_terms import gate
 from verl_gdpo.tools.check import compose_config
 
 RECIPES = REPO / "recipes"
@@ -96,7 +98,7 @@ def test_the_arms_differ_in_the_estimator_alone(estimator):
 
 def test_a_recipe_of_another_task_trains_on_that_task(tmp_path):
     """On each hardware, data, lengths and model are those that the task names."""
-    for folder in ("task", "hardware", "estimator", "task_on_hardware"):
+    for folder in (path.name for path in RECIPES.iterdir() if path.is_dir()):
         (tmp_path / folder).mkdir()
         for path in (RECIPES / folder).iterdir():
             (tmp_path / folder / path.name).write_text(path.read_text())
@@ -141,6 +143,42 @@ def test_the_papers_settings(hardware):
     assert config.data.filter_overlong_prompts
 
 
+def test_the_papers_settings_for_gsm8k():
+    config = composed("task=gsm8k", "hardware=8gpu")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert (config.data.train_batch_size, rollout.n) == (32, 16)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (512, 1024)
+    assert (actor.optim.lr, actor.optim.lr_scheduler_type) == (5e-6, "cosine")
+    assert (actor.optim.lr_warmup_steps_ratio, actor.clip_ratio) == (0.1, 0.2)
+    assert (actor.use_kl_loss, actor.kl_loss_coef) == (True, 0.04)
+    assert 7473 // config.data.train_batch_size * config.trainer.total_epochs == 233
+
+
+def test_the_papers_settings_for_math_length():
+    config = composed("task=math_length", "hardware=8gpu")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (512, 16, 64)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (1024, 8000)
+    assert (actor.optim.lr, actor.clip_ratio_low, actor.clip_ratio_high) == (1e-6, 0.2, 0.28)
+    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.0005, "mse")
+    assert config.algorithm.filter_groups.enable
+    assert config.trainer.total_training_steps == 500
+
+
+def test_length_for_right_answers_alone_is_set_as_the_recipe_says():
+    said = re.findall(r"'(algorithm.gdpo.rewards=.*)'", (RECIPES / "README.md").read_text())
+    assert said and set(said) == set(
+        re.findall(
+            r"'(algorithm.gdpo.rewards=.*)'", (RECIPES / "task/math_length.yaml").read_text()
+        )
+    )
+    settings = settings_of_run(composed("task=math_length", said[0]), ["verl_gdpo/math_length"])
+    right, wrong = ({"correctness": right, "length": 1.0} for right in (1.0, 0.0))
+    assert gate(right, settings.rewards) == right
+    assert gate(wrong, settings.rewards) == {"correctness": 0.0, "length": 0.0}
+
+
 def test_the_papers_settings_for_coding():
     config = composed("task=coding", "hardware=8gpu")
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -156,6 +194,54 @@ def test_the_papers_settings_for_coding():
 
 
 def test_scripts_hold_no_hyperparameter():
-    script = (RECIPES.parent / "run_tool_rl.sh").read_text()
+    script = (RECIPES.parent / "run.sh").read_text()
     code = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
     assert re.findall(r"[a-z_]+\.[\w.]+=\d\S*|--\S+[ =]\d+(?!>)\b", code) == []
+
+
+def cells_after(heading):
+    table = (RECIPES / "README.md").read_text().split(heading)[1].split("\n\n")[1]
+    return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in table.splitlines()]
+
+
+# what verl's own examples/gdpo_trainer/run_qwen3_8b_fsdp.sh sets of the engine, at 1dda039
+VERLS_EXAMPLE = {
+    "actor_rollout_ref.actor.strategy": "fsdp",
+    "actor_rollout_ref.model.use_remove_padding": True,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+    "actor_rollout_ref.model.use_fused_kernels": False,
+    "actor_rollout_ref.actor.use_dynamic_bsz": True,
+    "actor_rollout_ref.actor.fsdp_config.param_offload": False,
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": False,
+    "actor_rollout_ref.rollout.name": "vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
+    "actor_rollout_ref.ref.fsdp_config.param_offload": True,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.nnodes": 1,
+}
+
+
+def test_every_difference_from_verls_example_has_its_reason():
+    ours = flat(composed("hardware=8gpu"))
+    differing = {
+        key: (str(value), str(ours[key]))
+        for key, value in VERLS_EXAMPLE.items()
+        if ours[key] != value
+    }
+    rows = cells_after("The recipe differs from verl's own GDPO example")[2:]
+    assert {key: (theirs, mine) for key, theirs, mine, _ in rows} == differing
+    assert all(reason for *_, reason in rows)
+
+
+def test_flash_attn_is_verls_way():
+    ours = flat(composed("hardware=8gpu", "attention=flash_attn"))
+    keys = ("model.use_remove_padding", "model.use_fused_kernels", "actor.use_dynamic_bsz")
+    assert all(
+        ours[f"actor_rollout_ref.{k}"] == VERLS_EXAMPLE[f"actor_rollout_ref.{k}"] for k in keys
+    )
+    assert ours["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == 24576
+
+
+def test_the_computed_seconds_in_the_document():
+    assert step_model.table() in (RECIPES / "README.md").read_text()

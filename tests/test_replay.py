@@ -1,4 +1,4 @@
-"""`verl-gdpo replay`: a dump's advantages under its own settings and others."""
+"""`verl-gdpo replay`: the advantages of a dump under its own and under other settings."""
 
 import json
 import re
@@ -234,7 +234,7 @@ def test_bounds_that_the_runs_scorer_declares(tmp_path):
     # each z is -+ .8660 (two of four), and S their sum times sqrt .5
     S = 2 * 0.75**0.5 * 0.5**0.5
     assert advantages(replay, "other") == pytest.approx([-S, 0, S, 0])
-    with pytest.raises(ValueError, match="combine=sa_mrpo needs to know between which values"):
+    with pytest.raises(ValueError, match="combine=sa_mrpo needs the bounds of reward"):
         replayed(tmp_path / "run", gdpo)
 
 
@@ -328,7 +328,7 @@ def test_overrides_mean_what_they_mean_in_training(algorithm, overrides, expecte
         (["~algorithm.gdpo.rewards"], "expected one value"),
         (["algorithm.gdpo.rewards={"], "algorithm.gdpo.rewards={"),
         (["algorithm.gdpo.rewards.z=1"], "1.jsonl: p_0_0: reward 'z' is configured, but"),
-        (["algorithm.adv_estimator=rloo"], "adv_estimator=rloo: replay computes gdpo and grpo"),
+        (["algorithm.adv_estimator=rloo"], "adv_estimator=rloo: replay only computes gdpo"),
         (["--arm", "grpo", "algorithm.gdpo.batch_norm=none"], "verl's grpo does not read it"),
         (["--steps", "7:"], "none of these is in .*, which has 1 to 1"),
         (["--group", "nobody"], "expected one group, got none"),
@@ -373,7 +373,7 @@ def test_a_step_that_verl_is_writing_is_left_out(tmp_path, capsys):
     assert main([str(folder)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("1 steps, 4 rollouts")
-    assert f"Step 2 is left out, {last} has no end: verl is still writing it" in out
+    assert f"Step 2 is left out, because {last} has no end: verl is still writing it" in out
     assert main([str(folder), "--steps", "1"]) == 0
     assert "left out" not in capsys.readouterr().out
     (folder / "rollouts" / "3.jsonl").write_text((folder / "rollouts" / "1.jsonl").read_text())

@@ -1,4 +1,4 @@
-"""Which groups `algorithm.filter_groups` keeps, through verl's own replay buffer."""
+"""The groups that `algorithm.filter_groups` keeps, tested with verl's own replay buffer."""
 
 from collections import Counter
 

@@ -11,12 +11,12 @@ from made_run import GROUPS, PROMPT, make_run, rollout_dump, write_metrics
 
 from verl_gdpo.tools import summary
 from verl_gdpo.tools.report import main
-from verl_gdpo.tools.report.arms import Arm, Run, band, over_runs, read_arms, trailing_mean
 from verl_gdpo.tools.report.build import build_page
 from verl_gdpo.tools.report.charts import reward_panels, validation
 from verl_gdpo.tools.report.collapse import distinct_groups
 from verl_gdpo.tools.report.examples import example_groups
 from verl_gdpo.tools.report.page import Page, response_start, signed, write
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, band, over_runs, read_arms, trailing_mean
 from verl_gdpo.tools.report.signal_charts import collapse, influence
 from verl_gdpo.tools.report.tables import differences, results, runs, warnings
 
@@ -46,7 +46,7 @@ class Parts(HTMLParser):
 def arm_of(*curves, name="gdpo", key="gdpo/format/mean"):
     """An arm with a run for each {step: value}."""
     members = [{step: {key: value} for step, value in curve.items()} for curve in curves]
-    return Arm(name, [Run(Path(f"{name}{i}"), metrics) for i, metrics in enumerate(members)])
+    return RunsOfArm(name, [Run(Path(f"{name}{i}"), metrics) for i, metrics in enumerate(members)])
 
 
 def test_median_and_quartiles_over_seeds():

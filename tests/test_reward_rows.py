@@ -1,4 +1,4 @@
-"""From verl's rows to the reward matrix: row order, sessions, padding, and what stops the run."""
+"""The reward matrix of verl's rows: row order, sessions, padding, and errors that stop the run."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a configured reward contributes: read from the configuration, weighed, on its condition."""
+"""The terms of the weighted sum: how they are read, their weights and their conditions."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Rollouts that fail or cannot come stop the run; the actors are real ones of Ray."""
+"""Rollouts that fail or can no longer arrive stop the run; the tests use real Ray actors."""
 
 import os
 import signal

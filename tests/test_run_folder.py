@@ -1,4 +1,4 @@
-"""A run's folder: its metrics however they are left, where verl's loggers write, the summary."""
+"""A run's folder: complete and broken metrics, where verl's loggers write, and the summary."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""`run_tool_rl.sh` with a Python that only notes how it is called: which stages run, and with what.
+"""The stages of `run_tool_rl.sh` and their arguments, with a Python that only notes its calls.
 
-`test_script.py` runs the stages themselves.
+`test_script.py` runs the real stages.
 """
 
 import os
@@ -34,16 +34,28 @@ def checkout(tmp_path, monkeypatch):
     program(root / "setup_env.sh", f'#!/bin/bash\necho "{root}/venv-$1"\n')
     for hardware in ("cpu", "gpu"):
         program(root / f"venv-{hardware}" / "bin" / "python", PYTHON)
-    shutil.copy(REPO / "run_tool_rl.sh", root)
+    for script in ("run.sh", "run_tool_rl.sh"):
+        shutil.copy(REPO / script, root)
     (root / "recipes" / "hardware").mkdir(parents=True)
     for hardware in ("cpu", "1gpu", "8gpu"):
         (root / "recipes" / "hardware" / f"{hardware}.yaml").touch()
+    (root / "recipes" / "task").mkdir()
+    for task in ("tool_rl", "gsm8k"):
+        (root / "recipes" / "task" / f"{task}.yaml").touch()
+    (root / "verl_gdpo" / "tools" / "check").mkdir(parents=True)
+    finds(root, "hardware=cpu")
     for folder in ("deep/home", "calls", "bin"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return root
+
+
+def finds(checkout, overrides, problem=""):
+    """What the look at the GPUs says."""
+    code = f"import sys; print({overrides!r}); sys.exit({problem!r} or 0)"
+    (checkout / "verl_gdpo" / "tools" / "check" / "gpus.py").write_text(code)
 
 
 def call(checkout, *arguments, script=None, hardware="cpu"):
@@ -88,7 +100,7 @@ def test_help_from_anywhere(checkout):
     for script in ("../../repo/run_tool_rl.sh", "train", checkout / "run_tool_rl.sh"):
         done = call(checkout, "--help", script=script, hardware=None)
         assert (done.returncode, done.stderr) == (0, "")
-        assert "./run_tool_rl.sh [--resume [RUN_FOLDER]]" in done.stdout
+        assert "./run.sh TASK [--resume [RUN_FOLDER]]" in done.stdout
         assert "Every number is in recipes/." in done.stdout and "pipefail" not in done.stdout
     assert stages(checkout) == {}
 
@@ -111,6 +123,37 @@ def test_every_stage_of_a_run(checkout):
     }
     assert arguments[arguments.index("--config-dir") + 1] == str(checkout / "recipes")
     assert ran["verl-gdpo summary"][1][-1] == str(run)
+
+
+def test_another_task(checkout):
+    done = call(checkout, "gsm8k", "hardware=cpu", script=checkout / "run.sh", hardware=None)
+    assert (done.returncode, done.stderr) == (0, "")
+    ran = stages(checkout)
+    assert overrides(ran["verl_gdpo.run.launch"][1])["task"] == "gsm8k"
+    assert ran["data_prep"][1][-3:] == ["--synthetic", "--out", f"{checkout}/data/gsm8k_tiny"]
+    policy = ran["verl_gdpo.cpu.warm_start"][1][-4:]
+    rows = f"{checkout}/data/gsm8k_tiny/train.parquet"
+    assert policy == ["--data", rows, "--out", f"{checkout}/data/gsm8k_policy"]
+    (run,) = (checkout / "runs").iterdir()
+    assert run.name.startswith("gsm8k-")
+    (run / TRACKER).parent.mkdir(parents=True)
+    (run / TRACKER).write_text("3")
+    resume = ("hardware=cpu", "--resume")
+    done = call(checkout, "gsm8k", *resume, script=checkout / "run.sh", hardware=None)
+    assert done.returncode == 0
+    assert launched(checkout)[0] == run
+    assert "nothing to resume" in call(checkout, "--resume").stderr
+
+
+def test_a_task_that_is_not_there(checkout):
+    for arguments in (["gsm9k"], ["hardware=cpu"], []):
+        done = call(checkout, *arguments, script=checkout / "run.sh", hardware=None)
+        assert done.returncode == 2 and "expected a task first" in done.stderr
+    assert (
+        "one of: gsm8k tool_rl; got 'gsm9k'"
+        in call(checkout, "gsm9k", script=checkout / "run.sh", hardware=None).stderr
+    )
+    assert stages(checkout) == {}
 
 
 def test_the_runs_exit_code(checkout, monkeypatch):
@@ -196,25 +239,51 @@ def test_a_folder_of_the_users_choice(checkout):
 
 
 @pytest.mark.parametrize(
-    ("visible", "found", "hardware"),
+    ("found", "given", "expected"),
     [
-        (None, 0, "cpu"),
-        (None, 8, "8gpu"),
-        ("", 8, "cpu"),
-        ("-1", 8, "cpu"),
-        ("3", 8, "1gpu"),
-        ("0,1,2,3,4,5,6,7", 8, "8gpu"),
-        ("0,1", 1, "1gpu"),
-        ("0", 0, "cpu"),
+        ("hardware=cpu", [], {"hardware": "cpu"}),
+        ("hardware=1gpu gpu_memory=48gb", [], {"hardware": "1gpu", "gpu_memory": "48gb"}),
+        (
+            "hardware=8gpu gpu_memory=80gb trainer.n_gpus_per_node=4",
+            ["gpu_memory=24gb", "trainer.n_gpus_per_node=2"],
+            {"hardware": "8gpu", "gpu_memory": "24gb", "trainer.n_gpus_per_node": 2},
+        ),
+        (
+            "hardware=8gpu gpu_memory=80gb",
+            ["hardware=1gpu"],
+            {"hardware": "1gpu", "gpu_memory": "80gb"},
+        ),
     ],
 )
-def test_hardware_is_what_is_visible(checkout, monkeypatch, visible, found, hardware):
-    lines = "".join(f"GPU {i}: NVIDIA (UUID: GPU-{i})\\n" for i in range(found))
-    program(checkout.parent / "bin" / "nvidia-smi", f"#!/bin/sh\nprintf '{lines}'\n")
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert f"hardware={hardware}\n" in call(checkout, hardware=None).stdout
-    assert launched(checkout)[1]["hardware"] == hardware
+def test_the_recipes_fit_the_gpus(checkout, found, given, expected):
+    finds(checkout, found)
+    done = call(checkout, *given, hardware=None)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"hardware={expected['hardware']}\n" in done.stdout
+    ran = stages(checkout)
+    arguments = ran["verl_gdpo.run.launch"][1]
+    read = overrides(arguments)
+    assert {key: read[key] for key in expected} == expected
+    given = arguments[arguments.index("train") + 1 :]
+    assert len(given) == len({override.split("=")[0] for override in given})
+    assert ("verl-gdpo fetch" in ran) == (expected["hardware"] != "cpu")
+
+
+def test_a_machine_that_lacks_something_stops_before_all_else(checkout):
+    finds(checkout, "hardware=8gpu", problem="no C compiler")
+    done = call(checkout, hardware=None)
+    assert done.returncode == 2 and "no C compiler" in done.stderr
+    finds(checkout, "hardware=cpu")
+    done = call(checkout, hardware="8gpu")
+    assert done.returncode == 2 and "hardware=8gpu, but there is no GPU here" in done.stderr
+    assert stages(checkout) == {}
+
+
+def test_flash_attn_is_installed_for_its_recipe_alone(checkout):
+    finds(checkout, "hardware=1gpu gpu_memory=80gb")
+    program(checkout / "setup_env.sh", f'#!/bin/bash\necho "$@" >&2\necho "{checkout}/venv-$1"\n')
+    assert call(checkout, hardware=None).stderr == "gpu\n"
+    assert call(checkout, "attention=flash_attn", hardware=None).stderr == "gpu flash-attn\n"
 
 
 @pytest.mark.parametrize("script", ["run_tool_rl.sh", "setup_env.sh", "tests/run.sh"])

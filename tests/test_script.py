@@ -1,6 +1,7 @@
-"""`./run_tool_rl.sh` from a fresh copy of the repository: trained, resumed, and stopped.
+"""`./run_tool_rl.sh` in a fresh copy of the repository: a run is trained, resumed and stopped.
 
-A tiny untrained model gets ToolRL's rewards, which it never earns, and two on which it varies.
+A tiny untrained model gets ToolRL's rewards, which are always the lowest for it, and two rewards
+that vary.
 """
 
 import json
@@ -25,7 +26,7 @@ from verl_gdpo.run.folder import read_metrics
 
 pytestmark = pytest.mark.e2e
 
-SCRIPTS = ["run_tool_rl.sh", "setup_env.sh", "tests/run.sh", ".ci/run"]
+SCRIPTS = ["run.sh", "run_tool_rl.sh", "setup_env.sh", "tests/run.sh", ".ci/run"]
 MARK = "VERL_GDPO_SCRIPT_TEST"
 
 

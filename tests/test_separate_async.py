@@ -1,8 +1,8 @@
-"""The separate_async trainer, which needs GPUs, as far as a CPU goes.
+"""The separate_async trainer, which needs GPUs, as far as a CPU allows.
 
-verl's own constructor, replay buffer, `step` and `_compute_advantage` run. Doubles stand for
-TransferQueue, for the workers (log-probs, update) and for what sends prompts out. Not run: the
-rollout on GPUs of its own, the transfer of weights to it, and switching between the two.
+verl's own constructor, replay buffer, `step` and `_compute_advantage` run. Doubles replace
+TransferQueue, the workers (log-probs, update) and the sender of prompts. These tests do not run the
+rollout on its own GPUs, the transfer of weights to it, or switching between the two.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`setup_env.sh` with a `uv` that installs nothing: what is made, kept, and switched, and when."""
+"""The environments that `setup_env.sh` makes, keeps and switches, with a `uv` that does nothing."""
 
 import os
 import shutil

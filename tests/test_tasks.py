@@ -1,14 +1,20 @@
-"""Every record of a task keeps its promises."""
+"""Every task does what its record promises."""
 
 import inspect
 
 import pytest
 import yaml
 from made_task import add_task
-from tracked import REPO, tracked_files
+from tracked import REPO
+from verl.utils.reward_score import default_compute_score
 
 from verl_gdpo import rewards
-from verl_gdpo.data_prep import coding_synthetic, tool_rl_synthetic
+from verl_gdpo.data_prep import (
+    coding_synthetic,
+    gsm8k_synthetic,
+    math_length_synthetic,
+    tool_rl_synthetic,
+)
 from verl_gdpo.rewards import GIVEN_BY_MANAGER, TASK_OF, TASKS, check_ground_truths
 from verl_gdpo.rewards.tool_rl import TASK as TOOL_RL
 
@@ -19,6 +25,8 @@ def ground_truths(make_rows, count=20):
 
 GROUND_TRUTHS = {  # of some rows of each task
     "coding": ground_truths(coding_synthetic.make_rows, 6),  # each answer starts a sandbox
+    "gsm8k": ground_truths(gsm8k_synthetic.make_rows),
+    "math_length": ground_truths(math_length_synthetic.make_rows),
     "tool_rl": ground_truths(tool_rl_synthetic.make_rows),
 }
 
@@ -34,16 +42,12 @@ def test_a_task_has_a_recipe_and_its_data_sources(name):
 
 
 def test_every_recipe_is_of_a_task():
-    files = [path for path in tracked_files() if path.parts[:2] == ("recipes", "task")]
-    assert {path.stem for path in files} == {*TASKS}
-    special = [
-        path for path in tracked_files() if path.parts[:2] == ("recipes", "task_on_hardware")
-    ]
+    assert {path.stem for path in (REPO / "recipes" / "task").glob("*.yaml")} == {*TASKS}
     hardware = {path.stem for path in (REPO / "recipes" / "hardware").glob("*.yaml")}
-    for path in special:
+    for path in (REPO / "recipes" / "task_on_hardware").glob("*.yaml"):
         task, _, on = path.stem.rpartition("-")
         assert task in TASKS and on in hardware, path
-        assert yaml.safe_load((REPO / path).read_text())
+        assert yaml.safe_load(path.read_text())
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -54,7 +58,7 @@ def test_no_response_is_better_than_the_good_one_and_a_bad_one_does_not_raise(na
     best = []
     for truth in GROUND_TRUTHS[name]:
         good = task.good_response(truth)
-        best.append(task.score(good, truth))
+        best.append(task.score(good, truth, response_tokens=7, step=3))
         for bad in ("", "?", good[: len(good) // 2], good * 2, "\0<\ud800" + good):
             scores = task.score(bad, truth, response_tokens=7, step=3)
             assert {*scores} == {*bounds}
@@ -78,6 +82,12 @@ def test_bounds_take_the_options_of_the_scorer(name):
 @pytest.mark.parametrize("name", TASKS)
 def test_verls_names_are_names_of_rewards(name):
     assert {*TASKS[name].verl_names.values()} <= {*TASKS[name].reward_names}
+
+
+@pytest.mark.parametrize("source", TASK_OF)
+def test_no_data_source_is_one_that_verl_scores_by_itself(source):
+    with pytest.raises(NotImplementedError):
+        default_compute_score(source, "72", "72")
 
 
 def test_two_tasks_with_one_data_source():

@@ -1,4 +1,4 @@
-"""Tool-calling scorer: golden rows with their arithmetic, the oracle in verl, and hostile text."""
+"""The tool-calling scorer: rows with their arithmetic, verl's own scorer, and hostile text."""
 
 import copy
 import doctest

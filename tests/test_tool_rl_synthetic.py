@@ -1,4 +1,4 @@
-"""Synthetic rows: what must hold for every row, whatever the seed."""
+"""Synthetic rows: what must hold for every row and every seed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The metrics reach the trackers through verl's own `Tracking`: read back from what those wrote."""
+"""The metrics reach the trackers through verl's own `Tracking`; the tests read the files again."""
 
 import json
 import struct

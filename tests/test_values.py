@@ -1,4 +1,4 @@
-"""What a dump and a metric make of values that a scorer may return beside its rewards."""
+"""How dumps and metrics handle the values that a scorer may return in addition to its rewards."""
 
 import datetime
 import json

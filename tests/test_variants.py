@@ -1,4 +1,4 @@
-"""Each variant of step 2 against a naive loop, its limits, and what happens at the edges."""
+"""Each variant of step 2, compared with a naive loop, at its limits and in edge cases."""
 
 import functools
 import math

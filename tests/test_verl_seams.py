@@ -117,7 +117,7 @@ def test_v1_variants(setting, combine):
 
 def test_the_bounds_that_a_variant_needs():
     rewards = {"a": {"weight": 1.0, "bounds": [-3, 3]}, "b": 1.0}
-    with pytest.raises(RewardError, match=r"reward 'b' lies.*Set algorithm.gdpo.rewards.b="):
+    with pytest.raises(RewardError, match=r"reward 'b'.*Set algorithm.gdpo.rewards.b="):
         v1_advantages(KEYS, INFOS, [False] * 8, rewards=rewards, combine="sa_mrpo")
     # what is not used needs none
     v1_advantages(KEYS, INFOS, [False] * 8, rewards={**rewards, "b": 0.0}, combine="sa_mrpo")

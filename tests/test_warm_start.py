@@ -1,5 +1,7 @@
-"""The warm start: same bytes, cached, atomic, and a tokenizer that verl loads unharmed."""
+"""The warm start: equal bytes, a cache, atomic files, and a tokenizer that verl can load."""
 
+import inspect
+import itertools
 import json
 import random
 import signal
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from verl_gdpo.cpu import warm_start
-from verl_gdpo.cpu.demonstrations import HABITS, batches_of, imperfect
+from verl_gdpo.cpu.demonstrations import HABITS, Demonstrations, imperfect
 from verl_gdpo.cpu.warm_start import MARKER, make_policy
 from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
 from verl_gdpo.rewards import tool_rl
@@ -50,10 +52,8 @@ def hashes(folder):
 
 
 def test_same_arguments_same_bytes(policy, data, tmp_path):
-    threads = torch.get_num_threads()
     again = make_policy(tmp_path / "deep" / "again", data=data, **TINY)
     assert hashes(again) == hashes(policy)
-    assert torch.get_num_threads() == threads
     other = make_policy(tmp_path / "other", data=data, seed=1, **TINY)
     assert hashes(other)["model.safetensors"] != hashes(policy)["model.safetensors"]
 
@@ -66,12 +66,14 @@ def test_training_moves_the_weights_and_the_global_random_state_stays(data, tmp_
     assert torch.equal(torch.rand(3), expected)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(longer)
-    model = AutoModelForCausalLM.from_pretrained(longer)
     rows = make_rows(50, split="test", seed=0, size="tiny")
-    batch = next(batches_of(rows, tokenizer, 50, random.Random(0)))
+    shown = Demonstrations(rows, AutoTokenizer.from_pretrained(longer), random.Random(0))
+    model = AutoModelForCausalLM.from_pretrained(longer)
+    tensors = [
+        {name: torch.tensor([ids]) for name, ids in shown.example(row).items()} for row in range(50)
+    ]
     with torch.no_grad():
-        loss = warm_start._loss(model, batch, tokenizer.pad_token_id)
+        loss = sum(model(**example).loss for example in tensors) / 50
     assert loss < 4  # untrained: ln(vocabulary of some 490) = 6.2
 
 
@@ -87,7 +89,7 @@ def test_other_arguments_replace_the_policy(data, tmp_path):
     first = hashes(path)
     make_policy(path, data=data, **{**TINY, "steps": 4})
     assert hashes(path)["model.safetensors"] != first["model.safetensors"]
-    assert json.loads((path / MARKER).read_text())["steps"] == 4
+    assert json.loads((path / MARKER).read_text())["settings"]["steps"] == 4
     (path / MARKER).write_text("damaged")
     make_policy(path, data=data, **TINY)
     assert hashes(path) == first
@@ -129,22 +131,40 @@ def test_a_folder_of_somebody_else_is_kept(data, tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"seed": -1}, "seed: got -1"),
-        ({"steps": 0}, "steps: got 0"),
-        ({"batch_size": 0}, "batch_size: got 0"),
-        ({"threads": 0}, "threads: got 0"),
-        ({"lr": 0.0}, "lr: got 0.0"),
-        ({"lr": float("nan")}, "lr: got nan"),
-        ({"hidden_size": 30}, "hidden_size=30"),
-    ],
-)
-def test_bad_arguments(data, tmp_path, bad, message):
-    with pytest.raises(ValueError, match=message):
-        make_policy(tmp_path / "policy", data=data, **{**TINY, **bad})
+def test_a_bad_argument_leaves_nothing(data, tmp_path):
+    with pytest.raises(ValueError, match="learning rate: nan"):
+        make_policy(tmp_path / "policy", data=data, **{**TINY, "lr": float("nan")})
     assert files_in(tmp_path) == []
+
+
+def test_batches_show_every_row_once_a_pass_with_the_answer_to_be_learned(policy):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    rows = make_rows(64, split="train", seed=0, size="tiny")
+    batches = Demonstrations(rows, tokenizer, random.Random(0)).batches(4)
+    passes = [[next(batches) for _ in range(16)] for _ in range(2)]
+    widths = []
+    for examples in passes:
+        prompts = []
+        for example in itertools.chain.from_iterable(examples):
+            ids, labels = example["input_ids"], example["labels"]
+            start = labels.count(-100)
+            assert labels == [-100] * start + ids[start:]
+            prompts.append(tokenizer.decode(ids[:start]))
+            answer = tokenizer.decode(ids[start:])
+            assert answer.startswith("<think>")
+            assert answer.endswith("<|im_end|>")
+        assert sorted(prompts) == sorted(
+            tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+            for row in rows
+        )
+        lengths = [sorted(len(e["input_ids"]) for e in batch) for batch in examples]
+        widths.append([batch[-1] for batch in lengths])
+        shortest_first = list(itertools.chain.from_iterable(sorted(lengths)))
+        assert shortest_first == sorted(shortest_first)
+    assert passes[0] != passes[1]
+    assert widths[0] != sorted(widths[0])
 
 
 def test_rows_of_full_size_are_refused(tmp_path):
@@ -193,7 +213,7 @@ def test_a_link_stays_one(data, tmp_path, exists):
     (tmp_path / "link").symlink_to(place)
     assert make_policy(tmp_path / "link", data=data, **TINY) == tmp_path / "link"
     assert (tmp_path / "link").is_symlink()
-    assert json.loads((place / MARKER).read_text())["seed"] == 0
+    assert json.loads((place / MARKER).read_text())["settings"]["seed"] == 0
 
 
 def test_the_tokenizer_is_lossless_and_short(policy):
@@ -235,5 +255,60 @@ def test_command_line(policy, data, tmp_path, monkeypatch, capsys):
     assert warm_start.main(["--out", str(tmp_path), "--seed", "4", "--data", str(data)]) == 0
     assert str((tmp_path, {"seed": 4, "data": data})) in capsys.readouterr().out
     monkeypatch.setattr(warm_start, "make_policy", make_policy)
-    assert warm_start.main(["--out", str(tmp_path), "--seed", "-1"]) == 1
-    assert "warm start: error: warm start, seed: got -1" in capsys.readouterr().err
+    (tmp_path / "notes.txt").touch()
+    assert warm_start.main(["--out", str(tmp_path)]) == 1
+    assert f"warm start: error: {tmp_path} exists and is no warm" in capsys.readouterr().err
+
+
+# ---- the policy in the package
+
+
+@pytest.fixture
+def untrained(monkeypatch):
+    """Training is out of the question."""
+
+    def refuse(*_):
+        raise AssertionError("trained")
+
+    monkeypatch.setattr(warm_start, "_train", refuse)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_by_default_it_is_the_policy_of_the_package(tmp_path, untrained):
+    folder = make_policy(tmp_path / "policy")
+    assert contents(folder) == contents(warm_start.SHIPPED)
+    (folder / "mine").touch()
+    make_policy(folder)
+    assert (folder / "mine").exists()
+    (folder / MARKER).write_text(json.dumps({"fingerprint": "of another"}))
+    make_policy(folder)
+    assert contents(folder) == contents(warm_start.SHIPPED)
+
+
+@pytest.mark.parametrize("changed", [{"anew": True}, {"seed": 1}, {"steps": 999}, {"lr": 1e-3}])
+def test_any_other_policy_is_trained(tmp_path, untrained, changed, monkeypatch):
+    monkeypatch.setattr(
+        warm_start, "_make_rows", lambda seed: make_rows(5, split="train", seed=seed, size="tiny")
+    )
+    with pytest.raises(AssertionError, match="trained"):
+        make_policy(tmp_path / "policy", **changed)
+    assert list(tmp_path.glob("policy")) == []
+
+
+def test_the_policy_of_the_package_says_how_it_was_made():
+    marker = json.loads((warm_start.SHIPPED / MARKER).read_text())
+    defaults = inspect.signature(make_policy).parameters
+    settings = {name: defaults[name].default for name in marker["settings"]}
+    assert marker["settings"] == settings
+    assert {*settings} == {*defaults} - {"path", "data", "anew"}
+    assert {*warm_start.made_with()} <= {*marker}
+
+
+def test_no_rows_are_refused(tmp_path):
+    rows = pd.DataFrame(make_rows(1, split="train", seed=0, size="tiny"))
+    rows[:0].to_parquet(tmp_path / "empty.parquet")
+    with pytest.raises(ValueError, match=r"empty\.parquet: got no rows"):
+        make_policy(tmp_path / "policy", data=tmp_path / "empty.parquet")

@@ -1,4 +1,4 @@
-"""What git knows of the repository: tests depend on nothing else that lies in its folder."""
+"""The files of the repository that git tracks; tests depend on no other files in its folder."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The dialect `trl` against TRL's own method. Not collected by name: `nox -s trl` runs it."""
+"""Compares the dialect `trl` with TRL's own method. Only `nox -s trl` runs it, not pytest alone."""
 
 from collections import defaultdict
 from types import SimpleNamespace

@@ -1,6 +1,6 @@
-"""An agent loop whose odd sessions have two outputs, as after a summary of the conversation.
+"""An agent loop with two outputs in odd sessions, as after a summary of the conversation.
 
-Loaded by verl through `actor_rollout_ref.rollout.agent.agent_loop_config_path`.
+verl loads it through `actor_rollout_ref.rollout.agent.agent_loop_config_path`.
 """
 
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop

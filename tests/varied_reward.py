@@ -1,6 +1,6 @@
-"""The rewards of the end-to-end runs: ToolRL's, and two on which an untrained model varies.
+"""The rewards of the end-to-end runs: ToolRL's, and two that vary for an untrained model.
 
-Loaded by verl through `reward.custom_reward_function.path`.
+verl loads it through `reward.custom_reward_function.path`.
 """
 
 import itertools

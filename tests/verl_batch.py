@@ -1,4 +1,4 @@
-"""A batch and its configuration as verl's trainers hand them to `compute_advantage`."""
+"""A batch and its configuration, as verl's trainers pass them to `compute_advantage`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Starts verl's own `main_ppo` with our recipe for no GPU, and reads what it leaves."""
+"""Starts verl's own `main_ppo` with our recipe without a GPU, and reads the files of the run."""
 
 import contextlib
 import json

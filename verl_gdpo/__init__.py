@@ -1,12 +1,12 @@
-"""GDPO (arXiv 2601.05242) for verl: several rewards, each normalised in its own right.
+"""GDPO (arXiv 2601.05242) for verl: several rewards, each normalised by itself.
 
-Importing the package loads neither torch nor verl; `verl_gdpo.plugin` is what verl loads.
+Importing this package loads neither torch nor verl. verl loads `verl_gdpo.plugin`.
 """
 
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-SUPPORTED_VERL = ">=0.7.1,<0.10"  # what the plugins accept; pyproject.toml says the same
+SUPPORTED_VERL = ">=0.7.1,<0.10"  # the plugins refuse other versions; as in pyproject.toml
 __all__ = ["SUPPORTED_VERL", "compute_gdpo_advantage"]
 
 if TYPE_CHECKING:

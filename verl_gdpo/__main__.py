@@ -1,4 +1,4 @@
-"""The command `verl-gdpo` (or `python -m verl_gdpo`): a subcommand is the module of its name."""
+"""The command `verl-gdpo`, also `python -m verl_gdpo`. Each subcommand is a module in tools/."""
 
 import importlib
 import sys
@@ -8,16 +8,17 @@ from verl_gdpo.terminal import printing
 
 COMMANDS = {
     "data": "prepare the parquet files of a task",
+    "fetch": "download the model of a configuration",
     "recipes": "print the folder of the recipes, for --config-dir",
     "check": "say whether a training configuration can work, before anything starts",
-    "summary": "the table and the curves of a run",
-    "replay": "the advantages of a run under other settings, and where they differ",
-    "report": "a page with curves and examples: one run, or arms and seeds side by side",
+    "summary": "print the table of a run and draw its curves",
+    "replay": "recompute the advantages of a run under other settings, and compare them",
+    "report": "write a page with curves and examples of one run, or of several side by side",
 }
 
 
 def main() -> int:
-    """Run one subcommand; its exit code is the process's."""
+    """Run one subcommand and return its exit code."""
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
     if name in COMMANDS:
         module = importlib.import_module(f"verl_gdpo.tools.{name}")

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Writes files so that they appear complete or not at all."""
 
 import os
 import shutil
@@ -10,12 +10,12 @@ from pathlib import Path
 
 @contextmanager
 def replace_together(*paths: Path) -> Iterator[list[Path]]:
-    """Yield one temporary path per path; once the block is done, move them all into place.
+    """Yield one temporary path per path, and move all files into place after the block.
 
-    The temporary files lie beside their targets, so that the move is a rename. If the block or a
-    move fails, every target is as it was before (or absent, if it was) and no temporary file
-    stays. Only a kill between two renames can leave a new file beside an old one. Missing folders
-    are made. A path that is a link stays one, and the file that it points to is replaced.
+    The temporary files are in the folders of their targets, so that each move is a rename. If the
+    block or a move fails, all targets stay as they were and no temporary file is left. Only a kill
+    between two renames can leave a new file beside an old one. Missing folders are made. If a path
+    is a link, it stays a link, and the file that it points to is replaced.
     """
     paths = tuple(path.resolve() for path in paths)
     token = uuid.uuid4().hex
@@ -40,10 +40,10 @@ def _flush_to_disk(path: Path) -> None:
 
 
 def _move_all(temporary: Sequence[Path], paths: Sequence[Path]) -> None:
-    """Rename each temporary file to its path; undo all of it if one rename fails."""
+    """Rename each temporary file to its path; undo all renames if one fails."""
     backups = [path.with_suffix(".old") for path in temporary]
     try:
-        # the last rename completes the whole, so it is never undone
+        # nothing can fail after the last rename, so its target needs no backup
         for path, backup in zip(paths[:-1], backups, strict=False):
             if path.exists():
                 shutil.copy2(path, backup)

@@ -1,10 +1,13 @@
-"""How verl picks us up, and why it rejects us.
+"""The module that verl loads. It adds our parts to verl, or prints why gdpo cannot run.
 
-Loaded by the entry point `verl_gdpo` of the group `verl.plugins` (verl 0.9), by
-`VERL_USE_EXTERNAL_MODULES=verl_gdpo.plugin`, or both: at the end of `import verl`, in each process.
-No part of verl is imported for it. Each module of ours in `EXTENDS` is imported right after verl
-has imported the module that ours extends, and puts itself in place then. A version of verl that
-lacks a module never gets there: 0.7.1 and 0.8.0 have no `verl.trainer.ppo.v1`.
+verl loads it at the end of `import verl`, in each process, through the entry point `verl_gdpo` of
+the group `verl.plugins` (verl 0.9), through `VERL_USE_EXTERNAL_MODULES=verl_gdpo.plugin`, or
+through both.
+
+This module imports no other part of verl. `EXTENDS` lists which module of ours extends which module
+of verl. Python imports ours right after verl imports its own, and ours then replaces what it
+extends. If a version of verl lacks a module, ours is never imported: 0.7.1 and 0.8.0 have no
+`verl.trainer.ppo.v1`.
 """
 
 import importlib
@@ -23,19 +26,23 @@ EXTENDS = {
     "verl.trainer.ppo.v1": "verl_gdpo.verl_hooks.v1_trainer",
     "verl.trainer.ppo.ray_trainer": "verl_gdpo.verl_hooks.legacy_trainer",
     "verl.trainer.main_ppo": "verl_gdpo.verl_hooks.main_ppo",
+    "verl.utils.fsdp_utils": "verl_gdpo.verl_hooks.fused_kernels",
 }
 
-# why gdpo must not run in this process; empty when all is well
+# the reasons why gdpo must not run in this process; empty if it may run
 refusals: list[str] = []
 
 
 def replace_estimator(core_algos: Any) -> None:
-    """Relies on verl 0.7.1 to 0.9: `core_algos.ADV_ESTIMATOR_REGISTRY`, read at each step."""
+    """Put our estimator in place of verl's.
+
+    Relies on verl 0.7.1 to 0.9: verl looks up `core_algos.ADV_ESTIMATOR_REGISTRY` at each step.
+    """
     core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"] = estimator
 
 
 def estimator(*args: Any, **kwargs: Any) -> Any:
-    """Our estimator; the import waits for the first call."""
+    """Call our estimator, which is imported at the first call."""
     if refusals:
         raise RuntimeError("verl-gdpo cannot run: " + "; ".join(refusals))
     from verl_gdpo.verl_hooks.estimator import compute_gdpo
@@ -47,7 +54,7 @@ def _import_after(module: str, ours: str) -> None:
     def import_ours(_: Any) -> None:
         try:
             importlib.import_module(ours)
-        except Exception as error:  # must not break the verl of somebody who does not use gdpo
+        except Exception as error:  # verl must keep working for users who do not use gdpo
             _refuse(f"{ours}: {type(error).__name__}: {error}")
 
     wrapt.register_post_import_hook(import_ours, module)
@@ -56,7 +63,7 @@ def _import_after(module: str, ours: str) -> None:
 def _refuse(reason: str) -> None:
     reason = f"{reason} (verl {verl.__version__}; supported: verl{SUPPORTED_VERL})"
     refusals.append(reason)
-    # verl hides what a plugin raises, so it is said here, in every process
+    # verl hides the exceptions of plugins, so every process prints the reason here
     print(f"verl-gdpo: adv_estimator=gdpo will not run: {reason}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Tables and model output for a terminal."""
+"""Formats tables and model output for a terminal, and handles a closed output."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """A table with its columns aligned: those numbered in `left` to the left, others right."""
+    """Return an aligned table. The columns with numbers in `left` are left-aligned."""
     lines = [list(header), *map(list, rows)]
     widths = [max(width_of(line[i]) for line in lines) for i in range(len(header))]
     lines.insert(1, ["-" * width for width in widths])
@@ -24,15 +24,15 @@ def render(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[
 
 
 def printable(text: str) -> str:
-    """Text that a terminal shows and does not obey: what is no visible character is escaped."""
+    """Return text that is safe for a terminal: characters that are not printable are escaped."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )
 
 
 def shorten(text: str, width: int) -> str:
-    """The beginning of `printable(text)` that fits into `width` columns."""
-    # escapes only lengthen a text, so what lies beyond `width` characters is never shown
+    """Return the beginning of `printable(text)` that fits into `width` columns."""
+    # escapes only make a text longer, so characters beyond `width` are never shown
     line, used = "", 0
     for c in printable(text[: width + 1]):
         used += width_of(c)
@@ -43,19 +43,19 @@ def shorten(text: str, width: int) -> str:
 
 
 def width_of(text: str) -> int:
-    """Columns of a terminal; East Asian wide characters take two."""
+    """Return how many columns a text takes in a terminal. East Asian wide characters take two."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def let_go_of_stdout() -> None:
-    """What is printed from here on goes nowhere: its reader has gone, as behind `| head`."""
+    """Send all further output to /dev/null, because its reader has gone, as in `... | head`."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def printing(main: Callable[[], int]) -> int:
-    """The exit code of a command; 141, and no traceback, when the reader of its output has gone."""
+    """Run a command and return its exit code, or 141 if the reader of its output has gone."""
     try:
         code = main()
         sys.stdout.flush()

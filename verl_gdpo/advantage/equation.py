@@ -38,7 +38,7 @@ Combine = Callable[
 
 
 class GdpoScalars(NamedTuple):
-    """One number per sample at each step; float64, on the device of the rewards."""
+    """The results of steps 1 to 3, in float64 on the device of the rewards."""
 
     z_BK: torch.Tensor  # step 1; K is 1 under group_norm="summed"
     S_B: torch.Tensor  # step 2
@@ -65,7 +65,7 @@ def compute_gdpo_advantage(
     """Return GDPO advantages per token.
 
     ============  =============  ================  =================================
-    group_norm    batch_norm     normalize_by_std  is
+    group_norm    batch_norm     normalize_by_std  method
     ============  =============  ================  =================================
     per_reward    sample         True              GDPO
     per_reward    none           True              GDPO without batch norm
@@ -79,31 +79,33 @@ def compute_gdpo_advantage(
         rewards_BK: raw rewards, any scale (tensor, array or nested list).
         group_ids: B integers or strings; samples of one prompt share an id. Any order.
         response_mask_BT: non-zero on the tokens that are trained.
-        weights: K factors on the *normalised* rewards; None is 1 for each.
+        weights: K factors on the *normalised* rewards. With None, each is 1.
         present_BK: False where a reward does not apply. It then contributes 0 and is left out of
-            its group's statistics. None: all are present.
-        valid_B: False for padding rows, which get 0 and enter no statistic. None: rows whose mask
-            is all zero are padding. Pass it when you can: rejection in rollout correction also
-            zeroes masks, and those samples count.
+            its group's statistics. With None, all rewards are present.
+        valid_B: False for padding rows. They get 0 and enter no statistic. With None, rows with an
+            all-zero mask count as padding. Pass it when you can: rejection in rollout correction
+            also zeroes the masks of real samples, and those count.
         group_norm: normalise each reward ("per_reward") or their weighted sum ("summed").
-        normalize_by_std: False only subtracts the group's mean in step 1.
-        batch_norm: step 3 over samples, over response tokens, or left out.
-        eps: added to both std.
-        batch_eps: added to the std of step 3 instead. None: eps.
-        batch_var_eps: added to the variance of step 3, under the root.
-        combine: step 2 instead of the weighted sum, a variant or your own; see `variants`.
+        normalize_by_std: if False, step 1 subtracts the group's mean and does not divide.
+        batch_norm: whether step 3 counts samples ("sample"), response tokens ("token"), or is left
+            out ("none").
+        eps: number added to the std in steps 1 and 3.
+        batch_eps: number added to the std in step 3 instead of eps. With None, eps is used.
+        batch_var_eps: number added to the variance in step 3, before the square root.
+        combine: function that replaces the weighted sum of step 2; see `variants`.
 
     Returns:
-        advantages_BT: float32, on the mask's device; the same number on all tokens of a sample.
-        Without gradient.
+        advantages_BT: float32, on the mask's device, without gradient. All trained tokens of a
+        sample have the same number, all other tokens have 0.
 
-    A reward that is constant in a group contributes exactly 0 there. So does a group with a single
-    sample, which stays in the statistics of step 3. An S that is no more than the rounding of the
-    rewards and of step 1, as where they cancel, is exactly 0.
+    A reward that is constant in a group contributes exactly 0 there. A group with a single sample
+    has S = 0 and stays in the statistics of step 3. S is set to exactly 0 where it is not larger
+    than the rounding errors of the rewards and of step 1, for example where rewards cancel.
 
     Raises:
-        ValueError: shapes disagree, a reward of a valid sample is NaN or infinite, unknown option,
-            combine under group_norm="summed" or with a result that is not B finite numbers.
+        ValueError: shapes disagree, a reward of a valid sample is NaN or infinite, an option is
+            unknown, combine is given with group_norm="summed", or combine does not return B finite
+            numbers.
         TypeError: group ids are neither all integers nor all strings.
     """
     mask_BT = where_it_is(response_mask_BT).bool()
@@ -131,17 +133,17 @@ def compute_gdpo_advantage(
 
 @torch.no_grad()
 def spread_over_tokens(A_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Step 4: the sample's advantage on each of its response tokens, (B, T) float32.
+    """Step 4: return advantages_BT, (B, T) float32, the mask times each sample's advantage.
 
     Args:
         mask_BT: 1 on tokens that are trained, 0 elsewhere; any dtype.
     """
     if mask_BT.device.type == "cpu":
-        # numpy asks for huge pages, torch does not: most of the time would go into page faults
+        # numpy asks for huge pages and torch does not; page faults would dominate the time
         advantages_BT = torch.from_numpy(np.empty(mask_BT.shape, dtype=np.float32))
     else:
         advantages_BT = torch.empty(mask_BT.shape, dtype=torch.float32, device=mask_BT.device)
-    # in place, since a product with the mask would first make a float copy of it
+    # in place, because a product with the mask would first make a float copy of the mask
     return advantages_BT.copy_(mask_BT).mul_(A_B.to(advantages_BT)[:, None])
 
 
@@ -165,8 +167,8 @@ def compute_gdpo_scalars(
     """Return z, S and A of each sample (steps 1 to 3); see `compute_gdpo_advantage`.
 
     Args:
-        token_count_B: response tokens per sample; needed by batch_norm="token" alone.
-        valid_B: None means that every row is a real sample.
+        token_count_B: trained tokens per sample; only batch_norm="token" needs them.
+        valid_B: with None, every row is a real sample.
     """
     check_choice("group_norm", group_norm, get_args(GroupNorm))
     check_choice("batch_norm", batch_norm, get_args(BatchNorm))
@@ -175,7 +177,7 @@ def compute_gdpo_scalars(
         if not (np.isfinite(value) and value >= 0):
             raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
     if combine is not None and group_norm == "summed":
-        raise ValueError("combine needs group_norm='per_reward': 'summed' has one reward left")
+        raise ValueError("combine needs group_norm='per_reward': 'summed' adds the rewards first")
 
     rewards_BK = reward_tensor(rewards_BK)
     if rewards_BK.ndim != 2 or 0 in rewards_BK.shape:
@@ -187,7 +189,7 @@ def compute_gdpo_scalars(
     valid_B = row_mask("valid_B", valid_B, (B,), device)
     present_BK = row_mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
     weights_K = reward_weights(weights, K, device)
-    # 16-bit rewards count as exact: what they round away is as large as a signal
+    # 16-bit rewards count as exact, because their rounding errors are as large as real differences
     precision = torch.finfo(torch.float32).eps if rewards_BK.dtype == torch.float32 else EPS64
     rewards_BK = finite_rewards(rewards_BK, present_BK)
     groups = group_index(group_ids, B, device)
@@ -208,7 +210,7 @@ def compute_gdpo_scalars(
     else:
         S_B = combine(z_BK, rewards_BK, groups[0], weights_K, present_BK, valid_B)
         S_B = torch.where(valid_B, _checked_sum(S_B, B), 0.0)
-        weights_K = weights_K.abs().clamp(min=1.0)  # a variant may divide by them
+        weights_K = weights_K.abs().clamp(min=1.0)  # a variant may divide by a weight below 1
     S_B = without_rounding(S_B, rounding_GK, weights_K, groups[0])
     if batch_norm == "none":
         return GdpoScalars(z_BK, S_B, S_B)
@@ -221,7 +223,7 @@ def compute_gdpo_scalars(
 
 
 def _checked_sum(S_B: Any, B: int) -> torch.Tensor:
-    """What a `combine` returned, if it can be used."""
+    """Return the result of a `combine` as float64, or raise ValueError if it cannot be used."""
     if not isinstance(S_B, torch.Tensor) or S_B.shape != (B,):
         got = tuple(S_B.shape) if isinstance(S_B, torch.Tensor) else type(S_B).__name__
         raise ValueError(f"combine: expected a tensor of shape ({B},), got {got}")
@@ -234,13 +236,13 @@ def _checked_sum(S_B: Any, B: int) -> torch.Tensor:
 def _normalize_batch(
     S_B: torch.Tensor, count_B: torch.Tensor, valid_B: torch.Tensor, eps: float, var_eps: float
 ) -> torch.Tensor:
-    """Step 3, each sample counted `count_B` times. A constant S comes out as exactly 0."""
+    """Return A_B (step 3), counting sample i `count_B[i]` times. A constant S gives exactly 0."""
     total = count_B.sum()
     counted_B = count_B > 0
     low = S_B.masked_fill(~counted_B, torch.inf).min()
     high = S_B.masked_fill(~counted_B, -torch.inf).max()
     mean = (S_B * count_B).sum() / total
-    # complete groups sum to 0: a mean within rounding of it must not move groups without signal
+    # complete groups sum to 0, so a mean that is only rounding must not move groups without signal
     rounding = torch.finfo(torch.float64).eps * len(S_B) * S_B.abs().max()
     mean = torch.where(mean.abs() <= rounding, 0.0, mean)
     variance = ((S_B - mean).square() * count_B).sum() / (total - 1)

@@ -1,4 +1,4 @@
-"""Step 1 of the advantage, and how much of its result may be rounding.
+"""Step 1 of the advantage, with a bound on the rounding error of its result.
 
 Shape suffixes: B samples, K rewards, G groups.
 """
@@ -17,21 +17,21 @@ def normalize_groups(
     eps: float | None,
     precision: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """z_BK, and rounding_GK: up to how far from 0 a z of the group may be by rounding alone.
+    """Return z_BK, and rounding_GK, the largest rounding error of a z in each group.
 
-    Absent values and constant columns come out as exactly 0.
+    Absent values have z = 0. A reward that is constant in a group has z = 0 there.
 
     Args:
         rewards_BK: float64, 0 where absent.
-        eps: added to the std; None only subtracts the mean.
-        precision: relative distance of neighbouring numbers in the format that the rewards had.
+        eps: number added to the std. With None, z is not divided by the std.
+        precision: machine epsilon of the number format in which the rewards arrived.
     """
     shape_GK = (group_count, rewards_BK.shape[1])
 
     def group_sum(values_BK: torch.Tensor) -> torch.Tensor:
         return rewards_BK.new_zeros(shape_GK).index_add_(0, group_B, values_BK)
 
-    # where a group has no value, or one, 0 / 0 below is of no use to anybody: nothing varies there
+    # a group with fewer than two values gives 0 / 0 below; the last `where` replaces it with 0
     count_GK = group_sum(present_BK.to(torch.float64))
     mean_GK = group_sum(rewards_BK * present_BK) / count_GK
     centred_BK = (rewards_BK - mean_GK[group_B]) * present_BK
@@ -43,12 +43,13 @@ def normalize_groups(
     high_GK = rewards_BK.new_full(shape_GK, -torch.inf).scatter_reduce_(
         0, index_BK, rewards_BK.masked_fill(~present_BK, -torch.inf), "amax"
     )
-    # the mean of equal numbers can miss them by a rounding, so constancy is told from the input
+    # compare the inputs, because the mean of equal numbers can differ from them by a rounding error
     varies_GK = high_GK > low_GK
-    # of the largest value, r and its mean miss half a precision each, and sums of n values and of
-    # K z their number of EPS64 / 2; at most a quarter of the range, or a reward alone would be lost
+    # errors relative to the largest value: precision / 2 each for r and its mean, and EPS64 / 2
+    # for each term of the sums over n values and over K rewards
     terms_GK = count_GK + shape_GK[1]
     rounding_GK = (precision + terms_GK * EPS64 / 2) * torch.maximum(high_GK, -low_GK)
+    # at most a quarter of the range, so that one varying reward alone never counts as rounding
     rounding_GK = torch.minimum(rounding_GK, (high_GK - low_GK) / 4)
     if eps is not None:
         scale_GK = (group_sum(centred_BK.square()) / (count_GK - 1)).sqrt() + eps
@@ -60,7 +61,7 @@ def normalize_groups(
 def without_rounding(
     S_B: torch.Tensor, rounding_GK: torch.Tensor, weights_K: torch.Tensor, group_B: torch.Tensor
 ) -> torch.Tensor:
-    """S, exactly 0 where it is no more than the roundings of its parts w z."""
+    """Return S_B, set to exactly 0 where it is not larger than the rounding error of its terms."""
     rounding_G = (rounding_GK * weights_K.abs()).sum(dim=1)
     return torch.where(S_B.abs() <= rounding_G[group_B], 0.0, S_B)
 
@@ -73,9 +74,10 @@ def centred_sum(
     group_count: int,
     precision: float,
 ) -> torch.Tensor:
-    """The weighted sum of raw rewards less its group's mean, (B, 1); a missing reward adds 0.
+    """Return the weighted sum of raw rewards minus its mean in the group, (B, 1).
 
-    Each reward is centred by itself, so that a constant sum of varying rewards is exactly 0.
+    A missing reward adds 0. Each reward is centred before the sum, so that a constant sum of
+    varying rewards is exactly 0.
     """
     valid_BK = valid_B[:, None].expand_as(rewards_BK)
     centred_BK, rounding_GK = normalize_groups(

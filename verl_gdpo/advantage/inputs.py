@@ -1,4 +1,4 @@
-"""What the advantage is given, checked and as tensors."""
+"""Checks the inputs of the advantage and converts them to tensors."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,14 +10,14 @@ import torch
 
 
 def group_index(group_ids: Any, B: int, device: torch.device) -> tuple[torch.Tensor, int]:
-    """Number the groups 0, 1, ...; return each sample's number, (B,) int64, and the count."""
+    """Return the group number of each sample, (B,) int64 from 0, and the number of groups."""
     if isinstance(group_ids, torch.Tensor):
         group_ids = group_ids.cpu().numpy()
     ids = group_ids.tolist() if isinstance(group_ids, np.ndarray) else list(group_ids)
     if len(ids) != B:
         raise ValueError(f"group_ids: expected {B}, one per row of rewards_BK, got {len(ids)}")
     kinds = set(map(type, ids))
-    # a bool is a comparison where its operands were meant
+    # bools are refused: they are probably the result of a comparison passed by mistake
     integers = all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds)
     if not integers and not all(issubclass(kind, str) for kind in kinds):
         names = sorted(kind.__name__ for kind in kinds)
@@ -28,19 +28,19 @@ def group_index(group_ids: Any, B: int, device: torch.device) -> tuple[torch.Ten
 
 
 def reward_tensor(rewards: Any) -> torch.Tensor:
-    """Tensors and arrays as they are; numbers of Python in its own precision, float64."""
+    """Return rewards as a tensor: arrays keep their dtype, Python numbers become float64."""
     if isinstance(rewards, torch.Tensor | np.ndarray):
         return where_it_is(rewards)
     return torch.as_tensor(rewards, dtype=torch.float64)
 
 
 def where_it_is(values: Any) -> torch.Tensor:
-    """A tensor itself: `as_tensor` moves it to the default device, if one is set."""
+    """Return values as a tensor. A tensor keeps its device; `as_tensor` would move it."""
     return values if isinstance(values, torch.Tensor) else torch.as_tensor(values)
 
 
 def finite_rewards(rewards_BK: torch.Tensor, present_BK: torch.Tensor) -> torch.Tensor:
-    """Rewards in float64, 0 where absent. NaN and inf are errors, never missing values."""
+    """Return rewards in float64, 0 where absent; raise ValueError for NaN or inf."""
     rewards_BK = rewards_BK.to(torch.float64)
     bad_BK = ~torch.isfinite(rewards_BK) & present_BK
     if bad_BK.any():
@@ -53,6 +53,7 @@ def finite_rewards(rewards_BK: torch.Tensor, present_BK: torch.Tensor) -> torch.
 
 
 def reward_weights(weights: Any, K: int, device: torch.device) -> torch.Tensor:
+    """Return weights_K in float64, all 1 for None; raise ValueError if they are not K numbers."""
     if weights is None:
         return torch.ones(K, dtype=torch.float64, device=device)
     weights_K = torch.as_tensor(weights, dtype=torch.float64, device=device)
@@ -62,6 +63,7 @@ def reward_weights(weights: Any, K: int, device: torch.device) -> torch.Tensor:
 
 
 def row_mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Return the mask as a bool tensor, all True for None; raise ValueError for another shape."""
     if mask is None:
         return torch.ones(shape, dtype=torch.bool, device=device)
     tensor = torch.as_tensor(mask, device=device)

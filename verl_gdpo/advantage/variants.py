@@ -1,7 +1,7 @@
-"""Other ways than the weighted sum to make one number of a sample's normalised rewards: step 2.
+"""Alternatives to the weighted sum in step 2.
 
-Each is a `combine` of `compute_gdpo_advantage`, with its parameters filled in:
-`combine=functools.partial(rvpo, k=1.0)`. All take, and your own function may use,
+Pass one of them to `compute_gdpo_advantage` as `combine`, with its parameters filled in:
+`combine=functools.partial(rvpo, k=1.0)`. Each function here, and each function of your own, gets
 
     z_BK           step 1; exactly 0 where a reward is missing or constant in its group
     rewards_BK     raw values, 0 where missing
@@ -10,10 +10,12 @@ Each is a `combine` of `compute_gdpo_advantage`, with its parameters filled in:
     present_BK     False where a reward is missing, and on rows that are padding
     valid_B        False on padding
 
-and return S_B. Everything is float64 but the index and the masks. Missing and constant rewards
-count with z = 0. A reward of weight 0 changes nothing. Step 3 follows as after the sum; it centres
-the batch, so where S does not sum to 0 in each group (`rvpo`, `gd2po`, asymmetric `dara`), groups
-without signal end up off 0, unless batch_norm is "none".
+and returns S_B. The index is int64, the masks are bool, everything else is float64. Missing and
+constant rewards count with z = 0. A reward of weight 0 changes nothing.
+
+Step 3 subtracts the batch mean of S. With `rvpo`, `gd2po` and asymmetric `dara`, S does not sum to
+0 in each group, so step 3 moves groups without signal away from 0. Use batch_norm="none" to avoid
+this.
 """
 
 import math
@@ -25,7 +27,7 @@ import torch
 Bounds = tuple[float, float]
 DaraMode = Literal["symmetric", "asymmetric"]
 
-# a value may leave its bounds by this share of their distance: float32 rewards do
+# rewards computed in float32 may leave their bounds by this share of the range
 BOUNDS_TOLERANCE = 1e-6
 
 
@@ -41,11 +43,11 @@ def rvpo(
 ) -> torch.Tensor:
     """S = -(1/k) ln( sum_j p_j exp(-k z_j) ), p_j = w_j / sum w: a soft minimum over the rewards.
 
-    k -> 0 is the mean, so GDPO up to one scale; k -> inf is the minimum. "RVPO", arXiv 2605.05750,
-    where all weights are 1.
+    For k -> 0, S is the mean, so the result is GDPO up to one scale. For k -> inf, S is the
+    minimum. Source: "RVPO", arXiv 2605.05750. All weights are 1 there.
 
     Raises:
-        ValueError: k is not above 0, or a weight is negative.
+        ValueError: k is 0 or negative, or a weight is negative.
     """
     _check_number("rvpo k", k, above=0.0)
     _check_weights("rvpo", weights_K)
@@ -55,7 +57,7 @@ def rvpo(
     z_BK, share_K = z_BK[:, used_K], weights_K[used_K] / weights_K.sum()
     low_B = z_BK.amin(dim=1)
     exponent_BK = -k * (z_BK - low_B[:, None])  # <= 0, so nothing overflows
-    # the mean of exp, less 1: log1p of it keeps its digits for a small k
+    # mean of exp minus 1: for small k, log1p of it keeps digits that log(mean) would lose
     tail_B = (share_K * torch.expm1(exponent_BK)).sum(dim=1)
     log_mean_B = torch.where(
         tail_B > -0.5, torch.log1p(tail_B), torch.logsumexp(exponent_BK + share_K.log(), dim=1)
@@ -74,14 +76,16 @@ def dara(
     mode: DaraMode = "symmetric",
     maximum: float = 5.0,
 ) -> torch.Tensor:
-    """Rewards that seldom vary in a group count more: f_k = min(maximum, sqrt(max pi / pi_k)).
+    """Give more weight to rewards that vary in few groups: f_k = min(maximum, sqrt(max pi / pi_k)).
 
-    pi_k is the share of groups in which reward k varies. With c_k = w_k z_k, "symmetric" is
-    S = sum_k f_k c_k, "asymmetric" S = sum_k c_k + (f_k - 1) max(c_k, 0), which raises only what is
-    above its group's mean. GDPO where all pi are equal. "DARA", arXiv 2610.00574, where w = 1.
+    pi_k is the share of groups in which reward k varies, and c_k = w_k z_k.
+    "symmetric":  S = sum_k f_k c_k
+    "asymmetric": S = sum_k c_k + (f_k - 1) max(c_k, 0), which raises only positive contributions.
+    If all pi are equal, the result is GDPO. Source: "DARA", arXiv 2610.00574. All weights are 1
+    there.
 
     Raises:
-        ValueError: unknown mode, or maximum below 1.
+        ValueError: mode is unknown, or maximum is below 1.
     """
     if mode not in get_args(DaraMode):
         raise ValueError(f"dara mode: expected one of {list(get_args(DaraMode))}, got {mode!r}")
@@ -89,7 +93,7 @@ def dara(
     shape_GK = (int(group_index_B.max()) + 1, z_BK.shape[1])
     varied_GK = z_BK.new_zeros(shape_GK).index_add_(0, group_index_B, (z_BK != 0).to(z_BK.dtype))
     groups_K = ((varied_GK > 0) & (weights_K != 0)).sum(dim=0).to(z_BK.dtype)
-    # a reward that varies nowhere has z = 0 throughout, whatever its factor
+    # clamp to avoid x / 0: a reward that varies nowhere has z = 0, so its factor does not matter
     factor_K = (groups_K.max() / groups_K.clamp(min=1)).sqrt().clamp(max=maximum)
     contribution_BK = z_BK * weights_K
     if mode == "symmetric":
@@ -108,16 +112,17 @@ def sa_mrpo(
     bounds_K: Sequence[Bounds | None],
     gamma: float = 0.5,
 ) -> torch.Tensor:
-    """Rewards that are nearly reached count less: S = sum_k w_k (1 - s_k)^gamma z_k.
+    """Give less weight to rewards near their maximum: S = sum_k w_k (1 - s_k)^gamma z_k.
 
-    s_k = (batch mean of r_k - low_k) / (high_k - low_k), over the samples that have the reward.
-    gamma = 0 is GDPO. "SA-MRPO", arXiv 2608.16072.
+    s_k = (mean r_k - low_k) / (high_k - low_k), with the batch mean over the samples that have
+    reward k. With gamma = 0, the result is GDPO. Source: "SA-MRPO", arXiv 2608.16072.
 
     Args:
-        bounds_K: (low, high) of each raw reward; None will do for a reward of weight 0.
+        bounds_K: (low, high) of each raw reward. It may be None for a reward of weight 0.
 
     Raises:
-        ValueError: gamma below 0, no bounds for a reward that has a weight, or a value outside.
+        ValueError: gamma is below 0, a reward with a weight has no bounds, or a value is outside
+            its bounds.
     """
     _check_number("sa_mrpo gamma", gamma, at_least=0.0)
     if len(bounds_K) != len(weights_K):
@@ -150,11 +155,12 @@ def gd2po(
     *,
     tau: float,
 ) -> torch.Tensor:
-    """The weighted sum, but 0 for samples on which the rewards disagree.
+    """Return the weighted sum, set to 0 for samples on which the rewards disagree.
 
-    With c_k = w_k z_k, a sample is in conflict if some c is above 0 and some below; it is dropped
-    if then |sum c| / sum |c| < tau. tau = 0 drops none: GDPO. tau = 1 drops all that are in
-    conflict. "GD2PO", arXiv 2606.16771; its reweighting of prompts is left out.
+    With c_k = w_k z_k, a sample is in conflict if some c are positive and others negative. S is 0
+    for a sample in conflict with |sum c| / sum |c| < tau. tau = 0 drops no sample, so the result is
+    GDPO. tau = 1 drops every sample in conflict. Source: "GD2PO", arXiv 2606.16771. Its reweighting
+    of prompts is not implemented.
 
     Raises:
         ValueError: tau is not in [0, 1].
@@ -162,7 +168,7 @@ def gd2po(
     _check_number("gd2po tau", tau, at_least=0.0, at_most=1.0)
     contribution_BK = z_BK * weights_K
     S_B = contribution_BK.sum(dim=1)
-    # without a conflict the two are equal
+    # without a conflict, |sum c| = sum |c|, so the sample is never dropped
     dropped_B = S_B.abs() < tau * contribution_BK.abs().sum(dim=1)
     return torch.where(dropped_B, 0.0, S_B)
 
@@ -177,11 +183,12 @@ def dvao(
 ) -> torch.Tensor:
     """S = sum_k w_k (r_k - m_k) / sum_l w_l s_l, with the group's mean m and unbiased std s.
 
-    The numerator is GRPO's, so what GRPO ties within a group stays tied. 0 in a group in which
-    nothing varies. With one reward it is GDPO with eps = 0. "DVAO", arXiv 2605.25604.
+    The numerator is GRPO's, so two samples of a group that are equal in GRPO stay equal. S is 0 in
+    a group in which no reward varies. With one reward, the result is GDPO with eps = 0. Source:
+    "DVAO", arXiv 2605.25604.
 
     Raises:
-        ValueError: a weight is negative, so that the denominator may vanish.
+        ValueError: a weight is negative, so the denominator could be 0.
     """
     _check_weights("dvao", weights_K)
 
@@ -191,7 +198,7 @@ def dvao(
 
     count_GK = group_sum(present_BK.to(z_BK.dtype))
     mean_GK = group_sum(rewards_BK * present_BK) / count_GK
-    # z says what is constant: there the mean may miss the values by a rounding
+    # z is 0 for a constant reward; r - mean may be a rounding error instead
     centred_BK = torch.where(z_BK != 0, rewards_BK - mean_GK[group_index_B], 0.0)
     std_GK = (group_sum(centred_BK.square()) / (count_GK - 1).clamp(min=1)).sqrt()
     scale_B = (std_GK * weights_K).sum(dim=1)[group_index_B]

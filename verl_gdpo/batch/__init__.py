@@ -1,1 +1,1 @@
-"""One step's samples, without verl: rows, the matrix of rewards, the advantage of each, metrics."""
+"""The samples of one step, without verl: rows, reward matrix, advantages and metrics."""

@@ -19,10 +19,15 @@ def scalars_of(
     settings: GdpoSettings,
     token_count_B: torch.Tensor | None = None,
 ) -> GdpoScalars:
-    """z, S and A of each row under `settings`; see `compute_gdpo_scalars`.
+    """Return z, S and A of each of B rows under `settings`; see `compute_gdpo_scalars`.
+
+    Args:
+        counted_B: True for the rows that count; the other rows get 0.
+        group_ids: B ids; samples of one prompt share an id.
+        token_count_B: trained tokens of each row; only batch_norm="token" needs them.
 
     Raises:
-        RewardError: `combine` needs bounds that are not declared.
+        RewardError: `combine` needs the bounds of a reward, and they are not declared.
     """
     try:
         combine = settings.combine_for(rewards.weights)

@@ -1,4 +1,4 @@
-"""The rewards of a batch as a matrix of numbers, looked up and checked.
+"""Looks up the rewards of a batch, checks them, and makes them a matrix.
 
 Shape suffixes: B rows, K rewards.
 """
@@ -24,13 +24,13 @@ logger.setLevel(logging.INFO)
 
 Floats = npt.NDArray[np.float64]
 
-# float32 arithmetic may have made the score of a scorer that returns its parts
+# tolerance between a scorer's `score` and the sum of its rewards: it may have added in float32
 SUM_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
 class RewardMatrix:
-    """The K rewards in use, conditions applied; what is not present, or not counted, holds 0."""
+    """The K rewards in use, after their conditions; 0 where absent or not counted."""
 
     weights: Mapping[str, float]
     values_BK: Floats
@@ -38,15 +38,15 @@ class RewardMatrix:
 
     @classmethod
     def of(cls, rows: RewardRows, settings: GdpoSettings) -> "RewardMatrix":
-        """Look up and check the rewards that `settings` names, or else all there are.
+        """Look up and check the rewards that `settings` names, or all rewards if it names none.
 
-        None is a reward that does not apply to a sample. Where `settings` names none, so is one
-        that another data source has.
+        A value of None means that the reward does not apply to the sample. If `settings` names no
+        rewards, a reward that only other data sources have also does not apply.
 
         Raises:
-            RewardError: a row lacks a configured reward, holds no finite number, or one outside its
-                bounds. When none are configured: it has other rewards than the rows of its data
-                source, or a `score` other than the sum of all.
+            RewardError: a row lacks a configured reward, or a value is not a finite number or is
+                outside its bounds. If no rewards are configured, also: rows of one data source have
+                different rewards, or a `score` is not the sum of all rewards.
         """
         counted_B = rows.counted_B
         counted = np.flatnonzero(counted_B).tolist()
@@ -72,14 +72,14 @@ class RewardMatrix:
 
 @dataclass(frozen=True)
 class EstimatorInput:
-    """What a trainer knows of a batch, and verl's compute_advantage has no room for."""
+    """The data of a batch that a trainer cannot pass through verl's compute_advantage."""
 
     rows: RewardRows
     settings: GdpoSettings
 
     @functools.cached_property
     def rewards(self) -> RewardMatrix:
-        """Made once, for the estimator and the metrics; see `RewardMatrix.of`."""
+        """The reward matrix, made once for the estimator and the metrics; see `RewardMatrix.of`."""
         rewards = RewardMatrix.of(self.rows, self.settings)
         names = tuple(rewards.weights)
         if names not in _said:
@@ -90,19 +90,20 @@ class EstimatorInput:
         return rewards
 
 
-_said: set[tuple[str, ...]] = set()  # a line for each set of rewards
+_said: set[tuple[str, ...]] = set()  # sets of rewards that have been logged
 
 
-# set by a trainer around verl's compute_advantage; read by the estimator
+# a trainer sets it while verl's compute_advantage runs, and the estimator reads it
 current_input: ContextVar[EstimatorInput | None] = ContextVar("verl_gdpo_input", default=None)
 
 
 def _terms(
     rows: RewardRows, counted: Sequence[int], settings: GdpoSettings
 ) -> dict[str, RewardTerm]:
-    """The terms of the weighted sum; where none are configured, all that are numbers.
+    """Return {name: term} of the weighted sum.
 
-    The data sources may then have different rewards, but each of them the same in all its rows.
+    If no rewards are configured, all columns with numbers are rewards. Data sources may then have
+    different rewards, but all rows of one data source must have the same.
     """
     first_of: dict[str, int] = {}
     for row in counted:
@@ -122,9 +123,9 @@ def _terms(
 
 
 def _rewards_among(columns: Mapping[str, Sequence[Any]]) -> list[str]:
-    """The names of the columns that hold numbers; if there is none, of those that hold only None.
+    """Return the names of the columns with numbers, or with only None if there are no numbers.
 
-    A column of text, or of lists, is none: verl logs what a scorer returns beside its rewards.
+    Other columns, such as text or lists, are not rewards: a scorer may return them for verl to log.
     """
     kinds = {name: _one_of_each_type(columns[name]) for name in _names(columns)}
     numbers = [name for name, values in kinds.items() if any(map(is_number, values))]
@@ -160,15 +161,15 @@ def _check_same_names(
 
 
 def _column(name: str, rows: RewardRows, counted: Sequence[int], settings: GdpoSettings) -> Floats:
-    """One reward of the counted rows, NaN where it does not apply."""
+    """Return one reward for the counted rows, NaN where it does not apply."""
     column = rows.columns[name]
     values = column if len(counted) == len(column) else [column[row] for row in counted]
-    # nearly always, and looking at each by itself would take most of the estimator's time
+    # fast path: almost always all values are floats; checking each one would dominate the run time
     if {*map(type, values)} == {float}:
         numbers = np.array(values)
         if np.isfinite(numbers).all():
             return numbers
-    others = settings.rewards is None  # another data source need not have it
+    others = settings.rewards is None  # then another data source may lack this reward
     return _with_nan(
         None if others and value is ABSENT else _value(name, value, rows, row)
         for row, value in zip(counted, values, strict=True)
@@ -207,13 +208,13 @@ def _check_bounds(
     if len(outside):
         raise RewardError(
             f"{rows.label(counted[outside[0]])}: reward {name!r} is {values[outside[0]]}, outside "
-            f"its bounds [{low:g}, {high:g}]; correct what returns it, or "
+            f"its bounds [{low:g}, {high:g}]; correct the scorer, or "
             f"algorithm.gdpo.rewards.{name}.bounds"
         )
 
 
 def _check_scores(rows: RewardRows, counted: Sequence[int], raw: Mapping[str, Floats]) -> None:
-    """Where no reward is named, a scorer's `score` has to be what replaces it: the sum of all."""
+    """Raise RewardError if a scorer's `score` is not the sum of all rewards, which replaces it."""
     column = rows.columns["score"]
     scores = np.array([column[row] if is_number(column[row]) else np.nan for row in counted], float)
     sums = np.nansum([*raw.values()], axis=0)
@@ -225,7 +226,7 @@ def _check_scores(rows: RewardRows, counted: Sequence[int], raw: Mapping[str, Fl
 
 
 def not_the_sum(score: Any, values: Mapping[str, float | None]) -> str:
-    """What is wrong with a `score` beside rewards of another sum, when none are named."""
+    """Return the message for a `score` that is not the sum of the rewards."""
     suggestion = ", ".join(f"{name}: 1.0" for name in values)
     return (
         f"the scorer returned score={score:g}, which is not the sum of {dict(values)}. Say which "

@@ -1,7 +1,8 @@
-"""What the rewards and the advantages of a step look like; docs/metrics.md says how to read each.
+"""The `gdpo/` metrics of a step; docs/metrics.md says how to read each of them.
 
-Shape suffixes: B samples, K rewards, G groups. Samples are those that count: no padding, one row a
-session. What a batch does not define, such as the correlation with a constant, is None or left out.
+Shape suffixes: B samples, K rewards, G groups. Samples are the rows that count: padding is left
+out, and each session has one row. A metric that a batch does not define, such as the correlation
+with a constant, is None or left out.
 """
 
 import functools
@@ -30,20 +31,20 @@ Statistics = dict[str, float | None]
 
 METHODS: dict[str, GroupNorm] = {"gdpo": "per_reward", "grpo": "summed"}
 
-# a sum of normalised rewards, or an advantage, below it says nothing. What float64 rounds is 0
-# already (group_norm.py); what a scorer computed in float32 and handed over as float64 is not
-TOLERANCE = 1e-8
-# so is an S below this share of what it is the sum of: where rewards of different spread cancel,
-# eps leaves about eps / spread of them
+# S or an advantage counts as 0 below this. group_norm.py removes float64 rounding; this removes the
+# rounding of rewards that a scorer computed in float32
+NO_SIGNAL = 1e-8
+# S also counts as 0 below this share of the summed absolute contributions: when rewards cancel, eps
+# leaves a residue of about eps / std
 CANCELLED = 1e-3
-# a mean of S further from 0, in units of its std, is no rounding
+# a mean of S above this number of standard deviations is not a rounding error
 MEAN_TOLERANCE = 1e-6
 
 
 def settings_of_advantage(adv_estimator: str, settings: GdpoSettings) -> GdpoSettings | None:
-    """Under which settings ours gives the advantage of this estimator; None: under none.
+    """Return the GDPO settings that reproduce verl's estimator, or None.
 
-    verl's grpo differs in one case, a group of a single sample, which it leaves at its raw score.
+    There is one difference to verl's grpo: it gives the sample of a group of one its raw score.
     """
     if adv_estimator == "gdpo":
         return settings
@@ -51,7 +52,7 @@ def settings_of_advantage(adv_estimator: str, settings: GdpoSettings) -> GdpoSet
 
 
 def verl_grpo_settings(settings: GdpoSettings) -> GdpoSettings:
-    """verl's grpo on the rewards, weights and conditions of `settings`."""
+    """Return settings that reproduce verl's grpo with the same rewards, weights and conditions."""
     return replace(settings, group_norm="summed", batch_norm="none", eps=1e-6, combine=None)
 
 
@@ -63,17 +64,18 @@ def batch_metrics(
     settings: GdpoSettings | None,
     bounds: Mapping[str, Bounds],
 ) -> dict[str, float]:
-    """All metrics of one step, {"gdpo/...": a finite number}.
+    """Return all metrics of one step as {"gdpo/...": finite number}.
 
-    Warns, once for each reason, if the mean that step 3 subtracts is not about 0.
+    Logs a warning, once for each reason, if the mean that step 3 subtracts is not about 0.
 
     Args:
-        rewards: those of all rows, conditions applied.
-        counted_B: the rows that are samples.
-        group_ids: one per row; samples of one prompt share it.
-        length_B: response tokens of each row; with batch_norm="token", those that are trained.
-        settings: those of `settings_of_advantage`; None for statistics of the rewards alone.
-        bounds: {reward: (low, high)} where declared.
+        rewards: the rewards of all rows, after their conditions.
+        counted_B: True for the rows that are samples.
+        group_ids: one id per row; samples of one prompt share an id.
+        length_B: response tokens of each row; with batch_norm="token", only the trained tokens.
+        settings: the result of `settings_of_advantage`; with None, only the statistics of the
+            rewards are computed.
+        bounds: {reward: (low, high)} of the rewards with declared bounds.
     """
     values_BK, present_BK = rewards.values_BK[counted_B], rewards.present_BK[counted_B]
     group_B = np.unique(np.asarray(group_ids)[counted_B], return_inverse=True)[1]
@@ -100,7 +102,7 @@ def batch_metrics(
 def reward_statistics(
     value_B: Floats, present_B: Bools, group_B: Ints, bounds: Bounds | None
 ) -> Statistics:
-    """Of one reward, over the samples that have it; std as verl's (ddof 0)."""
+    """Return statistics of one reward over the samples that have it. std has ddof 0, as in verl."""
     present = value_B[present_B]
     high_G = _group_max(value_B[present_B], group_B[present_B], group_B.max() + 1)
     low_G = -_group_max(-value_B[present_B], group_B[present_B], group_B.max() + 1)
@@ -117,13 +119,13 @@ def reward_statistics(
 
 
 def correlation(x_B: npt.NDArray[Any], y_B: npt.NDArray[Any]) -> float | None:
-    """Pearson's; None if one of them is constant."""
+    """Return Pearson's correlation; None if one of the two is constant."""
     units = []
     for values in (x_B, y_B):
         if not len(values) or values.min() == values.max():
             return None
         centred = values - values.mean()
-        centred = centred / np.abs(centred).max()  # or the squares of small numbers would be 0
+        centred = centred / np.abs(centred).max()  # keeps the squares of small numbers above 0
         units.append(centred / np.linalg.norm(centred))
     return float(np.clip(units[0] @ units[1], -1, 1))
 
@@ -136,11 +138,12 @@ def contributions(
     group_B: Ints,
     settings: GdpoSettings,
 ) -> Floats:
-    """What each reward adds to S, (B, K); over the rewards it sums to S.
+    """Return c_BK, what each reward adds to S. The sum over the rewards is S.
 
-    per_reward: w z. summed: w (r - mean_g r) / (std_g R + eps), R the weighted sum, what is missing
-    being 0 as it is in R. In a group without signal it is not divided: there is nothing but eps to
-    divide by, and what cancels there would drown the rest.
+    With group_norm="per_reward", c = w z. With "summed", c = w (r - mean_g r) / (std_g R + eps),
+    where R is the weighted sum of the rewards, and a missing r is 0. In a group without signal
+    std_g R is about 0, and dividing by eps would make these c dominate all others. So c is not
+    divided there.
     """
     if settings.group_norm == "per_reward":
         return z_BK * weights_K
@@ -151,12 +154,15 @@ def contributions(
         return c_BK
     square_G = np.bincount(group_B, c_BK.sum(axis=1) ** 2)
     scale_G = np.sqrt(square_G / np.maximum(size_G - 1, 1)) + settings.eps
-    signal_G = _group_max(np.abs(S_B), group_B, len(size_G)) > TOLERANCE
+    signal_G = _group_max(np.abs(S_B), group_B, len(size_G)) > NO_SIGNAL
     return c_BK / np.where(signal_G, scale_G, 1.0)[group_B, None]
 
 
 def advantage_shares(names: list[str], c_BK: Floats, A_B: Floats) -> Statistics:
-    """Of each reward: the signed correlation of its contribution with A, and its energy."""
+    """Return, for each reward, the correlation of its contribution with A, and its energy.
+
+    The energy is the reward's share of the squared contributions of all rewards.
+    """
     largest = np.abs(c_BK).max() or 1.0
     energy_K = ((c_BK / largest) ** 2).sum(axis=0)
     found: Statistics = {}
@@ -167,15 +173,15 @@ def advantage_shares(names: list[str], c_BK: Floats, A_B: Floats) -> Statistics:
 
 
 def has_signal(S_B: Floats, c_BK: Floats) -> Bools:
-    """Samples whose S is more than rounding and what eps leaves of contributions that cancel."""
-    enough_B: Bools = np.abs(S_B) > np.maximum(TOLERANCE, CANCELLED * np.abs(c_BK).sum(axis=1))
+    """Return True for the samples with an S that is above both tolerances."""
+    enough_B: Bools = np.abs(S_B) > np.maximum(NO_SIGNAL, CANCELLED * np.abs(c_BK).sum(axis=1))
     return enough_B
 
 
 def signal_statistics(c_BK: Floats, S_B: Floats, group_B: Ints) -> Statistics:
-    """Shares of samples whose rewards cancel, and of groups in which no sample has a signal."""
+    """Return the share of samples with cancelling rewards, and of groups without any signal."""
     signal_B = has_signal(S_B, c_BK)
-    contributes_B = (np.abs(c_BK) > TOLERANCE).any(axis=1)
+    contributes_B = (np.abs(c_BK) > NO_SIGNAL).any(axis=1)
     groups_with_signal = len(np.unique(group_B[signal_B]))
     return {
         "cancelled": (contributes_B & ~signal_B).mean(),
@@ -186,12 +192,14 @@ def signal_statistics(c_BK: Floats, S_B: Floats, group_B: Ints) -> Statistics:
 def distinct_advantages(
     values_BK: Floats, weights_K: Floats, present_BK: Bools, group_B: Ints, group_norm: GroupNorm
 ) -> int:
-    """Number of distinct advantages with eps=0, since eps tells (0, 1) and (0, 2) apart in GRPO.
+    """Return the number of distinct advantages, computed with eps=0.
 
-    Without eps a rounding error of the input would become an advantage. So each reward, or the sum,
-    is rounded to 1e-12 of its largest value: far above the error of a float64 sum (1e-15), below
-    what a scorer means. That leaves advantages right to about 1e-10 where rewards spread over 1 %
-    of their size, and they count as equal if 6 decimals are. Step 3 is left out, being one scale.
+    eps must be 0 because it makes the rewards (0, 1) and (0, 2) different in GRPO. Without eps, a
+    rounding error of the input would become an advantage. So each reward, or the sum, is rounded to
+    1e-12 of its largest value: this is far above the error of a float64 sum (1e-15), and below any
+    difference that a scorer means. If rewards spread over 1 % of their size, advantages are then
+    right to about 1e-10; they count as equal if 6 decimals agree. Step 3 only scales, so it is left
+    out.
     """
     if group_norm == "summed":
         values_BK = (values_BK @ weights_K)[:, None]
@@ -210,7 +218,7 @@ def distinct_advantages(
 
 
 def mean_and_std(S_B: Floats, count_B: npt.NDArray[Any] | None = None) -> tuple[float, float]:
-    """What step 3 subtracts and divides by (eps aside), each sample counted `count_B` times."""
+    """Return the mean and the std of S (ddof 1), counting sample i `count_B[i]` times."""
     count_B = np.ones(len(S_B)) if count_B is None else count_B
     mean = (S_B * count_B).sum() / max(count_B.sum(), 1)
     variance = ((S_B - mean) ** 2 * count_B).sum() / max(count_B.sum() - 1, 1)
@@ -218,21 +226,21 @@ def mean_and_std(S_B: Floats, count_B: npt.NDArray[Any] | None = None) -> tuple[
 
 
 def why_mean_is_not_0(S_B: Floats, c_BK: Floats, count_B: Ints | None) -> str | None:
-    """The reason on this batch; None if the mean is about 0.
+    """Return why the mean of S is not 0 in this batch; None if it is about 0.
 
-    A reward's z sum to 0 over the samples of a group that have it, be the group incomplete, a
-    single sample or lacking the reward. So does their weighted sum, and so its mean is 0 unless
-    samples count differently, S is no weighted sum, or float64 runs out of digits.
+    In every group, the z of a reward sum to 0 over the samples that have it. So the weighted sum
+    has the mean 0. There are three exceptions: samples do not count equally, S is not the weighted
+    sum, or float64 has too few digits.
     """
     if _is_about_0(S_B, count_B):
         return None
     if _is_about_0(S_B):
-        return "batch_norm=token counts samples by their tokens, and S differs with the length"
+        return "batch_norm=token counts samples by their tokens, and S depends on the length"
     if _is_about_0(c_BK.sum(axis=1)):
         return "algorithm.gdpo.combine gives an S that is not 0 on average"
     return (
-        "a reward is so large against its spread within a group that float64 cannot resolve it; "
-        "let the scorer return its difference from a typical value"
+        "a reward is so large, compared with its spread within a group, that float64 cannot "
+        "resolve it; let the scorer subtract a typical value from it"
     )
 
 
@@ -269,15 +277,15 @@ def _warn_once(reason: str) -> None:
 
 def _is_about_0(S_B: Floats, count_B: Ints | None = None) -> bool:
     mean, std = mean_and_std(S_B, count_B)
-    return abs(mean) <= max(TOLERANCE, MEAN_TOLERANCE * std)
+    return abs(mean) <= max(NO_SIGNAL, MEAN_TOLERANCE * std)
 
 
 def _without_rounding(A_B: Floats) -> Floats:
-    return np.where(np.abs(A_B) > TOLERANCE, A_B, 0.0)
+    return np.where(np.abs(A_B) > NO_SIGNAL, A_B, 0.0)
 
 
 def _group_max(values: Floats, group: Ints, group_count: int) -> Floats:
-    """-inf for a group without values."""
+    """Return the largest value of each group, -inf for a group without values."""
     highest_G = np.full(group_count, -np.inf)
     np.maximum.at(highest_G, group, values)
     return highest_G

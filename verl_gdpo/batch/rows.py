@@ -1,6 +1,6 @@
-"""What the reward manager said of each row of a batch.
+"""What the reward manager returned for each row of a batch.
 
-Between verl's trainers, which know rows by key, and the advantage, which knows only numbers.
+verl's trainers know rows by key, and the advantage knows only numbers. This module connects them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,30 +11,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# a key of verl's reward_extra_info: the reward manager could not score this sample, and why
+# key in verl's reward_extra_info that holds why the reward manager could not score the sample
 ERROR_KEY = "gdpo_error"
-# stands in a column for a row without that key; None is a reward that does not apply
+# marks a row that lacks the key of a column; None means that the reward does not apply
 ABSENT = object()
 
 
 class RewardError(RuntimeError):
-    """A sample has no usable reward, so the run has to stop."""
+    """A sample has no usable reward, so the run must stop."""
 
 
 @dataclass(frozen=True)
 class RewardRows:
-    """One batch in the order in which the estimator sees it; B rows.
+    """The B rows of one batch, in the estimator's order.
 
-    A session is one rollout. An agent loop may split it into several rows, and its reward stands
-    for all of them: only the last row of a session is counted.
+    A session is one rollout. An agent loop may split it into several rows, which share one reward.
+    Only the last row of a session is counted.
     """
 
-    label: Callable[[int], str]  # how messages call a row
+    label: Callable[[int], str]  # returns the name of a row for messages
     columns: Mapping[str, Sequence[Any]]  # verl's reward_extra_info by key, ABSENT where not there
     sources: Sequence[str]  # verl's data_source; rows of one source have the same rewards
-    session_B: npt.NDArray[np.int64]  # number of the row that stands for the row's session
+    session_B: npt.NDArray[np.int64]  # the number of the last row in each row's session
     is_padding_B: npt.NDArray[np.bool_]
-    step: int | None = None  # the training step, for weights with a schedule
+    step: int | None = None  # the training step, which weights with a schedule need
 
     @classmethod
     def from_keys(
@@ -45,7 +45,7 @@ class RewardRows:
         is_padding: Sequence[bool],
         step: int | None = None,
     ) -> "RewardRows":
-        """Rows of verl's TransferQueue, whose keys are `{uid}_{session}_{index}`."""
+        """Make rows from verl's TransferQueue, which uses keys `{uid}_{session}_{index}`."""
         last: dict[str, int] = {}
         for row, (session, index) in enumerate(map(split_key, keys)):
             if session not in last or index > split_key(keys[last[session]])[1]:
@@ -64,9 +64,9 @@ class RewardRows:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Sequence[Any]], size: int) -> "RewardRows":
-        """Rows of a DataProto (the legacy trainer): no padding, one row a session.
+        """Make rows from a DataProto (legacy trainer): no padding, one row per session.
 
-        verl has given all of them the same columns, so they pass for one data source.
+        verl gives all rows the same columns, so they all get the same data source here.
         """
         return cls(
             label="row {}".format,
@@ -83,18 +83,18 @@ class RewardRows:
         return len(self.session_B)
 
     def info(self, row: int) -> dict[str, Any]:
-        """verl's reward_extra_info of one row."""
+        """Return verl's reward_extra_info of one row."""
         values = {name: column[row] for name, column in self.columns.items()}
         return {name: value for name, value in values.items() if value is not ABSENT}
 
     @property
     def counted_B(self) -> npt.NDArray[np.bool_]:
-        """Real rows that stand for their session: what every statistic is taken over."""
+        """True for the rows that every statistic counts: the last row of each real session."""
         stands_for_itself_B: npt.NDArray[np.bool_] = self.session_B == np.arange(len(self))
         return stands_for_itself_B & ~self.is_padding_B
 
     def raise_on_error(self) -> None:
-        """Stop if the reward manager reported a sample that it could not score."""
+        """Raise RewardError if the reward manager could not score a sample."""
         errors = self.columns.get(ERROR_KEY, [])
         failed = [
             error
@@ -108,11 +108,11 @@ class RewardRows:
 
 
 def split_key(key: str) -> tuple[str, int]:
-    """`{uid}_{session}_{index}` as (`{uid}_{session}`, index)."""
+    """Split `{uid}_{session}_{index}` into `{uid}_{session}` and index."""
     session, index = key.rsplit("_", 1)
     return session, int(index)
 
 
 def group_of(key: str) -> str:
-    """The uid in `{uid}_{session}_{index}`: samples of one prompt share it."""
+    """Return the uid in `{uid}_{session}_{index}`, which samples of one prompt share."""
     return key.rsplit("_", 2)[0]

@@ -1,7 +1,7 @@
-"""One value that a scorer returned: as a reward, or as something that a dump or a metric can hold.
+"""Converts values that a scorer returned into rewards, or into values for dumps and metrics.
 
-It may be anything: a set, bytes, an array, NaN. As a reward that is an error; beside the rewards it
-must not end a run.
+A scorer may return anything, such as a set, bytes, an array or NaN. Such a value is an error if it
+is a reward. If it is only logged, it must not end the run.
 """
 
 import json
@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-# float() would read a number in them
+# types that float() accepts, although they are text
 TEXT = (str, bytes, bytearray, memoryview)
-LONGEST = 10_000  # characters that a dump keeps of a value
+LONGEST = 10_000  # a dump keeps this many characters of a value
 
 
 def value_or_error(value: Any) -> float | None:
-    """A Python, numpy or torch number (or bool) as a finite float; None, for missing, as it is.
+    """Return a Python, numpy or torch number (or bool) as a finite float. None stays None.
 
     Raises:
-        ValueError: what the value is instead.
+        ValueError: the value is not a finite number; the message continues "reward NAME ...".
     """
     if value is None:
         return None
@@ -28,9 +28,9 @@ def value_or_error(value: Any) -> float | None:
         raise ValueError(f"is {value!r}; expected a finite number")
     try:
         number = float(value)
-    except OverflowError:  # an int that no float can hold
+    except OverflowError:  # the value is an int that is too large for a float
         number = np.inf
-    except Exception:  # whatever the __float__ of a foreign class raises
+    except Exception:  # the __float__ of a foreign class may raise anything
         raise ValueError(f"is a {type(value).__name__}; expected a finite number") from None
     if not np.isfinite(number):
         raise ValueError(f"is {number}; expected a finite number (None if it does not apply)")
@@ -38,7 +38,7 @@ def value_or_error(value: Any) -> float | None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a scorer means a reward by it: a number, finite or not, but no text, None or list."""
+    """Return whether a value can be meant as a reward: any number, but not text, None or a list."""
     if value is None or isinstance(value, TEXT):
         return False
     try:
@@ -51,15 +51,15 @@ def is_number(value: Any) -> bool:
 
 
 def as_json(value: Any) -> Any:
-    """A value itself if JSON can hold it, else the number that it is, else text; see `as_text`."""
+    """Return the value itself if JSON can hold it, else as a number, else as text (`as_text`)."""
     if value is None or (type(value) is float and math.isfinite(value)):
-        return value  # nearly always, and much faster than to try
+        return value  # fast path for almost all values
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        text.encode()  # verl writes UTF-8, which a lone surrogate is not
+        text.encode()  # verl writes UTF-8, which cannot hold a lone surrogate
         if len(text) <= LONGEST:
             return value
-    except Exception:  # a foreign object may raise whatever it likes
+    except Exception:  # a foreign object may raise anything
         try:
             return value_or_error(value)
         except Exception:
@@ -68,7 +68,7 @@ def as_json(value: Any) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """A text itself, else the `repr`; cut after `LONGEST` characters."""
+    """Return a text itself, or the `repr` of another value, cut after `LONGEST` characters."""
     try:
         text = value if isinstance(value, str) else repr(value)
     except Exception:
@@ -78,9 +78,9 @@ def as_text(value: Any) -> str:
 
 
 def as_numbers_or_text(column: Sequence[Any]) -> list[float | str | None]:
-    """Numbers if all values are, NaN among them, else text, which verl leaves out of its metrics.
+    """Return numbers (also NaN) if all values are numbers, else text, which verl does not average.
 
-    None, which is a value that does not apply, stays.
+    None stays None: the value does not apply.
     """
     try:
         return [None if value is None else _number(value) for value in column]

@@ -2,7 +2,7 @@
 
 Abort and resume follow verl's contract for partial rollouts (verl 0.9:
 vLLMHttpServer.abort_all_requests, FullyAsyncLLMServerClient.generate): the running responses
-come back unfinished, and requests wait, or are turned away, until `resume`.
+come back unfinished, and requests wait until `resume`.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from verl_gdpo.cpu.sampler import Completion, Request
 
-# Runs a batch; must return one outcome per request, and ask the given function whether to stop.
+# Runs a batch; must return one outcome a request, and ask the given function whether to stop.
 RunBatch = Callable[[Sequence[Request], Callable[[], bool]], list[Completion | Exception]]
 
 
@@ -24,7 +24,7 @@ class Batcher:
     """
 
     def __init__(
-        self, run: RunBatch, *, max_batch: int, quiet_s: float = 0.02, max_wait_s: float = 0.5
+        self, run: RunBatch, *, max_batch: int, quiet_s: float = 0.1, max_wait_s: float = 1.0
     ) -> None:
         if max_batch < 1:
             raise ValueError(f"max_batch: got {max_batch}, expected at least 1")
@@ -35,42 +35,32 @@ class Batcher:
         self._worker: asyncio.Task[None] | None = None
         self._open = asyncio.Event()
         self._open.set()
-        self._rejecting = False
         self._abort = threading.Event()
         #: Held while a batch runs: whoever changes the model takes it first.
         self.idle = asyncio.Lock()
 
     async def submit(self, request: Request) -> Completion:
         """Wait for the response; raises what the model raised for this request."""
-        if self._rejecting:
-            return Completion()
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         return await future
 
-    async def abort(self, *, reject: bool = False) -> int:
+    async def abort(self) -> int:
         """Stop the running batch and start no other until `resume`; returns how many it stopped.
 
-        Returns after the batch has ended. Requests that have not started wait for `resume`; with
-        `reject` they, and those yet to come, come back at once as aborted and empty.
+        Returns after the batch has ended.
         """
         self._open.clear()
-        self._rejecting = reject
         aborted = self._running
         self._abort.set()
         async with self.idle:
             self._abort.clear()
-        if reject:
-            waiting, self._waiting = self._waiting, []
-            for _, future in waiting:
-                _settle(future, Completion())
         return aborted
 
     def resume(self) -> None:
         """Let batches start again."""
-        self._rejecting = False
         self._open.set()
 
     async def _work(self) -> None:
@@ -100,8 +90,6 @@ class Batcher:
         self._running = len(batch)
         try:
             outcomes = await asyncio.to_thread(self._run, [r for r, _ in batch], self._abort.is_set)
-            if len(outcomes) != len(batch):
-                raise RuntimeError(f"got {len(outcomes)} responses for {len(batch)} requests")
         except Exception as error:
             outcomes = [_batch_error(error, len(batch)) for _ in batch]
         except BaseException:  # cancelled: hand the batch to _work, which fails whoever waits

@@ -30,8 +30,6 @@ WHOLE_TOKENS = (
 MAX_TOKENS = 256  # longest prompt plus answer
 POOL_BATCHES = 16  # batches are cut from as many batches' rows, sorted by length
 
-Example = tuple[list[int], int]  # prompt and answer in tokens, length of the prompt
-
 
 def load_rows(data: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the prompts and ground truths of a parquet file in verl's schema."""
@@ -65,29 +63,45 @@ def imperfect(answer: str, rng: random.Random) -> str:
     return answer
 
 
-def batches_of(
-    rows: Sequence[dict[str, Any]], tokenizer: Any, batch_size: int, rng: random.Random
-) -> Iterator[list[Example]]:
-    """Endless batches, each of rows of about one length, with fresh habits on every pass."""
-    messages = [row["prompt"] for row in rows]
-    texts = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    prompts: list[list[int]] = tokenizer(texts)["input_ids"]
-    order: list[int] = []
-    while True:
-        while len(order) < batch_size * POOL_BATCHES:
-            order += rng.sample(range(len(rows)), len(rows))
-        pool, order = order[: batch_size * POOL_BATCHES], order[batch_size * POOL_BATCHES :]
-        answers = tokenizer([imperfect(answer_of(rows[i]), rng) + TURN_END for i in pool])
-        examples = [
-            (prompts[i] + answer, len(prompts[i]))
-            for i, answer in zip(pool, answers["input_ids"], strict=True)
-        ]
-        examples.sort(key=lambda example: len(example[0]))
-        longest = len(examples[-1][0])
-        if longest > MAX_TOKENS:
+class Demonstrations:
+    """Prompts with imperfect answers in tokens, out of rows in verl's schema."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]], tokenizer: Any, rng: random.Random) -> None:
+        messages = [row["prompt"] for row in rows]
+        texts = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        self._prompts: list[list[int]] = tokenizer(texts)["input_ids"]
+        self._answers = [answer_of(row) for row in rows]
+        self._tokenizer, self._rng = tokenizer, rng
+
+    def example(self, row: int) -> dict[str, list[int]]:
+        """Return `input_ids` and `labels`, -100 in the prompt; each time with other habits.
+
+        Raises:
+            ValueError: more than `MAX_TOKENS`.
+        """
+        prompt, answer = self._prompts[row], imperfect(self._answers[row], self._rng)
+        answer_ids: list[int] = self._tokenizer(answer + TURN_END)["input_ids"]
+        length = len(prompt) + len(answer_ids)
+        if length > MAX_TOKENS:
             raise ValueError(
-                f"warm start, data: got a prompt plus answer of {longest} tokens; expected at most "
-                f'{MAX_TOKENS}, such as rows of data_prep.tool_rl_synthetic in size "tiny"'
+                f"warm start, data, row {row}: got a prompt plus answer of {length} tokens; "
+                f"expected at most {MAX_TOKENS}, as in the rows of: verl-gdpo data tool_rl "
+                "--synthetic --size tiny"
             )
-        starts = range(0, len(examples), batch_size)
-        yield from (examples[k : k + batch_size] for k in rng.sample(starts, len(starts)))
+        return {"input_ids": prompt + answer_ids, "labels": [-100] * len(prompt) + answer_ids}
+
+    def batches(self, batch_size: int) -> Iterator[list[dict[str, list[int]]]]:
+        """Endless batches, each of examples of about one length, in random order.
+
+        transformers' LengthGroupedSampler goes from long to short again and again; trained like
+        that for 1,000 steps, the policy does not learn to copy.
+        """
+        rows = range(len(self._prompts))
+        order: list[int] = []
+        while True:
+            while len(order) < batch_size * POOL_BATCHES:
+                order += self._rng.sample(rows, len(rows))
+            pool, order = order[: batch_size * POOL_BATCHES], order[batch_size * POOL_BATCHES :]
+            examples = sorted(map(self.example, pool), key=lambda shown: len(shown["input_ids"]))
+            for k in self._rng.sample(range(POOL_BATCHES), POOL_BATCHES):
+                yield examples[k * batch_size : (k + 1) * batch_size]

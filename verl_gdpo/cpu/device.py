@@ -5,12 +5,12 @@ Relies on verl 0.9: verl.plugin.platform.PlatformBase (subclassed). Registered u
 this module must not register it.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import psutil
 import torch
 from verl.plugin.platform import PlatformBase
 
@@ -25,37 +25,22 @@ def _no_bytes(*args: Any, **kwargs: Any) -> int:
 
 def host_memory_bytes(*args: Any) -> tuple[int, int]:
     """Free and total bytes of host memory, in the order of torch.cuda.mem_get_info."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
 
 
 class CpuDeviceModule(ModuleType):
     """torch.cpu plus the torch.cuda calls that verl makes on `get_torch_device()`."""
 
-    empty_cache = ipc_collect = synchronize = set_device = staticmethod(_nothing)
-    reset_peak_memory_stats = set_per_process_memory_fraction = staticmethod(_nothing)
+    empty_cache = ipc_collect = set_per_process_memory_fraction = staticmethod(_nothing)
     # These count accelerator memory, of which there is none.
     memory_allocated = memory_reserved = staticmethod(_no_bytes)
     max_memory_allocated = max_memory_reserved = staticmethod(_no_bytes)
     mem_get_info = staticmethod(host_memory_bytes)
 
     @staticmethod
-    def is_available() -> bool:
-        return True
-
-    @staticmethod
-    def device_count() -> int:
-        return 1
-
-    @staticmethod
     def get_device_name(*args: Any) -> str:
         return "cpu"
-
-    @staticmethod
-    def manual_seed(seed: int) -> None:
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
 
     @staticmethod
     def get_rng_state(*args: Any) -> torch.Tensor:
@@ -66,7 +51,7 @@ class CpuDeviceModule(ModuleType):
         torch.set_rng_state(state)
 
     def __getattr__(self, name: str) -> Any:
-        """Fall back on torch.cpu (Stream, stream, current_stream, ...)."""
+        """Fall back on torch.cpu (synchronize, set_device, stream, ...)."""
         try:
             return getattr(torch.cpu, name)
         except AttributeError:

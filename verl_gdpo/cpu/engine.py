@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from verl_gdpo.cpu.batcher import Batcher
-from verl_gdpo.cpu.sampler import Completion, Request, Sampler
-from verl_gdpo.cpu.sampling_params import parse_sampling_params
+from verl_gdpo.cpu.sampler import Completion, Request, sample
+from verl_gdpo.cpu.sampling_params import parse_max_tokens, parse_sampling_params
 
 
 class Engine:
@@ -42,7 +43,7 @@ class Engine:
         prompt_length: int,
         response_length: int,
         max_model_len: int,
-        max_batch: int = 64,
+        max_batch: int,
         seed: int = 0,
         ignore_eos: bool = False,
     ) -> None:
@@ -56,7 +57,7 @@ class Engine:
         self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self._syncs = 0
         self._seen: Counter[tuple[int, ...]] = Counter()
-        self._sampler = Sampler(self.model, pad_id)
+        self._pad_id = pad_id
         self._batcher = Batcher(self._run, max_batch=max_batch)
 
     async def load_weights(
@@ -65,8 +66,8 @@ class Engine:
         """Replace all weights, between batches.
 
         Raises:
-            ValueError: a parameter is missing, unknown or of another shape; the engine then
-                refuses to generate until a complete set of weights has arrived.
+            ValueError, RuntimeError: a parameter is missing, unknown or of another shape; the
+                engine then refuses to generate until a complete set of weights has arrived.
         """
         async with self._batcher.idle:
             synced, self._syncs = self._syncs, 0
@@ -93,25 +94,31 @@ class Engine:
         prompt = tuple(int(token) for token in prompt_ids)
         self._check_prompt(prompt)
         params = parse_sampling_params(
+            sampling_params, eos_ids=self._eos_ids, ignore_eos=self._ignore_eos
+        )
+        max_tokens = parse_max_tokens(
             sampling_params,
-            default_max_tokens=min(
+            default=min(
                 self._response_length, self._prompt_length + self._response_length - len(prompt)
             ),
-            max_possible_tokens=self._max_model_len - len(prompt),
-            eos_ids=self._eos_ids,
-            ignore_eos=self._ignore_eos,
+            room=self._max_model_len - len(prompt),
         )
-        if params.seed is not None:
-            entropy: tuple[int, ...] = (params.seed,)
+        seed = self._seed_of(prompt, sampling_params.get("seed"))
+        return await self._batcher.submit(Request(prompt, params, max_tokens, seed))
+
+    def _seed_of(self, prompt: tuple[int, ...], given: int | None) -> int:
+        """The request's own seed, or one made of the server's, step, prompt and its repetition."""
+        if given is not None:
+            entropy: tuple[int, ...] = (given,)
         else:
             step = self._syncs if self.global_steps is None else self.global_steps
             entropy = (self._seed, step, self._seen[prompt], *prompt)
             self._seen[prompt] += 1
-        return await self._batcher.submit(Request(prompt, params, entropy))
+        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
-    async def abort(self, *, reject: bool = False) -> int:
+    async def abort(self) -> int:
         """Stop all running responses and start none until `resume`; returns how many it stopped."""
-        return await self._batcher.abort(reject=reject)
+        return await self._batcher.abort()
 
     def resume(self) -> None:
         """Generate again after `abort`."""
@@ -125,7 +132,14 @@ class Engine:
     def _run(
         self, requests: Sequence[Request], should_abort: Callable[[], bool]
     ) -> list[Completion | Exception]:
-        outcomes = self._sampler.generate(requests, should_abort)
+        """Sample those with equal options together."""
+        outcomes: list[Completion | Exception] = [Completion() for _ in requests]
+        for params in {request.params for request in requests}:
+            places = [k for k, request in enumerate(requests) if request.params == params]
+            alike = [requests[k] for k in places]
+            sampled = sample(self.model, alike, self._pad_id, should_abort)
+            for k, outcome in zip(places, sampled, strict=True):
+                outcomes[k] = outcome
         for outcome in outcomes:
             if isinstance(outcome, Completion):
                 outcome.global_steps = self.global_steps
@@ -147,27 +161,20 @@ class Engine:
             )
 
 
-@torch.no_grad()
 def load_full_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Copy `state` into the parameters of `model`, or raise ValueError and change nothing.
+    """Copy `state` into `model`; a tied parameter has to be given under one of its names only.
 
-    Tied parameters need to be given under one of their names only. Buffers are not weights and
-    may be left out.
+    Raises:
+        ValueError: a parameter is missing or unknown.
+        RuntimeError: a parameter has another shape.
     """
     own = dict(model.named_parameters(remove_duplicate=False))
-    buffers = dict(model.named_buffers(remove_duplicate=False))
-    covered = {id(own[name]) for name in state if name in own}
-    problems = {
-        "missing": sorted(name for name, param in own.items() if id(param) not in covered),
-        "unexpected": sorted(name for name in state if name not in own and name not in buffers),
-        "other shape": sorted(
-            f"{name} {tuple(tensor.shape)} instead of {tuple(own[name].shape)}"
-            for name, tensor in state.items()
-            if name in own and tensor.shape != own[name].shape
-        ),
-    }
-    if any(problems.values()):
-        details = "; ".join(f"{k}: {len(v)}, e.g. {v[:3]}" for k, v in problems.items() if v)
-        raise ValueError(f"the weights do not fit {type(model).__name__}: {details}")
-    for name, tensor in state.items():
-        (own if name in own else buffers)[name].copy_(tensor)
+    given = {id(own[name]) for name in state if name in own}
+    result = model.load_state_dict(state, strict=False)
+    missing = [name for name in result.missing_keys if name in own and id(own[name]) not in given]
+    if missing or result.unexpected_keys:
+        raise ValueError(
+            f"the weights do not fit {type(model).__name__}: missing {len(missing)}, e.g. "
+            f"{missing[:3]}; unknown {len(result.unexpected_keys)}, e.g. "
+            f"{result.unexpected_keys[:3]}"
+        )

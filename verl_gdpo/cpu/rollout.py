@@ -1,14 +1,14 @@
 """verl's rollout "hf": a Ray actor that generates with `Engine`, and what verl needs around it.
 
 Relies on verl 0.9: verl.workers.rollout.replica (RolloutReplica, RolloutMode, TokenOutput),
-verl.workers.rollout.base.BaseRollout, and on how verl.workers.rollout.llm_server and
-verl.checkpoint_engine call a server. Only the hybrid mode exists: trainer and rollout on the same
-machine, full weights sent through Ray after each update. Methods that verl calls by name accept
-further keywords, because their signatures grow between versions of verl.
+verl.workers.rollout.base.BaseRollout, verl.workers.rollout.utils.ensure_async_iterator, and on how
+verl.workers.rollout.llm_server and verl.checkpoint_engine call a server. Only the hybrid mode
+exists: trainer and rollout on the same machine, full weights sent through Ray after each update.
+Methods that verl calls by name accept further keywords, because their signatures grow between
+versions of verl.
 """
 
 import os
-from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import ray
@@ -18,6 +18,7 @@ from verl.utils.tokenizer import normalize_token_ids
 from verl.workers.config import HFModelConfig
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutMode, RolloutReplica, TokenOutput
+from verl.workers.rollout.utils import ensure_async_iterator
 
 from verl_gdpo.cpu.engine import Engine
 
@@ -120,12 +121,12 @@ class HFServer:
             extra_fields={"global_steps": steps},
         )
 
-    async def abort_all_requests(
-        self, reject_request: bool = False, **extra: Any
-    ) -> dict[str, Any]:
-        """Hand unfinished responses back and hold new requests until `resume_generation`."""
-        count = await self._engine.abort(reject=reject_request)
-        return {"aborted_count": count, "request_ids": []}
+    async def abort_all_requests(self, **extra: Any) -> dict[str, Any]:
+        """Hand unfinished responses back and hold new requests until `resume_generation`.
+
+        `reject_request` comes from the trainer separate_async alone, which needs another replica.
+        """
+        return {"aborted_count": await self._engine.abort(), "request_ids": []}
 
     async def resume_generation(self, **extra: Any) -> None:
         self._engine.resume()
@@ -204,23 +205,12 @@ class HFServerAdapter(BaseRollout):  # type: ignore[misc, unused-ignore]
                 f"peft_config={peft_config!r}. For LoRA set actor_rollout_ref.model.lora.merge=true"
             )
         state = {}
-        async for name, tensor in _aiter(weights):
+        async for name, tensor in ensure_async_iterator(weights):
             # A copy: the trainer may reuse or free the tensor once the iterator moves on.
             state[name] = tensor.detach().to("cpu", torch.float32, copy=True)
         if self._server is None:  # verl creates the server after this adapter
             self._server = ray.get_actor(server_name(self.replica_rank))
         await self._server.load_weights.remote(state, global_steps)
-
-
-async def _aiter(
-    weights: Iterable[tuple[str, torch.Tensor]] | AsyncIterator[tuple[str, torch.Tensor]],
-) -> AsyncIterator[tuple[str, torch.Tensor]]:
-    if isinstance(weights, AsyncIterator):
-        async for pair in weights:
-            yield pair
-    else:
-        for pair in weights:
-            yield pair
 
 
 def _ids(value: int | list[int] | None) -> set[int]:

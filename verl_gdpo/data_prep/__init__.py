@@ -1,12 +1,16 @@
-"""Data preparation: makes the parquet files that verl trains on. `tools/data.py` is its command.
+"""Makes the parquet files that verl trains on. The command is in `tools/data.py`.
 
-One file per task says where its rows come from; `schema.py` says what a row is.
+`schema.py` says what a row is. A task with its own source of rows has a file here.
 """
 
 
 class DataError(Exception):
-    """Something the user can put right. The message names what, where, got and expected."""
+    """An error that the user can correct. The message names what, where, got and expected."""
 
 
 class UsageError(DataError):
-    """Options that do not go together."""
+    """The user combined options that exclude each other."""
+
+
+class LeftOut(Exception):
+    """A row is left out, and this is no mistake. The message says why, for the report."""

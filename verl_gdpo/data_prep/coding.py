@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_gdpo.data_prep import DataError, UsageError, local_files
+from verl_gdpo.data_prep import DataError, LeftOut, UsageError, local_files
 from verl_gdpo.data_prep.coding_synthetic import make_rows
 from verl_gdpo.data_prep.coding_tests import problem_of
 from verl_gdpo.data_prep.local_files import make_row, numbered, read_rows, split_rows
@@ -95,7 +95,7 @@ def _rows_of(path: Path, split: str) -> list[Row]:
     return rows
 
 
-def _row_of(item: Any, where: str, left_out: Counter[str]) -> Row | None:
+def _row_of(item: Any, where: str, left_out: Counter[str]) -> Row:
     if not isinstance(item, dict):
         raise DataError(f"{where}, the whole row: got {repr(item)[:80]}; expected an object")
     for key in (*KEYS, *item):
@@ -111,7 +111,7 @@ def _row_of(item: Any, where: str, left_out: Counter[str]) -> Row | None:
             raise DataError(f"{where}, field {key}: got {repr(text)[:80]}; expected a str")
     problem = _problem(item["tests"], f"{where}, field tests", left_out)
     if problem is None:
-        return None
+        raise LeftOut("no test that can be used")
     text = Problem(problem.function, problem.tests, solution).text()
     return make_row(TASK, item["problem"], text, TASK.system_prompt)
 

@@ -1,4 +1,4 @@
-"""Download one file whose content is pinned by its git blob id."""
+"""Downloads a file and checks its git blob id."""
 
 import hashlib
 import sys
@@ -18,7 +18,7 @@ CHUNK_BYTES = 1 << 16
 
 
 def git_blob_id(path: Path) -> str:
-    """Return what `git hash-object PATH` prints."""
+    """Return the id that `git hash-object PATH` prints."""
     digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -29,17 +29,17 @@ def git_blob_id(path: Path) -> str:
 def fetch(
     url: str, path: Path, *, blob_id: str, max_bytes: int = 64 << 20, timeout_s: float = 30.0
 ) -> None:
-    """Put the file at `url` at `path`, unless the right one is there already.
+    """Download `url` to `path`, unless `path` already has the right content.
 
     Args:
-        url: of scheme https, http or file.
-        path: replaced only by a complete download with the right id; its folder is made.
-        blob_id: the id that `git hash-object` must give the file.
-        max_bytes: refuse a file above this size.
-        timeout_s: give up when nothing arrives for so many seconds.
+        url: the scheme is https, http or file.
+        path: only a complete download with the right id replaces it. Its folder is made.
+        blob_id: the file's id, as printed by `git hash-object`.
+        max_bytes: a larger file is refused.
+        timeout_s: the download fails if nothing arrives for this many seconds.
 
     Raises:
-        DataError: the file cannot be had, is cut short or too large, or has another id.
+        DataError: the download fails, is incomplete or too large, or has another id.
         OSError: `path` cannot be written.
     """
     if path.is_file() and git_blob_id(path) == blob_id:
@@ -54,12 +54,12 @@ def fetch(
         if got != blob_id:
             raise DataError(
                 f"{url}: got git blob id {got} ({temporary.stat().st_size:,} bytes); expected "
-                f"{blob_id}: not the pinned file, or damaged on the way"
+                f"{blob_id}: it is another file, or the download damaged it"
             )
 
 
 def _chunks(url: str, max_bytes: int, timeout_s: float) -> Iterator[bytes]:
-    """Yield the bytes at `url`; raise DataError unless all of them came."""
+    """Yield the bytes at `url`; raise DataError if not all of them arrive."""
     scheme = urlsplit(url).scheme
     if scheme not in SCHEMES:
         raise DataError(f"{url}: got scheme {scheme!r}; expected one of {SCHEMES}")

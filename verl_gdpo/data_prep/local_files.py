@@ -1,26 +1,28 @@
-"""The rows of any task from files on this machine, and how rows are numbered and split.
+"""The rows of any task, from files on this machine.
 
-A file is *.parquet in verl's schema, or *.json (a list) or *.jsonl (a line each) of objects
-{"question": ..., "answer": ...}: the user's message and the ground truth. A task with objects of
-another form, or with a source of its own, has a file of its name in this folder.
+A file is either *.parquet in verl's schema, or *.json (a list) or *.jsonl (one object per line)
+with objects {"question": ..., "answer": ...}. The question is the user's message, the answer is the
+ground truth. If a task's objects have another form, or its rows come from another source, a file
+with the task's name in this folder replaces this one.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from verl_gdpo.data_prep import DataError
+from verl_gdpo.data_prep import DataError, LeftOut
 from verl_gdpo.data_prep.schema import Row, Splits, check_rows, read_parquet
 from verl_gdpo.rewards.task import Task
 
-SPLIT_SEED, TEST_SHARE = 31415, 0.02  # ToolRL's
-KEYS = ("question", "answer")
-# an object of a file, and what a message calls it; None: it is left out
-RowOf = Callable[[Any, str], Row | None]
+SPLIT_SEED, TEST_SHARE = 31415, 0.02  # as in ToolRL
+ITEM_KEYS = ("question", "answer")
+SHOWN = 20  # numbers of rows that are left out
+RowOf = Callable[[Any, str], Row]  # (object of a file, its name in messages) -> row
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -40,7 +42,7 @@ def load(args: argparse.Namespace, task: Task) -> Splits:
     """Return the checked rows of both files.
 
     Raises:
-        DataError: a file is not readable, or holds a row that is refused.
+        DataError: a file is not readable, or a row is refused.
         OSError: a file cannot be opened.
     """
     return load_files(args.source, args.test, task, _question_rows(task))
@@ -49,7 +51,7 @@ def load(args: argparse.Namespace, task: Task) -> Splits:
 def load_files(
     source: Path, test: Path | None, task: Task, row_of: RowOf, dropped: Sequence[str] = ()
 ) -> Splits:
-    """Return the rows of two files or, if `test` is None, of one that is split."""
+    """Return the rows of two files, or split the rows of one file if `test` is None."""
     rows = read_rows(source, "train", task, row_of, dropped)
     if test is None:
         return split_rows(rows, str(source))
@@ -59,23 +61,23 @@ def load_files(
 def read_rows(
     path: Path, split: str, task: Task, row_of: RowOf, dropped: Sequence[str] = ()
 ) -> list[Row]:
-    """Return a file's rows, checked and numbered.
+    """Return a file's rows, checked, with a new index and split in `extra_info`.
 
     Args:
-        path: index and split in `extra_info` are set anew.
         split: "train" or "test", for `extra_info`.
-        row_of: makes a row of an object in *.json or *.jsonl.
-        dropped: keys of `extra_info` that are left out.
+        row_of: function that makes a row from an object in *.json or *.jsonl. It raises LeftOut for
+            an object that is of no use.
+        dropped: keys of `extra_info` to leave out.
 
     Raises:
-        DataError: names the file and, for a bad row, the row (from 0) and its field.
-        OSError: it cannot be read.
+        DataError: the file is not readable, or a row is bad. The message names the file, and for a
+            bad row its number (from 0) and the field.
+        OSError: the file cannot be opened.
     """
     if path.suffix == ".parquet":
         rows = read_parquet(path)
     elif path.suffix in (".json", ".jsonl"):
-        made = [row_of(item, f"{path}, row {i}") for i, item in enumerate(_read_json(path))]
-        rows = [row for row in made if row is not None]
+        rows = _rows_of(_read_json(path), path, row_of)
     else:
         raise DataError(
             f"{path}: got suffix {path.suffix!r}; expected '.json', '.jsonl' or '.parquet'"
@@ -91,17 +93,37 @@ def read_rows(
     return rows
 
 
+def _rows_of(items: Sequence[Any], path: Path, row_of: RowOf) -> list[Row]:
+    rows: list[Row] = []
+    left_out: dict[str, list[int]] = {}
+    for number, item in enumerate(items):
+        try:
+            rows.append(row_of(item, f"{path}, row {number}"))
+        except LeftOut as why:
+            left_out.setdefault(str(why), []).append(number)
+    for reason, numbers in left_out.items():
+        shown = ", ".join(map(str, numbers[:SHOWN])) + (", ..." if len(numbers) > SHOWN else "")
+        print(
+            f"{path}: left out {len(numbers):,} of {len(items):,} rows ({reason}): row {shown}",
+            file=sys.stderr,
+        )
+    return rows
+
+
 def strings_of(item: Any, keys: Sequence[str], where: str) -> dict[str, str]:
-    """`item`, checked to be an object with exactly these keys, all of them texts.
+    """Return `item` after checking that it is an object with exactly these keys and str values.
+
+    Args:
+        where: name of the item in the message.
 
     Raises:
-        DataError: it is not; `where` is what the message calls it.
+        DataError: the item is something else.
     """
     if not isinstance(item, dict):
         raise DataError(f"{where}, the whole row: got {repr(item)[:80]}; expected an object")
     for key in (*keys, *item):
         if key not in keys:
-            # not passed over: a "history", say, would be part of the prompt
+            # an unknown key is an error, because it could be meant for the prompt ("history")
             raise DataError(f"{where}, field {key}: unknown; expected only {tuple(keys)}")
         if not isinstance(item.get(key), str):
             got = repr(item[key])[:80] if key in item else "nothing"
@@ -112,7 +134,7 @@ def strings_of(item: Any, keys: Sequence[str], where: str) -> dict[str, str]:
 def make_row(
     task: Task, question: str, ground_truth: str, system: str | None = None, ability: str = ""
 ) -> Row:
-    """A row without number; `system` is the system message, if any."""
+    """Return a row without index and split; `system` is the system message, if any."""
     messages = [{"role": "system", "content": system}] if system is not None else []
     return {
         "data_source": task.data_sources[0],
@@ -124,12 +146,12 @@ def make_row(
 
 
 def numbered(rows: Sequence[Row], split: str, dropped: Sequence[str] = ()) -> list[Row]:
-    """The rows with their place and split in `extra_info`, and without its `dropped` keys."""
+    """Return the rows with index and split in `extra_info`, and without its `dropped` keys."""
 
     def placed(row: Row, index: int) -> Row:
         extra = row.get("extra_info") or {}
         if not isinstance(extra, Mapping):
-            return row  # for check_rows to refuse
+            return row  # check_rows refuses it
         kept = {key: value for key, value in extra.items() if key not in dropped}
         return {**row, "extra_info": {**kept, "index": index, "split": split}}
 
@@ -137,16 +159,19 @@ def numbered(rows: Sequence[Row], split: str, dropped: Sequence[str] = ()) -> li
 
 
 def split_rows(rows: Sequence[Row], where: str) -> Splits:
-    """Split as ToolRL did: shuffled by numpy's legacy generator, the last 2 % are the test rows.
+    """Split rows as ToolRL did: shuffle with numpy's legacy generator, the last 2 % are for test.
+
+    Args:
+        where: name of the rows in the message.
 
     Raises:
-        DataError: too few rows to hold out one; `where` is what the message calls them.
+        DataError: there are too few rows for one test row.
     """
     test_count = int(TEST_SHARE * len(rows))
     if test_count == 0:
         raise DataError(
-            f"{where}: got {len(rows)} rows, of which int({TEST_SHARE} * {len(rows)}) = 0 would be "
-            "test rows; expected at least 50, or the test rows in a file of their own: --test FILE"
+            f"{where}: got {len(rows)} rows, which gives int({TEST_SHARE} * {len(rows)}) = 0 test "
+            "rows; expected at least 50 rows, or another file with the test rows: --test FILE"
         )
     order = np.arange(len(rows))
     np.random.RandomState(SPLIT_SEED).shuffle(order)
@@ -159,7 +184,7 @@ def split_rows(rows: Sequence[Row], where: str) -> Splits:
 
 def _question_rows(task: Task) -> RowOf:
     def row_of(item: Any, where: str) -> Row:
-        fields = strings_of(item, KEYS, where)
+        fields = strings_of(item, ITEM_KEYS, where)
         return make_row(task, fields["question"], fields["answer"], task.system_prompt)
 
     return row_of
@@ -168,7 +193,7 @@ def _question_rows(task: Task) -> RowOf:
 def _read_json(path: Path) -> list[Any]:
     try:
         text = path.read_bytes()
-        if path.suffix == ".jsonl":  # as a list, in which an error's line is the file's
+        if path.suffix == ".jsonl":  # made one list; the line numbers in errors stay right
             text = b"[" + b"\n,".join(text.strip().split(b"\n")) + b"]"
         items = json.loads(text)
     except (ValueError, RecursionError) as error:

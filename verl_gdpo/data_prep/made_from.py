@@ -1,6 +1,7 @@
-"""Whether files are there that the same arguments and the same code have made.
+"""Finds out whether files exist that the same arguments and the same code have made.
 
-Each parquet file says what it was made from; another tool that writes the file again drops that.
+Each parquet file holds a hash of what it was made from. Another tool that rewrites the file drops
+the hash.
 """
 
 import hashlib
@@ -13,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_gdpo import rewards
-from verl_gdpo.data_prep import DataError, local_files, schema
+from verl_gdpo.data_prep import DataError, local_files, schema, sources
 from verl_gdpo.data_prep.download import git_blob_id
 
 
 def made_from(task: str, options: Mapping[str, Any]) -> str:
-    """Hash the code and the options that decide about rows; files among these by their content."""
+    """Return a hash of the code and the options that determine rows; files count by content."""
     digest = hashlib.sha256()
     for path in _code(task):
         digest.update(path.read_bytes())
@@ -31,17 +32,18 @@ def made_from(task: str, options: Mapping[str, Any]) -> str:
 
 
 def _code(task: str) -> list[Path]:
-    """The files of a task begin with its name, here as among the rewards."""
+    """Return the code files of a task: their names begin with its name, here and in rewards/."""
     folders = [Path(str(module.__file__)).parent for module in (schema, rewards)]
     of_task = [path for folder in folders for path in sorted(folder.glob(f"{task}*.py"))]
-    return [Path(str(schema.__file__)), Path(str(local_files.__file__)), *of_task]
+    of_all = [Path(str(module.__file__)) for module in (schema, local_files, sources)]
+    return [*of_all, *of_task]
 
 
 def is_there(paths: Sequence[Path], wanted: str) -> bool:
-    """Whether all files are there and made from `wanted`.
+    """Return whether all files exist and were made from `wanted`.
 
     Raises:
-        DataError: a file is there that data_prep did not write, and that must not be lost.
+        DataError: data_prep did not write one of the files, so it must not be replaced.
     """
     found = [_made_from(path) for path in paths if path.exists()]
     return found == [wanted] * len(paths)

@@ -1,4 +1,4 @@
-"""Progress of long work, on stderr, so that stdout holds the report alone."""
+"""Prints the progress of long work on stderr, because stdout is for the report."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ SECONDS_BETWEEN_LINES = 2.0
 
 
 class Progress:
-    """A line every few seconds; none for work that is done before the first is due."""
+    """Prints a line every few seconds, and nothing for short work."""
 
     def __init__(self, what: str, total: int | None, unit: str) -> None:
         self.what, self.unit = what, unit
@@ -15,7 +15,7 @@ class Progress:
         self.next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def at(self, done: int) -> None:
-        """Tell how much is done; call it as often as is convenient."""
+        """Report how much is done. It may be called as often as you like."""
         now = time.monotonic()
         if now >= self.next_line_at:
             self.next_line_at = now + SECONDS_BETWEEN_LINES

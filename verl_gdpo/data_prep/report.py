@@ -1,4 +1,4 @@
-"""What is in the files: numbers to look at before training. Pure functions of checked rows."""
+"""Computes numbers about checked rows, to look at before training."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ CountTokens = Callable[[list[dict[str, str]]], int]
 
 @dataclass(frozen=True)
 class Spread:
-    """Four of the values: lowest, median (the lower one), 95th percentile (by rank), highest."""
+    """The lowest value, the lower median, the 95th percentile (nearest rank), the highest value."""
 
     low: int
     median: int
@@ -28,12 +28,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class FileReport:
-    """One file in numbers.
+    """The numbers of one file.
 
-    labels: {label of the task: rows that have it}.
-    prompt_chars: characters of all messages of a prompt, without the chat template's.
-    prompt_tokens: with the chat template's, as verl counts them; None without a tokenizer.
-    duplicates: rows whose prompt and ground truth an earlier row of the file has.
+    labels: {label of the task: number of rows that have it}.
+    prompt_chars: characters in all messages of a prompt, without the chat template.
+    prompt_tokens: tokens of a prompt with the chat template, as verl counts them. None without a
+        tokenizer.
+    duplicates: number of rows with the same prompt and ground truth as an earlier row of the file.
     """
 
     rows: int
@@ -46,7 +47,7 @@ class FileReport:
 def summarise(
     rows: Sequence[Row], task: Task, count_tokens: CountTokens | None = None
 ) -> FileReport:
-    """Return the numbers of a file's rows, of which there is at least one."""
+    """Return the numbers of a file with at least one row."""
     ground_truths = [row["reward_model"]["ground_truth"] for row in rows]
     prompts = [row["prompt"] for row in rows]
     return FileReport(
@@ -59,20 +60,22 @@ def summarise(
 
 
 def overlap(splits: Splits) -> int:
-    """Return how many test rows have the prompt and the ground truth of a training row."""
+    """Return how many test rows have the same prompt and ground truth as a training row."""
     train = {_identity(row) for row in splits["train"]}
     return sum(_identity(row) in train for row in splits["test"])
 
 
 def token_counter(folder: Path) -> CountTokens:
-    """Return a function giving a prompt's tokens, chat template included, as verl counts them.
+    """Return a function that counts a prompt's tokens as verl does, with the chat template.
+
+    The returned function raises DataError if the chat template refuses the prompt.
 
     Args:
-        folder: a tokenizer as transformers saves it; nothing is downloaded.
+        folder: folder of a tokenizer that transformers saved. Nothing is downloaded.
 
     Raises:
-        DataError: no such folder, or transformers cannot load it, or it has no chat template; from
-            the function, that template refuses the prompt.
+        DataError: the folder does not exist, transformers cannot load it, or it has no chat
+            template.
     """
     if not folder.is_dir():
         raise DataError(f"tokenizer {folder}: got no folder there; expected a saved tokenizer")
@@ -81,7 +84,7 @@ def token_counter(folder: Path) -> CountTokens:
 
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         tokenizer.get_chat_template()
-    except Exception as error:  # the tokenizers library raises plain Exception for a damaged file
+    except Exception as error:  # a damaged file makes the tokenizers library raise plain Exception
         raise DataError(f"tokenizer {folder}: got no usable one: {error}") from error
 
     def count(prompt: list[dict[str, str]]) -> int:
@@ -89,7 +92,7 @@ def token_counter(folder: Path) -> CountTokens:
             tokens = tokenizer.apply_chat_template(
                 prompt, add_generation_prompt=True, tokenize=True, return_dict=False
             )
-        except Exception as error:  # a template is a program, which raises what it likes
+        except Exception as error:  # a template is a program and may raise anything
             raise DataError(
                 f"tokenizer {folder}: its chat template refuses {repr(prompt)[:200]}: {error}"
             ) from error
@@ -99,7 +102,7 @@ def token_counter(folder: Path) -> CountTokens:
 
 
 def table(splits: dict[str, FileReport], shared_rows: int) -> str:
-    """Lay out one column a file; the last line is the overlap."""
+    """Return a table with one column per file; the last line is the overlap."""
     reports = list(splits.values())
     lines: list[tuple[str, list[Any]]] = [("rows", [r.rows for r in reports])]
     for label in sorted({label for r in reports for label in r.labels}):

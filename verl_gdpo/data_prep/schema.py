@@ -1,13 +1,13 @@
-"""What a parquet row holds, for every task: its columns, its rules, and how it is written.
+"""Checks, writes and reads parquet rows, which have the same columns for every task.
 
-    {"data_source": "rlla",              # picks the scorer, see verl_gdpo.rewards.TASK_OF
+    {"data_source": "rlla",              # selects the scorer, see verl_gdpo.rewards.TASK_OF
      "prompt": [{"role": "system", "content": "You are a helpful multi-turn ..."},
                 {"role": "user", "content": "**Dialogue Records History** ..."}],
-     "ability": "math",                  # verl's column; nothing reads it
+     "ability": "math",                  # a column of verl that nothing reads
      "reward_model": {"style": "rule", "ground_truth": "<think> ... </think> ..."},
-     "extra_info": {"index": 0, "split": "train"}}    # index: place in the file, from 0
+     "extra_info": {"index": 0, "split": "train"}}    # index: row number in the file, from 0
 
-Files of all tasks have the same columns, so that verl can train on several of them at once.
+The same columns allow verl to train on several tasks at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,18 +37,19 @@ SCHEMA = pa.schema(
 MADE_FROM = b"verl_gdpo.made_from"  # key in a file's metadata, see `verl_gdpo.data_prep.made_from`
 ROW_TYPE = pa.struct(list(SCHEMA))
 ROLES = ("system", "user", "assistant")
-ROWS_PER_GROUP = 8192  # rows turned into Arrow at once: bounds memory, below Arrow's 2 GB a column
+ROWS_PER_GROUP = 8192  # limits memory, and keeps each column below Arrow's limit of 2 GB
 
 
 def check_rows(rows: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Refuse rows that verl or the row's scorer would choke on.
+    """Refuse rows on which verl or a scorer would fail.
 
     Args:
-        rows: any values; nothing about them is taken for granted.
-        where: what the message calls the rows, such as the file's path.
+        rows: any values; they are checked completely.
+        where: name of the rows in the message, such as the file's path.
 
     Raises:
-        DataError: names `where`, the row (from 0), the field, what it got and what it expected.
+        DataError: a row is bad. The message names `where`, the row (from 0), the field, the value
+            and what was expected.
     """
     if not rows:
         raise DataError(f"{where}: got no rows; expected at least one")
@@ -64,7 +65,7 @@ def check_rows(rows: Sequence[Mapping[str, Any]], where: str) -> None:
 
 
 def _check_type(value: Any, expected: pa.DataType, field: str) -> None:
-    """Raise ValueError naming the field whose value the Arrow type cannot hold unchanged."""
+    """Raise ValueError if the Arrow type cannot hold a field's value unchanged."""
     if pa.types.is_struct(expected):
         _require(isinstance(value, Mapping), field, value, "an object")
         prefix = f"{field}." if field else ""
@@ -81,19 +82,19 @@ def _check_type(value: Any, expected: pa.DataType, field: str) -> None:
         for i, item in enumerate(value):
             _check_type(item, expected.value_type, f"{field}[{i}]")
     elif pa.types.is_int64(expected):
-        # bool is an int, and would come back from the file as one
+        # a bool is an int in Python, and would be read back from the file as an int
         is_index = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
         _require(is_index, field, value, "an int in [0, 2**63)")
     else:
         _require(isinstance(value, str), field, value, "a str")
         try:
-            value.encode()  # JSON can hold half a surrogate pair; parquet and tokenizers cannot
+            value.encode()  # parquet and tokenizers cannot hold half a surrogate pair; JSON can
         except UnicodeEncodeError:
             _require(False, field, value, "valid Unicode")
 
 
 def _check_prompt(prompt: list[dict[str, str]]) -> None:
-    """Raise ValueError for messages that chat templates refuse or that leave nothing to answer."""
+    """Raise ValueError for messages that chat templates refuse, or that are all blank."""
     _require(bool(prompt), "prompt", prompt, "at least one message")
     for i, message in enumerate(prompt):
         role = message["role"]
@@ -108,7 +109,7 @@ def _check_prompt(prompt: list[dict[str, str]]) -> None:
 
 
 def _check_ground_truth(data_source: str, ground_truth: str) -> None:
-    """Raise ValueError where no scorer takes the row, or its scorer refuses the ground truth."""
+    """Raise ValueError if no scorer takes the row, or if its scorer refuses the ground truth."""
     _require(data_source in TASK_OF, "data_source", data_source, f"one of {sorted(TASK_OF)}")
     field = "reward_model.ground_truth"
     _require(bool(ground_truth.strip()), field, ground_truth, "some text")
@@ -125,22 +126,22 @@ def _require(is_good: bool, field: str, value: Any, expected: str) -> None:
 
 
 def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write one file as `write_parquets` does."""
+    """Write one file; see `write_parquets`."""
     write_parquets({path: rows})
 
 
 def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]], made_from: str = "") -> None:
-    """Check all rows, then write all files or none; existing files are replaced.
+    """Check all rows, then write all files or none. Existing files are replaced.
 
-    The same rows give the same bytes under the same pyarrow, whose version each file holds.
+    The same rows and the same version of pyarrow give the same bytes.
 
     Args:
-        files: the rows of each.
-        made_from: kept in each file.
+        files: {path: rows}.
+        made_from: text that is stored in the metadata of each file.
 
     Raises:
-        DataError: a row is refused, see `check_rows`.
-        OSError: a file cannot be written; all files are as they were.
+        DataError: a row is refused; see `check_rows`.
+        OSError: a file cannot be written; all files stay as they were.
     """
     for path, rows in files.items():
         check_rows(rows, str(path))
@@ -156,11 +157,11 @@ def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]], made_from:
 
 
 def read_parquet(path: Path) -> list[Row]:
-    """Return a file's rows, unchecked but for being parquet.
+    """Return the rows of a parquet file without checking them.
 
     Raises:
-        DataError: not a parquet file, or a damaged one.
-        OSError: it cannot be opened.
+        DataError: the file is not a parquet file, or is damaged.
+        OSError: the file cannot be opened.
     """
     with path.open("rb") as file:
         try:

@@ -1,12 +1,13 @@
 """Synthetic tool-calling rows in ToolRL's format, made from a seed without any download.
 
-Two sizes. "full" is for an instruct model: several described tools with typed parameters per
-prompt, requests in English. "tiny" is for the CPU policy of `verl_gdpo.cpu.warm_start`: names,
-keys and values are made of a hundred short words in combinations, prompts and answers of at most
-some 70 tokens of its tokenizer. In both, the test split uses tools (names and sets of parameter
-names) and values that the train split never shows; true and false excepted.
+There are two sizes. "full" is for an instruct model: each prompt describes several tools with typed
+parameters, and the request is in English. "tiny" is for the CPU policy of
+`verl_gdpo.cpu.warm_start`: names, keys and values combine a hundred short words, and prompts and
+answers have at most about 70 tokens of that policy's tokenizer. In both sizes, the train split
+never shows the tools (names and sets of parameter names) and values of the test split, except for
+true and false.
 
-A tiny row, as the model reads it and should answer it:
+A tiny row, with the prompt and the right answer:
 
     Tools:
     sell_boat {"city": "string", "size": "integer"}
@@ -38,8 +39,8 @@ from verl_gdpo.rewards.tool_rl_format import compact_system_prompt, render_answe
 
 Size = Literal["tiny", "full"]
 DATA_SOURCE = TASK.data_sources[0]
-RESPONSE_SHARE = 0.1  # of the rows
-CALL_WEIGHTS = {1: 0.5, 2: 0.3, 3: 0.2}  # of the other rows
+RESPONSE_SHARE = 0.1  # share of rows that ask for a response without a call
+CALL_WEIGHTS = {1: 0.5, 2: 0.3, 3: 0.2}  # {number of calls: share of the other rows}
 COUNT_WORDS = {1: "one call", 2: "two calls", 3: "three calls"}
 
 VERBS = words("find book send make move open sell read sort lock wash mix")
@@ -50,28 +51,28 @@ HEADS = words("red blue dark old tall soft wild cold deep thin gold warm dry big
 TAILS = words("fox owl oak sun hill lake rock wolf star leaf moon crow reed pond wind bear")
 FIRST_DIGITS, LAST_DIGITS = "123456789", "0123456789"
 TINY_WORDS = (*VERBS, *NOUNS, *TEXT_KEYS, *INTEGER_KEYS, *HEADS, *TAILS)
-TEST_EVERY = 4  # of the combinations of two words, or of two digits
+TEST_EVERY = 4  # every fourth combination of two words or two digits is for the test split
 
 _Call = dict[str, Any]
-# system prompt, request, thought, calls, response text
+# (system prompt, request, thought, calls, response text)
 _Parts = tuple[str, str, str, list[_Call], str | None]
 
 
 def make_rows(count: int, *, split: Split, seed: int, size: Size = "full") -> list[dict[str, Any]]:
-    """Return rows in verl's schema, of data source "rlla".
+    """Return rows in verl's schema, with the data source "rlla".
 
-    The ground truth of each row scores format 1 and correctness 3, or 0 for the rows (about
-    a tenth) that want a response and no call. Row i depends on i, seed, split and size alone, so
-    that more rows continue fewer.
+    As a response, each ground truth scores format 1 and correctness 3. About a tenth of the rows
+    ask for a response without a call; their correctness is 0. Row i only depends on i, seed, split
+    and size, so a larger count adds rows and keeps the others.
 
     Args:
-        count: rows, at least 1.
-        split: "train" or "test"; also says which tools and values may occur.
-        seed: at least 0.
+        count: number of rows, at least 1.
+        split: "train" or "test". The splits have different tools and values.
+        seed: integer, at least 0.
         size: "full" or "tiny".
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: an argument is out of range.
     """
     for name, value, choices in (
         ("split", split, get_args(Split)),
@@ -86,7 +87,7 @@ def make_rows(count: int, *, split: Split, seed: int, size: Size = "full") -> li
 
 
 def _row(index: int, split: Split, seed: int, size: Size) -> dict[str, Any]:
-    # A string seeds Random through SHA-512: the same in every process, unlike hash().
+    # Random hashes a string seed with SHA-512, which is the same in every process, unlike hash().
     rng = Random(f"verl-gdpo synthetic {size} {split} {seed} {index}")
     calls = 0
     if rng.random() >= RESPONSE_SHARE:
@@ -208,7 +209,7 @@ def _tiny_value(kind: str, split: Split, rng: Random) -> Value:
 def _combination(
     lefts: Sequence[str], rights: Sequence[str], link: str, split: Split, rng: Random
 ) -> str:
-    """Two words; the places of both decide which split may use the pair."""
+    """Return two linked words; the places of both words decide which split may use the pair."""
     while True:
         left, right = rng.randrange(len(lefts)), rng.randrange(len(rights))
         if ((left + right) % TEST_EVERY == TEST_EVERY - 1) == (split == "test"):

@@ -1,13 +1,13 @@
-"""The tools and values that synthetic rows of full size are drawn from, split in train and test.
+"""The tools and values of synthetic rows of full size, for train and for test.
 
-A tool is written as its name and purpose, and below them the request that asks for it. Its
-parameters are the request's slots, in order:
+A tool is written as its name and its purpose. The line below is the request for it. The slots of
+the request are the tool's parameters, in order:
 
     {city:city}              key and kind of value; the kinds are below
-    {unit=celsius|kelvin}    a string out of these
-    {gift?with|without}      a boolean: the text that stands for true, the text for false
+    {unit=celsius|kelvin}    a string, one of these
+    {gift?with|without}      a boolean: the text for true, the text for false
 
-No tool, set of parameter names or value of one split occurs in the other; true and false do.
+The two splits share no tool, no set of parameter names and no value, except for true and false.
 """
 
 import re
@@ -61,7 +61,7 @@ def _listed(values: Sequence[str]) -> tuple[int, Callable[[int], Value]]:
     return len(values), lambda i: values[i]
 
 
-# kind: JSON type, number of values, i-th value
+# {kind: (JSON type, number of values, function that returns the i-th value)}
 KINDS: dict[str, tuple[str, int, Callable[[int], Value]]] = {
     "city": ("string", *_listed(CITIES)),
     "company": ("string", *_listed(COMPANIES)),
@@ -77,10 +77,10 @@ KINDS: dict[str, tuple[str, int, Callable[[int], Value]]] = {
     "date": ("string", 336, lambda i: f"2027-{i // 28 + 1:02d}-{i % 28 + 1:02d}"),
     "time": ("string", 144, lambda i: f"{i // 6:02d}:{i % 6}5"),
     "code": ("string", 9000, lambda i: f"{'KQRTVX'[i % 6]}{'BDFGHM'[i // 6 % 6]}-{1000 + i}"),
-    # integers are split by value, so that no two of these kinds share one across the splits
+    # integers are split by value, so that a value of one split never occurs in the other split
     "few": ("integer", 15, lambda i: i),
     "many": ("integer", 500, lambda i: i),
-    # never whole, so that no number equals an integer
+    # never whole numbers, so that no number equals an integer
     "amount": ("number", 4990, lambda i: round(10 + i // 5 + (i % 5 * 10 + 25) / 100, 2)),
 }
 
@@ -180,7 +180,7 @@ taxi_pickup: Order a taxi.
 
 
 def parse_tools(lines: str) -> list[tuple[dict[str, Any], str]]:
-    """Return each tool, as its signature, with its request."""
+    """Return the signature of each tool, with its request."""
     tools = []
     rows = iter(lines.strip().splitlines())
     for heading, request in zip(rows, rows, strict=True):
@@ -204,7 +204,7 @@ TOOLS: dict[Split, list[tuple[dict[str, Any], str]]] = {
 
 
 def draw_value(kind: str, split: Split, rng: Random) -> Value:
-    """Draw a value of the split."""
+    """Return a random value of the split."""
     _, size, value_of = KINDS[kind]
     block = rng.randrange(size // TEST_EVERY) * TEST_EVERY
     place = TEST_EVERY - 1 if split == "test" else rng.randrange(TEST_EVERY - 1)
@@ -214,7 +214,7 @@ def draw_value(kind: str, split: Split, rng: Random) -> Value:
 
 
 def fill_request(request: str, split: Split, rng: Random) -> tuple[str, dict[str, Value]]:
-    """Return the request with its slots filled, and the parameters that it asks for."""
+    """Return the request with filled slots, and the parameters that it asks for."""
     parameters: dict[str, Value] = {}
 
     def fill(slot: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""The tasks that verl-gdpo scores. A file in this folder with a `TASK` makes that task known.
+"""The tasks that verl-gdpo scores. To add a task, add a file with a `TASK` to this folder.
 
 A scorer is a pure function of a response and a ground truth; see `Task.score` in `task.py`.
 """
@@ -11,10 +11,10 @@ from typing import Any
 
 from verl_gdpo.rewards.task import Task
 
-# what verl's own scorers, of all other rows, mostly return
+# the usual reward of verl's own scorers, which score the rows of all other data sources
 VERL_REWARD_NAMES = ("acc",)
 
-# keywords of every scorer that are no options
+# keywords that the reward manager passes to every scorer; users cannot set them as options
 GIVEN_BY_MANAGER = ("response_tokens", "step")
 
 
@@ -24,7 +24,7 @@ def _find_tasks() -> dict[str, Task]:
     return {module.TASK.name: module.TASK for module in modules if hasattr(module, "TASK")}
 
 
-# by name
+# {name: task}
 TASKS: Mapping[str, Task] = _find_tasks()
 
 
@@ -41,12 +41,12 @@ def _by_data_source(tasks: Iterable[Task]) -> dict[str, Task]:
     return found
 
 
-# by the value of verl's column `data_source`
+# {value of verl's column `data_source`: task}
 TASK_OF: Mapping[str, Task] = _by_data_source(TASKS.values())
 
 
 def belongs_elsewhere(name: str, data_source: str) -> bool:
-    """Whether the rows of other data sources have the reward `name`, and these do not."""
+    """Return whether only rows of other data sources have the reward `name`."""
     here = _names_of(data_source)
     others = {name for source in TASK_OF for name in _names_of(source)} | {*VERL_REWARD_NAMES}
     return name in others - here
@@ -60,16 +60,16 @@ def _names_of(data_source: str) -> set[str]:
 def declared_bounds(
     sources: Iterable[str], options: Mapping[str, Any]
 ) -> dict[str, set[tuple[float, float]]]:
-    """{reward: its bounds (lowest, highest)}, also under verl's names.
+    """Return {reward: {(lowest, highest), ...}}, also under verl's names for the rewards.
+
+    A set with more than one pair means that the data sources disagree.
 
     Args:
-        sources: data sources; those that our scorers do not score declare nothing.
-        options: of the scorers, `reward.reward_kwargs`.
-
-    More than one pair of bounds says that the sources disagree.
+        sources: data sources. Sources without a scorer of ours declare no bounds.
+        options: options of the scorers, from `reward.reward_kwargs`.
 
     Raises:
-        ValueError: an option that a scorer does not accept.
+        ValueError: a scorer does not accept an option.
     """
     result: dict[str, set[tuple[float, float]]] = {}
     for source in {source for source in sources if source in TASK_OF}:
@@ -85,7 +85,7 @@ def declared_bounds(
 
 
 def _takes(scorer: Callable[..., Any], options: Mapping[str, Any]) -> bool:
-    """Whether the scorer can be called with the options; if not, no scorer of ours can."""
+    """Return whether the scorer can be called with the options."""
     try:
         inspect.signature(scorer).bind("", "", **options)
     except TypeError:
@@ -94,10 +94,13 @@ def _takes(scorer: Callable[..., Any], options: Mapping[str, Any]) -> bool:
 
 
 def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
-    """Check `reward.reward_kwargs` of a run whose rows have these data sources.
+    """Check `reward.reward_kwargs` of a run.
+
+    Args:
+        sources: the data sources of the run's rows.
 
     Raises:
-        ValueError: names an option that none of our scorers in use takes.
+        ValueError: none of our scorers for these sources takes an option.
     """
     taken = {source: _options_of(TASK_OF[source]) for source in sources if source in TASK_OF}
     for name in options:
@@ -111,7 +114,7 @@ def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
 
 
 def options_for(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without those that are meant for the scorer of another data source."""
+    """Return the options without those that only the scorers of other data sources take."""
     others = {name for task in TASK_OF.values() for name in _options_of(task)}
     others -= {*_options_of(TASK_OF[source])}
     return {name: value for name, value in options.items() if name not in others}
@@ -127,11 +130,12 @@ def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:
     """Find a bad ground truth before training.
 
     Args:
-        rows: with verl's `data_source` and `reward_model` columns; unknown sources are passed over.
-        where: what the message calls the rows, such as "data.train_files".
+        rows: rows with verl's columns `data_source` and `reward_model`. Rows of unknown sources are
+            skipped.
+        where: name of the rows in the message, such as "data.train_files".
 
     Raises:
-        ValueError: names the row and what is wrong with it.
+        ValueError: a ground truth is bad; the message names the row and the reason.
     """
     for number, row in enumerate(rows):
         task = TASK_OF.get(row["data_source"])

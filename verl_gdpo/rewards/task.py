@@ -1,4 +1,4 @@
-"""The record that makes a task known: to the reward manager, `check`, data preparation, reports."""
+"""The record that describes a task to the reward manager, `check`, data preparation and reports."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,21 +15,23 @@ def _no_labels(_ground_truth: str) -> Sequence[str]:
 class Task:
     """One task: its rows, its rewards and its answers.
 
-    name: as in `recipes/task/NAME.yaml` and `verl-gdpo data NAME`.
-    data_sources: values of verl's column `data_source`; data preparation writes the first.
+    name: the NAME in `recipes/task/NAME.yaml` and `verl-gdpo data NAME`.
+    data_sources: values of verl's column `data_source`; data preparation writes the first one.
     score: `score(response, ground_truth, *, response_tokens, step, **options)` returns
         {reward: value}. A bad response gets a low score, a bad ground truth raises ValueError. A
         value is None where the reward does not apply to the row.
-    bounds: `bounds(**options)` returns {reward: (lowest, highest)}, the values between which each
-        reward of `score` lies over a whole run with these options.
-    reward_names: every reward that `score` may return under some option.
-    good_response: `good_response(ground_truth)` returns a response with full marks. `check` scores
-        it and damaged copies of it.
-    system_prompt: says how to answer, for data preparation; None: each row brings its own.
-    verl_names: {name that verl's own scorer of these rows gives a reward: ours}.
-    labels: what a report of the data counts, given a ground truth, such as ["calls: 2"].
-    missing: what this machine cannot give to `score`, for `check` to say. Raises OSError where it
-        cannot score at all.
+    bounds: `bounds(**options)` returns {reward: (lowest, highest)}. The rewards of `score` stay
+        within these bounds during a whole run with these options.
+    reward_names: all rewards that `score` may return, under any options.
+    good_response: `good_response(ground_truth)` returns a response with the highest rewards.
+        `check` scores it and damaged copies of it.
+    system_prompt: the instructions that data preparation puts before each question. With None, each
+        row has its own.
+    verl_names: {name of a reward in verl's own scorer for these rows: our name}.
+    labels: `labels(ground_truth)` returns texts such as ["calls: 2"]; the report of the data counts
+        how many rows have each text.
+    missing: `missing()` returns what this machine cannot give to `score`, for `check` to say. It
+        raises OSError where the machine cannot score at all.
     """
 
     name: str
@@ -47,6 +49,6 @@ class Task:
         """Score an empty response, to find a bad ground truth before training.
 
         Raises:
-            TypeError, ValueError: what is wrong with it.
+            TypeError, ValueError: the ground truth is bad.
         """
-        self.score("", ground_truth)
+        self.score("", ground_truth, response_tokens=0)

@@ -43,7 +43,7 @@ TWO_STAGE_SWITCH_STEP = 30
 LENGTH_WORDS = 512
 LENGTH_WORDS_AT_START, LENGTH_WORDS_PER_STEP = 384, (640 - 384) / 105
 
-_decode = json.JSONDecoder().decode  # json.loads looks at its other arguments on every line
+_decode = json.JSONDecoder().decode  # faster than json.loads, which checks its options at each call
 
 _Call = dict[str, Any]
 _PairScores = list[dict[int, float]]  # per gold call: predicted index -> score of that pair
@@ -70,11 +70,11 @@ def score(
     {'format': 1.0, 'correctness': 1.0}
 
     Args:
-        response: decoded text without special tokens. No string raises.
-        ground_truth: text of the same form. The blocks it contains (tool call, response, both,
-            neither) are the ones demanded of the response.
-        response_tokens: part of every scorer's signature; unused, `length` counts words.
-        granularity: what correctness C compares; M is `max_correctness`, n the gold calls.
+        response: decoded text without special tokens. Every string gets a score.
+        ground_truth: text of the same form. The response must contain the same blocks (tool call,
+            response, both or neither).
+        response_tokens: not used, because `length` counts words; every scorer has this argument.
+        granularity: what correctness C compares. M is `max_correctness`, n counts the gold calls.
             "fine": C = 2 M s / D - M, s = J(names) + sum over matched pairs of [J(keys) + number of
             equal values], D = 1 + sum over gold calls of (1 + number of parameters); J is the
             multiset Jaccard index. "refined": the same, but J is 1 for lists equal in order or 0.
@@ -83,25 +83,28 @@ def score(
         matching: "greedy" gives each gold call, in order, the first best unused predicted call of
             the same name (the reference); "optimal" maximises the sum of pair scores (needs scipy).
         max_correctness: M > 0, correctness is in [-M, M]; 3 in both papers, 1 in ToolRL's ablation.
-        schedule: reward range over training, t = `step`. "constant": format 0 or 1, M as given.
-            "linear": format max(1, 2 - t/150) or min(-1, -2 + t/75), M moves from 2 at t = 0 to
-            `max_correctness` at t = 150 and stays. "two_stage": format 0 or 1 and M/3 while t < 30,
-            then format 0 or 0.5 and M. (ToolRL's released code; see the constants above.)
-        length: also return "length" = min(1, round(words in the last think block / target, 2)),
-            in [0, 1]; 0 if a think tag is missing. The target is 512 words.
-        length_schedule: "linear" moves that target: 384 + 256 t/105 words, without an upper end.
-        step: training step t >= 0; required by a schedule other than "constant", else ignored.
+        schedule: how the range of the rewards changes with t = `step`. "constant": format is 0 or
+            1, M is `max_correctness`. "linear": format is min(-1, -2 + t/75) or max(1, 2 - t/150),
+            and M moves from 2 at t = 0 to `max_correctness` at t = 150. "two_stage": format is 0 or
+            1 and correctness uses M/3 while t < 30; then format is 0 or 0.5 and correctness uses M.
+            Source: ToolRL's released code.
+        length: if True, also return "length" = min(1, round(words in the last think block / target,
+            2)), in [0, 1]. It is 0 if a think tag is missing. The target is 512 words.
+        length_schedule: "linear" changes the target to 384 + 256 t/105 words, without a limit.
+        step: training step t >= 0. It is only needed if a schedule is not "constant".
 
-    Degenerate cases: a ground truth without a tool call gives correctness 0. Equal call lists
-    give M whatever the granularity. Values compare with ==, so 1 == 1.0 == true, and "1" != 1.
-    -M for a response without both tool-call tags, a line of its first block that is not a JSON
-    object with a (scalar) name, or parameters that are not an object where they are compared: in
-    "fine" and "refined", those of every predicted call whose name some gold call has.
+    Degenerate cases:
+    - A ground truth without a tool call gives correctness 0.
+    - Equal lists of calls give M under every granularity.
+    - Values compare with ==, so 1 == 1.0 == true, but "1" != 1.
+    - Correctness is -M if a tool-call tag is missing, or if a line of the first block is not a JSON
+      object with a scalar name. With "fine" and "refined" it is also -M if the parameters of a
+      predicted call are not an object and a gold call has the same name.
 
     Raises:
-        TypeError: unknown option, or text that is not a str.
-        ValueError: malformed ground truth, or a bad option value.
-        ImportError: matching="optimal" without scipy.
+        TypeError: an option is unknown, or a text is not a str.
+        ValueError: the ground truth is malformed, or an option has a bad value.
+        ImportError: matching="optimal" is set, and scipy is missing.
 
     Sources: ToolRL, arXiv 2504.13958 (all options but `matching`); GDPO, arXiv 2601.05242.
     """
@@ -132,9 +135,9 @@ def bounds(
     length: bool = False,
     length_schedule: LengthSchedule = "constant",
 ) -> dict[str, tuple[float, float]]:
-    """The lowest and highest value of each reward over all steps, for these options of `score`."""
+    """Return {reward: (lowest, highest)} over all steps, for these options of `score`."""
     _check_options(granularity, matching, max_correctness, schedule, length_schedule, step=0)
-    # every range moves in one direction between these steps
+    # between these steps, every range changes in one direction only
     steps = (0, TWO_STAGE_SWITCH_STEP, LINEAR_SCHEDULE_STEPS)
     ranges = [_reward_ranges(schedule, step, max_correctness) for step in steps]
     lows, highs, correct = zip(*ranges, strict=True)
@@ -150,7 +153,7 @@ def _check_options(
     length_schedule: str,
     step: int | None,
 ) -> None:
-    """Raise ValueError naming the option, what it got and what it takes."""
+    """Raise ValueError if an option has a bad value."""
     values = (granularity, matching, schedule, length_schedule)
     for value, (name, choices) in zip(values, CHOICES, strict=True):
         if value not in choices:
@@ -166,10 +169,10 @@ def _check_options(
 
 
 def _reward_ranges(schedule: str, step: int, bound: float) -> tuple[float, float, float]:
-    """Return format's value when wrong, its value when right, and correctness's bound."""
+    """Return the value of a wrong format, the value of a right format, and correctness's bound."""
     if schedule == "linear":
         progress = min(step / LINEAR_SCHEDULE_STEPS, 1.0)
-        # The lower end moves twice as fast as the upper one in ToolRL's code; kept.
+        # In ToolRL's code the lower end moves twice as fast as the upper end; we keep this.
         return min(-1.0, -2 + 2 * progress), 2 - progress, 2 + (bound - 2) * progress
     if schedule == "two_stage":
         return (0.0, 1.0, bound / 3) if step < TWO_STAGE_SWITCH_STEP else (0.0, 0.5, bound)
@@ -177,7 +180,7 @@ def _reward_ranges(schedule: str, step: int, bound: float) -> tuple[float, float
 
 
 def _parse_ground_truth(ground_truth: str) -> list[_Call]:
-    """Return the gold calls, none if there is no tool-call block; raise ValueError if malformed."""
+    """Return the gold calls, or [] without a tool-call block; raise ValueError if malformed."""
     for opening, closing in ((TOOL_CALL_OPEN, TOOL_CALL_CLOSE), (RESPONSE_OPEN, RESPONSE_CLOSE)):
         counts = ground_truth.count(opening), ground_truth.count(closing)
         if counts not in ((0, 0), (1, 1)):
@@ -211,23 +214,23 @@ def _parse_gold_call(line: str, number: int, count: int) -> _Call:
 
 
 def _first_block_lines(text: str) -> list[str]:
-    """Lines of the first tool-call block; a second opening tag ends it as a closing tag does."""
+    """Return the lines of the first tool-call block, up to a closing or a second opening tag."""
     block = text.split(TOOL_CALL_OPEN, 2)[1].split(TOOL_CALL_CLOSE, 1)[0]
-    # Not splitlines(): that would also cut at U+2028 and the like, which JSON allows in a string.
+    # splitlines() would also cut at characters such as U+2028, which JSON allows in a string.
     return block.strip().split("\n")
 
 
 def _parse_response(response: str) -> list[_Call] | None:
-    """Return the predicted calls, or None where one of them cannot be read."""
+    """Return the predicted calls, or None if one of them cannot be read."""
     if TOOL_CALL_OPEN not in response or TOOL_CALL_CLOSE not in response:
         return None
     calls: list[_Call] = []
     for line in _first_block_lines(response):
         try:
             call = _decode(line)
-        except ValueError:  # includes Python's limit on the digits of an int
+        except ValueError:  # also raised for an int with too many digits
             return None
-        # Checked line by line, so that a long worthless block is left at its first line.
+        # Check each line at once, so that a long worthless block ends at its first line.
         if not isinstance(call, dict) or NAME_KEY not in call:
             return None
         if isinstance(call[NAME_KEY], (dict, list)):
@@ -237,11 +240,11 @@ def _parse_response(response: str) -> list[_Call] | None:
 
 
 def _has_layout(response: str, ground_truth: str) -> bool:
-    """Whether the stripped response has the blocks of the ground truth, in order and once each.
+    """Return whether the stripped response has the ground truth's blocks, in order and once each.
 
-    Same answer as `^<think>.*?</think>\\n<tool_call>\\n.*?\\n</tool_call>$` and its siblings with
-    DOTALL: free text between fixed pieces, so finding each piece at its first place is enough.
-    Linear in the response, which the patterns are not.
+    The result is that of `^<think>.*?</think>\\n<tool_call>\\n.*?\\n</tool_call>$` with DOTALL, and
+    of the patterns for the other blocks. These patterns are fixed pieces with any text between, so
+    it is enough to find each piece at its first place. This takes linear time; the patterns do not.
     """
     pieces, tags = [THINK_OPEN, THINK_CLOSE], []
     if TOOL_CALL_OPEN in ground_truth:
@@ -266,7 +269,11 @@ def _has_layout(response: str, ground_truth: str) -> bool:
 def _share(
     response: str, gold: list[_Call], granularity: str, total: Callable[[_PairScores], float]
 ) -> float:
-    """Share of the reachable correctness, in [0, 1]; 0 for calls that cannot be compared."""
+    """Return the share of the highest correctness, in [0, 1]; 0 if calls cannot be compared.
+
+    Args:
+        total: function that sums the scores of the matched pairs.
+    """
     try:
         predicted = _parse_response(response)
         if predicted is None:
@@ -274,7 +281,7 @@ def _share(
         if granularity == "coarse" or gold == predicted:
             return float(gold == predicted)
         pairs = _pair_scores(gold, predicted, granularity)
-    except RecursionError:  # JSON nested deeper than Python parses or compares
+    except RecursionError:  # the JSON is nested too deep for Python
         return 0.0
     if pairs is None:
         return 0.0
@@ -288,7 +295,7 @@ def _share(
 
 
 def _pair_scores(gold: list[_Call], predicted: list[_Call], granularity: str) -> _PairScores | None:
-    """Score each gold call with each predicted call of its name; None for unusable parameters."""
+    """Score each gold call with each predicted call of its name; None if one cannot be compared."""
     places: dict[str, list[int]] = {call[NAME_KEY]: [] for call in gold}
     for i, call in enumerate(predicted):
         if call[NAME_KEY] in places:
@@ -316,7 +323,7 @@ def _pair_score(gold: _Call, predicted: _Call, granularity: str) -> float:
 def _name_similarity(gold: list[str], predicted: list[Any], in_order: bool) -> float:
     if in_order or gold == predicted:
         return float(gold == predicted)
-    # Only gold names become keys: ints made to collide in a dict cannot make this quadratic.
+    # Only gold names become keys, so a response cannot slow this down with colliding hashes.
     left = dict.fromkeys(gold, 0)
     for name in gold:
         left[name] += 1
@@ -327,13 +334,13 @@ def _name_similarity(gold: list[str], predicted: list[Any], in_order: bool) -> f
 
 
 def _jaccard(common: int, size: int, other_size: int) -> float:
-    """Multiset Jaccard index from sizes; 1 if both multisets are empty."""
+    """Return the Jaccard index of two multisets, given their sizes; 1 if both are empty."""
     union = size + other_size - common
     return common / union if union else 1.0
 
 
 def _total_greedy(pairs: _PairScores) -> float:
-    """Sum over gold calls in order of the first best unused pair; a score of 0 uses nothing up."""
+    """Sum each gold call's best unused pair, in order; a pair with score 0 uses no call."""
     total, used = 0.0, set()
     for row in pairs:
         best, best_score = -1, 0.0
@@ -346,7 +353,7 @@ def _total_greedy(pairs: _PairScores) -> float:
 
 
 def _total_optimal() -> Callable[[_PairScores], float]:
-    """Return the function giving the largest sum of any one-to-one assignment."""
+    """Return a function that computes the largest sum over all one-to-one assignments."""
     try:
         solve = importlib.import_module("scipy.optimize").linear_sum_assignment
     except ImportError as error:
@@ -377,7 +384,7 @@ def _length(response: str, length_schedule: str, step: int) -> float:
 
 
 def _good_response(ground_truth: str) -> str:
-    return ground_truth  # ToolRL's ground truths are written like responses
+    return ground_truth  # ToolRL's ground truths have the form of a response
 
 
 TASK = Task(
@@ -387,7 +394,7 @@ TASK = Task(
     bounds=bounds,
     reward_names=("format", "correctness", "length"),
     good_response=_good_response,
-    system_prompt=None,  # it lists the tools of the row; see `tool_rl_format.system_prompt`
+    system_prompt=None,  # each row lists its own tools; see `tool_rl_format.system_prompt`
     verl_names={"accuracy_reward": "correctness", "format_reward": "format"},
     labels=labels,
 )

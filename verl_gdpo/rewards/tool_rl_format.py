@@ -1,15 +1,15 @@
-"""What a ToolRL answer looks like: tags, JSON keys, the system prompt that asks for them.
+"""The format of a ToolRL answer: its tags, its JSON keys, and the system prompt that asks for it.
 
 The scorer (`tool_rl.py`), data preparation and the warm start of the CPU policy all import this
 module, so that prompt, ground truths and parser cannot disagree.
 
-A tool is a mapping like
+A tool is a mapping such as
 
     {"name": "book_hotel", "description": "Reserve a hotel room.",
      "parameters": {"city": {"type": "string"}, "nights": {"type": "integer"}}}
 
-whose parameter types are string, integer, number, boolean or array; a string may list the values
-it takes under "enum".
+The parameter types are string, integer, number, boolean and array. A string may list its allowed
+values under "enum".
 """
 
 import json
@@ -43,11 +43,12 @@ def render_answer(
 
     Args:
         thought: text of the think block.
-        calls: objects with a string "name" and an object "parameters"; none, no block.
-        response_text: text of the response block; None, no block.
+        calls: objects with a string "name" and an object "parameters". If it is empty, the answer
+            has no block of calls.
+        response_text: text of the response block. With None, the answer has no such block.
 
     Raises:
-        ValueError: a call of another form, or a text that contains one of the format's tags.
+        ValueError: a call has another form, or a text contains one of the format's tags.
     """
     blocks = [f"{THINK_OPEN} {thought} {THINK_CLOSE}"]
     if calls:
@@ -85,10 +86,10 @@ def system_prompt(tools: Sequence[Tool]) -> str:
     """Return the system prompt for an instruct model: the tools and how to answer.
 
     Args:
-        tools: at least one; see the module's docstring.
+        tools: at least one tool; see the module's docstring.
 
     Raises:
-        ValueError: no tool.
+        ValueError: there is no tool.
     """
     signatures = "\n".join(_json(dict(tool)) for tool in _at_least_one(tools))
     call = _json({NAME_KEY: "tool_a", PARAMETERS_KEY: {"key": "text", "other_key": 7}})
@@ -146,7 +147,7 @@ def _at_least_one(tools: Sequence[Tool]) -> Sequence[Tool]:
 
 
 def labels(ground_truth: str) -> list[str]:
-    """What a well-formed ground truth asks for, to be counted in a report of the data.
+    """Return what a well-formed ground truth asks for; the report of the data counts it.
 
     >>> labels(render_answer("x", response_text="Hi."))
     ['asks for: response', 'calls: 0']

@@ -1,1 +1,1 @@
-"""A run on disk and its processes: launcher, folder, rollout dumps."""
+"""Starts a run, watches its processes, and reads the files that it leaves."""

@@ -1,13 +1,14 @@
-"""Rollout dumps (`trainer.rollout_data_dir`): a file a step, a JSON line a rollout.
+"""Reads rollout dumps (`trainer.rollout_data_dir`): one file per step, one JSON line per rollout.
 
     {"input": ..., "output": ..., "gts": ..., "score": 1.0, "step": 7, "uid": "<group>_0_0",
      "group": "<group>", "session": 0, "data_source": "rlla", "response_tokens": 41,
      "trained_tokens": 41, "rewards": {"format": 1.0, "correctness": 0.0}, "advantage": 0.3,
      "is_padding": false}
 
-verl writes the first six, `dump_writer.py` the others. `response_tokens` is the length of the
-response, as scorers see it; of these the policy trains on `trained_tokens`, not on the answers of
-tools or what rejection took out. `rewards` is all that the scorer returned, raw.
+verl writes the first six keys, and `dump_writer.py` writes the others. `response_tokens` is the
+length of the response, as scorers see it. `trained_tokens` counts the tokens that the policy trains
+on: answers of tools and rejected tokens do not count. `rewards` holds everything that the scorer
+returned, before weights and conditions.
 """
 
 import json
@@ -18,24 +19,24 @@ from typing import Any
 
 from verl_gdpo.batch.rows import RewardRows
 
-KEYS = (
+DUMP_KEYS = (
     *("uid", "group", "session", "data_source"),
     *("response_tokens", "trained_tokens", "rewards", "advantage", "is_padding"),
 )
-WRITING = "verl is still writing it, or was stopped before it had"
+WRITING = "verl is still writing it, or was stopped while writing"
 
 
 def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The whole dumps in the order of their steps, and those that are not whole.
+    """Return the complete dumps in the order of their steps, and the incomplete dumps.
 
-    verl ends the last line too: where its end is missing, verl is writing, or was stopped. Later
-    dumps may be whole nevertheless, if the start before a resumed one came further.
+    verl ends every line. If the last line has no end, verl is still writing the dump, or was
+    stopped. Later dumps can still be complete: a run may have got further before it was resumed.
 
     Args:
-        folder: with `7.jsonl` files, or a run's folder with those in `rollouts/`.
+        folder: a folder with files such as `7.jsonl`, or a run's folder with them in `rollouts/`.
 
     Raises:
-        ValueError: there is no whole dump.
+        ValueError: there is no complete dump.
     """
     inner = folder / "rollouts"
     files = [path for path in (inner if inner.is_dir() else folder).glob("*.jsonl")]
@@ -47,15 +48,17 @@ def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
         )
     whole = [path for path in files if _has_end(path)]
     if not whole:
-        raise ValueError(f"{files[0]}: no dump here is whole, its last line has no end: {WRITING}")
+        raise ValueError(
+            f"{files[0]}: no dump here is complete. The last line has no end: {WRITING}"
+        )
     return whole, [path for path in files if path not in whole]
 
 
 def read_dump(path: Path) -> list[dict[str, Any]]:
-    """The rows of one step.
+    """Return the rows of one step.
 
     Raises:
-        ValueError: a line is no JSON, or verl-gdpo did not write it.
+        ValueError: a line is not JSON, or verl-gdpo did not write it.
     """
     rows = []
     with path.open(encoding="utf-8") as file:
@@ -65,9 +68,9 @@ def read_dump(path: Path) -> list[dict[str, Any]]:
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: not JSON: {error}") from None
             if isinstance(row, dict) and "trained_tokens" not in row and "response_tokens" in row:
-                # an older dump, which has the tokens that are trained under that name
+                # an older dump has the number of trained tokens under that name
                 row["trained_tokens"] = row["response_tokens"]
-            absent = [key for key in KEYS if not isinstance(row, dict) or key not in row]
+            absent = [key for key in DUMP_KEYS if not isinstance(row, dict) or key not in row]
             if absent:
                 raise ValueError(
                     f"{path}, line {number}: no {absent}; expected a dump of verl's V1 trainer "
@@ -78,7 +81,7 @@ def read_dump(path: Path) -> list[dict[str, Any]]:
 
 
 def reward_rows(rows: Sequence[Mapping[str, Any]], step: int) -> RewardRows:
-    """The rows of one step as the estimator saw them."""
+    """Return the rows of one step as the estimator saw them."""
     return RewardRows.from_keys(
         keys=[row["uid"] for row in rows],
         infos=[row["rewards"] for row in rows],

@@ -1,4 +1,4 @@
-"""What ended a run from outside, which its log cannot say."""
+"""Finds causes of a run's end that its log cannot contain."""
 
 import signal
 import tempfile
@@ -9,18 +9,18 @@ PROBE_BYTES = 1 << 20
 
 
 def faults_from_outside(run: Path, exit_code: int) -> list[str]:
-    """A line for each: a signal that nobody sends on purpose, and a folder that takes no more.
+    """Return a line if an unexpected signal ended the run, and one if its folder is not writable.
 
     Args:
         run: the run's folder.
-        exit_code: as a shell gives it, 128 + signal, or as `subprocess` does, -signal.
+        exit_code: after a signal, either 128 + signal (shell) or -signal (`subprocess`).
     """
     lines = []
     number = -exit_code if exit_code < 0 else exit_code - 128
     if number in {*signal.Signals} - {*ASKED}:
         lines.append(
             f"the training process was ended by {signal.Signals(number).name}, which nothing in a "
-            "run sends to it: look for a lack of memory (dmesg) or for who did"
+            "run sends to it: the memory may have run out (see dmesg), or somebody sent the signal"
         )
     try:
         with tempfile.TemporaryFile(dir=run) as file:

@@ -1,18 +1,18 @@
-"""What a run leaves in its folder, and how to read it.
+"""Writes and reads the files in a run's folder.
 
 runs/2026-01-31_12-00-00/
   train.log          everything that verl printed
-  metrics/1.jsonl    verl's file logger, a file for each start (it truncates on resume)
+  metrics/1.jsonl    the metrics; one file per start, because verl's file logger truncates its file
   rollouts/7.jsonl   the rollouts of step 7, with rewards and advantages
   validation/        the same for validation
   checkpoints/
   rewards.png        the curves
-  report/            `verl-gdpo report`
+  report/            the output of `verl-gdpo report`
   hydra/             the configuration, in .hydra/config.yaml
-  versions.json      of Python and the packages, at the last start
-  lock               held by the launcher; its process id
+  versions.json      the versions of Python and the packages at the last start
+  lock               the process id of the launcher, which locks this file
 
-`tensorboard/` and `wandb/` are there if `trainer.logger` has those.
+With these loggers in `trainer.logger`, there are also `tensorboard/` and `wandb/`.
 """
 
 import contextlib
@@ -31,35 +31,36 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.terminal import printable
 
-# `val-aux/<data source>/<reward>/mean@<samples>`, or val-core for a reward called acc
+# `val-aux/<data source>/<reward>/mean@<samples>`; verl uses val-core for a reward named acc
 VALIDATION_KEY = re.compile(r"val-(?:aux|core)/(?P<source>.*)/(?P<reward>[^/]+)/mean@\d+")
 
-# what a result depends on
+# packages whose versions can change a result
 PACKAGES = ("verl-gdpo", "verl", "torch", "ray", "vllm", "transformers")
 
-GAPS_SHOWN = 5  # steps
+GAPS_SHOWN = 5  # a message lists at most this many steps
 
 Metrics = Mapping[int, Mapping[str, float]]
 
 
 def claim_metrics_file(run: Path) -> Path:
-    """Make the file that verl's file logger is to write in this start, and no other start."""
+    """Make a new file for verl's file logger, which no other start of this run writes."""
     folder = run / "metrics"
     folder.mkdir(parents=True, exist_ok=True)
     number = max((int(path.stem) for path in _metrics_files(folder)), default=0)
     while True:
         number += 1
-        with contextlib.suppress(FileExistsError):  # another start was faster
+        with contextlib.suppress(FileExistsError):  # another start made the file first
             path = folder / f"{number}.jsonl"
             path.touch(exist_ok=False)
             return path
 
 
 def write_into_run_dir(config: Any) -> None:
-    """Let verl's loggers write into `run_dir`, a key of our recipes, and not where Python started.
+    """Make verl's loggers write into `run_dir`, a key of our recipes.
 
-    Changes the environment of this process where it does not say something else. Relies on verl
-    0.7.1 to 0.9 `verl.utils.tracking`, which reads it when training starts.
+    By default they write into the current folder. This function sets environment variables, unless
+    the user has set them. Relies on verl 0.7.1 to 0.9 `verl.utils.tracking`, which reads them when
+    training starts.
     """
     if not config.get("run_dir"):
         return
@@ -73,21 +74,21 @@ def write_into_run_dir(config: Any) -> None:
 
 
 class MetricsReader:
-    """The metrics of a run as they grow: each call of `new` reads on where the last one ended.
+    """Reads the metrics of a run while it writes them; each call of `new` continues the last one.
 
-    problems: what could not be read, each with its file and line.
+    problems: a message for each line that could not be read, with its file and number.
     """
 
     def __init__(self, run: Path) -> None:
         self.problems: list[str] = []
         self._folder = run / "metrics"
-        self._read: dict[Path, tuple[int, int]] = {}  # bytes and lines
+        self._read: dict[Path, tuple[int, int]] = {}  # {file: (bytes, lines) read so far}
 
     def new(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """(step, {name: value}) of each new line, over all starts of the run in their order.
+        """Yield (step, {name: value}) for each new line, in the order of the run's starts.
 
-        What is no finite number is NaN here: verl writes null. A last line without its end is one
-        that verl is writing: it is new once it has its end.
+        A value that is not a finite number becomes NaN; verl writes it as null. A last line without
+        its end is skipped until verl has written the end.
         """
         for path in _metrics_files(self._folder):
             offset, number = self._read.get(path, (0, 0))
@@ -105,9 +106,9 @@ class MetricsReader:
 
 
 def read_metrics(run: Path) -> Metrics:
-    """{step: {name: value}} over all starts of a run; a later start wins.
+    """Return {step: {name: value}} over all starts of a run; a later start wins.
 
-    A line that cannot be read is left out, and said on stderr.
+    Lines that cannot be read are left out, with a warning on stderr.
     """
     reader = MetricsReader(run)
     steps: dict[int, dict[str, float]] = {}
@@ -119,7 +120,7 @@ def read_metrics(run: Path) -> Metrics:
 
 
 def _metrics_files(folder: Path) -> list[Path]:
-    """In the order of the starts; what else lies there is not verl's."""
+    """Return the metrics files in the order of the starts; other files are ignored."""
     numbered = (path for path in folder.glob("*.jsonl") if path.stem.isdecimal() and path.is_file())
     return sorted(numbered, key=lambda path: int(path.stem))
 
@@ -135,7 +136,7 @@ def _number(value: Any) -> float:
 
 
 def gaps(metrics: Metrics) -> list[str]:
-    """What is no finite number at which steps, a text for the metrics of the same steps."""
+    """Return texts that list non-finite metrics, grouped by the steps at which they occur."""
     steps_of: dict[str, list[int]] = {}
     for step, values in metrics.items():
         for name in (name for name, value in values.items() if math.isnan(value)):
@@ -152,7 +153,7 @@ def gaps(metrics: Metrics) -> list[str]:
 
 
 def write_versions(run: Path) -> None:
-    """What `read_versions` reads; a package that is not installed is left out."""
+    """Write the versions of Python and the installed `PACKAGES` for `read_versions`."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -163,13 +164,13 @@ def write_versions(run: Path) -> None:
 
 
 def read_versions(run: Path) -> dict[str, str]:
-    """{package: version}; empty for a run that was not started by `launch`."""
+    """Return {package: version}; it is empty if `launch` did not start the run."""
     file = run / "versions.json"
     return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 def config_of_run(folder: Path) -> Path | None:
-    """The configuration that Hydra wrote for a run, given its folder or its rollouts/."""
+    """Return the file with a run's configuration, given its folder or its rollouts/."""
     for run in (folder, folder.parent) if folder.name == "rollouts" else (folder,):
         for path in (run / "hydra/.hydra/config.yaml", run / ".hydra/config.yaml"):
             if path.exists():
@@ -178,18 +179,18 @@ def config_of_run(folder: Path) -> Path | None:
 
 
 def read_config(run: Path) -> Any:
-    """The configuration that Hydra left, as a DictConfig; None where it left none."""
+    """Return a run's configuration as a DictConfig, or None if Hydra wrote none."""
     file = config_of_run(run)
     return None if file is None else OmegaConf.load(file)
 
 
 def curve(metrics: Metrics, key: str) -> dict[int, float]:
-    """{step: value} of one metric, empty where no step has it."""
+    """Return {step: value} of one metric; it is empty if no step has the metric."""
     return {step: values[key] for step, values in metrics.items() if key in values}
 
 
 def of_each_reward(metrics: Metrics, statistic: str) -> dict[str, dict[int, float]]:
-    """{reward: {step: value}} of the metrics `gdpo/<reward>/<statistic>`."""
+    """Return {reward: {step: value}} of the metrics `gdpo/<reward>/<statistic>`."""
     curves: dict[str, dict[int, float]] = {}
     for step, values in metrics.items():
         for key, value in values.items():
@@ -201,12 +202,12 @@ def of_each_reward(metrics: Metrics, statistic: str) -> dict[str, dict[int, floa
 
 
 def training_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
-    """{reward: {step: mean over the step's samples}}."""
+    """Return {reward: {step: mean over the step's samples}}."""
     return of_each_reward(metrics, "mean")
 
 
 def validation_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
-    """{reward: {step: mean}}; with several data sources, {"reward (source)": ...}."""
+    """Return {reward: {step: mean}}; with several data sources, the keys are "reward (source)"."""
     found: dict[tuple[str, str], dict[int, float]] = {}
     for step, values in metrics.items():
         for key, value in values.items():

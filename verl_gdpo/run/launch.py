@@ -2,10 +2,11 @@
 
     python -m verl_gdpo.run.launch --run-dir runs/x [--time-limit SECONDS] -- COMMAND...
 
-verl and Ray print hundreds of lines and start a dozen processes, some of which outlive the driver.
-Everything that they print goes to RUN/train.log. They are all ended, whatever ended the run:
-success, failure, Ctrl-C, a time limit, or a SIGKILL of this process. A run folder belongs to one
-launcher at a time; what one left behind nevertheless is ended at the next start in its folder.
+verl and Ray print hundreds of lines and start a dozen processes. All output goes to RUN/train.log.
+Some of the processes survive the driver, so the launcher ends them all after success, failure,
+Ctrl-C or the time limit. A watchdog ends them if the launcher itself gets SIGKILL. If processes
+survive even that, the next start in the folder ends them. Only one launcher at a time can use a run
+folder.
 """
 
 import argparse
@@ -28,15 +29,15 @@ from verl_gdpo.run.processes import MARK, end_run, family_of, watchdog
 from verl_gdpo.run.progress import Progress
 from verl_gdpo.terminal import printable
 
-GRACE_SECONDS = 5.0  # between asking the driver to end and ending everything
+GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
 POLL_SECONDS = 0.2
-TIME_LIMIT_EXIT = 124  # as timeout(1)
+TIME_LIMIT_EXIT = 124  # the exit code of timeout(1)
 REFUSED_EXIT = 2
-LOG_END_BYTES = 1 << 20  # of the log in which the reason of a failure is looked for
+LOG_END_BYTES = 1 << 20  # a failure's reason is searched in this much of the log's end
 
 
 class Stopped(BaseException):
-    """The run was asked to stop; holds the exit code to leave with."""
+    """The run was asked to stop. `exit_code` is the launcher's exit code."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -52,19 +53,19 @@ def launch(
     quiet: bool = False,
     end_with_parent: bool = False,
 ) -> int:
-    """Run `command` to its end and return its exit code (124 at the time limit, 128 + signal).
+    """Run `command` and return its exit code, 124 at the time limit, or 128 + signal.
 
     Args:
-        command: program and arguments; verl's file logger must be on for progress to show.
-        run: folder of the run; made if absent.
-        env: added to this process's environment.
-        time_limit: seconds.
-        quiet: no progress lines.
-        end_with_parent: stop when the process that started this one is gone.
+        command: program and arguments. Progress needs verl's file logger.
+        run: folder of the run; it is made if it does not exist.
+        env: variables that are added to this process's environment.
+        time_limit: seconds until the run is stopped.
+        quiet: if True, print no progress.
+        end_with_parent: if True, stop when the parent of this process is gone.
 
     Raises:
-        BusyError: the folder belongs to a run that is alive.
-        OSError: the folder cannot be written, or the command is not there.
+        BusyError: a living process uses the folder.
+        OSError: the folder cannot be written, or the command does not exist.
         RuntimeError: a process of the run survives SIGKILL.
     """
     parent = os.getppid() if end_with_parent else None
@@ -72,7 +73,7 @@ def launch(
     with locked(run / "lock", f"the run folder {run}") as lock:
         progress = Progress(run, quiet)
         if left := end_run(family_of(lock)):
-            progress.say(f"ended what an earlier start of this run had left: {', '.join(left)}")
+            progress.say(f"ended processes of an earlier start of this run: {', '.join(left)}")
         write_versions(run)
         mark = family_of(lock) + uuid.uuid4().hex
         environment = {
@@ -98,21 +99,21 @@ def _run(
     deadline: float,
     parent: int | None,
 ) -> int:
-    """Start the driver, and return its exit code once nothing is left of the run."""
+    """Start the driver, and return its exit code after all processes of the run have ended."""
     process = subprocess.Popen(
         command,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on once
+        start_new_session=True,  # so that Ctrl-C reaches only us, and we pass it on once
     )
     try:
         return _wait(process, progress, deadline, parent)
     finally:
         _ignore_signals()
         if process.poll() is None:
-            process.terminate()  # it gets the time to end Ray
+            process.terminate()  # gives it time to end Ray
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
         end_run(environment[MARK], process.pid)
@@ -122,7 +123,7 @@ def _run(
 def _wait(
     process: "subprocess.Popen[bytes]", progress: Progress, deadline: float, parent: int | None
 ) -> int:
-    """The exit code of the driver."""
+    """Wait for the driver and return its exit code; raise `Stopped` if the run has to stop."""
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(POLL_SECONDS)
@@ -138,7 +139,7 @@ def _wait(
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise `Stopped` inside the block; nohup keeps its meaning."""
+    """Make SIGINT, SIGTERM and SIGHUP raise `Stopped` in the block; nohup still ignores SIGHUP."""
 
     def stop(number: int, _: object) -> None:
         raise Stopped(128 + number)
@@ -155,17 +156,17 @@ def _signals_raise() -> Iterator[None]:
 
 
 def _ignore_signals() -> None:
-    """A second Ctrl-C must not interrupt the clean-up."""
+    """Ignore signals, so that a second Ctrl-C does not interrupt the clean-up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def failure_report(run: Path, since: int = 0, lines: int = 25) -> str:
-    """Why a run failed: the last exception in its log, else the log's last lines.
+    """Return why a run failed: the last exception in its log, or the log's last lines.
 
     Args:
-        since: byte of the log at which this start begins.
-        lines: of the log.
+        since: position in the log, in bytes, at which this start begins.
+        lines: number of the last lines to return if the log has no exception.
     """
     with (run / "train.log").open("rb") as file:
         file.seek(max(since, file.seek(0, os.SEEK_END) - LOG_END_BYTES))

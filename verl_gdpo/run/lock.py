@@ -1,4 +1,4 @@
-"""A lock on a file, held by one process at a time; its death frees the lock."""
+"""A file lock that one process holds at a time and that its death frees."""
 
 import fcntl
 import os
@@ -14,16 +14,16 @@ class BusyError(RuntimeError):
 
 @contextmanager
 def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[os.stat_result]:
-    """Hold the file `path` inside the block, which gets its status; the file stays afterwards.
+    """Lock the file `path` during the block, and yield its status. The file is not deleted.
 
     Args:
-        path: holds the id of the process that has it; made if absent.
-        what: what messages call that which the lock stands for.
-        wait: for the other process, saying so, instead of raising.
+        path: the file; it is made if it does not exist, and gets the id of this process.
+        what: the name of the locked thing in messages.
+        wait: if True, print a message and wait for the other process instead of raising.
 
     Raises:
-        BusyError: another process holds it, and `wait` is off.
-        OSError: the file cannot be written, or its file system knows no locks.
+        BusyError: another process holds the lock, and `wait` is False.
+        OSError: the file cannot be written, or its file system has no locks.
     """
     with path.open("a+") as file:
         try:

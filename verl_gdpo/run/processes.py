@@ -1,11 +1,12 @@
-"""The processes of a run: known by a mark in their environment, and by their session.
+"""Finds and ends the processes of a run, by a mark in their environment and by their session.
 
-Ray's processes inherit both; its agents write their title over their environment.
+Ray's processes inherit both. The session is needed for Ray's agents, which overwrite their
+environment with their title.
 
 python -m verl_gdpo.run.processes MARK
 
-is the watchdog of a launcher: it ends what carries the mark as soon as its standard input closes,
-which it does however the launcher ends, by SIGKILL too.
+is the watchdog of a launcher. It ends all processes with the mark as soon as its standard input
+closes. This happens whenever the launcher ends, even by SIGKILL.
 """
 
 import contextlib
@@ -23,17 +24,21 @@ GIVE_UP_SECONDS = 10.0
 
 
 def family_of(lock: os.stat_result) -> str:
-    """What the marks of all starts of a run begin with, given the lock that its launcher holds.
+    """Return the beginning of the marks of all starts in a run's folder.
 
-    A copy of the folder has another. While the launcher lives, no other file can have the same.
+    It differs for a copy of the folder. No other file can have it while the launcher lives.
+
+    Args:
+        lock: status of the lock file that the launcher holds.
     """
     return f"{lock.st_dev:x}:{lock.st_ino:x}:"
 
 
 def processes_of(mark: str, sessions: set[int]) -> list[psutil.Process]:
-    """Living processes in `sessions`, to which those of processes with that mark are added.
+    """Return the living processes in `sessions`.
 
-    A driver starts in a session of its own, so nothing else than the run's is in any of them.
+    First, the sessions of all processes with this mark are added to `sessions`. A driver starts in
+    its own session, so these sessions only hold processes of the run.
     """
     living = []
     for process in psutil.process_iter():
@@ -47,13 +52,13 @@ def processes_of(mark: str, sessions: set[int]) -> list[psutil.Process]:
 
 
 def end_run(mark: str, session: int | None = None) -> list[str]:
-    """End every process whose mark begins with `mark`, and all others in their sessions.
+    """End all processes with a mark that begins with `mark`, and all others in their sessions.
 
     Args:
-        session: of the driver, for what outlives all that carry the mark.
+        session: the driver's session, for processes that survive all others with the mark.
 
     Returns:
-        what was ended, as "name (id)".
+        The ended processes, each as "name (id)".
 
     Raises:
         RuntimeError: a process survives SIGKILL.
@@ -74,9 +79,9 @@ def end_run(mark: str, session: int | None = None) -> list[str]:
 
 @contextlib.contextmanager
 def watchdog(mark: str, log: IO[bytes]) -> Iterator[None]:
-    """End what carries `mark` after the block, or when this process dies in it."""
+    """End all processes with `mark` after the block, or when this process dies in the block."""
     command = [sys.executable, "-m", "verl_gdpo.run.processes", mark]
-    # in a session of its own, so that what is sent to our process group does not reach it
+    # in its own session, so that a signal to our process group does not reach it
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
     ):

@@ -1,4 +1,4 @@
-"""What a launcher shows of a run: a line for each step, and a sign of life in between."""
+"""Prints a line for each step of a run, and a sign of life between the steps."""
 
 import contextlib
 import time
@@ -12,23 +12,23 @@ HEARTBEAT_SECONDS = 20.0
 
 
 class Progress:
-    """Prints what is new at each call of `show`; no mishap of it reaches the run."""
+    """Prints new steps at each call of `show`. Its own errors never stop the run."""
 
     def __init__(self, run: Path, quiet: bool) -> None:
         self.is_on = not quiet
         self.start = self.last_line = time.monotonic()
         self.reader = MetricsReader(run)
-        self.shown: set[int] = set()  # steps
+        self.shown: set[int] = set()  # steps that have been printed
         self.problems_shown = 0
-        with contextlib.suppress(OSError):  # `show` meets it again, and says so
-            list(self.reader.new())  # of earlier starts
+        with contextlib.suppress(OSError):  # `show` gets the same error and prints it
+            list(self.reader.new())  # skips the steps of earlier starts
 
     def show(self) -> None:
         """Print the steps that verl has logged since the last call."""
         try:
             for text in self._new():
                 self.say(text)
-        except Exception as error:  # the run is worth more than its display
+        except Exception as error:  # an error in the display must not stop the run
             self.say(f"no progress is shown from here on: {error!r}; the run goes on")
             self.is_on = False
 
@@ -39,7 +39,7 @@ class Progress:
         self.last_line = time.monotonic()
         try:
             print(f"[{self.last_line - self.start:5.0f} s] {printable(text)}", flush=True)
-        except OSError:  # nobody reads any more, as behind `| head`
+        except OSError:  # the reader of our output has gone, as in `... | head`
             let_go_of_stdout()
             self.is_on = False
 

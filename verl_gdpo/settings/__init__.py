@@ -1,1 +1,1 @@
-"""`algorithm.gdpo.*`: what a user may set, read and checked; no tensors, no verl."""
+"""Reads and checks the settings under `algorithm.gdpo`, without verl."""

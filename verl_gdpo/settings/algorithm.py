@@ -1,20 +1,20 @@
-"""`algorithm.gdpo.*` and what surrounds it in a verl configuration, checked before training.
+"""Reads `algorithm.gdpo`, and checks the rest of a verl configuration against it before training.
 
     algorithm:
       adv_estimator: gdpo
       gdpo:
-        rewards: null              # see reward_terms.py; null: all that are returned, weight 1
+        rewards: null              # null: every reward that the scorer returns, with weight 1
         group_norm: per_reward     # per_reward | summed
         batch_norm: sample         # sample | token | none
         eps: 1e-4
-        normalize_by_std: null     # null inherits algorithm.norm_adv_by_std_in_grpo
-        batch_eps: null            # in the step over the batch; null: eps
-        batch_var_eps: 0.0         # added to the variance there, under the root
+        normalize_by_std: null     # null: the value of algorithm.norm_adv_by_std_in_grpo
+        batch_eps: null            # eps of the batch step; null: the value of eps
+        batch_var_eps: 0.0         # added to the variance in the batch step, before the square root
         combine: sum               # see combine_option.py
         dialect: null              # see dialects.py
 
-verl's own `algorithm.gdpo_reward_keys` and `algorithm.gdpo_reward_weights` are another
-way to say `rewards`.
+`reward_terms.py` shows what `rewards` may hold. verl's own `algorithm.gdpo_reward_keys` and
+`algorithm.gdpo_reward_weights` can be used instead of `rewards`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ from verl_gdpo.settings.reward_terms import (
     rewards_of,
 )
 
-KEYS = (
+SETTING_KEYS = (
     "rewards",
     "group_norm",
     "batch_norm",
@@ -58,18 +58,18 @@ KEYS = (
 
 @dataclass(frozen=True)
 class GdpoSettings:
-    """The settings of one run; `rewards` None means every reward that the scorer returns."""
+    """The settings of one run. `rewards` None means every reward that the scorer returns."""
 
     rewards: Mapping[str, RewardTerm] | None = None
     group_norm: GroupNorm = "per_reward"
     batch_norm: BatchNorm = "sample"
     eps: float = 1e-4
     normalize_by_std: bool = True
-    batch_eps: float | None = None  # None: eps
+    batch_eps: float | None = None  # None: the value of eps
     batch_var_eps: float = 0.0
     combine: CombineSetting | None = None  # None: the weighted sum
-    # {reward: (lowest, highest)}, as far as known: here those of `rewards`, in `settings_of_run`
-    # also those that scorers declare
+    # {reward: (lowest, highest)}; `from_algorithm` fills in the configured bounds, and
+    # `settings_of_run` adds the bounds that scorers declare
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
@@ -77,13 +77,13 @@ class GdpoSettings:
         """Read verl's `algorithm` block (a mapping or DictConfig).
 
         Raises:
-            ValueError: names the key, what it holds and what it may hold.
+            ValueError: names the key, its value and the allowed values.
         """
         block = plain(algorithm.get("gdpo")) or {}
         if not isinstance(block, Mapping):
             raise ValueError(f"algorithm.gdpo: expected a mapping of settings, got {block!r}")
         where = "algorithm.gdpo"
-        check_keys(where, block, KEYS)
+        check_keys(where, block, SETTING_KEYS)
         dialect = read_dialect(f"{where}.dialect", block.get("dialect"))
         rewards = rewards_of(algorithm, block)
         terms = (rewards or {"": RewardTerm()}).values()
@@ -115,16 +115,19 @@ class GdpoSettings:
 
     @property
     def names(self) -> list[str]:
-        """Every reward that is configured or that a condition reads; none for `rewards` None."""
+        """Configured rewards and those that conditions read; empty if `rewards` is None."""
         terms = self.rewards or {}
         read = [term.when.reward for term in terms.values() if term.when is not None]
         return list(dict.fromkeys([*terms, *read]))
 
     def combine_for(self, weights: Mapping[str, float]) -> Combine | None:
-        """Step 2 for these rewards and weights; None for the weighted sum.
+        """Return the function for step 2 with these rewards; None for the weighted sum.
+
+        Args:
+            weights: {reward: weight}.
 
         Raises:
-            ValueError: it needs the bounds of a reward, and nobody has declared them.
+            ValueError: the variant needs the bounds of a reward, and they are not declared.
         """
         if self.combine is None:
             return None
@@ -134,17 +137,20 @@ class GdpoSettings:
         return self.combine.function([self.range_of(name) for name in weights])
 
     def range_of(self, name: str) -> tuple[float, float] | None:
-        """The bounds of a reward once its condition has been applied, which may make it 0."""
+        """Return the bounds of a reward after its condition, which may set the reward to 0."""
         bounds, term = self.bounds.get(name), (self.rewards or {}).get(name)
         if bounds and term and term.when is not None and term.otherwise == "zero":
             return min(bounds[0], 0.0), max(bounds[1], 0.0)
         return bounds
 
     def terms_for(self, returned: Iterable[str]) -> dict[str, RewardTerm]:
-        """The terms of the weighted sum, given the names that a scorer returned.
+        """Return {reward: term} of the weighted sum.
+
+        Args:
+            returned: the names that a scorer returned.
 
         Raises:
-            ValueError: a configured reward is not among them, or there is none at all.
+            ValueError: a configured reward is not among the names, or there are no names.
         """
         available = [name for name in returned if name != "score"]
         if self.rewards is None:
@@ -163,16 +169,20 @@ class GdpoSettings:
 def settings_of_run(
     config: Any, sources: Iterable[str] | None = None, *, has_manager: bool | None = None
 ) -> GdpoSettings | None:
-    """Check a whole verl configuration; None when neither its estimator nor its manager is gdpo.
+    """Check a verl configuration and return its settings.
 
     Args:
-        has_manager: whether the reward manager is ours or a subclass of it; None: by its name.
-        sources: the data sources of the training rows, whose scorers may declare bounds. None, if
-            they are not known yet, stands for all that we score; what they disagree on is left
-            undeclared.
+        sources: the data sources of the training rows; their scorers may declare bounds. Pass None
+            if they are not known yet: then all data sources that we score are used, and bounds on
+            which their scorers disagree are left out.
+        has_manager: whether the reward manager is ours or a subclass of ours. With None, the
+            manager's name decides.
+
+    Returns:
+        The settings, or None if neither the estimator nor the reward manager is gdpo.
 
     Raises:
-        ValueError: a setting that cannot work with GDPO, with the reason and what to do instead.
+        ValueError: a setting cannot work with GDPO. The message says why and what to set instead.
     """
     uses_estimator = config.algorithm.adv_estimator == "gdpo"
     has_manager = uses_gdpo_manager(config) if has_manager is None else has_manager
@@ -196,7 +206,7 @@ def settings_of_run(
     if reward_model.enable and config.reward.custom_reward_function.path is None:
         raise ValueError(
             "reward.reward_model.enable=True with reward.custom_reward_function.path=null: verl "
-            "takes the model's single score and asks no reward manager. Set a custom reward "
+            "takes the model's single score without a reward manager. Set a custom reward "
             "function that queries the model and returns {name: value}"
         )
     _check_scorer_options(config, sources)
@@ -213,7 +223,7 @@ def settings_of_run(
 def scorers_bounds(
     config: Any, sources: Iterable[str] | None
 ) -> tuple[dict[str, tuple[float, float]], set[str]]:
-    """{reward: bounds} on which our scorers of these sources agree, and the names of the others."""
+    """Return {reward: bounds} where our scorers agree, and the names of the other rewards."""
     declared: dict[str, set[tuple[float, float]]] = {}
     if config.reward.custom_reward_function.path is None:
         options = plain(config.reward.get("reward_kwargs")) or {}
@@ -223,7 +233,7 @@ def scorers_bounds(
 
 
 def refuse_kl_in_reward(algorithm: Any) -> None:
-    """Raise ValueError if verl's `algorithm` block asks for what the estimator cannot use."""
+    """Raise ValueError if verl's `algorithm` block puts the KL penalty into the reward."""
     if algorithm.get("use_kl_in_reward", False):
         raise ValueError(
             "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by "
@@ -233,7 +243,7 @@ def refuse_kl_in_reward(algorithm: Any) -> None:
 
 
 def uses_gdpo_manager(config: Any) -> bool:
-    """Whether the reward manager is named gdpo; a subclass of ours need not be."""
+    """Return whether the reward manager is named gdpo. A subclass of ours may have another name."""
     manager = config.reward.reward_manager
     return bool(manager.source == "register" and manager.name == "gdpo")
 
@@ -241,7 +251,7 @@ def uses_gdpo_manager(config: Any) -> bool:
 def _check_scorer_options(config: Any, sources: Iterable[str] | None) -> None:
     """Raise ValueError for `reward.reward_kwargs` that nothing reads."""
     options = plain(config.reward.get("reward_kwargs")) or {}
-    if not options or not uses_gdpo_manager(config):  # a subclass of ours may read them
+    if not options or not uses_gdpo_manager(config):  # another manager may read them
         return
     if config.reward.custom_reward_function.path is not None:
         raise ValueError(

@@ -2,8 +2,9 @@
 
 algorithm:
   gdpo:
-    combine: sum            # or a variant by its name, where its parameters have defaults
-    combine: {name: rvpo, k: 1.0}
+    combine: sum                   # the default
+    combine: dara                  # a variant with the default values of its parameters
+    combine: {name: rvpo, k: 1.0}  # a variant with parameters
 """
 
 import functools
@@ -19,13 +20,13 @@ from verl_gdpo.advantage.variants import VARIANTS, Bounds
 from verl_gdpo.settings.reward_terms import check_keys, hint
 
 SUM = "sum"
-# those that look at the whole batch, which is not there yet when dynamic sampling judges a group
+# variants that need the whole batch, which dynamic sampling does not have when it judges a group
 BATCH_WIDE = ("dara", "sa_mrpo")
 
 
 @dataclass(frozen=True)
 class CombineSetting:
-    """A variant and the parameters that are set; the others have their defaults."""
+    """A variant and the parameters that the user sets; the others keep their defaults."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -39,19 +40,21 @@ class CombineSetting:
         return self.name in BATCH_WIDE
 
     def function(self, bounds_K: Sequence[Bounds | None]) -> Combine:
-        """The `combine` of `compute_gdpo_advantage`, for rewards with these bounds."""
+        """Return the `combine` for `compute_gdpo_advantage`, given the bounds of each reward."""
         bounds = {"bounds_K": bounds_K} if self.needs_bounds else {}
         return functools.partial(VARIANTS[self.name], **self.parameters, **bounds)
 
 
 def read_combine(where: str, value: Any, weights: Sequence[float]) -> CombineSetting | None:
-    """`combine` as set, tried out on one sample; None for the sum.
+    """Return the setting of `combine` after a trial on one sample; None for the sum.
 
     Args:
+        where: the key in the configuration, for messages.
+        value: the value of that key.
         weights: the lowest weight that each reward has in the run.
 
     Raises:
-        ValueError: names the key below `where`, what it holds and what it may hold.
+        ValueError: names the key, its value and the allowed values.
     """
     block = value if isinstance(value, Mapping) else {"name": value}
     name, known = block.get("name"), [SUM, *VARIANTS]
@@ -84,13 +87,13 @@ def read_combine(where: str, value: Any, weights: Sequence[float]) -> CombineSet
 
 
 def check_combine(combine: CombineSetting | None, group_norm: str, normalize_by_std: bool) -> None:
-    """Raise ValueError where other settings leave the variant without a meaning."""
+    """Raise ValueError if the variant makes no sense with the other settings."""
     if combine is None:
         return
     where = f"algorithm.gdpo.combine={combine.name}"
     if group_norm == "summed":
         raise ValueError(
-            f"{where} with group_norm=summed: there, the rewards are one before they are "
+            f"{where} with group_norm=summed: the rewards are already added before they are "
             "normalised. Set group_norm=per_reward or combine=sum"
         )
     if combine.name == "dvao" and not normalize_by_std:
@@ -101,9 +104,10 @@ def check_combine(combine: CombineSetting | None, group_norm: str, normalize_by_
 
 
 def no_bounds(name: str, combine: CombineSetting) -> str:
+    """Return the error message for a reward without bounds."""
     return (
-        f"algorithm.gdpo.combine={combine.name} needs to know between which values reward {name!r} "
-        "lies, and nothing declares it. Set "
+        f"algorithm.gdpo.combine={combine.name} needs the bounds of reward {name!r}, and nothing "
+        "declares them. Set "
         f"algorithm.gdpo.rewards.{name}={{weight: WEIGHT, bounds: [LOWEST, HIGHEST]}}"
     )
 

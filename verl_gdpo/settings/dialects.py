@@ -1,8 +1,8 @@
-"""`algorithm.gdpo.dialect`: the options under which the estimator is another implementation's GDPO.
+"""`algorithm.gdpo.dialect`: the options that reproduce another implementation of GDPO.
 
-Equal to it to 1e-5 where every group has two samples or more and the batch has variance. Not
-taken over is what they do elsewhere: NaN for a missing reward, rounding instead of 0 for a constant
-one, the raw reward of a group of one.
+The results agree to 1e-5 if every group has at least two samples and the batch has variance. We
+do not copy what the others do in special cases: NaN for a missing reward, rounding errors instead
+of 0 for a constant reward, the raw reward for a group of one sample.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _PAPER = {
     "group_norm": "per_reward",
     "batch_norm": "sample",
     "eps": 1e-4,
-    "batch_eps": None,  # as eps
+    "batch_eps": None,  # the value of eps
     "batch_var_eps": 0.0,
     "normalize_by_std": True,
 }
@@ -21,7 +21,7 @@ DIALECTS: Mapping[str, Mapping[str, Any]] = {
     "paper": _PAPER,
     # TRL 1.16 GRPOTrainer, multi_objective_aggregation="normalize_then_sum"
     "trl": _PAPER,
-    # NeMo-RL GDPOAdvantageEstimator, use_leave_one_out_baseline=False: no eps in the batch step
+    # NeMo-RL GDPOAdvantageEstimator, use_leave_one_out_baseline=False; no eps in the batch step
     "nemo_rl": {**_PAPER, "eps": 1e-6, "batch_eps": 0.0},
     # verl 0.9 compute_gdpo_outcome_advantage; its whitening divides by sqrt(variance + 1e-8)
     "verl_builtin": {
@@ -35,7 +35,7 @@ DIALECTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def read_dialect(where: str, name: Any) -> Mapping[str, Any]:
-    """What the dialect stands for; without one, the paper's values are the defaults."""
+    """Return the settings of the dialect `name`, or the paper's settings for None."""
     if name is None:
         return DIALECTS["paper"]
     known = list(DIALECTS)
@@ -45,11 +45,11 @@ def read_dialect(where: str, name: Any) -> Mapping[str, Any]:
 
 
 def check_dialect(settings: Any, block: Mapping[str, Any]) -> None:
-    """Raise ValueError where `settings`, read from `block`, are not what its dialect stands for."""
+    """Raise ValueError if `settings`, which were read from `block`, contradict its dialect."""
     for key, value in read_dialect("", block.get("dialect")).items():
         got = getattr(settings, key)
         if got != value:
-            # only verl's own setting is there without being in the block
+            # a key that is not in the block can only differ through verl's own setting
             set_key = "norm_adv_by_std_in_grpo" if block.get(key) is None else f"gdpo.{key}"
             raise ValueError(
                 f"algorithm.{set_key}={got} contradicts "

@@ -1,14 +1,14 @@
-"""What each configured reward contributes to the weighted sum: its weight and its condition.
+"""The settings of each reward: its weight, its condition and its bounds.
 
 algorithm:
   gdpo:
     rewards:
-      correctness: 1.0       # the weight alone
+      correctness: 1.0       # only the weight
       length:
         weight: 0.5
         when: {reward: correctness, at_least: 1.0}
-        otherwise: zero      # zero | missing, for samples that do not meet `when`
-        bounds: [0, 1]       # the lowest and the highest value that it can have
+        otherwise: zero      # zero | missing: the value for samples that do not meet `when`
+        bounds: [0, 1]       # the lowest and the highest possible value
 """
 
 import difflib
@@ -25,7 +25,7 @@ Otherwise = Literal["zero", "missing"]
 
 @dataclass(frozen=True)
 class Condition:
-    """Met by a sample whose raw value of `reward` is there and large enough."""
+    """A sample meets it if its raw value of `reward` is present and at least `at_least`."""
 
     reward: str
     at_least: float
@@ -46,11 +46,15 @@ class RewardTerm:
 
     @property
     def is_used(self) -> bool:
-        """Whether its weight is other than 0, at some step at least."""
+        """Return whether the weight differs from 0 at any step."""
         return any(self.weight.values()) if isinstance(self.weight, Mapping) else self.weight != 0
 
     def weight_at(self, step: int | None) -> float:
-        """Linear between the steps of a schedule, constant before the first and after the last."""
+        """Return the weight: linear between the steps of a schedule, constant outside them.
+
+        Raises:
+            ValueError: the weight has a schedule and the step is not known.
+        """
         if not isinstance(self.weight, Mapping):
             return self.weight
         if step is None:
@@ -64,9 +68,10 @@ class RewardTerm:
 def gate(
     raw: Mapping[str, float | None], terms: Mapping[str, RewardTerm]
 ) -> dict[str, float | None]:
-    """The values of one sample that enter the sum, in the order of `terms`; None is missing.
+    """Return the values of one sample that enter the sum, in the order of `terms`.
 
-    Conditions read raw values, whatever the conditions on those are. A missing value meets none.
+    None means missing. A condition reads raw values, even of a reward that has its own condition.
+    A missing value meets no condition.
     """
     values = {}
     for name, term in terms.items():
@@ -79,20 +84,24 @@ def gate(
 def weighted_sum(
     values: Mapping[str, float | None], terms: Mapping[str, RewardTerm], step: int | None = None
 ) -> float:
-    """verl's score of one sample; what is missing adds nothing."""
+    """Return the score of one sample for verl. A missing value adds nothing."""
     return sum(term.weight_at(step) * (values[name] or 0.0) for name, term in terms.items())
 
 
 def read_terms(where: str, rewards: Mapping[Any, Any]) -> dict[str, RewardTerm]:
-    """{name: weight, or a mapping of settings} as terms.
+    """Return {name: term}, read from {name: weight or mapping of settings}.
+
+    Args:
+        where: the key in the configuration, for messages.
+        rewards: the value of that key.
 
     Raises:
-        ValueError: names the key below `where`, what it holds and what it may hold.
+        ValueError: names the key, its value and the allowed values.
     """
     if not rewards:
         raise ValueError(f"{where}: expected at least one reward, got none")
     if "score" in rewards:
-        raise ValueError(f"{where}: 'score' is verl's name for the sum; name the rewards in it")
+        raise ValueError(f"{where}: 'score' is verl's name for the sum; name its rewards instead")
     terms = {str(name): _read_term(where, str(name), value) for name, value in rewards.items()}
     if not any(term.is_used for term in terms.values()):
         raise ValueError(f"{where}: all weights are 0, so nothing would be trained: {rewards}")
@@ -100,7 +109,7 @@ def read_terms(where: str, rewards: Mapping[Any, Any]) -> dict[str, RewardTerm]:
 
 
 def rewards_of(algorithm: Any, block: Mapping[str, Any]) -> dict[str, RewardTerm] | None:
-    """`rewards` of the block, or verl's two lists in `algorithm`; None when neither is set."""
+    """Return the terms from the block's `rewards` or verl's two lists; None if neither is set."""
     rewards = block.get("rewards")
     keys = plain(algorithm.get("gdpo_reward_keys"))
     values = plain(algorithm.get("gdpo_reward_weights"))
@@ -123,7 +132,7 @@ def rewards_of(algorithm: Any, block: Mapping[str, Any]) -> dict[str, RewardTerm
 
 
 def number(where: str, value: Any, minimum: float = -math.inf) -> float:
-    """A finite number of the configuration, as a float."""
+    """Return a configured number as a float; raise ValueError if it is not finite or too small."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{where}: expected a finite number, got {value!r}")
     if value < minimum:
@@ -138,7 +147,7 @@ def choice(where: str, value: Any, choices: Sequence[str]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Omegaconf containers as plain dicts and lists; anything else as it is."""
+    """Return OmegaConf containers as plain dicts and lists, and other values unchanged."""
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
@@ -149,7 +158,7 @@ def check_keys(where: str, block: Mapping[Any, Any], known: Sequence[str]) -> No
 
 
 def hint(name: object, known: Sequence[str]) -> str:
-    """The end of a message about a name that is not among the known."""
+    """Return the end of a message about an unknown name: the closest known name, or all of them."""
     close = difflib.get_close_matches(str(name), known)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {list(known)}"
 

@@ -1,1 +1,1 @@
-"""What a user starts beside a training: check, replay, report, summary."""
+"""The subcommands of `verl-gdpo`: data, recipes, check, summary, replay and report."""

@@ -1,8 +1,9 @@
 """Prepares data: `verl-gdpo data TASK --out DIR`, or `python -m data_prep` in a checkout.
 
-Writes DIR/train.parquet and DIR/test.parquet, and prints a report of what is in them.
+Writes DIR/train.parquet and DIR/test.parquet, and prints a report about their rows.
 
-Exit code 0: both files are written; 1: data, download or disk, and neither is; 2: usage.
+The exit code is 0 if both files are written, 1 if the data, the download or the disk fails (then no
+file is written), and 2 for wrong usage.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from verl_gdpo.data_prep.made_from import is_there, made_from
 from verl_gdpo.data_prep.schema import write_parquets
 from verl_gdpo.rewards import TASKS
 
-# say nothing about the rows
+# options that do not change the rows
 OTHER_OPTIONS = ("task", "source_of", "out", "tokenizer", "if_needed", "base_url", "cache")
 
 
@@ -27,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command line; return the exit code, or raise SystemExit(2) for a malformed one."""
+    """Run the command and return its exit code; raise SystemExit(2) for malformed arguments."""
     args = _parser().parse_args(argv)
     try:
         prepare(args)
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Load the task's rows, write both files, and print what is in them."""
+    """Load the task's rows, write both files, and print the report."""
     if args.out.exists() and not args.out.is_dir():
         raise DataError(f"--out {args.out}: got a file; expected a folder or nothing there")
     paths = [args.out / name for name in ("train.parquet", "test.parquet")]
@@ -51,7 +52,7 @@ def prepare(args: argparse.Namespace) -> None:
     if args.if_needed and is_there(paths, made_from(args.task.name, options)):
         print(f"{' and '.join(map(str, paths))}: up to date")
         return
-    # early: a wrong tokenizer path should not cost a download
+    # load the tokenizer first, so that a wrong path does not cost a download
     count_tokens = report.token_counter(args.tokenizer) if args.tokenizer else None
     splits = args.source_of.load(args, args.task)
     reports = {
@@ -80,25 +81,25 @@ def _parser() -> argparse.ArgumentParser:
         task_parser = tasks.add_parser(name, help=summary, description=summary)
         task_parser.set_defaults(task=task, source_of=source)
         task_parser.add_argument(
-            "--out", metavar="DIR", type=Path, required=True, help="gets train and test.parquet"
+            "--out", metavar="DIR", type=Path, required=True, help="folder for both files"
         )
         task_parser.add_argument(
             "--if-needed",
             action="store_true",
-            help="write nothing where the same arguments and code have written already, and "
-            "never over a file that data_prep did not write",
+            help="write nothing if the same arguments and code have already written the files, and "
+            "never replace a file that data_prep did not write",
         )
         task_parser.add_argument(
             "--tokenizer",
             metavar="DIR",
             type=Path,
-            help="also report prompt lengths in tokens of the tokenizer saved there",
+            help="folder of a tokenizer; also report prompt lengths in its tokens",
         )
         source.add_arguments(task_parser)
     return parser
 
 
 def _source_of(name: str) -> Any:
-    """The module with `add_arguments(parser)` and `load(args, task) -> {split: checked rows}`."""
+    """Return the module with `add_arguments(parser)` and `load(args, task) -> {split: rows}`."""
     own = f"{local_files.__package__}.{name}"
     return importlib.import_module(own) if importlib.util.find_spec(own) else local_files

@@ -1,4 +1,4 @@
-"""Prints the folder of the recipes, for `--config-dir` of a verl command.
+"""Prints the folder of the recipes, for the option `--config-dir` of a verl command.
 
 python -m verl.trainer.main_ppo --config-dir "$(verl-gdpo recipes)" --config-name train ...
 """
@@ -13,7 +13,7 @@ FOLDER = Path(verl_gdpo.__file__).resolve().parent / "recipes"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the folder; return the exit code."""
+    """Print the folder and return the exit code."""
     doc = str(__doc__).splitlines()[0]
     argparse.ArgumentParser(prog="verl-gdpo recipes", description=doc).parse_args(argv)
     print(FOLDER)

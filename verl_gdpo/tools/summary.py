@@ -1,4 +1,4 @@
-"""The end of a run: one table, a picture of the reward curves, and where everything is.
+"""Prints a table of a run's rewards and the paths of its files, and draws the reward curves.
 
 verl-gdpo summary RUN_FOLDER
 """
@@ -21,7 +21,7 @@ HEADER = ("reward", "first step", "last step", "validation before", "after")
 
 
 def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
-    """Rows under `HEADER`; "-" where nothing was measured."""
+    """Return the rows for `HEADER`, with "-" for a value that was not measured."""
     training, validation = training_rewards(metrics), validation_rewards(metrics)
     return [
         (printable(name), *_ends(training.get(name, {})), *_ends(validation.get(name, {})))
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         parts["reward curves"] = draw_rewards(run, metrics)
         print(f"\n{render(HEADER, reward_table(metrics))}\n")
     else:
-        print(f"no step in {run / 'metrics'}, so no table: trainer.logger needs `file` for it")
+        print(f"no table: {run / 'metrics'} has no step; trainer.logger needs `file` for it")
     for gap in gaps(metrics):
         print(f"WARNING: {printable(gap)}")
     for label, path in parts.items():
@@ -66,12 +66,12 @@ def main(argv: Sequence[str]) -> int:
 def draw_rewards(folder: Path, metrics: Metrics) -> Path:
     """Write the curves of the run to its `rewards.png`; return that path."""
     from verl_gdpo.tools.plots import draw
-    from verl_gdpo.tools.report.arms import Arm, Run, bounds_of_run
     from verl_gdpo.tools.report.charts import reward_panels
+    from verl_gdpo.tools.report.runs import Run, RunsOfArm, bounds_of_run
 
     picture, config = folder / "rewards.png", read_config(folder)
     run = Run(folder, metrics, config, bounds=bounds_of_run(folder, config))
-    panels = reward_panels([Arm("training", [run])])
+    panels = reward_panels([RunsOfArm("training", [run])])
     arm = run.setting("arm")
     title = f"Rewards over {max(metrics)} training steps" + (f" of {arm}" if arm else "")
     draw([*panels.values()], picture, title=title)
@@ -79,6 +79,6 @@ def draw_rewards(folder: Path, metrics: Metrics) -> Path:
 
 
 def _latest_checkpoint(folder: Path) -> Path | None:
-    """The last one that is whole: verl (0.7.1 to 0.9) writes its step down once it is."""
+    """Return the last complete checkpoint, whose step verl 0.7.1 to 0.9 writes into the tracker."""
     tracker = folder / "latest_checkpointed_iteration.txt"
     return folder / f"global_step_{tracker.read_text().strip()}" if tracker.exists() else None

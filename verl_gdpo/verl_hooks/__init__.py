@@ -1,1 +1,1 @@
-"""All that touches verl. Importing a module here changes verl, so this imports none."""
+"""The modules that touch verl. Importing one of them may change verl, so this file imports none."""

@@ -1,7 +1,7 @@
-"""Which checkpoint `trainer.resume_mode=auto` goes on from, where a full disk left that unsaid.
+"""Repairs the file that names the newest checkpoint, which a full disk can leave empty.
 
-Relies on verl 0.9 `PPOTrainer._save_checkpoint`: it writes `global_step_N/data.pt` after all
-weights, and `latest_checkpointed_iteration.txt`, which says N, after that and in place.
+Relies on verl 0.9 `PPOTrainer._save_checkpoint`. It first writes all weights, then
+`global_step_N/data.pt`, then N into `latest_checkpointed_iteration.txt`, overwriting that file.
 """
 
 import logging
@@ -13,16 +13,17 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 
 def mend_tracker(folder: Path) -> None:
-    """Let the tracker name a checkpoint, where verl would stop at `int('')` or start at step 0.
+    """Write the newest checkpoint's step into the tracker if it is empty.
 
-    verl empties the file before it writes the number, so what a full disk leaves empty belongs to
-    the newest checkpoint, which was whole by then.
+    verl would stop at `int('')` or start at step 0. verl empties the file before it writes the
+    number. So an empty file means that the disk was full after the newest checkpoint was complete.
 
     Args:
-        folder: `trainer.default_local_dir`. Nothing is done if it holds no tracker.
+        folder: `trainer.default_local_dir`. If it holds no tracker, nothing happens.
 
     Raises:
-        ValueError: the tracker names a checkpoint that is not there, or nothing and there is none.
+        ValueError: the tracker names a checkpoint that does not exist, or it is empty and no
+            checkpoint is complete.
     """
     tracker = folder / TRACKER
     if not tracker.exists():

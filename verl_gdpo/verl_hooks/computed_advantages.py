@@ -1,6 +1,7 @@
-"""What verl's advantage step came to, row by row, taken while its padded tensors are at hand.
+"""Notes the advantage and the trained tokens of each row when verl computes them.
 
-Out of TransferQueue the same numbers would cost two columns of tokens at each step.
+To get the same numbers later, we would have to fetch two columns of tokens from TransferQueue at
+each step.
 
 Relies on verl 0.9 `trainer_base.compute_advantage_for_multi_trajectories(data, ...)`, which returns
 `data` with the tensors `advantages` and `response_mask` of all rows, in the order of the batch.
@@ -21,14 +22,14 @@ from verl_gdpo.batch.matrix import current_input
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of B rows; rejection in rollout correction may have changed their masks."""
+    """The advantages of B rows, after rollout correction has changed their masks."""
 
-    trained_B: npt.NDArray[np.int64]  # tokens that are trained
-    advantage_B: npt.NDArray[np.float64]  # mean over them: outcome estimators give each the same
+    trained_B: npt.NDArray[np.int64]  # number of trained tokens
+    advantage_B: npt.NDArray[np.float64]  # mean over the trained tokens, which are usually equal
 
     @classmethod
     def of(cls, advantages_BT: torch.Tensor, response_mask: torch.Tensor) -> "Outcome":
-        """A row without trained tokens has the advantage 0."""
+        """Return the outcome. A row without trained tokens gets the advantage 0."""
         is_trained_BT = response_mask != 0
         trained_B = is_trained_BT.sum(dim=1)
         total_B = torch.where(is_trained_BT, advantages_BT, 0.0).sum(dim=1, dtype=torch.float64)
@@ -36,32 +37,35 @@ class Outcome:
         return cls(trained_B.cpu().numpy(), advantage_B.cpu().numpy())
 
 
-# of the batch for which a trainer has set `current_input`
+# the outcome of the batch for which a trainer has set `current_input`
 _current: ContextVar[Outcome | None] = ContextVar("verl_gdpo_outcome", default=None)
 
 
 def forget_outcome() -> None:
+    """Clear the outcome before the next batch."""
     _current.set(None)
 
 
 def noted_outcome() -> Outcome:
-    """Of the batch since `forget_outcome`.
+    """Return the outcome that was noted since `forget_outcome`.
 
     Raises:
-        RuntimeError: a trainer computes advantages by other means than verl's.
+        RuntimeError: the trainer does not compute advantages with verl's function.
     """
     outcome = _current.get()
     if outcome is None:
         raise RuntimeError(
             "verl-gdpo: this trainer's _compute_advantage did not call verl's "
-            "compute_advantage_for_multi_trajectories, of which the rollout dump and "
-            "batch_norm=token are told which tokens are trained. Let it call that function, or "
+            "compute_advantage_for_multi_trajectories. The rollout dump and batch_norm=token get "
+            "from it which tokens are trained. Let _compute_advantage call that function, or "
             "set trainer.rollout_data_dir=null and another algorithm.gdpo.batch_norm"
         )
     return outcome
 
 
 def noting_outcome(compute_advantage: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `compute_advantage` extended to note the outcome of batches of our trainers."""
+
     @functools.wraps(compute_advantage)
     def compute_and_note(data: Any, *args: Any, **kwargs: Any) -> Any:
         data = compute_advantage(data, *args, **kwargs)

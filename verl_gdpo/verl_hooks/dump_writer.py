@@ -1,4 +1,4 @@
-"""What we add to verl's rollout dumps. `dump_reader.py` says what they hold, and reads them."""
+"""Adds our columns to verl's rollout dumps; `dump_reader.py` describes and reads the dumps."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,14 +10,19 @@ from verl_gdpo.verl_hooks.computed_advantages import Outcome
 
 
 class DumpRows:
-    """The rows of a step until they are dumped; a step may have several batches."""
+    """Keeps the rows of a step until they are dumped. A step may have several batches."""
 
     def __init__(self) -> None:
-        self._row_of: dict[str, int] = {}  # by key
+        self._row_of: dict[str, int] = {}  # {key: row number}
         self._columns: dict[str, list[Any]] = {}
 
     def add(self, batch: Any, rows: RewardRows, outcome: Outcome) -> None:
-        """`batch` is verl's KVBatchMeta; `rows` and `outcome` are of its rows, in its order."""
+        """Keep a batch.
+
+        Args:
+            batch: verl's KVBatchMeta.
+            rows, outcome: of the rows of `batch`, in the same order.
+        """
         first = len(self._columns.get("group", ()))
         self._row_of.update(zip(batch.keys, itertools.count(first), strict=False))
         for name, values in _columns(batch, rows, outcome).items():
@@ -28,16 +33,16 @@ class DumpRows:
         self._columns.clear()
 
     def columns(self, keys: Sequence[str]) -> dict[str, list[Any]]:
-        """{name: values in the order of `keys`}.
+        """Return {name: values in the order of `keys`}.
 
         Raises:
-            RuntimeError: a key is of no batch.
+            RuntimeError: a key is in no batch.
         """
         unknown = [key for key in keys if key not in self._row_of]
         if unknown:
             raise RuntimeError(
-                f"rollout dump: {len(unknown)} of {len(keys)} rows were in no batch that an "
-                f"advantage was computed for, such as {unknown[0]}. verl-gdpo expects verl's "
+                f"rollout dump: {len(unknown)} of {len(keys)} rows were in no batch with computed "
+                f"advantages, such as {unknown[0]}. verl-gdpo expects verl's "
                 "_compute_advantage to run before _log_rollout_data, on the same rows; a trainer "
                 "of your own that does otherwise works with trainer.rollout_data_dir=null"
             )

@@ -1,7 +1,8 @@
-"""`algorithm.adv_estimator=gdpo` as verl calls it.
+"""The function that verl calls for `algorithm.adv_estimator=gdpo`.
 
-Relies on verl 0.7.1 to 0.9: `core_algos.ADV_ESTIMATOR_REGISTRY` entries are called with keywords
-`token_level_rewards, response_mask, index, config` (+ `non_tensor_batch, batch` for "gdpo").
+Relies on verl 0.7.1 to 0.9: verl calls entries of `core_algos.ADV_ESTIMATOR_REGISTRY` with the
+keywords `token_level_rewards, response_mask, index, config`, and the entry "gdpo" also with
+`non_tensor_batch, batch`.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from verl_gdpo.batch.matrix import EstimatorInput, current_input
 from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.settings.algorithm import GdpoSettings, refuse_kl_in_reward
 
-# where a trainer hands over no rewards: ours would, and so may one of somebody else
+# the message for a trainer that passes no rewards; all trainers extended by us pass them
 NO_REWARDS = (
     "gdpo: no rewards reached the estimator. verl-gdpo extends the trainers that verl's "
     "get_trainer_cls returns and those derived from its legacy trainer; make another V1 trainer as "
@@ -33,14 +34,15 @@ def compute_gdpo(
     non_tensor_batch: Mapping[str, Any] | None = None,
     **_verl_extras: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (advantages_BT, returns_BT), which are the same for an outcome reward.
+    """Return (advantages_BT, returns_BT), which are equal for an outcome reward.
 
     Args:
-        token_level_rewards: (B, T) the summed reward; not used, GDPO needs the rewards one by one.
+        token_level_rewards: (B, T) the summed reward. It is not used, because GDPO needs each
+            reward by itself.
         response_mask: (B, T) 1 on trained tokens, 0 elsewhere.
-        index: (B,) group ids, verl's prompt uid.
+        index: (B,) group ids, which are verl's prompt uids.
         config: verl's `algorithm` block.
-        non_tensor_batch: reward columns, for a trainer that calls verl's function by itself.
+        non_tensor_batch: the reward columns, if a trainer of the user calls verl's function.
 
     Raises:
         RewardError: a row lacks a reward; see `RewardMatrix.of` and `scalars_of`.
@@ -51,13 +53,13 @@ def compute_gdpo(
     rows, settings = given.rows, given.settings
     if len(rows) != len(response_mask):
         raise RuntimeError(
-            f"gdpo: {len(response_mask)} rows to estimate but rewards of {len(rows)}"
+            f"gdpo: got {len(response_mask)} rows, but the rewards of {len(rows)} rows"
         )
     token_count_B = None
     if settings.batch_norm == "token":
         token_count_B = (response_mask != 0).sum(dim=1).cpu()
     scalars = scalars_of(given.rewards, rows.counted_B, index, settings, token_count_B)
-    # the last row of a session speaks for its other rows; padding is not counted and holds 0
+    # every row of a session gets the advantage of its last row; padding keeps 0
     A_B = scalars.A_B[torch.from_numpy(rows.session_B)]
     advantages_BT = spread_over_tokens(A_B, response_mask)
     return advantages_BT, advantages_BT

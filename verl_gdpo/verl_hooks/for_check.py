@@ -1,4 +1,4 @@
-"""verl's own parts that `check` tries a configuration on, before anything is started.
+"""The functions of verl that `verl-gdpo check` calls; none of them starts Ray or loads a model.
 
 Relies on verl 0.9: `utils.config.validate_config` with `need_reference_policy` and `need_critic`;
 `get_trainer_cls`, `load_reward_manager` and `DataProto.from_dict`.
@@ -19,7 +19,11 @@ VERSION: str = verl.__version__
 
 
 def what_validation_prints(config: Any) -> list[str]:
-    """Let verl validate the whole configuration; what is wrong raises what verl raises."""
+    """Let verl validate the configuration and return the lines that it prints.
+
+    Raises:
+        Exception: the exception of verl for a wrong configuration.
+    """
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -29,10 +33,10 @@ def what_validation_prints(config: Any) -> list[str]:
 
 
 def import_parts(config: Any) -> None:
-    """Import the trainer and the reward managers, with all that they need.
+    """Import verl's trainer and reward managers, with everything that they import.
 
     Raises:
-        ImportError: its `name` is the module of verl that cannot be imported.
+        ImportError: a module cannot be imported; `name` is that module of verl.
     """
     trainer = "v1" if config.trainer.get("use_v1", False) else "ray_trainer"
     for part in (f"trainer.ppo.{trainer}", "experimental.reward_loop.reward_manager"):
@@ -43,10 +47,10 @@ def import_parts(config: Any) -> None:
 
 
 def make_v1_trainer(config: Any) -> None:
-    """Make a trainer of this mode, which checks the configuration; its `init` would start things.
+    """Make the trainer, whose constructor checks the configuration and starts nothing.
 
     Raises:
-        Exception: whatever verl, or the trainer, has against the configuration.
+        Exception: verl or the trainer refuses the configuration.
     """
     from verl.trainer.ppo.v1 import get_trainer_cls
 
@@ -54,13 +58,19 @@ def make_v1_trainer(config: Any) -> None:
 
 
 def make_reward_manager(config: Any, tokenizer: Any, **server: Any) -> Any:
+    """Make the configured reward manager; `server` holds keywords for a reward model."""
     from verl.trainer.ppo.reward import load_reward_manager
 
     return load_reward_manager(config, tokenizer, **server)
 
 
 def one_rollout(prompt: list[int], response: list[int], columns: Mapping[str, Any]) -> Any:
-    """A rollout as verl's agent loop hands it to a reward manager, as a batch of one."""
+    """Return a batch of one rollout, as verl's agent loop passes it to a reward manager.
+
+    Args:
+        prompt, response: token ids.
+        columns: {name: value} of the non-tensor columns.
+    """
     return verl.DataProto.from_dict(
         tensors={
             "prompts": torch.tensor([prompt]),

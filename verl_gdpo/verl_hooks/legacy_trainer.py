@@ -1,12 +1,13 @@
-"""What GDPO adds to verl's legacy trainer (`trainer.use_v1=False`) and those derived from it.
+"""Extends verl's legacy trainer (`trainer.use_v1=False`) and the trainers derived from it.
 
-Relies on verl 0.7.1 to 0.9 `verl.trainer.ppo.ray_trainer`: `RayPPOTrainer._create_dataloader`, that
-every trainer derived from it calls with its `config` set, before it loads a model; and
-`compute_advantage(data, adv_estimator, ..., config)`, which `verl.experimental.separation` imports
-by name, with the reward columns in `data.non_tensor_batch`, named by
-`meta_info["reward_extra_keys"]`.
+Relies on verl 0.7.1 to 0.9 `verl.trainer.ppo.ray_trainer`:
+- `RayPPOTrainer._create_dataloader`: every derived trainer calls it before it loads a model, and
+  has set its `config` by then.
+- `compute_advantage(data, adv_estimator, ..., config)`: `verl.experimental.separation` imports it
+  by name. The reward columns are in `data.non_tensor_batch`, and
+  `meta_info["reward_extra_keys"]` holds their names.
 
-The replacements are plain functions, which a user's `__main__` can hold and Ray can still pickle.
+The replacements are plain functions. Ray can pickle them even if a user's `__main__` holds them.
 """
 
 import functools
@@ -30,16 +31,19 @@ from verl_gdpo.verl_hooks.verl_metrics import METRICS_KEY
 
 Function = Callable[..., Any]
 
-# of the trainer in this process; compute_advantage is told no more than `algorithm`
+# facts about the trainer in this process, because compute_advantage gets only `algorithm`
 has_gdpo_manager = False
 run_bounds: Mapping[str, Bounds] = {}
 
 
 def checking_settings(create_dataloader: Function) -> Function:
+    """Return `create_dataloader` extended to check the configuration first."""
+
     @functools.wraps(create_dataloader)
     def check_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
         from verl_gdpo.verl_hooks.reward_manager import (
-            runs_gdpo_manager,  # V1 trainers need not load it here
+            runs_gdpo_manager,  # imported late, so that V1 trainers do not load it here
+            scored_rows,
         )
 
         global has_gdpo_manager, run_bounds
@@ -47,15 +51,22 @@ def checking_settings(create_dataloader: Function) -> Function:
         settings = settings_of_run(self.config, has_manager=has_gdpo_manager)
         if settings is not None:
             refuse_trainer(self.config)
-        run_bounds = settings.bounds if settings else {}
         write_into_run_dir(self.config)
         create_dataloader(self, *args, **kwargs)
+        rows = scored_rows(self.train_dataset)
+        if settings is not None and rows is not None:
+            sources = {*rows["data_source"]}
+            settings = settings_of_run(self.config, sources, has_manager=has_gdpo_manager)
+        run_bounds = settings.bounds if settings else {}
 
     return check_and_create
 
 
 def with_reward_columns(compute_advantage: Function) -> Function:
-    """Hand the reward columns to the estimator; V1 has done so by itself."""
+    """Return `compute_advantage` extended to pass the reward columns to the estimator.
+
+    It does nothing under a V1 trainer, which has passed them already.
+    """
     signature = inspect.signature(compute_advantage)
 
     @functools.wraps(compute_advantage)
@@ -77,7 +88,7 @@ def with_reward_columns(compute_advantage: Function) -> Function:
             raise RewardError(NO_REWARDS)
         rows = RewardRows.from_columns(columns, len(data))
         input_ = EstimatorInput(rows, settings)
-        rewards = input_.rewards  # whichever estimator runs, they have to be there
+        rewards = input_.rewards  # raises if a reward is missing, whichever estimator runs
         token = current_input.set(input_)
         try:
             result = compute_advantage(*args, **kwargs)
@@ -97,13 +108,13 @@ def with_reward_columns(compute_advantage: Function) -> Function:
 
 
 def refuse_penalty(data: Any) -> None:
-    """Raise ValueError if a trainer has changed the scores, which gdpo does not look at."""
+    """Raise ValueError if a trainer has changed the scores, because gdpo would ignore that."""
     scores, rewards = (data.batch.get(f"token_level_{what}") for what in ("scores", "rewards"))
     if scores is not None and rewards is not scores and not torch.equal(scores, rewards):
         raise ValueError(
-            "token_level_rewards are not token_level_scores with adv_estimator=gdpo: a penalty was "
-            "added to the summed reward, such as KL by algorithm.use_kl_in_reward, and gdpo would "
-            "ignore it. Make it a reward of its own, or put it into the loss"
+            "token_level_rewards differ from token_level_scores with adv_estimator=gdpo: a penalty "
+            "was added to the summed reward, such as KL by algorithm.use_kl_in_reward, and gdpo "
+            "would ignore it. Make the penalty a separate reward, or put it into the loss"
         )
 
 

@@ -1,7 +1,7 @@
-"""A look at the configuration before verl's `run_ppo` starts Ray, for trainers with their own main.
+"""Checks the configuration before verl's `run_ppo` starts Ray.
 
-Relies on verl 0.7.1 to 0.9: `verl.trainer.main_ppo.run_ppo(config, ...)`, by which the main modules
-of `one_step_off_policy`, `fully_async_policy` and verl 0.8's `main_ppo_sync` start.
+Relies on verl 0.7.1 to 0.9 `verl.trainer.main_ppo.run_ppo(config, ...)`. The main modules of
+`one_step_off_policy`, `fully_async_policy` and verl 0.8's `main_ppo_sync` call it too.
 """
 
 import functools
@@ -15,6 +15,8 @@ from verl_gdpo.verl_hooks.supported_trainers import refuse_trainer
 
 
 def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run_ppo` extended to check the configuration first."""
+
     @functools.wraps(run_ppo)
     def check_and_run(config: Any, *args: Any, **kwargs: Any) -> Any:
         if settings_of_run(config) is not None:

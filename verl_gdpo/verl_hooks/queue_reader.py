@@ -1,7 +1,7 @@
-"""What TransferQueue holds of the rows of a batch.
+"""Reads the rewards of a batch from TransferQueue.
 
-Relies on verl 0.9: keys `{uid}_{session}_{index}`, the tag `is_padding`, the fields `extra_fields`
-(with verl's `reward_extra_info`) and `data_source`.
+Relies on verl 0.9: the keys `{uid}_{session}_{index}`, the tag `is_padding`, and the fields
+`extra_fields` (with verl's `reward_extra_info`) and `data_source`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,17 @@ import transfer_queue as tq
 
 from verl_gdpo.batch.rows import RewardRows
 
-# {key: verl's reward_extra_info and data_source}, which stay as they are once a rollout is scored
+# {key: verl's reward_extra_info and data_source}; they never change once a rollout is scored
 KnownRows = dict[str, tuple[Mapping[str, Any], str]]
 
 
 def fetch_rows(
     keys: Sequence[str], partition_id: str, tags: Sequence[dict[str, Any]], known: KnownRows
 ) -> RewardRows:
-    """What the reward manager said of these TransferQueue rows, in the order of `keys`.
+    """Return what the reward manager returned for these rows, in the order of `keys`.
 
-    Rows that are in `known` are not fetched; the others are added to it.
+    Args:
+        known: rows in it are not fetched again; all other rows are fetched and added to it.
     """
     unknown = [key for key in keys if key not in known]
     if unknown:
@@ -40,6 +41,6 @@ def fetch_rows(
 
 
 def _column(fetched: Any, name: str) -> list[Any]:
-    """TransferQueue hands back a list, a NonTensorStack or an array, by accessor and backend."""
+    """Return a column as a list: TransferQueue returns a list, a NonTensorStack or an array."""
     column = fetched.get(name)
     return column.tolist() if hasattr(column, "tolist") else list(column)

@@ -1,10 +1,12 @@
-"""What GDPO adds to verl's replay buffers: rewards are checked, and groups kept by their signal.
+"""Extends verl's replay buffers: checks rewards, and keeps the groups that give a gradient.
 
-Relies on verl 0.9 `ReplayBuffer`: `partitions`, the uids of prompts in `pending_keys`,
-`running_keys`, `finished_keys` and `failure_keys`, `prompt_global_steps` (prompts in the order in
-which they were sent out), `filter_groups_metric` (None when `algorithm.filter_groups` is off), and
-`_dapo_classification_cache`, which holds for each finished group None if it is kept, else the
-number under which verl counts it as dropped.
+Relies on verl 0.9 `ReplayBuffer`:
+- `partitions`;
+- `pending_keys`, `running_keys`, `finished_keys` and `failure_keys`, which hold uids of prompts;
+- `prompt_global_steps`, which holds the prompts in the order in which verl sent them out;
+- `filter_groups_metric`, which is None if `algorithm.filter_groups` is off;
+- `_dapo_classification_cache`, which holds None for each finished group that verl keeps, and the
+  value of the metric for each group that verl drops.
 """
 
 import logging
@@ -30,10 +32,10 @@ logger.setLevel(logging.INFO)
 class GdpoBuffer:
     """Mixin for verl's replay buffers.
 
-    It stops the run at a sample that could not be scored, because this is the first place in the
-    trainer that sees a rollout: before group filtering drops it, before the advantage, and in
-    validation as in training. It also stops where rollouts are lost, and it orders a batch by when
-    its prompts were sent out, since the order decides which rows share a mini-batch.
+    It stops the run if a sample could not be scored. This is the first place in the trainer that
+    sees a rollout: group filtering has not dropped it yet, and validation comes here too. It also
+    stops the run if rollouts are lost. It sorts each batch by the time when verl sent out its
+    prompts, because the order decides which rows share a mini-batch.
     """
 
     partitions: dict[str, dict[str, Any]]
@@ -43,15 +45,15 @@ class GdpoBuffer:
     running_keys: dict[str, set[str]]
     prompt_global_steps: dict[str, dict[str, int]]
     guard: RolloutGuard
-    in_rounds: bool = False  # filter once all prompts that were sent out are done
-    filter_groups_metric: str | None = None  # what is not verl's own may lack it
+    in_rounds: bool = False  # True: filter only when all prompts that were sent out are done
+    filter_groups_metric: str | None = None  # a buffer of the user may lack it
     _dapo_classification_cache: dict[str, dict[str, float | None]]
-    known_rows: KnownRows  # since the last advantage; the trainer's too
-    gdpo: GdpoSettings | None = None  # None leaves verl's own rule
+    known_rows: KnownRows  # rows fetched since the last advantage step; the trainer uses them too
+    gdpo: GdpoSettings | None = None  # None: verl's own rule filters groups
     step: int | None = None
 
     def filter_by(self, settings: GdpoSettings) -> None:
-        """Let `algorithm.filter_groups` keep the groups that give a gradient under `settings`."""
+        """Make `algorithm.filter_groups` keep the groups that give a gradient under `settings`."""
         self.gdpo = settings
         if self.filter_groups_metric is not None:
             logger.info(
@@ -72,7 +74,10 @@ class GdpoBuffer:
         self.guard.check(set().union(*finished), set().union(*failed))
 
     def _is_early(self, partition_id: str) -> bool:
-        """Whether what has finished by now depends on time, and nothing may."""
+        """Return whether prompts are still running although the buffer must wait for all of them.
+
+        Otherwise the batch would depend on which prompts finish first.
+        """
         in_flight = self.pending_keys[partition_id] or self.running_keys[partition_id]
         return self.in_rounds and bool(in_flight)
 
@@ -117,7 +122,7 @@ class GdpoBuffer:
         return super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
 
     def _classify_finished(self, partition_id: str) -> None:
-        """Fill verl's cache, by which it goes; a group is looked at once."""
+        """Put new finished groups into verl's cache, which decides which groups verl keeps."""
         cache, tags = self._dapo_classification_cache[partition_id], self.partitions[partition_id]
         fresh = self.finished_keys[partition_id] - cache.keys()
         keys = [key for key in tags if group_of(key) in fresh]
@@ -133,12 +138,12 @@ class GdpoBuffer:
 def classify_groups(
     rows: RewardRows, group_ids: Sequence[str], settings: GdpoSettings
 ) -> dict[str, float | None]:
-    """{group: None if it gives a gradient, else the mean of its weighted sums}.
+    """Return {group: None if it gives a gradient, else its mean weighted sum of raw rewards}.
 
-    A group gives one if some sample's S, the sum before the batch step, is not 0: different sums
-    of raw rewards are neither needed for that (2 of 3 rewards may cancel) nor enough. Where
-    `combine` weighs the rewards by statistics of a batch that is not there yet (dara, sa_mrpo), it
-    gives one if some sample's w z is not 0 for some reward.
+    A group gives a gradient if S, the sum before the batch step, is not 0 for some sample. The sums
+    of raw rewards do not decide this: they can be equal although S is not 0, and different although
+    S is 0. dara and sa_mrpo need statistics of the whole batch, which is not complete yet. With
+    them, a group gives a gradient if w z is not 0 for some sample and reward.
     """
     rewards = RewardMatrix.of(rows, settings)
     number_of: dict[str, int] = {}
@@ -161,7 +166,7 @@ def classify_groups(
     mean_G = np.bincount(group_B, sum_B) / np.bincount(group_B)
     signal_G = np.bincount(group_B, signal_B[counted_B]) > 0
     return {
-        # rounded, because verl's table has a line for each number
+        # rounded, because verl reports each distinct number in a line of its own
         group: None if signal_G[number] else round(float(mean_G[number]), 6)
         for group, number in number_of.items()
     }

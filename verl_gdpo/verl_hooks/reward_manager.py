@@ -1,9 +1,12 @@
-"""`reward.reward_manager.name=gdpo`: every reward of a sample under its own name.
+"""The reward manager `reward.reward_manager.name=gdpo`, which returns every reward by its name.
 
-Relies on verl 0.7.1 to 0.9: `verl.experimental.reward_loop.reward_manager`, there
-`base.RewardManagerBase` with the coroutine `run_single(data) -> {"reward_score",
-"reward_extra_info"}`, and `registry.REWARD_MANAGER`; `transfer_queue.enable`, true under V1 alone.
-On 0.8 and 0.9 also: the column `response_len` of `data`, and `resolve_reward_manager_cls`.
+Relies on verl 0.7.1 to 0.9:
+- in `verl.experimental.reward_loop.reward_manager`: `registry.REWARD_MANAGER`, and
+  `base.RewardManagerBase` with the coroutine
+  `run_single(data) -> {"reward_score", "reward_extra_info"}`;
+- the setting `transfer_queue.enable`, which is only true under V1;
+- `RLHFDataset.dataframe`, a table of Hugging Face's `datasets`;
+- on 0.8 and 0.9, the column `response_len` of `data`, and `resolve_reward_manager_cls`.
 """
 
 import concurrent.futures
@@ -36,17 +39,21 @@ logger = logging.getLogger(__name__)
 class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is seen as Any
     """Decodes a response once, scores it, and returns named, finite Python floats.
 
-    The scorer is `reward.custom_reward_function.path` if set; else ours, if we have one for the
-    row's `data_source`, with the options of `reward.reward_kwargs`; else verl's default. A custom
-    function is called as verl calls it, sync or async; besides what verl gives it,
-    `extra_info["response_tokens"]` is the response's length in tokens. It returns {name: reward},
-    where `score` is replaced by the weighted sum and what is no number is only logged, or one
-    number, which is then the reward "acc". None is the value of a reward that does not apply to
-    the sample. With built-in scorers, rewards that belong only to other data sources become None.
+    The scorer is the first of these that exists:
+    1. the function of `reward.custom_reward_function.path`;
+    2. our scorer for the row's `data_source`, with the options of `reward.reward_kwargs`;
+    3. verl's default scorer.
 
-    What cannot be scored is reported under `ERROR_KEY` for verl-gdpo's trainer to stop the run,
-    because verl's V1 trainer goes on after an exception in here. The others do not, and get the
-    exception itself.
+    A custom function may be sync or async. It gets the same arguments as from verl, and
+    `extra_info["response_tokens"]`, the response's length in tokens. It returns one number, which
+    becomes the reward "acc", or {name: reward}. In the second form, `score` is replaced by the
+    weighted sum, and values that are not numbers are only logged. None means that a reward does not
+    apply to the sample. With built-in scorers, rewards that belong only to other data sources
+    become None.
+
+    If a sample cannot be scored, V1 trainers get the message under `ERROR_KEY` and our part of the
+    trainer stops the run, because verl would continue after an exception here. Other trainers get
+    the exception.
     """
 
     def __init__(
@@ -63,7 +70,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         options = dict(config.reward.get("reward_kwargs") or {})
         self.scorer_options = {source: options_for(source, options) for source in TASK_OF}
         self.slow_scoring = SlowScoring()
-        # not `trainer.use_v1`: that is true also in trainers which do not look at it
+        # `trainer.use_v1` would not tell: it is also true for trainers that do not read it
         self.reports_errors = bool(config.transfer_queue.enable)
         self.router_kwargs = (
             {}
@@ -75,7 +82,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         )
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """Score the last row of `data` (a session's rows; its last output is what counts)."""
+        """Score the last row of `data`, which holds the rows of one session."""
         fields = data[-1].non_tensor_batch
         try:
             with self.slow_scoring.of(_label(fields)):
@@ -89,11 +96,11 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             return {"reward_score": 0.0, "reward_extra_info": {ERROR_KEY: message}}
 
     async def _score(self, row: Any) -> Any:
-        """What the scorer returns for one row, unchecked."""
+        """Return the scorer's unchecked result for one row."""
         fields = row.non_tensor_batch
         response_ids = row.batch["responses"]
         length = fields.get("response_len")
-        if length is None:  # verl 0.7.1, and where a whole batch is scored at once
+        if length is None:  # in verl 0.7.1, or if verl scores a whole batch at once
             length = row.batch["attention_mask"][-len(response_ids) :].sum()
         length = int(length)
         response = await self._in_thread(
@@ -124,7 +131,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         return await result if inspect.isawaitable(result) else result
 
     def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
-        """What verl's own managers put into `extra_info`, and the response's length in tokens."""
+        """Return the `extra_info` of verl's own managers, with the response's length in tokens."""
         return {
             **(fields.get("extra_info") or {}),
             **(fields.get("tool_extra_fields") or {}),
@@ -135,7 +142,11 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         }
 
     def _checked(self, result: Any, data_source: str, step: int | None) -> dict[str, Any]:
-        """verl's result for one sample: rewards as finite floats, and their weighted sum."""
+        """Return the result for verl: the rewards as finite floats, and their weighted sum.
+
+        Raises:
+            ValueError: a reward is missing, is not a finite number, or contradicts the `score`.
+        """
         if result is None:
             raise ValueError("the scorer returned None; expected a number or {name: reward}")
         info = dict(result) if isinstance(result, Mapping) else {"acc": result}
@@ -158,14 +169,14 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         if self.settings.rewards is None and self.is_custom:
             _check_sum(info, terms)
         score = weighted_sum(gate(info, terms), terms, step)
-        # what Ray cannot send would fail the session without a word to the trainer
+        # values that Ray cannot send would fail the session, and the trainer would not notice
         plain = {name: as_json(value) for name, value in info.items()}
         return {"reward_score": score, "reward_extra_info": {**plain, "score": score}}
 
     def _all_rewards(self, info: dict[str, Any]) -> list[str]:
-        """The names of what counts when none are configured: all numbers, but for `score`.
+        """Return the rewards if none are configured: the names of all numbers except `score`.
 
-        Where `score` is the only number, it is the reward "acc", as a bare number would be.
+        If `score` is the only number, it becomes the reward "acc", like a bare number.
         """
         named = [name for name in info if name != "score"]
         if not any(is_number(info[name]) for name in named) and is_number(info.get("score")):
@@ -182,7 +193,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
 
 
 def _check_sum(info: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Refuse a `score` that says other weights, or other rewards, than the sum of all numbers."""
+    """Raise ValueError for a `score` that is not the sum of the rewards."""
     if not is_number(info.get("score")):
         return
     own, values = float(info["score"]), {name: info[name] for name in names}
@@ -192,14 +203,14 @@ def _check_sum(info: Mapping[str, Any], names: Iterable[str]) -> None:
 
 
 class ScorerEscape(RuntimeError):
-    """Stands for an exception that must not leave a worker thread as it is."""
+    """Carries an exception that must not leave a worker thread in its own type."""
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The result of `function`, whose exceptions all reach the coroutine that waits for it.
+    """Call `function` so that every exception reaches the coroutine that waits for it.
 
-    On Python 3.11 a StopIteration never would, a SystemExit would end the process, and what
-    cancels a future would cancel the session.
+    On Python 3.11, a StopIteration would not reach it, a SystemExit would end the process, and a
+    CancelledError would cancel the session.
     """
     try:
         return function(*args, **kwargs)
@@ -212,7 +223,7 @@ def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _describe(error: BaseException, fields: Mapping[str, Any]) -> str:
-    """One line that names the sample, the error and, outside this package, the line of code."""
+    """Return one line with the sample, the error and, unless it is ours, the line of code."""
     if isinstance(error, ScorerEscape) and error.__cause__ is not None:
         error = error.__cause__
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -236,9 +247,9 @@ def _label(fields: Mapping[str, Any]) -> str:
 
 
 def runs_gdpo_manager(config: Any) -> bool:
-    """Whether verl would make our manager, or a subclass of it, in its reward workers.
+    """Return whether verl would make our manager, or a subclass of it, in its reward workers.
 
-    False for a name that verl does not know, which it says by itself when it makes them.
+    The result is False for an unknown name: verl raises its own error when it makes the workers.
     """
     manager = config.reward.reward_manager
     if manager.source == "register":
@@ -250,10 +261,18 @@ def runs_gdpo_manager(config: Any) -> bool:
     return issubclass(reward.resolve_reward_manager_cls(config), GdpoRewardManager)
 
 
+def scored_rows(dataset: Any) -> Any | None:
+    """The columns that say how rows are scored; None for a dataset class without such a table."""
+    table = getattr(dataset, "dataframe", None)
+    columns = ["data_source", "reward_model"]
+    has_them = {*columns} <= {*getattr(table, "column_names", ())}
+    return table.select_columns(columns) if has_them else None  # type: ignore[union-attr]
+
+
 def node_and_manager(worker: Any) -> tuple[str, bool]:
-    """The address of a reward worker's node, and whether its manager is ours; runs there."""
+    """Return the node's address and whether its manager is ours; runs in a reward worker."""
     return ray.util.get_node_ip_address(), isinstance(worker.reward_manager, GdpoRewardManager)
 
 
-# verl's register() refuses a name that is taken; taking it is the purpose here
+# not with verl's register(), which refuses to replace its own manager of this name
 REWARD_MANAGER["gdpo"] = GdpoRewardManager

@@ -1,14 +1,14 @@
-"""Notices that rollouts failed or cannot come any more, where verl goes on or waits for ever.
+"""Stops the run when rollouts keep failing or can no longer arrive.
 
-An exception in one of verl's agent loops is logged there, and its prompt marked "failure". The sync
-trainer then trains on what is left of the group, and counts such prompts in its metrics; the
-asynchronous ones send out another prompt. That is verl's choice, and is left to it as long as some
-prompts finish. But if a server or a worker is gone, all fail, again and again; and a prompt whose
-agent loop died keeps its mark "running", and is waited for.
+After an exception in an agent loop, verl logs it and marks the prompt "failure". The sync trainer
+then trains on the rest of the group and counts such prompts in its metrics. The asynchronous
+trainers send out another prompt. We do not change this as long as some prompts finish. But after
+the death of a server or a worker, all prompts fail again and again. After the death of an agent
+loop, its prompts keep the mark "running", and verl waits for them for ever.
 
-Relies on verl 0.9: the actors behind `reward_loop_manager`, `agent_loop_manager`,
-`llm_server_manager` and `standalone_server_manager` of a trainer, as `rollout_actors` reads them;
-on the names of TransferQueue's actors; and on Ray's `__ray_ready__`, which every actor answers.
+Relies on verl 0.9: the actors behind a trainer's `reward_loop_manager`, `agent_loop_manager`,
+`llm_server_manager` and `standalone_server_manager`, which `rollout_actors` reads, and the names of
+TransferQueue's actors. Relies on Ray's `__ray_ready__`, which every actor answers.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,34 +16,37 @@ from typing import Any
 
 import ray
 
-ANSWER_SECONDS = 10.0  # for actors to say that they live, once a prompt has failed
-GO_ON = "A start with trainer.resume_mode=auto goes on from the last checkpoint"
+ANSWER_SECONDS = 10.0  # after a failed prompt, actors get this time to answer
+GO_ON = "A start with trainer.resume_mode=auto continues from the last checkpoint"
 
 
 class RolloutError(RuntimeError):
-    """A rollout failed, or none will come any more."""
+    """Rollouts fail, or no more rollouts can arrive."""
 
 
 class RolloutGuard:
-    """Is asked by the replay buffer at each look into TransferQueue.
+    """Finds dead actors and failed prompts; the replay buffer calls it at each poll.
 
     Args:
-        actors: gives {what it is: Ray actor handle} of all that a rollout needs.
-        tolerated: how many prompts may fail in a row while none finishes.
+        actors: function that returns {description: Ray actor handle} of all that a rollout needs.
+        tolerated: number of prompts that may fail in a row while none finishes.
     """
 
     def __init__(self, actors: Callable[[], dict[str, Any]], *, tolerated: int) -> None:
         self._actors = actors
         self._tolerated = tolerated
-        self._questions: dict[Any, str] = {}  # one at a time for each actor, which may be busy
+        self._questions: dict[Any, str] = {}  # open question: actor; only one for each actor
         self._finished: set[str] = set()
-        self._failed: set[str] = set()  # since a prompt last finished
+        self._failed: set[str] = set()  # prompts that failed since the last one finished
 
     def check(self, finished: Iterable[str], failed: Iterable[str]) -> None:
-        """Look at the uids of all prompts that are finished and failed. Does not wait.
+        """Check the actors and count failed prompts. It only waits after a new failure.
+
+        Args:
+            finished, failed: uids of all prompts that are finished or failed.
 
         Raises:
-            RolloutError: an actor is dead, or too many prompts failed.
+            RolloutError: an actor is dead, or too many prompts failed in a row.
         """
         finished, failed = set(finished), set(failed)
         if finished - self._finished:
@@ -51,7 +54,7 @@ class RolloutGuard:
         is_new = not failed <= self._failed
         self._finished = finished
         self._failed |= failed
-        # a dead actor may be why, and nothing is trained before that is known
+        # after a new failure, wait for answers: an actor may be dead, and training must not go on
         if dead := self._dead(ANSWER_SECONDS if is_new else 0):
             raise RolloutError(dead)
         if len(self._failed) > self._tolerated:
@@ -61,7 +64,7 @@ class RolloutGuard:
             )
 
     def _dead(self, seconds: float) -> str | None:
-        """Ask all actors, wait that long for answers, and say which one is dead."""
+        """Ask all actors, wait for their answers, and return a message about a dead one."""
         asked = {*self._questions.values()}
         for name, actor in self._actors().items():
             if name not in asked:
@@ -77,12 +80,12 @@ class RolloutGuard:
                 reason = " ".join(str(error).split()).partition(" Some common causes")[0]
                 return f"{name} died. {GO_ON}. Ray says: {reason}"
             except ray.exceptions.RayError:
-                continue  # out of reach for now: it is asked again
+                continue  # the actor cannot be reached now; the next call asks it again
         return None
 
 
 def queue_actors() -> dict[str, Any]:
-    """{name: Ray actor handle} of this run's TransferQueue, which has to be up by now."""
+    """Return {name: Ray actor handle} of this run's TransferQueue, which must be running."""
     if not ray.is_initialized():
         return {}
     ours = {"transfer_queue", ray.get_runtime_context().namespace}
@@ -94,12 +97,12 @@ def queue_actors() -> dict[str, Any]:
 
 
 def rollout_actors(trainer: Any) -> dict[str, Any]:
-    """{what it is: Ray actor handle} of all that this V1 trainer's rollouts need by now."""
+    """Return {description: Ray actor handle} of all actors that this V1 trainer's rollouts need."""
     found = dict(trainer.queue_actors)
     rewards = getattr(trainer, "reward_loop_manager", None)
     for number, worker in enumerate(getattr(rewards, "reward_loop_worker_handles", None) or ()):
         found[f"reward worker {number}"] = worker
-    loops = getattr(trainer, "agent_loop_manager", None)  # a custom one need not have workers
+    loops = getattr(trainer, "agent_loop_manager", None)  # a custom manager may lack workers
     for number, worker in enumerate(getattr(loops, "agent_loop_workers", ())):
         found[f"agent loop worker {number}"] = worker
     for kind in ("llm", "standalone"):
@@ -110,5 +113,5 @@ def rollout_actors(trainer: Any) -> dict[str, Any]:
         for replica in servers.get_replicas():
             for node, server in enumerate(replica.servers):
                 found[f"rollout server {replica.replica_rank}, node {node} ({kind})"] = server
-    # a router of the user's own may be something else
+    # a router of the user may be another object than an actor
     return {name: one for name, one in found.items() if isinstance(one, ray.actor.ActorHandle)}

@@ -1,4 +1,4 @@
-"""Names the sample on which a scorer hangs: training waits for it, and says nothing by itself."""
+"""Logs the sample on which a scorer hangs, because training would wait for it silently."""
 
 import logging
 import threading
@@ -9,14 +9,14 @@ from itertools import count
 
 logger = logging.getLogger(__name__)
 
-FIRST_SECONDS = 60.0  # until the first line about a sample; each further one takes twice as long
+FIRST_SECONDS = 60.0  # time until the first line about a sample; each next line waits twice as long
 POLL_SECONDS = 1.0
 
 
 class SlowScoring:
-    """The samples that are being scored in this process.
+    """Watches the samples that are being scored in this process.
 
-    A thread looks at them, because a scorer may block the event loop as well as a worker thread.
+    The watcher is a thread, because a scorer may block the event loop.
     """
 
     def __init__(self) -> None:
@@ -24,11 +24,11 @@ class SlowScoring:
         self._started: dict[int, tuple[float, str]] = {}  # {number: (time, label)}, oldest first
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._next: tuple[int, float] = (-1, FIRST_SECONDS)  # number of a sample, seconds
+        self._next: tuple[int, float] = (-1, FIRST_SECONDS)  # (sample, seconds until its next line)
 
     @contextmanager
     def of(self, label: str, now: float | None = None) -> Iterator[None]:
-        """The sample `label` is being scored inside the block."""
+        """Watch the sample `label` while the block scores it."""
         with self._lock:
             number = next(self._numbers)
             self._started[number] = (time.monotonic() if now is None else now, label)
@@ -42,7 +42,7 @@ class SlowScoring:
                 del self._started[number]
 
     def overdue(self, now: float) -> str | None:
-        """A line about the sample that takes longest; None if none is due."""
+        """Return a line about the sample that takes longest, or None if no line is due."""
         with self._lock:
             if not self._started:
                 return None

@@ -1,4 +1,4 @@
-"""Which of verl's trainers GDPO runs on; README.md has the same table."""
+"""Lists the trainers of verl that GDPO supports and refuses; docs/trainers.md has them too."""
 
 from types import MappingProxyType
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import verl
 from packaging.version import Version
 
-# {trainer: versions on which its tests ran}
+# {trainer: versions of verl on which its tests ran}
 TRAINERS = MappingProxyType(
     {
         "sync": ("0.9.0", "0.9.1"),
@@ -26,18 +26,18 @@ REFUSED = MappingProxyType(
             "trainer.v1.trainer_mode=colocate_async or separate_async"
         ),
         "main_ppo_sync": (
-            "the trainer of verl 0.8 on TransferQueue leaves the rewards out of what it hands to "
-            "the estimator. Use verl.trainer.main_ppo, or verl 0.9"
+            "the trainer of verl 0.8 on TransferQueue does not pass the rewards to the estimator. "
+            "Use verl.trainer.main_ppo, or verl 0.9"
         ),
     }
 )
 
 
 def refuse_trainer(config: Any) -> None:
-    """Raise ValueError if a configuration with gdpo is that of a trainer in `REFUSED`.
+    """Raise ValueError if the configuration is for a trainer in `REFUSED`.
 
-    Relies on verl 0.7.1 to 0.9: `fully_async_policy` alone has `async_training` in its
-    configuration, and verl 0.8's `main_ppo_sync` alone sets `transfer_queue.enable` beforehand.
+    Relies on verl 0.7.1 to 0.9: only `fully_async_policy` has `async_training` in its
+    configuration. Before 0.9, only 0.8's `main_ppo_sync` sets `transfer_queue.enable`.
     """
     has_v1 = Version(verl.__version__) >= Version("0.9")
     for trainer, is_meant in {

@@ -1,8 +1,10 @@
-"""What GDPO adds to verl's V1 trainers, put in front of each trainer class that verl asks for.
+"""Extends verl's V1 trainers, with a mixin in front of each trainer class that verl asks for.
 
-Relies on verl 0.9: `get_trainer_cls(mode)`, which `verl.trainer.ppo.v1` and its `trainer_base` both
-hold; `PPOTrainer._setup`, which makes all that a trainer needs before its first step; and the
-methods that `REQUIRED` names; the tag `response_len`; what `computed_advantages.py` says.
+Relies on verl 0.9:
+- `get_trainer_cls(mode)`, in both `verl.trainer.ppo.v1` and its `trainer_base`;
+- `PPOTrainer._setup`, which makes everything that a trainer needs before its first step;
+- the methods in `REQUIRED`, and the tag `response_len`;
+- `compute_advantage_for_multi_trajectories`, see `computed_advantages.py`.
 """
 
 import functools
@@ -33,14 +35,14 @@ from verl_gdpo.verl_hooks.computed_advantages import forget_outcome, noted_outco
 from verl_gdpo.verl_hooks.dump_writer import DumpRows
 from verl_gdpo.verl_hooks.queue_reader import fetch_rows
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
-from verl_gdpo.verl_hooks.reward_manager import node_and_manager, runs_gdpo_manager
+from verl_gdpo.verl_hooks.reward_manager import node_and_manager, runs_gdpo_manager, scored_rows
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
 
-# called or overridden below, by the class that must have them
+# {class of verl: methods that we call or override}
 REQUIRED = {
     PPOTrainer: (
         "_init_dataloader",
@@ -66,10 +68,10 @@ REQUIRED = {
 
 @functools.cache
 def with_gdpo(trainer_cls: type) -> type:
-    """`trainer_cls` extended for GDPO, under its own name; itself if it is extended already.
+    """Return `trainer_cls` extended for GDPO, under the same name.
 
-    verl's `get_trainer_cls` returns registered classes extended. A trainer that is made in another
-    way needs it: `with_gdpo(MyTrainer)(config)`.
+    verl's `get_trainer_cls` extends every registered class. If you make a trainer in another way,
+    write `with_gdpo(MyTrainer)(config)`. A class that is already extended is returned unchanged.
     """
     if issubclass(trainer_cls, GdpoTrainer):
         return trainer_cls
@@ -77,7 +79,7 @@ def with_gdpo(trainer_cls: type) -> type:
 
 
 class GdpoTrainer:
-    """Mixin for `PPOTrainer` classes. Does nothing when neither estimator nor manager is gdpo."""
+    """Mixin for `PPOTrainer` classes; inactive unless the estimator or the manager is gdpo."""
 
     config: Any
     global_steps: int
@@ -108,14 +110,12 @@ class GdpoTrainer:
         if not self.has_manager or self.config.reward.custom_reward_function.path is not None:
             return
         for key in ("train", "val"):
-            # a custom dataset class need not have a table, nor one of Hugging Face's
-            table: Any = getattr(getattr(self, f"{key}_dataset"), "dataframe", None)
-            columns = ["data_source", "reward_model"]
-            if {*columns} <= {*getattr(table, "column_names", ())}:
+            rows = scored_rows(getattr(self, f"{key}_dataset"))
+            if rows is not None:
                 if key == "train":
-                    sources = {*table["data_source"]}
+                    sources = {*rows["data_source"]}
                     self.gdpo = settings_of_run(self.config, sources, has_manager=True)
-                check_ground_truths(table.select_columns(columns), f"data.{key}_files")
+                check_ground_truths(rows, f"data.{key}_files")
 
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]
@@ -134,7 +134,7 @@ class GdpoTrainer:
                 functools.partial(rollout_actors, self), tolerated=tolerated
             )
             is_sync = self.config.trainer.v1.trainer_mode == "sync"
-            # verl's switch for runs that can be repeated; asynchronous ones cannot
+            # full_determinism asks for runs that can be repeated; asynchronous runs cannot
             buffer.in_rounds = is_sync and self.config.actor_rollout_ref.rollout.full_determinism
             if self.config.algorithm.adv_estimator == "gdpo":
                 buffer.filter_by(self.gdpo)
@@ -153,7 +153,7 @@ class GdpoTrainer:
         known.clear()
         rows = replace(rows, step=self.global_steps)
         given = EstimatorInput(rows, self.gdpo)
-        rewards = given.rewards  # whichever estimator runs, they have to be there
+        rewards = given.rewards  # raises if a reward is missing, whichever estimator runs
         forget_outcome()
         token = current_input.set(given)
         try:
@@ -163,7 +163,7 @@ class GdpoTrainer:
         settings = settings_of_advantage(self.config.algorithm.adv_estimator, self.gdpo)
         lengths = np.array([tag["response_len"] for tag in batch.tags])
         if settings is not None and settings.batch_norm == "token":
-            lengths = noted_outcome().trained_B  # rejection has changed the masks by now
+            lengths = noted_outcome().trained_B  # rollout correction has changed the masks
         groups = [group_of(key) for key in batch.keys]
         bounds = self.gdpo.bounds
         metrics.update(batch_metrics(rewards, rows.counted_B, groups, lengths, settings, bounds))
@@ -202,18 +202,18 @@ class GdpoTrainer:
 
 
 def check_reward_workers(workers: Sequence[Any]) -> None:
-    """Ask every reward worker which manager it runs; a node may lack the package.
+    """Ask every reward worker which manager it runs, because a node may lack the package.
 
     Raises:
-        RuntimeError: names the nodes on which another manager would run instead of ours.
+        RuntimeError: names the nodes whose reward workers do not run our manager.
     """
     advice = (
-        f"Install verl-gdpo=={verl_gdpo.__version__} on every node of the Ray cluster, and see "
-        "that VERL_USE_EXTERNAL_PLUGINS there does not leave it out"
+        f"Install verl-gdpo=={verl_gdpo.__version__} on every node of the Ray cluster. If "
+        "VERL_USE_EXTERNAL_PLUGINS is set there, it must include verl_gdpo"
     )
     try:
         answers = ray.get([worker.__ray_call__.remote(node_and_manager) for worker in workers])
-    except ray.exceptions.RayError as error:  # a node that lacks the package cannot even be asked
+    except ray.exceptions.RayError as error:  # a node without the package cannot answer
         raise RuntimeError(f"a reward worker did not start or answer: {error}. {advice}") from error
     foreign = sorted({node for node, is_ours in answers if not is_ours})
     if foreign:
@@ -224,6 +224,8 @@ def check_reward_workers(workers: Sequence[Any]) -> None:
 
 
 def extending(get_trainer_cls: Callable[..., type]) -> Callable[..., type]:
+    """Return `get_trainer_cls` changed to extend each class that it returns."""
+
     @functools.wraps(get_trainer_cls)
     def get_extended_trainer_cls(*args: Any, **kwargs: Any) -> type:
         return with_gdpo(get_trainer_cls(*args, **kwargs))
@@ -232,7 +234,10 @@ def extending(get_trainer_cls: Callable[..., type]) -> Callable[..., type]:
 
 
 def refusing_unextended(setup: Callable[..., None]) -> Callable[..., None]:
-    """`PPOTrainer._setup`, which stops where an error of a reward would be trained on as 0."""
+    """Return `PPOTrainer._setup` changed to refuse a trainer that is not extended.
+
+    Such a trainer would train on 0 where a reward could not be computed.
+    """
 
     @functools.wraps(setup)
     def check_and_set_up(self: Any) -> None:
@@ -252,7 +257,7 @@ def refusing_unextended(setup: Callable[..., None]) -> Callable[..., None]:
 
 
 def check_verl() -> None:
-    """Raise ImportError if verl lacks a method that is overridden here."""
+    """Raise ImportError if verl lacks a method in `REQUIRED`."""
     for cls, names in REQUIRED.items():
         for name in names:
             if not hasattr(cls, name):

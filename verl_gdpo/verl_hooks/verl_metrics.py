@@ -1,10 +1,10 @@
-"""What verl logs: rewards on the trainers derived from the legacy one; validation with None.
+"""Adds our metrics to the legacy trainers, and makes validation accept missing rewards.
 
-Relies on verl 0.7.1 to 0.9 `verl.trainer.ppo.metric_utils`, from which the trainers import by name:
-`compute_data_metrics(batch)`, and `process_validation_metrics(data_sources, sample_uids,
-infos_dict)`, which treats each column of `infos_dict` by itself.
+Relies on two functions in verl 0.7.1 to 0.9 `verl.trainer.ppo.metric_utils`, which the trainers
+import by name: `compute_data_metrics(batch)`, and `process_validation_metrics(data_sources,
+sample_uids, infos_dict)`, which handles each column of `infos_dict` separately.
 
-The replacements are plain functions, which a user's `__main__` can hold and Ray can still pickle.
+The replacements are plain functions. Ray can pickle them even if a user's `__main__` holds them.
 """
 
 import functools
@@ -15,10 +15,12 @@ import verl
 from packaging.version import Version
 from verl.trainer.ppo import metric_utils
 
-METRICS_KEY = "gdpo_metrics"  # of `meta_info`
+METRICS_KEY = "gdpo_metrics"  # the key in `meta_info`
 
 
 def with_reward_metrics(compute_data_metrics: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `compute_data_metrics` extended by the metrics in `meta_info[METRICS_KEY]`."""
+
     @functools.wraps(compute_data_metrics)
     def compute_all_metrics(batch: Any, *args: Any, **kwargs: Any) -> Any:
         metrics = compute_data_metrics(batch, *args, **kwargs)
@@ -28,7 +30,7 @@ def with_reward_metrics(compute_data_metrics: Callable[..., Any]) -> Callable[..
 
 
 def present_only(process_validation_metrics: Callable[..., Any]) -> Callable[..., Any]:
-    """`process_validation_metrics`, with each column that holds None over the other samples."""
+    """Return `process_validation_metrics` changed to ignore None in each column."""
 
     @functools.wraps(process_validation_metrics)
     def process_what_is_present(
@@ -58,5 +60,5 @@ def present_only(process_validation_metrics: Callable[..., Any]) -> Callable[...
 
 
 metric_utils.compute_data_metrics = with_reward_metrics(metric_utils.compute_data_metrics)
-if Version(verl.__version__) < Version("0.9.1"):  # which cannot average a column with None
+if Version(verl.__version__) < Version("0.9.1"):  # older versions cannot average None
     metric_utils.process_validation_metrics = present_only(metric_utils.process_validation_metrics)

@@ -1,9 +1,9 @@
-"""Says whether a training configuration can work, before anything starts: no Ray, no GPU, no model.
+"""Checks whether a training configuration can work, without Ray or a model.
 
 verl-gdpo check [--config-dir FOLDER] [--config-name train] [--rows 8] [key=value ...]
 
-The overrides are those of the training run. Everything that can be found wrong independently is
-listed; the exit code is 1 then.
+The overrides are those of the training run. The command lists all problems that it can find at
+once. The exit code is 1 if there are problems.
 """
 
 import argparse
@@ -21,27 +21,28 @@ from omegaconf import OmegaConf
 import verl_gdpo
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run, uses_gdpo_manager
 from verl_gdpo.tools.check.data import DataFile, count_steps, pick_rows, read_files
+from verl_gdpo.tools.check.findings import Findings, message_of
 from verl_gdpo.tools.check.machine import (
     check_device,
+    check_gpus,
     check_model,
     check_temporary_folder,
     what_scorers_miss,
 )
-from verl_gdpo.tools.check.report import Report, message_of
 from verl_gdpo.tools.recipes import FOLDER
 
 
 def compose_config(config_dir: Path, config_name: str, overrides: list[str]) -> Any:
-    """The configuration that `verl.trainer.main_ppo --config-dir ... --config-name ...` sees."""
+    """Return the configuration that `verl.trainer.main_ppo` would get with these arguments."""
     with initialize_config_dir(str(config_dir.resolve()), version_base=None):
         verls = "hydra.searchpath=[pkg://verl.trainer.config]"
         config = compose(config_name, overrides=[verls, *overrides])
-    OmegaConf.to_container(config, resolve=True)  # as verl does, but only after it started Ray
+    OmegaConf.to_container(config, resolve=True)  # verl does this too, but only after Ray started
     return config
 
 
 def check_environment(config: Any) -> str:
-    """Whether verl has us, and what it needs for this trainer, in this Python."""
+    """Return the versions; raise ValueError if verl does not load us, or lacks a dependency."""
     try:
         from verl_gdpo.verl_hooks import for_check as verls
     except Exception as error:
@@ -69,14 +70,14 @@ def check_environment(config: Any) -> str:
 
 
 def check_verls_rules(config: Any, _environment: str) -> list[str]:
-    """verl's own validation; returns what it prints."""
+    """Run verl's own validation and return the lines that it prints."""
     from verl_gdpo.verl_hooks.for_check import what_validation_prints
 
     return what_validation_prints(config)
 
 
 def check_settings(config: Any, training: Sequence[DataFile]) -> GdpoSettings:
-    """The settings, with the bounds that the scorers of the training rows declare."""
+    """Return the settings, with the bounds that the scorers of the training rows declare."""
     sources = {source for file in training for source in file.sources}
     is_v1 = config.trainer.get("use_v1", False)
     has_manager = uses_gdpo_manager(config) or (is_v1 and _has_subclass_of_ours(config))
@@ -84,7 +85,7 @@ def check_settings(config: Any, training: Sequence[DataFile]) -> GdpoSettings:
     if settings is None:
         raise ValueError(
             "neither algorithm.adv_estimator nor reward.reward_manager.name is gdpo, so verl-gdpo "
-            f"takes no part: got {config.algorithm.adv_estimator}, "
+            f"would do nothing: got {config.algorithm.adv_estimator}, "
             f"{config.reward.reward_manager.name}"
         )
     if not is_v1:
@@ -97,7 +98,7 @@ def _has_subclass_of_ours(config: Any) -> bool:
 
     try:
         return runs_gdpo_manager(config)
-    except Exception:  # the dry run, which makes the manager, says why it cannot be made
+    except Exception:  # the dry run makes the manager later and reports the reason
         return False
 
 
@@ -110,7 +111,7 @@ def _check_weights_without_steps(settings: GdpoSettings) -> None:
 
 
 def check_trainer(config: Any, _settings: GdpoSettings, _environment: str) -> str:
-    """Whether verl's trainer of this mode is ours, and accepts the configuration."""
+    """Return the trainer's name; raise ValueError if it refuses the configuration."""
     if not config.trainer.get("use_v1", False):
         return _check_legacy_trainer(config)
     from verl_gdpo.verl_hooks.for_check import make_v1_trainer
@@ -142,52 +143,52 @@ def _check_legacy_trainer(config: Any) -> str:
     return "legacy trainer"
 
 
-def check_data(report: Report, config: Any) -> list[list[DataFile]] | None:
-    """Training and validation files; None where one of them could not be used."""
+def check_data(findings: Findings, config: Any) -> list[list[DataFile]] | None:
+    """Return the training and the validation files; None if one of them cannot be used."""
     found: list[list[DataFile] | None] = []
     for key in ("train_files", "val_files"):
-        before = len(report.problems)
-        files = report.ask(read_files, config, key)
-        if len(report.problems) > before:
+        before = len(findings.problems)
+        files = findings.ask(read_files, config, key)
+        if len(findings.problems) > before:
             found.append(None)
             continue
         if files is None:
-            report.say(f"data.{key}: not looked at, because verl fetches it, or a class of yours")
+            findings.say(f"data.{key}: not checked, because verl or your dataset class fetches it")
         for file in files or []:
-            report.say(f"data.{key}: {file.table.num_rows} rows in {file.path}")
+            findings.say(f"data.{key}: {file.table.num_rows} rows in {file.path}")
         found.append(files or [])
     if found[0]:
         rows = sum(file.table.num_rows for file in found[0])
-        for remark in report.ask(count_steps, config, rows) or []:
-            report.say(remark)
+        for remark in findings.ask(count_steps, config, rows) or []:
+            findings.say(remark)
     return None if None in found else found  # type: ignore[return-value]
 
 
 def try_rewards(
-    report: Report,
+    findings: Findings,
     config: Any,
     settings: GdpoSettings,
     files: list[list[DataFile]],
     options: argparse.Namespace,
     _environment: str,
 ) -> None:
-    """The dry run: what the reward functions return for made-up responses."""
+    """Score made-up responses with the reward functions, and print the results."""
     from verl_gdpo.tools.check.dry_run import score_rows
     from verl_gdpo.tools.check.text import describe
 
     training, validation = files
     rows = pick_rows(training, validation, options.rows)
     if not rows:
-        report.say("no rows at hand, so no reward was tried")
+        findings.say("there are no rows, so no reward was tried")
         return
     run = score_rows(config, rows, options.seconds)
     if run.problems and config.reward.reward_model.enable:
         for problem in run.problems:
-            report.say(f"without the reward model's server, no reward could be tried: {problem}")
+            findings.say(f"without the reward model's server, no reward could be tried: {problem}")
         return
-    report.problems += run.problems
+    findings.problems += run.problems
     if not run.problems:
-        report.say(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
+        findings.say(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
         for text in describe(run, settings):
             print(f"\n{text}")
         print()
@@ -197,43 +198,51 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="verl-gdpo check", description=__doc__.splitlines()[0])
     parser.add_argument("--config-dir", type=Path, default=FOLDER, help="default: our recipes")
     parser.add_argument("--config-name", default="train")
-    parser.add_argument("--rows", type=int, default=8, help="rows to try the rewards on")
-    parser.add_argument("--seconds", type=float, default=20.0, help="limit of one scoring")
+    parser.add_argument(
+        "--elsewhere", action="store_true", help="the run will be on another machine, with GPUs"
+    )
+    parser.add_argument("--rows", type=int, default=8, help="number of rows to try the rewards on")
+    parser.add_argument("--seconds", type=float, default=20.0, help="time limit for one scoring")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     options = parser.parse_args(argv)
-    report = Report()
-    logging.disable(logging.INFO)  # verl and our trainer say there what is said here
+    findings = Findings()
+    logging.disable(logging.INFO)  # verl and our trainer would log what the report prints
     try:
-        _ask_all(report, options)
+        _ask_all(findings, options)
     finally:
         logging.disable(logging.NOTSET)
-    for problem in report.problems:
+    for problem in findings.problems:
         print(f"check: {problem}", file=sys.stderr)
-    return 1 if report.problems else 0
+    return 1 if findings.problems else 0
 
 
-def _ask_all(report: Report, options: argparse.Namespace) -> None:
-    config = report.ask(compose_config, options.config_dir, options.config_name, options.overrides)
+def _ask_all(findings: Findings, options: argparse.Namespace) -> None:
+    config = findings.ask(
+        compose_config, options.config_dir, options.config_name, options.overrides
+    )
     if config is None:
         return
-    report.ask(check_temporary_folder)
-    report.ask(check_model, config)
-    files = check_data(report, config)
+    findings.ask(check_temporary_folder)
+    findings.ask(check_model, config)
+    if not options.elsewhere:
+        for remark in findings.ask(check_gpus, config) or []:
+            findings.say(remark)
+    files = check_data(findings, config)
     sources = {source for group in files or [] for file in group for source in file.sources}
-    for lack in report.ask(what_scorers_miss, config, sources) or []:
-        report.say(lack)
-    settings = report.ask(check_settings, config, files[0] if files else [])
+    for lack in findings.ask(what_scorers_miss, config, sources) or []:
+        findings.say(lack)
+    settings = findings.ask(check_settings, config, files[0] if files else [])
     if settings is not None:
-        report.say(
+        findings.say(
             f"adv_estimator={config.algorithm.adv_estimator}, "
             f"reward_manager={config.reward.reward_manager.name}"
         )
         named = [f"{f.name}={getattr(settings, f.name)}" for f in fields(settings)]
-        report.say(", ".join(text for text in named if not text.startswith("rewards=")))
-    environment = report.ask(check_environment, config)
-    for remark in report.ask(check_verls_rules, config, environment) or []:
-        report.say(remark)
-    trainer = report.ask(check_trainer, config, settings, environment)
+        findings.say(", ".join(text for text in named if not text.startswith("rewards=")))
+    environment = findings.ask(check_environment, config)
+    for remark in findings.ask(check_verls_rules, config, environment) or []:
+        findings.say(remark)
+    trainer = findings.ask(check_trainer, config, settings, environment)
     if environment and trainer:
-        report.say(f"{environment}, {trainer}")
-    report.ask(try_rewards, report, config, settings, files, options, environment)
+        findings.say(f"{environment}, {trainer}")
+    findings.ask(try_rewards, findings, config, settings, files, options, environment)

@@ -1,4 +1,4 @@
-"""The data files of a run: read as verl's dataset reads them, but for the tokenizer."""
+"""Reads the data files of a run as verl's dataset does, without the tokenizer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,11 +43,13 @@ class DataFile:
 
 
 def read_files(config: Any, key: str) -> list[DataFile] | None:
-    """The files under `data.<key>`, checked; None if they are out of reach, and left to verl.
+    """Return the files of `data.<key>` after checking them.
+
+    The result is None if only verl can read them: a path is a URL, or a dataset class is set.
 
     Raises:
-        ValueError: a file is not there or not readable, lacks a column, or holds a row that one of
-            our scorers cannot use.
+        ValueError: a file does not exist, is not readable, lacks a column, or has a row that our
+            scorer cannot use.
     """
     files = config.data[key]
     paths = [str(file) for file in files] if isinstance(files, list | ListConfig) else [str(files)]
@@ -85,10 +87,10 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
 
 
 def count_steps(config: Any, row_count: int) -> list[str]:
-    """What the number of training rows means for the run.
+    """Return remarks about the number of steps that these training rows allow.
 
     Raises:
-        ValueError: there are too few for a single step.
+        ValueError: there are too few rows for one step.
     """
     limit = config.data.get("train_max_samples", -1)
     row_count = min(row_count, limit) if limit > 0 else row_count
@@ -109,9 +111,9 @@ def count_steps(config: Any, row_count: int) -> list[str]:
         )
     if not config.data.get("filter_overlong_prompts", False):
         remarks.append(
-            "data.filter_overlong_prompts=False: of a prompt longer than "
-            f"data.max_prompt_length={config.data.max_prompt_length} tokens, verl cuts off the "
-            "beginning without a word"
+            "data.filter_overlong_prompts=False: if a prompt is longer than "
+            f"data.max_prompt_length={config.data.max_prompt_length} tokens, verl silently cuts "
+            "off its beginning"
         )
     return remarks
 
@@ -119,7 +121,7 @@ def count_steps(config: Any, row_count: int) -> list[str]:
 def pick_rows(
     training: Sequence[DataFile], validation: Sequence[DataFile], count: int
 ) -> list[Row]:
-    """`count` training rows evenly spread, and one row of each data source that they miss."""
+    """Return `count` evenly spread training rows, and one row of each other data source."""
     places = [(file, index) for file in training for index in range(file.table.num_rows)]
     spread = np.linspace(0, len(places) - 1, min(count, len(places))).round().astype(int)
     rows = [file.row(index) for file, index in (places[place] for place in spread)]

@@ -1,10 +1,10 @@
 """Scores a few rows with made-up responses, through the reward manager that training uses.
 
-The responses are right, wrong and worthless on purpose: a reward that tells none of them apart, or
-a reward function that fails on one of them, shows here and not after the first rollout.
+Some responses are right, some are wrong, some are garbage. So this finds a reward that is equal for
+all of them, and a reward function that fails on one of them, before the first rollout.
 
-Relies on verl 0.9 `verl.trainer.ppo.reward.load_reward_manager(config, tokenizer, ...)` and on what
-`AgentLoopWorker._compute_score` hands to the manager's `run_single`.
+Relies on verl 0.9 `verl.trainer.ppo.reward.load_reward_manager(config, tokenizer, ...)` and on the
+data that `AgentLoopWorker._compute_score` passes to the manager's `run_single`.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from typing import Any
 from verl_gdpo.batch.rows import ERROR_KEY
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.tools.check.data import Row
-from verl_gdpo.tools.check.report import message_of
+from verl_gdpo.tools.check.findings import message_of
 
 FIRST_STEP = 1  # verl counts its training steps from 1
-END = 0x110000  # the end-of-turn token, one above the last character
-NO_SERVER = "127.0.0.1:9"  # stands for the reward model's router; refuses connections
+END = 0x110000  # the end-of-turn token; its number is one above the last character
+NO_SERVER = "127.0.0.1:9"  # in place of the reward model's router; it refuses connections
 GARBAGE = "?" * 8
 THREAD_NAME = "verl-gdpo check"
 
@@ -42,12 +42,12 @@ class Sample:
 @dataclass(frozen=True)
 class DryRun:
     samples: Sequence[Sample]
-    infos: Sequence[Mapping[str, Any]]  # verl's reward_extra_info, one a sample
-    problems: Sequence[str]  # of samples that could not be scored; `infos` is then incomplete
+    infos: Sequence[Mapping[str, Any]]  # verl's reward_extra_info of each sample
+    problems: Sequence[str]  # samples that could not be scored, which are not in `infos`
 
 
 class Characters:
-    """Stands for the policy's tokenizer: a token is a character."""
+    """Replaces the policy's tokenizer: each character is a token."""
 
     @staticmethod
     def encode(text: str) -> list[int]:
@@ -59,7 +59,7 @@ class Characters:
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """Threads that Python does not wait for at its end: a reward function may never return."""
+    """Threads for which Python does not wait at its exit: a reward function may never return."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -76,7 +76,7 @@ class DaemonThreads(ThreadPoolExecutor):
 
 
 def make_samples(rows: Sequence[Row]) -> list[Sample]:
-    """Every row with each of the responses made up for it."""
+    """Return a sample for each row and each of its made-up responses."""
     texts = [_good_response(row) for row in rows]
     samples = []
     for number, row in enumerate(rows):
@@ -89,11 +89,11 @@ def make_samples(rows: Sequence[Row]) -> list[Sample]:
 
 
 def made_up_responses(truth: str, foreign: str) -> dict[str, str]:
-    """{kind: response}, without those that would be the same as one before.
+    """Return {kind: response}; a response that equals an earlier one is left out.
 
     Args:
         truth: a good response to the row; "" if none is known.
-        foreign: that of another row; "" if there is none.
+        foreign: a good response to another row; "" if there is none.
     """
     middle = len(truth) // 2
     changed = "#" if truth[middle : middle + 1] != "#" else "_"
@@ -113,15 +113,15 @@ def made_up_responses(truth: str, foreign: str) -> dict[str, str]:
 
 
 def score_rows(config: Any, rows: Sequence[Row], seconds: float) -> DryRun:
-    """Score every sample of `rows`; stops at the first that takes longer than `seconds`.
+    """Score all samples of `rows`, up to the first sample that takes longer than `seconds`.
 
     Raises:
-        ValueError: there is no reward manager or function where the configuration says so.
+        ValueError: the configured reward manager or function does not exist.
     """
     samples = make_samples(rows)
     infos: list[Mapping[str, Any]] = []
     failures: dict[str, list[str]] = {}
-    # a late answer is logged after the end, so this filter stays
+    # this filter is never removed, because a late answer is logged after this function ends
     logging.getLogger("verl_gdpo.verl_hooks.reward_manager").addFilter(_is_not_ours)
     with _event_loop() as loop:
         manager = _load_manager(deepcopy(config))
@@ -136,8 +136,10 @@ def score_rows(config: Any, rows: Sequence[Row], seconds: float) -> DryRun:
                 late = f"{sample.label}: the reward function gave no answer within {seconds:g} s"
                 return DryRun(samples, infos, [late])
             infos.append(info)
-    of = f"of {len(samples)} responses tried"
-    problems = [f"{reasons[0]} (so for {len(reasons)} {of})" for reasons in failures.values()]
+    problems = [
+        f"{reasons[0]} ({len(reasons)} of {len(samples)} responses failed)"
+        for reasons in failures.values()
+    ]
     return DryRun(samples, infos, problems)
 
 
@@ -159,7 +161,7 @@ def _load_manager(config: Any) -> Any:
 
 
 def _as_verl_gives_it(config: Any, fields: Mapping[str, Any], sample: Sample) -> Any:
-    """One rollout as verl's agent loop hands it to a reward manager."""
+    """Return one rollout, as verl's agent loop passes it to a reward manager."""
     from verl_gdpo.verl_hooks.for_check import one_rollout
 
     extra_info = dict(fields.get("extra_info") or {})
@@ -178,9 +180,9 @@ def _as_verl_gives_it(config: Any, fields: Mapping[str, Any], sample: Sample) ->
 
 
 def _run(loop: Any, coroutine: Any, seconds: float) -> Mapping[str, Any] | None:
-    """The coroutine's reward_extra_info, or None when it takes too long.
+    """Return the coroutine's reward_extra_info, or None if it takes too long.
 
-    In a thread, because a function that blocks its event loop cannot be ended from within.
+    The coroutine runs in a thread, because nothing can stop a function that blocks its event loop.
     """
     outcome: Future[Any] = DaemonThreads().submit(loop.run_until_complete, coroutine)
     if outcome in wait([outcome], timeout=seconds).not_done:
@@ -193,7 +195,7 @@ def _run(loop: Any, coroutine: Any, seconds: float) -> Mapping[str, Any] | None:
 
 
 def _good_response(row: Row) -> str:
-    """As the row's task says; else the ground truth, if it may be a response."""
+    """Return the good response of the row's task, else the ground truth, or "" if it is no text."""
     truth = (row.fields.get("reward_model") or {}).get("ground_truth")
     if not isinstance(truth, str):
         return ""
@@ -208,7 +210,7 @@ def _describe(error: BaseException, sample: Sample) -> str:
 
 @contextmanager
 def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop for verl's managers, which take the current one, as in a Ray actor."""
+    """Yield an event loop and make it current, because verl's managers use the current loop."""
     loop = asyncio.new_event_loop()
     loop.set_default_executor(DaemonThreads())
     asyncio.set_event_loop(loop)
@@ -216,10 +218,10 @@ def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
         yield loop
     finally:
         asyncio.set_event_loop(None)
-        if not loop.is_running():  # as it still may be after a time-out
+        if not loop.is_running():  # after a time-out, it may still be running
             loop.close()
 
 
 def _is_not_ours(record: logging.LogRecord) -> bool:
-    """Whether a log line says something else than the result of a scoring."""
+    """Return whether a log line comes from outside the dry run, which reports its own results."""
     return record.threadName != THREAD_NAME

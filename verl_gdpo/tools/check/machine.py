@@ -1,4 +1,4 @@
-"""What a run needs of this machine: the device, a place for Ray, the model if it is a folder."""
+"""Checks what a run needs on this machine: the device, a folder for Ray, and a local model."""
 
 import os
 import sys
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.tools.check.gpu_memory import memory_problems, needed_gb, shape_of
+from verl_gdpo.tools.check.gpus import find_gpus, missing
 
 
 def check_device(device: str) -> None:
@@ -26,8 +28,43 @@ def check_device(device: str) -> None:
         )
 
 
+def check_gpus(config: Any) -> list[str]:
+    """What is said of the GPUs that a run on `trainer.device=cuda` would use.
+
+    Raises:
+        ValueError: there are too few, they are too small, or the machine lacks what they need.
+    """
+    if config.trainer.device != "cuda":
+        return []
+    import torch
+
+    wanted, found = config.trainer.n_gpus_per_node, torch.cuda.device_count()
+    if found < wanted:
+        build = "" if torch.version.cuda else f" (torch {torch.__version__} is without CUDA)"
+        raise ValueError(
+            f"trainer.n_gpus_per_node={wanted}, but {found} GPUs are here{build}. Without a GPU: "
+            "hardware=cpu and VERL_PLATFORM=cpu. If the run will be on another machine: --elsewhere"
+        )
+    run_dir = Path(str(config.trainer.default_local_dir)).resolve()
+    there = next(folder for folder in (run_dir, *run_dir.parents) if folder.is_dir())
+    problems = missing(find_gpus(os.environ), there)
+    gpu_gb = min(torch.cuda.get_device_properties(i).total_memory for i in range(wanted)) / 1e9
+    remark = f"{found} GPUs of {gpu_gb:.0f} GB"
+    shape = shape_of(str(config.actor_rollout_ref.model.path))
+    if shape is None:
+        remark += "; the model is not here yet, so what it needs of them is not known"
+    else:
+        needed = needed_gb(shape, config, gpu_gb)
+        problems += memory_problems(needed, gpu_gb)
+        phases = ", ".join(f"{gb:.0f} GB in the {phase}" for phase, gb in needed.items())
+        remark += f"; {shape.parameters / 1e9:.2f} B parameters need about {phases} (computed)"
+    if problems:
+        raise ValueError("; ".join(problems))
+    return [remark]
+
+
 def check_temporary_folder() -> None:
-    """Raise ValueError where no worker of Ray would start, which Ray says in its logs alone.
+    """Raise ValueError if Ray's workers would not start; Ray only reports that in its own logs.
 
     Relies on Ray 2.60's `RayParams`: "temp_dir must not be child directory of virtualenv root".
     """
@@ -40,7 +77,7 @@ def check_temporary_folder() -> None:
 
 
 def check_model(config: Any) -> None:
-    """Raise ValueError if the model is a folder that is not there; a hub's name is left to verl."""
+    """Raise ValueError if the model is a folder that does not exist; verl checks names on a hub."""
     path = str(config.actor_rollout_ref.model.path)
     folder = Path(path)
     beginnings = (config.get("data_dir") or "/", "/", ".", "~")

@@ -1,4 +1,4 @@
-"""What a dry run showed: each data source's rewards, and the advantages of one prompt's samples."""
+"""Makes tables of a dry run: the rewards of each data source, and the advantages of one prompt."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import RewardTerm
 from verl_gdpo.terminal import render, width_of
 from verl_gdpo.tools.check.dry_run import FIRST_STEP, Characters, DryRun
-from verl_gdpo.tools.check.report import WIDTH
+from verl_gdpo.tools.check.findings import WIDTH
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,10 +26,10 @@ LEFT = (0, 2, 6)
 
 
 def describe(run: DryRun, settings: GdpoSettings) -> Iterator[str]:
-    """The tables, from the same functions as in training.
+    """Yield the tables, which the functions of the training compute.
 
     Raises:
-        RewardError: what was returned cannot be made a matrix of rewards; see `RewardMatrix.of`.
+        RewardError: the scorers' results do not make a matrix of rewards; see `RewardMatrix.of`.
     """
     rows = RewardRows.from_keys(
         keys=[f"{sample.row}_{number}_0" for number, sample in enumerate(run.samples)],
@@ -73,7 +73,7 @@ def _condition(term: RewardTerm) -> str:
 
 
 def _numbers(values: Iterable[Any]) -> Floats:
-    """Those that are numbers: a scorer may also return text that no reward is made of."""
+    """Return the numbers among the values; a scorer may also return text, which is not a reward."""
     found = []
     for value in values:
         try:
@@ -99,7 +99,7 @@ def _mark(values: Floats, groups: npt.NDArray[np.int64]) -> str:
 
 
 def _example(run: DryRun, rows: RewardRows, rewards: RewardMatrix, settings: GdpoSettings) -> str:
-    """The samples of the first row, as a table."""
+    """Return a table with the samples of the first row."""
     groups = [str(sample.row) for sample in run.samples]
     lengths = [len(Characters.encode(sample.response)) for sample in run.samples]
     gdpo, grpo = (
@@ -119,13 +119,13 @@ def _example(run: DryRun, rows: RewardRows, rewards: RewardMatrix, settings: Gdp
     prompt = run.samples[0].label.partition(", response")[0]
     return (
         f"{prompt}, normalised with all {len(run.samples)} responses as the batch\n"
-        "(S: the normalised rewards combined; gdpo: advantage under these settings; grpo: "
-        f"GRPO's)\n{_fitting(kinds, columns)}"
+        "(S: the combined normalised rewards; gdpo: the advantage under these settings; grpo: the "
+        f"advantage of GRPO)\n{_fitting(kinds, columns)}"
     )
 
 
 def _fitting(kinds: Sequence[str], columns: Mapping[str, Sequence[str]]) -> str:
-    """The table, with as many of the rewards as there is room for."""
+    """Return the table with as many rewards as fit into `WIDTH`."""
     *rewards, S, gdpo, grpo = columns
     for count in range(len(rewards), -1, -1):
         header = [*rewards[:count], S, gdpo, grpo]
@@ -137,4 +137,4 @@ def _fitting(kinds: Sequence[str], columns: Mapping[str, Sequence[str]]) -> str:
         if max(map(width_of, table.splitlines())) <= WIDTH:
             break
     left_out = len(rewards) - count
-    return f"{table}\n({left_out} more rewards have no room)" if left_out else table
+    return f"{table}\n({left_out} more rewards do not fit)" if left_out else table

@@ -1,4 +1,4 @@
-"""The advantages of a run once more, from its rollout dump, under its own and other settings.
+"""Recomputes the advantages in a run's rollout dump, under its own and under other settings.
 
 verl-gdpo replay DIR [--arm NAME ...] [key=value ...]
 """
@@ -17,12 +17,13 @@ from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_over
 from verl_gdpo.tools.replay.steps import LOGGED, Replay, write_table
 from verl_gdpo.tools.replay.text import LEGEND, comparison, whole_group
 
-TOLERANCE = 1e-5  # advantages are logged in float32
+REPRODUCED_TOLERANCE = 1e-5  # for differences to logged advantages, which are float32
 FORMATS = (".parquet", ".json", ".jsonl")
 EPILOG = """\
-`key=value` are overrides in the syntax of the training command. Alone they change the run's own
-settings; with --arm they change each arm. An arm keeps the run's rewards, weights, conditions and
-eps. With neither, the run is compared with the arm grpo, or gdpo if it was a grpo run.
+`key=value` are overrides in the syntax of the training command. With --arm, they change each arm.
+Without --arm, they change the run's own settings. An arm keeps the run's rewards, weights,
+conditions and eps. Without overrides and --arm, a gdpo run is compared with the arm grpo, and a
+grpo run with the arm gdpo.
 
   verl-gdpo replay runs/my_run --arm grpo --arm gdpo_token
   verl-gdpo replay runs/my_run algorithm.gdpo.rewards.length.weight=0.2
@@ -32,7 +33,7 @@ The exit code is 1 if the run's own settings do not reproduce the logged advanta
 
 def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_intermixed_args(argv)
-    if isinstance(sys.stdout, TextIOWrapper):  # a terminal that lacks some character
+    if isinstance(sys.stdout, TextIOWrapper):  # the terminal may lack some characters
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(arguments)
@@ -53,10 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     add("overrides", nargs="*", metavar="key=value")
     add("--config", type=Path, help="the run's configuration, if not DIR/hydra/.hydra/config.yaml")
     add("--arm", action="append", default=[], metavar="NAME", help=f"one of {', '.join(ARMS)}")
-    add("--steps", type=step_range, metavar="FIRST:LAST", help="both included; or one step")
-    add("--top", type=int, default=3, help="groups to show for each alternative (3)")
-    add("--group", metavar="ID", help="show this group in full (the beginning of its id will do)")
-    add("--out", type=Path, metavar="FILE", help="all rollouts: .parquet, or .json (lines)")
+    add("--steps", type=step_range, metavar="FIRST:LAST", help="these steps only; or one step")
+    add("--top", type=int, default=3, help="number of groups to show for each alternative (3)")
+    add("--group", metavar="ID", help="show this group in full; ID may be the beginning of its id")
+    add("--out", type=Path, metavar="FILE", help="write all rollouts as .parquet or .json (lines)")
     return parser
 
 
@@ -92,11 +93,11 @@ def _run(arguments: argparse.Namespace) -> int:
     rollouts = sum(len(step.columns[LOGGED].A_B) for step in replay.steps)
     source = f"the run's settings are in {path}"
     if path is None:
-        source = "no configuration of the run found, so its settings are taken to be the defaults"
+        source = "no configuration of the run was found, so the defaults are used"
     print(f"{len(files)} steps, {rollouts:,} rollouts; {source}")
     for path in unfinished:
         if arguments.steps is None or int(path.stem) in arguments.steps:
-            print(f"Step {path.stem} is left out, {path} has no end: {WRITING}.")
+            print(f"Step {path.stem} is left out, because {path} has no end: {WRITING}.")
     for arm in (own, *alternatives):
         print(f"{arm.name}: {printable(str(arm))}")
     reproduced = _say_reproduced(replay, path)
@@ -123,10 +124,10 @@ def _chosen(files: Sequence[Path], steps: range) -> list[Path]:
 
 
 def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm]:
-    """The alternatives that the command line asks for; see `EPILOG`.
+    """Return the alternatives that the command line asks for; see `EPILOG`.
 
     Raises:
-        ValueError: an unknown arm or setting.
+        ValueError: an arm or a setting is unknown.
     """
     if overrides and not names:
         blocks = {"changed": own.algorithm}
@@ -140,7 +141,7 @@ def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm
 
 
 def _say_reproduced(replay: Replay, path: Path | None) -> bool:
-    """Print how far the logged advantages are from what the run's settings give."""
+    """Print whether the run's settings reproduce the logged advantages, and return it."""
     worst = replay.worst
     if worst is None:
         print(
@@ -149,7 +150,7 @@ def _say_reproduced(replay: Replay, path: Path | None) -> bool:
         )
         return True
     text = f"largest |difference| {worst.difference:.2g} over {replay.row_count:,} rows"
-    if worst.difference <= TOLERANCE:
+    if worst.difference <= REPRODUCED_TOLERANCE:
         print(f"The run's settings reproduce the logged advantages: {text}.")
         return True
     if path is None:
@@ -160,6 +161,6 @@ def _say_reproduced(replay: Replay, path: Path | None) -> bool:
         reason = "was the run resumed with other settings, or another version?"
     print(
         f"WARNING: the run's settings do not reproduce the logged advantages: {text} (allowed "
-        f"{TOLERANCE:g}), at step {worst.step}, {printable(worst.uid)}; {reason}"
+        f"{REPRODUCED_TOLERANCE:g}), at step {worst.step}, {printable(worst.uid)}; {reason}"
     )
     return False

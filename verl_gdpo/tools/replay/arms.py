@@ -1,6 +1,6 @@
-"""Which estimator, under which settings: the arms of recipes/estimator, a run's own, and changes.
+"""The arms of a replay: estimators with settings, from recipes/estimator or from a run.
 
-An `algorithm` here is verl's block of that name as a plain dict.
+In this module, `algorithm` is verl's block of that name as a plain dict.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,21 +14,21 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.settings.algorithm import KEYS, GdpoSettings, scorers_bounds
+from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings, scorers_bounds
 from verl_gdpo.settings.reward_terms import hint
 from verl_gdpo.tools.recipes import FOLDER
 
-ARMS: Mapping[str, Mapping[str, Any]] = {  # what recipes/estimator/NAME.yaml sets there
+ARMS: Mapping[str, Mapping[str, Any]] = {  # the `algorithm` block of recipes/estimator/NAME.yaml
     path.stem: OmegaConf.to_container(OmegaConf.load(path).algorithm)  # type: ignore[misc]
     for path in sorted((FOLDER / "estimator").glob("*.yaml"))
 }
-# an arm says how to normalise; what the rewards are worth stays as in the run
+# an arm changes how rewards are normalised; these keys keep their values from the run
 KEPT_BY_ARMS = ("gdpo_reward_keys", "gdpo_reward_weights")
 KEPT_BY_ARMS_IN_GDPO = ("rewards", "eps")
-# what replay's grpo reads; its gdpo reads all of `algorithm.gdpo` besides
+# the keys that replay's grpo reads; its gdpo also reads everything in `algorithm.gdpo`
 READ = ("adv_estimator", "norm_adv_by_std_in_grpo", *KEPT_BY_ARMS)
 READ_BY_GRPO = (*(f"algorithm.{key}" for key in READ), "algorithm.gdpo.rewards")
-READ_BY_GDPO = (*READ_BY_GRPO, *(f"algorithm.gdpo.{key}" for key in KEYS))
+READ_BY_GDPO = (*READ_BY_GRPO, *(f"algorithm.gdpo.{key}" for key in SETTING_KEYS))
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Arm:
     name: str
     algorithm: Mapping[str, Any]
     settings: GdpoSettings
-    declared: Mapping[str, Bounds]  # bounds that scorers declare; those of `algorithm` win
+    declared: Mapping[str, Bounds]  # bounds from scorers; bounds in `algorithm` replace them
 
     @classmethod
     def of(cls, name: str, algorithm: Mapping[str, Any], declared: Mapping[str, Bounds]) -> "Arm":
-        """Raises ValueError for settings that `GdpoSettings` refuses."""
+        """Return the arm; raise ValueError for settings that `GdpoSettings` refuses."""
         settings = GdpoSettings.from_algorithm(algorithm)
         settings = replace(settings, bounds={**declared, **settings.bounds})
         return cls(name, algorithm, settings, declared)
@@ -56,16 +56,16 @@ class Arm:
         return self.estimator in ("gdpo", "grpo")
 
     def __str__(self) -> str:
-        """The settings that matter, in the syntax of an override."""
+        """Return the settings that replay reads, in the syntax of overrides."""
         shown = {key: self.algorithm.get(key) for key in (*READ, "gdpo")}
         return " ".join(f"{key}={v}" for key, v in shown.items() if v is not None and v != {})
 
 
 def read_run(path: Path) -> tuple[dict[str, Any], dict[str, Bounds]]:
-    """The `algorithm` block of a configuration file, and the bounds that its scorers declare.
+    """Return the `algorithm` block of a configuration file, and the bounds from its scorers.
 
     Raises:
-        ValueError: there is no such block, or it does not resolve.
+        ValueError: there is no such block, or it cannot be resolved.
     """
     try:
         config: Any = OmegaConf.load(path)
@@ -79,7 +79,7 @@ def read_run(path: Path) -> tuple[dict[str, Any], dict[str, Bounds]]:
 
 
 def with_arm(algorithm: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The arm `name` on the rewards, weights, conditions and eps of `algorithm`."""
+    """Return the block of the arm `name`, with rewards, weights, conditions and eps kept."""
     if name not in ARMS:
         raise ValueError(f"--arm {name}: unknown{hint(name, [*ARMS])}")
     block, arm = algorithm.get("gdpo") or {}, ARMS[name]
@@ -89,10 +89,10 @@ def with_arm(algorithm: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def with_overrides(algorithm: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """`algorithm` after `key=value`, in the syntax and with the meaning of the training command.
+    """Return `algorithm` with `key=value` overrides applied as in the training command.
 
     Raises:
-        ValueError: the text cannot be parsed, or names what the estimator does not read.
+        ValueError: an override cannot be parsed, or the estimator does not read its key.
     """
     config = OmegaConf.create({"algorithm": dict(algorithm)})
     try:

@@ -1,7 +1,7 @@
-"""What can be said of the advantages of one step. B rollouts, each counted once; G groups.
+"""Compares the advantages of two estimators in one step.
 
-Estimators have different scales (GRPO has no batch step), so advantages are compared in units of
-their own standard deviation over the step.
+Estimators have different scales, because GRPO has no batch step. So advantages are compared in
+units of their own standard deviation over the step. Shape suffixes: B rollouts, G groups.
 """
 
 from collections.abc import Mapping
@@ -13,32 +13,38 @@ from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import correlation
 from verl_gdpo.tools.replay.recompute import Floats, Ints
 
-# in units of the step's standard deviation: closer than this is the same. Well above what eps does
-# to advantages that would else be equal, or cancel to 0
-SAME = 1e-3
-ROUNDING = 1e-6  # of the largest value: what float32 leaves of a constant
+# advantages closer than this, in units of the step's std, are the same. Smaller differences can
+# come from eps alone
+SAME_STD = 1e-3
+ROUNDING = 1e-6  # a std below this share of the largest value is float32 rounding of a constant
 
 
 @dataclass(frozen=True)
 class Column:
-    """Advantages of one estimator in one step."""
+    """The advantages of one estimator in one step."""
 
     A_B: Floats
     scaled_B: Floats  # in units of `std`
     std: float  # over the rollouts, ddof 0
-    silent_groups: float  # share of groups in which every advantage is 0
-    ties: float | None  # share of the pairs of a group with different rewards but one advantage
-    follows: Mapping[str, float | None]  # correlation with each reward less its group's mean
+    silent_groups: float  # share of groups in which all advantages are 0
+    ties: float | None  # share of pairs in a group with different rewards, but equal advantages
+    follows: Mapping[str, float | None]  # correlation with (reward minus its mean in the group)
 
     @classmethod
     def of(cls, A_B: Floats, group_B: Ints, rewards: RewardMatrix, rows_B: Ints) -> "Column":
-        """Args: rewards holds all rows of the dump; rows_B are those of the B rollouts."""
+        """Return the column.
+
+        Args:
+            A_B, group_B: the advantage and the group number of each rollout.
+            rewards: the rewards of all rows of the dump.
+            rows_B: the row of each rollout in the dump.
+        """
         std, scaled_B = float(A_B.std()), A_B
         if std > ROUNDING * np.abs(A_B).max():
             scaled_B = A_B / std
         else:
             std, scaled_B = 0.0, np.full_like(A_B, A_B.mean())
-        active_G = np.bincount(group_B, np.abs(scaled_B) > SAME) > 0
+        active_G = np.bincount(group_B, np.abs(scaled_B) > SAME_STD) > 0
         values_BK, present_BK = rewards.values_BK[rows_B], rewards.present_BK[rows_B]
         names, used_K = list(rewards.weights), np.array(list(rewards.weights.values())) != 0
         return cls(
@@ -54,12 +60,12 @@ class Column:
         )
 
     def correlation(self, other: "Column") -> float | None:
-        """None where one of them is constant."""
+        """Return the correlation of the advantages; None if one column is constant."""
         return correlation(self.scaled_B, other.scaled_B)
 
     def opposite(self, other: "Column") -> float:
-        """Share of rollouts that one rewards and the other punishes."""
-        away_B = (np.abs(self.scaled_B) > SAME) & (np.abs(other.scaled_B) > SAME)
+        """Return the share of rollouts that one column rewards and the other punishes."""
+        away_B = (np.abs(self.scaled_B) > SAME_STD) & (np.abs(other.scaled_B) > SAME_STD)
         return float(np.mean(away_B & (self.A_B * other.A_B < 0)))
 
     def distance_B(self, other: "Column") -> Floats:
@@ -68,7 +74,7 @@ class Column:
 
 
 def _ties(scaled_B: Floats, rewards_B: Floats, group_B: Ints) -> float | None:
-    advantage_B = np.unique(np.round(scaled_B / SAME), return_inverse=True)[1]
+    advantage_B = np.unique(np.round(scaled_B / SAME_STD), return_inverse=True)[1]
     kind_B = np.unique(rewards_B, axis=0, return_inverse=True)[1].reshape(-1)
     different = _pairs(group_B) - _pairs(group_B, kind_B)
     tied = _pairs(group_B, advantage_B) - _pairs(group_B, advantage_B, kind_B)
@@ -76,7 +82,7 @@ def _ties(scaled_B: Floats, rewards_B: Floats, group_B: Ints) -> float | None:
 
 
 def _pairs(*index: Ints) -> int:
-    """Unordered pairs of rows that agree in every index; each is 0, 1, ..."""
+    """Return the number of pairs of rows that agree in every index."""
     key_B = index[0]
     for other_B in index[1:]:
         key_B = key_B * (int(other_B.max()) + 1) + other_B
@@ -87,5 +93,5 @@ def _pairs(*index: Ints) -> int:
 def _follows(scaled_B: Floats, value_B: Floats, group_B: Ints) -> float | None:
     mean_G = np.bincount(group_B, value_B) / np.bincount(group_B).clip(min=1)
     centred_B = value_B - mean_G[group_B]
-    centred_B[np.abs(centred_B) <= 1e-9 * np.abs(value_B).max(initial=0)] = 0  # is rounding
+    centred_B[np.abs(centred_B) <= 1e-9 * np.abs(value_B).max(initial=0)] = 0  # removes rounding
     return correlation(scaled_B, centred_B)

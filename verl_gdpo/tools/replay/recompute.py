@@ -1,6 +1,6 @@
-"""The advantages of a step of a rollout dump, once more: as the run did, or under other settings.
+"""Recomputes the advantages of one step of a rollout dump, under any settings.
 
-No printing and no files. B rows of a step as in its dump, padding included.
+Shape suffix: B rows of the step's dump, with padding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,17 +25,17 @@ VERL_GRPO_EPS = 1e-6
 
 @dataclass(frozen=True)
 class Step:
-    """What every arm needs of the rows of one step."""
+    """The data of one step that every arm needs."""
 
     number: int
     rewards: RewardRows
     group_ids: npt.NDArray[Any]
-    tokens_B: Ints  # those that are trained
+    tokens_B: Ints  # number of trained tokens
     logged_B: Floats
 
     @classmethod
     def of(cls, number: int, rows: Sequence[Mapping[str, Any]]) -> "Step":
-        """Raises ValueError for a logged advantage that is no finite number."""
+        """Return the step; raise ValueError if a logged advantage is not a finite number."""
         logged_B = np.array([row["advantage"] for row in rows], dtype=np.float64)
         for row in np.flatnonzero(~np.isfinite(logged_B)).tolist():
             raise ValueError(
@@ -51,10 +51,10 @@ class Step:
         )
 
     def advantages(self, arm: Arm, rewards: RewardMatrix) -> Floats:
-        """Of each row as a dump would hold it: 0 for padding and where no token trains.
+        """Return each row's advantage as a dump holds it: 0 for padding and without trained tokens.
 
         Raises:
-            ValueError: neither we nor verl's grpo compute this arm's estimator.
+            ValueError: the arm's estimator is neither gdpo nor grpo.
         """
         counted_B = self.rewards.counted_B
         if arm.estimator == "gdpo":
@@ -63,22 +63,26 @@ class Step:
             A_B = scalars.A_B.numpy()
         elif arm.estimator == "grpo":
             scores_B = rewards.values_BK @ np.array(list(rewards.weights.values()))
-            group_B = group_index(self.group_ids[counted_B])
+            group_B = group_numbers(self.group_ids[counted_B])
             A_B = np.zeros(len(scores_B))
             A_B[counted_B] = verl_grpo(scores_B[counted_B], group_B, arm.settings.normalize_by_std)
         else:
-            raise ValueError(f"adv_estimator={arm.estimator}: replay computes gdpo and grpo alone")
+            raise ValueError(f"adv_estimator={arm.estimator}: replay only computes gdpo and grpo")
         trained_B = (self.tokens_B > 0) & ~self.rewards.is_padding_B
         result: Floats = np.where(trained_B, A_B[self.rewards.session_B], 0.0)
         return result
 
 
 def verl_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) -> Floats:
-    """verl's own `grpo`, in its float32 and to the last bit; groups are numbered 0, 1, ...
+    """Return A_B of verl's own `grpo`, with the same float32 operations.
 
-    So a constant score that float32 cannot hold can leave a residue of the order of 0.1, and the
-    sample of a group of one keeps its score; both are what verl trains with. A dump does not keep
-    the order of a group's rows, on which the last bit of its mean depends.
+    So we get the numbers that verl trains with. A constant score that float32 cannot hold can leave
+    a residue of about 0.1, and the sample of a group of one keeps its score. One difference
+    remains: a dump does not keep the order of a group's rows, which can change the last bit of its
+    mean.
+
+    Args:
+        group_B: the group of each row, numbered 0, 1, ...
 
     Source: `compute_grpo_outcome_advantage` of verl 0.9.
     """
@@ -97,7 +101,7 @@ def verl_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) -> Floats
     return A_B
 
 
-def group_index(group_ids: npt.NDArray[Any]) -> Ints:
-    """Each row's number of its group, (B,)."""
+def group_numbers(group_ids: npt.NDArray[Any]) -> Ints:
+    """Return the group number of each row, (B,) int64."""
     index: Ints = np.unique(group_ids, return_inverse=True)[1].astype(np.int64)
     return index

@@ -1,4 +1,4 @@
-"""A dump step by step: recompute, compare, and keep the numbers and the groups worth a look."""
+"""Recomputes and compares a dump step by step; keeps the numbers and the most different groups."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from verl_gdpo.atomic import replace_together
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.tools.replay.arms import Arm
-from verl_gdpo.tools.replay.compare import SAME, Column
-from verl_gdpo.tools.replay.recompute import Floats, Ints, Step, group_index
+from verl_gdpo.tools.replay.compare import SAME_STD, Column
+from verl_gdpo.tools.replay.recompute import Floats, Ints, Step, group_numbers
 
 LOGGED = "logged"
 IDENTITY = (
@@ -31,23 +31,23 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Group:
-    """A group's rollouts, and what each column gives them."""
+    """The rollouts of a group, and their advantages in each column."""
 
     step: int
     id: str
-    distance: Mapping[str, float]  # mean scaled difference of each alternative from LOGGED
+    distance: Mapping[str, float]  # {alternative: mean scaled difference from LOGGED}
     rows: Rows
     advantages: Mapping[str, Sequence[float]]
 
     @property
     def rewards(self) -> list[str]:
-        """Equal for groups with the same rewards, in whatever order."""
+        """The sorted rewards, which are equal for groups with the same rewards in any order."""
         return sorted(str(row["rewards"]) for row in self.rows)
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The row whose logged advantage is furthest from what the run's settings give."""
+    """The row with the largest difference between the logged and the recomputed advantage."""
 
     difference: float
     step: int
@@ -56,22 +56,22 @@ class Mismatch:
 
 @dataclass
 class Replay:
-    """Feed it files; it keeps numbers, and the rows of `top` groups for each alternative."""
+    """Reads dumps; keeps numbers, and the rows of the `top` groups of each alternative."""
 
     own: Arm
     alternatives: Sequence[Arm]
     top: int = 0
-    wanted: str | None = None  # groups whose id begins so
+    wanted: str | None = None  # beginning of the id of a group to find
     keep_table: bool = False
     row_count: int = 0
     steps: list[StepReport] = field(default_factory=list)
-    worst: Mismatch | None = None  # None: nothing read, or the run's estimator is not known
+    worst: Mismatch | None = None  # None if nothing is read, or the run's estimator is unknown
     most_different: dict[str, list[Group]] = field(default_factory=dict)
     found: list[Group] = field(default_factory=list)
-    tables: list[Any] = field(default_factory=list)  # with `keep_table` a DataFrame a step
+    tables: list[Any] = field(default_factory=list)  # with `keep_table`, one DataFrame per step
 
     def read(self, files: Iterable[Path]) -> "Replay":
-        """Raises ValueError, with the file, for a dump that the arms cannot be computed from."""
+        """Read the files; raise ValueError if the arms cannot be computed for one of them."""
         for file in files:
             rows = read_dump(file)
             try:
@@ -87,7 +87,7 @@ class Replay:
         if self.own.is_known:
             self._check(step, rows, step.advantages(self.own, own))
         rows_B = np.flatnonzero(step.rewards.counted_B)
-        group_B = group_index(step.group_ids[rows_B])
+        group_B = group_numbers(step.group_ids[rows_B])
         columns = {LOGGED: Column.of(step.logged_B[rows_B], group_B, own, rows_B)}
         names = dict.fromkeys([*own.weights, *self.own.settings.names])
         for arm in self.alternatives:
@@ -129,10 +129,12 @@ class Replay:
         for name, distance_G in distances.items() if self.top else []:
             kept = self.most_different.setdefault(name, [])
             for g in np.argsort(-distance_G, kind="stable").tolist():
-                if distance_G[g] <= (kept[-1].distance[name] if len(kept) == self.top else SAME):
+                if distance_G[g] <= (
+                    kept[-1].distance[name] if len(kept) == self.top else SAME_STD
+                ):
                     break
                 candidate = group(g)
-                # another group with the same rewards would show nothing new
+                # a second group with the same rewards would show nothing new
                 if candidate.rewards not in [other.rewards for other in kept]:
                     kept.append(candidate)
                     kept.sort(key=lambda other: -other.distance[name])
@@ -144,7 +146,7 @@ class Replay:
 
 
 def write_table(replay: Replay, path: Path) -> int:
-    """All rollouts, for other tools, as the name of the file says; returns how many."""
+    """Write all rollouts to .parquet or .json, by the path's suffix; return their number."""
     import pandas as pd
 
     table = pd.concat(replay.tables, ignore_index=True)
@@ -157,7 +159,7 @@ def write_table(replay: Replay, path: Path) -> int:
 
 
 def _table(report: StepReport, rows: Rows, rewards: Iterable[str]) -> Any:
-    """A DataFrame with a row a rollout; a reward that it does not have is NaN."""
+    """Return a DataFrame with one row per rollout; a missing reward is NaN."""
     import pandas as pd
 
     columns = {"step": report.number, **{name: [row[name] for row in rows] for name in IDENTITY}}

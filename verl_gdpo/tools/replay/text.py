@@ -1,31 +1,32 @@
-"""The replay for a terminal. Whatever comes out of a dump is escaped."""
+"""Makes the tables of a replay for a terminal. All text from a dump is escaped."""
 
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from verl_gdpo.terminal import printable, render, shorten, width_of
-from verl_gdpo.tools.replay.compare import SAME
+from verl_gdpo.tools.replay.compare import SAME_STD
 from verl_gdpo.tools.replay.steps import LOGGED, Group, Replay, StepReport
 
-LINES = 12  # of a table over steps; more steps are joined
-MIN_RESPONSE = 24  # columns
+LINES = 12  # a table over steps has at most this many lines; a line may join several steps
+MIN_RESPONSE = 24  # a response gets at least this many columns
 
 LEGEND = f"""\
-a | b          in the logged advantages | in the alternative
-correlation    of the two advantages of a step's rollouts
-opposite sign  rollouts that one rewards and the other punishes
-distance       mean |difference|, each divided by its std, as scales differ between estimators
-silent groups  those in which every advantage is 0
-tied pairs     of a group, with different rewards and the same advantage
-std            of a step's advantages
-correlation with a reward: its value less the mean of its group
-Advantages closer than {SAME:g} of their step's std are the same, and 0 if as near to that.
-Lines of several steps are means over them, each counted by its rollouts."""
+a | b          a is for the logged advantages, b for the alternative
+correlation    between the two advantages of each rollout
+opposite sign  share of rollouts that one rewards and the other punishes
+distance       mean |difference| after each is divided by its std, because scales differ
+silent groups  share of groups in which every advantage is 0
+tied pairs     share of pairs in a group with different rewards, but the same advantage
+std            standard deviation of a step's advantages
+correlation with a reward: with the reward minus its mean in the group
+Advantages count as the same if they differ by less than {SAME_STD:g} of their step's std, and
+as 0 if they are smaller than that.
+A line for several steps holds means over the steps, weighted by their rollouts."""
 
 
 def step_table(steps: Sequence[StepReport], name: str) -> str:
-    """The alternative `name` against the logged advantages; the last line is over all steps."""
+    """Return a table of `name` against the logged advantages; the last line is for all steps."""
     header = ["step", "rollouts", "correlation", "opposite sign", "distance"]
     header += ["silent groups", "tied pairs", "std"]
     parts = np.array_split(np.arange(len(steps)), min(len(steps), LINES))
@@ -37,7 +38,7 @@ def step_table(steps: Sequence[StepReport], name: str) -> str:
 
 
 def reward_table(steps: Sequence[StepReport], name: str) -> str:
-    """How far each advantage follows each reward."""
+    """Return a table with the correlation of each advantage with each reward."""
     columns = {key: [step.columns[key] for step in steps] for key in (LOGGED, name)}
     sizes = [len(step.columns[LOGGED].A_B) for step in steps]
     rewards = dict.fromkeys(r for side in columns.values() for c in side for r in c.follows)
@@ -49,7 +50,7 @@ def reward_table(steps: Sequence[StepReport], name: str) -> str:
 
 
 def group_table(group: Group, width: int) -> str:
-    """A group's rollouts with rewards, advantages and the beginning of each response."""
+    """Return a table of a group's rewards, advantages and beginnings of responses."""
     names = list(dict.fromkeys(name for row in group.rows for name in row["rewards"]))
     header = ["#", *map(printable, names), *group.advantages, "response"]
     rows = []
@@ -66,7 +67,7 @@ def group_table(group: Group, width: int) -> str:
 
 
 def whole_group(group: Group, width: int) -> str:
-    """`group_table`, then the prompt and each response in full, escaped, a line a line."""
+    """Return `group_table` and the full texts of the prompt and the responses, escaped."""
     prompt = str(group.rows[0].get("input", ""))
     texts = [("prompt", prompt)]
     texts += [(f"response {i}", str(row.get("output", ""))) for i, row in enumerate(group.rows)]
@@ -75,7 +76,7 @@ def whole_group(group: Group, width: int) -> str:
 
 
 def comparison(replay: Replay, name: str, width: int) -> str:
-    """All that is said of one alternative."""
+    """Return all tables for one alternative."""
     parts = [step_table(replay.steps, name), reward_table(replay.steps, name)]
     groups = replay.most_different.get(name, [])
     if groups:
@@ -85,7 +86,7 @@ def comparison(replay: Replay, name: str, width: int) -> str:
 
 
 def _step_row(label: str, steps: Sequence[StepReport], name: str) -> list[str]:
-    """Means over the steps, each counted by its rollouts."""
+    """Return a table row with the means over the steps, weighted by their rollouts."""
     pairs = [(step.columns[LOGGED], step.columns[name]) for step in steps]
     sizes = [len(logged.A_B) for logged, _ in pairs]
 
@@ -108,7 +109,7 @@ def _step_row(label: str, steps: Sequence[StepReport], name: str) -> list[str]:
 def _mean(
     values: Iterable[float | None], sizes: Sequence[int], show: Callable[[float], str]
 ) -> str:
-    """Each value counted by its size; those that are None are left out."""
+    """Return the mean of the values that are not None, weighted by their sizes."""
     there = [(v, n) for v, n in zip(values, sizes, strict=True) if v is not None]
     return show(sum(v * n for v, n in there) / sum(n for _, n in there)) if there else "-"
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from verl_gdpo.batch.rows import RewardError
-from verl_gdpo.tools.report.arms import Arm, read_arms
 from verl_gdpo.tools.report.charts import length, rewards, validation
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups
 from verl_gdpo.tools.report.page import Page
+from verl_gdpo.tools.report.runs import RunsOfArm, read_arms
 from verl_gdpo.tools.report.signal_charts import collapse, influence, paper_figure
 from verl_gdpo.tools.report.tables import differences, results, runs, warnings
 
@@ -39,7 +39,7 @@ def build_page(folders: Sequence[Path]) -> Page:
     )
 
 
-def _examples(arm: Arm) -> list[ExampleGroup] | str:
+def _examples(arm: RunsOfArm) -> list[ExampleGroup] | str:
     """Of the arm's first run; or why there are none."""
     try:
         return example_groups(arm.runs[0])

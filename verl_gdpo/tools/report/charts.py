@@ -7,7 +7,7 @@ from functools import partial
 from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.run.folder import curve, training_rewards, validation_rewards
 from verl_gdpo.tools.plots import Line, Panel
-from verl_gdpo.tools.report.arms import Arm, over_runs
+from verl_gdpo.tools.report.runs import RunsOfArm, over_runs
 from verl_gdpo.tools.report.sections import (
     SMOOTHED,
     SMOOTHED_STEPS,
@@ -26,7 +26,7 @@ STEP, REWARD = "training step", "mean reward (higher is better)"
 LENGTH = "response_length/mean"
 
 
-def reward_panels(arms: Sequence[Arm]) -> dict[str, Panel]:
+def reward_panels(arms: Sequence[RunsOfArm]) -> dict[str, Panel]:
     """One panel a reward: each arm's training, smoothed, and its validation as markers."""
     panels = {}
     for name in names(arms, training_rewards) or names(arms, validation_rewards):
@@ -42,19 +42,19 @@ def reward_panels(arms: Sequence[Arm]) -> dict[str, Panel]:
     return panels
 
 
-def _bounds(arms: Sequence[Arm], name: str) -> Bounds | None:
+def _bounds(arms: Sequence[RunsOfArm], name: str) -> Bounds | None:
     """Those of a reward that every run declares; None if one does not, or if they differ."""
     declared = {run.bounds.get(name) for arm in arms for run in arm.runs}
     return declared.pop() if len(declared) == 1 else None
 
 
-def _with_each_step(arm: Arm, name: str, drawn: Line) -> Line:
+def _with_each_step(arm: RunsOfArm, name: str, drawn: Line) -> Line:
     """The unsmoothed curve behind; more than one would hide the lines."""
     raw = over_runs(arm, one_of(training_rewards, name))
     return drawn if drawn.only_markers or raw is None else replace(drawn, behind=raw.median)
 
 
-def _reward_lines(arm: Arm, name: str, look: int) -> list[Line]:
+def _reward_lines(arm: RunsOfArm, name: str, look: int) -> list[Line]:
     lines = []
     smooth = over_runs(arm, one_of(training_rewards, name), SMOOTHED_STEPS)
     if smooth is not None:
@@ -66,7 +66,7 @@ def _reward_lines(arm: Arm, name: str, look: int) -> list[Line]:
     return lines
 
 
-def rewards(arms: Sequence[Arm]) -> Section:
+def rewards(arms: Sequence[RunsOfArm]) -> Section:
     return Section(
         "rewards",
         "Rewards in training",
@@ -89,7 +89,7 @@ def rewards(arms: Sequence[Arm]) -> Section:
     )
 
 
-def validation(arms: Sequence[Arm]) -> Section:
+def validation(arms: Sequence[RunsOfArm]) -> Section:
     charts = []
     for name in names(arms, validation_rewards):
         lines = arm_lines(arms, one_of(validation_rewards, name))
@@ -110,7 +110,7 @@ def validation(arms: Sequence[Arm]) -> Section:
     )
 
 
-def length(arms: Sequence[Arm]) -> Section:
+def length(arms: Sequence[RunsOfArm]) -> Section:
     read = partial(curve, key=LENGTH)
     panel = Panel("Response length", STEP, "mean response tokens", arm_lines(arms, read))
     caption = f"First to last step: {first_to_last(panel, digits=0)} tokens."

@@ -13,7 +13,7 @@ from verl_gdpo.batch.metrics import verl_grpo_settings
 from verl_gdpo.batch.rows import RewardRows
 from verl_gdpo.run.dump_reader import dump_files, read_dump, reward_rows
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.tools.report.arms import Run
+from verl_gdpo.tools.report.runs import Run
 
 KINDS = {
     "tied": "different rewards, one advantage under GRPO",
@@ -30,7 +30,7 @@ MEANING = {
     "equal": "Nothing to prefer: the advantage is 0 under both.",
 }
 DUMPS_SEARCHED = 5  # from the last step backwards, until there is a group of each kind
-SAME = 1e-6
+SAME_ADVANTAGE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ def _kind(step: _Step, rows: Sequence[int]) -> str | None:
     )
     if len(distinct) == 1:
         return "equal"
-    if np.abs(step.grpo_B[rows]).max() < SAME:
+    if np.abs(step.grpo_B[rows]).max() < SAME_ADVANTAGE:
         return "cancelled"
     grpo, gdpo = step.grpo_B[rows], step.gdpo_B[rows]
-    same_grpo = np.abs(grpo[:, None] - grpo) < SAME
+    same_grpo = np.abs(grpo[:, None] - grpo) < SAME_ADVANTAGE
     other_gdpo = np.abs(gdpo[:, None] - gdpo) > 1e-3
     return "tied" if (same_grpo & other_gdpo).any() else None
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from verl_gdpo.run.folder import Metrics
 from verl_gdpo.tools.plots import Line, Panel
-from verl_gdpo.tools.report.arms import Arm, Band, Curve, over_runs
+from verl_gdpo.tools.report.runs import Band, Curve, RunsOfArm, over_runs
 
 Read = Callable[[Metrics], Curve]
 ReadEach = Callable[[Metrics], Mapping[str, Curve]]
@@ -40,20 +40,20 @@ def one_of(read: ReadEach, name: str) -> Read:
     return lambda metrics: read(metrics).get(name, {})
 
 
-def names(arms: Sequence[Arm], read: ReadEach) -> list[str]:
+def names(arms: Sequence[RunsOfArm], read: ReadEach) -> list[str]:
     """Every name that some run has, in the order of its first appearance."""
     found = [name for arm in arms for run in arm.runs for name in read(run.metrics)]
     return list(dict.fromkeys(found))
 
 
-def looks(arms: Sequence[Arm]) -> list[int]:
+def looks(arms: Sequence[RunsOfArm]) -> list[int]:
     """A look for each arm: 0 for gdpo, or else for the first, and then in their order."""
     names = [arm.name for arm in arms]
     main = names.index(MAIN_ARM) if MAIN_ARM in names else 0
     return [0 if i == main else i + (i < main) for i in range(len(arms))]
 
 
-def arm_lines(arms: Sequence[Arm], read: Read) -> list[Line]:
+def arm_lines(arms: Sequence[RunsOfArm], read: Read) -> list[Line]:
     """A line for each arm that has the quantity; an arm has the same look everywhere."""
     return [
         line(arm.name, found, look)
@@ -81,7 +81,9 @@ def last(lines: Sequence[Line], digits: int = 2) -> str:
     return ", ".join(f"{drawn.label} {drawn.y[-1]:.{digits}f}" for drawn in lines)
 
 
-def absent(arms: Sequence[Arm], reads: Mapping[str, Read | ReadEach], source: str) -> list[str]:
+def absent(
+    arms: Sequence[RunsOfArm], reads: Mapping[str, Read | ReadEach], source: str
+) -> list[str]:
     """What could not be drawn: which metrics, of which runs, and what writes them."""
     runs = [run for arm in arms for run in arm.runs]
     lacking: dict[tuple[str, ...], list[str]] = {}

@@ -7,9 +7,9 @@ from itertools import cycle
 
 from verl_gdpo.run.folder import Metrics, curve, of_each_reward
 from verl_gdpo.tools.plots import Line, Panel
-from verl_gdpo.tools.report.arms import Arm, Curve, over_runs
 from verl_gdpo.tools.report.charts import STEP
 from verl_gdpo.tools.report.collapse import ESTIMATORS, distinct_groups
+from verl_gdpo.tools.report.runs import Curve, RunsOfArm, over_runs
 from verl_gdpo.tools.report.sections import (
     SMOOTHED,
     SMOOTHED_STEPS,
@@ -40,7 +40,7 @@ READ_INFLUENCE = {
 WRITTEN_BY = "verl-gdpo 0.1.0 writes them with the estimators gdpo and grpo"
 
 
-def collapse(arms: Sequence[Arm]) -> Section:
+def collapse(arms: Sequence[RunsOfArm]) -> Section:
     charts = []
     for arm in arms:
         reads: dict[str, Read] = {name: partial(curve, key=key) for name, key in DISTINCT.items()}
@@ -114,7 +114,7 @@ def _counted(x: Sequence[int], counts: Mapping[str, Sequence[int]]) -> list[Line
     return [Line(name, x, count, look=look) for look, (name, count) in enumerate(counts.items())]
 
 
-def influence(arms: Sequence[Arm]) -> Section:
+def influence(arms: Sequence[RunsOfArm]) -> Section:
     found = [shares_chart(arm) for arm in arms] + [_correlation_chart(arm) for arm in arms]
     return Section(
         "influence",
@@ -129,7 +129,7 @@ def influence(arms: Sequence[Arm]) -> Section:
     )
 
 
-def shares_chart(arm: Arm) -> Chart | None:
+def shares_chart(arm: RunsOfArm) -> Chart | None:
     """Stacked areas; of several runs the mean, because medians do not add up to 1.
 
     None where no run has the metrics.
@@ -169,7 +169,7 @@ def _shares(metrics: Metrics, rewards: Sequence[str]) -> dict[str, Curve]:
     }
 
 
-def _correlation_chart(arm: Arm) -> Chart | None:
+def _correlation_chart(arm: RunsOfArm) -> Chart | None:
     read_each = partial(of_each_reward, statistic="correlation")
     reads = {name: one_of(read_each, name) for name in names([arm], read_each)}
     lines = _lines_of(arm, reads, REWARD_LOOKS)
@@ -181,7 +181,7 @@ def _correlation_chart(arm: Arm) -> Chart | None:
     return Chart(f"influence-correlation-{arm.name}", panel, caption)
 
 
-def _lines_of(arm: Arm, reads: Mapping[str, Read], looks: Sequence[int]) -> list[Line]:
+def _lines_of(arm: RunsOfArm, reads: Mapping[str, Read], looks: Sequence[int]) -> list[Line]:
     """Several quantities of one arm."""
     return [
         band_line(name, found, looks[number % len(looks)])

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_gdpo.run.folder import gaps, training_rewards, validation_rewards
-from verl_gdpo.tools.report.arms import Arm, Run, over_runs
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, over_runs
 from verl_gdpo.tools.report.sections import Read, names, one_of
 
 NOTHING = "-"
@@ -25,7 +25,7 @@ class Table:
     labels: int
 
 
-def results(arms: Sequence[Arm]) -> Table:
+def results(arms: Sequence[RunsOfArm]) -> Table:
     """Each reward of each arm, at both ends of the training."""
     header = ("reward", "arm", "runs", "first step", "last step", "validation before", "after")
     rewards = dict.fromkeys([*names(arms, training_rewards), *names(arms, validation_rewards)])
@@ -47,7 +47,7 @@ def results(arms: Sequence[Arm]) -> Table:
     return Table(caption, header, rows, labels=2)
 
 
-def _ends(arm: Arm, read: Read) -> tuple[str, str]:
+def _ends(arm: RunsOfArm, read: Read) -> tuple[str, str]:
     found = over_runs(arm, read)
     if found is None:
         return NOTHING, NOTHING
@@ -58,7 +58,7 @@ def _ends(arm: Arm, read: Read) -> tuple[str, str]:
     return cells[0], cells[-1]
 
 
-def runs(arms: Sequence[Arm]) -> Table:
+def runs(arms: Sequence[RunsOfArm]) -> Table:
     """What was run: one row a run folder."""
     header = ("arm", "run", "model", "data", "verl", "seed", "steps", "prompts", "rollouts")
     rows = [
@@ -79,7 +79,7 @@ def runs(arms: Sequence[Arm]) -> Table:
     return Table(RUNS_CAPTION, header, rows, 5)
 
 
-def differences(arms: Sequence[Arm]) -> Table | None:
+def differences(arms: Sequence[RunsOfArm]) -> Table | None:
     """Keys of the configuration in which runs differ; None for a single run, or without any.
 
     Configurations are compared as they are written: a key that refers to another one is equal.
@@ -116,7 +116,7 @@ def _leaves(config: Any) -> dict[str, str]:
     return found
 
 
-def warnings(arms: Sequence[Arm]) -> list[str]:
+def warnings(arms: Sequence[RunsOfArm]) -> list[str]:
     """What to know before two lines are compared."""
     found = []
     if len(arms) > 1 and any(len(arm.runs) == 1 for arm in arms):

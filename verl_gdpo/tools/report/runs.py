@@ -42,7 +42,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Arm:
+class RunsOfArm:
     """The runs that differ in their seed alone."""
 
     name: str
@@ -61,7 +61,7 @@ class Band:
     runs: int
 
 
-def read_arms(folders: Sequence[Path]) -> list[Arm]:
+def read_arms(folders: Sequence[Path]) -> list[RunsOfArm]:
     """Read run folders; arms in the order in which they are first named.
 
     Raises:
@@ -75,7 +75,7 @@ def read_arms(folders: Sequence[Path]) -> list[Arm]:
         seen.add(folder.resolve())
         run = _read_run(folder)
         runs.setdefault(run.arm, []).append(run)
-    return [Arm(name, members) for name, members in runs.items()]
+    return [RunsOfArm(name, members) for name, members in runs.items()]
 
 
 def _read_run(folder: Path) -> Run:
@@ -113,7 +113,7 @@ def _sources(folder: Path) -> set[str] | None:
         return None
 
 
-def over_runs(arm: Arm, read: Callable[[Metrics], Curve], smooth: int = 1) -> Band | None:
+def over_runs(arm: RunsOfArm, read: Callable[[Metrics], Curve], smooth: int = 1) -> Band | None:
     """The band of one quantity over the runs of an arm; None where no run has it.
 
     Args:

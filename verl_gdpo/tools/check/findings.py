@@ -1,4 +1,4 @@
-"""Collects what is found: remarks at once, problems for the end."""
+"""Prints remarks at once, and collects problems for the end."""
 
 import textwrap
 import traceback
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 WIDTH = 100
 
-# their messages say enough; any other exception is shown with its type and its line
+# exceptions with clear messages; any other exception is shown with its type and its line
 SPEAKING = (
     ValueError,
     AssertionError,
@@ -25,8 +25,8 @@ SPEAKING = (
 )
 
 
-class Report:
-    """Prints remarks as they are found, and keeps problems."""
+class Findings:
+    """Prints remarks and keeps problems."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -36,7 +36,7 @@ class Report:
         print("check: " + "\n       ".join(lines), flush=True)
 
     def ask(self, question: Callable[..., T], *arguments: Any) -> T | None:
-        """The answer; None where there is a problem, or where an argument has been one."""
+        """Return the result of `question`; None after a problem, or if an argument is None."""
         if any(argument is None for argument in arguments):
             return None
         try:
@@ -47,10 +47,10 @@ class Report:
 
 
 def message_of(error: BaseException) -> str:
-    """What a user needs to know of an exception, in place of its traceback."""
+    """Return the text that a user needs instead of an exception's traceback."""
     if isinstance(error, SPEAKING):
         return str(error) or type(error).__name__
-    # of a file that could not be loaded, the cause is the reason
+    # if a file could not be loaded, the exception's cause has the reason
     reason = error.__cause__ or error
     frame = traceback.extract_tb(reason.__traceback__)[-1]
     place = f"{type(reason).__name__}: {reason} [{frame.filename}:{frame.lineno}]"

@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# Makes environment, data and policy on a bare machine, and trains on a task of recipes/task/.
+#
+#   ./run.sh TASK [--resume [RUN_FOLDER]] [--time-limit SECONDS] [key=value ...]
+#
+# ./run_tool_rl.sh is ./run.sh tool_rl. The script chooses recipes/hardware/ and recipes/gpu_memory/ by the GPUs that it finds and that
+# CUDA_VISIBLE_DEVICES allows; `hardware=...` overrides this choice. `key=value` are Hydra overrides
+# for verl, such as estimator=grpo or trainer.total_training_steps=5. `run_dir=FOLDER` is a new
+# folder for everything that the run writes. Paths are relative to the current folder.
+# Every number is in recipes/.
+set -euo pipefail
+
+say() { echo "== $*"; }
+die() { echo "run.sh: $*" >&2; exit 2; }
+
+[ "$(uname -s)" = Linux ] || die "verl needs Linux, or WSL2 on Windows; this is $(uname -s)"
+root=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+
+# Each stage runs in its own session, so that a signal to this script can end all its processes.
+child=''
+stage() {
+  setsid "$@" &
+  child=$!
+  wait "$child"
+  child=''
+}
+stop() {
+  trap '' INT TERM HUP
+  if [ -n "$child" ]; then
+    kill -TERM -- "-$child" 2>/dev/null || true
+    wait "$child" || true
+  fi
+  exit "$1"
+}
+trap 'stop 130' INT
+trap 'stop 143' TERM
+trap 'stop 129' HUP
+
+case ${1:-} in
+  -h | --help | '') task='' ;;
+  *) task=$1; shift; [ -f "$root/recipes/task/$task.yaml" ] || die "expected a task first, one of: $(cd "$root/recipes/task" && echo *.yaml | sed 's/\.yaml//g'); got '$task'" ;;
+esac
+resume='' run='' hardware='' options=(--end-with-parent) overrides=("task=$task")
+while [ $# -gt 0 ]; do
+  case $1 in
+    --resume)
+      resume=yes
+      if [ -d "${2:-}" ] || [[ ${2:-=} != *=* && $2 != --* ]]; then run=$2; shift; fi
+      ;;
+    --time-limit) options+=(--time-limit "${2:?--time-limit needs seconds}"); shift ;;
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    hardware=*) hardware=${1#hardware=} ;;
+    run_dir=*) run=${1#run_dir=} ;;
+    [!-]*=* | '~'*) overrides+=("$1") ;;
+    *) die "expected key=value, --resume or --time-limit, got '$1'" ;;
+  esac
+  shift
+done
+[ -n "$task" ] || die "expected a task first: ./run.sh TASK ... (--help says more)"
+
+# Whether an override of the user sets $1.
+overridden() {
+  local given
+  for given in "${overrides[@]}"; do
+    case $given in "$1="* | "+$1="* | "++$1="*) return 0 ;; esac
+  done
+  return 1
+}
+
+[ -z "$hardware" ] || [ -f "$root/recipes/hardware/$hardware.yaml" ] || die "no recipes/hardware/$hardware.yaml"
+if [ "$hardware" != cpu ]; then
+  for python in python3 python3.12 python3.11 python3.10; do command -v "$python" >/dev/null && break; done
+  # driver, compiler, disk and memory, before anything is installed or downloaded
+  fitting=$("$python" "$root/verl_gdpo/tools/check/gpus.py" "$root") || exit 2
+  [ "$fitting" != hardware=cpu ] || [ -z "$hardware" ] || die "hardware=$hardware, but there is no GPU here"
+  for choice in $fitting; do
+    case $choice in
+      hardware=*) hardware=${hardware:-${choice#hardware=}} ;;
+      *) overridden "${choice%%=*}" || overrides+=("$choice") ;;
+    esac
+  done
+  say "hardware=$hardware"
+fi
+
+if [ -n "$resume" ]; then
+  run=${run:-$(find "$root/runs" -maxdepth 1 -name "$task-*" 2>/dev/null | sort | tail -n 1 || true)}
+  # verl writes this file when a checkpoint is complete
+  [ -f "$run/checkpoints/latest_checkpointed_iteration.txt" ] || die "nothing to resume in '${run:-runs}': no checkpoint"
+elif [ -n "$(ls -A -- "$run" 2>/dev/null)" ]; then
+  die "run_dir=$run is not empty; choose another, or go on with it: --resume $run"
+fi
+
+# setup_env.sh prints the environment's folder, which later starts do not change
+answer=$(mktemp)
+if [ "$hardware" = cpu ]; then
+  stage "$root/setup_env.sh" cpu >"$answer"
+  # verl reads it while Python starts, so no recipe can set it
+  export VERL_PLATFORM=cpu
+  # one thread per process, because verl starts nine processes
+  export OMP_NUM_THREADS=1
+else
+  extras=()
+  case " ${overrides[*]} " in *' attention=flash_attn '*) extras=(flash-attn) ;; esac
+  stage "$root/setup_env.sh" gpu "${extras[@]}" >"$answer"
+fi
+python=$(cat "$answer")/bin/python
+rm "$answer"
+# Ray sends no usage report to its makers
+export RAY_USAGE_STATS_ENABLED=0
+
+if ! overridden data.train_files || ! overridden data.val_files; then
+  say "the data: made once, and again when what makes it changes"
+  source=(--out "$root/data/$task")
+  if [ "$hardware" = cpu ]; then
+    source=(--synthetic --out "$root/data/${task}_tiny")
+    [ "$task" != tool_rl ] || source+=(--size tiny)
+  fi
+  stage env -C "$root" "$python" -m data_prep "$task" --if-needed "${source[@]}"
+fi
+if [ "$hardware" = cpu ] && ! overridden actor_rollout_ref.model.path; then
+  say "the tiny policy: a short supervised training, cached"
+  source=(--data "$root/data/${task}_tiny/train.parquet")
+  [ "$task" != tool_rl ] || source=() # the package has this policy
+  stage env -C "$root" "$python" -m verl_gdpo.cpu.warm_start "${source[@]}" --out "$root/data/${task}_policy"
+fi
+
+# quotes a value for Hydra, so that `,`, `=` and other signs have no meaning
+quoted() { local quote="'"; echo "'${1//$quote/\\$quote}'"; }
+config=("hardware=$hardware" "data_dir=$(quoted "$root/data")" "${overrides[@]}")
+if [ "$hardware" != cpu ]; then
+  say "the model: downloaded once"
+  stage "$python" -W ignore -m verl_gdpo fetch --config-dir "$root/recipes" "${config[@]}"
+fi
+say "checking the configuration"
+stage "$python" -W ignore -m verl_gdpo check --config-dir "$root/recipes" "${config[@]}"
+
+if [ -z "$run" ]; then
+  mkdir -p "$root/runs"
+  first=$root/runs/$task-$(date +%Y-%m-%d_%H-%M-%S)
+  # another start may have made the folder in the same second
+  for run in "$first" "$first"-{2..9}; do mkdir "$run" 2>/dev/null && break; done
+fi
+run=$(realpath -m -- "$run")
+say "training; verl needs a minute or two to start. Everything it prints: $run/train.log"
+stage "$python" -m verl_gdpo.run.launch "${options[@]}" --run-dir "$run" -- \
+  "$python" -m verl.trainer.main_ppo --config-dir "$root/recipes" --config-name train \
+  "${config[@]}" "run_dir=$(quoted "$run")"
+stage "$python" -m verl_gdpo summary "$run"

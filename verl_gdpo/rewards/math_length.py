@@ -1,0 +1,149 @@
+r"""Competition maths with a length limit: correctness and length.
+
+    ... so the sum is \boxed{\frac{14}{3}}.
+
+The rewards of GDPO's experiment on DeepScaleR (arXiv 2601.05242): does the boxed answer equal the
+gold one, as `math-verify` sees it, and has the response at most 4,000 tokens? The comparison runs
+in processes of its own, see `math_length_pool.py`.
+"""
+
+import importlib.util
+import zlib
+from functools import cache
+
+from verl_gdpo.rewards import math_length_pool
+from verl_gdpo.rewards.task import Task
+
+BOX = "\\boxed{"
+INSTRUCTION = f"Let's think step by step and put the final answer within {BOX}}}."
+LIMIT_TOKENS = 4000
+# longer ones are no answers: the longest gold of MATH, AIME, AMC, Minerva and OlympiadBench has 204
+MAX_ANSWER_CHARS = 1000
+
+
+def score(
+    response: str,
+    ground_truth: str,
+    *,
+    response_tokens: int | None = None,
+    step: int | None = None,
+    limit_tokens: int = LIMIT_TOKENS,
+) -> dict[str, float]:
+    r"""Score one response against the answer of one problem; both values are 0 or 1.
+
+    >>> score(r"So it is \boxed{7}.", "7", response_tokens=9)
+    {'correctness': 1.0, 'length': 1.0}
+
+    Args:
+        response: decoded text without special tokens. No string raises. Its answer is what stands
+            in its last `\boxed{}`.
+        ground_truth: the gold answer without the box: "7", "\frac{14}{3}", "(3, \pi)".
+        response_tokens: the length of the response.
+        step: part of every scorer's signature; unused.
+        limit_tokens: the longest response whose length reward is 1.
+
+    Returns:
+        correctness: 1 if the texts of both answers are equal, or what they stand for is; 0 too for
+            an answer that math-verify cannot read, or needs more than
+            `math_length_pool.LIMIT_CPU_S` seconds or `LIMIT_BYTES` of memory for.
+        length: 1 for at most `limit_tokens` tokens. To make it count for right answers alone, set
+            `algorithm.gdpo.rewards.length.when`; see recipes/README.md.
+
+    Raises:
+        TypeError: text that is not a str; no `response_tokens`.
+        ValueError: a ground truth that is no answer; a bad option; math-verify is not installed.
+        RuntimeError: a process that compares answers cannot be started, or keeps dying.
+
+    Source: GDPO, arXiv 2601.05242.
+    """
+    for name, value, kind in (
+        ("response", response, str),
+        ("ground_truth", ground_truth, str),
+        ("response_tokens", response_tokens, int),
+    ):
+        if not isinstance(value, kind):
+            got = type(value).__name__
+            raise TypeError(f"math_length {name}: got {got}; expected {kind.__name__}")
+    _check(ground_truth, limit_tokens)
+    answer = _last_boxed(response)
+    return {
+        "correctness": float(answer is not None and _is_right(answer, ground_truth)),
+        "length": float((response_tokens or 0) <= limit_tokens),
+    }
+
+
+def bounds(*, limit_tokens: int = LIMIT_TOKENS) -> dict[str, tuple[float, float]]:
+    """The lowest and highest value of each reward."""
+    return dict.fromkeys(("correctness", "length"), (0.0, 1.0))
+
+
+def _check(ground_truth: str, limit_tokens: int) -> None:
+    """What can be seen without math-verify; 40,000 rows take a second."""
+    if not _has_math_verify():
+        raise ValueError(
+            "the task math_length needs math-verify, which is not installed: "
+            "pip install 'verl-gdpo[math]' on every node"
+        )
+    if limit_tokens < 1:
+        raise ValueError(f"math_length limit_tokens: got {limit_tokens}; expected at least 1")
+    text = ground_truth
+    is_answer = text == text.strip() and 0 < len(text) <= MAX_ANSWER_CHARS and BOX not in text
+    if not is_answer or _end_of_group(text + "}") != len(text):
+        raise ValueError(
+            f"math_length ground truth: got {text[:200]!r}; expected an answer without {BOX}}}, of "
+            f"1 to {MAX_ANSWER_CHARS} characters, with every brace closed and no space around it"
+        )
+
+
+@cache
+def _has_math_verify() -> bool:
+    return importlib.util.find_spec("math_verify") is not None
+
+
+def _last_boxed(response: str) -> str | None:
+    r"""What stands in the last `\boxed{}`; None without one, or if it is too long.
+
+    >>> _last_boxed(r"\boxed{1}, no, \boxed{\frac{1}{2}}")
+    '\\frac{1}{2}'
+    """
+    _, box, rest = response.rpartition(BOX)
+    rest = rest[: MAX_ANSWER_CHARS + 1]
+    end = _end_of_group(rest) if box else None
+    return None if end is None else rest[:end].strip()
+
+
+def _end_of_group(text: str) -> int | None:
+    """Where the brace closes that was opened before `text`; None if it does not."""
+    depth, place = 1, 0
+    while place < len(text):
+        if text[place] == "\\":  # of \{ and \}, which are no group
+            place += 1
+        elif text[place] in "{}":
+            depth += 1 if text[place] == "{" else -1
+            if depth == 0:
+                return place
+        place += 1
+    return None
+
+
+def _is_right(answer: str, ground_truth: str) -> bool:
+    return answer == ground_truth or (
+        answer != "" and math_length_pool.are_equal(answer, ground_truth)
+    )
+
+
+def _good_response(ground_truth: str) -> str:
+    # of several lengths, so that a policy that learns from them has something to shorten
+    thoughts = "Let me check. " * (zlib.crc32(ground_truth.encode()) % 8)
+    return f"{thoughts}The answer is {BOX}{ground_truth}}}."
+
+
+TASK = Task(
+    name="math_length",
+    data_sources=("verl_gdpo/math_length",),
+    score=score,
+    bounds=bounds,
+    reward_names=("correctness", "length"),
+    good_response=_good_response,
+    system_prompt=None,  # the reasoning models want none; `INSTRUCTION` follows the problem
+)

@@ -1,0 +1,31 @@
+"""Lets verl's fused kernels run under FSDP2 with models whose embeddings are not tied.
+
+The fused forward reads `lm_head.weight` and never calls `lm_head`. verl makes `lm_head` an FSDP2
+unit of its own. The weight of a unit is gathered only when the unit is called, so that the first
+pass stops with "mixed torch.Tensor and DTensor". Here `lm_head` stays in the unit of the whole
+model. A run without `actor_rollout_ref.model.use_fused_kernels` is left as it is.
+
+Relies on verl 0.7.1 to 0.9: `verl.utils.fsdp_utils._select_fsdp2_wrap_targets(model, classes)`,
+which `apply_fsdp2` calls. Relies on verl 0.9.1: the attribute `_verl_fused_kernels_backend`, which
+verl sets on a model before that.
+"""
+
+from typing import Any
+
+from verl.utils import fsdp_utils
+
+
+def keep_head_in_root(select: Any) -> Any:
+    """`select` without the output embeddings of a model that runs with fused kernels."""
+
+    def select_targets(model: Any, classes: Any) -> list[Any]:
+        targets: list[Any] = select(model, classes)
+        if getattr(model, "_verl_fused_kernels_backend", None) is None:
+            return targets
+        head = model.get_output_embeddings()
+        return [module for module in targets if module is not head]
+
+    return select_targets
+
+
+fsdp_utils._select_fsdp2_wrap_targets = keep_head_in_root(fsdp_utils._select_fsdp2_wrap_targets)
