@@ -32,12 +32,6 @@ MUTANTS = [
         "test_sandbox.py::test_network",
     ),
     Mutant(
-        "rewards/sandbox_kinds.py",
-        '*("--remount-ro", "/"),',
-        "",
-        "test_sandbox.py::test_files_outside",
-    ),
-    Mutant(
         "rewards/sandbox_inside.py",
         "    random.seed(0)",
         "    ",
