@@ -26,8 +26,8 @@ TESTS = "pytest>=8,<10\nhypothesis>=6.100,<7\n"  # of stage a
 SOURCES = ("antlr4-python3-runtime", "pylatexenc")
 # of what torch needs, so that a machine with torch has these
 FROM_MACHINE = re.compile(r"(torch|triton|nvidia-.+|cuda-.+|sympy|mpmath|networkx)==")
-# required by verl or vLLM, and imported by nothing that the stages run: for other GPUs, for pictures
-# and sound, for servers and for trackers. With these, `vllm` would have four times the size
+# required by verl or vLLM, and imported by nothing that the stages run: for other GPUs, pictures,
+# sound, servers and trackers. With these, `vllm` would have four times the size
 NOT_NEEDED = {
     "core": "wandb tensorboard tensorboard-data-server py-spy virtualenv",
     "vllm": """

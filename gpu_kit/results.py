@@ -30,7 +30,7 @@ COLUMNS = {  # of a training: the median of its steps after the first
 
 
 class Results:
-    """`{"machine": ..., "stages": {name: {...}}}`, read from the file where an earlier call left it."""
+    """`{"machine": ..., "stages": {name: {...}}}`, from the file where an earlier call left it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
