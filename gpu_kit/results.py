@@ -1,6 +1,7 @@
 """What the stages gave, in one file that is whole at any moment, and as a table."""
 
 import json
+import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.all: dict[str, Any] = {"machine": {}, "stages": {}}
+        self.all: dict[str, Any] = {"machine": {"gpus": []}, "stages": {}}
         if path.exists():
             self.all = json.loads(path.read_text())
 
@@ -53,7 +54,9 @@ class Results:
 
 
 def kept(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if name.startswith(KEPT)}
+    """What is read later; JSON has no NaN."""
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return {name: value for name, value in finite.items() if name.startswith(KEPT)}
 
 
 def tail(log: Path) -> list[str]:

@@ -8,6 +8,7 @@ Another call with the same OUT goes on with its results. `--stages d` is all who
 """
 
 import argparse
+import json
 import os
 import platform
 import shutil
@@ -25,7 +26,7 @@ from typing import Any
 from benchmarks.step_model import GPUS, TOOL_RL, seconds
 from gpu_kit.results import Results, kept, problem_of_training, table, tail
 from gpu_kit.stages import PROMPTS_OF_D, REPO, Place, Stage, stages
-from verl_gdpo.run.folder import MetricsReader
+from verl_gdpo.run.folder import MetricsReader, read_config
 from verl_gdpo.tools.check.gpus import find_gpus, missing, overrides_for
 
 POLL_SECONDS = 0.5
@@ -107,29 +108,35 @@ def run_stage(
     if record["status"] == "ok" and stage.steps:
         problem = problem_of_training(record["steps"], stage.steps, stage.rollout_is_the_actor)
         record |= {"status": "failed", "problem": problem} if problem else {}
-    add_computed(stage, record, results.all["machine"], folder)
+    record["computed_s"] = computed_s(stage, record, results.all["machine"]["gpus"], place.work)
+    if (rows := folder / "rows.jsonl").exists():
+        record["rows"] = [json.loads(line) for line in rows.read_text().splitlines()]
     results.save()
     return str(record["status"])
 
 
-def add_computed(
-    stage: Stage, record: dict[str, Any], here: Mapping[str, Any], folder: Path
-) -> None:
-    """What `benchmarks.step_model` says of the steps of stage d, and the rows of a benchmark."""
-    rows = folder / "rows.jsonl"
-    if rows.exists():
-        record["rows"] = rows.read_text().splitlines()
-    known = [gpu for gpu in GPUS for name in here.get("gpus", []) if gpu.name.split()[0] in name]
-    if stage.name.startswith("d_") and stage.steps and known and record["steps"]:
-        step = record["steps"][max(record["steps"], key=int)]
-        work = replace(
-            TOOL_RL,
-            prompts=PROMPTS_OF_D,
-            prompt_tokens=step["prompt_length/mean"],
-            response_tokens=step["response_length/mean"],
-            padding=1.0 if stage.needs == "flash_attn" else TOOL_RL.padding,
-        )
-        record["computed_s"] = seconds(work, known[0], 1)
+def computed_s(
+    stage: Stage, record: Mapping[str, Any], gpus: Sequence[str], work: Path
+) -> dict[str, float]:
+    """What `benchmarks.step_model` says of stage d here; empty for other stages and GPUs."""
+    known = [gpu for gpu in GPUS for name in gpus if gpu.name.split()[0] in name]
+    made = work / "d_model" / "made" / "made.json"
+    if not (stage.after == "d_model" and known and made.exists() and record["steps"]):
+        return {}
+    padding = {int(size): times for size, times in json.loads(made.read_text())["padding"].items()}
+    config = read_config(work / stage.name).actor_rollout_ref
+    micro_batches = {
+        "log-probabilities, twice": config.ref.log_prob_micro_batch_size_per_gpu,
+        "update": config.actor.ppo_micro_batch_size_per_gpu,
+    }
+    step = record["steps"][max(record["steps"], key=int)]
+    lengths = {f"{part}_tokens": step[f"{part}_length/mean"] for part in ("prompt", "response")}
+    found = {}
+    for part, micro_batch in micro_batches.items():
+        padded = 1.0 if config.model.use_remove_padding else padding[micro_batch]
+        what = replace(TOOL_RL, prompts=PROMPTS_OF_D, padding=padded, **lengths)
+        found[part] = seconds(what, known[0], 1)[part]
+    return found
 
 
 def reason_to_leave_out(stage: Stage, results: Results, left_s: float) -> str:

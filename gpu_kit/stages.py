@@ -140,7 +140,7 @@ def _wide_model(place: Place) -> list[Stage]:
     )
     ways: tuple[tuple[str, str, int, list[str], str], ...] = (
         ("d_fused", "fused kernels, the default", 420, [], ""),
-        ("d_loop", "verl's loop over tokens", 420, [_FUSED_OFF], ""),
+        ("d_loop", "verl's loop over tokens", 420, list(_LOOP), ""),
         ("d_flash", "flash-attn, packed", 300, ["attention=flash_attn"], "flash_attn"),
     )
     trainings = [
@@ -160,7 +160,13 @@ def _wide_model(place: Place) -> list[Stage]:
     return [Stage("d_model", "that model and its rows are made", 180, make), *trainings]
 
 
-_FUSED_OFF = "actor_rollout_ref.model.use_fused_kernels=False"
+_LOOP = (
+    "actor_rollout_ref.model.use_fused_kernels=False",
+    # all logits are held: 2.5 GB in float32 for 4 rows of 1,000 tokens, some of it several times
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+)
 
 
 def _longer(place: Place) -> list[Stage]:
