@@ -1,10 +1,12 @@
 """Run the named benchmarks and print a table. The exit code is 1 if a goal is missed."""
 
 import argparse
+import json
 import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +21,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--device", default="cpu", help="device of the estimator: cpu or cuda")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append each row as a line")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     unknown = {*arguments.names} - {*BENCHMARKS}
@@ -31,6 +34,9 @@ def main() -> int:
         for row in BENCHMARKS[name](device):
             print("  ".join(row.cells()), file=sys.stderr, flush=True)
             rows.append(row)
+            if arguments.json:
+                with arguments.json.open("a") as file:
+                    print(json.dumps(asdict(row) | {"ratio": row.ratio}), file=file)
     print(f"\n{machine(device)}; {TIMES}\n\n{table(rows)}")
     return int(any(row.missed for row in rows))
 

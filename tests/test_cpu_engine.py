@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_gdpo.cpu import plugin
+from verl_gdpo.cpu import patching, plugin
 from verl_gdpo.cpu.batcher import Batcher
 from verl_gdpo.cpu.engine import Engine, load_full_state
 from verl_gdpo.cpu.sampler import Completion, OwnDraws, Request, sample
@@ -190,6 +190,22 @@ def test_verl_runs_on_cpu_with_the_variable(model_dir, tmp_path):
     assert done.stdout.strip().endswith("all good")
 
 
+def test_on_a_gpu_the_rollout_comes_alone():
+    done = run_python(
+        "import os, verl\n"
+        "from verl.plugin.platform import PlatformRegistry\n"
+        "from verl.workers.rollout.base import get_rollout_class\n"
+        "from verl.workers.rollout.replica import get_rollout_replica_class\n"
+        "from verl_gdpo.cpu import rollout\n"
+        "assert get_rollout_class('hf') is rollout.HFServerAdapter\n"
+        "assert get_rollout_replica_class('hf') is rollout.HFReplica\n"
+        "assert 'cpu' not in PlatformRegistry.registered_names()\n"
+        "assert 'VERL_ENGINE_DEVICE' not in os.environ\n",
+        VERL_USE_EXTERNAL_MODULES="verl_gdpo.cpu.hf_rollout",
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_missing_symbol_is_named_with_the_supported_range(monkeypatch):
     stub = types.ModuleType("verl")
     stub.__version__ = "0.99.0"
@@ -211,9 +227,9 @@ def test_failed_activation_is_printed_and_raised(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "verl.plugin", raising=False)
     monkeypatch.delitem(sys.modules, "verl.plugin.platform", raising=False)
     with pytest.raises(ImportError, match=r"verl\.plugin\.platform"):
-        plugin._report_failure(plugin.activate)()
+        patching.report_failure(plugin.activate)()
     printed = capsys.readouterr().err
-    assert "setting verl up for the CPU failed" in printed
+    assert "changing verl failed" in printed
     assert "verl.plugin.platform" in printed
 
 

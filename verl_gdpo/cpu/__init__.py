@@ -2,8 +2,10 @@
 
 What it is: a verl platform (`device.py`), a rollout server that samples with transformers
 (`rollout.py` over `engine.py`, `batcher.py`, `sampler.py`, `sampling_params.py`), the patches
-that verl 0.9 needs to use them (`plugin.py`) and a maker of tiny models (`tiny_model.py`).
+that verl 0.9 needs to use them (`plugin.py`, `patching.py`) and a maker of tiny
+models (`tiny_model.py`).
 
 What it is not: a way to train models of useful size, or a change to training on GPUs. Nothing
-happens unless `VERL_PLATFORM=cpu` is in the environment before Python starts.
+happens unless `VERL_PLATFORM=cpu` is in the environment before Python starts. A run on a GPU may
+ask for the rollout alone (`hf_rollout.py`), to do without vLLM.
 """

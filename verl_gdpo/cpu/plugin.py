@@ -13,23 +13,24 @@ What is changed in verl 0.9, each right after the module has been imported:
   both build the backend "cpu:gloo,cpu:gloo", which torch rejects as naming a device twice.
 - verl.workers.engine.fsdp.transformer_impl.CPUOffloadPolicy: pinned host memory, which verl asks
   for in the reference model, needs an accelerator.
-- verl.workers.rollout.replica.RolloutReplicaRegistry (public) and
-  verl.workers.rollout.base._ROLLOUT_REGISTRY (private; verl has no function to register): the
-  rollout "hf".
+- verl's rollouts get "hf"; see `patching.register_rollout`.
 - verl.trainer.ppo.v1.replay_buffer.ReplayBuffer: polls every 2 s, with no key to change it; a step
   of a tiny model takes less than that.
 """
 
 import functools
-import inspect
 import os
-import sys
-import traceback
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-SUPPORTED_VERL = ">=0.9.0,<0.10"  # earlier ones have no V1 trainer, and no platforms
+from verl_gdpo.cpu.patching import (
+    SUPPORTED_VERL,
+    after_import,
+    register_rollout,
+    report_failure,
+    require,
+)
+
 BACKEND = "cpu:gloo"
 POLL_INTERVAL_SECONDS = 0.1
 
@@ -47,49 +48,11 @@ def activate() -> bool:
     for name, patch in (
         ("verl.utils.distributed", _patch_process_group),
         ("verl.workers.engine.fsdp.transformer_impl", _patch_offload_policy),
-        ("verl.workers.rollout.replica", _register_replica),
-        ("verl.workers.rollout.base", _register_adapter),
         ("verl.trainer.ppo.v1.replay_buffer", _shorten_poll),
     ):
-        _after_import(name, patch)
+        after_import(name, patch)
+    register_rollout("hf", "verl_gdpo.cpu.rollout", "HFReplica", "HFServerAdapter")
     return True
-
-
-def _after_import(name: str, patch: Callable[[ModuleType], None]) -> None:
-    from wrapt import register_post_import_hook
-
-    register_post_import_hook(_report_failure(patch), name)
-
-
-def _report_failure(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Print what `function` raises: verl and Ray may hide it."""
-
-    def reporting(*args: Any) -> Any:
-        try:
-            return function(*args)
-        except Exception:
-            print("verl_gdpo: setting verl up for the CPU failed:", file=sys.stderr)
-            traceback.print_exc(file=sys.stderr)
-            raise
-
-    return reporting
-
-
-def _require(module: ModuleType, symbol: str, *parameters: str) -> Any:
-    """Return `module.symbol` after checking that it exists and takes `parameters`."""
-    value: Any = module
-    for part in symbol.split("."):
-        value = getattr(value, part, None)
-    missing = value is None or any(p not in inspect.signature(value).parameters for p in parameters)
-    if missing:
-        import verl
-
-        arguments = f"({', '.join(parameters)})" if parameters else ""
-        raise ImportError(
-            f"verl_gdpo.cpu needs {module.__name__}.{symbol}{arguments}, which verl "
-            f"{getattr(verl, '__version__', '?')} does not have; supported: verl {SUPPORTED_VERL}"
-        )
-    return value
 
 
 def _register_platform() -> None:
@@ -99,15 +62,15 @@ def _register_platform() -> None:
         raise ImportError(
             f"verl_gdpo.cpu needs verl.plugin.platform ({error}); supported: verl {SUPPORTED_VERL}"
         ) from error
-    register = _require(platform, "PlatformRegistry.register", "platform")
+    register = require(platform, "PlatformRegistry.register", "platform")
     from verl_gdpo.cpu.device import PlatformCPU
 
     register(platform="cpu")(PlatformCPU)
 
 
 def _patch_process_group(module: ModuleType) -> None:
-    _require(module, "initialize_global_process_group", "timeout_second")
-    original = _require(module, "initialize_global_process_group_ray", "timeout_second", "backend")
+    require(module, "initialize_global_process_group", "timeout_second")
+    original = require(module, "initialize_global_process_group_ray", "timeout_second", "backend")
 
     def initialize_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
         original(timeout_second=timeout_second, backend=backend or BACKEND)
@@ -126,7 +89,7 @@ def _patch_process_group(module: ModuleType) -> None:
 
 
 def _patch_offload_policy(module: ModuleType) -> None:
-    original = _require(module, "CPUOffloadPolicy", "pin_memory")
+    original = require(module, "CPUOffloadPolicy", "pin_memory")
 
     def unpinned(pin_memory: bool = False) -> Any:
         return original(pin_memory=False)
@@ -134,22 +97,8 @@ def _patch_offload_policy(module: ModuleType) -> None:
     vars(module)["CPUOffloadPolicy"] = unpinned
 
 
-def _register_replica(module: ModuleType) -> None:
-    def load_replica() -> type:
-        from verl_gdpo.cpu.rollout import HFReplica
-
-        return HFReplica
-
-    _require(module, "RolloutReplicaRegistry.register", "name", "loader")("hf", load_replica)
-
-
-def _register_adapter(module: ModuleType) -> None:
-    registry = _require(module, "_ROLLOUT_REGISTRY")
-    registry[("hf", "async")] = "verl_gdpo.cpu.rollout.HFServerAdapter"
-
-
 def _shorten_poll(module: ModuleType) -> None:
-    original = _require(module, "ReplayBuffer.__init__", "poll_interval")
+    original = require(module, "ReplayBuffer.__init__", "poll_interval")
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -158,4 +107,4 @@ def _shorten_poll(module: ModuleType) -> None:
     vars(module)["ReplayBuffer"].__init__ = init
 
 
-_report_failure(activate)()
+report_failure(activate)()

@@ -147,6 +147,8 @@ class HFServer:
 class HFReplica(RolloutReplica):  # type: ignore[misc, unused-ignore]
     """Starts one `HFServer` beside the training workers."""
 
+    server_class: type = HFServer
+
     async def launch_servers(self) -> None:
         check_rollout_config(self.config)
         if self.is_reward_model or self.is_teacher_model:
@@ -157,7 +159,7 @@ class HFReplica(RolloutReplica):  # type: ignore[misc, unused-ignore]
                 "trainer.v1.trainer_mode=sync or colocate_async"
             )
         server = (
-            ray.remote(HFServer)
+            ray.remote(self.server_class)
             .options(name=server_name(self.replica_rank), max_concurrency=self.max_concurrency)
             .remote(self.config, self.model_config, self.replica_rank)
         )

@@ -1,0 +1,9 @@
+"""Lets a run on a GPU use the rollout "hf", which needs no vLLM and suits tiny models alone.
+
+VERL_USE_EXTERNAL_MODULES=verl_gdpo.cpu.hf_rollout lets verl import this in every process. Training
+is on the GPU then, and responses are sampled on the CPU: rollout.name=hf, rollout.dtype=float32.
+"""
+
+from verl_gdpo.cpu.patching import register_rollout
+
+register_rollout("hf", "verl_gdpo.cpu.rollout", "HFReplica", "HFServerAdapter")
