@@ -276,10 +276,13 @@ def test_synthetic_rows():
         assert score(good_response(truth), truth) == {"pass": 1, "length": 1, "bug": 1}
 
 
-def test_synthetic_splits_share_no_number():
-    def numbers(split):
+def test_synthetic_splits_share_no_pair():
+    def pairs(split):
         rows = coding_synthetic.make_rows(300, split=split, seed=0)
-        return {row["prompt"][-1]["content"].split()[-1].rstrip(".") for row in rows}
+        return {tuple(row["prompt"][-1]["content"].rstrip(".").split()[-2:]) for row in rows}
 
-    assert len(numbers("train")) > 50 and len(numbers("test")) > 10
-    assert not numbers("train") & numbers("test")
+    train, test = pairs("train"), pairs("test")
+    assert not train & test
+    # each operator, and nearly each number, is in both
+    assert {o for o, _ in train} == {o for o, _ in test} == {"+", "-", "*"}
+    assert len({n for _, n in train} & {n for _, n in test}) > 30

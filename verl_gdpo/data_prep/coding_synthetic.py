@@ -6,7 +6,7 @@
 
 Half of the solutions take a line more than they need, and nothing in the problem says which: a
 policy that learned from them has something to gain from the length reward. The test split uses
-numbers that the train split never shows.
+pairs of operator and number that the train split never shows.
 """
 
 from random import Random
@@ -19,7 +19,7 @@ from verl_gdpo.rewards.coding_problem import Problem
 OPERATORS = ("+", "-", "*")
 LONG_SHARE = 0.5
 TESTS = 4
-TEST_EVERY = 5  # of the numbers
+TEST_EVERY = 5  # of the pairs
 PRINTS = ("print(int(input()) {what})", "n = int(input())\nr = n {what}\nprint(r)")
 RETURNS = ("def f(n):\n    return n {what}", "def f(n):\n    r = n {what}\n    return r")
 
@@ -29,7 +29,7 @@ def make_rows(count: int, *, split: str, seed: int) -> list[Row]:
 
     Args:
         count: at least 1.
-        split: "train" or "test"; says which numbers may occur.
+        split: "train" or "test"; says which pairs may occur.
         seed: at least 0.
     """
     return [_row(index, split, seed) for index in range(count)]
@@ -38,9 +38,11 @@ def make_rows(count: int, *, split: str, seed: int) -> list[Row]:
 def _row(index: int, split: str, seed: int) -> Row:
     # a string seeds Random through SHA-512: the same in every process, unlike hash()
     rng = Random(f"verl-gdpo coding {split} {seed} {index}")
+    operator = rng.choice(OPERATORS)
+    place = OPERATORS.index(operator)
     is_test = split == "test"
-    numbers = [n for n in range(2, 100) if (n % TEST_EVERY == TEST_EVERY - 1) == is_test]
-    operator, number = rng.choice(OPERATORS), rng.choice(numbers)
+    numbers = [n for n in range(2, 100) if ((n + place) % TEST_EVERY == 0) == is_test]
+    number = rng.choice(numbers)
     is_long = rng.random() < LONG_SHARE
     what = f"{operator} {number}"
     given = rng.sample(range(-99, 100), TESTS)
