@@ -170,15 +170,8 @@ def compute_gdpo_scalars(
         token_count_B: trained tokens per sample; only batch_norm="token" needs them.
         valid_B: with None, every row is a real sample.
     """
-    check_choice("group_norm", group_norm, get_args(GroupNorm))
-    check_choice("batch_norm", batch_norm, get_args(BatchNorm))
     batch_eps = eps if batch_eps is None else batch_eps
-    for name, value in {"eps": eps, "batch_eps": batch_eps, "batch_var_eps": batch_var_eps}.items():
-        if not (np.isfinite(value) and value >= 0):
-            raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
-    if combine is not None and group_norm == "summed":
-        raise ValueError("combine needs group_norm='per_reward': 'summed' adds the rewards first")
-
+    _check_options(group_norm, batch_norm, (eps, batch_eps, batch_var_eps), combine)
     rewards_BK = reward_tensor(rewards_BK)
     if rewards_BK.ndim != 2 or 0 in rewards_BK.shape:
         raise ValueError(
@@ -220,6 +213,19 @@ def compute_gdpo_scalars(
             raise ValueError("batch_norm='token' needs token_count_B, the response lengths")
         count_B = count_B * torch.as_tensor(token_count_B, device=device)
     return GdpoScalars(z_BK, S_B, _normalize_batch(S_B, count_B, valid_B, batch_eps, batch_var_eps))
+
+
+def _check_options(
+    group_norm: str, batch_norm: str, epsilons: tuple[float, float, float], combine: Combine | None
+) -> None:
+    """Raise ValueError for an option that is unknown, out of range, or excludes another."""
+    check_choice("group_norm", group_norm, get_args(GroupNorm))
+    check_choice("batch_norm", batch_norm, get_args(BatchNorm))
+    for name, value in zip(("eps", "batch_eps", "batch_var_eps"), epsilons, strict=True):
+        if not (np.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
+    if combine is not None and group_norm == "summed":
+        raise ValueError("combine needs group_norm='per_reward': 'summed' adds the rewards first")
 
 
 def _checked_sum(S_B: Any, B: int) -> torch.Tensor:

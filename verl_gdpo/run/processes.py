@@ -34,13 +34,13 @@ def family_of(lock: os.stat_result) -> str:
     return f"{lock.st_dev:x}:{lock.st_ino:x}:"
 
 
-def processes_of(mark: str, sessions: set[int]) -> list[psutil.Process]:
-    """Return the living processes in `sessions`.
+def processes_of(mark: str, known: set[int]) -> tuple[list[psutil.Process], set[int]]:
+    """Return the living processes of a run, and the sessions that are its own.
 
-    First, the sessions of all processes with this mark are added to `sessions`. A driver starts in
+    The sessions are the `known` ones and those of all processes with this mark. A driver starts in
     its own session, so these sessions only hold processes of the run.
     """
-    living = []
+    living, sessions = [], {*known}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.status() != psutil.STATUS_ZOMBIE:
@@ -48,7 +48,8 @@ def processes_of(mark: str, sessions: set[int]) -> list[psutil.Process]:
                 living.append((process, session))
                 if process.environ().get(MARK, "").startswith(mark):
                     sessions.add(session)
-    return [process for process, session in living if session in sessions - {os.getsid(0)}]
+    ours = sessions - {os.getsid(0)}
+    return [process for process, session in living if session in ours], sessions
 
 
 def end_run(mark: str, session: int | None = None) -> list[str]:
@@ -66,7 +67,8 @@ def end_run(mark: str, session: int | None = None) -> list[str]:
     ended: dict[str, None] = {}
     sessions = set() if session is None else {session}
     give_up = time.monotonic() + GIVE_UP_SECONDS
-    while alive := processes_of(mark, sessions):
+    alive, sessions = processes_of(mark, sessions)
+    while alive:
         if time.monotonic() > give_up:
             raise RuntimeError(f"these processes of the run survive SIGKILL: {alive}")
         for process in alive:
@@ -74,6 +76,7 @@ def end_run(mark: str, session: int | None = None) -> list[str]:
                 ended[f"{process.name()} ({process.pid})"] = None
                 process.kill()
         psutil.wait_procs(alive, timeout=1)
+        alive, sessions = processes_of(mark, sessions)
     return list(ended)
 
 

@@ -78,16 +78,7 @@ def with_reward_columns(compute_advantage: Function) -> Function:
             return compute_advantage(*args, **kwargs)
         if adv_estimator == "gdpo":
             refuse_penalty(data)
-        settings = GdpoSettings.from_algorithm(algorithm or {})
-        settings = replace(settings, bounds={**run_bounds, **settings.bounds})
-        names = data.meta_info.get("reward_extra_keys") or settings.names
-        columns = {
-            name: data.non_tensor_batch[name] for name in names if name in data.non_tensor_batch
-        }
-        if not columns.keys() - {"score"}:
-            raise RewardError(NO_REWARDS)
-        rows = RewardRows.from_columns(columns, len(data))
-        input_ = EstimatorInput(rows, settings)
+        input_ = input_of(data, algorithm or {})
         rewards = input_.rewards  # raises if a reward is missing, whichever estimator runs
         token = current_input.set(input_)
         try:
@@ -96,15 +87,30 @@ def with_reward_columns(compute_advantage: Function) -> Function:
             current_input.reset(token)
         result.meta_info[METRICS_KEY] = batch_metrics(
             rewards,
-            rows.counted_B,
+            input_.rows.counted_B,
             result.non_tensor_batch["uid"],
             (result.batch["response_mask"] != 0).sum(dim=1).cpu().numpy(),
-            settings_of_advantage(adv_estimator, settings),
-            settings.bounds,
+            settings_of_advantage(adv_estimator, input_.settings),
+            input_.settings.bounds,
         )
         return result
 
     return hand_over_and_compute
+
+
+def input_of(data: Any, algorithm: Any) -> EstimatorInput:
+    """Return the reward columns of verl's batch, with the settings of verl's `algorithm` block.
+
+    Raises:
+        RewardError: the batch has no reward.
+    """
+    settings = GdpoSettings.from_algorithm(algorithm)
+    settings = replace(settings, bounds={**run_bounds, **settings.bounds})
+    names = data.meta_info.get("reward_extra_keys") or settings.names
+    columns = {name: data.non_tensor_batch[name] for name in names if name in data.non_tensor_batch}
+    if not columns.keys() - {"score"}:
+        raise RewardError(NO_REWARDS)
+    return EstimatorInput(RewardRows.from_columns(columns, len(data)), settings)
 
 
 def refuse_penalty(data: Any) -> None:

@@ -100,7 +100,8 @@ def _run(arguments: argparse.Namespace) -> int:
             print(f"Step {path.stem} is left out, because {path} has no end: {WRITING}.")
     for arm in (own, *alternatives):
         print(f"{arm.name}: {printable(str(arm))}")
-    reproduced = _say_reproduced(replay, path)
+    reproduced, sentence = _reproduced(replay, path)
+    print(sentence)
     width = shutil.get_terminal_size((120, 40)).columns
     for group in replay.found:
         print(f"\n{whole_group(group, width)}")
@@ -140,27 +141,24 @@ def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm
     ]
 
 
-def _say_reproduced(replay: Replay, path: Path | None) -> bool:
-    """Print whether the run's settings reproduce the logged advantages, and return it."""
+def _reproduced(replay: Replay, path: Path | None) -> tuple[bool, str]:
+    """Return whether the run's settings reproduce the logged advantages, and a sentence on it."""
     worst = replay.worst
     if worst is None:
-        print(
+        return True, (
             f"The run's adv_estimator={replay.own.estimator} is not recomputed: its logged "
             "advantages are compared as they are."
         )
-        return True
     text = f"largest |difference| {worst.difference:.2g} over {replay.row_count:,} rows"
     if worst.difference <= REPRODUCED_TOLERANCE:
-        print(f"The run's settings reproduce the logged advantages: {text}.")
-        return True
+        return True, f"The run's settings reproduce the logged advantages: {text}."
     if path is None:
         reason = "name the run's configuration with --config"
     elif replay.own.algorithm.get("use_kl_in_reward"):
         reason = "algorithm.use_kl_in_reward=True, and a dump does not hold the KL"
     else:
         reason = "was the run resumed with other settings, or another version?"
-    print(
+    return False, (
         f"WARNING: the run's settings do not reproduce the logged advantages: {text} (allowed "
         f"{REPRODUCED_TOLERANCE:g}), at step {worst.step}, {printable(worst.uid)}; {reason}"
     )
-    return False
