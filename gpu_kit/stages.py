@@ -181,7 +181,7 @@ def _longer(place: Place) -> list[Stage]:
         "actor_rollout_ref.rollout.max_num_seqs=1024",
     )
     chosen = larger if place.device == "cuda" else ()
-    what = "the tiny policy, 128 prompts x 8, 60 steps"
+    what = "the tiny policy, larger batches and more steps"
     return [
         _tiny_policy(place, f"e_{arm}", f"{arm}: {what}", *chosen, f"estimator={arm}", steps=steps)
         for arm in ("gdpo", "grpo")
