@@ -228,7 +228,7 @@ def test_bounds_that_the_runs_scorer_declares(tmp_path):
         "custom_reward_function": {"path": None},
     }
     path.write_text(yaml.safe_dump({"algorithm": gdpo, "reward": reward}))
-    algorithm, declared = read_run(path)
+    algorithm, declared = read_run(path, ["rlla"])
     own, other = (Arm.of(name, algorithm, declared) for name in ("run", "other"))
     replay = Replay(own, [other]).read(dump_files(tmp_path / "run")[0])
     # each z is -+ .8660 (two of four), and S their sum times sqrt .5

@@ -194,7 +194,7 @@ def start_v1(config):
 
 
 def start_legacy(config):
-    checking_settings(lambda trainer: None)(BareTrainer(config))
+    checking_settings(BareTrainer._init_dataloader)(BareTrainer(config))
 
 
 @pytest.mark.parametrize("start", [start_v1, start_legacy])

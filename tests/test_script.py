@@ -36,7 +36,7 @@ def checkout(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkout")
     for path in tracked_files():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(REPO / path, folder / path)
+        shutil.copy(REPO / path, folder / path, follow_symlinks=False)
     (folder / ".venv").symlink_to(Path(sys.prefix))
     rows = make_rows(64, split="train", seed=0, size="tiny")
     texts = [message["content"] for row in rows for message in row["prompt"]]

@@ -11,6 +11,7 @@ What is changed in verl 0.9, each right after the module has been imported:
   its FSDP engine for cuda and npu only; it runs on CPU just the same.
 - verl.utils.distributed.initialize_global_process_group and initialize_global_process_group_ray:
   both build the backend "cpu:gloo,cpu:gloo", which torch rejects as naming a device twice.
+- verl.utils.fsdp_utils: see `verl_gdpo.verl_hooks.fused_kernels`. The recipe for the CPU needs it.
 - verl.workers.engine.fsdp.transformer_impl.CPUOffloadPolicy: pinned host memory, which verl asks
   for in the reference model, needs an accelerator.
 - verl's rollouts get "hf"; see `patching.register_rollout`.
@@ -19,6 +20,7 @@ What is changed in verl 0.9, each right after the module has been imported:
 """
 
 import functools
+import importlib
 import os
 from types import ModuleType
 from typing import Any
@@ -47,6 +49,7 @@ def activate() -> bool:
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     for name, patch in (
         ("verl.utils.distributed", _patch_process_group),
+        ("verl.utils.fsdp_utils", _let_fused_kernels_run),
         ("verl.workers.engine.fsdp.transformer_impl", _patch_offload_policy),
         ("verl.trainer.ppo.v1.replay_buffer", _shorten_poll),
     ):
@@ -86,6 +89,11 @@ def _patch_process_group(module: ModuleType) -> None:
         initialize_global_process_group_ray=initialize_ray,
         initialize_global_process_group=initialize,
     )
+
+
+def _let_fused_kernels_run(_module: ModuleType) -> None:
+    """Also where the plugin `verl_gdpo` is not loaded; an import twice does it once."""
+    importlib.import_module("verl_gdpo.verl_hooks.fused_kernels")
 
 
 def _patch_offload_policy(module: ModuleType) -> None:

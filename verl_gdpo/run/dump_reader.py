@@ -97,3 +97,11 @@ def _has_end(path: Path) -> bool:
             return False
         file.seek(-1, os.SEEK_END)
         return file.read() == b"\n"
+
+
+def data_sources(folder: Path) -> set[str] | None:
+    """Return the data sources of the last dump, or None without one, which stands for all."""
+    try:
+        return {row["data_source"] for row in read_dump(dump_files(folder)[0][-1])}
+    except ValueError:
+        return None

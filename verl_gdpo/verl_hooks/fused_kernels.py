@@ -6,13 +6,15 @@ pass stops with "mixed torch.Tensor and DTensor". Here `lm_head` stays in the un
 model. A run without `actor_rollout_ref.model.use_fused_kernels` is left as it is.
 
 Relies on verl 0.7.1 to 0.9: `verl.utils.fsdp_utils._select_fsdp2_wrap_targets(model, classes)`,
-which `apply_fsdp2` calls. Relies on verl 0.9.1: the attribute `_verl_fused_kernels_backend`, which
-verl sets on a model before that.
+which `apply_fsdp2` calls, and the names of the fused forward functions, which verl puts into the
+model's class before that.
 """
 
 from typing import Any
 
 from verl.utils import fsdp_utils
+
+FUSED_FORWARDS = ("forward_with_torch_backend", "forward_with_triton_backend")
 
 
 def keep_head_in_root(select: Any) -> Any:
@@ -20,7 +22,7 @@ def keep_head_in_root(select: Any) -> Any:
 
     def select_targets(model: Any, classes: Any) -> list[Any]:
         targets: list[Any] = select(model, classes)
-        if getattr(model, "_verl_fused_kernels_backend", None) is None:
+        if type(model).forward.__name__ not in FUSED_FORWARDS:
             return targets
         head = model.get_output_embeddings()
         return [module for module in targets if module is not head]

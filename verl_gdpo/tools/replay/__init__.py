@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
-from verl_gdpo.run.dump_reader import WRITING, dump_files
+from verl_gdpo.run.dump_reader import WRITING, data_sources, dump_files
 from verl_gdpo.run.folder import config_of_run
 from verl_gdpo.terminal import printable
 from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
@@ -76,7 +76,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.steps is not None:
         files = _chosen(files, arguments.steps)
     path = arguments.config or config_of_run(arguments.folder)
-    algorithm, declared = read_run(path) if path else ({"adv_estimator": "gdpo"}, {})
+    algorithm, declared = (
+        read_run(path, data_sources(arguments.folder)) if path else ({"adv_estimator": "gdpo"}, {})
+    )
     own = Arm.of("run", algorithm, declared)
     alternatives = choose(own, arguments.arm, arguments.overrides)
     replay = Replay(

@@ -3,7 +3,7 @@
 In this module, `algorithm` is verl's block of that name as a plain dict.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,9 @@ class Arm:
         return " ".join(f"{key}={v}" for key, v in shown.items() if v is not None and v != {})
 
 
-def read_run(path: Path) -> tuple[dict[str, Any], dict[str, Bounds]]:
+def read_run(
+    path: Path, sources: Iterable[str] | None = None
+) -> tuple[dict[str, Any], dict[str, Bounds]]:
     """Return the `algorithm` block of a configuration file, and the bounds from its scorers.
 
     Raises:
@@ -72,7 +74,7 @@ def read_run(path: Path) -> tuple[dict[str, Any], dict[str, Bounds]]:
         block = OmegaConf.is_dict(config) and config.get("algorithm")
         if not OmegaConf.is_dict(block):
             raise ValueError(f"{path}: no `algorithm` block; expected a verl configuration")
-        declared = scorers_bounds(config, None)[0] if "reward" in config else {}
+        declared = scorers_bounds(config, sources)[0] if "reward" in config else {}
         return dict(OmegaConf.to_container(block, resolve=True)), declared  # type: ignore[arg-type]
     except (OmegaConfBaseException, OSError) as error:
         raise ValueError(f"{path}: {error}") from None

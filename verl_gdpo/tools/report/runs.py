@@ -13,7 +13,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.run.dump_reader import dump_files, read_dump
+from verl_gdpo.run.dump_reader import data_sources
 from verl_gdpo.run.folder import Metrics, read_config, read_metrics, read_versions
 from verl_gdpo.settings.algorithm import GdpoSettings, scorers_bounds, uses_gdpo_manager
 
@@ -97,20 +97,12 @@ def bounds_of_run(folder: Path, config: Any) -> dict[str, Bounds]:
     try:
         settings = GdpoSettings.from_algorithm(config.algorithm)
         if "reward" in config and uses_gdpo_manager(config):
-            declared, _ = scorers_bounds(config, _sources(folder))
+            declared, _ = scorers_bounds(config, data_sources(folder))
             settings = replace(settings, bounds={**declared, **settings.bounds})
     except ValueError:  # a configuration of another version; nothing trains with it in this one
         return {}
     ranges = {name: settings.range_of(name) for name in settings.bounds}
     return {name: pair for name, pair in ranges.items() if pair is not None}
-
-
-def _sources(folder: Path) -> set[str] | None:
-    """The data sources of the last dump; None, which stands for all, without one."""
-    try:
-        return {row["data_source"] for row in read_dump(dump_files(folder)[0][-1])}
-    except ValueError:
-        return None
 
 
 def over_runs(arm: RunsOfArm, read: Callable[[Metrics], Curve], smooth: int = 1) -> Band | None:
