@@ -24,7 +24,7 @@ class Batcher:
     """
 
     def __init__(
-        self, run: RunBatch, *, max_batch: int, quiet_s: float = 0.1, max_wait_s: float = 1.0
+        self, run: RunBatch, *, max_batch: int, quiet_s: float = 0.02, max_wait_s: float = 0.5
     ) -> None:
         if max_batch < 1:
             raise ValueError(f"max_batch: got {max_batch}, expected at least 1")
