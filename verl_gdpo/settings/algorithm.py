@@ -190,25 +190,8 @@ def settings_of_run(
         return None
     settings = GdpoSettings.from_algorithm(config.algorithm)
     if uses_estimator:
-        refuse_kl_in_reward(config.algorithm)
-    if uses_estimator and OmegaConf.select(config, "actor_rollout_ref.rollout.n") == 1:
-        raise ValueError(
-            "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "
-            "spread, so every advantage would be 0. Set it to 2 or more"
-        )
-    reward_model = config.reward.reward_model
-    if reward_model.enable and not reward_model.enable_resource_pool:
-        raise ValueError(
-            "reward.reward_model.enable=True with enable_resource_pool=False: a colocated reward "
-            "model hands the reward manager no ground truth, so there are no named rewards. Set "
-            "reward.reward_model.enable_resource_pool=True"
-        )
-    if reward_model.enable and config.reward.custom_reward_function.path is None:
-        raise ValueError(
-            "reward.reward_model.enable=True with reward.custom_reward_function.path=null: verl "
-            "takes the model's single score without a reward manager. Set a custom reward "
-            "function that queries the model and returns {name: value}"
-        )
+        _refuse_for_estimator(config)
+    _refuse_reward_model(config.reward)
     _check_scorer_options(config, sources)
     declared, disagreed = scorers_bounds(config, sources) if has_manager else ({}, set())
     settings = replace(settings, bounds={**declared, **settings.bounds})
@@ -218,6 +201,33 @@ def settings_of_run(
             if term.is_used and name not in settings.bounds and not later:
                 raise ValueError(no_bounds(name, settings.combine))
     return settings
+
+
+def _refuse_for_estimator(config: Any) -> None:
+    """Raise ValueError for what leaves adv_estimator=gdpo nothing to work with."""
+    refuse_kl_in_reward(config.algorithm)
+    if OmegaConf.select(config, "actor_rollout_ref.rollout.n") == 1:
+        raise ValueError(
+            "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "
+            "spread, so every advantage would be 0. Set it to 2 or more"
+        )
+
+
+def _refuse_reward_model(reward: Any) -> None:
+    """Raise ValueError for a reward model that leaves no named rewards."""
+    reward_model = reward.reward_model
+    if reward_model.enable and not reward_model.enable_resource_pool:
+        raise ValueError(
+            "reward.reward_model.enable=True with enable_resource_pool=False: a colocated reward "
+            "model hands the reward manager no ground truth, so there are no named rewards. Set "
+            "reward.reward_model.enable_resource_pool=True"
+        )
+    if reward_model.enable and reward.custom_reward_function.path is None:
+        raise ValueError(
+            "reward.reward_model.enable=True with reward.custom_reward_function.path=null: verl "
+            "takes the model's single score without a reward manager. Set a custom reward "
+            "function that queries the model and returns {name: value}"
+        )
 
 
 def scorers_bounds(

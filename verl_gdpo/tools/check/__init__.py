@@ -145,23 +145,25 @@ def _check_legacy_trainer(config: Any) -> str:
 
 def check_data(findings: Findings, config: Any) -> list[list[DataFile]] | None:
     """Return the training and the validation files; None if one of them cannot be used."""
-    found: list[list[DataFile] | None] = []
-    for key in ("train_files", "val_files"):
-        before = len(findings.problems)
-        files = findings.ask(read_files, config, key)
-        if len(findings.problems) > before:
-            found.append(None)
-            continue
-        if files is None:
-            findings.say(f"data.{key}: not checked, because verl or your dataset class fetches it")
-        for file in files or []:
-            findings.say(f"data.{key}: {file.table.num_rows} rows in {file.path}")
-        found.append(files or [])
+    found = [_check_files(findings, config, key) for key in ("train_files", "val_files")]
     if found[0]:
         rows = sum(file.table.num_rows for file in found[0])
         for remark in findings.ask(count_steps, config, rows) or []:
             findings.say(remark)
     return None if None in found else found  # type: ignore[return-value]
+
+
+def _check_files(findings: Findings, config: Any, key: str) -> list[DataFile] | None:
+    """Return the files under `data.KEY`; none if verl fetches them, None if one cannot be used."""
+    before = len(findings.problems)
+    files = findings.ask(read_files, config, key)
+    if len(findings.problems) > before:
+        return None
+    if files is None:
+        findings.say(f"data.{key}: not checked, because verl or your dataset class fetches it")
+    for file in files or []:
+        findings.say(f"data.{key}: {file.table.num_rows} rows in {file.path}")
+    return files or []
 
 
 def try_rewards(
