@@ -521,6 +521,51 @@ def test_sampling_repeats_whatever_the_arrival_order(model_dir, model):
     assert asyncio.run(responses([0, 0, 1, 2, 0], step=2)) != first
 
 
+def test_a_session_has_its_own_responses_whatever_arrives_first(model_dir, model):
+    async def responses(order):
+        engine = make_engine(model_dir)
+        await engine.load_weights(model.state_dict(), global_steps=1)
+        jobs = [engine.generate(PROMPTS[0], {"session": session}) for session in order]
+        outs = await asyncio.gather(*jobs)
+        return sorted((s, out.token_ids) for s, out in zip(order, outs, strict=True))
+
+    first = asyncio.run(responses([0, 1, 2]))
+    assert asyncio.run(responses([2, 0, 1])) == first
+    assert len({str(tokens) for _, tokens in first}) == 3
+
+
+def test_verl_tells_the_rollout_which_sample_of_a_prompt_it_wants():
+    done = run_python(
+        "import asyncio, types, verl\n"
+        "from omegaconf import OmegaConf\n"
+        "import verl.experimental.agent_loop.agent_loop as module\n"
+        "seen = []\n"
+        "class Loop:\n"
+        "    def __init__(self, **given): pass\n"
+        "    async def run(self, sampling_params, **given): seen.append(sampling_params)\n"
+        "module._agent_loop_registry['one'] = {'_target_': '__main__.Loop'}\n"
+        "module.hydra.utils.instantiate = lambda config, **given: Loop()\n"
+        "class Worker(module.AgentLoopWorker):\n"
+        "    def __init__(self, rollout):\n"
+        "        given = {'actor_rollout_ref': {'rollout': {'name': rollout}}, 'data': {}}\n"
+        "        self.config = OmegaConf.create(given)\n"
+        "        self.tokenizer = self.processor = self.llm_client = self.hf_model_type = None\n"
+        "        self.dataset_cls = None\n"
+        "        self.tools = []\n"
+        "    async def _agent_loop_postprocess(self, *args, **given): pass\n"
+        "step = dict(step=1, sample_index=0, rollout_n=0, validate=False)\n"
+        "for rollout in ('hf', 'vllm'):\n"
+        "    for given in ({'session_id': 3}, {}):\n"
+        "        call = Worker(rollout)._run_agent_loop({'top_k': 5}, step, agent_name='one', "
+        "trace=False, **given)\n"
+        "        asyncio.run(call)\n"
+        "print(seen)\n"
+        "assert seen == [{'top_k': 5, 'session': 3}] + 3 * [{'top_k': 5}]\n",
+        VERL_USE_EXTERNAL_MODULES="verl_gdpo.cpu.hf_rollout",
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_seed_in_the_request_fixes_the_response(model_dir, model):
     async def use():
         engine = make_engine(model_dir)

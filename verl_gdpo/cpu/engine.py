@@ -30,8 +30,9 @@ class Engine:
         seed: seed of all sampling that does not bring its own.
         ignore_eos: whether responses run on past `eos_ids` by default.
 
-    Sampling is reproducible: the k-th request for a prompt under the weights of one step draws
-    from a random stream made of (seed, step, k, prompt), in whatever order requests arrive.
+    Sampling is reproducible: under the weights of one step, the k-th request of a session for a
+    prompt draws from a random stream made of (seed, step, session, k, prompt), in whatever order
+    requests arrive.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Engine:
         self._max_model_len, self._seed, self._ignore_eos = max_model_len, seed, ignore_eos
         self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self._syncs = 0
-        self._seen: Counter[tuple[int, ...]] = Counter()
+        self._seen: Counter[tuple[int, tuple[int, ...]]] = Counter()
         self._pad_id = pad_id
         self._batcher = Batcher(self._run, max_batch=max_batch)
 
@@ -103,17 +104,18 @@ class Engine:
             ),
             room=self._max_model_len - len(prompt),
         )
-        seed = self._seed_of(prompt, sampling_params.get("seed"))
+        seed = self._seed_of(prompt, sampling_params)
         return await self._batcher.submit(Request(prompt, params, max_tokens, seed))
 
-    def _seed_of(self, prompt: tuple[int, ...], given: int | None) -> int:
-        """The request's own seed, or one made of the server's, step, prompt and its repetition."""
-        if given is not None:
-            entropy: tuple[int, ...] = (given,)
+    def _seed_of(self, prompt: tuple[int, ...], options: Mapping[str, Any]) -> int:
+        """The request's own seed, or one made of the server's and of what is asked for."""
+        if options.get("seed") is not None:
+            entropy: tuple[int, ...] = (options["seed"],)
         else:
             step = self._syncs if self.global_steps is None else self.global_steps
-            entropy = (self._seed, step, self._seen[prompt], *prompt)
-            self._seen[prompt] += 1
+            session = options.get("session", 0)
+            entropy = (self._seed, step, session, self._seen[session, prompt], *prompt)
+            self._seen[session, prompt] += 1
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
     async def abort(self) -> int:

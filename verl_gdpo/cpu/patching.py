@@ -1,9 +1,12 @@
 """How `cpu` changes verl 0.9: right after the module concerned has been imported.
 
-Relies on verl 0.9: verl.workers.rollout.replica.RolloutReplicaRegistry (public) and
-verl.workers.rollout.base._ROLLOUT_REGISTRY (private; verl has no function to register).
+Relies on verl 0.9: verl.workers.rollout.replica.RolloutReplicaRegistry (public),
+verl.workers.rollout.base._ROLLOUT_REGISTRY (private; verl has no function to register), and
+verl.experimental.agent_loop.agent_loop.AgentLoopWorker._run_agent_loop, which gets `session_id`
+from the V1 trainer and does not tell the rollout.
 """
 
+import functools
 import importlib
 import inspect
 import sys
@@ -16,7 +19,11 @@ SUPPORTED_VERL = ">=0.9.0,<0.10"  # earlier ones have no V1 trainer, and no plat
 
 
 def register_rollout(name: str, module: str, replica: str, adapter: str) -> None:
-    """Let `actor_rollout_ref.rollout.name=NAME` choose two classes of `module`, imported then."""
+    """Let `actor_rollout_ref.rollout.name=NAME` choose two classes of `module`, imported then.
+
+    Each request has one sampling option more, "session": which sample of its prompt it is. The
+    order in which the samples of a prompt arrive differs from run to run.
+    """
 
     def load_replica() -> type:
         cls: type = getattr(importlib.import_module(module), replica)
@@ -28,6 +35,18 @@ def register_rollout(name: str, module: str, replica: str, adapter: str) -> None
     def add_adapter(verls: ModuleType) -> None:
         require(verls, "_ROLLOUT_REGISTRY")[(name, "async")] = f"{module}.{adapter}"
 
+    def name_sessions(verls: ModuleType) -> None:
+        original = require(verls, "AgentLoopWorker._run_agent_loop", "sampling_params")
+
+        @functools.wraps(original)
+        async def run(self: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.config.actor_rollout_ref.rollout.name == name and "session_id" in kwargs:
+                sampling_params = {**sampling_params, "session": kwargs["session_id"]}
+            return await original(self, sampling_params, *args, **kwargs)
+
+        verls.AgentLoopWorker._run_agent_loop = run
+
+    after_import("verl.experimental.agent_loop.agent_loop", name_sessions)
     after_import("verl.workers.rollout.replica", add_replica)
     after_import("verl.workers.rollout.base", add_adapter)
 

@@ -32,7 +32,7 @@ _OFF_VALUES: dict[str, Any] = {
 # "logprobs" only says whether the caller wants them back; they are always computed.
 _USED = (
     *("temperature", "top_p", "top_k", "max_tokens", "max_new_tokens", "stop_token_ids"),
-    *("ignore_eos", "seed", "logprobs"),
+    *("ignore_eos", "seed", "session", "logprobs"),
 )
 
 
