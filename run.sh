@@ -131,9 +131,6 @@ if [ "$hardware" != cpu ]; then
   say "the model: downloaded once"
   stage "$python" -W ignore -m verl_gdpo fetch --config-dir "$root/recipes" "${config[@]}"
 fi
-say "checking the configuration"
-stage "$python" -W ignore -m verl_gdpo check --config-dir "$root/recipes" "${config[@]}"
-
 if [ -z "$run" ]; then
   mkdir -p "$root/runs"
   first=$root/runs/$task-$(date +%Y-%m-%d_%H-%M-%S)
@@ -142,7 +139,8 @@ if [ -z "$run" ]; then
 fi
 run=$(realpath -m -- "$run")
 say "training; verl needs a minute or two to start. Everything it prints: $run/train.log"
-stage "$python" -m verl_gdpo.run.launch "${options[@]}" --run-dir "$run" -- \
+say "checking the configuration meanwhile; a problem ends the run"
+stage "$python" -m verl_gdpo.run.launch --check "${options[@]}" --run-dir "$run" -- \
   "$python" -m verl.trainer.main_ppo --config-dir "$root/recipes" --config-name train \
   "${config[@]}" "run_dir=$(quoted "$run")"
 stage "$python" -m verl_gdpo summary "$run"

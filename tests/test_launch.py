@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from verl_gdpo.run.faults import faults_from_outside
-from verl_gdpo.run.launch import failure_report, launch
+from verl_gdpo.run.launch import RefusedError, failure_report, launch
 from verl_gdpo.run.lock import BusyError, locked
 from verl_gdpo.run.processes import MARK, processes_of
+from verl_gdpo.run.progress import Progress
 
 # a driver that starts a child in a session of its own, and one whose environment cannot be read, as
 # that of Ray's agents, who write their title over it; then it does `{body}`
@@ -267,6 +268,73 @@ def test_progress_lines(tmp_path, capsys):
     line = step_line(1, **{"gdpo/format/mean": 0.5, "gdpo/format/std": 0.1, "actor/lr": 1e-6})
     launch(logging_driver(tmp_path, line), tmp_path)
     assert "step    1  format 0.500" in capsys.readouterr().out
+
+
+def test_time_left(tmp_path, capsys, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("verl_gdpo.run.progress.time.monotonic", lambda: now)
+    (tmp_path / "train.log").write_text("Total training steps: 7\n")  # of an earlier start
+    (tmp_path / "metrics").mkdir()
+    progress = Progress(tmp_path, quiet=False)
+    with (tmp_path / "train.log").open("a") as log:
+        log.write("(TaskRunnerV1 pid=1) INFO:Total training steps: 2000\n")
+    for step in (0, 1, 4, 1990, 2000):
+        now = 1000.0 + 10 * step
+        with (tmp_path / "metrics" / "1.jsonl").open("a") as metrics:
+            metrics.write(step_line(step, **{"gdpo/format/mean": 0.5, "gdpo/format/std": 0.1}))
+        progress.show()
+    ends = [line.split("0.500")[1] for line in capsys.readouterr().out.splitlines()]
+    left = ["", "5 h 33 min", "5 h 33 min", "2 min", ""]
+    assert ends == [text and f"  {text} left of 2000 steps" for text in left]
+
+
+def test_a_run_whose_steps_are_not_known_shows_no_time_left(tmp_path, capsys):
+    lines = [step_line(step, **{"gdpo/format/mean": 0.5}) for step in (1, 2)]
+    launch(logging_driver(tmp_path, *lines), tmp_path)
+    assert " left" not in capsys.readouterr().out
+
+
+CHECKED = "import sys, time; time.sleep({seconds}); print({text!r}, flush=True); sys.exit({code})"
+
+
+def checked(folder, body, code, seconds=0.3):
+    """A launch whose check ends with this exit code."""
+    check = [sys.executable, "-c", CHECKED.format(seconds=seconds, text="looked", code=code)]
+    return launch(driver(folder, body), folder, check=check, quiet=True)
+
+
+def test_a_check_runs_beside_the_driver(tmp_path, capfd):
+    assert checked(tmp_path, "time.sleep(1.5); sys.exit(0)", 0) == 0
+    assert capfd.readouterr().out == "looked\n"
+    assert (tmp_path / "train.log").read_text() == ""
+
+
+def test_a_check_that_fails_ends_the_run(tmp_path, capfd):
+    with pytest.raises(RefusedError):
+        checked(tmp_path, "time.sleep(600)", 1)
+    assert not children_of(tmp_path)
+    assert capfd.readouterr().out == "looked\n"
+
+
+def test_a_check_that_fails_after_the_driver_explains_it(tmp_path):
+    with pytest.raises(RefusedError):
+        checked(tmp_path, "sys.exit(3)", 1, seconds=2)
+    assert checked(tmp_path, "sys.exit(3)", 0, seconds=1) == 3
+
+
+@pytest.mark.parametrize("before", [(), ("notes.txt",)])
+def test_a_refused_run_leaves_nothing(tmp_path, before):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in before:
+        (run / name).touch()
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", "/none"]
+    launcher = [sys.executable, "-m", "verl_gdpo.run.launch", "--check", "--run-dir", str(run)]
+    done = subprocess.run([*launcher, "--", *command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "check: " in done.stderr and "whole log" not in done.stderr
+    assert run.exists() == bool(before)
+    assert all((run / name).exists() for name in before)
 
 
 def test_no_line_of_metrics_ends_a_run(tmp_path, capsys):

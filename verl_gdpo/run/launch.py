@@ -1,8 +1,10 @@
 """Runs a training command, shows its progress, and leaves no process behind.
 
-    python -m verl_gdpo.run.launch --run-dir runs/x [--time-limit SECONDS] -- COMMAND...
+    python -m verl_gdpo.run.launch --run-dir runs/x [--time-limit SECONDS] [--check] -- COMMAND...
 
 verl and Ray print hundreds of lines and start a dozen processes. All output goes to RUN/train.log.
+With --check, `verl-gdpo check` looks at the configuration while verl starts, which takes longer,
+and a problem ends the run.
 Some of the processes survive the driver, so the launcher ends them all after success, failure,
 Ctrl-C or the time limit. A watchdog ends them if the launcher itself gets SIGKILL. If processes
 survive even that, the next start in the folder ends them. Only one launcher at a time can use a run
@@ -13,14 +15,16 @@ import argparse
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from verl_gdpo.run.faults import faults_from_outside
 from verl_gdpo.run.folder import claim_metrics_file, write_versions
@@ -33,7 +37,12 @@ GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
 POLL_SECONDS = 0.2
 TIME_LIMIT_EXIT = 124  # the exit code of timeout(1)
 REFUSED_EXIT = 2
+CHECK_EXIT = 1
 LOG_END_BYTES = 1 << 20  # a failure's reason is searched in this much of the log's end
+
+
+class RefusedError(Exception):
+    """The check found a problem and printed it."""
 
 
 class Stopped(BaseException):
@@ -48,6 +57,7 @@ def launch(
     command: Sequence[str],
     run: Path,
     *,
+    check: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     time_limit: float | None = None,
     quiet: bool = False,
@@ -58,6 +68,7 @@ def launch(
     Args:
         command: program and arguments. Progress needs verl's file logger.
         run: folder of the run; it is made if it does not exist.
+        check: a command that runs beside the first one, prints, and ends the run if it fails.
         env: variables that are added to this process's environment.
         time_limit: seconds until the run is stopped.
         quiet: if True, print no progress.
@@ -66,9 +77,11 @@ def launch(
     Raises:
         BusyError: a living process uses the folder.
         OSError: the folder cannot be written, or the command does not exist.
+        RefusedError: `check` failed.
         RuntimeError: a process of the run survives SIGKILL.
     """
-    parent = os.getppid() if end_with_parent else None
+    deadline = time.monotonic() + (time_limit or float("inf"))
+    ends = _Ends(deadline, os.getppid() if end_with_parent else None)
     run.mkdir(parents=True, exist_ok=True)
     with locked(run / "lock", f"the run folder {run}") as lock:
         progress = Progress(run, quiet)
@@ -82,34 +95,52 @@ def launch(
             **(env or {}),
             MARK: mark,
         }
-        deadline = time.monotonic() + (time_limit or float("inf"))
         with open(run / "train.log", "ab") as log, _signals_raise():
             try:
                 with watchdog(mark, log):
-                    return _run(command, environment, log, progress, deadline, parent)
+                    return _run(command, check, environment, log, progress, ends)
             except Stopped as stopped:
+                if stopped.exit_code == TIME_LIMIT_EXIT:
+                    progress.say("time limit reached; stopped")
                 return stopped.exit_code
+
+
+@dataclass
+class _Ends:
+    """What ends a run before its driver does."""
+
+    deadline: float
+    parent: int | None  # process id
+    checking: "subprocess.Popen[bytes] | None" = None
+
+    def raise_if_due(self) -> None:
+        """Raise RefusedError or Stopped if the run has to end."""
+        if self.checking is not None and self.checking.poll():
+            raise RefusedError
+        if time.monotonic() > self.deadline:
+            raise Stopped(TIME_LIMIT_EXIT)
+        if self.parent is not None and os.getppid() != self.parent:
+            raise Stopped(128 + signal.SIGHUP)
 
 
 def _run(
     command: Sequence[str],
+    check: Sequence[str],
     environment: Mapping[str, str],
     log: IO[bytes],
     progress: Progress,
-    deadline: float,
-    parent: int | None,
+    ends: _Ends,
 ) -> int:
     """Start the driver, and return its exit code after all processes of the run have ended."""
+    # in its own session, so that Ctrl-C reaches only us, and we pass it on once
+    alone: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
     process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # so that Ctrl-C reaches only us, and we pass it on once
+        command, env=environment, stdout=log, stderr=subprocess.STDOUT, **alone
     )
     try:
-        return _wait(process, progress, deadline, parent)
+        if check:
+            ends.checking = subprocess.Popen(check, env=environment, **alone)
+        return _wait(process, progress, ends)
     finally:
         _ignore_signals()
         if process.poll() is None:
@@ -120,21 +151,17 @@ def _run(
         process.poll()
 
 
-def _wait(
-    process: "subprocess.Popen[bytes]", progress: Progress, deadline: float, parent: int | None
-) -> int:
-    """Wait for the driver and return its exit code; raise `Stopped` if the run has to stop."""
-    while True:
+def _wait(process: "subprocess.Popen[bytes]", progress: Progress, ends: _Ends) -> int:
+    """Wait for the driver and return its exit code; raise if the run has to end before."""
+    while (code := process.poll()) is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(POLL_SECONDS)
-            progress.show()
-            return code if code >= 0 else 128 - code
+            process.wait(POLL_SECONDS)
         progress.show()
-        if time.monotonic() > deadline:
-            progress.say("time limit reached; stopping")
-            raise Stopped(TIME_LIMIT_EXIT)
-        if parent is not None and os.getppid() != parent:
-            raise Stopped(128 + signal.SIGHUP)
+        ends.raise_if_due()
+    while code and ends.checking is not None and ends.checking.poll() is None:
+        time.sleep(POLL_SECONDS)  # the check can know why the driver failed
+    ends.raise_if_due()
+    return code if code >= 0 else 128 - code
 
 
 @contextlib.contextmanager
@@ -185,26 +212,41 @@ def main() -> int:
     parser.add_argument(
         "--end-with-parent", action="store_true", help="stop when the starting process is gone"
     )
+    parser.add_argument(
+        "--check", action="store_true", help="check the configuration of COMMAND meanwhile"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     run, log = arguments.run_dir, arguments.run_dir / "train.log"
     since = log.stat().st_size if log.exists() else 0
+    was_empty = not (run.exists() and any(run.iterdir()))
     try:
         exit_code = launch(
             command,
             run,
+            check=_check_of(command) if arguments.check else (),
             time_limit=arguments.time_limit,
             end_with_parent=arguments.end_with_parent,
         )
     except (BusyError, OSError) as error:
         print(f"verl_gdpo.run.launch: {error}", file=sys.stderr)
         return REFUSED_EXIT
+    except RefusedError:
+        if was_empty:
+            shutil.rmtree(run)
+        return CHECK_EXIT
     if exit_code:
         print(failure_report(run, since), file=sys.stderr)
         for line in faults_from_outside(run, exit_code):
             print(line, file=sys.stderr)
     return exit_code
+
+
+def _check_of(command: Sequence[str]) -> list[str]:
+    """Return the command that checks the configuration of `PYTHON -m MODULE key=value ...`."""
+    python, _, _, *configuration = command
+    return [python, "-W", "ignore", "-m", "verl_gdpo", "check", *configuration]
 
 
 if __name__ == "__main__":

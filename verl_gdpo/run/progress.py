@@ -1,6 +1,11 @@
-"""Prints a line for each step of a run, and a sign of life between the steps."""
+"""Prints a line for each step of a run, and a sign of life between the steps.
+
+Relies on verl 0.9 for one thing: its V1 trainer logs "Total training steps: N". Without this line,
+no time left is shown.
+"""
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +14,7 @@ from verl_gdpo.run.folder import MetricsReader, training_rewards
 from verl_gdpo.terminal import let_go_of_stdout, printable
 
 HEARTBEAT_SECONDS = 20.0
+STEPS_LINE = re.compile(rb"Total training steps: (\d+)")
 
 
 class Progress:
@@ -18,7 +24,10 @@ class Progress:
         self.is_on = not quiet
         self.start = self.last_line = time.monotonic()
         self.reader = MetricsReader(run)
-        self.shown: set[int] = set()  # steps that have been printed
+        self.shown: dict[int, float] = {}  # {step that has been printed: when}
+        self.log = run / "train.log"
+        self.log_start = self.log.stat().st_size if self.log.exists() else 0
+        self.last_step: int | None = None
         self.problems_shown = 0
         with contextlib.suppress(OSError):  # `show` gets the same error and prints it
             list(self.reader.new())  # skips the steps of earlier starts
@@ -46,14 +55,35 @@ class Progress:
     def _new(self) -> Iterator[str]:
         for step, metrics in self.reader.new() if self.is_on else ():
             if step not in self.shown:
-                self.shown.add(step)
+                self.shown[step] = time.monotonic()
                 rewards = "  ".join(
                     f"{name} {curve[step]:.3f}"
                     for name, curve in training_rewards({step: metrics}).items()
                 )
-                yield f"step {step:4d}  {rewards or 'validation'}"
+                yield f"step {step:4d}  {rewards or 'validation'}{self._left(step)}"
         for problem in self.reader.problems[self.problems_shown :]:
             self.problems_shown += 1
             yield f"WARNING: {problem}"
         if time.monotonic() - self.last_line > HEARTBEAT_SECONDS:
             yield f"{'running' if self.shown else 'starting Ray, the policy and its servers'} ..."
+
+    def _left(self, step: int) -> str:
+        """Return how long the steps after this one take, if they are like those before it."""
+        if self.last_step is None:
+            with self.log.open("rb") as file:
+                file.seek(self.log_start)
+                found = STEPS_LINE.search(file.read())
+            self.last_step = int(found[1]) if found else 0
+        first = min(self.shown)
+        if step == first or step >= self.last_step:
+            return ""
+        seconds = (self.shown[step] - self.shown[first]) / (step - first)
+        return f"  {_duration(seconds * (self.last_step - step))} left of {self.last_step} steps"
+
+
+def _duration(seconds: float) -> str:
+    """Return a time such as `45 s`, `12 min` or `3 h 20 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
