@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import coding, estimator, scoring
+from benchmarks import coding, estimator, run, scoring
 from benchmarks.measure import Row, table
 
 
@@ -52,6 +52,7 @@ BENCHMARKS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
     "scoring": lambda _: scoring.time_rows(),
     "coding": lambda _: coding.time_rows(),
     "step": step_rows,
+    "run": lambda _: run.rows(),
 }
 DEFAULT = ("estimator", "scoring", "coding")  # the step takes 10 minutes and 10 GB, and starts Ray
 TIMES = "times are the fastest of alternating calls; for a step, the pair with the median ratio"
