@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from test_equation import PARITY_GROUPS, PARITY_LENGTHS, PARITY_REWARDS, mask_of
-from test_readme import rows_after
 from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage
 
 from verl_gdpo import compute_gdpo_advantage
@@ -151,28 +150,3 @@ def test_nemo_rl_on_random_batches(seed, G, K):
     groups = [i // G for i in range(4 * G)]
     actual = ours("nemo_rl", rewards, groups, torch.ones(4 * G, 1), weights=weights)
     assert actual[:, 0].tolist() == pytest.approx(expected, abs=1e-5)
-
-
-# --- the numbers in docs/other_frameworks.md -----------------------------------------------------
-
-
-def test_the_numbers_of_the_other_frameworks():
-    rows = rows_after("docs/other_frameworks.md", "| | group a | group b | group c |")
-    here, leave_one_out = ([float(x) for x in " ".join(row[1:]).split()] for row in rows)
-    mask = torch.ones(12, 1)
-    for options in (DIALECTS["paper"], DIALECTS["trl"], DIALECTS["nemo_rl"], {"eps": 1e-8}):
-        actual = compute_gdpo_advantage(PARITY_REWARDS, PARITY_GROUPS, mask, **options)[:, 0]
-        assert actual.tolist() == pytest.approx(here, abs=6e-4)
-    assert nemo_rls_leave_one_out(PARITY_REWARDS) == pytest.approx(leave_one_out, abs=6e-4)
-
-
-def nemo_rls_leave_one_out(rewards, G=4):
-    """Each sample against the mean and the spread of the others in its group."""
-    S = [0.0] * len(rewards)
-    for i in range(len(rewards)):
-        others = [rewards[j] for j in range(i - i % G, i - i % G + G) if j != i]
-        for k, value in enumerate(rewards[i]):
-            column = [row[k] for row in others]
-            spread = np.std(column, ddof=1)
-            S[i] += (value - np.mean(column)) / (spread + 1e-6 if spread > 0 else 1.0)
-    return list((np.array(S) - np.mean(S)) / np.std(S, ddof=1))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from made_task import add_task
+from test_tasks import GROUND_TRUTHS
 from tracked import REPO, tracked_files
 
 from verl_gdpo.rewards import TASKS
@@ -54,6 +55,27 @@ def test_one_function_for_each_reward():
         "format": [1.0, 0.0, 0.0],
         "integer": [1.0, 1.0, 0.0],
     }
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_each_task_scores_as_by_itself(name):
+    """Good answers and the answers of the next row, several at a time."""
+    task, truths = TASKS[name], GROUND_TRUTHS[name][:4]
+    good = [task.good_response(truth) for truth in truths]
+    answers, of = [*good, *good[1:], good[0]], [*truths, *truths]
+    rewards = call(
+        reward_funcs(task),
+        answers,
+        task.data_sources[0],
+        reward_model=[{"style": "rule", "ground_truth": truth} for truth in of],
+    )
+    alone = [
+        task.score(answer, truth, response_tokens=5, step=1)
+        for answer, truth in zip(answers, of, strict=True)
+    ]
+    assert rewards == {reward: [s[reward] for s in alone] for reward in rewards}
+    assert {*rewards} == {*alone[0]}
+    assert len({*map(str, alone)}) > 1
 
 
 def test_the_rewards_are_those_of_the_options():
