@@ -63,11 +63,11 @@ def policy(session: nox.Session) -> None:
 
 @nox.session
 def trl(session: nox.Session) -> None:
-    """Compares the dialect `trl` with TRL's own code; pytest does not collect this test itself."""
+    """Compares us with TRL's own code, without verl; pytest does not collect these tests itself."""
     install(session, "trl==1.16.0")
     # TRL's imports emit warnings, which are errors in this project's tests
-    command = ("pytest", "-W", "ignore", "tests/trl_dialect.py", *session.posargs)
-    session.run(*command, env={"PYTHONPATH": "."})
+    command = ("pytest", "-W", "ignore", "tests/trl_dialect.py", "tests/trl_example.py")
+    session.run(*command, *session.posargs, env={"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"})
 
 
 @nox.session(default=False)

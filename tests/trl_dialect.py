@@ -61,12 +61,11 @@ def trls(rewards_BK, weights, num_generations):
     return GRPOTrainer._generate_and_score_completions(trainer, inputs)["advantages"]
 
 
-def ours(rewards_BK, weights, num_generations):
+def ours(rewards_BK, weights, num_generations, **options):
     groups = [i // num_generations for i in range(len(rewards_BK))]
     mask = torch.ones(len(rewards_BK), 1)
-    return compute_gdpo_advantage(rewards_BK, groups, mask, weights=weights, **DIALECTS["trl"])[
-        :, 0
-    ]
+    options = {"weights": weights, **DIALECTS["trl"], **options}
+    return compute_gdpo_advantage(rewards_BK, groups, mask, **options)[:, 0]
 
 
 @pytest.mark.parametrize("num_generations", [2, 4, 16])
@@ -81,6 +80,23 @@ def test_equal_to_trl(num_generations, seed, dtype):
     weights = torch.rand(3, generator=generator) + 0.1
     expected = trls(rewards_BK, weights, num_generations)
     actual = ours(rewards_BK, weights, num_generations)
+    torch.testing.assert_close(actual, expected.float(), rtol=0, atol=1e-5)
+    assert expected.abs().max() > 0.5
+
+
+@pytest.mark.parametrize("num_generations", [2, 4, 16])
+@pytest.mark.parametrize("seed", range(20))
+def test_missing_rewards(num_generations, seed):
+    """In TRL they are NaN. Some groups have one value of a reward, or none."""
+    generator = torch.Generator().manual_seed(seed)
+    rewards_BK = torch.randn(32, 3, generator=generator, dtype=torch.float64)
+    present_BK = torch.rand(32, 3, generator=generator) < 0.5
+    # a sample without any reward is no part of TRL's batch; ours has it as 0 if it is valid
+    has_one_B = present_BK.any(dim=1)
+    assert has_one_B.any() and not has_one_B.all()
+    options = {"present_BK": present_BK, "valid_B": has_one_B}
+    actual = ours(rewards_BK, torch.ones(3), num_generations, **options)
+    expected = trls(rewards_BK.masked_fill(~present_BK, torch.nan), torch.ones(3), num_generations)
     torch.testing.assert_close(actual, expected.float(), rtol=0, atol=1e-5)
     assert expected.abs().max() > 0.5
 

@@ -102,7 +102,7 @@ def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
     Raises:
         ValueError: none of our scorers for these sources takes an option.
     """
-    taken = {source: _options_of(TASK_OF[source]) for source in sources if source in TASK_OF}
+    taken = {source: options_of(TASK_OF[source]) for source in sources if source in TASK_OF}
     for name in options:
         if not any(name in names for names in taken.values()):
             takes = [f"rows of {source!r} take {names}" for source, names in taken.items()]
@@ -115,12 +115,12 @@ def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
 
 def options_for(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without those that only the scorers of other data sources take."""
-    others = {name for task in TASK_OF.values() for name in _options_of(task)}
-    others -= {*_options_of(TASK_OF[source])}
+    others = {name for task in TASK_OF.values() for name in options_of(task)}
+    others -= {*options_of(TASK_OF[source])}
     return {name: value for name, value in options.items() if name not in others}
 
 
-def _options_of(task: Task) -> list[str]:
+def options_of(task: Task) -> list[str]:
     parameters = inspect.signature(task.score).parameters.values()
     named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     return [name for name in named if name not in GIVEN_BY_MANAGER]

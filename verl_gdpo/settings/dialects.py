@@ -1,8 +1,9 @@
 """`algorithm.gdpo.dialect`: the options that reproduce another implementation of GDPO.
 
 The results agree to 1e-5 if every group has at least two samples and the batch has variance. We
-do not copy what the others do in special cases: NaN for a missing reward, rounding errors instead
-of 0 for a constant reward, the raw reward for a group of one sample.
+do not copy what the others do in special cases: NaN or 0 for a missing reward (TRL leaves it out as
+we do), rounding errors instead of 0 for a constant reward, the raw reward for a group of one
+sample.
 """
 
 from collections.abc import Mapping

@@ -1,0 +1,153 @@
+"""Our tasks as the `reward_funcs` of TRL's trainers, with GDPO as TRL computes it.
+
+    from trl import GRPOConfig, GRPOTrainer
+    from verl_gdpo.rewards import TASKS
+    from verl_gdpo.trl_rewards import reward_funcs
+
+    GRPOTrainer(
+        model, reward_funcs(TASKS["gsm8k"]), train_dataset=rows,  # of `verl-gdpo data gsm8k`
+        args=GRPOConfig(multi_objective_aggregation="normalize_then_sum", ...),
+    )
+
+For users of TRL alone: nothing in this package imports this module, which needs neither verl nor
+TRL itself. Relies on how TRL 1.16 calls a reward function: with `completions`, `completion_ids`,
+`trainer_state` and the columns of the rows, for a list of numbers; None is a missing reward.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from verl_gdpo.batch.values import value_or_error
+from verl_gdpo.rewards import options_of
+from verl_gdpo.rewards.task import Task
+
+# data source, response, ground truth (unchecked), response tokens, training step
+Sample = tuple[str, str, Any, int, int | None]
+
+
+def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
+    """Return one function for each reward of the tasks, in alphabetical order.
+
+    A function has the name of its reward, under which TRL logs it. A completion is scored once,
+    whichever function is asked first, and the completions of a batch are scored at the same time.
+    The functions can be pickled, as a list.
+
+    Args:
+        tasks: one or several of `verl_gdpo.rewards.TASKS`. A row is scored by the task of its
+            `data_source`; a reward that only other tasks have is None.
+        options: keyword arguments of the tasks' scorers, such as `normalize_numbers=True`.
+
+    Raises:
+        ValueError: no task; a bad option, or one that no task takes.
+    """
+    if not tasks:
+        raise ValueError("TRL rewards: got no task; expected some of verl_gdpo.rewards.TASKS")
+    taken = {option for task in tasks for option in options_of(task)}
+    if unknown := {*options} - taken:
+        names = [task.name for task in tasks]
+        raise ValueError(
+            f"TRL rewards, tasks {names}: got the options {sorted(unknown)}; "
+            f"expected some of {sorted(taken)}"
+        )
+    scoring = _Scoring(tasks, options)
+    return [RewardFunction(name, scoring) for name in scoring.reward_names]
+
+
+class RewardFunction:
+    """One reward as TRL calls it; made by `reward_funcs`."""
+
+    def __init__(self, name: str, scoring: "_Scoring") -> None:
+        self.__name__ = name
+        self._scoring = scoring
+
+    def __call__(self, **given: Any) -> list[float | None]:
+        """Return the reward of each completion, None where it does not apply.
+
+        Args:
+            given: TRL's arguments. Of the rows' columns, `data_source` and `reward_model` are used,
+                as `verl-gdpo data` writes them.
+
+        Raises:
+            ValueError: a column is missing, a completion is not one text, a row is of none of the
+                tasks, its ground truth is bad, or its reward is not finite.
+        """
+        rewards = self._scoring.of(_samples(given))
+        return [sample.get(self.__name__) for sample in rewards]
+
+
+class _Scoring:
+    """Scores a batch once for all functions that are asked about it."""
+
+    def __init__(self, tasks: Sequence[Task], options: Mapping[str, Any]) -> None:
+        self._tasks = {source: task for task in tasks for source in task.data_sources}
+        self._options = {
+            source: {name: options[name] for name in options_of(task) if name in options}
+            for source, task in self._tasks.items()
+        }
+        bounds = [task.bounds(**self._options[source]) for source, task in self._tasks.items()]
+        self.reward_names = sorted({name for rewards in bounds for name in rewards})
+        self._last: tuple[list[Sample], list[dict[str, float | None]]] = ([], [])
+
+    def of(self, samples: list[Sample]) -> list[dict[str, float | None]]:
+        """Return the rewards of each sample; those of the latest batch are kept."""
+        if samples != self._last[0]:
+            # most scorers that take long wait for another process
+            with ThreadPoolExecutor(os.cpu_count()) as threads:
+                rewards = list(threads.map(self._score, range(len(samples)), samples))
+            self._last = samples, rewards
+        return self._last[1]
+
+    def _score(self, number: int, sample: Sample) -> dict[str, float | None]:
+        source, response, ground_truth, tokens, step = sample
+        where = f"TRL rewards, completion {number} (data_source {source!r})"
+        if source not in self._tasks:
+            raise ValueError(f"{where}: expected a data_source among {sorted(self._tasks)}")
+        score, options = self._tasks[source].score, self._options[source]
+        try:
+            scored = score(response, ground_truth, response_tokens=tokens, step=step, **options)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from error
+        rewards = {}
+        for name, value in scored.items():
+            try:
+                rewards[name] = value_or_error(value)  # TRL would take NaN for a missing reward
+            except ValueError as error:
+                raise ValueError(f"{where}: reward {name!r} {error}") from None
+        return rewards
+
+
+def _samples(given: Mapping[str, Any]) -> list[Sample]:
+    for column in ("data_source", "reward_model"):
+        if column not in given:
+            raise ValueError(
+                f"TRL rewards: the rows have no column {column!r}; expected rows of `verl-gdpo "
+                "data`, or the columns data_source='verl_gdpo/gsm8k' (for example) and "
+                f"reward_model={{'ground_truth': ...}}; got {sorted(given)}"
+            )
+    texts = [_text(number, completion) for number, completion in enumerate(given["completions"])]
+    state = given.get("trainer_state")
+    # verl, for which the scorers are written, calls the first step 1
+    step = None if state is None else state.global_step + 1
+    rows = zip(
+        given["data_source"], texts, given["reward_model"], given["completion_ids"], strict=True
+    )
+    return [
+        (source, text, (reward_model or {}).get("ground_truth"), len(ids), step)
+        for source, text, reward_model, ids in rows
+    ]
+
+
+def _text(number: int, completion: Any) -> str:
+    """What the model wrote: a text, or the one message of a conversation."""
+    if isinstance(completion, str):
+        return completion
+    message = completion[0] if len(completion) == 1 else {}
+    # TRL moves tool calls and reasoning out of the text where a tokenizer can read them
+    if {*message} == {"role", "content"} and isinstance(message["content"], str):
+        return message["content"]
+    raise ValueError(
+        f"TRL rewards, completion {number}: got {str(completion)[:200]}; expected a text, or one "
+        "message with role and content alone, because a scorer reads the text that was generated"
+    )
