@@ -288,6 +288,21 @@ def test_time_left(tmp_path, capsys, monkeypatch):
     assert ends == [text and f"  {text} left of 2000 steps" for text in left]
 
 
+def test_findings_are_shown_once(tmp_path, capsys):
+    progress = Progress(tmp_path, quiet=False)
+    (tmp_path / "metrics").mkdir()
+    with (tmp_path / "metrics" / "1.jsonl").open("a") as metrics:
+        for step in range(1, 400):
+            metrics.write(step_line(step, **{"gdpo/no_signal": 0.9 if step > 7 else 0.0}))
+            metrics.flush()
+            progress.show()
+    shown = capsys.readouterr().out.splitlines()
+    (place,) = [k for k, line in enumerate(shown) if "FINDING" in line]
+    assert "step   12" in shown[place - 1]  # the fifth of them
+    assert "90% of the groups have no signal" in shown[place]
+    assert len(progress.recent) == 200
+
+
 def test_a_run_whose_steps_are_not_known_shows_no_time_left(tmp_path, capsys):
     lines = [step_line(step, **{"gdpo/format/mean": 0.5}) for step in (1, 2)]
     launch(logging_driver(tmp_path, *lines), tmp_path)

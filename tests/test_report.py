@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from verl_gdpo.tools.report.build import build_page
 from verl_gdpo.tools.report.charts import reward_panels, validation
 from verl_gdpo.tools.report.collapse import distinct_groups
 from verl_gdpo.tools.report.examples import example_groups
-from verl_gdpo.tools.report.page import Page, response_start, signed, write
+from verl_gdpo.tools.report.page import response_start, signed, write
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, band, over_runs, read_arms, trailing_mean
 from verl_gdpo.tools.report.signal_charts import collapse, influence
 from verl_gdpo.tools.report.tables import differences, results, runs, warnings
@@ -268,13 +269,30 @@ def test_a_run_without_rollouts_or_own_metrics_still_has_a_page(tmp_path):
     )
     page = build_page([tmp_path / "run"])
     assert "no rollout dump" in page.examples["run"]
-    thin = Page("t", False, page.warnings, page.tables, page.sections[:3], page.examples)
+    thin = replace(page, title="t", several=False, sections=page.sections[:3])
     text = write(thin, tmp_path / "out").read_text()
     assert "no rollout dump" in text and "hold no response_length/mean" in text
     assert {path.name for path in (tmp_path / "out").glob("*.png")} == {
         "reward-a-b.png",
         "reward-a_b.png",
     }
+
+
+def test_findings_come_first(tmp_path, capsys):
+    run, quiet = tmp_path / "run", tmp_path / "quiet"
+    for folder, silent in ((run, 0.9), (quiet, 0.1)):
+        data = {"gdpo/no_signal": silent, "gdpo/format/mean": 0.5}
+        write_metrics(folder, [{"step": step, "data": data} for step in range(1, 8)])
+    text = write(build_page([run, quiet]), tmp_path / "out").read_text()
+    found = "run: 90% of the groups have no signal: their rollouts train nothing"
+    assert text.count("of the groups have no signal") == 1
+    assert 0 < text.index(found) < text.index('<section id="summary">')
+    assert "(steps 1 to 7)" in text and "algorithm.filter_groups.enable=True" in text
+    text = write(build_page([quiet]), tmp_path / "out").read_text()
+    assert "Nothing in the metrics asks for attention" in text
+    for folder, count in ((run, 1), (quiet, 0)):
+        assert summary.main([str(folder)]) == 0
+        assert capsys.readouterr().out.count("FINDING: 90% of the groups") == count
 
 
 def test_the_summary_draws_the_same_curves(tmp_path, capsys):

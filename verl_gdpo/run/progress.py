@@ -7,13 +7,15 @@ no time left is shown.
 import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import MetricsReader, training_rewards
 from verl_gdpo.terminal import let_go_of_stdout, printable
 
 HEARTBEAT_SECONDS = 20.0
+REMEMBERED_STEPS = 200  # findings are looked for in so many of the last steps
 STEPS_LINE = re.compile(rb"Total training steps: (\d+)")
 
 
@@ -28,6 +30,8 @@ class Progress:
         self.log = run / "train.log"
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
         self.last_step: int | None = None
+        self.recent: dict[int, Mapping[str, float]] = {}
+        self.found: set[str] = set()  # topics of findings that have been printed
         self.problems_shown = 0
         with contextlib.suppress(OSError):  # `show` gets the same error and prints it
             list(self.reader.new())  # skips the steps of earlier starts
@@ -61,24 +65,41 @@ class Progress:
                     for name, curve in training_rewards({step: metrics}).items()
                 )
                 yield f"step {step:4d}  {rewards or 'validation'}{self._left(step)}"
+                yield from self._findings(step, metrics)
         for problem in self.reader.problems[self.problems_shown :]:
             self.problems_shown += 1
             yield f"WARNING: {problem}"
         if time.monotonic() - self.last_line > HEARTBEAT_SECONDS:
             yield f"{'running' if self.shown else 'starting Ray, the policy and its servers'} ..."
 
+    def _findings(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
+        """Yield what the last steps show, each topic once in a run."""
+        self.recent[step] = metrics
+        if len(self.recent) > REMEMBERED_STEPS:
+            del self.recent[min(self.recent)]
+        for finding in findings(self.recent):
+            if finding.topic not in self.found:
+                self.found.add(finding.topic)
+                yield f"FINDING: {finding}"
+
     def _left(self, step: int) -> str:
         """Return how long the steps after this one take, if they are like those before it."""
         if self.last_step is None:
-            with self.log.open("rb") as file:
-                file.seek(self.log_start)
-                found = STEPS_LINE.search(file.read())
-            self.last_step = int(found[1]) if found else 0
+            self.last_step = self._read_last_step()
         first = min(self.shown)
         if step == first or step >= self.last_step:
             return ""
         seconds = (self.shown[step] - self.shown[first]) / (step - first)
         return f"  {_duration(seconds * (self.last_step - step))} left of {self.last_step} steps"
+
+    def _read_last_step(self) -> int:
+        """Return the number of steps that verl has logged at this start; 0 if it has not."""
+        if not self.log.exists():
+            return 0
+        with self.log.open("rb") as file:
+            file.seek(self.log_start)
+            found = STEPS_LINE.search(file.read())
+        return int(found[1]) if found else 0
 
 
 def _duration(seconds: float) -> str:

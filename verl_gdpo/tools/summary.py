@@ -1,4 +1,4 @@
-"""Prints a table of a run's rewards and the paths of its files, and draws the reward curves.
+"""Prints a run's rewards, findings and files, and draws the reward curves.
 
 verl-gdpo summary RUN_FOLDER
 """
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import (
     Metrics,
     gaps,
@@ -54,6 +55,8 @@ def main(argv: Sequence[str]) -> int:
     if metrics:
         parts["reward curves"] = draw_rewards(run, metrics)
         print(f"\n{render(HEADER, reward_table(metrics))}\n")
+        for finding in findings(metrics):
+            print(f"FINDING: {printable(str(finding))}")
     else:
         print(f"no table: {run / 'metrics'} has no step; trainer.logger needs `file` for it")
     for gap in gaps(metrics):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from verl_gdpo.batch.rows import RewardError
+from verl_gdpo.run.findings import findings
 from verl_gdpo.tools.report.charts import length, rewards, validation
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups
 from verl_gdpo.tools.report.page import Page
@@ -26,6 +27,12 @@ def build_page(folders: Sequence[Path]) -> Page:
         title=title,
         several=any(len(arm.runs) > 1 for arm in arms),
         warnings=warnings(arms),
+        findings=[
+            (run.folder.resolve().name, finding)
+            for arm in arms
+            for run in arm.runs
+            for finding in findings(run.metrics)
+        ],
         tables=[table for table in (results(arms), runs(arms), differences(arms)) if table],
         sections=[
             rewards(arms),

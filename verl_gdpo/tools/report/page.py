@@ -11,6 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from verl_gdpo import __version__
+from verl_gdpo.run.findings import Finding
 from verl_gdpo.tools.plots import draw
 from verl_gdpo.tools.report.examples import KINDS, MEANING, ExampleGroup
 from verl_gdpo.tools.report.sections import Chart, Section
@@ -25,6 +26,7 @@ class Page:
     title: str
     several: bool  # runs of an arm, so that there are bands to explain
     warnings: Sequence[str]
+    findings: Sequence[tuple[str, Finding]]  # with the name of the run
     tables: Sequence[Table]
     sections: Sequence[Section]
     examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none
