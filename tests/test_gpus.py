@@ -187,3 +187,20 @@ def test_check_of_a_gpu_run(monkeypatch):
     monkeypatch.setattr(machine, "missing", lambda found, folder: ["no C compiler"])
     with pytest.raises(ValueError, match="no C compiler"):
         machine.check_gpus(config)
+
+
+def test_engines_that_are_not_installed(monkeypatch):
+    """verl itself would say so minutes later, in a worker's log."""
+    there = set()
+    monkeypatch.setattr(machine, "find_spec", lambda name: name in there or None)
+    both = composed("hardware=8gpu", "attention=flash_attn")
+    vllm, flash_attn = machine.missing_packages(both)
+    assert vllm.startswith("actor_rollout_ref.rollout.name=vllm: vllm is not installed here")
+    assert "flash-attn is not installed here. attention=sdpa" in flash_attn
+    assert machine.missing_packages(composed("hardware=8gpu")) == [vllm]
+    attention = "actor_rollout_ref.model.override_config.attn_implementation"
+    unsaid = composed("hardware=8gpu", f"~{attention}")
+    assert machine.missing_packages(unsaid) == [vllm, flash_attn]
+    assert machine.missing_packages(composed("hardware=cpu")) == []
+    there |= {"vllm", "flash_attn"}
+    assert machine.missing_packages(both) == []

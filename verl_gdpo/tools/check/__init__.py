@@ -27,6 +27,7 @@ from verl_gdpo.tools.check.machine import (
     check_gpus,
     check_model,
     check_temporary_folder,
+    missing_packages,
     what_scorers_miss,
 )
 from verl_gdpo.tools.recipes import FOLDER
@@ -227,6 +228,7 @@ def _ask_all(findings: Findings, options: argparse.Namespace) -> None:
     findings.ask(check_temporary_folder)
     findings.ask(check_model, config)
     if not options.elsewhere:
+        findings.problems += missing_packages(config)
         for remark in findings.ask(check_gpus, config) or []:
             findings.say(remark)
     files = check_data(findings, config)

@@ -4,6 +4,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,32 @@ def check_gpus(config: Any) -> list[str]:
     if problems:
         raise ValueError("; ".join(problems))
     return [remark]
+
+
+def missing_packages(config: Any) -> list[str]:
+    """What the engines of a run on GPUs cannot import here, a sentence each.
+
+    Relies on verl 0.9's `HFModelConfig`, which takes flash_attention_2 where nothing is said, and
+    on transformers 5, which takes the package `kernels` in the place of flash-attn.
+    """
+    if config.trainer.device != "cuda":
+        return []
+    problems = []
+    engine = str(config.actor_rollout_ref.rollout.name)
+    if engine in ("vllm", "sglang") and find_spec(engine) is None:
+        problems.append(
+            f"actor_rollout_ref.rollout.name={engine}: {engine} is not installed here. "
+            "`./setup_env.sh gpu` and `pip install 'verl-gdpo[gpu]'` bring vllm"
+        )
+    model = config.actor_rollout_ref.model
+    attention = model.override_config.get("attn_implementation", "flash_attention_2")
+    if attention == "flash_attention_2" and not (find_spec("flash_attn") or find_spec("kernels")):
+        problems.append(
+            "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2 (verl's "
+            "default): flash-attn is not installed here. attention=sdpa of our recipes does not "
+            "need it; `./setup_env.sh gpu flash-attn` brings it"
+        )
+    return problems
 
 
 def check_temporary_folder() -> None:
