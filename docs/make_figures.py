@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.tools.plots import THEMES, draw, style
 from verl_gdpo.tools.report.runs import read_arms
-from verl_gdpo.tools.report.signal_charts import shares_chart
+from verl_gdpo.tools.report.signal_charts import energy_chart
 from verl_gdpo.tools.summary import draw_rewards
 
 DOCS = Path(__file__).parent
@@ -91,7 +91,7 @@ def draw_runs(gdpo: Path, grpo: Path) -> None:
     if [arm.name for arm in arms] != ["gdpo", "grpo"]:
         raise ValueError(f"expected runs of gdpo and of grpo, got {[arm.name for arm in arms]}")
     for arm in arms:
-        if (chart := shares_chart(arm)) is None:
+        if (chart := energy_chart(arm)) is None:
             raise ValueError(f"{arm.runs[0].folder}: its metrics hold no gdpo/<reward>/energy")
         draw([chart.panel], DOCS / f"influence_{arm.name}.png")
     shutil.copyfile(draw_rewards(gdpo, arms[0].runs[0].metrics), DOCS / "rewards_cpu.png")

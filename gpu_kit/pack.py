@@ -9,7 +9,6 @@ besides. torch, and the CUDA libraries that torch brings, are those of the machi
 import argparse
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ TESTS = "pytest>=8,<10\nhypothesis>=6.100,<7\n"  # of stage a
 SOURCES = ("antlr4-python3-runtime", "pylatexenc")
 # of what torch needs, so that a machine with torch has these
 FROM_MACHINE = re.compile(r"(torch|triton|nvidia-.+|cuda-.+|sympy|mpmath|networkx)==")
+DATA = ("tool_rl_tiny", "tool_rl_policy")  # as the recipe for no GPU names them in its data_dir
 # required by verl or vLLM, and imported by nothing that the stages run: for other GPUs, pictures,
 # sound, servers and trackers. With these, `vllm` would have four times the size
 NOT_NEEDED = {
@@ -105,13 +105,10 @@ def add_ours(folder: Path) -> str:
     """Our wheel, rows and a tiny policy; returns the pin of the wheel."""
     run("uv", "build", "--quiet", "--wheel", "--out-dir", str(folder / "wheels"), str(REPO))
     (wheel,) = (folder / "wheels").glob("verl_gdpo-*.whl")
-    data = REPO / "data"  # kept there: a policy takes minutes
-    rows = ("--if-needed", "--synthetic", "--size", "tiny", "--out", str(data / "tool_rl_tiny"))
-    run(sys.executable, "-m", "verl_gdpo", "data", "tool_rl", *rows)
-    policy = ("-m", "verl_gdpo.cpu.warm_start", "--out", str(data / "tiny_policy"))
-    run(sys.executable, *policy)
-    for name in ("tool_rl_tiny", "tiny_policy"):
-        shutil.copytree(data / name, folder / "data" / name)
+    rows, policy = (str(folder / "data" / name) for name in DATA)
+    options = ("--synthetic", "--size", "tiny", "--out", rows)
+    run(sys.executable, "-m", "verl_gdpo", "data", "tool_rl", *options)
+    run(sys.executable, "-m", "verl_gdpo.cpu.warm_start", "--out", policy)
     return f"verl-gdpo=={wheel.name.split('-')[1]}"
 
 

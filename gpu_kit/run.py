@@ -139,7 +139,9 @@ def computed_s(
     return found
 
 
-def reason_to_leave_out(stage: Stage, results: Results, left_s: float) -> str:
+def reason_to_leave_out(stage: Stage, place: Place, results: Results, left_s: float) -> str:
+    if stage.needs_gpu and place.device == "cpu":
+        return "left out: it needs a GPU"
     if stage.needs and find_spec(stage.needs) is None:
         return f"left out: {stage.needs} is not installed"
     if stage.after and results.all["stages"].get(stage.after, {}).get("status") != "ok":
@@ -156,7 +158,7 @@ def run_all(
     fine = True
     for stage in chosen:
         left_s = until - time.monotonic()
-        if reason := reason_to_leave_out(stage, results, left_s):
+        if reason := reason_to_leave_out(stage, place, results, left_s):
             results.all["stages"].setdefault(stage.name, {"what": stage.what, "status": reason})
             status = reason
         else:

@@ -37,6 +37,7 @@ class Stage:
     Attributes:
         steps: of a training, which must all be there.
         needs: a module without which the stage is left out.
+        needs_gpu: nothing of the stage can be tried on a CPU.
         after: a stage of which this one uses what it made.
         rollout_is_the_actor: the log-probabilities of both must agree.
     """
@@ -48,6 +49,7 @@ class Stage:
     env: Mapping[str, str] = field(default_factory=dict)
     steps: int = 0
     needs: str = ""
+    needs_gpu: bool = False
     after: str = ""
     rollout_is_the_actor: bool = False
 
@@ -57,11 +59,11 @@ def stages(place: Place) -> list[Stage]:
     every = [
         *_tests_and_benchmarks(place),
         _tiny_policy(place, "b", "gdpo, 1-GPU recipe, tiny policy", steps=3, limit_s=240),
-        *([] if place.device == "cpu" else [_vllm(place)]),
+        _vllm(place),
         *_wide_model(place),
         *_longer(place),
         # ten minutes and ten gigabytes, and nothing of it on the GPU
-        *([] if place.device == "cpu" else [_step_benchmark(place)]),
+        _benchmark(place, "a_step", "a step with and without verl-gdpo, no model", 600, "step"),
     ]
     times = LIMIT_TIMES_ON_CPU if place.device == "cpu" else 1
     return [replace(stage, limit_s=times * stage.limit_s) for stage in every]
@@ -83,10 +85,6 @@ def _benchmark(place: Place, name: str, what: str, limit_s: int, *names: str) ->
     file = str(place.work / name / "rows.jsonl")
     command = (place.python, "-m", "benchmarks", *names, "--device", place.device, "--json", file)
     return Stage(name, what, limit_s, command)
-
-
-def _step_benchmark(place: Place) -> Stage:
-    return _benchmark(place, "a_step", "a step with and without verl-gdpo, no model", 600, "step")
 
 
 def _tiny_policy(
@@ -112,7 +110,9 @@ def _vllm(place: Place) -> Stage:
         "trainer.total_training_steps=3",
     )
     what = "the same with vLLM: rollout and actor agree"
-    return Stage("c", what, 300, command, steps=3, needs="vllm", rollout_is_the_actor=True)
+    return Stage(
+        "c", what, 300, command, {}, 3, needs="vllm", needs_gpu=True, rollout_is_the_actor=True
+    )
 
 
 def _wide_model(place: Place) -> list[Stage]:
@@ -120,7 +120,7 @@ def _wide_model(place: Place) -> list[Stage]:
     is_tiny = place.device == "cpu"
     made = place.work / "d_model" / "made"
     size = ("--longest", "128", "--tiny") if is_tiny else ()
-    tokenizer = ("--tokenizer", str(place.data / "tiny_policy"))
+    tokenizer = ("--tokenizer", str(place.data / "tool_rl_policy"))
     make = (place.python, "-m", "gpu_kit.made_work", str(made), *tokenizer, *size)
     prompts = 4 if is_tiny else PROMPTS_OF_D
     steps = 2 if is_tiny else 3
@@ -152,10 +152,10 @@ def _wide_model(place: Place) -> list[Stage]:
             {"VERL_USE_EXTERNAL_MODULES": MADE},
             steps,
             needs,
+            needs_gpu=bool(needs),
             after="d_model",
         )
         for name, what, limit_s, overrides, needs in ways
-        if not (is_tiny and needs)
     ]
     return [Stage("d_model", "that model and its rows are made", 180, make), *trainings]
 

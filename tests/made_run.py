@@ -79,10 +79,14 @@ def _training(arm, step, steps, noise, own_metrics):
     if own_metrics:
         energy = 0.5 + 0.4 * learnt + noise.gauss(0, 0.03)
         data |= {
+            "gdpo/correctness/share": energy,
+            "gdpo/format/share": 1 - energy,
             "gdpo/correctness/energy": energy,
             "gdpo/format/energy": 1 - energy,
             "gdpo/correctness/correlation": 0.6 + 0.35 * learnt + noise.gauss(0, 0.02),
             "gdpo/format/correlation": 0.6 - 0.5 * learnt + noise.gauss(0, 0.05),
+            "gdpo/tied_pairs_gdpo": 0.0,
+            "gdpo/tied_pairs_grpo": 0.25 - 0.2 * learnt,
             "gdpo/distinct_gdpo": round(70 - 40 * learnt + noise.gauss(0, 3)),
             "gdpo/distinct_grpo": round(45 - 25 * learnt + noise.gauss(0, 3)),
             "gdpo/no_signal": max(0, 0.1 + 0.4 * learnt + noise.gauss(0, 0.03)),

@@ -164,11 +164,15 @@ def test_weights_and_conditions_are_those_of_the_first_step(check):
     assert cells(output, "correctness")[0] == "0.25"
     assert cells(output, "length")[:5] == ["2", "correctness", ">=", "1,", "else"]
     assert output.count("not in the sum") == 1  # format
+    assert "check: not used: format; algorithm.gdpo.rewards names correctness, length alone" in (
+        output
+    )
 
 
 def test_rewards_that_tell_nothing_apart_are_marked(check):
     code, output, _ = check(scorer="lengths")
     assert code == 0
+    assert "not used" not in output
     assert cells(output, "short") == ["1", "0.000", "1.000", "0.204"]
     assert cells(output, "row")[-4:] == ["VARIES", "ONLY", "BETWEEN", "PROMPTS"]
     assert cells(output, "flat") == ["1", "2.000", "2.000", "0.000", "NEVER", "VARIES"]

@@ -3,10 +3,12 @@
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import huggingface_hub.constants
 import pytest
 
+from verl_gdpo.tools.check import machine
 from verl_gdpo.tools.fetch import main
 
 COMMIT = "5" * 40
@@ -99,3 +101,18 @@ def test_a_folder_is_left_alone(hub, capsys, tmp_path):
     assert fetch(tmp_path) == 0
     assert capsys.readouterr().out == f"{tmp_path}\n"
     assert hub.downloaded == []
+
+
+def test_weights_that_would_not_fit_are_not_downloaded(hub, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    size = SimpleNamespace(total_memory=23_034 * 2**20)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: size)
+    monkeypatch.setattr(machine, "missing", lambda found, folder, disk_gb: [])
+    assert fetch("org/mine") == 1
+    error = capsys.readouterr().err
+    assert "fetch: org/mine is not downloaded: a GPU of 24 GB is too small for the upd" in error
+    assert hub.downloaded == ["config.json"]
+    size.total_memory *= 8
+    assert fetch("org/mine") == 0
+    assert sorted(hub.downloaded) == ["config.json", "model.safetensors"]

@@ -17,7 +17,7 @@ from verl_gdpo.tools.plots import DARK, LIGHT, MARKERS, STYLES, THEMES, Line, Pa
 from verl_gdpo.tools.report.charts import reward_panels, validation
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
 from verl_gdpo.tools.report.sections import arm_lines, looks, one_of
-from verl_gdpo.tools.report.signal_charts import REWARD_LOOKS, shares_chart
+from verl_gdpo.tools.report.signal_charts import REWARD_LOOKS, energy_chart
 
 
 def luminance(colour):
@@ -101,7 +101,7 @@ def shares_of(*runs):
 
 
 def test_shares_are_smoothed_areas_on_top_of_one_another():
-    chart = shares_chart(shares_of({step: (step / 10, 1 - step / 10) for step in range(1, 9)}))
+    chart = energy_chart(shares_of({step: (step / 10, 1 - step / 10) for step in range(1, 9)}))
     a, b = chart.panel.lines
     # the mean of steps 4 to 8 is 6/10
     assert a.y[-1] == pytest.approx(0.6) and b.y[-1] == pytest.approx(0.4)
@@ -120,7 +120,7 @@ def test_shares_are_smoothed_areas_on_top_of_one_another():
 
 def test_shares_of_several_runs_add_up_to_1_and_keep_their_spread():
     runs = [{1: (s, 1 - s), 2: (s, 1 - s)} for s in (0.1, 0.2, 0.9)]
-    chart = shares_chart(shares_of(*runs))
+    chart = energy_chart(shares_of(*runs))
     a, b = chart.panel.lines
     # the medians, .2 and .8, add up to 1 here; the means are .4 and .6
     assert (a.y[-1], b.y[-1]) == (pytest.approx(0.4), pytest.approx(0.6))
@@ -130,7 +130,7 @@ def test_shares_of_several_runs_add_up_to_1_and_keep_their_spread():
 
 
 def test_shares_that_are_not_logged_are_0_and_those_that_are_no_number_a_gap():
-    chart = shares_chart(shares_of({1: (1.0, None), 2: (0.5, 0.5), 3: (math.nan, 0.5)}))
+    chart = energy_chart(shares_of({1: (1.0, None), 2: (0.5, 0.5), 3: (math.nan, 0.5)}))
     a, b = chart.panel.lines
     assert a.behind[:2] == [1.0, 0.5] and b.behind[:2] == [0.0, 0.5]
     assert b.y[1] == 0.25
@@ -138,7 +138,7 @@ def test_shares_that_are_not_logged_are_0_and_those_that_are_no_number_a_gap():
 
 
 def test_shares_of_a_single_step_have_a_width():
-    chart = shares_chart(shares_of({7: (0.25, 0.75)}))
+    chart = energy_chart(shares_of({7: (0.25, 0.75)}))
     area = axes_of(chart.panel).collections[0].get_paths()[0].get_extents()
     assert (area.x0, area.x1, area.y1) == (6.5, 7.5, 0.25)
 
@@ -223,12 +223,12 @@ def test_titles_say_what_is_seen_and_no_time(tmp_path, monkeypatch):
 
 def test_a_long_title_is_broken_into_lines():
     arm = RunsOfArm("a_rather_long_name_of_an_arm", shares_of({1: (0.5, 0.5)}).runs)
-    figure = figure_of([shares_chart(arm).panel], THEMES["light"])
+    figure = figure_of([energy_chart(arm).panel], THEMES["light"])
     figure.draw_without_rendering()
     [axes] = figure.axes
     title = axes._left_title
     assert title.get_window_extent().x1 <= figure.bbox.x1
-    assert title.get_text().count("\n") == 2
+    assert title.get_text().count("\n") == 1
 
 
 def test_the_idea_is_drawn_with_the_advantages_of_the_estimators(make_figures):

@@ -30,6 +30,9 @@ from verl_gdpo.plugin import refusals
 from verl_gdpo.verl_hooks import legacy_trainer
 from verl_gdpo.verl_hooks.verl_metrics import present_only
 
+# 1 to 8 tokens in groups of four, less the mean of the group
+LENGTHS_WITHIN_GROUPS = [-1.5, -0.5, 0.5, 1.5] * 2
+
 
 def test_the_plugin_is_loaded():
     assert verl.__version__ == os.environ.get("EXPECTED_VERL", "0.9.1")
@@ -143,8 +146,8 @@ def test_legacy_trainer_hands_over_the_columns(settings):
     assert torch.equal(actual, data.batch["returns"])
     logged = data.meta_info["gdpo_metrics"]
     assert logged["gdpo/correctness/min"] == -3.0
-    lengths = np.arange(len(REWARDS)) + 1
-    assert logged["gdpo/length_correlation"] == pytest.approx(np.corrcoef(lengths, expected)[0, 1])
+    correlation = np.corrcoef(LENGTHS_WITHIN_GROUPS, expected)[0, 1]
+    assert logged["gdpo/length_correlation"] == pytest.approx(correlation)
     assert current_input.get() is None
 
 
@@ -188,7 +191,7 @@ def test_the_grpo_arm_on_the_legacy_trainer(monkeypatch):
         )
         advantages = data.batch["advantages"][:, 0].tolist()
         logged = data.meta_info["gdpo_metrics"]
-        correlation = np.corrcoef(np.arange(8) + 1, advantages)[0, 1]
+        correlation = np.corrcoef(LENGTHS_WITHIN_GROUPS, advantages)[0, 1]
         assert logged["gdpo/length_correlation"] == pytest.approx(correlation, abs=1e-5)
         # group a: sums 2 1 1 0; group b: 4 4 -2 1.5
         assert logged["gdpo/cancelled"] == 2 / 8
@@ -259,7 +262,7 @@ def test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it(mark):
         [[a] for a, _ in REWARDS], GROUPS, lengths=lengths.tolist(), batch_norm="token"
     )
     correlation = data.meta_info["gdpo_metrics"]["gdpo/length_correlation"]
-    assert correlation == pytest.approx(np.corrcoef(lengths, expected)[0, 1])
+    assert correlation == pytest.approx(np.corrcoef(LENGTHS_WITHIN_GROUPS, expected)[0, 1])
 
 
 def test_without_columns_the_message_says_what_to_do():

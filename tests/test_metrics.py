@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from verl_gdpo.batch import metrics
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import (
+    advantages_without_eps,
     batch_metrics,
     contributions,
     correlation,
-    distinct_advantages,
     mean_and_std,
     settings_of_advantage,
     signal_statistics,
@@ -74,23 +74,29 @@ def test_gdpo_by_hand():
             "gdpo/y/max": 1,
             "gdpo/y/varies": 3 / 4,  # a, b, d
             "gdpo/y/missing": 0,
-            # 3 of 8 samples have both: cov 3/8 - 4/8 * 5/8 = 1/16, over 1/2 * sqrt(15)/8
-            "gdpo/x/correlation_with_y": 1 / math.sqrt(15),
-            # 4 and 6 contributions of h^2
-            "gdpo/x/energy": 4 / 10,
-            "gdpo/y/energy": 6 / 10,
-            # A is S up to a scale: x.S = 2 * h * 2h = 2, |x| = sqrt(2); y.S = 2 + 1, |y| = sqrt(3)
-            "gdpo/x/correlation": 2 / math.sqrt(2 * 5),
-            "gdpo/y/correlation": 3 / math.sqrt(3 * 5),
+            # they oppose each other in a, and agree as much in b
+            "gdpo/x/correlation_with_y": 0,
+            # b and d have a signal: 2 and 4 contributions of h^2
+            "gdpo/x/energy": 2 / 6,
+            "gdpo/y/energy": 4 / 6,
+            # x.S = 2 * h * 2h = 2, and y.S = 2 + 1, of S.S = 5
+            "gdpo/x/share": 2 / 5,
+            "gdpo/y/share": 3 / 5,
+            # A is S up to a scale; |x| = 1, |y| = sqrt(2)
+            "gdpo/x/correlation": 2 / math.sqrt(5),
+            "gdpo/y/correlation": 3 / math.sqrt(2 * 5),
             "gdpo/cancelled": 2 / 8,  # a; nothing contributes in c
             "gdpo/no_signal": 2 / 4,  # a, c
+            # a, b and d are pairs with different rewards; both tie a
+            "gdpo/tied_pairs_gdpo": 1 / 3,
+            "gdpo/tied_pairs_grpo": 1 / 3,
             "gdpo/distinct_gdpo": 5,  # 0, +-2h, +-h
             "gdpo/distinct_grpo": 3,  # sums 1 1 | 0 2 | 2 2 | 0 1: 0, +-h
             "gdpo/batch_norm_mean": 0,
             "gdpo/batch_norm_std": math.sqrt(5 / 7),
-            # deviations from 17.5: -7.5 -7.5 | -7.5 12.5 | 2.5 2.5 | -2.5 7.5, squares 400;
+            # deviations from the groups' means: 0 0 | -10 10 | 0 0 | -5 5, squares 250;
             # times S: 2h * 20 + h * 10 = 50h
-            "gdpo/length_correlation": 50 * math.sqrt(0.5) / math.sqrt(400 * 5),
+            "gdpo/length_correlation": 50 * math.sqrt(0.5) / math.sqrt(250 * 5),
         },
         abs=1e-12,
     )
@@ -99,9 +105,9 @@ def test_gdpo_by_hand():
 def test_grpo_by_hand():
     # sums 1 1 | 0 2 | 2 2 | 0 1, so S: 0 0 | -h h | 0 0 | -h h. Contributions:
     #   b, divided by sqrt(2): x -+.5/sqrt(2), y the same;   d, divided by h: y -+.5/h = -+h
-    #   a, whose sum is constant, undivided: x -+.5, y +-.5
+    #   a, whose sum is constant: left out
     result = of_batch(replace(settings_of_advantage("grpo", EXACT), eps=0.0))
-    energy_x = 2 * 0.25 + 2 * 0.125
+    energy_x = 2 * 0.125
     energy_y = energy_x + 2 * 0.5
     assert result["gdpo/x/energy"] == pytest.approx(energy_x / (energy_x + energy_y))
     # x.S = 2 * .5/sqrt(2) * h = .5, |S|^2 = 2
@@ -141,14 +147,14 @@ def test_missing_rewards():
     assert result["gdpo/x/mean"] == 2 / 5
     assert result["gdpo/x/varies"] == 1 / 4
     assert result["gdpo/x/at_high"] == 2 / 5
-    # x 0 1 1 0 0, y 1 0 1 0 1: cov 1/5 - 2/5 * 3/5 = -1/25, both var 6/25
-    assert result["gdpo/x/correlation_with_y"] == pytest.approx(-1 / 6)
+    # less the groups' means, x -.5 .5 | 0 | 0 0 and y .5 -.5 | 0 | -.5 .5
+    assert result["gdpo/x/correlation_with_y"] == pytest.approx(-0.5 / math.sqrt(0.5 * 1))
 
 
 def test_a_reward_that_no_sample_has():
     result = of_batch(present=[[False, True]] * 8, bounds={"x": (0, 1)})
     assert {name for name in result if "/x/" in name} == {
-        *("gdpo/x/missing", "gdpo/x/varies", "gdpo/x/energy")
+        *("gdpo/x/missing", "gdpo/x/varies", "gdpo/x/energy", "gdpo/x/share")
     }
     assert result["gdpo/x/missing"] == 1
     assert result["gdpo/x/varies"] == result["gdpo/x/energy"] == 0
@@ -159,7 +165,51 @@ def test_without_any_signal_nothing_undefined_is_logged():
     assert result["gdpo/no_signal"] == 1
     assert result["gdpo/cancelled"] == result["gdpo/batch_norm_std"] == 0
     assert result["gdpo/distinct_gdpo"] == result["gdpo/distinct_grpo"] == 1
-    assert not any("correlation" in name or "energy" in name for name in result)
+    undefined = ("correlation", "energy", "share", "tied")
+    assert not any(word in name for name in result for word in undefined)
+
+
+def test_correlations_are_those_within_groups():
+    """Hard prompts lower both rewards and lengthen answers; within each group it is otherwise."""
+    rewards = [[0, 1], [1, 0], [10, 11], [11, 10]]
+    lengths = [120, 100, 20, 5]
+    result = of_batch(rewards=rewards, weights=[2.0, 1.0], groups=list("aabb"), lengths=lengths)
+    assert np.corrcoef(np.array(rewards).T)[0, 1] > 0.97
+    assert result["gdpo/x/correlation_with_y"] == pytest.approx(-1)
+    # S is -h h | -h h, and lengths less their groups' means are 10 -10 | 7.5 -7.5
+    expected = -(20 + 15) / math.sqrt(4 * (2 * 10**2 + 2 * 7.5**2))
+    assert result["gdpo/length_correlation"] == pytest.approx(expected)
+    assert abs(np.corrcoef([-1, 1, -1, 1], lengths)[0, 1]) < 0.2
+
+
+def test_two_rewards_that_cancel_have_no_share_but_energy():
+    # u is 1 - x, so S is z of y alone: 1.5 -.5 -.5 -.5; x is .8660 .8660 -.8660 -.8660
+    rewards = [[1, 0, 1], [1, 0, 0], [0, 1, 0], [0, 1, 0]]
+    result = of_batch(rewards=[[x, y, u] for x, u, y in rewards], groups=[0] * 4, lengths=[1] * 4)
+    share = (1.5 * 0.75**0.5 - 0.5 * 0.75**0.5 + 2 * 0.5 * 0.75**0.5) / 3
+    found = [result[f"gdpo/{name}/share"] for name in "xyu"]
+    assert found == pytest.approx([share, 1, -share])
+    assert [result[f"gdpo/{name}/energy"] for name in "xyu"] == pytest.approx([1 / 3] * 3)
+
+
+def test_silent_groups_change_no_share_of_grpo():
+    """A group with the sums 5, 5 has no gradient, however large its rewards are."""
+    grpo = replace(settings_of_advantage("grpo", EXACT), eps=0.0)
+    rewards, groups = [[0, 0], [0, 1], [0, 0], [2, 1]], list("aabb")
+    alone = of_batch(grpo, rewards, groups, [1] * 4)
+    silent = of_batch(grpo, [*rewards, [5, 0], [0, 5]], [*groups, "c", "c"], [1] * 6)
+    for name in ("x/share", "y/share", "x/energy", "y/energy", "x/correlation"):
+        assert silent[f"gdpo/{name}"] == pytest.approx(alone[f"gdpo/{name}"]), name
+    assert alone["gdpo/x/share"] + alone["gdpo/y/share"] == pytest.approx(1)
+
+
+def test_tied_pairs_do_not_depend_on_scale():
+    # within a and b nothing is tied, and their advantages differ for GDPO by their scale alone
+    result = of_batch(
+        rewards=[[0, 0], [0, 1], [0, 0], [1, 1]], groups=list("aabb"), lengths=[1] * 4
+    )
+    assert (result["gdpo/distinct_gdpo"], result["gdpo/distinct_grpo"]) == (4, 2)
+    assert result["gdpo/tied_pairs_gdpo"] == result["gdpo/tied_pairs_grpo"] == 0
 
 
 def test_rewards_that_cancel_everywhere_leave_rounding_that_is_no_correlation():
@@ -184,7 +234,11 @@ def distinct(rewards, groups, weights=(1.0, 1.0)):
     m = matrix(rewards)
     group_B = np.unique(groups, return_inverse=True)[1]
     return tuple(
-        distinct_advantages(m.values_BK, np.array(weights), m.present_BK, group_B, norm)
+        len(
+            np.unique(
+                advantages_without_eps(m.values_BK, np.array(weights), m.present_BK, group_B, norm)
+            )
+        )
         for norm in ("per_reward", "summed")
     )
 

@@ -13,10 +13,10 @@ import yaml
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from verl_gdpo.run.dump_reader import dump_files
-from verl_gdpo.tools.replay import main
+from verl_gdpo.tools.replay import choose, main
 from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
 from verl_gdpo.tools.replay.recompute import verl_grpo
-from verl_gdpo.tools.replay.steps import LOGGED, Replay
+from verl_gdpo.tools.replay.steps import LOGGED, Replay, rewards_of_run
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
@@ -312,6 +312,29 @@ def test_a_later_step_may_differ_more(tmp_path):
 )
 def test_overrides_mean_what_they_mean_in_training(algorithm, overrides, expected):
     assert with_overrides(algorithm, overrides) == {**GDPO, **expected}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "weights"),
+    [
+        (GDPO, {"x": 1.0, "y": 0.2}),
+        ({**GDPO, "gdpo": {"rewards": None}}, {"x": 1.0, "y": 0.2}),
+        ({**GDPO, "gdpo": {"rewards": {"x": 3.0, "y": 1.0}}}, {"x": 3.0, "y": 0.2}),
+        # a reward that the run itself did not use stays unused
+        ({**GDPO, "gdpo": {"rewards": {"y": 1.0}}}, {"y": 0.2}),
+    ],
+)
+def test_an_override_of_one_reward_keeps_the_others(tmp_path, algorithm, weights):
+    """`rewards: null` uses all; naming one of them must not drop the others without a word."""
+    files = dump_files(write(tmp_path, {1: two_groups()}))[0]
+    own = Arm.of("run", algorithm, {})
+    override = "algorithm.gdpo.rewards.y=0.2"
+    for names in ([], ["gdpo", "grpo"]):
+        for arm in choose(own, names, [override], lambda: rewards_of_run(files[0])):
+            assert {name: term.weight for name, term in arm.settings.rewards.items()} == weights
+    changed = replayed(tmp_path, GDPO, {**GDPO, "gdpo": {"rewards": {"x": 1.0, "y": 0.2}}})
+    assert main([str(tmp_path), override]) in (0, 1)
+    assert len({round(a, 4) for a in advantages(changed, "other0")}) == 4
 
 
 @pytest.mark.parametrize(

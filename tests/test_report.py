@@ -180,12 +180,26 @@ def test_metrics_that_are_not_there_are_named():
     assert note.startswith("The metrics hold no val-aux/<source>/<reward>/mean@N: ")
     assert "trainer.test_freq" in note
     [note] = collapse([old]).notes
-    assert all(f"gdpo/{name}" in note for name in ("distinct_gdpo", "distinct_grpo", "no_signal"))
+    assert all(f"gdpo/{name}" in note for name in ("tied_pairs_grpo", "distinct_gdpo", "no_signal"))
     section = influence([old, new])
     assert [chart.name for chart in section.charts] == ["influence-energy-grpo"]
-    partly, wholly = section.notes
-    assert partly.startswith("The metrics of gdpo0 hold no gdpo/<reward>/energy:")
-    assert wholly.startswith("The metrics hold no gdpo/<reward>/correlation:")
+    notes = {note.partition(" hold")[0]: note for note in section.notes}
+    assert notes["The metrics of gdpo0"].startswith(
+        "The metrics of gdpo0 hold no gdpo/<reward>/energy:"
+    )
+    wholly = notes["The metrics"]
+    assert wholly.startswith("The metrics hold no gdpo/<reward>/share, gdpo/<reward>/correlation:")
+
+
+def test_influence_is_the_share_first_and_collapse_the_tied_pairs(tmp_path):
+    arms = read_arms([make_run(tmp_path / "run", steps=4)])
+    charts = influence(arms).charts
+    assert [chart.name.rsplit("-", 1)[0] for chart in charts] == [
+        *("influence-share", "influence-energy", "influence-correlation")
+    ]
+    assert charts[0].panel.ylabel == "share of the advantage" and not charts[0].panel.stacked
+    found = [chart.name for chart in collapse(arms).charts]
+    assert found == ["tied-gdpo", "gdpo-no_signal", "gdpo-cancelled", "distinct-gdpo"]
 
 
 def test_an_example_of_each_kind(tmp_path):

@@ -307,6 +307,6 @@ def test_the_rewards_in_use_are_logged_once(caplog, monkeypatch):
     for given in (settings, settings, GdpoSettings()):
         assert EstimatorInput(rows_like({"a": 1.0, "b": 2.0}), given).rewards
     assert [record.getMessage() for record in caplog.records] == [
-        "verl-gdpo: rewards in use, with weights: a 0.5",
+        "verl-gdpo: rewards in use, with weights: a 0.5; returned, and not used: b",
         "verl-gdpo: rewards in use, with weights (all numbers that are returned): a 1, b 1",
     ]

@@ -1,6 +1,7 @@
 """The environments that `setup_env.sh` makes, keeps and switches, with a `uv` that does nothing."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -50,6 +51,18 @@ def setup(checkout, *extras):
 def calls(checkout):
     path = checkout / "calls"
     return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "gpu"])
+def test_every_task_of_the_recipes_has_its_packages(hardware):
+    """`run.sh math_length` asks for no extra of its own."""
+    (extras,) = re.findall(
+        rf"^{hardware} = .*verl-gdpo\[(.*?)\]", (REPO / "pyproject.toml").read_text(), re.M
+    )
+    assert {"math", "plots"} <= {*extras.split(",")}
+    pinned = (REPO / "requirements" / f"{hardware}.txt").read_text()
+    for name in ("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "jinja2"):
+        assert re.search(rf"^{name}==", pinned, re.M), name
 
 
 def wait_for(condition):

@@ -86,7 +86,9 @@ class EstimatorInput:
             _said.add(names)
             in_use = ", ".join(f"{name} {weight:g}" for name, weight in rewards.weights.items())
             all_ = "" if self.settings.rewards else " (all numbers that are returned)"
-            logger.info("verl-gdpo: rewards in use, with weights%s: %s", all_, in_use)
+            others = [name for name in rewards_among(self.rows.columns) if name not in names]
+            unused = f"; returned, and not used: {', '.join(others)}" if others else ""
+            logger.info("verl-gdpo: rewards in use, with weights%s: %s%s", all_, in_use, unused)
         return rewards
 
 
@@ -111,7 +113,7 @@ def _terms(
     try:
         if settings.rewards is None:
             label = rows.label(counted[0])
-            terms = settings.terms_for(_rewards_among(rows.columns))
+            terms = settings.terms_for(rewards_among(rows.columns))
             _check_same_names(terms, rows, counted, first_of)
             return terms
         for row in first_of.values():
@@ -122,7 +124,7 @@ def _terms(
     return terms
 
 
-def _rewards_among(columns: Mapping[str, Sequence[Any]]) -> list[str]:
+def rewards_among(columns: Mapping[str, Sequence[Any]]) -> list[str]:
     """Return the names of the columns with numbers, or with only None if there are no numbers.
 
     Other columns, such as text or lists, are not rewards: a scorer may return them for verl to log.

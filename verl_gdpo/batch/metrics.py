@@ -20,6 +20,7 @@ from verl_gdpo.advantage.equation import GroupNorm, compute_gdpo_scalars
 from verl_gdpo.advantage.variants import BOUNDS_TOLERANCE, Bounds
 from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.batch.ties import tied_pairs
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ NO_SIGNAL = 1e-8
 # S also counts as 0 below this share of the summed absolute contributions: when rewards cancel, eps
 # leaves a residue of about eps / std
 CANCELLED = 1e-3
+CENTRED_ROUNDING = 1e-9  # of the largest value
 # a mean of S above this number of standard deviations is not a rounding error
 MEAN_TOLERANCE = 1e-6
 
@@ -87,12 +89,16 @@ def batch_metrics(
         z_BK, S_B, A_B = (scalar.numpy()[counted_B] for scalar in scalars)
         weights_K = np.array(list(rewards.weights.values()))
         c_BK = contributions(z_BK, S_B, values_BK, weights_K, group_B, settings)
-        found |= advantage_shares(names, c_BK, A_B)
+        found |= advantage_shares(names, c_BK, S_B, A_B, group_B)
         found |= signal_statistics(c_BK, S_B, group_B)
-        found["length_correlation"] = correlation(_without_rounding(A_B), length_B[counted_B])
+        length_of_B = within_groups(length_B[counted_B], group_B)
+        found["length_correlation"] = correlation(_without_rounding(A_B), length_of_B)
+        used_K = weights_K != 0
+        kinds_BK = np.hstack([values_BK[:, used_K], present_BK[:, used_K]])
         for method, norm in METHODS.items():
-            count = distinct_advantages(values_BK, weights_K, present_BK, group_B, norm)
-            found[f"distinct_{method}"] = count
+            exact_B = advantages_without_eps(values_BK, weights_K, present_BK, group_B, norm)
+            found[f"tied_pairs_{method}"] = tied_pairs(exact_B, kinds_BK, group_B)
+            found[f"distinct_{method}"] = len(np.unique(exact_B))
         if settings.batch_norm != "none":
             by_token = settings.batch_norm == "token"
             found |= _of_batch_norm(S_B, c_BK, length_B[counted_B] if by_token else None)
@@ -130,6 +136,14 @@ def correlation(x_B: npt.NDArray[Any], y_B: npt.NDArray[Any]) -> float | None:
     return float(np.clip(units[0] @ units[1], -1, 1))
 
 
+def within_groups(value_B: npt.NDArray[Any], group_B: Ints) -> Floats:
+    """Return each value minus the mean of its group; what is only rounding becomes 0."""
+    mean_G = np.bincount(group_B, value_B) / np.bincount(group_B).clip(min=1)
+    centred_B: Floats = value_B - mean_G[group_B]
+    centred_B[np.abs(centred_B) <= CENTRED_ROUNDING * np.abs(value_B).max(initial=0)] = 0
+    return centred_B
+
+
 def contributions(
     z_BK: Floats,
     S_B: Floats,
@@ -158,17 +172,29 @@ def contributions(
     return c_BK / np.where(signal_G, scale_G, 1.0)[group_B, None]
 
 
-def advantage_shares(names: list[str], c_BK: Floats, A_B: Floats) -> Statistics:
-    """Return, for each reward, the correlation of its contribution with A, and its energy.
+def advantage_shares(
+    names: list[str], c_BK: Floats, S_B: Floats, A_B: Floats, group_B: Ints
+) -> Statistics:
+    """Return share, energy and correlation with A of each reward's contributions.
 
-    The energy is the reward's share of the squared contributions of all rewards.
+    The share is cov(c, S) / var(S): the shares of all rewards add up to 1 where S is the sum of the
+    contributions, and one below 0 pulls against the others. The energy is the share of the squared
+    contributions, of which rewards that cancel have much. Groups without a signal are left out, as
+    nothing says how to scale their contributions.
     """
-    largest = np.abs(c_BK).max() or 1.0
-    energy_K = ((c_BK / largest) ** 2).sum(axis=0)
+    signal_G = _group_max(has_signal(S_B, c_BK).astype(float), group_B, group_B.max() + 1)
+    c_BK = np.where((signal_G > 0)[group_B, None], c_BK, 0.0)
+    scale = np.abs(c_BK).max() or 1.0  # keeps the squares of small numbers above 0
+    energy_K = ((c_BK / scale) ** 2).sum(axis=0)
+    centred_B = np.where(np.abs(S_B) > NO_SIGNAL, S_B, 0.0) / scale
+    centred_B = centred_B - centred_B.mean()
+    share_K = (c_BK / scale).T @ centred_B
     found: Statistics = {}
     for k, name in enumerate(names):
-        found[f"{name}/correlation"] = correlation(c_BK[:, k], _without_rounding(A_B))
+        of_S = share_K[k] / (centred_B @ centred_B) if centred_B.any() else None
+        found[f"{name}/share"] = of_S
         found[f"{name}/energy"] = energy_K[k] / energy_K.sum() if energy_K.any() else None
+        found[f"{name}/correlation"] = correlation(c_BK[:, k], _without_rounding(A_B))
     return found
 
 
@@ -189,10 +215,10 @@ def signal_statistics(c_BK: Floats, S_B: Floats, group_B: Ints) -> Statistics:
     }
 
 
-def distinct_advantages(
+def advantages_without_eps(
     values_BK: Floats, weights_K: Floats, present_BK: Bools, group_B: Ints, group_norm: GroupNorm
-) -> int:
-    """Return the number of distinct advantages, computed with eps=0.
+) -> Floats:
+    """Return S with eps=0, rounded, so that advantages that are the same are equal numbers.
 
     eps must be 0 because it makes the rewards (0, 1) and (0, 2) different in GRPO. Without eps, a
     rounding error of the input would become an advantage. So each reward, or the sum, is rounded to
@@ -214,7 +240,8 @@ def distinct_advantages(
         batch_norm="none",
         eps=0.0,
     ).S_B
-    return len(np.unique(S_B.numpy().round(6)))
+    rounded_B: Floats = S_B.numpy().round(6) + 0.0  # -0.0 becomes 0.0
+    return rounded_B
 
 
 def mean_and_std(S_B: Floats, count_B: npt.NDArray[Any] | None = None) -> tuple[float, float]:
@@ -257,9 +284,8 @@ def _of_rewards(
         found |= {f"{name}/{what}": value for what, value in of_one.items()}
     for j, k in combinations(range(len(names)), 2):
         both_B = present_BK[:, j] & present_BK[:, k]
-        found[f"{names[j]}/correlation_with_{names[k]}"] = correlation(
-            values_BK[both_B, j], values_BK[both_B, k]
-        )
+        of_both = (within_groups(values_BK[both_B, n], group_B[both_B]) for n in (j, k))
+        found[f"{names[j]}/correlation_with_{names[k]}"] = correlation(*of_both)
     return found
 
 

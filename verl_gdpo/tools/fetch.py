@@ -3,15 +3,18 @@
 verl-gdpo fetch [--config-dir FOLDER] [--config-name train] [key=value ...]
 
 The overrides are those of the training run. Nothing is done where the model is a folder, or is
-complete in the hub's cache. HF_ENDPOINT names another hub, HF_HOME another cache.
+complete in the hub's cache. Where there are GPUs, the model's configuration is downloaded first,
+and the weights only if they fit. HF_ENDPOINT names another hub, HF_HOME another cache.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from verl_gdpo.tools.check import compose_config
+from verl_gdpo.tools.check.machine import check_gpus
 from verl_gdpo.tools.recipes import FOLDER
 
 # the weights once, as safetensors; no other framework's
@@ -33,6 +36,10 @@ def main(argv: Sequence[str]) -> int:
     from huggingface_hub import snapshot_download
 
     try:
+        snapshot_download(path, allow_patterns=["config.json"])
+        if reason := _why_not_here(config):
+            print(f"fetch: {path} is not downloaded: {reason}", file=sys.stderr)
+            return 1
         print(snapshot_download(path, allow_patterns=list(PATTERNS)))
     except Exception as error:  # of the network, the hub or the disk, in many classes
         reason = " ".join(str(error).split())
@@ -44,3 +51,16 @@ def main(argv: Sequence[str]) -> int:
         )
         return 1
     return 0
+
+
+def _why_not_here(config: Any) -> str:
+    """What `check` would refuse of these GPUs, before gigabytes are downloaded for them."""
+    import torch
+
+    if not torch.cuda.is_available():  # a login node
+        return ""
+    try:
+        check_gpus(config)
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -27,6 +27,7 @@ from verl_gdpo.tools.check.machine import (
     check_gpus,
     check_model,
     check_temporary_folder,
+    missing_packages,
     what_scorers_miss,
 )
 from verl_gdpo.tools.recipes import FOLDER
@@ -176,7 +177,7 @@ def try_rewards(
 ) -> None:
     """Score made-up responses with the reward functions, and print the results."""
     from verl_gdpo.tools.check.dry_run import score_rows
-    from verl_gdpo.tools.check.text import describe
+    from verl_gdpo.tools.check.text import describe, unused_rewards
 
     training, validation = files
     rows = pick_rows(training, validation, options.rows)
@@ -191,6 +192,11 @@ def try_rewards(
     findings.problems += run.problems
     if not run.problems:
         findings.say(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
+        if unused := unused_rewards(run, settings):
+            findings.say(
+                f"not used: {', '.join(unused)}; algorithm.gdpo.rewards names "
+                f"{', '.join(settings.rewards or ())} alone"
+            )
         for text in describe(run, settings):
             print(f"\n{text}")
         print()
@@ -227,6 +233,7 @@ def _ask_all(findings: Findings, options: argparse.Namespace) -> None:
     findings.ask(check_temporary_folder)
     findings.ask(check_model, config)
     if not options.elsewhere:
+        findings.problems += missing_packages(config)
         for remark in findings.ask(check_gpus, config) or []:
             findings.say(remark)
     files = check_data(findings, config)

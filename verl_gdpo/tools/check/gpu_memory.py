@@ -2,7 +2,8 @@
 
 Under FSDP2 every GPU keeps its share of the parameters, the gradients and Adam's two moments in
 float32. The rest of a training pass is what gradient checkpointing keeps, one layer computed again,
-and a chunk of logits. While vLLM generates, it takes `gpu_memory_utilization` of the GPU.
+the output layer as a whole, and a chunk of logits. While vLLM generates, it takes
+`gpu_memory_utilization` of the GPU.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ CHUNK_TOKENS = 512  # of verl's fused kernels
 CHUNK_COPIES = 5  # of a chunk of logits, in float32: logits, probabilities, one-hot, gradients
 CONTEXT_GB = 3.0  # CUDA, NCCL, what vLLM keeps while it sleeps, fragmentation
 LEAST_CACHE_GB = 4.0  # of vLLM beside its weights
+# of the output layer: weights and gradients in bfloat16, and gradients once more in float32
+WHOLE_LAYER_BYTES = 2 + 2 + 4
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,19 @@ def needed_gb(shape: ModelShape, config: Any, gpu_gb: float) -> Mapping[str, flo
     if not config.actor_rollout_ref.model.use_fused_kernels:
         logits = tokens * shape.vocabulary * 2 * 3  # in bfloat16, with softmax and gradient
     states = 0.0 if actor.fsdp_config.offload_policy else 16 * share
-    update = states + (tokens * (kept + in_work) + logits) / 1e9 + CONTEXT_GB
+    whole = WHOLE_LAYER_BYTES * shape.vocabulary * shape.hidden
+    update = states + (tokens * (kept + in_work) + whole + logits) / 1e9 + CONTEXT_GB
     waiting = 0 if actor.fsdp_config.param_offload else 4 * share
     waiting += 0 if actor.fsdp_config.optimizer_offload else 8 * share
     waiting = 0 if actor.fsdp_config.offload_policy else waiting
     weights = 2 * shape.parameters / rollout.tensor_model_parallel_size / 1e9
     for_vllm = max(rollout.gpu_memory_utilization * gpu_gb, weights + LEAST_CACHE_GB)
     return {"update": update, "rollout": for_vllm + waiting + CONTEXT_GB}
+
+
+def needed_disk_gb(shape: ModelShape) -> float:
+    """The environment, the weights, and two checkpoints: parameters and Adam's state in float32."""
+    return 15 + (2 + 2 * 12) * shape.parameters / 1e9
 
 
 def memory_problems(needed: Mapping[str, float], gpu_gb: float) -> list[str]:

@@ -22,7 +22,8 @@ QUERY = ("--query-gpu=index,uuid,name,memory.total,driver_version", "--format=cs
 # recipes/gpu_memory/NAME.yaml: the least that such a GPU has, in MiB (an L40S "of 48 GB": 46,068)
 CLASSES = {"141gb": 138_000, "80gb": 79_000, "48gb": 44_000, "24gb": 22_000}
 LEAST_DRIVER = 580  # of CUDA 13, for which vllm 0.24 and torch 2.11 are built
-LEAST_DISK_GB = 60  # environment 15, model 3, two checkpoints of 1.5 B parameters 37
+# of the recipes with the smallest model: environment 15, model 3, two checkpoints of 1.5 B 37
+LEAST_DISK_GB = 60.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def overrides_for(gpus: Sequence[Gpu]) -> list[str]:
     return [f"hardware={hardware}", f"gpu_memory={fitting[0]}", *number]
 
 
-def missing(gpus: Sequence[Gpu], folder: Path) -> list[str]:
+def missing(gpus: Sequence[Gpu], folder: Path, disk_gb: float = LEAST_DISK_GB) -> list[str]:
     """What a training on these GPUs lacks on this machine, a sentence each."""
     problems = []
     drivers = sorted({gpu.driver for gpu in gpus})
@@ -100,8 +101,8 @@ def missing(gpus: Sequence[Gpu], folder: Path) -> list[str]:
             f"python{sys.version_info[0]}.{sys.version_info[1]}-dev"
         )
     free_gb = shutil.disk_usage(folder).free / 1e9
-    if free_gb < LEAST_DISK_GB:
-        problems.append(f"{folder}: {free_gb:.0f} GB free; expected at least {LEAST_DISK_GB}")
+    if free_gb < disk_gb:
+        problems.append(f"{folder}: {free_gb:.0f} GB free; expected at least {disk_gb:.0f}")
     return problems
 
 

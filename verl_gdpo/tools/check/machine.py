@@ -4,12 +4,18 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from verl_gdpo.rewards import TASK_OF
-from verl_gdpo.tools.check.gpu_memory import memory_problems, needed_gb, shape_of
-from verl_gdpo.tools.check.gpus import find_gpus, missing
+from verl_gdpo.tools.check.gpu_memory import (
+    memory_problems,
+    needed_disk_gb,
+    needed_gb,
+    shape_of,
+)
+from verl_gdpo.tools.check.gpus import LEAST_DISK_GB, find_gpus, missing
 
 
 def check_device(device: str) -> None:
@@ -47,10 +53,11 @@ def check_gpus(config: Any) -> list[str]:
         )
     run_dir = Path(str(config.trainer.default_local_dir)).resolve()
     there = next(folder for folder in (run_dir, *run_dir.parents) if folder.is_dir())
-    problems = missing(find_gpus(os.environ), there)
+    shape = shape_of(str(config.actor_rollout_ref.model.path))
+    disk_gb = needed_disk_gb(shape) if shape else LEAST_DISK_GB
+    problems = missing(find_gpus(os.environ), there, disk_gb)
     gpu_gb = min(torch.cuda.get_device_properties(i).total_memory for i in range(wanted)) / 1e9
     remark = f"{found} GPUs of {gpu_gb:.0f} GB"
-    shape = shape_of(str(config.actor_rollout_ref.model.path))
     if shape is None:
         remark += "; the model is not here yet, so what it needs of them is not known"
     else:
@@ -61,6 +68,32 @@ def check_gpus(config: Any) -> list[str]:
     if problems:
         raise ValueError("; ".join(problems))
     return [remark]
+
+
+def missing_packages(config: Any) -> list[str]:
+    """What the engines of a run on GPUs cannot import here, a sentence each.
+
+    Relies on verl 0.9's `HFModelConfig`, which takes flash_attention_2 where nothing is said, and
+    on transformers 5, which takes the package `kernels` in the place of flash-attn.
+    """
+    if config.trainer.device != "cuda":
+        return []
+    problems = []
+    engine = str(config.actor_rollout_ref.rollout.name)
+    if engine in ("vllm", "sglang") and find_spec(engine) is None:
+        problems.append(
+            f"actor_rollout_ref.rollout.name={engine}: {engine} is not installed here. "
+            "`./setup_env.sh gpu` and `pip install 'verl-gdpo[gpu]'` bring vllm"
+        )
+    model = config.actor_rollout_ref.model
+    attention = model.override_config.get("attn_implementation", "flash_attention_2")
+    if attention == "flash_attention_2" and not (find_spec("flash_attn") or find_spec("kernels")):
+        problems.append(
+            "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2 (verl's "
+            "default): flash-attn is not installed here. attention=sdpa of our recipes does not "
+            "need it; `./setup_env.sh gpu flash-attn` brings it"
+        )
+    return problems
 
 
 def check_temporary_folder() -> None:

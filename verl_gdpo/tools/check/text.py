@@ -12,7 +12,7 @@ from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import verl_grpo_settings
 from verl_gdpo.batch.rows import RewardRows
-from verl_gdpo.batch.values import value_or_error
+from verl_gdpo.batch.values import is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import RewardTerm
 from verl_gdpo.terminal import render, width_of
@@ -45,6 +45,15 @@ def describe(run: DryRun, settings: GdpoSettings) -> Iterator[str]:
         table = render(HEADER, list(_reward_lines(run, rewards, settings, is_here_B)), LEFT)
         yield f"data_source {source!r}, {is_here_B.sum()} responses:\n{table}"
     yield _example(run, rows, rewards, settings)
+
+
+def unused_rewards(run: DryRun, settings: GdpoSettings) -> list[str]:
+    """Numbers that the scorers return, while the settings name other rewards."""
+    returned = dict.fromkeys(
+        name for info in run.infos for name, value in info.items() if is_number(value)
+    )
+    unused = [name for name in returned if name not in ("score", *settings.names)]
+    return unused if settings.rewards is not None else []
 
 
 def _reward_lines(

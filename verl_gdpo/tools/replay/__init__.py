@@ -6,7 +6,7 @@ verl-gdpo replay DIR [--arm NAME ...] [key=value ...]
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from verl_gdpo.run.dump_reader import WRITING, data_sources, dump_files
 from verl_gdpo.run.folder import config_of_run
 from verl_gdpo.terminal import printable
 from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
-from verl_gdpo.tools.replay.steps import LOGGED, Replay, write_table
+from verl_gdpo.tools.replay.steps import LOGGED, Replay, rewards_of_run, write_table
 from verl_gdpo.tools.replay.text import LEGEND, comparison, whole_group
 
 REPRODUCED_TOLERANCE = 1e-5  # for differences to logged advantages, which are float32
@@ -80,7 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
         read_run(path, data_sources(arguments.folder)) if path else ({"adv_estimator": "gdpo"}, {})
     )
     own = Arm.of("run", algorithm, declared)
-    alternatives = choose(own, arguments.arm, arguments.overrides)
+    alternatives = choose(own, arguments.arm, arguments.overrides, lambda: rewards_of_run(files[0]))
     replay = Replay(
         own,
         alternatives,
@@ -126,8 +126,16 @@ def _chosen(files: Sequence[Path], steps: range) -> list[Path]:
     return chosen
 
 
-def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm]:
+def choose(
+    own: Arm,
+    names: Sequence[str],
+    overrides: Sequence[str],
+    returned: Callable[[], Iterable[str]] = tuple,
+) -> list[Arm]:
     """Return the alternatives that the command line asks for; see `EPILOG`.
+
+    Args:
+        returned: gives the names of the rewards that the run trained on.
 
     Raises:
         ValueError: an arm or a setting is unknown.
@@ -138,7 +146,7 @@ def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm
         default = {"gdpo": ["grpo"], "grpo": ["gdpo"]}.get(own.estimator, ["gdpo", "grpo"])
         blocks = {name: with_arm(own.algorithm, name) for name in names or default}
     return [
-        Arm.of(name, with_overrides(block, overrides), own.declared)
+        Arm.of(name, with_overrides(block, overrides, returned), own.declared)
         for name, block in blocks.items()
     ]
 

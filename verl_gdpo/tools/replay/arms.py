@@ -3,7 +3,7 @@
 In this module, `algorithm` is verl's block of that name as a plain dict.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,8 +90,29 @@ def with_arm(algorithm: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**kept, **arm, "gdpo": {**kept_in_gdpo, **arm.get("gdpo", {})}}
 
 
-def with_overrides(algorithm: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def names_no_reward(algorithm: Mapping[str, Any]) -> bool:
+    """Whether every reward that the scorer returns is used."""
+    named = (algorithm.get("gdpo") or {}).get("rewards")
+    return named is None and algorithm.get("gdpo_reward_keys") is None
+
+
+def is_of_one_reward(key: str) -> bool:
+    """Whether an override such as `algorithm.gdpo.rewards.format=0.2` has this key."""
+    return key.startswith("algorithm.gdpo.rewards.")
+
+
+def with_overrides(
+    algorithm: Mapping[str, Any],
+    overrides: Sequence[str],
+    returned: Callable[[], Iterable[str]] = tuple,
+) -> dict[str, Any]:
     """Return `algorithm` with `key=value` overrides applied as in the training command.
+
+    There is one difference: an override of one reward, where none is named, changes this one among
+    all that the run trained on. In a training command it would name the only one.
+
+    Args:
+        returned: gives the names of the rewards that the run trained on.
 
     Raises:
         ValueError: an override cannot be parsed, or the estimator does not read its key.
@@ -99,6 +120,9 @@ def with_overrides(algorithm: Mapping[str, Any], overrides: Sequence[str]) -> di
     config = OmegaConf.create({"algorithm": dict(algorithm)})
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
+        if names_no_reward(algorithm) and any(is_of_one_reward(o.key_or_group) for o in parsed):
+            every = dict.fromkeys(returned(), 1.0)
+            OmegaConf.update(config, "algorithm.gdpo.rewards", every, force_add=True)
         for override in parsed:
             if override.is_delete() or override.is_sweep_override():
                 raise ValueError(

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.metrics import correlation
+from verl_gdpo.batch.metrics import correlation, within_groups
+from verl_gdpo.batch.ties import tied_pairs
 from verl_gdpo.tools.replay.recompute import Floats, Ints
 
 # advantages closer than this, in units of the step's std, are the same. Smaller differences can
@@ -52,7 +53,11 @@ class Column:
             scaled_B=scaled_B,
             std=std,
             silent_groups=float(1 - active_G.mean()),
-            ties=_ties(scaled_B, np.hstack([values_BK[:, used_K], present_BK[:, used_K]]), group_B),
+            ties=tied_pairs(
+                np.round(scaled_B / SAME_STD),
+                np.hstack([values_BK[:, used_K], present_BK[:, used_K]]),
+                group_B,
+            ),
             follows={
                 name: _follows(scaled_B[there_B], value_B[there_B], group_B[there_B])
                 for name, value_B, there_B in zip(names, values_BK.T, present_BK.T, strict=True)
@@ -73,25 +78,5 @@ class Column:
         return result
 
 
-def _ties(scaled_B: Floats, rewards_B: Floats, group_B: Ints) -> float | None:
-    advantage_B = np.unique(np.round(scaled_B / SAME_STD), return_inverse=True)[1]
-    kind_B = np.unique(rewards_B, axis=0, return_inverse=True)[1].reshape(-1)
-    different = _pairs(group_B) - _pairs(group_B, kind_B)
-    tied = _pairs(group_B, advantage_B) - _pairs(group_B, advantage_B, kind_B)
-    return tied / different if different else None
-
-
-def _pairs(*index: Ints) -> int:
-    """Return the number of pairs of rows that agree in every index."""
-    key_B = index[0]
-    for other_B in index[1:]:
-        key_B = key_B * (int(other_B.max()) + 1) + other_B
-    counts = np.unique(key_B, return_counts=True)[1]
-    return int((counts * (counts - 1) // 2).sum())
-
-
 def _follows(scaled_B: Floats, value_B: Floats, group_B: Ints) -> float | None:
-    mean_G = np.bincount(group_B, value_B) / np.bincount(group_B).clip(min=1)
-    centred_B = value_B - mean_G[group_B]
-    centred_B[np.abs(centred_B) <= 1e-9 * np.abs(value_B).max(initial=0)] = 0  # removes rounding
-    return correlation(scaled_B, centred_B)
+    return correlation(scaled_B, within_groups(value_B, group_B))

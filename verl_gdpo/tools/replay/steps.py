@@ -9,7 +9,8 @@ import numpy as np
 
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.run.dump_reader import read_dump
+from verl_gdpo.run.dump_reader import read_dump, reward_rows
+from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.replay.arms import Arm
 from verl_gdpo.tools.replay.compare import SAME_STD, Column
 from verl_gdpo.tools.replay.recompute import Floats, Ints, Step, group_numbers
@@ -143,6 +144,12 @@ class Replay:
             first_G = np.unique(group_B, return_index=True)[1].tolist()
             ids = [rows[i]["group"] for i in first_G]
             self.found += [group(g) for g, name in enumerate(ids) if name.startswith(self.wanted)]
+
+
+def rewards_of_run(file: Path) -> list[str]:
+    """Names of the rewards that a run without named rewards trained on, as its estimator does."""
+    rows = read_dump(file)
+    return [*RewardMatrix.of(reward_rows(rows, int(file.stem)), GdpoSettings()).weights]
 
 
 def write_table(replay: Replay, path: Path) -> int:
