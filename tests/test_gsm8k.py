@@ -34,6 +34,7 @@ GOLDEN = [
         "only answer tags are counted",
     ),
     (f"{THOUGHT}<answer>72", "72", (0, 1, 1), "unclosed: up to the end"),
+    (f"{THOUGHT}<answer></think>", "72", (0, 0, 0), "unclosed, with a text as long as a tag"),
     ("72</answer>", "72", (0, 1, 1), "unopened: from the beginning"),
     ("72", "72", (0, 1, 1), "no tag: the whole text"),
     ("", "72", (0, 0, 0), "nothing"),
