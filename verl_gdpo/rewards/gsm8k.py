@@ -108,10 +108,10 @@ def _plain_digits(text: str) -> str:
 
 
 def _check_ground_truth(text: str) -> None:
-    if not text or text != text.strip() or any(part in text for part in (*TAGS, GOLD_MARK)):
+    if not text or text != text.strip() or any(part in text for part in (*TAGS, GOLD_MARK, "\n")):
         raise ValueError(
             f"gsm8k ground truth: got {text[-200:]!r}; expected what stands after {GOLD_MARK!r}, "
-            "without white space around it and without tags"
+            "on one line, without white space around it and without tags"
         )
 
 
