@@ -33,8 +33,8 @@ MUTANTS = [
     ),
     Mutant(
         "rewards/sandbox_inside.py",
-        "    random.seed(0)",
-        "    ",
+        "random.seed(0)  # the same",
+        "pass  # the same",
         "test_sandbox.py::test_the_same_program_gives_the_same_output",
     ),
     Mutant(
@@ -42,6 +42,12 @@ MUTANTS = [
         "is_method = hasattr(",
         "is_method = name not in namespace and hasattr(",
         "test_sandbox.py::test_a_function",
+    ),
+    Mutant(
+        "rewards/sandbox_inside.py",
+        "os.dup2(os.open(os.devnull, os.O_WRONLY), 1)",
+        "pass",
+        "test_sandbox_service.py::test_scores",
     ),
     Mutant(
         "rewards/coding.py",

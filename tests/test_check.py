@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 from test_e2e import tool_row
 
-from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.data_prep import coding_synthetic, local_files
+from verl_gdpo.rewards import TASK_OF, sandbox_service
 from verl_gdpo.tools.check import main
 from verl_gdpo.tools.check.dry_run import made_up_responses
 
@@ -395,3 +396,15 @@ def test_what_the_machine_cannot_give_to_a_scorer(check, monkeypatch):
 
     found(nothing_works)
     assert check()[::2] == (1, "check: no sandbox works here\n")
+
+
+def test_a_service_that_is_not_there_is_one_message(check, data, monkeypatch):
+    """And no response is tried, of which each would wait for it."""
+    monkeypatch.setattr(sandbox_service, "RETRY_SECONDS", 0.0)
+    rows = coding_synthetic.make_rows(6, split="train", seed=0)
+    pd.DataFrame(local_files.numbered(rows, "train")).to_parquet(data / "coding.parquet")
+    url = "http://127.0.0.1:9/run_code"
+    code, said, problems = check(f"reward.sandbox_fusion.url={url}", train="coding")
+    assert code == 1
+    assert re.fullmatch(rf"check: reward\.sandbox_fusion\.url={url}: .* refused.*\n", problems)
+    assert "another row's" not in said

@@ -121,20 +121,20 @@ def test_a_problem_without_a_test(tests):
 @pytest.mark.parametrize(
     ("tests", "got"),
     [
-        (None, "another type"),
+        (None, "the type NoneType"),
         ({}, "the keys"),
         ({"inputs": ["1"], "outputs": ["1"], "other": 1}, "the keys"),
-        ({"inputs": ["1", "2"], "outputs": ["1"]}, "zip"),
-        ({"inputs": "1", "outputs": ["1"]}, "a str where a list should be"),
-        ({"inputs": [1], "outputs": ["1"]}, "a int where a text should be"),
-        ({"fn_name": 3, "inputs": ["1"], "outputs": ["1"]}, "a int where a text should be"),
-        ({"assert_case": "assert f() == 1"}, "a str where a list should be"),
+        ({"inputs": ["1", "2"], "outputs": ["1"]}, "2 inputs and 1 outputs"),
+        ({"inputs": "1", "outputs": ["1"]}, "the type str where a list should be"),
+        ({"inputs": [1], "outputs": ["1"]}, "the type int where a text should be"),
+        ({"fn_name": 3, "inputs": ["1"], "outputs": ["1"]}, "the type int where a text should be"),
+        ({"assert_case": "assert f() == 1"}, "the type str where a list should be"),
         ({"assert_case": ["assert f("]}, "no Python"),
         ({"functional": "assert f() == 1"}, "not `def check"),
         ({"functional": "def check(candidate):\n    pass"}, "not `def check"),
         ({"functional": "(" * 10_000}, "no Python"),
-        ([{"input": "1"}], "a test without input and output"),
-        ([{"input": "1", "output": 2}], "a int where a text should be"),
+        ([{"input": "1", "output": "2"}, {"input": "1"}], "test 1 without input and output"),
+        ([{"input": "1", "output": 2}], "in test 0 the type int where a text should be"),
     ],
 )
 def test_another_form_is_an_error(tests, got):
@@ -194,6 +194,7 @@ def test_files_of_problems(tmp_path, capsys):
         ({**GOOD, "solutions": [1]}, "row 1, field solutions: got 1; expected a str"),
         ({**GOOD, "tests": {}}, "row 1, field tests: got the keys"),
         ({**GOOD, "problem": "\ud800"}, "row 1, field prompt"),
+        ({**GOOD, "problem": ""}, "row 1, field prompt[1].content: got ''; expected some text"),
     ],
 )
 def test_a_bad_row_is_refused(tmp_path, capsys, row, message):

@@ -34,6 +34,7 @@ GOLDEN = [
         "only answer tags are counted",
     ),
     (f"{THOUGHT}<answer>72", "72", (0, 1, 1), "unclosed: up to the end"),
+    (f"{THOUGHT}<answer></think>", "72", (0, 0, 0), "unclosed, with a text as long as a tag"),
     ("72</answer>", "72", (0, 1, 1), "unopened: from the beginning"),
     ("72", "72", (0, 1, 1), "no tag: the whole text"),
     ("", "72", (0, 0, 0), "nothing"),
@@ -117,7 +118,7 @@ def test_a_hostile_megabyte_costs_less_than_a_second(piece, normalize_numbers):
         assert scores["correctness"] == 0
 
 
-@pytest.mark.parametrize("gold", ["", " 72", "72\n", "#### 72", "<answer>72</answer>"])
+@pytest.mark.parametrize("gold", ["", " 72", "72\n", "7\n2", "#### 72", "<answer>72</answer>"])
 def test_a_ground_truth_that_no_answer_equals_is_refused(gold):
     with pytest.raises(ValueError, match=r"gsm8k ground truth: got .*; expected what stands after"):
         TASK.check_ground_truth(gold)

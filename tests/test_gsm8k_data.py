@@ -62,7 +62,8 @@ def test_the_ground_truth_is_what_stands_after_the_mark(tmp_path, capsys):
         ({"question": "q", "answer": "#### 7 #### 2"}, "field answer: got '#### 7 #### 2'; exp"),
         ({"question": "q", "answer": "x ####"}, "field reward_model.ground_truth: got ''"),
         ({"question": "q", "answer": 72}, "field answer: got 72; expected a str"),
-        ({"question": " ", "answer": "#### 72"}, None),  # the system prompt is some text
+        ({"question": " ", "answer": "#### 72"}, "field prompt[1].content: got ' '; expected some"),
+        ({"question": "q", "answer": "#### 7\nmore"}, "field reward_model.ground_truth: gsm8k"),
         ({"problem": "q", "answer": "#### 72"}, "field question: got nothing"),
         ({"question": "q", "answer": "#### <answer>"}, "field reward_model.ground_truth: gsm8k"),
     ],
@@ -71,10 +72,9 @@ def test_a_bad_row_is_refused_with_file_row_and_field(tmp_path, capsys, problem,
     path = tmp_path / "a.jsonl"
     path.write_text(lines([PROBLEMS[0], problem]))
     code, printed = run(capsys, "--from", path, "--test", path, "--out", tmp_path / "out")
-    assert code == int(words is not None)
-    if words is not None:
-        assert f"{path}, row 1, {words}" in printed.err.splitlines()[-1]
-        assert not (tmp_path / "out").exists()
+    assert code == 1
+    assert f"{path}, row 1, {words}" in printed.err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
 
 
 def test_upstream_is_the_default_and_its_checksum_is_held(tmp_path, monkeypatch, capsys):

@@ -44,11 +44,10 @@ def matrix(rewards, weights=None, present=None):
 
 
 def of_batch(settings=EXACT, rewards=REWARDS, groups=GROUPS, lengths=LENGTHS, **kwargs):
-    bounds = kwargs.pop("bounds", {})
-    counted = kwargs.pop("counted", [True] * len(groups))
-    return batch_metrics(
-        matrix(rewards, **kwargs), np.array(counted), groups, np.array(lengths), settings, bounds
-    )
+    bounds, sources = kwargs.pop("bounds", {}), kwargs.pop("sources", None)
+    counted = np.array(kwargs.pop("counted", [True] * len(groups)))
+    given = matrix(rewards, **kwargs)
+    return batch_metrics(given, counted, groups, np.array(lengths), settings, bounds, sources)
 
 
 # --- one batch, all metrics ----------------------------------------------------------------------
@@ -145,7 +144,7 @@ def test_missing_rewards():
     result = of_batch(present=present, bounds={"x": (0, 1)})
     assert result["gdpo/x/missing"] == 3 / 8
     assert result["gdpo/x/mean"] == 2 / 5
-    assert result["gdpo/x/varies"] == 1 / 4
+    assert result["gdpo/x/varies"] == 1 / 3  # a of a, c, d
     assert result["gdpo/x/at_high"] == 2 / 5
     # less the groups' means, x -.5 .5 | 0 | 0 0 and y .5 -.5 | 0 | -.5 .5
     assert result["gdpo/x/correlation_with_y"] == pytest.approx(-0.5 / math.sqrt(0.5 * 1))
@@ -154,10 +153,37 @@ def test_missing_rewards():
 def test_a_reward_that_no_sample_has():
     result = of_batch(present=[[False, True]] * 8, bounds={"x": (0, 1)})
     assert {name for name in result if "/x/" in name} == {
-        *("gdpo/x/missing", "gdpo/x/varies", "gdpo/x/energy", "gdpo/x/share")
+        *("gdpo/x/missing", "gdpo/x/energy", "gdpo/x/share")
     }
     assert result["gdpo/x/missing"] == 1
-    assert result["gdpo/x/varies"] == result["gdpo/x/energy"] == 0
+    assert result["gdpo/x/energy"] == 0
+
+
+def test_two_tasks_in_a_batch():
+    # x belongs to the groups a and b, y to c and d, u to all but for padding; weights 1
+    #   x -h h | -h h        y -h h | 0 0        u 0 0 | 0 0 | 0 0 | 0 0
+    rewards = [[0, 9, 4], [1, 9, 4], [0, 9, 4], [1, 9, 4]]
+    rewards += [[9, 0, 2], [9, 1, 2], [9, 1, 2], [9, 1, 2], [9, 9, 9]]
+    result = of_batch(
+        rewards=rewards,
+        present=[[True, False, True]] * 4 + [[False, True, True]] * 5,
+        groups=[*GROUPS, "pad"],
+        lengths=[*LENGTHS, 1],
+        counted=[True] * 8 + [False],
+        sources=["p/p"] * 4 + ["q"] * 5,
+    )
+    assert result["gdpo/x/missing"] == result["gdpo/y/missing"] == 4 / 8
+    assert result["gdpo/x/varies"] == 1  # in each group that has it
+    assert result["gdpo/y/varies"] == 1 / 2
+    # nothing but x moves the advantage where x is
+    assert result["gdpo/x/correlation"] == pytest.approx(1)
+    assert result["gdpo/y/correlation"] == pytest.approx(1)
+    assert {name: value for name, value in result.items() if "/mean/" in name} == {
+        "gdpo/x/mean/p/p": 1 / 2,
+        "gdpo/y/mean/q": 3 / 4,
+        "gdpo/u/mean/p/p": 4,
+        "gdpo/u/mean/q": 2,
+    }
 
 
 def test_without_any_signal_nothing_undefined_is_logged():
@@ -439,8 +465,9 @@ def test_the_cost_at_the_papers_size():
 
 def test_the_page_explains_each_metric_and_no_other():
     explained = set(re.findall(r"^\| `(gdpo/[^`]+)` \|", PAGE.read_text(), re.M))
-    logged = of_batch(bounds={"x": (0, 1), "y": (0, 1)})
+    logged = of_batch(bounds={"x": (0, 1), "y": (0, 1)}, sources=["p"] * 8)
     generic = {re.sub("/[xy]/", "/<reward>/", name).replace("_y", "_<other>") for name in logged}
+    generic = {re.sub("/p$", "/<data source>", name) for name in generic}
     assert explained == generic
 
 

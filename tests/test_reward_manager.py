@@ -24,6 +24,8 @@ from verl_batch import verl_config
 
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import ERROR_KEY, RewardRows
+from verl_gdpo.rewards.sandbox import Outcome
+from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks import slow_scoring
 from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager, runs_gdpo_manager
@@ -51,13 +53,22 @@ def event_loop():
     asyncio.set_event_loop(None)
 
 
-def manager(compute_score=None, *, on_v1=True, reward_kwargs=None, router=None, **algorithm_keys):
+def manager(
+    compute_score=None,
+    *,
+    on_v1=True,
+    reward_kwargs=None,
+    router=None,
+    sandbox_url=None,
+    **algorithm_keys,
+):
     config = OmegaConf.create(
         {
             "algorithm": algorithm_keys,
             "reward": {
                 "custom_reward_function": {"path": compute_score and "scorer.py"},
                 **({"reward_kwargs": reward_kwargs} if reward_kwargs else {}),
+                "sandbox_fusion": {"url": sandbox_url, "max_concurrent": 3, "memory_limit_mb": 256},
             },
             "trainer": {"experiment_name": "qwen-run", "use_v1": True},
             "transfer_queue": {"enable": on_v1},
@@ -101,6 +112,21 @@ def test_our_scorer_is_chosen_by_data_source():
         "reward_score": 4.0,
         "reward_extra_info": {"format": 1.0, "correctness": 3.0, "score": 4.0},
     }
+
+
+def test_verls_sandbox_service_runs_the_programs(monkeypatch):
+    def run(self, program, tests, **_):
+        asked.append((self.url, self.memory_limit_mb, program))
+        return [Outcome(True, "10\n") for _ in tests]
+
+    asked = []
+    monkeypatch.setattr(Service, "run", run)
+    truth = '{"function": null, "tests": [{"input": "3", "output": "10"}]}'
+    of_run = manager(sandbox_url="http://h/run_code")
+    result = score(of_run, "```python\nx\n```", truth, "verl_gdpo/coding")
+    assert result["reward_extra_info"]["pass"] == 1.0
+    assert asked == [("http://h/run_code", 256, "\nx\n")]
+    assert score(of_run, GOLD)["reward_score"] == 4.0  # tool calls need none
 
 
 def test_reward_score_is_the_weighted_sum_of_the_named():

@@ -70,6 +70,20 @@ def test_validation_of_several_sources_is_kept_apart():
     }
 
 
+def test_training_on_several_sources_is_kept_apart():
+    common = {"gdpo/format/mean": 0.3, "gdpo/format/mean_x/mean": 0.1}
+    metrics = {
+        1: {**common, "gdpo/format/mean/a": 0.2, "gdpo/correctness/mean/openai/gsm8k": 0.6},
+        2: {**common, "gdpo/format/mean/a": 0.4},
+    }
+    assert training_rewards(metrics) == {
+        "format (a)": {1: 0.2, 2: 0.4},
+        "correctness (openai/gsm8k)": {1: 0.6},
+    }
+    # step 2 had no sample with this reward
+    assert reward_table(metrics)[1][1:3] == ("0.600", "0.600 (step 1)")
+
+
 def test_table():
     assert reward_table(METRICS) == [
         ("format", "0.250", "0.500", "0.200", "0.750"),

@@ -7,7 +7,7 @@ with a constant, is None or left out.
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -65,6 +65,7 @@ def batch_metrics(
     length_B: Ints,
     settings: GdpoSettings | None,
     bounds: Mapping[str, Bounds],
+    sources: Sequence[str] | None = None,
 ) -> dict[str, float]:
     """Return all metrics of one step as {"gdpo/...": finite number}.
 
@@ -78,18 +79,21 @@ def batch_metrics(
         settings: the result of `settings_of_advantage`; with None, only the statistics of the
             rewards are computed.
         bounds: {reward: (low, high)} of the rewards with declared bounds.
+        sources: the data source of each row, if each reward's mean is also told by data source.
     """
     values_BK, present_BK = rewards.values_BK[counted_B], rewards.present_BK[counted_B]
     group_B = np.unique(np.asarray(group_ids)[counted_B], return_inverse=True)[1]
     names = list(rewards.weights)
     found = _of_rewards(names, values_BK, present_BK, group_B, bounds)
+    if sources is not None:
+        found |= means_by_source(names, values_BK, present_BK, np.asarray(sources)[counted_B])
     if settings is not None:
         lengths = torch.from_numpy(length_B)
         scalars = scalars_of(rewards, counted_B, group_ids, settings, lengths)
         z_BK, S_B, A_B = (scalar.numpy()[counted_B] for scalar in scalars)
         weights_K = np.array(list(rewards.weights.values()))
         c_BK = contributions(z_BK, S_B, values_BK, weights_K, group_B, settings)
-        found |= advantage_shares(names, c_BK, S_B, A_B, group_B)
+        found |= advantage_shares(names, c_BK, present_BK, S_B, A_B, group_B)
         found |= signal_statistics(c_BK, S_B, group_B)
         length_of_B = within_groups(length_B[counted_B], group_B)
         found["length_correlation"] = correlation(_without_rounding(A_B), length_of_B)
@@ -108,19 +112,35 @@ def batch_metrics(
 def reward_statistics(
     value_B: Floats, present_B: Bools, group_B: Ints, bounds: Bounds | None
 ) -> Statistics:
-    """Return statistics of one reward over the samples that have it. std has ddof 0, as in verl."""
+    """Return statistics of one reward over the samples, and groups, that have it; std has ddof 0.
+
+    Only `missing` is a share of all samples.
+    """
     present = value_B[present_B]
     high_G = _group_max(value_B[present_B], group_B[present_B], group_B.max() + 1)
     low_G = -_group_max(-value_B[present_B], group_B[present_B], group_B.max() + 1)
-    found: Statistics = {"missing": 1 - present_B.mean(), "varies": (high_G > low_G).mean()}
+    found: Statistics = {"missing": 1 - present_B.mean()}
     if not len(present):
         return found
+    found["varies"] = (high_G > low_G)[np.isfinite(high_G)].mean()
     found |= {what: getattr(present, what)() for what in ("mean", "std", "min", "max")}
     if bounds is not None:
         low, high = bounds
         slack = BOUNDS_TOLERANCE * (high - low)
         found["at_low"] = (present <= low + slack).mean()
         found["at_high"] = (present >= high - slack).mean()
+    return found
+
+
+def means_by_source(
+    names: list[str], values_BK: Floats, present_BK: Bools, source_B: npt.NDArray[Any]
+) -> Statistics:
+    """Return the mean of each reward over the samples of each data source that have it."""
+    found: Statistics = {}
+    for source in np.unique(source_B):
+        has_BK = present_BK & (source_B == source)[:, None]
+        for k in np.flatnonzero(has_BK.any(axis=0)):
+            found[f"{names[k]}/mean/{source}"] = values_BK[has_BK[:, k], k].mean()
     return found
 
 
@@ -173,14 +193,20 @@ def contributions(
 
 
 def advantage_shares(
-    names: list[str], c_BK: Floats, S_B: Floats, A_B: Floats, group_B: Ints
+    names: list[str],
+    c_BK: Floats,
+    present_BK: Bools,
+    S_B: Floats,
+    A_B: Floats,
+    group_B: Ints,
 ) -> Statistics:
     """Return share, energy and correlation with A of each reward's contributions.
 
     The share is cov(c, S) / var(S): the shares of all rewards add up to 1 where S is the sum of the
     contributions, and one below 0 pulls against the others. The energy is the share of the squared
     contributions, of which rewards that cancel have much. Groups without a signal are left out, as
-    nothing says how to scale their contributions.
+    nothing says how to scale their contributions. The correlation is over the samples that have the
+    reward.
     """
     signal_G = _group_max(has_signal(S_B, c_BK).astype(float), group_B, group_B.max() + 1)
     c_BK = np.where((signal_G > 0)[group_B, None], c_BK, 0.0)
@@ -194,7 +220,8 @@ def advantage_shares(
         of_S = share_K[k] / (centred_B @ centred_B) if centred_B.any() else None
         found[f"{name}/share"] = of_S
         found[f"{name}/energy"] = energy_K[k] / energy_K.sum() if energy_K.any() else None
-        found[f"{name}/correlation"] = correlation(c_BK[:, k], _without_rounding(A_B))
+        has_B = present_BK[:, k]
+        found[f"{name}/correlation"] = correlation(c_BK[has_B, k], _without_rounding(A_B)[has_B])
     return found
 
 

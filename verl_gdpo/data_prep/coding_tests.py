@@ -55,9 +55,9 @@ def problem_of(tests: Any, where: str, left_out: Counter[str]) -> Problem | None
 def _read(tests: Any, left_out: Counter[str]) -> tuple[str | None, list[Test]]:
     """The function and its tests; raises ValueError for another form."""
     if isinstance(tests, list):
-        return None, [_printing(test) for test in tests]
+        return None, [_printing(test, number) for number, test in enumerate(tests)]
     if not isinstance(tests, dict):
-        raise ValueError("another type")
+        raise ValueError(f"the type {type(tests).__name__}")
     if {*tests} == {"functional"}:
         function, statements = checked(_text(tests["functional"]))
         return function, _called(function, statements, left_out)[1]
@@ -67,7 +67,10 @@ def _read(tests: Any, left_out: Counter[str]) -> tuple[str | None, list[Test]]:
         return _called(None, statements, left_out)
     if not {"inputs", "outputs"} <= {*tests} <= {"inputs", "outputs", "fn_name"}:
         raise ValueError(f"the keys {[*tests]}")
-    pairs = list(zip(_list(tests["inputs"]), _list(tests["outputs"]), strict=True))
+    inputs, outputs = _list(tests["inputs"]), _list(tests["outputs"])
+    if len(inputs) != len(outputs):
+        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
+    pairs = list(zip(inputs, outputs, strict=True))
     if tests.get("fn_name") is None:
         return None, [{"input": _lines(given), "output": _lines(out)} for given, out in pairs]
     return _text(tests["fn_name"]), list(_kept(_verls_call, pairs, left_out))
@@ -97,10 +100,13 @@ def _kept(
             left_out[str(reason)] += 1
 
 
-def _printing(test: Any) -> Test:
+def _printing(test: Any, number: int) -> Test:
     if not isinstance(test, dict) or not {"input", "output"} <= {*test}:
-        raise ValueError("a test without input and output")
-    return {"input": _text(test["input"]), "output": _text(test["output"])}
+        raise ValueError(f"test {number} without input and output")
+    try:
+        return {"input": _text(test["input"]), "output": _text(test["output"])}
+    except ValueError as error:
+        raise ValueError(f"in test {number} {error}") from None
 
 
 def _verls_call(pair: tuple[Any, Any]) -> Test:
@@ -122,13 +128,13 @@ def _lines(text: Any) -> str:
 
 def _text(value: Any) -> str:
     if not _is_text(value):
-        raise ValueError(f"a {type(value).__name__} where a text should be")
+        raise ValueError(f"the type {type(value).__name__} where a text should be")
     return str(value)
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"a {type(value).__name__} where a list should be")
+        raise ValueError(f"the type {type(value).__name__} where a list should be")
     return value
 
 

@@ -97,7 +97,7 @@ def _check_type(value: Any, expected: pa.DataType, field: str) -> None:
 
 
 def _check_prompt(prompt: list[dict[str, str]]) -> None:
-    """Raise ValueError for messages that chat templates refuse, or that are all blank."""
+    """Raise ValueError for messages that chat templates refuse, or that ask nothing."""
     _require(bool(prompt), "prompt", prompt, "at least one message")
     for i, message in enumerate(prompt):
         role = message["role"]
@@ -107,8 +107,8 @@ def _check_prompt(prompt: list[dict[str, str]]) -> None:
         )
     last = len(prompt) - 1
     _require(prompt[last]["role"] == "user", f"prompt[{last}].role", prompt[last]["role"], "'user'")
-    if not any(message["content"].strip() for message in prompt):
-        raise ValueError("field prompt: got only blank messages; expected some text")
+    question = prompt[last]["content"]
+    _require(bool(question.strip()), f"prompt[{last}].content", question, "some text")
 
 
 def _check_ground_truth(data_source: str, ground_truth: str) -> None:

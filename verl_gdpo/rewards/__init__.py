@@ -15,7 +15,7 @@ from verl_gdpo.rewards.task import Task
 VERL_REWARD_NAMES = ("acc",)
 
 # keywords that the reward manager passes to every scorer; users cannot set them as options
-GIVEN_BY_MANAGER = ("response_tokens", "step")
+GIVEN_BY_MANAGER = ("response_tokens", "step", "service")
 
 
 def _find_tasks() -> dict[str, Task]:

@@ -1,12 +1,14 @@
 """Coding: which share of the tests passes, is the answer short, does the program run?
 
 The rewards of the coding task of GDPO (arXiv 2601.05242). The program runs in
-`sandbox.py`; what it gives back is compared here, so that it never meets an expected result.
+`sandbox.py`, or in a service; what it gives back is compared here, so that it never meets an
+expected result.
 """
 
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from verl_gdpo.rewards import sandbox
@@ -17,6 +19,7 @@ from verl_gdpo.rewards.coding_problem import (
     parse,
     program_of,
 )
+from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.rewards.task import Task
 
 TOLERANCE = 1e-6  # absolute and relative, of a number that is expected with a decimal point
@@ -33,6 +36,7 @@ def score(
     max_tests: int = 10,
     seconds: float = 4.0,
     memory_mb: int = 512,
+    service: Service | None = None,
 ) -> dict[str, float]:
     """Score one response; every value is between 0 and 1.
 
@@ -53,12 +57,14 @@ def score(
         length_needs_pass: whether the length counts only if all tests pass.
         max_tests: only so many tests run, the first ones, as in verl's own scorer.
         seconds: CPU time of one test; see `sandbox.run` for what else it limits.
-        memory_mb: of the program.
+        memory_mb: of the program, on this machine.
+        service: runs programs in the place of this machine.
 
     Raises:
         TypeError: text that is not a str.
         ValueError: malformed ground truth, or a bad option value.
-        sandbox.SandboxError: this machine cannot run programs apart from itself.
+        sandbox.SandboxError: this machine cannot run programs apart from itself, or the service
+            fails.
     """
     if not isinstance(response, str):
         raise TypeError(f"coding response: got {type(response).__name__}; expected str")
@@ -69,13 +75,9 @@ def score(
     passed, finished = 0.0, False
     if program is not None:
         tests = problem.tests[:max_tests]
-        outcomes = sandbox.run(
-            program,
-            [_given(test) for test in tests],
-            function=problem.function,
-            seconds=seconds,
-            memory_mb=memory_mb,
-        )
+        run = service.run if service else partial(sandbox.run, memory_mb=memory_mb)
+        given = [_given(test) for test in tests]
+        outcomes = run(program, given, function=problem.function, seconds=seconds)
         right = [
             outcome.finished and _is_right(outcome.output, test)
             for outcome, test in zip(outcomes, tests, strict=True)
@@ -165,4 +167,5 @@ TASK = Task(
     system_prompt=SYSTEM_PROMPT,
     labels=labels,
     missing=sandbox.missing,
+    takes_service=True,
 )

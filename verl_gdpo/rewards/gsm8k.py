@@ -85,14 +85,15 @@ def _has_layout(response: str) -> bool:
     r"""Whether `^<think>.*?</think>\n<answer>.*?</answer>$` matches, with one pair of answer tags.
 
     Finding the pieces is linear in the response, which the pattern is not. Its `$` also stands
-    before a line end.
+    before a line end. Looking from the end is Python's fastest way through a long thought.
     """
-    text = response.removesuffix("\n")
+    before, _, after = response.removesuffix("\n").rpartition(ANSWER_OPEN)
     return (
-        text.startswith(THINK_OPEN)
-        and text.endswith(ANSWER_CLOSE)
-        and f"{THINK_CLOSE}\n{ANSWER_OPEN}" in text
-        and text.count(ANSWER_OPEN) == text.count(ANSWER_CLOSE) == 1
+        before.startswith(THINK_OPEN)
+        and before.endswith(f"{THINK_CLOSE}\n")
+        and after.endswith(ANSWER_CLOSE)
+        and after.count(ANSWER_CLOSE) == 1
+        and before.rfind(ANSWER_OPEN) == before.rfind(ANSWER_CLOSE) == -1
     )
 
 
@@ -107,10 +108,10 @@ def _plain_digits(text: str) -> str:
 
 
 def _check_ground_truth(text: str) -> None:
-    if not text or text != text.strip() or any(part in text for part in (*TAGS, GOLD_MARK)):
+    if not text or text != text.strip() or any(part in text for part in (*TAGS, GOLD_MARK, "\n")):
         raise ValueError(
             f"gsm8k ground truth: got {text[-200:]!r}; expected what stands after {GOLD_MARK!r}, "
-            "without white space around it and without tags"
+            "on one line, without white space around it and without tags"
         )
 
 

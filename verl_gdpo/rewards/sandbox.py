@@ -160,7 +160,7 @@ def _run(
 
 def _start(kind: Kind, uid: Any, given: int, said: int, errors: int, limit: float) -> None:
     """Run what is inside, and wait for its end or end it, with all that it started."""
-    command = (*kind.command, "-c", Path(sandbox_inside.__file__).read_text())
+    command = (*kind.command, "-c", Path(sandbox_inside.__file__).read_text() + "main()\n")
     with contextlib.ExitStack() as stack:
         folder = None if kind.has_scratch else stack.enter_context(_scratch(uid))
         with subprocess.Popen(

@@ -1,7 +1,8 @@
 """Runs one program on its inputs. This file's text is what Python executes inside the sandbox.
 
-It is given a request and writes one JSON line a test; see `sandbox.py`, which reads them. It knows
-no expected results, so a program that takes it over has nothing to gain from it.
+`main` is given a request and writes one JSON line a test; see `sandbox.py`, which reads them.
+`serve` runs one test where a service confines it, for `sandbox_service.py`. Neither knows expected
+results, so a program that takes it over has nothing to gain from it.
 
 The standard library alone, and nothing newer than Python 3.9: the machine's own Python may run it.
 """
@@ -33,8 +34,7 @@ RECURSION_LIMIT = 600_000  # verl's
 def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
     confine(request)
-    namespace: dict[str, Any] = {"__name__": "program" if request["function"] else "__main__"}
-    exec(PRELUDE, namespace)
+    namespace = prelude(request)
     # where the program cannot take it back: nothing of it has run, and it never gets this file
     sys.stderr.write(READY)
     sys.stderr.flush()
@@ -48,6 +48,23 @@ def main() -> None:
             how, output = run(request, test, namespace, seconds)
         text = output.decode("utf-8", "replace")
         print(json.dumps({"how": how, "output": text}), flush=True)
+
+
+def serve(text: str) -> None:
+    request = json.loads(text)
+    namespace = prelude(request)
+    sys.setrecursionlimit(RECURSION_LIMIT)
+    random.seed(0)
+    if request["function"]:  # its result is the output, and what it prints is none
+        os.dup2(1, 3)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    execute(request, request["test"], namespace)
+
+
+def prelude(request: Any) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": "program" if request["function"] else "__main__"}
+    exec(PRELUDE, namespace)
+    return namespace
 
 
 def confine(request: Any) -> None:
@@ -144,7 +161,3 @@ def execute(request: Any, test: Any, namespace: Any) -> None:
     with open(3, "wb") as file:
         file.write(text)
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

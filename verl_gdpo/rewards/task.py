@@ -32,6 +32,8 @@ class Task:
         how many rows have each text.
     missing: `missing()` returns what this machine cannot give to `score`, for `check` to say. It
         raises OSError where the machine cannot score at all.
+    takes_service: `score` takes `service`, the `sandbox_service.Service` that verl's block
+        `reward.sandbox_fusion` names; `check` then asks the service in the place of `missing`.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Task:
     verl_names: Mapping[str, str] = field(default_factory=dict)
     labels: Callable[[str], Sequence[str]] = _no_labels
     missing: Callable[[], Sequence[str]] = tuple
+    takes_service: bool = False
 
     def check_ground_truth(self, ground_truth: Any) -> None:
         """Score an empty response, to find a bad ground truth before training.

@@ -34,6 +34,9 @@ from verl_gdpo.terminal import printable
 # `val-aux/<data source>/<reward>/mean@<samples>`; verl uses val-core for a reward named acc
 VALIDATION_KEY = re.compile(r"val-(?:aux|core)/(?P<source>.*)/(?P<reward>[^/]+)/mean@\d+")
 
+# `gdpo/<reward>/mean/<data source>`, which a run on several data sources has
+TRAINING_KEY = re.compile(r"gdpo/(?P<reward>.+?)/mean/(?P<source>.+)")
+
 # packages whose versions can change a result
 PACKAGES = ("verl-gdpo", "verl", "torch", "ray", "vllm", "transformers")
 
@@ -201,9 +204,19 @@ def of_each_reward(metrics: Metrics, statistic: str) -> dict[str, dict[int, floa
     return curves
 
 
+def not_at(expected: int, step: int) -> str:
+    """Return what a table says after the value of another step than the one of its column."""
+    return "" if step == expected else f" (step {step})"
+
+
 def training_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
-    """Return {reward: {step: mean over the step's samples}}."""
-    return of_each_reward(metrics, "mean")
+    """Return {reward: {step: mean}}; with several data sources, the keys are "reward (source)"."""
+    found: dict[str, dict[int, float]] = {}
+    for step, values in metrics.items():
+        for key, value in values.items():
+            if match := TRAINING_KEY.fullmatch(key):
+                found.setdefault(f"{match['reward']} ({match['source']})", {})[step] = value
+    return found or of_each_reward(metrics, "mean")
 
 
 def validation_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:

@@ -11,6 +11,7 @@ from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import (
     Metrics,
     gaps,
+    not_at,
     read_config,
     read_metrics,
     training_rewards,
@@ -22,18 +23,23 @@ HEADER = ("reward", "first step", "last step", "validation before", "after")
 
 
 def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
-    """Return the rows for `HEADER`, with "-" for a value that was not measured."""
+    """Return the rows for `HEADER`, with "-" for a value that was not measured.
+
+    A value of another step than the first or the last says so: no sample of that one had the
+    reward.
+    """
     training, validation = training_rewards(metrics), validation_rewards(metrics)
     return [
-        (printable(name), *_ends(training.get(name, {})), *_ends(validation.get(name, {})))
+        (printable(name), *_ends(training, name), *_ends(validation, name))
         for name in dict.fromkeys([*training, *validation])
     ]
 
 
-def _ends(curve: Mapping[int, float]) -> tuple[str, str]:
+def _ends(curves: Mapping[str, Mapping[int, float]], name: str) -> list[str]:
+    curve, steps = curves.get(name), {step for curve in curves.values() for step in curve}
     if not curve:
-        return "-", "-"
-    return f"{curve[min(curve)]:.3f}", f"{curve[max(curve)]:.3f}"
+        return ["-", "-"]
+    return [f"{curve[end(curve)]:.3f}{not_at(end(steps), end(curve))}" for end in (min, max)]
 
 
 def main(argv: Sequence[str]) -> int:

@@ -29,6 +29,7 @@ from verl_gdpo.batch.matrix import SUM_TOLERANCE, not_the_sum
 from verl_gdpo.batch.rows import ERROR_KEY
 from verl_gdpo.batch.values import as_json, is_number, value_or_error
 from verl_gdpo.rewards import TASK_OF, belongs_elsewhere, options_for
+from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import gate, weighted_sum
 from verl_gdpo.verl_hooks.slow_scoring import SlowScoring
@@ -41,7 +42,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
 
     The scorer is the first of these that exists:
     1. the function of `reward.custom_reward_function.path`;
-    2. our scorer for the row's `data_source`, with the options of `reward.reward_kwargs`;
+    2. our scorer for the row's `data_source`, with the options of `reward.reward_kwargs` and, if it
+       runs programs, the service of `reward.sandbox_fusion`;
     3. verl's default scorer.
 
     A custom function may be sync or async. It gets the same arguments as from verl, and
@@ -69,6 +71,9 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self.is_custom = config.reward.custom_reward_function.path is not None
         options = dict(config.reward.get("reward_kwargs") or {})
         self.scorer_options = {source: options_for(source, options) for source in TASK_OF}
+        if service := Service.of(config.reward.get("sandbox_fusion")):
+            for source, task in TASK_OF.items():
+                self.scorer_options[source] |= {"service": service} if task.takes_service else {}
         self.slow_scoring = SlowScoring()
         # `trainer.use_v1` would not tell: it is also true for trainers that do not read it
         self.reports_errors = bool(config.transfer_queue.enable)

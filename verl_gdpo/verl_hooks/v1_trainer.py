@@ -92,6 +92,7 @@ class GdpoTrainer:
         self.has_manager = runs_gdpo_manager(config)
         self.gdpo = settings_of_run(config, has_manager=self.has_manager)
         self.dump_rows, self.is_dumping_rollouts = DumpRows(), False
+        self.sources: set[str] = set()  # of the training rows, as far as they are known
         if self.gdpo is not None:
             logger.info(
                 "verl-gdpo %s replaces the gdpo of verl %s; adv_estimator=%s, "
@@ -113,8 +114,8 @@ class GdpoTrainer:
             rows = scored_rows(getattr(self, f"{key}_dataset"))
             if rows is not None:
                 if key == "train":
-                    sources = {*rows["data_source"]}
-                    self.gdpo = settings_of_run(self.config, sources, has_manager=True)
+                    self.sources = {*rows["data_source"]}
+                    self.gdpo = settings_of_run(self.config, self.sources, has_manager=True)
                 check_ground_truths(rows, f"data.{key}_files")
 
     def _setup(self) -> None:
@@ -165,8 +166,13 @@ class GdpoTrainer:
         if settings is not None and settings.batch_norm == "token":
             lengths = noted_outcome().trained_B  # rollout correction has changed the masks
         groups = [group_of(key) for key in batch.keys]
-        bounds = self.gdpo.bounds
-        metrics.update(batch_metrics(rewards, rows.counted_B, groups, lengths, settings, bounds))
+        self.sources.update(rows.sources)
+        sources = rows.sources if len(self.sources) > 1 else None
+        metrics.update(
+            batch_metrics(
+                rewards, rows.counted_B, groups, lengths, settings, self.gdpo.bounds, sources
+            )
+        )
         if self.config.trainer.get("rollout_data_dir"):
             self.dump_rows.add(batch, rows, noted_outcome())
         return result

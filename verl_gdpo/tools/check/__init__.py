@@ -238,7 +238,8 @@ def _ask_all(findings: Findings, options: argparse.Namespace) -> None:
             findings.say(remark)
     files = check_data(findings, config)
     sources = {source for group in files or [] for file in group for source in file.sources}
-    for lack in findings.ask(what_scorers_miss, config, sources) or []:
+    lacks = findings.ask(what_scorers_miss, config, sources)
+    for lack in lacks or []:
         findings.say(lack)
     settings = findings.ask(check_settings, config, files[0] if files else [])
     if settings is not None:
@@ -254,4 +255,5 @@ def _ask_all(findings: Findings, options: argparse.Namespace) -> None:
     trainer = findings.ask(check_trainer, config, settings, environment)
     if environment and trainer:
         findings.say(f"{environment}, {trainer}")
-    findings.ask(try_rewards, findings, config, settings, files, options, environment)
+    if lacks is not None:  # else each response would fail, for the same reason
+        findings.ask(try_rewards, findings, config, settings, files, options, environment)

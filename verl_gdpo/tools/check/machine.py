@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.tools.check.gpu_memory import (
     memory_problems,
     needed_disk_gb,
@@ -125,8 +126,18 @@ def check_model(config: Any) -> None:
 
 
 def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:
-    """What our scorers of these data sources cannot have here; OSError if one cannot score."""
+    """What our scorers of these data sources cannot have here.
+
+    Raises:
+        OSError: one cannot score, here or in the service of `reward.sandbox_fusion`.
+        ValueError: that block cannot be meant.
+    """
     if config.reward.custom_reward_function.path is not None:
         return []
+    service = Service.of(config.reward.get("sandbox_fusion"))
     tasks = {task.name: task for task in map(TASK_OF.get, sources) if task is not None}
-    return [f"task {name}: {lack}" for name in tasks for lack in tasks[name].missing()]
+    return [
+        f"task {name}: {lack}"
+        for name, task in tasks.items()
+        for lack in (service if service and task.takes_service else task).missing()
+    ]

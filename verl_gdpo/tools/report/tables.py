@@ -7,9 +7,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.run.folder import gaps, training_rewards, validation_rewards
+from verl_gdpo.run.folder import gaps, not_at, training_rewards, validation_rewards
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, over_runs
-from verl_gdpo.tools.report.sections import Read, names, one_of
+from verl_gdpo.tools.report.sections import ReadEach, names, one_of
 
 NOTHING = "-"
 RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
@@ -34,8 +34,8 @@ def results(arms: Sequence[RunsOfArm]) -> Table:
             name,
             arm.name,
             str(len(arm.runs)),
-            *_ends(arm, one_of(training_rewards, name)),
-            *_ends(arm, one_of(validation_rewards, name)),
+            *_ends(arm, training_rewards, name),
+            *_ends(arm, validation_rewards, name),
         )
         for name in rewards
         for arm in arms
@@ -47,15 +47,17 @@ def results(arms: Sequence[RunsOfArm]) -> Table:
     return Table(caption, header, rows, labels=2)
 
 
-def _ends(arm: RunsOfArm, read: Read) -> tuple[str, str]:
-    found = over_runs(arm, read)
+def _ends(arm: RunsOfArm, read: ReadEach, name: str) -> list[str]:
+    found = over_runs(arm, one_of(read, name))
     if found is None:
-        return NOTHING, NOTHING
+        return [NOTHING, NOTHING]
+    steps = {s for run in arm.runs for curve in read(run.metrics).values() for s in curve}
     cells = [
         f"{median:.3f}" + (f" ({low:.3f} to {high:.3f})" if found.runs > 1 else "")
         for median, low, high in zip(found.median, found.low, found.high, strict=True)
     ]
-    return cells[0], cells[-1]
+    first, last = not_at(min(steps), found.steps[0]), not_at(max(steps), found.steps[-1])
+    return [cells[0] + first, cells[-1] + last]
 
 
 def runs(arms: Sequence[RunsOfArm]) -> Table:

@@ -1,0 +1,176 @@
+"""Runs programs in a SandboxFusion service, which verl's `reward.sandbox_fusion` names.
+
+As in `sandbox.py`, a program and its inputs go out, and what comes back is text, to be compared
+here. One request runs one test: `POST URL` with {code, language, stdin, compile_timeout,
+run_timeout, memory_limit_MB}, as https://github.com/bytedance/SandboxFusion and verl 0.9.1
+(`verl.utils.reward_score.sandbox_fusion`) have it. The service confines the program.
+"""
+
+import http.client
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from verl_gdpo.rewards import sandbox_inside
+from verl_gdpo.rewards.sandbox import (
+    OUTPUT_BYTES,
+    PROBE,
+    PROBE_SAYS,
+    WALL_SHARE,
+    Outcome,
+    SandboxError,
+)
+
+TRIES, RETRY_SECONDS = 3, 1.0  # the n-th wait is n times as long
+ANSWER_SECONDS = 10.0  # of the service itself, beside the two limits of the program; as in verl
+REPLY_BYTES = 8 * OUTPUT_BYTES  # escaped as JSON, a byte of output may take six
+STOPPED = ("Error", "TimeLimitExceeded")  # how a program ends that the service stops
+NOT_FINISHED = Outcome(False, "")
+
+
+class Service:
+    """The service of a run; threads may share it.
+
+    Args:
+        url: where programs are posted, such as http://127.0.0.1:8080/run_code.
+        max_concurrent: requests at a time, of one reward worker.
+        memory_limit_mb: of a program; the service sees to it.
+
+    Raises:
+        ValueError: a value that cannot be meant.
+    """
+
+    def __init__(self, url: str, max_concurrent: int = 64, memory_limit_mb: int = 1024) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"reward.sandbox_fusion.url: got {url!r}; expected http://... or null")
+        for name, value in (
+            ("max_concurrent", max_concurrent),
+            ("memory_limit_mb", memory_limit_mb),
+        ):
+            if not value >= 1:
+                raise ValueError(f"reward.sandbox_fusion.{name}: got {value}; expected at least 1")
+        self.url, self.memory_limit_mb = url, memory_limit_mb
+        self._places = threading.BoundedSemaphore(max_concurrent)
+
+    @classmethod
+    def of(cls, sandbox_fusion: Mapping[str, Any] | None) -> "Service | None":
+        """The service that verl's block `reward.sandbox_fusion` names; None if it names none."""
+        block = sandbox_fusion or {}
+        if not block.get("url"):
+            return None
+        keys = ("url", "max_concurrent", "memory_limit_mb")
+        return cls(**{key: block[key] for key in keys if block.get(key) is not None})
+
+    def run(
+        self,
+        program: str,
+        tests: Sequence[Mapping[str, Any]],
+        *,
+        function: str | None = None,
+        seconds: float = 4.0,
+    ) -> list[Outcome]:
+        """Run a program once for each test, as `sandbox.run` does; all tests are sent at once.
+
+        Args:
+            seconds: a test may take 3 times as much wall time; the service counts no other.
+
+        Raises:
+            SandboxError: the service cannot be reached, or fails. This says nothing about the
+                program.
+        """
+        with ThreadPoolExecutor(max(1, len(tests))) as pool:
+            return [*pool.map(partial(self._run_one, program, function, seconds), tests)]
+
+    def missing(self) -> Sequence[str]:
+        """Nothing that is known of; raises SandboxError if the service does not run a program."""
+        (outcome,) = self.run(PROBE, [{"input": "hello\n"}], seconds=10.0)
+        if outcome != Outcome(True, PROBE_SAYS):
+            raise SandboxError(
+                f"{self._name}: got {outcome} of a program that prints {PROBE_SAYS!r}"
+            )
+        return ()
+
+    @property
+    def _name(self) -> str:
+        return f"reward.sandbox_fusion.url={self.url}"
+
+    def _run_one(
+        self, program: str, function: str | None, seconds: float, test: Mapping[str, Any]
+    ) -> Outcome:
+        program = program.encode("utf-8", "replace").decode()
+        request = json.dumps({"program": program, "function": function, "test": test})
+        source = Path(sandbox_inside.__file__).read_text()
+        wall_seconds = WALL_SHARE * seconds
+        body = {
+            "code": f"{source}\nserve({json.dumps(request)})\n",
+            "language": "python",
+            "stdin": test.get("input", ""),
+            "compile_timeout": wall_seconds,
+            "run_timeout": wall_seconds,
+            "memory_limit_MB": self.memory_limit_mb,
+            "files": {},
+            "fetch_files": [],
+        }
+        return self._ask(json.dumps(body).encode(), 2 * wall_seconds + ANSWER_SECONDS, function)
+
+    def _ask(self, body: bytes, seconds: float, function: str | None) -> Outcome:
+        for number in range(1, TRIES + 1):
+            try:
+                with self._places:
+                    return _outcome(_post(self.url, body, seconds), bool(function))
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                last = error
+            if number < TRIES:
+                time.sleep(RETRY_SECONDS * number)
+        raise SandboxError(
+            f"{self._name}: {TRIES} requests without a result of the program, the last with "
+            f"{last!r}. See that the service runs, and that reward.sandbox_fusion.max_concurrent "
+            "is not more than it can do"
+        ) from last
+
+
+def _outcome(reply: Any, is_function: bool) -> Outcome:
+    """How a test ended; raises ValueError if the reply does not say so."""
+    if reply is None:
+        return NOT_FINISHED
+    if isinstance(reply, dict):
+        parts = [reply.get(key) or {} for key in ("compile_result", "run_result")]
+        ran = parts[-1]
+        if reply.get("status") == "Success" and ran.get("status") == "Finished":
+            output = str(ran.get("stdout") or "")
+            is_short = len(output.encode("utf-8", "replace")) <= OUTPUT_BYTES
+            return (
+                Outcome(True, output) if is_short and (output or not is_function) else NOT_FINISHED
+            )
+        if reply.get("status") == "Failed" and any(
+            part.get("status") in STOPPED or part.get("return_code") for part in parts
+        ):
+            return NOT_FINISHED
+    raise ValueError(f"the answer {json.dumps(reply)[:300]}")
+
+
+def _post(url: str, body: bytes, seconds: float) -> Any:
+    """The JSON of the answer, None if it is longer than `REPLY_BYTES`; ends after the seconds."""
+    give_up = time.monotonic() + seconds
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    try:
+        answer = urllib.request.urlopen(request, timeout=seconds)
+    except urllib.error.HTTPError as error:
+        with error:  # it holds the connection
+            raise
+    with answer:
+        text = b""
+        while part := answer.read1(1 << 16):
+            text += part
+            if len(text) > REPLY_BYTES:
+                return None
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"the answer takes longer than {seconds:g} s")
+        return json.loads(text)
