@@ -1,6 +1,6 @@
 """Draws the pictures of this folder.
 
-    python docs/make_figures.py                       # idea.png
+    python docs/make_figures.py                       # idea.png, collapse.png
     python docs/make_figures.py GDPO_RUN GRPO_RUN     # also those of two runs, given their folders
 
 The two runs are those of `./run_tool_rl.sh` and of `./run_tool_rl.sh estimator=grpo`. Their
@@ -11,6 +11,7 @@ import argparse
 import shutil
 from pathlib import Path
 
+import collapse
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -104,6 +105,7 @@ def main() -> None:
     if len(runs) not in (0, 2):
         parser.error(f"expected no run, or GDPO_RUN and GRPO_RUN; got {[*map(str, runs)]}")
     idea().savefig(DOCS / "idea.png", dpi=200)
+    draw(collapse.panels(), DOCS / "collapse.png")
     if runs:
         draw_runs(*runs)
 

@@ -39,7 +39,8 @@ def contrast(one, other):
 
 
 @pytest.fixture
-def make_figures():
+def make_figures(monkeypatch):
+    monkeypatch.syspath_prepend(REPO / "docs")
     spec = importlib.util.spec_from_file_location("make_figures", REPO / "docs/make_figures.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -252,6 +253,22 @@ def test_the_idea_is_drawn_with_the_advantages_of_the_estimators(make_figures):
         assert label in labels
     colours = ["#{:02x}{:02x}{:02x}".format(*(round(255 * c) for c in axes.patches[0].get_facecolor()[:3])) for axes in (left, right)]  # fmt: skip  # noqa: E501
     assert abs(lightness(colours[0]) - lightness(colours[1])) >= 30
+
+
+# without std only the differences of the sums count: multisets of G sums from 0 to n with least
+# sum 0 are C(n+G-1, G-1). With std and n=2, C(G,2)+1. GDPO's are from an independent count.
+@pytest.mark.parametrize(
+    ("estimator", "over_rollouts", "over_rewards"),
+    [
+        ("GRPO", [2, 4, 7, 11, 16, 22, 29, 37, 46, 56], [7, 14, 23, 41]),
+        ("GRPO w/o std", [3, 6, 10, 15, 21, 28, 36, 45, 55, 66], [10, 20, 35, 56]),
+        ("GDPO", [3, 6, 14, 26, 38, 59, 81, 109, 145, 186], [14, 45, 127, 318]),
+    ],
+)
+def test_distinct_groups(make_figures, estimator, over_rollouts, over_rewards):
+    distinct_groups = make_figures.collapse.distinct_groups
+    assert [distinct_groups(estimator, g, 2) for g in range(2, 12)] == over_rollouts
+    assert [distinct_groups(estimator, 4, n) for n in range(2, 6)] == over_rewards
 
 
 def test_the_command_draws_the_pictures_of_docs(make_figures, tmp_path, monkeypatch, capsys):

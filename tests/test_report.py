@@ -14,7 +14,6 @@ from verl_gdpo.tools import summary
 from verl_gdpo.tools.report import main
 from verl_gdpo.tools.report.build import build_page
 from verl_gdpo.tools.report.charts import reward_panels, validation
-from verl_gdpo.tools.report.collapse import distinct_groups
 from verl_gdpo.tools.report.examples import example_groups
 from verl_gdpo.tools.report.page import response_start, signed, write
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, band, over_runs, read_arms, trailing_mean
@@ -111,21 +110,6 @@ def test_one_run_has_no_band_and_its_steps_behind():
         ("gdpo", 1, ()),
         ("grpo", 0, ()),
     ]
-
-
-# without std only the differences of the sums count: multisets of G sums from 0 to n with least
-# sum 0 are C(n+G-1, G-1). With std and n=2, C(G,2)+1. GDPO's are from an independent count.
-@pytest.mark.parametrize(
-    ("estimator", "over_rollouts", "over_rewards"),
-    [
-        ("GRPO", [2, 4, 7, 11, 16, 22, 29, 37, 46, 56], [7, 14, 23, 41]),
-        ("GRPO w/o std", [3, 6, 10, 15, 21, 28, 36, 45, 55, 66], [10, 20, 35, 56]),
-        ("GDPO", [3, 6, 14, 26, 38, 59, 81, 109, 145, 186], [14, 45, 127, 318]),
-    ],
-)
-def test_distinct_groups(estimator, over_rollouts, over_rewards):
-    assert [distinct_groups(estimator, g, 2) for g in range(2, 12)] == over_rollouts
-    assert [distinct_groups(estimator, 4, n) for n in range(2, 6)] == over_rewards
 
 
 def test_runs_are_grouped_by_the_arm_of_their_configuration(tmp_path):

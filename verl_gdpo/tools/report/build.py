@@ -9,7 +9,7 @@ from verl_gdpo.tools.report.charts import length, rewards, validation
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups
 from verl_gdpo.tools.report.page import Page
 from verl_gdpo.tools.report.runs import RunsOfArm, read_arms
-from verl_gdpo.tools.report.signal_charts import collapse, influence, paper_figure
+from verl_gdpo.tools.report.signal_charts import collapse, influence
 from verl_gdpo.tools.report.tables import differences, results, runs, warnings
 
 
@@ -39,7 +39,6 @@ def build_page(folders: Sequence[Path]) -> Page:
             validation(arms),
             length(arms),
             collapse(arms),
-            paper_figure(),
             influence(arms),
         ],
         examples={arm.name: _examples(arm) for arm in arms},

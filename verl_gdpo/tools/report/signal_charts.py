@@ -1,4 +1,4 @@
-"""What is left of the rewards in the advantage: collapse, the paper's figure, influence."""
+"""What is left of the rewards in the advantage: collapse and influence."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,6 @@ from itertools import cycle
 from verl_gdpo.run.folder import Metrics, curve, of_each_reward
 from verl_gdpo.tools.plots import Line, Panel
 from verl_gdpo.tools.report.charts import STEP
-from verl_gdpo.tools.report.collapse import ESTIMATORS, distinct_groups
 from verl_gdpo.tools.report.runs import Curve, RunsOfArm, over_runs
 from verl_gdpo.tools.report.sections import (
     SMOOTHED,
@@ -25,7 +24,6 @@ from verl_gdpo.tools.report.sections import (
 )
 from verl_gdpo.tools.report.sections import line as band_line
 
-ROLLOUTS, REWARDS = range(2, 9), range(2, 7)  # of the paper's figure
 # neighbours in a stack differ much in lightness; the first are unlike those of two arms
 REWARD_LOOKS = (4, 5, 1, 2, 3, 0)
 TIED = {"GDPO": "gdpo/tied_pairs_gdpo", "GRPO": "gdpo/tied_pairs_grpo"}
@@ -79,48 +77,6 @@ def _of_both(arm: RunsOfArm, keys: Mapping[str, str], what: str, ylabel: str) ->
     panel = Panel(f"{arm.name}: {what}", STEP, ylabel, lines, ylim=ylim)
     caption = f"{what.capitalize()} at the last step: {last(lines, digits=3 * is_share)}."
     return Chart(f"{what.split()[0]}-{arm.name}", panel, caption)
-
-
-def paper_figure() -> Section:
-    """Distinct advantage groups over the rollouts of a group, and over its rewards."""
-    by_rollouts = {name: [distinct_groups(name, g, 2) for g in ROLLOUTS] for name in ESTIMATORS}
-    by_rewards = {name: [distinct_groups(name, 4, n) for n in REWARDS] for name in ESTIMATORS}
-    ylabel = "distinct groups of advantages"
-    left = Panel(
-        "Groups told apart, of 2 rewards",
-        "rollouts in a group, G",
-        ylabel,
-        _counted(ROLLOUTS, by_rollouts),
-    )
-    right = Panel(
-        "Groups told apart, of 4 rollouts",
-        "binary rewards, n",
-        ylabel,
-        _counted(REWARDS, by_rewards),
-    )
-    return Section(
-        "theory",
-        "What an estimator can tell apart",
-        "Counted, not measured: of all groups of G rollouts with n rewards of 0 or 1, how many "
-        "different groups of advantages each estimator makes, before the batch step. This is the "
-        "collapse figure of the GDPO paper (arXiv 2601.05242).",
-        [
-            Chart(
-                "distinct-over-rollouts",
-                left,
-                f"With {ROLLOUTS[-1]} rollouts and 2 rewards: {last(left.lines, digits=0)}.",
-            ),
-            Chart(
-                "distinct-over-rewards",
-                right,
-                f"With 4 rollouts and {REWARDS[-1]} rewards: {last(right.lines, digits=0)}.",
-            ),
-        ],
-    )
-
-
-def _counted(x: Sequence[int], counts: Mapping[str, Sequence[int]]) -> list[Line]:
-    return [Line(name, x, count, look=look) for look, (name, count) in enumerate(counts.items())]
 
 
 def influence(arms: Sequence[RunsOfArm]) -> Section:

@@ -11,15 +11,41 @@ import numpy as np
 import numpy.typing as npt
 
 from verl_gdpo.advantage.equation import GroupNorm, compute_gdpo_scalars
+from verl_gdpo.tools.plots import Line, Panel
 
 Groups = npt.NDArray[np.float64]
 
+ROLLOUTS, REWARDS = range(2, 9), range(2, 7)  # of the paper's figure
 # name: (group_norm, normalize_by_std)
 ESTIMATORS: dict[str, tuple[GroupNorm, bool]] = {
     "GDPO": ("per_reward", True),
     "GRPO": ("summed", True),
     "GRPO w/o std": ("summed", False),
 }
+
+
+def panels() -> list[Panel]:
+    """What each estimator tells apart, over the rollouts of a group, and over its rewards."""
+    return [
+        _panel(
+            "Groups told apart, of 2 rewards",
+            "rollouts in a group, G",
+            {g: (g, 2) for g in ROLLOUTS},
+        ),
+        _panel(
+            "Groups told apart, of 4 rollouts",
+            "binary rewards, n",
+            {n: (4, n) for n in REWARDS},
+        ),
+    ]
+
+
+def _panel(title: str, xlabel: str, sizes: dict[int, tuple[int, int]]) -> Panel:
+    lines = [
+        Line(name, [*sizes], [distinct_groups(name, *size) for size in sizes.values()], look=look)
+        for look, name in enumerate(ESTIMATORS)
+    ]
+    return Panel(title, xlabel, "distinct groups of advantages", lines)
 
 
 def distinct_groups(estimator: str, rollouts: int, rewards: int) -> int:
