@@ -11,11 +11,11 @@ from made_run import make_run
 from oracle import gdpo
 from tracked import REPO
 
-from verl_gdpo.run.folder import training_rewards
+from verl_gdpo.run.folder import read_config, training_rewards
 from verl_gdpo.tools import summary
 from verl_gdpo.tools.plots import DARK, LIGHT, MARKERS, STYLES, THEMES, Line, Panel, figure_of
 from verl_gdpo.tools.report.charts import reward_panels, validation
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, bounds_of_run, read_arms
 from verl_gdpo.tools.report.sections import arm_lines, looks, one_of
 from verl_gdpo.tools.report.signal_charts import REWARD_LOOKS, energy_chart
 
@@ -179,6 +179,21 @@ def test_bounds_are_those_that_scorers_or_the_configuration_declare(tmp_path):
     assert bounds_drawn(ours, configured) == {"correctness": None, "format": None}
     refused = with_bounds(make_run(tmp_path / "refused", steps=2), rewards="{format: many}")
     assert bounds_drawn(refused) == {"correctness": None, "format": None}
+
+
+def test_bounds_of_each_data_source(tmp_path):
+    run = with_bounds(make_run(tmp_path / "run", steps=2), source="rlla")
+    (dump,) = (run / "rollouts").iterdir()
+    dump.write_text(dump.read_text().replace('"rlla"', '"verl_gdpo/gsm8k"', 3))
+    found = bounds_of_run(run, read_config(run))
+    # `format_reward` and the like are verl's names for the same
+    assert {name: pair for name, pair in found.items() if "_reward" not in name} == {
+        "format": (0, 1),  # on which both agree, but not on correctness
+        "integer": (0, 1),
+        "correctness (rlla)": (-3, 3),
+        "format (rlla)": (0, 1),
+        **{f"{n} (verl_gdpo/gsm8k)": (0, 1) for n in ("format", "correctness", "integer")},
+    }
 
 
 def test_bounds_follow_the_options_of_the_scorer(tmp_path):

@@ -143,6 +143,17 @@ def test_the_table_of_results():
     ]
 
 
+def test_a_value_of_another_step_says_so():
+    # of two tasks, the second had no sample in the first and the last step
+    metrics = {step: {"gdpo/a/mean/x": 0.5} for step in (1, 2, 3)}
+    metrics[2]["gdpo/a/mean/y"] = 0.25
+    arm = RunsOfArm("gdpo", [Run(Path("run"), metrics)])
+    assert results([arm]).rows == [
+        ("a (x)", "gdpo", "1", "0.500", "0.500", "-", "-"),
+        ("a (y)", "gdpo", "1", "0.250 (step 2)", "0.250 (step 2)", "-", "-"),
+    ]
+
+
 def test_what_the_configurations_differ_in(tmp_path):
     a, b, c = (
         make_run(tmp_path / f"{arm}{seed}", arm, seed, steps=2)

@@ -76,7 +76,8 @@ def test_bounds_take_the_options_of_the_scorer(name):
 
     assert options(TASKS[name].score) == options(TASKS[name].bounds)
     given = [p.name for p in inspect.signature(TASKS[name].score).parameters.values()]
-    assert given[:2] == ["response", "ground_truth"] and {*GIVEN_BY_MANAGER} <= {*given}
+    assert given[:2] == ["response", "ground_truth"] and {"response_tokens", "step"} <= {*given}
+    assert ("service" in given) == TASKS[name].takes_service
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -91,16 +91,29 @@ def _read_run(folder: Path) -> Run:
 
 
 def bounds_of_run(folder: Path, config: Any) -> dict[str, Bounds]:
-    """Of each reward of a run, after its condition, as far as they are declared."""
+    """Of each reward of a run, after its condition, as far as they are declared.
+
+    With several data sources also of each "reward (source)": their scorers may disagree.
+    """
     if config is None:
         return {}
+    sources = data_sources(folder)
     try:
-        settings = GdpoSettings.from_algorithm(config.algorithm)
-        if "reward" in config and uses_gdpo_manager(config):
-            declared, _ = scorers_bounds(config, data_sources(folder))
-            settings = replace(settings, bounds={**declared, **settings.bounds})
+        found = _bounds_of(config, sources)
+        if sources is not None and len(sources) > 1:
+            for source in sources:
+                of_source = _bounds_of(config, {source})
+                found |= {f"{name} ({source})": pair for name, pair in of_source.items()}
     except ValueError:  # a configuration of another version; nothing trains with it in this one
         return {}
+    return found
+
+
+def _bounds_of(config: Any, sources: set[str] | None) -> dict[str, Bounds]:
+    settings = GdpoSettings.from_algorithm(config.algorithm)
+    if "reward" in config and uses_gdpo_manager(config):
+        declared, _ = scorers_bounds(config, sources)
+        settings = replace(settings, bounds={**declared, **settings.bounds})
     ranges = {name: settings.range_of(name) for name in settings.bounds}
     return {name: pair for name, pair in ranges.items() if pair is not None}
 
