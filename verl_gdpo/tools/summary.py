@@ -4,9 +4,10 @@ verl-gdpo summary RUN_FOLDER
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from verl_gdpo.run.ends import NAMES, NOTHING, ends
 from verl_gdpo.run.folder import (
     Metrics,
     gaps,
@@ -17,22 +18,17 @@ from verl_gdpo.run.folder import (
 )
 from verl_gdpo.terminal import printable, render
 
-HEADER = ("reward", "first step", "last step", "validation before", "after")
+HEADER = ("reward", *NAMES)
 
 
 def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
     """Return the rows for `HEADER`, with "-" for a value that was not measured."""
-    training, validation = training_rewards(metrics), validation_rewards(metrics)
+    rewards = dict.fromkeys([*training_rewards(metrics), *validation_rewards(metrics)])
+    found = {name: ends(metrics, name) for name in rewards}
     return [
-        (printable(name), *_ends(training.get(name, {})), *_ends(validation.get(name, {})))
-        for name in dict.fromkeys([*training, *validation])
+        (printable(name), *(str(of_one.get(what, NOTHING)) for what in NAMES))
+        for name, of_one in found.items()
     ]
-
-
-def _ends(curve: Mapping[int, float]) -> tuple[str, str]:
-    if not curve:
-        return "-", "-"
-    return f"{curve[min(curve)]:.3f}", f"{curve[max(curve)]:.3f}"
 
 
 def main(argv: Sequence[str]) -> int:
