@@ -39,7 +39,7 @@ NOT_NEEDED = {
         av opencv-python-headless pycountry qwen-vl-utils torchaudio torchcodec torchvision
         anthropic fastapi-cloud-cli fastar mcp mcp-types rignore sentry-sdk supervisor
         contourpy cycler fonttools kiwisolver matplotlib pyparsing
-        mathruler mbridge pyelftools pytest-asyncio pytest-rerunfailures tabulate
+        mathruler mbridge pyelftools scipy pytest-asyncio pytest-rerunfailures tabulate
     """,
 }
 

@@ -126,8 +126,10 @@ def test_shares_of_several_runs_add_up_to_1_and_keep_their_spread():
     # the medians, .2 and .8, add up to 1 here; the means are .4 and .6
     assert (a.y[-1], b.y[-1]) == (pytest.approx(0.4), pytest.approx(0.6))
     assert (a.behind, b.behind, chart.panel.xlabel) == ((), (), "training step")
-    # sorted .1 .2 .9: the quartiles are .15 and .55
-    assert "a 0.20 to 0.20 (0.15 to 0.55)" in chart.caption
+    # quartiles are those of five runs and more
+    assert "a 0.20 to 0.20, b" in chart.caption
+    five = energy_chart(shares_of(*({1: (s, 1 - s)} for s in (0.1, 0.2, 0.3, 0.4, 0.9))))
+    assert "a 0.30 to 0.30 (0.20 to 0.40)" in five.caption
 
 
 def test_shares_that_are_not_logged_are_0_and_those_that_are_no_number_a_gap():

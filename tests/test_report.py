@@ -106,10 +106,15 @@ def test_one_run_has_no_band_and_its_steps_behind():
     [panel] = reward_panels([arm_of({1: 0.0, 2: 1.0})]).values()
     assert (panel.lines[0].low, panel.lines[0].behind) == ((), [0.0, 1.0])
     [panel] = reward_panels([arm_of({1: 0.0}, {1: 1.0}), arm_of({1: 2.0}, name="grpo")]).values()
-    assert [(line.label, len(line.low), line.behind) for line in panel.lines] == [
-        ("gdpo", 1, ()),
-        ("grpo", 0, ()),
+    # fewer than five runs: a line each
+    assert [(line.label, len(line.low), line.y) for line in panel.lines] == [
+        ("gdpo", 0, [0.0]),
+        ("gdpo", 0, [1.0]),
+        ("grpo", 0, [2.0]),
     ]
+    assert {line.behind for line in panel.lines} == {()}
+    [panel] = reward_panels([arm_of(*({1: float(i)} for i in range(5)))]).values()
+    assert [(line.y, line.low, line.high) for line in panel.lines] == [([2.0], [1.0], [3.0])]
 
 
 def test_runs_are_grouped_by_the_arm_of_their_configuration(tmp_path):
@@ -138,8 +143,9 @@ def test_the_table_of_results():
     training = arm_of({1: 0.0, 9: 1.0}, {1: 2.0, 9: 3.0})
     tested = arm_of({0: 0.25}, name="grpo", key="val-aux/rlla/format/mean@1")
     assert results([training, tested]).rows == [
-        ("format", "gdpo", "2", "1.000 (0.500 to 1.500)", "2.000 (1.500 to 2.500)", "-", "-"),
-        ("format", "grpo", "1", "-", "-", "0.250", "0.250"),
+        ("format", "gdpo", "2", "0.000, 2.000", "1.000, 3.000", "-", "-"),
+        # one validation is not both
+        ("format", "grpo", "1", "-", "-", "0.250", "-"),
     ]
 
 
@@ -214,6 +220,21 @@ def test_an_example_of_each_kind(tmp_path):
         {"correctness": c, "format": f} for c, f in GROUPS["agree"]
     ]
     assert (examples["equal"].step, examples["equal"].prompt) == (4, PROMPT)
+
+
+def test_the_group_that_differs_most_is_that_of_all_steps_and_of_no_scale(tmp_path):
+    """Where few groups have a signal, the batch step makes GDPO's advantages large; this is not it.
+
+    In the later steps one group alone has a signal, so both estimators agree up to their scale.
+    """
+    run = make_run(tmp_path / "run", steps=9)
+    mixed = {"mixed": [(3, 0), (2.5, 1), (-3, 1), (0, 0)], "agree": GROUPS["agree"]}
+    silent = {f"equal{i}": GROUPS["equal"] for i in range(9)}
+    for step in range(1, 10):
+        groups = mixed if step == 1 else {"agree": GROUPS["agree"], **silent}
+        (run / "rollouts" / f"{step}.jsonl").write_text(rollout_dump(step, groups=groups))
+    [apart] = [g for g in example_groups(read_arms([run])[0].runs[0]) if g.kind == "apart"]
+    assert (apart.step, apart.rollouts[0].rewards["correctness"]) == (1, 3)
 
 
 def test_a_kind_that_the_last_step_lacks_comes_from_an_earlier_one(tmp_path):

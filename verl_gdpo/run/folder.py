@@ -204,11 +204,6 @@ def of_each_reward(metrics: Metrics, statistic: str) -> dict[str, dict[int, floa
     return curves
 
 
-def not_at(expected: int, step: int) -> str:
-    """Return what a table says after the value of another step than the one of its column."""
-    return "" if step == expected else f" (step {step})"
-
-
 def training_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
     """Return {reward: {step: mean}}; with several data sources, the keys are "reward (source)"."""
     found: dict[str, dict[int, float]] = {}

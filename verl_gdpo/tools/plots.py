@@ -168,7 +168,9 @@ def _handles(panel: Panel, axes: Any, look: Theme) -> list[Any]:
     if panel.stacked:
         return list(axes.collections)
     markers = {line.label for line in panel.lines if line.only_markers}
-    drawn = [line for line in axes.get_lines() if line.get_label() in _labels(panel)]
+    # several lines may have one label, and the first stands for them
+    by_label = {line.get_label(): line for line in reversed(axes.get_lines())}
+    drawn = [by_label[label] for label in _labels(panel) if label in by_label]
     lines = [line for line in drawn if line.get_label() not in markers]
     hollow: dict[str, Any] = {"marker": "o", "linestyle": "", "markerfacecolor": "none"}
     return lines + [Line2D([], [], color=look.ink, label=m, **hollow) for m in sorted(markers)]

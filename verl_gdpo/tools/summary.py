@@ -4,14 +4,14 @@ verl-gdpo summary RUN_FOLDER
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from verl_gdpo.run.ends import NAMES, NOTHING, ends
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import (
     Metrics,
     gaps,
-    not_at,
     read_config,
     read_metrics,
     training_rewards,
@@ -19,27 +19,17 @@ from verl_gdpo.run.folder import (
 )
 from verl_gdpo.terminal import printable, render
 
-HEADER = ("reward", "first step", "last step", "validation before", "after")
+HEADER = ("reward", *NAMES)
 
 
 def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
-    """Return the rows for `HEADER`, with "-" for a value that was not measured.
-
-    A value of another step than the first or the last says so: no sample of that one had the
-    reward.
-    """
-    training, validation = training_rewards(metrics), validation_rewards(metrics)
+    """Return the rows for `HEADER`, with "-" for a value that was not measured."""
+    rewards = dict.fromkeys([*training_rewards(metrics), *validation_rewards(metrics)])
+    found = {name: ends(metrics, name) for name in rewards}
     return [
-        (printable(name), *_ends(training, name), *_ends(validation, name))
-        for name in dict.fromkeys([*training, *validation])
+        (printable(name), *(str(of_one.get(what, NOTHING)) for what in NAMES))
+        for name, of_one in found.items()
     ]
-
-
-def _ends(curves: Mapping[str, Mapping[int, float]], name: str) -> list[str]:
-    curve, steps = curves.get(name), {step for curve in curves.values() for step in curve}
-    if not curve:
-        return ["-", "-"]
-    return [f"{curve[end(curve)]:.3f}{not_at(end(steps), end(curve))}" for end in (min, max)]
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.run.findings import findings
 from verl_gdpo.tools.report.charts import length, rewards, validation
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups
+from verl_gdpo.tools.report.intervals import table_of_differences
 from verl_gdpo.tools.report.page import Page
 from verl_gdpo.tools.report.runs import RunsOfArm, read_arms
 from verl_gdpo.tools.report.signal_charts import collapse, influence
@@ -23,6 +24,7 @@ def build_page(folders: Sequence[Path]) -> Page:
     names = ", ".join(arm.name for arm in arms)
     single = len(arms) == 1 and len(arms[0].runs) == 1
     title = f"Run {folders[0].resolve().name}" if single else f"Comparison: {names}"
+    tables = (results(arms), table_of_differences(arms), runs(arms), differences(arms))
     return Page(
         title=title,
         several=any(len(arm.runs) > 1 for arm in arms),
@@ -33,7 +35,7 @@ def build_page(folders: Sequence[Path]) -> Page:
             for run in arm.runs
             for finding in findings(run.metrics)
         ],
-        tables=[table for table in (results(arms), runs(arms), differences(arms)) if table],
+        tables=[table for table in tables if table],
         sections=[
             rewards(arms),
             validation(arms),

@@ -16,7 +16,7 @@ from verl_gdpo.tools.report.sections import (
     absent,
     arm_lines,
     first_to_last,
-    line,
+    lines_of,
     looks,
     names,
     one_of,
@@ -55,10 +55,7 @@ def _with_each_step(arm: RunsOfArm, name: str, drawn: Line) -> Line:
 
 
 def _reward_lines(arm: RunsOfArm, name: str, look: int) -> list[Line]:
-    lines = []
-    smooth = over_runs(arm, one_of(training_rewards, name), SMOOTHED_STEPS)
-    if smooth is not None:
-        lines.append(line(arm.name, smooth, look))
+    lines = lines_of(arm, one_of(training_rewards, name), arm.name, look, SMOOTHED_STEPS)
     measured = over_runs(arm, one_of(validation_rewards, name))
     if measured is not None:
         marks = Line("validation", measured.steps, measured.median, look=look, only_markers=True)

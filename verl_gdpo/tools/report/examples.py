@@ -1,6 +1,7 @@
 """Groups of rollouts that show what the two estimators make of the same rewards."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +26,11 @@ MEANING = {
     "tied": "GRPO sees the weighted sum alone, so rollouts that earned it in different ways are "
     "pushed equally. GDPO tells them apart.",
     "cancelled": "GRPO finds no gradient here. GDPO has one unless the normalised rewards cancel.",
-    "apart": "Of the other groups of this step, the one with the largest difference between the "
-    "two advantages of a rollout.",
+    "apart": "Of the groups of all dumped steps, the one in which the two advantages of a rollout "
+    "differ most, each in units of its standard deviation over the step.",
     "equal": "Nothing to prefer: the advantage is 0 under both.",
 }
-DUMPS_SEARCHED = 5  # from the last step backwards, until there is a group of each kind
+DUMPS_SEARCHED = 5  # from the last step backwards, for the kinds of which any group will do
 SAME_ADVANTAGE = 1e-6
 
 
@@ -63,26 +64,48 @@ class _Step:
     gdpo_B: npt.NDArray[np.float64]
     groups: Sequence[Sequence[int]]
 
+    @functools.cached_property
+    def scaled_grpo_B(self) -> npt.NDArray[np.float64]:
+        return self._scaled(self.grpo_B)
+
+    @functools.cached_property
+    def scaled_gdpo_B(self) -> npt.NDArray[np.float64]:
+        return self._scaled(self.gdpo_B)
+
+    def _scaled(self, A_B: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """In units of the standard deviation over the step's rollouts."""
+        counted = [row for rows in self.groups for row in rows]
+        return A_B / (A_B[counted].std() or 1.0)
+
 
 def example_groups(run: Run) -> list[ExampleGroup]:
-    """At most one group of each kind, from the last dumped steps, in the order of `KINDS`.
+    """At most one group of each kind, in the order of `KINDS`.
 
-    GRPO and GDPO are recomputed as the paper defines them, with the run's rewards, weights and
-    conditions; `logged` is what the run trained on.
+    The group that differs most is that of all dumps, the others are of the last ones. GRPO and GDPO
+    are recomputed as the paper defines them, with the run's rewards, weights and conditions;
+    `logged` is what the run trained on.
 
     Raises:
         ValueError: no dump, or not one of ours; see `rollouts`.
     """
     settings = GdpoSettings() if run.config is None else _settings(run.config.algorithm)
     found: dict[str, ExampleGroup] = {}
-    for file in reversed(dump_files(run.folder)[0][-DUMPS_SEARCHED:]):
+    most = 0.0
+    for number, file in enumerate(reversed(dump_files(run.folder)[0])):
         step = _recompute(read_dump(file), int(file.stem), settings)
-        for kind, rows in _classify(step):
-            if kind not in found:
+        for rows in step.groups:
+            kind, distance = _kind(step, rows), _distance(step, rows)
+            if kind and kind not in found and number < DUMPS_SEARCHED:
                 found[kind] = _example(kind, step, rows)
-        if len(found) == len(KINDS):
-            break
+            elif kind is None and distance > most:
+                most = distance
+                found["apart"] = _example("apart", step, rows)
     return [found[kind] for kind in KINDS if kind in found]
+
+
+def _distance(step: _Step, rows: Sequence[int]) -> float:
+    """The largest difference of the two advantages of a rollout, each by its own scale."""
+    return float(np.abs(step.scaled_gdpo_B[rows] - step.scaled_grpo_B[rows]).max())
 
 
 def _settings(algorithm: Any) -> GdpoSettings:
@@ -109,19 +132,6 @@ def _groups(rows: RewardRows, ids: Sequence[str]) -> list[list[int]]:
     for row in np.flatnonzero(rows.counted_B).tolist():
         members.setdefault(ids[row], []).append(row)
     return list(members.values())
-
-
-def _classify(step: _Step) -> Iterator[tuple[str, Sequence[int]]]:
-    """Groups with their kind; the one that differs most comes last, if it is not yet shown."""
-    shown: set[int] = set()
-    for number, rows in enumerate(step.groups):
-        kind = _kind(step, rows)
-        if kind:
-            shown.add(number)
-            yield kind, rows
-    others = [rows for number, rows in enumerate(step.groups) if number not in shown]
-    if others:
-        yield "apart", max(others, key=lambda g: np.abs(step.gdpo_B[g] - step.grpo_B[g]).max())
 
 
 def _kind(step: _Step, rows: Sequence[int]) -> str | None:

@@ -1,7 +1,8 @@
 """Runs grouped by arm, and curves over the seeds of an arm.
 
 Seeds are summed up by the median and the inter-quartile range, as pandas' default (linear)
-quantiles give them.
+quantiles give them. Runs of one arm are pooled only if their configurations differ in nothing but
+seeds and folders.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,15 @@ from verl_gdpo.run.folder import Metrics, read_config, read_metrics, read_versio
 from verl_gdpo.settings.algorithm import GdpoSettings, scorers_bounds, uses_gdpo_manager
 
 Curve = Mapping[int, float]
+
+# keys in which the runs of an arm may differ: seeds, names and folders
+OF_ONE_RUN = {
+    *("arm", "run_dir", "seed", "data.seed", "actor_rollout_ref.actor.data_loader_seed"),
+    *("actor_rollout_ref.rollout.seed", "trainer.project_name", "trainer.experiment_name"),
+    *("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"),
+    *("trainer.resume_mode", "trainer.resume_from_path"),
+}
+SETTINGS_IN_A_NAME = 3  # of an arm
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,41 @@ def read_arms(folders: Sequence[Path]) -> list[RunsOfArm]:
         seen.add(folder.resolve())
         run = _read_run(folder)
         runs.setdefault(run.arm, []).append(run)
-    return [RunsOfArm(name, members) for name, members in runs.items()]
+    return [arm for name, members in runs.items() for arm in _alike(name, members)]
+
+
+def _alike(name: str, runs: Sequence[Run]) -> list[RunsOfArm]:
+    """The runs of an arm; several, named after their settings, where more than seeds differ."""
+    settings = [{} if run.config is None else leaves(run.config) for run in runs]
+    keys = sorted({key for one in settings for key in one} - OF_ONE_RUN)
+    differing = [key for key in keys if len({one.get(key) for one in settings}) > 1]
+    groups: dict[tuple[str | None, ...], list[Run]] = {}
+    for run, one in zip(runs, settings, strict=True):
+        groups.setdefault(tuple(map(one.get, differing)), []).append(run)
+    if len(groups) == 1:
+        return [RunsOfArm(name, runs)]
+    named = []
+    for number, (values, members) in enumerate(groups.items(), start=1):
+        pairs = [f"{key}={value}" for key, value in zip(differing, values, strict=True)]
+        more = f", {len(pairs) - SETTINGS_IN_A_NAME} more" if pairs[SETTINGS_IN_A_NAME:] else ""
+        said = ", ".join(pairs[:SETTINGS_IN_A_NAME]) + more
+        named.append(RunsOfArm(f"{name} {number} ({said})", members))
+    return named
+
+
+def leaves(config: Any) -> dict[str, str]:
+    """{dotted key: value as text}; interpolations are not resolved."""
+    found: dict[str, str] = {}
+
+    def walk(node: Any, path: str) -> None:
+        if isinstance(node, dict) and node:
+            for key, value in node.items():
+                walk(value, f"{path}.{key}" if path else str(key))
+        else:
+            found[path] = "null" if node is None else str(node)
+
+    walk(OmegaConf.to_container(config), "")
+    return found
 
 
 def _read_run(folder: Path) -> Run:

@@ -12,6 +12,7 @@ ReadEach = Callable[[Metrics], Mapping[str, Curve]]
 
 MAIN_ARM = "gdpo"
 SMOOTHED_STEPS = 5
+FEWEST_FOR_BAND = 5  # runs of an arm
 SMOOTHED = f"mean of {SMOOTHED_STEPS} steps"
 
 
@@ -54,12 +55,24 @@ def looks(arms: Sequence[RunsOfArm]) -> list[int]:
 
 
 def arm_lines(arms: Sequence[RunsOfArm], read: Read) -> list[Line]:
-    """A line for each arm that has the quantity; an arm has the same look everywhere."""
+    """The lines of each arm that has the quantity; an arm has the same look everywhere."""
     return [
-        line(arm.name, found, look)
+        drawn
         for look, arm in zip(looks(arms), arms, strict=True)
-        if (found := over_runs(arm, read)) is not None
+        for drawn in lines_of(arm, read, arm.name, look)
     ]
+
+
+def lines_of(arm: RunsOfArm, read: Read, label: str, look: int, smooth: int = 1) -> list[Line]:
+    """A line with a band over the runs of an arm; a line for each of fewer than five runs.
+
+    Quartiles of a few runs would say more than is known.
+    """
+    if len(arm.runs) >= FEWEST_FOR_BAND:
+        found = over_runs(arm, read, smooth)
+        return [] if found is None else [line(label, found, look)]
+    alone = [over_runs(RunsOfArm(arm.name, [run]), read, smooth) for run in arm.runs]
+    return [line(label, found, look) for found in alone if found is not None]
 
 
 def line(label: str, found: Band, look: int) -> Line:

@@ -10,6 +10,7 @@ from verl_gdpo.tools.plots import Line, Panel
 from verl_gdpo.tools.report.charts import STEP
 from verl_gdpo.tools.report.runs import Curve, RunsOfArm, over_runs
 from verl_gdpo.tools.report.sections import (
+    FEWEST_FOR_BAND,
     SMOOTHED,
     SMOOTHED_STEPS,
     Chart,
@@ -19,10 +20,10 @@ from verl_gdpo.tools.report.sections import (
     arm_lines,
     first_to_last,
     last,
+    lines_of,
     names,
     one_of,
 )
-from verl_gdpo.tools.report.sections import line as band_line
 
 # neighbours in a stack differ much in lightness; the first are unlike those of two arms
 REWARD_LOOKS = (4, 5, 1, 2, 3, 0)
@@ -123,14 +124,15 @@ def energy_chart(arm: RunsOfArm) -> Chart | None:
         lines.append(
             Line(name, smooth.steps, smooth.mean, behind=each.mean if alone else (), look=look)
         )
-        spread = "" if alone else f" ({each.low[-1]:.2f} to {each.high[-1]:.2f})"
+        has_band = each.runs >= FEWEST_FOR_BAND
+        spread = f" ({each.low[-1]:.2f} to {each.high[-1]:.2f})" if has_band else ""
         ends.append(f"{name} {each.median[0]:.2f} to {each.median[-1]:.2f}{spread}")
     if not lines:
         return None
     title = f"{arm.name}: energy of each reward, {SMOOTHED}"
     xlabel = STEP + (" (thin lines: not smoothed)" if lines[0].behind else "")
     panel = Panel(title, xlabel, "share of squared contributions", lines, (0, 1), stacked=True)
-    what = "Energy" if lines[0].behind else "Median energy (and its quartiles)"
+    what = "Energy" if lines[0].behind else "Median energy (and, of five runs, its quartiles)"
     caption = f"{what} at the first to the last step, not smoothed: {', '.join(ends)}."
     return Chart(f"influence-energy-{arm.name}", panel, caption)
 
@@ -167,7 +169,7 @@ def _of_each(arm: RunsOfArm, statistic: str) -> list[Line]:
 def _lines_of(arm: RunsOfArm, reads: Mapping[str, Read], looks: Sequence[int]) -> list[Line]:
     """Several quantities of one arm."""
     return [
-        band_line(name, found, looks[number % len(looks)])
+        drawn
         for number, (name, read) in enumerate(reads.items())
-        if (found := over_runs(arm, read)) is not None
+        for drawn in lines_of(arm, read, name, looks[number % len(looks)])
     ]

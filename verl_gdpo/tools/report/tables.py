@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from omegaconf import OmegaConf
+import numpy as np
 
-from verl_gdpo.run.folder import gaps, not_at, training_rewards, validation_rewards
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, over_runs
-from verl_gdpo.tools.report.sections import ReadEach, names, one_of
+from verl_gdpo.run.ends import NAMES, NOTHING, End, ends
+from verl_gdpo.run.folder import gaps, training_rewards, validation_rewards
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, leaves
+from verl_gdpo.tools.report.sections import FEWEST_FOR_BAND, names
 
-NOTHING = "-"
 RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
 
 
@@ -27,37 +26,25 @@ class Table:
 
 def results(arms: Sequence[RunsOfArm]) -> Table:
     """Each reward of each arm, at both ends of the training."""
-    header = ("reward", "arm", "runs", "first step", "last step", "validation before", "after")
     rewards = dict.fromkeys([*names(arms, training_rewards), *names(arms, validation_rewards)])
-    rows = [
-        (
-            name,
-            arm.name,
-            str(len(arm.runs)),
-            *_ends(arm, training_rewards, name),
-            *_ends(arm, validation_rewards, name),
-        )
-        for name in rewards
-        for arm in arms
-    ]
-    several = any(len(arm.runs) > 1 for arm in arms)
+    rows = []
+    for name in rewards:
+        for arm in arms:
+            of_runs = [ends(run.metrics, name) for run in arm.runs]
+            cells = [_over_runs([e[what] for e in of_runs if what in e]) for what in NAMES]
+            rows.append((name, arm.name, str(len(arm.runs)), *cells))
     caption = "Mean reward, higher is better"
-    if several:
-        caption += "; of several runs the median and, in brackets, the inter-quartile range"
-    return Table(caption, header, rows, labels=2)
+    if any(len(arm.runs) >= FEWEST_FOR_BAND for arm in arms):
+        caption += "; of five runs and more the median and, in brackets, the inter-quartile range"
+    return Table(caption, ("reward", "arm", "runs", *NAMES), rows, labels=2)
 
 
-def _ends(arm: RunsOfArm, read: ReadEach, name: str) -> list[str]:
-    found = over_runs(arm, one_of(read, name))
-    if found is None:
-        return [NOTHING, NOTHING]
-    steps = {s for run in arm.runs for curve in read(run.metrics).values() for s in curve}
-    cells = [
-        f"{median:.3f}" + (f" ({low:.3f} to {high:.3f})" if found.runs > 1 else "")
-        for median, low, high in zip(found.median, found.low, found.high, strict=True)
-    ]
-    first, last = not_at(min(steps), found.steps[0]), not_at(max(steps), found.steps[-1])
-    return [cells[0] + first, cells[-1] + last]
+def _over_runs(found: Sequence[End]) -> str:
+    """Each of a few runs, and the quartiles of more."""
+    if len(found) < FEWEST_FOR_BAND:
+        return ", ".join(map(str, found)) or NOTHING
+    low, median, high = np.quantile([end.value for end in found], [0.25, 0.5, 0.75])
+    return f"{median:.3f} ({low:.3f} to {high:.3f})"
 
 
 def runs(arms: Sequence[RunsOfArm]) -> Table:
@@ -86,7 +73,7 @@ def differences(arms: Sequence[RunsOfArm]) -> Table | None:
 
     Configurations are compared as they are written: a key that refers to another one is equal.
     """
-    read = [(arm.name, _leaves(run.config)) for arm in arms for run in arm.runs if run.config]
+    read = [(arm.name, leaves(run.config)) for arm in arms for run in arm.runs if run.config]
     keys = sorted({key for _, leaves in read for key in leaves} - {"run_dir", "arm"})
     rows = []
     for key in keys:
@@ -101,21 +88,6 @@ def differences(arms: Sequence[RunsOfArm]) -> Table | None:
 
 def _at(key: str, read: Sequence[tuple[str, dict[str, str]]], arm: str) -> list[str]:
     return [leaves.get(key, "not there") for name, leaves in read if name == arm]
-
-
-def _leaves(config: Any) -> dict[str, str]:
-    """{dotted key: value as text}; interpolations are not resolved."""
-    found: dict[str, str] = {}
-
-    def walk(node: Any, path: str) -> None:
-        if isinstance(node, dict) and node:
-            for key, value in node.items():
-                walk(value, f"{path}.{key}" if path else str(key))
-        else:
-            found[path] = "null" if node is None else str(node)
-
-    walk(OmegaConf.to_container(config), "")
-    return found
 
 
 def warnings(arms: Sequence[RunsOfArm]) -> list[str]:
