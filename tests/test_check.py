@@ -272,6 +272,7 @@ SCHEDULE = "+algorithm.gdpo.rewards.format={weight:{0:1,9:0}}"
         ),
         (["data.train_batch_sise=4"], "train_batch_sise"),
         (["estimator=gdpa"], "gdpa"),
+        (["algorithm.adv_estimator=gdppo"], r"gdppo: unknown to verl; did you mean 'gdpo'\?"),
         (["run_dir=${nowhere}"], "nowhere"),
         (["+algorithm.gdpo.batchnorm=none"], "algorithm.gdpo.batchnorm: unknown setting"),
         (["+algorithm.gdpo.rewards.format=0"], "all weights are 0"),

@@ -1,7 +1,7 @@
 """The functions of verl that `verl-gdpo check` calls; none of them starts Ray or loads a model.
 
 Relies on verl 0.9: `utils.config.validate_config` with `need_reference_policy` and `need_critic`;
-`get_trainer_cls`, `load_reward_manager` and `DataProto.from_dict`.
+`get_trainer_cls`, `ADV_ESTIMATOR_REGISTRY`, `load_reward_manager` and `DataProto.from_dict`.
 """
 
 import importlib
@@ -44,6 +44,13 @@ def import_parts(config: Any) -> None:
             importlib.import_module(f"verl.{part}")
         except ImportError as error:
             raise ImportError(str(error), name=f"verl.{part}") from error
+
+
+def known_estimators() -> list[str]:
+    """Names for `algorithm.adv_estimator`, with those that other modules registered."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    return sorted({str(getattr(name, "value", name)) for name in ADV_ESTIMATOR_REGISTRY})
 
 
 def make_v1_trainer(config: Any) -> None:

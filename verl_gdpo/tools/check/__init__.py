@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 
 import verl_gdpo
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run, uses_gdpo_manager
+from verl_gdpo.settings.reward_terms import hint
 from verl_gdpo.tools.check.data import DataFile, count_steps, pick_rows, read_files
 from verl_gdpo.tools.check.findings import Findings, message_of
 from verl_gdpo.tools.check.machine import (
@@ -71,9 +72,16 @@ def check_environment(config: Any) -> str:
 
 
 def check_verls_rules(config: Any, _environment: str) -> list[str]:
-    """Run verl's own validation and return the lines that it prints."""
-    from verl_gdpo.verl_hooks.for_check import what_validation_prints
+    """Run verl's own validation and return the lines that it prints.
 
+    Raises:
+        ValueError: the estimator is one that verl looks up in vain, at the first step.
+    """
+    from verl_gdpo.verl_hooks.for_check import known_estimators, what_validation_prints
+
+    name, known = str(config.algorithm.adv_estimator), known_estimators()
+    if name not in known:
+        raise ValueError(f"algorithm.adv_estimator={name}: unknown to verl{hint(name, known)}")
     return what_validation_prints(config)
 
 
