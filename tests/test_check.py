@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from test_e2e import tool_row
 
+from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.data_prep import coding_synthetic, local_files
 from verl_gdpo.rewards import TASK_OF, sandbox_service
 from verl_gdpo.tools.check import main
@@ -189,6 +190,61 @@ def test_a_model_that_is_not_there(check, tmp_path):
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text("{}")
     assert check(f"actor_rollout_ref.model.path={tmp_path}/tiny")[0] == 0
+
+
+@pytest.fixture(scope="module")
+def lengths(data):
+    """(folder of a model, prompt lengths in tokens of the rows of long.parquet)."""
+    from transformers import AutoTokenizer
+
+    rows = [tool_row(i, "train") for i in range(6)]
+    for k, row in enumerate(rows):
+        row["prompt"] = [{"role": "user", "content": "Weather? " * (k + 1)}]
+    pd.DataFrame(rows).to_parquet(data / "long.parquet")
+    model = make_tiny_model(data / "model", texts=["Weather?"])
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    chats = [
+        tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+        for row in rows
+    ]
+    return model, [len(tokenizer.encode(chat, add_special_tokens=False)) for chat in chats]
+
+
+def test_prompts_that_verl_leaves_out(check, data, lengths):
+    model, tokens = lengths
+    assert len({*tokens}) == 6
+    given = [f"actor_rollout_ref.model.path={model}", "data.train_batch_size=4"]
+    given += [f"data.val_files={data}/long.parquet", "data.val_batch_size=4"]
+    code, output, messages = check(*given, f"data.max_prompt_length={tokens[3]}", train="long")
+    assert not messages, messages
+    said = (
+        f"2 of 6 prompts in {data}/long.parquet are longer than data.max_prompt_length={tokens[3]}"
+    )
+    for key in ("train_files", "val_files"):
+        text = f"data.{key}: {said} tokens (longest: {tokens[5]}); verl leaves them out"
+        assert " ".join(text.split()) in " ".join(output.split())
+    code, output, _ = check(*given, f"data.max_prompt_length={tokens[5]}", train="long")
+    assert "longer than" not in output and "not counted" not in output
+    code, _, messages = check(*given, f"data.max_prompt_length={tokens[2]}", train="long")
+    assert code == 1 and "3 rows are left, and 4 are needed" in messages
+    code, _, messages = check(*given, "data.max_prompt_length=1", train="long")
+    assert "0 rows are left, and 1 are needed" in messages
+    cuts = "data.filter_overlong_prompts=False"
+    code, output, _ = check(*given, "data.max_prompt_length=1", cuts, train="long")
+    assert code == 0 and "cuts off their beginnings" in output
+
+
+def test_prompts_are_not_counted_without_a_tokenizer(check):
+    output = " ".join(check()[1].split())
+    assert "data.train_files: lengths not counted, because the tokenizer is not on" in output
+
+
+def test_of_many_prompts_a_part_is_counted(check, lengths, monkeypatch):
+    model, tokens = lengths
+    monkeypatch.setattr("verl_gdpo.tools.check.prompts.MOST_ROWS", 3)  # rows 0, 2 and 5
+    given = [f"actor_rollout_ref.model.path={model}", "data.train_batch_size=4"]
+    output = check(*given, f"data.max_prompt_length={tokens[3]}", train="long")[1]
+    assert "about 2 of 6 prompts" in " ".join(output.split())
 
 
 def test_a_temporary_folder_in_which_ray_starts_no_worker(check, monkeypatch):

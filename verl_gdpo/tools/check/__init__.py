@@ -31,6 +31,7 @@ from verl_gdpo.tools.check.machine import (
     missing_packages,
     what_scorers_miss,
 )
+from verl_gdpo.tools.check.prompts import long_prompts
 from verl_gdpo.tools.recipes import FOLDER
 
 
@@ -260,6 +261,9 @@ def _ask_all(findings: Findings, options: argparse.Namespace) -> None:
     environment = findings.ask(check_environment, config)
     for remark in findings.ask(check_verls_rules, config, environment) or []:
         findings.say(remark)
+    for key, group in zip(("train_files", "val_files"), files or [], strict=False):
+        for remark in findings.ask(long_prompts, config, key, group) or []:
+            findings.say(remark)
     trainer = findings.ask(check_trainer, config, settings, environment)
     if environment and trainer:
         findings.say(f"{environment}, {trainer}")
