@@ -203,11 +203,22 @@ def test_a_service_that_fails_says_nothing_about_the_program(stub, reply, messag
         SandboxError, match=f"(?s)sandbox_fusion.url={stub.url}: 3 requests.*{message}"
     ):
         Service(stub.url).run("print(1)", [{"input": ""}])
-    assert len(stub.requests) == 3
+    assert len(stub.requests) == 6  # 3 of them with a program of ours
     # one that fails for a while costs requests, and no score
     replies = itertools.chain([reply, reply], itertools.repeat(None))
     stub.answer = lambda request: next(replies) or run_here(request)
     assert Service(stub.url).run("print(1)", [{"input": ""}]) == [Outcome(True, "1\n")]
+
+
+def test_a_program_that_brings_its_sandbox_down_has_failed(stub):
+    def answer(request):
+        return (500, [b"down"]) if "bomb" in request["code"] else run_here(request)
+
+    stub.answer = answer
+    bomb, good = block("bomb = 1\nprint(int(input()) + 7)"), block("print(int(input()) + 7)")
+    service = Service(stub.url)
+    assert score(bomb, PRINTS, service=service) == {"pass": 0, "length": 0, "bug": 0}
+    assert score(good, PRINTS, service=service) == {"pass": 1, "length": 1, "bug": 1}
 
 
 def test_no_service_there():
@@ -230,7 +241,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for(stub, monkeypatch, wait)
             Service(stub.url).run("print(1)", [{"input": ""}], seconds=0.0)
     finally:
         ended.set()
-    assert len(stub.requests) == 3
+    assert len(stub.requests) == 6
 
 
 def test_only_so_many_requests_at_once(stub):

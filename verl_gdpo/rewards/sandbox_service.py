@@ -33,6 +33,7 @@ ANSWER_SECONDS = 10.0  # of the service itself, beside the two limits of the pro
 REPLY_BYTES = 8 * OUTPUT_BYTES  # escaped as JSON, a byte of output may take six
 STOPPED = ("Error", "TimeLimitExceeded")  # how a program ends that the service stops
 NOT_FINISHED = Outcome(False, "")
+PROBE_TEST = {"input": "hello\n"}
 
 
 class Service:
@@ -82,24 +83,37 @@ class Service:
             seconds: a test may take 3 times as much wall time; the service counts no other.
 
         Raises:
-            SandboxError: the service cannot be reached, or fails. This says nothing about the
-                program.
+            SandboxError: the service cannot be reached, or runs no program at all. If it only
+                fails with this one, the program has failed.
         """
         with ThreadPoolExecutor(max(1, len(tests))) as pool:
-            return [*pool.map(partial(self._run_one, program, function, seconds), tests)]
+            return [*pool.map(partial(self._judge, program, function, seconds), tests)]
 
     def missing(self) -> Sequence[str]:
         """Nothing that is known of; raises SandboxError if the service does not run a program."""
-        (outcome,) = self.run(PROBE, [{"input": "hello\n"}], seconds=10.0)
+        self._probe(10.0)
+        return ()
+
+    def _probe(self, seconds: float) -> None:
+        """Raise SandboxError if the service does not run a program of ours."""
+        outcome = self._run_one(PROBE, None, seconds, PROBE_TEST)
         if outcome != Outcome(True, PROBE_SAYS):
             raise SandboxError(
                 f"{self._name}: got {outcome} of a program that prints {PROBE_SAYS!r}"
             )
-        return ()
 
     @property
     def _name(self) -> str:
         return f"reward.sandbox_fusion.url={self.url}"
+
+    def _judge(
+        self, program: str, function: str | None, seconds: float, test: Mapping[str, Any]
+    ) -> Outcome:
+        try:
+            return self._run_one(program, function, seconds, test)
+        except SandboxError:
+            self._probe(seconds)
+            return NOT_FINISHED  # a program may bring down the service that runs it
 
     def _run_one(
         self, program: str, function: str | None, seconds: float, test: Mapping[str, Any]
