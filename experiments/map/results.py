@@ -24,7 +24,7 @@ PARTS = {
     "batch norm on GRPO": ("grpo_batch_norm", "grpo"),
     "ranges as weights": ("gdpo_weighted", "grpo"),
 }
-CURVES = ("two, 20:1", "two answers, each its own", "two and four noises of 0.05")
+CURVES = ("two, 20:1", "two answers, range by prompt", "two and four noises of 0.05")
 CURVE_ARMS = ("gdpo", "grpo", "grpo_range")
 
 

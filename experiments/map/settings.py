@@ -58,7 +58,6 @@ class Reward:
 @dataclass(frozen=True)
 class Setting:
     name: str
-    about: str  # the part of the map to which it belongs
     rewards: tuple[Reward, ...]
     samples: int = 8
     optimizer: Literal["one scale", "adam", "sgd"] = "one scale"
@@ -78,6 +77,11 @@ def several(*ranges: float, by_prompt: Literal["no", "each"] = "no") -> tuple[Re
     return tuple(
         Reward((event("12 %", own=k % 2 == 1),), size, by_prompt) for k, size in enumerate(ranges)
     )
+
+
+def answers(*ranges: float, by_prompt: Literal["no", "each"] = "no") -> tuple[Reward, ...]:
+    """As many rewards, each met by 12.5 %, and all a prompt's own."""
+    return tuple(Reward((event("12 %", own=True),), size, by_prompt) for size in ranges)
 
 
 def pair(big: float = 1.0, **both: Any) -> tuple[Reward, ...]:
@@ -108,21 +112,19 @@ def _grid() -> Iterator[Setting]:
                 Reward((event("12 %", own=False),)),
                 Reward((event(share, own=True),), size),
             )
-            yield Setting(grid_name(share, text), "range and base rate", rewards)
+            yield Setting(grid_name(share, text), rewards)
 
 
 def _ranges() -> Iterator[Setting]:
     for big in (1, 3, 6, 20, 100):
-        yield Setting(f"two, {big}:1", "range", pair(big))
-    yield Setting("two, 20:1, judged by range", "range", judged_by_range(pair(20)))
+        yield Setting(f"two, {big}:1", pair(big))
+    yield Setting("two, 20:1, judged by range", judged_by_range(pair(20)))
     for big in (1, 6):
-        answers = tuple(Reward((event("12 %", own=True),), size) for size in (big, 1))
-        yield Setting(f"two answers, {big}:1", "range", answers)
+        yield Setting(f"two answers, {big}:1", answers(big, 1))
 
 
 def _numbers() -> Iterator[Setting]:
-    answers = tuple(Reward((event("12 %", own=True),)) for _ in range(4))
-    yield Setting("four answers, equal", "number of rewards", answers)
+    yield Setting("four answers, equal", answers(1, 1, 1, 1))
     for text, ranges in (
         ("four, equal", (1, 1, 1, 1)),
         ("six, equal", (1, 1, 1, 1, 1, 1)),
@@ -133,51 +135,49 @@ def _numbers() -> Iterator[Setting]:
         ("four, x 8 4 2 1", (8, 4, 2, 1)),
         ("four, x 1 2 4 8", (1, 2, 4, 8)),
     ):
-        yield Setting(text, "number of rewards", several(*ranges))
+        yield Setting(text, several(*ranges))
 
 
 def _groups() -> Iterator[Setting]:
     for samples in (4, 16):
         for big in (1, 6):
             name = f"two, {big}:1, {samples} samples"
-            yield Setting(name, "samples of a prompt", pair(big), samples)
+            yield Setting(name, pair(big), samples)
 
 
 def _related() -> Iterator[Setting]:
     for big in (1, 6):
         for text, second in (("alike", (0, 1, 2, 4)), ("hard to have both", (0, 4, 5, 6))):
             rewards = of_places(big, (0, 1, 2, 3), second)
-            yield Setting(f"{text}, {big}:1", "correlation", rewards)
+            yield Setting(f"{text}, {big}:1", rewards)
         format, answer = pair(big)
         nested = format, replace(answer, events=((*format.events[0], *answer.events[0]),))
-        yield Setting(f"one needs the other, {big}:1", "correlation", nested)
+        yield Setting(f"one needs the other, {big}:1", nested)
     for big in (1, 6):
         rewards = of_places(big, (0, 1, 2, 3), (4, 5, 6, 7))
-        yield Setting(f"conflict, {big}:1", "conflict", rewards)
-    yield Setting("conflict, 6:1, judged by range", "conflict", judged_by_range(rewards))
+        yield Setting(f"conflict, {big}:1", rewards)
+    yield Setting("conflict, 6:1, judged by range", judged_by_range(rewards))
 
 
 def _noise() -> Iterator[Setting]:
     for big in (1, 6):
-        yield Setting(f"half noise, {big}:1", "noise", pair(big, noise=0.5))
-        yield Setting(f"wrong in 20 %, {big}:1", "noise", pair(big, wrong=0.2))
+        yield Setting(f"half noise, {big}:1", pair(big, noise=0.5))
+        yield Setting(f"wrong in 20 %, {big}:1", pair(big, wrong=0.2))
     for size in (1.0, 0.05):
         useless = Reward((), size, noise=1.0, worth=0.0)
-        yield Setting(f"two and noise of {size:g}", "noise", (*pair(), useless))
-    yield Setting("two and four noises of 0.05", "noise", (*pair(), *[useless] * 4))
+        yield Setting(f"two and noise of {size:g}", (*pair(), useless))
+    yield Setting("two and four noises of 0.05", (*pair(), *[useless] * 4))
 
 
 def _by_prompt() -> Iterator[Setting]:
-    about = "range by prompt"
-    yield Setting("two, each its own", about, pair(by_prompt="each"))
-    yield Setting("four, each its own", about, several(1, 1, 1, 1, by_prompt="each"))
-    answers = tuple(Reward((event("12 %", own=True),), by_prompt="each") for _ in range(4))
-    yield Setting("two answers, each its own", about, answers[:2])
-    yield Setting("four answers, each its own", about, answers)
+    yield Setting("two, range by prompt", pair(by_prompt="each"))
+    yield Setting("four, range by prompt", several(1, 1, 1, 1, by_prompt="each"))
+    yield Setting("two answers, range by prompt", answers(1, 1, by_prompt="each"))
+    yield Setting("four answers, range by prompt", answers(1, 1, 1, 1, by_prompt="each"))
     one, other = pair()
-    yield Setting("two, of one only", about, (replace(one, by_prompt="each"), other))
-    yield Setting("two, the same for both", about, pair(by_prompt="all"))
-    yield Setting("two, 6:1, the same for both", about, pair(6, by_prompt="all"))
+    yield Setting("two, range of one by prompt", (replace(one, by_prompt="each"), other))
+    yield Setting("two, a factor by prompt", pair(by_prompt="all"))
+    yield Setting("two, 6:1, a factor by prompt", pair(6, by_prompt="all"))
 
 
 def _conditions() -> Iterator[Setting]:
@@ -185,10 +185,10 @@ def _conditions() -> Iterator[Setting]:
     for size in (1, 4):
         for text, second in (("anyway", short), ("if correct", (*correct, *short))):
             rewards = Reward((correct,)), Reward((second,), size)
-            yield Setting(f"short x {size} {text}", "condition", rewards)
+            yield Setting(f"short x {size} {text}", rewards)
     parts = tuple((Part(i, 1, own=True),) for i in range(POSITIONS))
     tool_rl = Reward((event("12 %", own=False),)), Reward(parts, 6)
-    yield Setting("as ToolRL: format x 1, graded x 6", "graded", tool_rl)
+    yield Setting("as ToolRL: format x 1, graded x 6", tool_rl)
 
 
 def _training() -> Iterator[Setting]:
@@ -198,14 +198,14 @@ def _training() -> Iterator[Setting]:
         for text, rewards in (
             ("two, 1:1", pair()),
             ("two, 20:1", pair(20)),
-            ("two, each its own", pair(by_prompt="each")),
+            ("two answers, range by prompt", answers(1, 1, by_prompt="each")),
             ("six, equal", several(1, 1, 1, 1, 1, 1)),
             ("two and noise of 0.05", (*pair(), useless)),
             ("short x 4 if correct", (Reward((correct,)), Reward(((*correct, *short),), 4))),
         ):
-            yield Setting(f"{text}, {optimizer}", "optimizer", rewards, optimizer=optimizer)
+            yield Setting(f"{text}, {optimizer}", rewards, optimizer=optimizer)
     for big in (1, 20):
-        yield Setting(f"two, {big}:1, uneven start", "start", pair(big), start=1.0)
+        yield Setting(f"two, {big}:1, uneven start", pair(big), start=1.0)
 
 
 SETTINGS = {
