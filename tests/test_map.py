@@ -24,7 +24,7 @@ FOUND = results.read()
 def test_an_arm_is_the_packages(arm, dtype, error):
     chance = np.random.default_rng(0)
     K, G, R, P = 3, 8, 5, 6
-    bound_K = np.array([20.0, 1.0, 1.0])
+    bound_K = np.array([7.3, 0.3, 0.3])  # whose multiples are rounded
     raw_KGRP = (chance.random((K, G, R, P)) < 0.3).astype(float)
     raw_KGRP[2] = chance.random((G, R, P))  # one reward that is not binary
     raw_KGRP[:, :, 1, :4] = 1  # groups without signal

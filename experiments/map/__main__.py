@@ -8,7 +8,6 @@ python -m experiments.map --settings "two, 1:1" "two, 20:1" --seeds 50    # only
 import argparse
 import os
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
@@ -53,16 +52,16 @@ def main() -> None:
 
 def run(names: list[str], seeds: int, processes: int) -> Map:
     os.environ["OMP_NUM_THREADS"] = "1"  # a process has one core; the workers start with this
-    start = time.monotonic()
     done = {}
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         jobs = {pool.submit(run_setting, name, seeds, len(names)): name for name in names}
         for job in as_completed(jobs):
             done[jobs[job]] = job.result()
             print(f"{len(done)}/{len(names)} {jobs[job]}", file=sys.stderr, flush=True)
+    used = os.times()  # the processes have ended, so it counts them
     return Map(
         seeds=seeds,
-        minutes=(time.monotonic() - start) / 60,
+        cpu_minutes=(used.children_user + used.children_system) / 60,
         rows={name: done[name][0] for name in names},
         parts={name: done[name][1] for name in names},
         curves={key: curve for name in names for key, curve in done[name][2].items()},

@@ -97,6 +97,9 @@ def gdpo(rewards: Rewards, by_range: bool = False, batch_norm: bool = True) -> n
     return _batch_norm(S_GRP) if batch_norm else S_GRP
 
 
+# the variants: their formulas and sources are in `verl_gdpo.advantage.variants`
+
+
 def rvpo(rewards: Rewards, k: float = 1.0) -> np.ndarray:
     S_GRP = -np.log(np.exp(-k * rewards.z_KGRP()).mean(0)) / k
     return _batch_norm(S_GRP)

@@ -47,7 +47,7 @@ class Map:
     """Everything that the pictures and the page show."""
 
     seeds: int
-    minutes: float
+    cpu_minutes: float
     rows: Mapping[str, Mapping[str, Row]]  # setting, arm
     parts: Mapping[str, Mapping[str, Interval]]  # setting, what the pair differs in
     curves: Mapping[tuple[str, str, int], Sequence[float]]  # setting, arm, reward
@@ -112,7 +112,7 @@ INTERVAL_COLUMNS = Interval._fields
 
 def write(found: Map, folder: Path = DATA) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    made = {"seeds": found.seeds, "minutes": round(found.minutes, 1)}
+    made = {"seeds": found.seeds, "cpu_minutes": round(found.cpu_minutes, 1)}
     (folder / "made.json").write_text(json.dumps(made) + "\n")
     _write(folder / "arms.csv", (*ARM_COLUMNS, *INTERVAL_COLUMNS), _arm_lines(found))
     _write(
@@ -170,7 +170,7 @@ def read(folder: Path = DATA) -> Map:
         (line["setting"], line["arm"], int(line["reward"])): [*map(float, line["steps"].split())]
         for line in _lines(folder / "curves.csv")
     }
-    return Map(made["seeds"], made["minutes"], rows, parts, curves)
+    return Map(made["seeds"], made["cpu_minutes"], rows, parts, curves)
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
