@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -13,6 +13,8 @@ from experiments.map.results import MATTERS, PARTS, REACHED, Map, verdict
 from experiments.map.settings import SETTINGS
 
 PAGE = Path(__file__).parents[2] / "docs" / "when_gdpo_helps.md"
+# the same to GDPO and to GRPO on rescaled rewards
+REPEATED = ("two, 1:1", "two, 3:1", "two, 6:1", "two, 20:1", "two, 100:1")
 VERDICTS = ("more", "a little more", "no difference", "open", "a little less", "less")
 
 
@@ -73,6 +75,24 @@ class Words:
 
     def final(self, setting: str, arm: str) -> str:
         return f"{self.found.rows[setting][arm].final:.2f}"
+
+    def rate(self, setting: str, arm: str) -> str:
+        return f"{self.found.rows[setting][arm].rate:.2f}"
+
+    def repeated(self) -> str:
+        """What should be the same five times: GDPO minus GRPO on rescaled rewards."""
+        *most, last = (signed(gain.mean) for gain in self._repeated())
+        return f"{', '.join(most)} and {last}"
+
+    def spread_of_repeated(self) -> str:
+        return f"{stdev(gain.mean for gain in self._repeated()):.3f}"
+
+    def error_of_repeated(self) -> str:
+        """The standard error of such a difference, from its 95 % interval."""
+        return f"{fmean((gain.high - gain.low) / (2 * 1.96) for gain in self._repeated()):.3f}"
+
+    def _repeated(self) -> list[Interval]:
+        return [self.found.gain(name, "grpo_range") for name in REPEATED]
 
     def table(self) -> str:
         return table(self.found)
