@@ -103,18 +103,22 @@ def test_a_setting_is_what_its_name_says(name):
     assert factor_SP.std() == pytest.approx(2.03 if "by prompt" in name else 0, abs=0.15)
 
 
-def test_float32_is_enough():
-    """Rounding may choose another token in a few runs, and their other seeds are as good."""
-    name, seeds = "two, 20:1", range(32)
-    outcome = {
+@pytest.mark.parametrize(
+    ("name", "rate", "same"),
+    # Adam divides gradients that are nearly 0 by themselves, so rounding chooses other tokens soon
+    [("two, 20:1", 0.15, 0.9), ("two, 1:1, adam", 0.4, 0)],
+)
+def test_float32_is_enough(name, rate, same):
+    outcome_S = {
         dtype: simulate.train(
-            simulate.make_problem(SETTINGS[name], seeds, dtype), ARMS["gdpo"], [0.15]
+            simulate.make_problem(SETTINGS[name], range(32), dtype), ARMS["gdpo"], [rate]
         ).mean((0, 1, 2))
         for dtype in (np.float32, np.float64)
     }
-    difference_S = outcome[np.float32] - outcome[np.float64]
-    assert abs(difference_S.mean()) < 0.003
-    assert (abs(difference_S) < 1e-4).mean() > 0.7
+    difference_S = outcome_S[np.float32] - outcome_S[np.float64]
+    assert (abs(difference_S) < 1e-4).mean() >= same
+    # the standard deviation of a seed is 0.009 with Adam, so the error of the mean is 0.0016
+    assert abs(difference_S.mean()) < 0.006
 
 
 # --- the comparison -------------------------------------------------------------------------------
@@ -187,14 +191,14 @@ def test_the_numbers_of_a_setting_fit_each_other(name):
     assert sum(first) == pytest.approx(FOUND.gain(name).mean, abs=3e-4)
 
 
-@pytest.mark.parametrize("name", ["two, 20:1", "two and noise of 0.05, adam"])
+@pytest.mark.parametrize("name", ["two, 20:1", "two and noise of 0.05"])
 def test_a_part_of_the_data_is_made_again(name):
+    """In settings without Adam, in which other processors choose the same tokens."""
     rows, _, _ = results.run_setting(name, results.FIRST, len(SETTINGS))
     for arm, row in rows.items():
         kept = FOUND.rows[name][arm]
         assert row.rate == pytest.approx(kept.rate, rel=0.03), arm
-        # another processor rounds otherwise, and may choose another token in a few runs
-        assert row.outcome == pytest.approx(kept.of_first, abs=0.01), arm
+        assert row.outcome == pytest.approx(kept.of_first, abs=0.005), arm
 
 
 def test_what_is_written_is_read(tmp_path):
