@@ -1,0 +1,1 @@
+"""Experiments that anyone can rerun with one command each; they are no part of the package."""
