@@ -414,17 +414,20 @@ def test_lines_that_the_inside_cannot_have_written():
     assert sandbox._outcome(b'{"how": "finished", "output": "x"}') == Outcome(True, "x")
 
 
-def test_so_many_at_once_as_there_are_cores(monkeypatch):
+def test_so_many_at_once_as_there_are_cores(monkeypatch, tmp_path):
     """Six threads, two cores: never more than two run, and at some time two do."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    both, lock, now, most = threading.Barrier(2, timeout=30), threading.Lock(), set(), [0]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # no other process takes these places
+    two, lock, now, most = threading.Event(), threading.Lock(), set(), [0]
 
     def hold(number):
         with sandbox._place():
             with lock:
                 now.add(number)
                 most[0] = max(most[0], len(now))
-            both.wait()  # six threads in three pairs
+                if len(now) == 2:
+                    two.set()
+            two.wait(30)  # the first one waits for a second one
             with lock:
                 now.discard(number)
 
