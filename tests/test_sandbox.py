@@ -428,6 +428,7 @@ def test_so_many_at_once_as_there_are_cores(monkeypatch, tmp_path):
                 if len(now) == 2:
                     two.set()
             two.wait(30)  # the first one waits for a second one
+            time.sleep(0.1)  # and a third one would come
             with lock:
                 now.discard(number)
 
