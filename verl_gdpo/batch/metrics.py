@@ -20,7 +20,7 @@ from verl_gdpo.advantage.equation import GroupNorm, compute_gdpo_scalars
 from verl_gdpo.advantage.variants import BOUNDS_TOLERANCE, Bounds
 from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.ties import tied_pairs
+from verl_gdpo.batch.ties import kinds, tied_pairs
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 logger = logging.getLogger(__name__)
@@ -97,11 +97,10 @@ def batch_metrics(
         found |= signal_statistics(c_BK, S_B, group_B)
         length_of_B = within_groups(length_B[counted_B], group_B)
         found["length_correlation"] = correlation(_without_rounding(A_B), length_of_B)
-        used_K = weights_K != 0
-        kinds_BK = np.hstack([values_BK[:, used_K], present_BK[:, used_K]])
+        kind_B = kinds(values_BK, present_BK, weights_K)
         for method, norm in METHODS.items():
             exact_B = advantages_without_eps(values_BK, weights_K, present_BK, group_B, norm)
-            found[f"tied_pairs_{method}"] = tied_pairs(exact_B, kinds_BK, group_B)
+            found[f"tied_pairs_{method}"] = tied_pairs(exact_B, kind_B, group_B)
             found[f"distinct_{method}"] = len(np.unique(exact_B))
         if settings.batch_norm != "none":
             by_token = settings.batch_norm == "token"

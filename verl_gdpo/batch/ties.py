@@ -11,15 +11,27 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 
-def tied_pairs(advantage_B: npt.NDArray[Any], rewards_BK: Any, group_B: Ints) -> float | None:
+def kinds(
+    values_BK: npt.NDArray[Any], present_BK: npt.NDArray[Any], weights_K: npt.NDArray[Any]
+) -> Ints:
+    """Return a number for each sample; it is the same where all rewards with a weight are."""
+    used_K = weights_K != 0
+    kind_B = np.zeros(len(values_BK), dtype=np.int64)
+    for column_B in (*values_BK[:, used_K].T, *present_BK[:, used_K].T):
+        number_B = np.unique(column_B, return_inverse=True)[1]
+        pair_B = kind_B * (int(number_B.max(initial=0)) + 1) + number_B
+        kind_B = np.unique(pair_B, return_inverse=True)[1]  # again small, so that none overflows
+    return kind_B
+
+
+def tied_pairs(advantage_B: npt.NDArray[Any], kind_B: Ints, group_B: Ints) -> float | None:
     """Return their share of the pairs with different rewards; None if there is no such pair.
 
     Args:
         advantage_B: rounded, so that equal numbers are equal advantages.
-        rewards_BK: the rewards that count, beside whether they are present.
+        kind_B: of `kinds`.
     """
     number_B = np.unique(advantage_B, return_inverse=True)[1]
-    kind_B = np.unique(rewards_BK, axis=0, return_inverse=True)[1].reshape(-1)
     different = _pairs(group_B) - _pairs(group_B, kind_B)
     tied = _pairs(group_B, number_B) - _pairs(group_B, number_B, kind_B)
     return tied / different if different else None

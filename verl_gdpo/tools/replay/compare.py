@@ -11,7 +11,7 @@ import numpy as np
 
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import correlation, within_groups
-from verl_gdpo.batch.ties import tied_pairs
+from verl_gdpo.batch.ties import kinds, tied_pairs
 from verl_gdpo.tools.replay.recompute import Floats, Ints
 
 # advantages closer than this, in units of the step's std, are the same. Smaller differences can
@@ -47,7 +47,7 @@ class Column:
             std, scaled_B = 0.0, np.full_like(A_B, A_B.mean())
         active_G = np.bincount(group_B, np.abs(scaled_B) > SAME_STD) > 0
         values_BK, present_BK = rewards.values_BK[rows_B], rewards.present_BK[rows_B]
-        names, used_K = list(rewards.weights), np.array(list(rewards.weights.values())) != 0
+        weights_K = np.array(list(rewards.weights.values()))
         return cls(
             A_B=A_B,
             scaled_B=scaled_B,
@@ -55,12 +55,14 @@ class Column:
             silent_groups=float(1 - active_G.mean()),
             ties=tied_pairs(
                 np.round(scaled_B / SAME_STD),
-                np.hstack([values_BK[:, used_K], present_BK[:, used_K]]),
+                kinds(values_BK, present_BK, weights_K),
                 group_B,
             ),
             follows={
                 name: _follows(scaled_B[there_B], value_B[there_B], group_B[there_B])
-                for name, value_B, there_B in zip(names, values_BK.T, present_BK.T, strict=True)
+                for name, value_B, there_B in zip(
+                    rewards.weights, values_BK.T, present_BK.T, strict=True
+                )
             },
         )
 
