@@ -1,5 +1,6 @@
 """Counts the prompts that are longer than a run allows, with the tokenizer of its model."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ def long_prompts(config: Any, key: str, files: list[DataFile]) -> list[str]:
     Raises:
         ValueError: verl drops so many that fewer rows than one batch are left.
     """
-    tokenizer = load_tokenizer(config)
+    model = config.actor_rollout_ref.model
+    path = str(model.get("tokenizer_path") or model.path)
+    tokenizer = load_tokenizer(path, bool(model.get("trust_remote_code")))
     if tokenizer is None:
         return [f"data.{key}: lengths not counted, because the tokenizer is not on this machine"]
     limit, drops = config.data.max_prompt_length, config.data.get("filter_overlong_prompts", False)
@@ -41,13 +44,11 @@ def long_prompts(config: Any, key: str, files: list[DataFile]) -> list[str]:
     return remarks
 
 
-def load_tokenizer(config: Any) -> Any:
-    """Return the tokenizer of the policy, None if it is not on this machine."""
+@functools.cache  # training and validation files have the same
+def load_tokenizer(path: str, trusts: bool) -> Any:
+    """Return the tokenizer of a model, None if it is not on this machine."""
     from transformers import AutoTokenizer
 
-    model = config.actor_rollout_ref.model
-    path = model.get("tokenizer_path") or model.path
-    trusts = bool(model.get("trust_remote_code"))
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusts)
     except (OSError, ValueError):
