@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from verl_gdpo.terminal import printable
 
@@ -185,7 +187,8 @@ def read_versions(run: Path) -> dict[str, str]:
 
 
 def config_of_run(folder: Path) -> Path | None:
-    """Return the file with a run's configuration, given its folder or its rollouts/."""
+    """Return the file with a run's configuration, given its folder, its rollouts/ or a dump."""
+    folder = folder.parent if folder.is_file() else folder
     for run in (folder, folder.parent) if folder.name == "rollouts" else (folder,):
         for path in (run / "hydra/.hydra/config.yaml", run / ".hydra/config.yaml"):
             if path.exists():
@@ -197,6 +200,25 @@ def read_config(run: Path) -> Any:
     """Return a run's configuration as a DictConfig, or None if Hydra wrote none."""
     file = config_of_run(run)
     return None if file is None else OmegaConf.load(file)
+
+
+def load_config(path: Path) -> Any:
+    """Return the configuration in a file, or in a folder that Hydra made, as a DictConfig.
+
+    Raises:
+        ValueError: there is none.
+    """
+    file = config_of_run(path) if path.is_dir() else path
+    try:
+        config = None if file is None else OmegaConf.load(file)
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not OmegaConf.is_dict(config):
+        raise ValueError(
+            f"{path}: expected verl's configuration, such as .hydra/config.yaml in the folder "
+            "outputs/DATE/TIME that Hydra makes"
+        )
+    return config
 
 
 def curve(metrics: Metrics, key: str) -> dict[int, float]:

@@ -80,13 +80,9 @@ def _files_in(folder: Path) -> list[Path]:
                 raise ValueError(f"{folder}: holds several runs; name one: {_few(folder, found)}")
             if found:
                 return found
-    deeper = {
-        path for deep in ("*/", "*/*/") for name in FILES for path in folder.glob(deep + name)
-    }
-    runs = {
-        path if path.suffix == ".jsonl" else path.parent for path in deeper if _is_metrics(path)
-    }
-    runs = sorted(runs | {path.parent for path in folder.glob("*/metrics")})
+    found = {path for deep in ("*/", "*/*/") for name in FILES for path in folder.glob(deep + name)}
+    named = {path if path.suffix == ".jsonl" else path.parent for path in found if _is_metrics(path)}
+    runs = sorted(named | {path.parent for path in folder.glob("*/metrics")})
     hint = f"; the runs in it are {_few(folder, runs)}: name those" if runs else f"; {EXPECTED}"
     raise ValueError(f"{folder}: no metrics in it{hint}")
 

@@ -66,7 +66,8 @@ def read_file(path: Path) -> Found:
     _wandb(str(path))
     from wandb.proto import wandb_internal_pb2
 
-    name, config = "", {}
+    name = ""
+    config: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for data in _records(path.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(data)

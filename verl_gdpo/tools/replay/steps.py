@@ -4,6 +4,7 @@ The alternatives are compared with the advantages that the run logged. verl's ow
 there they are compared with what verl's grpo makes of the dump's score.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,8 +81,10 @@ class Rescored:
 
 
 def _close(a: Any, b: Any) -> bool:
-    tolerance = {"rtol": SUM_TOLERANCE, "atol": SUM_TOLERANCE}  # a dump has float32
-    return is_number(a) and is_number(b) and bool(np.isclose(float(a), float(b), **tolerance))
+    if not (is_number(a) and is_number(b)):
+        return False
+    # a dump has float32
+    return math.isclose(float(a), float(b), rel_tol=SUM_TOLERANCE, abs_tol=SUM_TOLERANCE)
 
 
 @dataclass
