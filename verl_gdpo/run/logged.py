@@ -25,6 +25,7 @@ EXPECTED = (
     "expected the folder of a run, a file of verl's file logger (PROJECT/EXPERIMENT.jsonl), a "
     f"tensorboard or W&B folder, a CSV file of W&B, or {SERVER}ENTITY/PROJECT/RUN"
 )
+LOGGERS = "verl writes them with `file`, `tensorboard` or `wandb` in trainer.logger"
 FILES = ("*tfevents*", "*.wandb", "*.csv", "*.jsonl")
 # where the files of trackers are in the folder of a run; the first that has any counts
 INSIDE = ("", "tensorboard/", "*run-*/", "wandb/*run-*/")
@@ -83,7 +84,7 @@ def _files_in(folder: Path) -> list[Path]:
     found = {path for deep in ("*/", "*/*/") for name in FILES for path in folder.glob(deep + name)}
     named = {path if path.suffix == ".jsonl" else path.parent for path in found if _is_metrics(path)}
     runs = sorted(named | {path.parent for path in folder.glob("*/metrics")})
-    hint = f"; the runs in it are {_few(folder, runs)}: name those" if runs else f"; {EXPECTED}"
+    hint = f"; the runs in it are {_few(folder, runs)}: name those" if runs else f"; {LOGGERS}; {EXPECTED}"
     raise ValueError(f"{folder}: no metrics in it{hint}")
 
 
