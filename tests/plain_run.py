@@ -27,7 +27,7 @@ reward.custom_reward_function.path=my_rewards.py trainer.project_name=plain
 trainer.experiment_name=grpo_baseline trainer.logger=[console,file,tensorboard]
 trainer.rollout_data_dir=dumps trainer.total_training_steps=10 trainer.test_freq=5
 trainer.save_freq=-1
-""".split()
+"""
 WITHOUT_A_GPU = """
 data.dataloader_num_workers=0 trainer.device=cpu trainer.nnodes=1 trainer.n_gpus_per_node=1
 actor_rollout_ref.model.use_remove_padding=false actor_rollout_ref.model.use_fused_kernels=true
@@ -47,7 +47,7 @@ transfer_queue.backend.SimpleStorage.num_data_storage_units=1
 transfer_queue.backend.SimpleStorage.total_storage_size=10000 ray_kwargs.ray_init.num_cpus=16
 +ray_kwargs.ray_init.num_gpus=1 +ray_kwargs.ray_init.include_dashboard=false
 +ray_kwargs.ray_init.object_store_memory=500000000
-""".split()
+"""
 REWARDS = '''\
 """A reward function as a user of verl writes it: one score for training, its parts to look at."""
 
@@ -98,7 +98,7 @@ def train(folder):
     shutil.copytree(SHIPPED, folder / "policy")
     make_data(["tool_rl", "--synthetic", "--size", "tiny", "--out", str(folder / "data")])
     with ray_folder() as ray:
-        verl = [sys.executable, "-m", "verl.trainer.main_ppo", *OVERRIDES, *WITHOUT_A_GPU]
+        verl = [sys.executable, "-m", "verl.trainer.main_ppo", *(OVERRIDES + WITHOUT_A_GPU).split()]
         command = ["env", "-C", str(folder), "-u", "VERL_FILE_LOGGER_PATH", *verl]
         env = {**ENVIRONMENT, "VERL_USE_EXTERNAL_PLUGINS": "verl_gdpo_cpu"}
         temp_dir = f"+ray_kwargs.ray_init._temp_dir={ray}"

@@ -28,7 +28,9 @@ def plain(tmp_path_factory):
 
 def log(backend, steps=STEPS):
     """Through verl's own Tracking, as a trainer does."""
-    tracking = Tracking("project", "run", [backend], config={"trainer": {"nnodes": 3}})
+    tracking = Tracking(
+        "project", "run", [backend], config={"trainer": {"nnodes": 3}, "algorithm": {}}
+    )
     for step, metrics in steps.items():
         tracking.log(data=metrics, step=step)
     tracking.finish()
@@ -128,14 +130,14 @@ class Server:
     def __init__(self, rows, error=None):
         self.rows, self.error, self.asked = rows, error, []
 
-    def Api(self):  # noqa: N802
+    def Api(self):
         return self
 
     def run(self, path):
         self.asked.append(path)
         if self.error:
             raise self.error
-        config = {"trainer": {"experiment_name": "run"}}
+        config = {"trainer": {"experiment_name": "run"}, "algorithm": {}}
         return types.SimpleNamespace(
             name="sunny-sea-7", id="a1b2", config=config, scan_history=lambda: iter(self.rows)
         )
@@ -206,7 +208,7 @@ def test_tables_that_are_refused(tmp_path, text, message):
 def test_folders_that_are_refused(tmp_path, plain):
     for folder, message in (
         (tmp_path / "nowhere", "no such file or folder; expected the folder of a run"),
-        (tmp_path, "no metrics in it; expected the folder of a run"),
+        (tmp_path, "no metrics in it; verl writes them with `file`, "),
         (plain / plain_run.DUMPS, "no metrics in it"),
         (plain / plain_run.DUMPS / "1.jsonl", r"no step in it \(file logger\)"),
     ):

@@ -99,7 +99,9 @@ def returns_nothing(data_source, solution_str, ground_truth, extra_info):
 def test_another_scorer_is_compared_and_said(plain, capsys):
     assert replay.main([plain_run.DUMPS, "--scorer", f"{__name__}:other_score"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"dumped score in 0 of 384 rollouts. WARNING: not for .*_0_0: .* 9\.0 now", out)
+    assert re.search(
+        r"dumped score in 0 of 384 rollouts. WARNING: not for .*_0_0: .* 9\.0 now", out
+    )
     assert "in 384 rollouts its `score` is not the sum of its rewards" in out
     assert replay.main([plain_run.DUMPS, "--scorer", f"{__name__}:bare_number"]) == 0
     assert re.search(r"^acc +", capsys.readouterr().out, re.M)
@@ -228,10 +230,33 @@ def test_a_report_without_a_scorer_says_how_to_have_examples(plain):
 def test_a_configuration_for_each_run(plain):
     with pytest.raises(ValueError, match="--config is given 1 times for 2 runs"):
         read_arms([plain_run.METRICS, plain_run.TENSORBOARD], [plain])
-    with pytest.raises(ValueError, match="my_rewards.py: expected '<document start>'"):
+    with pytest.raises(ValueError, match=r"my_rewards.py: expected '<document start>'"):
         read_arms([plain_run.METRICS], [plain / "my_rewards.py"])
-    with pytest.raises(ValueError, match=r"expected verl's configuration, such as .hydra"):
+    with pytest.raises(ValueError, match=r"no `algorithm` block; expected .* such as .hydra"):
         read_arms([plain_run.METRICS], [plain / "plain"])
+
+
+def test_runs_of_one_name_are_no_seeds_of_each_other(plain, tmp_path_factory):
+    """Nothing says that they are, without their configurations."""
+    other = plain_run.unpack(tmp_path_factory.mktemp("other")) / plain_run.METRICS
+    arms = read_arms([plain_run.METRICS, other])
+    names = [f"grpo_baseline 1 ({plain_run.METRICS})", f"grpo_baseline 2 ({other})"]
+    assert [arm.name for arm in arms] == names
+    config = next(plain.glob("outputs/*/*"))
+    [arm] = read_arms([plain_run.METRICS, other], [config, config])
+    assert (arm.name, len(arm.runs)) == ("grpo_baseline", 2)
+
+
+def test_what_a_configuration_lacks(plain):
+    """Of another version of verl, or not verl's."""
+    (plain / "old.yaml").write_text("algorithm: {adv_estimator: grpo}\nreward: {}\n")
+    [arm] = read_arms([plain_run.METRICS], [plain / "old.yaml"])
+    assert arm.runs[0].bounds == {}
+    (plain / "away.yaml").write_text("algorithm: {}\ntrainer: {rollout_data_dir: /away}\n")
+    [arm] = read_arms([plain_run.METRICS], [plain / "away.yaml"])
+    assert found(arm.runs[0])["rollouts"] == ("no, /away of the configuration is not here", True)
+    with pytest.raises(ValueError, match="plain: no rollout dump"):
+        read_arms([plain_run.METRICS], (), [plain / "plain"])
 
 
 def test_the_summary_of_a_plain_run(plain, capsys):

@@ -468,8 +468,9 @@ def test_a_configuration_elsewhere(tmp_path, capsys):
     assert main([str(tmp_path / "run"), "--config", str(tmp_path / "config.yaml")]) == 1
     assert "run: adv_estimator=grpo" in capsys.readouterr().out
     for text, message in (
-        ("- 1", "expected verl's configuration"),
+        ("- 1", "no `algorithm` block; expected verl's configuration"),
         ("data: {}", "no `algorithm` block"),
+        ("algorithm: 1", "no `algorithm` block"),
         ("a: [", "config.yaml: "),
     ):
         (tmp_path / "config.yaml").write_text(text)

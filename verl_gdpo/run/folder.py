@@ -213,10 +213,11 @@ def load_config(path: Path) -> Any:
         config = None if file is None else OmegaConf.load(file)
     except (OSError, YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {error}") from None
-    if not OmegaConf.is_dict(config):
+    block = config.get("algorithm") if OmegaConf.is_dict(config) else None  # type: ignore[union-attr]
+    if not OmegaConf.is_dict(block):
         raise ValueError(
-            f"{path}: expected verl's configuration, such as .hydra/config.yaml in the folder "
-            "outputs/DATE/TIME that Hydra makes"
+            f"{path}: no `algorithm` block; expected verl's configuration, such as "
+            ".hydra/config.yaml in the folder outputs/DATE/TIME that Hydra makes"
         )
     return config
 

@@ -81,10 +81,18 @@ def _files_in(folder: Path) -> list[Path]:
                 raise ValueError(f"{folder}: holds several runs; name one: {_few(folder, found)}")
             if found:
                 return found
-    found = {path for deep in ("*/", "*/*/") for name in FILES for path in folder.glob(deep + name)}
-    named = {path if path.suffix == ".jsonl" else path.parent for path in found if _is_metrics(path)}
+    deeper = {
+        path for deep in ("*/", "*/*/") for name in FILES for path in folder.glob(deep + name)
+    }
+    named = {
+        path if path.suffix == ".jsonl" else path.parent for path in deeper if _is_metrics(path)
+    }
     runs = sorted(named | {path.parent for path in folder.glob("*/metrics")})
-    hint = f"; the runs in it are {_few(folder, runs)}: name those" if runs else f"; {LOGGERS}; {EXPECTED}"
+    hint = (
+        f"; the runs in it are {_few(folder, runs)}: name those"
+        if runs
+        else f"; {LOGGERS}; {EXPECTED}"
+    )
     raise ValueError(f"{folder}: no metrics in it{hint}")
 
 

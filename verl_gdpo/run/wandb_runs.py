@@ -173,9 +173,9 @@ def _values(items: Iterable[Any]) -> dict[str, Any]:
 
 
 def _config(values: Mapping[str, Any]) -> Any:
-    """verl's configuration as a DictConfig; None for a run that logged none."""
+    """verl's configuration as a DictConfig; None for a run that logged none, or another one's."""
     kept = {name: value for name, value in values.items() if not name.startswith("_")}
-    return OmegaConf.create(kept) if kept else None
+    return OmegaConf.create(kept) if "algorithm" in kept else None
 
 
 def _wandb(source: str) -> Any:

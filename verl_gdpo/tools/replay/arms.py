@@ -71,9 +71,7 @@ def read_run(
         ValueError: there is no such block, or it cannot be resolved.
     """
     config = load_config(path)
-    block = config.get("algorithm")
-    if not OmegaConf.is_dict(block):
-        raise ValueError(f"{path}: no `algorithm` block; expected a verl configuration")
+    block = config.algorithm
     try:
         declared = scorers_bounds(config, sources)[0] if "reward" in config else {}
         return dict(OmegaConf.to_container(block, resolve=True)), declared  # type: ignore[arg-type]

@@ -78,12 +78,14 @@ def _of_rollouts(run: Run) -> list[Input]:
     except ValueError:
         files = []
     if not files:
-        return [Input("rollouts", "no", "examples, and no replay", DUMPS)]
+        named = run.setting("trainer.rollout_data_dir")
+        found = f"no, {named} of the configuration is not here" if named else "no"
+        return [Input("rollouts", found, "examples, and no replay", DUMPS)]
     read = f", {DUMPS_READ} of which are read" if len(files) > DUMPS_READ else ""
-    found = Input("rollouts", f"{len(files)} steps in {run.rollouts}{read}", "examples, and replay")
+    dumps = Input("rollouts", f"{len(files)} steps in {run.rollouts}{read}", "examples, and replay")
     if has_rewards(files[-1]):
-        return [found]
+        return [dumps]
     scored, need = "alone", f"--scorer scores them again; {HOW}"
     if run.scorer is not None:
         scored, need = f"scored again by {run.scorer.name}", ""
-    return [found, Input("rewards of each rollout", f"their sum, {scored}", "examples", need)]
+    return [dumps, Input("rewards of each rollout", f"their sum, {scored}", "examples", need)]

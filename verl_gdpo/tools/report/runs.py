@@ -15,7 +15,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.run.dump_reader import data_sources
+from verl_gdpo.run.dump_reader import data_sources, dump_files
 from verl_gdpo.run.folder import Metrics, load_config, read_versions
 from verl_gdpo.run.logged import Logged, read_logged
 from verl_gdpo.run.scorer import Scorer
@@ -123,12 +123,16 @@ def _alike(name: str, runs: Sequence[Run]) -> list[RunsOfArm]:
     differing = [key for key in keys if len({one.get(key) for one in settings}) > 1]
     groups: dict[tuple[str | None, ...], list[Run]] = {}
     for run, one in zip(runs, settings, strict=True):
-        groups.setdefault(tuple(map(one.get, differing)), []).append(run)
+        # a name alone does not say that two runs differ in their seed only
+        unlike = ("", str(run.folder)) if run.config is None else tuple(map(one.get, differing))
+        groups.setdefault(unlike, []).append(run)
     if len(groups) == 1:
         return [RunsOfArm(name, runs)]
     named = []
     for number, (values, members) in enumerate(groups.items(), start=1):
-        pairs = [f"{key}={value}" for key, value in zip(differing, values, strict=True)]
+        pairs = [str(members[0].folder)]
+        if members[0].config is not None:
+            pairs = [f"{key}={value}" for key, value in zip(differing, values, strict=True)]
         more = f", {len(pairs) - SETTINGS_IN_A_NAME} more" if pairs[SETTINGS_IN_A_NAME:] else ""
         said = ", ".join(pairs[:SETTINGS_IN_A_NAME]) + more
         named.append(RunsOfArm(f"{name} {number} ({said})", members))
@@ -159,6 +163,8 @@ def run_of(
 ) -> Run:
     """A run with all that is known of it, also from its configuration; see `read_arms`."""
     settings = logged.config if config is None else load_config(config)
+    if rollouts is not None:
+        dump_files(rollouts)  # raises if the user named a folder without dumps
     if rollouts is None and logged.folder is not None and (logged.folder / "rollouts").is_dir():
         rollouts = logged.folder / "rollouts"
     if rollouts is None and settings is not None:
@@ -198,7 +204,7 @@ def bounds_of_run(rollouts: Path | None, config: Any) -> dict[str, Bounds]:
 
 def _bounds_of(config: Any, sources: set[str] | None) -> dict[str, Bounds]:
     settings = GdpoSettings.from_algorithm(config.algorithm)
-    if "reward" in config and uses_gdpo_manager(config):
+    if OmegaConf.select(config, "reward.reward_manager") and uses_gdpo_manager(config):
         declared, _ = scorers_bounds(config, sources)
         settings = replace(settings, bounds={**declared, **settings.bounds})
     ranges = {name: settings.range_of(name) for name in settings.bounds}
