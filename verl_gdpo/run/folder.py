@@ -213,7 +213,7 @@ def load_config(path: Path) -> Any:
         config = None if file is None else OmegaConf.load(file)
     except (OSError, YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {error}") from None
-    block = config.get("algorithm") if OmegaConf.is_dict(config) else None  # type: ignore[union-attr]
+    block = OmegaConf.select(config, "algorithm") if OmegaConf.is_dict(config) else None
     if not OmegaConf.is_dict(block):
         raise ValueError(
             f"{path}: no `algorithm` block; expected verl's configuration, such as "
