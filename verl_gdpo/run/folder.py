@@ -210,7 +210,7 @@ def load_config(path: Path) -> Any:
     """
     file = config_of_run(path) if path.is_dir() else path
     try:
-        config = None if file is None else OmegaConf.load(file)
+        config: Any = None if file is None else OmegaConf.load(file)
     except (OSError, YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {error}") from None
     block = OmegaConf.select(config, "algorithm") if OmegaConf.is_dict(config) else None
