@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from verl_gdpo import compute_gdpo_advantage
+from verl_gdpo.run.logged import read_logged
 from verl_gdpo.tools.plots import THEMES, draw, style
 from verl_gdpo.tools.report.runs import read_arms
 from verl_gdpo.tools.report.signal_charts import energy_chart
@@ -95,7 +96,7 @@ def draw_runs(gdpo: Path, grpo: Path) -> None:
         if (chart := energy_chart(arm)) is None:
             raise ValueError(f"{arm.runs[0].folder}: its metrics hold no gdpo/<reward>/energy")
         draw([chart.panel], DOCS / f"influence_{arm.name}.png")
-    shutil.copyfile(draw_rewards(gdpo, arms[0].runs[0].metrics), DOCS / "rewards_cpu.png")
+    shutil.copyfile(draw_rewards(read_logged(str(gdpo)), gdpo), DOCS / "rewards_cpu.png")
 
 
 def main() -> None:

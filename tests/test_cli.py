@@ -28,7 +28,7 @@ def test_usage(monkeypatch, capsys, arguments, code):
 
 
 def test_the_exit_code_is_the_commands(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["verl-gdpo", "summary", "/nowhere"])
+    monkeypatch.setattr(sys, "argv", ["verl-gdpo", "summary"])
     assert main() == 2
     assert "usage: verl-gdpo summary" in capsys.readouterr().err
 

@@ -467,9 +467,15 @@ def test_a_configuration_elsewhere(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"algorithm": GRPO}))
     assert main([str(tmp_path / "run"), "--config", str(tmp_path / "config.yaml")]) == 1
     assert "run: adv_estimator=grpo" in capsys.readouterr().out
-    (tmp_path / "config.yaml").write_text("- 1")
-    assert main([str(tmp_path / "run"), "--config", str(tmp_path / "config.yaml")]) == 1
-    assert "no `algorithm` block" in capsys.readouterr().err
+    for text, message in (
+        ("- 1", "no `algorithm` block; expected verl's configuration"),
+        ("data: {}", "no `algorithm` block"),
+        ("algorithm: 1", "no `algorithm` block"),
+        ("a: [", "config.yaml: "),
+    ):
+        (tmp_path / "config.yaml").write_text(text)
+        assert main([str(tmp_path / "run"), "--config", str(tmp_path / "config.yaml")]) == 1
+        assert message in capsys.readouterr().err
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\u202eevil\u200b\x9b1m\ud800 <tag>\n第二行"

@@ -134,7 +134,6 @@ def test_runs_are_grouped_by_the_arm_of_their_configuration(tmp_path):
     said = "\n".join(warnings(arms))
     assert "One run of gdpo, d: differences may be chance." in said
     assert "The runs of grpo end at the steps 4, 6" in said
-    assert "d: no configuration in" in said
     assert warnings(read_arms(folders[1:2])) == []
     assert warnings(read_arms(folders[:2])) == ["One run per arm: differences may be chance."]
 
@@ -282,8 +281,8 @@ def test_the_page_escapes_what_a_model_wrote_and_needs_nothing_else(tmp_path, ca
 def test_runs_that_the_report_refuses(tmp_path, capsys):
     run = make_run(tmp_path / "runs" / "one", steps=3)
     for folders, message in (
-        ([tmp_path / "nowhere"], "no such folder; expected the folder of a run"),
-        ([tmp_path / "runs"], r"the runs in it are ['one']: name those"),
+        ([tmp_path / "nowhere"], "no such file or folder; expected the folder of a run"),
+        ([tmp_path / "runs"], "the runs in it are one: name those"),
         ([run, run], "named twice"),
     ):
         assert main([str(folder) for folder in folders]) == 1

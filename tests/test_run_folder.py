@@ -250,14 +250,14 @@ def test_summary_of_a_run_without_verls_file_logger(tmp_path):
     (tmp_path / "train.log").touch()
     done = summary(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "trainer.logger needs `file`" in done.stdout
+    assert "verl writes them with `file`, " in done.stderr
     assert re.search(r"^log +\S+/train.log$", done.stdout, re.M)
 
 
 def test_no_summary_of_another_folder(tmp_path):
     done = summary(tmp_path)
     assert done.returncode == 1
-    assert "not the folder of a run" in done.stderr
+    assert "expected the folder of a run" in done.stderr
 
 
 def test_summary_for_a_reader_that_has_gone(tmp_path):

@@ -6,6 +6,8 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 
+PLOTS = ("matplotlib", "jinja2", "scipy")  # packages of the extra `plots`
+
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
     """Return an aligned table. The columns with numbers in `left` are left-aligned."""
@@ -45,6 +47,17 @@ def shorten(text: str, width: int) -> str:
 def width_of(text: str) -> int:
     """Return how many columns a text takes in a terminal. East Asian wide characters take two."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def needs_extra(error: ImportError) -> str:
+    """Return what to do about a package of the extra `plots` that is not installed.
+
+    Raises:
+        ImportError: the same one, if it is not about such a package.
+    """
+    if error.name is None or error.name.partition(".")[0] not in PLOTS:
+        raise error
+    return f"{error.name} is not installed: pip install 'verl-gdpo[plots]'"
 
 
 def let_go_of_stdout() -> None:

@@ -9,21 +9,40 @@ verl writes the first six keys, and `dump_writer.py` writes the others. `respons
 length of the response, as scorers see it. `trained_tokens` counts the tokens that the policy trains
 on: answers of tools and rejected tokens do not count. `rewards` holds everything that the scorer
 returned, before weights and conditions.
+
+A dump that verl wrote without verl-gdpo is scored again by a `Scorer`. Its rows then have the same
+keys, with None for the tokens and the advantage, which nobody knows.
+
+Relies on verl 0.8 to 0.9 for dumps of its V1 trainer: `uid` is the key `UID_SESSION_INDEX`, and the
+UID of padding begins with "pad" (`verl.trainer.ppo.padding_utils`). The legacy trainer writes no
+`uid`.
 """
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.batch.rows import RewardRows
+from verl_gdpo.batch.rows import RewardRows, group_of, split_key
+from verl_gdpo.batch.values import is_number
+from verl_gdpo.run.scorer import HOW, Scorer
 
+VERL_KEYS = ("input", "output", "gts", "score", "step")
+TEXTS = ("input", "output", "gts")
 DUMP_KEYS = (
     *("uid", "group", "session", "data_source"),
     *("response_tokens", "trained_tokens", "rewards", "advantage", "is_padding"),
 )
 WRITING = "verl is still writing it, or was stopped while writing"
+SUMMED = (
+    "verl wrote this dump without verl-gdpo, with one summed score for a rollout. Name the "
+    f"function that scores each reward: --scorer {HOW}"
+)
+NO_UID = (
+    "no `uid`, which says whose rollouts are of one prompt: two prompts may have the same text. "
+    "verl's legacy trainer writes none; its V1 trainer does (trainer.use_v1=True)"
+)
 
 
 def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -33,13 +52,15 @@ def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
     stopped. Later dumps can still be complete: a run may have got further before it was resumed.
 
     Args:
-        folder: a folder with files such as `7.jsonl`, or a run's folder with them in `rollouts/`.
+        folder: a folder with files such as `7.jsonl`, or a run's folder with them in `rollouts/`,
+            or one such file.
 
     Raises:
         ValueError: there is no complete dump.
     """
     inner = folder / "rollouts"
-    files = [path for path in (inner if inner.is_dir() else folder).glob("*.jsonl")]
+    files = [*(inner if inner.is_dir() else folder).glob("*.jsonl")]
+    files = [folder] if folder.is_file() else files
     files = sorted((path for path in files if path.stem.isdecimal()), key=lambda p: int(p.stem))
     if not files:
         raise ValueError(
@@ -54,30 +75,91 @@ def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return whole, [path for path in files if path not in whole]
 
 
-def read_dump(path: Path) -> list[dict[str, Any]]:
+def read_dump(
+    path: Path, scorer: Scorer | None = None, *, with_texts: bool = True
+) -> list[dict[str, Any]]:
     """Return the rows of one step.
 
+    Args:
+        scorer: scores the rows again; a dump without rewards needs one.
+        with_texts: if False, the rows have none of `TEXTS`, which are most of a dump.
+
     Raises:
-        ValueError: a line is not JSON, or verl-gdpo did not write it.
+        ValueError: a line is not JSON or no rollout, or cannot be scored.
     """
-    rows = []
+    return list(_rows(path, scorer, with_texts))
+
+
+def read_texts(path: Path, numbers: set[int]) -> dict[int, dict[str, Any]]:
+    """Return {number of a row: its `TEXTS`} for some rows of one step."""
+    with path.open(encoding="utf-8") as file:
+        lines = {number: line for number, line in enumerate(file) if number in numbers}
+    rows = {number: json.loads(line) for number, line in lines.items()}
+    return {number: {key: row.get(key) for key in TEXTS} for number, row in rows.items()}
+
+
+def has_rewards(path: Path) -> bool:
+    """Return whether verl-gdpo wrote each reward of a rollout into a dump."""
+    with path.open(encoding="utf-8") as file:
+        try:
+            row = json.loads(next(file, ""))
+        except json.JSONDecodeError:
+            return True  # `read_dump` says what is wrong
+    return not isinstance(row, dict) or "rewards" in row or not {*VERL_KEYS} <= row.keys()
+
+
+def _rows(path: Path, scorer: Scorer | None, with_texts: bool) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
-                row = json.loads(line)
+                row = _row(json.loads(line), scorer)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: not JSON: {error}") from None
-            if isinstance(row, dict) and "trained_tokens" not in row and "response_tokens" in row:
-                # an older dump has the number of trained tokens under that name
-                row["trained_tokens"] = row["response_tokens"]
-            absent = [key for key in DUMP_KEYS if not isinstance(row, dict) or key not in row]
-            if absent:
-                raise ValueError(
-                    f"{path}, line {number}: no {absent}; expected a dump of verl's V1 trainer "
-                    "with verl-gdpo and the estimator or the reward manager gdpo"
-                )
-            rows.append(row)
-    return rows
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error.__cause__
+            for key in () if with_texts else TEXTS:
+                row.pop(key, None)
+            yield row
+
+
+def _row(row: Any, scorer: Scorer | None) -> dict[str, Any]:
+    """A line of a dump as a row with `DUMP_KEYS`."""
+    is_row = isinstance(row, dict)
+    if is_row and {*VERL_KEYS} <= row.keys() and (scorer or "rewards" not in row):
+        if "uid" not in row:
+            raise ValueError(NO_UID)
+        if scorer is None:
+            raise ValueError(SUMMED)
+        return _scored(row, scorer)
+    if is_row and "trained_tokens" not in row and "response_tokens" in row:
+        # an older dump has the number of trained tokens under that name
+        row["trained_tokens"] = row["response_tokens"]
+    absent = [key for key in DUMP_KEYS if not is_row or key not in row]
+    if absent:
+        raise ValueError(
+            f"no {absent}; expected a dump of verl's V1 trainer "
+            "with verl-gdpo and the estimator or the reward manager gdpo"
+        )
+    return dict(row)
+
+
+def _scored(row: Mapping[str, Any], scorer: Scorer) -> dict[str, Any]:
+    """The row with new rewards; `scorer_score` is their sum, or what the scorer says that it is."""
+    try:
+        group, session = group_of(row["uid"]), split_key(split_key(row["uid"])[0])[1]
+    except ValueError:
+        raise ValueError(f"uid {row['uid']!r}: expected UID_SESSION_INDEX, as V1 writes") from None
+    source = row.get("data_source", scorer.data_source)
+    is_padding = row.get("is_padding", group.startswith("pad"))
+    rewards = {} if is_padding else scorer.rewards(row, source)
+    total = sum(
+        float(value) for name, value in rewards.items() if name != "score" and is_number(value)
+    )
+    score = rewards.pop("score", total)
+    unknown = dict.fromkeys(("response_tokens", "trained_tokens", "advantage"))
+    given = {"group": group, "session": session, "data_source": source or ""}
+    new = {"rewards": rewards, "is_padding": is_padding, "scorer_score": score, "sum": total}
+    return {**unknown, **row, **given, **new}
 
 
 def reward_rows(rows: Sequence[Mapping[str, Any]], step: int) -> RewardRows:
@@ -102,6 +184,7 @@ def _has_end(path: Path) -> bool:
 def data_sources(folder: Path) -> set[str] | None:
     """Return the data sources of the last dump, or None without one, which stands for all."""
     try:
-        return {row["data_source"] for row in read_dump(dump_files(folder)[0][-1])}
+        rows = _rows(dump_files(folder)[0][-1], None, with_texts=False)
+        return {row["data_source"] for row in rows}
     except ValueError:
         return None

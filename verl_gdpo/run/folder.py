@@ -28,11 +28,17 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from verl_gdpo.terminal import printable
 
 # `val-aux/<data source>/<reward>/mean@<samples>`; verl uses val-core for a reward named acc
 VALIDATION_KEY = re.compile(r"val-(?:aux|core)/(?P<source>.*)/(?P<reward>[^/]+)/mean@\d+")
+
+# the sum of all rewards, as verl logs it in training and in validation; a run without verl-gdpo has
+# no other reward in its metrics
+SCORE, SCORE_KEY, SCORE_IN_VALIDATION = "score", "critic/score/mean", "reward"
 
 # `gdpo/<reward>/mean/<data source>`, which a run on several data sources has
 TRAINING_KEY = re.compile(r"gdpo/(?P<reward>.+?)/mean/(?P<source>.+)")
@@ -41,6 +47,7 @@ TRAINING_KEY = re.compile(r"gdpo/(?P<reward>.+?)/mean/(?P<source>.+)")
 PACKAGES = ("verl-gdpo", "verl", "torch", "ray", "vllm", "transformers")
 
 GAPS_SHOWN = 5  # a message lists at most this many steps
+PROBLEMS_SHOWN = 10  # lines that cannot be read
 
 Metrics = Mapping[int, Mapping[str, float]]
 
@@ -79,12 +86,13 @@ def write_into_run_dir(config: Any) -> None:
 class MetricsReader:
     """Reads the metrics of a run while it writes them; each call of `new` continues the last one.
 
+    run: the folder of a run, or a single file of verl's file logger.
     problems: a message for each line that could not be read, with its file and number.
     """
 
     def __init__(self, run: Path) -> None:
         self.problems: list[str] = []
-        self._folder = run / "metrics"
+        self._run = run
         self._read: dict[Path, tuple[int, int]] = {}  # {file: (bytes, lines) read so far}
 
     def new(self) -> Iterator[tuple[int, dict[str, float]]]:
@@ -93,7 +101,8 @@ class MetricsReader:
         A value that is not a finite number becomes NaN; verl writes it as null. A last line without
         its end is skipped until verl has written the end.
         """
-        for path in _metrics_files(self._folder):
+        files = [self._run] if self._run.is_file() else _metrics_files(self._run / "metrics")
+        for path in files:
             offset, number = self._read.get(path, (0, 0))
             with path.open("rb") as file:
                 file.seek(offset)
@@ -112,13 +121,18 @@ def read_metrics(run: Path) -> Metrics:
     """Return {step: {name: value}} over all starts of a run; a later start wins.
 
     Lines that cannot be read are left out, with a warning on stderr.
+
+    Args:
+        run: the folder of a run, or a file of verl's file logger.
     """
     reader = MetricsReader(run)
     steps: dict[int, dict[str, float]] = {}
     for step, values in reader.new():
         steps.setdefault(step, {}).update(values)
-    for problem in reader.problems:
+    for problem in reader.problems[:PROBLEMS_SHOWN]:
         print(f"WARNING: {printable(problem)}", file=sys.stderr)
+    if more := len(reader.problems[PROBLEMS_SHOWN:]):
+        print(f"WARNING: {more} more lines of {run} left out", file=sys.stderr)
     return dict(sorted(steps.items()))
 
 
@@ -173,7 +187,8 @@ def read_versions(run: Path) -> dict[str, str]:
 
 
 def config_of_run(folder: Path) -> Path | None:
-    """Return the file with a run's configuration, given its folder or its rollouts/."""
+    """Return the file with a run's configuration, given its folder, its rollouts/ or a dump."""
+    folder = folder.parent if folder.is_file() else folder
     for run in (folder, folder.parent) if folder.name == "rollouts" else (folder,):
         for path in (run / "hydra/.hydra/config.yaml", run / ".hydra/config.yaml"):
             if path.exists():
@@ -185,6 +200,26 @@ def read_config(run: Path) -> Any:
     """Return a run's configuration as a DictConfig, or None if Hydra wrote none."""
     file = config_of_run(run)
     return None if file is None else OmegaConf.load(file)
+
+
+def load_config(path: Path) -> Any:
+    """Return the configuration in a file, or in a folder that Hydra made, as a DictConfig.
+
+    Raises:
+        ValueError: there is none.
+    """
+    file = config_of_run(path) if path.is_dir() else path
+    try:
+        config: Any = None if file is None else OmegaConf.load(file)
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"{path}: {error}") from None
+    block = OmegaConf.select(config, "algorithm") if OmegaConf.is_dict(config) else None
+    if not OmegaConf.is_dict(block):
+        raise ValueError(
+            f"{path}: no `algorithm` block; expected verl's configuration, such as "
+            ".hydra/config.yaml in the folder outputs/DATE/TIME that Hydra makes"
+        )
+    return config
 
 
 def curve(metrics: Metrics, key: str) -> dict[int, float]:
@@ -205,22 +240,33 @@ def of_each_reward(metrics: Metrics, statistic: str) -> dict[str, dict[int, floa
 
 
 def training_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
-    """Return {reward: {step: mean}}; with several data sources, the keys are "reward (source)"."""
+    """Return {reward: {step: mean}}; with several data sources, the keys are "reward (source)".
+
+    Metrics that name no reward have the reward `score`: the sum that verl logs.
+    """
     found: dict[str, dict[int, float]] = {}
     for step, values in metrics.items():
         for key, value in values.items():
             if match := TRAINING_KEY.fullmatch(key):
                 found.setdefault(f"{match['reward']} ({match['source']})", {})[step] = value
-    return found or of_each_reward(metrics, "mean")
+    found = found or of_each_reward(metrics, "mean")
+    if not found and (score := curve(metrics, SCORE_KEY)):
+        found = {SCORE: score}
+    return found
 
 
 def validation_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
-    """Return {reward: {step: mean}}; with several data sources, the keys are "reward (source)"."""
+    """Return {reward: {step: mean}}; with several data sources, the keys are "reward (source)".
+
+    The sum, `score`, is one of them where training has it alone.
+    """
+    total = SCORE if SCORE in training_rewards(metrics) else ""
+    names = {SCORE: "", SCORE_IN_VALIDATION: total}  # the two are one, and one is enough
     found: dict[tuple[str, str], dict[int, float]] = {}
     for step, values in metrics.items():
         for key, value in values.items():
             match = VALIDATION_KEY.fullmatch(key)
-            if match and match["reward"] not in ("reward", "score"):
-                found.setdefault((match["reward"], match["source"]), {})[step] = value
+            if match and (name := names.get(match["reward"], match["reward"])):
+                found.setdefault((name, match["source"]), {})[step] = value
     alone = len({source for _, source in found}) == 1
     return {r if alone else f"{r} ({source})": curve for (r, source), curve in found.items()}

@@ -1,6 +1,6 @@
 """Prints a run's rewards, findings and files, and draws the reward curves.
 
-verl-gdpo summary RUN_FOLDER
+verl-gdpo summary RUN
 """
 
 import sys
@@ -9,15 +9,9 @@ from pathlib import Path
 
 from verl_gdpo.run.ends import NAMES, NOTHING, ends
 from verl_gdpo.run.findings import findings
-from verl_gdpo.run.folder import (
-    Metrics,
-    gaps,
-    read_config,
-    read_metrics,
-    training_rewards,
-    validation_rewards,
-)
-from verl_gdpo.terminal import printable, render
+from verl_gdpo.run.folder import Metrics, gaps, training_rewards, validation_rewards
+from verl_gdpo.run.logged import EXPECTED, Logged, read_logged
+from verl_gdpo.terminal import needs_extra, printable, render
 
 HEADER = ("reward", *NAMES)
 
@@ -33,46 +27,62 @@ def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
 
 
 def main(argv: Sequence[str]) -> int:
-    if len(argv) != 1 or not Path(argv[0]).is_dir():
-        print(f"usage: verl-gdpo summary RUN_FOLDER; got {list(argv)}", file=sys.stderr)
+    if len(argv) != 1 or argv[0].startswith("-"):
+        print(f"usage: verl-gdpo summary RUN; got {list(argv)}. RUN: {EXPECTED}", file=sys.stderr)
         return 2
-    run = Path(argv[0])
+    folder, logged = Path(argv[0]), None
     parts = {
-        "reward curves": None,
-        "metrics": run / "metrics",
-        "rollouts": run / "rollouts",
-        "checkpoint": _latest_checkpoint(run / "checkpoints"),
-        "log": run / "train.log",
+        "metrics": folder / "metrics",
+        "rollouts": folder / "rollouts",
+        "checkpoint": _latest_checkpoint(folder / "checkpoints"),
+        "log": folder / "train.log",
     }
-    if not any(path and path.exists() for path in parts.values()):
-        print(f"{run}: holds no {', '.join(parts)}: not the folder of a run", file=sys.stderr)
-        return 1
-    metrics = read_metrics(run)
-    if metrics:
-        parts["reward curves"] = draw_rewards(run, metrics)
-        print(f"\n{render(HEADER, reward_table(metrics))}\n")
-        for finding in findings(metrics):
-            print(f"FINDING: {printable(str(finding))}")
-    else:
-        print(f"no table: {run / 'metrics'} has no step; trainer.logger needs `file` for it")
-    for gap in gaps(metrics):
-        print(f"WARNING: {printable(gap)}")
-    for label, path in parts.items():
+    is_ours = any(path and path.exists() for path in parts.values())
+    try:
+        logged = read_logged(argv[0])
+    except ValueError as error:
+        print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
+        if not is_ours:
+            return 1
+    if logged is not None:
+        _print_metrics(logged)
+        _print_rest(logged, folder, is_ours)
+    for label, path in parts.items() if is_ours else ():
         print(f"{label:<14} {path if path and path.exists() else 'none'}")
     return 0
 
 
-def draw_rewards(folder: Path, metrics: Metrics) -> Path:
-    """Write the curves of the run to its `rewards.png`; return that path."""
+def _print_metrics(logged: Logged) -> None:
+    print(f"\n{render(HEADER, reward_table(logged.metrics))}\n")
+    for finding in findings(logged.metrics):
+        print(f"FINDING: {printable(str(finding))}")
+    for gap in gaps(logged.metrics):
+        print(f"WARNING: {printable(gap)}")
+
+
+def _print_rest(logged: Logged, source: Path, is_ours: bool) -> None:
+    """Draw the curves, and say what a tracker does not hold."""
+    try:
+        from verl_gdpo.tools.report.inputs import inputs_of
+        from verl_gdpo.tools.report.runs import run_of
+
+        print(f"{'reward curves':<14} {draw_rewards(logged, source if is_ours else Path())}")
+        for one in () if is_ours else inputs_of(run_of(logged, source)):
+            print(printable(str(one)))
+    except ImportError as error:
+        print(f"{'reward curves':<14} none: {needs_extra(error)}")
+
+
+def draw_rewards(logged: Logged, out: Path) -> Path:
+    """Write the curves of a run to `rewards.png` in the folder `out`; return that path."""
     from verl_gdpo.tools.plots import draw
     from verl_gdpo.tools.report.charts import reward_panels
-    from verl_gdpo.tools.report.runs import Run, RunsOfArm, bounds_of_run
+    from verl_gdpo.tools.report.runs import RunsOfArm, run_of
 
-    picture, config = folder / "rewards.png", read_config(folder)
-    run = Run(folder, metrics, config, bounds=bounds_of_run(folder, config))
+    run, picture = run_of(logged, Path(logged.name)), out / "rewards.png"
     panels = reward_panels([RunsOfArm("training", [run])])
     arm = run.setting("arm")
-    title = f"Rewards over {max(metrics)} training steps" + (f" of {arm}" if arm else "")
+    title = f"Rewards over {max(run.metrics)} training steps" + (f" of {arm}" if arm else "")
     draw([*panels.values()], picture, title=title)
     return picture
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
-from verl_gdpo.run.dump_reader import WRITING, data_sources, dump_files
+from verl_gdpo.run.dump_reader import SUMMED, WRITING, data_sources, dump_files, has_rewards
 from verl_gdpo.run.folder import config_of_run
+from verl_gdpo.run.scorer import HOW, Scorer
 from verl_gdpo.terminal import printable
 from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
-from verl_gdpo.tools.replay.steps import LOGGED, Replay, rewards_of_run, write_table
+from verl_gdpo.tools.replay.steps import OF_SCORE, Replay, rewards_of_run, write_table
 from verl_gdpo.tools.replay.text import LEGEND, comparison, whole_group
 
 REPRODUCED_TOLERANCE = 1e-5  # for differences to logged advantages, which are float32
@@ -27,6 +28,10 @@ grpo run with the arm gdpo.
 
   verl-gdpo replay runs/my_run --arm grpo --arm gdpo_token
   verl-gdpo replay runs/my_run algorithm.gdpo.rewards.length.weight=0.2
+  verl-gdpo replay ROLLOUT_DATA_DIR --scorer my_rewards.py:compute_score --arm gdpo
+
+The dumps of verl without verl-gdpo hold one summed score, and no advantages. --scorer scores them
+again, and the arms are compared with what verl's grpo makes of the dumped score.
 
 The exit code is 1 if the run's own settings do not reproduce the logged advantages."""
 
@@ -50,9 +55,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("folder", type=Path, metavar="DIR", help="a run's folder, or its rollouts/")
+    add("folder", type=Path, metavar="DIR", help="a run's folder, its rollouts/, or one dump")
     add("overrides", nargs="*", metavar="key=value")
     add("--config", type=Path, help="the run's configuration, if not DIR/hydra/.hydra/config.yaml")
+    add("--scorer", metavar="NAME", help=f"scores the rollouts again: {HOW}")
+    add("--data-source", metavar="NAME", help="of rows without one, for --scorer")
     add("--arm", action="append", default=[], metavar="NAME", help=f"one of {', '.join(ARMS)}")
     add("--steps", type=step_range, metavar="FIRST:LAST", help="these steps only; or one step")
     add("--top", type=int, default=3, help="number of groups to show for each alternative (3)")
@@ -72,18 +79,21 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--out {out}: expected a name that ends in {', '.join(FORMATS)}")
     if arguments.top < 0:
         raise ValueError(f"--top {arguments.top}: expected 0 or more")
+    scorer = Scorer.of(arguments.scorer, arguments.data_source) if arguments.scorer else None
     files, unfinished = dump_files(arguments.folder)
     if arguments.steps is not None:
         files = _chosen(files, arguments.steps)
     path = arguments.config or config_of_run(arguments.folder)
-    algorithm, declared = (
-        read_run(path, data_sources(arguments.folder)) if path else ({"adv_estimator": "gdpo"}, {})
+    if scorer is None and not has_rewards(files[0]):
+        raise ValueError(f"{files[0]}: {SUMMED}")
+    own = _own(path, arguments.folder, scorer, "gdpo" if has_rewards(files[0]) else "grpo")
+    alternatives = choose(
+        own, arguments.arm, arguments.overrides, lambda: rewards_of_run(files[0], scorer)
     )
-    own = Arm.of("run", algorithm, declared)
-    alternatives = choose(own, arguments.arm, arguments.overrides, lambda: rewards_of_run(files[0]))
     replay = Replay(
         own,
         alternatives,
+        scorer=scorer,
         top=0 if arguments.group else arguments.top,
         wanted=arguments.group,
         keep_table=out is not None,
@@ -92,7 +102,7 @@ def _run(arguments: argparse.Namespace) -> int:
         ids = list(dict.fromkeys(group.id for group in replay.found))
         raise ValueError(f"--group {arguments.group}: expected one group, got {ids[:5] or 'none'}")
 
-    rollouts = sum(len(step.columns[LOGGED].A_B) for step in replay.steps)
+    rollouts = sum(len(step.columns[replay.reference].A_B) for step in replay.steps)
     source = f"the run's settings are in {path}"
     if path is None:
         source = "no configuration of the run was found, so the defaults are used"
@@ -104,6 +114,8 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"{arm.name}: {printable(str(arm))}")
     reproduced, sentence = _reproduced(replay, path)
     print(sentence)
+    for line in _rescored(replay):
+        print(printable(line))
     width = shutil.get_terminal_size((120, 40)).columns
     for group in replay.found:
         print(f"\n{whole_group(group, width)}")
@@ -114,6 +126,14 @@ def _run(arguments: argparse.Namespace) -> int:
     if out is not None:
         print(f"\n{write_table(replay, out):,} rollouts written to {out}")
     return 0 if reproduced else 1
+
+
+def _own(path: Path | None, folder: Path, scorer: Scorer | None, estimator: str) -> Arm:
+    """The run's own settings; bounds are those of its scorers, not of another one."""
+    if path is None:
+        return Arm.of("run", {"adv_estimator": estimator}, {})
+    algorithm, declared = read_run(path, data_sources(folder))
+    return Arm.of("run", algorithm, {} if scorer else declared)
 
 
 def _chosen(files: Sequence[Path], steps: range) -> list[Path]:
@@ -154,6 +174,20 @@ def choose(
 def _reproduced(replay: Replay, path: Path | None) -> tuple[bool, str]:
     """Return whether the run's settings reproduce the logged advantages, and a sentence on it."""
     worst = replay.worst
+    if replay.reference == OF_SCORE:
+        is_run = replay.own.estimator == "grpo" and path is not None
+        return True, (
+            "The dump holds no advantages. The arms are compared with verl's grpo on the dumped "
+            "score, which "
+            + (
+                "is what the run trained on."
+                if is_run
+                else "the run may not have "
+                "used: its estimator is " + (replay.own.estimator if path else "not known") + "."
+            )
+        )
+    if replay.scorer is not None:
+        return True, "The logged advantages are compared as they are: --scorer has other rewards."
     if worst is None:
         return True, (
             f"The run's adv_estimator={replay.own.estimator} is not recomputed: its logged "
@@ -172,3 +206,21 @@ def _reproduced(replay: Replay, path: Path | None) -> tuple[bool, str]:
         f"WARNING: the run's settings do not reproduce the logged advantages: {text} (allowed "
         f"{REPRODUCED_TOLERANCE:g}), at step {worst.step}, {printable(worst.uid)}; {reason}"
     )
+
+
+def _rescored(replay: Replay) -> list[str]:
+    """Sentences on how the scores of --scorer compare with those of the dump."""
+    found = replay.rescored
+    if not found.rollouts:
+        return []
+    same = f"{found.rollouts - found.other:,} of {found.rollouts:,} rollouts"
+    said = [f"--scorer gives the dumped score in {same}."]
+    if found.other:
+        said[0] += f" WARNING: not for {found.example}"
+    if found.not_the_sum:
+        said.append(
+            f"WARNING: in {found.not_the_sum:,} rollouts its `score` is not the sum of its "
+            "rewards. Every number counts with weight 1, unless algorithm.gdpo.rewards names "
+            "rewards and weights; weight 0 leaves one out"
+        )
+    return said

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.advantage.variants import Bounds
+from verl_gdpo.run.folder import load_config
 from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings, scorers_bounds
 from verl_gdpo.settings.reward_terms import hint
 from verl_gdpo.tools.recipes import FOLDER
@@ -69,14 +70,12 @@ def read_run(
     Raises:
         ValueError: there is no such block, or it cannot be resolved.
     """
+    config = load_config(path)
+    block = config.algorithm
     try:
-        config: Any = OmegaConf.load(path)
-        block = OmegaConf.is_dict(config) and config.get("algorithm")
-        if not OmegaConf.is_dict(block):
-            raise ValueError(f"{path}: no `algorithm` block; expected a verl configuration")
         declared = scorers_bounds(config, sources)[0] if "reward" in config else {}
         return dict(OmegaConf.to_container(block, resolve=True)), declared  # type: ignore[arg-type]
-    except (OmegaConfBaseException, OSError) as error:
+    except OmegaConfBaseException as error:
         raise ValueError(f"{path}: {error}") from None
 
 

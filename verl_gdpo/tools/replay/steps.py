@@ -1,5 +1,10 @@
-"""Recomputes and compares a dump step by step; keeps the numbers and the most different groups."""
+"""Recomputes and compares a dump step by step; keeps the numbers and the most different groups.
 
+The alternatives are compared with the advantages that the run logged. verl's own dump has none;
+there they are compared with what verl's grpo makes of the dump's score.
+"""
+
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,14 +13,16 @@ from typing import Any
 import numpy as np
 
 from verl_gdpo.atomic import replace_together
-from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.batch.matrix import SUM_TOLERANCE, RewardMatrix
+from verl_gdpo.batch.values import is_number
 from verl_gdpo.run.dump_reader import read_dump, reward_rows
+from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.replay.arms import Arm
 from verl_gdpo.tools.replay.compare import SAME_STD, Column
 from verl_gdpo.tools.replay.recompute import Floats, Ints, Step, group_numbers
 
-LOGGED = "logged"
+LOGGED, OF_SCORE = "logged", "grpo of score"
 IDENTITY = (
     *("group", "session", "uid", "data_source"),
     *("response_tokens", "trained_tokens"),
@@ -27,7 +34,7 @@ Rows = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True)
 class StepReport:
     number: int
-    columns: Mapping[str, Column]  # LOGGED, then each alternative
+    columns: Mapping[str, Column]  # the reference, then each alternative
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Group:
 
     step: int
     id: str
-    distance: Mapping[str, float]  # {alternative: mean scaled difference from LOGGED}
+    distance: Mapping[str, float]  # {alternative: mean scaled difference from the reference}
     rows: Rows
     advantages: Mapping[str, Sequence[float]]
 
@@ -56,6 +63,31 @@ class Mismatch:
 
 
 @dataclass
+class Rescored:
+    """How the scores of a `Scorer` compare with those in the dump, and with its own rewards."""
+
+    rollouts: int = 0
+    other: int = 0  # of them have another score in the dump
+    not_the_sum: int = 0  # of them have a `score` that is not the sum of their rewards
+    example: str = ""  # one with another score
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        dumped, score, total = (row[key] for key in ("score", "scorer_score", "sum"))
+        self.rollouts += 1
+        self.not_the_sum += not _close(score, total)
+        if not _close(dumped, score):
+            self.other += 1
+            self.example = self.example or f"{row['uid']}: {dumped} in the dump, {score} now"
+
+
+def _close(a: Any, b: Any) -> bool:
+    if not (is_number(a) and is_number(b)):
+        return False
+    # a dump has float32
+    return math.isclose(float(a), float(b), rel_tol=SUM_TOLERANCE, abs_tol=SUM_TOLERANCE)
+
+
+@dataclass
 class Replay:
     """Reads dumps; keeps numbers, and the rows of the `top` groups of each alternative."""
 
@@ -64,6 +96,9 @@ class Replay:
     top: int = 0
     wanted: str | None = None  # beginning of the id of a group to find
     keep_table: bool = False
+    scorer: Scorer | None = None  # whose rewards replace those of the dump
+    reference: str = ""  # LOGGED or OF_SCORE, once something is read
+    rescored: Rescored = field(default_factory=Rescored)
     row_count: int = 0
     steps: list[StepReport] = field(default_factory=list)
     worst: Mismatch | None = None  # None if nothing is read, or the run's estimator is unknown
@@ -74,7 +109,7 @@ class Replay:
     def read(self, files: Iterable[Path]) -> "Replay":
         """Read the files; raise ValueError if the arms cannot be computed for one of them."""
         for file in files:
-            rows = read_dump(file)
+            rows = read_dump(file, self.scorer)
             try:
                 self._add(int(file.stem), rows)
             except (ValueError, RuntimeError) as error:
@@ -85,11 +120,12 @@ class Replay:
         step = Step.of(number, rows)
         own = RewardMatrix.of(step.rewards, self.own.settings)
         self.row_count += len(rows)
-        if self.own.is_known:
-            self._check(step, rows, step.advantages(self.own, own))
+        reference_B = self._reference(step)
+        if self.own.is_known and self.scorer is None:
+            self._check(step, rows, step.advantages(self.own, own), reference_B)
         rows_B = np.flatnonzero(step.rewards.counted_B)
         group_B = group_numbers(step.group_ids[rows_B])
-        columns = {LOGGED: Column.of(step.logged_B[rows_B], group_B, own, rows_B)}
+        columns = {self.reference: Column.of(reference_B[rows_B], group_B, own, rows_B)}
         names = dict.fromkeys([*own.weights, *self.own.settings.names])
         for arm in self.alternatives:
             matrix = RewardMatrix.of(step.rewards, arm.settings)
@@ -99,12 +135,26 @@ class Replay:
         report = StepReport(number, columns)
         self.steps.append(report)
         counted = [rows[row] for row in rows_B.tolist()]
+        for row in counted if self.scorer else ():
+            self.rescored.add(row)
         self._keep_groups(report, counted, group_B)
         if self.keep_table:
             self.tables.append(_table(report, counted, names))
 
-    def _check(self, step: Step, rows: Rows, own_B: Floats) -> None:
-        difference_B = np.abs(own_B - step.logged_B)
+    def _reference(self, step: Step) -> Floats:
+        name, A_B = LOGGED, step.logged_B
+        if A_B is None:
+            name, A_B = OF_SCORE, step.of_score(self.own.settings.normalize_by_std)
+        if self.reference not in ("", name):
+            raise ValueError(
+                "some dumps hold advantages and some do not; replay each kind by itself, with "
+                "--steps FIRST:LAST"
+            )
+        self.reference = name
+        return A_B
+
+    def _check(self, step: Step, rows: Rows, own_B: Floats, logged_B: Floats) -> None:
+        difference_B = np.abs(own_B - logged_B)
         row = int(difference_B.argmax())
         if self.worst is None or difference_B[row] > self.worst.difference:
             self.worst = Mismatch(float(difference_B[row]), step.number, rows[row]["uid"])
@@ -146,9 +196,9 @@ class Replay:
             self.found += [group(g) for g, name in enumerate(ids) if name.startswith(self.wanted)]
 
 
-def rewards_of_run(file: Path) -> list[str]:
+def rewards_of_run(file: Path, scorer: Scorer | None = None) -> list[str]:
     """Names of the rewards that a run without named rewards trained on, as its estimator does."""
-    rows = read_dump(file)
+    rows = read_dump(file, scorer, with_texts=False)
     return [*RewardMatrix.of(reward_rows(rows, int(file.stem)), GdpoSettings()).weights]
 
 

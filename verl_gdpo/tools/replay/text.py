@@ -6,13 +6,13 @@ import numpy as np
 
 from verl_gdpo.terminal import printable, render, shorten, width_of
 from verl_gdpo.tools.replay.compare import SAME_STD
-from verl_gdpo.tools.replay.steps import LOGGED, Group, Replay, StepReport
+from verl_gdpo.tools.replay.steps import Group, Replay, StepReport
 
 LINES = 12  # a table over steps has at most this many lines; a line may join several steps
 MIN_RESPONSE = 24  # a response gets at least this many columns
 
 LEGEND = f"""\
-a | b          a is for the logged advantages, b for the alternative
+a | b          a is for the advantages that are compared with, b for the alternative
 correlation    between the two advantages of each rollout
 opposite sign  share of rollouts that one rewards and the other punishes
 distance       mean |difference| after each is divided by its std, because scales differ
@@ -26,7 +26,7 @@ A line for several steps holds means over the steps, weighted by their rollouts.
 
 
 def step_table(steps: Sequence[StepReport], name: str) -> str:
-    """Return a table of `name` against the logged advantages; the last line is for all steps."""
+    """Return a table of `name` against the reference; the last line is for all steps."""
     header = ["step", "rollouts", "correlation", "opposite sign", "distance"]
     header += ["silent groups", "tied pairs", "std"]
     parts = np.array_split(np.arange(len(steps)), min(len(steps), LINES))
@@ -39,8 +39,9 @@ def step_table(steps: Sequence[StepReport], name: str) -> str:
 
 def reward_table(steps: Sequence[StepReport], name: str) -> str:
     """Return a table with the correlation of each advantage with each reward."""
-    columns = {key: [step.columns[key] for step in steps] for key in (LOGGED, name)}
-    sizes = [len(step.columns[LOGGED].A_B) for step in steps]
+    reference = next(iter(steps[0].columns))
+    columns = {key: [step.columns[key] for step in steps] for key in (reference, name)}
+    sizes = [len(step.columns[name].A_B) for step in steps]
     rewards = dict.fromkeys(r for side in columns.values() for c in side for r in c.follows)
     rows = []
     for reward in rewards:
@@ -62,7 +63,9 @@ def group_table(group: Group, width: int) -> str:
     for row, line in zip(group.rows, rows, strict=True):
         line[-1] = shorten(str(row.get("output", "")), max(left, MIN_RESPONSE))
     distances = ", ".join(f"{name} {value:.2f}" for name, value in group.distance.items())
-    title = f"step {group.step}, group {printable(group.id)}; distance from {LOGGED}: {distances}"
+    reference = next(iter(group.advantages))
+    title = f"step {group.step}, group {printable(group.id)}; "
+    title += f"distance from {reference}: {distances}"
     return f"{title}\n{render(header, rows, left=(len(header) - 1,))}"
 
 
@@ -80,15 +83,15 @@ def comparison(replay: Replay, name: str, width: int) -> str:
     parts = [step_table(replay.steps, name), reward_table(replay.steps, name)]
     groups = replay.most_different.get(name, [])
     if groups:
-        parts.append(f"Where {LOGGED} and {name} differ most:")
+        parts.append(f"Where {replay.reference} and {name} differ most:")
         parts += [group_table(group, width) for group in groups]
     return "\n\n".join(parts)
 
 
 def _step_row(label: str, steps: Sequence[StepReport], name: str) -> list[str]:
     """Return a table row with the means over the steps, weighted by their rollouts."""
-    pairs = [(step.columns[LOGGED], step.columns[name]) for step in steps]
-    sizes = [len(logged.A_B) for logged, _ in pairs]
+    pairs = [(next(iter(step.columns.values())), step.columns[name]) for step in steps]
+    sizes = [len(reference.A_B) for reference, _ in pairs]
 
     def both(attribute: str, show: Callable[[float], str]) -> str:
         sides = ([getattr(pair[i], attribute) for pair in pairs] for i in (0, 1))

@@ -1,12 +1,16 @@
 """A page about one run, or about arms and their seeds side by side.
 
-verl-gdpo report RUN_FOLDER [RUN_FOLDER ...] [--out FOLDER]
+verl-gdpo report RUN [RUN ...] [--out FOLDER]
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from verl_gdpo.run.logged import EXPECTED
+from verl_gdpo.run.scorer import HOW, Scorer
+from verl_gdpo.terminal import needs_extra
 
 
 def main(argv: Sequence[str]) -> int:
@@ -17,22 +21,49 @@ def main(argv: Sequence[str]) -> int:
         "are grouped by `arm` of their configuration: several seeds of an arm become a median "
         "with the inter-quartile range.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument(
-        "--out", type=Path, help="default: RUN_FOLDER/report, or ./report for several runs"
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help=f"of any verl run: {EXPECTED}")
+    add("--out", type=Path, help="default: report/ in the folder of a single run, or here")
+    for_each = "give it once for each RUN, in their order"
+    add(
+        "--config",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help=f"the run's configuration, if it is not in its folder; {for_each}",
     )
+    add(
+        "--rollouts",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FOLDER",
+        help=f"the run's rollout dumps (trainer.rollout_data_dir); {for_each}",
+    )
+    add("--scorer", metavar="NAME", help=f"scores the rollouts again: {HOW}")
+    add("--data-source", metavar="NAME", help="of rows without one, for --scorer")
     arguments = parser.parse_args(argv)
-    # torch and matplotlib take seconds to load
-    from verl_gdpo.tools.report.build import build_page
-    from verl_gdpo.tools.report.page import write
-
-    out = arguments.out or (
-        arguments.runs[0] / "report" if len(arguments.runs) == 1 else Path("report")
-    )
+    out = arguments.out or _default_out(arguments.runs)
     try:
-        page = build_page(arguments.runs)
+        # torch and matplotlib take seconds to load
+        from verl_gdpo.tools.report.build import build_page
+        from verl_gdpo.tools.report.page import write
+
+        scorer = Scorer.of(arguments.scorer, arguments.data_source) if arguments.scorer else None
+        page = build_page(arguments.runs, arguments.config, arguments.rollouts, scorer)
+    except ImportError as error:
+        print(f"verl-gdpo report: {needs_extra(error)}", file=sys.stderr)
+        return 1
     except ValueError as error:
         print(f"verl-gdpo report: {error}", file=sys.stderr)
         return 1
     print(write(page, out))
     return 0
+
+
+def _default_out(runs: Sequence[str]) -> Path:
+    """In the folder of a run of our recipes; a tracker's folder is left as it is."""
+    folder = Path(runs[0])
+    is_ours = len(runs) == 1 and (folder / "metrics").is_dir()
+    return folder / "report" if is_ours else Path("report")

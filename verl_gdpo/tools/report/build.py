@@ -5,8 +5,10 @@ from pathlib import Path
 
 from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.run.findings import findings
+from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.tools.report.charts import length, rewards, validation
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups
+from verl_gdpo.tools.report.inputs import inputs, named_rewards
 from verl_gdpo.tools.report.intervals import table_of_differences
 from verl_gdpo.tools.report.page import Page
 from verl_gdpo.tools.report.runs import RunsOfArm, read_arms
@@ -14,27 +16,39 @@ from verl_gdpo.tools.report.signal_charts import collapse, influence
 from verl_gdpo.tools.report.tables import differences, results, runs, warnings
 
 
-def build_page(folders: Sequence[Path]) -> Page:
-    """Read the runs and put the page together.
+def build_page(
+    sources: Sequence[Path | str],
+    configs: Sequence[Path] = (),
+    rollouts: Sequence[Path] = (),
+    scorer: Scorer | None = None,
+) -> Page:
+    """Read the runs and put the page together; `read_arms` says what the arguments are.
 
     Raises:
-        ValueError: a folder is no run's; see `read_arms`.
+        ValueError: a run cannot be read; see `read_arms`.
     """
-    arms = read_arms(folders)
+    arms = read_arms(sources, configs, rollouts, scorer)
     names = ", ".join(arm.name for arm in arms)
     single = len(arms) == 1 and len(arms[0].runs) == 1
-    title = f"Run {folders[0].resolve().name}" if single else f"Comparison: {names}"
-    tables = (results(arms), table_of_differences(arms), runs(arms), differences(arms))
+    title = f"Run {arms[0].runs[0].name}" if single else f"Comparison: {names}"
+    tables = (
+        results(arms),
+        table_of_differences(arms),
+        runs(arms),
+        differences(arms),
+        inputs(arms),
+    )
     return Page(
         title=title,
         several=any(len(arm.runs) > 1 for arm in arms),
         warnings=warnings(arms),
         findings=[
-            (run.folder.resolve().name, finding)
+            (run.name, finding)
             for arm in arms
             for run in arm.runs
             for finding in findings(run.metrics)
         ],
+        unchecked=[run.name for arm in arms for run in arm.runs if not named_rewards(run)],
         tables=[table for table in tables if table],
         sections=[
             rewards(arms),

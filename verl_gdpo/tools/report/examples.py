@@ -1,8 +1,13 @@
-"""Groups of rollouts that show what the two estimators make of the same rewards."""
+"""Groups of rollouts that show what the two estimators make of the same rewards.
+
+A dump of 8,192 long rollouts has 80 MB. So a bounded number of dumps is read, one at a time and
+without its texts, and the texts of the chosen groups alone are read at the end.
+"""
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +17,7 @@ from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import verl_grpo_settings
 from verl_gdpo.batch.rows import RewardRows
-from verl_gdpo.run.dump_reader import dump_files, read_dump, reward_rows
+from verl_gdpo.run.dump_reader import dump_files, read_dump, read_texts, reward_rows
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.report.runs import Run
 
@@ -26,10 +31,11 @@ MEANING = {
     "tied": "GRPO sees the weighted sum alone, so rollouts that earned it in different ways are "
     "pushed equally. GDPO tells them apart.",
     "cancelled": "GRPO finds no gradient here. GDPO has one unless the normalised rewards cancel.",
-    "apart": "Of the groups of all dumped steps, the one in which the two advantages of a rollout "
-    "differ most, each in units of its standard deviation over the step.",
+    "apart": "Of the groups of the steps that were read, the one in which the two advantages of a "
+    "rollout differ most, each in units of its standard deviation over the step.",
     "equal": "Nothing to prefer: the advantage is 0 under both.",
 }
+DUMPS_READ = 20  # of a run: the last ones, and others at equal distances
 DUMPS_SEARCHED = 5  # from the last step backwards, for the kinds of which any group will do
 SAME_ADVANTAGE = 1e-6
 
@@ -37,9 +43,9 @@ SAME_ADVANTAGE = 1e-6
 @dataclass(frozen=True)
 class Rollout:
     output: str
-    tokens: int
+    tokens: int | None  # None, like `logged`, where verl-gdpo did not write the dump
     rewards: Mapping[str, float | None]  # as the estimator saw them; None does not apply
-    logged: float
+    logged: float | None
     grpo: float
     gdpo: float
 
@@ -81,26 +87,38 @@ class _Step:
 def example_groups(run: Run) -> list[ExampleGroup]:
     """At most one group of each kind, in the order of `KINDS`.
 
-    The group that differs most is that of all dumps, the others are of the last ones. GRPO and GDPO
-    are recomputed as the paper defines them, with the run's rewards, weights and conditions;
-    `logged` is what the run trained on.
+    The group that differs most is that of the dumps that are read, the others are of the last ones.
+    GRPO and GDPO are recomputed as the paper defines them, with the run's rewards, weights and
+    conditions; `logged` is what the run trained on.
 
     Raises:
-        ValueError: no dump, or not one of ours; see `rollouts`.
+        ValueError: there is no dump, or it has no rewards and the run has no scorer.
     """
+    if run.rollouts is None:
+        raise ValueError("no rollout dump; see the table of what this report is made of")
     settings = GdpoSettings() if run.config is None else _settings(run.config.algorithm)
-    found: dict[str, ExampleGroup] = {}
+    found: dict[str, tuple[Path, Sequence[int], ExampleGroup]] = {}
     most = 0.0
-    for number, file in enumerate(reversed(dump_files(run.folder)[0])):
-        step = _recompute(read_dump(file), int(file.stem), settings)
+    for number, file in enumerate(reversed(dumps_to_read(dump_files(run.rollouts)[0]))):
+        dump = read_dump(file, run.scorer, with_texts=False)
+        step = _recompute(dump, int(file.stem), settings)
         for rows in step.groups:
             kind, distance = _kind(step, rows), _distance(step, rows)
             if kind and kind not in found and number < DUMPS_SEARCHED:
-                found[kind] = _example(kind, step, rows)
+                found[kind] = file, rows, _example(kind, step, rows)
             elif kind is None and distance > most:
                 most = distance
-                found["apart"] = _example("apart", step, rows)
-    return [found[kind] for kind in KINDS if kind in found]
+                found["apart"] = file, rows, _example("apart", step, rows)
+    return [_with_texts(*found[kind]) for kind in KINDS if kind in found]
+
+
+def dumps_to_read(files: Sequence[Path]) -> list[Path]:
+    """At most `DUMPS_READ` dumps: the last ones, and the first and others at equal distances."""
+    if len(files) <= DUMPS_READ:
+        return [*files]
+    before = files[:-DUMPS_SEARCHED]
+    chosen = np.linspace(0, len(before) - 1, DUMPS_READ - DUMPS_SEARCHED).round().astype(int)
+    return [*(before[i] for i in chosen.tolist()), *files[-DUMPS_SEARCHED:]]
 
 
 def _distance(step: _Step, rows: Sequence[int]) -> float:
@@ -149,20 +167,28 @@ def _kind(step: _Step, rows: Sequence[int]) -> str | None:
 
 
 def _example(kind: str, step: _Step, rows: Sequence[int]) -> ExampleGroup:
-    first = step.dump[rows[0]]
-    return ExampleGroup(
-        kind,
-        step.number,
-        str(first.get("input", "")),
-        str(first.get("gts") or ""),
-        [_rollout(step, row) for row in rows],
+    return ExampleGroup(kind, step.number, "", "", [_rollout(step, row) for row in rows])
+
+
+def _with_texts(file: Path, rows: Sequence[int], example: ExampleGroup) -> ExampleGroup:
+    """The example with its prompt, ground truth and responses, which are read again."""
+    texts = read_texts(file, {*rows})
+    first = texts[rows[0]]
+    return replace(
+        example,
+        prompt=str(first["input"] or ""),
+        truth=str(first["gts"] or ""),
+        rollouts=[
+            replace(rollout, output=str(texts[row]["output"] or ""))
+            for row, rollout in zip(rows, example.rollouts, strict=True)
+        ],
     )
 
 
 def _rollout(step: _Step, row: int) -> Rollout:
     matrix, dumped = step.rewards, step.dump[row]
     return Rollout(
-        output=str(dumped.get("output", "")),
+        output="",
         tokens=dumped["response_tokens"],
         rewards={
             name: float(matrix.values_BK[row, column]) if matrix.present_BK[row, column] else None

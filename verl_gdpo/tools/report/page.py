@@ -27,6 +27,7 @@ class Page:
     several: bool  # runs of an arm, so that there are bands to explain
     warnings: Sequence[str]
     findings: Sequence[tuple[str, Finding]]  # with the name of the run
+    unchecked: Sequence[str]  # names of runs without the metrics that most findings need
     tables: Sequence[Table]
     sections: Sequence[Section]
     examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none

@@ -7,6 +7,7 @@ seeds and folders.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.run.dump_reader import data_sources
-from verl_gdpo.run.folder import Metrics, read_config, read_metrics, read_versions
+from verl_gdpo.run.dump_reader import data_sources, dump_files
+from verl_gdpo.run.folder import Metrics, load_config, read_versions
+from verl_gdpo.run.logged import Logged, read_logged
+from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.settings.algorithm import GdpoSettings, scorers_bounds, uses_gdpo_manager
 
 Curve = Mapping[int, float]
@@ -34,17 +37,25 @@ SETTINGS_IN_A_NAME = 3  # of an arm
 class Run:
     """One training run: one arm, one seed."""
 
-    folder: Path
+    folder: Path  # or the file or address that was named
     metrics: Metrics
-    config: Any = None  # DictConfig, None where Hydra left none
+    config: Any = None  # DictConfig, None where there is none
     versions: Mapping[str, str] = field(default_factory=dict)
     # {reward: (lowest, highest)}, where the configuration or a scorer declares them
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    label: str = ""  # the tracker's name for it; "" for that of the folder
+    tracker: str = "file logger"
+    rollouts: Path | None = None  # the folder with its dumps
+    scorer: Scorer | None = None  # scores the dumps again
+
+    @property
+    def name(self) -> str:
+        return self.label or self.folder.resolve().name
 
     @property
     def arm(self) -> str:
-        """`arm` of the recipes; the folder's name for a run without it."""
-        return str(self.setting("arm") or self.folder.resolve().name)
+        """`arm` of the recipes; its name for a run without it."""
+        return str(self.setting("arm") or self.name)
 
     def setting(self, key: str) -> Any:
         """A key of the configuration such as `data.seed`; None where there is none."""
@@ -71,19 +82,36 @@ class Band:
     runs: int
 
 
-def read_arms(folders: Sequence[Path]) -> list[RunsOfArm]:
-    """Read run folders; arms in the order in which they are first named.
+def read_arms(
+    sources: Sequence[Path | str],
+    configs: Sequence[Path] = (),
+    rollouts: Sequence[Path] = (),
+    scorer: Scorer | None = None,
+) -> list[RunsOfArm]:
+    """Read runs; arms in the order in which they are first named.
+
+    Args:
+        sources: what `read_logged` takes.
+        configs, rollouts: each run's configuration and folder of dumps, in the order of the runs,
+            where they are not in its folder; or none.
+        scorer: scores the dumps again.
 
     Raises:
-        ValueError: a folder is not there, is named twice, or holds no metrics.
+        ValueError: a run is not there, is named twice, or has no metrics.
     """
+    for option, given in (("--config", configs), ("--rollouts", rollouts)):
+        if given and len(given) != len(sources):
+            raise ValueError(
+                f"{option} is given {len(given)} times for {len(sources)} runs; expected once for "
+                "each run, in their order"
+            )
     seen: set[Path] = set()
     runs: dict[str, list[Run]] = {}
-    for folder in folders:
-        if folder.resolve() in seen:
-            raise ValueError(f"{folder}: named twice; each run counts once")
-        seen.add(folder.resolve())
-        run = _read_run(folder)
+    for source, config, folder in zip_longest(sources, configs, rollouts):
+        if Path(source).resolve() in seen:
+            raise ValueError(f"{source}: named twice; each run counts once")
+        seen.add(Path(source).resolve())
+        run = run_of(read_logged(str(source)), Path(source), config, folder, scorer)
         runs.setdefault(run.arm, []).append(run)
     return [arm for name, members in runs.items() for arm in _alike(name, members)]
 
@@ -95,12 +123,16 @@ def _alike(name: str, runs: Sequence[Run]) -> list[RunsOfArm]:
     differing = [key for key in keys if len({one.get(key) for one in settings}) > 1]
     groups: dict[tuple[str | None, ...], list[Run]] = {}
     for run, one in zip(runs, settings, strict=True):
-        groups.setdefault(tuple(map(one.get, differing)), []).append(run)
+        # a name alone does not say that two runs differ in their seed only
+        unlike = ("", str(run.folder)) if run.config is None else tuple(map(one.get, differing))
+        groups.setdefault(unlike, []).append(run)
     if len(groups) == 1:
         return [RunsOfArm(name, runs)]
     named = []
     for number, (values, members) in enumerate(groups.items(), start=1):
-        pairs = [f"{key}={value}" for key, value in zip(differing, values, strict=True)]
+        pairs = [str(members[0].folder)]
+        if members[0].config is not None:
+            pairs = [f"{key}={value}" for key, value in zip(differing, values, strict=True)]
         more = f", {len(pairs) - SETTINGS_IN_A_NAME} more" if pairs[SETTINGS_IN_A_NAME:] else ""
         said = ", ".join(pairs[:SETTINGS_IN_A_NAME]) + more
         named.append(RunsOfArm(f"{name} {number} ({said})", members))
@@ -122,26 +154,43 @@ def leaves(config: Any) -> dict[str, str]:
     return found
 
 
-def _read_run(folder: Path) -> Run:
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; expected the folder of a run")
-    metrics = read_metrics(folder)
-    if not metrics:
-        inside = sorted(path.parent.name for path in folder.glob("*/metrics"))
-        hint = f"; the runs in it are {inside}: name those" if inside else ""
-        raise ValueError(f"{folder}: no step in {folder / 'metrics'}{hint}")
-    config = read_config(folder)
-    return Run(folder, metrics, config, read_versions(folder), bounds_of_run(folder, config))
+def run_of(
+    logged: Logged,
+    source: Path,
+    config: Path | None = None,
+    rollouts: Path | None = None,
+    scorer: Scorer | None = None,
+) -> Run:
+    """A run with all that is known of it, also from its configuration; see `read_arms`."""
+    settings = logged.config if config is None else load_config(config)
+    if rollouts is not None:
+        dump_files(rollouts)  # raises if the user named a folder without dumps
+    if rollouts is None and logged.folder is not None and (logged.folder / "rollouts").is_dir():
+        rollouts = logged.folder / "rollouts"
+    if rollouts is None and settings is not None:
+        named = OmegaConf.select(settings, "trainer.rollout_data_dir")
+        rollouts = Path(named) if named and Path(named).is_dir() else None
+    return Run(
+        source,
+        logged.metrics,
+        settings,
+        {} if logged.folder is None else read_versions(logged.folder),
+        bounds_of_run(rollouts, settings),
+        logged.name,
+        logged.kind,
+        rollouts,
+        scorer,
+    )
 
 
-def bounds_of_run(folder: Path, config: Any) -> dict[str, Bounds]:
+def bounds_of_run(rollouts: Path | None, config: Any) -> dict[str, Bounds]:
     """Of each reward of a run, after its condition, as far as they are declared.
 
     With several data sources also of each "reward (source)": their scorers may disagree.
     """
     if config is None:
         return {}
-    sources = data_sources(folder)
+    sources = None if rollouts is None else data_sources(rollouts)
     try:
         found = _bounds_of(config, sources)
         if sources is not None and len(sources) > 1:
@@ -155,7 +204,7 @@ def bounds_of_run(folder: Path, config: Any) -> dict[str, Bounds]:
 
 def _bounds_of(config: Any, sources: set[str] | None) -> dict[str, Bounds]:
     settings = GdpoSettings.from_algorithm(config.algorithm)
-    if "reward" in config and uses_gdpo_manager(config):
+    if OmegaConf.select(config, "reward.reward_manager") and uses_gdpo_manager(config):
         declared, _ = scorers_bounds(config, sources)
         settings = replace(settings, bounds={**declared, **settings.bounds})
     ranges = {name: settings.range_of(name) for name in settings.bounds}

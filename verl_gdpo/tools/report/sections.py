@@ -101,7 +101,7 @@ def absent(
     runs = [run for arm in arms for run in arm.runs]
     lacking: dict[tuple[str, ...], list[str]] = {}
     for what, read in reads.items():
-        without = tuple(run.folder.name for run in runs if not read(run.metrics))
+        without = tuple(run.name for run in runs if not read(run.metrics))
         if without:
             lacking.setdefault(without, []).append(what)
     return [

@@ -16,12 +16,16 @@ RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are text; the first `labels` columns are words, the others numbers."""
+    """Cells are text; the first `labels` columns are words, the others numbers.
+
+    wraps: the cells are sentences, which may have several lines.
+    """
 
     caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     labels: int
+    wraps: bool = False
 
 
 def results(arms: Sequence[RunsOfArm]) -> Table:
@@ -53,7 +57,7 @@ def runs(arms: Sequence[RunsOfArm]) -> Table:
     rows = [
         (
             arm.name,
-            run.folder.resolve().name,
+            run.name,
             _short_path(run.setting("actor_rollout_ref.model.path")),
             _short_path(run.setting("data.train_files")),
             _text(run.versions.get("verl")),
@@ -106,11 +110,6 @@ def warnings(arms: Sequence[RunsOfArm]) -> list[str]:
             )
     for run in (run for arm in arms for run in arm.runs):
         found += [f"{run.folder}: {gap}. Lines leave it out." for gap in gaps(run.metrics)]
-        if run.config is None:
-            found.append(
-                f"{run.folder}: no configuration in hydra/.hydra/config.yaml, so the folder's "
-                "name stands for the arm, and examples count every reward with weight 1."
-            )
     return found
 
 

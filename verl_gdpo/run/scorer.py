@@ -1,0 +1,124 @@
+"""Scores dumped rollouts again, with a function that the user names.
+
+verl's own dump has one number for a rollout. Its prompt, response and ground truth are there too,
+so the rewards behind that number can be had again.
+"""
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl_gdpo.batch.values import is_number
+from verl_gdpo.rewards import TASKS
+
+HOW = f"FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task: {', '.join(TASKS)}"
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A function that scores a row of a dump; `name` is what the user wrote."""
+
+    name: str
+    function: Callable[..., Any]
+    is_task: bool = False  # a task's function takes other arguments than verl's
+    data_source: str | None = None  # of rows that do not say theirs
+
+    @classmethod
+    def of(cls, name: str, data_source: str | None = None) -> "Scorer":
+        """Return the scorer that `name` stands for; see `HOW`.
+
+        Raises:
+            ValueError: there is no such task, module or function.
+        """
+        if name in TASKS:
+            task = TASKS[name]
+            return cls(name, task.score, True, data_source or task.data_sources[0])
+        where, colon, function = name.rpartition(":")
+        if not colon:
+            raise ValueError(f"--scorer {name}: expected {HOW}")
+        module = _of_file(Path(where)) if where.endswith(".py") else _module(where)
+        found = getattr(module, function, None)
+        if not callable(found):
+            there = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+            raise ValueError(f"--scorer {name}: no function {function!r}; {where} has {there}")
+        return cls(name, found, data_source=data_source)
+
+    def rewards(self, row: Mapping[str, Any], source: str | None) -> dict[str, Any]:
+        """Return everything that the function returns for a row; a bare number is the reward `acc`.
+
+        Args:
+            source: the row's data source.
+
+        Raises:
+            ValueError: the function raised, or returned neither a number nor {name: reward}.
+        """
+        length = row.get("response_tokens")
+        try:
+            if self.is_task:
+                result = self.function(
+                    row["output"], row["gts"], response_tokens=length, step=row.get("step")
+                )
+            else:
+                extra_info = {} if length is None else {"response_tokens": length}
+                result = self.function(
+                    data_source=source,
+                    solution_str=row["output"],
+                    ground_truth=row["gts"],
+                    extra_info=extra_info,
+                )
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
+        except Exception as error:
+            raise ValueError(f"{self._failed(error)}. {_given(source, length)}") from error
+        if is_number(result):
+            return {"acc": float(result)}
+        if not isinstance(result, Mapping):
+            raise ValueError(
+                f"--scorer {self.name} returned {result!r:.200}; expected a number or "
+                "{name: reward}"
+            )
+        named = dict(result)
+        only_score = not any(is_number(v) for k, v in named.items() if k != "score")
+        return {"acc": named["score"], **named} if only_score and "score" in named else named
+
+    def _failed(self, error: Exception) -> str:
+        return f"--scorer {self.name} raised {type(error).__name__}: {error}"
+
+
+def _given(source: str | None, length: int | None) -> str:
+    """What a scorer may rely on, for one that wanted more."""
+    known = "nothing" if length is None else "response_tokens alone"
+    hint = "" if source else "; --data-source NAME gives it one"
+    return (
+        f"A dump gives it the response, the ground truth (gts), data_source={source!r}{hint}, and "
+        f"in extra_info {known}: a scorer that needs more cannot score a dump again"
+    )
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        hint = f"; for a file write {name}.py:FUNCTION" if Path(f"{name}.py").exists() else ""
+        raise ValueError(
+            f"--scorer {name}: cannot be imported: {type(error).__name__}: {error}{hint}"
+        ) from error
+
+
+def _of_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(f"--scorer {path}: no such file; expected {HOW}")
+    spec = importlib.util.spec_from_file_location(f"scorer_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    try:
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
+    except Exception as error:
+        raise ValueError(
+            f"--scorer {path}: cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    return module
