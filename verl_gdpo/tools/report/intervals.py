@@ -24,9 +24,9 @@ from verl_gdpo.tools.report.sections import (
     MAIN_ARM,
     SMOOTHED_STEPS,
     ReadEach,
+    Table,
     names,
 )
-from verl_gdpo.tools.report.tables import Table
 
 Floats = npt.NDArray[np.float64]
 
