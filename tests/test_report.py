@@ -26,7 +26,13 @@ from verl_gdpo.tools.report.runs import (
     read_arms,
     trailing_mean,
 )
-from verl_gdpo.tools.report.sections import Chart, Section, without_empty_charts
+from verl_gdpo.tools.report.sections import (
+    Chart,
+    Section,
+    decimal,
+    first_to_last,
+    without_empty_charts,
+)
 from verl_gdpo.tools.report.signal_charts import collapse, influence
 from verl_gdpo.tools.report.tables import differences, results, runs, warnings
 from verl_gdpo.tools.report.what_if import weights, what_if, what_if_of_arms
@@ -463,6 +469,14 @@ def test_many_rewards_are_not_all_named():
     metrics = {step: {f"gdpo/r{i}/share": i / 10 for i in range(5)} for step in (1, 2)}
     section = influence([RunsOfArm("gdpo", [Run(Path("run"), metrics)])])
     assert section.answer == ["of the advantage, r4 0.40, r3 0.30, r2 0.20, and 2 more"]
+
+
+def test_a_number_that_rounds_to_0_has_no_sign():
+    assert [decimal(value) for value in (-0.004, 0.0, -0.4, 1.005)] == [
+        *("0.00", "0.00", "-0.40", "1.00")
+    ]
+    panel = Panel("x", "step", "y", [Line("a", [1, 2], [-0.4, -0.004])])
+    assert first_to_last(panel) == "a -0.40 to 0.00"
 
 
 def test_a_chart_without_anything_to_see_is_a_sentence(tmp_path):

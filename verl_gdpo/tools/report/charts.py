@@ -17,6 +17,7 @@ from verl_gdpo.tools.report.sections import (
     absent,
     arm_lines,
     correlation_limits,
+    decimal,
     first_to_last,
     lines_of,
     looks,
@@ -156,5 +157,5 @@ def _length_in_words(arm: RunsOfArm, found: Found) -> str:
     follows = recent(arm, partial(curve, key=FOLLOWS))
     said = [f"{tokens.mean[0]:.0f} tokens at first, {recent(arm, read):.0f} at the end"]
     if math.isfinite(follows):
-        said.append(f"correlation with the advantage {follows:.2f}")
+        said.append(f"correlation with the advantage {decimal(follows)}")
     return "; ".join([*said, *most_of_length(arm, found)])

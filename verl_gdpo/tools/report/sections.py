@@ -144,14 +144,19 @@ def correlation_limits(lines: Sequence[Line]) -> tuple[float, float]:
 def first_to_last(panel: Panel, digits: int = 2) -> str:
     """`gdpo 0.41 to 1.00, grpo 0.40 to 0.98`, of the lines of a panel."""
     return ", ".join(
-        f"{drawn.label} {drawn.y[0]:.{digits}f} to {drawn.y[-1]:.{digits}f}"
+        f"{drawn.label} {decimal(drawn.y[0], digits)} to {decimal(drawn.y[-1], digits)}"
         for drawn in panel.lines
         if not drawn.only_markers
     )
 
 
 def last(lines: Sequence[Line], digits: int = 2) -> str:
-    return ", ".join(f"{drawn.label} {drawn.y[-1]:.{digits}f}" for drawn in lines)
+    return ", ".join(f"{drawn.label} {decimal(drawn.y[-1], digits)}" for drawn in lines)
+
+
+def decimal(value: float, digits: int = 2) -> str:
+    """`-0.40`, and 0 without a sign."""
+    return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def absent(

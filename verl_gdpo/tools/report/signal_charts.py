@@ -17,6 +17,7 @@ from verl_gdpo.tools.report.sections import (
     absent,
     arm_lines,
     correlation_limits,
+    decimal,
     first_to_last,
     last,
     lines_of,
@@ -103,7 +104,7 @@ def _shares_in_words(arm: RunsOfArm) -> str:
     """`of the advantage, correctness 0.72, format 0.28`, the largest first."""
     shares = recent_of_each(arm, "share")
     names = sorted(shares, key=lambda name: -abs(shares[name]))
-    said = listed([f"{name} {shares[name]:.2f}" for name in names])
+    said = listed([f"{name} {decimal(shares[name])}" for name in names])
     return f"of the advantage, {said}" if said else ""
 
 

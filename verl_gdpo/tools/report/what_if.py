@@ -16,7 +16,7 @@ from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.run.dump_reader import dump_files, read_dump, reward_rows
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.report.runs import Run, RunsOfArm
-from verl_gdpo.tools.report.sections import Section, Table, listed, of_each_arm
+from verl_gdpo.tools.report.sections import Section, Table, decimal, listed, of_each_arm
 
 Floats = npt.NDArray[np.float64]
 
@@ -187,7 +187,7 @@ def most_of_length(arm: RunsOfArm, found: Found) -> list[str]:
     """The reward alone whose advantages have the largest correlation with the length."""
     of_rewards = {n: one.length for n, one in _of(found, arm).items() if math.isfinite(one.length)}
     name = max(of_rewards, key=lambda name: abs(of_rewards[name]), default=None)
-    return [] if name is None else [f"of {name} alone {of_rewards[name]:.2f}"]
+    return [] if name is None else [f"of {name} alone {decimal(of_rewards[name])}"]
 
 
 def _of(found: Found, arm: RunsOfArm) -> Mapping[str, WhatIf]:
@@ -206,4 +206,4 @@ def _weights_in_words(found: Mapping[str, WhatIf]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else "-"
+    return decimal(value) if math.isfinite(value) else "-"
