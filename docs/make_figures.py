@@ -3,8 +3,10 @@
     python docs/make_figures.py                       # idea.png, collapse.png
     python docs/make_figures.py GDPO_RUN GRPO_RUN     # also those of two runs, given their folders
 
-The two runs are those of `./run_tool_rl.sh` and of `./run_tool_rl.sh estimator=grpo`. Their
-pictures are those of `verl-gdpo summary` and `verl-gdpo report`.
+The two runs are those of `./run_tool_rl.sh run_dir=runs/gdpo` and of `./run_tool_rl.sh
+run_dir=runs/grpo estimator=grpo`, without a GPU. The pictures are of `verl-gdpo summary` and
+`verl-gdpo report`; report.png is its first screen, for which there must be a browser, and
+replay.svg is `verl-gdpo replay` in a terminal.
 """
 
 import argparse
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import collapse
 import matplotlib as mpl
+import screens
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -20,7 +23,7 @@ from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.run.logged import read_logged
 from verl_gdpo.tools.plots import THEMES, draw, style
 from verl_gdpo.tools.report.runs import read_arms
-from verl_gdpo.tools.report.signal_charts import energy_chart
+from verl_gdpo.tools.report.signal_charts import share_chart
 from verl_gdpo.tools.summary import draw_rewards
 
 DOCS = Path(__file__).parent
@@ -93,10 +96,14 @@ def draw_runs(gdpo: Path, grpo: Path) -> None:
     if [arm.name for arm in arms] != ["gdpo", "grpo"]:
         raise ValueError(f"expected runs of gdpo and of grpo, got {[arm.name for arm in arms]}")
     for arm in arms:
-        if (chart := energy_chart(arm)) is None:
-            raise ValueError(f"{arm.runs[0].folder}: its metrics hold no gdpo/<reward>/energy")
+        if (chart := share_chart(arm)) is None:
+            raise ValueError(f"{arm.runs[0].folder}: its metrics hold no gdpo/<reward>/share")
         draw([chart.panel], DOCS / f"influence_{arm.name}.png")
     shutil.copyfile(draw_rewards(read_logged(str(gdpo)), gdpo), DOCS / "rewards_cpu.png")
+    screens.report([gdpo, grpo], DOCS / "report.png")
+    screens.replay(gdpo, DOCS / "replay.svg")
+    for name in ("rewards_cpu.png", "report.png"):
+        screens.make_smaller(DOCS / name)
 
 
 def main() -> None:

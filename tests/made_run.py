@@ -89,6 +89,10 @@ def _training(arm, step, steps, noise, own_metrics):
             "gdpo/tied_pairs_grpo": 0.25 - 0.2 * learnt,
             "gdpo/distinct_gdpo": round(70 - 40 * learnt + noise.gauss(0, 3)),
             "gdpo/distinct_grpo": round(45 - 25 * learnt + noise.gauss(0, 3)),
+            "gdpo/correctness/varies": 1 - 0.6 * learnt,
+            "gdpo/format/varies": 1 - 0.9 * learnt,
+            "gdpo/format/at_high": 0.4 + 0.5 * learnt,
+            "gdpo/length_correlation": noise.gauss(-0.1, 0.05),
             "gdpo/no_signal": max(0, 0.1 + 0.4 * learnt + noise.gauss(0, 0.03)),
             "gdpo/cancelled": max(0, 0.05 + noise.gauss(0, 0.02)),
         }

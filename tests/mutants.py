@@ -139,6 +139,24 @@ MUTANTS = [
         "variance.sqrt()",
         "test_dialects.py::test_verl_builtin_where_the_batch_has_next_to_no_variance",
     ),
+    Mutant(
+        "tools/replay/compare.py",
+        " * np.sqrt(share)",
+        "",
+        "test_replay.py::test_silent_groups_bring_no_group_further_apart",
+    ),
+    Mutant(
+        "tools/report/intervals.py",
+        "return float(np.clip(2 * stats.t.sf(t, N - 1), risk / K, risk))",
+        "return risk",
+        "test_report_statistics.py::test_the_room_of_a_comparison_follows_from_the_correlations",
+    ),
+    Mutant(
+        "tools/report/what_if.py",
+        "factor * weight",
+        "factor",
+        "test_report.py::test_other_weights_are_those_of_the_runs_settings",
+    ),
 ]
 
 

@@ -3,13 +3,16 @@
 import importlib.util
 import itertools
 import math
+import re
+import shutil
 import sys
+from html import unescape
 
 import pytest
 import torch
 from made_run import make_run
 from oracle import gdpo
-from tracked import REPO
+from tracked import REPO, tracked_files
 
 from verl_gdpo.run.folder import read_config, training_rewards
 from verl_gdpo.tools import summary
@@ -17,7 +20,9 @@ from verl_gdpo.tools.plots import DARK, LIGHT, MARKERS, STYLES, THEMES, Line, Pa
 from verl_gdpo.tools.report.charts import reward_panels, validation
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, bounds_of_run, read_arms
 from verl_gdpo.tools.report.sections import arm_lines, looks, one_of
-from verl_gdpo.tools.report.signal_charts import REWARD_LOOKS, energy_chart
+from verl_gdpo.tools.report.signal_charts import REWARD_LOOKS, share_chart
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def luminance(colour):
@@ -63,9 +68,7 @@ def test_looks_are_told_apart_in_grey_and_seen_in_both_themes():
         greys = [lightness(colour) for colour in theme.colours]
         assert min(abs(a - b) for a, b in itertools.combinations(greys, 2)) >= 10
         assert abs(greys[0] - greys[1]) >= 30  # gdpo and grpo
-        stack = [greys[look] for look in REWARD_LOOKS]
-        assert abs(stack[0] - stack[1]) >= 30
-        assert min(abs(a - b) for a, b in itertools.pairwise(stack)) >= 20
+        assert abs(greys[REWARD_LOOKS[0]] - greys[REWARD_LOOKS[1]]) >= 30
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ def shares_of(*runs):
     """An arm of runs with {step: (share of a, share of b)}; None where a step does not log it."""
     members = [
         {
-            step: {f"gdpo/{k}/energy": v for k, v in zip("ab", pair, strict=True) if v is not None}
+            step: {f"gdpo/{k}/share": v for k, v in zip("ab", pair, strict=True) if v is not None}
             for step, pair in run.items()
         }
         for run in runs
@@ -101,49 +104,50 @@ def shares_of(*runs):
     return RunsOfArm("gdpo", [Run(f"run{i}", metrics) for i, metrics in enumerate(members)])
 
 
-def test_shares_are_smoothed_areas_on_top_of_one_another():
-    chart = energy_chart(shares_of({step: (step / 10, 1 - step / 10) for step in range(1, 9)}))
+def test_the_share_of_each_reward_is_a_smoothed_line():
+    chart = share_chart(shares_of({step: (step / 10, 1 - step / 10) for step in range(1, 9)}))
     a, b = chart.panel.lines
     # the mean of steps 4 to 8 is 6/10
     assert a.y[-1] == pytest.approx(0.6) and b.y[-1] == pytest.approx(0.4)
-    assert a.behind[-1] == pytest.approx(0.8)
-    assert "mean of 5 steps" in chart.panel.title
-    assert chart.panel.xlabel == "training step (thin lines: not smoothed)"
-    assert "not smoothed: a 0.10 to 0.80, b 0.90 to 0.20." in chart.caption
-    axes = axes_of(chart.panel)
-    lower, upper = (area.get_paths()[0].get_extents() for area in axes.collections)
-    assert (lower.y0, upper.y1) == (0, pytest.approx(1))
-    assert axes.collections[1].get_paths()[0].vertices[:, 1].min() == pytest.approx(0.1)
-    raw = axes.get_lines()[0]
-    assert raw.get_ydata()[-1] == pytest.approx(0.8) and axes.get_ylim() == (0, 1)
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
+    assert chart.panel.title == "gdpo: share of each reward in the advantage, mean of 5 steps"
+    assert "at the end: a 0.10 to 0.60, b 0.90 to 0.40." in chart.caption
+    assert share_chart(RunsOfArm("gdpo", [Run("run", {1: {"gdpo/a/mean": 1.0}})])) is None
 
 
-def test_shares_of_several_runs_add_up_to_1_and_keep_their_spread():
-    runs = [{1: (s, 1 - s), 2: (s, 1 - s)} for s in (0.1, 0.2, 0.9)]
-    chart = energy_chart(shares_of(*runs))
+def test_a_share_that_is_no_number_is_a_gap():
+    chart = share_chart(shares_of({1: (1.0, None), 2: (0.5, 0.5), 3: (math.nan, 0.5)}))
     a, b = chart.panel.lines
-    # the medians, .2 and .8, add up to 1 here; the means are .4 and .6
-    assert (a.y[-1], b.y[-1]) == (pytest.approx(0.4), pytest.approx(0.6))
-    assert (a.behind, b.behind, chart.panel.xlabel) == ((), (), "training step")
-    # quartiles are those of five runs and more
-    assert "a 0.20 to 0.20, b" in chart.caption
-    five = energy_chart(shares_of(*({1: (s, 1 - s)} for s in (0.1, 0.2, 0.3, 0.4, 0.9))))
-    assert "a 0.30 to 0.30 (0.20 to 0.40)" in five.caption
+    assert a.y[:2] == [1.0, 0.75] and math.isnan(a.y[2])
+    assert (b.x, b.y) == ([2, 3], [0.5, 0.5])
 
 
-def test_shares_that_are_not_logged_are_0_and_those_that_are_no_number_a_gap():
-    chart = energy_chart(shares_of({1: (1.0, None), 2: (0.5, 0.5), 3: (math.nan, 0.5)}))
-    a, b = chart.panel.lines
-    assert a.behind[:2] == [1.0, 0.5] and b.behind[:2] == [0.0, 0.5]
-    assert b.y[1] == 0.25
-    assert all(math.isnan(values[2]) for values in (a.y, b.y, a.behind, b.behind))
+def test_shares_below_a_tenth_can_be_read():
+    axes = axes_of(share_chart(shares_of({1: (0.01, 0.99), 2: (0.04, 0.96)})).panel)
+    height = axes.get_window_extent().height
+
+    def place(share):
+        return (axes.transData.transform((1, share))[1] - axes.bbox.y0) / height
+
+    # on the scale of roots .1 is at .32, and .01 at .1; with room at both ends
+    assert place(0.1) - place(0) == pytest.approx(0.1**0.5 / 1.04, abs=1e-3)
+    assert place(0.01) - place(0) == pytest.approx(0.1 / 1.04, abs=1e-3)
+    assert 0 < place(0) < 0.03 and 0.97 < place(1) < 1
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        *("0", "0.01", "0.05", "0.1", "0.25", "0.5", "0.75", "1")
+    ]
+    assert axes.get_ylabel() == "share of the advantage (square-root scale)"
+    below = axes_of(share_chart(shares_of({1: (-0.34, 1.34)})).panel)
+    assert below.get_ylim()[0] < -0.34 and below.get_ylim()[1] > 1.34
+    labels = [text.get_text() for text in below.get_yticklabels()]
+    assert labels[:4] == [f"\N{MINUS SIGN}{tick}" for tick in (0.25, 0.1, 0.05, 0.01)]
 
 
-def test_shares_of_a_single_step_have_a_width():
-    chart = energy_chart(shares_of({7: (0.25, 0.75)}))
-    area = axes_of(chart.panel).collections[0].get_paths()[0].get_extents()
-    assert (area.x0, area.x1, area.y1) == (6.5, 7.5, 0.25)
+def test_more_rewards_than_colours_are_told_apart_without_colour():
+    run = Run("run", {step: {f"gdpo/r{i}/share": 0.1 for i in range(9)} for step in (1, 2)})
+    axes = axes_of(share_chart(RunsOfArm("gdpo", [run])).panel)
+    drawn = [line for line in axes.get_lines() if line.get_label().startswith("r")]
+    looks = {(line.get_linestyle(), str(line._dash_pattern), line.get_marker()) for line in drawn}
+    assert len(drawn) == len(looks) == 9
 
 
 def with_bounds(run, source="made", rewards="null"):
@@ -241,12 +245,12 @@ def test_titles_say_what_is_seen_and_no_time(tmp_path, monkeypatch):
 
 def test_a_long_title_is_broken_into_lines():
     arm = RunsOfArm("a_rather_long_name_of_an_arm", shares_of({1: (0.5, 0.5)}).runs)
-    figure = figure_of([energy_chart(arm).panel], THEMES["light"])
+    figure = figure_of([share_chart(arm).panel], THEMES["light"])
     figure.draw_without_rendering()
     [axes] = figure.axes
     title = axes._left_title
     assert title.get_window_extent().x1 <= figure.bbox.x1
-    assert title.get_text().count("\n") == 1
+    assert title.get_text().count("\n") == 2
 
 
 def test_the_idea_is_drawn_with_the_advantages_of_the_estimators(make_figures):
@@ -288,14 +292,53 @@ def test_distinct_groups(make_figures, estimator, over_rollouts, over_rewards):
     assert [distinct_groups(estimator, 4, n) for n in range(2, 6)] == over_rewards
 
 
+PICTURES = {path.name for path in tracked_files() if path.suffix in (".png", ".svg")}
+PICTURES &= {path.name for path in (REPO / "docs").iterdir()}
+
+
+def test_the_pictures_of_docs_are_small_and_shown():
+    assert {"report.png", "replay.svg", "idea.png"} <= PICTURES
+    pages = [REPO / path for path in tracked_files() if path.suffix == ".md"]
+    shown = {
+        name.rpartition("/")[2]
+        for page in pages
+        for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text())
+    }
+    assert shown >= PICTURES
+    assert {name for name in PICTURES if (REPO / "docs" / name).stat().st_size > 150_000} == set()
+
+
+def test_the_runs_of_the_pictures_are_described(make_figures):
+    described = " ".join(make_figures.__doc__.split())
+    text = (REPO / "docs/tools.md").read_text()
+    blocks = re.findall(r"```bash\n(.*?)\n```", text, re.DOTALL)
+    [*runs, draw] = next(block for block in blocks if "make_figures" in block).splitlines()
+    assert len(runs) == 2 and all(f"`{run}`" in described for run in runs)
+    folders = [re.search(r"run_dir=(\S+)", run)[1] for run in runs]
+    assert draw == " ".join(["python docs/make_figures.py", *folders])
+
+
+def test_the_picture_of_a_terminal_needs_no_font_and_holds_the_text():
+    picture = (REPO / "docs/replay.svg").read_text()
+    text = unescape(re.sub(r"<[^>]+>", "\n", picture)).replace("\N{NO-BREAK SPACE}", " ")
+    assert "http" not in picture.replace('xmlns="http://www.w3.org/2000/svg"', "").replace(
+        "<!-- Generated with Rich https://www.textualize.io -->", ""
+    )
+    for line in ("Where logged and grpo differ most:", "$ verl-gdpo replay runs/gdpo --arm grpo"):
+        assert line in text
+    assert "The run's settings reproduce the logged advantages" in text
+
+
+@pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="no browser for report.png")
 def test_the_command_draws_the_pictures_of_docs(make_figures, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(make_figures, "DOCS", tmp_path)
     runs = [make_run(tmp_path / "runs" / arm, arm, steps=6) for arm in ("gdpo", "grpo")]
     monkeypatch.setattr(sys, "argv", ["make_figures.py", *map(str, runs)])
     make_figures.main()
-    drawn = {path.name for path in tmp_path.glob("*.png")}
-    assert drawn == {path.name for path in (REPO / "docs").glob("*.png")}
+    drawn = {path.name for path in tmp_path.iterdir() if path.suffix in (".png", ".svg")}
+    assert drawn == PICTURES
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+    assert "differ&#160;most" in (tmp_path / "replay.svg").read_text()
     with pytest.raises(ValueError, match=r"expected runs of gdpo and of grpo, got \['grpo', 'gd"):
         make_figures.draw_runs(*reversed(runs))
     monkeypatch.setattr(sys, "argv", ["make_figures.py", str(runs[0])])

@@ -287,6 +287,24 @@ def test_the_groups_that_differ_most_are_kept(tmp_path):
     ]
 
 
+def test_silent_groups_bring_no_group_further_apart(tmp_path):
+    """In units of a std that counts them, the same groups would differ twice as much there."""
+    silent = [rollout(f"s{g}_{i}_0", x=1, y=1) for g in range(6) for i in range(2)]
+    rows = [*two_groups(), *silent]
+    for row, a in zip(rows, oracle.gdpo(*rewards_and_groups(rows)), strict=True):
+        row["advantage"] = a
+    replay = replayed(write(tmp_path, {1: two_groups(), 2: rows}), GDPO, GRPO)
+    few, many = (
+        step.columns[LOGGED].distance_B(step.columns["other0"])[:4] for step in replay.steps
+    )
+    assert few == pytest.approx([0.3675, 0.3675, 0.2649, 0.2649], abs=1e-3)
+    assert many == pytest.approx(few, abs=1e-3)
+
+
+def rewards_and_groups(rows):
+    return [[*row["rewards"].values()] for row in rows], [row["group"] for row in rows]
+
+
 def test_a_later_step_may_differ_more(tmp_path):
     # distances of p and q are .37 and .26; then b, where GDPO gives 0, 1; and a, 1.41 - 1
     rows = [rollout(f"b_{i}_0", 0, x=x, y=y) for i, (x, y) in enumerate([(1, 0), (0, 5)])]

@@ -11,14 +11,31 @@ import pytest
 from made_run import GROUPS, PROMPT, make_run, rollout_dump, write_metrics
 
 from verl_gdpo.tools import summary
+from verl_gdpo.tools.plots import Line, Panel
 from verl_gdpo.tools.report import main
 from verl_gdpo.tools.report.build import build_page
 from verl_gdpo.tools.report.charts import reward_panels, validation
 from verl_gdpo.tools.report.examples import example_groups
-from verl_gdpo.tools.report.page import response_start, signed, write
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, band, over_runs, read_arms, trailing_mean
+from verl_gdpo.tools.report.page import response_start, signed, with_code, write
+from verl_gdpo.tools.report.runs import (
+    Run,
+    RunsOfArm,
+    band,
+    is_of_one_run,
+    over_runs,
+    read_arms,
+    trailing_mean,
+)
+from verl_gdpo.tools.report.sections import (
+    Chart,
+    Section,
+    decimal,
+    first_to_last,
+    without_empty_charts,
+)
 from verl_gdpo.tools.report.signal_charts import collapse, influence
 from verl_gdpo.tools.report.tables import differences, results, runs, warnings
+from verl_gdpo.tools.report.what_if import weights, what_if, what_if_of_arms
 
 HOSTILE = "</pre><script>document.title='taken'</script><img src=x onerror=alert(1)>"
 
@@ -167,10 +184,26 @@ def test_what_the_configurations_differ_in(tmp_path):
     config = c / "hydra" / ".hydra" / "config.yaml"
     config.write_text(config.read_text() + "trainer: {n: '${data.seed}'}\n")
     assert differences(read_arms([a])) is None
-    assert differences(read_arms([a, b, c])).rows == [
-        ("data.seed", "0, 7", "7"),
-        ("trainer.n", "not there", "${data.seed}"),
-    ]
+    text = "trainer: {n: '${data.seed}', default_local_dir: here}\n"
+    config.write_text(config.read_text().replace("trainer: {n: '${data.seed}'}\n", text))
+    # neither the seeds nor the folders
+    assert differences(read_arms([a, b, c])).rows == [("trainer.n", "not there", "${data.seed}")]
+    assert differences(read_arms([a, b])) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        *(("seed", True), ("data.seed", True), ("actor_rollout_ref.actor.data_loader_seed", True)),
+        *(("run_dir", True), ("trainer.default_local_dir", True), ("trainer.project_name", True)),
+        *(("transfer_queue.metrics.port", True), ("actor_rollout_ref.model.path", False)),
+        *(("data_dir", False), ("data.train_files", False), ("trainer.nnodes", False)),
+        *(("reward.reward_kwargs.seed", False), ("algorithm.gdpo.rewards.seed", False)),
+        ("trainer.ray_wait_register_center_timeout", False),
+    ],
+)
+def test_which_settings_say_nothing_of_the_arm(key, expected):
+    assert is_of_one_run(key) == expected
 
 
 def test_metrics_that_are_not_there_are_named():
@@ -182,7 +215,7 @@ def test_metrics_that_are_not_there_are_named():
     [note] = collapse([old]).notes
     assert all(f"gdpo/{name}" in note for name in ("tied_pairs_grpo", "distinct_gdpo", "no_signal"))
     section = influence([old, new])
-    assert [chart.name for chart in section.charts] == ["influence-energy-grpo"]
+    assert [chart.name for chart in section.charts] == ["energy-grpo"]
     notes = {note.partition(" hold")[0]: note for note in section.notes}
     assert notes["The metrics of gdpo0"].startswith(
         "The metrics of gdpo0 hold no gdpo/<reward>/energy:"
@@ -194,10 +227,8 @@ def test_metrics_that_are_not_there_are_named():
 def test_influence_is_the_share_first_and_collapse_the_tied_pairs(tmp_path):
     arms = read_arms([make_run(tmp_path / "run", steps=4)])
     charts = influence(arms).charts
-    assert [chart.name.rsplit("-", 1)[0] for chart in charts] == [
-        *("influence-share", "influence-energy", "influence-correlation")
-    ]
-    assert charts[0].panel.ylabel == "share of the advantage" and not charts[0].panel.stacked
+    assert [chart.name for chart in charts] == ["share-gdpo", "energy-gdpo", "correlation-gdpo"]
+    assert charts[0].panel.ylabel == "share of the advantage" and charts[0].panel.is_share
     found = [chart.name for chart in collapse(arms).charts]
     assert found == ["tied-gdpo", "gdpo-no_signal", "gdpo-cancelled", "distinct-gdpo"]
 
@@ -234,6 +265,18 @@ def test_the_group_that_differs_most_is_that_of_all_steps_and_of_no_scale(tmp_pa
         (run / "rollouts" / f"{step}.jsonl").write_text(rollout_dump(step, groups=groups))
     [apart] = [g for g in example_groups(read_arms([run])[0].runs[0]) if g.kind == "apart"]
     assert (apart.step, apart.rollouts[0].rewards["correctness"]) == (1, 3)
+
+
+def test_silent_groups_bring_no_group_further_apart(tmp_path):
+    """In units of a std that counts them, the group of step 9 would be ahead."""
+    run = make_run(tmp_path / "run", steps=9)
+    strong, mild = [(3, 0), (2.5, 1), (-3, 1), (0, 0)], [(3, 0), (2.9, 1), (-3, 0), (-2.9, 1)]
+    silent = {f"equal{i}": GROUPS["equal"] for i in range(9)}
+    for step, groups in ((1, {"a": strong}), (9, {"a": mild, **silent})):
+        groups = {**groups, "agree": GROUPS["agree"]}
+        (run / "rollouts" / f"{step}.jsonl").write_text(rollout_dump(step, groups=groups))
+    [apart] = [g for g in example_groups(read_arms([run])[0].runs[0]) if g.kind == "apart"]
+    assert apart.step == 1
 
 
 def test_a_kind_that_the_last_step_lacks_comes_from_an_earlier_one(tmp_path):
@@ -298,7 +341,8 @@ def test_a_run_without_rollouts_or_own_metrics_still_has_a_page(tmp_path):
     )
     page = build_page([tmp_path / "run"])
     assert "no rollout dump" in page.examples["run"]
-    thin = replace(page, title="t", several=False, sections=page.sections[:3])
+    kept = [part for part in page.sections if part.anchor in ("rewards", "validation", "length")]
+    thin = replace(page, title="t", several=False, sections=kept)
     text = write(thin, tmp_path / "out").read_text()
     assert "no rollout dump" in text and "hold no response_length/mean" in text
     assert {path.name for path in (tmp_path / "out").glob("*.png")} == {
@@ -329,3 +373,133 @@ def test_the_summary_draws_the_same_curves(tmp_path, capsys):
     assert summary.main([str(run)]) == 0
     assert (run / "rewards.png").read_bytes().startswith(b"\x89PNG")
     assert f"reward curves  {run / 'rewards.png'}" in capsys.readouterr().out
+
+
+SQUARE = {"g": [(0, 0), (0, 1), (1, 0), (1, 1)]}  # correctness and format do not depend
+
+
+def square_run(folder, steps=8):
+    """A run whose rollouts are `SQUARE`, with tokens 10, 11, 12, 13."""
+    run = make_run(folder, steps=2)
+    data = {
+        **{"gdpo/correctness/share": 0.7, "gdpo/format/share": 0.3},
+        **{"gdpo/correctness/varies": 0.5, "gdpo/format/varies": 0.02},
+        **{"gdpo/format/at_high": 0.98, "gdpo/length_correlation": -0.4},
+        "gdpo/no_signal": 0.0,
+    }
+    lengths = [40, *[20] * (steps - 1)]
+    lines = [
+        {"step": step, "data": {**data, "response_length/mean": length}}
+        for step, length in enumerate(lengths, start=1)
+    ]
+    write_metrics(run, lines)
+    (run / "rollouts" / "2.jsonl").write_text(rollout_dump(2, groups=SQUARE))
+    return run
+
+
+def test_what_other_weights_would_do(tmp_path):
+    found = what_if(read_arms([square_run(tmp_path / "run")])[0].runs[0])
+    # z of the two are at right angles: c + f has the shares 1/2, c + 2 f 1/5 and 4/5
+    for one in found.values():
+        assert one.share == pytest.approx([0.2, 0.5, 0.8], abs=1e-4)
+        # (1, 2) and (1, .5) against (1, 1)
+        assert one.same == pytest.approx([0.9487, 1, 0.9487], abs=1e-3)
+    # tokens -1.5 -.5 .5 1.5 with -1 1 -1 1, and with -1 -1 1 1
+    assert found["format"].length == pytest.approx(2 / 20**0.5)
+    assert found["correctness"].length == pytest.approx(4 / 20**0.5)
+
+
+def test_other_weights_are_those_of_the_runs_settings(tmp_path):
+    run = square_run(tmp_path / "run")
+    config = run / "hydra" / ".hydra" / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("rewards: null", "rewards: {format: 2.0, correctness: 1.0}"))
+    found = what_if(read_arms([run])[0].runs[0])
+    # with the weights 1, 2 and 4 of format beside 1, and .5, 1 and 2 of correctness beside 2
+    assert {name: (one.weight, one.share) for name, one in found.items()} == {
+        "format": (2, pytest.approx([1 / 2, 4 / 5, 16 / 17], abs=1e-4)),
+        "correctness": (1, pytest.approx([1 / 17, 1 / 5, 1 / 2], abs=1e-4)),
+    }
+    config.write_text(text.replace("rewards: null", "rewards: {format: 2.0, correctness: 0.0}"))
+    assert [*what_if(read_arms([run])[0].runs[0])] == ["format"]
+    config.write_text(text.replace("adv_estimator: gdpo", "adv_estimator: rloo"))
+    [arm] = read_arms([run])
+    section = weights([arm], what_if_of_arms([arm]))
+    assert "algorithm.adv_estimator=rloo cannot be recomputed" in section.notes[0]
+    assert section.answer == ["not known without rollout dumps"] and not section.tables
+
+
+def test_the_first_screen_answers_four_questions(tmp_path):
+    page = build_page([square_run(tmp_path / "run")])
+    answers = {section.anchor: section.answer for section in page.sections if section.answer}
+    assert answers == {
+        "influence": ["of the advantage, correctness 0.70, format 0.30"],
+        "saturation": [
+            "format differs in 2% of the groups (98% of the samples at its highest value), "
+            "correctness differs in 50%"
+        ],
+        "weights": [
+            "twice its weight moves the share of correctness from 0.50 to 0.80, format from 0.50 "
+            "to 0.80"
+        ],
+        "length": [
+            "40 tokens at first, 20 at the end; correlation with the advantage -0.40; of "
+            "correctness alone 0.89"
+        ],
+    }
+    text = write(page, tmp_path / "out").read_text()
+    for anchor, lines in answers.items():
+        assert f'<li><a href="#{anchor}">' in text and f'<section id="{anchor}">' in text
+        assert text.index('id="findings"') < text.index(lines[0]) < text.index('id="summary"')
+
+
+def test_answers_of_several_arms_and_of_none(tmp_path):
+    runs = [square_run(tmp_path / "a"), make_run(tmp_path / "b", "grpo", steps=2)]
+    write_metrics(runs[1], [{"step": 1, "data": {"gdpo/format/mean": 0.5}}])
+    (runs[1] / "rollouts" / "2.jsonl").unlink()
+    said = {section.anchor: section.answer for section in build_page(runs).sections}
+    assert said["influence"] == ["gdpo: of the advantage, correctness 0.70, format 0.30"]
+    said = {section.anchor: section.answer for section in build_page(runs[1:]).sections}
+    assert said["influence"] == ["not known, because the metrics hold no gdpo/<reward>/share"]
+    assert said["weights"] == ["not known without rollout dumps"]
+
+
+def test_many_rewards_are_not_all_named():
+    metrics = {step: {f"gdpo/r{i}/share": i / 10 for i in range(5)} for step in (1, 2)}
+    section = influence([RunsOfArm("gdpo", [Run(Path("run"), metrics)])])
+    assert section.answer == ["of the advantage, r4 0.40, r3 0.30, r2 0.20, and 2 more"]
+
+
+def test_a_number_that_rounds_to_0_has_no_sign():
+    assert [decimal(value) for value in (-0.004, 0.0, -0.4, 1.005)] == [
+        *("0.00", "0.00", "-0.40", "1.00")
+    ]
+    panel = Panel("x", "step", "y", [Line("a", [1, 2], [-0.4, -0.004])])
+    assert first_to_last(panel) == "a -0.40 to 0.00"
+
+
+def test_a_chart_without_anything_to_see_is_a_sentence(tmp_path):
+    page = build_page([square_run(tmp_path / "run")])
+    [section] = [section for section in page.sections if section.anchor == "collapse"]
+    assert "gdpo-no_signal" not in [chart.name for chart in section.charts]
+    assert "Groups without a gradient: 0 at every step." in section.notes
+    nothing = Chart("x", Panel("x", "step", "y", [Line("a", [1], [math.nan])]), "")
+    zero = Chart("y", Panel("y", "step", "y", [Line("a", [1], [0.0])]), "")  # a reward of 0 is seen
+    found = without_empty_charts(Section("s", "s", "", [nothing, zero]))
+    assert (found.charts, found.notes) == ([zero], ["x: there is no finite number."])
+
+
+def test_findings_beyond_the_first_can_be_opened(tmp_path):
+    runs = [tmp_path / f"run{i}" for i in range(6)]
+    for run in runs:
+        data = {"gdpo/no_signal": 0.9, "gdpo/format/mean": 0.5}
+        write_metrics(run, [{"step": step, "data": data} for step in range(1, 8)])
+    text = write(build_page(runs), tmp_path / "out").read_text()
+    assert text.count("of the groups have no signal") == 6
+    shown, more = text.split("<details><summary>2 more</summary>")
+    assert shown.count("of the groups have no signal") == 4
+    assert more.index("run5: 90%") < more.index("</details>")
+
+
+def test_commands_in_the_text_are_code_and_nothing_else_is_markup():
+    assert with_code("see `a <b>` & c") == "see <code>a &lt;b&gt;</code> &amp; c"

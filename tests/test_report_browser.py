@@ -16,15 +16,21 @@ BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 WIDTHS = (1280, 390)
+SCREEN = 900  # pixels
 HOSTILE = (
     "</pre><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 )
 # the page allows no script, not even ours: it is looked at from around it
 AROUND = """<!doctype html><body><script>
 const found = [];
+// what scrolls along covers the shadow at an edge that is reached
+const shadowed = style => style.backgroundAttachment === 'local, local, scroll, scroll'
+  && style.backgroundImage.split('linear-gradient').length === 5;
 function look(event) {
   const frame = event.target, page = frame.contentDocument, root = page.documentElement;
   const images = [...page.images];
+  const scrolls = [...page.querySelectorAll('.scroll')];
+  const answers = [...page.querySelectorAll('.answers a')];
   found.push({
     asked: frame.width, width: root.clientWidth, scroll: root.scrollWidth, title: page.title,
     images: images.length,
@@ -34,6 +40,11 @@ function look(event) {
     loaded: frame.contentWindow.performance.getEntriesByType('resource')
       .map(e => e.name).filter(name => !name.startsWith('data:')),
     scripts: page.scripts.length,
+    hidden: scrolls.filter(s => s.scrollWidth > s.clientWidth).length,
+    shadows: scrolls.filter(s => shadowed(frame.contentWindow.getComputedStyle(s))).length,
+    tables: scrolls.length,
+    answers: answers.length,
+    lowest: Math.max(...answers.map(a => a.getBoundingClientRect().bottom)),
     lost: [...page.querySelectorAll('nav a')].filter(a => !page.querySelector(a.hash)).length,
     background: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
   });
@@ -90,6 +101,12 @@ def test_the_page_in_a_browser(report, tmp_path, dark):
         assert frame["title"] == "Comparison: gdpo, a_rather_long_name_of_an_arm"
         assert (frame["broken"], frame["scripts"], frame["loaded"], frame["lost"]) == (0, 0, [], 0)
         assert frame["images"] > 10 and frame["narrowest"] > 250
+        assert frame["tables"] == frame["shadows"] > 4
+        assert frame["answers"] == 4
+        if int(frame["asked"]) > 1000:
+            assert frame["lowest"] < SCREEN
+        else:
+            assert frame["hidden"] > 0
         assert frame["dark"] == (frame["images"] if dark else 0)
         brightness = sum(map(int, re.findall(r"\d+", frame["background"])))
         assert brightness < 150 if dark else brightness > 600

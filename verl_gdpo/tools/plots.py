@@ -1,7 +1,8 @@
 """Pictures. Draws only: what is drawn comes from `report/charts.py`.
 
 A look is a colour, a line style and a marker. Look 0 is a solid line. Each colour also has a
-lightness of its own, so that lines and areas are told apart in grey and by colour-blind people.
+lightness of its own, so that lines are told apart in grey and by colour-blind people. After the
+last colour the first comes again, with another line style and marker.
 """
 
 import textwrap
@@ -22,6 +23,9 @@ DARK = ("#9DC6FF", "#AD5500", "#FB79C3", "#FFFFFF", "#079C69", "#F2DAFF")
 STYLES = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1.2)), (0, (9, 2)), (0, (2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 TITLE_WIDTH = 38  # characters in a line
+LONG = 200  # steps, above which lines are thin
+SHARE_TICKS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1)
+SHARE_SCALE = "square-root scale"
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; `stacked` lines are areas, each on top of the one before."""
+    """One pair of axes; shares have a scale on which those below 0.1 can be read."""
 
     title: str
     xlabel: str
@@ -48,7 +52,7 @@ class Panel:
     lines: Sequence[Line]
     ylim: tuple[float, float] | None = None
     bounds: tuple[float, float] | None = None  # the lowest and the highest value that y can have
-    stacked: bool = False
+    is_share: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,15 +120,14 @@ def style(look: Theme) -> dict[Any, Any]:
 
 def _draw_panel(panel: Panel, axes: Any, look: Theme) -> None:
     axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
+    if panel.is_share:
+        _scale_shares(panel, axes)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7, min_n_ticks=1))
     axes.tick_params(length=3, color=look.quiet)
     axes.grid(color=look.quiet, linewidth=0.6, alpha=0.6)
     axes.set_axisbelow(True)
-    if panel.stacked:
-        _draw_stack(panel.lines, axes, look)
-    else:
-        for line in panel.lines:
-            _draw_line(line, axes, look)
+    for line in panel.lines:
+        _draw_line(line, axes, look)
     if panel.ylim:
         axes.set_ylim(panel.ylim)
     if panel.bounds:
@@ -159,14 +162,12 @@ def _labels(panel: Panel) -> list[str]:
 def _legend_shape(panel: Panel) -> tuple[int, int]:
     """Rows and columns: as many columns as long names leave room for."""
     labels = _labels(panel)
-    columns = max(1, min(3, len(labels), 52 // (7 + max(map(len, labels), default=0))))
+    columns = max(1, min(3, len(labels), 54 // (7 + max(map(len, labels), default=0))))
     return -(-len(labels) // columns), columns
 
 
 def _handles(panel: Panel, axes: Any, look: Theme) -> list[Any]:
-    """Of the lines or areas as they are drawn; the markers are hollow in each line's colour."""
-    if panel.stacked:
-        return list(axes.collections)
+    """Of the lines as they are drawn; the markers are hollow in each line's colour."""
     markers = {line.label for line in panel.lines if line.only_markers}
     # several lines may have one label, and the first stands for them
     by_label = {line.get_label(): line for line in reversed(axes.get_lines())}
@@ -174,6 +175,26 @@ def _handles(panel: Panel, axes: Any, look: Theme) -> list[Any]:
     lines = [line for line in drawn if line.get_label() not in markers]
     hollow: dict[str, Any] = {"marker": "o", "linestyle": "", "markerfacecolor": "none"}
     return lines + [Line2D([], [], color=look.ink, label=m, **hollow) for m in sorted(markers)]
+
+
+def _scale_shares(panel: Panel, axes: Any) -> None:
+    """From 0, or the lowest share below it, to 1, or the highest above it."""
+    values = np.concatenate([[0.0, 1.0], *(line.y for line in panel.lines)])
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    axes.set_yscale("function", functions=(_root, _square))
+    axes.set_ylim(_square(np.array([_root(low) - 0.02, _root(high) + 0.02])))
+    signed = sorted({sign * tick for tick in SHARE_TICKS for sign in (-1, 1)})
+    ticks = [tick for tick in signed if low <= tick <= high]
+    axes.set_yticks(ticks, [f"{tick:g}".replace("-", "\N{MINUS SIGN}") for tick in ticks])
+    axes.set_ylabel(f"{panel.ylabel} ({SHARE_SCALE})")
+
+
+def _root(share: Any) -> Any:
+    return np.sign(share) * np.sqrt(np.abs(share))
+
+
+def _square(root: Any) -> Any:
+    return np.sign(root) * np.square(root)
 
 
 def _draw_bounds(low: float, high: float, axes: Any, look: Theme) -> None:
@@ -194,26 +215,10 @@ def _draw_bounds(low: float, high: float, axes: Any, look: Theme) -> None:
         )
 
 
-def _draw_stack(lines: Sequence[Line], axes: Any, look: Theme) -> None:
-    """Areas; what they are without smoothing is a thin line in the colour of the background."""
-    x = np.asarray(lines[0].x)
-    if len(x) == 1:
-        x = np.array([x[0] - 0.5, x[0] + 0.5])  # or the area of a single step would have no width
-    base = raw = np.zeros(len(x))
-    for line in lines:
-        colour = look.colours[line.look % len(look.colours)]
-        top = base + line.y
-        axes.fill_between(x, base, top, color=colour, linewidth=0, label=line.label)
-        base = top
-        if len(line.behind):
-            raw = raw + line.behind
-            axes.plot(x, raw, color=look.background, linewidth=0.7)
-    axes.margins(x=0)
-
-
 def _draw_line(line: Line, axes: Any, look: Theme) -> None:
-    number = line.look % len(look.colours)
-    colour, marker = look.colours[number], MARKERS[number]
+    again, number = divmod(line.look, len(look.colours))
+    colour, style = look.colours[number], STYLES[(number + again) % len(STYLES)]
+    marker = MARKERS[(number + 3 * again) % len(MARKERS)]  # of no line with the same style
     if line.only_markers:
         # hollow, so that one shows through another at the same place
         fill = {"markerfacecolor": "none", "markeredgewidth": 1.6, "markersize": 7}
@@ -222,14 +227,20 @@ def _draw_line(line: Line, axes: Any, look: Theme) -> None:
     if len(line.low):
         axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
     if len(line.behind):
-        axes.plot(line.x, line.behind, color=colour, alpha=0.45, linewidth=1)
+        axes.plot(
+            line.x,
+            line.behind,
+            color=colour,
+            alpha=0.45,
+            linewidth=1 if len(line.x) <= LONG else 0.5,
+        )
     # a solid line above a dashed one would hide it
     axes.plot(
         line.x,
         line.y,
         color=colour,
-        linestyle=STYLES[number],
-        linewidth=2,
+        linestyle=style,
+        linewidth=2 if len(line.x) <= LONG else 1.2,
         marker=marker,
         markersize=5,
         markevery=max(1, len(line.x) // 8),

@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import correlation, within_groups
 from verl_gdpo.batch.ties import kinds, tied_pairs
 from verl_gdpo.tools.replay.recompute import Floats, Ints
+
+Bools = npt.NDArray[np.bool_]
 
 # advantages closer than this, in units of the step's std, are the same. Smaller differences can
 # come from eps alone
@@ -27,7 +30,8 @@ class Column:
     A_B: Floats
     scaled_B: Floats  # in units of `std`
     std: float  # over the rollouts, ddof 0
-    silent_groups: float  # share of groups in which all advantages are 0
+    trained_B: Bools  # False in the groups in which all advantages are 0
+    silent_groups: float  # the share of those groups
     ties: float | None  # share of pairs in a group with different rewards, but equal advantages
     follows: Mapping[str, float | None]  # correlation with (reward minus its mean in the group)
 
@@ -45,13 +49,14 @@ class Column:
             scaled_B = A_B / std
         else:
             std, scaled_B = 0.0, np.full_like(A_B, A_B.mean())
-        active_G = np.bincount(group_B, np.abs(scaled_B) > SAME_STD) > 0
+        active_G: Bools = np.bincount(group_B, np.abs(scaled_B) > SAME_STD) > 0
         values_BK, present_BK = rewards.values_BK[rows_B], rewards.present_BK[rows_B]
         weights_K = np.array(list(rewards.weights.values()))
         return cls(
             A_B=A_B,
             scaled_B=scaled_B,
             std=std,
+            trained_B=active_G[group_B],
             silent_groups=float(1 - active_G.mean()),
             ties=tied_pairs(
                 np.round(scaled_B / SAME_STD),
@@ -76,7 +81,12 @@ class Column:
         return float(np.mean(away_B & (self.A_B * other.A_B < 0)))
 
     def distance_B(self, other: "Column") -> Floats:
-        result: Floats = np.abs(self.scaled_B - other.scaled_B)
+        """Return |difference|, where no group that is silent in both counts in a std.
+
+        Else the same groups would be further apart in a step that has more silent ones.
+        """
+        share = np.mean(self.trained_B | other.trained_B)
+        result: Floats = np.abs(self.scaled_B - other.scaled_B) * np.sqrt(share)
         return result
 
 

@@ -15,7 +15,8 @@ LEGEND = f"""\
 a | b          a is for the advantages that are compared with, b for the alternative
 correlation    between the two advantages of each rollout
 opposite sign  share of rollouts that one rewards and the other punishes
-distance       mean |difference| after each is divided by its std, because scales differ
+distance       mean |difference| after each is divided by its std, because scales differ;
+               groups that are silent in both do not count in the std
 silent groups  share of groups in which every advantage is 0
 tied pairs     share of pairs in a group with different rewards, but the same advantage
 std            standard deviation of a step's advantages

@@ -12,8 +12,10 @@ from verl_gdpo.tools.report.inputs import inputs, named_rewards
 from verl_gdpo.tools.report.intervals import table_of_differences
 from verl_gdpo.tools.report.page import Page
 from verl_gdpo.tools.report.runs import RunsOfArm, read_arms
-from verl_gdpo.tools.report.signal_charts import collapse, influence
+from verl_gdpo.tools.report.sections import without_empty_charts
+from verl_gdpo.tools.report.signal_charts import collapse, influence, saturation
 from verl_gdpo.tools.report.tables import differences, results, runs, warnings
+from verl_gdpo.tools.report.what_if import weights, what_if_of_arms
 
 
 def build_page(
@@ -38,6 +40,16 @@ def build_page(
         differences(arms),
         inputs(arms),
     )
+    what_if = what_if_of_arms(arms)
+    sections = [
+        rewards(arms),
+        validation(arms),
+        influence(arms),
+        saturation(arms),
+        weights(arms, what_if),
+        length(arms, what_if),
+        collapse(arms),
+    ]
     return Page(
         title=title,
         several=any(len(arm.runs) > 1 for arm in arms),
@@ -50,13 +62,7 @@ def build_page(
         ],
         unchecked=[run.name for arm in arms for run in arm.runs if not named_rewards(run)],
         tables=[table for table in tables if table],
-        sections=[
-            rewards(arms),
-            validation(arms),
-            length(arms),
-            collapse(arms),
-            influence(arms),
-        ],
+        sections=[*map(without_empty_charts, sections)],
         examples={arm.name: _examples(arm) for arm in arms},
     )
 

@@ -1,5 +1,6 @@
 """Rewards, validation and response length, arm against arm."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,15 +16,20 @@ from verl_gdpo.tools.report.sections import (
     Section,
     absent,
     arm_lines,
+    correlation_limits,
+    decimal,
     first_to_last,
     lines_of,
     looks,
     names,
+    of_each_arm,
     one_of,
+    recent,
 )
+from verl_gdpo.tools.report.what_if import Found, lengths, most_of_length
 
 STEP, REWARD = "training step", "mean reward (higher is better)"
-LENGTH = "response_length/mean"
+LENGTH, FOLLOWS = "response_length/mean", "gdpo/length_correlation"
 
 
 def reward_panels(arms: Sequence[RunsOfArm]) -> dict[str, Panel]:
@@ -107,14 +113,49 @@ def validation(arms: Sequence[RunsOfArm]) -> Section:
     )
 
 
-def length(arms: Sequence[RunsOfArm]) -> Section:
-    read = partial(curve, key=LENGTH)
-    panel = Panel("Response length", STEP, "mean response tokens", arm_lines(arms, read))
-    caption = f"First to last step: {first_to_last(panel, digits=0)} tokens."
+def length(arms: Sequence[RunsOfArm], found: Found) -> Section:
+    read, follows = partial(curve, key=LENGTH), partial(curve, key=FOLLOWS)
+    lines = arm_lines(arms, read, SMOOTHED_STEPS)
+    correlations = arm_lines(arms, follows, SMOOTHED_STEPS)
+    limits = correlation_limits(correlations)
+    title = f"Correlation of the advantage with the length, {SMOOTHED}"
+    panels = {
+        "response-length": Panel(f"Response length, {SMOOTHED}", STEP, "mean tokens", lines),
+        "length-correlation": Panel(title, STEP, "correlation", correlations, limits),
+    }
+    table = lengths(arms, found)
+    unknown = f"not known, because the metrics hold no {LENGTH}"
     return Section(
         "length",
-        "Response length",
-        "Neither longer nor shorter is better; a sudden change is worth a look at the examples.",
-        [Chart("response-length", panel, caption)] if panel.lines else [],
-        absent(arms, {LENGTH: read}, "verl writes it when `file` is in trainer.logger"),
+        "Why does the length change?",
+        "Responses get longer where the advantage follows the length within groups, and shorter "
+        "where it opposes it. The table has the same correlation for the advantages that each "
+        "reward would give alone: it names the reward that the length comes from. Neither longer "
+        "nor shorter is better by itself.",
+        [
+            Chart(name, panel, f"First step to the {SMOOTHED} at the end: {first_to_last(panel)}.")
+            for name, panel in panels.items()
+            if panel.lines
+        ],
+        [
+            *absent(arms, {LENGTH: read}, "verl writes it when `file` is in trainer.logger"),
+            *absent(
+                arms, {FOLLOWS: follows}, "verl-gdpo writes it with the estimators gdpo and grpo"
+            ),
+        ],
+        tables=[table] if table else [],
+        answer=of_each_arm(arms, partial(_length_in_words, found=found), unknown),
     )
+
+
+def _length_in_words(arm: RunsOfArm, found: Found) -> str:
+    """`31 tokens at first, 27 at the end; the advantage follows it with correlation 0.12`."""
+    read = partial(curve, key=LENGTH)
+    tokens = over_runs(arm, read)
+    if tokens is None:
+        return ""
+    follows = recent(arm, partial(curve, key=FOLLOWS))
+    said = [f"{tokens.mean[0]:.0f} tokens at first, {recent(arm, read):.0f} at the end"]
+    if math.isfinite(follows):
+        said.append(f"correlation with the advantage {decimal(follows)}")
+    return "; ".join([*said, *most_of_length(arm, found)])

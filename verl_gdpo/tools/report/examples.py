@@ -32,7 +32,7 @@ MEANING = {
     "pushed equally. GDPO tells them apart.",
     "cancelled": "GRPO finds no gradient here. GDPO has one unless the normalised rewards cancel.",
     "apart": "Of the groups of the steps that were read, the one in which the two advantages of a "
-    "rollout differ most, each in units of its standard deviation over the step.",
+    "rollout differ most, each in units of its standard deviation over the groups with a gradient.",
     "equal": "Nothing to prefer: the advantage is 0 under both.",
 }
 DUMPS_READ = 20  # of a run: the last ones, and others at equal distances
@@ -79,9 +79,14 @@ class _Step:
         return self._scaled(self.gdpo_B)
 
     def _scaled(self, A_B: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """In units of the standard deviation over the step's rollouts."""
-        counted = [row for rows in self.groups for row in rows]
-        return A_B / (A_B[counted].std() or 1.0)
+        """In units of the standard deviation over the groups that one of the two trains on."""
+        trained = [rows for rows in self.groups if np.abs(self.both_B[rows]).max() > SAME_ADVANTAGE]
+        return A_B / (A_B[[row for rows in trained for row in rows]].std() if trained else 1.0)
+
+    @property
+    def both_B(self) -> npt.NDArray[np.float64]:
+        result: npt.NDArray[np.float64] = np.abs(self.grpo_B) + np.abs(self.gdpo_B)
+        return result
 
 
 def example_groups(run: Run) -> list[ExampleGroup]:

@@ -8,7 +8,7 @@ from verl_gdpo.run.folder import SCORE, training_rewards
 from verl_gdpo.run.scorer import HOW
 from verl_gdpo.tools.report.examples import DUMPS_READ
 from verl_gdpo.tools.report.runs import Run, RunsOfArm
-from verl_gdpo.tools.report.tables import Table
+from verl_gdpo.tools.report.sections import Table
 
 MANAGER = "train with reward.reward_manager.name=gdpo, which works with grpo too"
 CONFIG = "name it with --config; Hydra writes outputs/DATE/TIME/.hydra/config.yaml"

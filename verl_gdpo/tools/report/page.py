@@ -9,16 +9,17 @@ from io import BytesIO
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
 
 from verl_gdpo import __version__
 from verl_gdpo.run.findings import Finding
 from verl_gdpo.tools.plots import draw
 from verl_gdpo.tools.report.examples import KINDS, MEANING, ExampleGroup
-from verl_gdpo.tools.report.sections import Chart, Section
-from verl_gdpo.tools.report.tables import Table
+from verl_gdpo.tools.report.sections import Chart, Section, Table
 
 PROMPT_CHARACTERS = 1200  # its end is shown: before it there may be pages of tools
 RESPONSE_CHARACTERS = 2500  # its start
+FINDINGS_SHOWN = 4  # the others can be opened, so that the questions stay on the first screen
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,15 @@ def write(page: Page, out: Path) -> Path:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"signed": signed, "prompt_end": prompt_end, "start": response_start}
+    environment.filters["with_code"] = with_code
     template = (files("verl_gdpo.tools.report") / "page.html.jinja").read_text(encoding="utf-8")
     text = environment.from_string(template).render(
-        page=page, kinds=KINDS, meaning=MEANING, picture=_picture, version=__version__
+        page=page,
+        kinds=KINDS,
+        meaning=MEANING,
+        picture=_picture,
+        version=__version__,
+        findings_shown=FINDINGS_SHOWN,
     )
     index = out / "index.html"
     # a response may hold half a surrogate pair
@@ -58,6 +65,11 @@ def signed(value: float, digits: int = 2) -> str:
     """`+0.87`, and 0 without a sign."""
     rounded = round(value, digits)
     return f"{rounded:+.{digits}f}" if rounded else f"{0:.{digits}f}"
+
+
+def with_code(text: str) -> Markup:
+    """What is between backticks as code; the text is escaped."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def prompt_end(text: str) -> str:

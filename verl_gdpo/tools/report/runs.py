@@ -23,13 +23,13 @@ from verl_gdpo.settings.algorithm import GdpoSettings, scorers_bounds, uses_gdpo
 
 Curve = Mapping[int, float]
 
-# keys in which the runs of an arm may differ: seeds, names and folders
+# the last words of keys in which runs of one arm may differ: seeds, names, folders and ports
 OF_ONE_RUN = {
-    *("arm", "run_dir", "seed", "data.seed", "actor_rollout_ref.actor.data_loader_seed"),
-    *("actor_rollout_ref.rollout.seed", "trainer.project_name", "trainer.experiment_name"),
-    *("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"),
-    *("trainer.resume_mode", "trainer.resume_from_path"),
+    *("arm", "seed", "project_name", "experiment_name", "resume_mode", "resume_from_path"),
+    *("dir", "save_path", "timeline_json_file", "port", "ports", "address"),
 }
+# where a key of such a name may say what is trained
+OF_AN_ARM = ("data_dir", "algorithm.", "reward.reward_kwargs.", "reward.custom_reward_function.")
 SETTINGS_IN_A_NAME = 3  # of an arm
 
 
@@ -119,7 +119,7 @@ def read_arms(
 def _alike(name: str, runs: Sequence[Run]) -> list[RunsOfArm]:
     """The runs of an arm; several, named after their settings, where more than seeds differ."""
     settings = [{} if run.config is None else leaves(run.config) for run in runs]
-    keys = sorted({key for one in settings for key in one} - OF_ONE_RUN)
+    keys = sorted({key for one in settings for key in one if not is_of_one_run(key)})
     differing = [key for key in keys if len({one.get(key) for one in settings}) > 1]
     groups: dict[tuple[str | None, ...], list[Run]] = {}
     for run, one in zip(runs, settings, strict=True):
@@ -137,6 +137,13 @@ def _alike(name: str, runs: Sequence[Run]) -> list[RunsOfArm]:
         said = ", ".join(pairs[:SETTINGS_IN_A_NAME]) + more
         named.append(RunsOfArm(f"{name} {number} ({said})", members))
     return named
+
+
+def is_of_one_run(key: str) -> bool:
+    """Whether a key such as `data.seed` or `trainer.default_local_dir` says nothing of the arm."""
+    last = key.rpartition(".")[2]
+    is_listed = last in OF_ONE_RUN or last.rpartition("_")[2] in OF_ONE_RUN
+    return is_listed and not key.startswith(OF_AN_ARM)
 
 
 def leaves(config: Any) -> dict[str, str]:

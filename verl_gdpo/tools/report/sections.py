@@ -1,7 +1,8 @@
 """What a section of the report is made of, and how the charts of all sections are put together."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from verl_gdpo.run.folder import Metrics
 from verl_gdpo.tools.plots import Line, Panel
@@ -26,14 +27,72 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Table:
+    """Cells are text; the first `labels` columns are words, the others numbers.
+
+    wraps: the cells are sentences, which may have several lines.
+    """
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    labels: int
+    wraps: bool = False
+
+
+@dataclass(frozen=True)
 class Section:
-    """A heading with charts; `notes` say what could not be drawn, and where it would come from."""
+    """A heading with charts; `notes` say what could not be drawn, and where it would come from.
+
+    A section whose title is a question has an `answer`, which is also on the first screen.
+    """
 
     anchor: str
     title: str
     intro: str
     charts: Sequence[Chart]
     notes: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    answer: Sequence[str] = ()
+
+
+def without_empty_charts(section: Section) -> Section:
+    """The section with a sentence in the place of each chart that would show nothing."""
+    said = {chart.name: _why_empty(chart.panel) for chart in section.charts}
+    return replace(
+        section,
+        charts=[chart for chart in section.charts if not said[chart.name]],
+        notes=[*section.notes, *filter(None, said.values())],
+    )
+
+
+def _why_empty(panel: Panel) -> str:
+    values = [y for line in panel.lines for y in line.y if math.isfinite(y)]
+    if not values:
+        return f"{panel.title}: there is no finite number."
+    return f"{panel.title}: 0 at every step." if panel.is_share and not any(values) else ""
+
+
+def of_each_arm(
+    arms: Sequence[RunsOfArm], say: Callable[[RunsOfArm], str], otherwise: str
+) -> list[str]:
+    """What is said of each arm, with its name where there are several."""
+    found = {arm.name: text for arm in arms if (text := say(arm))}
+    if len(arms) == 1:
+        return [*found.values()] or [otherwise]
+    return [f"{name}: {text}" for name, text in found.items()] or [otherwise]
+
+
+def listed(texts: Sequence[str], most: int = 3) -> str:
+    """The first texts, and how many more there are."""
+    more = [f"and {len(texts) - most} more"] if len(texts) > most else []
+    return ", ".join([*texts[:most], *more])
+
+
+def recent(arm: RunsOfArm, read: Read) -> float:
+    """The mean over the runs of the mean over their last steps; NaN where no run has it."""
+    found = over_runs(arm, read, SMOOTHED_STEPS)
+    return math.nan if found is None else found.mean[-1]
 
 
 def one_of(read: ReadEach, name: str) -> Read:
@@ -54,12 +113,12 @@ def looks(arms: Sequence[RunsOfArm]) -> list[int]:
     return [0 if i == main else i + (i < main) for i in range(len(arms))]
 
 
-def arm_lines(arms: Sequence[RunsOfArm], read: Read) -> list[Line]:
+def arm_lines(arms: Sequence[RunsOfArm], read: Read, smooth: int = 1) -> list[Line]:
     """The lines of each arm that has the quantity; an arm has the same look everywhere."""
     return [
         drawn
         for look, arm in zip(looks(arms), arms, strict=True)
-        for drawn in lines_of(arm, read, arm.name, look)
+        for drawn in lines_of(arm, read, arm.name, look, smooth)
     ]
 
 
@@ -81,17 +140,27 @@ def line(label: str, found: Band, look: int) -> Line:
     return Line(label, found.steps, found.median, low, high, look=look)
 
 
+def correlation_limits(lines: Sequence[Line]) -> tuple[float, float]:
+    """From 0 where nothing is below it, so that what is there has the room."""
+    return (-1.05 if any(y < 0 for drawn in lines for y in drawn.y) else -0.03), 1.05
+
+
 def first_to_last(panel: Panel, digits: int = 2) -> str:
     """`gdpo 0.41 to 1.00, grpo 0.40 to 0.98`, of the lines of a panel."""
     return ", ".join(
-        f"{drawn.label} {drawn.y[0]:.{digits}f} to {drawn.y[-1]:.{digits}f}"
+        f"{drawn.label} {decimal(drawn.y[0], digits)} to {decimal(drawn.y[-1], digits)}"
         for drawn in panel.lines
         if not drawn.only_markers
     )
 
 
 def last(lines: Sequence[Line], digits: int = 2) -> str:
-    return ", ".join(f"{drawn.label} {drawn.y[-1]:.{digits}f}" for drawn in lines)
+    return ", ".join(f"{drawn.label} {decimal(drawn.y[-1], digits)}" for drawn in lines)
+
+
+def decimal(value: float, digits: int = 2) -> str:
+    """`-0.40`, and 0 without a sign."""
+    return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def absent(

@@ -1,16 +1,14 @@
-"""What is left of the rewards in the advantage: collapse and influence."""
+"""What is left of the rewards in the advantage: influence, saturation and collapse."""
 
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import cycle
 
-from verl_gdpo.run.folder import Metrics, curve, of_each_reward
+from verl_gdpo.run.folder import curve, of_each_reward
 from verl_gdpo.tools.plots import Line, Panel
 from verl_gdpo.tools.report.charts import STEP
-from verl_gdpo.tools.report.runs import Curve, RunsOfArm, over_runs
+from verl_gdpo.tools.report.runs import RunsOfArm
 from verl_gdpo.tools.report.sections import (
-    FEWEST_FOR_BAND,
     SMOOTHED,
     SMOOTHED_STEPS,
     Chart,
@@ -18,14 +16,19 @@ from verl_gdpo.tools.report.sections import (
     Section,
     absent,
     arm_lines,
+    correlation_limits,
+    decimal,
     first_to_last,
     last,
     lines_of,
+    listed,
     names,
+    of_each_arm,
     one_of,
+    recent,
 )
 
-# neighbours in a stack differ much in lightness; the first are unlike those of two arms
+# the first are unlike those of two arms
 REWARD_LOOKS = (4, 5, 1, 2, 3, 0)
 TIED = {"GDPO": "gdpo/tied_pairs_gdpo", "GRPO": "gdpo/tied_pairs_grpo"}
 DISTINCT = {"GDPO": "gdpo/distinct_gdpo", "GRPO": "gdpo/distinct_grpo"}
@@ -37,6 +40,7 @@ READ_INFLUENCE = {
     f"gdpo/<reward>/{statistic}": partial(of_each_reward, statistic=statistic)
     for statistic in ("share", "energy", "correlation")
 }
+NOT_LOGGED = "not known, because the metrics hold no gdpo/<reward>/{}"
 WRITTEN_BY = "verl-gdpo 0.1.0 writes them with the estimators gdpo and grpo"
 
 
@@ -44,7 +48,7 @@ def collapse(arms: Sequence[RunsOfArm]) -> Section:
     charts = []
     for key, (title, ylabel) in SHARES.items():
         if lines := arm_lines(arms, partial(curve, key=key)):
-            panel = Panel(title, STEP, ylabel, lines, ylim=(-0.03, 1.03))
+            panel = Panel(title, STEP, ylabel, lines, is_share=True)
             caption = f"Share at the first to the last step: {first_to_last(panel)}."
             charts.append(Chart(key.replace("/", "-"), panel, caption))
     tied = [_of_both(arm, TIED, "tied pairs", "share of pairs") for arm in arms]
@@ -74,102 +78,120 @@ def _of_both(arm: RunsOfArm, keys: Mapping[str, str], what: str, ylabel: str) ->
     if not lines:
         return None
     is_share = keys is TIED
-    ylim = (-0.03, 1.03) if is_share else None
-    panel = Panel(f"{arm.name}: {what}", STEP, ylabel, lines, ylim=ylim)
+    panel = Panel(f"{arm.name}: {what}", STEP, ylabel, lines, is_share=is_share)
     caption = f"{what.capitalize()} at the last step: {last(lines, digits=3 * is_share)}."
     return Chart(f"{what.split()[0]}-{arm.name}", panel, caption)
 
 
 def influence(arms: Sequence[RunsOfArm]) -> Section:
-    of_arm = (_share_chart, energy_chart, _correlation_chart)
+    of_arm = (share_chart, _energy_chart, _correlation_chart)
     found = [make(arm) for make in of_arm for arm in arms]
     return Section(
         "influence",
-        "Influence of each reward",
+        "Which reward drives the update?",
         "Share: how much of the advantage comes from each reward, which is the covariance of its "
         "contribution with the sum of all, over the variance of that sum. The shares add up to 1; "
         "one below 0 pulls against the others. Energy: its share of the squared contributions, of "
-        "which rewards that cancel have much. Its areas are the mean of the last "
-        f"{SMOOTHED_STEPS} steps, and of the runs of an arm; for a single run, thin lines are "
-        "each step by itself. Correlation: whether a reward pulls with the advantage (1), against "
-        "it (-1), or neither (0).",
+        "which rewards that cancel have much. Correlation: whether a reward pulls with the "
+        "advantage (1), against it (-1), or neither (0).",
         [chart for chart in found if chart is not None],
         absent(arms, READ_INFLUENCE, WRITTEN_BY),
+        answer=of_each_arm(arms, _shares_in_words, NOT_LOGGED.format("share")),
     )
 
 
-def _share_chart(arm: RunsOfArm) -> Chart | None:
-    lines = _of_each(arm, "share")
-    if not lines:
-        return None
-    title = f"{arm.name}: share of each reward in the advantage"
-    panel = Panel(title, STEP, "share of the advantage", lines)
-    caption = f"Share at the first to the last step: {first_to_last(panel)}."
-    return Chart(f"influence-share-{arm.name}", panel, caption)
+def _shares_in_words(arm: RunsOfArm) -> str:
+    """`of the advantage, correctness 0.72, format 0.28`, the largest first."""
+    shares = recent_of_each(arm, "share")
+    names = sorted(shares, key=lambda name: -abs(shares[name]))
+    said = listed([f"{name} {decimal(shares[name])}" for name in names])
+    return f"of the advantage, {said}" if said else ""
 
 
-def energy_chart(arm: RunsOfArm) -> Chart | None:
-    """Stacked areas; of several runs the mean, because medians do not add up to 1.
-
-    None where no run has the metrics.
-    """
-    rewards = names([arm], partial(of_each_reward, statistic="energy"))
-    lines, ends = [], []
-    for name, look in zip(rewards, cycle(REWARD_LOOKS)):
-        read = one_of(partial(_shares, rewards=rewards), name)
-        each, smooth = over_runs(arm, read), over_runs(arm, read, SMOOTHED_STEPS)
-        if each is None or smooth is None:
-            continue
-        alone = each.runs == 1
-        lines.append(
-            Line(name, smooth.steps, smooth.mean, behind=each.mean if alone else (), look=look)
-        )
-        has_band = each.runs >= FEWEST_FOR_BAND
-        spread = f" ({each.low[-1]:.2f} to {each.high[-1]:.2f})" if has_band else ""
-        ends.append(f"{name} {each.median[0]:.2f} to {each.median[-1]:.2f}{spread}")
-    if not lines:
-        return None
-    title = f"{arm.name}: energy of each reward, {SMOOTHED}"
-    xlabel = STEP + (" (thin lines: not smoothed)" if lines[0].behind else "")
-    panel = Panel(title, xlabel, "share of squared contributions", lines, (0, 1), stacked=True)
-    what = "Energy" if lines[0].behind else "Median energy (and, of five runs, its quartiles)"
-    caption = f"{what} at the first to the last step, not smoothed: {', '.join(ends)}."
-    return Chart(f"influence-energy-{arm.name}", panel, caption)
+def saturation(arms: Sequence[RunsOfArm]) -> Section:
+    charts = [
+        _chart_of_each(arm, "varies", "groups in which a reward differs", "share of groups")
+        for arm in arms
+    ]
+    return Section(
+        "saturation",
+        "Is a reward dead or saturated?",
+        "A reward trains only in the groups in which it differs between rollouts. Where it differs "
+        "in none it is reached everywhere, reached nowhere, or constant: the shares of samples at "
+        "its highest and lowest possible value tell which, where these are declared.",
+        [chart for chart in charts if chart is not None],
+        absent(
+            arms,
+            {"gdpo/<reward>/varies": partial(of_each_reward, statistic="varies")},
+            WRITTEN_BY,
+        ),
+        answer=of_each_arm(arms, _saturation_in_words, NOT_LOGGED.format("varies")),
+    )
 
 
-def _shares(metrics: Metrics, rewards: Sequence[str]) -> dict[str, Curve]:
-    """{reward: {step: share}}: 0 where a step does not log the reward, NaN for all if for one."""
-    logged = of_each_reward(metrics, "energy")
-    steps = sorted(set().union(*logged.values()))
-    at = {step: {name: logged.get(name, {}).get(step, 0.0) for name in rewards} for step in steps}
-    gaps = {step for step, shares in at.items() if any(map(math.isnan, shares.values()))}
-    return {
-        name: {step: math.nan if step in gaps else shares[name] for step, shares in at.items()}
-        for name in rewards
-    }
+def _saturation_in_words(arm: RunsOfArm) -> str:
+    """`format differs in 5% of the groups (98% of the samples at its highest value)`."""
+    varies = recent_of_each(arm, "varies")
+    bounds = {end: recent_of_each(arm, f"at_{end}") for end in ("high", "low")}
+    said: list[str] = []
+    for name in sorted(varies, key=lambda name: varies[name]):
+        at = {end: shares.get(name, 0.0) for end, shares in bounds.items()}
+        end = max(at, key=lambda end: at[end])
+        samples = f" ({at[end]:.0%} of the samples at its {end}est value)" if at[end] > 0.5 else ""
+        where = "of the groups" if not said else ""
+        said.append(f"{name} differs in {varies[name]:.0%} {where}".rstrip() + samples)
+    return listed(said)
+
+
+def recent_of_each(arm: RunsOfArm, statistic: str) -> dict[str, float]:
+    """{reward: mean of its last steps}; without those that no run logs."""
+    read_each = partial(of_each_reward, statistic=statistic)
+    found = {name: recent(arm, one_of(read_each, name)) for name in names([arm], read_each)}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def share_chart(arm: RunsOfArm) -> Chart | None:
+    """None where no run has the metrics."""
+    what = "share of each reward in the advantage"
+    return _chart_of_each(arm, "share", what, "share of the advantage")
+
+
+def _energy_chart(arm: RunsOfArm) -> Chart | None:
+    return _chart_of_each(arm, "energy", "energy of each reward", "share of the squares")
 
 
 def _correlation_chart(arm: RunsOfArm) -> Chart | None:
-    lines = _of_each(arm, "correlation")
-    if not lines:
-        return None
-    title = f"{arm.name}: correlation of each reward with the advantage"
-    panel = Panel(title, STEP, "correlation", lines, (-1.05, 1.05))
-    caption = f"Correlation at the last step: {last(lines)}."
-    return Chart(f"influence-correlation-{arm.name}", panel, caption)
+    what = "correlation of each reward with the advantage"
+    return _chart_of_each(arm, "correlation", what, "correlation", is_share=False)
 
 
-def _of_each(arm: RunsOfArm, statistic: str) -> list[Line]:
-    """A line for each reward."""
+def _chart_of_each(
+    arm: RunsOfArm,
+    statistic: str,
+    what: str,
+    ylabel: str,
+    is_share: bool = True,
+) -> Chart | None:
+    """A smoothed line for each reward: its share of something, or a correlation."""
     read_each = partial(of_each_reward, statistic=statistic)
     reads = {name: one_of(read_each, name) for name in names([arm], read_each)}
-    return _lines_of(arm, reads, REWARD_LOOKS)
+    lines = _lines_of(arm, reads, REWARD_LOOKS, SMOOTHED_STEPS)
+    if not lines:
+        return None
+    title = f"{arm.name}: {what}, {SMOOTHED}"
+    ylim = None if is_share else correlation_limits(lines)
+    panel = Panel(title, STEP, ylabel, lines, ylim, is_share=is_share)
+    caption = f"First step to the {SMOOTHED} at the end: {first_to_last(panel)}."
+    return Chart(f"{statistic}-{arm.name}", panel, caption)
 
 
-def _lines_of(arm: RunsOfArm, reads: Mapping[str, Read], looks: Sequence[int]) -> list[Line]:
-    """Several quantities of one arm."""
-    return [
-        drawn
-        for number, (name, read) in enumerate(reads.items())
-        for drawn in lines_of(arm, read, name, looks[number % len(looks)])
-    ]
+def _lines_of(
+    arm: RunsOfArm, reads: Mapping[str, Read], looks: Sequence[int], smooth: int = 1
+) -> list[Line]:
+    """Several quantities of one arm; when the looks are used up they come again with a change."""
+    found = []
+    for number, (name, read) in enumerate(reads.items()):
+        again, which = divmod(number, len(looks))
+        look = looks[which] + again * len(REWARD_LOOKS)
+        found += lines_of(arm, read, name, look, smooth)
+    return found

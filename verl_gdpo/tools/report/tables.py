@@ -1,31 +1,16 @@
 """The tables at the top of the report, and what a reader should be warned of."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from verl_gdpo.run.ends import NAMES, NOTHING, End, ends
 from verl_gdpo.run.folder import gaps, training_rewards, validation_rewards
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, leaves
-from verl_gdpo.tools.report.sections import FEWEST_FOR_BAND, names
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, is_of_one_run, leaves
+from verl_gdpo.tools.report.sections import FEWEST_FOR_BAND, Table, names
 
 RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells are text; the first `labels` columns are words, the others numbers.
-
-    wraps: the cells are sentences, which may have several lines.
-    """
-
-    caption: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    labels: int
-    wraps: bool = False
 
 
 def results(arms: Sequence[RunsOfArm]) -> Table:
@@ -75,10 +60,11 @@ def runs(arms: Sequence[RunsOfArm]) -> Table:
 def differences(arms: Sequence[RunsOfArm]) -> Table | None:
     """Keys of the configuration in which runs differ; None for a single run, or without any.
 
+    Seeds, names, folders and ports are no difference: the table of runs has the seeds.
     Configurations are compared as they are written: a key that refers to another one is equal.
     """
     read = [(arm.name, leaves(run.config)) for arm in arms for run in arm.runs if run.config]
-    keys = sorted({key for _, leaves in read for key in leaves} - {"run_dir", "arm"})
+    keys = sorted({key for _, leaves in read for key in leaves if not is_of_one_run(key)})
     rows = []
     for key in keys:
         values = {arm.name: dict.fromkeys(_at(key, read, arm.name)) for arm in arms}

@@ -1,0 +1,60 @@
+"""What a person sees of `verl-gdpo report` and `verl-gdpo replay`, as pictures of this folder."""
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
+
+from verl_gdpo.tools.report.build import build_page
+from verl_gdpo.tools.report.page import write
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SCREEN = (1280, 1180)  # pixels
+COLUMNS = 98  # of the terminal
+REPLAY = ("replay", "--arm", "grpo", "--top", "2")
+MONOSPACE = "ui-monospace, Menlo, Consolas, monospace"  # a picture cannot load a font
+
+
+def report(runs: Sequence[Path], out: Path) -> None:
+    """The first screen of the report on `runs`, as a PNG.
+
+    Raises:
+        ValueError: there is no browser.
+    """
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise ValueError(f"no browser for {out.name}: install one of {', '.join(BROWSERS)}")
+    with tempfile.TemporaryDirectory() as folder:
+        page = write(build_page(runs), Path(folder) / "report")
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        command += [f"--user-data-dir={folder}/browser", "--blink-settings=preferredColorScheme=1"]
+        command += [f"--window-size={SCREEN[0]},{SCREEN[1]}", f"--screenshot={out}", page.as_uri()]
+        subprocess.run(command, check=True, capture_output=True, timeout=180)
+
+
+def make_smaller(picture: Path) -> None:
+    """With a palette of 128 colours, which is as good for lines and text."""
+    Image.open(picture).convert("RGB").quantize(128).save(picture, optimize=True)
+
+
+def replay(run: Path, out: Path) -> None:
+    """The terminal after a replay of `run`, as an SVG; `run` is named as it is given."""
+    shown = " ".join(["verl-gdpo", REPLAY[0], str(run), *REPLAY[1:]])
+    command = [sys.executable, "-m", "verl_gdpo", REPLAY[0], str(run), *REPLAY[1:]]
+    done = subprocess.run(
+        ["env", f"COLUMNS={COLUMNS}", *command], check=True, capture_output=True, text=True
+    )
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
+    console.print(Text(done.stdout.rstrip()), soft_wrap=False, overflow="fold")
+    svg = console.export_svg(title=f"$ {shown}", theme=MONOKAI, unique_id="replay")
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    out.write_text(re.sub(r"font-family: [^;]*;", f"font-family: {MONOSPACE};", svg))
