@@ -18,9 +18,10 @@ from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.data_prep import coding_synthetic, local_files
 from verl_gdpo.rewards import TASK_OF, sandbox_service
 from verl_gdpo.tools.check import main
-from verl_gdpo.tools.check.dry_run import made_up_responses
+from verl_gdpo.tools.check.responses import made_up_responses
 
 REPO = Path(__file__).resolve().parents[1]
+RECIPES = ("--config-dir", str(REPO / "recipes"), "--config-name", "train")
 
 REWARDS = """
 import asyncio, time
@@ -87,27 +88,38 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture
-def check(data, monkeypatch, capsys):
-    """(exit code, output, messages) of `verl-gdpo check` with more overrides."""
-    monkeypatch.chdir(REPO)
+def checks(monkeypatch, capfd):
+    """(exit code, output, messages) of `verl-gdpo check` with these arguments."""
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
 
+    def run(*arguments):
+        code = main(arguments)
+        printed = capfd.readouterr()
+        assert (code == 0) == (printed.err == "") == ("check: no problem found" in printed.out)
+        assert "Traceback" not in printed.err
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def check(data, monkeypatch, checks):
+    """The same of our recipes, with more overrides."""
+    monkeypatch.chdir(REPO)
+
     def run(*overrides, train="good", scorer=None, options=()):
-        code = main(
-            [
+        return checks(
+            *(
                 *options,
-                *("--elsewhere", "hardware=cpu", "trainer.device=cuda", "data.train_batch_size=6"),
+                *("--elsewhere", *RECIPES, "hardware=cpu", "trainer.device=cuda"),
+                *("actor_rollout_ref.rollout.name=vllm", "data.train_batch_size=6"),
                 "actor_rollout_ref.model.path=org/model",
                 f"data.train_files={data}/{train}{'' if '.' in train else '.parquet'}",
                 f"data.val_files={data}/good.parquet",
                 *custom(data, scorer),
                 *(override.replace("{data}", str(data)) for override in overrides),
-            ]
+            )
         )
-        printed = capsys.readouterr()
-        assert (code == 0) == (printed.err == "")
-        assert "Traceback" not in printed.err
-        return code, printed.out, printed.err
 
     return run
 
@@ -135,8 +147,8 @@ def test_yes(check, data, tmp_path):
     assert f"data.train_files: 6 rows in {data}/good.parquet" in output
     assert "trainer sync" in output
     assert max(map(len, output.splitlines())) <= 100 + len(str(data))
-    # each of 6 rows with 7 responses: two right formats and a changed character keep `format`
-    assert "6 rows scored with 42 made-up responses" in output
+    # 9 responses to each of 6 rows; two right formats and a changed character keep `format`
+    assert "6 rows scored with 54 made-up responses" in output
     assert cells(output, "format")[:3] == ["1", "0.000", "1.000"]
     assert cells(output, "correctness")[:3] == ["1", "-3.000", "3.000"]
     assert cells(output, "ground truth")[:2] == ["1.000", "3.000"]
@@ -145,7 +157,7 @@ def test_yes(check, data, tmp_path):
 
 def test_the_example_is_what_the_formulas_give(check):
     _, output, _ = check(options=["--rows", "1"])
-    lines = output.split("response  ", 1)[1].splitlines()[2:]
+    lines = output.split("response  ", 1)[1].split("\ncheck")[0].splitlines()[2:]
     numbers = [[float(cell) for cell in line.split()[-5:]] for line in lines if line]
     rewards, groups = [line[:2] for line in numbers], [0] * len(numbers)
     for column, settings in (
@@ -175,7 +187,8 @@ def test_rewards_that_tell_nothing_apart_are_marked(check):
     code, output, _ = check(scorer="lengths")
     assert code == 0
     assert "not used" not in output
-    assert cells(output, "short") == ["1", "0.000", "1.000", "0.204"]
+    # 2 of the 9 responses to each row are short: 2/9 * 7/9
+    assert cells(output, "short") == ["1", "0.000", "1.000", "0.173"]
     assert cells(output, "row")[-4:] == ["VARIES", "ONLY", "BETWEEN", "PROMPTS"]
     assert cells(output, "flat") == ["1", "2.000", "2.000", "0.000", "NEVER", "VARIES"]
 
@@ -236,7 +249,7 @@ def test_prompts_that_verl_leaves_out(check, data, lengths):
 
 def test_prompts_are_not_counted_without_a_tokenizer(check):
     output = " ".join(check()[1].split())
-    assert "data.train_files: lengths not counted, because the tokenizer is not on" in output
+    assert "data.train_files: tokens not counted, because the tokenizer is not on" in output
 
 
 def test_of_many_prompts_a_part_is_counted(check, lengths, monkeypatch):
@@ -248,8 +261,9 @@ def test_of_many_prompts_a_part_is_counted(check, lengths, monkeypatch):
 
 
 def test_a_temporary_folder_in_which_ray_starts_no_worker(check, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", f"{sys.prefix}/tmp")
-    assert "is inside the virtual environment" in check()[2]
+    with monkeypatch.context() as changed:  # pytest needs the folder afterwards
+        changed.setattr("tempfile.tempdir", f"{sys.prefix}/tmp")
+        assert "is inside the virtual environment" in check()[2]
 
 
 def test_the_recipes_of_the_package_from_any_folder(check, tmp_path, monkeypatch):
@@ -270,8 +284,8 @@ def test_every_data_source_has_its_table(check):
     assert "3 rows scored" in output
     ours, verls = output.split("data_source 'openai/gsm8k'")
     assert cells(ours, "format")[:3] == ["1", "0.000", "1.000"]
-    # verl's scorer wants the answer after "####", which the bare ground truth lacks
-    assert cells(verls, "acc")[-2:] == ["NEVER", "VARIES"]
+    # verl's scorer wants the answer after "####", which only the usual forms have
+    assert cells(verls, "acc")[:3] == ["1", "0.000", "1.000"]
 
 
 def test_sources_that_only_validation_has_are_tried(check):
@@ -291,9 +305,10 @@ def test_what_needs_a_reward_models_server_is_left_open(check):
 
 
 def test_made_up_responses_are_distinct_and_the_truth_is_first():
-    responses = made_up_responses("<a>12</a>", "<a>34</a>")
+    responses = made_up_responses("<a>12</a>", "<a>34</a>", "it is 12")
     assert responses == {
         "ground truth": "<a>12</a>",
+        "in usual forms": "it is 12",
         "another row's": "<a>34</a>",
         "one character off": "<a>1#</a>",
         "cut in half": "<a>1",
@@ -301,8 +316,8 @@ def test_made_up_responses_are_distinct_and_the_truth_is_first():
         "garbage": "????????",
         "empty": "",
     }
-    assert list(made_up_responses("7", "")) == ["ground truth", "one character off", *LAST]
-    assert list(made_up_responses("", "")) == LAST
+    assert list(made_up_responses("7", "", "7")) == ["ground truth", "one character off", *LAST]
+    assert list(made_up_responses("", "", "")) == LAST
 
 
 LAST = ["garbage", "empty"]
@@ -382,9 +397,9 @@ def test_everything_that_is_wrong_is_listed(check):
 @pytest.mark.parametrize(
     ("scorer", "message"),
     [
-        ("splits", r"'without tags'.*IndexError: .*rewards.py:13\] \(18 of 42 responses failed\)"),
+        ("splits", r"'without tags'.*IndexError: .*rewards.py:13\] \(18 of 54 responses failed\)"),
         ("nothing", r"row 0 of .*the scorer returned None; expected a number"),
-        ("not_a_number", r"'empty'.*reward 'b' is nan.*\(6 of 42 responses failed\)"),
+        ("not_a_number", r"'empty'.*reward 'b' is nan.*\(6 of 54 responses failed\)"),
         ("unlike", r"'empty' has the rewards \['a'\], but row 0 of .* has \['a', 'b'\]"),
         ("leaves", "SystemExit: 0"),
         ("hangs", "'ground truth': the reward function gave no answer within 0.5 s"),
@@ -423,7 +438,7 @@ def test_what_verl_needs_from_the_environment(check, monkeypatch):
 def test_the_process_ends_although_a_reward_function_does_not(data):
     done = subprocess.run(
         [
-            *(sys.executable, "-W", "ignore", "-m", "verl_gdpo", "check", "--seconds", "1"),
+            *(sys.executable, "-m", "verl_gdpo", "check", "--seconds", "1", *RECIPES),
             *("hardware=cpu", "data.train_batch_size=6", "actor_rollout_ref.model.path=org/model"),
             *(f"data.train_files={data}/good.parquet", f"data.val_files={data}/good.parquet"),
             *custom(data, "sleeps"),

@@ -16,7 +16,7 @@ from verl_gdpo.advantage.variants import VARIANTS
 from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings
 from verl_gdpo.settings.dialects import DIALECTS
 from verl_gdpo.settings.reward_terms import Condition, RewardTerm
-from verl_gdpo.tools.check import compose_config
+from verl_gdpo.tools.check.compose import compose_config
 from verl_gdpo.verl_hooks.supported_trainers import REFUSED, TRAINERS
 
 FILES = {path.as_posix() for path in tracked_files()}
