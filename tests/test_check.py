@@ -1,9 +1,9 @@
 """`verl-gdpo check`: its answer and its reasons, without Ray or a GPU."""
 
 import importlib
-import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +12,7 @@ from pathlib import Path
 import oracle
 import pandas as pd
 import pytest
+from check_data import write_check_data
 from test_e2e import tool_row
 
 from verl_gdpo.cpu.tiny_model import make_tiny_model
@@ -21,43 +22,11 @@ from verl_gdpo.tools.check import main
 from verl_gdpo.tools.check.responses import made_up_responses
 
 REPO = Path(__file__).resolve().parents[1]
+PAGE = (REPO / "docs" / "check.md").read_text()
+(COMMAND,) = re.findall(r"^verl-gdpo check (--elsewhere .*?)```", PAGE, re.M | re.S)
+# | `what is added to the command` | `the message` |
+BROKEN = re.findall(r"^\| `([^`]+)` \| (`+) ?(.*?) ?\2 \|$", PAGE, re.M)
 RECIPES = ("--config-dir", str(REPO / "recipes"), "--config-name", "train")
-
-REWARDS = """
-import asyncio, time
-
-def lengths(data_source, solution_str, ground_truth, extra_info):
-    short = 1.0 if len(solution_str) < 20 else 0.0
-    return {"short": short, "row": extra_info["index"], "flat": 2.0}
-
-async def waits(data_source, solution_str, ground_truth, extra_info):
-    await asyncio.sleep(0)
-    return float(solution_str == ground_truth)
-
-def splits(data_source, solution_str, ground_truth, extra_info):
-    return {"tools": solution_str.split("<tool_call>")[1].count("city") * 1.0}  # bad on ""
-
-def nothing(**_):
-    return None
-
-def not_a_number(data_source, solution_str, ground_truth, extra_info):
-    return {"a": 1.0, "b": float("nan") if solution_str == "" else 0.5}
-
-def unlike(data_source, solution_str, ground_truth, extra_info):
-    return {"a": 1.0, "b": 1.0} if solution_str else {"a": 0.0}
-
-def leaves(**_):
-    raise SystemExit(0)
-
-def hangs(**_):
-    time.sleep(2)
-
-async def blocks(**_):
-    time.sleep(2)
-
-def sleeps(**_):
-    time.sleep(1000)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -65,25 +34,7 @@ def data(tmp_path_factory):
     # what verl logs while it is imported must not be taken for a message
     importlib.import_module("verl.trainer.ppo.v1")
     folder = tmp_path_factory.mktemp("data")
-
-    def write(name, rows):
-        pd.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
-
-    rows = [tool_row(i, "train") for i in range(6)]
-    write("good", rows)
-    math = {"data_source": "openai/gsm8k", "reward_model": {"style": "rule", "ground_truth": "72"}}
-    write("mixed", [rows[0], {**rows[1], **math}, *rows[2:]])
-    write("math", [{**row, **math} for row in rows])
-    write("nowhere", [{**row, "data_source": "nowhere"} for row in rows])
-    write("columns", [{"prompt": "x"}])
-    write("text", [{**row, "reward_model": "gold"} for row in rows])
-    rows[2] = json.loads(json.dumps(rows[2]))
-    rows[2]["reward_model"]["ground_truth"] = "<tool_call>\nnot json\n</tool_call>"
-    write("bad", rows)
-    lines = [json.dumps(tool_row(i, "train")) for i in range(6)]
-    (folder / "good.jsonl").write_text("\n".join(lines))
-    (folder / "rewards.py").write_text(REWARDS)
-    (folder / "broken.py").write_text("import no_such_module\n")
+    write_check_data(folder)
     return folder
 
 
@@ -98,6 +49,17 @@ def checks(monkeypatch, capfd):
         assert (code == 0) == (printed.err == "") == ("check: no problem found" in printed.out)
         assert "Traceback" not in printed.err
         return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def plain(data, checks, monkeypatch, tmp_path):
+    """The same of the plain command of docs/check.md, in a folder without anything."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*added):
+        return checks("--rows", "1", *of_the_page(COMMAND, data), *added)
 
     return run
 
@@ -325,59 +287,37 @@ LAST = ["garbage", "empty"]
 
 # --- no ------------------------------------------------------------------------------------------
 
-SCHEDULE = "+algorithm.gdpo.rewards.format={weight:{0:1,9:0}}"
+
+def of_the_page(arguments, data):
+    return shlex.split(arguments.replace("\\\n", " ").replace("DATA", str(data)))
+
+
+def messages_of(printed):
+    """The problems, each in one line."""
+    told = printed.partition("(-v shows")[0].split("check: ")
+    return [" ".join(text.split()) for text in told if text]
+
+
+def test_the_plain_command_of_the_page(plain):
+    assert plain()[0] == 0
+
+
+def test_the_table_of_broken_configurations_is_long():
+    assert len(BROKEN) == PAGE.count("\n| `") >= 60
+
+
+@pytest.mark.parametrize(("added", "message"), [(added, said) for added, _, said in BROKEN])
+def test_a_broken_configuration(plain, data, added, message):
+    code, _, printed = plain(*of_the_page(added, data))
+    assert code == 1
+    assert [text.replace(str(data), "DATA") for text in messages_of(printed)] == [message]
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.train_files={data}/none.parquet"], r"data.train_files: .*none.parquet does not"),
-        (["data.train_files={data}/rewards.py"], r"verl reads files that end in .parquet"),
-        (["data.train_files={data}/columns.parquet"], r"lacks the columns \['data_source'"),
-        (["data.train_files={data}/text.parquet"], "reward_model is .*string; expected"),
-        (["data.train_files={data}/bad.parquet"], r"row 2 .* tool_call line 1 of 1"),
-        (["data.train_batch_size=7"], "6 rows are less than one batch of data.train_batch_size=7"),
-        (
-            ["+algorithm.gdpo.rewards.mine=1.0", "+algorithm.gdpo.combine=sa_mrpo"],
-            r"needs the bounds of reward 'mine'",
-        ),
-        (["data.train_batch_sise=4"], "train_batch_sise"),
         (["estimator=gdpa"], "gdpa"),
-        (["algorithm.adv_estimator=gdppo"], r"gdppo: unknown to verl; did you mean 'gdpo'\?"),
         (["run_dir=${nowhere}"], "nowhere"),
-        (["+algorithm.gdpo.batchnorm=none"], "algorithm.gdpo.batchnorm: unknown setting"),
-        (["+algorithm.gdpo.rewards.format=0"], "all weights are 0"),
-        (["+algorithm.gdpo.rewards.corectness=1"], "'corectness' is configured.*did you mean"),
-        (
-            ["+algorithm.gdpo.rewards.format={weight:1,when:{reward:length,at_least:1}}"],
-            "'length' is configured, but the scorer returned",
-        ),
-        (["+reward.reward_kwargs.matching=best"], "tool_rl matching: got 'best'"),
-        (["algorithm.use_kl_in_reward=True"], "use_kl_loss=True"),
-        (["actor_rollout_ref.rollout.n=1"], "Set it to 2 or more"),
-        (["trainer.v1.trainer_mode=asink"], "trainer_mode=asink: Unknown trainer 'asink'"),
-        (
-            ["trainer.v1.trainer_mode=separate_async"],
-            "train_batch_size must equal parameter_sync_step",
-        ),
-        (
-            ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=null"],
-            "Set algorithm.filter_groups.metric=score",
-        ),
-        (
-            ["algorithm.filter_groups.enable=True", "trainer.use_v1=False"],
-            "legacy trainer does not filter",
-        ),
-        (
-            [SCHEDULE, "trainer.use_v1=False"],
-            "rewards.format: weight",
-        ),
-        (["reward.reward_manager.name=gdop"], "reward_manager.name=gdop, .*gdop"),
-        (["reward.custom_reward_function.path={data}/none.py"], "none.py"),
-        (
-            ["reward.custom_reward_function.path={data}/broken.py"],
-            r"no_such_module.* \[.*broken.py:1\]",
-        ),
     ],
 )
 def test_no_and_why(check, overrides, message):
