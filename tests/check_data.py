@@ -7,7 +7,7 @@ import pyarrow.parquet
 from test_e2e import tool_row
 
 REWARDS = """
-import asyncio, time
+import asyncio, os, sys, time
 
 def lengths(data_source, solution_str, ground_truth, extra_info):
     short = 1.0 if len(solution_str) < 20 else 0.0
@@ -29,6 +29,28 @@ def not_a_number(data_source, solution_str, ground_truth, extra_info):
 def unlike(data_source, solution_str, ground_truth, extra_info):
     return {"a": 1.0, "b": 1.0} if solution_str else {"a": 0.0}
 
+def scored(data_source, solution_str, ground_truth, extra_info):
+    return {"score": 1.0, "length": len(solution_str)}
+
+def bare_nan(**_):
+    return float("nan")
+
+def long_and_short(data_source, solution_str, ground_truth, extra_info):
+    words, tokens = len(solution_str.split()), extra_info["response_tokens"]
+    return {
+        "words_500": float(words > 500),
+        "characters_30": float(len(solution_str) <= 30),
+        "characters_5000": float(len(solution_str) <= 5000),
+        "tokens_20": float(tokens <= 20),
+        "tokens_2000": float(tokens <= 2000),
+        "tokens": tokens,
+    }
+
+def prints(**_):
+    print("noise of Python", file=sys.__stdout__)  # past pytest
+    os.write(2, b"noise of the system\\n")
+    return 1.0
+
 def leaves(**_):
     raise SystemExit(0)
 
@@ -39,6 +61,7 @@ async def blocks(**_):
     time.sleep(2)
 
 def sleeps(**_):
+    print("noise")
     time.sleep(1000)
 """
 

@@ -31,11 +31,14 @@ def others_kept_away(verbose: bool) -> Iterator[Quiet]:
     before = _duplicates()
     in_memory = os.memfd_create("output")  # the folder for temporary files may be full, or missing
     with os.fdopen(in_memory, "w+b") as kept, os.fdopen(os.dup(before[0]), "w") as out:
-        quiet, is_done = Quiet(out), False
+        quiet, is_broken = Quiet(out), True
         _turn([kept.fileno()] * 2)
         try:
             yield quiet
-            is_done = True
+            is_broken = False
+        except BrokenPipeError:  # the reader of the report has gone
+            is_broken = False
+            raise
         finally:
             _turn(before)
             for number in before:
@@ -43,7 +46,7 @@ def others_kept_away(verbose: bool) -> Iterator[Quiet]:
             kept.seek(0)
             text = kept.read().decode(errors="replace")
             quiet.has_kept = bool(text)
-            if not is_done:
+            if is_broken:
                 sys.stderr.write(text)
 
 
