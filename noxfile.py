@@ -89,12 +89,12 @@ def wheel(session: nox.Session) -> None:
     policy = ("-m", "verl_gdpo.cpu.warm_start", "--steps", "20", "--out", "data/tool_rl_policy")
     session.run("python", *policy, env=env)
     config = ("hardware=cpu", "trainer.total_training_steps=2", "trainer.val_before_train=False")
-    session.run("verl-gdpo", "check", *config, env=env)
-    recipes = (session.run("verl-gdpo", "recipes", silent=True) or "").strip()
-    command = ("python", "-m", "verl.trainer.main_ppo", "--config-dir", recipes)
+    folder = (session.run("verl-gdpo", "recipes", silent=True) or "").strip()
+    recipes = ("--config-dir", folder, "--config-name", "train")
+    session.run("verl-gdpo", "check", *recipes, *config, env=env)
     session.run(
-        *("python", "-m", "verl_gdpo.run.launch", "--run-dir", "runs/first", "--", *command),
-        *("--config-name", "train", *config, "run_dir=runs/first"),
+        *("python", "-m", "verl_gdpo.run.launch", "--run-dir", "runs/first", "--"),
+        *("python", "-m", "verl.trainer.main_ppo", *recipes, *config, "run_dir=runs/first"),
         env=env,
     )
     session.run("verl-gdpo", "summary", "runs/first")

@@ -129,7 +129,7 @@ quoted() { local quote="'"; echo "'${1//$quote/\\$quote}'"; }
 config=("hardware=$hardware" "data_dir=$(quoted "$root/data")" "${overrides[@]}")
 if [ "$hardware" != cpu ]; then
   say "the model: downloaded once"
-  stage "$python" -W ignore -m verl_gdpo fetch --config-dir "$root/recipes" "${config[@]}"
+  stage "$python" -W ignore -m verl_gdpo fetch --config-dir "$root/recipes" --config-name train "${config[@]}"
 fi
 if [ -z "$run" ]; then
   mkdir -p "$root/runs"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.step_model import GPUS, WORKS, Work, seconds
-from verl_gdpo.tools.check import compose_config
+from verl_gdpo.tools.check.compose import compose_config
 from verl_gdpo.tools.check.gpu_memory import memory_problems, needed_gb
 from verl_gdpo.tools.check.gpus import CLASSES
 from verl_gdpo.tools.recipes import FOLDER

@@ -32,7 +32,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from benchmarks.measure import Row, peak_bytes
 from verl_gdpo.cpu.tiny_model import make_tiny_model
-from verl_gdpo.tools.check import compose_config
+from verl_gdpo.tools.check.compose import compose_config
 
 PARTITION = "train"
 PROMPT_TOKENS = 64

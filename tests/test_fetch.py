@@ -10,7 +10,9 @@ import pytest
 
 from verl_gdpo.tools.check import machine
 from verl_gdpo.tools.fetch import main
+from verl_gdpo.tools.recipes import FOLDER
 
+RECIPES = ("--config-dir", str(FOLDER), "--config-name", "train")
 COMMIT = "5" * 40
 FILES = {
     "config.json": b'{"model_type": "qwen2"}',
@@ -75,7 +77,7 @@ def hub(monkeypatch, tmp_path):
 
 
 def fetch(model):
-    return main(["hardware=8gpu", f"actor_rollout_ref.model.path={model}"])
+    return main([*RECIPES, "hardware=8gpu", f"actor_rollout_ref.model.path={model}"])
 
 
 def test_a_model_is_downloaded_once_and_without_other_frameworks(hub, capsys, tmp_path):

@@ -19,7 +19,7 @@ from tracked import REPO
 from gpu_kit import install, made_work, pack, pieces, run
 from gpu_kit.results import AGREEMENT, Results, medians, problem_of_training, table
 from gpu_kit.stages import Place, Stage, stages
-from verl_gdpo.tools.check import compose_config
+from verl_gdpo.tools.check.compose import compose_config
 
 FITTING = {"cpu": (), "cuda": ("hardware=1gpu", "gpu_memory=80gb")}
 # as verl's file logger writes, then whatever `end` is

@@ -177,7 +177,7 @@ def test_check_of_a_gpu_run(monkeypatch):
     monkeypatch.setattr(machine, "missing", lambda found, folder, disk_gb: [])
     monkeypatch.setattr(machine, "shape_of", lambda path: None)
     (remark,) = machine.check_gpus(config)
-    assert "2 GPUs of 24 GB; the model is not here yet" in remark
+    assert "2 GPUs of 24 GB; no language model is here yet" in remark
     monkeypatch.setattr(machine, "shape_of", lambda path: QWEN_1_5B)
     (remark,) = machine.check_gpus(config)
     assert "1.54 B parameters need about 21 GB in the update, 15 GB in the rollout" in remark
@@ -196,7 +196,7 @@ def test_engines_that_are_not_installed(monkeypatch):
     both = composed("hardware=8gpu", "attention=flash_attn")
     vllm, flash_attn = machine.missing_packages(both)
     assert vllm.startswith("actor_rollout_ref.rollout.name=vllm: vllm is not installed here")
-    assert "flash-attn is not installed here. attention=sdpa" in flash_attn
+    assert "flash-attn is not installed here. Set it to sdpa" in flash_attn
     assert machine.missing_packages(composed("hardware=8gpu")) == [vllm]
     attention = "actor_rollout_ref.model.override_config.attn_implementation"
     unsaid = composed("hardware=8gpu", f"~{attention}")

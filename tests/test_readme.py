@@ -16,7 +16,7 @@ from verl_gdpo.advantage.variants import VARIANTS
 from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings
 from verl_gdpo.settings.dialects import DIALECTS
 from verl_gdpo.settings.reward_terms import Condition, RewardTerm
-from verl_gdpo.tools.check import compose_config
+from verl_gdpo.tools.check.compose import compose_config
 from verl_gdpo.verl_hooks.supported_trainers import REFUSED, TRAINERS
 
 FILES = {path.as_posix() for path in tracked_files()}
@@ -133,7 +133,9 @@ def test_the_keys_are_verls_or_ours():
     known |= {"reward.reward_kwargs", "reward.custom_reward_function.reward_kwargs"}
     groups = "actor_rollout_ref|algorithm|critic|data|reward|trainer"
     pattern = rf"[`+ ]((?:{groups})(?:\.(?!py\b|jsonl\b)[a-z]\w*)+)"
-    named = {(page, key) for page, text in PAGES.items() for key in re.findall(pattern, text)}
+    # test_check.py executes the rest of that page, in which some keys are wrong
+    pages = {page: text.split("## Broken configurations")[0] for page, text in PAGES.items()}
+    named = {(page, key) for page, text in pages.items() for key in re.findall(pattern, text)}
     assert len(named) > 30
     for page, key in named:
         parent, _, last = key.rpartition(".")

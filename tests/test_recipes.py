@@ -15,7 +15,7 @@ from benchmarks import step_model
 from verl_gdpo.rewards import TASKS
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
 from verl_gdpo.settings.reward_terms import gate
-from verl_gdpo.tools.check import compose_config
+from verl_gdpo.tools.check.compose import compose_config
 
 RECIPES = REPO / "recipes"
 

@@ -22,7 +22,7 @@ from verl_gdpo.run.folder import (
     write_into_run_dir,
 )
 from verl_gdpo.terminal import render
-from verl_gdpo.tools.check import compose_config
+from verl_gdpo.tools.check.compose import compose_config
 from verl_gdpo.tools.summary import HEADER, reward_table
 from verl_gdpo.verl_hooks.legacy_trainer import checking_settings
 from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer

@@ -23,7 +23,7 @@ from verl_gdpo.advantage.variants import dara, dvao, gd2po, rvpo, sa_mrpo
 from verl_gdpo.batch.matrix import EstimatorInput, current_input
 from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.tools.check import compose_config
+from verl_gdpo.tools.check.compose import compose_config
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
 from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.verl_hooks.supported_trainers import TRAINERS

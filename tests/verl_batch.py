@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl import DataProto
 
-from verl_gdpo.tools.check import compose_config
+from verl_gdpo.tools.check.compose import compose_config
 
 REWARDS = [[1, 1], [1, 0], [0, 1], [0, 0], [3, 1], [3, 1], [-3, 1], [0.5, 1]]
 GROUPS = list("aaaabbbb")

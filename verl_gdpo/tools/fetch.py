@@ -1,8 +1,8 @@
 """Downloads the model of a configuration from its hub, before a training starts.
 
-verl-gdpo fetch [--config-dir FOLDER] [--config-name train] [key=value ...]
+verl-gdpo fetch [what stands behind `python -m verl.trainer.main_ppo`]
 
-The overrides are those of the training run. Nothing is done where the model is a folder, or is
+Nothing is done where the model is a folder, or is
 complete in the hub's cache. Where there are GPUs, the model's configuration is downloaded first,
 and the weights only if they fit. HF_ENDPOINT names another hub, HF_HOME another cache.
 """
@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.tools.check import compose_config
+from verl_gdpo.tools.check.compose import add_config_arguments, compose_given
 from verl_gdpo.tools.check.machine import check_gpus
-from verl_gdpo.tools.recipes import FOLDER
 
 # the weights once, as safetensors; no other framework's
 PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
@@ -24,11 +23,8 @@ PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
 def main(argv: Sequence[str]) -> int:
     """Download what is missing and print its folder; return the exit code."""
     parser = argparse.ArgumentParser(prog="verl-gdpo fetch", description=str(__doc__))
-    parser.add_argument("--config-dir", type=Path, default=FOLDER, help="default: our recipes")
-    parser.add_argument("--config-name", default="train")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    options = parser.parse_args(argv)
-    config = compose_config(options.config_dir, options.config_name, options.overrides)
+    add_config_arguments(parser)
+    config = compose_given(parser.parse_args(argv))
     path = str(config.actor_rollout_ref.model.path)
     if Path(path).expanduser().is_dir():
         print(Path(path).expanduser())

@@ -1,7 +1,10 @@
 """The functions of verl that `verl-gdpo check` calls; none of them starts Ray or loads a model.
 
 Relies on verl 0.9: `utils.config.validate_config` with `need_reference_policy` and `need_critic`;
-`get_trainer_cls`, `ADV_ESTIMATOR_REGISTRY`, `load_reward_manager` and `DataProto.from_dict`.
+`get_trainer_cls`, `load_reward_manager`, `get_dataset_class`, `DataProto.from_dict`; the names in
+`ADV_ESTIMATOR_REGISTRY`, `POLICY_LOSS_REGISTRY`, `RolloutReplicaRegistry._registry`,
+`_agent_loop_registry` and `Tracking.supported_backend`; `kl_penalty`, which raises
+NotImplementedError; and `migrate_legacy_reward_impl`, which main_ppo no longer calls.
 """
 
 import importlib
@@ -19,7 +22,9 @@ VERSION: str = verl.__version__
 
 
 def what_validation_prints(config: Any) -> list[str]:
-    """Let verl validate the configuration and return the lines that it prints.
+    """Let verl validate the configuration, except the critic's model; return what it prints.
+
+    That model would be looked up on a hub.
 
     Raises:
         Exception: the exception of verl for a wrong configuration.
@@ -27,8 +32,10 @@ def what_validation_prints(config: Any) -> list[str]:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
+    without_model = deepcopy(config)
+    without_model.critic.model = None
     with redirect_stdout(StringIO()) as printed:
-        validate_config(config, need_reference_policy(config), need_critic(config))
+        validate_config(without_model, need_reference_policy(config), need_critic(config))
     return [line for line in printed.getvalue().splitlines() if "checks passed" not in line]
 
 
@@ -46,11 +53,59 @@ def import_parts(config: Any) -> None:
             raise ImportError(str(error), name=f"verl.{part}") from error
 
 
-def known_estimators() -> list[str]:
-    """Names for `algorithm.adv_estimator`, with those that other modules registered."""
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+def known_names(key: str) -> list[str]:
+    """Names that verl knows for a key of the configuration, with those that others registered."""
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+    from verl.utils.tracking import Tracking
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    return sorted({str(getattr(name, "value", name)) for name in ADV_ESTIMATOR_REGISTRY})
+    names = {
+        "algorithm.adv_estimator": ADV_ESTIMATOR_REGISTRY,
+        "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
+        "actor_rollout_ref.rollout.name": RolloutReplicaRegistry._registry,
+        "actor_rollout_ref.rollout.agent.default_agent_loop": _agent_loop_registry,
+        "trainer.logger": Tracking.supported_backend,
+    }[key]
+    return sorted({str(getattr(name, "value", name)) for name in names})
+
+
+def knows_kl_penalty(name: str) -> bool:
+    """Whether verl has an estimator of the KL divergence of this name."""
+    from verl.trainer.ppo.core_algos import kl_penalty
+
+    try:
+        kl_penalty(torch.zeros(1), torch.zeros(1), name)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def reads_old_reward_keys() -> bool:
+    """Whether main_ppo moves `custom_reward_function` and the like to `reward`, as 0.8 did."""
+    main_ppo = importlib.import_module("verl.trainer.main_ppo")
+    return hasattr(main_ppo, "migrate_legacy_reward_impl")
+
+
+def make_rollout_config_and_dataset_class(config: Any) -> None:
+    """Make what verl makes of the configuration in its workers, without starting them.
+
+    Raises:
+        Exception: verl refuses `actor_rollout_ref.rollout` or `data.custom_cls`.
+    """
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.utils.dataset.rl_dataset import get_dataset_class
+
+    omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    with redirect_stdout(StringIO()):
+        get_dataset_class(config.data)
+
+
+def trains_critic(config: Any) -> bool:
+    """Whether verl trains a critic."""
+    from verl.trainer.ppo.utils import need_critic
+
+    return bool(need_critic(config))
 
 
 def make_v1_trainer(config: Any) -> None:

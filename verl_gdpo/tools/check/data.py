@@ -52,6 +52,8 @@ def read_files(config: Any, key: str) -> list[DataFile] | None:
             scorer cannot use.
     """
     files = config.data[key]
+    if not files:
+        raise ValueError(f"data.{key}={files}: verl needs rows for training and for validation")
     paths = [str(file) for file in files] if isinstance(files, list | ListConfig) else [str(files)]
     if OmegaConf.select(config, "data.custom_cls.path") or any("://" in path for path in paths):
         return None
@@ -60,16 +62,17 @@ def read_files(config: Any, key: str) -> list[DataFile] | None:
 
 def _read(config: Any, key: str, path: str) -> pa.Table:
     where = f"data.{key}: {path}"
-    if not Path(path).exists():
+    file = Path(path).expanduser()
+    if not file.exists():
         raise ValueError(
             f"{where} does not exist. The files of a task are made by: verl-gdpo data TASK --out "
-            f"{Path(path).parent}"
+            f"{file.parent}"
         )
-    reader = READERS.get(Path(path).suffix)
+    reader = READERS.get(file.suffix)
     if reader is None:
         raise ValueError(f"{where}: verl reads files that end in {', '.join(READERS)}")
     try:
-        table = reader(path)
+        table = reader(file)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{where} cannot be read: {error}") from error
     absent = sorted({config.data.prompt_key, "data_source", "reward_model"} - {*table.column_names})
@@ -80,42 +83,20 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
         raise ValueError(f"{where}: reward_model is {kind}; expected {{ground_truth: ...}}")
     if table.num_rows == 0:
         raise ValueError(f"{where} holds no rows")
+    _check_prompts(f"{where}: {config.data.prompt_key}", table.schema.field(config.data.prompt_key))
     if uses_gdpo_manager(config) and config.reward.custom_reward_function.path is None:
         rows = table.select(["data_source", "reward_model"]).to_pylist()
         check_ground_truths(rows, f"data.{key} {path}")
     return table
 
 
-def count_steps(config: Any, row_count: int) -> list[str]:
-    """Return remarks about the number of steps that these training rows allow.
-
-    Raises:
-        ValueError: there are too few rows for one step.
-    """
-    limit = config.data.get("train_max_samples", -1)
-    row_count = min(row_count, limit) if limit > 0 else row_count
-    batch_size, epochs = config.data.train_batch_size, config.trainer.total_epochs
-    if row_count < batch_size:
-        raise ValueError(
-            f"data.train_files: {row_count} rows are less than one batch of "
-            f"data.train_batch_size={batch_size}, so an epoch would have no step. Lower it, or add "
-            "rows"
-        )
-    possible = row_count // batch_size * epochs
-    wanted = config.trainer.total_training_steps
-    remarks = [f"{possible if wanted is None else min(possible, wanted)} training steps"]
-    if wanted is not None and wanted > possible:
-        remarks.append(
-            f"trainer.total_training_steps={wanted}, but trainer.total_epochs={epochs} end the run "
-            f"after {possible} steps, without the validation and checkpoint of the last step"
-        )
-    if not config.data.get("filter_overlong_prompts", False):
-        remarks.append(
-            "data.filter_overlong_prompts=False: if a prompt is longer than "
-            f"data.max_prompt_length={config.data.max_prompt_length} tokens, verl silently cuts "
-            "off its beginning"
-        )
-    return remarks
+def _check_prompts(where: str, field: pa.Field) -> None:
+    kind = field.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    messages = is_list and pa.types.is_struct(kind.value_type)
+    names = {part.name for part in kind.value_type} if messages else set()
+    if not {"role", "content"} <= names:
+        raise ValueError(f"{where} is {kind}; expected a list of {{role: ..., content: ...}}")
 
 
 def pick_rows(

@@ -9,7 +9,6 @@ data that `AgentLoopWorker._compute_score` passes to the manager's `run_single`.
 
 import asyncio
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -19,43 +18,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_gdpo.batch.rows import ERROR_KEY
-from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.batch.values import value_or_error
 from verl_gdpo.tools.check.data import Row
 from verl_gdpo.tools.check.findings import message_of
+from verl_gdpo.tools.check.responses import END, WORDS, Sample, make_samples
 
 FIRST_STEP = 1  # verl counts its training steps from 1
-END = 0x110000  # the end-of-turn token; its number is one above the last character
 NO_SERVER = "127.0.0.1:9"  # in place of the reward model's router; it refuses connections
-GARBAGE = "?" * 8
 THREAD_NAME = "verl-gdpo check"
-
-
-@dataclass(frozen=True)
-class Sample:
-    row: int
-    kind: str
-    response: str
-    label: str
-    source: str
 
 
 @dataclass(frozen=True)
 class DryRun:
     samples: Sequence[Sample]
     infos: Sequence[Mapping[str, Any]]  # verl's reward_extra_info of each sample
+    scores: Sequence[Any]  # verl's reward_score of each sample
     problems: Sequence[str]  # samples that could not be scored, which are not in `infos`
-
-
-class Characters:
-    """Replaces the policy's tokenizer: each character is a token."""
-
-    @staticmethod
-    def encode(text: str) -> list[int]:
-        return [*map(ord, text), END]
-
-    @staticmethod
-    def decode(ids: Any, **_options: Any) -> str:
-        return "".join(chr(i) for i in ids.tolist() if i != END)
 
 
 class DaemonThreads(ThreadPoolExecutor):
@@ -75,51 +53,15 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
 
-def make_samples(rows: Sequence[Row]) -> list[Sample]:
-    """Return a sample for each row and each of its made-up responses."""
-    texts = [_good_response(row) for row in rows]
-    samples = []
-    for number, row in enumerate(rows):
-        same = [i for i, other in enumerate(rows) if other.source == row.source]
-        foreign = next((texts[i] for i in same if texts[i] not in (texts[number], "")), "")
-        for kind, response in made_up_responses(texts[number], foreign).items():
-            label = f"{row.label}, response {kind!r}"
-            samples.append(Sample(number, kind, response, label, row.source))
-    return samples
-
-
-def made_up_responses(truth: str, foreign: str) -> dict[str, str]:
-    """Return {kind: response}; a response that equals an earlier one is left out.
-
-    Args:
-        truth: a good response to the row; "" if none is known.
-        foreign: a good response to another row; "" if there is none.
-    """
-    middle = len(truth) // 2
-    changed = "#" if truth[middle : middle + 1] != "#" else "_"
-    candidates = {
-        "ground truth": truth,
-        "another row's": foreign,
-        "one character off": truth and truth[:middle] + changed + truth[middle + 1 :],
-        "cut in half": truth[:middle],
-        "without tags": re.sub(r"</?\w+>", "", truth),
-        "garbage": GARBAGE,
-    }
-    kinds: dict[str, str] = {}
-    for kind, response in candidates.items():
-        if response and response not in kinds.values():
-            kinds[kind] = response
-    return {**kinds, "empty": ""}
-
-
 def score_rows(config: Any, rows: Sequence[Row], seconds: float) -> DryRun:
     """Score all samples of `rows`, up to the first sample that takes longer than `seconds`.
 
     Raises:
         ValueError: the configured reward manager or function does not exist.
     """
-    samples = make_samples(rows)
+    samples = make_samples(config, rows)
     infos: list[Mapping[str, Any]] = []
+    scores: list[Any] = []
     failures: dict[str, list[str]] = {}
     # this filter is never removed, because a late answer is logged after this function ends
     logging.getLogger("verl_gdpo.verl_hooks.reward_manager").addFilter(_is_not_ours)
@@ -128,19 +70,20 @@ def score_rows(config: Any, rows: Sequence[Row], seconds: float) -> DryRun:
         for sample in samples:
             data = _as_verl_gives_it(config, rows[sample.row].fields, sample)
             try:
-                info = _run(loop, manager.run_single(data), seconds)
+                result = _run(loop, manager.run_single(data), seconds)
             except (Exception, SystemExit) as error:
                 failures.setdefault(sample.source, []).append(_describe(error, sample))
                 continue
-            if info is None:
+            if result is None:
                 late = f"{sample.label}: the reward function gave no answer within {seconds:g} s"
-                return DryRun(samples, infos, [late])
-            infos.append(info)
+                return DryRun(samples, infos, scores, [late])
+            infos.append(result.get("reward_extra_info", {}))
+            scores.append(result["reward_score"])
     problems = [
         f"{reasons[0]} ({len(reasons)} of {len(samples)} responses failed)"
         for reasons in failures.values()
     ]
-    return DryRun(samples, infos, problems)
+    return DryRun(samples, infos, scores, problems)
 
 
 def _load_manager(config: Any) -> Any:
@@ -148,9 +91,9 @@ def _load_manager(config: Any) -> Any:
 
     server = {}
     if config.reward.reward_model.enable:
-        server = {"reward_router_address": NO_SERVER, "reward_model_tokenizer": Characters()}
+        server = {"reward_router_address": NO_SERVER, "reward_model_tokenizer": WORDS}
     try:
-        return make_reward_manager(config, Characters(), **server)
+        return make_reward_manager(config, WORDS, **server)
     except Exception as error:
         reward = config.reward
         raise ValueError(
@@ -176,11 +119,11 @@ def _as_verl_gives_it(config: Any, fields: Mapping[str, Any], sample: Sample) ->
     }
     if config.trainer.get("use_v1", False):
         columns["global_steps"] = FIRST_STEP
-    return one_rollout([END], Characters.encode(sample.response), columns)
+    return one_rollout([END], WORDS.encode(sample.response), columns)
 
 
 def _run(loop: Any, coroutine: Any, seconds: float) -> Mapping[str, Any] | None:
-    """Return the coroutine's reward_extra_info, or None if it takes too long.
+    """Return the manager's result, or None if it takes too long.
 
     The coroutine runs in a thread, because nothing can stop a function that blocks its event loop.
     """
@@ -188,23 +131,30 @@ def _run(loop: Any, coroutine: Any, seconds: float) -> Mapping[str, Any] | None:
     if outcome in wait([outcome], timeout=seconds).not_done:
         outcome.add_done_callback(lambda _: loop.close())
         return None
-    info: Mapping[str, Any] = outcome.result().get("reward_extra_info", {})
-    if ERROR_KEY in info:
-        raise ValueError(info[ERROR_KEY])
-    return info
+    result: Mapping[str, Any] = outcome.result()
+    if error := result.get("reward_extra_info", {}).get(ERROR_KEY):
+        raise ValueError(error)
+    _check_score(result["reward_score"])
+    return result
 
 
-def _good_response(row: Row) -> str:
-    """Return the good response of the row's task, else the ground truth, or "" if it is no text."""
-    truth = (row.fields.get("reward_model") or {}).get("ground_truth")
-    if not isinstance(truth, str):
-        return ""
-    task = TASK_OF.get(row.source)
-    return task.good_response(truth) if task else truth
+def _check_score(score: Any) -> None:
+    """Raise ValueError for a score that verl cannot train on; its own managers pass it on."""
+    if score is None:
+        raise ValueError("the score is None; expected a number")
+    try:
+        value_or_error(score)
+    except ValueError as error:
+        raise ValueError(f"the score {error}") from None
 
 
 def _describe(error: BaseException, sample: Sample) -> str:
     text = str(error)
+    if isinstance(error, KeyError) and error.args == ("score",):
+        return (
+            f"{sample.label}: the reward function's dict lacks `score`, which verl's own managers "
+            "need. With reward.reward_manager.name=gdpo, its numbers are the rewards"
+        )
     return text if sample.label in text else f"{sample.label}: {message_of(error)}"
 
 

@@ -3,9 +3,9 @@
 import textwrap
 import traceback
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
-from hydra.errors import HydraException
+from hydra.errors import HydraException, InstantiationException
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.batch.rows import RewardError
@@ -26,14 +26,18 @@ SPEAKING = (
 
 
 class Findings:
-    """Prints remarks and keeps problems."""
+    """Prints remarks to `out` and keeps problems."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
         self.problems: list[str] = []
 
     def say(self, text: str) -> None:
         lines = textwrap.wrap(text, WIDTH - 7, break_long_words=False, break_on_hyphens=False)
-        print("check: " + "\n       ".join(lines), flush=True)
+        self.show("check: " + "\n       ".join(lines))
+
+    def show(self, text: str) -> None:
+        print(text, file=self.out, flush=True)
 
     def ask(self, question: Callable[..., T], *arguments: Any) -> T | None:
         """Return the result of `question`; None after a problem, or if an argument is None."""
@@ -48,10 +52,15 @@ class Findings:
 
 def message_of(error: BaseException) -> str:
     """Return the text that a user needs instead of an exception's traceback."""
-    if isinstance(error, SPEAKING):
-        return str(error) or type(error).__name__
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        key = str(error).rpartition("full_key: ")[2]
+        return f"{key}: {message_of(error.__cause__)}"
+    if isinstance(error, SPEAKING) and str(error):
+        return str(error)
     # if a file could not be loaded, the exception's cause has the reason
     reason = error.__cause__ or error
     frame = traceback.extract_tb(reason.__traceback__)[-1]
-    place = f"{type(reason).__name__}: {reason} [{frame.filename}:{frame.lineno}]"
+    place = (
+        f"{type(reason).__name__}: {str(reason) or frame.line} [{frame.filename}:{frame.lineno}]"
+    )
     return place if reason is error else f"{error}: {place}"

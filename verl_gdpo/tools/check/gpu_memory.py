@@ -31,7 +31,7 @@ class ModelShape:
 
 
 def shape_of(path: str) -> ModelShape | None:
-    """The shape of a model in a folder or in the hub's cache; None where it is not there yet."""
+    """The shape of a language model in a folder or in the hub's cache; None if it is not there."""
     import torch
     from huggingface_hub import try_to_load_from_cache
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -40,9 +40,12 @@ def shape_of(path: str) -> ModelShape | None:
     cached = file if file.is_file() else try_to_load_from_cache(path, "config.json")
     if not isinstance(cached, str | Path):
         return None
-    config = AutoConfig.from_pretrained(Path(cached).parent)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    try:
+        config = AutoConfig.from_pretrained(Path(cached).parent, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except ValueError:  # of pictures too, or with code of its own
+        return None
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
         layers=config.num_hidden_layers,

@@ -5,8 +5,12 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from importlib.util import find_spec
+from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+from omegaconf import OmegaConf
 
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.rewards.sandbox_service import Service
@@ -17,6 +21,18 @@ from verl_gdpo.tools.check.gpu_memory import (
     shape_of,
 )
 from verl_gdpo.tools.check.gpus import LEAST_DISK_GB, find_gpus, missing
+
+# {name in trainer.logger: the package that verl 0.9's `Tracking` imports}
+TRACKERS = {
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "swanlab": "swanlab",
+    "tensorboard": "tensorboard",
+    "clearml": "clearml",
+    "trackio": "trackio",
+    "rl_insight": "rl_insight",
+    "vemlp_wandb": "volcengine_ml_platform",
+}
 
 
 def check_device(device: str) -> None:
@@ -49,18 +65,20 @@ def check_gpus(config: Any) -> list[str]:
     if found < wanted:
         build = "" if torch.version.cuda else f" (torch {torch.__version__} is without CUDA)"
         raise ValueError(
-            f"trainer.n_gpus_per_node={wanted}, but {found} GPUs are here{build}. Without a GPU: "
-            "hardware=cpu and VERL_PLATFORM=cpu. If the run will be on another machine: --elsewhere"
+            f"trainer.n_gpus_per_node={wanted}, but {found} GPUs are here{build}. If the run will "
+            "be on another machine: --elsewhere. Our recipes run without a GPU: hardware=cpu and "
+            "VERL_PLATFORM=cpu"
         )
-    run_dir = Path(str(config.trainer.default_local_dir)).resolve()
-    there = next(folder for folder in (run_dir, *run_dir.parents) if folder.is_dir())
-    shape = shape_of(str(config.actor_rollout_ref.model.path))
+    there = _first_that_exists(Path(str(config.trainer.default_local_dir)))
+    is_fsdp = str(config.actor_rollout_ref.actor.strategy).startswith("fsdp")
+    shape = shape_of(str(config.actor_rollout_ref.model.path)) if is_fsdp else None
     disk_gb = needed_disk_gb(shape) if shape else LEAST_DISK_GB
     problems = missing(find_gpus(os.environ), there, disk_gb)
     gpu_gb = min(torch.cuda.get_device_properties(i).total_memory for i in range(wanted)) / 1e9
     remark = f"{found} GPUs of {gpu_gb:.0f} GB"
     if shape is None:
-        remark += "; the model is not here yet, so what it needs of them is not known"
+        reason = "no language model is here yet" if is_fsdp else "the strategy is not FSDP"
+        remark += f"; {reason}, so what it needs of them is not known"
     else:
         needed = needed_gb(shape, config, gpu_gb)
         problems += memory_problems(needed, gpu_gb)
@@ -91,8 +109,8 @@ def missing_packages(config: Any) -> list[str]:
     if attention == "flash_attention_2" and not (find_spec("flash_attn") or find_spec("kernels")):
         problems.append(
             "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2 (verl's "
-            "default): flash-attn is not installed here. attention=sdpa of our recipes does not "
-            "need it; `./setup_env.sh gpu flash-attn` brings it"
+            "default): flash-attn is not installed here. Set it to sdpa (with a +; our recipes: "
+            "attention=sdpa), or install it: `./setup_env.sh gpu flash-attn`"
         )
     return problems
 
@@ -110,19 +128,97 @@ def check_temporary_folder() -> None:
         )
 
 
-def check_model(config: Any) -> None:
-    """Raise ValueError if the model is a folder that does not exist; verl checks names on a hub."""
-    path = str(config.actor_rollout_ref.model.path)
-    folder = Path(path)
+def missing_models(config: Any, trains_critic: bool) -> list[str]:
+    """A sentence for each model that is a folder without a model; verl looks up names on a hub."""
+    models = {"actor_rollout_ref.model.path": config.actor_rollout_ref.model.path}
+    if trains_critic:
+        models["critic.model.path"] = config.critic.model.path
+    if config.reward.reward_model.enable:
+        models["reward.reward_model.model_path"] = config.reward.reward_model.model_path
+    return [
+        f"{key}={path}: no model is there (no config.json). Name the folder of a model, or one of "
+        "a hub such as Qwen/Qwen2.5-1.5B-Instruct; the tiny policy of the run without a GPU is "
+        f"made by: python -m verl_gdpo.cpu.warm_start --out {path}"
+        for key, path in models.items()
+        if _is_folder(config, str(path))
+        and not (Path(str(path)).expanduser() / "config.json").is_file()
+    ]
+
+
+def _is_folder(config: Any, path: str) -> bool:
     beginnings = (config.get("data_dir") or "/", "/", ".", "~")
-    is_folder = path.startswith(tuple(str(text) for text in beginnings))
-    if is_folder and not (folder.expanduser() / "config.json").is_file():
-        raise ValueError(
-            f"actor_rollout_ref.model.path={path}: no model is there (no config.json). Name the "
-            "folder of a model, or one of a hub such as Qwen/Qwen2.5-1.5B-Instruct; the tiny "
-            f"policy of the run without a GPU is made by: python -m verl_gdpo.cpu.warm_start "
-            f"--out {path}"
+    return path.startswith(tuple(str(text) for text in beginnings))
+
+
+def missing_trackers(config: Any) -> list[str]:
+    """A sentence for each tracker of `trainer.logger` that would stop the run at its first step."""
+    given = config.trainer.logger
+    names = [given] if isinstance(given, str) else list(given or [])
+    problems = [
+        f"trainer.logger={name}: the package {package} is not installed here. Install it, or set "
+        "trainer.logger=[console,file]"
+        for name, package in TRACKERS.items()
+        if name in names and find_spec(package) is None
+    ]
+    if "wandb" in names and not _has_wandb_key(config):
+        problems.append(
+            "trainer.logger=wandb: no API key is here, and the run would end once the model is "
+            "loaded. Run `wandb login`, or set WANDB_API_KEY, WANDB_MODE=offline or "
+            "trainer.logger=[console,file]"
         )
+    return problems
+
+
+def _has_wandb_key(config: Any) -> bool:
+    variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
+    environment = {**os.environ, **variables}
+    if environment.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
+        return True
+    if environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(environment.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    file = Path(environment.get("NETRC", "~/.netrc")).expanduser()
+    try:
+        return netrc(file).authenticators(host) is not None
+    except OSError:
+        return False
+    except NetrcParseError:  # let W&B judge
+        return True
+
+
+def missing_files(config: Any) -> list[str]:
+    """A sentence for each file that a worker would look for in vain."""
+    rollout = config.actor_rollout_ref.rollout
+    files = {
+        "multi_turn.tool_config_path": rollout.multi_turn.tool_config_path,
+        "multi_turn.function_tool_path": rollout.multi_turn.get("function_tool_path"),
+        "agent.agent_loop_config_path": rollout.agent.get("agent_loop_config_path"),
+    }
+    return [
+        f"actor_rollout_ref.rollout.{key}={path}: there is no such file"
+        for key, path in files.items()
+        if path and "://" not in path and not Path(path).expanduser().is_file()
+    ]
+
+
+def unusable_folders(config: Any) -> list[str]:
+    """A sentence for each folder in which the run could not write."""
+    keys = ["rollout_data_dir", "validation_data_dir"]
+    keys += ["default_local_dir"] if config.trainer.save_freq > 0 else []
+    problems = []
+    for key in keys:
+        path = config.trainer.get(key)
+        if not path or "://" in path:
+            continue
+        there = _first_that_exists(Path(path))
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            what = "is no folder" if not there.is_dir() else "cannot be written"
+            problems.append(f"trainer.{key}={path}: {there} {what}")
+    return problems
+
+
+def _first_that_exists(path: Path) -> Path:
+    return next(place for place in (path.resolve(), *path.resolve().parents) if place.exists())
 
 
 def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Counts the prompts that are longer than a run allows, with the tokenizer of its model."""
+"""Counts the prompts that are longer than a run allows."""
 
 import functools
 from typing import Any
@@ -13,35 +13,38 @@ MOST_ROWS = 1000  # of a file, evenly spread: this takes a second, where 50,000 
 def long_prompts(config: Any, key: str, files: list[DataFile]) -> list[str]:
     """Return a remark for each file of `data.<key>` in which verl drops or cuts prompts.
 
+    Without the tokenizer it counts words, of which each is at least one token.
+
     Raises:
         ValueError: verl drops so many that fewer rows than one batch are left.
     """
     model = config.actor_rollout_ref.model
     path = str(model.get("tokenizer_path") or model.path)
     tokenizer = load_tokenizer(path, bool(model.get("trust_remote_code")))
+    unit, remarks, too_long, left = "tokens", [], [], 0
     if tokenizer is None:
-        return [f"data.{key}: lengths not counted, because the tokenizer is not on this machine"]
+        unit = "words, which are one token or more"
+        remarks = [f"data.{key}: tokens not counted, because the tokenizer is not on this machine"]
     limit, drops = config.data.max_prompt_length, config.data.get("filter_overlong_prompts", False)
-    remarks, left = [], 0
     for file in files:
         lengths = prompt_lengths(config, tokenizer, file)
         share = float(np.mean(lengths > limit))
         left += round(file.table.num_rows * (1 - share if drops else 1))
         if share:
             about = "" if len(lengths) == file.table.num_rows else "about "
-            remarks.append(
+            too_long.append(
                 f"data.{key}: {about}{round(file.table.num_rows * share)} of "
                 f"{file.table.num_rows} prompts in {file.path} are longer than "
-                f"data.max_prompt_length={limit} tokens (longest: {lengths.max()}); verl "
+                f"data.max_prompt_length={limit} {unit} (longest: {lengths.max()}); verl "
                 + ("leaves them out" if drops else "cuts off their beginnings")
             )
     least = config.data.train_batch_size if key == "train_files" else 1
-    if files and left < least:
+    if too_long and left < least:
         raise ValueError(
-            f"{'; '.join(remarks)}. {left} rows are left, and {least} are needed: raise "
+            f"{'; '.join(too_long)}. {left} rows are left, and {least} are needed: raise "
             "data.max_prompt_length, or use shorter prompts"
         )
-    return remarks
+    return remarks + too_long
 
 
 @functools.cache  # training and validation files have the same
@@ -56,11 +59,16 @@ def load_tokenizer(path: str, trusts: bool) -> Any:
 
 
 def prompt_lengths(config: Any, tokenizer: Any, file: DataFile) -> Any:
-    """Return the lengths of up to `MOST_ROWS` prompts in tokens, as verl 0.9's RLHFDataset does."""
+    """Return the lengths of up to `MOST_ROWS` prompts in tokens, as verl 0.9's RLHFDataset does.
+
+    Without a tokenizer, the lengths are in words.
+    """
     kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
     count = file.table.num_rows
     places = np.linspace(0, count - 1, min(count, MOST_ROWS)).round().astype(int)
     prompts = file.table[config.data.prompt_key].take(places).to_pylist()
+    if tokenizer is None:
+        return np.array([sum(map(_words, prompt)) for prompt in prompts])
     return np.array(
         [
             len(
@@ -71,3 +79,8 @@ def prompt_lengths(config: Any, tokenizer: Any, file: DataFile) -> Any:
             for prompt in prompts
         ]
     )
+
+
+def _words(message: Any) -> int:
+    content = message["content"]
+    return len(content.split()) if isinstance(content, str) else 0

@@ -16,8 +16,9 @@ from verl_gdpo.batch.values import is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import RewardTerm
 from verl_gdpo.terminal import render, width_of
-from verl_gdpo.tools.check.dry_run import FIRST_STEP, Characters, DryRun
+from verl_gdpo.tools.check.dry_run import FIRST_STEP, DryRun
 from verl_gdpo.tools.check.findings import WIDTH
+from verl_gdpo.tools.check.responses import WORDS
 
 Floats = npt.NDArray[np.float64]
 
@@ -45,6 +46,33 @@ def describe(run: DryRun, settings: GdpoSettings) -> Iterator[str]:
         table = render(HEADER, list(_reward_lines(run, rewards, settings, is_here_B)), LEFT)
         yield f"data_source {source!r}, {is_here_B.sum()} responses:\n{table}"
     yield _example(run, rows, rewards, settings)
+
+
+def describe_scores(run: DryRun) -> Iterator[str]:
+    """Yield a table for each data source: the score that verl trains on, and what is beside it.
+
+    The last table has the score of each response to the first row.
+    """
+    groups_B = np.array([sample.row for sample in run.samples])
+    sources = [sample.source for sample in run.samples]
+    for source in dict.fromkeys(sources):
+        here = [i for i, other in enumerate(sources) if other == source]
+        scores = _numbers(run.scores[i] for i in here)
+        lines = [("score", *_range(scores), _mark(scores, groups_B[here]))]
+        infos = [run.infos[i] for i in here]
+        for name in dict.fromkeys(name for info in infos for name in info if name != "score"):
+            values = _numbers(info.get(name) for info in infos)
+            if not np.array_equal(values, scores):  # verl's managers repeat a bare number as "acc"
+                lines.append((name, *_range(values), "not trained on"))
+        table = render(("", "min", "max", "variance", ""), lines, (0, 4))
+        yield f"data_source {source!r}, {len(here)} responses:\n{table}"
+    pairs = zip(run.samples, run.scores, strict=True)
+    shown = [(sample.kind, f"{float(score):.3f}") for sample, score in pairs if sample.row == 0]
+    yield f"{_prompt(run)}\n{render(('response', 'score'), shown)}"
+
+
+def _prompt(run: DryRun) -> str:
+    return run.samples[0].label.partition(", response")[0]
 
 
 def unused_rewards(run: DryRun, settings: GdpoSettings) -> list[str]:
@@ -110,7 +138,7 @@ def _mark(values: Floats, groups: npt.NDArray[np.int64]) -> str:
 def _example(run: DryRun, rows: RewardRows, rewards: RewardMatrix, settings: GdpoSettings) -> str:
     """Return a table with the samples of the first row."""
     groups = [str(sample.row) for sample in run.samples]
-    lengths = [len(Characters.encode(sample.response)) for sample in run.samples]
+    lengths = [len(WORDS.encode(sample.response)) for sample in run.samples]
     gdpo, grpo = (
         scalars_of(rewards, rows.counted_B, groups, each, torch.tensor(lengths))
         for each in (settings, verl_grpo_settings(settings))
@@ -125,9 +153,8 @@ def _example(run: DryRun, rows: RewardRows, rewards: RewardMatrix, settings: Gdp
         for name, column in (("S", gdpo.S_B), ("gdpo", gdpo.A_B), ("grpo", grpo.A_B))
     }
     kinds = [run.samples[i].kind for i in shown]
-    prompt = run.samples[0].label.partition(", response")[0]
     return (
-        f"{prompt}, normalised with all {len(run.samples)} responses as the batch\n"
+        f"{_prompt(run)}, normalised with all {len(run.samples)} responses as the batch\n"
         "(S: the combined normalised rewards; gdpo: the advantage under these settings; grpo: the "
         f"advantage of GRPO)\n{_fitting(kinds, columns)}"
     )

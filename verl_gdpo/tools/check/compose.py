@@ -1,0 +1,104 @@
+"""Composes the configuration of a verl command, from the arguments that Hydra takes.
+
+Relies on Hydra 1.3: `hydra.main` looks for files in the folder of --config-path (verl's own if it
+is not given), then in that of --config-dir, and `run_job` fills in the output folder.
+"""
+
+import argparse
+import difflib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, version
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_automatic_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from verl_gdpo.tools.recipes import FOLDER
+
+PLAIN = "ppo_trainer"  # what `verl.trainer.main_ppo` takes without --config-name
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what stands behind `python -m verl.trainer.main_ppo`, under Hydra's names."""
+    parser.add_argument("--config-dir", "-cd", type=Path, help="as in the training command")
+    parser.add_argument("--config-name", "-cn", default=PLAIN, help=f"default: verl's {PLAIN}")
+    parser.add_argument("--config-path", "-cp", help="as in the training command")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+
+
+def compose_given(options: argparse.Namespace) -> Any:
+    """Return the configuration of the parsed arguments; see `compose_config`."""
+    where = (options.config_dir, options.config_name)
+    try:
+        return compose_config(*where, options.overrides, options.config_path)
+    except HydraException as error:
+        if options.config_dir is None and _names_our_recipes(where[1], options.overrides):
+            raise ValueError(
+                f"{error}\nThe recipes of verl-gdpo are found with --config-dir {FOLDER} "
+                "--config-name train, as in the training command"
+            ) from error
+        if not (key := re.match(r"Could not override '([\w.]+)'", str(error))):
+            raise
+        known = keys_of(compose_config(*where, [], options.config_path))
+        close = difflib.get_close_matches(key[1], known, 1)
+        raise ValueError(f"{error}" + "".join(f"\nDid you mean {k}?" for k in close)) from error
+
+
+def keys_of(config: Any) -> list[str]:
+    """Return all keys with their parents, as in an override."""
+    keys = []
+    for key, value in config.items_ex(resolve=False):
+        keys.append(str(key))
+        if isinstance(value, DictConfig):
+            keys += [f"{key}.{inner}" for inner in keys_of(value)]
+    return keys
+
+
+def compose_config(
+    config_dir: Path | None, config_name: str, overrides: Sequence[str], config_path: Any = None
+) -> Any:
+    """Return the configuration that `verl.trainer.main_ppo` gets with these arguments.
+
+    Raises:
+        ValueError: verl is not installed, or the folder does not exist.
+        HydraException, OmegaConfBaseException: Hydra refuses the arguments.
+    """
+    verl = find_spec("verl")
+    if verl is None or verl.origin is None:
+        raise ValueError(f"verl is not installed for {sys.executable}, which runs this command")
+    version.setbase(None)
+    main_ppo = str(Path(verl.origin).parent / "trainer" / "main_ppo.py")
+    search_path = create_automatic_config_search_path(main_ppo, None, config_path or "config")
+    if config_dir is not None:
+        if not config_dir.is_dir():
+            raise ValueError(f"--config-dir {config_dir}: there is no such folder")
+        before_hydras = SearchPathQuery(provider="schema")
+        search_path.prepend("command-line", f"file://{config_dir.resolve()}", before_hydras)
+    Hydra.create_main_hydra2("main_ppo", search_path)
+    try:
+        config = compose(config_name, list(overrides), return_hydra_config=True)
+    finally:
+        GlobalHydra.instance().clear()
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.runtime.output_dir = os.path.abspath(config.hydra.run.dir)
+    HydraConfig.instance().set_config(config)
+    with open_dict(config):
+        del config["hydra"]
+    OmegaConf.to_container(config, resolve=True)  # verl does this too, but only after Ray started
+    return config
+
+
+def _names_our_recipes(name: str, overrides: Sequence[str]) -> bool:
+    groups = {folder.name for folder in FOLDER.iterdir() if folder.is_dir()}
+    keys = {override.split("=")[0] for override in overrides}
+    return (FOLDER / f"{name}.yaml").is_file() or bool(groups & keys)
