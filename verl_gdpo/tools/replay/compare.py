@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.metrics import correlation, within_groups
 from verl_gdpo.batch.ties import kinds, tied_pairs
+from verl_gdpo.batch.within_groups import correlation, within_groups
 from verl_gdpo.tools.replay.recompute import Floats, Ints
 
 # advantages closer than this, in units of the step's std, are the same. Smaller differences can
