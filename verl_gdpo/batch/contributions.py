@@ -67,17 +67,24 @@ def advantage_shares(
     c_BK = np.where(groups_with_signal(S_B, c_BK, group_B)[group_B, None], c_BK, 0.0)
     scale = np.abs(c_BK).max() or 1.0  # keeps the squares of small numbers above 0
     energy_K = ((c_BK / scale) ** 2).sum(axis=0)
-    centred_B = np.where(np.abs(S_B) > NO_SIGNAL, S_B, 0.0) / scale
-    centred_B = centred_B - centred_B.mean()
-    share_K = (c_BK / scale).T @ centred_B
+    covariance_K, variance = covariances(c_BK / scale, S_B / scale, NO_SIGNAL / scale)
     found: Statistics = {}
     for k, name in enumerate(names):
-        of_S = share_K[k] / (centred_B @ centred_B) if centred_B.any() else None
-        found[f"{name}/share"] = of_S
+        found[f"{name}/share"] = covariance_K[k] / variance if variance else None
         found[f"{name}/energy"] = energy_K[k] / energy_K.sum() if energy_K.any() else None
         has_B = present_BK[:, k]
         found[f"{name}/correlation"] = correlation(c_BK[has_B, k], without_rounding(A_B)[has_B])
     return found
+
+
+def covariances(c_BK: Floats, S_B: Floats, zero: float = NO_SIGNAL) -> tuple[Floats, float]:
+    """Return, both times the number of samples, cov(c, S) of each reward and var(S).
+
+    An S below `zero` counts as 0.
+    """
+    centred_B = np.where(np.abs(S_B) > zero, S_B, 0.0)
+    centred_B = centred_B - centred_B.mean()
+    return c_BK.T @ centred_B, float(centred_B @ centred_B)
 
 
 def has_signal(S_B: Floats, c_BK: Floats) -> Bools:

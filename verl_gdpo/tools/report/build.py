@@ -1,12 +1,16 @@
 """From run folders to everything that the page shows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from verl_gdpo.batch.rows import RewardError
+from verl_gdpo.run.dump_reader import dump_files
 from verl_gdpo.run.findings import findings
+from verl_gdpo.tools.advice.evidence import Evidence
+from verl_gdpo.tools.advice.text import Description, describe
 from verl_gdpo.tools.report.charts import length, rewards, validation
-from verl_gdpo.tools.report.examples import ExampleGroup, example_groups
+from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, settings_of
 from verl_gdpo.tools.report.intervals import table_of_differences
 from verl_gdpo.tools.report.page import Page
 from verl_gdpo.tools.report.runs import RunsOfArm, read_arms
@@ -44,7 +48,18 @@ def build_page(folders: Sequence[Path]) -> Page:
             influence(arms),
         ],
         examples={arm.name: _examples(arm) for arm in arms},
+        advice={arm.name: _advice(arm) for arm in arms},
     )
+
+
+def _advice(arm: RunsOfArm) -> Description | str:
+    """Of the arm's first run; or why there is none."""
+    run = arm.runs[0]
+    try:
+        settings = replace(settings_of(run), bounds=run.bounds)
+        return describe(Evidence.of_dumps(dump_files(run.folder)[0], settings))
+    except (ValueError, RewardError) as error:
+        return str(error)
 
 
 def _examples(arm: RunsOfArm) -> list[ExampleGroup] | str:

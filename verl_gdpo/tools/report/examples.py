@@ -88,7 +88,7 @@ def example_groups(run: Run) -> list[ExampleGroup]:
     Raises:
         ValueError: no dump, or not one of ours; see `rollouts`.
     """
-    settings = GdpoSettings() if run.config is None else _settings(run.config.algorithm)
+    settings = settings_of(run)
     found: dict[str, ExampleGroup] = {}
     most = 0.0
     for number, file in enumerate(reversed(dump_files(run.folder)[0])):
@@ -108,8 +108,11 @@ def _distance(step: _Step, rows: Sequence[int]) -> float:
     return float(np.abs(step.scaled_gdpo_B[rows] - step.scaled_grpo_B[rows]).max())
 
 
-def _settings(algorithm: Any) -> GdpoSettings:
-    return GdpoSettings(rewards=GdpoSettings.from_algorithm(algorithm).rewards)
+def settings_of(run: Run) -> GdpoSettings:
+    """Return the paper's settings, with the rewards, weights and conditions of a run."""
+    if run.config is None:
+        return GdpoSettings()
+    return GdpoSettings(rewards=GdpoSettings.from_algorithm(run.config.algorithm).rewards)
 
 
 def _recompute(dump: Sequence[Mapping[str, Any]], number: int, settings: GdpoSettings) -> _Step:

@@ -12,6 +12,7 @@ from jinja2 import Environment, StrictUndefined
 
 from verl_gdpo import __version__
 from verl_gdpo.run.findings import Finding
+from verl_gdpo.tools.advice.text import HEADER, LEGEND, TITLE, Description
 from verl_gdpo.tools.plots import draw
 from verl_gdpo.tools.report.examples import KINDS, MEANING, ExampleGroup
 from verl_gdpo.tools.report.sections import Chart, Section
@@ -30,6 +31,7 @@ class Page:
     tables: Sequence[Table]
     sections: Sequence[Section]
     examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none
+    advice: Mapping[str, Description | str]  # the same
 
 
 def write(page: Page, out: Path) -> Path:
@@ -45,7 +47,14 @@ def write(page: Page, out: Path) -> Path:
     environment.filters |= {"signed": signed, "prompt_end": prompt_end, "start": response_start}
     template = (files("verl_gdpo.tools.report") / "page.html.jinja").read_text(encoding="utf-8")
     text = environment.from_string(template).render(
-        page=page, kinds=KINDS, meaning=MEANING, picture=_picture, version=__version__
+        page=page,
+        kinds=KINDS,
+        meaning=MEANING,
+        picture=_picture,
+        version=__version__,
+        advice_title=TITLE,
+        advice_header=HEADER,
+        advice_legend=LEGEND,
     )
     index = out / "index.html"
     # a response may hold half a surrogate pair
