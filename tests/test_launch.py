@@ -309,6 +309,9 @@ def spread_at(step):
     return 1.0 if step < 6 else 0.5 if step < 550 else 0.2
 
 
+LOST_OR_REPEATED = {1: (332, 333, 334, 335), 2: (331,)}
+
+
 def log_steps(run, start, steps, progress):
     (run / "metrics").mkdir(exist_ok=True)
     with (run / "metrics" / f"{start}.jsonl").open("a") as file:
@@ -317,10 +320,12 @@ def log_steps(run, start, steps, progress):
             others = {f"perf/{name}": 1.0 for name in range(50)}
             values = {"gdpo/batch_norm_std": spread_at(step), "gdpo/no_signal": silent}
             values |= {"gdpo/format/varies": 0.005 if 310 < step < 340 else 0.5}
+            # constant at the last four steps that are lost, and at the one before them when repeated
+            values["gdpo/length/varies"] = 0.005 if step in LOST_OR_REPEATED[start] else 0.5
             if start == 2:  # what the resumed run repeats differs from what is lost
                 values["gdpo/format/varies"] = 0.5
             file.write(step_line(step, **others, **values))
-            if step % 5 == 0:
+            if step % 5 == 0 or step == 331:
                 file.flush()
                 progress.show()
 
@@ -339,8 +344,8 @@ def test_the_log_finds_what_the_summary_finds(tmp_path, capsys):
     assert findings(resumed.metrics) == in_all
     assert [finding.topic for finding in in_all] == ["silent groups", "blown up"]
     # a number for each step and metric that a rule reads
-    assert sum(map(len, resumed.metrics.values())) == 600 * 3
-    assert len({id(name) for values in resumed.metrics.values() for name in values}) == 3
+    assert sum(map(len, resumed.metrics.values())) == 600 * 4
+    assert len({id(name) for values in resumed.metrics.values() for name in values}) == 4
 
 
 def test_a_run_whose_steps_are_not_known_shows_no_time_left(tmp_path, capsys):
