@@ -320,7 +320,7 @@ def log_steps(run, start, steps, progress):
             others = {f"perf/{name}": 1.0 for name in range(50)}
             values = {"gdpo/batch_norm_std": spread_at(step), "gdpo/no_signal": silent}
             values |= {"gdpo/format/varies": 0.005 if 310 < step < 340 else 0.5}
-            # constant at the last four steps that are lost, and at the one before them when repeated
+            # at the last four steps that are lost, and at the one before them when repeated
             values["gdpo/length/varies"] = 0.005 if step in LOST_OR_REPEATED[start] else 0.5
             if start == 2:  # what the resumed run repeats differs from what is lost
                 values["gdpo/format/varies"] = 0.5
