@@ -70,6 +70,14 @@ def trl(session: nox.Session) -> None:
     session.run(*command, *session.posargs, env={"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"})
 
 
+@nox.session
+def workspace(session: nox.Session) -> None:
+    """Builds the W&B workspace of examples/ with W&B's own package, offline."""
+    session.install("wandb-workspaces==0.4.13", "pytest>=8,<10")
+    command = ("pytest", "-W", "ignore", "tests/wandb_workspace_spec.py")
+    session.run(*command, *session.posargs, env={"PYTHONPATH": "."})
+
+
 @nox.session(default=False)
 def wheel(session: nox.Session) -> None:
     """Installs the wheel and, in an empty folder, makes data and a policy and trains two steps."""

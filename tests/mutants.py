@@ -13,7 +13,15 @@ from typing import NamedTuple
 import pytest
 
 REPO = Path(__file__).parents[1]
-COPIED = ("verl_gdpo", "tests", "data_prep", "recipes", "pyproject.toml", "README.md")
+COPIED = (
+    "verl_gdpo",
+    "tests",
+    "data_prep",
+    "experiments",
+    "recipes",
+    "pyproject.toml",
+    "README.md",
+)
 TESTS_FAILED = 1  # pytest's exit status if a test failed; other statuses mean that no test ran
 
 
@@ -25,6 +33,24 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
+    Mutant(
+        "run/progress.py",
+        "[known for known in self.metrics if known > step]",
+        "[]",
+        "test_launch.py::test_the_log_finds_what_the_summary_finds",
+    ),
+    Mutant(
+        "batch/reward_metrics.py",
+        "source_G[group_B] = source_B",
+        "source_G = source_B[: len(source_G)]",
+        "test_metrics.py::test_two_tasks_in_a_batch",
+    ),
+    Mutant(
+        "tools/advice/rules.py",
+        "        if seen.sums.have_KK[j, k]:\n",
+        "        if True:\n",
+        "test_advice.py::test_nothing_to_compare",
+    ),
     Mutant(
         "rewards/sandbox_kinds.py",
         '"--unshare-pid", "--unshare-net",',

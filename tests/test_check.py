@@ -119,6 +119,8 @@ def test_yes(check, data, tmp_path):
 
 def test_the_example_is_what_the_formulas_give(check):
     _, output, _ = check(options=["--rows", "1"])
+    said = " ".join(output.split())
+    assert "made up, so only ranges count here (format 1, correctness 6). correctness has 6" in said
     lines = output.split("response  ", 1)[1].split("\ncheck")[0].splitlines()[2:]
     numbers = [[float(cell) for cell in line.split()[-5:]] for line in lines if line]
     rewards, groups = [line[:2] for line in numbers], [0] * len(numbers)

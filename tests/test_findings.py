@@ -5,11 +5,23 @@ import pytest
 
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import batch_metrics
-from verl_gdpo.run.findings import HOLD, findings, stretch
+from verl_gdpo.run import findings as module
+from verl_gdpo.run.findings import HOLD, READ, stretch
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 GROUPS, SAMPLES, STEPS = 32, 8, 40
 BOUNDS = {"format": (0.0, 1.0), "correctness": (0.0, 1.0), "brevity": (0.0, 1.0)}
+
+
+def findings(metrics):
+    """Every test here also sees that the rules read only what the training log remembers."""
+    remembered = {
+        step: {name: value for name, value in values.items() if READ.fullmatch(name)}
+        for step, values in metrics.items()
+    }
+    found = module.findings(metrics)
+    assert module.findings(remembered) == found
+    return found
 
 
 def learning(rng, step, low=0.15, high=0.85):

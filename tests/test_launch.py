@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from verl_gdpo.run.faults import faults_from_outside
+from verl_gdpo.run.findings import findings
+from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.launch import RefusedError, failure_report, launch
 from verl_gdpo.run.lock import BusyError, locked
 from verl_gdpo.run.processes import MARK, processes_of
@@ -300,7 +302,50 @@ def test_findings_are_shown_once(tmp_path, capsys):
     (place,) = [k for k, line in enumerate(shown) if "FINDING" in line]
     assert "step   12" in shown[place - 1]  # the fifth of them
     assert "90% of the groups have no signal" in shown[place]
-    assert len(progress.recent) == 200
+
+
+def spread_at(step):
+    """Half of what it was at the first steps, and at last a fifth; no 200 steps show both."""
+    return 1.0 if step < 6 else 0.5 if step < 550 else 0.2
+
+
+LOST_OR_REPEATED = {1: (332, 333, 334, 335), 2: (331,)}
+
+
+def log_steps(run, start, steps, progress):
+    (run / "metrics").mkdir(exist_ok=True)
+    with (run / "metrics" / f"{start}.jsonl").open("a") as file:
+        for step in steps:
+            silent = 0.9 if 100 < step < 120 else 0.0
+            others = {f"perf/{name}": 1.0 for name in range(50)}
+            values = {"gdpo/batch_norm_std": spread_at(step), "gdpo/no_signal": silent}
+            values |= {"gdpo/format/varies": 0.005 if 310 < step < 340 else 0.5}
+            # at the last four steps that are lost, and at the one before them when repeated
+            values["gdpo/length/varies"] = 0.005 if step in LOST_OR_REPEATED[start] else 0.5
+            if start == 2:  # what the resumed run repeats differs from what is lost
+                values["gdpo/format/varies"] = 0.5
+            file.write(step_line(step, **others, **values))
+            if step % 5 == 0 or step == 331:
+                file.flush()
+                progress.show()
+
+
+def test_the_log_finds_what_the_summary_finds(tmp_path, capsys):
+    """600 steps; the first start got to 335, and the second goes on after the checkpoint at 300."""
+    log_steps(tmp_path, 1, range(1, 336), Progress(tmp_path, quiet=False))
+    resumed = Progress(tmp_path, quiet=False)
+    first = [line for line in capsys.readouterr().out.splitlines() if "FINDING" in line]
+    log_steps(tmp_path, 2, range(301, 601), resumed)
+    second = [line for line in capsys.readouterr().out.splitlines() if "FINDING" in line]
+    assert [("90% of the groups" in line) for line in first] == [True, False]  # and format
+    (blown_up,) = second  # what the first start has said is not said again
+    assert "2.5 times as much" not in blown_up and "5.0 times as much as at the start" in blown_up
+    in_all = findings(read_metrics(tmp_path))
+    assert findings(resumed.metrics) == in_all
+    assert [finding.topic for finding in in_all] == ["silent groups", "blown up"]
+    # a number for each step and metric that a rule reads
+    assert sum(map(len, resumed.metrics.values())) == 600 * 4
+    assert len({id(name) for values in resumed.metrics.values() for name in values}) == 4
 
 
 def test_a_run_whose_steps_are_not_known_shows_no_time_left(tmp_path, capsys):

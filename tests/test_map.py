@@ -96,6 +96,10 @@ def test_a_setting_is_what_its_name_says(name):
     start = simulate._earned(problem, np.full((TOKENS, 3, 1, S, PROMPTS), 1 / TOKENS))[:, 0]
     for k, hit in first_hits(name).items():
         assert start[k].mean() == pytest.approx(hit, rel=0.06), k
+    if "if correct" in name or "one needs the other" in name:
+        first_VLSP, second_VLSP = problem.accepts_EVLSP
+        assert (second_VLSP <= first_VLSP).all(), "the second is earned without the first"
+        assert (second_VLSP < first_VLSP).any()
     has_right_answer = problem.accepts_EVLSP.all(0).any(0).all()
     assert has_right_answer != ("conflict" in name)
     # 8 to the power of a uniform number from -1 to 1 has the mean 1.89 and the mean square 7.69

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_gdpo.batch import metrics
+from verl_gdpo.batch.contributions import contributions, signal_statistics
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import (
-    advantages_without_eps,
     batch_metrics,
-    contributions,
-    correlation,
     mean_and_std,
     settings_of_advantage,
-    signal_statistics,
     why_mean_is_not_0,
 )
+from verl_gdpo.batch.reward_metrics import MOST_SOURCES
+from verl_gdpo.batch.ties import advantages_without_eps
+from verl_gdpo.batch.within_groups import correlation
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
@@ -67,12 +67,16 @@ def test_gdpo_by_hand():
             "gdpo/x/missing": 0,
             "gdpo/x/at_low": 4 / 8,
             "gdpo/x/at_high": 4 / 8,
+            "gdpo/x/groups_all_high": 1 / 4,  # c
+            "gdpo/x/groups_all_low": 1 / 4,  # d
             "gdpo/y/mean": 5 / 8,
             "gdpo/y/std": math.sqrt(15) / 8,  # of 5 ones in 8: sqrt(5/8 * 3/8)
             "gdpo/y/min": 0,
             "gdpo/y/max": 1,
             "gdpo/y/varies": 3 / 4,  # a, b, d
             "gdpo/y/missing": 0,
+            "gdpo/y/groups_all_high": 1 / 4,  # c
+            "gdpo/y/groups_all_low": 0,
             # they oppose each other in a, and agree as much in b
             "gdpo/x/correlation_with_y": 0,
             # b and d have a signal: 2 and 4 contributions of h^2
@@ -123,7 +127,8 @@ def test_estimators_that_ours_does_not_describe():
     of_rewards = of_batch(None)
     assert of_rewards == {name: everything[name] for name in of_rewards}
     assert {name.rsplit("/", 1)[1] for name in of_rewards} == {
-        *("mean", "std", "min", "max", "varies", "missing", "correlation_with_y")
+        *("mean", "std", "min", "max", "varies", "missing", "correlation_with_y"),
+        *("groups_all_high", "groups_all_low"),
     }
 
 
@@ -178,12 +183,60 @@ def test_two_tasks_in_a_batch():
     # nothing but x moves the advantage where x is
     assert result["gdpo/x/correlation"] == pytest.approx(1)
     assert result["gdpo/y/correlation"] == pytest.approx(1)
-    assert {name: value for name, value in result.items() if "/mean/" in name} == {
+    by_source = {name: value for name, value in result.items() if name.endswith(("/p/p", "/q"))}
+    assert by_source == {
         "gdpo/x/mean/p/p": 1 / 2,
+        "gdpo/x/varies/p/p": 1,
+        "gdpo/x/groups_all_high/p/p": 0,
+        "gdpo/x/groups_all_low/p/p": 0,
         "gdpo/y/mean/q": 3 / 4,
+        "gdpo/y/varies/q": 1 / 2,
+        "gdpo/y/groups_all_high/q": 1 / 2,
+        "gdpo/y/groups_all_low/q": 0,
         "gdpo/u/mean/p/p": 4,
         "gdpo/u/mean/q": 2,
+        "gdpo/u/varies/p/p": 0,
+        "gdpo/u/varies/q": 0,
+        # 2 and 4 are the lowest and the highest value of the step
+        "gdpo/u/groups_all_high/p/p": 1,
+        "gdpo/u/groups_all_high/q": 0,
+        "gdpo/u/groups_all_low/p/p": 0,
+        "gdpo/u/groups_all_low/q": 1,
+        "gdpo/no_signal/p/p": 0,
+        "gdpo/no_signal/q": 1 / 2,
     }
+
+
+def test_groups_of_one_keep_their_sources():
+    result = of_batch(
+        rewards=[[1], [2], [3]], groups=list("cab"), lengths=[1] * 3, sources=["p", "q", "q"]
+    )
+    assert result["gdpo/x/groups_all_low/p"] == 1 and result["gdpo/x/groups_all_high/p"] == 0
+    assert result["gdpo/x/groups_all_low/q"] == 0 and result["gdpo/x/groups_all_high/q"] == 1 / 2
+
+
+def test_many_sources_are_told_by_their_means_alone():
+    for count, others in ((MOST_SOURCES, True), (MOST_SOURCES + 1, False)):
+        rows = [[k % 2] for k in range(2 * count)]
+        groups = [k // 2 for k in range(2 * count)]
+        sources = [f"s{group}" for group in groups]
+        result = of_batch(rewards=rows, groups=groups, lengths=[1] * len(rows), sources=sources)
+        for what in ("x/varies", "x/groups_all_high", "no_signal"):
+            assert (f"gdpo/{what}/s0" in result) == others
+        assert result[f"gdpo/x/mean/s{count - 1}"] == 1 / 2
+
+
+def test_groups_that_are_all_high_or_all_low():
+    # a: 1 1, b: 0 0, c: 0 1; bounds say that 1 is not the highest value, and 0 not the lowest one
+    rewards = [[1, 5], [1, 5], [0, 5], [0, 5], [0, 5], [1, 5]]
+    seen = of_batch(rewards=rewards, groups=list("aabbcc"), lengths=[1] * 6)
+    assert seen["gdpo/x/groups_all_high"] == seen["gdpo/x/groups_all_low"] == 1 / 3
+    # nothing says whether 5 is high or low
+    assert not {"gdpo/y/groups_all_high", "gdpo/y/groups_all_low"} & {*seen}
+    bounds = {"x": (-1, 2), "y": (0, 5)}
+    declared = of_batch(rewards=rewards, groups=list("aabbcc"), lengths=[1] * 6, bounds=bounds)
+    assert declared["gdpo/x/groups_all_high"] == declared["gdpo/x/groups_all_low"] == 0
+    assert declared["gdpo/y/groups_all_high"] == 1 and declared["gdpo/y/groups_all_low"] == 0
 
 
 def test_without_any_signal_nothing_undefined_is_logged():
@@ -398,7 +451,15 @@ def test_no_nan_and_shares_are_shares(batch):
     assert all(type(value) is float and math.isfinite(value) for value in result.values())
     for name, value in result.items():
         what = name.rsplit("/", 1)[1]
-        if what in ("missing", "varies", "at_low", "at_high", "energy", "cancelled", "no_signal"):
+        if what.startswith("groups_all") or what in (
+            "missing",
+            "varies",
+            "at_low",
+            "at_high",
+            "energy",
+            "cancelled",
+            "no_signal",
+        ):
             assert 0 <= value <= 1, name
         if "correlation" in what:
             assert -1 <= value <= 1, name

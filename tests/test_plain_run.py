@@ -10,7 +10,7 @@ import plain_run
 import pytest
 from made_run import make_run, rollout_dump
 
-from verl_gdpo.run.dump_reader import dump_files, read_dump
+from verl_gdpo.run.dump_reader import DUMPS_READ, dump_files, read_dump
 from verl_gdpo.run.logged import read_logged
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.tools import replay, report, summary
@@ -332,7 +332,7 @@ def test_a_report_reads_a_bounded_number_of_dumps_without_their_texts(tmp_path, 
     monkeypatch.setattr(examples, "read_texts", watched_texts)
     [arm] = read_arms([run])
     groups = examples.example_groups(arm.runs[0])
-    assert len(read) == examples.DUMPS_READ == 20
+    assert len(read) == DUMPS_READ == 20
     assert read[:6] == [100, 99, 98, 97, 96, 95] and read[-1] == 1
     assert np.diff(read[5:]).min() >= -7  # evenly
     assert [len(numbers) for numbers in texts] == [4] * len(groups)

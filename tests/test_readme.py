@@ -17,6 +17,7 @@ from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings
 from verl_gdpo.settings.dialects import DIALECTS
 from verl_gdpo.settings.reward_terms import Condition, RewardTerm
 from verl_gdpo.tools.check.compose import compose_config
+from verl_gdpo.verl_hooks.rollout_table import KEY
 from verl_gdpo.verl_hooks.supported_trainers import REFUSED, TRAINERS
 
 FILES = {path.as_posix() for path in tracked_files()}
@@ -130,7 +131,7 @@ def test_the_keys_are_verls_or_ours():
     config = compose_config(REPO / "recipes", "train", [])
     # which are not in the configuration until somebody adds them
     known = {f"algorithm.gdpo_reward_{what}" for what in ("keys", "weights")}
-    known |= {"reward.reward_kwargs", "reward.custom_reward_function.reward_kwargs"}
+    known |= {"reward.reward_kwargs", "reward.custom_reward_function.reward_kwargs", KEY}
     groups = "actor_rollout_ref|algorithm|critic|data|reward|trainer"
     pattern = rf"[`+ ]((?:{groups})(?:\.(?!py\b|jsonl\b)[a-z]\w*)+)"
     # test_check.py executes the rest of that page, in which some keys are wrong

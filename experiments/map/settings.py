@@ -29,6 +29,8 @@ class Part:
     # with places, the tokens are these of an order common to all events of the prompt; the right
     # token has place 0
     places: tuple[int, ...] = ()
+    # the event of the setting whose order of tokens this part has; None for an order of its own
+    like: int | None = None
 
 
 Event = tuple[Part, ...]
@@ -70,6 +72,11 @@ class Setting:
 
 def event(share: str, own: bool) -> Event:
     return tuple(Part(i, tokens, own) for i, tokens in enumerate(SHARES[share]))
+
+
+def needing(first: Event, other: Event) -> Event:
+    """`other`, which holds only where `first` does: the first event of the setting."""
+    return (*(replace(part, like=0) for part in first), *other)
 
 
 def several(*ranges: float, by_prompt: Literal["no", "each"] = "no") -> tuple[Reward, ...]:
@@ -151,7 +158,7 @@ def _related() -> Iterator[Setting]:
             rewards = of_places(big, (0, 1, 2, 3), second)
             yield Setting(f"{text}, {big}:1", rewards)
         format, answer = pair(big)
-        nested = format, replace(answer, events=((*format.events[0], *answer.events[0]),))
+        nested = format, replace(answer, events=(needing(*format.events, *answer.events),))
         yield Setting(f"one needs the other, {big}:1", nested)
     for big in (1, 6):
         rewards = of_places(big, (0, 1, 2, 3), (4, 5, 6, 7))
@@ -183,7 +190,7 @@ def _by_prompt() -> Iterator[Setting]:
 def _conditions() -> Iterator[Setting]:
     correct, short = event("12 %", own=True), (Part(0, 4, own=False),)
     for size in (1, 4):
-        for text, second in (("anyway", short), ("if correct", (*correct, *short))):
+        for text, second in (("anyway", short), ("if correct", needing(correct, short))):
             rewards = Reward((correct,)), Reward((second,), size)
             yield Setting(f"short x {size} {text}", rewards)
     parts = tuple((Part(i, 1, own=True),) for i in range(POSITIONS))
@@ -201,7 +208,7 @@ def _training() -> Iterator[Setting]:
             ("two answers, range by prompt", answers(1, 1, by_prompt="each")),
             ("six, equal", several(1, 1, 1, 1, 1, 1)),
             ("two and noise of 0.05", (*pair(), useless)),
-            ("short x 4 if correct", (Reward((correct,)), Reward(((*correct, *short),), 4))),
+            ("short x 4 if correct", (Reward((correct,)), Reward((needing(correct, short),), 4))),
         ):
             yield Setting(f"{text}, {optimizer}", rewards, optimizer=optimizer)
     for big in (1, 20):

@@ -103,10 +103,10 @@ def _accepted(setting: Setting, chance: np.random.Generator) -> np.ndarray:
 
     def fill(own: bool, right_LP: np.ndarray) -> None:
         common_VLP = order(right_LP, own=True)
-        for accepted_VLP, event in zip(accepts_EVLP, setting.events, strict=True):
-            own_order_VLP = order(right_LP, own)
+        orders = [order(right_LP, own) for _ in setting.events]
+        for e, (accepted_VLP, event) in enumerate(zip(accepts_EVLP, setting.events, strict=True)):
             for part in (part for part in event if part.own == own):
-                allowed_VLP = own_order_VLP < part.tokens
+                allowed_VLP = orders[e if part.like is None else part.like] < part.tokens
                 if part.places:
                     allowed_VLP = np.isin(common_VLP, part.places)
                 accepted_VLP[:, part.position] *= allowed_VLP[:, part.position]

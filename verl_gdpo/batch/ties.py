@@ -8,12 +8,40 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from verl_gdpo.advantage.equation import GroupNorm, compute_gdpo_scalars
+from verl_gdpo.batch.within_groups import Bools, Floats, Ints
 
 
-def kinds(
-    values_BK: npt.NDArray[Any], present_BK: npt.NDArray[Any], weights_K: npt.NDArray[Any]
-) -> Ints:
+def advantages_without_eps(
+    values_BK: Floats, weights_K: Floats, present_BK: Bools, group_B: Ints, group_norm: GroupNorm
+) -> Floats:
+    """Return S with eps=0, rounded, so that advantages that are the same are equal numbers.
+
+    eps must be 0 because it makes the rewards (0, 1) and (0, 2) different in GRPO. Without eps, a
+    rounding error of the input would become an advantage. So each reward, or the sum, is rounded to
+    1e-12 of its largest value: this is far above the error of a float64 sum (1e-15), and below any
+    difference that a scorer means. If rewards spread over 1 % of their size, advantages are then
+    right to about 1e-10; they count as equal if 6 decimals agree. Step 3 only scales, so it is left
+    out.
+    """
+    if group_norm == "summed":
+        values_BK = (values_BK @ weights_K)[:, None]
+        weights_K, present_BK = np.ones(1), np.ones_like(present_BK[:, :1])
+    largest_K = np.abs(values_BK).max(axis=0)
+    values_BK = np.round(values_BK / np.where(largest_K > 0, largest_K, 1.0), 12)
+    S_B = compute_gdpo_scalars(
+        values_BK,
+        group_B,
+        weights=weights_K / (np.abs(weights_K).max() or 1.0),
+        present_BK=present_BK,
+        batch_norm="none",
+        eps=0.0,
+    ).S_B
+    rounded_B: Floats = S_B.numpy().round(6) + 0.0  # -0.0 becomes 0.0
+    return rounded_B
+
+
+def kinds(values_BK: npt.NDArray[Any], present_BK: Bools, weights_K: npt.NDArray[Any]) -> Ints:
     """Return a number for each sample; it is the same where all rewards with a weight are."""
     used_K = weights_K != 0
     kind_B = np.zeros(len(values_BK), dtype=np.int64)

@@ -34,6 +34,8 @@ DUMP_KEYS = (
     *("uid", "group", "session", "data_source"),
     *("response_tokens", "trained_tokens", "rewards", "advantage", "is_padding"),
 )
+DUMPS_READ = 20  # of a run: reading all of a long one would take minutes
+LAST_DUMPS = 5  # of these, the last ones
 WRITING = "verl is still writing it, or was stopped while writing"
 SUMMED = (
     "verl wrote this dump without verl-gdpo, with one summed score for a rollout. Name the "
@@ -73,6 +75,15 @@ def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
             f"{files[0]}: no dump here is complete. The last line has no end: {WRITING}"
         )
     return whole, [path for path in files if path not in whole]
+
+
+def dumps_to_read(files: Sequence[Path]) -> list[Path]:
+    """At most `DUMPS_READ` dumps: the last ones, and the first and others at equal distances."""
+    if len(files) <= DUMPS_READ:
+        return [*files]
+    before, number = files[:-LAST_DUMPS], DUMPS_READ - LAST_DUMPS
+    places = [round(k * (len(before) - 1) / (number - 1)) for k in range(number)]
+    return [*(before[place] for place in places), *files[-LAST_DUMPS:]]
 
 
 def read_dump(

@@ -6,6 +6,7 @@ they find in runs with one planted fault, and nothing in healthy ones.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -29,6 +30,13 @@ FOLLOWS_LENGTH = 0.3  # correlation of advantage and length
 LENGTH_CHANGE = 1.3  # times as long, or as short
 BLOWN_UP = 0.25  # batch norm's std, as a share of what it was at the start
 VALIDATION_FALL = 0.1  # of the range over which validation has moved
+
+# the metrics that the rules read
+READ = re.compile(
+    r"gdpo/(no_signal|batch_norm_std|length_correlation|.+/mean(/.+)?"
+    r"|.+/(varies|at_low|at_high|energy|correlation|correlation_with_.+))"
+    r"|critic/advantages/(min|max)|response_length/mean|val-(aux|core)/.+/mean@\d+"
+)
 
 Curve = Mapping[int, float]
 

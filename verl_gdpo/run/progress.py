@@ -6,16 +6,16 @@ no time left is shown.
 
 import contextlib
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from verl_gdpo.run.findings import findings
+from verl_gdpo.run.findings import READ, findings
 from verl_gdpo.run.folder import MetricsReader, training_rewards
 from verl_gdpo.terminal import let_go_of_stdout, printable
 
 HEARTBEAT_SECONDS = 20.0
-REMEMBERED_STEPS = 200  # findings are looked for in so many of the last steps
 STEPS_LINE = re.compile(rb"Total training steps: (\d+)")
 
 
@@ -30,11 +30,13 @@ class Progress:
         self.log = run / "train.log"
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
         self.last_step: int | None = None
-        self.recent: dict[int, Mapping[str, float]] = {}
-        self.found: set[str] = set()  # topics of findings that have been printed
+        self.metrics: dict[int, dict[str, float]] = {}  # those in `READ`, of all steps of the run
+        self.found: set[str] = set()  # topics of findings that this start or an earlier one printed
         self.problems_shown = 0
-        with contextlib.suppress(OSError):  # `show` gets the same error and prints it
-            list(self.reader.new())  # skips the steps of earlier starts
+        with contextlib.suppress(Exception):  # `show` gets the same error and prints it
+            for step, values in self.reader.new():
+                self._keep(step, values)
+            self.found = {finding.topic for finding in findings(self.metrics)}
 
     def show(self) -> None:
         """Print the steps that verl has logged since the last call."""
@@ -58,6 +60,7 @@ class Progress:
 
     def _new(self) -> Iterator[str]:
         for step, metrics in self.reader.new() if self.is_on else ():
+            self._keep(step, metrics)
             if step not in self.shown:
                 self.shown[step] = time.monotonic()
                 rewards = "  ".join(
@@ -65,19 +68,26 @@ class Progress:
                     for name, curve in training_rewards({step: metrics}).items()
                 )
                 yield f"step {step:4d}  {rewards or 'validation'}{self._left(step)}"
-                yield from self._findings(step, metrics)
+                yield from self._findings()
         for problem in self.reader.problems[self.problems_shown :]:
             self.problems_shown += 1
             yield f"WARNING: {problem}"
         if time.monotonic() - self.last_line > HEARTBEAT_SECONDS:
             yield f"{'running' if self.shown else 'starting Ray, the policy and its servers'} ..."
 
-    def _findings(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
-        """Yield what the last steps show, each topic once in a run."""
-        self.recent[step] = metrics
-        if len(self.recent) > REMEMBERED_STEPS:
-            del self.recent[min(self.recent)]
-        for finding in findings(self.recent):
+    def _keep(self, step: int, values: Mapping[str, float]) -> None:
+        """Remember what the rules read. A resumed run repeats its last steps: these are forgotten.
+
+        A step takes a number for each metric, because the names are kept once.
+        """
+        for later in [known for known in self.metrics if known > step]:
+            del self.metrics[later]
+        kept = {sys.intern(name): value for name, value in values.items() if READ.fullmatch(name)}
+        self.metrics.setdefault(step, {}).update(kept)
+
+    def _findings(self) -> Iterator[str]:
+        """Yield what the run shows up to now, each topic once in a run."""
+        for finding in findings(self.metrics):
             if finding.topic not in self.found:
                 self.found.add(finding.topic)
                 yield f"FINDING: {finding}"

@@ -37,6 +37,7 @@ from verl_gdpo.verl_hooks.queue_reader import fetch_rows
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
 from verl_gdpo.verl_hooks.reward_manager import node_and_manager, runs_gdpo_manager, scored_rows
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
+from verl_gdpo.verl_hooks.rollout_table import RolloutTable
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -87,11 +88,13 @@ class GdpoTrainer:
     train_dataset: Any
     val_dataset: Any
     reward_loop_manager: Any
+    logger: Any
 
     def __init__(self, config: Any) -> None:
         self.has_manager = runs_gdpo_manager(config)
         self.gdpo = settings_of_run(config, has_manager=self.has_manager)
         self.dump_rows, self.is_dumping_rollouts = DumpRows(), False
+        self.rollout_table = RolloutTable.of(config) if self.gdpo is not None else None
         self.sources: set[str] = set()  # of the training rows, as far as they are known
         if self.gdpo is not None:
             logger.info(
@@ -190,7 +193,11 @@ class GdpoTrainer:
     ) -> None:
         columns = reward_extra_infos_dict
         if self.is_dumping_rollouts:
-            columns = {**columns, **self.dump_rows.columns(columns["uid"])}
+            ours = self.dump_rows.columns(columns["uid"])
+            columns = {**columns, **ours}
+            if self.rollout_table is not None:
+                texts = kwargs["inputs"], kwargs["outputs"]
+                self.rollout_table.log(self.logger.logger, self.global_steps, *texts, ours)
         elif self.gdpo is not None:  # validation
             columns = {str(name): [*map(as_json, values)] for name, values in columns.items()}
         super()._dump_generations(  # type: ignore[misc]

@@ -16,6 +16,9 @@ from verl_gdpo.batch.values import is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import RewardTerm
 from verl_gdpo.terminal import render, width_of
+from verl_gdpo.tools.advice.evidence import Evidence
+from verl_gdpo.tools.advice.step import look
+from verl_gdpo.tools.advice.text import of_made_up_responses
 from verl_gdpo.tools.check.dry_run import FIRST_STEP, DryRun
 from verl_gdpo.tools.check.findings import WIDTH
 from verl_gdpo.tools.check.responses import WORDS
@@ -45,6 +48,8 @@ def describe(run: DryRun, settings: GdpoSettings) -> Iterator[str]:
         is_here_B = np.array([other == source for other in rows.sources])
         table = render(HEADER, list(_reward_lines(run, rewards, settings, is_here_B)), LEFT)
         yield f"data_source {source!r}, {is_here_B.sum()} responses:\n{table}"
+    groups = [str(sample.row) for sample in run.samples]
+    yield of_made_up_responses(Evidence([look(rewards, rows.counted_B, groups)], settings))
     yield _example(run, rows, rewards, settings)
 
 

@@ -14,6 +14,8 @@ from verl_gdpo.run.dump_reader import SUMMED, WRITING, data_sources, dump_files,
 from verl_gdpo.run.folder import config_of_run
 from verl_gdpo.run.scorer import HOW, Scorer
 from verl_gdpo.terminal import printable
+from verl_gdpo.tools.advice.evidence import Evidence
+from verl_gdpo.tools.advice.text import TITLE, describe
 from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
 from verl_gdpo.tools.replay.steps import OF_SCORE, Replay, rewards_of_run, write_table
 from verl_gdpo.tools.replay.text import LEGEND, comparison, whole_group
@@ -120,6 +122,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for group in replay.found:
         print(f"\n{whole_group(group, width)}")
     if arguments.group is None:
+        print(f"\n== {TITLE} ==\n\n{describe(Evidence(replay.evidence, own.settings))}")
         for arm in alternatives:
             print(f"\n== {arm.name} ==\n\n{comparison(replay, arm.name, width)}")
         print(f"\n{LEGEND}")

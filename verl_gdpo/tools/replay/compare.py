@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.metrics import correlation, within_groups
 from verl_gdpo.batch.ties import kinds, tied_pairs
+from verl_gdpo.batch.within_groups import correlation, within_groups
 from verl_gdpo.tools.replay.recompute import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]

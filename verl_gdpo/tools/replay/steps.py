@@ -18,6 +18,7 @@ from verl_gdpo.batch.values import is_number
 from verl_gdpo.run.dump_reader import read_dump, reward_rows
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.tools.advice.step import StepEvidence, look
 from verl_gdpo.tools.replay.arms import Arm
 from verl_gdpo.tools.replay.compare import SAME_STD, Column
 from verl_gdpo.tools.replay.recompute import Floats, Ints, Step, group_numbers
@@ -105,6 +106,7 @@ class Replay:
     most_different: dict[str, list[Group]] = field(default_factory=dict)
     found: list[Group] = field(default_factory=list)
     tables: list[Any] = field(default_factory=list)  # with `keep_table`, one DataFrame per step
+    evidence: list[StepEvidence] = field(default_factory=list)  # of what GDPO would change
 
     def read(self, files: Iterable[Path]) -> "Replay":
         """Read the files; raise ValueError if the arms cannot be computed for one of them."""
@@ -132,6 +134,7 @@ class Replay:
             A_B = step.advantages(arm, matrix)[rows_B]
             columns[arm.name] = Column.of(A_B, group_B, matrix, rows_B)
             names |= dict.fromkeys([*matrix.weights, *arm.settings.names])
+        self.evidence.append(look(own, step.rewards.counted_B, step.group_ids))
         report = StepReport(number, columns)
         self.steps.append(report)
         counted = [rows[row] for row in rows_B.tolist()]

@@ -1,13 +1,17 @@
 """From run folders to everything that the page shows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from verl_gdpo.batch.rows import RewardError
+from verl_gdpo.run.dump_reader import dumps_to_read
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.scorer import Scorer
+from verl_gdpo.tools.advice.evidence import Evidence
+from verl_gdpo.tools.advice.text import Description, describe
 from verl_gdpo.tools.report.charts import length, rewards, validation
-from verl_gdpo.tools.report.examples import ExampleGroup, example_groups
+from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, settings_of
 from verl_gdpo.tools.report.inputs import inputs, named_rewards
 from verl_gdpo.tools.report.intervals import table_of_differences
 from verl_gdpo.tools.report.page import Page
@@ -64,7 +68,18 @@ def build_page(
         tables=[table for table in tables if table],
         sections=[*map(without_empty_charts, sections)],
         examples={arm.name: _examples(arm) for arm in arms},
+        advice={arm.name: _advice(arm) for arm in arms},
     )
+
+
+def _advice(arm: RunsOfArm) -> Description | str:
+    """Of the arm's first run; or why there is none."""
+    run = arm.runs[0]
+    try:
+        settings = replace(settings_of(run), bounds=run.bounds)
+        return describe(Evidence.of_dumps(dumps_to_read(run.dumps()), settings, run.scorer))
+    except (ValueError, RewardError) as error:
+        return str(error)
 
 
 def _examples(arm: RunsOfArm) -> list[ExampleGroup] | str:

@@ -17,7 +17,13 @@ from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import verl_grpo_settings
 from verl_gdpo.batch.rows import RewardRows
-from verl_gdpo.run.dump_reader import dump_files, read_dump, read_texts, reward_rows
+from verl_gdpo.run.dump_reader import (
+    LAST_DUMPS,
+    dumps_to_read,
+    read_dump,
+    read_texts,
+    reward_rows,
+)
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.report.runs import Run
 
@@ -35,8 +41,6 @@ MEANING = {
     "rollout differ most, each in units of its standard deviation over the groups with a gradient.",
     "equal": "Nothing to prefer: the advantage is 0 under both.",
 }
-DUMPS_READ = 20  # of a run: the last ones, and others at equal distances
-DUMPS_SEARCHED = 5  # from the last step backwards, for the kinds of which any group will do
 SAME_ADVANTAGE = 1e-6
 
 
@@ -99,17 +103,15 @@ def example_groups(run: Run) -> list[ExampleGroup]:
     Raises:
         ValueError: there is no dump, or it has no rewards and the run has no scorer.
     """
-    if run.rollouts is None:
-        raise ValueError("no rollout dump; see the table of what this report is made of")
-    settings = GdpoSettings() if run.config is None else _settings(run.config.algorithm)
+    settings = settings_of(run)
     found: dict[str, tuple[Path, Sequence[int], ExampleGroup]] = {}
     most = 0.0
-    for number, file in enumerate(reversed(dumps_to_read(dump_files(run.rollouts)[0]))):
+    for number, file in enumerate(reversed(dumps_to_read(run.dumps()))):
         dump = read_dump(file, run.scorer, with_texts=False)
         step = _recompute(dump, int(file.stem), settings)
         for rows in step.groups:
             kind, distance = _kind(step, rows), _distance(step, rows)
-            if kind and kind not in found and number < DUMPS_SEARCHED:
+            if kind and kind not in found and number < LAST_DUMPS:
                 found[kind] = file, rows, _example(kind, step, rows)
             elif kind is None and distance > most:
                 most = distance
@@ -117,22 +119,16 @@ def example_groups(run: Run) -> list[ExampleGroup]:
     return [_with_texts(*found[kind]) for kind in KINDS if kind in found]
 
 
-def dumps_to_read(files: Sequence[Path]) -> list[Path]:
-    """At most `DUMPS_READ` dumps: the last ones, and the first and others at equal distances."""
-    if len(files) <= DUMPS_READ:
-        return [*files]
-    before = files[:-DUMPS_SEARCHED]
-    chosen = np.linspace(0, len(before) - 1, DUMPS_READ - DUMPS_SEARCHED).round().astype(int)
-    return [*(before[i] for i in chosen.tolist()), *files[-DUMPS_SEARCHED:]]
-
-
 def _distance(step: _Step, rows: Sequence[int]) -> float:
     """The largest difference of the two advantages of a rollout, each by its own scale."""
     return float(np.abs(step.scaled_gdpo_B[rows] - step.scaled_grpo_B[rows]).max())
 
 
-def _settings(algorithm: Any) -> GdpoSettings:
-    return GdpoSettings(rewards=GdpoSettings.from_algorithm(algorithm).rewards)
+def settings_of(run: Run) -> GdpoSettings:
+    """Return the paper's settings, with the rewards, weights and conditions of a run."""
+    if run.config is None:
+        return GdpoSettings()
+    return GdpoSettings(rewards=GdpoSettings.from_algorithm(run.config.algorithm).rewards)
 
 
 def _recompute(dump: Sequence[Mapping[str, Any]], number: int, settings: GdpoSettings) -> _Step:

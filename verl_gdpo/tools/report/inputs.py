@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verl_gdpo.run.dump_reader import dump_files, has_rewards
+from verl_gdpo.run.dump_reader import DUMPS_READ, dump_files, has_rewards
 from verl_gdpo.run.folder import SCORE, training_rewards
 from verl_gdpo.run.scorer import HOW
-from verl_gdpo.tools.report.examples import DUMPS_READ
 from verl_gdpo.tools.report.runs import Run, RunsOfArm
 from verl_gdpo.tools.report.sections import Table
 

@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from verl_gdpo import __version__
 from verl_gdpo.run.findings import Finding
+from verl_gdpo.tools.advice.text import HEADER, LEGEND, TITLE, Description
 from verl_gdpo.tools.plots import draw
 from verl_gdpo.tools.report.examples import KINDS, MEANING, ExampleGroup
 from verl_gdpo.tools.report.sections import Chart, Section, Table
@@ -32,6 +33,7 @@ class Page:
     tables: Sequence[Table]
     sections: Sequence[Section]
     examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none
+    advice: Mapping[str, Description | str]  # the same
 
 
 def write(page: Page, out: Path) -> Path:
@@ -54,6 +56,9 @@ def write(page: Page, out: Path) -> Path:
         picture=_picture,
         version=__version__,
         findings_shown=FINDINGS_SHOWN,
+        advice_title=TITLE,
+        advice_header=HEADER,
+        advice_legend=LEGEND,
     )
     index = out / "index.html"
     # a response may hold half a surrogate pair

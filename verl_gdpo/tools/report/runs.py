@@ -57,6 +57,16 @@ class Run:
         """`arm` of the recipes; its name for a run without it."""
         return str(self.setting("arm") or self.name)
 
+    def dumps(self) -> list[Path]:
+        """Return its rollout dumps, by step.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if self.rollouts is None:
+            raise ValueError("no rollout dump; see the table of what this report is made of")
+        return dump_files(self.rollouts)[0]
+
     def setting(self, key: str) -> Any:
         """A key of the configuration such as `data.seed`; None where there is none."""
         return None if self.config is None else OmegaConf.select(self.config, key)

@@ -13,14 +13,13 @@ from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import batch_metrics, settings_of_advantage
 from verl_gdpo.batch.rows import RewardError
-from verl_gdpo.run.dump_reader import dump_files, read_dump, reward_rows
+from verl_gdpo.run.dump_reader import LAST_DUMPS, read_dump, reward_rows
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.report.runs import Run, RunsOfArm
 from verl_gdpo.tools.report.sections import Section, Table, decimal, listed, of_each_arm
 
 Floats = npt.NDArray[np.float64]
 
-DUMPS = 5  # the last ones
 FACTORS = (0.5, 1.0, 2.0)  # of the weight of one reward
 
 
@@ -55,11 +54,9 @@ def what_if(run: Run) -> dict[str, WhatIf]:
         ValueError: no dump, or an estimator that cannot be recomputed.
     """
     settings = _settings(run)
-    if run.rollouts is None:
-        raise ValueError(f"{run.name}: no rollout dumps were named")
     steps = [
         _of_step(rows, int(file.stem), settings)
-        for file in dump_files(run.rollouts)[0][-DUMPS:]
+        for file in run.dumps()[-LAST_DUMPS:]
         for rows in [read_dump(file, run.scorer, with_texts=False)]
     ]
     names = dict.fromkeys(name for step in steps for name in step)
@@ -158,7 +155,7 @@ def weights(arms: Sequence[RunsOfArm], found: Found) -> Section:
     return Section(
         "weights",
         "Would other weights help?",
-        f"The rollouts of the last {DUMPS} dumped steps, of the first run of an arm, with one "
+        f"The rollouts of the last {LAST_DUMPS} dumped steps, of the first run of an arm, with one "
         "weight changed. A weight moves the update where rewards disagree, and can do "
         "nothing for a reward that differs in no group. Whether the policy then gets better, only "
         "a run can tell; `verl-gdpo replay RUN algorithm.gdpo.rewards.NAME=WEIGHT` shows the "
@@ -181,7 +178,7 @@ def lengths(arms: Sequence[RunsOfArm], found: Found) -> Table | None:
         rows.append((name, *("-" if one is None else _number(one.length) for one in of_arms)))
     caption = (
         "Correlation, within groups, of the length with the advantages that a reward would give "
-        f"alone, over the last {DUMPS} dumped steps"
+        f"alone, over the last {LAST_DUMPS} dumped steps"
     )
     return Table(caption, ("reward", *(arm.name for arm in arms)), rows, 1) if rows else None
 

@@ -1,0 +1,129 @@
+"""Logs a small table of rollouts, with their rewards and advantages, to W&B and tensorboard.
+
+    trainer:
+      log_rollouts: {every: 20, rows: 8}    # each 20th step; `rows` is 8 if it is left out
+
+Relies on verl 0.9 `Tracking.logger`, whose "wandb" is that module, and whose "tensorboard" has a
+SummaryWriter called `writer`. verl logs the metrics of a step afterwards, so both share its step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from verl_gdpo.batch.values import as_json
+
+NAME = "gdpo/rollouts"
+KEY = "trainer.log_rollouts"
+ROWS, MOST_ROWS = 8, 64
+CHARACTERS = 1000  # of a prompt, from its end, and of a response, from its start
+TRACKERS = ("wandb", "tensorboard")
+FIRST = ("step", "group", "session", "data_source", "advantage", "response_tokens")
+
+Columns = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class RolloutTable:
+    """Which steps log a table, and of how many rows."""
+
+    every: int
+    rows: int
+
+    @classmethod
+    def of(cls, config: Any) -> "RolloutTable | None":
+        """Return what `trainer.log_rollouts` of verl's configuration asks for; None for nothing.
+
+        Raises:
+            ValueError: the key holds something else, or the run writes no rollouts or has no
+                tracker for them.
+        """
+        block = config.trainer.get("log_rollouts")
+        if block is None:
+            return None
+        given = dict(block) if isinstance(block, Mapping) else {"": block}
+        every, rows = given.pop("every", None), given.pop("rows", ROWS)
+        if given or not _is_count(every, None) or not _is_count(rows, MOST_ROWS):
+            raise ValueError(
+                f"{KEY}={block}: expected {{every: STEPS, rows: ROWS}}, with steps of 1 or more, "
+                f"and 1 to {MOST_ROWS} rows"
+            )
+        if not config.trainer.get("rollout_data_dir"):
+            raise ValueError(f"{KEY} needs trainer.rollout_data_dir, whose rollouts it shows")
+        if not {*TRACKERS} & {*config.trainer.logger}:
+            raise ValueError(
+                f"{KEY}: trainer.logger={list(config.trainer.logger)} has none of {TRACKERS}"
+            )
+        return cls(every, rows)
+
+    def log(
+        self,
+        trackers: Mapping[str, Any],
+        step: int,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        columns: Columns,
+    ) -> None:
+        """Log the table of a step, if it is one of those that do.
+
+        Args:
+            trackers: verl's `Tracking.logger`.
+            inputs, outputs: the prompt and the response of each row.
+            columns: what `DumpRows.columns` returns for these rows.
+        """
+        if step % self.every:
+            return
+        rows = chosen(columns, self.rows, step)
+        if "wandb" in trackers:
+            names = list(dict.fromkeys(name for row in rows for name in columns["rewards"][row]))
+            lines = [
+                [
+                    *(step if key == "step" else columns[key][row] for key in FIRST),
+                    *(as_json(columns["rewards"][row].get(name)) for name in names),
+                    *_texts(inputs[row], outputs[row]),
+                ]
+                for row in rows
+            ]
+            header = [*FIRST, *names, "prompt", "response"]
+            table = trackers["wandb"].Table(header, lines, allow_mixed_types=True)
+            trackers["wandb"].log({NAME: table}, step=step)
+        if "tensorboard" in trackers:
+            text = "\n\n".join(
+                _as_text(row, columns, *_texts(inputs[row], outputs[row])) for row in rows
+            )
+            trackers["tensorboard"].writer.add_text(NAME, text, step)
+
+
+def chosen(columns: Columns, count: int, step: int) -> list[int]:
+    """Return at most `count` rows: whole groups, in an order that the step draws."""
+    members: dict[str, list[int]] = {}
+    for row, group in enumerate(columns["group"]):
+        if not columns["is_padding"][row]:
+            members.setdefault(group, []).append(row)
+    order = np.random.default_rng(step).permutation(sorted(members)).tolist()
+    return [row for group in order for row in members[group]][:count]
+
+
+def _is_count(value: Any, most: int | None) -> bool:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return is_count and (most is None or value <= most)
+
+
+def _texts(prompt: str, response: str) -> tuple[str, str]:
+    before, after = len(prompt) - CHARACTERS, len(response) - CHARACTERS
+    if before > 0:
+        prompt = f"[{before} more characters] {prompt[before:]}"
+    return prompt, response[:CHARACTERS] + (f" [{after} more characters]" if after > 0 else "")
+
+
+def _as_text(row: int, columns: Columns, prompt: str, response: str) -> str:
+    """Return Markdown for a block of code, in which nothing that a model wrote is Markdown."""
+    rewards = ", ".join(f"{name} {value}" for name, value in columns["rewards"][row].items())
+    lines = [
+        f"group {columns['group'][row]}, session {columns['session'][row]}: advantage "
+        f"{columns['advantage'][row]:+.3f}, {columns['response_tokens'][row]} tokens; {rewards}",
+        *("prompt:", *prompt.splitlines(), "", "response:", *response.splitlines()),
+    ]
+    return "\n".join(f"    {line}" for line in lines)
