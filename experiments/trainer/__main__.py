@@ -1,0 +1,72 @@
+"""GDPO and its rivals in verl's own trainer, without a GPU. The protocol is in protocol.md.
+
+python -m experiments.trainer                     # train what has no result yet
+python -m experiments.trainer --list              # say what has one
+python -m experiments.trainer --only 20_to_1      # some settings, or runs such as 20_to_1-gdpo-3
+
+A file `stop` in the work folder ends it after the run in progress. To have two trainings at a time,
+start it twice.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from experiments.trainer import results
+from experiments.trainer.drive import Interrupted, drive
+from experiments.trainer.settings import REPO, Run, plan
+from verl_gdpo.terminal import printing
+
+WORK = REPO / "runs" / "experiments_trainer"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.trainer",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--list", action="store_true", help="train nothing")
+    parser.add_argument("--only", nargs="+", metavar="RUN", help="the beginnings of runs' names")
+    parser.add_argument("--work", type=Path, default=WORK, help="gets runs; %(default)s")
+    parser.add_argument("--data", type=Path, default=results.DATA, help="results; %(default)s")
+    arguments = parser.parse_args(argv)
+    runs = [*plan()]
+    for only in arguments.only or ():
+        if not any(_is_of(run, only) for run in runs):
+            parser.error(
+                f"--only {only}: no run has this name; expected some of {[*map(str, runs)]}"
+            )
+    if arguments.only:
+        runs = [run for run in runs if any(_is_of(run, only) for only in arguments.only)]
+    if arguments.list:
+        for run in runs:
+            print(f"{run}: {_state(run, arguments.data)}")
+        return 0
+    torch.set_num_threads(1)  # the policy's last digits depend on it
+    try:
+        drive(runs, arguments.work, arguments.data)
+    except (ValueError, OSError) as error:
+        print(f"experiments.trainer: error: {error}", file=sys.stderr)
+        return 1
+    except Interrupted as error:
+        print(f"experiments.trainer: {error}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _is_of(run: Run, name: str) -> bool:
+    return f"{run}-".startswith(f"{name}-")
+
+
+def _state(run: Run, data: Path) -> str:
+    failed = results.failures(run, data)
+    state = "done" if results.read(run, data) else "not done"
+    return f"{state}, failed {len(failed)} times" if failed else state
+
+
+if __name__ == "__main__":
+    sys.exit(printing(main))
