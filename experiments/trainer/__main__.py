@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from experiments.trainer import results
-from experiments.trainer.drive import Interrupted, drive
+from experiments.trainer.drive import drive
+from experiments.trainer.on_cpu import Interrupted, train
 from experiments.trainer.settings import REPO, Run, plan
 from verl_gdpo.terminal import printing
 
@@ -47,8 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{run}: {_state(run, arguments.data)}")
         return 0
     torch.set_num_threads(1)  # the policy's last digits depend on it
+    disable_progress_bar()  # transformers' bars for files of a few kB
     try:
-        drive(runs, arguments.work, arguments.data)
+        drive(runs, train, arguments.work, arguments.data)
     except (ValueError, OSError) as error:
         print(f"experiments.trainer: error: {error}", file=sys.stderr)
         return 1
