@@ -12,6 +12,7 @@ from experiments.trainer.settings import Run
 from verl_gdpo.run.lock import BusyError, locked
 
 MAX_TRIES = 2
+MAX_FAILURES_IN_A_ROW = 2  # more are not the runs' fault
 GUESS_SECONDS = 150.0  # of a run, before one has finished
 STOP = "stop"  # a file of this name in the work folder ends the driver between two runs
 Train = Callable[[Run, Path], Result | Failure]
@@ -31,10 +32,12 @@ def drive(runs: Sequence[Run], train: Train, work: Path, data: Path) -> None:
     Raises:
         ValueError: `data` has results of another configuration.
         Interrupted: by a signal; raised by `train`.
+        RuntimeError: several runs in a row failed.
     """
     results.check_fingerprints(runs, data)
     (work / "locks").mkdir(parents=True, exist_ok=True)
     took: list[float] = []
+    failed = 0
     for run in runs:
         if (work / STOP).exists():
             _say(f"{work / STOP} is there; {_missing(runs, data)} runs are left")
@@ -50,10 +53,17 @@ def drive(runs: Sequence[Run], train: Train, work: Path, data: Path) -> None:
                 if is_due(run, data):
                     results.write(run, found := train(run, work), data)
                     _say(f"{run}: {_summary(found)}")
+                    failed = failed + 1 if isinstance(found, Failure) else 0
         except BusyError:
             _say(f"{run}: another process has it")
             continue
         took.append(time.monotonic() - start)
+        if failed == MAX_FAILURES_IN_A_ROW:
+            raise RuntimeError(
+                f"{failed} runs in a row failed, so something is wrong with the machine or the "
+                f"environment. The reasons are in {data}/*.failed-*.json: mend it, delete those "
+                "files and start again"
+            )
 
 
 def is_due(run: Run, data: Path) -> bool:

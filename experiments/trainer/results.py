@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiments.trainer.settings import Run, fingerprint
+from experiments.trainer.settings import Run, fingerprint, plan
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.run.dump_reader import dump_files, read_dump
 
@@ -67,7 +67,8 @@ def write(run: Run, found: Result | Failure, folder: Path = DATA) -> None:
     if isinstance(found, Failure):
         name += f".failed-{len(failures(run, folder)) + 1}"
     with replace_together(folder / f"{name}.json") as [path]:
-        path.write_text(json.dumps(asdict(found), indent=1) + "\n")
+        lines = (f" {json.dumps(key)}: {json.dumps(value)}" for key, value in asdict(found).items())
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def read(run: Run, folder: Path = DATA) -> Result | None:
@@ -80,6 +81,7 @@ def read(run: Run, folder: Path = DATA) -> Result | None:
 
 
 def failures(run: Run, folder: Path = DATA) -> list[Failure]:
+    """Return the tries of a run that failed."""
     paths = sorted(folder.glob(f"{run}.failed-*.json"))
     return [Failure(**json.loads(path.read_text())) for path in paths]
 
@@ -99,3 +101,9 @@ def check_fingerprints(runs: Iterable[Run], folder: Path = DATA) -> None:
                     f"and the one of today {fingerprint(run)}. Results of both would be mixed: "
                     "undo the change of the configuration, or name a new folder with --data"
                 )
+
+
+def read_all(folder: Path = DATA) -> dict[Run, Result]:
+    """Return all results of the plan that are there, in its order."""
+    found = ((run, read(run, folder)) for run in plan())
+    return {run: result for run, result in found if result is not None}

@@ -84,18 +84,24 @@ TOOL_RL = ("actor_rollout_ref.actor.use_kl_loss=false", "trainer.total_training_
 
 
 class Run(NamedTuple):
-    """One training."""
+    """One training; `hardware` is a NAME of recipes/hardware/."""
 
     setting: str
     arm: str
     seed: int
+    hardware: str = "cpu"
 
     def __str__(self) -> str:
-        return "-".join(map(str, self))
+        return f"{self.setting}-{self.arm}-{self.seed}"
 
 
-def plan() -> Iterator[Run]:
+def plan(hardware: str = "cpu") -> Iterator[Run]:
     """All runs in their order: the seeds outermost, so that arms can be compared early."""
+    if hardware != "cpu":
+        name = "tool_rl"  # with the model and the rows of the paper
+        setting = SETTINGS[name]
+        yield from (Run(name, a, s, hardware) for s in setting.seeds for a in setting.arms)
+        return
     for name, setting in SETTINGS.items():
         yield from (Run(name, arm, seed) for seed in setting.seeds for arm in setting.arms)
     first = next(iter(SETTINGS))
@@ -106,6 +112,9 @@ def plan() -> Iterator[Run]:
 def overrides(run: Run) -> list[str]:
     """The keys of a run, but for its seed, its folders and its weights."""
     setting, (estimator, _) = SETTINGS[run.setting], ARMS[run.arm]
+    if run.hardware != "cpu":
+        # a checkpoint of 1.5 B parameters is 18 GB
+        return [f"hardware={run.hardware}", f"estimator={estimator}", "trainer.save_freq=-1"]
     keys = [f"task={setting.recipe}", f"estimator={estimator}", *SHARED]
     if setting.recipe == "tool_rl":
         return [*keys, *TOOL_RL]
@@ -140,7 +149,7 @@ def fingerprint(run: Run) -> str:
     """
     setting, (estimator, is_rescaled) = SETTINGS[run.setting], ARMS[run.arm]
     recipes = REPO / "recipes"
-    files = [recipes / "train.yaml", recipes / "hardware/cpu.yaml"]
+    files = [recipes / "train.yaml", recipes / f"hardware/{run.hardware}.yaml"]
     files += [recipes / f"estimator/{estimator}.yaml"]
     if setting.recipe == "tool_rl":
         files += [recipes / "task/tool_rl.yaml", recipes / "task_on_hardware/tool_rl-cpu.yaml"]
