@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from tracked import REPO
 
 from experiments.trainer import (
@@ -175,7 +176,8 @@ def composed(run, tmp_path, monkeypatch):
     assert arguments[1:3] == ["-m", "verl.trainer.main_ppo"]
     keys = [key for key in arguments[7:] if not key.startswith("hydra.")]
     path = f"hydra.searchpath=[pkg://verl.trainer.config,file://{settings.OWN_RECIPES}]"
-    return compose_config(REPO / "recipes", "train", [path, *keys])
+    with initialize_config_dir(str(REPO / "recipes"), version_base=None):
+        return compose("train", overrides=[path, *keys])
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
