@@ -163,7 +163,7 @@ def test_the_protocol_has_the_plan():
     assert "1 - 0.05/7" in text and len(compare.COMPARISONS) == 7
     assert pytest.approx(1 - 0.05 / 7) == compare.LEVEL
     assert "-0.05 and +0.05" in text and compare.MATTERS == 0.05
-    assert "10 minutes" in text and on_cpu.TIME_LIMIT_SECONDS == 600
+    assert "20 minutes in the place of 10" in text and on_cpu.TIME_LIMIT_SECONDS == 1200
     assert "repeated once" in text and drive.MAX_TRIES == 2
 
 

@@ -23,7 +23,7 @@ from verl_gdpo.run.folder import read_versions
 from verl_gdpo.run.launch import failure_report, launch
 from verl_gdpo.run.lock import locked
 
-TIME_LIMIT_SECONDS = 600.0
+TIME_LIMIT_SECONDS = 1200.0
 ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
     "OMP_NUM_THREADS": "1",
