@@ -167,6 +167,26 @@ def test_the_protocol_has_the_plan():
     assert "repeated once" in text and drive.MAX_TRIES == 2
 
 
+def test_the_page_has_what_the_protocol_expects():
+    text = (Path(settings.__file__).parent / "protocol.md").read_text()
+    expected = " ".join(text.split("Expected, from")[1].split("##")[0].split())
+    main, control, by_prompt, _ = expected.split(";") if expected.count(";") == 3 else [""] * 4
+    assert "main +0.15 to +0.21 against `grpo`, and within 0.03 against `grpo_rescaled`" in main
+    assert "within 0.02" in control and "+0.05 or more against both" in by_prompt
+    assert {name: [*text.values()] for name, text in by_setting(page.EXPECTED).items()} == {
+        "20_to_1": ["+0.15 to +0.21", "within 0.03"],
+        "1_to_1": ["within 0.02"],
+        "by_prompt": ["+0.05 or more"] * 2,
+    }
+
+
+def by_setting(expected):
+    found = {}
+    for (setting, other), text in expected.items():
+        found.setdefault(setting, {})[other] = text
+    return found
+
+
 def composed(run, tmp_path, monkeypatch):
     monkeypatch.setattr(policy, "STEPS", 1)
     inputs, rows = tmp_path, []

@@ -19,6 +19,14 @@ PAGE = REPO / "docs" / "in_verls_trainer.md"
 OUTAGE = Path(__file__).with_name("outage.jsonl")
 README = REPO / "README.md"
 BLOCK = re.compile(r"(?<=<!-- made by experiments.trainer -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
+# what the protocol expects of a comparison: setting, the arm that is subtracted
+EXPECTED = {
+    ("20_to_1", "grpo"): "+0.15 to +0.21",
+    ("20_to_1", "grpo_rescaled"): "within 0.03",
+    ("1_to_1", "grpo"): "within 0.02",
+    ("by_prompt", "grpo"): "+0.05 or more",
+    ("by_prompt", "grpo_rescaled"): "+0.05 or more",
+}
 EFFECTS = (0.02, 0.05, 0.1)
 GPU_STEPS = 105  # of recipes/task/tool_rl.yaml
 RIVALS = ("grpo", "grpo_rescaled")
@@ -49,6 +57,7 @@ def render(found: Results) -> str:
         task=task,
         paper=paper,
         needed=needed(found),
+        expected=expected(found),
         gpu_table=gpu_table(),
         minutes=median([result.seconds / 60 for result in found.values()] or [math.nan]),
     )
@@ -150,6 +159,17 @@ def needed(found: Results) -> str:
             row = [SETTINGS[setting].title, NAMES[other], number(gain.spread), *counts]
             lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def expected(found: Results) -> str:
+    """A line for each expectation of the protocol."""
+    lines = ["| setting | GDPO minus | expected | found |", "|---|---|---|---|"]
+    for (setting, other), text in EXPECTED.items():
+        gain = difference(found, setting, "gdpo", other)
+        note = "" if gain.verdict != "not complete" else "; not complete"
+        row = [SETTINGS[setting].title, NAMES[other], text, f"{interval(gain)}{note}"]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
 
 
 def gpu_table() -> str:
