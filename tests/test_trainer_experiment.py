@@ -484,7 +484,7 @@ def test_nothing_is_claimed_of_a_setting_that_is_not_complete():
     [
         (LOW, HIGH, "as in the simulation"),
         (LOW, LOW, "whatever the ranges"),
-        (LOW, None, "the control with equal ranges is not complete"),
+        (LOW, None, "The control with equal ranges is not complete"),
         (HIGH, HIGH, "does not show the effect"),
         (WIDE, HIGH, "does not show the effect"),
     ],
@@ -498,16 +498,16 @@ def test_the_main_conclusion(grpo, control, expected):
     others = ("as in the simulation", "whatever the ranges", "not complete", "does not show")
     assert sum(words in sentence for words in others) == 1
     if grpo is LOW:
-        assert "+0.30 [" in sentence
+        assert "GDPO minus GRPO is +0.30 [" in sentence
 
 
 @pytest.mark.parametrize(
     ("rescaled", "expected"),
     [
         (LOW, "GDPO does more than rescale"),
-        ([0.8] * 4 + [0.81], "rescaling is better"),
-        (HIGH, "dividing by the range does the same"),
-        (WIDE, "which of them is better is open"),
+        ([0.8] * 4 + [0.81], "Rescaling is better"),
+        (HIGH, "Dividing by the range does the same"),
+        (WIDE, "Which of them is better is open"),
     ],
 )
 def test_the_conclusion_about_rescaling(rescaled, expected):

@@ -18,7 +18,11 @@ def conclusions(found: Results) -> list[str]:
 
 
 def _numbers(gain: Difference) -> str:
-    return f"{gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
+    return f"{_signed(gain.mean)} [{_signed(gain.low)}, {_signed(gain.high)}]"
+
+
+def _signed(number: float) -> str:
+    return f"{number:+.2f}" if abs(number) >= 0.005 else "0.00"
 
 
 def _not_complete(what: str, *gains: Difference) -> str:
@@ -28,39 +32,41 @@ def _not_complete(what: str, *gains: Difference) -> str:
 
 def _against_grpo(found: Results) -> str:
     main, control = (difference(found, name, "gdpo", "grpo") for name in (MAIN, CONTROL))
-    what = "Ranges 20 and 1, GDPO against GRPO"
     if main.verdict == "not complete":
-        return _not_complete(what, main)
+        return _not_complete("Ranges 20 and 1", main)
+    gain = f"With ranges 20 and 1, GDPO minus GRPO is {_numbers(main)} of the small reward"
     if main.low <= 0:
         return (
-            f"{what}: verl's trainer does not show the effect of the simulation at this size "
-            f"({_numbers(main)}, {main.verdict})."
+            f"{gain} ({main.verdict}): verl's trainer does not show the effect of the simulation "
+            "at this size."
         )
-    gain = f"GDPO earns {_numbers(main)} more of the small reward than GRPO with ranges 20 and 1"
     if control.verdict == "not complete":
-        return f"{gain}; the control with equal ranges is not complete."
+        return f"{gain}. The control with equal ranges is not complete."
+    equal = f"With equal ranges it is {_numbers(control)}"
     if control.low > 0:
         return (
-            f"{gain}, and {_numbers(control)} with equal ranges: it helps here whatever the "
-            "ranges, which the simulation does not explain."
+            f"{gain}. {equal}: GDPO helps here whatever the ranges, which the simulation does not "
+            "explain."
         )
     return (
-        f"{gain}. With equal ranges it is {_numbers(control)} ({control.verdict}). So GDPO helps "
-        "where the larger range belongs to the other reward, as in the simulation."
+        f"{gain}. {equal} ({control.verdict}). So GDPO helps where the larger range belongs to the "
+        "other reward, as in the simulation."
     )
 
 
 def _against_rescaled(found: Results) -> str:
     gain = difference(found, MAIN, "gdpo", "grpo_rescaled")
-    what = "Ranges 20 and 1, GDPO against GRPO on rewards that are divided by their ranges"
     if gain.verdict == "not complete":
-        return _not_complete(what, gain)
+        return _not_complete("Ranges 20 and 1, rescaled GRPO", gain)
     says = {
-        "difference": "GDPO does more than rescale" if gain.low > 0 else "rescaling is better",
-        "no difference that matters": "dividing by the range does the same, and is simpler",
-        "open": "which of them is better is open",
+        "difference": "GDPO does more than rescale" if gain.low > 0 else "Rescaling is better",
+        "no difference that matters": "Dividing by the range does the same, and is simpler",
+        "open": "Which of them is better is open",
     }
-    return f"{what}: {_numbers(gain)}; {says[gain.verdict]}."
+    return (
+        "With ranges 20 and 1, GDPO minus GRPO on rewards that are divided by their ranges is "
+        f"{_numbers(gain)}. {says[gain.verdict]}."
+    )
 
 
 def _by_prompt(found: Results) -> str:
