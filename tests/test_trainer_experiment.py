@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -412,6 +413,19 @@ def test_the_data_are_of_the_plan_and_of_one_configuration():
             assert result.start == FOUND[other].start
 
 
+def test_rescaled_rewards_are_rewards_of_equal_range():
+    """Trainings on the same numbers are the same training, as the page says."""
+    pairs = [
+        (found, FOUND[equal])
+        for run, found in FOUND.items()
+        if run[:2] == ("20_to_1", "grpo_rescaled")
+        and (equal := Run("1_to_1", "grpo", run.seed)) in FOUND
+    ]
+    assert pairs
+    for rescaled, equal in pairs:
+        assert (rescaled.small, rescaled.large) == (equal.small, equal.large)
+
+
 # --- the comparison -------------------------------------------------------------------------------
 
 
@@ -553,7 +567,7 @@ def test_the_code_of_the_page_computes_the_number_in_its_table():
     gain = compare.difference(FOUND, "20_to_1", "gdpo", "grpo")
     if gain.verdict == "not complete":
         pytest.skip("the main setting is not complete")
-    done = subprocess.run(["python", "-c", block], cwd=REPO, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", block], cwd=REPO, capture_output=True, text=True)
     assert f"| {done.stdout.strip()} [" in text, done
 
 
