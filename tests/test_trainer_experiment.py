@@ -413,6 +413,18 @@ def test_the_data_are_of_the_plan_and_of_one_configuration():
             assert result.start == FOUND[other].start
 
 
+def test_the_dip_that_the_page_explains():
+    """No other run loses a fifth of the small reward in one step."""
+    falls = {
+        (*run[:3], step)
+        for run, found in FOUND.items()
+        for step in range(2, 31)
+        if found.small[step - 1] < found.small[step - 2] - 0.2
+    }
+    assert falls == {("20_to_1", "gdpo", 5, 22)}
+    assert "(GDPO, ranges 20 and 1, seed 5)" in page.PAGE.read_text()
+
+
 def test_rescaled_rewards_are_rewards_of_equal_range():
     """Trainings on the same numbers are the same training, as the page says."""
     pairs = [

@@ -93,4 +93,4 @@ def _draw_curves(axes: Axes, found: Results, name: str) -> None:
             mean = np.mean(lines, axis=0)
             axes.plot(range(1, len(mean) + 1), mean, linewidth=2.2, label=NAMES[arm], **look)
     axes.set(xlabel="step", xlim=(1, None), ylim=(0, 1))
-    axes.set_title(f"{setting.title}, {len(seeds)} seeds", loc="left")
+    axes.set_title(f"{setting.title}, seeds: {len(seeds)}", loc="left")
