@@ -1,6 +1,7 @@
 """The pictures of docs/in_verls_trainer.md. Draws only."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -86,7 +87,7 @@ def _draw_curves(axes: Axes, found: Results, name: str) -> None:
     seeds = {run.seed for run in found if run.setting == name and run.arm in NAMES}
     for arm in (arm for arm in NAMES if arm in setting.arms):
         lines = [found[run].small for s in setting.seeds if (run := Run(name, arm, s)) in found]
-        look = {"color": COLOURS[arm], "linestyle": STYLES[arm]}
+        look: dict[str, Any] = {"color": COLOURS[arm], "linestyle": STYLES[arm]}
         for line in lines:
             axes.plot(range(1, len(line) + 1), line, linewidth=0.8, alpha=0.5, **look)
         if lines:

@@ -156,7 +156,7 @@ def fingerprint(run: Run) -> str:
         code = []
     else:
         files += [OWN_RECIPES / "task/facts.yaml"]
-        sources = [Path(module.__file__).read_text() for module in (task, policy)]
+        sources = [Path(str(module.__file__)).read_text() for module in (task, policy)]
         code = [ast.dump(ast.parse(source)) for source in sources]
     parsed: list[Any] = [yaml.safe_load(file.read_text()) for file in files]
     parts = [parsed, code, overrides(run), is_rescaled, setting.own_format]
