@@ -73,7 +73,8 @@ class Sgd:
         self.rate_Q = rate_Q
 
     def __call__(self, gradient: np.ndarray) -> np.ndarray:
-        return (gradient + _over_prompts(gradient)) * self.rate_Q[:, None, None]
+        step: np.ndarray = (gradient + _over_prompts(gradient)) * self.rate_Q[:, None, None]
+        return step
 
 
 OPTIMIZERS: Mapping[str, Callable[[np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {

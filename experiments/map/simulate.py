@@ -12,6 +12,7 @@ learning rates. The axes Q and S are runs.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -54,7 +55,8 @@ class Problem:
         """Reward k, before its range, of an answer whose events are the bits of m."""
         events = np.arange(2 ** self.share_KE.shape[1])
         hit_EM = events >> np.arange(self.share_KE.shape[1])[:, None] & 1
-        return self.share_KE @ hit_EM.astype(self.start_VLSP.dtype)
+        value_KM: np.ndarray = self.share_KE @ hit_EM.astype(self.start_VLSP.dtype)
+        return value_KM
 
 
 def make_problem(
@@ -62,7 +64,7 @@ def make_problem(
 ) -> Problem:
     """Draw orders, ranges and random numbers. A seed gives the same whatever its company."""
     parts = [_one_seed(setting, seed) for seed in seeds]
-    stacked = [
+    stacked: list[Any] = [
         None if column[0] is None else np.stack(column, axis=-2).astype(dtype)
         for column in zip(*parts, strict=True)
     ]
@@ -97,7 +99,8 @@ def _accepted(setting: Setting, chance: np.random.Generator) -> np.ndarray:
         key_VLP = chance.random((TOKENS, POSITIONS, PROMPTS if own else 1)) * (
             tokens_VLP != right_LP
         )
-        return key_VLP.argsort(0).argsort(0)
+        place_VLP: np.ndarray = key_VLP.argsort(0).argsort(0)
+        return place_VLP
 
     accepts_EVLP = np.ones((len(setting.events), *tokens_VLP.shape))
 
@@ -143,7 +146,7 @@ def train(
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
-    e = np.exp(logits - logits.max(0))
+    e: np.ndarray = np.exp(logits - logits.max(0))
     e /= e.sum(0)
     return e
 
@@ -182,7 +185,7 @@ def _rewards(problem: Problem, tokens_LGQSP: np.ndarray, t: int) -> np.ndarray:
     raw = []
     for k, reward in enumerate(problem.setting.rewards):
         value = problem.value_KM[k].take(events)
-        if reward.is_noisy:
+        if problem.noise_TKGSP is not None and reward.is_noisy:
             noise = problem.noise_TKGSP[t, k][:, None]
             value = np.where(noise < reward.wrong, 1 - value, value)
             value = (1 - reward.noise) * value + reward.noise * noise
@@ -197,4 +200,5 @@ def _gradient(pi: np.ndarray, tokens_LGQSP: np.ndarray, A_GQSP: np.ndarray) -> n
     place = tokens_LGQSP * np.intp(size) + np.arange(size).reshape(L, 1, *A_GQSP.shape[1:])
     weights = np.broadcast_to(A_GQSP, place.shape)
     up = np.bincount(place.ravel(), weights.ravel(), minlength=pi.size)
-    return ((up.reshape(pi.shape) - pi * A_GQSP.sum(0)) / (G * PROMPTS)).astype(pi.dtype)
+    gradient: np.ndarray = (up.reshape(pi.shape) - pi * A_GQSP.sum(0)) / (G * PROMPTS)
+    return gradient.astype(pi.dtype)
