@@ -127,3 +127,6 @@ def test_what_is_refused(block, trainer, message):
 
 def test_nothing_is_asked_for():
     assert RolloutTable.of(OmegaConf.create({"trainer": {"logger": ["console"]}})) is None
+    assert RolloutTable.of(OmegaConf.create({})) is None
+    one = {"rollout_data_dir": "x", "logger": "wandb", "log_rollouts": {"every": 2}}
+    assert RolloutTable.of(OmegaConf.create({"trainer": one})) == RolloutTable(2, 8)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from omegaconf import OmegaConf
 
 from verl_gdpo.batch.values import as_json
 
@@ -40,7 +41,7 @@ class RolloutTable:
             ValueError: the key holds something else, or the run writes no rollouts or has no
                 tracker for them.
         """
-        block = config.trainer.get("log_rollouts")
+        block = OmegaConf.select(config, KEY)
         if block is None:
             return None
         given = dict(block) if isinstance(block, Mapping) else {"": block}
@@ -52,10 +53,10 @@ class RolloutTable:
             )
         if not config.trainer.get("rollout_data_dir"):
             raise ValueError(f"{KEY} needs trainer.rollout_data_dir, whose rollouts it shows")
-        if not {*TRACKERS} & {*config.trainer.logger}:
-            raise ValueError(
-                f"{KEY}: trainer.logger={list(config.trainer.logger)} has none of {TRACKERS}"
-            )
+        logger = config.trainer.logger
+        trackers = [logger] if isinstance(logger, str) else [*logger]
+        if not {*TRACKERS} & {*trackers}:
+            raise ValueError(f"{KEY}: trainer.logger={trackers} has none of {TRACKERS}")
         return cls(every, rows)
 
     def log(
