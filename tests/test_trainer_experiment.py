@@ -36,7 +36,7 @@ from experiments.trainer import (
 from experiments.trainer.results import Failure, Result
 from experiments.trainer.settings import SETTINGS, Run, plan
 from verl_gdpo.run.lock import locked
-from verl_gdpo.tools.check import compose_config
+from verl_gdpo.tools.check.compose import compose_config
 
 FOUND = results.read_all()
 RUN = Run("20_to_1", "gdpo", 1)
