@@ -112,6 +112,36 @@ def test_most_groups_silent_and_what_batch_norm_makes_of_it():
     assert (silent.first, silent.last) == (blown_up.first, blown_up.last) == (21, STEPS)
 
 
+def test_batch_norm_makes_nothing_of_no_signal():
+    """At last every group is silent: their advantages are 0, however small the spread is."""
+
+    def change(rewards, step):
+        if step > 20:
+            rewards[:] = 1.0
+        return rewards
+
+    metrics = run_of(change)
+    assert metrics[STEPS]["gdpo/batch_norm_std"] == 0
+    assert "silent groups" in {found.topic for found in findings(metrics)}
+    assert "blown up" not in {found.topic for found in findings(metrics)}
+
+
+def test_no_numbers_are_an_error():
+    """A finding is advice: whatever a run has logged, it must not end the summary."""
+    rng = np.random.default_rng(0)
+    names = [name for name in run_of()[STEPS] if READ.fullmatch(name)]
+    names += [f"val-aux/made/{reward}/mean@1" for reward in BOUNDS]
+    numbers = [0.0, -1.0, 1.0, 0.5, 1e-300, 1e300, np.inf, -np.inf, np.nan]
+    for _ in range(200):
+        before, after = rng.choice(numbers, (2, len(names))).tolist()
+        findings(
+            {
+                step: dict(zip(names, before if step < 10 else after, strict=True))
+                for step in range(20)
+            }
+        )
+
+
 def test_rewards_in_conflict():
     found = findings(run_of(column(1, lambda rewards, step: 1 - rewards[:, 0]), weights=(2, 1, 1)))
     assert found[0].what == "format and correctness oppose each other: correlation -1.00"

@@ -153,11 +153,14 @@ def silent_groups(metrics: Metrics) -> Iterator[Finding]:
 
 
 def blown_up_advantages(metrics: Metrics) -> Iterator[Finding]:
-    """The batch step scales what is left of the signal up to a standard deviation of 1."""
+    """The batch step scales what is left of the signal up to a standard deviation of 1.
+
+    Where nothing is left, the spread is 0, and so are the advantages.
+    """
     spread = curve(metrics, "gdpo/batch_norm_std")
     early = sorted(list(spread.values())[:HOLD])
     usual = early[len(early) // 2] if len(early) == HOLD else 0.0
-    if steps := stretch({step: value < BLOWN_UP * usual for step, value in spread.items()}):
+    if steps := stretch({step: 0 < value < BLOWN_UP * usual for step, value in spread.items()}):
         ends = [metrics[steps[1]].get(f"critic/advantages/{end}", 0.0) for end in ("min", "max")]
         yield Finding(
             "blown up",
@@ -206,7 +209,8 @@ def drifting_length(metrics: Metrics) -> Iterator[Finding]:
         if steps is None or not {*steps} <= lengths.keys():
             continue
         before, after = (lengths[step] for step in steps)
-        if (after / max(before, 1e-9)) ** sign > LENGTH_CHANGE:
+        shorter, longer = (before, after)[::sign]
+        if longer > LENGTH_CHANGE * shorter:
             yield Finding(
                 f"length {word}",
                 f"responses get {word}, because the advantage follows the length (correlation "
