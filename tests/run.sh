@@ -13,5 +13,6 @@ ruff check .
 ruff format --check .
 mypy
 lint-imports
-# one thread per process, and two workers (conftest.py says why); `-n 0` runs without workers
-OMP_NUM_THREADS=1 python -m pytest -n 2 "$@"
+# one thread per process, and three workers (conftest.py says why); `-n 0` runs without workers
+# Ray's own processes get the lowest priority by default, and would wait for the other tests
+OMP_NUM_THREADS=1 RAY_worker_niceness=0 python -m pytest -n 3 "$@"

@@ -3,11 +3,9 @@
 import asyncio
 import hashlib
 import os
-import subprocess
 import sys
 import threading
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +21,6 @@ from verl_gdpo.cpu.sampling_params import (
 )
 from verl_gdpo.cpu.tiny_model import make_tiny_model
 
-REPO = Path(__file__).resolve().parents[1]
 TEXTS = [f"What is {a} plus {b}? The answer is {a + b}." for a in range(10) for b in range(10)]
 PROMPTS = [[65], [70, 71, 72, 73, 74, 75, 76], [80, 81, 82], [90, 91, 92, 93]]
 
@@ -68,26 +65,22 @@ def make_engine(model_dir, **overrides):
 # ---- activation ------------------------------------------------------------------------------
 
 
-def run_python(code, **env):
-    """Run `code` in a fresh interpreter in which verl loads the CPU plugin."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("VERL_")}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={
-            **clean,
-            "PYTHONPATH": str(REPO),
-            "HF_HUB_OFFLINE": "1",
+@pytest.fixture
+def run_python(run_forked):
+    """Runs code in a new process in which verl loads the CPU plugin."""
+
+    def run(code, **env):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("VERL_")}
+        plugin = {
             "VERL_USE_EXTERNAL_PLUGINS": "none",
             "VERL_USE_EXTERNAL_MODULES": "verl_gdpo.cpu.plugin",
-            **env,
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+        }
+        return run_forked(code, {**clean, **plugin, **env})
+
+    return run
 
 
-def test_nothing_happens_without_the_variable():
+def test_nothing_happens_without_the_variable(run_python):
     done = run_python(
         "import os, sys, verl\n"
         "from verl.plugin.platform import PlatformRegistry\n"
@@ -183,14 +176,14 @@ print("all good")
 """
 
 
-def test_verl_runs_on_cpu_with_the_variable(model_dir, tmp_path):
+def test_verl_runs_on_cpu_with_the_variable(run_python, model_dir, tmp_path):
     code = f"import sys; sys.argv = ['', {str(model_dir)!r}, {str(tmp_path)!r}]\n" + ACTIVE_CODE
     done = run_python(code, VERL_PLATFORM="cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("all good")
 
 
-def test_on_a_gpu_the_rollout_comes_alone():
+def test_on_a_gpu_the_rollout_comes_alone(run_python):
     done = run_python(
         "import os, verl\n"
         "from verl.plugin.platform import PlatformRegistry\n"
@@ -534,7 +527,7 @@ def test_a_session_has_its_own_responses_whatever_arrives_first(model_dir, model
     assert len({str(tokens) for _, tokens in first}) == 3
 
 
-def test_verl_tells_the_rollout_which_sample_of_a_prompt_it_wants():
+def test_verl_tells_the_rollout_which_sample_of_a_prompt_it_wants(run_python):
     done = run_python(
         "import asyncio, types, verl\n"
         "from omegaconf import OmegaConf\n"

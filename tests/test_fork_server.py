@@ -34,6 +34,14 @@ sys.exit(7)
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def not_in_the_background():
+    """A background job ignores SIGINT, and so does what it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def environment():
     return {**os.environ, "VERL_PLATFORM": "cpu", MARK: f"test:{uuid.uuid4().hex}"}

@@ -1,4 +1,4 @@
-"""The plugin in fresh processes: how it is loaded, what it registers, and how it refuses to run."""
+"""The plugin in new processes: how it is loaded, what it registers, and how it refuses to run."""
 
 import os
 import subprocess
@@ -34,14 +34,12 @@ separate_async 1 verl.trainer.ppo.v1.trainer_separate_async.PPOTrainerSeparateAs
 """
 
 
-def python(code, **env):
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, "VERL_LOGGING_LEVEL": "ERROR", **env},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+@pytest.fixture
+def python(run_forked):
+    def run(code, **env):
+        return run_forked(code, {**os.environ, "VERL_LOGGING_LEVEL": "ERROR", **env})
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -53,12 +51,12 @@ def python(code, **env):
     ],
     ids=["entry point", "external module", "both"],
 )
-def test_registered_once_by_either_way_in(env):
+def test_registered_once_by_either_way_in(python, env):
     done = python(REPORT, **env)
     assert (done.stdout, done.returncode) == (OURS, 0), done.stderr
 
 
-def test_left_out_on_request():
+def test_left_out_on_request(python):
     done = python(REPORT, VERL_USE_EXTERNAL_PLUGINS="none")
     assert "manager verl.experimental" in done.stdout, done.stderr
     assert "\nsync 0 verl.trainer" in done.stdout
@@ -73,7 +71,8 @@ print(verl_gdpo.compute_gdpo_advantage.__name__)
 heavy = {"verl", "ray", "vllm", "transformers"} & {*sys.modules}
 print(heavy)
 """
-    assert python(code).stdout == "set()\ncompute_gdpo_advantage\nset()\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "set()\ncompute_gdpo_advantage\nset()\n"
 
 
 UNSUPPORTED = """
@@ -101,7 +100,7 @@ get_adv_estimator_fn("gdpo")()
     ],
     ids=["older", "newer", "symbol"],
 )
-def test_says_loudly_why_it_cannot_work(version, break_verl, reason):
+def test_says_loudly_why_it_cannot_work(python, version, break_verl, reason):
     code = UNSUPPORTED.format(version=version, break_verl=break_verl)
     done = python(code, VERL_USE_EXTERNAL_PLUGINS="none")
     assert done.stdout == "verl.trainer.ppo.core_algos\n"  # other estimators are untouched
