@@ -10,8 +10,11 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_dump_writer import A_OF, dump, fill, ours, sample_and_train
 from test_trackers import wandb_records
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.tracking import Tracking
 
+from verl_gdpo.tools.check.compose import PLAIN, compose_config
 from verl_gdpo.verl_hooks.rollout_table import CHARACTERS, NAME, RolloutTable, chosen
 
 
@@ -121,12 +124,25 @@ def test_long_texts_are_cut():
 def test_what_is_refused(block, trainer, message):
     good = {"rollout_data_dir": "x", "logger": ["wandb"], "log_rollouts": block}
     with pytest.raises(ValueError) as error:
-        RolloutTable.of(OmegaConf.create({"trainer": {**good, **trainer}}))
+        RolloutTable.of(OmegaConf.create({"trainer": {**good, **trainer}}), has_rewards=True)
     assert message in str(error.value)
 
 
 def test_nothing_is_asked_for():
-    assert RolloutTable.of(OmegaConf.create({"trainer": {"logger": ["console"]}})) is None
-    assert RolloutTable.of(OmegaConf.create({})) is None
+    assert RolloutTable.of(OmegaConf.create({"trainer": {"logger": ["console"]}}), True) is None
+    assert RolloutTable.of(OmegaConf.create({}), True) is None
     one = {"rollout_data_dir": "x", "logger": "wandb", "log_rollouts": {"every": 2}}
-    assert RolloutTable.of(OmegaConf.create({"trainer": one})) == RolloutTable(2, 8)
+    assert RolloutTable.of(OmegaConf.create({"trainer": one}), True) == RolloutTable(2, 8)
+
+
+@pytest.mark.parametrize("trainer_class", [get_trainer_cls("sync"), RayPPOTrainer])
+def test_a_table_that_no_trainer_would_log_is_refused(trainer_class):
+    """Neither a V1 trainer without our rewards nor the legacy trainer may leave the key unread."""
+    plain = compose_config(None, PLAIN, ["+trainer.log_rollouts.every=2"])
+    trainer = object.__new__(trainer_class)
+    trainer.config = plain
+    with pytest.raises(ValueError, match=r"needs a V1 trainer with algorithm\.adv_estimator"):
+        if trainer_class is RayPPOTrainer:
+            trainer._create_dataloader(None, None, None, None)
+        else:
+            trainer.__init__(plain)

@@ -26,6 +26,7 @@ from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
 from verl_gdpo.verl_hooks.estimator import NO_REWARDS
+from verl_gdpo.verl_hooks.rollout_table import RolloutTable
 from verl_gdpo.verl_hooks.supported_trainers import refuse_trainer
 from verl_gdpo.verl_hooks.verl_metrics import METRICS_KEY
 
@@ -51,6 +52,7 @@ def checking_settings(create_dataloader: Function) -> Function:
         settings = settings_of_run(self.config, has_manager=has_gdpo_manager)
         if settings is not None:
             refuse_trainer(self.config)
+        RolloutTable.of(self.config, has_rewards=False)
         write_into_run_dir(self.config)
         create_dataloader(self, *args, **kwargs)
         rows = scored_rows(self.train_dataset)

@@ -34,16 +34,24 @@ class RolloutTable:
     rows: int
 
     @classmethod
-    def of(cls, config: Any) -> "RolloutTable | None":
+    def of(cls, config: Any, has_rewards: bool) -> "RolloutTable | None":
         """Return what `trainer.log_rollouts` of verl's configuration asks for; None for nothing.
+
+        Args:
+            has_rewards: whether this trainer knows the rewards of a step's rollouts.
 
         Raises:
             ValueError: the key holds something else, or the run writes no rollouts or has no
-                tracker for them.
+                rewards or tracker for them.
         """
         block = OmegaConf.select(config, KEY)
         if block is None:
             return None
+        if not has_rewards:
+            raise ValueError(
+                f"{KEY}={block} needs a V1 trainer with algorithm.adv_estimator=gdpo or "
+                "reward.reward_manager.name=gdpo; without them, no table would be logged"
+            )
         given = dict(block) if isinstance(block, Mapping) else {"": block}
         every, rows = given.pop("every", None), given.pop("rows", ROWS)
         if given or not _is_count(every, None) or not _is_count(rows, MOST_ROWS):

@@ -94,7 +94,7 @@ class GdpoTrainer:
         self.has_manager = runs_gdpo_manager(config)
         self.gdpo = settings_of_run(config, has_manager=self.has_manager)
         self.dump_rows, self.is_dumping_rollouts = DumpRows(), False
-        self.rollout_table = RolloutTable.of(config) if self.gdpo is not None else None
+        self.rollout_table = RolloutTable.of(config, has_rewards=self.gdpo is not None)
         self.sources: set[str] = set()  # of the training rows, as far as they are known
         if self.gdpo is not None:
             logger.info(
