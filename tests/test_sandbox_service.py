@@ -72,7 +72,7 @@ def stub(monkeypatch):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))  # seconds to shut down
     thread.start()
     service.url = f"http://127.0.0.1:{server.server_port}/run_code"
     yield service
@@ -221,7 +221,8 @@ def test_a_program_that_brings_its_sandbox_down_has_failed(stub):
     assert score(good, PRINTS, service=service) == {"pass": 1, "length": 1, "bug": 1}
 
 
-def test_no_service_there():
+def test_no_service_there(monkeypatch):
+    monkeypatch.setattr(sandbox_service, "RETRY_SECONDS", 0.0)
     with pytest.raises(SandboxError, match=r"url=http://127.0.0.1:9/run_code: 3 requests.*refused"):
         Service("http://127.0.0.1:9/run_code").run("print(1)", [{"input": ""}])
 
