@@ -282,14 +282,14 @@ def test_endless_work_and_endless_sleep(kind):
         "print('end')"
     )
     for what, seconds in (("work", 1), ("sleep", 0.1)):  # CPU time is counted in whole seconds
-        stopped, ended = run(program, [{"input": what}, {"input": ""}], seconds=seconds)
+        stopped, ended = run(program, [{"input": what}, {"input": "end"}], seconds=seconds)
         assert stopped == NOT_FINISHED and ended.output in ("end\n", "")
 
 
 def test_no_time_is_left_for_the_last_tests(kind):
     """2 s for all, and 0.6 s for one: four that sleep leave nothing to those after them."""
     program = "import time\nif input() == 'sleep': time.sleep(60)\nprint('end')"
-    tests = [{"input": "sleep"}] * 4 + [{"input": ""}] * 996
+    tests = [{"input": "sleep"}] * 4 + [{"input": "end"}] * 996
     assert run(program, tests, seconds=0.2) == [NOT_FINISHED] * 1000
 
 
