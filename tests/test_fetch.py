@@ -65,7 +65,8 @@ class Hub(BaseHTTPRequestHandler):
 def hub(monkeypatch, tmp_path):
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         server.downloaded = []
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # seconds to shut down
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         endpoint = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
         template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"

@@ -120,31 +120,37 @@ def overrides_of(stage):
     return list(stage.command[stage.command.index("train") + 1 :])
 
 
-@pytest.mark.parametrize("device", FITTING)
-def test_every_training_composes(tmp_path, device):
-    trainings = trainings_of(place_at(tmp_path, device))
-    assert len(trainings) == {"cpu": 5, "cuda": 7}[device]
-    for stage in trainings:
-        config = compose_config(REPO / "recipes", "train", overrides_of(stage))
+@pytest.fixture(scope="module", params=FITTING)
+def composed(request, tmp_path_factory):
+    """A place, and each training that can run on its device with its configuration."""
+    place = place_at(tmp_path_factory.mktemp(request.param), request.param)
+    return place, [
+        (stage, compose_config(REPO / "recipes", "train", overrides_of(stage)))
+        for stage in trainings_of(place)
+    ]
+
+
+def test_every_training_composes(composed):
+    place, trainings = composed
+    assert len(trainings) == {"cpu": 5, "cuda": 7}[place.device]
+    for stage, config in trainings:
         rollout = config.actor_rollout_ref.rollout
-        assert config.run_dir == str(tmp_path / "work" / stage.name)
+        assert config.run_dir == str(place.work / stage.name)
         assert config.trainer.total_training_steps == stage.steps
-        assert config.trainer.device == device
+        assert config.trainer.device == place.device
         assert rollout.name == {"c": "vllm", "d": "made"}.get(stage.name[0], "hf")
         if rollout.name != "vllm":  # `check_rollout_config` takes no other
             assert rollout.dtype == "float32"
-        if device == "cuda":
+        if place.device == "cuda":
             assert stage.env.get("VERL_USE_EXTERNAL_MODULES") == ROLLOUTS[rollout.name]
 
 
-@pytest.mark.parametrize("device", FITTING)
-def test_the_tiny_policy_and_its_rows_are_packed(tmp_path, device):
+def test_the_tiny_policy_and_its_rows_are_packed(composed):
     """Nothing is downloaded: each training reads what was packed, or what stage d_model made."""
-    place = place_at(tmp_path, device)
+    place, trainings = composed
     packed = {str(place.data / name) for name in pack.DATA}
     made = f"{place.work}/d_model/made"
-    for stage in trainings_of(place):
-        config = compose_config(REPO / "recipes", "train", overrides_of(stage))
+    for _, config in trainings:
         read = [config.actor_rollout_ref.model.path, config.data.train_files, config.data.val_files]
         assert {str(Path(path).parent) for path in read[1:]} | {read[0]} <= packed | {
             made,

@@ -412,7 +412,7 @@ def reference_module():
 def reference(response, ground_truth):
     rlla = reference_module()
     # Its randint only decides whether to print; fixed, it leaves the global generator alone too.
-    with mock.patch.object(rlla.random, "randint", return_value=2):
+    with mock.patch.object(rlla.random, "randint", lambda *_: 2):
         result = rlla.compute_score("rlla", response, ground_truth, {"experiment_name": "qwen"})
     return {"format": result["format_reward"], "correctness": result["accuracy_reward"]}
 
@@ -686,8 +686,12 @@ FIVE_CALLS = tool_text(*[F] * 5)
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_megabyte_scores_within_two_seconds(name):
-    for gold in (FIVE_CALLS, FIVE_CALLS + "\n<response> done </response>", RESPONSE_GOLD):
-        for matching in ("greedy", "optimal"):
-            start = time.process_time()  # not of what else runs here
-            score(HOSTILE[name], gold, matching=matching, length=True)
-            assert time.process_time() - start < 2.0, (gold, matching)
+    # the layout is of the ground truth's kind, and the matching of its calls: each of both, once
+    for gold, matching in (
+        (FIVE_CALLS, "greedy"),
+        (FIVE_CALLS + "\n<response> done </response>", "optimal"),
+        (RESPONSE_GOLD, "greedy"),
+    ):
+        start = time.process_time()  # not of what else runs here
+        score(HOSTILE[name], gold, matching=matching, length=True)
+        assert time.process_time() - start < 2.0, gold

@@ -75,7 +75,7 @@ def end_run(mark: str, session: int | None = None) -> list[str]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 ended[f"{process.name()} ({process.pid})"] = None
                 process.kill()
-        psutil.wait_procs(alive, timeout=1)
+        time.sleep(0.05)  # and not until they are reaped, which their new parent may put off
         alive, sessions = processes_of(mark, sessions)
     return list(ended)
 
