@@ -1,12 +1,17 @@
-"""Which tests may run at the same time, and a Python that is forked for tests that need it."""
+"""Which tests may run at the same time, and what makes many of them faster."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+import yaml
 
 from verl_gdpo.run.forking import fork_server
+
+# OmegaConf's loader extends this class, and a quarter of the time of a composition is parsing in
+# Python; the tests compose verl's configuration some hundred times
+yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 # tests of one worker, one after the other, by what they share
 SHARED = {

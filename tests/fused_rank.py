@@ -1,10 +1,10 @@
-"""One rank of `test_fused_kernels.py`: python fused_rank.py RANK PORT FOLDER tied|untied"""
+"""One rank of `test_fused_kernels.py`: python fused_rank.py RANK PORT FOLDER"""
 
 import os
 import sys
 from pathlib import Path
 
-RANK, PORT, FOLDER, TIED = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4] == "tied"
+RANK, PORT, FOLDER = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 os.environ |= {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": PORT,
@@ -24,37 +24,49 @@ from verl.utils.fsdp_utils import apply_fsdp2  # noqa: E402
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
+
+def plain_model(is_tied):
+    """A model with its log-probabilities and gradients, before verl patches its class."""
+    torch.manual_seed(0)
+    config = Qwen2Config(**SIZES, **HEADS, tie_word_embeddings=is_tied)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
+    logits = model(IDS).logits[:, :-1]
+    plain = logits.log_softmax(-1).gather(-1, IDS[:, 1:, None]).squeeze(-1)
+    plain.pow(2).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    return model, plain, gradients
+
+
+def worst_difference(model, plain, gradients):
+    apply_monkey_patch(
+        model, use_remove_padding=False, use_fused_kernels=True, fused_kernels_backend="torch"
+    )
+    mesh = init_device_mesh("cpu", (2,))
+    fsdp = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(), "reshard_after_forward": True}
+    apply_fsdp2(model, fsdp, {})
+    worst = []
+    for _ in range(2):  # the reference's pass, and then the update's
+        for with_gradient in (False, True):
+            with torch.set_grad_enabled(with_gradient):
+                out = model(input_ids=IDS, use_cache=False, temperature=1.0, return_dict=True)
+            fused = out.log_probs[:, :-1]
+            worst.append((fused - plain).abs().max())
+            if with_gradient:
+                fused.pow(2).sum().backward()
+                for name, p in model.named_parameters():
+                    scale = gradients[name].abs().max()
+                    worst.append((p.grad.full_tensor() - gradients[name]).abs().max() / scale)
+                model.zero_grad()
+    return float(max(worst))
+
+
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-torch.manual_seed(0)
-config = Qwen2Config(**SIZES, **HEADS, tie_word_embeddings=TIED)
-model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
-ids = torch.randint(0, 64, (3, 9))
-logits = model(ids).logits[:, :-1]
-plain = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
-plain.pow(2).sum().backward()
-gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-model.zero_grad()
-
-apply_monkey_patch(
-    model, use_remove_padding=False, use_fused_kernels=True, fused_kernels_backend="torch"
-)
-mesh = init_device_mesh("cpu", (2,))
-fsdp = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(), "reshard_after_forward": True}
-apply_fsdp2(model, fsdp, {})
-worst = []
-for _ in range(2):  # the reference's pass, and then the update's
-    for with_gradient in (False, True):
-        with torch.set_grad_enabled(with_gradient):
-            out = model(input_ids=ids, use_cache=False, temperature=1.0, return_dict=True)
-        fused = out.log_probs[:, :-1]
-        worst.append((fused - plain).abs().max())
-        if with_gradient:
-            fused.pow(2).sum().backward()
-            for name, p in model.named_parameters():
-                scale = gradients[name].abs().max()
-                worst.append((p.grad.full_tensor() - gradients[name]).abs().max() / scale)
-            model.zero_grad()
-(FOLDER / f"{RANK}.txt").write_text(str(float(max(worst))))
+torch.manual_seed(1)
+IDS = torch.randint(0, 64, (3, 9))
+made = {name: plain_model(name == "tied") for name in ("tied", "untied")}
+for name, parts in made.items():
+    (FOLDER / f"{name}-{RANK}.txt").write_text(str(worst_difference(*parts)))
 dist.barrier()
 dist.destroy_process_group()

@@ -77,9 +77,12 @@ def test_one_group_alone_hides_how_many_rewards_agree(agree, expected):
 
 
 def distinct_advantage_groups(n, G, **options):
-    vectors = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * n)
-    groups = list(itertools.combinations_with_replacement(range(2**n), G))
-    rewards = vectors[torch.tensor(groups)].reshape(-1, n)
+    """Of all multisets of rollouts; or of rewards, which are fewer where n is above G."""
+    size, length = (G, n) if n <= G else (n, G)
+    vectors = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * length)
+    groups = list(itertools.combinations_with_replacement(range(2**length), size))
+    rewards = vectors[torch.tensor(groups)]
+    rewards = (rewards if n <= G else rewards.mT).reshape(-1, n)
     ids = np.repeat(np.arange(len(groups)), G)
     A_B = compute_gdpo_scalars(rewards, ids, eps=0, **options).A_B
     sorted_GG = A_B.reshape(-1, G).sort(dim=1).values

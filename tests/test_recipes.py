@@ -1,7 +1,6 @@
 """Every recipe composes on verl's own configuration and passes verl's validation and ours."""
 
 import functools
-import itertools
 import re
 from dataclasses import replace
 
@@ -39,15 +38,17 @@ def composed(*overrides):
     return compose_config(RECIPES, "train", list(overrides))
 
 
-def flat(config, prefix=""):
+def flat(config):
     """{dotted key: value} of a resolved configuration."""
-    result = {}
-    for key, value in OmegaConf.to_container(config, resolve=True).items():
+    return dict(leaves(OmegaConf.to_container(config, resolve=True)))
+
+
+def leaves(container, prefix=""):
+    for key, value in container.items():
         if isinstance(value, dict):
-            result |= flat(OmegaConf.create(value), f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
-            result[prefix + str(key)] = value
-    return result
+            yield f"{prefix}{key}", value
 
 
 def test_one_seed_for_all():
@@ -60,12 +61,18 @@ def test_one_seed_for_all():
     assert [found[key] for key in keys] == [7, 7, 7]
 
 
+def pairs():
+    """(task, hardware, estimator), so that any two of them come together at least once."""
+    hardware = names("hardware")
+    assert len(names("task")) >= len(hardware) <= len(names("estimator"))
+    for i, task in enumerate(names("task")):
+        for k, estimator in enumerate(names("estimator")):
+            yield task, hardware[(i + k) % len(hardware)], estimator
+
+
 @pytest.mark.filterwarnings("ignore:Disabled critic:UserWarning")
-@pytest.mark.parametrize(
-    ("task", "hardware", "estimator"),
-    list(itertools.product(names("task"), names("hardware"), names("estimator"))),
-)
-def test_every_combination_is_valid(task, hardware, estimator):
+@pytest.mark.parametrize(("task", "hardware", "estimator"), [*pairs()])
+def test_every_pair_is_valid(task, hardware, estimator):
     config = composed(f"task={task}", f"hardware={hardware}", f"estimator={estimator}")
     validate_config(config, need_reference_policy(config), need_critic(config))
     settings = settings_of_run(config, TASKS[task].data_sources)

@@ -624,19 +624,21 @@ def test_the_commands_of_gpus(hardware, capsys, tmp_path):
     assert command.main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 15
-    folders = set()
+    keys_of = {}
     for line, run in zip(lines, plan(hardware), strict=True):
-        script, limit, _, *keys = shlex.split(line)
+        script, limit, _, *keys, seed, folder = shlex.split(line)
         assert Path(script) == REPO / "run_tool_rl.sh" and limit == "--time-limit"
-        config = compose_config(REPO / "recipes", "train", ["task=tool_rl", *keys])
+        assert seed == f"seed={run.seed}" and folder == f"run_dir={tmp_path}/runs/{run}"
+        assert keys == keys_of.setdefault(run.arm, keys)
+    assert len(keys_of) == 3
+    for arm, keys in keys_of.items():
+        config = compose_config(REPO / "recipes", "train", ["task=tool_rl", *keys, "seed=3"])
         assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
         assert config.trainer.n_gpus_per_node == int(hardware[0])
-        assert (config.seed, config.trainer.save_freq) == (run.seed, -1)
-        assert config.algorithm.adv_estimator == ("gdpo" if run.arm == "gdpo" else "grpo")
+        assert (config.seed, config.trainer.save_freq) == (3, -1)
+        assert config.algorithm.adv_estimator == ("gdpo" if arm == "gdpo" else "grpo")
         rescaled = {"format": 1.0, "correctness": 1 / 6}
-        assert config.algorithm.gdpo.rewards == (rescaled if run.arm == "grpo_rescaled" else None)
-        folders.add(config.run_dir)
-    assert len(folders) == 15
+        assert config.algorithm.gdpo.rewards == (rescaled if arm == "grpo_rescaled" else None)
 
 
 def test_the_steps_of_a_run_on_gpus():
