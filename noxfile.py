@@ -49,7 +49,7 @@ for version, (bounds, tests) in SESSIONS.items():
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Kills workers, fills disks and resumes runs; too slow for the other tests."""
+    """Runs that fail, and are resumed; too slow for the other tests."""
     install(session, "-e", ".[cpu]")
     session.run("pytest", "tests/faults.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 

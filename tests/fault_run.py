@@ -39,7 +39,8 @@ def write_rows(path, place, count=20):
 class Training:
     """A run folder, started again and again with the same command until something ends it."""
 
-    def __init__(self, folder, *more):
+    def __init__(self, folder, *more, **environment):
+        self.environment = environment
         self.folder, self.data, model = folder / "run", folder / "train.parquet", folder / "model"
         self.starts = 0
         write_rows(self.data, "Oslo")
@@ -69,7 +70,7 @@ class Training:
                     *("--time-limit", "900", "--"),
                     *verl_command(self.folder, ray_dir, [*self.overrides, *more]),
                 ],
-                env={**os.environ, **ENVIRONMENT, MARK: str(self.folder)},
+                env={**os.environ, **ENVIRONMENT, **self.environment, MARK: str(self.folder)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

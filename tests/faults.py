@@ -1,7 +1,4 @@
-"""More faults during a training with verl: `nox -s faults` takes about ten minutes.
-
-Each start except the first one continues the run that the previous fault has stopped.
-"""
+"""More runs of verl that fail: `nox -s faults` takes about ten minutes."""
 
 import os
 import resource
@@ -9,6 +6,8 @@ import resource
 import psutil
 import pytest
 from fault_run import SAVED, Training, check_resumed, train_until_killed
+from test_e2e import assets, check_error, overrides  # noqa: F401
+from verl_run import run_verl
 
 from verl_gdpo.verl_hooks.checkpoints import TRACKER
 
@@ -26,6 +25,7 @@ def fill_disk(training):
 
 
 def test_one_fault_after_the_other(tmp_path):
+    """Each start except the first one continues the run that the previous fault has stopped."""
     training = Training(tmp_path)
     expected = train_until_killed(training)
     with training.started() as launcher:
@@ -68,3 +68,26 @@ def test_an_asynchronous_trainer_without_its_server(tmp_path):
     assert exit_code == 1
     assert "RolloutError: rollout server 0, node 0 (llm) died." in output
     training.check_readable()
+
+
+def test_without_the_plugin_verls_own_gdpo_fails(assets, tmp_path):  # noqa: F811
+    run = run_verl(
+        tmp_path,
+        overrides(
+            assets,
+            "+algorithm.gdpo_reward_keys=[letters,brevity]",
+            "trainer.val_before_train=False",
+            scorer="with_score",
+        ),
+        VERL_USE_EXTERNAL_PLUGINS="verl_gdpo_cpu",
+    )
+    assert run.exit_code != 0
+    assert 'key "prompts" not found in TensorDict' in run.output, run.last_lines()
+
+
+def test_an_unknown_reward_name_stops_the_run(assets, tmp_path):  # noqa: F811
+    run = run_verl(
+        tmp_path, overrides(assets, "+algorithm.gdpo.rewards.corectness=1.0", scorer=None)
+    )
+    check_error(run, r"reward 'corectness' is configured, but .* did you mean 'correctness'")
+    assert not run.steps()

@@ -197,39 +197,11 @@ def test_verl_0_9_0_until_the_scorer_raises_for_one_row(assets, tmp_path, verl_0
     assert len(run.steps()) < 5  # validation, and what the rows before allow
 
 
-# --- nothing is trained --------------------------------------------------------------------------
+# --- nothing is trained; faults.py has more such runs ---------------------------------------------
 
 
-def test_without_the_plugin_verls_own_gdpo_fails(assets, tmp_path):
-    run = run_verl(
-        tmp_path,
-        overrides(
-            assets,
-            "+algorithm.gdpo_reward_keys=[letters,brevity]",
-            "trainer.val_before_train=False",
-            scorer="with_score",
-        ),
-        VERL_USE_EXTERNAL_PLUGINS="verl_gdpo_cpu",
-    )
-    assert run.exit_code != 0
-    assert 'key "prompts" not found in TensorDict' in run.output, run.last_lines()
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (
-            "data.train_files={assets}/no_ground_truth.parquet",
-            r"data.train_files, row 11 \(data_source 'rlla'\): tool_rl ground_truth",
-        ),
-        (
-            "+algorithm.gdpo.rewards.corectness=1.0",
-            r"reward 'corectness' is configured, but .* did you mean 'correctness'",
-        ),
-    ],
-    ids=["row without ground truth", "unknown reward name"],
-)
-def test_bad_input_stops_the_run(assets, tmp_path, more, message):
-    run = run_verl(tmp_path, overrides(assets, more.format(assets=assets), scorer=None))
-    check_error(run, message)
+def test_a_row_without_ground_truth_stops_the_run(assets, tmp_path):
+    rows = f"data.train_files={assets}/no_ground_truth.parquet"
+    run = run_verl(tmp_path, overrides(assets, rows, scorer=None))
+    check_error(run, r"data.train_files, row 11 \(data_source 'rlla'\): tool_rl ground_truth")
     assert not run.steps()

@@ -3,13 +3,11 @@
 import inspect
 import itertools
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 
 import pandas as pd
@@ -177,25 +175,34 @@ def test_rows_of_full_size_are_refused(tmp_path):
     assert files_in(tmp_path) == ["full.parquet"]
 
 
-def test_two_at_once_train_once(data, tmp_path, monkeypatch, capsys):
-    """Two threads, which a locked file keeps apart as it does two processes."""
-    train, trained = warm_start._train, []
+MAKE = """
+import sys
+from verl_gdpo.cpu import warm_start
+train = warm_start._train
+warm_start._train = lambda *args: (print("training", flush=True), sys.stdin.read(), train(*args))
+warm_start.make_policy(sys.argv[1], data=sys.argv[2], steps=3, batch_size=4, hidden_size=32,
+                       num_hidden_layers=1)
+"""
 
-    def train_when_the_other_waits(*arguments):
-        trained.append(arguments)
-        said, give_up = "", time.monotonic() + 30
-        while "waiting" not in said and time.monotonic() < give_up:
-            time.sleep(0.02)
-            said += capsys.readouterr().err
-        assert f"in use by process {os.getpid()}; waiting" in said
-        train(*arguments)
 
-    monkeypatch.setattr(warm_start, "_train", train_when_the_other_waits)
-    path = tmp_path / "policy"
-    with ThreadPoolExecutor(2) as threads:
-        both = [threads.submit(make_policy, path, data=data, **TINY) for _ in range(2)]
-    assert [one.result() for one in both] == [path, path]
-    assert len(trained) == 1 and files_in(tmp_path) == ["policy"]
+def test_two_at_once_train_once(data, tmp_path):
+    def start():
+        return subprocess.Popen(
+            [sys.executable, "-c", MAKE, str(tmp_path / "policy"), str(data)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    with start() as first:
+        assert first.stdout.readline() == "training\n"
+        with start() as second:
+            assert f"in use by process {first.pid}; waiting" in second.stderr.readline()
+            assert first.communicate()[0] == ""
+            assert second.communicate()[0] == ""
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert files_in(tmp_path) == ["policy"]
 
 
 @pytest.mark.parametrize("exists", [False, True])
