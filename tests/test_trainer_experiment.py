@@ -468,6 +468,8 @@ def test_a_paired_interval():
     [
         ([0.1, 0.1, 0.11, 0.1, 0.1], "difference"),
         ([-0.1, -0.1, -0.11, -0.1, -0.1], "difference"),
+        ([0.01, 0.01, 0.011, 0.01, 0.01], "difference, but none that matters"),
+        ([-0.01, -0.01, -0.011, -0.01, -0.01], "difference, but none that matters"),
         ([0.01, -0.01, 0.0, 0.01, 0.0], "no difference that matters"),
         ([0.1, -0.1, 0.0, 0.1, 0.0], "open"),
         ([0.1, 0.1, 0.1, 0.1], "not complete"),
@@ -532,6 +534,7 @@ def test_the_main_conclusion(grpo, control, expected):
     [
         (LOW, "GDPO does more than rescale"),
         ([0.8] * 4 + [0.81], "Rescaling is better"),
+        ([high - 0.01 for high in HIGH], "Dividing by the range does nearly the same"),
         (HIGH, "Dividing by the range does the same"),
         (WIDE, "Which of them is better is open"),
     ],

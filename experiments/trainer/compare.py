@@ -22,7 +22,13 @@ POWER = 0.8
 
 Results = Mapping[Run, Result]
 Endpoint = Callable[[Result], float]
-Verdict = Literal["difference", "no difference that matters", "open", "not complete"]
+Verdict = Literal[
+    "difference",
+    "difference, but none that matters",
+    "no difference that matters",
+    "open",
+    "not complete",
+]
 
 
 def small(result: Result) -> float:
@@ -72,9 +78,9 @@ class Difference:
         """What the protocol calls the interval."""
         if {*self.seeds} - {*self.of_seed}:
             return "not complete"
-        if self.low > 0 or self.high < 0:
-            return "difference"
         is_small = self.low > -MATTERS and self.high < MATTERS
+        if self.low > 0 or self.high < 0:
+            return "difference, but none that matters" if is_small else "difference"
         return "no difference that matters" if is_small else "open"
 
 

@@ -60,6 +60,7 @@ def _against_rescaled(found: Results) -> str:
         return _not_complete("Ranges 20 and 1, rescaled GRPO", gain)
     says = {
         "difference": "GDPO does more than rescale" if gain.low > 0 else "Rescaling is better",
+        "difference, but none that matters": "Dividing by the range does nearly the same",
         "no difference that matters": "Dividing by the range does the same, and is simpler",
         "open": "Which of them is better is open",
     }
