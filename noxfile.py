@@ -62,6 +62,13 @@ def policy(session: nox.Session) -> None:
 
 
 @nox.session
+def experiment(session: nox.Session) -> None:
+    """Trains two steps of `experiments/trainer` with verl."""
+    install(session, "-e", ".[cpu]")
+    session.run("python", "-m", "pytest", "tests/experiment_run.py", env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
 def trl(session: nox.Session) -> None:
     """Compares us with TRL's own code, without verl; pytest does not collect these tests itself."""
     install(session, "trl==1.16.0")

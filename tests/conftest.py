@@ -1,5 +1,6 @@
 """Which tests may run at the same time, and what makes many of them faster."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -13,6 +14,14 @@ from verl_gdpo.run.forking import fork_server
 # Python; the tests compose verl's configuration some hundred times
 yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+gc.disable()  # until the tests are collected: what they import stays
+
+
+def pytest_collection_finish():
+    gc.freeze()  # else each collection would look through all that verl imports
+    gc.enable()
+
+
 # tests of one worker, one after the other, by what they share
 SHARED = {
     # two starts of verl at a time would starve each other on two cores
@@ -20,7 +29,7 @@ SHARED = {
     "forked": ("test_plugin.py", "test_cpu_engine.py"),
 }
 # these start first, so that no worker is left with a long one at the end
-LONG = (*SHARED["verl"], "test_trainer_experiment.py", "test_mixed_tasks.py", "test_check.py")
+LONG = (*SHARED["verl"], "test_mixed_tasks.py", "test_check.py", "test_adding_a_task.py")
 
 
 def pytest_collection_modifyitems(items):
