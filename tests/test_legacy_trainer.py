@@ -16,6 +16,12 @@ import ray
 import torch
 import verl
 from omegaconf import OmegaConf
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as Decoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
 from verl import DataProto
 from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
@@ -25,7 +31,6 @@ from verl_batch import GROUPS, REWARDS, algorithm, batch, verl_config
 
 from verl_gdpo.batch.matrix import current_input
 from verl_gdpo.batch.rows import RewardError
-from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.plugin import refusals
 from verl_gdpo.verl_hooks import legacy_trainer
 from verl_gdpo.verl_hooks.verl_metrics import present_only
@@ -87,12 +92,22 @@ def rollouts(tokenizer):
     )
 
 
+def make_tokenizer(folder):
+    """Of bytes. `make_tiny_model` needs transformers 5, which verl 0.8 does not run with."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), Decoder()
+    tokenizer.train_from_iterator([], BpeTrainer(initial_alphabet=ByteLevel.alphabet()))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    fast.add_special_tokens({"eos_token": "<eos>", "pad_token": "<pad>"})
+    fast.save_pretrained(folder)
+
+
 def test_from_a_response_to_its_advantage(tmp_path, monkeypatch, event_loop):
     """verl's worker scores, its manager assembles, its function estimates; Ray is a double."""
     (tmp_path / "scorer.py").write_text(SCORER)
-    model = make_tiny_model(tmp_path / "model", texts=["Oslo or Lima"])
+    make_tokenizer(tmp_path / "model")
     config = verl_config(
-        f"actor_rollout_ref.model.path={model}",
+        f"actor_rollout_ref.model.path={tmp_path}/model",
         f"reward.custom_reward_function.path={tmp_path}/scorer.py",
         "+algorithm.gdpo.rewards.found=1.0",
         "+algorithm.gdpo.rewards.brief=0.5",
