@@ -12,8 +12,10 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl_run import ray_folder
 
+from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
 from verl_gdpo.verl_hooks.rollout_guard import RolloutError, RolloutGuard, rollout_actors
+from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +101,30 @@ def test_a_dead_actor_is_the_reason_why_prompts_fail(cluster):
     # at once, before anything is trained on what is left
     with pytest.raises(RolloutError, match="reward worker 0 died"):
         guard.check({"a"}, {"b"})
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_an_actor_that_dies_while_verl_calls_it(cluster, is_ours):
+    """verl lets Ray's error through, which says neither which actor died nor how to go on."""
+    (worker,), (pid,) = start(1)
+
+    class Trainer:
+        def fit(self, agent_loop_manager):
+            os.kill(pid, signal.SIGKILL)
+            ray.get(agent_loop_manager.pid.remote())
+
+    trainer = object.__new__(type("Ours", (GdpoTrainer, Trainer), {}))
+    trainer.gdpo = GdpoSettings()
+    actors = {"agent loop worker 0": worker} if is_ours else {}
+    guard = RolloutGuard(lambda: actors, tolerated=0)
+    trainer.replay_buffer = SimpleNamespace(guard=guard)
+    error, said = (
+        (RolloutError, r"agent loop worker 0 died\. A start with trainer\.resume_mode=auto")
+        if is_ours
+        else (ray.exceptions.ActorDiedError, "died unexpectedly")  # a worker that only verl has
+    )
+    with pytest.raises(error, match=said):
+        trainer.fit(worker)
 
 
 def test_prompts_may_fail_but_not_all():

@@ -63,6 +63,15 @@ class RolloutGuard:
                 f"_run_prompt for uid={min(self._failed)}'. {GO_ON}"
             )
 
+    def raise_if_dead(self) -> None:
+        """Wait for the actors' answers.
+
+        Raises:
+            RolloutError: an actor is dead.
+        """
+        if dead := self._dead(ANSWER_SECONDS):
+            raise RolloutError(dead)
+
     def _dead(self, seconds: float) -> str | None:
         """Ask all actors, wait for their answers, and return a message about a dead one."""
         asked = {*self._questions.values()}

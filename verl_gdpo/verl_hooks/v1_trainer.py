@@ -48,6 +48,7 @@ REQUIRED = {
     PPOTrainer: (
         "_init_dataloader",
         "_setup",
+        "fit",
         "_build_replay_buffer",
         "_load_checkpoint",
         "_compute_advantage",
@@ -125,6 +126,14 @@ class GdpoTrainer:
         super()._setup()  # type: ignore[misc]
         if self.has_manager:
             check_reward_workers(self.reward_loop_manager.reward_loop_workers)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        try:
+            super().fit(agent_loop_manager)  # type: ignore[misc]
+        except ray.exceptions.ActorDiedError:
+            if self.gdpo is not None:
+                self.replay_buffer.guard.raise_if_dead()
+            raise
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()  # type: ignore[misc]
