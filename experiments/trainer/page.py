@@ -66,8 +66,8 @@ def render(found: Results) -> str:
 def readme(found: Results) -> str:
     """The lines of the README: the settings that are complete, and how many runs are done."""
     said = [line for line in conclusions(found) if not line.endswith(UNDECIDED)]
-    if len(found) < len([*plan()]):
-        said.append(f"It is not finished: {states(found)} runs are done.")
+    if not (done := states(found)).startswith("All"):
+        said.append(f"It is not finished. {done}")
     return "\n".join(f"- {line}" for line in said)
 
 
@@ -130,7 +130,10 @@ def further(found: Results) -> str:
 
 def states(found: Results) -> str:
     planned = [*plan()]
-    return f"{sum(run in found for run in planned)} of {len(planned)}"
+    done = sum(run in found for run in planned)
+    if done == len(planned):
+        return f"All {done} runs are done."
+    return f"So far {done} of {len(planned)} runs are done."
 
 
 def failed() -> list[str]:
