@@ -2,7 +2,6 @@
 
 import gc
 import os
-import subprocess
 import sys
 
 import pytest
@@ -26,7 +25,10 @@ def pytest_collection_finish():
 SHARED = {
     # two starts of verl at a time would starve each other on two cores
     "verl": ("test_faults.py", "test_script.py", "test_e2e.py"),
-    "forked": ("test_plugin.py", "test_cpu_engine.py"),
+    "forking_python": (
+        *("test_plugin.py", "test_cpu_engine.py", "test_other_trainers.py"),
+        *("test_check_parts.py", "test_fused_kernels.py"),
+    ),
 }
 # these start first, so that no worker is left with a long one at the end
 LONG = (*SHARED["verl"], "test_mixed_tasks.py", "test_check.py", "test_adding_a_task.py")
@@ -54,25 +56,13 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 @pytest.fixture(scope="session")
-def run_forked(tmp_path_factory):
-    """(code, environment) -> what `python -W ignore` makes of it, as a completed process.
+def forking_python(tmp_path_factory):
+    """What takes the place of `python -W ignore` before a script or -m.
 
     The process is forked from one that has imported torch and transformers, but not verl, as in a
     run without a GPU. This saves five seconds of each.
     """
-    folder = tmp_path_factory.mktemp("forked")
-    verl = [sys.executable, "-m", "verl"]
-    with (
-        (folder / "log").open("ab") as log,
-        fork_server(verl, {**os.environ, "VERL_PLATFORM": "cpu"}, log) as interpreter,
-    ):
-
-        def run(code, environment):
-            script = folder / "script.py"
-            script.write_text(code)
-            command = [*interpreter, "-W", "ignore", script]
-            return subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=300
-            )
-
-        yield run
+    verl, environment = [sys.executable, "-m", "verl"], {**os.environ, "VERL_PLATFORM": "cpu"}
+    log = tmp_path_factory.mktemp("forking") / "log"
+    with log.open("ab") as file, fork_server(verl, environment, file) as interpreter:
+        yield [*interpreter, "-W", "ignore"]

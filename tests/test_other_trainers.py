@@ -6,7 +6,6 @@ These tests run on the installed verl, and with `nox` on verl 0.7.1, 0.8.0 and 0
 import inspect
 import os
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -97,10 +96,9 @@ def test_fully_async_policy_is_refused_with_a_subclass_of_our_manager(tmp_path, 
         trainer._create_dataloader(None, None, None, None)
 
 
-def start(module, *overrides):
-    command = [sys.executable, "-W", "ignore", "-m", module, *overrides]
+def start(forking_python, module, *overrides):
     return subprocess.run(
-        [*command, *GDPO],
+        [*forking_python, "-m", module, *overrides, *GDPO],
         env={**os.environ, "HYDRA_FULL_ERROR": "1"},
         capture_output=True,
         text=True,
@@ -109,17 +107,19 @@ def start(module, *overrides):
 
 
 @pytest.mark.skipif(verl.__version__ == "0.7.1", reason="its wheel lacks fully_async_policy")
-def test_fully_async_policy_stops_before_ray_starts(tmp_path):
+def test_fully_async_policy_stops_before_ray_starts(forking_python, tmp_path):
     module = "verl.experimental.fully_async_policy.fully_async_main"
-    done = start(module, f"hydra.run.dir={tmp_path}")
+    done = start(forking_python, module, f"hydra.run.dir={tmp_path}")
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith(REFUSED["fully_async_policy"])
     assert "Started a local Ray instance" not in done.stderr
 
 
 @pytest.mark.skipif(verl.__version__ != "0.8.0", reason="verl 0.8 alone has main_ppo_sync")
-def test_main_ppo_sync_stops_before_ray_starts(tmp_path):
+def test_main_ppo_sync_stops_before_ray_starts(forking_python, tmp_path):
     batch_size = "actor_rollout_ref.actor.use_dynamic_bsz=True"  # verl looks at it before
-    done = start("verl.trainer.main_ppo_sync", f"hydra.run.dir={tmp_path}", batch_size)
+    done = start(
+        forking_python, "verl.trainer.main_ppo_sync", f"hydra.run.dir={tmp_path}", batch_size
+    )
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith(REFUSED["main_ppo_sync"])
