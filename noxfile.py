@@ -119,7 +119,7 @@ def wheel(session: nox.Session) -> None:
 @nox.session(default=False)
 def mutants(session: nox.Session) -> None:
     """Makes each fault of tests/mutants.py in a copy, where its test must find it."""
-    install(session, "verl==0.9.1", "-e", ".[dev]")
+    install(session, "-e", ".[cpu,dev]")
     session.run("pytest", "tests/mutants.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
@@ -130,7 +130,7 @@ def mutmut(session: nox.Session) -> None:
     At most one change in twenty may be missed: most of these have no effect, others need a GPU or
     only change the text of a message.
     """
-    install(session, "verl==0.9.1", "-e", ".[dev]", "mutmut==3.8.1")
+    install(session, "-e", ".[cpu,dev]", "mutmut==3.8.1")
     copy = Path(session.create_tmp()).resolve() / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     hidden = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "outputs", "*.egg-info")
