@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 import sys
 
 import pytest
@@ -66,3 +67,20 @@ def forking_python(tmp_path_factory):
     log = tmp_path_factory.mktemp("forking") / "log"
     with log.open("ab") as file, fork_server(verl, environment, file) as interpreter:
         yield [*interpreter, "-W", "ignore"]
+
+
+@pytest.fixture
+def run_forked(forking_python, tmp_path):
+    """(code, environment) -> the completed process that has run the code."""
+
+    def run(code, environment):
+        (tmp_path / "script.py").write_text(code)
+        return subprocess.run(
+            [*forking_python, tmp_path / "script.py"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import os
-import subprocess
 import sys
 import threading
 import types
@@ -67,7 +66,7 @@ def make_engine(model_dir, **overrides):
 
 
 @pytest.fixture
-def run_python(forking_python, tmp_path):
+def run_python(run_forked):
     """Runs code in a new process in which verl loads the CPU plugin."""
 
     def run(code, **env):
@@ -76,14 +75,7 @@ def run_python(forking_python, tmp_path):
             "VERL_USE_EXTERNAL_PLUGINS": "none",
             "VERL_USE_EXTERNAL_MODULES": "verl_gdpo.cpu.plugin",
         }
-        (tmp_path / "script.py").write_text(code)
-        return subprocess.run(
-            [*forking_python, tmp_path / "script.py"],
-            env={**clean, **plugin, **env},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        return run_forked(code, {**clean, **plugin, **env})
 
     return run
 

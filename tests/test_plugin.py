@@ -35,16 +35,9 @@ separate_async 1 verl.trainer.ppo.v1.trainer_separate_async.PPOTrainerSeparateAs
 
 
 @pytest.fixture
-def python(forking_python, tmp_path):
+def python(run_forked):
     def run(code, **env):
-        (tmp_path / "script.py").write_text(code)
-        return subprocess.run(
-            [*forking_python, tmp_path / "script.py"],
-            env={**os.environ, "VERL_LOGGING_LEVEL": "ERROR", **env},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        return run_forked(code, {**os.environ, "VERL_LOGGING_LEVEL": "ERROR", **env})
 
     return run
 

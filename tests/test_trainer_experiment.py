@@ -350,7 +350,7 @@ def test_two_drivers_share_the_runs(tmp_path, capsys):
 def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(on_cpu, "launch", lambda *_, **__: 143)
     monkeypatch.setattr(policy, "STEPS", 1)
-    with pytest.raises(on_cpu.Interrupted, match="20_to_1-gdpo-1"):
+    with pytest.raises(results.Interrupted, match="20_to_1-gdpo-1"):
         drive.drive([RUN], on_cpu.train, tmp_path / "work", tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
@@ -670,7 +670,7 @@ def test_a_run_on_gpus_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(on_gpu.subprocess, "call", lambda _: 1)
     assert "exit code 1; see " in on_gpu.train(run, tmp_path).reason
     monkeypatch.setattr(on_gpu.subprocess, "call", lambda _: 130)
-    with pytest.raises(on_cpu.Interrupted):
+    with pytest.raises(results.Interrupted):
         on_gpu.train(run, tmp_path)
 
 

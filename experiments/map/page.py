@@ -4,13 +4,13 @@ from collections import Counter
 from pathlib import Path
 from statistics import fmean, stdev
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from experiments.map import compare, settings
 from experiments.map.arms import ARMS
 from experiments.map.compare import Interval
 from experiments.map.results import MATTERS, PARTS, REACHED, Map, verdict
 from experiments.map.settings import SETTINGS
+from experiments.template import template_beside
+from verl_gdpo.tools.report.page import signed
 
 PAGE = Path(__file__).parents[2] / "docs" / "when_gdpo_helps.md"
 # the same to GDPO and to GRPO on rescaled rewards
@@ -23,15 +23,9 @@ def write(found: Map, path: Path) -> None:
 
 
 def render(found: Map) -> str:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
     constants = vars(settings) | vars(compare) | {"MATTERS": MATTERS}
     names = Words(found)
-    return environment.get_template("page.md.jinja").render(
+    return template_beside(__file__).render(
         found=found, runs=runs(found), constants=constants, arms=ARMS, words=names
     )
 
@@ -56,7 +50,7 @@ class Words:
 
     def mean(self, what: str) -> str:
         """Of a part, over the settings."""
-        return signed(fmean(parts[what].mean for parts in self.found.parts.values()))
+        return signed(fmean(parts[what].mean for parts in self.found.parts.values()), 3)
 
     def number(self, over: str, *verdicts: str) -> int:
         """Of settings in which GDPO minus `over` has one of these verdicts."""
@@ -81,7 +75,7 @@ class Words:
 
     def repeated(self) -> str:
         """What should be the same five times: GDPO minus GRPO on rescaled rewards."""
-        *most, last = (signed(gain.mean) for gain in self._repeated())
+        *most, last = (signed(gain.mean, 3) for gain in self._repeated())
         return f"{', '.join(most)} and {last}"
 
     def spread_of_repeated(self) -> str:
@@ -119,12 +113,8 @@ def runs(found: Map) -> int:
 
 def interval_text(interval: Interval) -> str:
     """The difference, and the interval that holds for all settings at once."""
-    low, high = signed(interval.low_all), signed(interval.high_all)
-    return f"{signed(interval.mean)} [{low}, {high}]"
-
-
-def signed(number: float) -> str:
-    return f"{number:+.3f}" if abs(number) >= 0.0005 else "0.000"
+    low, high = signed(interval.low_all, 3), signed(interval.high_all, 3)
+    return f"{signed(interval.mean, 3)} [{low}, {high}]"
 
 
 def table(found: Map) -> str:
@@ -137,7 +127,7 @@ def table(found: Map) -> str:
     ]
     for name, rows in found.rows.items():
         gains = " | ".join(interval_text(found.gain(name, rival)) for rival in rivals)
-        parts = " | ".join(signed(found.parts[name][what].mean) for what in [*PARTS][:3])
+        parts = " | ".join(signed(found.parts[name][what].mean, 3) for what in [*PARTS][:3])
         lines.append(f"| {name} | {rows['gdpo'].outcome:.3f} | {gains} | {parts} |")
     return "\n".join(lines)
 

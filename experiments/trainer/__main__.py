@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from experiments.trainer import on_cpu, on_gpu, page, pictures, results
 from experiments.trainer.drive import drive
-from experiments.trainer.on_cpu import Interrupted
+from experiments.trainer.results import Interrupted
 from experiments.trainer.settings import REPO, Run, plan
 from verl_gdpo.terminal import printing
 

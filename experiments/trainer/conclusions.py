@@ -2,6 +2,7 @@
 
 from experiments.trainer.compare import Difference, Results, difference
 from experiments.trainer.settings import SETTINGS
+from verl_gdpo.tools.report.page import signed
 
 UNDECIDED = "so nothing is claimed."  # how a sentence ends that says nothing
 MAIN, CONTROL, BY_PROMPT, TOOL_RL = SETTINGS
@@ -18,11 +19,7 @@ def conclusions(found: Results) -> list[str]:
 
 
 def _numbers(gain: Difference) -> str:
-    return f"{_signed(gain.mean)} [{_signed(gain.low)}, {_signed(gain.high)}]"
-
-
-def _signed(number: float) -> str:
-    return f"{number:+.2f}" if abs(number) >= 0.005 else "0.00"
+    return f"{signed(gain.mean)} [{signed(gain.low)}, {signed(gain.high)}]"
 
 
 def _not_complete(what: str, *gains: Difference) -> str:

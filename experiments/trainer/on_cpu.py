@@ -4,6 +4,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.trainer import results
@@ -14,12 +15,10 @@ from experiments.trainer.settings import (
     REPO,
     SETTINGS,
     Run,
-    fingerprint,
     overrides,
     weights,
 )
 from experiments.trainer.task import Row, make_rows
-from verl_gdpo.run.folder import read_versions
 from verl_gdpo.run.launch import failure_report, launch
 from verl_gdpo.run.lock import locked
 
@@ -33,10 +32,6 @@ ENVIRONMENT = {
 }
 
 
-class Interrupted(Exception):
-    """A signal ended the training; the run has no result and did not fail."""
-
-
 def train(run: Run, work: Path) -> Result | Failure:
     """Train once, in a new folder inside of `work`.
 
@@ -44,7 +39,7 @@ def train(run: Run, work: Path) -> Result | Failure:
         Interrupted: by a signal.
     """
     inputs, rows = prepare(run, work)
-    folder = work / "runs" / f"{run}_{len([*work.glob(f'runs/{run}_*')]) + 1}"
+    folder = results.new_folder(run, work)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="vg", dir="/tmp") as ray_folder:  # sockets, short paths
         code = launch(
@@ -55,18 +50,14 @@ def train(run: Run, work: Path) -> Result | Failure:
             quiet=True,
         )
     seconds = round(time.monotonic() - start, 1)
-    if code > 128:
-        raise Interrupted(f"{run}: a signal ended it (exit code {code}), so it has no result")
-    if code:
-        reason = f"exit code {code}: {failure_report(folder).splitlines()[0]}"
-        return Failure(fingerprint(run), reason, seconds)
-    try:
-        small, large = results.curves(folder)
-    except ValueError as error:
-        return Failure(fingerprint(run), str(error), seconds)
-    started = start_rates(inputs / "policy", rows) if rows else {}
-    versions = read_versions(folder)
-    return Result(fingerprint(run), tuple(small), tuple(large), started, seconds, versions)
+
+    def why() -> str:
+        return f": {failure_report(folder).splitlines()[0]}"
+
+    found = results.of_ended(run, folder, code, why, seconds)
+    if rows and isinstance(found, Result):
+        return replace(found, start=start_rates(inputs / "policy", rows))
+    return found
 
 
 def command(

@@ -5,10 +5,8 @@ import time
 from pathlib import Path
 
 from experiments.trainer import results
-from experiments.trainer.on_cpu import Interrupted
 from experiments.trainer.results import Failure, Result
-from experiments.trainer.settings import REPO, Run, fingerprint, overrides, weights
-from verl_gdpo.run.folder import read_versions
+from experiments.trainer.settings import REPO, Run, overrides, weights
 
 TIME_LIMIT_SECONDS = 86_400
 
@@ -19,19 +17,11 @@ def train(run: Run, work: Path) -> Result | Failure:
     Raises:
         Interrupted: by a signal.
     """
-    folder = work / "runs" / f"{run}_{len([*work.glob(f'runs/{run}_*')]) + 1}"
+    folder = results.new_folder(run, work)
     start = time.monotonic()
     code = subprocess.call(command(run, folder))
     seconds = round(time.monotonic() - start, 1)
-    if code > 128:
-        raise Interrupted(f"{run}: a signal ended it (exit code {code}), so it has no result")
-    if code:
-        return Failure(fingerprint(run), f"exit code {code}; see {folder}/train.log", seconds)
-    try:
-        small, large = results.curves(folder)
-    except ValueError as error:
-        return Failure(fingerprint(run), str(error), seconds)
-    return Result(fingerprint(run), tuple(small), tuple(large), {}, seconds, read_versions(folder))
+    return results.of_ended(run, folder, code, lambda: f"; see {folder}/train.log", seconds)
 
 
 def command(run: Run, folder: Path) -> list[str]:

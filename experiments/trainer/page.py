@@ -5,15 +5,15 @@ import re
 from pathlib import Path
 from statistics import fmean, median
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from benchmarks.step_model import GPUS, TOOL_RL
 from benchmarks.step_model import seconds as computed_seconds
+from experiments.template import template_beside
 from experiments.trainer import compare, paper, results, task
 from experiments.trainer.compare import Difference, Endpoint, Results, difference
 from experiments.trainer.conclusions import UNDECIDED, conclusions
 from experiments.trainer.pictures import NAMES
 from experiments.trainer.settings import FURTHER_ARMS, REPO, SETTINGS, Run, plan
+from verl_gdpo.tools.report.page import signed
 
 PAGE = REPO / "docs" / "in_verls_trainer.md"
 OUTAGE = Path(__file__).with_name("outage.jsonl")
@@ -38,13 +38,7 @@ def write(found: Results) -> None:
 
 
 def render(found: Results) -> str:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("page.md.jinja").render(
+    return template_beside(__file__).render(
         conclusions=conclusions(found),
         primary=table(found, compare.small),
         secondary=table(found, compare.both),
@@ -66,8 +60,8 @@ def render(found: Results) -> str:
 def readme(found: Results) -> str:
     """The lines of the README: the settings that are complete, and how many runs are done."""
     said = [line for line in conclusions(found) if not line.endswith(UNDECIDED)]
-    if not (done := states(found)).startswith("All"):
-        said.append(f"It is not finished. {done}")
+    if any(run not in found for run in plan()):
+        said.append(f"It is not finished. {states(found)}")
     return "\n".join(f"- {line}" for line in said)
 
 
@@ -75,17 +69,13 @@ def number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3f}"
 
 
-def signed(value: float) -> str:
-    return f"{value:+.3f}" if abs(value) >= 0.0005 else "0.000"
-
-
 def interval(gain: Difference) -> str:
     """The mean difference with its interval, or what can be said of fewer than two seeds."""
     if not gain.of_seed:
         return "no seed"
     if math.isnan(gain.half_width):
-        return f"{signed(gain.mean)} (1 seed)"
-    return f"{signed(gain.mean)} [{signed(gain.low)}, {signed(gain.high)}]"
+        return f"{signed(gain.mean, 3)} (1 seed)"
+    return f"{signed(gain.mean, 3)} [{signed(gain.low, 3)}, {signed(gain.high, 3)}]"
 
 
 def table(found: Results, endpoint: Endpoint) -> str:
@@ -156,9 +146,7 @@ def needed(found: Results) -> str:
     for setting, arm, other in compare.COMPARISONS:
         gain = difference(found, setting, arm, other)
         if gain.verdict != "not complete":
-            counts = [
-                str(compare.seeds_needed(effect, gain.spread)) for effect in (0.02, 0.05, 0.1)
-            ]
+            counts = [str(compare.seeds_needed(effect, gain.spread)) for effect in EFFECTS]
             row = [SETTINGS[setting].title, NAMES[other], number(gain.spread), *counts]
             lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) if len(lines) > 2 else ""

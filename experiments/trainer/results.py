@@ -1,7 +1,7 @@
 """The data of the comparison: a small file of text for each run, also for each that failed."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +10,7 @@ from typing import Any
 from experiments.trainer.settings import Run, fingerprint, plan
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.run.dump_reader import dump_files, read_dump
+from verl_gdpo.run.folder import read_versions
 
 DATA = Path(__file__).parent / "data"
 
@@ -39,6 +40,38 @@ class Failure:
     fingerprint: str
     reason: str
     seconds: float
+
+
+class Interrupted(Exception):
+    """A signal ended the training; the run has no result and did not fail."""
+
+
+def new_folder(run: Run, work: Path) -> Path:
+    """Return a folder inside of `work` that no earlier try of the run has."""
+    return work / "runs" / f"{run}_{len([*work.glob(f'runs/{run}_*')]) + 1}"
+
+
+def of_ended(
+    run: Run, folder: Path, code: int, why: Callable[[], str], seconds: float
+) -> Result | Failure:
+    """Return what is kept of a training that has ended; the start of a `Result` is left empty.
+
+    Args:
+        code: exit code of the training.
+        why: returns what is said behind the code of a failure.
+
+    Raises:
+        Interrupted: by a signal.
+    """
+    if code > 128:
+        raise Interrupted(f"{run}: a signal ended it (exit code {code}), so it has no result")
+    if code:
+        return Failure(fingerprint(run), f"exit code {code}{why()}", seconds)
+    try:
+        small, large = curves(folder)
+    except ValueError as error:
+        return Failure(fingerprint(run), str(error), seconds)
+    return Result(fingerprint(run), tuple(small), tuple(large), {}, seconds, read_versions(folder))
 
 
 def curves(run_folder: Path) -> tuple[list[float], list[float]]:

@@ -55,21 +55,20 @@ class RolloutGuard:
         self._finished = finished
         self._failed |= failed
         # after a new failure, wait for answers: an actor may be dead, and training must not go on
-        if dead := self._dead(ANSWER_SECONDS if is_new else 0):
-            raise RolloutError(dead)
+        self.raise_if_dead(ANSWER_SECONDS if is_new else 0)
         if len(self._failed) > self._tolerated:
             raise RolloutError(
                 f"{len(self._failed)} prompts failed in a row. Why: search the log for 'Error in "
                 f"_run_prompt for uid={min(self._failed)}'. {GO_ON}"
             )
 
-    def raise_if_dead(self) -> None:
-        """Wait for the actors' answers.
+    def raise_if_dead(self, seconds: float = ANSWER_SECONDS) -> None:
+        """Wait for the actors' answers, at most so long.
 
         Raises:
             RolloutError: an actor is dead.
         """
-        if dead := self._dead(ANSWER_SECONDS):
+        if dead := self._dead(seconds):
             raise RolloutError(dead)
 
     def _dead(self, seconds: float) -> str | None:
