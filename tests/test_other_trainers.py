@@ -17,7 +17,6 @@ from verl.trainer import main_ppo
 from verl.trainer.ppo import ray_trainer
 from verl_batch import GDPO, GROUPS, REWARDS, batch, verl_config
 
-from verl_gdpo.verl_hooks import legacy_trainer
 from verl_gdpo.verl_hooks.main_ppo import checked
 from verl_gdpo.verl_hooks.supported_trainers import REFUSED, TRAINERS
 
@@ -82,8 +81,7 @@ def test_fully_async_policy_is_refused_with_gdpo_alone():
 
 
 @pytest.mark.skipif(verl.__version__ == "0.7.1", reason="verl 0.7.1 cannot name the class")
-def test_fully_async_policy_is_refused_with_a_subclass_of_our_manager(tmp_path, monkeypatch):
-    monkeypatch.setattr(legacy_trainer, "has_gdpo_manager", False)  # put back after the test
+def test_fully_async_policy_is_refused_with_a_subclass_of_our_manager(tmp_path):
     text = "from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager as Mine"
     (tmp_path / "mine.py").write_text(text)
     config = fully_async(adv_estimator="grpo")

@@ -20,12 +20,12 @@ from verl_batch import GROUPS, REWARDS, algorithm, batch
 
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.advantage.variants import dara, dvao, gd2po, rvpo, sa_mrpo
-from verl_gdpo.batch.matrix import EstimatorInput, current_input
 from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.check.compose import compose_config
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
 from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager
+from verl_gdpo.verl_hooks.step import Step
 from verl_gdpo.verl_hooks.supported_trainers import TRAINERS
 from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer, check_reward_workers, with_gdpo
 
@@ -42,13 +42,10 @@ def v1_advantages(keys, infos, padding, declared=None, **settings):
     rows = RewardRows.from_keys(keys, infos, ["d"] * len(keys), padding)
     given = GdpoSettings.from_algorithm(algorithm(**settings))
     given = replace(given, bounds={**(declared or {}), **given.bounds})
-    token = current_input.set(EstimatorInput(rows, given))
-    try:
+    with Step(given, rows):
         data = compute_advantage_for_multi_trajectories(
             data, batch_keys=keys, adv_estimator="gdpo", config=algorithm(**settings)
         )
-    finally:
-        current_input.reset(token)
     return data.batch["advantages"]
 
 

@@ -3,10 +3,7 @@
 Shape suffixes: B rows, K rewards.
 """
 
-import functools
-import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +15,6 @@ from verl_gdpo.batch.rows import ABSENT, RewardError, RewardRows
 from verl_gdpo.batch.values import is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import RewardTerm, gate
-
-logger = logging.getLogger(__name__)
-logger.setLevel(logging.INFO)
 
 Floats = npt.NDArray[np.float64]
 
@@ -68,35 +62,6 @@ class RewardMatrix:
         present_BK &= counted_B[:, None]
         weights = {name: term.weight_at(rows.step) for name, term in terms.items()}
         return cls(weights, np.nan_to_num(values_BK), present_BK)
-
-
-@dataclass(frozen=True)
-class EstimatorInput:
-    """The data of a batch that a trainer cannot pass through verl's compute_advantage."""
-
-    rows: RewardRows
-    settings: GdpoSettings
-
-    @functools.cached_property
-    def rewards(self) -> RewardMatrix:
-        """The reward matrix, made once for the estimator and the metrics; see `RewardMatrix.of`."""
-        rewards = RewardMatrix.of(self.rows, self.settings)
-        names = tuple(rewards.weights)
-        if names not in _said:
-            _said.add(names)
-            in_use = ", ".join(f"{name} {weight:g}" for name, weight in rewards.weights.items())
-            all_ = "" if self.settings.rewards else " (all numbers that are returned)"
-            others = [name for name in rewards_among(self.rows.columns) if name not in names]
-            unused = f"; returned, and not used: {', '.join(others)}" if others else ""
-            logger.info("verl-gdpo: rewards in use, with weights%s: %s%s", all_, in_use, unused)
-        return rewards
-
-
-_said: set[tuple[str, ...]] = set()  # sets of rewards that have been logged
-
-
-# a trainer sets it while verl's compute_advantage runs, and the estimator reads it
-current_input: ContextVar[EstimatorInput | None] = ContextVar("verl_gdpo_input", default=None)
 
 
 def _terms(
