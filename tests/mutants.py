@@ -136,6 +136,30 @@ MUTANTS = [
         "test_step.py::test_a_token_counts_once_whatever_marks_it",
     ),
     Mutant(
+        "verl_hooks/step.py",
+        "self.computed.trained_B if by_token else np.array(length_B)",
+        "np.array(length_B)",
+        "test_dump_writer.py::test_the_metrics_of_token_batch_norm_count_the_tokens_that_are_trained",
+    ),
+    Mutant(
+        "verl_hooks/legacy_trainer.py",
+        'settings = around.settings if around else settings_of_loop(given.get("config"))',
+        'settings = settings_of_loop(given.get("config") or {})',
+        "test_legacy_trainer.py::test_the_settings_of_the_start_hold_for_a_trainer_that_hands_none_over",
+    ),
+    Mutant(
+        "verl_hooks/legacy_trainer.py",
+        "rows = replace(rows, step=trainer.global_steps)",
+        "pass",
+        "test_legacy_trainer.py::test_weights_with_a_schedule",
+    ),
+    Mutant(
+        "verl_hooks/v1_trainer.py",
+        "utils.compute_advantage = inspect.unwrap(utils.compute_advantage)\n",
+        "",
+        "test_verl_seams.py::test_a_v1_trainer_does_not_pass_through_the_hook_of_the_legacy_trainer",
+    ),
+    Mutant(
         "verl_hooks/legacy_trainer.py",
         "(mask_BT != 0).sum(dim=1)",
         "mask_BT.sum(dim=1)",

@@ -153,6 +153,22 @@ def test_the_rows_of_a_dump(queue, tmp_path, estimator):
     assert (rows[3]["group"], rows[3]["session"], rows[3]["data_source"]) == ("v", 1, "d")
 
 
+def test_the_metrics_of_token_batch_norm_count_the_tokens_that_are_trained(queue, tmp_path):
+    """Rollout correction rejects tokens after the lengths of the responses are known."""
+    fill(queue)
+    queue.rows["u_1_0"]["response_mask"] = torch.tensor([1, 0, 0])
+    trainer = ours(tmp_path, "+algorithm.gdpo.batch_norm=token", "+algorithm.gdpo.eps=0")
+    batch, _ = trainer.replay_buffer.sample(7, "train", 2)
+    metrics = {}
+    trainer._compute_advantage(batch, metrics)
+    # z of a and b: u 0 and -+ .7071, v -+ .7071 each; tokens 2 1 2 3
+    S, tokens = np.array([-1, 1, -2, 2]) * 0.5**0.5, np.array([2, 1, 2, 3])
+    mean = (S * tokens).sum() / 8
+    std = np.sqrt(((S - mean) ** 2 * tokens).sum() / 7)
+    assert metrics["gdpo/batch_norm_mean"] == pytest.approx(mean)
+    assert metrics["gdpo/batch_norm_std"] == pytest.approx(std)
+
+
 def test_a_step_of_two_batches_has_one_dump(queue, tmp_path):
     trainer = ours(tmp_path, "data.train_batch_size=1")
     batches = []

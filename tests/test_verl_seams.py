@@ -1,6 +1,7 @@
 """Our estimator through the functions of verl's V1 trainers, without starting one."""
 
 import functools
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from datasets import Dataset
 from made_task import add_task
 from test_settings import run_config
 from verl.trainer.ppo import ray_trainer
-from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer, trainer_base
+from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer, trainer_base, utils
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl_batch import GROUPS, REWARDS, algorithm, batch
@@ -47,6 +48,11 @@ def v1_advantages(keys, infos, padding, declared=None, **settings):
             data, batch_keys=keys, adv_estimator="gdpo", config=algorithm(**settings)
         )
     return data.batch["advantages"]
+
+
+def test_a_v1_trainer_does_not_pass_through_the_hook_of_the_legacy_trainer():
+    hooked = ray_trainer.compute_advantage
+    assert utils.compute_advantage is inspect.unwrap(hooked) is not hooked
 
 
 @pytest.mark.parametrize("otherwise", ["zero", "missing"])
