@@ -166,8 +166,8 @@ MUTANTS = [
         "test_legacy_trainer.py::test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it",
     ),
     Mutant(
-        "verl_hooks/legacy_trainer.py",
-        "has_manager = runs_gdpo_manager(self.config)",
+        "verl_hooks/trainer_mixin.py",
+        "has_manager = runs_gdpo_manager(config)",
         "has_manager = False",
         "test_legacy_trainer.py::test_the_rewards_of_the_grpo_arm_are_looked_at_where_the_manager_is_ours",
     ),

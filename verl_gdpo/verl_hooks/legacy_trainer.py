@@ -27,14 +27,13 @@ from verl.trainer.ppo import ray_trainer
 
 from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.run.folder import write_into_run_dir
-from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
+from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.estimator import NO_REWARDS
-from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.verl_hooks.rollout_table import RolloutTable
 from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
 from verl_gdpo.verl_hooks.supported_trainers import refuse_trainer
-from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin
+from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin, settings_at_start
 from verl_gdpo.verl_hooks.verl_metrics import METRICS_KEY
 
 Function = Callable[..., Any]
@@ -90,9 +89,10 @@ def extending(create_dataloader: Function) -> Function:
     def extend_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
         RolloutTable.of(self.config, has_rewards=False)
         write_into_run_dir(self.config)
-        has_manager = runs_gdpo_manager(self.config)
-        if settings_of_run(self.config, has_manager=has_manager) is None:
-            return create_dataloader(self, *args, **kwargs)
+        _, settings = settings_at_start(self.config)
+        if settings is None:
+            create_dataloader(self, *args, **kwargs)
+            return
         refuse_trainer(self.config)
         cls = type(self)
         self.__class__ = type(cls.__name__, (GdpoLegacyTrainer, cls), {"__module__": __name__})

@@ -5,7 +5,6 @@ Relies on verl 0.7.1 to 0.9:
   `base.RewardManagerBase` with the coroutine
   `run_single(data) -> {"reward_score", "reward_extra_info"}`;
 - the setting `transfer_queue.enable`, which is only true under V1;
-- `RLHFDataset.dataframe`, a table of Hugging Face's `datasets`;
 - on 0.8 and 0.9, the column `response_len` of `data`, and `resolve_reward_manager_cls`.
 """
 
@@ -264,14 +263,6 @@ def runs_gdpo_manager(config: Any) -> bool:
     if not hasattr(reward, "resolve_reward_manager_cls"):  # verl 0.7.1
         return False
     return issubclass(reward.resolve_reward_manager_cls(config), GdpoRewardManager)
-
-
-def scored_rows(dataset: Any) -> Any | None:
-    """The columns that say how rows are scored; None for a dataset class without such a table."""
-    table = getattr(dataset, "dataframe", None)
-    columns = ["data_source", "reward_model"]
-    has_them = {*columns} <= {*getattr(table, "column_names", ())}
-    return table.select_columns(columns) if has_them else None  # type: ignore[union-attr]
 
 
 def node_and_manager(worker: Any) -> tuple[str, bool]:

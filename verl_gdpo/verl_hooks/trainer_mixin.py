@@ -4,6 +4,7 @@ Relies on verl 0.9, whose V1 and legacy trainers both have:
 - `config`, `global_steps`, `train_dataset` and `val_dataset`;
 - `_dump_generations(*, reward_extra_infos_dict, ...)`, which both call with keywords;
 - `_val_metrics_update(data_sources, sample_uids, reward_extra_infos_dict, ...)`.
+`RLHFDataset.dataframe` is a table of Hugging Face's `datasets`.
 """
 
 import logging
@@ -18,12 +19,24 @@ from verl_gdpo.batch.values import as_json, as_numbers_or_text
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
 from verl_gdpo.verl_hooks.dump_writer import DumpRows
-from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager, scored_rows
 from verl_gdpo.verl_hooks.rollout_table import RolloutTable
 from verl_gdpo.verl_hooks.step import Step
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
+
+
+def settings_at_start(config: Any) -> tuple[bool, GdpoSettings | None]:
+    """Return whether the reward manager is ours, and the settings; None if gdpo is not in use.
+
+    Raises:
+        ValueError: see `settings_of_run`.
+    """
+    # imported late: importing verl's legacy trainer must not import its reward loop
+    from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager
+
+    has_manager = runs_gdpo_manager(config)
+    return has_manager, settings_of_run(config, has_manager=has_manager)
 
 
 class TrainerMixin:
@@ -43,8 +56,7 @@ class TrainerMixin:
         Raises:
             ValueError: see `settings_of_run`.
         """
-        self.has_manager = runs_gdpo_manager(config)
-        self.gdpo: GdpoSettings | None = settings_of_run(config, has_manager=self.has_manager)
+        self.has_manager, self.gdpo = settings_at_start(config)
         if self.gdpo is not None:
             logger.info(
                 "verl-gdpo %s replaces the gdpo of verl %s; adv_estimator=%s, "
@@ -67,7 +79,7 @@ class TrainerMixin:
         if not self.has_manager or self.config.reward.custom_reward_function.path is not None:
             return
         for key in ("train", "val"):
-            rows = scored_rows(getattr(self, f"{key}_dataset"))
+            rows = _scored_rows(getattr(self, f"{key}_dataset"))
             if rows is not None:
                 if key == "train":
                     self.sources = {*rows["data_source"]}
@@ -123,3 +135,11 @@ class TrainerMixin:
         return super()._val_metrics_update(  # type: ignore[misc]
             sources, uids, infos, *args, **kwargs
         )
+
+
+def _scored_rows(dataset: Any) -> Any | None:
+    """The columns that say how rows are scored; None for a dataset class without such a table."""
+    table = getattr(dataset, "dataframe", None)
+    columns = ["data_source", "reward_model"]
+    has_them = {*columns} <= {*getattr(table, "column_names", ())}
+    return table.select_columns(columns) if has_them else None  # type: ignore[union-attr]
