@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import os
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import datasets
 import numpy as np
@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerFast
 from verl import DataProto
 from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
-from verl.trainer.ppo import ray_trainer
+from verl.trainer.ppo import core_algos, ray_trainer
 from verl.trainer.ppo.reward import extract_reward
 from verl_batch import GROUPS, REWARDS, algorithm, batch, verl_config
 
@@ -271,6 +271,23 @@ def test_the_settings_of_the_start_hold_for_a_trainer_that_hands_none_over(kind)
     data = fitted(trainer, data)
     assert data.batch["advantages"][:, 0].tolist() == [-0.5, 0.5] * 4
     assert current_step() is None
+
+
+def test_a_trainer_that_calls_the_estimator_itself():
+    estimator = core_algos.get_adv_estimator_fn("gdpo")
+    data = batch({"a": np.array([0.0, 1.0] * 4)})
+    arguments = {
+        "token_level_rewards": data.batch["token_level_rewards"],
+        "response_mask": data.batch["response_mask"],
+        "index": data.non_tensor_batch["uid"],
+        "non_tensor_batch": data.non_tensor_batch,
+        "config": None,
+    }
+    trainer = Trainer("+algorithm.gdpo.batch_norm=none", "+algorithm.gdpo.rewards.a=1.0")
+    with patch.object(ray_trainer, "compute_advantage", lambda *_, **__: estimator(**arguments)):
+        advantages, _ = trainer.fit(data)
+    expected = oracle.gdpo([[0.0], [1.0]] * 4, GROUPS, batch_norm="none")
+    assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_loop_of_the_user_has_to_say_its_settings():

@@ -49,7 +49,11 @@ def compute_gdpo(
         ValueError: `config` asks for a KL penalty in the reward.
     """
     refuse_kl_in_reward(config or {})
-    step = current_step() or _step_of(config, non_tensor_batch, len(response_mask))
+    step = current_step()
+    if step is None or step.rows is None:
+        settings = step.settings if step else GdpoSettings.from_algorithm(config or {})
+        rows = _rows_of(settings, non_tensor_batch or {}, len(response_mask))
+        step = Step(settings, rows)
     rows, settings = step.rows, step.settings
     assert rows is not None
     if len(rows) != len(response_mask):
@@ -66,10 +70,8 @@ def compute_gdpo(
     return advantages_BT, advantages_BT
 
 
-def _step_of(config: Any, non_tensor_batch: Mapping[str, Any] | None, size: int) -> Step:
-    settings = GdpoSettings.from_algorithm(config or {})
-    given = non_tensor_batch or {}
+def _rows_of(settings: GdpoSettings, given: Mapping[str, Any], size: int) -> RewardRows:
     columns = {name: given[name] for name in settings.names if name in given}
     if not columns:
         raise RewardError(NO_REWARDS)
-    return Step(settings, RewardRows.from_columns(columns, size))
+    return RewardRows.from_columns(columns, size)
