@@ -113,8 +113,8 @@ MUTANTS = [
     ),
     Mutant(
         "verl_hooks/estimator.py",
-        "    settings = GdpoSettings.from_algorithm(config",
-        "    raise RuntimeError\n    settings = GdpoSettings.from_algorithm(config",
+        "        rows = _rows_of(settings",
+        "        raise RuntimeError\n        rows = _rows_of(settings",
         "test_estimator.py::test_columns_of_a_trainer_that_is_not_ours",
     ),
     Mutant(

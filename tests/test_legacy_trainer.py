@@ -368,19 +368,20 @@ def test_a_dead_actor_is_named(kind, monkeypatch):
     assert asked == ["reward worker 0", "agent loop worker 0"]
 
 
+@pytest.mark.parametrize("norm", ["sample", "token"])
 @pytest.mark.parametrize("mark", [3, 0.5])
-def test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it(mark):
+def test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it(mark, norm):
     columns = {"a": np.array(REWARDS)[:, 0]}
     data = batch(columns, reward_extra_keys=["a"])
     marked = data.batch["response_mask"] * mark
     marked[0] = marked[0] / mark  # lengths in another proportion than their sums
     data.batch["response_mask"] = marked
     data = ray_trainer.compute_advantage(
-        data, adv_estimator="gdpo", config=algorithm(batch_norm="token")
+        data, adv_estimator="gdpo", config=algorithm(batch_norm=norm)
     )
     lengths = np.arange(len(REWARDS)) + 1
     expected = oracle.gdpo(
-        [[a] for a, _ in REWARDS], GROUPS, lengths=lengths.tolist(), batch_norm="token"
+        [[a] for a, _ in REWARDS], GROUPS, lengths=lengths.tolist(), batch_norm=norm
     )
     correlation = data.meta_info["gdpo_metrics"]["gdpo/length_correlation"]
     assert correlation == pytest.approx(np.corrcoef(LENGTHS_WITHIN_GROUPS, expected)[0, 1])
