@@ -1,6 +1,6 @@
 """The function that verl calls for `algorithm.adv_estimator=gdpo`.
 
-Relies on verl 0.7.1 to 0.9: verl calls entries of `core_algos.ADV_ESTIMATOR_REGISTRY` with the
+Relies on verl 0.9: verl calls entries of `core_algos.ADV_ESTIMATOR_REGISTRY` with the
 keywords `token_level_rewards, response_mask, index, config`, and the entry "gdpo" also with
 `non_tensor_batch, batch`.
 """

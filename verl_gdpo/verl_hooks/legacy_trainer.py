@@ -1,6 +1,6 @@
 """Extends verl's legacy trainer (`trainer.use_v1=False`) and the trainers derived from it.
 
-Relies on verl 0.7.1 to 0.9 `verl.trainer.ppo.ray_trainer`:
+Relies on verl 0.9 `verl.trainer.ppo.ray_trainer`:
 - `RayPPOTrainer._create_dataloader`: every derived trainer calls it before it loads a model, and
   has set its `config` by then.
 - `compute_advantage(data, adv_estimator, ..., config)`: `verl.experimental.separation` imports it
