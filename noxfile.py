@@ -39,7 +39,9 @@ def verl(session: nox.Session) -> None:
         "--no-deps", "--force-reinstall", verl
     )  # it runs with the dependencies of 0.9.1
     session.run("python", "-W", "ignore", "tests/verl_symbols.py")
-    session.run("pytest", *(f"tests/test_{name}.py" for name in SEAMS), *arguments)
+    tests = (f"tests/test_{name}.py" for name in SEAMS)
+    # a verl without V1 fails two files, and runs the others
+    session.run("pytest", "--continue-on-collection-errors", *tests, *arguments)
 
 
 @nox.session

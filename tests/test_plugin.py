@@ -88,15 +88,19 @@ from omegaconf import OmegaConf
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.utils import need_critic
+from verl.utils.device import auto_set_device
 print(get_adv_estimator_fn("rloo").__module__)
 def config(estimator="grpo", manager="naive", old=None):
     return OmegaConf.create(dict(
         algorithm=dict(adv_estimator=estimator), reward=dict(reward_manager=dict(name=manager)),
-        reward_model=dict(reward_manager=old), critic=dict(enable=None)))
+        reward_model=dict(reward_manager=old), critic=dict(enable=None),
+        trainer=dict(device="cuda")))
+auto_set_device(config())
 print(need_critic(config()), need_critic(config("gae")))
 for attempt in (
     lambda: need_critic(config("gdpo")),
     lambda: need_critic(config(manager="gdpo")),
+    lambda: auto_set_device(config(manager="gdpo")),
     lambda: need_critic(config(old="gdpo")),
     lambda: get_adv_estimator_fn("gdpo")(),
     {attempt},
@@ -145,7 +149,7 @@ def test_another_verl_is_refused_before_a_model_is_loaded(
     # who does not use gdpo notices nothing
     untouched, critic, *refused = done.stdout.splitlines()
     assert (untouched, critic) == ("verl.trainer.ppo.core_algos", "False True"), done.stderr
-    assert len(refused) == 5 and all(reason in line for line in refused), refused
+    assert len(refused) == 6 and all(reason in line for line in refused), refused
 
 
 @pytest.mark.parametrize("version", ["0.9.0.dev", "0.9.0", "0.10.0.dev"])

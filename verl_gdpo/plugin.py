@@ -8,8 +8,8 @@ verl imports its own, and ours then replaces what it extends. If verl lacks a mo
 imported: verl's branch `neo` cannot import `verl.trainer.ppo.v1`.
 
 If gdpo cannot run, verl must not use its own estimator and manager of the same name in our place.
-So both are replaced, and `need_critic` refuses a configuration that names one of them. verl asks
-`need_critic` in its main module and in the constructor of each trainer, before it loads a model.
+So both are replaced, and `GATES` refuse a configuration that names one of them: functions to which
+verl passes it at the start of its main modules, and in the constructor of each trainer.
 """
 
 import functools
@@ -32,6 +32,7 @@ EXTENDS = {
     "verl.trainer.main_ppo": "main_ppo",
     "verl.utils.fsdp_utils": "fused_kernels",
 }
+GATES = {"verl.utils.device": "auto_set_device", "verl.trainer.ppo.utils": "need_critic"}
 # the keys that may name our estimator or manager; the last one is of versions before 0.9
 NAMED_IN = ("algorithm.adv_estimator", "reward.reward_manager.name", "reward_model.reward_manager")
 
@@ -55,7 +56,7 @@ def estimator(*args: Any, **kwargs: Any) -> Any:
 
 def replace_estimator(core_algos: Any) -> None:
     """Put our estimator in place of verl's, which looks it up at each step."""
-    with suppress(AttributeError):  # a version that is refused
+    with suppress(AttributeError):  # in a version that is refused
         core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"] = estimator
 
 
@@ -66,19 +67,22 @@ def refuse_manager(reward_manager: Any) -> None:
             reward_manager.registry.REWARD_MANAGER["gdpo"] = refuse
 
 
-def refuse_configuration(utils: Any) -> None:
-    """Extend `need_critic(config)` to raise if gdpo is configured and cannot run."""
-    need_critic = utils.need_critic
+def refuse_configurations(verls: Any) -> None:
+    """Extend the gate in this module of verl to raise if gdpo is configured and cannot run."""
+    name = GATES[verls.__name__]
+    gate = getattr(verls, name, None)
+    if gate is None:  # in a version that is refused
+        return
 
-    @functools.wraps(need_critic)
-    def refuse_or_ask(config: Any) -> Any:
+    @functools.wraps(gate)
+    def refuse_or_go_on(config: Any) -> Any:
         from omegaconf import OmegaConf
 
         if refusals and "gdpo" in [OmegaConf.select(config, key) for key in NAMED_IN]:
             refuse()
-        return need_critic(config)
+        return gate(config)
 
-    utils.need_critic = refuse_or_ask
+    setattr(verls, name, refuse_or_go_on)
 
 
 def _importing(ours: str) -> Callable[[Any], None]:
@@ -115,7 +119,7 @@ def _activate() -> None:
     for module, change in (
         ("verl.trainer.ppo.core_algos", replace_estimator),
         ("verl.experimental.reward_loop.reward_manager", refuse_manager),
-        ("verl.trainer.ppo.utils", refuse_configuration),
+        *((module, refuse_configurations) for module in GATES),
     ):
         wrapt.register_post_import_hook(change, module)
 
