@@ -103,7 +103,7 @@ for attempt in (
     lambda: auto_set_device(config(manager="gdpo")),
     lambda: need_critic(config(old="gdpo")),
     lambda: get_adv_estimator_fn("gdpo")(),
-    {attempt},
+    {attempts}
 ):
     try:
         print("went on with", attempt())
@@ -111,20 +111,19 @@ for attempt in (
         print(error)
 """
 # verl's own manager must not run in the place of ours, and nobody derives one from ours
-MANAGER = 'lambda: get_reward_manager_cls("gdpo")(config=None, tokenizer=None)'
-SUBCLASS = 'lambda: __import__("verl_gdpo.verl_hooks.reward_manager")'
+MANAGER = 'lambda: get_reward_manager_cls("gdpo")(config=None, tokenizer=None),'
+SUBCLASS = 'lambda: __import__("verl_gdpo.verl_hooks.reward_manager"),'
 
 
 @pytest.mark.parametrize(
-    ("version", "break_verl", "attempt", "reason"),
+    ("version", "break_verl", "attempts", "reason"),
     [
-        ("0.8.0", "", MANAGER, "verl 0.8.0 is not supported; supported: verl>=0.9"),
-        ("0.8.0", "", SUBCLASS, "verl 0.8.0 is not supported; supported: verl>=0.9"),
-        ("0.10.0", "", MANAGER, "verl 0.10.0 is not supported; supported: verl>=0.9"),
+        ("0.8.0", "", MANAGER + SUBCLASS, "verl 0.8.0 is not supported; supported: verl>=0.9"),
+        ("0.10.0", "", MANAGER + SUBCLASS, "verl 0.10.0 is not supported; supported: verl>=0.9"),
         (
             "0.9.1",
             "import verl.trainer.ppo.v1.trainer_base as t; del t.PPOTrainer._init_dataloader",
-            "refuse",
+            "",
             "verl has no verl.trainer.ppo.v1.trainer_base:PPOTrainer._init_dataloader "
             "(verl 0.9.1; supported: verl>=0.9",
         ),
@@ -137,22 +136,23 @@ SUBCLASS = 'lambda: __import__("verl_gdpo.verl_hooks.reward_manager")'
             "RewardManagerBase.run_single(data) (verl 0.9.1; supported: verl>=0.9",
         ),
     ],
-    ids=["older", "older, subclass", "newer", "symbol", "parameter"],
+    ids=["older", "newer", "symbol", "parameter"],
 )
 def test_another_verl_is_refused_before_a_model_is_loaded(
-    python, version, break_verl, attempt, reason
+    python, version, break_verl, attempts, reason
 ):
-    attempt = attempt.replace("refuse", "verl_gdpo.plugin.refuse")
-    code = UNSUPPORTED.format(version=version, break_verl=break_verl, attempt=attempt)
+    code = UNSUPPORTED.format(version=version, break_verl=break_verl, attempts=attempts)
     done = python(code, VERL_USE_EXTERNAL_PLUGINS="none")
     assert "verl-gdpo: gdpo will not run" in done.stderr and reason in done.stderr
     # who does not use gdpo notices nothing
     untouched, critic, *refused = done.stdout.splitlines()
     assert (untouched, critic) == ("verl.trainer.ppo.core_algos", "False True"), done.stderr
-    assert len(refused) == 6 and all(reason in line for line in refused), refused
+    assert len(refused) == 5 + attempts.count("lambda") and all(
+        reason in line for line in refused
+    ), refused
 
 
-@pytest.mark.parametrize("version", ["0.9.0.dev", "0.9.0", "0.10.0.dev"])
+@pytest.mark.parametrize("version", ["0.9.0.dev", "0.10.0.dev"])
 def test_supported_versions_are_not_refused(python, version):
     code = f"import verl; verl.__version__ = {version!r}\nimport verl_gdpo.plugin\n{REPORT}"
     done = python(code, VERL_USE_EXTERNAL_PLUGINS="none")
