@@ -113,8 +113,8 @@ MUTANTS = [
     ),
     Mutant(
         "verl_hooks/estimator.py",
-        "        rows = _rows_of(settings",
-        "        raise RuntimeError\n        rows = _rows_of(settings",
+        "        step = Step(settings, _rows_of(",
+        "        raise RuntimeError\n        step = Step(settings, _rows_of(",
         "test_estimator.py::test_columns_of_a_trainer_that_is_not_ours",
     ),
     Mutant(

@@ -1,11 +1,10 @@
 """The legacy trainer, with verl's own reward loop and functions.
 
-These tests run on the installed verl, and with `nox` on verl 0.7.1, 0.8.0 and 0.9.0.
+These tests run on the installed verl, and with `nox -s verl` on another one.
 """
 
 import asyncio
 import inspect
-import os
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
@@ -15,7 +14,6 @@ import oracle
 import pytest
 import ray
 import torch
-import verl
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as Decoder
@@ -43,7 +41,6 @@ LENGTHS_WITHIN_GROUPS = [-1.5, -0.5, 0.5, 1.5] * 2
 
 
 def test_the_plugin_is_loaded():
-    assert verl.__version__ == os.environ.get("EXPECTED_VERL", "0.9.1")
     assert refusals == []
     assert get_reward_manager_cls("gdpo").__module__ == "verl_gdpo.verl_hooks.reward_manager"
 
@@ -96,7 +93,7 @@ def rollouts(tokenizer):
 
 
 def make_tokenizer(folder):
-    """Of bytes. `make_tiny_model` needs transformers 5, which verl 0.8 does not run with."""
+    """Of bytes."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), Decoder()
     tokenizer.train_from_iterator([], BpeTrainer(initial_alphabet=ByteLevel.alphabet()))
@@ -459,13 +456,16 @@ def test_settings_are_checked_before_data_or_a_model_is_loaded():
 
 def test_a_main_module_that_holds_verls_functions_can_be_pickled():
     """Ray pickles a task runner of `__main__` by value, with all that it names."""
-    for name in ("compute_advantage", "compute_data_metrics", "process_validation_metrics"):
+    for name in (
+        *("compute_advantage", "compute_data_metrics", "process_validation_metrics"),
+        "need_critic",
+    ):
         function = getattr(ray_trainer, name)
         again = ray.cloudpickle.loads(ray.cloudpickle.dumps(function))
         assert inspect.unwrap(again).__code__ == inspect.unwrap(function).__code__
 
 
-# --- validation before verl 0.9.1 ----------------------------------------------------------------
+# --- validation in verl 0.9.0 --------------------------------------------------------------------
 
 
 def means(data_sources, sample_uids, infos_dict):

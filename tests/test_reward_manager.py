@@ -18,7 +18,6 @@ from verl.experimental.agent_loop.agent_loop import (
     AgentLoopWorker,
 )
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
-from verl.trainer.ppo import reward as verl_reward
 from verl.utils.reward_score import default_compute_score
 from verl_batch import verl_config
 
@@ -353,9 +352,6 @@ def test_whose_manager_verl_would_make(monkeypatch, tmp_path):
     assert runs("mine")
     assert not runs("nobody")  # verl says so when it makes them
     assert runs("Mine", source="importlib") and not runs("Other", source="importlib")
-    # verl 0.7.1 cannot be asked of a file
-    monkeypatch.delattr(verl_reward, "resolve_reward_manager_cls")
-    assert runs("mine") and not runs("Mine", source="importlib")
 
 
 class Callable:

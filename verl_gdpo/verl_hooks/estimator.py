@@ -1,6 +1,6 @@
 """The function that verl calls for `algorithm.adv_estimator=gdpo`.
 
-Relies on verl 0.7.1 to 0.9: verl calls entries of `core_algos.ADV_ESTIMATOR_REGISTRY` with the
+Relies on verl 0.9: verl calls entries of `core_algos.ADV_ESTIMATOR_REGISTRY` with the
 keywords `token_level_rewards, response_mask, index, config`, and the entry "gdpo" also with
 `non_tensor_batch, batch`.
 """
@@ -52,8 +52,7 @@ def compute_gdpo(
     step = current_step()
     if step is None or step.rows is None:
         settings = step.settings if step else GdpoSettings.from_algorithm(config or {})
-        rows = _rows_of(settings, non_tensor_batch or {}, len(response_mask))
-        step = Step(settings, rows)
+        step = Step(settings, _rows_of(settings, non_tensor_batch or {}, len(response_mask)))
     rows, settings = step.rows, step.settings
     assert rows is not None
     if len(rows) != len(response_mask):

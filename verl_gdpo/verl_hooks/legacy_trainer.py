@@ -3,7 +3,7 @@
 Relies on verl 0.9 `verl.trainer.ppo.ray_trainer`:
 - `RayPPOTrainer._create_dataloader`: every derived trainer calls it before it loads a model, and
   has set its `config` by then;
-- the methods in `REQUIRED`; `fit` may be a coroutine, and some derived trainers generate without
+- the methods in `relied_on.py`; `fit` may be a coroutine, and some derived trainers do not call
   `_get_gen_batch`;
 - `compute_advantage(data, adv_estimator, ..., config)`, which modules of derived trainers import by
   name. The reward columns are in `data.non_tensor_batch`, and `meta_info["reward_extra_keys"]`
@@ -37,12 +37,6 @@ from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin, settings_at_start
 from verl_gdpo.verl_hooks.verl_metrics import METRICS_KEY
 
 Function = Callable[..., Any]
-
-# methods of RayPPOTrainer that we call or override
-REQUIRED = (
-    *("_create_dataloader", "fit", "_get_gen_batch"),
-    *("_log_rollout_data", "_dump_generations", "_val_metrics_update"),
-)
 
 
 class GdpoLegacyTrainer(TrainerMixin):
@@ -206,9 +200,6 @@ def refuse_penalty(data: Any) -> None:
         )
 
 
-for name in REQUIRED:
-    if not hasattr(ray_trainer.RayPPOTrainer, name):
-        raise ImportError(f"verl.trainer.ppo.ray_trainer.RayPPOTrainer has no method {name}")
 trainer_cls = ray_trainer.RayPPOTrainer
 trainer_cls._create_dataloader = extending(trainer_cls._create_dataloader)
 ray_trainer.compute_advantage = in_a_step(ray_trainer.compute_advantage)

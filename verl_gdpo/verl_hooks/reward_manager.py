@@ -1,11 +1,11 @@
 """The reward manager `reward.reward_manager.name=gdpo`, which returns every reward by its name.
 
-Relies on verl 0.7.1 to 0.9:
+Relies on verl 0.9:
 - in `verl.experimental.reward_loop.reward_manager`: `registry.REWARD_MANAGER`, and
   `base.RewardManagerBase` with the coroutine
   `run_single(data) -> {"reward_score", "reward_extra_info"}`;
-- the setting `transfer_queue.enable`, which is only true under V1;
-- on 0.8 and 0.9, the column `response_len` of `data`, and `resolve_reward_manager_cls`.
+- the setting `transfer_queue.enable`, which is only true under V1; the branch `neo` has none;
+- the column `response_len` of `data`, and `resolve_reward_manager_cls`.
 """
 
 import concurrent.futures
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from omegaconf import OmegaConf
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
@@ -75,7 +76,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
                 self.scorer_options[source] |= {"service": service} if task.takes_service else {}
         self.slow_scoring = SlowScoring()
         # `trainer.use_v1` would not tell: it is also true for trainers that do not read it
-        self.reports_errors = bool(config.transfer_queue.enable)
+        self.reports_errors = bool(OmegaConf.select(config, "transfer_queue.enable"))
         self.router_kwargs = (
             {}
             if reward_router_address is None
@@ -104,7 +105,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         fields = row.non_tensor_batch
         response_ids = row.batch["responses"]
         length = fields.get("response_len")
-        if length is None:  # in verl 0.7.1, or if verl scores a whole batch at once
+        if length is None:  # verl scores a whole batch at once
             length = row.batch["attention_mask"][-len(response_ids) :].sum()
         length = int(length)
         response = await self._in_thread(
@@ -258,11 +259,9 @@ def runs_gdpo_manager(config: Any) -> bool:
     manager = config.reward.reward_manager
     if manager.source == "register":
         return issubclass(REWARD_MANAGER.get(manager.name, object), GdpoRewardManager)
-    from verl.trainer.ppo import reward
+    from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
-    if not hasattr(reward, "resolve_reward_manager_cls"):  # verl 0.7.1
-        return False
-    return issubclass(reward.resolve_reward_manager_cls(config), GdpoRewardManager)
+    return issubclass(resolve_reward_manager_cls(config), GdpoRewardManager)
 
 
 def node_and_manager(worker: Any) -> tuple[str, bool]:

@@ -3,7 +3,7 @@
 Relies on verl 0.9:
 - `get_trainer_cls(mode)`, in both `verl.trainer.ppo.v1` and its `trainer_base`;
 - `PPOTrainer._setup`, which makes everything that a trainer needs before its first step;
-- the methods in `REQUIRED`, and the tag `response_len`;
+- the methods in `relied_on.py`, and the tag `response_len`;
 - `trainer_base.compute_advantage_for_multi_trajectories(data, ...)`, which returns `data` with the
   tensors `advantages` and `response_mask` of all rows, in the order of the batch. It calls the
   `compute_advantage` of `v1.utils`.
@@ -19,7 +19,6 @@ from typing import Any
 import ray
 from verl.trainer.ppo import v1
 from verl.trainer.ppo.v1 import trainer_base, utils
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 import verl_gdpo
@@ -33,30 +32,6 @@ from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, queue_actors, rollo
 from verl_gdpo.verl_hooks.rollout_table import RolloutTable
 from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
 from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin
-
-# {class of verl: methods that we call or override}
-REQUIRED = {
-    PPOTrainer: (
-        "_init_dataloader",
-        "_setup",
-        "fit",
-        "_build_replay_buffer",
-        "_load_checkpoint",
-        "_compute_advantage",
-        "_log_rollout_data",
-        "_dump_generations",
-        "_val_metrics_update",
-    ),
-    ReplayBuffer: (
-        "sample",
-        "_sync_metadata_from_transfer_queue",
-        "_select_prompt_uids",
-        "_materialize_batch",
-        "_terminal_eviction_reasons",
-        "_sampleable_terminal_keys",
-        "_dapo_filtered_keys",
-    ),
-}
 
 
 @functools.cache
@@ -212,15 +187,6 @@ def noting_outcome(compute_advantage: Callable[..., Any]) -> Callable[..., Any]:
     return compute_and_note
 
 
-def check_verl() -> None:
-    """Raise ImportError if verl lacks a method in `REQUIRED`."""
-    for cls, names in REQUIRED.items():
-        for name in names:
-            if not hasattr(cls, name):
-                raise ImportError(f"{cls.__module__}.{cls.__name__} has no method {name}")
-
-
-check_verl()
 trainer_base.get_trainer_cls = v1.get_trainer_cls = extending(trainer_base.get_trainer_cls)
 PPOTrainer._setup = refusing_unextended(PPOTrainer._setup)
 trainer_base.compute_advantage_for_multi_trajectories = noting_outcome(
