@@ -30,8 +30,8 @@ def install(session: nox.Session, *packages: str) -> None:
 def verl(session: nox.Session) -> None:
     """Runs our tests of verl's inside on another verl, and prints which of its names remain.
 
-    It is verl 0.9.0, or the first argument: what pip takes, such as a folder, or
-    git+file:///FOLDER@BRANCH. The other arguments go to pytest.
+    It is verl 0.9.0, or the first argument, such as the folder of a checkout: what pip takes. The
+    other arguments go to pytest.
     """
     verl, *arguments = session.posargs or ["verl==0.9.0"]
     install(session, "-e", ".")
