@@ -40,6 +40,30 @@ MUTANTS = [
         "test_launch.py::test_the_log_finds_what_the_summary_finds",
     ),
     Mutant(
+        "advantage/zero.py",
+        "(varies_GK & (weights_K != 0)).sum(dim=1) > 1",
+        "varies_GK.sum(dim=1) >= 1",
+        "test_equation.py::test_a_reward_alone_is_the_same_in_float32_and_float64",
+    ),
+    Mutant(
+        "advantage/zero.py",
+        "torch.where(is_whole_BK.all(dim=0), exact_K, EPS32)",
+        "torch.full_like(exact_K, EPS32)",
+        "test_equation.py::test_whole_numbers_are_exact_in_float32",
+    ),
+    Mutant(
+        "advantage/equation.py",
+        ".clamp(min=1.0) * (weights_K != 0)",
+        ".clamp(min=1.0)",
+        "test_equation.py::test_rewards_of_weight_0_leave_no_rounding_in_a_variant",
+    ),
+    Mutant(
+        "batch/metrics.py",
+        "        if scalars is None:\n",
+        "        if True:\n",
+        "test_metrics.py::test_the_estimators_own_result_gives_the_same_metrics",
+    ),
+    Mutant(
         "batch/reward_metrics.py",
         "source_G[group_B] = source_B",
         "source_G = source_B[: len(source_G)]",
@@ -179,7 +203,7 @@ MUTANTS = [
     ),
     Mutant(
         "advantage/equation.py",
-        "    S_B = without_rounding(S_B, rounding_GK, weights_K, groups[0])\n",
+        "    S_B = sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)\n",
         "",
         "test_equation.py::test_rewards_that_cancel_give_exactly_0",
     ),

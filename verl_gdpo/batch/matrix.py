@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from verl_gdpo.advantage.variants import BOUNDS_TOLERANCE
+from verl_gdpo.advantage.zero import is_the_sum, with_slack
 from verl_gdpo.batch.rows import ABSENT, RewardError, RewardRows
 from verl_gdpo.batch.values import is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import RewardTerm, gate
 
 Floats = npt.NDArray[np.float64]
-
-# tolerance between a scorer's `score` and the sum of its rewards: it may have added in float32
-SUM_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -169,8 +166,7 @@ def _check_bounds(
     rows: RewardRows,
     counted: Sequence[int],
 ) -> None:
-    low, high = bounds
-    slack = BOUNDS_TOLERANCE * (high - low)
+    low, high, slack = with_slack(bounds)
     outside = np.flatnonzero((values < low - slack) | (values > high + slack))
     if len(outside):
         raise RewardError(
@@ -185,7 +181,7 @@ def _check_scores(rows: RewardRows, counted: Sequence[int], raw: Mapping[str, Fl
     column = rows.columns["score"]
     scores = np.array([column[row] if is_number(column[row]) else np.nan for row in counted], float)
     sums = np.nansum([*raw.values()], axis=0)
-    differs = ~np.isnan(scores) & ~np.isclose(scores, sums, rtol=SUM_TOLERANCE, atol=SUM_TOLERANCE)
+    differs = ~np.isnan(scores) & ~is_the_sum(scores, sums)
     if differs.any():
         first = int(differs.argmax())
         values = {name: float(of_all[first]) for name, of_all in raw.items()}

@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.advantage.equation import BatchNorm, Combine, GroupNorm
+from verl_gdpo.advantage.equation import PAPER_EPS, BatchNorm, Combine, GroupNorm
 from verl_gdpo.rewards import TASK_OF, check_options, declared_bounds
 from verl_gdpo.settings.combine_option import (
     SUM,
@@ -63,7 +63,7 @@ class GdpoSettings:
     rewards: Mapping[str, RewardTerm] | None = None
     group_norm: GroupNorm = "per_reward"
     batch_norm: BatchNorm = "sample"
-    eps: float = 1e-4
+    eps: float = PAPER_EPS
     normalize_by_std: bool = True
     batch_eps: float | None = None  # None: the value of eps
     batch_var_eps: float = 0.0

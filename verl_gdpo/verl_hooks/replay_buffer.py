@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from verl_gdpo.advantage.zero import has_signal
 from verl_gdpo.batch.advantages import scalars_of
-from verl_gdpo.batch.contributions import has_signal
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardRows, group_of, split_key
 from verl_gdpo.settings.algorithm import GdpoSettings

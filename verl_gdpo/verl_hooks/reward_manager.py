@@ -12,7 +12,6 @@ import concurrent.futures
 import functools
 import inspect
 import logging
-import math
 import reprlib
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +24,8 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
 import verl_gdpo
-from verl_gdpo.batch.matrix import SUM_TOLERANCE, not_the_sum
+from verl_gdpo.advantage.zero import is_the_sum
+from verl_gdpo.batch.matrix import not_the_sum
 from verl_gdpo.batch.rows import ERROR_KEY
 from verl_gdpo.batch.values import as_json, is_number, value_or_error
 from verl_gdpo.rewards import TASK_OF, belongs_elsewhere, options_for
@@ -202,8 +202,7 @@ def _check_sum(info: Mapping[str, Any], names: Iterable[str]) -> None:
     if not is_number(info.get("score")):
         return
     own, values = float(info["score"]), {name: info[name] for name in names}
-    total = sum(value or 0.0 for value in values.values())
-    if not math.isclose(own, total, rel_tol=SUM_TOLERANCE, abs_tol=SUM_TOLERANCE):
+    if not is_the_sum(own, sum(value or 0.0 for value in values.values())):
         raise ValueError(not_the_sum(own, values))
 
 
