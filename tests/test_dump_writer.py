@@ -20,7 +20,10 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl_batch import verl_config
 
+from verl_gdpo.batch import metrics as metrics_module
+from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.run.dump_reader import read_dump
+from verl_gdpo.verl_hooks import estimator as estimator_module
 
 VERLS_OWN = ["algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive"]
 FILTER = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=score"]
@@ -104,6 +107,23 @@ def test_without_filter_groups_the_rewards_are_read_once(queue, tmp_path):
     dump(trainer, sample_and_train(trainer, len(fill(queue))))
     assert queue.reads["extra_fields", 4] == 1
     assert not trainer.replay_buffer.known_rows  # the next step has other rows
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_the_metrics_reuse_the_scalars_of_the_estimator(queue, tmp_path, monkeypatch, estimator):
+    """verl's grpo has none, so its metrics compute them."""
+    count = Counter()
+    for module in (estimator_module, metrics_module):
+        monkeypatch.setattr(
+            module, "scalars_of", lambda *given: count.update(["scalars"]) or scalars_of(*given)
+        )
+    trainer = ours(tmp_path, f"algorithm.adv_estimator={estimator}")
+    fill(queue)
+    metrics = {}
+    batch, _ = trainer.replay_buffer.sample(7, "train", 2)
+    trainer._compute_advantage(batch, metrics)
+    assert count["scalars"] == 1
+    assert metrics["gdpo/a/share"] == pytest.approx(0.25 if estimator == "grpo" else 0.4)
 
 
 class Operations(TorchDispatchMode):

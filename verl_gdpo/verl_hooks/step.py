@@ -118,6 +118,7 @@ class Step:
             settings,
             self.settings.bounds,
             self.rows.sources if by_source else None,
+            self.scalars,
         )
 
     def __enter__(self) -> "Step":
