@@ -34,6 +34,18 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "verl_hooks/reward_manager.py",
+        "weighted_sum(gate(info, terms), terms, step)",
+        "weighted_sum(info, terms, step)",
+        "test_reward_manager.py::test_reward_score_obeys_conditions_and_the_raw_values_stay",
+    ),
+    Mutant(
+        "verl_hooks/trainer_mixin.py",
+        "self.sources.update(step.rows.sources)",
+        "pass",
+        "test_dump_writer.py::test_data_sources_that_only_the_batches_tell",
+    ),
+    Mutant(
         "run/progress.py",
         "[known for known in self.metrics if known > step]",
         "[]",

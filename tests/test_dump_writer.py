@@ -126,6 +126,22 @@ def test_the_metrics_reuse_the_scalars_of_the_estimator(queue, tmp_path, monkeyp
     assert metrics["gdpo/a/share"] == pytest.approx(0.25 if estimator == "grpo" else 0.4)
 
 
+def test_data_sources_that_only_the_batches_tell(queue, tmp_path):
+    """With a reward function of the user, nobody has looked at the data sources before."""
+    trainer, metrics = ours(tmp_path), {}
+    for number, source in enumerate(["d", "e", "d"]):
+        info = {"a": float(number), "score": float(number)}
+        queue.add_group(f"u{number}", [info, info], lengths=(2, 3), data_source=source)
+        batch, _ = trainer.replay_buffer.sample(7, "train", 1)
+        metrics[number] = {}
+        trainer._compute_advantage(batch, metrics[number])
+    told = [
+        {name for name in logged if name.startswith("gdpo/a/mean/")} for logged in metrics.values()
+    ]
+    # a curve of a source must not end because one step has no other source
+    assert told == [set(), {"gdpo/a/mean/e"}, {"gdpo/a/mean/d"}]
+
+
 class Operations(TorchDispatchMode):
     def __init__(self):
         super().__init__()

@@ -25,9 +25,11 @@ import wrapt
 from verl_gdpo import SUPPORTED_VERL
 
 EXTENDS = {
+    "verl.experimental.agent_loop.agent_loop": "agent_loop",
     "verl.experimental.reward_loop.reward_manager": "reward_manager",
     "verl.trainer.ppo.metric_utils": "verl_metrics",
     "verl.trainer.ppo.v1": "v1_trainer",
+    "verl.trainer.ppo.reward": "legacy_rewards",
     "verl.trainer.ppo.ray_trainer": "legacy_trainer",
     "verl.trainer.main_ppo": "main_ppo",
     "verl.utils.fsdp_utils": "fused_kernels",

@@ -143,11 +143,14 @@ class GdpoSettings:
             return min(bounds[0], 0.0), max(bounds[1], 0.0)
         return bounds
 
-    def terms_for(self, returned: Iterable[str]) -> dict[str, RewardTerm]:
+    def terms_for(
+        self, returned: Iterable[str], said: str = "the scorer returned"
+    ) -> dict[str, RewardTerm]:
         """Return {reward: term} of the weighted sum.
 
         Args:
             returned: the names that a scorer returned.
+            said: who returned them, for messages.
 
         Raises:
             ValueError: a configured reward is not among the names, or there are no names.
@@ -155,13 +158,12 @@ class GdpoSettings:
         available = [name for name in returned if name != "score"]
         if self.rewards is None:
             if not available:
-                raise ValueError("the scorer returned no named reward (`score` is for their sum)")
+                raise ValueError(f"{said} no named reward (`score` is for their sum)")
             return dict.fromkeys(available, RewardTerm())
         for name in self.names:
             if name not in available:
                 raise ValueError(
-                    f"reward {name!r} is configured, but the scorer returned {available}"
-                    f"{hint(name, available)}"
+                    f"reward {name!r} is configured, but {said} {available}{hint(name, available)}"
                 )
         return dict(self.rewards)
 

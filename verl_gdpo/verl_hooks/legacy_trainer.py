@@ -29,6 +29,7 @@ from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.estimator import NO_REWARDS
+from verl_gdpo.verl_hooks.legacy_rewards import infos_of, rows_of_infos
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.verl_hooks.rollout_table import RolloutTable
 from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
@@ -126,7 +127,7 @@ def in_a_step(compute_advantage: Function) -> Function:
         if trainer is not None:
             rows = replace(rows, step=trainer.global_steps)
         with Step(settings, rows) as step:
-            _ = step.rewards  # raises if a reward is missing, whichever estimator runs
+            step.check(adv_estimator)
             result = compute_advantage(*args, **kwargs)
         step.outcome = Outcome.of(result.batch)
         lengths = response_lengths(result.batch)
@@ -171,6 +172,8 @@ def rows_of(data: Any, keys: Sequence[str], settings: GdpoSettings) -> RewardRow
     Raises:
         RewardError: the batch has no reward.
     """
+    if (infos := infos_of(data)) is not None:
+        return rows_of_infos(data, infos, keys)
     names = data.meta_info.get("reward_extra_keys") or settings.names
     columns = {name: data.non_tensor_batch[name] for name in names if name in data.non_tensor_batch}
     if not columns.keys() - {"score"}:

@@ -17,6 +17,11 @@ MANAGER = "verl.experimental.reward_loop.reward_manager"
 # {file of `verl_hooks`: MODULE:SYMBOL or MODULE:SYMBOL(PARAMETERS) that it uses}
 RELIED_ON = MappingProxyType(
     {
+        "agent_loop": (
+            "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._compute_score(outputs)",
+            "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._postprocess(inputs)",
+        ),
+        "legacy_rewards": ("verl.trainer.ppo.reward:extract_reward(batch)",),
         "reward_manager": (
             f"{MANAGER}.registry:REWARD_MANAGER",
             f"{MANAGER}.base:RewardManagerBase(config, tokenizer, compute_score)",

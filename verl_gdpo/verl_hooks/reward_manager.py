@@ -31,7 +31,7 @@ from verl_gdpo.batch.values import as_json, is_number, value_or_error
 from verl_gdpo.rewards import TASK_OF, belongs_elsewhere, options_for
 from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.settings.reward_terms import gate, weighted_sum
+from verl_gdpo.settings.reward_terms import FACTS, check_name, gate, weighted_sum
 from verl_gdpo.verl_hooks.slow_scoring import SlowScoring
 
 logger = logging.getLogger(__name__)
@@ -155,6 +155,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         if result is None:
             raise ValueError("the scorer returned None; expected a number or {name: reward}")
         info = dict(result) if isinstance(result, Mapping) else {"acc": result}
+        for name in info:
+            check_name(name)
         if not self.is_custom:
             task = TASK_OF.get(data_source)
             for verl_name, name in (task.verl_names if task else {}).items():
@@ -179,11 +181,11 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         return {"reward_score": score, "reward_extra_info": {**plain, "score": score}}
 
     def _all_rewards(self, info: dict[str, Any]) -> list[str]:
-        """Return the rewards if none are configured: the names of all numbers except `score`.
+        """Return the rewards if none are configured: all numbers except `score` and `FACTS`.
 
         If `score` is the only number, it becomes the reward "acc", like a bare number.
         """
-        named = [name for name in info if name != "score"]
+        named = [name for name in info if name != "score" and name not in FACTS]
         if not any(is_number(info[name]) for name in named) and is_number(info.get("score")):
             info["acc"] = info["score"]
             return ["acc"]

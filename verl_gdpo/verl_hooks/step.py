@@ -74,6 +74,17 @@ class Step:
         _say_rewards(tuple(rewards.weights), f"{all_}: {in_use}{unused}")
         return rewards
 
+    def check(self, adv_estimator: str) -> None:
+        """Raise RewardError for what the batch must not train on, whichever estimator runs.
+
+        See `RewardMatrix.of` and `RewardMatrix.check_own_scores`.
+        """
+        assert self.rows is not None
+        if adv_estimator == "gdpo":
+            _ = self.rewards
+        else:
+            self.rewards.check_own_scores(self.rows)
+
     @property
     def computed(self) -> Outcome:
         """The outcome.

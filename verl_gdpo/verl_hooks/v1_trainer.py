@@ -106,7 +106,7 @@ class GdpoTrainer(TrainerMixin):
         rows = fetch_rows(batch.keys, batch.partition_id, batch.tags, known)
         known.clear()
         with Step(self.gdpo, replace(rows, step=self.global_steps)) as step:
-            _ = step.rewards  # raises if a reward is missing, whichever estimator runs
+            step.check(self.config.algorithm.adv_estimator)
             result = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         metrics.update(self.record(step, batch.keys, [tag["response_len"] for tag in batch.tags]))
         return result
