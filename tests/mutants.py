@@ -136,6 +136,18 @@ MUTANTS = [
         "test_computed_advantages.py::test_a_token_counts_once_whatever_marks_it",
     ),
     Mutant(
+        "verl_hooks/replay_buffer.py",
+        'if partition_id != "val" and self.filter_groups_metric',
+        "if self.filter_groups_metric",
+        "test_replay_buffer.py::test_without_filtering_and_in_validation_nothing_is_read",
+    ),
+    Mutant(
+        "verl_hooks/scorer_calls.py",
+        "        task.cancel()\n",
+        "",
+        "test_reward_manager.py::test_a_cancellation_by_verl_stays_one",
+    ),
+    Mutant(
         "verl_hooks/legacy_trainer.py",
         '(result.batch["response_mask"] != 0).sum(dim=1)',
         'result.batch["response_mask"].sum(dim=1)',
