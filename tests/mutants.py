@@ -95,8 +95,8 @@ MUTANTS = [
     ),
     Mutant(
         "verl_hooks/reward_manager.py",
-        "return await result if inspect.isawaitable(result) else result",
-        "return result",
+        "        if inspect.isawaitable(result):\n",
+        "        if is_async:\n",
         "test_reward_manager.py::test_what_only_turns_out_to_be_async_is_awaited",
     ),
     Mutant(
@@ -143,8 +143,8 @@ MUTANTS = [
     ),
     Mutant(
         "verl_hooks/scorer_calls.py",
-        "        task.cancel()\n",
-        "",
+        "return_exceptions=True)\n        raise\n",
+        "return_exceptions=True)\n",
         "test_reward_manager.py::test_a_cancellation_by_verl_stays_one",
     ),
     Mutant(

@@ -369,9 +369,9 @@ def test_the_metric_of_filter_groups_must_be_known(queue):
         made.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": {"a": 1}}}))
         return made.sample(1, "train", 1)
 
+    saved = dict(queue)
     with pytest.raises(RewardError, match=r"metric=acc: the scorer returned \['a', 'b'\]"):
         sample("acc")
-    saved = dict(queue)
     for metric, missing in (("a", 0.0), ("b", 1.0)):
         queue.update({key: dict(tag) for key, tag in saved.items()})
         batch, metrics = sample(metric)
