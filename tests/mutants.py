@@ -131,8 +131,8 @@ MUTANTS = [
     ),
     Mutant(
         "verl_hooks/reward_manager.py",
-        "return await result if inspect.isawaitable(result) else result",
-        "return result",
+        "        if inspect.isawaitable(result):\n",
+        "        if is_async:\n",
         "test_reward_manager.py::test_what_only_turns_out_to_be_async_is_awaited",
     ),
     Mutant(
@@ -176,6 +176,18 @@ MUTANTS = [
         "self.computed.trained_B if by_token else np.array(length_B)",
         "np.array(length_B)",
         "test_dump_writer.py::test_the_metrics_of_token_batch_norm_count_the_tokens_that_are_trained",
+    ),
+    Mutant(
+        "verl_hooks/replay_buffer.py",
+        'if partition_id != "val" and self.filter_groups_metric',
+        "if self.filter_groups_metric",
+        "test_replay_buffer.py::test_without_filtering_and_in_validation_nothing_is_read",
+    ),
+    Mutant(
+        "verl_hooks/scorer_calls.py",
+        "return_exceptions=True)\n        raise\n",
+        "return_exceptions=True)\n",
+        "test_reward_manager.py::test_a_cancellation_by_verl_stays_one",
     ),
     Mutant(
         "verl_hooks/legacy_trainer.py",

@@ -147,6 +147,7 @@ def _of_advantage(
     found = advantage_shares(step.names, c_or_0_BK, step.present_BK, S_B, A_B)
     found["cancelled"] = (~signal_B & ~is_0(c_BK).all(axis=1)).mean()
     found["no_signal"] = 1 - signal_G.mean()
+    found |= step.updates_from_low(or_0(A_B))
     if sources is not None:
         of_each = sources.of_groups(~signal_G, np.ones_like(signal_G))
         found |= {f"no_signal/{name}": share for name, share in of_each.items()}

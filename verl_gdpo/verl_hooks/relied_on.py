@@ -61,6 +61,7 @@ RELIED_ON = MappingProxyType(
             f"{V1}.replay_buffer:ReplayBuffer._sync_metadata_from_transfer_queue",
             f"{V1}.replay_buffer:ReplayBuffer._select_prompt_uids",
             f"{V1}.replay_buffer:ReplayBuffer._materialize_batch",
+            f"{V1}.replay_buffer:ReplayBuffer._clear_groups",
             f"{V1}.replay_buffer:ReplayBuffer._terminal_eviction_reasons",
             f"{V1}.replay_buffer:ReplayBuffer._sampleable_terminal_keys",
             f"{V1}.replay_buffer:ReplayBuffer._dapo_filtered_keys(partition_id)",

@@ -2,6 +2,7 @@
 
 Relies on verl 0.9 `ReplayBuffer`:
 - `partitions`;
+- `trainer_mode`;
 - `pending_keys`, `running_keys`, `finished_keys` and `failure_keys`, which hold uids of prompts;
 - `prompt_global_steps`, which holds the prompts in the order in which verl sent them out;
 - `filter_groups_metric`, which is None if `algorithm.filter_groups` is off;
@@ -15,15 +16,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_gdpo.advantage.zero import has_signal
-from verl_gdpo.batch.advantages import scalars_of
-from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.batch.group_filter import SUMS, FilterMetric, classify_groups
 from verl_gdpo.batch.rows import RewardRows, group_of, split_key
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.queue_reader import KnownRows, fetch_rows
-from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard
+from verl_gdpo.verl_hooks.rollout_guard import Prompts, RolloutGuard, raise_failed
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -44,34 +43,73 @@ class GdpoBuffer:
     pending_keys: dict[str, set[str]]
     running_keys: dict[str, set[str]]
     prompt_global_steps: dict[str, dict[str, int]]
+    trainer_mode: str = "sync"  # a buffer of the user may lack it
     guard: RolloutGuard
     in_rounds: bool = False  # True: filter only when all prompts that were sent out are done
     filter_groups_metric: str | None = None  # a buffer of the user may lack it
     _dapo_classification_cache: dict[str, dict[str, float | None]]
     known_rows: KnownRows  # rows fetched since the last advantage step; the trainer uses them too
     gdpo: GdpoSettings | None = None  # None: verl's own rule filters groups
+    metric: FilterMetric = FilterMetric(None)
     step: int | None = None
 
     def filter_by(self, settings: GdpoSettings) -> None:
         """Make `algorithm.filter_groups` keep the groups that give a gradient under `settings`."""
         self.gdpo = settings
         if self.filter_groups_metric is not None:
+            name = None if self.filter_groups_metric in SUMS else self.filter_groups_metric
+            self.metric = FilterMetric(name)
             logger.info(
                 "verl-gdpo: algorithm.filter_groups keeps the groups in which the sum of the "
-                "normalised rewards is not 0; its metric=%s is not used",
-                self.filter_groups_metric,
+                "normalised rewards is not 0%s",
+                f" and {name!r} varies" if name else "",
             )
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         batch, metrics = super().sample(*args, **kwargs)  # type: ignore[misc]
-        rows = fetch_rows(batch.keys, batch.partition_id, batch.tags, self.known_rows)
-        rows.raise_on_error()
+        rows = self._rows(batch.keys, batch.partition_id, batch.tags)
+        if batch.partition_id != "val":
+            self.metric.check_known(rows)
+            metrics |= self.metric.metrics()
+        self.guard.end_batch(batch.partition_id)
         return batch, metrics
+
+    def _rows(self, keys: Sequence[str], partition_id: str, tags: Any) -> RewardRows:
+        """Return what the reward manager said of these rows; raise if it could not score one."""
+        rows = fetch_rows(keys, partition_id, tags, self.known_rows)
+        rows.raise_on_error()
+        return rows
 
     def _sync_metadata_from_transfer_queue(self) -> None:
         super()._sync_metadata_from_transfer_queue()  # type: ignore[misc]
-        finished, failed = self.finished_keys.values(), self.failure_keys.values()
-        self.guard.check(set().union(*finished), set().union(*failed))
+        partitions = {*self.finished_keys, *self.failure_keys}
+        self.guard.check({name: self._prompts_of(name) for name in partitions})
+
+    def _prompts_of(self, partition_id: str) -> Prompts:
+        """Return the prompts that ended, and which of them are lost.
+
+        The asynchronous trainers replace each failed prompt. The sync trainer and validation go on
+        with the rollouts that are left of it: one gives a score, but only two give an advantage.
+        """
+        failed, is_val = self.failure_keys[partition_id], partition_id == "val"
+        sessions = {split_key(key)[0] for key in self.partitions[partition_id]} if failed else ()
+        left = Counter(split_key(session)[0] for session in sessions)
+        is_replaced = self.trainer_mode != "sync" and not is_val
+        under_way = self.pending_keys[partition_id], self.running_keys[partition_id]
+        return Prompts(
+            ended=self.finished_keys[partition_id] | failed,
+            failed=set(failed),
+            lost={uid for uid in failed if is_replaced or left[uid] < (1 if is_val else 2)},
+            under_way=sum(map(len, under_way)),
+        )
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        """Read the errors of the groups that verl drops: stale, failed, without signal, surplus."""
+        tags = self.partitions[partition_id]
+        keys = [key for key in tags if group_of(key) in uids]
+        if keys:
+            self._rows(keys, partition_id, [tags[key] for key in keys])
+        super()._clear_groups(partition_id, uids)  # type: ignore[misc]
 
     def _is_early(self, partition_id: str) -> bool:
         """Return whether prompts are still running although the buffer must wait for all of them.
@@ -91,8 +129,15 @@ class GdpoBuffer:
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> Any:
-        in_order = [uid for uid in self.prompt_global_steps[partition_id] if uid in sampleable_keys]
-        return super()._select_prompt_uids(partition_id, in_order, batch_size)  # type: ignore[misc]
+        select = super()._select_prompt_uids  # type: ignore[misc]
+        uids: Any = sampleable_keys
+        if select.__func__ is ReplayBuffer._select_prompt_uids:
+            # verl sorts by the step alone; a sampler of the user gets the set, as from verl
+            uids = [uid for uid in self.prompt_global_steps[partition_id] if uid in uids]
+        selected = select(partition_id, uids, batch_size)
+        if not {*selected[0]} & {*map(group_of, selected[1])}:
+            raise_failed(f"all {len(selected[0])}", partition_id, min(selected[0]))
+        return selected
 
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, Any]
@@ -128,45 +173,7 @@ class GdpoBuffer:
         keys = [key for key in tags if group_of(key) in fresh]
         if not keys:
             return
-        rows = fetch_rows(keys, partition_id, [tags[key] for key in keys], self.known_rows)
-        rows.raise_on_error()
+        rows = self._rows(keys, partition_id, [tags[key] for key in keys])
         if self.gdpo is not None:
-            groups = [group_of(key) for key in keys]
-            cache.update(classify_groups(replace(rows, step=self.step), groups, self.gdpo))
-
-
-def classify_groups(
-    rows: RewardRows, group_ids: Sequence[str], settings: GdpoSettings
-) -> dict[str, float | None]:
-    """Return {group: None if it gives a gradient, else its mean weighted sum of raw rewards}.
-
-    A group gives a gradient if S, the sum before the batch step, is not 0 for some sample. The sums
-    of raw rewards do not decide this: they can be equal although S is not 0, and different although
-    S is 0. dara and sa_mrpo need statistics of the whole batch, which is not complete yet. With
-    them, a group gives a gradient if w z is not 0 for some sample and reward.
-    """
-    rewards = RewardMatrix.of(rows, settings)
-    number_of: dict[str, int] = {}
-    group_B = np.array([number_of.setdefault(group, len(number_of)) for group in group_ids])
-    weights_K = np.array(list(rewards.weights.values()))
-    batch_wide = settings.combine is not None and settings.combine.is_batch_wide
-    combine = None if batch_wide else settings.combine
-    settings = replace(settings, batch_norm="none", combine=combine)
-    scalars = scalars_of(rewards, rows.counted_B, group_B, settings)
-    contribution_BK = scalars.z_BK.numpy()
-    if settings.group_norm == "per_reward":
-        contribution_BK = contribution_BK * weights_K
-    if batch_wide:
-        signal_B = (contribution_BK != 0).any(axis=1)
-    else:
-        signal_B = has_signal(scalars.S_B.numpy(), contribution_BK)
-    counted_B = rows.counted_B
-    group_B = group_B[counted_B]
-    sum_B = (rewards.values_BK @ weights_K)[counted_B]
-    mean_G = np.bincount(group_B, sum_B) / np.bincount(group_B)
-    signal_G = np.bincount(group_B, signal_B[counted_B]) > 0
-    return {
-        # rounded, because verl reports each distinct number in a line of its own
-        group: None if signal_G[number] else round(float(mean_G[number]), 6)
-        for group, number in number_of.items()
-    }
+            groups, rows = [group_of(key) for key in keys], replace(rows, step=self.step)
+            cache.update(classify_groups(rows, groups, self.gdpo, self.metric.read(rows)))
