@@ -12,7 +12,7 @@ Relies on verl 0.9 `ReplayBuffer`:
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -130,7 +130,7 @@ class GdpoBuffer:
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> Any:
         select = super()._select_prompt_uids  # type: ignore[misc]
-        uids: Any = sampleable_keys
+        uids: Collection[str] = sampleable_keys
         if select.__func__ is ReplayBuffer._select_prompt_uids:
             # verl sorts by the step alone; a sampler of the user gets the set, as from verl
             uids = [uid for uid in self.prompt_global_steps[partition_id] if uid in uids]

@@ -12,6 +12,7 @@ import verl_gdpo
 from verl_gdpo.batch.values import as_text
 
 T = TypeVar("T")
+
 GROUP = getattr(builtins, "BaseExceptionGroup", ())  # since Python 3.11
 
 
