@@ -215,7 +215,7 @@ def queue(monkeypatch):
         return partitions
 
     def kv_batch_get(keys, partition_id, select_fields):
-        infos = [{"reward_extra_info": tags[key].get("info", {})} for key in keys]
+        infos = [{"reward_extra_info": {"score": 0.0, **tags[key].get("info", {})}} for key in keys]
         return {"extra_fields": infos, "data_source": ["d"] * len(keys)}
 
     monkeypatch.setattr(tq, "kv_list", kv_list)
