@@ -370,7 +370,7 @@ def test_the_metric_of_filter_groups_must_be_known(queue):
         return made.sample(1, "train", 1)
 
     saved = dict(queue)
-    with pytest.raises(RewardError, match=r"metric=acc: the scorer returned \['a', 'b'\]"):
+    with pytest.raises(RewardError, match=r"metric=acc: the scorer returned \['score', 'a', 'b'\]"):
         sample("acc")
     for metric, missing in (("a", 0.0), ("b", 1.0)):
         queue.update({key: dict(tag) for key, tag in saved.items()})
