@@ -80,6 +80,14 @@ def test_the_estimator_example(capsys):
     assert capsys.readouterr().out.splitlines() == expected
 
 
+def test_the_tests_that_a_page_names_exist():
+    named = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", PAGES["docs/trainers.md"])
+    assert len(named) > 10
+    for file, name in named:
+        text = (REPO / "tests" / file).read_text()
+        assert f"\ndef {name}" in text, f"{file}::{name}"
+
+
 def test_the_file_map_is_the_tree():
     sections = re.split(r"^### ", PAGES["docs/how_it_works.md"].split("## File map")[1], flags=re.M)
     mapped = set()

@@ -98,7 +98,7 @@ def test_a_schedule_of_weights(step, weight):
 
 def test_a_schedule_needs_the_step():
     term = read(gdpo={"rewards": {"a": {"weight": {0: 1.0}}}}).rewards["a"]
-    with pytest.raises(ValueError, match=r"needs the training step.* set trainer.use_v1=True"):
+    with pytest.raises(ValueError, match=r"needs the training step.* set a number as weight"):
         term.weight_at(None)
     assert RewardTerm(2.0).weight_at(None) == 2.0
 

@@ -74,8 +74,8 @@ class RewardTerm:
             return self.weight
         if step is None:
             raise ValueError(
-                f"weight {dict(self.weight)} needs the training step, which this trainer does not "
-                "hand over; set trainer.use_v1=True, or a number as weight"
+                f"weight {dict(self.weight)} needs the training step, which only trainers of verl "
+                "hand over; set a number as weight"
             )
         return float(np.interp(step, list(self.weight), list(self.weight.values())))
 

@@ -116,9 +116,8 @@ def _as_verl_gives_it(config: Any, fields: Mapping[str, Any], sample: Sample) ->
         "uid": sample.label,
         "__num_turns__": 2,
         "tool_extra_fields": {},
+        "global_steps": FIRST_STEP,
     }
-    if config.trainer.get("use_v1", False):
-        columns["global_steps"] = FIRST_STEP
     return one_rollout([END], WORDS.encode(sample.response), columns)
 
 

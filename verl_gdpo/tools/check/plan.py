@@ -1,11 +1,10 @@
 """What a run will do: with our estimator or reward manager, or with verl's own alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run, uses_gdpo_manager
-from verl_gdpo.settings.reward_terms import RewardTerm
 from verl_gdpo.tools.check.data import DataFile
 
 
@@ -24,8 +23,7 @@ def make_plan(config: Any, training: Sequence[DataFile]) -> Plan:
         ValueError: a setting cannot work; the message says why and what to set instead.
     """
     sources = dict.fromkeys(source for file in training for source in file.sources)
-    is_v1 = config.trainer.get("use_v1", False)
-    has_manager = uses_gdpo_manager(config) or (is_v1 and _has_subclass_of_ours(config))
+    has_manager = uses_gdpo_manager(config) or _has_subclass_of_ours(config)
     settings = settings_of_run(config, sources or None, has_manager=has_manager)
     named = (
         f"adv_estimator={config.algorithm.adv_estimator}, "
@@ -40,8 +38,6 @@ def make_plan(config: Any, training: Sequence[DataFile]) -> Plan:
                 "reward.reward_manager.name=gdpo"
             ],
         )
-    if not is_v1:
-        _check_weights_without_steps(settings.rewards or {})
     values = [f"{f.name}={getattr(settings, f.name)}" for f in fields(settings)]
     shown = [text for text in values if not text.startswith("rewards=")]
     return Plan(settings, [named, ", ".join(shown)])
@@ -54,11 +50,3 @@ def _has_subclass_of_ours(config: Any) -> bool:
         return runs_gdpo_manager(config)
     except Exception:  # the dry run makes the manager later and reports the reason
         return False
-
-
-def _check_weights_without_steps(rewards: Mapping[str, RewardTerm]) -> None:
-    for name, term in rewards.items():
-        try:
-            term.weight_at(None)
-        except ValueError as error:
-            raise ValueError(f"algorithm.gdpo.rewards.{name}: {error}") from error
