@@ -3,8 +3,9 @@
 The rows of a case say it: `extra_info["sessions"]` has an entry a session (`stage.py` lists them).
 """
 
-import inspect
 import json
+import logging
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +59,10 @@ class ScriptedModel:
         )
 
 
-told = (
-    None  # function of the current case: {name: reward} that the model said -> the scorer's result
-)
+# the scorer of the current case, as a function of what the model said
+told = None
+reached = threading.Event()  # a case may set it in its scorer
+named = threading.Event()  # set when a log says what `listen` waits for
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info):
@@ -68,14 +70,22 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 
 
 async def compute_score_async(data_source, solution_str, ground_truth, extra_info):
-    result = told(json.loads(solution_str))
-    return await result if inspect.isawaitable(result) else result
+    return await told(json.loads(solution_str))
+
+
+def listen(logger, text):
+    """Let `named` wait for a line with `text` in the log."""
+    named.clear()
+    handler = logging.Handler()
+    handler.emit = lambda record: text in record.getMessage() and named.set()
+    logger.addHandler(handler)
 
 
 def tell(worker, config, function):
     """Let a reward worker of verl read the configuration and make its manager again."""
     global told
     told = function
+    reached.clear()
     worker.config = config
     worker._init_reward_fn()
     worker.reward_manager.loop = worker.loop  # Ray calls this function in another thread

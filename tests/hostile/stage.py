@@ -36,6 +36,8 @@ from verl.utils import hf_tokenizer
 from verl.utils.dataset.rl_dataset import collate_fn
 from verl_batch import verl_config
 
+from verl_gdpo.batch.rows import ERROR_KEY
+
 SETTINGS = {
     "actor_rollout_ref.rollout.name": "hf",
     "actor_rollout_ref.rollout.agent.num_workers": 1,
@@ -86,6 +88,16 @@ class Stage:
         """Play `prompts` as one training step; `how` is of `trainer`."""
         return self.step(self.trainer(prompts, score, **how))
 
+    def train_late(self, prompts, score=dict):
+        """Train step 9 on two prompts, if the first two were sent out at step 1: too long ago."""
+        settings = {"data.train_batch_size": 2, "trainer.v1.sampler.max_off_policy_threshold": 3}
+        trainer = self.trainer(prompts, score, mode="colocate_async", settings=settings)
+        trainer._add_prompts_to_generate(2)
+        self.wait_until_settled()
+        trainer.global_steps = 9
+        trainer.prepare_step = dict  # they are enough for a batch
+        return self.step(trainer)
+
     def validate(self, prompts, score=dict, **how):
         """Play `prompts` as verl's validation, all at once, and return its metrics and dump."""
         trainer = self.trainer(prompts, score, **how)
@@ -107,7 +119,7 @@ class Stage:
             score,
             {
                 "data.train_batch_size": len(prompts),
-                "data.gen_batch_size": 1,  # as verl sets it in all modes that send out prompts later
+                "data.gen_batch_size": 1,  # as verl sets it if prompts may be sent out later
                 "actor_rollout_ref.rollout.n": max(2, *map(len, prompts)),
                 "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
                 "trainer.v1.trainer_mode": mode,
@@ -161,7 +173,19 @@ class Stage:
         rows = read_dump(self.folder / "rollouts", trainer.global_steps)
         return Played(advantages, rows, metrics)
 
-    def wait_until_settled(self, partition="train"):
+    def errors(self, partition="train"):
+        """Why samples could not be scored: {(prompt, session): message}."""
+        keys = [key for key in tq.kv_list()[partition] if "_" in key]
+        data = tq.kv_batch_get(keys, partition, ["extra_fields", "extra_info"])
+        places = [
+            (info["index"], int(key.split("_")[1]))
+            for key, info in zip(keys, data["extra_info"], strict=True)
+        ]
+        messages = [fields["reward_extra_info"].get(ERROR_KEY) for fields in data["extra_fields"]]
+        found = zip(places, messages, strict=True)
+        return {place: message for place, message in found if message is not None}
+
+    def wait_until_settled(self):
         """Wait until no prompt is being played."""
         while any(
             tag.get("status") in ("pending", "running")
