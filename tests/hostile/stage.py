@@ -76,8 +76,8 @@ class Stage:
             "actor_rollout_ref.rollout.agent.agent_loop_config_path": str(loops),
         }
         self.base = with_settings(verl_config(), {**SETTINGS, **more})
-        tq.init(self.base.transfer_queue)
         self.rewards = RewardLoopManager(self.base)
+        tq.init(self.base.transfer_queue)  # while the reward worker starts
         handles = self.rewards.reward_loop_worker_handles
         model = scripted.ScriptedModel(self.tokenizer)
         self.loops = AgentLoopManagerTQ.create(self.base, model, reward_loop_worker_handles=handles)
