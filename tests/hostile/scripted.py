@@ -36,7 +36,7 @@ class ScriptedLoop(SingleTurnAgentLoop):
             raise script
         said = [{}] * script.outputs if isinstance(script, Scored) else script
         outputs = [
-            await super(ScriptedLoop, self).run({"says": json.dumps(text)}, **kwargs)
+            await super(ScriptedLoop, self).run({"says": as_text(text)}, **kwargs)
             for text in (said if isinstance(said, list) else [said])
         ]
         if isinstance(script, Scored):
@@ -44,6 +44,10 @@ class ScriptedLoop(SingleTurnAgentLoop):
             if script.info is not ...:
                 outputs[-1].extra_fields["reward_extra_info"] = script.info
         return outputs if len(outputs) > 1 else outputs[0]
+
+
+def as_text(said):
+    return said if isinstance(said, str) else json.dumps(said)
 
 
 class ScriptedModel:

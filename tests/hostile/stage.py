@@ -2,6 +2,7 @@
 
 A case is a list of prompts, a prompt is a list of sessions, and a session is one of
 - `{"a": 1.0, "b": 0.0}`: the model says this, and the scorer gets it and returns it unchanged;
+- a text: the model says it, for scorers of our own tasks;
 - a list of such dicts: a session with several outputs, of which verl scores the last;
 - an exception: the agent loop raises it;
 - `Scored(score, info)`: the agent loop gives the reward itself.
