@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import ray
-import stage as stages
+from stage import Stage, limit
 from verl_run import ray_folder
 
 from verl_gdpo.cpu.tiny_model import make_tiny_model
 
+START_SECONDS, CASE_SECONDS = 300, 60  # what takes longer hangs; a case takes a second
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -32,14 +33,19 @@ def workers(tmp_path_factory, forking_python):
             _temp_dir=ray_dir,
         )
         try:
-            yield stages.Stage(folder, model)
+            with limit(START_SECONDS):
+                started = Stage(folder, model)
+            yield started
         finally:
             ray.shutdown()
 
 
 @pytest.fixture
 def stage(workers):
-    with workers.limit():
+    assert workers.is_clean, "an earlier case did not end"
+    workers.is_clean = False
+    with limit(CASE_SECONDS):
         yield workers
-        if not workers.is_stuck:
-            workers.clean()
+    with limit(CASE_SECONDS):
+        workers.clean()
+    workers.is_clean = True

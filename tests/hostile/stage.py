@@ -83,7 +83,7 @@ class Stage:
         model = scripted.ScriptedModel(self.tokenizer)
         self.loops = AgentLoopManagerTQ.create(self.base, model, reward_loop_worker_handles=handles)
         ray.get([w.__ray_ready__.remote() for w in (*handles, *self.loops.agent_loop_workers)])
-        self.is_stuck = False
+        self.is_clean = True
 
     def train(self, prompts, score=dict, **how):
         """Play `prompts` as one training step; `how` is of `trainer`."""
@@ -202,21 +202,21 @@ class Stage:
             if tags:
                 tq.kv_clear([*tags], partition)
 
-    @contextlib.contextmanager
-    def limit(self, seconds=60):
-        """Fail after so long, and let all later cases fail at once."""
-        assert not self.is_stuck, "an earlier case did not end"
 
-        def stop(*_):
-            self.is_stuck = True
-            raise TimeoutError(f"the case has not ended after {seconds} s")
+@contextlib.contextmanager
+def limit(seconds):
+    """Raise TimeoutError if the block takes longer."""
 
-        signal.signal(signal.SIGALRM, stop)
-        signal.alarm(seconds)
-        try:
-            yield
-        finally:
-            signal.alarm(0)
+    def stop(*_):
+        raise TimeoutError(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def with_settings(config, settings):
