@@ -10,46 +10,55 @@ import ray
 import verl_gdpo
 
 PACKAGE = f"{Path(verl_gdpo.__file__).parent}/"
+PASSED_BY = ("<module>", "group_of", "split_key")  # imports, and what only reads a key of verl
 
 
 class Trace:
     """A function for `sys.setprofile`, with the paths in `verl_gdpo/` that were entered."""
 
     def __init__(self):
-        self.modules = {}  # as a set that keeps the order
+        self.modules = {}  # a set that keeps the order
 
     def __call__(self, frame, event, _):
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name != "<module>":
-            self.modules[code.co_filename.removeprefix(PACKAGE)] = True
+        if event == "call" and code.co_filename.startswith(PACKAGE):
+            path = code.co_filename.removeprefix(PACKAGE)
+            if code.co_name not in PASSED_BY and not path.startswith("cpu/"):
+                self.modules[path] = True
 
 
-def start(worker):
-    """Trace the event loop of one of verl's workers, and the threads that it starts from now on."""
+def trace_agent_loops(worker):
+    worker.trace, run_prompt = Trace(), worker._run_prompt
+
+    async def run_traced_prompt(*args, **kwargs):
+        sys.setprofile(worker.trace)
+        await run_prompt(*args, **kwargs)
+
+    worker._run_prompt = run_traced_prompt
+
+
+def trace_rewards(worker):
+    """Trace the event loop, and the threads that it starts from now on."""
     worker.trace = Trace()
     threading.setprofile(worker.trace)
     worker.loop.set_default_executor(ThreadPoolExecutor())
     worker.loop.call_soon_threadsafe(sys.setprofile, worker.trace)
 
 
-def stop(worker):
-    threading.setprofile(None)
-    worker.loop.call_soon_threadsafe(sys.setprofile, None)
-    return [*worker.trace.modules]
-
-
 def modules_of_a_step(stage, trainer):
     """Make a step of `trainer`, with its rollout dump, and return the modules that ran.
 
-    Those of the reward worker come first, because a rollout is there before it is in the trainer.
+    They stand in the order in which a rollout is in verl's processes: agent loop worker, reward
+    worker, trainer. The workers are traced until they end.
     """
-    (worker,) = stage.rewards.reward_loop_workers
-    ray.get(worker.__ray_call__.remote(start))
+    (loops,), (rewards,) = stage.loops.agent_loop_workers, stage.rewards.reward_loop_workers
+    ray.get(loops.__ray_call__.remote(trace_agent_loops))
+    ray.get(rewards.__ray_call__.remote(trace_rewards))
     trace = Trace()
     sys.setprofile(trace)
     try:
         stage.step(trainer)
     finally:
         sys.setprofile(None)
-        of_rewards = ray.get(worker.__ray_call__.remote(stop))
-    return [*dict.fromkeys([*of_rewards, *trace.modules])]
+    found = ray.get([w.__ray_call__.remote(lambda w: w.trace.modules) for w in (loops, rewards)])
+    return [*dict.fromkeys([*found[0], *found[1], *trace.modules])]
