@@ -34,6 +34,7 @@ class Task:
         raises OSError where the machine cannot score at all.
     takes_service: `score` takes `service`, the `sandbox_service.Service` that verl's block
         `reward.sandbox_fusion` names; `check` then asks the service in the place of `missing`.
+    main_reward: the reward that says whether an answer is right, for the findings about a run.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Task:
     labels: Callable[[str], Sequence[str]] = _no_labels
     missing: Callable[[], Sequence[str]] = tuple
     takes_service: bool = False
+    main_reward: str = ""
 
     def check_ground_truth(self, ground_truth: Any) -> None:
         """Score an empty response, to find a bad ground truth before training.
