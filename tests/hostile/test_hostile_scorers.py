@@ -75,8 +75,7 @@ async def cancel_oneself(said):
 
 
 async def exceed_a_limit(said):
-    async with asyncio.timeout(0):
-        await asyncio.Event().wait()
+    await asyncio.wait_for(asyncio.Event().wait(), 0)
 
 
 @pytest.mark.parametrize("score", [wait_for_a_cancelled_task, cancel_oneself, exceed_a_limit])
