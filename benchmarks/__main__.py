@@ -49,12 +49,18 @@ def step_rows(_: torch.device) -> Iterator[Row]:
 
 BENCHMARKS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
     "estimator": estimator.rows,
+    "metrics": estimator.metrics_rows,
     "scoring": lambda _: scoring.time_rows(),
     "coding": lambda _: coding.time_rows(),
     "step": step_rows,
     "run": lambda _: run.rows(),
 }
-DEFAULT = ("estimator", "scoring", "coding")  # the step takes 10 minutes and 10 GB, and starts Ray
+DEFAULT = (
+    "estimator",
+    "metrics",
+    "scoring",
+    "coding",
+)  # the step takes 10 minutes and 10 GB, and starts Ray
 TIMES = "times are the fastest of alternating calls; for a step, the pair with the median ratio"
 
 

@@ -4,9 +4,11 @@ Both estimators get the keyword arguments of verl's `compute_advantage`, with th
 of `non_tensor_batch`. The floor only multiplies one number per sample with the token mask.
 """
 
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage as built_in
 
 from benchmarks.measure import Row, peak_bytes, seconds_of
+from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import batch_metrics
 from verl_gdpo.batch.rows import RewardRows
@@ -23,11 +26,27 @@ from verl_gdpo.verl_hooks.estimator import compute_gdpo
 
 PROMPT_TOKENS = 16
 PAPER_SIZES = ((512, 4), (512, 16))  # (prompts, samples per prompt) of a step
+METRICS_SIZES = ((2048, 4), (512, 16))  # both 8,192 samples
 BUILT_IN_GOAL, FLOOR_GOAL, MEMORY_GOAL = 50.0, 3.0, 1.5
+METRICS_LIMIT = 0.010  # seconds, for 8,192 samples with 2 rewards
+
+Draw = Callable[[np.random.Generator, int], Any]  # values of one reward
+# whole numbers are exact in the built-in's float32, so the results can be compared
+KINDS: dict[str, Draw] = {
+    "0 to 3": lambda rng, B: rng.integers(0, 4, B),
+    "binary": lambda rng, B: rng.integers(0, 2, B),
+    "real": lambda rng, B: rng.random(B),
+}
 
 
 def verl_arguments(
-    prompts: int, group: int, rewards: int, tokens: int, device: torch.device, **gdpo: Any
+    prompts: int,
+    group: int,
+    rewards: int,
+    tokens: int,
+    device: torch.device,
+    kind: str = "0 to 3",
+    **gdpo: Any,
 ) -> dict[str, Any]:
     """Return the arguments of verl's `compute_advantage` for a batch with scattered groups."""
     rng = np.random.default_rng(0)
@@ -36,9 +55,8 @@ def verl_arguments(
     length_B = torch.from_numpy(rng.integers(tokens // 8 + 1, tokens + 1, B))
     mask_BT = (torch.arange(tokens)[None, :] < length_B[:, None]).to(device, torch.int64)
     prompt_mask = torch.ones(B, PROMPT_TOKENS, dtype=torch.int64, device=device)
-    # whole numbers are exact in the built-in's float32, so the results can be compared
     columns = {
-        f"reward_{k}": np.array(rng.integers(0, 4, B).astype(float).tolist(), dtype=object)
+        f"reward_{k}": np.array(KINDS[kind](rng, B).astype(float).tolist(), dtype=object)
         for k in range(rewards)
     }
     return {
@@ -63,7 +81,6 @@ def rows(device: torch.device) -> Iterator[Row]:
     yield from memory_rows(device)  # comes first, while the heap is fresh
     yield from time_rows(device)
     yield from growth_rows(device)
-    yield from metrics_rows(device)
 
 
 def check_agreement(device: torch.device) -> None:
@@ -127,16 +144,24 @@ def growth_rows(device: torch.device) -> Iterator[Row]:
 
 
 def metrics_rows(device: torch.device) -> Iterator[Row]:
-    """Compare the time of all metrics of a step with the time of its estimator."""
-    for prompts, group, rewards in ((512, 4, 2), (512, 16, 8)):
-        arguments = verl_arguments(prompts, group, rewards, 1024, device)
+    """Compare the CPU time of all metrics of a step with that of its estimator, and with a limit.
+
+    The metrics get the estimator's z, S and A, as in training.
+    """
+    for (prompts, group), rewards, kind in product(METRICS_SIZES, (2, 8), ("binary", "real")):
+        arguments = verl_arguments(prompts, group, rewards, 1024, device, kind)
         settings = GdpoSettings.from_algorithm(arguments["config"])
         rows = RewardRows.from_columns(arguments["non_tensor_batch"], prompts * group)
-        matrix = RewardMatrix.of(rows, settings)
+        matrix, ids = RewardMatrix.of(rows, settings), arguments["index"]
         length_B = arguments["response_mask"].sum(dim=1).cpu().numpy()
+        scalars = scalars_of(matrix, rows.counted_B, ids, settings)
         metrics = partial(
-            batch_metrics, matrix, rows.counted_B, arguments["index"], length_B, settings, {}
+            batch_metrics, matrix, rows.counted_B, ids, length_B, settings, {}, scalars=scalars
         )
-        ours, theirs = seconds_of(metrics, partial(compute_gdpo, **arguments), device)
-        size = f"{prompts}x{group}x{rewards}, 1024 tokens"
-        yield Row("metrics", size, ours, "estimator", theirs, says="the peer's")
+        ours, theirs = seconds_of(
+            metrics, partial(compute_gdpo, **arguments), device, time.process_time
+        )
+        row = partial(Row, "metrics", f"{prompts}x{group}x{rewards}, {kind}", ours)
+        yield row("estimator", theirs, says="the peer's")
+        if rewards == 2:
+            yield row("the limit", METRICS_LIMIT, says="the peer's", goal=1.0)

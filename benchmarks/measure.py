@@ -51,26 +51,34 @@ class Row:
 
 
 def seconds_of(
-    ours: Callable[[], Any], peer: Callable[[], Any], device: torch.device
+    ours: Callable[[], Any],
+    peer: Callable[[], Any],
+    device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, float]:
-    """Return the fastest of alternating calls, because other work on a machine only adds time."""
+    """Return the fastest of alternating calls, because other work on a machine only adds time.
+
+    With `time.process_time` as clock, the time in which others have the processor does not count.
+    """
     samples: tuple[list[float], list[float]] = ([], [])
     spent = 0.0
     while len(samples[0]) < MIN_ROUNDS or (
         spent < SECONDS_PER_PAIR and len(samples[0]) < MAX_ROUNDS
     ):
         for function, times in zip((ours, peer), samples, strict=True):
-            times.append(_seconds(function, device))
+            times.append(_seconds(function, device, clock))
             spent += times[-1]
     return min(samples[0]), min(samples[1])
 
 
-def _seconds(function: Callable[[], Any], device: torch.device) -> float:
+def _seconds(
+    function: Callable[[], Any], device: torch.device, clock: Callable[[], float]
+) -> float:
     _synchronize(device)
-    start = time.perf_counter()
+    start = clock()
     result = function()
     _synchronize(device)
-    elapsed = time.perf_counter() - start
+    elapsed = clock() - start
     del result  # freeing the result does not count
     return elapsed
 

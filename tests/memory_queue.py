@@ -13,7 +13,8 @@ class MemoryQueue:
 
     def __init__(self, monkeypatch):
         self.tags, self.rows, self.reads = {}, {}, Counter()
-        for name in ("kv_list", "kv_batch_get", "kv_batch_put", "kv_clear"):
+        names = ("kv_list", "kv_batch_get", "kv_batch_put", "kv_clear")
+        for name in (*names, "async_kv_put", "async_kv_batch_put"):
             monkeypatch.setattr(tq, name, getattr(self, name))
 
     def add_group(self, uid, infos, lengths, partition="train", step=1, **fields):
@@ -68,3 +69,20 @@ class MemoryQueue:
     def kv_clear(self, keys, partition_id):
         for key in keys:
             del self.tags[key]
+
+    async def async_kv_put(self, key, partition_id, tag):
+        """Only verl's agent loop worker puts tags by themselves, and only those of prompts."""
+        self.tags[key] = (partition_id, {"is_prompt": True, "global_steps": 7, **tag})
+
+    async def async_kv_batch_put(self, keys, fields, tags, partition_id):
+        """Rows with all their fields, as verl's agent loop worker makes them."""
+        columns = {name: list(column) for name, column in fields.items()}
+        for number, (key, tag) in enumerate(zip(keys, tags, strict=True)):
+            self.tags[key] = (partition_id, tag)
+            row = {name: column[number] for name, column in columns.items()}
+            self.rows[key] = {
+                name: getattr(value, "data", value)
+                if not isinstance(value, torch.Tensor)
+                else value
+                for name, value in row.items()
+            }

@@ -34,10 +34,46 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "verl_hooks/reward_manager.py",
+        "weighted_sum(gate(info, terms), terms, step)",
+        "weighted_sum(info, terms, step)",
+        "test_reward_manager.py::test_reward_score_obeys_conditions_and_the_raw_values_stay",
+    ),
+    Mutant(
+        "verl_hooks/trainer_mixin.py",
+        "self.sources.update(step.rows.sources)",
+        "pass",
+        "test_dump_writer.py::test_data_sources_that_only_the_batches_tell",
+    ),
+    Mutant(
         "run/progress.py",
         "[known for known in self.metrics if known > step]",
         "[]",
         "test_launch.py::test_the_log_finds_what_the_summary_finds",
+    ),
+    Mutant(
+        "advantage/zero.py",
+        "(varies_GK & (weights_K != 0)).sum(dim=1) > 1",
+        "varies_GK.sum(dim=1) >= 1",
+        "test_equation.py::test_a_reward_alone_is_the_same_in_float32_and_float64",
+    ),
+    Mutant(
+        "advantage/zero.py",
+        "torch.where(is_whole_BK.all(dim=0), exact_K, EPS32)",
+        "torch.full_like(exact_K, EPS32)",
+        "test_equation.py::test_whole_numbers_are_exact_in_float32",
+    ),
+    Mutant(
+        "advantage/equation.py",
+        ".clamp(min=1.0) * (weights_K != 0)",
+        ".clamp(min=1.0)",
+        "test_equation.py::test_rewards_of_weight_0_leave_no_rounding_in_a_variant",
+    ),
+    Mutant(
+        "batch/metrics.py",
+        "        if scalars is None:\n",
+        "        if True:\n",
+        "test_metrics.py::test_the_estimators_own_result_gives_the_same_metrics",
     ),
     Mutant(
         "batch/reward_metrics.py",
@@ -113,8 +149,8 @@ MUTANTS = [
     ),
     Mutant(
         "verl_hooks/estimator.py",
-        "    settings = GdpoSettings.from_algorithm(config",
-        "    raise RuntimeError\n    settings = GdpoSettings.from_algorithm(config",
+        "        step = Step(settings, _rows_of(",
+        "        raise RuntimeError\n        step = Step(settings, _rows_of(",
         "test_estimator.py::test_columns_of_a_trainer_that_is_not_ours",
     ),
     Mutant(
@@ -130,10 +166,16 @@ MUTANTS = [
         "test_estimator.py::test_a_token_counts_once_whatever_marks_it",
     ),
     Mutant(
-        "verl_hooks/computed_advantages.py",
+        "verl_hooks/step.py",
         "is_trained_BT.sum(dim=1)",
         "response_mask.sum(dim=1)",
-        "test_computed_advantages.py::test_a_token_counts_once_whatever_marks_it",
+        "test_step.py::test_a_token_counts_once_whatever_marks_it",
+    ),
+    Mutant(
+        "verl_hooks/step.py",
+        "self.computed.trained_B if by_token else np.array(length_B)",
+        "np.array(length_B)",
+        "test_dump_writer.py::test_the_metrics_of_token_batch_norm_count_the_tokens_that_are_trained",
     ),
     Mutant(
         "verl_hooks/replay_buffer.py",
@@ -149,25 +191,43 @@ MUTANTS = [
     ),
     Mutant(
         "verl_hooks/legacy_trainer.py",
-        '(result.batch["response_mask"] != 0).sum(dim=1)',
-        'result.batch["response_mask"].sum(dim=1)',
-        "test_legacy_trainer.py::test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it",
+        'settings = around.settings if around else settings_of_loop(given.get("config"))',
+        'settings = settings_of_loop(given.get("config") or {})',
+        "test_legacy_trainer.py::test_the_settings_of_the_start_hold_for_a_trainer_that_hands_none_over",
     ),
     Mutant(
         "verl_hooks/legacy_trainer.py",
-        "        has_gdpo_manager = runs_gdpo_manager(self.config)\n",
-        "        has_gdpo_manager = False\n",
+        "rows = replace(rows, step=trainer.global_steps)",
+        "pass",
+        "test_legacy_trainer.py::test_weights_with_a_schedule",
+    ),
+    Mutant(
+        "verl_hooks/v1_trainer.py",
+        "utils.compute_advantage = inspect.unwrap(utils.compute_advantage)\n",
+        "",
+        "test_verl_seams.py::test_a_v1_trainer_does_not_pass_through_the_hook_of_the_legacy_trainer",
+    ),
+    Mutant(
+        "verl_hooks/legacy_trainer.py",
+        "(mask_BT != 0).sum(dim=1)",
+        "mask_BT.sum(dim=1)",
+        "test_legacy_trainer.py::test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it",
+    ),
+    Mutant(
+        "verl_hooks/trainer_mixin.py",
+        "has_manager = runs_gdpo_manager(config)",
+        "has_manager = False",
         "test_legacy_trainer.py::test_the_rewards_of_the_grpo_arm_are_looked_at_where_the_manager_is_ours",
     ),
     Mutant(
         "verl_hooks/legacy_trainer.py",
-        "        run_bounds = settings.bounds if settings else {}\n",
+        "        self.check_rows()\n",
         "",
         "test_legacy_trainer.py::test_the_bounds_of_our_scorers_reach_the_metrics_and_the_variants",
     ),
     Mutant(
         "advantage/equation.py",
-        "    S_B = without_rounding(S_B, rounding_GK, weights_K, groups[0])\n",
+        "    S_B = sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)\n",
         "",
         "test_equation.py::test_rewards_that_cancel_give_exactly_0",
     ),

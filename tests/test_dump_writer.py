@@ -20,8 +20,10 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl_batch import verl_config
 
+from verl_gdpo.batch import metrics as metrics_module
+from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.run.dump_reader import read_dump
-from verl_gdpo.verl_hooks.computed_advantages import forget_outcome, noted_outcome
+from verl_gdpo.verl_hooks import estimator as estimator_module
 
 VERLS_OWN = ["algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive"]
 FILTER = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=score"]
@@ -107,6 +109,39 @@ def test_without_filter_groups_the_rewards_are_read_once(queue, tmp_path):
     assert not trainer.replay_buffer.known_rows  # the next step has other rows
 
 
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_the_metrics_reuse_the_scalars_of_the_estimator(queue, tmp_path, monkeypatch, estimator):
+    """verl's grpo has none, so its metrics compute them."""
+    count = Counter()
+    for module in (estimator_module, metrics_module):
+        monkeypatch.setattr(
+            module, "scalars_of", lambda *given: count.update(["scalars"]) or scalars_of(*given)
+        )
+    trainer = ours(tmp_path, f"algorithm.adv_estimator={estimator}")
+    fill(queue)
+    metrics = {}
+    batch, _ = trainer.replay_buffer.sample(7, "train", 2)
+    trainer._compute_advantage(batch, metrics)
+    assert count["scalars"] == 1
+    assert metrics["gdpo/a/share"] == pytest.approx(0.25 if estimator == "grpo" else 0.4)
+
+
+def test_data_sources_that_only_the_batches_tell(queue, tmp_path):
+    """With a reward function of the user, nobody has looked at the data sources before."""
+    trainer, metrics = ours(tmp_path), {}
+    for number, source in enumerate(["d", "e", "d"]):
+        info = {"a": float(number), "score": float(number)}
+        queue.add_group(f"u{number}", [info, info], lengths=(2, 3), data_source=source)
+        batch, _ = trainer.replay_buffer.sample(7, "train", 1)
+        metrics[number] = {}
+        trainer._compute_advantage(batch, metrics[number])
+    told = [
+        {name for name in logged if name.startswith("gdpo/a/mean/")} for logged in metrics.values()
+    ]
+    # a curve of a source must not end because one step has no other source
+    assert told == [set(), {"gdpo/a/mean/e"}, {"gdpo/a/mean/d"}]
+
+
 class Operations(TorchDispatchMode):
     def __init__(self):
         super().__init__()
@@ -154,6 +189,22 @@ def test_the_rows_of_a_dump(queue, tmp_path, estimator):
     assert (rows[3]["group"], rows[3]["session"], rows[3]["data_source"]) == ("v", 1, "d")
 
 
+def test_the_metrics_of_token_batch_norm_count_the_tokens_that_are_trained(queue, tmp_path):
+    """Rollout correction rejects tokens after the lengths of the responses are known."""
+    fill(queue)
+    queue.rows["u_1_0"]["response_mask"] = torch.tensor([1, 0, 0])
+    trainer = ours(tmp_path, "+algorithm.gdpo.batch_norm=token", "+algorithm.gdpo.eps=0")
+    batch, _ = trainer.replay_buffer.sample(7, "train", 2)
+    metrics = {}
+    trainer._compute_advantage(batch, metrics)
+    # z of a and b: u 0 and -+ .7071, v -+ .7071 each; tokens 2 1 2 3
+    S, tokens = np.array([-1, 1, -2, 2]) * 0.5**0.5, np.array([2, 1, 2, 3])
+    mean = (S * tokens).sum() / 8
+    std = np.sqrt(((S - mean) ** 2 * tokens).sum() / 7)
+    assert metrics["gdpo/batch_norm_mean"] == pytest.approx(mean)
+    assert metrics["gdpo/batch_norm_std"] == pytest.approx(std)
+
+
 def test_a_step_of_two_batches_has_one_dump(queue, tmp_path):
     trainer = ours(tmp_path, "data.train_batch_size=1")
     batches = []
@@ -173,12 +224,6 @@ def test_a_step_of_two_batches_has_one_dump(queue, tmp_path):
     trainer._init_dump_executor()
     with pytest.raises(RuntimeError, match=r"4 of 4 rows were in no batch .* such as u_0_0"):
         dump(trainer, both)  # what was dumped is forgotten
-
-
-def test_an_advantage_by_other_means_is_an_error_where_it_matters():
-    forget_outcome()
-    with pytest.raises(RuntimeError, match=r"did not call .*trainer.rollout_data_dir=null"):
-        noted_outcome()
 
 
 ODD = {

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.advantage.equation import compute_gdpo_scalars, spread_over_tokens
-from verl_gdpo.advantage.group_norm import normalize_groups
 
 GRPO = {"group_norm": "summed", "batch_norm": "none"}
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
@@ -452,19 +451,37 @@ def test_a_reward_alone_is_never_taken_for_rounding(low, step, dtype, beside):
     assert pytest.approx([-sqrt(0.5), sqrt(0.5)]) == S
 
 
-def test_how_much_may_be_rounding():
-    rewards = torch.tensor([[-3.0, 7.0], [1.0, 7.0], [0.0, 7.0]], dtype=torch.float64)
-    present = torch.tensor([[True, True], [True, True], [True, False]])
-    groups = (torch.tensor([0, 0, 1]), 3)  # the last group is empty
-    z_BK, rounding_GK = normalize_groups(rewards, present, *groups, eps=0.5, precision=2**-50)
-    # half the precision of 3 twice, and 2 terms of the mean and 2 of the sum; std = sqrt(8)
-    expected = (2**-50 + 4 * 2**-52 / 2) * 3 / (sqrt(8) + 0.5)
-    assert rounding_GK.tolist() == [[pytest.approx(expected, abs=0), 0.0], [0.0] * 2, [0.0] * 2]
-    assert z_BK[:, 0].tolist() == pytest.approx([-2 / (sqrt(8) + 0.5), 2 / (sqrt(8) + 0.5), 0])
-    # at most a quarter of the range; without a std, in units of the reward
-    z_BK, rounding_GK = normalize_groups(rewards, present, *groups, eps=None, precision=1.0)
-    assert rounding_GK.tolist() == [[1.0, 0.0], [0.0] * 2, [0.0] * 2]
-    assert z_BK[:, 0].tolist() == [-2.0, 2.0, 0.0]
+def test_a_reward_alone_is_the_same_in_float32_and_float64():
+    # 8,000,000 to 8,000,003: z = -1.16, -.39, .39, 1.16 with std sqrt(5/3)
+    rewards = 8e6 + torch.arange(4.0)[:, None]
+    S = scalars(rewards, [0] * 4, eps=0, batch_norm="none").S_B.tolist()
+    assert pytest.approx([x / sqrt(5 / 3) for x in (-1.5, -0.5, 0.5, 1.5)]) == S
+    # whatever the values are; beside a reward that is constant, or that counts nothing
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        values = (10.0 ** rng.integers(0, 8) + rng.random((24, 1))).astype(np.float32)
+        beside = [np.full_like(values, 0.3), rng.random((24, 1)).astype(np.float32)]
+        rewards, groups = np.hstack([values, *beside]), np.arange(24) % 3
+        for group_norm in ("per_reward", "summed"):
+            options = {"weights": [1.0, 1.0, 0.0], "group_norm": group_norm, **BARE}
+            A_B = scalars(rewards, groups, **options).A_B
+            assert torch.equal(A_B, scalars(rewards.astype(float), groups, **options).A_B)
+
+
+@pytest.mark.parametrize("combine", [None, lambda z_BK, *_: z_BK.sum(dim=1)])
+def test_whole_numbers_are_exact_in_float32(combine):
+    # z of the second is .87, -.87, -.87, .87: S of .48 is less than float32 could err by
+    rewards = 8e6 * torch.tensor([[1.0, 0.0]]) + torch.tensor([[0, 1], [1, 0], [2, 0], [3, 1]])
+    exact, S_B = (scalars(r, [0] * 4, combine=combine).S_B for r in (rewards.double(), rewards))
+    assert torch.equal(S_B, exact) and exact[1:3].abs().min() > 0.4
+    halves = rewards + torch.tensor([0.5, 0.0])  # which may stand for 8,000,000.3
+    assert not scalars(halves, [0] * 4, combine=combine).S_B[2]
+
+
+def test_rewards_of_weight_0_leave_no_rounding_in_a_variant():
+    rewards = [[0.0, 1e15], [0.0, 1e15 + 1], [0.0, 1e15 + 2], [1.0, 1e15 + 3]]
+    S = scalars(rewards, [0] * 4, weights=[1, 0], eps=0, combine=lambda z_BK, *_: z_BK[:, 0]).S_B
+    assert S.tolist() == pytest.approx([-0.5, -0.5, -0.5, 1.5])
 
 
 # --- inputs --------------------------------------------------------------------------------------

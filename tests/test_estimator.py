@@ -10,10 +10,11 @@ import torch
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.advantage.variants import rvpo, sa_mrpo
 from verl_gdpo.batch.advantages import scalars_of
-from verl_gdpo.batch.matrix import EstimatorInput, current_input
+from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.estimator import compute_gdpo
+from verl_gdpo.verl_hooks.step import Step
 
 REWARDS = [[1, 1], [1, 0], [0, 1], [0, 0], [3, 1], [3, 1], [-3, 1], [0.5, 1]]
 GROUPS = np.array(list("aaaabbbb"), dtype=object)
@@ -64,13 +65,9 @@ def test_without_named_columns_the_message_says_what_to_do(columns, gdpo):
 @pytest.mark.parametrize("rows", [7, 9])
 def test_rewards_of_another_number_of_rows(rows):
     columns = {name: np.arange(rows) for name in "ab"}
-    given = EstimatorInput(RewardRows.from_columns(columns, rows), GdpoSettings())
-    token = current_input.set(given)
-    try:
-        with pytest.raises(RuntimeError, match=f"got 8 rows, but the rewards of {rows} rows"):
-            estimate()
-    finally:
-        current_input.reset(token)
+    step = Step(GdpoSettings(), RewardRows.from_columns(columns, rows))
+    with step, pytest.raises(RuntimeError, match=f"got 8 rows, but the rewards of {rows} rows"):
+        estimate()
 
 
 @pytest.mark.parametrize("mark", [1.0, 3, 0.5, -1])
@@ -87,16 +84,14 @@ def test_the_last_row_of_a_session_speaks_for_the_others_and_padding_is_0():
     infos = [{"a": float(a), "b": float(b)} for a, b in REWARDS]
     keys = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "b_0_0", "b_1_0", "pad_0_0", "b_2_0"]
     rows = RewardRows.from_keys(keys, infos, ["d"] * 8, [key[:3] == "pad" for key in keys])
-    token = current_input.set(EstimatorInput(rows, GdpoSettings()))
-    try:
+    with Step(GdpoSettings(), rows) as step:
         advantages, _ = estimate()
-    finally:
-        current_input.reset(token)
     counted = [1, 2, 3, 4, 5, 7]
     expected = oracle.gdpo([REWARDS[i] for i in counted], [keys[i][0] for i in counted])
     assert advantages[counted, 0].tolist() == pytest.approx(expected, abs=1e-6)
     assert advantages[0, 0] == advantages[1, 0] != 0
     assert not advantages[6].any()
+    assert step.scalars.A_B[counted].tolist() == pytest.approx(expected, abs=1e-9)
 
 
 OPTIONS = {
@@ -114,8 +109,7 @@ def test_every_option_reaches_the_equation(name):
     rows = RewardRows.from_columns(COLUMNS, 8)
 
     def of(settings):
-        given = EstimatorInput(rows, settings)
-        return scalars_of(given.rewards, rows.counted_B, GROUPS, settings).A_B
+        return scalars_of(RewardMatrix.of(rows, settings), rows.counted_B, GROUPS, settings).A_B
 
     changed = of(GdpoSettings(**{name: OPTIONS[name]}))
     assert (changed - of(GdpoSettings())).abs().max() > 1e-3

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import oracle
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_gdpo.batch import metrics
-from verl_gdpo.batch.contributions import contributions, signal_statistics
+from verl_gdpo.batch.advantages import scalars_of
+from verl_gdpo.batch.contributions import contributions
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import (
     batch_metrics,
@@ -133,6 +135,20 @@ def test_estimators_that_ours_does_not_describe():
         *("mean", "std", "min", "max", "varies", "missing", "correlation_with_y"),
         *("groups_all_high", "groups_all_low"),
     }
+
+
+@pytest.mark.parametrize("batch_norm", ["sample", "token", "none"])
+@pytest.mark.parametrize("group_norm", ["per_reward", "summed"])
+def test_the_estimators_own_result_gives_the_same_metrics(monkeypatch, batch_norm, group_norm):
+    gdpo = GdpoSettings(batch_norm=batch_norm, group_norm=group_norm)
+    counted = np.array([True] * 7 + [False])  # the last row is padding
+    ids, lengths, of_rewards = np.array(GROUPS), np.array(LENGTHS), matrix(REWARDS)
+    given = of_rewards, counted, ids, lengths, gdpo, {}
+    alone = batch_metrics(*given)
+    scalars = scalars_of(of_rewards, counted, ids, gdpo, torch.from_numpy(lengths))
+    monkeypatch.setattr(metrics, "scalars_of", None)  # is not called
+    assert batch_metrics(*given, scalars=scalars) == alone
+    assert batch_metrics(*given, scalars=scalars._replace(S_B=scalars.S_B + 1)) != alone
 
 
 def test_padding_and_other_rows_of_a_session_change_nothing():
@@ -315,14 +331,8 @@ def test_a_float32_reward_is_at_its_bound():
 def distinct(rewards, groups, weights=(1.0, 1.0)):
     m = matrix(rewards)
     group_B = np.unique(groups, return_inverse=True)[1]
-    return tuple(
-        len(
-            np.unique(
-                advantages_without_eps(m.values_BK, np.array(weights), m.present_BK, group_B, norm)
-            )
-        )
-        for norm in ("per_reward", "summed")
-    )
+    of_both = advantages_without_eps(m.values_BK, m.present_BK, np.array(weights), group_B)
+    return tuple(len(np.unique(A_B)) for A_B in of_both)
 
 
 def test_groups_that_differ_in_scale_alone_are_one_for_grpo():
@@ -536,7 +546,7 @@ def test_the_page_explains_each_metric_and_no_other():
 
 
 def test_rewards_of_different_spread_cancel_too():
-    # eps 1e-4 leaves S of about 1.2e-4 where z are .8660 and -.8660 but for eps
-    c_BK = np.array([[0.86585, -0.86600], [-0.86585, 0.86600], [0.5, 0.0], [-0.5, 0.0]])
-    found = signal_statistics(c_BK, c_BK.sum(axis=1), np.array([0, 0, 1, 1]))
-    assert found == {"cancelled": 0.5, "no_signal": 0.5}
+    # in a, eps=1e-4 leaves S of about 9e-5 of z that are -.7070 and .7071
+    rewards = [[0, 10], [1, 0], [0, 7], [1, 7]]
+    found = of_batch(GdpoSettings(), rewards, list("aabb"), [1] * 4)
+    assert (found["gdpo/cancelled"], found["gdpo/no_signal"]) == (0.5, 0.5)

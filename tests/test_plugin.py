@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from verl_gdpo.plugin import EXTENDS
+from verl_gdpo.verl_hooks.relied_on import RELIED_ON, missing
+
 REPORT = """
 import sys, verl
 light = not any(m.startswith(("verl.trainer", "verl.experimental")) for m in sys.modules)
@@ -81,31 +84,96 @@ verl.__version__ = {version!r}
 {break_verl}
 import verl_gdpo.plugin
 import verl.trainer.ppo.v1
+from omegaconf import OmegaConf
+from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.utils import need_critic
+from verl.utils.device import auto_set_device
 print(get_adv_estimator_fn("rloo").__module__)
-get_adv_estimator_fn("gdpo")()
+def config(estimator="grpo", manager="naive", old=None):
+    return OmegaConf.create(dict(
+        algorithm=dict(adv_estimator=estimator), reward=dict(reward_manager=dict(name=manager)),
+        reward_model=dict(reward_manager=old), critic=dict(enable=None),
+        trainer=dict(device="cuda")))
+auto_set_device(config())
+print(need_critic(config()), need_critic(config("gae")))
+for attempt in (
+    lambda: need_critic(config("gdpo")),
+    lambda: need_critic(config(manager="gdpo")),
+    lambda: auto_set_device(config(manager="gdpo")),
+    lambda: need_critic(config(old="gdpo")),
+    lambda: get_adv_estimator_fn("gdpo")(),
+    {attempts}
+):
+    try:
+        print("went on with", attempt())
+    except (RuntimeError, ImportError) as error:
+        print(error)
 """
+# verl's own manager must not run in the place of ours, and nobody derives one from ours
+MANAGER = 'lambda: get_reward_manager_cls("gdpo")(config=None, tokenizer=None),'
+SUBCLASS = 'lambda: __import__("verl_gdpo.verl_hooks.reward_manager"),'
 
 
 @pytest.mark.parametrize(
-    ("version", "break_verl", "reason"),
+    ("version", "break_verl", "attempts", "reason"),
     [
-        ("0.7.0", "", "not supported (verl 0.7.0; supported: verl>=0.7.1"),
-        ("0.10.0", "", "not supported (verl 0.10.0; supported: verl>=0.7.1"),
+        ("0.8.0", "", MANAGER + SUBCLASS, "verl 0.8.0 is not supported; supported: verl>=0.9"),
+        ("0.10.0", "", MANAGER + SUBCLASS, "verl 0.10.0 is not supported; supported: verl>=0.9"),
         (
             "0.9.1",
             "import verl.trainer.ppo.v1.trainer_base as t; del t.PPOTrainer._init_dataloader",
-            "PPOTrainer has no method _init_dataloader (verl 0.9.1; supported: verl>=0.7.1",
+            "",
+            "verl has no verl.trainer.ppo.v1.trainer_base:PPOTrainer._init_dataloader "
+            "(verl 0.9.1; supported: verl>=0.9",
+        ),
+        (
+            "0.9.1",
+            "import verl.experimental.reward_loop.reward_manager.base as b\n"
+            "b.RewardManagerBase.run_single = lambda self, rows: None",
+            MANAGER,
+            "verl has no verl.experimental.reward_loop.reward_manager.base:"
+            "RewardManagerBase.run_single(data) (verl 0.9.1; supported: verl>=0.9",
         ),
     ],
-    ids=["older", "newer", "symbol"],
+    ids=["older", "newer", "symbol", "parameter"],
 )
-def test_says_loudly_why_it_cannot_work(python, version, break_verl, reason):
-    code = UNSUPPORTED.format(version=version, break_verl=break_verl)
+def test_another_verl_is_refused_before_a_model_is_loaded(
+    python, version, break_verl, attempts, reason
+):
+    code = UNSUPPORTED.format(version=version, break_verl=break_verl, attempts=attempts)
     done = python(code, VERL_USE_EXTERNAL_PLUGINS="none")
-    assert done.stdout == "verl.trainer.ppo.core_algos\n"  # other estimators are untouched
-    said, raised = done.stderr.split("Traceback", 1)
-    assert "verl-gdpo: adv_estimator=gdpo will not run" in said
-    assert reason in said
-    assert "RuntimeError: verl-gdpo cannot run" in raised
-    assert reason in raised
+    assert "verl-gdpo: gdpo will not run" in done.stderr and reason in done.stderr
+    # who does not use gdpo notices nothing
+    untouched, critic, *refused = done.stdout.splitlines()
+    assert (untouched, critic) == ("verl.trainer.ppo.core_algos", "False True"), done.stderr
+    assert len(refused) == 5 + attempts.count("lambda") and all(
+        reason in line for line in refused
+    ), refused
+
+
+@pytest.mark.parametrize("version", ["0.9.0.dev", "0.10.0.dev"])
+def test_supported_versions_are_not_refused(python, version):
+    code = f"import verl; verl.__version__ = {version!r}\nimport verl_gdpo.plugin\n{REPORT}"
+    done = python(code, VERL_USE_EXTERNAL_PLUGINS="none")
+    assert (done.stdout, done.returncode) == (OURS, 0), done.stderr
+
+
+def test_nothing_that_we_rely_on_is_missing():
+    assert {ours: missing(symbols) for ours, symbols in RELIED_ON.items() if missing(symbols)} == {}
+    assert {*EXTENDS.values()} <= {*RELIED_ON}
+
+
+@pytest.mark.parametrize(
+    ("symbol", "is_there"),
+    [
+        ("os.path:join(a)", True),
+        ("os.path:join(b)", False),
+        ("os.path:joins", False),
+        ("os.paths:join", False),
+        ("pathlib:Path.exists(self)", True),
+        ("pathlib:Path.is(self)", False),
+    ],
+)
+def test_how_a_symbol_is_looked_up(symbol, is_there):
+    assert missing([symbol]) == ([] if is_there else [symbol])

@@ -227,9 +227,12 @@ def test_the_last_row_of_a_session_stands_for_it(queue):
     filtering.filter_by(GdpoSettings())
     put(queue, filtering, {"u": [(1,), (1,)]})
     filtering.partitions["train"]["u_0_1"] = {}
-    queue["u_0_1"] = {**queue["u_0_0"], "extra_fields": {"reward_extra_info": {"a": 2.0}}}
+    queue["u_0_1"] = {
+        **queue["u_0_0"],
+        "extra_fields": {"reward_extra_info": {"a": 2.0, "score": 2.0}},
+    }
     assert filtering._dapo_filtered_keys("train")[0] == set()
-    queue["u_0_1"]["extra_fields"]["reward_extra_info"]["a"] = 1.0
+    queue["u_0_1"]["extra_fields"]["reward_extra_info"] = {"a": 1.0, "score": 1.0}
     filtering._dapo_classification_cache.clear()
     filtering.known_rows.clear()
     assert filtering._dapo_filtered_keys("train")[0] == {"u"}

@@ -21,7 +21,6 @@ from verl.experimental.agent_loop.agent_loop import (
     AgentLoopWorker,
 )
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
-from verl.trainer.ppo import reward as verl_reward
 from verl.utils.reward_score import default_compute_score
 from verl_batch import verl_config
 
@@ -144,8 +143,10 @@ def test_reward_score_obeys_conditions_and_the_raw_values_stay():
         reward_kwargs={"length": True},
         gdpo={"rewards": {"correctness": 1.0, "length": {"weight": 512.0, "when": condition}}},
     )
-    right, wrong = score(conditioned, GOLD), score(conditioned, GOLD.replace('"f"', '"g"'))
-    assert right["reward_score"] == 3.0 + 512 * right["reward_extra_info"]["length"]
+    gold = GOLD.replace(" a ", " a" * 256 + " ")  # half of the length that counts in full
+    right, wrong = score(conditioned, gold), score(conditioned, gold.replace('"f"', '"g"'))
+    assert right["reward_score"] == 3.0 + 512 * 0.5
+    assert right["reward_extra_info"]["length"] == 0.5
     assert wrong["reward_score"] == -3.0
     assert wrong["reward_extra_info"]["length"] == right["reward_extra_info"]["length"]
 
@@ -356,9 +357,6 @@ def test_whose_manager_verl_would_make(monkeypatch, tmp_path):
     assert runs("mine")
     assert not runs("nobody")  # verl says so when it makes them
     assert runs("Mine", source="importlib") and not runs("Other", source="importlib")
-    # verl 0.7.1 cannot be asked of a file
-    monkeypatch.delattr(verl_reward, "resolve_reward_manager_cls")
-    assert runs("mine") and not runs("Mine", source="importlib")
 
 
 class Callable:
@@ -587,6 +585,32 @@ def test_the_last_output_of_a_session_is_scored_without_the_padding_of_the_other
 
 
 # --- what counts when no reward is named ---------------------------------------------------------
+
+
+def test_true_and_false_are_1_and_0():
+    result = score(manager(failing({"right": True, "short": np.False_})), "x")
+    assert result == {
+        "reward_score": 1.0,
+        "reward_extra_info": {"right": 1.0, "short": 0.0, "score": 1.0},
+    }
+    assert {type(value) for value in result["reward_extra_info"].values()} == {float}
+
+
+def test_what_verl_counts_is_no_reward():
+    result = score(manager(failing({"a": 1.0, "num_turns": 3})), "x")
+    assert result["reward_score"] == 1.0
+    assert result["reward_extra_info"] == {"a": 1.0, "num_turns": 3, "score": 1.0}
+    named = manager(failing({"a": 1.0, "num_turns": 3}), gdpo={"rewards": {"num_turns": -0.5}})
+    assert score(named, "x")["reward_score"] == -1.5
+
+
+@pytest.mark.parametrize("name", ["reward", "uid", "input", "a/b", "", 7, (1, 2), None])
+def test_names_that_verl_uses_itself_are_refused(name):
+    result = score(manager(failing({"a": 1.0, name: "only logged"})), "x")
+    assert (
+        f"uid u-1, data_source 'rlla', extra_info.index 17: name {name!r}: "
+        in (result["reward_extra_info"][ERROR_KEY])
+    )
 
 
 def test_what_is_no_number_is_no_reward_and_stays():

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from verl_gdpo.batch import matrix as matrix_module
-from verl_gdpo.batch.matrix import EstimatorInput, RewardMatrix
+from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import ERROR_KEY, RewardError, RewardRows, group_of, split_key
 from verl_gdpo.batch.values import value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.settings.reward_terms import RewardTerm, gate, read_terms, weighted_sum
+from verl_gdpo.settings.reward_terms import gate, read_terms, weighted_sum
 
 
 def rows_of(table, sources=None):
@@ -299,14 +298,3 @@ def test_a_score_may_miss_the_sum_by_what_float32_rounds(parts, score, ok):
 def test_rows_of_other_rewards_and_no_reward_at_all():
     with pytest.raises(RewardError, match=r"^u_0_0: the scorer returned no named reward"):
         matrix(rows_like({"why": "text", "score": None}))
-
-
-def test_the_rewards_in_use_are_logged_once(caplog, monkeypatch):
-    monkeypatch.setattr(matrix_module, "_said", set())
-    settings = GdpoSettings(rewards={"a": RewardTerm(0.5)})
-    for given in (settings, settings, GdpoSettings()):
-        assert EstimatorInput(rows_like({"a": 1.0, "b": 2.0}), given).rewards
-    assert [record.getMessage() for record in caplog.records] == [
-        "verl-gdpo: rewards in use, with weights: a 0.5; returned, and not used: b",
-        "verl-gdpo: rewards in use, with weights (all numbers that are returned): a 1, b 1",
-    ]

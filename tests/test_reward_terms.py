@@ -137,9 +137,15 @@ def test_everything_that_can_be_said_of_a_reward():
         ({}, "rewards: expected at least one reward, got none"),
         ({"a": 1, "score": 1}, "rewards: 'score' is verl's name for the sum"),
         ({"a": 0, "b": {"weight": {0: 0}}}, "rewards: all weights are 0"),
+        ({"a": 1, "reward": 1}, "rewards: name 'reward': it is a metric of verl's validation"),
+        ({"a/b": 1}, "rewards: name 'a/b': expected text that can be printed, without '/'"),
+        (
+            {"a": {"when": {"reward": "uid", "at_least": 1}}},
+            "rewards.a.when.reward: name 'uid': it is a column of verl's dumps; rename it",
+        ),
     ],
 )
-def test_rewards_that_train_nothing(rewards, message):
+def test_rewards_that_cannot_be_meant(rewards, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         read_terms("rewards", rewards)
 

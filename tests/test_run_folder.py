@@ -24,7 +24,7 @@ from verl_gdpo.run.folder import (
 from verl_gdpo.terminal import render
 from verl_gdpo.tools.check.compose import compose_config
 from verl_gdpo.tools.summary import HEADER, reward_table
-from verl_gdpo.verl_hooks.legacy_trainer import checking_settings
+from verl_gdpo.verl_hooks.legacy_trainer import extending
 from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer
 
 
@@ -208,7 +208,7 @@ def start_v1(config):
 
 
 def start_legacy(config):
-    checking_settings(BareTrainer._init_dataloader)(BareTrainer(config))
+    extending(BareTrainer._init_dataloader)(BareTrainer(config))
 
 
 @pytest.mark.parametrize("start", [start_v1, start_legacy])

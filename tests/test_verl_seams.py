@@ -1,6 +1,7 @@
 """Our estimator through the functions of verl's V1 trainers, without starting one."""
 
 import functools
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,19 +14,19 @@ from datasets import Dataset
 from made_task import add_task
 from test_settings import run_config
 from verl.trainer.ppo import ray_trainer
-from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer, trainer_base
+from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer, trainer_base, utils
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl_batch import GROUPS, REWARDS, algorithm, batch
 
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.advantage.variants import dara, dvao, gd2po, rvpo, sa_mrpo
-from verl_gdpo.batch.matrix import EstimatorInput, current_input
 from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.check.compose import compose_config
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
 from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager
+from verl_gdpo.verl_hooks.step import Step
 from verl_gdpo.verl_hooks.supported_trainers import TRAINERS
 from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer, check_reward_workers, with_gdpo
 
@@ -42,14 +43,16 @@ def v1_advantages(keys, infos, padding, declared=None, **settings):
     rows = RewardRows.from_keys(keys, infos, ["d"] * len(keys), padding)
     given = GdpoSettings.from_algorithm(algorithm(**settings))
     given = replace(given, bounds={**(declared or {}), **given.bounds})
-    token = current_input.set(EstimatorInput(rows, given))
-    try:
+    with Step(given, rows):
         data = compute_advantage_for_multi_trajectories(
             data, batch_keys=keys, adv_estimator="gdpo", config=algorithm(**settings)
         )
-    finally:
-        current_input.reset(token)
     return data.batch["advantages"]
+
+
+def test_a_v1_trainer_does_not_pass_through_the_hook_of_the_legacy_trainer():
+    hooked = ray_trainer.compute_advantage
+    assert utils.compute_advantage is inspect.unwrap(hooked) is not hooked
 
 
 @pytest.mark.parametrize("otherwise", ["zero", "missing"])

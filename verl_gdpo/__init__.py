@@ -6,7 +6,7 @@ Importing this package loads neither torch nor verl. verl loads `verl_gdpo.plugi
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-SUPPORTED_VERL = ">=0.7.1,<0.10"  # the plugins refuse other versions; as in pyproject.toml
+SUPPORTED_VERL = ">=0.9.dev0,<=0.10.dev0"  # others are refused; as in pyproject.toml
 __all__ = ["SUPPORTED_VERL", "compute_gdpo_advantage"]
 
 if TYPE_CHECKING:

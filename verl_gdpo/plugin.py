@@ -1,79 +1,129 @@
-"""The module that verl loads. It adds our parts to verl, or prints why gdpo cannot run.
+"""The module that verl loads. It adds our parts to verl, or makes gdpo stop with the reason.
 
 verl loads it at the end of `import verl`, in each process, through the entry point `verl_gdpo` of
-the group `verl.plugins` (verl 0.9), through `VERL_USE_EXTERNAL_MODULES=verl_gdpo.plugin`, or
-through both.
+the group `verl.plugins`, through `VERL_USE_EXTERNAL_MODULES=verl_gdpo.plugin`, or through both.
 
-This module imports no other part of verl. `EXTENDS` lists which module of ours extends which module
-of verl. Python imports ours right after verl imports its own, and ours then replaces what it
-extends. If a version of verl lacks a module, ours is never imported: 0.7.1 and 0.8.0 have no
-`verl.trainer.ppo.v1`.
+`EXTENDS` lists which module of ours extends which module of verl. Python imports ours right after
+verl imports its own, and ours then replaces what it extends. If verl lacks a module, ours is never
+imported: verl's branch `neo` cannot import `verl.trainer.ppo.v1`.
+
+If gdpo cannot run, verl must not use its own estimator and manager of the same name in our place.
+So both are replaced, and `GATES` refuse a configuration that names one of them: functions to which
+verl passes it at the start of its main modules, and in the constructor of each trainer.
 """
 
+import functools
 import importlib
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import verl
 import wrapt
-from packaging.specifiers import SpecifierSet
 
 from verl_gdpo import SUPPORTED_VERL
 
 EXTENDS = {
-    "verl.experimental.reward_loop.reward_manager": "verl_gdpo.verl_hooks.reward_manager",
-    "verl.trainer.ppo.metric_utils": "verl_gdpo.verl_hooks.verl_metrics",
-    "verl.trainer.ppo.v1": "verl_gdpo.verl_hooks.v1_trainer",
-    "verl.trainer.ppo.ray_trainer": "verl_gdpo.verl_hooks.legacy_trainer",
-    "verl.trainer.main_ppo": "verl_gdpo.verl_hooks.main_ppo",
-    "verl.utils.fsdp_utils": "verl_gdpo.verl_hooks.fused_kernels",
+    "verl.experimental.agent_loop.agent_loop": "agent_loop",
+    "verl.experimental.reward_loop.reward_manager": "reward_manager",
+    "verl.trainer.ppo.metric_utils": "verl_metrics",
+    "verl.trainer.ppo.v1": "v1_trainer",
+    "verl.trainer.ppo.reward": "legacy_rewards",
+    "verl.trainer.ppo.ray_trainer": "legacy_trainer",
+    "verl.trainer.main_ppo": "main_ppo",
+    "verl.utils.fsdp_utils": "fused_kernels",
 }
+GATES = {"verl.utils.device": "auto_set_device", "verl.trainer.ppo.utils": "need_critic"}
+# the keys that may name our estimator or manager; the last one is of versions before 0.9
+NAMED_IN = ("algorithm.adv_estimator", "reward.reward_manager.name", "reward_model.reward_manager")
 
 # the reasons why gdpo must not run in this process; empty if it may run
 refusals: list[str] = []
 
 
-def replace_estimator(core_algos: Any) -> None:
-    """Put our estimator in place of verl's.
-
-    Relies on verl 0.7.1 to 0.9: verl looks up `core_algos.ADV_ESTIMATOR_REGISTRY` at each step.
-    """
-    core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"] = estimator
+def refuse(*_args: Any, **_kwargs: Any) -> Any:
+    """Raise RuntimeError with the reasons why gdpo cannot run."""
+    raise RuntimeError("verl-gdpo cannot run: " + "; ".join(refusals))
 
 
 def estimator(*args: Any, **kwargs: Any) -> Any:
     """Call our estimator, which is imported at the first call."""
     if refusals:
-        raise RuntimeError("verl-gdpo cannot run: " + "; ".join(refusals))
+        refuse()
     from verl_gdpo.verl_hooks.estimator import compute_gdpo
 
     return compute_gdpo(*args, **kwargs)
 
 
-def _import_after(module: str, ours: str) -> None:
-    def import_ours(_: Any) -> None:
-        try:
-            importlib.import_module(ours)
-        except Exception as error:  # verl must keep working for users who do not use gdpo
-            _refuse(f"{ours}: {type(error).__name__}: {error}")
+def replace_estimator(core_algos: Any) -> None:
+    """Put our estimator in place of verl's, which looks it up at each step."""
+    with suppress(AttributeError):  # in a version that is refused
+        core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"] = estimator
 
-    wrapt.register_post_import_hook(import_ours, module)
+
+def refuse_manager(reward_manager: Any) -> None:
+    """Let nobody make verl's own manager `gdpo` if ours cannot run."""
+    if refusals:
+        with suppress(AttributeError):
+            reward_manager.registry.REWARD_MANAGER["gdpo"] = refuse
+
+
+def refuse_configurations(verls: Any) -> None:
+    """Extend the gate in this module of verl to raise if gdpo is configured and cannot run."""
+    name = GATES[verls.__name__]
+    gate = getattr(verls, name, None)
+    if gate is None:  # in a version that is refused
+        return
+
+    @functools.wraps(gate)
+    def refuse_or_go_on(config: Any) -> Any:
+        from omegaconf import OmegaConf
+
+        if refusals and "gdpo" in [OmegaConf.select(config, key) for key in NAMED_IN]:
+            refuse()
+        return gate(config)
+
+    setattr(verls, name, refuse_or_go_on)
+
+
+def _importing(ours: str) -> Callable[[Any], None]:
+    def import_ours(_: Any) -> None:
+        if refusals:
+            return
+        try:
+            from verl_gdpo.verl_hooks.relied_on import RELIED_ON, missing
+
+            if lacking := missing(RELIED_ON[ours]):
+                raise ImportError(f"verl has no {', '.join(lacking)}")
+            importlib.import_module(f"verl_gdpo.verl_hooks.{ours}")
+        except Exception as error:  # verl must keep working for users who do not use gdpo
+            supported = f"verl {verl.__version__}; supported: verl{SUPPORTED_VERL}"
+            _refuse(f"verl_hooks.{ours}: {type(error).__name__}: {error} ({supported})")
+
+    return import_ours
 
 
 def _refuse(reason: str) -> None:
-    reason = f"{reason} (verl {verl.__version__}; supported: verl{SUPPORTED_VERL})"
     refusals.append(reason)
     # verl hides the exceptions of plugins, so every process prints the reason here
-    print(f"verl-gdpo: adv_estimator=gdpo will not run: {reason}", file=sys.stderr, flush=True)
+    print(f"verl-gdpo: gdpo will not run: {reason}", file=sys.stderr, flush=True)
 
 
 def _activate() -> None:
-    if SpecifierSet(SUPPORTED_VERL).contains(verl.__version__, prereleases=True):
-        for module, ours in EXTENDS.items():
-            _import_after(module, ours)
+    try:
+        importlib.import_module("verl_gdpo.verl_hooks")
+    except ImportError as error:
+        _refuse(str(error))
     else:
-        _refuse("this version of verl is not supported")
-    wrapt.register_post_import_hook(replace_estimator, "verl.trainer.ppo.core_algos")
+        for module, ours in EXTENDS.items():
+            wrapt.register_post_import_hook(_importing(ours), module)
+    for module, change in (
+        ("verl.trainer.ppo.core_algos", replace_estimator),
+        ("verl.experimental.reward_loop.reward_manager", refuse_manager),
+        *((module, refuse_configurations) for module in GATES),
+    ):
+        wrapt.register_post_import_hook(change, module)
 
 
 _activate()

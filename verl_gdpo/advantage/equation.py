@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 
-from verl_gdpo.advantage.group_norm import EPS64, centred_sum, normalize_groups, without_rounding
+from verl_gdpo.advantage.group_norm import centred_sum, normalize_groups
 from verl_gdpo.advantage.inputs import (
     check_choice,
     finite_rewards,
@@ -27,6 +27,10 @@ from verl_gdpo.advantage.inputs import (
     row_mask,
     where_it_is,
 )
+from verl_gdpo.advantage.zero import mean_without_rounding, precision_of, sum_without_rounding
+
+PAPER_EPS = 1e-4  # of the authors' code and of TRL
+VERL_EPS = 1e-6  # of verl's own grpo and gdpo
 
 GroupNorm = Literal["per_reward", "summed"]
 BatchNorm = Literal["sample", "token", "none"]
@@ -57,7 +61,7 @@ def compute_gdpo_advantage(
     group_norm: GroupNorm = "per_reward",
     normalize_by_std: bool = True,
     batch_norm: BatchNorm = "sample",
-    eps: float = 1e-4,
+    eps: float = PAPER_EPS,
     batch_eps: float | None = None,
     batch_var_eps: float = 0.0,
     combine: Combine | None = None,
@@ -99,8 +103,9 @@ def compute_gdpo_advantage(
         sample have the same number, all other tokens have 0.
 
     A reward that is constant in a group contributes exactly 0 there. A group with a single sample
-    has S = 0 and stays in the statistics of step 3. S is set to exactly 0 where it is not larger
-    than the rounding errors of the rewards and of step 1, for example where rewards cancel.
+    has S = 0 and stays in the statistics of step 3. S is set to exactly 0 where rewards
+    cancel up to the rounding errors of the rewards and of step 1. Rewards in float32 are known to
+    its precision; whole numbers up to 2^24, and a reward that varies alone in its group, exactly.
 
     Raises:
         ValueError: shapes disagree, a reward of a valid sample is NaN or infinite, an option is
@@ -159,7 +164,7 @@ def compute_gdpo_scalars(
     group_norm: GroupNorm = "per_reward",
     normalize_by_std: bool = True,
     batch_norm: BatchNorm = "sample",
-    eps: float = 1e-4,
+    eps: float = PAPER_EPS,
     batch_eps: float | None = None,
     batch_var_eps: float = 0.0,
     combine: Combine | None = None,
@@ -182,29 +187,26 @@ def compute_gdpo_scalars(
     valid_B = row_mask("valid_B", valid_B, (B,), device)
     present_BK = row_mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
     weights_K = reward_weights(weights, K, device)
-    # 16-bit rewards count as exact, because their rounding errors are as large as real differences
-    precision = torch.finfo(torch.float32).eps if rewards_BK.dtype == torch.float32 else EPS64
+    arrived_as = rewards_BK.dtype
     rewards_BK = finite_rewards(rewards_BK, present_BK)
+    precision_K = precision_of(rewards_BK, arrived_as)
     groups = group_index(group_ids, B, device)
     if group_norm == "summed":
-        rewards_BK = centred_sum(rewards_BK, weights_K, valid_B, *groups, precision)
-        present_BK, precision = valid_B[:, None], EPS64
+        rewards_BK = centred_sum(rewards_BK, weights_K, valid_B, *groups, precision_K)
+        present_BK, precision_K = valid_B[:, None], precision_of(rewards_BK, torch.float64)
         weights_K = weights_K.new_ones(1)
 
-    z_BK, rounding_GK = normalize_groups(
-        rewards_BK,
-        present_BK,
-        *groups,
-        eps=eps if normalize_by_std else None,
-        precision=precision,
+    z_BK, ranges = normalize_groups(
+        rewards_BK, present_BK, *groups, eps=eps if normalize_by_std else None
     )
     if combine is None:
         S_B = (z_BK * weights_K).sum(dim=1)
     else:
         S_B = combine(z_BK, rewards_BK, groups[0], weights_K, present_BK, valid_B)
         S_B = torch.where(valid_B, _checked_sum(S_B, B), 0.0)
-        weights_K = weights_K.abs().clamp(min=1.0)  # a variant may divide by a weight below 1
-    S_B = without_rounding(S_B, rounding_GK, weights_K, groups[0])
+        # a variant may divide by a weight below 1; a reward of weight 0 leaves no rounding either
+        weights_K = weights_K.abs().clamp(min=1.0) * (weights_K != 0)
+    S_B = sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)
     if batch_norm == "none":
         return GdpoScalars(z_BK, S_B, S_B)
     count_B = valid_B
@@ -247,10 +249,8 @@ def _normalize_batch(
     counted_B = count_B > 0
     low = S_B.masked_fill(~counted_B, torch.inf).min()
     high = S_B.masked_fill(~counted_B, -torch.inf).max()
-    mean = (S_B * count_B).sum() / total
     # complete groups sum to 0, so a mean that is only rounding must not move groups without signal
-    rounding = torch.finfo(torch.float64).eps * len(S_B) * S_B.abs().max()
-    mean = torch.where(mean.abs() <= rounding, 0.0, mean)
+    mean = mean_without_rounding((S_B * count_B).sum() / total, S_B)
     variance = ((S_B - mean).square() * count_B).sum() / (total - 1)
     A_B = (S_B - mean) / ((variance + var_eps).sqrt() + eps)
     return torch.where(valid_B & (high > low), A_B, 0.0)

@@ -24,11 +24,10 @@ from typing import Literal, get_args
 
 import torch
 
+from verl_gdpo.advantage.zero import with_slack
+
 Bounds = tuple[float, float]
 DaraMode = Literal["symmetric", "asymmetric"]
-
-# rewards computed in float32 may leave their bounds by this share of the range
-BOUNDS_TOLERANCE = 1e-6
 
 
 def rvpo(
@@ -133,9 +132,8 @@ def sa_mrpo(
             continue
         if bounds is None or not -math.inf < bounds[0] < bounds[1] < math.inf:
             raise ValueError(f"sa_mrpo bounds_K[{k}]: expected (low, high), got {bounds!r}")
-        low, high = bounds
+        low, high, slack = with_slack(bounds)
         values = rewards_BK[present_BK[:, k], k]
-        slack = BOUNDS_TOLERANCE * (high - low)
         if ((values < low - slack) | (values > high + slack)).any():
             worst = values[((values - low) + (values - high)).abs().argmax()].item()
             raise ValueError(f"sa_mrpo bounds_K[{k}]={bounds}: a reward is {worst}")

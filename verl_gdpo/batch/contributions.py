@@ -7,17 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from verl_gdpo.batch.within_groups import Bools, Floats, Ints, correlation, group_max
+from verl_gdpo.advantage.zero import has_signal, is_0, or_0
+from verl_gdpo.batch.within_groups import Bools, Floats, Ints, correlation
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 Statistics = dict[str, float | None]
-
-# S or an advantage counts as 0 below this. group_norm.py removes float64 rounding; this removes the
-# rounding of rewards that a scorer computed in float32
-NO_SIGNAL = 1e-8
-# S also counts as 0 below this share of the summed absolute contributions: when rewards cancel, eps
-# leaves a residue of about eps / std
-CANCELLED = 1e-3
 
 
 def contributions(
@@ -44,7 +38,7 @@ def contributions(
         return c_BK
     square_G = np.bincount(group_B, c_BK.sum(axis=1) ** 2)
     scale_G = np.sqrt(square_G / np.maximum(size_G - 1, 1)) + settings.eps
-    signal_G = group_max(np.abs(S_B), group_B, len(size_G)) > NO_SIGNAL
+    signal_G = np.bincount(group_B, ~is_0(S_B)) > 0
     return c_BK / np.where(signal_G, scale_G, 1.0)[group_B, None]
 
 
@@ -54,58 +48,36 @@ def advantage_shares(
     present_BK: Bools,
     S_B: Floats,
     A_B: Floats,
-    group_B: Ints,
 ) -> Statistics:
     """Return share, energy and correlation with A of each reward's contributions.
 
     The share is cov(c, S) / var(S): the shares of all rewards add up to 1 where S is the sum of the
     contributions, and one below 0 pulls against the others. The energy is the share of the squared
-    contributions, of which rewards that cancel have much. Groups without a signal are left out, as
-    nothing says how to scale their contributions. The correlation is over the samples that have the
-    reward.
+    contributions, of which rewards that cancel have much. The correlation is over the samples that
+    have the reward.
+
+    Args:
+        c_BK: 0 in groups without a signal, as nothing says how to scale their contributions.
     """
-    c_BK = np.where(groups_with_signal(S_B, c_BK, group_B)[group_B, None], c_BK, 0.0)
     scale = np.abs(c_BK).max() or 1.0  # keeps the squares of small numbers above 0
     energy_K = ((c_BK / scale) ** 2).sum(axis=0)
-    covariance_K, variance = covariances(c_BK / scale, S_B / scale, NO_SIGNAL / scale)
+    covariance_K, variance = covariances(c_BK / scale, or_0(S_B) / scale)
+    A_B = or_0(A_B)
     found: Statistics = {}
     for k, name in enumerate(names):
         found[f"{name}/share"] = covariance_K[k] / variance if variance else None
         found[f"{name}/energy"] = energy_K[k] / energy_K.sum() if energy_K.any() else None
         has_B = present_BK[:, k]
-        found[f"{name}/correlation"] = correlation(c_BK[has_B, k], without_rounding(A_B)[has_B])
+        found[f"{name}/correlation"] = correlation(c_BK[has_B, k], A_B[has_B])
     return found
 
 
-def covariances(c_BK: Floats, S_B: Floats, zero: float = NO_SIGNAL) -> tuple[Floats, float]:
-    """Return, both times the number of samples, cov(c, S) of each reward and var(S).
-
-    An S below `zero` counts as 0.
-    """
-    centred_B = np.where(np.abs(S_B) > zero, S_B, 0.0)
-    centred_B = centred_B - centred_B.mean()
+def covariances(c_BK: Floats, S_B: Floats) -> tuple[Floats, float]:
+    """Return, both times the number of samples, cov(c, S) of each reward and var(S)."""
+    centred_B = S_B - S_B.mean()
     return c_BK.T @ centred_B, float(centred_B @ centred_B)
-
-
-def has_signal(S_B: Floats, c_BK: Floats) -> Bools:
-    """Return True for the samples with an S that is above both tolerances."""
-    enough_B: Bools = np.abs(S_B) > np.maximum(NO_SIGNAL, CANCELLED * np.abs(c_BK).sum(axis=1))
-    return enough_B
 
 
 def groups_with_signal(S_B: Floats, c_BK: Floats, group_B: Ints) -> Bools:
     """Return signal_G, True for the groups with a sample that has a signal."""
     return np.bincount(group_B, has_signal(S_B, c_BK)) > 0
-
-
-def signal_statistics(c_BK: Floats, S_B: Floats, group_B: Ints) -> Statistics:
-    """Return the share of samples with cancelling rewards, and of groups without any signal."""
-    contributes_B = (np.abs(c_BK) > NO_SIGNAL).any(axis=1)
-    return {
-        "cancelled": (contributes_B & ~has_signal(S_B, c_BK)).mean(),
-        "no_signal": 1 - groups_with_signal(S_B, c_BK, group_B).mean(),
-    }
-
-
-def without_rounding(A_B: Floats) -> Floats:
-    return np.where(np.abs(A_B) > NO_SIGNAL, A_B, 0.0)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from verl_gdpo.advantage.zero import has_signal
 from verl_gdpo.batch.advantages import scalars_of
-from verl_gdpo.batch.contributions import has_signal
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import ABSENT, RewardError, RewardRows
 from verl_gdpo.batch.values import value_or_error
@@ -119,12 +119,16 @@ def classify_groups(
     mean_G = np.bincount(group_B, sum_B) / np.bincount(group_B)
     kept_G = np.bincount(group_B, signal_B[counted_B]) > 0
     if metric_B is not None:
-        for number in range(len(mean_G)):
-            values = metric_B[counted_B][group_B == number]
-            values = values[~np.isnan(values)]
-            if len(values):
-                kept_G[number] &= values.min() < values.max()
-                mean_G[number] = values.mean()
+        value_B = metric_B[counted_B]
+        has_B = ~np.isnan(value_B)
+        value_B, of_B = value_B[has_B], group_B[has_B]
+        low_G, high_G = np.full_like(mean_G, np.inf), np.full_like(mean_G, -np.inf)
+        np.minimum.at(low_G, of_B, value_B)
+        np.maximum.at(high_G, of_B, value_B)
+        count_G = np.bincount(of_B, minlength=len(mean_G))
+        kept_G &= (count_G == 0) | (low_G < high_G)
+        sum_G = np.bincount(of_B, value_B, minlength=len(mean_G))
+        mean_G = np.where(count_G > 0, sum_G / count_G.clip(min=1), mean_G)
     return {
         # rounded, because verl reports each distinct number in a line of its own
         group: None if kept_G[number] else round(float(mean_G[number]), 6)

@@ -3,29 +3,20 @@
 Shape suffixes: B rows, K rewards.
 """
 
-import functools
-import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from verl_gdpo.advantage.variants import BOUNDS_TOLERANCE
+from verl_gdpo.advantage.zero import is_the_sum, with_slack
 from verl_gdpo.batch.rows import ABSENT, RewardError, RewardRows
 from verl_gdpo.batch.values import is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.settings.reward_terms import RewardTerm, gate
-
-logger = logging.getLogger(__name__)
-logger.setLevel(logging.INFO)
+from verl_gdpo.settings.reward_terms import FACTS, RewardTerm, gate
 
 Floats = npt.NDArray[np.float64]
-
-# tolerance between a scorer's `score` and the sum of its rewards: it may have added in float32
-SUM_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -56,7 +47,9 @@ class RewardMatrix:
         raw = {name: _column(name, rows, counted, settings) for name in settings.names or terms}
         for name in raw.keys() & settings.bounds.keys():
             _check_bounds(name, raw[name], settings.bounds[name], rows, counted)
-        if settings.rewards is None and "score" in rows.columns:
+        for row in rows.own_scores.keys() & {*counted}:
+            _value("reward_score", rows.own_scores[row], rows, row)
+        if settings.rewards is None and (rows.own_scores or "score" in rows.columns):
             _check_scores(rows, counted, raw)
         if any(term.when is not None for term in terms.values()):
             samples = zip(*map(_with_none, raw.values()), strict=True)
@@ -69,34 +62,19 @@ class RewardMatrix:
         weights = {name: term.weight_at(rows.step) for name, term in terms.items()}
         return cls(weights, np.nan_to_num(values_BK), present_BK)
 
+    def check_own_scores(self, rows: RewardRows) -> None:
+        """Raise RewardError if an agent loop set another score than the weighted sum.
 
-@dataclass(frozen=True)
-class EstimatorInput:
-    """The data of a batch that a trainer cannot pass through verl's compute_advantage."""
-
-    rows: RewardRows
-    settings: GdpoSettings
-
-    @functools.cached_property
-    def rewards(self) -> RewardMatrix:
-        """The reward matrix, made once for the estimator and the metrics; see `RewardMatrix.of`."""
-        rewards = RewardMatrix.of(self.rows, self.settings)
-        names = tuple(rewards.weights)
-        if names not in _said:
-            _said.add(names)
-            in_use = ", ".join(f"{name} {weight:g}" for name, weight in rewards.weights.items())
-            all_ = "" if self.settings.rewards else " (all numbers that are returned)"
-            others = [name for name in rewards_among(self.rows.columns) if name not in names]
-            unused = f"; returned, and not used: {', '.join(others)}" if others else ""
-            logger.info("verl-gdpo: rewards in use, with weights%s: %s%s", all_, in_use, unused)
-        return rewards
-
-
-_said: set[tuple[str, ...]] = set()  # sets of rewards that have been logged
-
-
-# a trainer sets it while verl's compute_advantage runs, and the estimator reads it
-current_input: ContextVar[EstimatorInput | None] = ContextVar("verl_gdpo_input", default=None)
+        verl's own estimators train on that score. GDPO does not.
+        """
+        sum_B = self.values_BK @ np.array([*self.weights.values()])
+        for row, score in rows.own_scores.items():
+            if rows.counted_B[row] and not is_the_sum(score, sum_B[row]):
+                raise RewardError(
+                    f"{rows.label(row)}: the agent loop set reward_score={score:g}, on which any "
+                    "estimator except gdpo trains, but the sum under algorithm.gdpo.rewards is "
+                    f"{sum_B[row]:g}. Set that sum, or leave reward_score to the reward manager"
+                )
 
 
 def _terms(
@@ -110,24 +88,33 @@ def _terms(
     first_of: dict[str, int] = {}
     for row in counted:
         first_of.setdefault(rows.sources[row], row)
-    try:
-        if settings.rewards is None:
-            label = rows.label(counted[0])
-            terms = settings.terms_for(rewards_among(rows.columns))
-            _check_same_names(terms, rows, counted, first_of)
-            return terms
+    if settings.rewards is not None:
         for row in first_of.values():
-            label = rows.label(row)
-            terms = settings.terms_for(rows.info(row))
-    except ValueError as error:
-        raise RewardError(f"{label}: {error}") from None
+            terms = _terms_of_row(rows.info(row), row, rows, settings)
+        return terms
+    for row in first_of.values():
+        # such an agent loop would train its data source on no reward at all
+        if row in rows.own_scores and not _names(rows.info(row)):
+            _terms_of_row([], row, rows, settings)
+    terms = _terms_of_row(rewards_among(rows.columns), counted[0], rows, settings)
+    _check_same_names(terms, rows, counted, first_of)
     return terms
+
+
+def _terms_of_row(
+    returned: Iterable[str], row: int, rows: RewardRows, settings: GdpoSettings
+) -> dict[str, RewardTerm]:
+    try:
+        return settings.terms_for(returned, rows.said(row))
+    except ValueError as error:
+        raise RewardError(f"{rows.label(row)}: {error}") from None
 
 
 def rewards_among(columns: Mapping[str, Sequence[Any]]) -> list[str]:
     """Return the names of the columns with numbers, or with only None if there are no numbers.
 
     Other columns, such as text or lists, are not rewards: a scorer may return them for verl to log.
+    Neither are `FACTS`.
     """
     kinds = {name: _one_of_each_type(columns[name]) for name in _names(columns)}
     numbers = [name for name, values in kinds.items() if any(map(is_number, values))]
@@ -190,7 +177,7 @@ def _value(name: str, value: Any, rows: RewardRows, row: int) -> float | None:
     label = rows.label(row)
     if value is ABSENT:
         returned = _names(rows.info(row))
-        raise RewardError(f"{label}: no reward {name!r}; the scorer returned {returned}")
+        raise RewardError(f"{label}: no reward {name!r}; {rows.said(row)} {returned}")
     try:
         return value_or_error(value)
     except ValueError as error:
@@ -204,8 +191,7 @@ def _check_bounds(
     rows: RewardRows,
     counted: Sequence[int],
 ) -> None:
-    low, high = bounds
-    slack = BOUNDS_TOLERANCE * (high - low)
+    low, high, slack = with_slack(bounds)
     outside = np.flatnonzero((values < low - slack) | (values > high + slack))
     if len(outside):
         raise RewardError(
@@ -216,25 +202,28 @@ def _check_bounds(
 
 
 def _check_scores(rows: RewardRows, counted: Sequence[int], raw: Mapping[str, Floats]) -> None:
-    """Raise RewardError if a scorer's `score` is not the sum of all rewards, which replaces it."""
-    column = rows.columns["score"]
-    scores = np.array([column[row] if is_number(column[row]) else np.nan for row in counted], float)
+    """Raise RewardError if a `score` is not the sum of all rewards, which replaces it."""
+    column = rows.columns.get("score", [None] * len(rows))
+    given = [rows.own_scores.get(row, column[row]) for row in counted]
+    scores = np.array([score if is_number(score) else np.nan for score in given], float)
     sums = np.nansum([*raw.values()], axis=0)
-    differs = ~np.isnan(scores) & ~np.isclose(scores, sums, rtol=SUM_TOLERANCE, atol=SUM_TOLERANCE)
+    differs = ~np.isnan(scores) & ~is_the_sum(scores, sums)
     if differs.any():
         first = int(differs.argmax())
         values = {name: float(of_all[first]) for name, of_all in raw.items()}
-        raise RewardError(f"{rows.label(counted[first])}: {not_the_sum(scores[first], values)}")
+        said = not_the_sum(scores[first], values, counted[first] in rows.own_scores)
+        raise RewardError(f"{rows.label(counted[first])}: {said}")
 
 
-def not_the_sum(score: Any, values: Mapping[str, float | None]) -> str:
+def not_the_sum(score: Any, values: Mapping[str, float | None], is_own: bool = False) -> str:
     """Return the message for a `score` that is not the sum of the rewards."""
     suggestion = ", ".join(f"{name}: 1.0" for name in values)
+    said = "the agent loop set reward_score=" if is_own else "the scorer returned score="
     return (
-        f"the scorer returned score={score:g}, which is not the sum of {dict(values)}. Say which "
-        f"of them are rewards, with their weights: algorithm.gdpo.rewards={{{suggestion}}}"
+        f"{said}{score:g}, which is not the sum of {dict(values)}. Say which of them are rewards, "
+        f"with their weights: algorithm.gdpo.rewards={{{suggestion}}}"
     )
 
 
 def _names(info: Mapping[str, Any]) -> list[str]:
-    return [name for name in info if name != "score"]
+    return [name for name in info if name != "score" and name not in FACTS]

@@ -9,36 +9,30 @@ import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from verl_gdpo.advantage.equation import GroupNorm
+from verl_gdpo.advantage.equation import VERL_EPS, GdpoScalars
+from verl_gdpo.advantage.inputs import group_index
 from verl_gdpo.advantage.variants import Bounds
+from verl_gdpo.advantage.zero import has_signal, is_0, is_mean_0, or_0
 from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.contributions import (
-    NO_SIGNAL,
     Statistics,
     advantage_shares,
     contributions,
-    groups_with_signal,
-    signal_statistics,
-    without_rounding,
 )
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.reward_metrics import RewardsOfStep, Sources
-from verl_gdpo.batch.ties import advantages_without_eps, kinds, tied_pairs
+from verl_gdpo.batch.ties import advantages_without_eps, tied_pairs
 from verl_gdpo.batch.within_groups import Bools, Floats, Ints, correlation, within_groups
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 logger = logging.getLogger(__name__)
-
-METHODS: dict[str, GroupNorm] = {"gdpo": "per_reward", "grpo": "summed"}
-
-# a mean of S above this number of standard deviations is not a rounding error
-MEAN_TOLERANCE = 1e-6
 
 
 def settings_of_advantage(adv_estimator: str, settings: GdpoSettings) -> GdpoSettings | None:
@@ -53,7 +47,7 @@ def settings_of_advantage(adv_estimator: str, settings: GdpoSettings) -> GdpoSet
 
 def verl_grpo_settings(settings: GdpoSettings) -> GdpoSettings:
     """Return settings that reproduce verl's grpo with the same rewards, weights and conditions."""
-    return replace(settings, group_norm="summed", batch_norm="none", eps=1e-6, combine=None)
+    return replace(settings, group_norm="summed", batch_norm="none", eps=VERL_EPS, combine=None)
 
 
 def batch_metrics(
@@ -64,6 +58,7 @@ def batch_metrics(
     settings: GdpoSettings | None,
     bounds: Mapping[str, Bounds],
     sources: Sequence[str] | None = None,
+    scalars: GdpoScalars | None = None,
 ) -> dict[str, float]:
     """Return all metrics of one step as {"gdpo/...": finite number}.
 
@@ -78,12 +73,15 @@ def batch_metrics(
             rewards are computed.
         bounds: {reward: (low, high)} of the rewards with declared bounds.
         sources: the data source of each row, if rewards are also told by data source.
+        scalars: the estimator's result for all rows; with None, it is computed.
     """
-    group_B = np.unique(np.asarray(group_ids)[counted_B], return_inverse=True)[1]
+    ids = [*compress(group_ids, counted_B.tolist())]
+    group_B = group_index(ids, len(ids), torch.device("cpu"))[0].numpy()
+    rows_B = slice(None) if counted_B.all() else counted_B  # a slice copies nothing
     step = RewardsOfStep(
         list(rewards.weights),
-        rewards.values_BK[counted_B],
-        rewards.present_BK[counted_B],
+        rewards.values_BK[rows_B],
+        rewards.present_BK[rows_B],
         group_B,
         bounds,
     )
@@ -94,15 +92,17 @@ def batch_metrics(
         told = Sources.of([sources[row] for row in rows], group_B)
         found |= step.by_source(told)
     if settings is not None:
-        scalars = scalars_of(rewards, counted_B, group_ids, settings, torch.from_numpy(length_B))
-        z_BK, S_B, A_B = (scalar.numpy()[counted_B] for scalar in scalars)
+        if scalars is None:
+            tokens_B = torch.from_numpy(length_B)
+            scalars = scalars_of(rewards, counted_B, group_ids, settings, tokens_B)
+        z_BK, S_B, A_B = (scalar.numpy()[rows_B] for scalar in scalars)
         weights_K = np.array(list(rewards.weights.values()))
         c_BK = contributions(z_BK, S_B, step.values_BK, weights_K, group_B, settings)
-        found |= _of_advantage(step, c_BK, S_B, A_B, length_B[counted_B], told)
+        found |= _of_advantage(step, c_BK, S_B, A_B, length_B[rows_B], told)
         found |= _of_ties(step, weights_K)
         if settings.batch_norm != "none":
             by_token = settings.batch_norm == "token"
-            found |= _of_batch_norm(S_B, c_BK, length_B[counted_B] if by_token else None)
+            found |= _of_batch_norm(S_B, c_BK, length_B[rows_B] if by_token else None)
     return {f"gdpo/{name}": float(value) for name, value in found.items() if value is not None}
 
 
@@ -141,27 +141,28 @@ def _of_advantage(
     length_B: Ints,
     sources: Sources | None,
 ) -> Statistics:
-    found = advantage_shares(step.names, c_BK, step.present_BK, S_B, A_B, step.group_B)
-    found |= signal_statistics(c_BK, S_B, step.group_B)
-    found |= step.updates_from_low(without_rounding(A_B))
+    signal_B = has_signal(S_B, c_BK)
+    signal_G = np.bincount(step.group_B, signal_B) > 0
+    c_or_0_BK = np.where(signal_G[step.group_B, None], c_BK, 0.0)
+    found = advantage_shares(step.names, c_or_0_BK, step.present_BK, S_B, A_B)
+    found["cancelled"] = (~signal_B & ~is_0(c_BK).all(axis=1)).mean()
+    found["no_signal"] = 1 - signal_G.mean()
+    found |= step.updates_from_low(or_0(A_B))
     if sources is not None:
-        silent_G = ~groups_with_signal(S_B, c_BK, step.group_B)
-        of_each = sources.of_groups(silent_G, np.ones_like(silent_G))
+        of_each = sources.of_groups(~signal_G, np.ones_like(signal_G))
         found |= {f"no_signal/{name}": share for name, share in of_each.items()}
     length_of_B = within_groups(length_B, step.group_B)
-    found["length_correlation"] = correlation(without_rounding(A_B), length_of_B)
+    found["length_correlation"] = correlation(or_0(A_B), length_of_B)
     return found
 
 
 def _of_ties(step: RewardsOfStep, weights_K: Floats) -> Statistics:
+    of_rewards = step.values_BK, step.present_BK
+    exact = advantages_without_eps(*of_rewards, weights_K, step.group_B)
+    tied = tied_pairs(exact, *of_rewards, weights_K, step.group_B)
     found: Statistics = {}
-    kind_B = kinds(step.values_BK, step.present_BK, weights_K)
-    for method, norm in METHODS.items():
-        exact_B = advantages_without_eps(
-            step.values_BK, weights_K, step.present_BK, step.group_B, norm
-        )
-        found[f"tied_pairs_{method}"] = tied_pairs(exact_B, kind_B, step.group_B)
-        found[f"distinct_{method}"] = len(np.unique(exact_B))
+    for method, A_B, share in zip(("gdpo", "grpo"), exact, tied, strict=True):
+        found |= {f"tied_pairs_{method}": share, f"distinct_{method}": len(np.unique(A_B))}
     return found
 
 
@@ -178,5 +179,4 @@ def _warn_once(reason: str) -> None:
 
 
 def _is_about_0(S_B: Floats, count_B: Ints | None = None) -> bool:
-    mean, std = mean_and_std(S_B, count_B)
-    return abs(mean) <= max(NO_SIGNAL, MEAN_TOLERANCE * std)
+    return is_mean_0(*mean_and_std(S_B, count_B))

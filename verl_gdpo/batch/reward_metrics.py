@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from verl_gdpo.advantage.variants import BOUNDS_TOLERANCE, Bounds
+from verl_gdpo.advantage.variants import Bounds
+from verl_gdpo.advantage.zero import with_slack
 from verl_gdpo.batch.contributions import Statistics
-from verl_gdpo.batch.within_groups import Bools, Floats, Ints, correlation, within_groups
+from verl_gdpo.batch.within_groups import Bools, Floats, Ints, of_units, unit, within_groups
 
 MOST_SOURCES = 16  # with more, only means are told by data source
 
@@ -43,7 +44,7 @@ class RewardsOfStep:
                 of_one |= {what: is_so_G[there_G].mean() for what, is_so_G in states.items()}
                 of_one |= {what: getattr(present, what)() for what in ("mean", "std", "min", "max")}
             if len(present) and name in self.bounds:
-                low, high, slack = _with_slack(self.bounds[name])
+                low, high, slack = with_slack(self.bounds[name])
                 of_one["at_low"] = (present <= low + slack).mean()
                 of_one["at_high"] = (present >= high - slack).mean()
             found |= {f"{name}/{what}": value for what, value in of_one.items()}
@@ -51,19 +52,21 @@ class RewardsOfStep:
 
     def correlations(self) -> Statistics:
         """Return the correlation within groups of each pair of rewards."""
-        centred = [
-            within_groups(value_B, self.group_B) if there_B.all() else None
-            for value_B, there_B in zip(self.values_BK.T, self.present_BK.T, strict=True)
-        ]
+        whole = {
+            k: unit(within_groups(self.values_BK[:, k], self.group_B))
+            for k, there_B in enumerate(self.present_BK.T)
+            if there_B.all()
+        }
         found: Statistics = {}
-        for j, k in combinations(range(len(self.names)), 2):
-            both_B = self.present_BK[:, j] & self.present_BK[:, k]
-            x_B, y_B = centred[j], centred[k]
-            if x_B is None or y_B is None:  # a group's mean is over the samples that have both
-                x_B, y_B = (
-                    within_groups(self.values_BK[both_B, n], self.group_B[both_B]) for n in (j, k)
-                )
-            found[f"{self.names[j]}/correlation_with_{self.names[k]}"] = correlation(x_B, y_B)
+        for pair in combinations(range(len(self.names)), 2):
+            if whole.keys() >= {*pair}:
+                x_B, y_B = (whole[k] for k in pair)
+            else:  # a group's mean is over the samples that have both
+                both_B = self.present_BK[:, pair].all(axis=1)
+                there_BK, group_B = self.values_BK[both_B], self.group_B[both_B]
+                x_B, y_B = (unit(within_groups(there_BK[:, k], group_B)) for k in pair)
+            j, k = pair
+            found[f"{self.names[j]}/correlation_with_{self.names[k]}"] = of_units(x_B, y_B)
         return found
 
     def updates_from_low(self, A_B: Floats) -> Statistics:
@@ -108,7 +111,7 @@ class RewardsOfStep:
             states = {"varies": high_G > low_G}
             seen = low_G.min(), high_G.max()
             if name in self.bounds or seen[0] < seen[1]:
-                low, high, slack = _with_slack(self.bounds.get(name, seen))
+                low, high, slack = with_slack(self.bounds.get(name, seen))
                 states["groups_all_high"] = low_G >= high - slack
                 states["groups_all_low"] = high_G <= low + slack
             yield there_G, states
@@ -145,8 +148,3 @@ class Sources:
         count = np.bincount(source_X, minlength=len(self.names))
         total = np.bincount(source_X, value_X, minlength=len(self.names))
         return {name: total[i] / count[i] for i, name in enumerate(self.names) if count[i]}
-
-
-def _with_slack(bounds: Bounds) -> tuple[float, float, float]:
-    low, high = bounds
-    return low, high, BOUNDS_TOLERANCE * (high - low)

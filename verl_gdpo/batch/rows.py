@@ -4,12 +4,14 @@ verl's trainers know rows by key, and the advantage knows only numbers. This mod
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from verl_gdpo.settings.reward_terms import check_name
 
 # key in verl's reward_extra_info that holds why the reward manager could not score the sample
 ERROR_KEY = "gdpo_error"
@@ -35,6 +37,8 @@ class RewardRows:
     session_B: npt.NDArray[np.int64]  # the number of the last row in each row's session
     is_padding_B: npt.NDArray[np.bool_]
     step: int | None = None  # the training step, which weights with a schedule need
+    # {row: score} where our manager did not run, because an agent loop set `reward_score` itself
+    own_scores: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
     def from_keys(
@@ -45,17 +49,18 @@ class RewardRows:
         is_padding: Sequence[bool],
         step: int | None = None,
     ) -> "RewardRows":
-        """Make rows from verl's TransferQueue, which uses keys `{uid}_{session}_{index}`."""
+        """Make rows from verl's TransferQueue, which uses keys `{uid}_{session}_{index}`.
+
+        Raises:
+            RewardError: a sample has a value under a name that verl uses; see `columns_of`.
+        """
         last: dict[str, int] = {}
         for row, (session, index) in enumerate(map(split_key, keys)):
             if session not in last or index > split_key(keys[last[session]])[1]:
                 last[session] = row
         return cls(
             label=keys.__getitem__,
-            columns={
-                name: [info.get(name, ABSENT) for info in infos]
-                for name in dict.fromkeys(chain.from_iterable(infos))
-            },
+            columns=columns_of(infos, keys.__getitem__),
             sources=sources,
             session_B=np.array([last[split_key(key)[0]] for key in keys], dtype=np.int64),
             is_padding_B=np.array(is_padding, dtype=np.bool_),
@@ -66,7 +71,7 @@ class RewardRows:
     def from_columns(cls, columns: Mapping[str, Sequence[Any]], size: int) -> "RewardRows":
         """Make rows from a DataProto (legacy trainer): no padding, one row per session.
 
-        verl gives all rows the same columns, so they all get the same data source here.
+        They all get one data source here, so they must have the same columns.
         """
         return cls(
             label="row {}".format,
@@ -87,6 +92,15 @@ class RewardRows:
         values = {name: column[row] for name, column in self.columns.items()}
         return {name: value for name, value in values.items() if value is not ABSENT}
 
+    def said(self, row: int) -> str:
+        """Return who said what `info` returns, for messages that continue with it."""
+        if row not in self.own_scores:
+            return "the scorer returned"
+        return (
+            f"the agent loop set reward_score={self.own_scores[row]:g} itself, so no reward manager"
+            ' ran, and extra_fields["reward_extra_info"], which takes {name: reward}, holds'
+        )
+
     @property
     def counted_B(self) -> npt.NDArray[np.bool_]:
         """True for the rows that every statistic counts: the last row of each real session."""
@@ -105,6 +119,29 @@ class RewardRows:
             raise RewardError(
                 f"{len(failed)} of {len(self)} samples could not be scored. The first: {failed[0]}"
             )
+
+
+def columns_of(
+    infos: Sequence[Mapping[str, Any]], label: Callable[[int], str]
+) -> dict[str, list[Any]]:
+    """Return verl's reward_extra_info of each row as columns, with ABSENT where a row lacks a key.
+
+    Raises:
+        RewardError: a key is no name for a reward or another value of a sample.
+    """
+    names = dict.fromkeys(chain.from_iterable(infos))
+    for name in names:
+        try:
+            check_name(name)
+        except ValueError as error:
+            row = next(row for row, info in enumerate(infos) if name in info)
+            raise RewardError(f"{label(row)}: reward_extra_info has the {error}") from None
+    return {name: [info.get(name, ABSENT) for info in infos] for name in names}
+
+
+def self_scored(info: Mapping[str, Any]) -> bool:
+    """Return whether our manager did not score a row: an agent loop has set its score itself."""
+    return "score" not in info and ERROR_KEY not in info
 
 
 def split_key(key: str) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-SUPPORTED_VERL = ">=0.9.0,<0.10"  # earlier ones have no V1 trainer, and no platforms
+from verl_gdpo import SUPPORTED_VERL
 
 
 def register_rollout(name: str, module: str, replica: str, adapter: str) -> None:

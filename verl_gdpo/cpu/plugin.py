@@ -25,8 +25,8 @@ import os
 from types import ModuleType
 from typing import Any
 
+from verl_gdpo import SUPPORTED_VERL
 from verl_gdpo.cpu.patching import (
-    SUPPORTED_VERL,
     after_import,
     register_rollout,
     report_failure,

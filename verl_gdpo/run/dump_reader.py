@@ -13,7 +13,7 @@ returned, before weights and conditions.
 A dump that verl wrote without verl-gdpo is scored again by a `Scorer`. Its rows then have the same
 keys, with None for the tokens and the advantage, which nobody knows.
 
-Relies on verl 0.8 to 0.9 for dumps of its V1 trainer: `uid` is the key `UID_SESSION_INDEX`, and the
+Relies on verl 0.9 for dumps of its V1 trainer: `uid` is the key `UID_SESSION_INDEX`, and the
 UID of padding begins with "pad" (`verl.trainer.ppo.padding_utils`). The legacy trainer writes no
 `uid`.
 """

@@ -69,7 +69,7 @@ def write_into_run_dir(config: Any) -> None:
     """Make verl's loggers write into `run_dir`, a key of our recipes.
 
     By default they write into the current folder. This function sets environment variables, unless
-    the user has set them. Relies on verl 0.7.1 to 0.9 `verl.utils.tracking`, which reads them when
+    the user has set them. Relies on verl 0.9 `verl.utils.tracking`, which reads them when
     training starts.
     """
     if not config.get("run_dir"):

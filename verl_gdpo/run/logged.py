@@ -9,7 +9,7 @@ verl logs to the trackers that `trainer.logger` names. A user names a run by one
     FOLDER or FILE.csv         tables exported from W&B
     wandb:ENTITY/PROJECT/RUN   W&B's server
 
-Relies on verl 0.7.1 to 0.9 `verl.utils.tracking`, for what `FileLogger` and `_TensorboardAdapter`
+Relies on verl 0.9 `verl.utils.tracking`, for what `FileLogger` and `_TensorboardAdapter`
 write. `wandb_runs.py` reads W&B.
 """
 

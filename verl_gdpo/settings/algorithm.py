@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.advantage.equation import BatchNorm, Combine, GroupNorm
+from verl_gdpo.advantage.equation import PAPER_EPS, BatchNorm, Combine, GroupNorm
 from verl_gdpo.rewards import TASK_OF, check_options, declared_bounds
 from verl_gdpo.settings.combine_option import (
     SUM,
@@ -64,7 +64,7 @@ class GdpoSettings:
     rewards: Mapping[str, RewardTerm] | None = None
     group_norm: GroupNorm = "per_reward"
     batch_norm: BatchNorm = "sample"
-    eps: float = 1e-4
+    eps: float = PAPER_EPS
     normalize_by_std: bool = True
     batch_eps: float | None = None  # None: the value of eps
     batch_var_eps: float = 0.0
@@ -144,11 +144,14 @@ class GdpoSettings:
             return min(bounds[0], 0.0), max(bounds[1], 0.0)
         return bounds
 
-    def terms_for(self, returned: Iterable[str]) -> dict[str, RewardTerm]:
+    def terms_for(
+        self, returned: Iterable[str], said: str = "the scorer returned"
+    ) -> dict[str, RewardTerm]:
         """Return {reward: term} of the weighted sum.
 
         Args:
             returned: the names that a scorer returned.
+            said: who returned them, for messages.
 
         Raises:
             ValueError: a configured reward is not among the names, or there are no names.
@@ -156,13 +159,12 @@ class GdpoSettings:
         available = [name for name in returned if name != "score"]
         if self.rewards is None:
             if not available:
-                raise ValueError("the scorer returned no named reward (`score` is for their sum)")
+                raise ValueError(f"{said} no named reward (`score` is for their sum)")
             return dict.fromkeys(available, RewardTerm())
         for name in self.names:
             if name not in available:
                 raise ValueError(
-                    f"reward {name!r} is configured, but the scorer returned {available}"
-                    f"{hint(name, available)}"
+                    f"reward {name!r} is configured, but {said} {available}{hint(name, available)}"
                 )
         return dict(self.rewards)
 

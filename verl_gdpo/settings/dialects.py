@@ -9,10 +9,12 @@ sample.
 from collections.abc import Mapping
 from typing import Any
 
+from verl_gdpo.advantage.equation import PAPER_EPS, VERL_EPS
+
 _PAPER = {
     "group_norm": "per_reward",
     "batch_norm": "sample",
-    "eps": 1e-4,
+    "eps": PAPER_EPS,
     "batch_eps": None,  # the value of eps
     "batch_var_eps": 0.0,
     "normalize_by_std": True,
@@ -28,7 +30,7 @@ DIALECTS: Mapping[str, Mapping[str, Any]] = {
     "verl_builtin": {
         **_PAPER,
         "batch_norm": "token",
-        "eps": 1e-6,
+        "eps": VERL_EPS,
         "batch_eps": 0.0,
         "batch_var_eps": 1e-8,
     },

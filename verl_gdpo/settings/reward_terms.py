@@ -24,6 +24,19 @@ LONGEST_RUN = 1_000_000  # training steps
 
 Otherwise = Literal["zero", "missing"]
 
+# A reward, or another value that is returned with it, would take the place of what verl's trainers
+# keep under these names.
+TAKEN = {
+    **dict.fromkeys(["reward", "acc_success_only"], "a metric of verl's validation"),
+    **dict.fromkeys(["input", "output", "gts", "step", "uid"], "a column of verl's dumps"),
+    **dict.fromkeys(
+        ["data_source", "reward_model", "reward_extra_info", "multi_modal_inputs", "__num_turns__"],
+        "a column of verl's batches",
+    ),
+}
+# what verl says of a rollout; it is a reward only if the configuration says so
+FACTS = ("num_turns", "min_global_steps", "max_global_steps", "num_cached_tokens")
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -61,8 +74,8 @@ class RewardTerm:
             return self.weight
         if step is None:
             raise ValueError(
-                f"weight {dict(self.weight)} needs the training step, which verl's legacy trainer "
-                "does not hand over; set trainer.use_v1=True, or a number as weight"
+                f"weight {dict(self.weight)} needs the training step, which this trainer does not "
+                "hand over; set trainer.use_v1=True, or a number as weight"
             )
         return float(np.interp(step, list(self.weight), list(self.weight.values())))
 
@@ -90,6 +103,14 @@ def weighted_sum(
     return sum(term.weight_at(step) * (values[name] or 0.0) for name, term in terms.items())
 
 
+def check_name(name: Any) -> None:
+    """Raise ValueError for a name that neither a reward nor another returned value can have."""
+    if not isinstance(name, str) or not name.strip() or "/" in name or not name.isprintable():
+        raise ValueError(f"name {name!r}: expected text that can be printed, without '/'")
+    if name in TAKEN:
+        raise ValueError(f"name {name!r}: it is {TAKEN[name]}; rename it")
+
+
 def read_terms(where: str, rewards: Mapping[Any, Any]) -> dict[str, RewardTerm]:
     """Return {name: term}, read from {name: weight or mapping of settings}.
 
@@ -104,6 +125,8 @@ def read_terms(where: str, rewards: Mapping[Any, Any]) -> dict[str, RewardTerm]:
         raise ValueError(f"{where}: expected at least one reward, got none")
     if "score" in rewards:
         raise ValueError(f"{where}: 'score' is verl's name for the sum; name its rewards instead")
+    for name in rewards:
+        _check_configured(where, str(name))
     terms = {str(name): _read_term(where, str(name), value) for name, value in rewards.items()}
     if not any(term.is_used for term in terms.values()):
         raise ValueError(f"{where}: all weights are 0, so nothing would be trained: {rewards}")
@@ -203,6 +226,13 @@ def _met(condition: Condition, raw: Mapping[str, float | None]) -> bool:
     return value is not None and value >= condition.at_least
 
 
+def _check_configured(where: str, name: str) -> None:
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
 def _read_term(where: str, name: str, value: Any) -> RewardTerm:
     if not isinstance(value, Mapping):
         return RewardTerm(number(f"{where}: weight of {name!r}", value))
@@ -249,6 +279,7 @@ def _read_condition(where: str, name: str, value: Any) -> Condition | None:
             f"{where}.reward: expected the name of another reward than {name!r}, "
             f"got {value['reward']!r}"
         )
+    _check_configured(f"{where}.reward", value["reward"])
     return Condition(value["reward"], number(f"{where}.at_least", value["at_least"]))
 
 

@@ -88,6 +88,6 @@ def draw_rewards(logged: Logged, out: Path) -> Path:
 
 
 def _latest_checkpoint(folder: Path) -> Path | None:
-    """Return the last complete checkpoint, whose step verl 0.7.1 to 0.9 writes into the tracker."""
+    """Return the last complete checkpoint, whose step verl 0.9 writes into the tracker."""
     tracker = folder / "latest_checkpointed_iteration.txt"
     return folder / f"global_step_{tracker.read_text().strip()}" if tracker.exists() else None

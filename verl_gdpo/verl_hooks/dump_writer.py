@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_gdpo.batch.rows import RewardRows, split_key
+from verl_gdpo.batch.rows import split_key
 from verl_gdpo.batch.values import as_json
-from verl_gdpo.verl_hooks.computed_advantages import Outcome
+from verl_gdpo.verl_hooks.step import Step
 
 
 class DumpRows:
@@ -16,16 +16,17 @@ class DumpRows:
         self._row_of: dict[str, int] = {}  # {key: row number}
         self._columns: dict[str, list[Any]] = {}
 
-    def add(self, batch: Any, rows: RewardRows, outcome: Outcome) -> None:
+    def add(self, keys: Sequence[str], response_length_B: Sequence[int], step: Step) -> None:
         """Keep a batch.
 
         Args:
-            batch: verl's KVBatchMeta.
-            rows, outcome: of the rows of `batch`, in the same order.
+            keys: `{uid}_{session}_{index}` of each row.
+            response_length_B: the length of each response in tokens.
+            step: of these rows, in the same order, with its outcome.
         """
         first = len(self._columns.get("group", ()))
-        self._row_of.update(zip(batch.keys, itertools.count(first), strict=False))
-        for name, values in _columns(batch, rows, outcome).items():
+        self._row_of.update(zip(keys, itertools.count(first), strict=False))
+        for name, values in _columns(keys, response_length_B, step).items():
             self._columns.setdefault(name, []).extend(values)
 
     def clear(self) -> None:
@@ -50,13 +51,17 @@ class DumpRows:
         return {name: [values[row] for row in order] for name, values in self._columns.items()}
 
 
-def _columns(batch: Any, rows: RewardRows, outcome: Outcome) -> dict[str, Iterable[Any]]:
-    groups, sessions = zip(*(split_key(split_key(key)[0]) for key in batch.keys), strict=True)
+def _columns(
+    keys: Sequence[str], response_length_B: Sequence[int], step: Step
+) -> dict[str, Iterable[Any]]:
+    groups, sessions = zip(*(split_key(split_key(key)[0]) for key in keys), strict=True)
+    rows, outcome = step.rows, step.computed
+    assert rows is not None
     return {
         "group": groups,
         "session": sessions,
         "data_source": rows.sources,
-        "response_tokens": [tag["response_len"] for tag in batch.tags],
+        "response_tokens": response_length_B,
         "trained_tokens": outcome.trained_B.tolist(),
         "rewards": [_rewards(rows.info(row)) for row in range(len(rows))],
         "advantage": outcome.advantage_B.tolist(),

@@ -1,6 +1,6 @@
 """The function that verl calls for `algorithm.adv_estimator=gdpo`.
 
-Relies on verl 0.7.1 to 0.9: verl calls entries of `core_algos.ADV_ESTIMATOR_REGISTRY` with the
+Relies on verl 0.9: verl calls entries of `core_algos.ADV_ESTIMATOR_REGISTRY` with the
 keywords `token_level_rewards, response_mask, index, config`, and the entry "gdpo" also with
 `non_tensor_batch, batch`.
 """
@@ -12,9 +12,9 @@ import torch
 
 from verl_gdpo.advantage.equation import spread_over_tokens
 from verl_gdpo.batch.advantages import scalars_of
-from verl_gdpo.batch.matrix import EstimatorInput, current_input
 from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.settings.algorithm import GdpoSettings, refuse_kl_in_reward
+from verl_gdpo.verl_hooks.step import Step, current_step
 
 # the message for a trainer that passes no rewards; all trainers extended by us pass them
 NO_REWARDS = (
@@ -49,8 +49,12 @@ def compute_gdpo(
         ValueError: `config` asks for a KL penalty in the reward.
     """
     refuse_kl_in_reward(config or {})
-    given = current_input.get() or _from_columns(config, non_tensor_batch, len(response_mask))
-    rows, settings = given.rows, given.settings
+    step = current_step()
+    if step is None or step.rows is None:
+        settings = step.settings if step else GdpoSettings.from_algorithm(config or {})
+        step = Step(settings, _rows_of(settings, non_tensor_batch or {}, len(response_mask)))
+    rows, settings = step.rows, step.settings
+    assert rows is not None
     if len(rows) != len(response_mask):
         raise RuntimeError(
             f"gdpo: got {len(response_mask)} rows, but the rewards of {len(rows)} rows"
@@ -58,19 +62,15 @@ def compute_gdpo(
     token_count_B = None
     if settings.batch_norm == "token":
         token_count_B = (response_mask != 0).sum(dim=1).cpu()
-    scalars = scalars_of(given.rewards, rows.counted_B, index, settings, token_count_B)
+    step.scalars = scalars_of(step.rewards, rows.counted_B, index, settings, token_count_B)
     # every row of a session gets the advantage of its last row; padding keeps 0
-    A_B = scalars.A_B[torch.from_numpy(rows.session_B)]
+    A_B = step.scalars.A_B[torch.from_numpy(rows.session_B)]
     advantages_BT = spread_over_tokens(A_B, response_mask)
     return advantages_BT, advantages_BT
 
 
-def _from_columns(
-    config: Any, non_tensor_batch: Mapping[str, Any] | None, size: int
-) -> EstimatorInput:
-    settings = GdpoSettings.from_algorithm(config or {})
-    given = non_tensor_batch or {}
+def _rows_of(settings: GdpoSettings, given: Mapping[str, Any], size: int) -> RewardRows:
     columns = {name: given[name] for name in settings.names if name in given}
     if not columns:
         raise RewardError(NO_REWARDS)
-    return EstimatorInput(RewardRows.from_columns(columns, size), settings)
+    return RewardRows.from_columns(columns, size)

@@ -3,8 +3,8 @@
 Relies on verl 0.9: `utils.config.validate_config` with `need_reference_policy` and `need_critic`;
 `get_trainer_cls`, `load_reward_manager`, `get_dataset_class`, `DataProto.from_dict`; the names in
 `ADV_ESTIMATOR_REGISTRY`, `POLICY_LOSS_REGISTRY`, `RolloutReplicaRegistry._registry`,
-`_agent_loop_registry` and `Tracking.supported_backend`; `kl_penalty`, which raises
-NotImplementedError; and `migrate_legacy_reward_impl`, which main_ppo no longer calls.
+`_agent_loop_registry` and `Tracking.supported_backend`; and `kl_penalty`, which raises
+NotImplementedError.
 """
 
 import importlib
@@ -79,12 +79,6 @@ def knows_kl_penalty(name: str) -> bool:
     except NotImplementedError:
         return False
     return True
-
-
-def reads_old_reward_keys() -> bool:
-    """Whether main_ppo moves `custom_reward_function` and the like to `reward`, as 0.8 did."""
-    main_ppo = importlib.import_module("verl.trainer.main_ppo")
-    return hasattr(main_ppo, "migrate_legacy_reward_impl")
 
 
 def make_rollout_config_and_dataset_class(config: Any) -> None:

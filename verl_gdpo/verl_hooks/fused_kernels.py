@@ -5,7 +5,7 @@ unit of its own. The weight of a unit is gathered only when the unit is called, 
 pass stops with "mixed torch.Tensor and DTensor". Here `lm_head` stays in the unit of the whole
 model. A run without `actor_rollout_ref.model.use_fused_kernels` is left as it is.
 
-Relies on verl 0.7.1 to 0.9: `verl.utils.fsdp_utils._select_fsdp2_wrap_targets(model, classes)`,
+Relies on verl 0.9: `verl.utils.fsdp_utils._select_fsdp2_wrap_targets(model, classes)`,
 which `apply_fsdp2` calls, and the names of the fused forward functions, which verl puts into the
 model's class before that.
 """

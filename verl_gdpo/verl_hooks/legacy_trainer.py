@@ -1,118 +1,195 @@
 """Extends verl's legacy trainer (`trainer.use_v1=False`) and the trainers derived from it.
 
-Relies on verl 0.7.1 to 0.9 `verl.trainer.ppo.ray_trainer`:
+Relies on verl 0.9 `verl.trainer.ppo.ray_trainer`:
 - `RayPPOTrainer._create_dataloader`: every derived trainer calls it before it loads a model, and
-  has set its `config` by then.
-- `compute_advantage(data, adv_estimator, ..., config)`: `verl.experimental.separation` imports it
-  by name. The reward columns are in `data.non_tensor_batch`, and
-  `meta_info["reward_extra_keys"]` holds their names.
+  has set its `config` by then;
+- the methods in `relied_on.py`; `fit` may be a coroutine, and some derived trainers do not call
+  `_get_gen_batch`;
+- `compute_advantage(data, adv_estimator, ..., config)`, which modules of derived trainers import by
+  name. The reward columns are in `data.non_tensor_batch`, and `meta_info["reward_extra_keys"]`
+  holds their names.
 
 The replacements are plain functions. Ray can pickle them even if a user's `__main__` holds them.
 """
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import ray
 import torch
 from verl.trainer.ppo import ray_trainer
 
-from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.batch.matrix import EstimatorInput, current_input
-from verl_gdpo.batch.metrics import batch_metrics, settings_of_advantage
 from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.run.folder import write_into_run_dir
-from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
+from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.estimator import NO_REWARDS
+from verl_gdpo.verl_hooks.legacy_rewards import infos_of, rows_of_infos
+from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.verl_hooks.rollout_table import RolloutTable
+from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
 from verl_gdpo.verl_hooks.supported_trainers import refuse_trainer
+from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin, settings_at_start
 from verl_gdpo.verl_hooks.verl_metrics import METRICS_KEY
 
 Function = Callable[..., Any]
 
-# facts about the trainer in this process, because compute_advantage gets only `algorithm`
-has_gdpo_manager = False
-run_bounds: Mapping[str, Bounds] = {}
+
+class GdpoLegacyTrainer(TrainerMixin):
+    """Mixin for `RayPPOTrainer` classes, of which a run with gdpo makes its trainer an instance."""
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        fit = super().fit  # type: ignore[misc]
+        assert self.gdpo is not None
+        step = Step(self.gdpo, rows=None, trainer=self)
+        if not inspect.iscoroutinefunction(fit):
+            with step, self._naming_the_dead():
+                return fit(*args, **kwargs)
+
+        async def fit_in_step() -> Any:
+            with step, self._naming_the_dead():
+                return await fit(*args, **kwargs)
+
+        return fit_in_step()
+
+    @contextmanager
+    def _naming_the_dead(self) -> Iterator[None]:
+        try:
+            yield
+        except ray.exceptions.RayError:
+            RolloutGuard(functools.partial(rollout_actors, self), tolerated=0).raise_if_dead()
+            raise
+
+    def record(self, *args: Any) -> dict[str, float]:
+        self.dump_rows.clear()  # a step has one batch, and some derived trainers dump none
+        return super().record(*args)
+
+    def _get_gen_batch(self, batch: Any) -> Any:
+        batch = super()._get_gen_batch(batch)  # type: ignore[misc]
+        # for the reward manager, whose weights and scorers may have a schedule
+        batch.non_tensor_batch["global_steps"] = np.full(len(batch), self.global_steps)
+        return batch
+
+    def _log_rollout_data(self, batch: Any, infos: dict[str, Any], *args: Any) -> None:
+        keys = keys_of(batch.non_tensor_batch["uid"])
+        with self.dumping_rollouts():
+            super()._log_rollout_data(batch, {**infos, "uid": keys}, *args)  # type: ignore[misc]
 
 
-def checking_settings(create_dataloader: Function) -> Function:
-    """Return `create_dataloader` extended to check the configuration first."""
+def extending(create_dataloader: Function) -> Function:
+    """Return `create_dataloader` changed to check the configuration and extend the trainer."""
 
     @functools.wraps(create_dataloader)
-    def check_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
-        from verl_gdpo.verl_hooks.reward_manager import (
-            runs_gdpo_manager,  # imported late, so that V1 trainers do not load it here
-            scored_rows,
-        )
-
-        global has_gdpo_manager, run_bounds
-        has_gdpo_manager = runs_gdpo_manager(self.config)
-        settings = settings_of_run(self.config, has_manager=has_gdpo_manager)
-        if settings is not None:
-            refuse_trainer(self.config)
+    def extend_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
         RolloutTable.of(self.config, has_rewards=False)
         write_into_run_dir(self.config)
+        _, settings = settings_at_start(self.config)
+        if settings is None:
+            create_dataloader(self, *args, **kwargs)
+            return
+        refuse_trainer(self.config)
+        cls = type(self)
+        self.__class__ = type(cls.__name__, (GdpoLegacyTrainer, cls), {"__module__": __name__})
+        self.read_settings(self.config)
         create_dataloader(self, *args, **kwargs)
-        rows = scored_rows(self.train_dataset)
-        if settings is not None and rows is not None:
-            sources = {*rows["data_source"]}
-            settings = settings_of_run(self.config, sources, has_manager=has_gdpo_manager)
-        run_bounds = settings.bounds if settings else {}
+        self.check_rows()
 
-    return check_and_create
+    return extend_and_create
 
 
-def with_reward_columns(compute_advantage: Function) -> Function:
-    """Return `compute_advantage` extended to pass the reward columns to the estimator.
+def in_a_step(compute_advantage: Function) -> Function:
+    """Return `compute_advantage` extended to open a step, and to keep what came of it.
 
-    It does nothing under a V1 trainer, which has passed them already.
+    In a loop of the user's, without a trainer of verl's, this is done for adv_estimator=gdpo alone.
     """
     signature = inspect.signature(compute_advantage)
 
     @functools.wraps(compute_advantage)
-    def hand_over_and_compute(*args: Any, **kwargs: Any) -> Any:
+    def compute_in_step(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        data, adv_estimator, algorithm = given["data"], given["adv_estimator"], given.get("config")
-        ours = adv_estimator == "gdpo" or has_gdpo_manager
-        if not ours or current_input.get() is not None:
+        data, adv_estimator = given["data"], given["adv_estimator"]
+        around = current_step()
+        if around is None and adv_estimator != "gdpo":
+            return compute_advantage(*args, **kwargs)
+        if around is not None and around.rows is not None:  # a V1 trainer has opened it
             return compute_advantage(*args, **kwargs)
         if adv_estimator == "gdpo":
             refuse_penalty(data)
-        input_ = input_of(data, algorithm or {})
-        rewards = input_.rewards  # raises if a reward is missing, whichever estimator runs
-        token = current_input.set(input_)
-        try:
+        trainer = around.trainer if around else None
+        settings = around.settings if around else settings_of_loop(given.get("config"))
+        keys = keys_of(data.non_tensor_batch["uid"])
+        rows = rows_of(data, keys, settings)
+        if trainer is not None:
+            rows = replace(rows, step=trainer.global_steps)
+        with Step(settings, rows) as step:
+            step.check(adv_estimator)
             result = compute_advantage(*args, **kwargs)
-        finally:
-            current_input.reset(token)
-        result.meta_info[METRICS_KEY] = batch_metrics(
-            rewards,
-            input_.rows.counted_B,
-            result.non_tensor_batch["uid"],
-            (result.batch["response_mask"] != 0).sum(dim=1).cpu().numpy(),
-            settings_of_advantage(adv_estimator, input_.settings),
-            input_.settings.bounds,
+        step.outcome = Outcome.of(result.batch)
+        lengths = response_lengths(result.batch)
+        result.meta_info[METRICS_KEY] = (
+            trainer.record(step, keys, lengths)
+            if trainer is not None
+            else step.metrics(adv_estimator, keys, lengths, by_source=False)
         )
         return result
 
-    return hand_over_and_compute
+    return compute_in_step
 
 
-def input_of(data: Any, algorithm: Any) -> EstimatorInput:
-    """Return the reward columns of verl's batch, with the settings of verl's `algorithm` block.
+def settings_of_loop(algorithm: Any) -> GdpoSettings:
+    """Return the settings of a loop of the user's, which are checked at each step.
+
+    Raises:
+        ValueError: the loop does not pass verl's `algorithm` block.
+    """
+    if algorithm is None:
+        raise ValueError(
+            "compute_advantage was called without `config`, so nobody knows algorithm.gdpo. Pass "
+            "config=config.algorithm, or call it in the `fit` of a trainer that is derived from "
+            "verl's RayPPOTrainer"
+        )
+    return GdpoSettings.from_algorithm(algorithm)
+
+
+def keys_of(uids: Iterable[str]) -> list[str]:
+    """Return a key for each row, of the form that V1 trainers have: `{uid}_{session}_0`."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for uid in uids:
+        keys.append(f"{uid}_{seen[uid]}_0")
+        seen[uid] += 1
+    return keys
+
+
+def rows_of(data: Any, keys: Sequence[str], settings: GdpoSettings) -> RewardRows:
+    """Return the reward columns of verl's batch as rows.
 
     Raises:
         RewardError: the batch has no reward.
     """
-    settings = GdpoSettings.from_algorithm(algorithm)
-    settings = replace(settings, bounds={**run_bounds, **settings.bounds})
+    if (infos := infos_of(data)) is not None:
+        return rows_of_infos(data, infos, keys)
     names = data.meta_info.get("reward_extra_keys") or settings.names
     columns = {name: data.non_tensor_batch[name] for name in names if name in data.non_tensor_batch}
     if not columns.keys() - {"score"}:
         raise RewardError(NO_REWARDS)
-    return EstimatorInput(RewardRows.from_columns(columns, len(data)), settings)
+    rows = RewardRows.from_columns(columns, len(data))
+    sources = data.non_tensor_batch.get("data_source", rows.sources)
+    return replace(rows, label=keys.__getitem__, sources=[*map(str, sources)])
+
+
+def response_lengths(tensors: Any) -> list[int]:
+    """Return the length of each response in tokens; what tools have answered counts too."""
+    mask_BT = tensors["response_mask"]
+    if "attention_mask" in tensors:
+        mask_BT = tensors["attention_mask"][:, -mask_BT.shape[1] :]
+    lengths: list[int] = (mask_BT != 0).sum(dim=1).tolist()
+    return lengths
 
 
 def refuse_penalty(data: Any) -> None:
@@ -127,5 +204,5 @@ def refuse_penalty(data: Any) -> None:
 
 
 trainer_cls = ray_trainer.RayPPOTrainer
-trainer_cls._create_dataloader = checking_settings(trainer_cls._create_dataloader)
-ray_trainer.compute_advantage = with_reward_columns(ray_trainer.compute_advantage)
+trainer_cls._create_dataloader = extending(trainer_cls._create_dataloader)
+ray_trainer.compute_advantage = in_a_step(ray_trainer.compute_advantage)

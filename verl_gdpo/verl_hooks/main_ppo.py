@@ -1,7 +1,7 @@
 """Checks the configuration before verl's `run_ppo` starts Ray.
 
-Relies on verl 0.7.1 to 0.9 `verl.trainer.main_ppo.run_ppo(config, ...)`. The main modules of
-`one_step_off_policy`, `fully_async_policy` and verl 0.8's `main_ppo_sync` call it too.
+Relies on verl 0.9 `verl.trainer.main_ppo.run_ppo(config, ...)`. The main modules of
+`one_step_off_policy` and `fully_async_policy` call it too.
 """
 
 import functools

@@ -129,7 +129,8 @@ class GdpoBuffer:
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> Any:
-        select, uids = super()._select_prompt_uids, sampleable_keys  # type: ignore[misc]
+        select = super()._select_prompt_uids  # type: ignore[misc]
+        uids: Any = sampleable_keys
         if select.__func__ is ReplayBuffer._select_prompt_uids:
             # verl sorts by the step alone; a sampler of the user gets the set, as from verl
             uids = [uid for uid in self.prompt_global_steps[partition_id] if uid in uids]

@@ -1,34 +1,34 @@
 """The reward manager `reward.reward_manager.name=gdpo`, which returns every reward by its name.
 
-Relies on verl 0.7.1 to 0.9:
+Relies on verl 0.9:
 - in `verl.experimental.reward_loop.reward_manager`: `registry.REWARD_MANAGER`, and
   `base.RewardManagerBase` with the coroutine
   `run_single(data) -> {"reward_score", "reward_extra_info"}`;
-- the setting `transfer_queue.enable`, which is only true under V1;
-- `RLHFDataset.dataframe`, a table of Hugging Face's `datasets`;
-- on 0.8 and 0.9, the column `response_len` of `data`, and `resolve_reward_manager_cls`.
+- the setting `transfer_queue.enable`, which is only true under V1; the branch `neo` has none;
+- the column `response_len` of `data`, and `resolve_reward_manager_cls`.
 """
 
 import functools
 import inspect
 import logging
-import math
 import reprlib
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import ray
+from omegaconf import OmegaConf
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
-from verl_gdpo.batch.matrix import SUM_TOLERANCE, not_the_sum
+from verl_gdpo.advantage.zero import is_the_sum
+from verl_gdpo.batch.matrix import not_the_sum
 from verl_gdpo.batch.rows import ERROR_KEY
 from verl_gdpo.batch.values import as_json, is_number, value_or_error
 from verl_gdpo.rewards import TASK_OF, belongs_elsewhere, options_for
 from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.settings.reward_terms import gate, weighted_sum
+from verl_gdpo.settings.reward_terms import FACTS, check_name, gate, weighted_sum
 from verl_gdpo.verl_hooks.scorer_calls import call, describe, in_own_task, label_of
 from verl_gdpo.verl_hooks.slow_scoring import SlowScoring
 
@@ -74,7 +74,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
                 self.scorer_options[source] |= {"service": service} if task.takes_service else {}
         self.slow_scoring = SlowScoring()
         # `trainer.use_v1` would not tell: it is also true for trainers that do not read it
-        self.reports_errors = bool(config.transfer_queue.enable)
+        self.reports_errors = bool(OmegaConf.select(config, "transfer_queue.enable"))
         self.router_kwargs = (
             {}
             if reward_router_address is None
@@ -102,7 +102,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         fields = row.non_tensor_batch
         response_ids = row.batch["responses"]
         length = fields.get("response_len")
-        if length is None:  # in verl 0.7.1, or if verl scores a whole batch at once
+        if length is None:  # verl scores a whole batch at once
             length = row.batch["attention_mask"][-len(response_ids) :].sum()
         length = int(length)
         decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
@@ -154,6 +154,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         if result is None:
             raise ValueError("the scorer returned None; expected a number or {name: reward}")
         info = dict(result) if isinstance(result, Mapping) else {"acc": result}
+        for name in info:
+            check_name(name)
         if not self.is_custom:
             task = TASK_OF.get(data_source)
             for verl_name, name in (task.verl_names if task else {}).items():
@@ -178,11 +180,11 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         return {"reward_score": score, "reward_extra_info": {**plain, "score": score}}
 
     def _all_rewards(self, info: dict[str, Any]) -> list[str]:
-        """Return the rewards if none are configured: the names of all numbers except `score`.
+        """Return the rewards if none are configured: all numbers except `score` and `FACTS`.
 
         If `score` is the only number, it becomes the reward "acc", like a bare number.
         """
-        named = [name for name in info if name != "score"]
+        named = [name for name in info if name != "score" and name not in FACTS]
         if not any(is_number(info[name]) for name in named) and is_number(info.get("score")):
             info["acc"] = info["score"]
             return ["acc"]
@@ -208,8 +210,7 @@ def _check_sum(info: Mapping[str, Any], names: Iterable[str]) -> None:
     if not is_number(info.get("score")):
         return
     own, values = float(info["score"]), {name: info[name] for name in names}
-    total = sum(value or 0.0 for value in values.values())
-    if not math.isclose(own, total, rel_tol=SUM_TOLERANCE, abs_tol=SUM_TOLERANCE):
+    if not is_the_sum(own, sum(value or 0.0 for value in values.values())):
         raise ValueError(not_the_sum(own, values))
 
 
@@ -221,19 +222,9 @@ def runs_gdpo_manager(config: Any) -> bool:
     manager = config.reward.reward_manager
     if manager.source == "register":
         return issubclass(REWARD_MANAGER.get(manager.name, object), GdpoRewardManager)
-    from verl.trainer.ppo import reward
+    from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
-    if not hasattr(reward, "resolve_reward_manager_cls"):  # verl 0.7.1
-        return False
-    return issubclass(reward.resolve_reward_manager_cls(config), GdpoRewardManager)
-
-
-def scored_rows(dataset: Any) -> Any | None:
-    """The columns that say how rows are scored; None for a dataset class without such a table."""
-    table = getattr(dataset, "dataframe", None)
-    columns = ["data_source", "reward_model"]
-    has_them = {*columns} <= {*getattr(table, "column_names", ())}
-    return table.select_columns(columns) if has_them else None  # type: ignore[union-attr]
+    return issubclass(resolve_reward_manager_cls(config), GdpoRewardManager)
 
 
 def node_and_manager(worker: Any) -> tuple[str, bool]:

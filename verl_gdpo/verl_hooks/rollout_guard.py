@@ -158,12 +158,14 @@ def queue_actors() -> dict[str, Any]:
 
 
 def rollout_actors(trainer: Any) -> dict[str, Any]:
-    """Return {description: Ray actor handle} of all actors that this V1 trainer's rollouts need."""
-    found = dict(trainer.queue_actors)
+    """Return {description: Ray actor handle} of all actors that this trainer's rollouts need."""
+    found = dict(getattr(trainer, "queue_actors", {}))  # the legacy trainer has none
     rewards = getattr(trainer, "reward_loop_manager", None)
     for number, worker in enumerate(getattr(rewards, "reward_loop_worker_handles", None) or ()):
         found[f"reward worker {number}"] = worker
-    loops = getattr(trainer, "agent_loop_manager", None)  # a custom manager may lack workers
+    loops = getattr(trainer, "agent_loop_manager", None) or getattr(  # of the legacy trainer
+        trainer, "async_rollout_manager", None
+    )  # a custom manager may lack workers
     for number, worker in enumerate(getattr(loops, "agent_loop_workers", ())):
         found[f"agent loop worker {number}"] = worker
     for kind in ("llm", "standalone"):

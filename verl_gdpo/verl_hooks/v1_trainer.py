@@ -3,70 +3,35 @@
 Relies on verl 0.9:
 - `get_trainer_cls(mode)`, in both `verl.trainer.ppo.v1` and its `trainer_base`;
 - `PPOTrainer._setup`, which makes everything that a trainer needs before its first step;
-- the methods in `REQUIRED`, and the tag `response_len`;
-- `compute_advantage_for_multi_trajectories`, see `computed_advantages.py`.
+- the methods in `relied_on.py`, and the tag `response_len`;
+- `trainer_base.compute_advantage_for_multi_trajectories(data, ...)`, which returns `data` with the
+  tensors `advantages` and `response_mask` of all rows, in the order of the batch. It calls the
+  `compute_advantage` of `v1.utils`.
 """
 
 import functools
-import logging
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
-import verl
 from verl.trainer.ppo import v1
-from verl.trainer.ppo.v1 import trainer_base
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1 import trainer_base, utils
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 import verl_gdpo
-from verl_gdpo.batch.matrix import EstimatorInput, current_input
-from verl_gdpo.batch.metrics import batch_metrics, settings_of_advantage
-from verl_gdpo.batch.rows import group_of
-from verl_gdpo.batch.values import as_json, as_numbers_or_text
-from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import settings_of_run
 from verl_gdpo.verl_hooks.checkpoints import mend_tracker
-from verl_gdpo.verl_hooks.computed_advantages import forget_outcome, noted_outcome, noting_outcome
-from verl_gdpo.verl_hooks.dump_writer import DumpRows
 from verl_gdpo.verl_hooks.queue_reader import fetch_rows
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
-from verl_gdpo.verl_hooks.reward_manager import node_and_manager, runs_gdpo_manager, scored_rows
+from verl_gdpo.verl_hooks.reward_manager import node_and_manager, runs_gdpo_manager
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
 from verl_gdpo.verl_hooks.rollout_table import RolloutTable
-
-logger = logging.getLogger(__name__)
-logger.setLevel(logging.INFO)
-
-
-# {class of verl: methods that we call or override}
-REQUIRED = {
-    PPOTrainer: (
-        "_init_dataloader",
-        "_setup",
-        "fit",
-        "_build_replay_buffer",
-        "_load_checkpoint",
-        "_compute_advantage",
-        "_log_rollout_data",
-        "_dump_generations",
-        "_val_metrics_update",
-    ),
-    ReplayBuffer: (
-        "sample",
-        "_sync_metadata_from_transfer_queue",
-        "_select_prompt_uids",
-        "_materialize_batch",
-        "_clear_groups",
-        "_terminal_eviction_reasons",
-        "_sampleable_terminal_keys",
-        "_dapo_filtered_keys",
-    ),
-}
+from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
+from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin
 
 
 @functools.cache
@@ -81,47 +46,22 @@ def with_gdpo(trainer_cls: type) -> type:
     return type(trainer_cls.__name__, (GdpoTrainer, trainer_cls), {"__module__": __name__})
 
 
-class GdpoTrainer:
+class GdpoTrainer(TrainerMixin):
     """Mixin for `PPOTrainer` classes; inactive unless the estimator or the manager is gdpo."""
 
-    config: Any
-    global_steps: int
     replay_buffer: Any
-    train_dataset: Any
-    val_dataset: Any
     reward_loop_manager: Any
     logger: Any
 
     def __init__(self, config: Any) -> None:
-        self.has_manager = runs_gdpo_manager(config)
-        self.gdpo = settings_of_run(config, has_manager=self.has_manager)
-        self.dump_rows, self.is_dumping_rollouts = DumpRows(), False
+        self.read_settings(config)
         self.rollout_table = RolloutTable.of(config, has_rewards=self.gdpo is not None)
-        self.sources: set[str] = set()  # of the training rows, as far as they are known
-        if self.gdpo is not None:
-            logger.info(
-                "verl-gdpo %s replaces the gdpo of verl %s; adv_estimator=%s, "
-                "reward manager %s, %s",
-                verl_gdpo.__version__,
-                verl.__version__,
-                config.algorithm.adv_estimator,
-                config.reward.reward_manager.name,
-                self.gdpo,
-            )
         super().__init__(config)  # type: ignore[call-arg]
 
     def _init_dataloader(self) -> None:
         write_into_run_dir(self.config)
         super()._init_dataloader()  # type: ignore[misc]
-        if not self.has_manager or self.config.reward.custom_reward_function.path is not None:
-            return
-        for key in ("train", "val"):
-            rows = scored_rows(getattr(self, f"{key}_dataset"))
-            if rows is not None:
-                if key == "train":
-                    self.sources = {*rows["data_source"]}
-                    self.gdpo = settings_of_run(self.config, self.sources, has_manager=True)
-                check_ground_truths(rows, f"data.{key}_files")
+        self.check_rows()
 
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]
@@ -165,63 +105,15 @@ class GdpoTrainer:
         known = self.replay_buffer.known_rows
         rows = fetch_rows(batch.keys, batch.partition_id, batch.tags, known)
         known.clear()
-        rows = replace(rows, step=self.global_steps)
-        given = EstimatorInput(rows, self.gdpo)
-        rewards = given.rewards  # raises if a reward is missing, whichever estimator runs
-        forget_outcome()
-        token = current_input.set(given)
-        try:
+        with Step(self.gdpo, replace(rows, step=self.global_steps)) as step:
+            step.check(self.config.algorithm.adv_estimator)
             result = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        finally:
-            current_input.reset(token)
-        settings = settings_of_advantage(self.config.algorithm.adv_estimator, self.gdpo)
-        lengths = np.array([tag["response_len"] for tag in batch.tags])
-        if settings is not None and settings.batch_norm == "token":
-            lengths = noted_outcome().trained_B  # rollout correction has changed the masks
-        groups = [group_of(key) for key in batch.keys]
-        self.sources.update(rows.sources)
-        sources = rows.sources if len(self.sources) > 1 else None
-        metrics.update(
-            batch_metrics(
-                rewards, rows.counted_B, groups, lengths, settings, self.gdpo.bounds, sources
-            )
-        )
-        if self.config.trainer.get("rollout_data_dir"):
-            self.dump_rows.add(batch, rows, noted_outcome())
+        metrics.update(self.record(step, batch.keys, [tag["response_len"] for tag in batch.tags]))
         return result
 
     def _log_rollout_data(self, *args: Any, **kwargs: Any) -> None:
-        self.is_dumping_rollouts = self.gdpo is not None
-        try:
+        with self.dumping_rollouts():
             super()._log_rollout_data(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            self.is_dumping_rollouts = False
-            self.dump_rows.clear()
-
-    def _dump_generations(
-        self, *, reward_extra_infos_dict: dict[str, list[Any]], **kwargs: Any
-    ) -> None:
-        columns = reward_extra_infos_dict
-        if self.is_dumping_rollouts:
-            ours = self.dump_rows.columns(columns["uid"])
-            columns = {**columns, **ours}
-            if self.rollout_table is not None:
-                texts = kwargs["inputs"], kwargs["outputs"]
-                self.rollout_table.log(self.logger.logger, self.global_steps, *texts, ours)
-        elif self.gdpo is not None:  # validation
-            columns = {str(name): [*map(as_json, values)] for name, values in columns.items()}
-        super()._dump_generations(  # type: ignore[misc]
-            reward_extra_infos_dict=columns, **kwargs
-        )
-
-    def _val_metrics_update(
-        self, sources: Any, uids: Any, infos: dict[str, list[Any]], *args: Any, **kwargs: Any
-    ) -> Any:
-        if self.gdpo is not None:
-            infos = {name: as_numbers_or_text(column) for name, column in infos.items()}
-        return super()._val_metrics_update(  # type: ignore[misc]
-            sources, uids, infos, *args, **kwargs
-        )
 
 
 def check_reward_workers(workers: Sequence[Any]) -> None:
@@ -279,17 +171,26 @@ def refusing_unextended(setup: Callable[..., None]) -> Callable[..., None]:
     return check_and_set_up
 
 
-def check_verl() -> None:
-    """Raise ImportError if verl lacks a method in `REQUIRED`."""
-    for cls, names in REQUIRED.items():
-        for name in names:
-            if not hasattr(cls, name):
-                raise ImportError(f"{cls.__module__}.{cls.__name__} has no method {name}")
+def noting_outcome(compute_advantage: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `compute_advantage` extended to add the outcome to the step of our trainers.
+
+    To get the same numbers later, we would have to fetch two columns of tokens from TransferQueue.
+    """
+
+    @functools.wraps(compute_advantage)
+    def compute_and_note(data: Any, *args: Any, **kwargs: Any) -> Any:
+        data = compute_advantage(data, *args, **kwargs)
+        if (step := current_step()) is not None:
+            step.outcome = Outcome.of(data.batch)
+        return data
+
+    return compute_and_note
 
 
-check_verl()
 trainer_base.get_trainer_cls = v1.get_trainer_cls = extending(trainer_base.get_trainer_cls)
 PPOTrainer._setup = refusing_unextended(PPOTrainer._setup)
 trainer_base.compute_advantage_for_multi_trajectories = noting_outcome(
     trainer_base.compute_advantage_for_multi_trajectories
 )
+# the legacy trainer's hook is not on the way of a V1 trainer
+utils.compute_advantage = inspect.unwrap(utils.compute_advantage)

@@ -1,6 +1,6 @@
 """Adds our metrics to the legacy trainers, and makes validation accept missing rewards.
 
-Relies on two functions in verl 0.7.1 to 0.9 `verl.trainer.ppo.metric_utils`, which the trainers
+Relies on two functions in verl 0.9 `verl.trainer.ppo.metric_utils`, which the trainers
 import by name: `compute_data_metrics(batch)`, and `process_validation_metrics(data_sources,
 sample_uids, infos_dict)`, which handles each column of `infos_dict` separately.
 
@@ -60,5 +60,5 @@ def present_only(process_validation_metrics: Callable[..., Any]) -> Callable[...
 
 
 metric_utils.compute_data_metrics = with_reward_metrics(metric_utils.compute_data_metrics)
-if Version(verl.__version__) < Version("0.9.1"):  # older versions cannot average None
+if Version(verl.__version__) < Version("0.9.1"):  # 0.9.0 cannot average None
     metric_utils.process_validation_metrics = present_only(metric_utils.process_validation_metrics)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_gdpo.advantage.zero import or_0
 from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.contributions import contributions, covariances, groups_with_signal
 from verl_gdpo.batch.matrix import RewardMatrix
@@ -78,10 +79,7 @@ def look(rewards: RewardMatrix, counted_B: Bools, group_ids: Any) -> StepEvidenc
     sums |= _ratios(_std_of_groups(values_BK, present_BK, group_B))
     sums |= _met(values_BK, present_BK, low_K)
     sums |= _estimators(rewards.weights, values_BK, present_BK, spread_K, group_B)
-    grpo_B, gdpo_B = (
-        advantages_without_eps(values_BK, weights_K, present_BK, group_B, norm)
-        for norm in ("summed", "per_reward")
-    )
+    gdpo_B, grpo_B = advantages_without_eps(values_BK, present_BK, weights_K, group_B)
     used_BK = present_BK & (weights_K != 0)
     return StepEvidence(
         list(rewards.weights),
@@ -181,7 +179,7 @@ def _estimators(
         z_BK, S_B = scalars.z_BK.numpy(), scalars.S_B.numpy()
         c_BK = contributions(z_BK, S_B, x_BK, weights_K, group_B, settings)
         c_BK = np.where(groups_with_signal(S_B, c_BK, group_B)[group_B, None], c_BK, 0.0)
-        found[f"{method}_K"], variance = covariances(c_BK, S_B)
+        found[f"{method}_K"], variance = covariances(c_BK, or_0(S_B))
         found[method], S[method] = np.array(variance), S_B
     del found["rescaled_K"]  # the same as that of GDPO, but for what the correlation says
     for method in ("grpo", "rescaled"):

@@ -81,10 +81,6 @@ def _unknown_engines(actor: Any) -> Iterator[str]:
 
 
 def _keys_without_a_reader(config: Any) -> Iterator[str]:
-    from verl_gdpo.verl_hooks.for_check import reads_old_reward_keys
-
-    if reads_old_reward_keys():
-        return
     for block in OLD_KEYS:
         given = OmegaConf.to_container(config.get(block) or OmegaConf.create())
         assert isinstance(given, dict)

@@ -16,7 +16,7 @@ def check_environment(config: Any) -> str:
     try:
         from verl_gdpo.verl_hooks import for_check as verls
     except Exception as error:
-        raise ValueError(f"verl cannot be imported: {message_of(error)}") from error
+        raise ValueError(f"verl cannot be used: {message_of(error)}") from error
     plugin = sys.modules.get("verl_gdpo.plugin")
     if plugin is None:
         chosen = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")

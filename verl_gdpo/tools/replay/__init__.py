@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
+from verl_gdpo.advantage.zero import REPRODUCED
 from verl_gdpo.run.dump_reader import SUMMED, WRITING, data_sources, dump_files, has_rewards
 from verl_gdpo.run.folder import config_of_run
 from verl_gdpo.run.scorer import HOW, Scorer
@@ -20,7 +21,6 @@ from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_over
 from verl_gdpo.tools.replay.steps import OF_SCORE, Replay, rewards_of_run, write_table
 from verl_gdpo.tools.replay.text import LEGEND, comparison, whole_group
 
-REPRODUCED_TOLERANCE = 1e-5  # for differences to logged advantages, which are float32
 FORMATS = (".parquet", ".json", ".jsonl")
 EPILOG = """\
 `key=value` are overrides in the syntax of the training command. With --arm, they change each arm.
@@ -197,7 +197,7 @@ def _reproduced(replay: Replay, path: Path | None) -> tuple[bool, str]:
             "advantages are compared as they are."
         )
     text = f"largest |difference| {worst.difference:.2g} over {replay.row_count:,} rows"
-    if worst.difference <= REPRODUCED_TOLERANCE:
+    if worst.difference <= REPRODUCED:
         return True, f"The run's settings reproduce the logged advantages: {text}."
     if path is None:
         reason = "name the run's configuration with --config"
@@ -207,7 +207,7 @@ def _reproduced(replay: Replay, path: Path | None) -> tuple[bool, str]:
         reason = "was the run resumed with other settings, or another version?"
     return False, (
         f"WARNING: the run's settings do not reproduce the logged advantages: {text} (allowed "
-        f"{REPRODUCED_TOLERANCE:g}), at step {worst.step}, {printable(worst.uid)}; {reason}"
+        f"{REPRODUCED:g}), at step {worst.step}, {printable(worst.uid)}; {reason}"
     )
 
 

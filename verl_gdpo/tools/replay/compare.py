@@ -10,17 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from verl_gdpo.advantage.zero import SAME_STD, is_apart, std_or_0
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.ties import kinds, tied_pairs
+from verl_gdpo.batch.ties import tied_pairs
 from verl_gdpo.batch.within_groups import correlation, within_groups
 from verl_gdpo.tools.replay.recompute import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]
-
-# advantages closer than this, in units of the step's std, are the same. Smaller differences can
-# come from eps alone
-SAME_STD = 1e-3
-ROUNDING = 1e-6  # a std below this share of the largest value is float32 rounding of a constant
 
 
 @dataclass(frozen=True)
@@ -44,25 +40,19 @@ class Column:
             rewards: the rewards of all rows of the dump.
             rows_B: the row of each rollout in the dump.
         """
-        std, scaled_B = float(A_B.std()), A_B
-        if std > ROUNDING * np.abs(A_B).max():
-            scaled_B = A_B / std
-        else:
-            std, scaled_B = 0.0, np.full_like(A_B, A_B.mean())
-        active_G: Bools = np.bincount(group_B, np.abs(scaled_B) > SAME_STD) > 0
+        std = std_or_0(A_B)
+        scaled_B = A_B / std if std else np.full_like(A_B, A_B.mean())
+        active_G: Bools = np.bincount(group_B, is_apart(scaled_B)) > 0
         values_BK, present_BK = rewards.values_BK[rows_B], rewards.present_BK[rows_B]
         weights_K = np.array(list(rewards.weights.values()))
+        rounded_B = np.round(scaled_B / SAME_STD)
         return cls(
             A_B=A_B,
             scaled_B=scaled_B,
             std=std,
             trained_B=active_G[group_B],
             silent_groups=float(1 - active_G.mean()),
-            ties=tied_pairs(
-                np.round(scaled_B / SAME_STD),
-                kinds(values_BK, present_BK, weights_K),
-                group_B,
-            ),
+            ties=tied_pairs([rounded_B], values_BK, present_BK, weights_K, group_B)[0],
             follows={
                 name: _follows(scaled_B[there_B], value_B[there_B], group_B[there_B])
                 for name, value_B, there_B in zip(
@@ -77,7 +67,7 @@ class Column:
 
     def opposite(self, other: "Column") -> float:
         """Return the share of rollouts that one column rewards and the other punishes."""
-        away_B = (np.abs(self.scaled_B) > SAME_STD) & (np.abs(other.scaled_B) > SAME_STD)
+        away_B = is_apart(self.scaled_B) & is_apart(other.scaled_B)
         return float(np.mean(away_B & (self.A_B * other.A_B < 0)))
 
     def distance_B(self, other: "Column") -> Floats:

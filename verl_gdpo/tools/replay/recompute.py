@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from verl_gdpo.advantage.equation import VERL_EPS
 from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardRows
@@ -19,8 +20,6 @@ from verl_gdpo.tools.replay.arms import Arm
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-VERL_GRPO_EPS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def verl_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) -> Floats
     std_G = torch.stack([torch.std(group) if len(group) > 1 else one for group in groups])
     result = scores - mean_G.repeat_interleave(size_G)
     if normalize_by_std:
-        result = result / (std_G + VERL_GRPO_EPS).repeat_interleave(size_G)
+        result = result / (std_G + VERL_EPS).repeat_interleave(size_G)
     A_B = np.empty(len(scores_B))
     A_B[order] = result.numpy()
     return A_B

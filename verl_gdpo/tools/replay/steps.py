@@ -4,7 +4,6 @@ The alternatives are compared with the advantages that the run logged. verl's ow
 there they are compared with what verl's grpo makes of the dump's score.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from verl_gdpo.advantage.zero import SAME_STD, is_the_sum
 from verl_gdpo.atomic import replace_together
-from verl_gdpo.batch.matrix import SUM_TOLERANCE, RewardMatrix
+from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.values import is_number
 from verl_gdpo.run.dump_reader import read_dump, reward_rows
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.advice.step import StepEvidence, look
 from verl_gdpo.tools.replay.arms import Arm
-from verl_gdpo.tools.replay.compare import SAME_STD, Column
+from verl_gdpo.tools.replay.compare import Column
 from verl_gdpo.tools.replay.recompute import Floats, Ints, Step, group_numbers
 
 LOGGED, OF_SCORE = "logged", "grpo of score"
@@ -82,10 +82,7 @@ class Rescored:
 
 
 def _close(a: Any, b: Any) -> bool:
-    if not (is_number(a) and is_number(b)):
-        return False
-    # a dump has float32
-    return math.isclose(float(a), float(b), rel_tol=SUM_TOLERANCE, abs_tol=SUM_TOLERANCE)
+    return is_number(a) and is_number(b) and bool(is_the_sum(float(a), float(b)))
 
 
 @dataclass

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from verl_gdpo.advantage.zero import is_apart, to_6_decimals
 from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import verl_grpo_settings
@@ -41,7 +42,6 @@ MEANING = {
     "rollout differ most, each in units of its standard deviation over the groups with a gradient.",
     "equal": "Nothing to prefer: the advantage is 0 under both.",
 }
-SAME_ADVANTAGE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class _Step:
 
     def _scaled(self, A_B: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """In units of the standard deviation over the groups that one of the two trains on."""
-        trained = [rows for rows in self.groups if np.abs(self.both_B[rows]).max() > SAME_ADVANTAGE]
+        trained = [rows for rows in self.groups if to_6_decimals(self.both_B[rows]).any()]
         return A_B / (A_B[[row for rows in trained for row in rows]].std() if trained else 1.0)
 
     @property
@@ -159,11 +159,10 @@ def _kind(step: _Step, rows: Sequence[int]) -> str | None:
     )
     if len(distinct) == 1:
         return "equal"
-    if np.abs(step.grpo_B[rows]).max() < SAME_ADVANTAGE:
+    grpo, gdpo = to_6_decimals(step.grpo_B[rows]), step.gdpo_B[rows]
+    if not grpo.any():
         return "cancelled"
-    grpo, gdpo = step.grpo_B[rows], step.gdpo_B[rows]
-    same_grpo = np.abs(grpo[:, None] - grpo) < SAME_ADVANTAGE
-    other_gdpo = np.abs(gdpo[:, None] - gdpo) > 1e-3
+    same_grpo, other_gdpo = grpo[:, None] == grpo, is_apart(gdpo[:, None] - gdpo)
     return "tied" if (same_grpo & other_gdpo).any() else None
 
 

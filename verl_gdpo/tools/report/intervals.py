@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from verl_gdpo.advantage.zero import NO_SIGNAL
 from verl_gdpo.run.folder import Metrics, training_rewards, validation_rewards
 from verl_gdpo.tools.report.runs import Run, RunsOfArm
 from verl_gdpo.tools.report.sections import (
@@ -34,7 +35,6 @@ Floats = npt.NDArray[np.float64]
 # difference of two standard deviations in more than two of ten reports of two rewards
 CONFIDENCE = 0.93
 DRAWS = 20_000
-ROUNDING = 1e-9  # of runs that are all alike
 FEWEST_RUNS = 2  # of an arm, for an interval
 SAME_ROWS = ("data.train_files", "data.train_batch_size", "actor_rollout_ref.rollout.n")
 
@@ -53,7 +53,7 @@ class Difference:
 
     @property
     def is_claimed(self) -> bool:
-        return self.low > ROUNDING or self.high < -ROUNDING
+        return self.low > NO_SIGNAL or self.high < -NO_SIGNAL
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,64 @@
+"""Carries what was returned for each rollout out of verl's agent loop workers, as it was returned.
+
+Relies on verl 0.9 `AgentLoopWorker`:
+- the coroutine `_compute_score(outputs, ...)`, which leaves out the reward manager if an agent loop
+  has set `reward_score` itself. verl then copies `extra_fields["reward_extra_info"]` of the last
+  output to the others of its session, and raises KeyError if there is none.
+- `_postprocess(inputs, ...)`, which makes the legacy trainers' batch. It has a column for each key
+  of the first sample, and raises if another sample lacks the key or has a list of another length.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+
+INFO = "reward_extra_info"  # verl's name for what was returned beside the score
+
+
+def with_info(compute_score: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `_compute_score` extended to mark a session that an agent loop scored itself.
+
+    Its last output then has a `reward_extra_info`, and no `score` in it.
+    """
+
+    @functools.wraps(compute_score)
+    async def compute_and_mark(self: Any, outputs: Any, *args: Any, **kwargs: Any) -> None:
+        is_scored = outputs[-1].reward_score is not None
+        await compute_score(self, outputs, *args, **kwargs)
+        if is_scored and _is_for_us(self.config):
+            fields = outputs[-1].extra_fields
+            info = fields.get(INFO) or {}
+            fields[INFO] = {name: value for name, value in info.items() if name != "score"}
+
+    return compute_and_mark
+
+
+def with_info_column(postprocess: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `_postprocess` changed to make one column of dicts: see `legacy_rewards.py`."""
+
+    @functools.wraps(postprocess)
+    def postprocess_without_columns(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_for_us(self.config):
+            return postprocess(self, inputs, *args, **kwargs)
+        infos = np.empty(len(inputs), dtype=object)
+        infos[:] = [given.extra_fields.get(INFO) or {} for given in inputs]
+        for given in inputs:
+            given.extra_fields[INFO] = {}
+        data = postprocess(self, inputs, *args, **kwargs)
+        data.non_tensor_batch[INFO] = infos
+        return data
+
+    return postprocess_without_columns
+
+
+def _is_for_us(config: Any) -> bool:
+    from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager
+
+    return config.algorithm.adv_estimator == "gdpo" or runs_gdpo_manager(config)
+
+
+AgentLoopWorker._compute_score = with_info(AgentLoopWorker._compute_score)
+AgentLoopWorker._postprocess = with_info_column(AgentLoopWorker._postprocess)

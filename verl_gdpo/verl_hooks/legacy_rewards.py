@@ -1,0 +1,53 @@
+"""Reads the column of dicts that `agent_loop.py` makes for verl's legacy trainers.
+
+Relies on verl 0.9 `verl.trainer.ppo.reward.extract_reward(batch)`, which returns the scores and
+{key: column} for validation and dumps. The trainers import it by name.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from verl.trainer.ppo import reward
+
+from verl_gdpo.batch.rows import ABSENT, RewardRows, columns_of, self_scored
+from verl_gdpo.batch.values import as_numbers_or_text
+
+
+def infos_of(data: Any) -> Sequence[dict[str, Any]] | None:
+    """Return verl's reward_extra_info of each row; None for a batch that has columns instead."""
+    has_columns = bool(data.meta_info.get("reward_extra_keys"))
+    return None if has_columns else data.non_tensor_batch.get("reward_extra_info")
+
+
+def rows_of_infos(data: Any, infos: Sequence[dict[str, Any]], keys: Sequence[str]) -> RewardRows:
+    """Return the rows of verl's DataProto. They may have different names, as in V1."""
+    scores = data.batch["rm_scores"].sum(dim=-1).tolist()
+    rows = RewardRows.from_columns(columns_of(infos, keys.__getitem__), len(data))
+    return replace(
+        rows,
+        label=keys.__getitem__,
+        sources=[*map(str, data.non_tensor_batch.get("data_source", rows.sources))],
+        own_scores={row: scores[row] for row, info in enumerate(infos) if self_scored(info)},
+    )
+
+
+def with_columns(extract_reward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `extract_reward` extended to make columns that verl can average and write."""
+
+    @functools.wraps(extract_reward)
+    def extract_with_columns(batch: Any) -> Any:
+        scores, columns = extract_reward(batch)
+        if (infos := infos_of(batch)) is not None:
+            uids = batch.non_tensor_batch["uid"].tolist()
+            for name, column in columns_of(infos, uids.__getitem__).items():
+                values = [None if value is ABSENT else value for value in column]
+                columns[name] = np.array(as_numbers_or_text(values), dtype=object)
+        return scores, columns
+
+    return extract_with_columns
+
+
+reward.extract_reward = with_columns(reward.extract_reward)

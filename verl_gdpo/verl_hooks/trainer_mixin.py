@@ -1,0 +1,145 @@
+"""What our part of a trainer does, whichever of verl's trainers it extends.
+
+Relies on verl 0.9, whose V1 and legacy trainers both have:
+- `config`, `global_steps`, `train_dataset` and `val_dataset`;
+- `_dump_generations(*, reward_extra_infos_dict, ...)`, which both call with keywords;
+- `_val_metrics_update(data_sources, sample_uids, reward_extra_infos_dict, ...)`.
+`RLHFDataset.dataframe` is a table of Hugging Face's `datasets`.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import verl
+
+import verl_gdpo
+from verl_gdpo.batch.values import as_json, as_numbers_or_text
+from verl_gdpo.rewards import check_ground_truths
+from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
+from verl_gdpo.verl_hooks.dump_writer import DumpRows
+from verl_gdpo.verl_hooks.rollout_table import RolloutTable
+from verl_gdpo.verl_hooks.step import Step
+
+logger = logging.getLogger(__name__)
+logger.setLevel(logging.INFO)
+
+
+def settings_at_start(config: Any) -> tuple[bool, GdpoSettings | None]:
+    """Return whether the reward manager is ours, and the settings; None if gdpo is not in use.
+
+    Raises:
+        ValueError: see `settings_of_run`.
+    """
+    # imported late: importing verl's legacy trainer must not import its reward loop
+    from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager
+
+    has_manager = runs_gdpo_manager(config)
+    return has_manager, settings_of_run(config, has_manager=has_manager)
+
+
+class TrainerMixin:
+    """Inactive unless the estimator or the reward manager is gdpo; `gdpo` is then None."""
+
+    config: Any
+    global_steps: int
+    logger: Any
+    train_dataset: Any
+    val_dataset: Any
+
+    rollout_table: RolloutTable | None = None
+
+    def read_settings(self, config: Any) -> None:
+        """Check the configuration, before anything is loaded.
+
+        Raises:
+            ValueError: see `settings_of_run`.
+        """
+        self.has_manager, self.gdpo = settings_at_start(config)
+        if self.gdpo is not None:
+            logger.info(
+                "verl-gdpo %s replaces the gdpo of verl %s; adv_estimator=%s, "
+                "reward manager %s, %s",
+                verl_gdpo.__version__,
+                verl.__version__,
+                config.algorithm.adv_estimator,
+                config.reward.reward_manager.name,
+                self.gdpo,
+            )
+        self.sources: set[str] = set()  # of the training rows, as far as they are known
+        self.dump_rows, self.is_dumping_rollouts = DumpRows(), False
+
+    def check_rows(self) -> None:
+        """Check the rows that our scorers will score, and learn the bounds of their rewards.
+
+        Raises:
+            ValueError: names the row whose ground truth cannot be read.
+        """
+        if not self.has_manager or self.config.reward.custom_reward_function.path is not None:
+            return
+        for key in ("train", "val"):
+            rows = _scored_rows(getattr(self, f"{key}_dataset"))
+            if rows is not None:
+                if key == "train":
+                    self.sources = {*rows["data_source"]}
+                    self.gdpo = settings_of_run(self.config, self.sources, has_manager=True)
+                check_ground_truths(rows, f"data.{key}_files")
+
+    def record(self, step: Step, keys: Sequence[str], lengths: Sequence[int]) -> dict[str, float]:
+        """Keep a batch for the dump, and return its metrics.
+
+        Args:
+            step: with its outcome.
+            keys: `{uid}_{session}_{index}` of each row.
+            lengths: of each response, in tokens.
+        """
+        assert step.rows is not None
+        if self.config.trainer.get("rollout_data_dir"):
+            self.dump_rows.add(keys, lengths, step)
+        self.sources.update(step.rows.sources)
+        estimator = self.config.algorithm.adv_estimator
+        return step.metrics(estimator, keys, lengths, by_source=len(self.sources) > 1)
+
+    @contextmanager
+    def dumping_rollouts(self) -> Iterator[None]:
+        """While this block runs, verl dumps the rollouts of a step, and not those of validation."""
+        self.is_dumping_rollouts = self.gdpo is not None
+        try:
+            yield
+        finally:
+            self.is_dumping_rollouts = False
+            self.dump_rows.clear()
+
+    def _dump_generations(
+        self, *, reward_extra_infos_dict: dict[str, list[Any]], **kwargs: Any
+    ) -> None:
+        columns = reward_extra_infos_dict
+        if self.is_dumping_rollouts:
+            ours = self.dump_rows.columns(columns["uid"])
+            columns = {**columns, **ours}
+            if self.rollout_table is not None:
+                texts = kwargs["inputs"], kwargs["outputs"]
+                self.rollout_table.log(self.logger.logger, self.global_steps, *texts, ours)
+        elif self.gdpo is not None:  # validation
+            columns = {str(name): [*map(as_json, values)] for name, values in columns.items()}
+        super()._dump_generations(  # type: ignore[misc]
+            reward_extra_infos_dict=columns, **kwargs
+        )
+
+    def _val_metrics_update(
+        self, sources: Any, uids: Any, infos: dict[str, list[Any]], *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.gdpo is not None:
+            infos = {name: as_numbers_or_text(column) for name, column in infos.items()}
+        return super()._val_metrics_update(  # type: ignore[misc]
+            sources, uids, infos, *args, **kwargs
+        )
+
+
+def _scored_rows(dataset: Any) -> Any | None:
+    """The columns that say how rows are scored; None for a dataset class without such a table."""
+    table = getattr(dataset, "dataframe", None)
+    columns = ["data_source", "reward_model"]
+    has_them = {*columns} <= {*getattr(table, "column_names", ())}
+    return table.select_columns(columns) if has_them else None  # type: ignore[union-attr]
