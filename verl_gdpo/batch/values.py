@@ -6,6 +6,7 @@ is a reward. If it is only logged, it must not end the run.
 
 import json
 import math
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ def value_or_error(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, TEXT):
-        raise ValueError(f"is {value!r}; expected a finite number")
+        raise ValueError(f"is {reprlib.repr(value)}; expected a finite number")
     try:
         number = float(value)
     except OverflowError:  # the value is an int that is too large for a float

@@ -83,8 +83,8 @@ def describe(error: BaseException, fields: Mapping[str, Any]) -> str:
 
 def label_of(fields: Mapping[str, Any]) -> str:
     """Return the name of a sample for messages."""
-    info = fields.get("extra_info")
+    info, source = fields.get("extra_info"), str(fields.get("data_source", "?"))
     return (
-        f"prompt uid {fields.get('uid', '?')}, data_source {fields.get('data_source', '?')!r}, "
+        f"prompt uid {fields.get('uid', '?')}, data_source {source!r}, "
         f"extra_info.index {info.get('index', '?') if isinstance(info, Mapping) else '?'}"
     )
