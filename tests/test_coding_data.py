@@ -55,7 +55,18 @@ def call(*args, accepted, **kwargs):
         (
             {"fn_name": "f", "inputs": ['[1, 2]\n"a"', [3]], "outputs": ["7", [8, 9]]},
             "f",
-            [call([1, 2], "a", accepted=[7]), call(3, accepted=[[8, 9], 8])],
+            [call([1, 2], "a", accepted=[7]), call(3, accepted=[[8, 9]])],
+        ),
+        # each result in a list of its own, as APPS and TACO write them, or truly such lists
+        (
+            {"fn_name": "f", "inputs": ["1", "2"], "outputs": ["[3]", "[[4, 5]]"]},
+            "f",
+            [call(1, accepted=[[3], 3]), call(2, accepted=[[[4, 5]], [4, 5]])],
+        ),
+        (
+            {"fn_name": "f", "inputs": ["1", "2"], "outputs": ["[3]", "[]"]},
+            "f",
+            [call(1, accepted=[[3]]), call(2, accepted=[[]])],
         ),
         (
             {"assert_case": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]},
@@ -231,6 +242,16 @@ def test_a_file_of_verls(tmp_path, capsys):
         {"input": "1\n", "output": "2\n"}
     ]
     assert "left out: 1 x rows of another task" in capsys.readouterr().err
+
+
+def test_the_report_counts_rows_in_which_verl_takes_the_first_element_of_a_list(tmp_path, capsys):
+    lists = [["[1, 2]", "[3]"], ["[1, 2]", "[]"], ["[1]", "[2]"], ["1", "2"]]
+    forms = [{"fn_name": "f", "inputs": ["1", "2"], "outputs": outputs} for outputs in lists]
+    path = verls(tmp_path / "eurus.parquet", [("taco", json.dumps(form)) for form in forms])
+    assert prepare(tmp_path, "--from", path, "--test", path)[0] == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^expects a whole list +2 +2$", said, re.M)
+    assert re.search(r"^accepts \[x\] and x +1 +1$", said, re.M)
 
 
 def test_a_bad_row_of_verls(tmp_path, capsys):

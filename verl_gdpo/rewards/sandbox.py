@@ -19,8 +19,9 @@ import select
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,9 +31,9 @@ from verl_gdpo.rewards.sandbox_kinds import FIRST_UID, HASHSEED, PROCESSES, UIDS
 logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES = 1 << 20  # of one test
-WALL_SHARE = 3  # wall time of a test per CPU time: other work on the machine costs it some
-ALL_SHARE = 10  # wall time of all tests per CPU time of one
-KILL_SECONDS = 5.0  # for what ends a run from the inside, before it is ended from here
+READY = sandbox_inside.READY.encode()
+KILL_SECONDS = 1.0  # for what ends a run from the inside, before it is ended from here
+LOOK_SECONDS = 0.05  # between two looks, whether a place is free or a run has begun
 PROBE, PROBE_SAYS = "import queue\nprint(input()[::-1])", "olleh\n"
 
 
@@ -53,24 +54,50 @@ class Outcome:
     output: str
 
 
+@dataclass
+class Notes:
+    """How a program was run, for the log of a training. No reward depends on it.
+
+    stopped: it was ended at a limit, or by a signal.
+    seconds_waited: for a core or for a service, since these notes were made.
+    """
+
+    stopped: bool = False
+    seconds_waited: float = 0.0
+    made_at: float = field(default_factory=time.monotonic)
+
+    def begin(self) -> None:
+        """Note that the program begins."""
+        self.seconds_waited = time.monotonic() - self.made_at
+
+    def numbers(self) -> dict[str, float]:
+        """What is logged."""
+        return {"stopped": float(self.stopped), "seconds_waited": self.seconds_waited}
+
+
 def run(
     program: str,
     tests: Sequence[Mapping[str, Any]],
     *,
     function: str | None = None,
     seconds: float = 4.0,
+    wall_seconds: float = 10.0,
     memory_mb: int = 512,
+    notes: Notes | None = None,
 ) -> list[Outcome]:
     """Run a Python program once for each test; waits until a core is free.
+
+    The first test that a limit or a signal ends is the last one that runs.
 
     Args:
         program: of Python, with its standard library.
         tests: each {"input": text} or, with `function`, {"args": list, "kwargs": dict} of JSON.
         function: name of the function, or of the method of a class `Solution`, to call; None for a
             program that reads its standard input.
-        seconds: CPU time of a test. The wall time of one is limited to 3 times, that of all
-            together to 10 times as much; tests for which none is left do not run.
+        seconds: CPU time of a test.
+        wall_seconds: of all tests together, without what it takes to start Python.
         memory_mb: of each process.
+        notes: filled in.
 
     Returns:
         one outcome a test.
@@ -78,7 +105,12 @@ def run(
     Raises:
         SandboxError: the machine has no sandbox that works.
     """
-    return _run(_kind(), program, tests, function, seconds, memory_mb)
+    limits = {
+        "cpu_seconds": max(1, round(seconds)),
+        "wall_seconds": wall_seconds,
+        "memory_mb": memory_mb,
+    }
+    return _run(_kind(), program, tests, function, limits, notes or Notes())
 
 
 def missing() -> Sequence[str]:
@@ -122,7 +154,8 @@ def _find() -> Kind:
 
 def _try(kind: Kind) -> None:
     """Raise SandboxError unless a program runs."""
-    (outcome,) = _run(kind, PROBE, [{"input": "hello\n"}], None, 10.0, 512)
+    limits = {"cpu_seconds": 10, "wall_seconds": 10.0, "memory_mb": 512}
+    (outcome,) = _run(kind, PROBE, [{"input": "hello\n"}], None, limits, Notes())
     if outcome != Outcome(True, PROBE_SAYS):
         raise SandboxError(f"got {outcome} of a program that prints {PROBE_SAYS!r}")
 
@@ -132,33 +165,31 @@ def _run(
     program: str,
     tests: Sequence[Mapping[str, Any]],
     function: str | None,
-    seconds: float,
-    memory_mb: int,
+    limits: Mapping[str, float],
+    notes: Notes,
 ) -> list[Outcome]:
     request = {
+        **limits,
         "program": program.encode("utf-8", "replace").decode(),
         "tests": tests,
         "function": function,
-        "cpu_seconds": max(1, round(seconds)),
-        "wall_seconds": WALL_SHARE * seconds,
-        "wall_seconds_of_all": ALL_SHARE * seconds,
-        "memory_mb": memory_mb,
         "output_bytes": OUTPUT_BYTES,
         "processes": PROCESSES if kind.is_alone else 0,
         "uid": FIRST_UID + random.SystemRandom().randrange(UIDS) if os.getuid() == 0 else None,
     }
-    limit = sandbox_inside.STARTUP_SECONDS + ALL_SHARE * seconds + KILL_SECONDS
     with _place(), _file(json.dumps(request).encode()) as given, _file() as said, _file() as errors:
-        _start(kind, request["uid"], given, said, errors, limit)
+        notes.begin()
+        _start(kind, request["uid"], given, said, errors, limits["wall_seconds"])
         trouble = _read(errors)
-        if not trouble.endswith(sandbox_inside.READY.encode()):
+        if not trouble.endswith(READY):
             raise SandboxError(trouble.decode("utf-8", "replace").strip()[-500:] or "no answer")
-        lines = _read(said).split(b"\n")
+        lines = _read(said).split(b"\n")[:-1]
     outcomes = [_outcome(line) for line in lines[: len(tests)]]
+    notes.stopped = len(outcomes) < len(tests)
     return outcomes + [Outcome(False, "")] * (len(tests) - len(outcomes))
 
 
-def _start(kind: Kind, uid: Any, given: int, said: int, errors: int, limit: float) -> None:
+def _start(kind: Kind, uid: Any, given: int, said: int, errors: int, wall_seconds: float) -> None:
     """Run what is inside, and wait for its end or end it, with all that it started."""
     command = (*kind.command, "-c", Path(sandbox_inside.__file__).read_text() + "main()\n")
     with contextlib.ExitStack() as stack:
@@ -173,11 +204,7 @@ def _start(kind: Kind, uid: Any, given: int, said: int, errors: int, limit: floa
             start_new_session=True,
         ) as process:
             try:
-                handle = os.pidfd_open(process.pid)
-                poll = select.poll()
-                poll.register(handle, select.POLLIN)
-                poll.poll(limit * 1000)
-                os.close(handle)
+                _wait(process.pid, errors, wall_seconds)
             finally:
                 # not waited for yet, so the id is still that of this group
                 with contextlib.suppress(ProcessLookupError):
@@ -186,6 +213,18 @@ def _start(kind: Kind, uid: Any, given: int, said: int, errors: int, limit: floa
             # as that user, so that no other process can be meant
             command = ("/bin/sh", "-c", "kill -9 -1 2>/dev/null")
             subprocess.run(command, user=uid, group=uid, extra_groups=[])
+
+
+def _wait(pid: int, errors: int, wall_seconds: float) -> None:
+    """Wait for the end of a run, or until it is late: a program may stop what would end it."""
+    late = time.monotonic() + sandbox_inside.STARTUP_SECONDS
+    poll = select.poll()
+    with os.fdopen(os.pidfd_open(pid)) as handle:
+        poll.register(handle, select.POLLIN)
+        while not _read(errors).endswith(READY):
+            if poll.poll(LOOK_SECONDS * 1000) or time.monotonic() > late:
+                return
+        poll.poll((wall_seconds + KILL_SECONDS) * 1000)
 
 
 @contextlib.contextmanager
@@ -205,22 +244,26 @@ def _place() -> Iterator[None]:
     """One of as many places as there are cores, shared by all processes of this user."""
     folder = Path(tempfile.gettempdir()) / f"verl-gdpo-sandboxes-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    count = len(os.sched_getaffinity(0))
-    with contextlib.ExitStack() as stack:
-        names = [folder / str(place) for place in random.sample(range(count), count)]
-        files = [stack.enter_context(name.open("w")) for name in names]
-        if not any(_is_locked(file) for file in files):
-            fcntl.flock(files[0], fcntl.LOCK_EX)
+    names = [folder / str(place) for place in range(len(os.sched_getaffinity(0)))]
+    with _looking:
+        while (file := next(filter(None, map(_locked, names)), None)) is None:
+            time.sleep(LOOK_SECONDS)
+    with file:
         yield
 
 
-def _is_locked(file: IO[str]) -> bool:
-    """Lock the file, unless somebody else has."""
+_looking = threading.Lock()  # one thread of a process looks for a place, and the others for it
+
+
+def _locked(name: Path) -> IO[str] | None:
+    """The file, locked until it is closed; None if somebody else has locked it."""
+    file = name.open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    return True
+        file.close()
+        return None
+    return file
 
 
 @contextlib.contextmanager

@@ -32,8 +32,9 @@ class Task:
         how many rows have each text.
     missing: `missing()` returns what this machine cannot give to `score`, for `check` to say. It
         raises OSError where the machine cannot score at all.
-    takes_service: `score` takes `service`, the `sandbox_service.Service` that verl's block
-        `reward.sandbox_fusion` names; `check` then asks the service in the place of `missing`.
+    takes_service: `score` runs programs. It takes `service`, the `sandbox_service.Service` that
+        verl's block `reward.sandbox_fusion` names; `check` then asks the service in the place of
+        `missing`. It also takes `notes`, a `sandbox.Notes` that it fills in, for the log.
     """
 
     name: str

@@ -14,9 +14,11 @@ import functools
 import inspect
 import logging
 import math
+import os
 import reprlib
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,12 @@ from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
 import verl_gdpo
 from verl_gdpo.batch.matrix import SUM_TOLERANCE, not_the_sum
-from verl_gdpo.batch.rows import ERROR_KEY
+from verl_gdpo.batch.rows import ERROR_KEY, NOTES_KEY
 from verl_gdpo.batch.values import as_json, is_number, value_or_error
 from verl_gdpo.rewards import TASK_OF, belongs_elsewhere, options_for
+from verl_gdpo.rewards.sandbox import Notes
 from verl_gdpo.rewards.sandbox_service import Service
+from verl_gdpo.rewards.task import Task
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import gate, weighted_sum
 from verl_gdpo.verl_hooks.slow_scoring import SlowScoring
@@ -71,7 +75,11 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self.is_custom = config.reward.custom_reward_function.path is not None
         options = dict(config.reward.get("reward_kwargs") or {})
         self.scorer_options = {source: options_for(source, options) for source in TASK_OF}
+        self._pools: dict[str | None, ThreadPoolExecutor] = {}  # of each task; see `_pool`
+        # this worker may have all cores for programs, while the others have none to run
+        self.programs_at_once = len(os.sched_getaffinity(0))
         if service := Service.of(config.reward.get("sandbox_fusion")):
+            self.programs_at_once = service.max_concurrent
             for source, task in TASK_OF.items():
                 self.scorer_options[source] |= {"service": service} if task.takes_service else {}
         self.slow_scoring = SlowScoring()
@@ -109,19 +117,26 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             length = row.batch["attention_mask"][-len(response_ids) :].sum()
         length = int(length)
         response = await self._in_thread(
-            self.tokenizer.decode, response_ids[:length], skip_special_tokens=True
+            None, self.tokenizer.decode, response_ids[:length], skip_special_tokens=True
         )
         data_source = fields["data_source"]
         ground_truth = (fields.get("reward_model") or {}).get("ground_truth")
         if not self.is_custom and data_source in TASK_OF:
-            return await self._in_thread(
-                TASK_OF[data_source].score,
+            task, notes = TASK_OF[data_source], Notes()
+            result = await self._in_thread(
+                self._pool(task),
+                task.score,
                 response,
                 ground_truth,
                 response_tokens=length,
                 step=fields.get("global_steps"),
                 **self.scorer_options[data_source],
+                **({"notes": notes} if task.takes_service else {}),
             )
+            # the legacy trainer wants the same keys of all tasks
+            if task.takes_service and self.reports_errors:
+                return {**result, NOTES_KEY: notes.numbers()}
+            return result
         score = functools.partial(
             self.compute_score,
             data_source=data_source,
@@ -132,7 +147,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         )
         if inspect.iscoroutinefunction(self.compute_score):
             return await score()
-        result = await self._in_thread(score)
+        result = await self._in_thread(self._pool(None), score)
         return await result if inspect.isawaitable(result) else result
 
     def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
@@ -192,9 +207,27 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             raise ValueError(f"the scorer returned no number: {reprlib.repr(info)}")
         return counts
 
-    async def _in_thread(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _pool(self, task: Task | None) -> ThreadPoolExecutor:
+        """The threads of a task, None for a scorer that is not ours.
+
+        No two tasks share them, and decoding has others: a scorer that waits holds up no other. As
+        many as can run at once are enough for programs; Python's own number is for the others.
+        """
+        name = task.name if task else None
+        if name not in self._pools:
+            runs_programs = task is not None and task.takes_service
+            self._pools[name] = ThreadPoolExecutor(self.programs_at_once if runs_programs else None)
+        return self._pools[name]
+
+    async def _in_thread(
+        self,
+        pool: ThreadPoolExecutor | None,
+        function: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         call = functools.partial(_call, function, *args, **kwargs)
-        return await self.loop.run_in_executor(None, call)
+        return await self.loop.run_in_executor(pool, call)
 
 
 def _check_sum(info: Mapping[str, Any], names: Iterable[str]) -> None:

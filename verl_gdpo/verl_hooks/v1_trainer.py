@@ -24,7 +24,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 import verl_gdpo
 from verl_gdpo.batch.matrix import EstimatorInput, current_input
-from verl_gdpo.batch.metrics import batch_metrics, settings_of_advantage
+from verl_gdpo.batch.metrics import batch_metrics, scoring_metrics, settings_of_advantage
 from verl_gdpo.batch.rows import group_of
 from verl_gdpo.batch.values import as_json, as_numbers_or_text
 from verl_gdpo.rewards import check_ground_truths
@@ -180,6 +180,7 @@ class GdpoTrainer:
         groups = [group_of(key) for key in batch.keys]
         self.sources.update(rows.sources)
         sources = rows.sources if len(self.sources) > 1 else None
+        metrics.update(scoring_metrics(rows))
         metrics.update(
             batch_metrics(
                 rewards, rows.counted_B, groups, lengths, settings, self.gdpo.bounds, sources
