@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from verl_gdpo.rewards import sandbox, sandbox_inside, sandbox_kinds
-from verl_gdpo.rewards.sandbox import Outcome, SandboxError, run
+from verl_gdpo.rewards.sandbox import Notes, Outcome, SandboxError, run
 from verl_gdpo.rewards.sandbox_kinds import FIRST_UID, PROCESSES, Kind, kinds
 
 NOT_FINISHED = Outcome(False, "")
@@ -281,16 +281,49 @@ def test_endless_work_and_endless_sleep(kind):
         "while what == 'sleep': time.sleep(60)\n"
         "print('end')"
     )
-    for what, seconds in (("work", 1), ("sleep", 0.1)):  # CPU time is counted in whole seconds
-        stopped, ended = run(program, [{"input": what}, {"input": "end"}], seconds=seconds)
-        assert stopped == NOT_FINISHED and ended.output in ("end\n", "")
+    tests = [{"input": what} for what in ("end", "work", "end")]
+    ended = Outcome(True, "end\n")
+    assert run(program, tests, seconds=1, wall_seconds=60) == [ended, NOT_FINISHED, NOT_FINISHED]
+    assert only(program, "sleep", wall_seconds=0.5) == NOT_FINISHED
 
 
-def test_no_time_is_left_for_the_last_tests(kind):
-    """2 s for all, and 0.6 s for one: four that sleep leave nothing to those after them."""
-    program = "import time\nif input() == 'sleep': time.sleep(60)\nprint('end')"
-    tests = [{"input": "sleep"}] * 4 + [{"input": "end"}] * 996
-    assert run(program, tests, seconds=0.2) == [NOT_FINISHED] * 1000
+def test_the_first_test_that_a_signal_ends_is_the_last(kind):
+    program = "import os\nif input(): os.kill(os.getpid(), 9)\nprint('end')"
+    notes, ended = Notes(), Outcome(True, "end\n")
+    tests = [{"input": what} for what in ("\n", "x", "\n")]
+    assert run(program, tests, notes=notes) == [ended, NOT_FINISHED, NOT_FINISHED]
+    assert notes.stopped
+    # an exception ends its own test alone
+    notes = Notes()
+    tests = [{"input": "x"}, {"input": "\n"}]
+    program = "if input(): raise ValueError\nprint('end')"
+    assert run(program, tests, notes=notes) == [NOT_FINISHED, ended]
+    assert not notes.stopped
+
+
+def test_the_tests_share_the_wall_time(kind):
+    """Each sleeps a fifth of it, so that of ten at most four end."""
+    program = "import time\ntime.sleep(1)\nprint('end')"
+    outcomes = run(program, [{"input": ""}] * 10, wall_seconds=5)
+    assert outcomes[0].finished and not any(outcome.finished for outcome in outcomes[5:])
+
+
+def test_a_program_that_stops_what_would_end_it(kind, monkeypatch):
+    """It is ended from outside, so long after its begin, whatever the time that it had to begin."""
+    monkeypatch.setattr(sandbox_inside, "STARTUP_SECONDS", 3600)
+    program = "import os, time\nprint(input(), flush=True)\n" + (
+        "if os.path.exists('second'): os.kill(os.getppid(), 19); time.sleep(3600)\n"
+        "open('second', 'w')"
+    )
+    found = []
+
+    def run_it():
+        found.append(run(program, [{"input": "1"}, {"input": "2"}], wall_seconds=1))
+
+    thread = threading.Thread(target=run_it, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found == [[Outcome(True, "1\n"), NOT_FINISHED]]
 
 
 def test_network(kind):
@@ -437,6 +470,42 @@ def test_so_many_at_once_as_there_are_cores(monkeypatch, tmp_path):
     for thread in threads:
         thread.join()
     assert most == [2]
+
+
+def test_whoever_waits_gets_the_place_that_is_free_first(monkeypatch, tmp_path):
+    """Of two places, each is the one that is left once; who waits opens no file meanwhile."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for first in (0, 1):
+        held = [sandbox._place(), sandbox._place()]
+        for place in held:
+            place.__enter__()
+        notes, begun = Notes(), threading.Event()
+
+        def wait(notes=notes, begun=begun):
+            with sandbox._place():
+                notes.begin()
+                begun.set()
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        assert not begun.wait(0.2)
+        left_at = time.monotonic()
+        held[first].__exit__(None, None, None)
+        assert begun.wait(60)
+        assert notes.seconds_waited >= left_at - notes.made_at
+        held[1 - first].__exit__(None, None, None)
+        thread.join()
+
+
+def test_a_place_is_one_open_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(50)))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with sandbox._place():  # makes the folder
+        pass
+    before = len(os.listdir("/proc/self/fd"))
+    with sandbox._place(), sandbox._place():
+        assert len(os.listdir("/proc/self/fd")) == before + 2
 
 
 @pytest.fixture
