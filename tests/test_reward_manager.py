@@ -140,7 +140,7 @@ def test_verls_sandbox_service_runs_the_programs(monkeypatch):
 
 @pytest.mark.parametrize("slow", ["ours", "verl's"])
 def test_a_scorer_that_waits_holds_up_no_other(monkeypatch, slow):
-    """40 rows of it, more than Python's own number of threads: other rows are decoded and scored."""
+    """40 rows of it, more than the threads of a pool: other rows are decoded and scored."""
     done = threading.Event()
 
     def wait(*_, **__):
