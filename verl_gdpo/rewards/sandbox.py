@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES = 1 << 20  # of one test
 READY = sandbox_inside.READY.encode()
-KILL_SECONDS = 1.0  # for what ends a run from the inside, before it is ended from here
 LOOK_SECONDS = 0.05  # between two looks, whether a place is free or a run has begun
 PROBE, PROBE_SAYS = "import queue\nprint(input()[::-1])", "olleh\n"
 
@@ -216,7 +215,7 @@ def _start(kind: Kind, uid: Any, given: int, said: int, errors: int, wall_second
 
 
 def _wait(pid: int, errors: int, wall_seconds: float) -> None:
-    """Wait for the end of a run, or until it is late: a program may stop what would end it."""
+    """Wait for the end of a run, or until it is late, which a program could prevent inside."""
     late = time.monotonic() + sandbox_inside.STARTUP_SECONDS
     poll = select.poll()
     with os.fdopen(os.pidfd_open(pid)) as handle:
@@ -224,7 +223,7 @@ def _wait(pid: int, errors: int, wall_seconds: float) -> None:
         while not _read(errors).endswith(READY):
             if poll.poll(LOOK_SECONDS * 1000) or time.monotonic() > late:
                 return
-        poll.poll((wall_seconds + KILL_SECONDS) * 1000)
+        poll.poll(wall_seconds * 1000)
 
 
 @contextlib.contextmanager

@@ -12,10 +12,8 @@ import json
 import os
 import random
 import resource
-import select
 import signal
 import sys
-import time
 from typing import Any
 
 READY = "ready"  # on stderr: what goes wrong after it is the program's doing
@@ -42,9 +40,8 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.setrecursionlimit(RECURSION_LIMIT)
     gc.freeze()  # or each test would copy most of this memory as it ends, in twice the CPU time
-    give_up = time.monotonic() + request["wall_seconds"]
     for test in request["tests"]:
-        how, output = run(request, test, namespace, give_up - time.monotonic())
+        how, output = run(request, test, namespace)
         if how == STOPPED:
             return  # a program that never ends would spend as much on each of its other tests
         text = output.decode("utf-8", "replace")
@@ -90,7 +87,7 @@ def confine(request: Any) -> None:
     os.environ.clear()
 
 
-def run(request: Any, test: Any, namespace: Any, seconds: float) -> tuple[str, bytes]:
+def run(request: Any, test: Any, namespace: Any) -> tuple[str, bytes]:
     """Run one test in a child; return how it ended, and its output or its result as JSON."""
     given, output = os.memfd_create("input"), os.memfd_create("output")
     if not request["function"]:
@@ -101,7 +98,7 @@ def run(request: Any, test: Any, namespace: Any, seconds: float) -> tuple[str, b
         become_the_program(request, given, output)
         execute(request, test, namespace)
         sys.exit(0)  # as any program ends: after its threads, `atexit` and buffers
-    status = wait(child, seconds)
+    status = os.waitpid(child, 0)[1]
     os.lseek(output, 0, os.SEEK_SET)
     text = os.read(output, request["output_bytes"])
     os.close(given)
@@ -110,20 +107,6 @@ def run(request: Any, test: Any, namespace: Any, seconds: float) -> tuple[str, b
         # a function that ends the process returns nothing
         return (FINISHED if text or not request["function"] else FAILED), text
     return (FAILED if os.WIFEXITED(status) else STOPPED), b""
-
-
-def wait(child: int, seconds: float) -> int:
-    """Return the exit status of `child`, which is killed after so many seconds."""
-    handle = os.pidfd_open(child)
-    try:
-        poll = select.poll()
-        poll.register(handle, select.POLLIN)
-        poll.poll(max(0, seconds) * 1000)
-        # while the child is not waited for, its id cannot become another's
-        os.kill(child, signal.SIGKILL)
-    finally:
-        os.close(handle)
-    return os.waitpid(child, 0)[1]
 
 
 def become_the_program(request: Any, given: int, output: int) -> None:
