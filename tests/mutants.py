@@ -113,8 +113,8 @@ MUTANTS = [
     ),
     Mutant(
         "verl_hooks/reward_manager.py",
-        "                self._pool(task),\n",
-        "                None,\n",
+        "pool = self._pool(task)",
+        "pool = None",
         "test_reward_manager.py::test_a_scorer_that_waits_holds_up_no_other",
     ),
     Mutant(

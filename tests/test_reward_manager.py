@@ -1,9 +1,12 @@
 """The reward manager as verl's agent loop calls it, one sample at a time."""
 
 import asyncio
+import builtins
 import re
+import sys
 import threading
-from concurrent.futures import CancelledError
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -496,6 +499,112 @@ def test_what_cannot_be_scored_is_carried_as_an_error(scorer, settings, reason):
         score(manager(scorer, on_v1=False, **settings), "x")
 
 
+class Escape(BaseException):
+    pass
+
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise Escape
+
+
+async def group_of_errors():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.sleep(60))
+        raise KeyError("city")
+
+
+def cancel_yourself():
+    asyncio.current_task().cancel()
+    return asyncio.sleep(0)
+
+
+RAISED = [
+    (CancelledError("x"), "CancelledError: x"),
+    (KeyboardInterrupt(), "KeyboardInterrupt"),
+    (SystemExit(3), "SystemExit: 3"),
+    (GeneratorExit(), "GeneratorExit"),
+    (Escape("x"), "Escape: x"),
+    (Unreadable(), "Unreadable: its text cannot be read"),
+    (StopAsyncIteration(), "StopAsyncIteration"),
+]
+AWAITED = [(cancel_yourself, "CancelledError")]
+if sys.version_info >= (3, 11):
+    RAISED += [
+        (vars(builtins)["ExceptionGroup"]("two", [KeyError("a"), KeyError("b")]), "KeyError: 'a'"),
+        (vars(builtins)["BaseExceptionGroup"]("one", [Escape("x")]), "Escape: x"),
+    ]
+    AWAITED += [(group_of_errors, "KeyError: 'city'")]
+
+
+@pytest.mark.parametrize(("error", "reason"), RAISED)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_whatever_a_scorer_raises_is_an_error_of_its_sample(error, reason, is_async):
+    async def in_the_loop(*args, **kwargs):
+        await asyncio.sleep(0)
+        raise error
+
+    message = score(manager(in_the_loop if is_async else raising(error)), "x")["reward_extra_info"][
+        ERROR_KEY
+    ]
+    assert "uid u-1" in message and f"17: {reason} [" in message
+    assert re.search(r"test_reward_manager.py:\d+\]$", message)
+
+
+@pytest.mark.parametrize(("scoring", "reason"), AWAITED)
+def test_a_scorer_that_cancels_its_own_task_is_an_error(scoring, reason):
+    async def scorer(*args, **kwargs):
+        await scoring()
+
+    message = score(manager(scorer), "x")["reward_extra_info"][ERROR_KEY]
+    assert f"17: {reason}" in message
+
+
+def test_what_a_scorer_returns_may_raise_anything_when_it_is_read():
+    class Odd:
+        def __float__(self):
+            raise KeyboardInterrupt
+
+    message = score(manager(failing({"a": Odd()})), "x")["reward_extra_info"][ERROR_KEY]
+    assert "17: KeyboardInterrupt [" in message
+
+
+def test_an_error_of_a_row_with_other_extra_info():
+    message = score(manager(failing(KeyError)), "x", extra_info='{"index": 3}')[
+        "reward_extra_info"
+    ][ERROR_KEY]
+    assert "uid u-1" in message and "extra_info.index ?: TypeError" in message
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_cancellation_by_verl_stays_one(is_async):
+    started, ended = threading.Event(), threading.Event()
+
+    def scorer(*_, **__):
+        started.set()
+        assert ended.wait(60)
+
+    async def in_the_loop(*_, **__):
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    async def cancel():
+        session = asyncio.ensure_future(cancelled.run_single(row_of("x")))
+        while not started.is_set():
+            await asyncio.sleep(0.001)
+        session.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await session
+        assert ended.is_set() == is_async  # a thread cannot be cancelled
+        ended.set()
+
+    cancelled = manager(in_the_loop if is_async else scorer)
+    cancelled.loop.run_until_complete(cancel())
+
+
 def test_a_missing_ground_truth_is_an_error_not_a_low_score():
     message = score(manager(), GOLD, ground_truth=None)["reward_extra_info"][ERROR_KEY]
     assert "ground" in message and "uid u-1" in message
@@ -624,11 +733,32 @@ def test_the_sample_that_takes_longest_is_named_ever_more_rarely():
         with slow.of("second", now=10.0):
             lines = {now: slow.overdue(now) for now in (59, 61, 100, 122, 200, 244)}
         assert [now for now, line in lines.items() if line] == [61, 122, 244]
-        assert "after 61 s: first; 1 other samples" in lines[61]
+        assert "after 61 s: first; it also runs for 1 other samples" in lines[61]
     with slow.of("third", now=250.0):
         assert slow.overdue(309) is None
-        assert "after 60 s: third; 0 other" in slow.overdue(310)
+        assert "after 60 s: third; it also runs for 0 other" in slow.overdue(310)
     assert slow.overdue(1000) is None
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_sample_that_waits_for_its_turn_is_not_named(is_async):
+    def scorer(*_, **__):
+        seen.append(scoring.slow_scoring.overdue(time.monotonic() + 1e3))
+        return 1.0
+
+    async def in_the_loop(*_, **__):
+        return scorer()
+
+    async def score_two():
+        await asyncio.gather(*(scoring.run_single(row_of("x", uid=uid)) for uid in "ab"))
+
+    seen = []
+    scoring = manager(in_the_loop if is_async else scorer)
+    scoring.loop.set_default_executor(ThreadPoolExecutor(1))
+    scoring.loop.run_until_complete(score_two())
+    assert len(seen) == 2
+    for uid, line in zip("ab", seen, strict=True):
+        assert f"prompt uid {uid}" in line and "it also runs for 0 other samples" in line
 
 
 @pytest.mark.parametrize("is_async", [False, True])

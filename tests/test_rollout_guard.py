@@ -3,8 +3,10 @@
 import os
 import signal
 from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import ray
 import transfer_queue as tq
@@ -12,9 +14,17 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl_run import ray_folder
 
+from verl_gdpo.batch.rows import ERROR_KEY, RewardError
 from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.verl_hooks import rollout_guard
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
-from verl_gdpo.verl_hooks.rollout_guard import RolloutError, RolloutGuard, rollout_actors
+from verl_gdpo.verl_hooks.rollout_guard import (
+    ANSWER_SECONDS,
+    Prompts,
+    RolloutError,
+    RolloutGuard,
+    rollout_actors,
+)
 from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer
 
 
@@ -72,11 +82,11 @@ def test_a_dead_actor_is_named_without_a_failed_prompt(cluster):
     }
     guard = RolloutGuard(lambda: rollout_actors(trainer), tolerated=0)
     for _ in range(100):
-        guard.check(set(), set())
+        guard.check({})
     os.kill(pids[3], signal.SIGKILL)
     with pytest.raises(RolloutError) as raised:
         while True:
-            guard.check(set(), set())
+            guard.check({})
     message = str(raised.value)
     assert message.startswith("rollout server 1, node 0 (llm) died. A start with trainer.resume")
     assert f"pid: {pids[3]}" in message
@@ -88,7 +98,7 @@ def test_a_busy_actor_is_asked_once_and_is_not_dead(cluster, tmp_path):
     busy = worker.wait_for.remote(str(tmp_path / "go"))
     guard = RolloutGuard(lambda: {"a worker": worker}, tolerated=0)
     for _ in range(3):
-        guard.check(set(), set())
+        guard.check({})
     (question,) = guard._questions
     (tmp_path / "go").touch()
     assert ray.get([busy, question], timeout=30)[1]
@@ -100,7 +110,7 @@ def test_a_dead_actor_is_the_reason_why_prompts_fail(cluster):
     os.kill(pid, signal.SIGKILL)
     # at once, before anything is trained on what is left
     with pytest.raises(RolloutError, match="reward worker 0 died"):
-        guard.check({"a"}, {"b"})
+        guard.check({"train": prompts({"a"}, partly={"b"})})
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
@@ -127,14 +137,67 @@ def test_an_actor_that_dies_while_verl_calls_it(cluster, is_ours):
         trainer.fit(worker)
 
 
-def test_prompts_may_fail_but_not_all():
-    guard = RolloutGuard(dict, tolerated=2)
-    guard.check({"a"}, {"b", "c"})
-    guard.check({"a", "d"}, set())
-    guard.check({"a", "d"}, {"e"})
-    guard.check({"a"}, {"e", "f"})  # d was trained on
-    with pytest.raises(RolloutError, match=r"3 prompts failed in a row.* for uid=e'"):
-        guard.check({"a"}, {"g"})
+def prompts(kept=(), lost=(), under_way=0, partly=()):
+    failed = {*lost, *partly}
+    return Prompts({*kept} | failed, failed, {*lost}, under_way)
+
+
+def numbered(count, first=0):
+    return {f"u{number:04}" for number in range(first, first + count)}
+
+
+def test_a_prompt_is_counted_once_however_often_it_is_seen():
+    guard = RolloutGuard(dict, tolerated=40)
+    for _ in range(50):
+        guard.check({"val": prompts(lost=numbered(40)), "train": prompts(lost=numbered(40))})
+    guard.check({"val": prompts(lost=numbered(40) | {"v"}, under_way=1)})  # it may be kept
+    with pytest.raises(RolloutError, match=r"41 of the last 41 prompts .*'val'.* for uid=v'"):
+        guard.check({"val": prompts(lost=numbered(40) | {"v"})})
+
+
+def test_a_batch_is_judged_as_a_whole_and_only_an_excess_of_lost_prompts_is_carried_on():
+    guard = RolloutGuard(dict, tolerated=0)
+    guard.check({"val": prompts(kept=numbered(360))})
+    guard.check({"val": prompts(numbered(360), numbered(40, 360))})  # those that fail end last
+    guard.end_batch("val")
+    guard.check({"val": prompts(lost=numbered(40), under_way=360)})  # and here first
+    guard.check({"val": prompts(numbered(360, 40), numbered(40))})
+    guard.end_batch("val")
+    # 3 of 4 are lost in each batch: the excess is 2, 4, ..., 32, 34
+    for batch in range(16):
+        guard.check({"val": prompts({f"k{batch}"}, {f"{i}l{batch}" for i in range(3)})})
+        guard.end_batch("val")
+    with pytest.raises(RolloutError, match="51 of the last 68 prompts"):
+        guard.check({"val": prompts({"k"}, {"l0", "l1", "l2"})})
+
+
+@pytest.mark.parametrize("lost_first", [False, True])
+@pytest.mark.parametrize("batch", [1, 4, 64])
+@pytest.mark.parametrize(("share", "ends"), [(0.04, False), (0.3, False), (0.6, True), (1, True)])
+def test_more_than_half_of_the_prompts_have_to_be_lost(share, ends, batch, lost_first):
+    def run():
+        for first in range(0, 4000, batch):
+            uids = sorted(numbered(batch, first))
+            lost = {uid for uid in uids if rng.random() < share}
+            in_turn = sorted(uids, key=lambda uid: (uid in lost) != lost_first)
+            for ended in (in_turn[: batch // 3], in_turn):
+                kept = {*ended} - lost
+                guard.check({"train": prompts(kept, {*ended} & lost, batch - len(ended))})
+            guard.end_batch("train")
+
+    for seed in range(5):
+        rng, guard = np.random.default_rng(seed), RolloutGuard(dict, tolerated=batch - 1)
+        with pytest.raises(RolloutError) if ends else nullcontext():
+            run()
+
+
+def test_an_actor_is_asked_after_each_failure_also_if_something_is_left(monkeypatch):
+    asked = []
+    guard = RolloutGuard(dict, tolerated=0)
+    monkeypatch.setattr(guard, "raise_if_dead", asked.append)
+    for now in (prompts({"a"}), prompts({"a"}, partly={"b"}), prompts({"a"}, partly={"b"})):
+        guard.check({"train": now})
+    assert asked == [0, ANSWER_SECONDS, 0]
 
 
 # --- in verl's own replay buffers ----------------------------------------------------------------
@@ -142,15 +205,21 @@ def test_prompts_may_fail_but_not_all():
 
 @pytest.fixture
 def queue(monkeypatch):
-    """The tags in TransferQueue's partition "train"; rows have no fields."""
+    """The tags in TransferQueue, with the partition and the reward manager's `info` of a row."""
     tags = {}
-    empty = {"extra_fields": [{}], "data_source": ["d"]}
-    monkeypatch.setattr(tq, "kv_list", lambda: {"train": {k: dict(v) for k, v in tags.items()}})
-    monkeypatch.setattr(
-        tq,
-        "kv_batch_get",
-        lambda keys, partition_id, select_fields: {n: empty[n] * len(keys) for n in select_fields},
-    )
+
+    def kv_list():
+        partitions = {}
+        for key, tag in tags.items():
+            partitions.setdefault(tag.get("partition", "train"), {})[key] = dict(tag)
+        return partitions
+
+    def kv_batch_get(keys, partition_id, select_fields):
+        infos = [{"reward_extra_info": tags[key].get("info", {})} for key in keys]
+        return {"extra_fields": infos, "data_source": ["d"] * len(keys)}
+
+    monkeypatch.setattr(tq, "kv_list", kv_list)
+    monkeypatch.setattr(tq, "kv_batch_get", kv_batch_get)
     monkeypatch.setattr(tq, "kv_clear", lambda keys, partition_id: [tags.pop(key) for key in keys])
     return tags
 
@@ -172,20 +241,61 @@ def buffer_of(verls, mode, tolerated, refill=None, **more):
     return buffer
 
 
-def prompt(queue, uid, status):
-    queue[uid] = {"is_prompt": True, "global_steps": 1, "status": status}
+def prompt(queue, uid, status, partition="train"):
+    tag = {"is_prompt": True, "global_steps": 1, "status": status, "partition": partition}
+    queue[uid] = tag
 
 
-def test_sync_goes_on_without_a_prompt_that_failed_but_not_without_all(queue):
+@pytest.fixture
+def small(monkeypatch):
+    """No more lost prompts than kept ones are tolerated."""
+    monkeypatch.setattr(rollout_guard, "LEAST_TOLERATED", 0)
+
+
+def test_sync_goes_on_with_what_is_left_of_a_prompt(queue, small):
     for uid in "ab":
         prompt(queue, uid, "failure")
-    queue.update(b_1_0={})
-    with pytest.raises(RolloutError, match=r"2 prompts failed in a row.* for uid=a'"):
-        buffer_of(ReplayBuffer, "sync", 1).sample(1, "train", 2)
-    prompt(queue, "a", "finished")
-    queue.update(a_0_0={}, a_1_0={})
-    batch, _ = buffer_of(ReplayBuffer, "sync", 1).sample(1, "train", 2)
-    assert batch.keys == ["a_0_0", "a_1_0", "b_1_0"]  # verl's choice
+    queue.update(a_0_0={}, a_1_0={}, b_1_0={}, b_1_1={})  # b has one rollout, of two outputs
+    batch, _ = buffer_of(ReplayBuffer, "sync", 0).sample(1, "train", 2)
+    assert batch.keys == ["a_0_0", "a_1_0", "b_1_0", "b_1_1"]  # verl's choice
+
+
+def test_sync_does_not_go_on_with_single_rollouts(queue, small):
+    for uid in "ab":
+        prompt(queue, uid, "failure")
+        queue[f"{uid}_1_0"] = {}
+    with pytest.raises(RolloutError, match=r"2 of the last 2 prompts .*'train' .* for uid=a'"):
+        buffer_of(ReplayBuffer, "sync", 0).sample(1, "train", 2)
+
+
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_nothing_is_left_of_a_small_batch(queue, partition):
+    for uid in "ab":
+        prompt(queue, uid, "failure", partition)
+    with pytest.raises(RolloutError, match=rf"all 2 prompts of the partition '{partition}' fail"):
+        buffer_of(ReplayBuffer, "sync", 5).sample(1, partition, 2)
+
+
+@pytest.mark.parametrize(
+    ("verls", "mode"), [(ReplayBuffer, "sync"), (ReplayBufferAsync, "colocate_async")]
+)
+def test_a_large_validation_goes_on_without_the_prompts_that_failed(queue, verls, mode):
+    """Those that fail do so at once, and are marked as failed until the last prompt ends."""
+    uids = [f"u{number}" for number in range(400)]
+    for number, uid in enumerate(uids):
+        prompt(queue, uid, "running" if number % 10 else "failure", "val")
+    buffer = buffer_of(verls, mode, 7)
+    running = [uid for uid in uids if queue[uid]["status"] == "running"]
+
+    def finish(last_debug_time, *_):
+        for _ in range(60):
+            if running:
+                prompt(queue, uid := running.pop(), "finished", "val")
+                queue[f"{uid}_0_0"] = {"partition": "val"}
+
+    buffer._wait_for_next_poll = finish
+    batch, _ = buffer.sample(1, "val", 400)
+    assert len(batch.keys) == 360
 
 
 def test_async_does_not_replace_prompts_for_ever(queue):
@@ -195,11 +305,32 @@ def test_async_does_not_replace_prompts_for_ever(queue):
         for _ in range(count):
             sent.append(f"u{len(sent)}")
             prompt(queue, sent[-1], "failure")
+            queue.update({f"{sent[-1]}_{session}_0": {} for session in range(2)})  # not used
 
     refill(4)
-    with pytest.raises(RolloutError, match="8 prompts failed in a row"):
+    with pytest.raises(RolloutError, match="36 of the last 36 prompts"):
         buffer_of(ReplayBufferAsync, "colocate_async", 4, refill).sample(1, "train", 4)
-    assert len(sent) == 8
+    assert len(sent) == 36
+
+
+@pytest.mark.parametrize("reason", ["stale", "failed", "surplus"])
+def test_an_error_is_read_before_its_group_is_dropped(queue, reason):
+    """verl drops a group that is too old, and one of which another session failed."""
+    prompt(queue, "u", "finished" if reason == "stale" else "failure")
+    queue.update(u_0_0={"info": {ERROR_KEY: "no such city"}})
+    if reason == "stale":
+        queue["u"]["global_steps"] = -9
+    if reason == "surplus":  # a sync trainer sends out more than it needs when it filters
+        prompt(queue, "t", "failure")
+        queue.update(t_0_0={}, t_1_0={})
+        queue["u"] = queue.pop("u")  # t comes first
+        buffer = buffer_of(ReplayBuffer, "sync", 9, filter_groups_metric="score", refill=print)
+    else:
+        buffer = buffer_of(ReplayBufferAsync, "colocate_async", 9, lambda count: None)
+        prompt(queue, "t", "finished")
+        queue.update(t_0_0={}, t_1_0={})
+    with pytest.raises(RewardError, match="no such city"):
+        buffer.sample(1, "train", 1)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +345,18 @@ def test_a_batch_is_in_the_order_in_which_its_prompts_were_sent_out(queue, verls
     batch, _ = buffer_of(verls, mode, 0).sample(1, "train", 12)
     expected = [f"{uid}_{row}" for uid in uids[:12] for row in ("2_0", "2_1", "10_0")]
     assert batch.keys == expected
+
+
+def test_a_sampler_of_the_user_gets_what_verl_gives_it(queue):
+    class Newest(ReplayBuffer):
+        def _select_prompt_uids(self, partition_id, sampleable_keys, batch_size):
+            chosen = max(sampleable_keys - {"u3"})
+            return [chosen], dict(self.partitions[partition_id]), {}
+
+    for uid in ("u1", "u2", "u3"):
+        prompt(queue, uid, "finished")
+        queue[f"{uid}_0_0"] = {}
+    assert buffer_of(Newest, "sync", 0).sample(1, "train", 1)[0].keys == ["u2_0_0"]
 
 
 def test_filtering_in_rounds_does_not_depend_on_time(queue, monkeypatch):

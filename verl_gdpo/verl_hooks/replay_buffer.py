@@ -2,6 +2,7 @@
 
 Relies on verl 0.9 `ReplayBuffer`:
 - `partitions`;
+- `trainer_mode`;
 - `pending_keys`, `running_keys`, `finished_keys` and `failure_keys`, which hold uids of prompts;
 - `prompt_global_steps`, which holds the prompts in the order in which verl sent them out;
 - `filter_groups_metric`, which is None if `algorithm.filter_groups` is off;
@@ -16,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.contributions import has_signal
@@ -23,7 +25,7 @@ from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardRows, group_of, split_key
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.queue_reader import KnownRows, fetch_rows
-from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard
+from verl_gdpo.verl_hooks.rollout_guard import Prompts, RolloutGuard, raise_failed
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -44,6 +46,7 @@ class GdpoBuffer:
     pending_keys: dict[str, set[str]]
     running_keys: dict[str, set[str]]
     prompt_global_steps: dict[str, dict[str, int]]
+    trainer_mode: str = "sync"  # a buffer of the user may lack it
     guard: RolloutGuard
     in_rounds: bool = False  # True: filter only when all prompts that were sent out are done
     filter_groups_metric: str | None = None  # a buffer of the user may lack it
@@ -64,14 +67,46 @@ class GdpoBuffer:
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         batch, metrics = super().sample(*args, **kwargs)  # type: ignore[misc]
-        rows = fetch_rows(batch.keys, batch.partition_id, batch.tags, self.known_rows)
-        rows.raise_on_error()
+        self._rows(batch.keys, batch.partition_id, batch.tags)
+        self.guard.end_batch(batch.partition_id)
         return batch, metrics
+
+    def _rows(self, keys: Sequence[str], partition_id: str, tags: Any) -> RewardRows:
+        """Return what the reward manager said of these rows; raise if it could not score one."""
+        rows = fetch_rows(keys, partition_id, tags, self.known_rows)
+        rows.raise_on_error()
+        return rows
 
     def _sync_metadata_from_transfer_queue(self) -> None:
         super()._sync_metadata_from_transfer_queue()  # type: ignore[misc]
-        finished, failed = self.finished_keys.values(), self.failure_keys.values()
-        self.guard.check(set().union(*finished), set().union(*failed))
+        partitions = {*self.finished_keys, *self.failure_keys}
+        self.guard.check({name: self._prompts_of(name) for name in partitions})
+
+    def _prompts_of(self, partition_id: str) -> Prompts:
+        """Return the prompts that ended, and which of them are lost.
+
+        The asynchronous trainers replace each failed prompt. The sync trainer and validation go on
+        with the rollouts that are left of it: one gives a score, but only two give an advantage.
+        """
+        failed, is_val = self.failure_keys[partition_id], partition_id == "val"
+        sessions = {split_key(key)[0] for key in self.partitions[partition_id]} if failed else ()
+        left = Counter(split_key(session)[0] for session in sessions)
+        is_replaced = self.trainer_mode != "sync" and not is_val
+        under_way = self.pending_keys[partition_id], self.running_keys[partition_id]
+        return Prompts(
+            ended=self.finished_keys[partition_id] | failed,
+            failed=set(failed),
+            lost={uid for uid in failed if is_replaced or left[uid] < (1 if is_val else 2)},
+            under_way=sum(map(len, under_way)),
+        )
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        """Read the errors of the groups that verl drops: stale, failed, without signal, surplus."""
+        tags = self.partitions[partition_id]
+        keys = [key for key in tags if group_of(key) in uids]
+        if keys:
+            self._rows(keys, partition_id, [tags[key] for key in keys])
+        super()._clear_groups(partition_id, uids)  # type: ignore[misc]
 
     def _is_early(self, partition_id: str) -> bool:
         """Return whether prompts are still running although the buffer must wait for all of them.
@@ -91,8 +126,14 @@ class GdpoBuffer:
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> Any:
-        in_order = [uid for uid in self.prompt_global_steps[partition_id] if uid in sampleable_keys]
-        return super()._select_prompt_uids(partition_id, in_order, batch_size)  # type: ignore[misc]
+        select, uids = super()._select_prompt_uids, sampleable_keys  # type: ignore[misc]
+        if select.__func__ is ReplayBuffer._select_prompt_uids:
+            # verl sorts by the step alone; a sampler of the user gets the set, as from verl
+            uids = [uid for uid in self.prompt_global_steps[partition_id] if uid in uids]
+        selected = select(partition_id, uids, batch_size)
+        if not {*selected[0]} & {*map(group_of, selected[1])}:
+            raise_failed(f"all {len(selected[0])}", partition_id, min(selected[0]))
+        return selected
 
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, Any]
@@ -128,8 +169,7 @@ class GdpoBuffer:
         keys = [key for key in tags if group_of(key) in fresh]
         if not keys:
             return
-        rows = fetch_rows(keys, partition_id, [tags[key] for key in keys], self.known_rows)
-        rows.raise_on_error()
+        rows = self._rows(keys, partition_id, [tags[key] for key in keys])
         if self.gdpo is not None:
             groups = [group_of(key) for key in keys]
             cache.update(classify_groups(replace(rows, step=self.step), groups, self.gdpo))

@@ -9,7 +9,6 @@ Relies on verl 0.7.1 to 0.9:
 - on 0.8 and 0.9, the column `response_len` of `data`, and `resolve_reward_manager_cls`.
 """
 
-import concurrent.futures
 import functools
 import inspect
 import logging
@@ -17,16 +16,14 @@ import math
 import os
 import reprlib
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import ray
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
-import verl_gdpo
 from verl_gdpo.batch.matrix import SUM_TOLERANCE, not_the_sum
 from verl_gdpo.batch.rows import ERROR_KEY, NOTES_KEY
 from verl_gdpo.batch.values import as_json, is_number, value_or_error
@@ -36,6 +33,7 @@ from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.rewards.task import Task
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import gate, weighted_sum
+from verl_gdpo.verl_hooks.scorer_calls import call, describe, in_own_task, label_of
 from verl_gdpo.verl_hooks.slow_scoring import SlowScoring
 
 logger = logging.getLogger(__name__)
@@ -98,11 +96,10 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         """Score the last row of `data`, which holds the rows of one session."""
         fields = data[-1].non_tensor_batch
         try:
-            with self.slow_scoring.of(_label(fields)):
-                result = await self._score(data[-1])
-            return self._checked(result, fields["data_source"], fields.get("global_steps"))
-        except (Exception, SystemExit) as error:
-            message = _describe(error, fields)
+            result = await self._score(data[-1])
+            return call(self._checked, result, fields["data_source"], fields.get("global_steps"))
+        except Exception as error:  # a cancellation by verl is none
+            message = describe(error, fields)
             logger.error("verl-gdpo: %s\n%s", message, traceback.format_exc())
             if not self.reports_errors:
                 raise RuntimeError(message) from error
@@ -116,39 +113,39 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         if length is None:  # in verl 0.7.1, or if verl scores a whole batch at once
             length = row.batch["attention_mask"][-len(response_ids) :].sum()
         length = int(length)
-        response = await self._in_thread(
-            None, self.tokenizer.decode, response_ids[:length], skip_special_tokens=True
-        )
+        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
+        response = await self._in_thread(None, decode, response_ids[:length])
         data_source = fields["data_source"]
         ground_truth = (fields.get("reward_model") or {}).get("ground_truth")
-        if not self.is_custom and data_source in TASK_OF:
-            task, notes = TASK_OF[data_source], Notes()
-            result = await self._in_thread(
-                self._pool(task),
+        task = None if self.is_custom else TASK_OF.get(data_source)
+        notes = Notes() if task and task.takes_service else None
+        if task is not None:
+            score = functools.partial(
                 task.score,
                 response,
                 ground_truth,
                 response_tokens=length,
                 step=fields.get("global_steps"),
                 **self.scorer_options[data_source],
-                **({"notes": notes} if task.takes_service else {}),
+                **({"notes": notes} if notes else {}),
             )
-            # the legacy trainer wants the same keys of all tasks
-            if task.takes_service and self.reports_errors:
-                return {**result, NOTES_KEY: notes.numbers()}
-            return result
-        score = functools.partial(
-            self.compute_score,
-            data_source=data_source,
-            solution_str=response,
-            ground_truth=ground_truth,
-            extra_info=self._extra_info(fields, length),
-            **self.router_kwargs,
-        )
-        if inspect.iscoroutinefunction(self.compute_score):
-            return await score()
-        result = await self._in_thread(self._pool(None), score)
-        return await result if inspect.isawaitable(result) else result
+        else:
+            score = functools.partial(
+                self.compute_score,
+                data_source=data_source,
+                solution_str=response,
+                ground_truth=ground_truth,
+                extra_info=self._extra_info(fields, length),
+                **self.router_kwargs,
+            )
+        label = label_of(fields)
+        is_async = inspect.iscoroutinefunction(score.func)
+        pool = self._pool(task)
+        result = score() if is_async else await self._in_thread(pool, self._watched, label, score)
+        if inspect.isawaitable(result):
+            result = await in_own_task(self._awaited(label, result))
+        # verl's legacy trainer wants the same keys of all tasks
+        return {**result, NOTES_KEY: notes.numbers()} if notes and self.reports_errors else result
 
     def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
         """Return the `extra_info` of verl's own managers, with the response's length in tokens."""
@@ -220,14 +217,17 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         return self._pools[name]
 
     async def _in_thread(
-        self,
-        pool: ThreadPoolExecutor | None,
-        function: Callable[..., Any],
-        *args: Any,
-        **kwargs: Any,
+        self, pool: ThreadPoolExecutor | None, function: Callable[..., Any], *args: Any
     ) -> Any:
-        call = functools.partial(_call, function, *args, **kwargs)
-        return await self.loop.run_in_executor(pool, call)
+        return await self.loop.run_in_executor(pool, call, function, *args)
+
+    def _watched(self, label: str, score: Callable[[], Any]) -> Any:
+        with self.slow_scoring.of(label):
+            return score()
+
+    async def _awaited(self, label: str, scoring: Awaitable[Any]) -> Any:
+        with self.slow_scoring.of(label):
+            return await scoring
 
 
 def _check_sum(info: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -238,50 +238,6 @@ def _check_sum(info: Mapping[str, Any], names: Iterable[str]) -> None:
     total = sum(value or 0.0 for value in values.values())
     if not math.isclose(own, total, rel_tol=SUM_TOLERANCE, abs_tol=SUM_TOLERANCE):
         raise ValueError(not_the_sum(own, values))
-
-
-class ScorerEscape(RuntimeError):
-    """Carries an exception that must not leave a worker thread in its own type."""
-
-
-def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `function` so that every exception reaches the coroutine that waits for it.
-
-    On Python 3.11, a StopIteration would not reach it, a SystemExit would end the process, and a
-    CancelledError would cancel the session.
-    """
-    try:
-        return function(*args, **kwargs)
-    except (StopIteration, concurrent.futures.CancelledError) as error:
-        raise ScorerEscape from error
-    except Exception:
-        raise
-    except BaseException as error:
-        raise ScorerEscape from error
-
-
-def _describe(error: BaseException, fields: Mapping[str, Any]) -> str:
-    """Return one line with the sample, the error and, unless it is ours, the line of code."""
-    if isinstance(error, ScorerEscape) and error.__cause__ is not None:
-        error = error.__cause__
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = (
-        ""
-        if Path(frame.filename).is_relative_to(Path(verl_gdpo.__file__).parent)
-        else (f" [{frame.filename}:{frame.lineno}]")
-    )
-    reason = str(error)
-    if not isinstance(error, ValueError) or not reason:
-        reason = ": ".join(filter(None, [type(error).__name__, reason]))
-    return f"reward manager gdpo, {_label(fields)}: {reason}{place}"
-
-
-def _label(fields: Mapping[str, Any]) -> str:
-    index = (fields.get("extra_info") or {}).get("index", "?")
-    return (
-        f"prompt uid {fields.get('uid', '?')}, data_source {fields.get('data_source', '?')!r}, "
-        f"extra_info.index {index}"
-    )
 
 
 def runs_gdpo_manager(config: Any) -> bool:

@@ -1,22 +1,27 @@
 """Stops the run when rollouts keep failing or can no longer arrive.
 
 After an exception in an agent loop, verl logs it and marks the prompt "failure". The sync trainer
-then trains on the rest of the group and counts such prompts in its metrics. The asynchronous
-trainers send out another prompt. We do not change this as long as some prompts finish. But after
-the death of a server or a worker, all prompts fail again and again. After the death of an agent
-loop, its prompts keep the mark "running", and verl waits for them for ever.
+and validation then go on with the rest of the group, and the asynchronous trainers send out another
+prompt. We do not change this as long as more prompts are kept than lost. But after the death of a
+server or a worker, all prompts fail again and again. After the death of an agent loop, its prompts
+keep the mark "running", and verl waits for them for ever.
 
 Relies on verl 0.9: the actors behind a trainer's `reward_loop_manager`, `agent_loop_manager`,
 `llm_server_manager` and `standalone_server_manager`, which `rollout_actors` reads, and the names of
 TransferQueue's actors. Relies on Ray's `__ray_ready__`, which every actor answers.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import ray
 
 ANSWER_SECONDS = 10.0  # after a failed prompt, actors get this time to answer
+# more prompts than this may be lost than are kept, however small the batch is: by chance, prompts
+# of which less than 4 in 10 are lost do not get there
+LEAST_TOLERATED = 32
 GO_ON = "A start with trainer.resume_mode=auto continues from the last checkpoint"
 
 
@@ -24,43 +29,83 @@ class RolloutError(RuntimeError):
     """Rollouts fail, or no more rollouts can arrive."""
 
 
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of one partition of TransferQueue that verl has not yet taken out of it.
+
+    ended: uids of those that finished or failed.
+    failed: uids of those of which a rollout failed.
+    lost: uids of the failed ones of which verl uses nothing, or too little for an advantage.
+    under_way: number of those that have not ended.
+    """
+
+    ended: set[str]
+    failed: set[str]
+    lost: set[str]
+    under_way: int
+
+
+@dataclass
+class _Count:
+    """What has become of the prompts of one partition since more were last kept than lost."""
+
+    ended: set[str] = field(default_factory=set)  # at the last look
+    kept: int = 0
+    lost: int = 0
+    example: str = ""  # a lost prompt
+
+
 class RolloutGuard:
-    """Finds dead actors and failed prompts; the replay buffer calls it at each poll.
+    """Finds dead actors and lost prompts; the replay buffer calls it at each poll.
+
+    Training and validation are counted apart, each prompt once. Over a long time, the run ends if
+    more than half of the prompts are lost. Over a short time it needs an excess of lost prompts,
+    because a batch may be small and a service may be away for a moment. Prompts under way are taken
+    as kept, and a batch is judged as a whole: the prompts that fail may end first, or last.
 
     Args:
         actors: function that returns {description: Ray actor handle} of all that a rollout needs.
-        tolerated: number of prompts that may fail in a row while none finishes.
+        tolerated: how many more prompts may be lost than kept, at least `LEAST_TOLERATED`.
     """
 
     def __init__(self, actors: Callable[[], dict[str, Any]], *, tolerated: int) -> None:
         self._actors = actors
-        self._tolerated = tolerated
+        self._tolerated = max(tolerated, LEAST_TOLERATED)
         self._questions: dict[Any, str] = {}  # open question: actor; only one for each actor
-        self._finished: set[str] = set()
-        self._failed: set[str] = set()  # prompts that failed since the last one finished
+        self._counts: defaultdict[str, _Count] = defaultdict(_Count)
 
-    def check(self, finished: Iterable[str], failed: Iterable[str]) -> None:
-        """Check the actors and count failed prompts. It only waits after a new failure.
+    def check(self, partitions: Mapping[str, Prompts]) -> None:
+        """Check the actors, and count the prompts that ended. It only waits after a new failure.
 
         Args:
-            finished, failed: uids of all prompts that are finished or failed.
+            partitions: {name: its prompts}.
 
         Raises:
-            RolloutError: an actor is dead, or too many prompts failed in a row.
+            RolloutError: an actor is dead, or too many prompts were lost.
         """
-        finished, failed = set(finished), set(failed)
-        if finished - self._finished:
-            self._failed.clear()
-        is_new = not failed <= self._failed
-        self._finished = finished
-        self._failed |= failed
+        has_failure = False
+        for name, prompts in partitions.items():
+            count = self._counts[name]
+            fresh = prompts.ended - count.ended
+            lost = fresh & prompts.lost
+            count.ended = prompts.ended
+            count.lost += len(lost)
+            count.kept += len(fresh) - len(lost)
+            count.example = min(lost, default=count.example)
+            has_failure |= not fresh.isdisjoint(prompts.failed)
         # after a new failure, wait for answers: an actor may be dead, and training must not go on
-        self.raise_if_dead(ANSWER_SECONDS if is_new else 0)
-        if len(self._failed) > self._tolerated:
-            raise RolloutError(
-                f"{len(self._failed)} prompts failed in a row. Why: search the log for 'Error in "
-                f"_run_prompt for uid={min(self._failed)}'. {GO_ON}"
-            )
+        self.raise_if_dead(ANSWER_SECONDS if has_failure else 0)
+        for name, prompts in partitions.items():
+            count = self._counts[name]
+            if count.lost - count.kept - prompts.under_way > self._tolerated:
+                ended = count.lost + count.kept
+                raise_failed(f"{count.lost} of the last {ended}", name, count.example)
+
+    def end_batch(self, partition: str) -> None:
+        """Forget the prompts of the partition so far, unless more of them were lost than kept."""
+        count = self._counts[partition]
+        if count.lost <= count.kept:
+            count.lost = count.kept = 0
 
     def raise_if_dead(self, seconds: float = ANSWER_SECONDS) -> None:
         """Wait for the actors' answers, at most so long.
@@ -90,6 +135,14 @@ class RolloutGuard:
             except ray.exceptions.RayError:
                 continue  # the actor cannot be reached now; the next call asks it again
         return None
+
+
+def raise_failed(which: str, partition: str, uid: str) -> NoReturn:
+    """Raise RolloutError for prompts that failed, `uid` among them."""
+    raise RolloutError(
+        f"{which} prompts of the partition {partition!r} failed, and verl can use nothing of them. "
+        f"Why: search the log for 'Error in _run_prompt for uid={uid}'. {GO_ON}"
+    )
 
 
 def queue_actors() -> dict[str, Any]:

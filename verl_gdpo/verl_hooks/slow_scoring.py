@@ -14,9 +14,10 @@ POLL_SECONDS = 1.0
 
 
 class SlowScoring:
-    """Watches the samples that are being scored in this process.
+    """Watches the samples whose scorer runs in this process, from the moment when it starts.
 
-    The watcher is a thread, because a scorer may block the event loop.
+    A sample that waits for a thread is none of them. The watcher is a thread, because a scorer may
+    block the event loop.
     """
 
     def __init__(self) -> None:
@@ -54,8 +55,8 @@ class SlowScoring:
             return None
         self._next = (number, 2 * seconds)
         return (
-            f"still scoring after {seconds:.0f} s: {label}; {others} other samples are being "
-            "scored in this process. Training waits for all of them: give the reward function a "
+            f"a scorer still runs after {seconds:.0f} s: {label}; it also runs for {others} other "
+            "samples in this process. Training waits for all of them: give the reward function a "
             "time limit if it may not end"
         )
 

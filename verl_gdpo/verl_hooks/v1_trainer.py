@@ -61,6 +61,7 @@ REQUIRED = {
         "_sync_metadata_from_transfer_queue",
         "_select_prompt_uids",
         "_materialize_batch",
+        "_clear_groups",
         "_terminal_eviction_reasons",
         "_sampleable_terminal_keys",
         "_dapo_filtered_keys",
