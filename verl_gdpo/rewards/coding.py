@@ -7,7 +7,7 @@ expected result.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ def score(
     max_tests: int = 10,
     seconds: float = 4.0,
     memory_mb: int = 512,
+    weak_sandbox: bool = False,
     service: Service | None = None,
 ) -> dict[str, float]:
     """Score one response; every value is between 0 and 1.
@@ -58,6 +59,8 @@ def score(
         max_tests: only so many tests run, the first ones, as in verl's own scorer.
         seconds: CPU time of one test; see `sandbox.run` for what else it limits.
         memory_mb: of the program, on this machine.
+        weak_sandbox: whether root may run programs in a sandbox in which they can read the expected
+            results, on a machine that has no better one.
         service: runs programs in the place of this machine.
 
     Raises:
@@ -75,7 +78,11 @@ def score(
     passed, finished = 0.0, False
     if program is not None:
         tests = problem.tests[:max_tests]
-        run = service.run if service else partial(sandbox.run, memory_mb=memory_mb)
+        run = (
+            service.run
+            if service
+            else partial(sandbox.run, memory_mb=memory_mb, allow_weak=weak_sandbox)
+        )
         given = [_given(test) for test in tests]
         outcomes = run(program, given, function=problem.function, seconds=seconds)
         right = [
@@ -95,6 +102,7 @@ def bounds(
     max_tests: int = 10,
     seconds: float = 4.0,
     memory_mb: int = 512,
+    weak_sandbox: bool = False,
 ) -> dict[str, tuple[float, float]]:
     """The lowest and highest value of each reward, for these options of `score`."""
     _check_options(length_limit, max_tests, seconds, memory_mb)
@@ -157,6 +165,10 @@ def _is_close(number: float, expected: float) -> bool:
         return False
 
 
+def _missing(weak_sandbox: bool = False, **_: Any) -> Sequence[str]:
+    return sandbox.missing(weak_sandbox)
+
+
 TASK = Task(
     name="coding",
     data_sources=("verl_gdpo/coding",),
@@ -166,6 +178,6 @@ TASK = Task(
     good_response=good_response,
     system_prompt=SYSTEM_PROMPT,
     labels=labels,
-    missing=sandbox.missing,
+    missing=_missing,
     takes_service=True,
 )

@@ -89,7 +89,7 @@ class Service:
         with ThreadPoolExecutor(max(1, len(tests))) as pool:
             return [*pool.map(partial(self._judge, program, function, seconds), tests)]
 
-    def missing(self) -> Sequence[str]:
+    def missing(self, **_: Any) -> Sequence[str]:
         """Nothing that is known of; raises SandboxError if the service does not run a program."""
         self._probe(10.0)
         return ()
