@@ -93,8 +93,8 @@ TABLE = {
             "except OSError as e:\n"
             "    if 'denied' in str(e) or 'such' in str(e): raise",
         "by a database #weak":
-            "import sqlite3\n"
-            "try: sqlite3.connect(f'file:{t.database}?mode=ro', uri=True).execute('select 1 from x')\n"
+            "there = f'file:{t.database}?mode=ro'\n"
+            "try: sqlite3.connect(there, uri=True).execute('select 1 from x')\n"
             "except sqlite3.OperationalError: raise OSError('none')",
         "by openat2": "call(437, 437, -100, t.secret.encode(), struct.pack('QQQ', 0, 0, 0), 24)",
         "by its handle #rights":
@@ -126,7 +126,6 @@ TABLE = {
         "a link": "os.symlink('/', t.folder + '/new')",
         "a socket": "socket.socket(socket.AF_UNIX).bind(t.folder + '/new')",
         "a database":
-            "import sqlite3\n"
             "try: sqlite3.connect(t.folder + '/new').execute('create table x (y)')\n"
             "except sqlite3.OperationalError: raise OSError('none')",
         "removed": "os.unlink(t.everybodys)",
@@ -201,7 +200,8 @@ TABLE = {
     NETWORK: {
         "a connection": "socket.create_connection(('127.0.0.1', t.port))",
         "a server": "socket.create_server(('127.0.0.1', 0))",
-        "a datagram": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))",
+        "a datagram":
+            "socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))",
         "IPv6": "socket.socket(socket.AF_INET6)",
         "a raw socket #rights": "socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
         "packets #rights": "socket.socket(17, socket.SOCK_RAW)",
@@ -211,13 +211,14 @@ TABLE = {
         "a socket by its path": "socket.socket(socket.AF_UNIX).connect(t.unix)",
         "an abstract socket": "socket.socket(socket.AF_UNIX).connect('\\0' + t.abstract)",
         "a datagram from a pair":
-            "pair = socket.socketpair(type=socket.SOCK_DGRAM); pair[0].sendto(b'x', t.unix_datagrams)",
+            "pair = socket.socketpair(type=socket.SOCK_DGRAM)\n"
+            "pair[0].sendto(b'x', t.unix_datagrams)",
         "a pair of another family #rights": "socket.socketpair(socket.AF_INET)",
         "shared memory": "call(29, 194, 0, 4096, 0o1600)",
         "semaphores": "call(64, 190, 0, 1, 0o1600)",
         "messages": "call(68, 186, 0, 0o1600)",
         "a queue": "call(240, 180, b'hostile', 0o100 | 2, 0o600, 0); call(241, 181, b'hostile')",
-        "a semaphore with a name": "import _multiprocessing as m; m.SemLock(0, 1, 1, '/hostile', True)",
+        "a semaphore with a name": "_multiprocessing.SemLock(0, 1, 1, '/hostile', True)",
         "a key": "call(248, 217, b'user', b'hostile', b'x', 1, -2)",
         "files in memory": "os.memfd_create('x')",
     },
@@ -226,7 +227,7 @@ TABLE = {
         "a network of its own #rights": "call(272, 97, 0x40000000)",
         "a user's namespace, by clone":
             "if call(56, 220, 0x10000000 | 17, 0, 0, 0, 0) == 0: os._exit(0)",
-        "a thread in a namespace #rights": "call(56, 220, 0x10000 | 0x900 | 0x10000000, 0, 0, 0, 0)",
+        "a thread in a namespace #rights": "call(56, 220, 0x10010900, 0, 0, 0, 0)",
         "a process by clone3":
             "if call(435, 435, struct.pack('8Q', 0, 0, 0, 0, 17, 0, 0, 0), 64) == 0: os._exit(0)",
         "another's namespace #rights": "call(308, 268, os.open('/proc/1/ns/net', os.O_RDONLY), 0)",
@@ -258,17 +259,17 @@ TABLE = {
         "fork, by its number": "if call(57, None) == 0: os._exit(0)",
         "vfork #rights": "call(58, None) or os._exit(0)",
         "clone": "if call(56, 220, 17, 0, 0, 0, 0) == 0: os._exit(0)",
-        "a shell #bubbles": "subprocess.run(['/bin/sh', '-c', 'true'])",
-        "a shell, by system #bubbles":
+        "a shell #rights": "subprocess.run(['/bin/sh', '-c', 'true'])",
+        "a shell, by system #rights":
             "if os.system('true'): raise OSError('none')",
         "another Python": "subprocess.run([sys.executable, '-c', 'pass'], close_fds=False)",
         "posix_spawn": "os.posix_spawn(sys.executable, ['x', '-c', ''], {})",
         "in its own place": "os.execv(sys.executable, ['x', '-c', 'print(\"broken\")'])",
         "by a descriptor":
             "call(322, 281, os.open(sys.executable, os.O_RDONLY), b'', 0, 0, 0x1000)",
-        "a program with the rights of root #bubbles": "os.execv('/bin/su', ['su', '--version'])",
+        "a program with the rights of root #rights": "os.execv('/bin/su', ['su', '--version'])",
         "a process of multiprocessing":
-            "import multiprocessing\nmultiprocessing.get_context('fork').Process(target=int).start()",
+            "multiprocessing.get_context('fork').Process(target=int).start()",
         "root #rights": "os.setuid(0)",
         "groups #rights": "os.setgroups([0])",
         "the same user": "os.setuid(os.getuid())",
@@ -279,11 +280,9 @@ TABLE = {
 
 def _program(what: str, name: str, code: str) -> Program:
     name, _, marks = name.partition(" #")
-    words = tuple(marks.split())
-    breaks = tuple(word for word in words if word in ("landlock", "weak"))
-    return Program(
-        what, name, code + "\nprint('broken')", breaks, bool({*words} & {"rights", "bubbles"})
-    )
+    words = marks.split()
+    breaks = tuple(word for word in words if word != "rights")
+    return Program(what, name, f"{code}\nprint('broken')", breaks, "rights" in words)
 
 
 PROGRAMS = [_program(what, *row) for what, rows in TABLE.items() for row in rows.items()]

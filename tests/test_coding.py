@@ -132,9 +132,10 @@ def test_limits_reach_the_sandbox(monkeypatch):
         return [sandbox.Outcome(True, "")] * len(tests)
 
     monkeypatch.setattr(sandbox, "run", run)
-    score(block("x"), CALLS, seconds=2, memory_mb=256)
+    score(block("x"), CALLS, seconds=2, memory_mb=256, weak_sandbox=True)
     tests = [{"args": [3], "kwargs": {}}, {"args": [4], "kwargs": {}}]
-    assert given == {"tests": tests, "function": "add", "seconds": 2, "memory_mb": 256}
+    limits = {"seconds": 2, "memory_mb": 256, "allow_weak": True}
+    assert given == {"tests": tests, "function": "add", **limits}
 
 
 @pytest.mark.parametrize(

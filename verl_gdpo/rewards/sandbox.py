@@ -27,8 +27,8 @@ from typing import Any
 
 from verl_gdpo.rewards import sandbox_inside, sandbox_lock
 from verl_gdpo.rewards.sandbox_kinds import (
+    ENVIRONMENT,
     FIRST_UID,
-    HASHSEED,
     UIDS,
     Kind,
     advice,
@@ -180,7 +180,7 @@ def _start(kind: Kind, given: int, said: int, errors: int, limit: float) -> None
         stdout=said,
         stderr=errors,
         cwd="/",
-        env=dict([HASHSEED]),
+        env=ENVIRONMENT,
         pass_fds=kind.files,
         start_new_session=True,
     ) as process:

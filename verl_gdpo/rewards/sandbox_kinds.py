@@ -14,7 +14,8 @@ from verl_gdpo.rewards.sandbox_lock import landlock_version
 # programs of root run as a user of their own, from numbers that no system gives to anybody
 FIRST_UID, UIDS = 1_900_000_000, 1 << 24
 SCRATCH_BYTES = 64 << 20
-HASHSEED = ("PYTHONHASHSEED", "0")  # a program that prints a set prints it the same way twice
+# a program prints a set the same way twice, and a thread reserves no memory beside its stack
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
 START = ("-SsB", "-X", "utf8")
 LACKS_FOLDER = (
     "a program has no folder to write to, and can ask whether a path exists and how large a file is"
@@ -133,6 +134,6 @@ def _bubblewrap(bwrap: str) -> tuple[str, ...]:
         *("--dev", "/dev", "--remount-ro", "/dev"),
         *("--perms", "1777", "--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"),
         *("--remount-ro", "/"),
-        *("--clearenv", "--setenv", *HASHSEED, "--setenv", "LD_LIBRARY_PATH", "/python/lib"),
+        *("--setenv", "LD_LIBRARY_PATH", "/python/lib"),
         *(inside, *START),
     )

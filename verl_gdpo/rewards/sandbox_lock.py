@@ -145,14 +145,13 @@ def seccomp_filter(machine: str, pid: int, has_folder: bool, has_writable: bool)
 def _conditions(pid: int, has_writable: bool) -> Mapping[str, list[tuple[int, int, Sequence[int]]]]:
     """Of each call, what holds of its arguments: (which one, mask, values)."""
     # Landlock before version 3 lets truncate what is opened for reading, or for neither
-    writes = (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_TRUNC)
-    opens = (os.O_ACCMODE | os.O_TRUNC, (os.O_RDONLY, *writes))
-    if not has_writable:
-        opens = (os.O_ACCMODE | os.O_TRUNC | os.O_CREAT, (os.O_RDONLY,))
+    may_write = (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_TRUNC)
+    how = os.O_ACCMODE | os.O_TRUNC if has_writable else os.O_ACCMODE | os.O_TRUNC | os.O_CREAT
+    opened = (how, (os.O_RDONLY, *(may_write if has_writable else ())))
     whole = 0xFFFFFFFF  # all that Linux looks at
     return {
-        "open": [(1, *opens)],
-        "openat": [(2, *opens)],
+        "open": [(1, *opened)],
+        "openat": [(2, *opened)],
         "clone": [(0, CLONE_THREAD | CLONE_NEWS, (CLONE_THREAD,))],
         "kill": [(0, whole, (pid,))],
         "tgkill": [(0, whole, (pid,))],
