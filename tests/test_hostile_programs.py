@@ -19,10 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import pandas as pd
 import pytest
 from hostile_programs import DRIVER, PROGRAMS
 
-from verl_gdpo.rewards import sandbox, sandbox_kinds
+from verl_gdpo.rewards import coding, sandbox, sandbox_kinds
+from verl_gdpo.rewards.coding_problem import Problem
 
 NOBODY = 65534
 CHUNK = 20  # programs that share a start of Python; each has a process and files of its own
@@ -159,3 +161,55 @@ def test_without_the_lock_they_do_harm():
     tried = [unlocked(), *([as_nobody(unlocked)] if os.getuid() == 0 else [])]
     held = {p for p in PROGRAMS if all("held" in outcomes[p].output for outcomes in tried)}
     assert {p.name for p in held if not p.needs_rights} == set()
+
+
+# the line of the training's command that names its data, and the rest of a program's way to them
+CHEAT = r"""
+import glob, re
+for name in glob.glob('/proc/[0-9]*/cmdline'):
+    try: said = open(name).read()
+    except OSError: continue
+    if found := re.search(r'data.train_files=([^\0]+hostile[^\0]+)', said):
+        print(re.search(rb'the answer \d+', open(found[1], 'rb').read())[0].decode())
+"""
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", "landlock", "weak"])
+def test_the_expected_results_in_the_training_data(name, tmp_path, monkeypatch):
+    """A program of root's reads them from the file that the command line of a training names."""
+    if name == "weak" and not sandbox_kinds.can_change_user():
+        pytest.skip("only root has it")
+    monkeypatch.setattr(sandbox, "_kind", lambda *_: kind_of(name))
+    truth = Problem(None, ({"input": "", "output": "the answer 4711"},)).text()
+    with targets([]) as _, tempfile.TemporaryDirectory(prefix="verl-gdpo-hostile-") as folder:
+        Path(folder).chmod(0o755)
+        file = f"{folder}/train.parquet"
+        pd.DataFrame({"truth": [truth]}).to_parquet(file, compression=None)
+        command = [sys.executable, "-c", "input()", f"data.train_files={file}"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE):
+            rewards = coding.score(f"```python\n{CHEAT}\n```", truth)
+    assert rewards["pass"] == (1.0 if name == "weak" else 0.0)
+
+
+def test_the_table_of_what_holds():
+    """recipes/README.md says of each kind what the programs of this file show."""
+    text = (Path(__file__).parents[1] / "recipes/README.md").read_text()
+    for what in dict.fromkeys(program.what for program in PROGRAMS):
+        broken = {name for p in PROGRAMS if p.what == what for name in p.breaks}
+        cells = ["no" if name in broken else "yes" for name in ("bubblewrap", "landlock", "weak")]
+        assert f"| {what} | {' | '.join(cells)} |" in text
+
+
+def test_bubblewrap_that_is_installed_and_fails(tmp_path, monkeypatch, caplog):
+    """As in a container without rights: the next best is used, and nobody is told to install it."""
+    fails = "#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n"
+    (tmp_path / "bwrap").write_text(fails)
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    sandbox._find.cache_clear()
+    try:
+        (said,) = sandbox.missing()
+    finally:
+        sandbox._find.cache_clear()
+    assert "'landlock'" in said and "is installed" in said and "apt-get" not in said
+    assert "Creating new namespace failed" in caplog.text

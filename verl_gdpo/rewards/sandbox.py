@@ -165,7 +165,9 @@ def _run(
         _start(kind, given, said, errors, limit)
         trouble = _read(errors)
         if not trouble.endswith(sandbox_inside.READY.encode()):
-            raise SandboxError(trouble.decode("utf-8", "replace").strip()[-500:] or "no answer")
+            raise SandboxError(
+                trouble.decode("utf-8", "replace").strip().split("\n")[-1] or "no answer"
+            )
         lines = _read(said).split(b"\n")
     outcomes = [_outcome(line) for line in lines[: len(tests)]]
     return outcomes + [Outcome(False, "")] * (len(tests) - len(outcomes))

@@ -85,14 +85,21 @@ def confine(request: Any) -> None:
     ):
         resource.setrlimit(limit, (value, value))
     if request["uid"] is not None:
-        os.setgroups([])
-        os.setgid(request["uid"])
-        os.setuid(request["uid"])
+        try:
+            os.setgroups([])
+            os.setgid(request["uid"])
+            os.setuid(request["uid"])
+        except PermissionError:
+            raise OSError(
+                "root lacks CAP_SETUID and CAP_SETGID to run it as another user"
+            ) from None
         # a program may import what the prelude does not
         with open(os.__file__):
             pass
     # how many tasks its user has, of which other containers may hide some; the limit counts them
     tasks = bisect.bisect_left(range(MOST_TASKS), True, key=can_start_a_thread)
+    if tasks == 0:
+        raise OSError("threads cannot be limited: this is root, without rights to change the user")
     limit_tasks(tasks + THREADS, for_good=True)
     os.environ.clear()
 
