@@ -159,9 +159,9 @@ def test_limits_reach_the_sandbox(monkeypatch):
     monkeypatch.setattr(sandbox, "run", run)
     notes = sandbox.Notes()
     options = {"seconds": 2, "wall_seconds": 3, "memory_mb": 256, "notes": notes}
-    score(block("x"), CALLS, **options)
+    score(block("x"), CALLS, **options, weak_sandbox=True)
     tests = [{"args": [3], "kwargs": {}}, {"args": [4], "kwargs": {}}]
-    assert given == {"tests": tests, "function": "add", **options}
+    assert given == {"tests": tests, "function": "add", **options, "allow_weak": True}
 
 
 PRINTED = [  # what was printed, what is expected, whether that is right to us, and to verl

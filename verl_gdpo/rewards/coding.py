@@ -7,7 +7,7 @@ expected result.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from itertools import chain
@@ -40,6 +40,7 @@ def score(
     seconds: float = 4.0,
     wall_seconds: float = 10.0,
     memory_mb: int = 512,
+    weak_sandbox: bool = False,
     service: Service | None = None,
     notes: sandbox.Notes | None = None,
 ) -> dict[str, float]:
@@ -68,6 +69,8 @@ def score(
         seconds: CPU time of one test, on this machine.
         wall_seconds: of all tests together; with a service, of each.
         memory_mb: of the program, on this machine.
+        weak_sandbox: whether root may run programs in a sandbox in which they can read the expected
+            results, on a machine that has no better one.
         service: runs programs in the place of this machine.
         notes: filled in, if there is a program.
 
@@ -86,7 +89,8 @@ def score(
     passed, has_no_bug = 0.0, False
     if program is not None:
         tests = problem.tests[:max_tests]
-        run = service.run if service else partial(sandbox.run, seconds=seconds, memory_mb=memory_mb)
+        options = {"seconds": seconds, "memory_mb": memory_mb, "allow_weak": weak_sandbox}
+        run = service.run if service else partial(sandbox.run, **options)
         given = [_given(test) for test in tests]
         outcomes = run(
             program, given, function=problem.function, wall_seconds=wall_seconds, notes=notes
@@ -110,6 +114,7 @@ def bounds(
     seconds: float = 4.0,
     wall_seconds: float = 10.0,
     memory_mb: int = 512,
+    weak_sandbox: bool = False,
 ) -> dict[str, tuple[float, float]]:
     """The lowest and highest value of each reward, for these options of `score`."""
     _check_options(length_limit, max_tests, seconds, wall_seconds, memory_mb)
@@ -179,6 +184,10 @@ def _is_same_number(got: str | float, expected: str | float, exactly: bool = Fal
         return False
 
 
+def _missing(weak_sandbox: bool = False, **_: Any) -> Sequence[str]:
+    return sandbox.missing(weak_sandbox)
+
+
 TASK = Task(
     name="coding",
     data_sources=("verl_gdpo/coding",),
@@ -188,6 +197,6 @@ TASK = Task(
     good_response=good_response,
     system_prompt=SYSTEM_PROMPT,
     labels=labels,
-    missing=sandbox.missing,
+    missing=_missing,
     takes_service=True,
 )

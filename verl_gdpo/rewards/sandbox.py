@@ -2,10 +2,10 @@
 
 Only a program and its inputs go in. What comes out is text, to be compared out here.
 
-bubblewrap is used where it is installed and works; else namespaces (`unshare`), else limits alone.
-`missing()` says what the one in use cannot prevent. In each: CPU and wall time, memory, the sizes
-of files and output and the number of processes are limited, the environment is empty, the folder is
-a scratch folder, and the end of a run is the end of all that it started.
+bubblewrap is used where it is installed and works, else Landlock; both with seccomp. `missing()`
+says what the one in use cannot prevent. In each: CPU and wall time, memory, the sizes of files and
+output and the number of threads are limited, the environment is empty, and a program can start no
+process, open no socket, and signal nobody.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import logging
 import os
 import random
 import select
+import stat
 import subprocess
 import tempfile
 import threading
@@ -23,10 +24,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from verl_gdpo.rewards import sandbox_inside
-from verl_gdpo.rewards.sandbox_kinds import FIRST_UID, HASHSEED, PROCESSES, UIDS, Kind, kinds
+from verl_gdpo.rewards import sandbox_inside, sandbox_lock
+from verl_gdpo.rewards.sandbox_kinds import (
+    ENVIRONMENT,
+    FIRST_UID,
+    UIDS,
+    Kind,
+    advice,
+    can_change_user,
+    kinds,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +91,7 @@ def run(
     seconds: float = 4.0,
     wall_seconds: float = 10.0,
     memory_mb: int = 512,
+    allow_weak: bool = False,
     notes: Notes | None = None,
 ) -> list[Outcome]:
     """Run a Python program once for each test; waits until a core is free.
@@ -95,7 +105,9 @@ def run(
             program that reads its standard input.
         seconds: CPU time of a test.
         wall_seconds: of all tests together, without what it takes to start Python.
-        memory_mb: of each process.
+        memory_mb: of the program.
+        allow_weak: if nothing better works here, root runs programs that can read the expected
+            results, as `missing` then says.
         notes: filled in.
 
     Returns:
@@ -109,32 +121,32 @@ def run(
         "wall_seconds": wall_seconds,
         "memory_mb": memory_mb,
     }
-    return _run(_kind(), program, tests, function, limits, notes or Notes())
+    return _run(_kind(allow_weak), program, tests, function, limits, notes or Notes())
 
 
-def missing() -> Sequence[str]:
-    """What this machine's sandbox cannot prevent, one sentence each.
+def missing(allow_weak: bool = False) -> Sequence[str]:
+    """What this machine's sandbox cannot prevent or give, and what to do about it.
 
     Raises:
         SandboxError: it has none that works.
     """
-    kind = _kind()
-    return [f"{lack} (sandbox {kind.name!r}; install bubblewrap)" for lack in kind.lacks]
+    kind = _kind(allow_weak)
+    return [f"sandbox {kind.name!r}: {kind.lacks}. {advice()}"] if kind.lacks else []
 
 
 _finding = threading.Lock()
 
 
-def _kind() -> Kind:
+def _kind(allow_weak: bool = False) -> Kind:
     with _finding:  # or threads would try, and warn, all at once
-        return _find()
+        return _find(allow_weak)
 
 
 @functools.cache
-def _find() -> Kind:
+def _find(allow_weak: bool) -> Kind:
     """The first kind that works, tried once in a process."""
     reasons = []
-    for kind in kinds():
+    for kind in kinds(allow_weak):
         try:
             _try(kind)
         except OSError as error:
@@ -142,13 +154,12 @@ def _find() -> Kind:
             continue
         for reason in reasons:
             logger.warning("verl-gdpo: a sandbox that does not work here: %s", reason)
-        for lack in kind.lacks:
-            logger.warning("verl-gdpo: sandbox %r: %s. Install bubblewrap", kind.name, lack)
+        if kind.lacks:
+            logger.warning("verl-gdpo: sandbox %r: %s. %s", kind.name, kind.lacks, advice())
         return kind
-    raise SandboxError(
-        "no way to run a program apart from this machine works: "
-        f"{'; '.join(reasons)}. Install bubblewrap (apt-get install bubblewrap)"
-    )
+    tried = "; ".join(reasons) or "neither bubblewrap nor Landlock is here"
+    weak = ". Weaker, as root alone: reward.reward_kwargs.weak_sandbox=True" * (not allow_weak)
+    raise SandboxError(f"no sandbox for programs works on this machine ({tried}). {advice()}{weak}")
 
 
 def _try(kind: Kind) -> None:
@@ -173,45 +184,44 @@ def _run(
         "tests": tests,
         "function": function,
         "output_bytes": OUTPUT_BYTES,
-        "processes": PROCESSES if kind.is_alone else 0,
-        "uid": FIRST_UID + random.SystemRandom().randrange(UIDS) if os.getuid() == 0 else None,
+        "uid": FIRST_UID + random.SystemRandom().randrange(UIDS) if can_change_user() else None,
+        "readable": kind.readable,
+        "folder": kind.folder,
+        "landlock": kind.landlock,
     }
     with _place(), _file(json.dumps(request).encode()) as given, _file() as said, _file() as errors:
         notes.begin()
-        _start(kind, request["uid"], given, said, errors, limits["wall_seconds"])
+        _start(kind, given, said, errors, limits["wall_seconds"])
         trouble = _read(errors)
         if not trouble.endswith(READY):
-            raise SandboxError(trouble.decode("utf-8", "replace").strip()[-500:] or "no answer")
+            raise SandboxError(
+                trouble.decode("utf-8", "replace").strip().split("\n")[-1] or "no answer"
+            )
         lines = _read(said).split(b"\n")[:-1]
     outcomes = [_outcome(line) for line in lines[: len(tests)]]
     notes.stopped = len(outcomes) < len(tests)
     return outcomes + [Outcome(False, "")] * (len(tests) - len(outcomes))
 
 
-def _start(kind: Kind, uid: Any, given: int, said: int, errors: int, wall_seconds: float) -> None:
-    """Run what is inside, and wait for its end or end it, with all that it started."""
-    command = (*kind.command, "-c", Path(sandbox_inside.__file__).read_text() + "main()\n")
-    with contextlib.ExitStack() as stack:
-        folder = None if kind.has_scratch else stack.enter_context(_scratch(uid))
-        with subprocess.Popen(
-            command,
-            stdin=given,
-            stdout=said,
-            stderr=errors,
-            cwd=folder,
-            env=dict([HASHSEED]),
-            start_new_session=True,
-        ) as process:
-            try:
-                _wait(process.pid, errors, wall_seconds)
-            finally:
-                # not waited for yet, so the id is still that of this group
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, 9)
-        if uid is not None and kind.name == "limits":
-            # as that user, so that no other process can be meant
-            command = ("/bin/sh", "-c", "kill -9 -1 2>/dev/null")
-            subprocess.run(command, user=uid, group=uid, extra_groups=[])
+def _start(kind: Kind, given: int, said: int, errors: int, wall_seconds: float) -> None:
+    """Run what is inside, and wait for its end or end it."""
+    texts = [Path(str(module.__file__)).read_text() for module in (sandbox_lock, sandbox_inside)]
+    with subprocess.Popen(
+        (*kind.command, "-c", "\n".join([*texts, "main(lock)\n"])),
+        stdin=given,
+        stdout=said,
+        stderr=errors,
+        cwd="/",
+        env=ENVIRONMENT,
+        pass_fds=kind.files,
+        start_new_session=True,
+    ) as process:
+        try:
+            _wait(process.pid, errors, wall_seconds)
+        finally:
+            # not waited for yet, so the id is still that of this group
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
 
 
 def _wait(pid: int, errors: int, wall_seconds: float) -> None:
@@ -227,42 +237,56 @@ def _wait(pid: int, errors: int, wall_seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def _scratch(uid: int | None) -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="verl-gdpo-scratch-")
-    try:
-        if uid is not None:
-            os.chown(folder, uid, uid)
-        yield folder
-    finally:
-        # not shutil.rmtree, which a thousand nested folders make give up
-        subprocess.run(("rm", "-rf", "--", folder), stderr=subprocess.DEVNULL)
-
-
-@contextlib.contextmanager
 def _place() -> Iterator[None]:
-    """One of as many places as there are cores, shared by all processes of this user."""
-    folder = Path(tempfile.gettempdir()) / f"verl-gdpo-sandboxes-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    names = [folder / str(place) for place in range(len(os.sched_getaffinity(0)))]
-    with _looking:
-        while (file := next(filter(None, map(_locked, names)), None)) is None:
-            time.sleep(LOOK_SECONDS)
-    with file:
+    """One of as many places as there are cores, shared by all processes of this user.
+
+    Raises:
+        SandboxError: somebody else has made the folder of the places, or can write to it.
+    """
+    path = Path(tempfile.gettempdir()) / f"verl-gdpo-sandboxes-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    places = range(len(os.sched_getaffinity(0)))
+    with contextlib.ExitStack() as stack:
+        folder = _open(stack, str(path), os.O_PATH)
+        found, mine = os.fstat(folder), (os.getuid(), "drwx------")
+        if (found.st_uid, stat.filemode(found.st_mode)) != mine:
+            raise SandboxError(
+                f"{path}: got {stat.filemode(found.st_mode)} of user {found.st_uid}; expected "
+                f"{mine[1]} of user {mine[0]}. Remove it, or set TMPDIR to a folder of your own"
+            )
+        with _looking:
+            while not any(_takes(stack, str(place), folder) for place in places):
+                time.sleep(LOOK_SECONDS)
         yield
 
 
 _looking = threading.Lock()  # one thread of a process looks for a place, and the others for it
 
 
-def _locked(name: Path) -> IO[str] | None:
-    """The file, locked until it is closed; None if somebody else has locked it."""
-    file = name.open("w")
+def _takes(stack: contextlib.ExitStack, name: str, folder: int) -> bool:
+    """Whether the file was free; then it is locked until the end of `stack`."""
+    with contextlib.ExitStack() as opened:
+        file = _open(opened, name, os.O_RDWR | os.O_CREAT, folder)
+        if is_free := _is_locked(file):
+            stack.push(opened.pop_all())
+    return is_free
+
+
+def _open(stack: contextlib.ExitStack, path: str, flags: int, folder: int | None = None) -> int:
+    """Open what is no link, until the end of `stack`."""
+    file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    stack.callback(os.close, file)
+    return file
+
+
+def _is_locked(file: int) -> bool:
+    """Lock the file, unless somebody else has."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
-        return None
-    return file
+        return False
+    return True
 
 
 @contextlib.contextmanager

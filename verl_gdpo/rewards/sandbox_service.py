@@ -100,7 +100,7 @@ class Service:
                 outcomes.append(outcome)
         return outcomes + [NOT_FINISHED] * (len(tests) - len(outcomes))
 
-    def missing(self) -> Sequence[str]:
+    def missing(self, **_: Any) -> Sequence[str]:
         """Nothing that is known of; raises SandboxError if the service does not run a program."""
         self._probe(10.0)
         return ()
