@@ -45,13 +45,12 @@ def time_rows() -> Iterator[Row]:
             pairs_of.setdefault(what, []).append((response, truth))
     for number, kind in enumerate(kinds_here()):
         with patch.object(sandbox, "_kind", return_value=kind):
-            yield (row := _compared("right", pairs_of["right"], kind))
-            seconds_of_one = row.ours / PROBLEMS
+            yield (right := _compared("right", pairs_of["right"], kind))
             for what in ("wrong", "no syntax") if number == 0 else ():
                 yield _compared(what, pairs_of[what], kind)
             truth = pairs_of["right"][0][1]
             for what, program in ENDLESS.items():
-                seconds = step_seconds(seconds_of_one, _seconds_of_endless(program, truth))
+                seconds = step_seconds(right.ours / PROBLEMS, _seconds_of_endless(program, truth))
                 size = f"{PROGRAMS:,} programs, {ENDLESS_SHARE:.0%} {what}, on {CORES} cores"
                 name = f"a step's programs, computed, {kind.name}"
                 yield Row(name, size, seconds, "the goal", GOAL_SECONDS, goal=1.0)

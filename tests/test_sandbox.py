@@ -17,6 +17,7 @@ import pytest
 from verl_gdpo.rewards import sandbox, sandbox_inside, sandbox_kinds
 from verl_gdpo.rewards.sandbox import Notes, Outcome, SandboxError, run
 from verl_gdpo.rewards.sandbox_kinds import FIRST_UID, Kind
+from verl_gdpo.rewards.sandbox_places import place
 
 NOT_FINISHED = Outcome(False, "")
 FORGED = '{"how": "finished", "output": "10"}\n'
@@ -304,7 +305,7 @@ def test_so_many_at_once_as_there_are_cores(monkeypatch, tmp_path):
     two, lock, now, most = threading.Event(), threading.Lock(), set(), [0]
 
     def hold(number):
-        with sandbox._place():
+        with place():
             with lock:
                 now.add(number)
                 most[0] = max(most[0], len(now))
@@ -328,13 +329,13 @@ def test_whoever_waits_gets_the_place_that_is_free_first(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for first in (0, 1):
-        held = [sandbox._place(), sandbox._place()]
-        for place in held:
-            place.__enter__()
+        held = [place(), place()]
+        for each in held:
+            each.__enter__()
         notes, begun = Notes(), threading.Event()
 
         def wait(notes=notes, begun=begun):
-            with sandbox._place():
+            with place():
                 notes.begin()
                 begun.set()
 
@@ -352,10 +353,10 @@ def test_whoever_waits_gets_the_place_that_is_free_first(monkeypatch, tmp_path):
 def test_a_place_is_one_open_file(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(50)))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with sandbox._place():  # makes the folder
+    with place():  # makes the folder
         pass
     before = len(os.listdir("/proc/self/fd"))
-    with sandbox._place(), sandbox._place():
+    with place(), place():
         assert len(os.listdir("/proc/self/fd")) == before + 2
 
 
@@ -436,7 +437,7 @@ def test_the_folder_of_the_places_has_to_be_ours(monkeypatch, tmp_path, damage):
     else:
         folder.mkdir()
         folder.chmod(0o777)
-    with pytest.raises(SandboxError, match=r"expected drwx------ of user"), sandbox._place():
+    with pytest.raises(SandboxError, match=r"expected drwx------ of user"), place():
         pass
     assert not [*other.iterdir()]
 
@@ -448,7 +449,7 @@ def test_the_places_are_no_links(monkeypatch, tmp_path):
     folder.mkdir(mode=0o700)
     full.write_text("x")
     (folder / "0").symlink_to(full)
-    with pytest.raises(OSError, match="symbolic links"), sandbox._place():
+    with pytest.raises(OSError, match="symbolic links"), place():
         pass
     assert full.read_text() == "x"
 

@@ -110,7 +110,8 @@ def batch_metrics(
 def scoring_metrics(rows: RewardRows) -> dict[str, float]:
     """Return {"gdpo/scoring/<note>": mean over the samples whose scorer left notes}."""
     column = rows.columns.get(NOTES_KEY, [ABSENT] * len(rows))
-    notes = [column[row] for row in np.flatnonzero(rows.counted_B) if column[row] is not ABSENT]
+    counted = np.flatnonzero(rows.counted_B).tolist()
+    notes = [column[row] for row in counted if column[row] is not ABSENT]
     names = notes[0] if notes else ()
     return {f"gdpo/scoring/{name}": float(np.mean([n[name] for n in notes])) for name in names}
 

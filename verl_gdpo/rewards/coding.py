@@ -89,10 +89,9 @@ def score(
     passed, has_no_bug = 0.0, False
     if program is not None:
         tests = problem.tests[:max_tests]
-        options = {"seconds": seconds, "memory_mb": memory_mb, "allow_weak": weak_sandbox}
-        run = service.run if service else partial(sandbox.run, **options)
+        run = partial(sandbox.run, seconds=seconds, memory_mb=memory_mb, allow_weak=weak_sandbox)
         given = [_given(test) for test in tests]
-        outcomes = run(
+        outcomes = (service.run if service else run)(
             program, given, function=problem.function, wall_seconds=wall_seconds, notes=notes
         )
         right = [

@@ -9,16 +9,13 @@ process, open no socket, and signal nobody.
 """
 
 import contextlib
-import fcntl
 import functools
 import json
 import logging
 import os
 import random
 import select
-import stat
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,17 +33,14 @@ from verl_gdpo.rewards.sandbox_kinds import (
     can_change_user,
     kinds,
 )
+from verl_gdpo.rewards.sandbox_places import LOOK_SECONDS, place
+from verl_gdpo.rewards.sandbox_places import SandboxError as SandboxError
 
 logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES = 1 << 20  # of one test
 READY = sandbox_inside.READY.encode()
-LOOK_SECONDS = 0.05  # between two looks, whether a place is free or a run has begun
 PROBE, PROBE_SAYS = "import queue\nprint(input()[::-1])", "olleh\n"
-
-
-class SandboxError(OSError):
-    """This machine cannot run the program. It says nothing about the program."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +183,7 @@ def _run(
         "folder": kind.folder,
         "landlock": kind.landlock,
     }
-    with _place(), _file(json.dumps(request).encode()) as given, _file() as said, _file() as errors:
+    with place(), _file(json.dumps(request).encode()) as given, _file() as said, _file() as errors:
         notes.begin()
         _start(kind, given, said, errors, limits["wall_seconds"])
         trouble = _read(errors)
@@ -234,59 +228,6 @@ def _wait(pid: int, errors: int, wall_seconds: float) -> None:
             if poll.poll(LOOK_SECONDS * 1000) or time.monotonic() > late:
                 return
         poll.poll(wall_seconds * 1000)
-
-
-@contextlib.contextmanager
-def _place() -> Iterator[None]:
-    """One of as many places as there are cores, shared by all processes of this user.
-
-    Raises:
-        SandboxError: somebody else has made the folder of the places, or can write to it.
-    """
-    path = Path(tempfile.gettempdir()) / f"verl-gdpo-sandboxes-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    places = range(len(os.sched_getaffinity(0)))
-    with contextlib.ExitStack() as stack:
-        folder = _open(stack, str(path), os.O_PATH)
-        found, mine = os.fstat(folder), (os.getuid(), "drwx------")
-        if (found.st_uid, stat.filemode(found.st_mode)) != mine:
-            raise SandboxError(
-                f"{path}: got {stat.filemode(found.st_mode)} of user {found.st_uid}; expected "
-                f"{mine[1]} of user {mine[0]}. Remove it, or set TMPDIR to a folder of your own"
-            )
-        with _looking:
-            while not any(_takes(stack, str(place), folder) for place in places):
-                time.sleep(LOOK_SECONDS)
-        yield
-
-
-_looking = threading.Lock()  # one thread of a process looks for a place, and the others for it
-
-
-def _takes(stack: contextlib.ExitStack, name: str, folder: int) -> bool:
-    """Whether the file was free; then it is locked until the end of `stack`."""
-    with contextlib.ExitStack() as opened:
-        file = _open(opened, name, os.O_RDWR | os.O_CREAT, folder)
-        if is_free := _is_locked(file):
-            stack.push(opened.pop_all())
-    return is_free
-
-
-def _open(stack: contextlib.ExitStack, path: str, flags: int, folder: int | None = None) -> int:
-    """Open what is no link, until the end of `stack`."""
-    file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    stack.callback(os.close, file)
-    return file
-
-
-def _is_locked(file: int) -> bool:
-    """Lock the file, unless somebody else has."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextlib.contextmanager
