@@ -13,6 +13,7 @@ from verl_gdpo.data_prep.coding_tests import problem_of
 from verl_gdpo.rewards import coding, sandbox
 from verl_gdpo.rewards.coding import score
 from verl_gdpo.rewards.coding_problem import good_response, labels, parse, program_of
+from verl_gdpo.run.scorer import Scorer
 
 
 def truth(tests, function=None, **more):
@@ -162,6 +163,28 @@ def test_limits_reach_the_sandbox(monkeypatch):
     score(block("x"), CALLS, **options, weak_sandbox=True)
     tests = [{"args": [3], "kwargs": {}}, {"args": [4], "kwargs": {}}]
     assert given == {"tests": tests, "function": "add", **options, "allow_weak": True}
+
+    given = {}
+
+    def run(program, tests, **options):
+        given.update(options, tests=tests)
+        return [sandbox.Outcome(True, "")] * len(tests)
+
+    monkeypatch.setattr(sandbox, "run", run)
+    score(block("x"), CALLS, seconds=2, memory_mb=256, weak_sandbox=True)
+    tests = [{"args": [3], "kwargs": {}}, {"args": [4], "kwargs": {}}]
+    limits = {"seconds": 2, "memory_mb": 256, "allow_weak": True}
+    assert given == {"tests": tests, "function": "add", **limits}
+
+
+def test_replay_may_allow_the_weak_sandbox_too(monkeypatch):
+    given = {}
+    outcome = sandbox.Outcome(True, "")
+    monkeypatch.setattr(sandbox, "run", lambda *_, **options: given.update(options) or [outcome])
+    for options in ({}, {"weak_sandbox": True}):
+        row = {"output": block("x"), "gts": truth([{"input": "", "output": ""}])}
+        Scorer.of("coding", **options).rewards(row, None)
+        assert given["allow_weak"] == bool(options)
 
 
 PRINTED = [  # what was printed, what is expected, whether that is right to us, and to verl

@@ -85,6 +85,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.top < 0:
         raise ValueError(f"--top {arguments.top}: expected 0 or more")
     options = {"weak_sandbox": True} if arguments.weak_sandbox else {}
+    if options and not arguments.scorer:
+        raise ValueError("--weak-sandbox goes with --scorer coding")
     scorer = arguments.scorer and Scorer.of(arguments.scorer, arguments.data_source, **options)
     files, unfinished = dump_files(arguments.folder)
     if arguments.steps is not None:
