@@ -179,8 +179,8 @@ MUTANTS = [
     ),
     Mutant(
         "verl_hooks/reward_manager.py",
-        "return await result if inspect.isawaitable(result) else result",
-        "return result",
+        "        if inspect.isawaitable(result):\n",
+        "        if is_async:\n",
         "test_reward_manager.py::test_what_only_turns_out_to_be_async_is_awaited",
     ),
     Mutant(
@@ -218,6 +218,18 @@ MUTANTS = [
         "is_trained_BT.sum(dim=1)",
         "response_mask.sum(dim=1)",
         "test_computed_advantages.py::test_a_token_counts_once_whatever_marks_it",
+    ),
+    Mutant(
+        "verl_hooks/replay_buffer.py",
+        'if partition_id != "val" and self.filter_groups_metric',
+        "if self.filter_groups_metric",
+        "test_replay_buffer.py::test_without_filtering_and_in_validation_nothing_is_read",
+    ),
+    Mutant(
+        "verl_hooks/scorer_calls.py",
+        "return_exceptions=True)\n        raise\n",
+        "return_exceptions=True)\n",
+        "test_reward_manager.py::test_a_cancellation_by_verl_stays_one",
     ),
     Mutant(
         "verl_hooks/legacy_trainer.py",

@@ -142,6 +142,28 @@ def test_no_numbers_are_an_error():
         )
 
 
+def without_right_answers(share):
+    """From step 11 on, no answer to this share of the prompts is right, and format varies."""
+
+    def change(rewards, step):
+        if step > 10:
+            rewards[: int(share * GROUPS) * SAMPLES, 1] = 0.0
+        return rewards
+
+    return change
+
+
+def test_groups_without_a_right_answer_drive_the_update():
+    found = only(run_of(without_right_answers(0.8)))
+    assert "of the update come from groups in which no sample has more than the low" in found.what
+    assert "filter_groups.enable=True with metric=correctness" in found.advice
+    assert (found.first, found.last) == (11, STEPS)
+
+
+def test_some_groups_without_a_right_answer_are_healthy():
+    assert findings(run_of(without_right_answers(0.4))) == []
+
+
 def test_rewards_in_conflict():
     found = findings(run_of(column(1, lambda rewards, step: 1 - rewards[:, 0]), weights=(2, 1, 1)))
     assert found[0].what == "format and correctness oppose each other: correlation -1.00"

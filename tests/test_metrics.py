@@ -95,6 +95,9 @@ def test_gdpo_by_hand():
             # a, b and d are pairs with different rewards; both tie a
             "gdpo/tied_pairs_gdpo": 1 / 3,
             "gdpo/tied_pairs_grpo": 1 / 3,
+            # squares 4 4 in b and 1 1 in d, where y alone varies: x is 0 in d, and y nowhere
+            "gdpo/x/update_all_low": 2 / 10,
+            "gdpo/y/update_all_low": 0,
             "gdpo/distinct_gdpo": 5,  # 0, +-2h, +-h
             "gdpo/distinct_grpo": 3,  # sums 1 1 | 0 2 | 2 2 | 0 1: 0, +-h
             "gdpo/batch_norm_mean": 0,

@@ -45,17 +45,17 @@ def buffer(metric="reward"):
     return made
 
 
-def put(queue, buffer, groups, weights=None):
+def put(queue, buffer, groups, weights=None, partition="train"):
     """Finished groups {uid: rewards, one row a session}; a key `uid_session_index` may be given."""
     for uid, rewards in groups.items():
-        buffer.finished_keys["train"].add(uid)
+        buffer.finished_keys[partition].add(uid)
         for session, values in enumerate(rewards):
             info = dict(zip("abc", map(float, values), strict=False))
             score = sum(
                 weight * value for weight, value in zip(weights or [1] * 3, values, strict=False)
             )
             key = f"{uid}_{session}_0"
-            buffer.partitions["train"][key] = {}
+            buffer.partitions[partition][key] = {}
             queue[key] = {
                 "extra_fields": {"reward_extra_info": {**info, "score": score}},
                 "data_source": "d",
@@ -162,6 +162,66 @@ def test_the_weights_of_the_step_decide(queue):
     assert filtering._terminal_eviction_reasons(2, "train")[1] == {"u"}
 
 
+# a is whether the answer is right, b its length
+WRONG_AND_RIGHT = {
+    "wrong": [(0, 3), (0, 5)],
+    "both": [(0, 3), (1, 5)],
+    "right": [(1, 3), (1, 5)],
+    "same": [(1, 3), (1, 3)],
+    "opposed": [(1, 0), (0, 1)],
+}
+
+
+def infos(queue, uid):
+    return [
+        row["extra_fields"]["reward_extra_info"]
+        for key, row in queue.items()
+        if key.startswith(uid)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metric", "dropped"),
+    [
+        *((name, Counter({4.0: 1, 1.0: 1})) for name in ("reward", "score", "seq_reward")),
+        # under the mean of a in the group
+        ("a", Counter({0.0: 1, 1.0: 2, 0.5: 1})),
+    ],
+)
+def test_a_named_metric_must_vary_beside_the_signal(queue, metric, dropped):
+    filtering = buffer(metric)
+    filtering.filter_by(GdpoSettings())
+    put(queue, filtering, WRONG_AND_RIGHT)
+    uids, counts = filtering._dapo_filtered_keys("train")
+    assert counts == dropped
+    assert uids == {"same", "opposed"} | ({"wrong", "right"} if metric == "a" else set())
+
+
+def test_a_metric_may_be_missing(queue, caplog):
+    """None, or no such name: of another task, whose groups are not dropped for that."""
+    filtering = buffer("acc")
+    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": {"b": 1.0}}}))
+    put(queue, filtering, {"other": [(0, 3), (0, 5)], **WRONG_AND_RIGHT})
+    for uid in WRONG_AND_RIGHT:
+        for info in infos(queue, uid):
+            info["acc"] = info["a"]
+    infos(queue, "both")[0]["acc"] = None
+    infos(queue, "right")[0]["acc"] = infos(queue, "right")[1]["acc"] = None
+    assert filtering._dapo_filtered_keys("train")[0] == {"wrong", "both", "same"}
+    assert sum("other_0_0 has no value of it" in line for line in caplog.messages) == 1
+    assert filtering.metric.metrics() == {"gdpo/filter_metric_missing": 5 / 12}
+    assert filtering.metric.metrics() == {}
+
+
+def test_a_metric_that_is_no_number_is_refused(queue):
+    filtering = buffer("acc")
+    filtering.filter_by(GdpoSettings())
+    put(queue, filtering, {"u": [(0, 3), (0, 5)]})
+    infos(queue, "u")[1]["acc"] = "yes"
+    with pytest.raises(RewardError, match=r"u_1_0: .*metric=acc is 'yes'; expected a finite num"):
+        filtering._dapo_filtered_keys("train")
+
+
 def test_the_last_row_of_a_session_stands_for_it(queue):
     filtering = buffer()
     filtering.filter_by(GdpoSettings())
@@ -180,7 +240,10 @@ def test_without_filtering_and_in_validation_nothing_is_read(queue):
     filtering.filter_by(GdpoSettings())
     put(queue, filtering, GROUPS)
     assert filtering._dapo_filtered_keys("train") == (set(), Counter())
-    assert buffer()._dapo_filtered_keys("val") == (set(), Counter())
+    validating = buffer()
+    validating.filter_by(GdpoSettings())
+    put(queue, validating, GROUPS, partition="val")
+    assert validating._dapo_filtered_keys("val") == (set(), Counter())
     assert not queue["reads"]
 
 

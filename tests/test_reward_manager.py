@@ -521,6 +521,7 @@ def cancel_yourself():
 
 RAISED = [
     (CancelledError("x"), "CancelledError: x"),
+    (asyncio.CancelledError("x"), "CancelledError: x"),
     (KeyboardInterrupt(), "KeyboardInterrupt"),
     (SystemExit(3), "SystemExit: 3"),
     (GeneratorExit(), "GeneratorExit"),

@@ -13,6 +13,7 @@ from verl_gdpo.settings.reward_terms import (
     plain,
     read_terms,
     rewards_of,
+    silent_step,
     weighted_sum,
 )
 
@@ -35,6 +36,27 @@ def test_a_schedule_is_linear_between_its_points(step, weight):
 def test_a_weight_that_is_0_now_and_then_is_used():
     assert RewardTerm(SCHEDULE).is_used and RewardTerm(-0.5).is_used
     assert not RewardTerm({0: 0.0, 9: 0.0}).is_used and not RewardTerm(0.0).is_used
+
+
+@pytest.mark.parametrize(
+    ("weights", "steps", "silent"),
+    [
+        ({"a": {0: 1, 100: 0}}, None, 100),
+        ({"a": {0: 1, 100: 0}}, 99, None),
+        ({"a": {0: 1, 100: 0}, "b": 0.1}, None, None),
+        ({"a": {0: 1, 100: 0}, "b": 0}, None, 100),
+        ({"a": {0: 1, 100: 0}, "b": {99: 0, 100: 1}}, None, None),
+        ({"a": {0: 1, 9: 0}, "b": {20: 0, 30: 1}}, None, 9),
+        ({"a": {0: 0, 9: 0, 10: 1}}, 5, 1),
+        ({"a": {10: -1, 20: 1}}, None, 15),
+        ({"a": {0: 0, 1: 1}}, None, None),  # step 0 only validates
+    ],
+)
+def test_the_first_step_without_a_weight(weights, steps, silent):
+    terms = read_terms(
+        "w", {n: {"weight": w} if isinstance(w, dict) else w for n, w in weights.items()}
+    )
+    assert silent_step(terms, steps) == silent
 
 
 def test_points_of_a_schedule_in_any_order():

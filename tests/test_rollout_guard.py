@@ -359,6 +359,26 @@ def test_a_sampler_of_the_user_gets_what_verl_gives_it(queue):
     assert buffer_of(Newest, "sync", 0).sample(1, "train", 1)[0].keys == ["u2_0_0"]
 
 
+def test_the_metric_of_filter_groups_must_be_known(queue):
+    for uid in ("u1", "u2"):
+        prompt(queue, uid, "finished")
+        queue.update({f"{uid}_{i}_0": {"info": {"a": i, "b": None}} for i in range(2)})
+
+    def sample(metric):
+        made = buffer_of(ReplayBuffer, "sync", 9, print, filter_groups_metric=metric)
+        made.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": {"a": 1}}}))
+        return made.sample(1, "train", 1)
+
+    saved = dict(queue)
+    with pytest.raises(RewardError, match=r"metric=acc: the scorer returned \['a', 'b'\]"):
+        sample("acc")
+    for metric, missing in (("a", 0.0), ("b", 1.0)):
+        queue.update({key: dict(tag) for key, tag in saved.items()})
+        batch, metrics = sample(metric)
+        assert batch.keys == ["u1_0_0", "u1_1_0"]
+        assert metrics["gdpo/filter_metric_missing"] == missing
+
+
 def test_filtering_in_rounds_does_not_depend_on_time(queue, monkeypatch):
     """Prompts arrive one at each look, and every third has no signal."""
     sent = []

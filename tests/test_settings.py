@@ -223,6 +223,16 @@ def test_whether_the_manager_is_ours_may_be_known_better_than_by_its_name():
     assert settings_of_run(run_config(**grpo), has_manager=False) is None
 
 
+def test_filtering_is_refused_where_a_step_has_no_weight():
+    scheduled = {"algorithm.gdpo": {"rewards": {"a": {"weight": {0: 1, 100: 0}}}}}
+    assert settings_of_run(run_config(**scheduled)) is not None
+    scheduled["algorithm.filter_groups.enable"] = True
+    assert settings_of_run(run_config(**scheduled, **{"trainer.total_training_steps": 99}))
+    for steps in (None, 100):
+        with pytest.raises(ValueError, match=r"all weights are 0 at step 100.*filter_groups"):
+            settings_of_run(run_config(**scheduled, **{"trainer.total_training_steps": steps}))
+
+
 def test_bounds_are_asked_for_where_a_variant_needs_them():
     named = {"algorithm.gdpo": {"rewards": {"a": 1.0}}}
     assert settings_of_run(run_config(**named)).names == ["a"]

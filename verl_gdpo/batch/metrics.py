@@ -153,6 +153,7 @@ def _of_advantage(
 ) -> Statistics:
     found = advantage_shares(step.names, c_BK, step.present_BK, S_B, A_B, step.group_B)
     found |= signal_statistics(c_BK, S_B, step.group_B)
+    found |= step.updates_from_low(without_rounding(A_B))
     if sources is not None:
         silent_G = ~groups_with_signal(S_B, c_BK, step.group_B)
         of_each = sources.of_groups(silent_G, np.ones_like(silent_G))

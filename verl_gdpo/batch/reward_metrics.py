@@ -66,6 +66,17 @@ class RewardsOfStep:
             found[f"{self.names[j]}/correlation_with_{self.names[k]}"] = correlation(x_B, y_B)
         return found
 
+    def updates_from_low(self, A_B: Floats) -> Statistics:
+        """Return {"<reward>/update_all_low": share of the squares of A from groups all low}."""
+        square_G = np.bincount(self.group_B, A_B**2)
+        if not square_G.any():
+            return {}
+        return {
+            f"{name}/update_all_low": square_G[there_G & low_G].sum() / square_G.sum()
+            for name, (there_G, states) in zip(self.names, self._of_groups, strict=True)
+            if there_G.any() and (low_G := states.get("groups_all_low")) is not None
+        }
+
     def by_source(self, sources: "Sources") -> Statistics:
         """Return {"<reward>/<statistic>/<source>": value} of the rewards that a source has."""
         found: Statistics = {}

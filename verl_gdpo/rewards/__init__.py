@@ -28,6 +28,9 @@ def _find_tasks() -> dict[str, Task]:
 # {name: task}
 TASKS: Mapping[str, Task] = _find_tasks()
 
+# the rewards that say whether an answer is right
+MAIN_REWARDS = {*VERL_REWARD_NAMES, *(task.main_reward for task in TASKS.values())}
+
 
 def _by_data_source(tasks: Iterable[Task]) -> dict[str, Task]:
     found: dict[str, Task] = {}

@@ -193,6 +193,7 @@ TASK = Task(
     score=score,
     bounds=bounds,
     reward_names=("pass", "length", "bug"),
+    main_reward="pass",
     good_response=good_response,
     system_prompt=SYSTEM_PROMPT,
     labels=labels,

@@ -133,6 +133,7 @@ TASK = Task(
     score=score,
     bounds=bounds,
     reward_names=("format", "correctness", "integer"),
+    main_reward="correctness",
     good_response=_good_response,
     system_prompt=f"""\
 Solve the problem step by step. The result is an integer; write it in digits alone, like this:

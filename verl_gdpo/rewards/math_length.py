@@ -144,6 +144,7 @@ TASK = Task(
     score=score,
     bounds=bounds,
     reward_names=("correctness", "length"),
+    main_reward="correctness",
     good_response=_good_response,
     system_prompt=None,  # the reasoning models want none; `INSTRUCTION` follows the problem
 )

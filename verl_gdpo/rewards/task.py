@@ -39,6 +39,7 @@ class Task:
     takes_service: `score` runs programs. It takes `service`, the `sandbox_service.Service` that
         verl's block `reward.sandbox_fusion` names; `check` then asks the service in the place of
         `missing`. It also takes `notes`, a `sandbox.Notes` that it fills in, for the log.
+    main_reward: the reward that says whether an answer is right, for the findings about a run.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Task:
     labels: Callable[[str], Sequence[str]] = _no_labels
     missing: Callable[..., Sequence[str]] = _nothing
     takes_service: bool = False
+    main_reward: str = ""
 
     def check_ground_truth(self, ground_truth: Any) -> None:
         """Score an empty response, to find a bad ground truth before training.

@@ -393,6 +393,7 @@ TASK = Task(
     score=score,
     bounds=bounds,
     reward_names=("format", "correctness", "length"),
+    main_reward="correctness",
     good_response=_good_response,
     system_prompt=None,  # each row lists its own tools; see `tool_rl_format.system_prompt`
     verl_names={"accuracy_reward": "correctness", "format_reward": "format"},

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
+from verl_gdpo.rewards import MAIN_REWARDS
 from verl_gdpo.run.folder import (
     Metrics,
     curve,
@@ -24,6 +25,7 @@ CONSTANT = 0.01  # share of groups in which a reward still differs
 AT_BOUND = 0.9  # share of samples
 SILENT = 0.8  # share of groups
 UNUSED = 1e-3  # share of the squared contributions
+DRIVEN = 0.5  # share of the squared advantages
 CONFLICT = -0.5  # correlation within groups
 LOWERED = -0.1  # correlation of a reward's contribution with the advantage
 FOLLOWS_LENGTH = 0.3  # correlation of advantage and length
@@ -34,7 +36,7 @@ VALIDATION_FALL = 0.1  # of the range over which validation has moved
 # the metrics that the rules read
 READ = re.compile(
     r"gdpo/(no_signal|batch_norm_std|length_correlation|.+/mean(/.+)?"
-    r"|.+/(varies|at_low|at_high|energy|correlation|correlation_with_.+))"
+    r"|.+/(varies|at_low|at_high|energy|update_all_low|correlation|correlation_with_.+))"
     r"|critic/advantages/(min|max)|response_length/mean|val-(aux|core)/.+/mean@\d+"
 )
 
@@ -172,6 +174,25 @@ def blown_up_advantages(metrics: Metrics) -> Iterator[Finding]:
         )
 
 
+def wrong_answers(metrics: Metrics) -> Iterator[Finding]:
+    """Groups without any right answer drive the update: the rewards beside the main one do."""
+    varies = of_each_reward(metrics, "varies")
+    for name, shares in of_each_reward(metrics, "update_all_low").items():
+        holds = {
+            step: share > DRIVEN and varies.get(name, {}).get(step, 0.0) >= CONSTANT
+            for step, share in shares.items()
+        }
+        if name in MAIN_REWARDS and (steps := stretch(holds, 2 * HOLD)):
+            yield Finding(
+                f"wrong answers {name}",
+                f"{shares[steps[1]]:.0%} of the update come from groups in which no sample has "
+                f"more than the lowest {name}: the other rewards drive it",
+                *steps,
+                f"Set algorithm.filter_groups.enable=True with metric={name}, let the other "
+                f"rewards count only where {name} is met, or use easier prompts",
+            )
+
+
 def conflicts(metrics: Metrics) -> Iterator[Finding]:
     names = [*of_each_reward(metrics, "varies")]
     for a, b in combinations(names, 2):
@@ -280,6 +301,7 @@ RULES: tuple[Callable[[Metrics], Iterator[Finding]], ...] = (
     constant_rewards,
     silent_groups,
     blown_up_advantages,
+    wrong_answers,
     conflicts,
     lowered_rewards,
     drifting_length,

@@ -41,6 +41,7 @@ from verl_gdpo.settings.reward_terms import (
     number,
     plain,
     rewards_of,
+    silent_step,
 )
 
 SETTING_KEYS = (
@@ -192,6 +193,7 @@ def settings_of_run(
     if uses_estimator:
         _refuse_for_estimator(config)
     _refuse_reward_model(config.reward)
+    _refuse_filtering_without_weights(config, settings)
     _check_scorer_options(config, sources)
     declared, disagreed = scorers_bounds(config, sources) if has_manager else ({}, set())
     settings = replace(settings, bounds={**declared, **settings.bounds})
@@ -210,6 +212,19 @@ def _refuse_for_estimator(config: Any) -> None:
         raise ValueError(
             "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "
             "spread, so every advantage would be 0. Set it to 2 or more"
+        )
+
+
+def _refuse_filtering_without_weights(config: Any, settings: GdpoSettings) -> None:
+    """Raise ValueError for a schedule after which dynamic sampling would drop every group."""
+    if not OmegaConf.select(config, "algorithm.filter_groups.enable"):
+        return
+    steps = OmegaConf.select(config, "trainer.total_training_steps")
+    if settings.rewards and (step := silent_step(settings.rewards, steps)) is not None:
+        raise ValueError(
+            f"algorithm.gdpo.rewards: all weights are 0 at step {step}, and "
+            "algorithm.filter_groups.enable=True would drop every group there and never end. Give "
+            "a weight another schedule, or end the run before with trainer.total_training_steps"
         )
 
 

@@ -20,6 +20,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from omegaconf import OmegaConf
 
+LONGEST_RUN = 1_000_000  # training steps
+
 Otherwise = Literal["zero", "missing"]
 
 
@@ -106,6 +108,23 @@ def read_terms(where: str, rewards: Mapping[Any, Any]) -> dict[str, RewardTerm]:
     if not any(term.is_used for term in terms.values()):
         raise ValueError(f"{where}: all weights are 0, so nothing would be trained: {rewards}")
     return terms
+
+
+def silent_step(terms: Mapping[str, RewardTerm], steps: int | None) -> int | None:
+    """Return the first training step at which all weights are 0, or None.
+
+    Args:
+        steps: how many steps are trained; None if this is not known.
+    """
+    weights = [term.weight for term in terms.values()]
+    schedules = [weight for weight in weights if isinstance(weight, Mapping)]
+    if len(schedules) < len([weight for weight in weights if weight != 0]):
+        return None
+    last = max(1, *map(max, schedules)) if steps is None else steps
+    step_S = np.arange(1, min(last, LONGEST_RUN) + 1)
+    weight_KS = [np.interp(step_S, list(each), list(each.values())) for each in schedules]
+    silent_S = step_S[(np.array(weight_KS) == 0).all(axis=0)]
+    return int(silent_S[0]) if len(silent_S) else None
 
 
 def rewards_of(algorithm: Any, block: Mapping[str, Any]) -> dict[str, RewardTerm] | None:

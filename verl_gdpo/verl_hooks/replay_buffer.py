@@ -16,12 +16,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_gdpo.batch.advantages import scalars_of
-from verl_gdpo.batch.contributions import has_signal
-from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.batch.group_filter import SUMS, FilterMetric, classify_groups
 from verl_gdpo.batch.rows import RewardRows, group_of, split_key
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.queue_reader import KnownRows, fetch_rows
@@ -53,21 +50,27 @@ class GdpoBuffer:
     _dapo_classification_cache: dict[str, dict[str, float | None]]
     known_rows: KnownRows  # rows fetched since the last advantage step; the trainer uses them too
     gdpo: GdpoSettings | None = None  # None: verl's own rule filters groups
+    metric: FilterMetric = FilterMetric(None)
     step: int | None = None
 
     def filter_by(self, settings: GdpoSettings) -> None:
         """Make `algorithm.filter_groups` keep the groups that give a gradient under `settings`."""
         self.gdpo = settings
         if self.filter_groups_metric is not None:
+            name = None if self.filter_groups_metric in SUMS else self.filter_groups_metric
+            self.metric = FilterMetric(name)
             logger.info(
                 "verl-gdpo: algorithm.filter_groups keeps the groups in which the sum of the "
-                "normalised rewards is not 0; its metric=%s is not used",
-                self.filter_groups_metric,
+                "normalised rewards is not 0%s",
+                f" and {name!r} varies" if name else "",
             )
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         batch, metrics = super().sample(*args, **kwargs)  # type: ignore[misc]
-        self._rows(batch.keys, batch.partition_id, batch.tags)
+        rows = self._rows(batch.keys, batch.partition_id, batch.tags)
+        if batch.partition_id != "val":
+            self.metric.check_known(rows)
+            metrics |= self.metric.metrics()
         self.guard.end_batch(batch.partition_id)
         return batch, metrics
 
@@ -171,42 +174,5 @@ class GdpoBuffer:
             return
         rows = self._rows(keys, partition_id, [tags[key] for key in keys])
         if self.gdpo is not None:
-            groups = [group_of(key) for key in keys]
-            cache.update(classify_groups(replace(rows, step=self.step), groups, self.gdpo))
-
-
-def classify_groups(
-    rows: RewardRows, group_ids: Sequence[str], settings: GdpoSettings
-) -> dict[str, float | None]:
-    """Return {group: None if it gives a gradient, else its mean weighted sum of raw rewards}.
-
-    A group gives a gradient if S, the sum before the batch step, is not 0 for some sample. The sums
-    of raw rewards do not decide this: they can be equal although S is not 0, and different although
-    S is 0. dara and sa_mrpo need statistics of the whole batch, which is not complete yet. With
-    them, a group gives a gradient if w z is not 0 for some sample and reward.
-    """
-    rewards = RewardMatrix.of(rows, settings)
-    number_of: dict[str, int] = {}
-    group_B = np.array([number_of.setdefault(group, len(number_of)) for group in group_ids])
-    weights_K = np.array(list(rewards.weights.values()))
-    batch_wide = settings.combine is not None and settings.combine.is_batch_wide
-    combine = None if batch_wide else settings.combine
-    settings = replace(settings, batch_norm="none", combine=combine)
-    scalars = scalars_of(rewards, rows.counted_B, group_B, settings)
-    contribution_BK = scalars.z_BK.numpy()
-    if settings.group_norm == "per_reward":
-        contribution_BK = contribution_BK * weights_K
-    if batch_wide:
-        signal_B = (contribution_BK != 0).any(axis=1)
-    else:
-        signal_B = has_signal(scalars.S_B.numpy(), contribution_BK)
-    counted_B = rows.counted_B
-    group_B = group_B[counted_B]
-    sum_B = (rewards.values_BK @ weights_K)[counted_B]
-    mean_G = np.bincount(group_B, sum_B) / np.bincount(group_B)
-    signal_G = np.bincount(group_B, signal_B[counted_B]) > 0
-    return {
-        # rounded, because verl reports each distinct number in a line of its own
-        group: None if signal_G[number] else round(float(mean_G[number]), 6)
-        for group, number in number_of.items()
-    }
+            groups, rows = [group_of(key) for key in keys], replace(rows, step=self.step)
+            cache.update(classify_groups(rows, groups, self.gdpo, self.metric.read(rows)))

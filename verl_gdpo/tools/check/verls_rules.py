@@ -79,7 +79,7 @@ def _check_filter(config: Any) -> None:
     if wanted and wanted.enable and not wanted.metric:
         raise ValueError(
             "algorithm.filter_groups.enable=True with metric=null, which verl refuses. Set "
-            "algorithm.filter_groups.metric=score; adv_estimator=gdpo filters by its own rule"
+            "algorithm.filter_groups.metric=score; with adv_estimator=gdpo, this is its own rule"
         )
 
 
