@@ -12,7 +12,7 @@ Relies on verl 0.9 `ReplayBuffer`:
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -129,7 +129,8 @@ class GdpoBuffer:
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> Any:
-        select, uids = super()._select_prompt_uids, sampleable_keys  # type: ignore[misc]
+        select = super()._select_prompt_uids  # type: ignore[misc]
+        uids: Collection[str] = sampleable_keys
         if select.__func__ is ReplayBuffer._select_prompt_uids:
             # verl sorts by the step alone; a sampler of the user gets the set, as from verl
             uids = [uid for uid in self.prompt_global_steps[partition_id] if uid in uids]

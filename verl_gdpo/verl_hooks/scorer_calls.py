@@ -6,10 +6,12 @@ import concurrent.futures
 import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import verl_gdpo
 from verl_gdpo.batch.values import as_text
+
+T = TypeVar("T")
 
 GROUP = getattr(builtins, "BaseExceptionGroup", ())  # since Python 3.11
 
@@ -18,7 +20,7 @@ class ScorerEscape(RuntimeError):
     """Carries an exception that must not leave a scorer's thread or task in its own type."""
 
 
-def call(function: Callable[..., Any], *args: Any) -> Any:
+def call(function: Callable[..., T], *args: Any) -> T:
     """Call `function` so that every exception reaches the coroutine that waits for it.
 
     On Python 3.11, a StopIteration would not reach it, a SystemExit would end the process, and a
@@ -65,7 +67,7 @@ def describe(error: BaseException, fields: Mapping[str, Any]) -> str:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
     while isinstance(error, GROUP):
-        error = error.exceptions[0]  # type: ignore[attr-defined]
+        error = error.exceptions[0]
         frames = traceback.extract_tb(error.__traceback__) or frames
     package = Path(verl_gdpo.__file__).parent
     is_ours = not frames or Path(frames[-1].filename).is_relative_to(package)
