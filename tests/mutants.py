@@ -88,7 +88,7 @@ MUTANTS = [
         "test_sandbox.py::test_the_weak_kind_has_to_be_allowed",
     ),
     Mutant(
-        "rewards/sandbox.py",
+        "rewards/sandbox_places.py",
         "flags | os.O_NOFOLLOW | os.O_CLOEXEC",
         "flags | os.O_CLOEXEC",
         "test_sandbox.py::test_the_folder_of_the_places_has_to_be_ours",
