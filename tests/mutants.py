@@ -55,7 +55,7 @@ MUTANTS = [
         "rewards/sandbox_lock.py",
         "    _call(_libc.prctl, 22, 2, program, 0, 0)",
         "    pass",
-        "test_hostile_programs.py::test_hostile",
+        "test_sandbox.py::test_no_sockets_and_no_processes",
     ),
     Mutant(
         "rewards/sandbox_lock.py",

@@ -10,6 +10,7 @@ import pytest
 
 from verl_gdpo.data_prep import DataError, coding_synthetic
 from verl_gdpo.data_prep.coding_tests import problem_of
+from verl_gdpo.rewards import sandbox
 from verl_gdpo.rewards.coding import score
 from verl_gdpo.rewards.coding_problem import SYSTEM_PROMPT, good_response, parse
 from verl_gdpo.tools.data import main
@@ -154,7 +155,10 @@ def test_another_form_is_an_error(tests, got):
 
 
 def prepare(folder, *options):
-    code = main(["coding", "--out", str(folder / "out"), *map(str, options)])
+    try:
+        code = main(["coding", "--out", str(folder / "out"), *map(str, options)])
+    except SystemExit as stop:
+        code = stop.code
     files = [folder / "out" / f"{split}.parquet" for split in ("train", "test")]
     return code, [pq.read_table(file).to_pylist() if file.exists() else None for file in files]
 
@@ -175,7 +179,7 @@ def test_files_of_problems(tmp_path, capsys):
     }
     nothing = {"problem": "Lists.", "tests": check_of("assert is_same_list(candidate(1), 1)")}
     source = write(tmp_path / "a.json", [GOOD, nothing, leetcode])
-    test = write(tmp_path / "b.json", [{**GOOD, "solutions": ["print(2)", "x"]}])
+    test = write(tmp_path / "b.json", [{**GOOD, "solutions": ["1 / 0", "print(3)", "print(2)"]}])
     code, (train_rows, test_rows) = prepare(tmp_path, "--from", source, "--test", test)
     assert code == 0
     first, second = train_rows
@@ -189,8 +193,76 @@ def test_files_of_problems(tmp_path, capsys):
     assert score(good_response(truth), truth) == {"pass": 1, "length": 1, "bug": 1}
     assert parse(test_rows[0]["reward_model"]["ground_truth"]).solution == "print(2)"
     said = capsys.readouterr().err
-    assert "a.json: 2 rows; left out: 2 x a statement that is not" in said
-    assert "1 x rows without a test" in said and "b.json: 1 rows; left out: nothing" in said
+    reason = "a statement that is not `assert FUNCTION(...) == literal`"
+    assert f"{source}: 2 x left out, of the tests ({reason}): row 1, 2\n" in said
+    assert f"{source}: 1 x left out (no test that can be used): row 1\n" in said
+    assert str(test) not in said
+
+
+def test_a_solution_is_run_and_a_row_that_contradicts_it_is_left_out(tmp_path, capsys):
+    solutions = ["print(2)", "print(3)", "import numpy\nprint(2)", ["print(3)", "1 / 0"], [], None]
+    rows = [{**GOOD, "problem": f"Add {n}.", "solutions": s} for n, s in enumerate(solutions)]
+    source = write(tmp_path / "a.json", rows)
+    code, (train, _) = prepare(tmp_path, "--from", source, "--test", source)
+    assert code == 0
+    kept = [parse(row["reward_model"]["ground_truth"]).solution for row in train]
+    assert kept == ["print(2)", None, None, None]
+    assert [row["prompt"][1]["content"] for row in train] == [f"Add {n}." for n in (0, 2, 4, 5)]
+    said = capsys.readouterr().err
+    assert f"{source}: 2 x left out (its solution gives other results than its te" in said
+    assert (
+        f"{source}: 1 x repaired (its solution, which does not run here, is gone): row 2\n" in said
+    )
+
+
+def test_solutions_may_run_in_a_weak_sandbox_if_it_is_named(tmp_path, monkeypatch):
+    allowed = []
+
+    def run(program, tests, *, allow_weak, **_):
+        allowed.append(allow_weak)
+        return [sandbox.Outcome(True, "2\n")] * len(tests)
+
+    monkeypatch.setattr(sandbox, "run", run)
+    rows = [{**GOOD, "problem": f"Add {n}.", "solutions": ["a", "b"][: n + 1]} for n in range(2)]
+    source = write(tmp_path / "a.json", rows)
+    for more in ([], ["--weak-sandbox"]):
+        code, _ = prepare(tmp_path, "--from", source, "--test", source, *more)
+        assert code == 0 and {*allowed} == {bool(more)}
+        allowed.clear()
+
+
+def test_a_planted_leak_of_problems_with_several_solutions(tmp_path, capsys):
+    """Four solutions a problem: all test problems are in train, and no row is."""
+    solutions = ["print(2)", "print(1 + 1)", "print(3 - 1)", "n = 2\nprint(n)"]
+    rows = [{**GOOD, "problem": f"Add {n}.", "solutions": s} for s in solutions for n in range(8)]
+    train = write(tmp_path / "a.json", rows[:24])
+    test = write(
+        tmp_path / "b.json", [{**row, "problem": f" {row['problem']}"} for row in rows[24:]]
+    )
+    code, splits = prepare(tmp_path, "--from", train, "--test", test)
+    assert code == 0 and [len(split) for split in splits] == [8, 8]
+    printed = capsys.readouterr()
+    assert re.search(r"test problems in train +8\n", printed.out)
+    assert "WARNING: 8 of 8 test rows" in printed.err
+    assert f"{train}: 16 x left out (an earlier row asks the same): row 8, 9, 10," in printed.err
+
+
+def test_one_problem_with_other_tests(tmp_path, capsys):
+    """They agree if the solution of one passes the tests of the other."""
+    more = [{"input": "5", "output": "6"}]
+    add = {"problem": "Add one.", "solutions": "print(int(input()) + 1)"}
+    rows = [
+        {**add, "tests": GOOD["tests"]},
+        {**add, "tests": more},
+        {**GOOD, "problem": "Two."},
+        {**GOOD, "problem": "Two.", "tests": more},
+    ]
+    source = write(tmp_path / "a.json", rows)
+    _, (train, _) = prepare(tmp_path, "--from", source, "--test", source)
+    assert [row["prompt"][1]["content"] for row in train] == ["Add one."]
+    said = capsys.readouterr().err
+    assert "1 x left out (an earlier row asks the same): row 1\n" in said
+    assert "2 x left out (rows that ask the same and disagree on the answer): row 2, 3\n" in said
 
 
 @pytest.mark.parametrize(
@@ -241,7 +313,7 @@ def test_a_file_of_verls(tmp_path, capsys):
     assert parse(train[0]["reward_model"]["ground_truth"]).tests == [
         {"input": "1\n", "output": "2\n"}
     ]
-    assert "left out: 1 x rows of another task" in capsys.readouterr().err
+    assert "1 x left out (another task): row 0\n" in capsys.readouterr().err
 
 
 def test_the_report_counts_rows_in_which_verl_takes_the_first_element_of_a_list(tmp_path, capsys):

@@ -26,11 +26,13 @@ from verl_gdpo.data_prep import (
     download,
     local_files,
     made_from,
+    problems,
     progress,
     report,
     schema,
     tool_rl,
 )
+from verl_gdpo.data_prep.sources import Sources
 from verl_gdpo.data_prep.tool_rl import SOURCES
 from verl_gdpo.rewards import TASKS
 from verl_gdpo.rewards.tool_rl import TASK
@@ -81,7 +83,7 @@ def run(capsys, *arguments):
 
 
 def read_rows(path, split):
-    return local_files.read_rows(path, split, TASK, SOURCES.row_of, SOURCES.dropped)
+    return local_files.read_rows(path, split, TASK, SOURCES.row_of, dropped=SOURCES.dropped)
 
 
 # ---- schema
@@ -303,19 +305,66 @@ def test_other_content_of_a_source_makes_new_files(tmp_path, capsys):
     assert "up to date" not in run(capsys, *arguments)[1]
 
 
-@pytest.mark.parametrize("damage", ["by pandas", "half"])
-def test_a_file_that_data_prep_did_not_write_is_never_replaced(tmp_path, capsys, damage):
-    if_needed(capsys, tmp_path)
-    mine = tmp_path / "train.parquet"
-    if damage == "by pandas":
-        pd.read_parquet(mine).iloc[:3].to_parquet(mine)
-    else:
-        mine.write_bytes(mine.read_bytes()[:100])
-    before = files_in(tmp_path)
-    code, _, errors = if_needed(capsys, tmp_path, "--seed", 1)
-    assert (code, errors.count("\n")) == (1, 1)
-    assert f"{mine} is left as it is" in errors and "data.train_files=FILE" in errors
-    assert files_in(tmp_path) == before
+def edit(path):
+    """Drop a row as a user would, with a tool that keeps the metadata."""
+    table = pq.read_table(path)
+    pq.write_table(table.slice(1), path)
+    assert table.schema.metadata == pq.read_table(path).schema.metadata != {}
+
+
+def damage(path):
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def rewrite(path):
+    pd.read_parquet(path).iloc[:3].to_parquet(path)
+
+
+def move_and_link(path):
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def link_to_nothing(path):
+    path.unlink()
+    path.symlink_to(path.with_name("nothing"))
+
+
+@pytest.mark.parametrize("more", [(), ("--if-needed",)])
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (edit, "it was changed after data_prep wrote it"),
+        (damage, "it cannot be read, or data_prep did not write it"),
+        (rewrite, "it cannot be read, or data_prep did not write it"),
+        (move_and_link, "it is a link"),
+        (link_to_nothing, "it is a link"),
+    ],
+)
+def test_a_file_that_is_not_as_data_prep_wrote_it_is_not_replaced(
+    tmp_path, capsys, change, why, more
+):
+    tiny = ("--out", tmp_path, "--synthetic", 5, "--size", "tiny", "--seed")
+    assert run(capsys, *tiny, 0)[0] == run(capsys, *tiny, 1)[0] == 0  # as it was written, it is
+    whole = files_in(tmp_path)
+    mine = tmp_path / "test.parquet"
+    change(mine)
+    before = {path: path.exists() and path.read_bytes() for path in tmp_path.iterdir()}
+    code, output, errors = run(capsys, *tiny, 2, *more)
+    assert (code, output, errors.count("\n")) == (1, "", 1)
+    assert f"{mine} is left as it is: {why}. Replace it with --force" in errors
+    assert "data.train_files=FILE" in errors
+    assert {path: path.exists() and path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert run(capsys, *tiny, 1, *more, "--force")[0] == 0
+    assert files_in(tmp_path).items() >= whole.items()
+
+
+def test_a_folder_may_be_a_link(tmp_path, capsys):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to(tmp_path / "disk")
+    for seed in (0, 1):
+        assert if_needed(capsys, tmp_path / "data", "--seed", seed)[0] == 0
+    assert sorted(files_in(tmp_path / "disk")) == ["test.parquet", "train.parquet"]
 
 
 def test_a_report_for_a_reader_that_has_gone(tmp_path):
@@ -583,15 +632,15 @@ def test_bad_lines_of_a_task_are_refused_with_one_line(tmp_path, monkeypatch, ca
 
 
 def test_a_row_behind_one_that_is_left_out_is_called_by_its_place_in_the_file(tmp_path, capsys):
-    def row_of(item, where):
+    def row_of(item, *_):
         if item == "skip":
             raise LeftOut("no use")
         return {**row(), "prompt": item}
 
-    path = write_json(tmp_path / "a.json", [row()["prompt"], "skip", row()["prompt"], "bad"])
+    path = write_json(tmp_path / "a.json", [row()["prompt"], "skip", row(1)["prompt"], "bad"])
     with pytest.raises(DataError, match=r"a\.json, row 3, field prompt: got 'bad'"):
         local_files.read_rows(path, "train", TASK, row_of)
-    assert f"{path}: left out 1 of 4 rows (no use): row 1\n" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"{path}: 1 x left out (no use): row 1\n"
 
 
 def test_two_files_are_not_split(tmp_path, capsys):
@@ -658,6 +707,104 @@ def test_rows_of_another_task_are_refused(tmp_path, monkeypatch):
         read_rows(tmp_path / "a.parquet", "train")
 
 
+# ---- one row for each problem
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """A function that prepares questions and numbers, and returns what each file asks."""
+
+    def score(response, truth, **_):
+        return {"right": float(bool(response) and float(response) == float(truth))}
+
+    task = add_task(monkeypatch, "mine", score)
+    monkeypatch.setitem(TASKS, "mine", task)
+
+    def prepare(pairs, test=None):
+        source = {"--from": pairs, "--test": test} if test else {"--from": pairs}
+        arguments = ["mine", "--out", str(tmp_path / "out")]
+        for option, content in source.items():
+            items = [{"question": question, "answer": answer} for question, answer in content]
+            arguments += [option, str(write_json(tmp_path / f"{option[2:]}.json", items))]
+        assert main(arguments) == 0
+        files = [tmp_path / "out" / f"{split}.parquet" for split in ("train", "test")]
+        return [[r["prompt"][0]["content"] for r in schema.read_parquet(file)] for file in files]
+
+    return prepare
+
+
+def test_a_split_shares_no_problem(prepared, tmp_path, capsys):
+    """Each problem four times, with other white space and another spelling of the answer."""
+    variants = [("{} + 1?", "{}"), (" {} +  1?", "{}.0"), ("{}\n+\t1?", "{}"), ("{} + 1? ", "{}")]
+    pairs = [(ask.format(n), say.format(n + 1)) for ask, say in variants for n in range(60)]
+    train, test = prepared(pairs)
+    # the first of each: int(0.02 * 60) = 1 test row
+    assert (len(train), len(test)) == (59, 1)
+    assert {*train, *test} == {f"{n} + 1?" for n in range(60)}
+    printed = capsys.readouterr()
+    left_out = "180 x left out (an earlier row asks the same): row 60, 61, 62, 63,"
+    assert f"{tmp_path / 'from.json'}: {left_out}" in printed.err
+    assert re.search(r"repeated problems +0 +0\ntest problems in train +0\n", printed.out)
+
+
+def test_a_planted_leak_is_found(prepared, capsys):
+    problems = [(f"{n} + 1?", f"{n + 1}") for n in range(8)]
+    test = [(f"What is  {n} + 1?", f"{n}") for n in range(3)]
+    leak = [(f" {question}", f"{answer}.0") for question, answer in problems[5:]]
+    assert prepared(problems, test + leak) == [
+        [question for question, _ in problems],
+        [question for question, _ in test + leak],  # the user's own files keep their problems
+    ]
+    printed = capsys.readouterr()
+    assert re.search(r"test problems in train +3\n", printed.out)
+    assert "WARNING: 3 of 6 test rows, such as row 3, ask what a training row asks" in printed.err
+
+
+def test_rows_that_disagree_on_the_answer_are_left_out_and_named(prepared, tmp_path, capsys):
+    conflict = [("How many?", f"{n}") for n in range(100)]
+    pairs = [("1 + 1?", "2"), *conflict, ("1 + 1?", "2.0"), ("2 + 1?", "3")]
+    train, _ = prepared(pairs, pairs[:1])
+    assert train == ["1 + 1?", "2 + 1?"]
+    said = capsys.readouterr().err
+    disagree = "100 x left out (rows that ask the same and disagree on the answer): row 1, 2, 3,"
+    assert f"{tmp_path / 'from.json'}: {disagree}" in said
+    assert "1 x left out (an earlier row asks the same): row 101\n" in said
+
+
+def test_what_is_one_problem():
+    one = row(user="Print x.")
+    same = [row(user="  Print\n\u2009x. ", ground_truth=RESPONSE), {**one, "extra_info": {}}]
+    others = [row(user="Print X."), row(user="Print x"), row(user="Printx."), row(user="Print x².")]
+    asked = [copy.deepcopy(one), copy.deepcopy(one)]
+    asked[0]["prompt"][0]["content"] = "Tools: b"
+    asked[1]["prompt"] = [*one["prompt"], {"role": "user", "content": ""}]
+    questions = [problems.question_of(r) for r in (one, *same, *others, *asked)]
+    assert len({*questions[:3]}) == 1
+    assert len({*questions[2:]}) == 1 + len(others) + len(asked)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_made_rows_share_no_problem(tmp_path, capsys, task):
+    assert main([task, "--out", str(tmp_path), "--synthetic", "300", "--synthetic-test", "99"]) == 0
+    assert re.search(r"test problems in train +0\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("between", ["\n", "\r\n", "\n\n \n", "\r\n\r\n"])
+def test_a_mark_at_the_start_and_blank_lines(tmp_path, encoding, between):
+    lines = [json.dumps(item, ensure_ascii=False) for item in items(3)]
+    lines[0] = lines[0].replace("question 0", "question é")
+    (tmp_path / "a.jsonl").write_bytes(f"\n{between.join(lines)}\n\n".encode(encoding))
+    (tmp_path / "a.json").write_bytes(f"[{','.join(lines)}]".encode(encoding))
+    expected = ["question é", "question 1", "question 2"]
+    for name in ("a.jsonl", "a.json"):
+        rows = read_rows(tmp_path / name, "train")
+        assert [one["prompt"][1]["content"] for one in rows] == expected
+    (tmp_path / "a.jsonl").write_text(f"{lines[0]}\n\n{{\n")
+    with pytest.raises(DataError, match="line 3"):
+        read_rows(tmp_path / "a.jsonl", "train")
+
+
 # ---- synthetic
 
 
@@ -668,7 +815,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path, capsys):
         )
         assert code == 0
         assert re.search(r"rows +40 +4\n", output)  # 40 / 10 test rows
-        assert re.search(r"test rows also in train +0\n", output)
+        assert re.search(r"test problems in train +0\n", output)
     a, b, c = (files_in(tmp_path / folder) for folder in "abc")
     assert sorted(a) == ["test.parquet", "train.parquet"]
     assert a == b
@@ -682,7 +829,7 @@ def test_synthetic_arguments_reach_the_generator(tmp_path, capsys, monkeypatch):
         asked.append((count, split, seed, size))
         return [row(i, user=f"{split} {i}", split=split) for i in range(count)]
 
-    monkeypatch.setattr("verl_gdpo.data_prep.tool_rl_synthetic.make_rows", make_rows)
+    monkeypatch.setattr(tool_rl, "SOURCES", replace(SOURCES, make_rows=make_rows))
     run(capsys, "--out", tmp_path, "--synthetic", 5, "--synthetic-test", 2, "--seed", 9)
     run(capsys, "--out", tmp_path, "--synthetic", 5, "--size", "tiny")
     assert asked == [
@@ -696,16 +843,16 @@ def test_synthetic_arguments_reach_the_generator(tmp_path, capsys, monkeypatch):
 # ---- report
 
 
-def test_report_counts_kinds_calls_and_duplicates():
+def test_report_counts_kinds_calls_and_repeated_problems():
     ground_truths = [TOOL, RESPONSE, BOTH, NEITHER, TOOL, BOTH]
     rows = [row(i, ground_truth=text) for i, text in enumerate(ground_truths)]
-    rows[0]["prompt"][1]["content"] = "another question"  # so rows 0 and 4 differ, 2 and 5 do not
+    rows[0]["prompt"][1]["content"] = "another question"  # rows 2 to 5 ask what row 1 asks
     summary = report.summarise(rows, TASK)
     assert summary.rows == 6
     asked = {"calls": 2, "response": 1, "calls and response": 2, "neither": 1}
     calls = {f"calls: {count}": 2 for count in (0, 1, 2)}  # both `BOTH` rows hold two calls
     assert summary.labels == {f"asks for: {what}": rows for what, rows in asked.items()} | calls
-    assert summary.duplicates == 1
+    assert summary.repeated == 4
     assert summary.prompt_tokens is None
 
 
@@ -720,10 +867,10 @@ def test_report_of_prompt_lengths():
     assert one == report.Spread(28, 28, 28, 28)
 
 
-def test_overlap_is_of_prompt_and_ground_truth_together():
-    train = [row(user="a"), row(user="b")]
-    test = [row(user="a"), row(user="a"), row(user="b", ground_truth=RESPONSE), row(user="c")]
-    assert report.overlap({"train": train, "test": test}) == 2
+def test_overlap_is_of_what_is_asked():
+    train = [row(user="a"), row(user="b c")]
+    test = [row(user="d"), row(user=" a\n"), row(user="b\tc", ground_truth=RESPONSE), row(user="A")]
+    assert report.overlap({"train": train, "test": test}) == [1, 2]
 
 
 def test_table_has_a_column_per_file():
@@ -742,8 +889,8 @@ def test_table_has_a_column_per_file():
     assert ["prompt", "chars,", "high", "20", "20"] in lines  # 8 + len("What is new?")
     assert ["prompt", "tokens,", "p95", "1,234", "1,234"] in lines
     assert lines[-2:] == [
-        ["duplicate", "rows", "1", "0"],
-        ["test", "rows", "also", "in", "train", "0"],
+        ["repeated", "problems", "1", "0"],
+        ["test", "problems", "in", "train", "0"],
     ]
 
 
@@ -751,8 +898,8 @@ def test_overlap_is_reported_loudly_and_not_refused(tmp_path, capsys):
     path = write_json(tmp_path / "a.json", items(3))
     code, output, errors = run(capsys, "--out", tmp_path / "out", "--from", path, "--test", path)
     assert code == 0
-    assert re.search(r"test rows also in train +3\n", output)
-    assert "\ndata_prep: WARNING: 3 of 3 test rows are also training rows" in errors
+    assert re.search(r"test problems in train +3\n", output)
+    assert "\ndata_prep: WARNING: 3 of 3 test rows, such as row 0, ask what a training" in errors
 
 
 def test_tokens_are_counted_with_the_chat_template(tmp_path, capsys):
@@ -824,10 +971,10 @@ def test_an_unusable_out_or_source_is_one_line_and_code_1(tmp_path, capsys):
 
 
 def test_an_interrupt_is_one_line_and_code_1(tmp_path, capsys, monkeypatch):
-    def interrupted(args, task):
+    def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tool_rl, "load", interrupted)
+    monkeypatch.setattr(Sources, "load", interrupted)
     assert run(capsys, "--out", tmp_path / "out") == (1, "", "data_prep: error: interrupted\n")
 
 

@@ -42,7 +42,7 @@ KINDS = ["bubblewrap", "bubblewrap 0", "landlock", "landlock 1", "landlock 3", "
 AS_ROOT = [*KINDS, "weak"] if sandbox_kinds.can_change_user() else KINDS
 WHERE = [(name, False) for name in AS_ROOT]
 if os.getuid() == 0:
-    WHERE += [(name, True) for name in ("bubblewrap", "landlock", "landlock 1")]
+    WHERE += [("bubblewrap", True), ("landlock", True)]
 
 
 @contextlib.contextmanager

@@ -59,6 +59,90 @@ def test_what_is_equal(answer, gold, expected):
 
 
 @pytest.mark.parametrize(
+    ("spelled", "plain"),
+    [
+        (r"10\,000", "10000"),
+        (r"10\ 000", "10000"),
+        (r"10\;000", "10000"),
+        (r"10\thinspace 000", "10000"),
+        (r"10{\,}000", "10000"),
+        ("10~000", "10000"),
+        ("5 000", "5000"),
+        ("5\u2009000", "5000"),
+        ("5\u202f000", "5000"),
+        ("5\u00a0000", "5000"),
+        (r"1\,234\,567", "1234567"),
+        (r"-1\,234.5", "-1234.5"),
+        (r"\$10\,000", "10000"),
+        (r"\frac{10\,000}{3}", r"\frac{10000}{3}"),
+        (r"x=\,10\,000", "10000"),
+        (r"\{1 000, 2 000\}", r"\{1000, 2000\}"),
+        (r"\log_2 1\,024", "10"),
+        # math-verify itself reads these
+        ("10{,}000", "10000"),
+        (r"10,\!000", "10000"),
+        ("10,000", "10000"),
+    ],
+)
+def test_thousands_apart(spelled, plain):
+    assert correctness(plain, spelled) == 1
+    assert correctness(spelled, plain) == 1
+    for wrong in ("0", "1", re.search(r"\d+", spelled)[0]):
+        assert correctness(wrong, spelled) == 0
+        assert correctness(spelled, wrong) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12 34",
+        "5 00",
+        "0 123",
+        "1 0000",
+        "1000 000",
+        "1,000 000",
+        "1 000 00",
+        "2 1/2",
+        "0.5 000",
+        "x 1 2",
+    ],
+)
+def test_numbers_side_by_side_are_no_gold_and_no_thousands(text):
+    assert math_length.joined(text) == text
+    with pytest.raises(ValueError, match="expected no numbers side by side: join them"):
+        correctness("0", text)
+    assert correctness(text, "1") == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\dfrac 3 8",
+        r"\frac 1 200",
+        r"\log_2 128",
+        "x^2 100",
+        r"\sqrt 4 100",
+        r"1 & 200 \\ 300 \\ 400",
+        "100, 200",
+        r"\begin{pmatrix} 1 \\ 200 \end{pmatrix}",
+        "2 x 300",
+    ],
+)
+def test_what_is_no_number_with_a_space(text):
+    assert math_length.joined(text) == text
+    TASK.check_ground_truth(text)
+
+
+@pytest.mark.parametrize(
+    "piece", ["9", "1 ", "1.", "1,", r"\thinspace ", r"1\,", "{ }", r"\frac 1 "]
+)
+def test_a_hostile_answer_of_digits_and_spaces_costs_little(piece):
+    before = time.thread_time()
+    math_length.joined((piece * 1000)[:1000] + "x")
+    assert time.thread_time() - before < 1
+
+
+@pytest.mark.parametrize(
     ("response", "answer"),
     [
         (r"\boxed{1}, no, \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
@@ -145,6 +229,23 @@ def test_threads_share_few_processes(workers):
     with ThreadPoolExecutor(8) as threads:
         assert [*threads.map(of_thread, range(8))] == [0, 0, 0, 1, 0, 0, 0, 0]
     assert 1 <= len(workers()) <= pool.WORKERS
+
+
+def test_no_thread_waits_while_others_take_their_turns(workers, monkeypatch):
+    class Worker:
+        def ask(self, pair):
+            time.sleep(0.0005)  # others run
+            return {"gold_is_read": True, "equal": True}
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(pool, "_Worker", Worker)
+    done = []
+    with ThreadPoolExecutor(8) as threads:
+        [*threads.map(lambda n: pool.are_equal("1", "1") and done.append(n), range(400))]
+    # without turns, some of the first 8 are among the last
+    assert max(place - n for place, n in enumerate(done)) < 200
 
 
 @pytest.mark.parametrize("gold", [r"\text{}", "(" * 900])  # nothing; more than there is time for

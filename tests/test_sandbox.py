@@ -256,6 +256,16 @@ def test_environment(kind, monkeypatch):
     assert only("import os\nprint(len(os.environ))").output == "0\n"
 
 
+def test_no_sockets_and_no_processes(kind):
+    program = (
+        "import os, socket\n"
+        "for call in (socket.socket, os.fork, lambda: os.memfd_create('x')):\n"
+        "    try: call(); print('done')\n"
+        "    except PermissionError: print('denied')"
+    )
+    assert only(program) == Outcome(True, "denied\n" * 3)
+
+
 def test_a_program_ends_nobody_but_itself(kind):
     program = (
         "import os, signal\n"

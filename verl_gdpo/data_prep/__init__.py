@@ -13,4 +13,4 @@ class UsageError(DataError):
 
 
 class LeftOut(Exception):
-    """A row is left out, and this is no mistake. The message says why, for the report."""
+    """A row, or a test of one, is left out. The message says why, for the report."""

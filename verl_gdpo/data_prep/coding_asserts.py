@@ -9,11 +9,9 @@ import ast
 import json
 from typing import Any
 
+from verl_gdpo.data_prep import LeftOut
+
 Test = dict[str, Any]
-
-
-class LeftOutError(Exception):
-    """A test that has no place in our form; says why."""
 
 
 def statements_of(source: str) -> list[ast.stmt]:
@@ -48,7 +46,7 @@ def call_of(statement: ast.stmt) -> tuple[str, Test]:
     """The name and the test of `assert NAME(...) == literal`.
 
     Raises:
-        LeftOutError: the statement is none, or a value has no JSON.
+        LeftOut: the statement is none, or a value has no JSON.
     """
     match statement:
         case ast.Assert(
@@ -60,26 +58,26 @@ def call_of(statement: ast.stmt) -> tuple[str, Test]:
         ):
             named = {keyword.arg: keyword.value for keyword in keywords}
             if None in named:
-                raise LeftOutError("arguments after **")
+                raise LeftOut("arguments after **")
             return name, {
                 "args": [_literal(arg) for arg in args],
                 "kwargs": {key: _literal(value) for key, value in named.items()},
                 "accepted": [_literal(expected)],
             }
-    raise LeftOutError("a statement that is not `assert FUNCTION(...) == literal`")
+    raise LeftOut("a statement that is not `assert FUNCTION(...) == literal`")
 
 
 def _literal(node: ast.expr) -> Any:
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        raise LeftOutError("an argument or result that is no literal") from None
+        raise LeftOut("an argument or result that is no literal") from None
     try:
         as_json = json.loads(json.dumps(value, allow_nan=False))
     except (ValueError, TypeError, RecursionError):
-        raise LeftOutError("an argument or result that JSON cannot hold") from None
+        raise LeftOut("an argument or result that JSON cannot hold") from None
     if as_json != _with_lists(value):  # the keys of an object are texts
-        raise LeftOutError("an argument or result that JSON cannot hold")
+        raise LeftOut("an argument or result that JSON cannot hold")
     return as_json
 
 

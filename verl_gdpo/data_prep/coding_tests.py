@@ -16,9 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from verl_gdpo.data_prep import DataError
+from verl_gdpo.data_prep import DataError, LeftOut
 from verl_gdpo.data_prep.coding_asserts import (
-    LeftOutError,
     Test,
     call_of,
     checked,
@@ -96,7 +95,7 @@ def _kept(
     for item in items:
         try:
             yield read(item)
-        except LeftOutError as reason:
+        except LeftOut as reason:
             left_out[str(reason)] += 1
 
 
@@ -116,7 +115,7 @@ def _verls_call(pair: tuple[Any, Any]) -> Test:
         args = [json.loads(line) for line in given.split("\n")] if _is_text(given) else given
         result = json.loads(output) if _is_text(output) else output
     except (ValueError, RecursionError):
-        raise LeftOutError("an argument or result that is no JSON") from None
+        raise LeftOut("an argument or result that is no JSON") from None
     return {"args": _list(args), "kwargs": {}, "accepted": [result]}
 
 

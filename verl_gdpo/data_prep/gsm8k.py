@@ -5,21 +5,19 @@ problems. A problem is {"question": ..., "answer": "48 / 2 = 24 ... #### 72"}; t
 what stands after the last line's ####.
 """
 
-import argparse
 from typing import Any
 
 from verl_gdpo.data_prep import DataError
 from verl_gdpo.data_prep.gsm8k_synthetic import make_rows
 from verl_gdpo.data_prep.local_files import make_row, strings_of
-from verl_gdpo.data_prep.schema import Row, Splits
+from verl_gdpo.data_prep.schema import Row
 from verl_gdpo.data_prep.sources import Sources
 from verl_gdpo.rewards.gsm8k import GOLD_MARK, TASK
-from verl_gdpo.rewards.task import Task
 
 COMMIT = "3101c7d5072418e28b9008a6636bde82a006892c"
 
 
-def _row_of_problem(item: Any, where: str) -> Row:
+def _row_of_problem(item: Any, where: str, *_: Any) -> Row:
     fields = strings_of(item, ("question", "answer"), where)
     solution, mark, result = fields["answer"].rpartition(GOLD_MARK)
     if not mark or GOLD_MARK in solution:
@@ -41,14 +39,5 @@ SOURCES = Sources(
         "test": ("grade_school_math/data/test.jsonl", "e4c2ff4942b9a78bd74f04141224c11e28d12dc9"),
     },
     row_of=_row_of_problem,
+    make_rows=make_rows,
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where the rows come from; without any, from upstream."""
-    SOURCES.add_arguments(parser)
-
-
-def load(args: argparse.Namespace, _task: Task) -> Splits:
-    """Return the checked rows of both files; raises what `Sources.load` does."""
-    return SOURCES.load(args, make_rows)

@@ -1,73 +1,54 @@
-"""The rows of any task, from files on this machine.
+"""Reads the rows of a task from files on this machine, one row for each problem."""
 
-A file is either *.parquet in verl's schema, or *.json (a list) or *.jsonl (one object per line)
-with objects {"question": ..., "answer": ...}. The question is the user's message, the answer is the
-ground truth. If a task's objects have another form, or its rows come from another source, a file
-with the task's name in this folder replaces this one.
-"""
-
-import argparse
 import json
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from verl_gdpo.data_prep import DataError, LeftOut
+from verl_gdpo.data_prep.problems import repetitions
 from verl_gdpo.data_prep.progress import Progress
-from verl_gdpo.data_prep.schema import Row, Splits, check_rows, read_parquet
+from verl_gdpo.data_prep.schema import Row, Splits, check_rows, parquet_rows
 from verl_gdpo.rewards.task import Task
 
 SPLIT_SEED, TEST_SHARE = 31415, 0.02  # as in ToolRL
-ITEM_KEYS = ("question", "answer")
-SHOWN = 20  # numbers of rows that are left out
-RowOf = Callable[[Any, str], Row]  # (object of a file, its name in messages) -> row
-
-
-def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add --from and --test."""
-    parser.add_argument(
-        "--from",
-        dest="source",
-        metavar="FILE",
-        type=Path,
-        required=required,
-        help="local .json, .jsonl or .parquet; split into train and test unless --test is given",
-    )
-    parser.add_argument("--test", metavar="FILE", type=Path, help="with --from: the test rows")
-
-
-def load(args: argparse.Namespace, task: Task) -> Splits:
-    """Return the checked rows of both files.
-
-    Raises:
-        DataError: a file is not readable, or a row is refused.
-        OSError: a file cannot be opened.
-    """
-    return load_files(args.source, args.test, task, _question_rows(task))
-
-
-def load_files(
-    source: Path, test: Path | None, task: Task, row_of: RowOf, dropped: Sequence[str] = ()
-) -> Splits:
-    """Return the rows of two files, or split the rows of one file if `test` is None."""
-    rows = read_rows(source, "train", task, row_of, dropped)
-    if test is None:
-        return split_rows(rows, str(source))
-    return {"train": rows, "test": read_rows(test, "test", task, row_of, dropped)}
+SHOWN = 20  # numbers of rows that are left out or repaired
+# (object of a file, its name in messages, what takes a note about it) -> row
+RowOf = Callable[[Any, str, Callable[[str], None]], Row]
+Mend = Callable[[str], tuple[str, str]]  # ground truth -> the one to write, what was repaired
+Notes = dict[str, list[int]]  # what happened -> to which rows
 
 
 def read_rows(
-    path: Path, split: str, task: Task, row_of: RowOf, dropped: Sequence[str] = ()
+    path: Path,
+    split: str,
+    task: Task,
+    row_of: RowOf,
+    *,
+    of_parquet: RowOf | None = None,
+    mend: Mend | None = None,
+    dropped: Sequence[str] = (),
 ) -> list[Row]:
-    """Return a file's rows, checked, with a new index and split in `extra_info`.
+    """Return one row for each problem of a file, checked, with a new index and split.
+
+    What is left out or repaired is printed. Of rows that ask the same, the first is kept, if they
+    agree on the answer; else none of them.
 
     Args:
         split: "train" or "test", for `extra_info`.
         row_of: function that makes a row from an object in *.json or *.jsonl. It raises LeftOut for
             an object that is of no use.
+        of_parquet: the same for a row of *.parquet; by default, it is taken as it is.
+        mend: function that makes a ground truth right, for all kinds of files; see `Mend`. It runs
+            in several threads, and raises LeftOut for one that it cannot make right.
         dropped: keys of `extra_info` to leave out.
 
     Raises:
@@ -76,42 +57,90 @@ def read_rows(
         OSError: the file cannot be opened.
     """
     if path.suffix == ".parquet":
-        found = dict(enumerate(read_parquet(path)))
+        items, row_of = parquet_rows(path), of_parquet or (lambda item, *_: item)
     elif path.suffix in (".json", ".jsonl"):
-        found = _rows_of(_read_json(path), path, row_of)
+        items = iter(_read_json(path))
     else:
         raise DataError(
             f"{path}: got suffix {path.suffix!r}; expected '.json', '.jsonl' or '.parquet'"
         )
-    rows = numbered([*found.values()], split, dropped)
-    check_rows(rows, str(path), [*found])
-    for number, row in zip(found, rows, strict=True):
-        if row["data_source"] not in task.data_sources:
-            raise DataError(
-                f"{path}, row {number}, field data_source: got {row['data_source']!r}; expected "
-                f"{' or '.join(map(repr, task.data_sources))}"
-            )
-    return rows
+    with _printed(path) as notes:
+        found = _rows_of(items, path, row_of, notes)
+        found = dict(zip(found, numbered([*found.values()], split, dropped), strict=True))
+        check_rows([*found.values()], str(path), [*found])
+        for number, row in found.items():
+            if row["data_source"] not in task.data_sources:
+                raise DataError(
+                    f"{path}, row {number}, field data_source: got {row['data_source']!r}; "
+                    f"expected {' or '.join(map(repr, task.data_sources))}"
+                )
+        if mend is not None:
+            found = _mended(found, path, mend, notes)
+        for what, numbers in repetitions(found, task).items():
+            notes[f"left out ({what})"] = sorted(numbers)
+            for number in numbers:
+                del found[number]
+    return numbered([*found.values()], split)
 
 
-def _rows_of(items: Sequence[Any], path: Path, row_of: RowOf) -> dict[int, Row]:
+@contextmanager
+def _printed(path: Path) -> Iterator[Notes]:
+    """Print on stderr what is noted, also if an error follows."""
+    notes: Notes = defaultdict(list)
+    try:
+        yield notes
+    finally:
+        for what, numbers in notes.items():
+            rows = [*dict.fromkeys(map(str, numbers))]
+            shown = ", ".join(rows[:SHOWN]) + (", ..." if len(rows) > SHOWN else "")
+            print(f"{path}: {len(numbers):,} x {what}: row {shown}", file=sys.stderr)
+
+
+def _rows_of(items: Iterable[Any], path: Path, row_of: RowOf, notes: Notes) -> dict[int, Row]:
     """{place in the file: row}, without those that are left out."""
     rows: dict[int, Row] = {}
-    progress = Progress(f"reading {path}", len(items), "rows")
-    left_out: dict[str, list[int]] = {}
+    progress = Progress(f"reading {path}", None, "rows")
     for number, item in enumerate(items):
+        progress.at(number)
         try:
-            progress.at(number)
-            rows[number] = row_of(item, f"{path}, row {number}")
+            rows[number] = row_of(item, f"{path}, row {number}", partial(_note, notes, number))
         except LeftOut as why:
-            left_out.setdefault(str(why), []).append(number)
-    for reason, numbers in left_out.items():
-        shown = ", ".join(map(str, numbers[:SHOWN])) + (", ..." if len(numbers) > SHOWN else "")
-        print(
-            f"{path}: left out {len(numbers):,} of {len(items):,} rows ({reason}): row {shown}",
-            file=sys.stderr,
-        )
+            notes[f"left out ({why})"].append(number)
     return rows
+
+
+def _note(notes: Notes, number: int, what: str) -> None:
+    notes[what].append(number)
+
+
+def _mended(rows: dict[int, Row], path: Path, mend: Mend, notes: Notes) -> dict[int, Row]:
+    """The rows with the ground truths that `mend` makes of theirs."""
+
+    def try_to_mend(number: int) -> tuple[str | None, str]:
+        try:
+            truth, what = mend(rows[number]["reward_model"]["ground_truth"])
+        except LeftOut as why:
+            return None, f"left out ({why})"
+        except ValueError as error:
+            field = "field reward_model.ground_truth"
+            raise DataError(f"{path}, row {number}, {field}: {error}") from error
+        return truth, what and f"repaired ({what})"
+
+    mended: dict[int, Row] = {}
+    progress = Progress(f"trying the answers of {path}", len(rows), "rows")
+    with ThreadPoolExecutor() as pool:
+        for (number, row), (truth, what) in zip(
+            rows.items(), pool.map(try_to_mend, rows), strict=True
+        ):
+            progress.at(number)
+            if what:
+                notes[what].append(number)
+            if truth is not None:
+                mended[number] = {
+                    **row,
+                    "reward_model": {**row["reward_model"], "ground_truth": truth},
+                }
+    return mended
 
 
 def strings_of(item: Any, keys: Sequence[str], where: str) -> dict[str, str]:
@@ -186,19 +215,12 @@ def split_rows(rows: Sequence[Row], where: str) -> Splits:
     }
 
 
-def _question_rows(task: Task) -> RowOf:
-    def row_of(item: Any, where: str) -> Row:
-        fields = strings_of(item, ITEM_KEYS, where)
-        return make_row(task, fields["question"], fields["answer"], task.system_prompt)
-
-    return row_of
-
-
 def _read_json(path: Path) -> list[Any]:
     try:
-        text = path.read_bytes()
+        content = path.read_bytes()
+        text = content.decode(json.detect_encoding(content)).strip()  # with a BOM or without
         if path.suffix == ".jsonl":  # made one list; the line numbers in errors stay right
-            text = b"[" + b"\n,".join(text.strip().split(b"\n")) + b"]"
+            text = "[" + re.sub(r"\n(?=[^\S\n]*\S)", "\n,", text) + "]"
         items = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: got no readable JSON ({error})") from error

@@ -3,11 +3,11 @@
 A file is a list of {"problem": ..., "answer": ...}, such as deepscaler.json of the Hugging Face
 dataset agentica-org/DeepScaleR-Preview-Dataset, or the files of github.com/agentica-project/
 deepscaler. An answer is a text, a number, or a list of them that are equal for math-verify, which
-reads each answer once, here. A problem without an answer, or with several, is left out, and said
-so. Other fields (solution, difficulty, ...) are not read.
+reads each answer here, in two spellings. A problem without an answer, with several, or with one
+that it does not read as it is meant, is left out, and said so. Other fields (solution, difficulty,
+...) are not read.
 """
 
-import argparse
 import math
 import re
 from typing import Any
@@ -15,18 +15,19 @@ from typing import Any
 from verl_gdpo.data_prep import DataError, LeftOut
 from verl_gdpo.data_prep.local_files import make_row
 from verl_gdpo.data_prep.math_length_synthetic import make_rows
-from verl_gdpo.data_prep.schema import Row, Splits
+from verl_gdpo.data_prep.schema import Row
 from verl_gdpo.data_prep.sources import Sources
-from verl_gdpo.rewards.math_length import INSTRUCTION, TASK
+from verl_gdpo.rewards.math_length import INSTRUCTION, TASK, has_split_number, joined
 from verl_gdpo.rewards.math_length_pool import are_equal
-from verl_gdpo.rewards.task import Task
 
 # would be part of the problem, if they said something; OlympiadBench has them
 PARTS_OF_THE_PROBLEM = ("context", "image", "images")
 DOLLAR = re.compile(r"(?<!\\)\$")  # one that marks maths; the sign is \$
+COMMA = r"(?:\{,\}|,(?:\\[!,;: ]\s*|\s+(?=0))?)"  # of thousands; no number begins with 0
+NUMBER = re.compile(rf"-?(?:\\\$)?\d{{1,3}}(?:{COMMA}\d{{3}})+(?:\.\d+)?")
 
 
-def _row_of_problem(item: Any, where: str) -> Row:
+def _row_of_problem(item: Any, where: str, *_: Any) -> Row:
     if not isinstance(item, dict):
         raise DataError(f"{where}, the whole row: got {repr(item)[:80]}; expected an object")
     problem = item.get("problem")
@@ -62,24 +63,25 @@ def _text_of(value: Any) -> str | None:
 
 
 def _one_of(texts: list[str]) -> str:
-    """The first, if math-verify takes all for equal; raises ValueError if it cannot read it."""
+    """The first, if math-verify takes all for equal; raises ValueError if it is no answer."""
     if not texts:
         raise LeftOut("no answer")
-    first = texts[0]
+    first, *others = texts
+    if has_split_number(first):
+        raise LeftOut("numbers side by side in the answer, which may be one or several")
     TASK.check_ground_truth(first)
-    if not all(are_equal(text, first) for text in texts):
+    if not all(are_equal(joined(text), joined(first)) for text in others):
         raise LeftOut("several answers that math-verify does not take for equal")
     return first
 
 
-SOURCES = Sources(task=TASK, row_of=_row_of_problem)
+def _mend(ground_truth: str) -> tuple[str, str]:
+    """The answer as math-verify reads it right; raises ValueError if it cannot read it."""
+    answer = joined(ground_truth)
+    plain = re.sub(COMMA, "", answer) if NUMBER.fullmatch(answer) else answer
+    if not are_equal(plain, answer):
+        raise LeftOut("math-verify reads the answer otherwise than it is meant")
+    return answer, "" if answer == ground_truth else "thousands apart in the answer"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where the rows come from."""
-    SOURCES.add_arguments(parser)
-
-
-def load(args: argparse.Namespace, _task: Task) -> Splits:
-    """Return the checked rows of both files; raises what `Sources.load` does."""
-    return SOURCES.load(args, make_rows)
+SOURCES = Sources(task=TASK, row_of=_row_of_problem, mend=_mend, make_rows=make_rows)

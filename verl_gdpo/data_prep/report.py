@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from verl_gdpo.data_prep import DataError
+from verl_gdpo.data_prep.problems import question_of
 from verl_gdpo.data_prep.progress import Progress
 from verl_gdpo.data_prep.schema import Row, Splits
 from verl_gdpo.rewards.task import Task
@@ -34,14 +35,14 @@ class FileReport:
     prompt_chars: characters in all messages of a prompt, without the chat template.
     prompt_tokens: tokens of a prompt with the chat template, as verl counts them. None without a
         tokenizer.
-    duplicates: number of rows with the same prompt and ground truth as an earlier row of the file.
+    repeated: number of rows that ask what an earlier row of the file asks.
     """
 
     rows: int
     labels: Mapping[str, int]
     prompt_chars: Spread
     prompt_tokens: Spread | None
-    duplicates: int
+    repeated: int
 
 
 def summarise(
@@ -55,14 +56,14 @@ def summarise(
         labels=Counter(label for text in ground_truths for label in task.labels(text)),
         prompt_chars=_spread([sum(len(m["content"]) for m in prompt) for prompt in prompts]),
         prompt_tokens=_spread(_count_all(prompts, count_tokens)) if count_tokens else None,
-        duplicates=len(rows) - len({_identity(row) for row in rows}),
+        repeated=len(rows) - len({question_of(row) for row in rows}),
     )
 
 
-def overlap(splits: Splits) -> int:
-    """Return how many test rows have the same prompt and ground truth as a training row."""
-    train = {_identity(row) for row in splits["train"]}
-    return sum(_identity(row) in train for row in splits["test"])
+def overlap(splits: Splits) -> list[int]:
+    """Return the numbers of the test rows that ask what a training row asks."""
+    train = {question_of(row) for row in splits["train"]}
+    return [number for number, row in enumerate(splits["test"]) if question_of(row) in train]
 
 
 def token_counter(folder: Path) -> CountTokens:
@@ -111,15 +112,10 @@ def table(splits: dict[str, FileReport], shared_rows: int) -> str:
         spreads = [getattr(r, f"prompt_{unit}") for r in reports]
         for part in ("low", "median", "p95", "high") if all(spreads) else ():
             lines.append((f"prompt {unit}, {part}", [getattr(s, part) for s in spreads]))
-    lines.append(("duplicate rows", [r.duplicates for r in reports]))
+    lines.append(("repeated problems", [r.repeated for r in reports]))
     head = f"{'':24}" + "".join(f"{name:>12}" for name in splits)
     body = [f"{label:24}" + "".join(f"{value:>12,}" for value in values) for label, values in lines]
-    return "\n".join([head, *body, f"{'test rows also in train':24}{shared_rows:>24,}"])
-
-
-def _identity(row: Row) -> tuple[Any, ...]:
-    messages = ((message["role"], message["content"]) for message in row["prompt"])
-    return (*messages, row["reward_model"]["ground_truth"])
+    return "\n".join([head, *body, f"{'test problems in train':24}{shared_rows:>24,}"])
 
 
 def _count_all(prompts: Sequence[list[dict[str, str]]], count_tokens: CountTokens) -> list[int]:

@@ -10,7 +10,9 @@
 The same columns allow verl to train on several tasks at once.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,12 @@ SCHEMA = pa.schema(
         ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string())])),
     ]
 )
-MADE_FROM = b"verl_gdpo.made_from"  # key in a file's metadata, see `verl_gdpo.data_prep.made_from`
+# keys in a file's metadata, see `made_from.py`
+MADE_FROM, CONTENT = b"verl_gdpo.made_from", b"verl_gdpo.content"
 ROW_TYPE = pa.struct(list(SCHEMA))
 ROLES = ("system", "user", "assistant")
 ROWS_PER_GROUP = 8192  # limits memory, and keeps each column below Arrow's limit of 2 GB
+ROWS_AT_ONCE = 1024  # that are read
 
 
 def check_rows(
@@ -133,6 +137,14 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_parquets({path: rows})
 
 
+def content_id(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """A hash of rows, by which an edited file is known."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True).encode())
+    return digest.hexdigest().encode()
+
+
 def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]], made_from: str = "") -> None:
     """Check all rows, then write all files or none. Existing files are replaced.
 
@@ -148,10 +160,10 @@ def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]], made_from:
     """
     for path, rows in files.items():
         check_rows(rows, str(path))
-    described = SCHEMA.with_metadata({MADE_FROM: made_from})
     with replace_together(*files) as temporary:
         for target, path, rows in zip(temporary, files, files.values(), strict=True):
             progress = Progress(f"writing {path}", len(rows), "rows")
+            described = SCHEMA.with_metadata({MADE_FROM: made_from, CONTENT: content_id(rows)})
             with pq.ParquetWriter(target, described) as writer:
                 for start in range(0, len(rows), ROWS_PER_GROUP):
                     progress.at(start)
@@ -160,7 +172,12 @@ def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]], made_from:
 
 
 def read_parquet(path: Path) -> list[Row]:
-    """Return the rows of a parquet file without checking them.
+    """Return the rows that `parquet_rows` yields."""
+    return list(parquet_rows(path))
+
+
+def parquet_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a parquet file without checking them.
 
     Raises:
         DataError: the file is not a parquet file, or is damaged.
@@ -168,7 +185,7 @@ def read_parquet(path: Path) -> list[Row]:
     """
     with path.open("rb") as file:
         try:
-            rows: list[Row] = pq.ParquetFile(file).read().to_pylist()
+            for batch in pq.ParquetFile(file).iter_batches(ROWS_AT_ONCE):
+                yield from batch.to_pylist()
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{path}: got no readable parquet file ({error})") from error
-    return rows

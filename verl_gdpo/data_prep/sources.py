@@ -1,22 +1,38 @@
 """The three places that a task's rows come from: upstream, local files, or a seed.
 
 Upstream's files are pinned: each is checked against its git blob id.
+
+A task whose objects in *.json have a form of their own, or whose rows have another source than
+local files, has a file with its name in this folder, and `SOURCES` in it. Other tasks have files of
+objects {"question": ..., "answer": ...}: the user's message, and the ground truth.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from verl_gdpo.data_prep import DataError, UsageError
 from verl_gdpo.data_prep.download import fetch, git_blob_id
-from verl_gdpo.data_prep.local_files import RowOf, load_files, numbered, read_rows
-from verl_gdpo.data_prep.schema import Row, Splits, check_rows
+from verl_gdpo.data_prep.local_files import (
+    Mend,
+    RowOf,
+    make_row,
+    numbered,
+    read_rows,
+    split_rows,
+    strings_of,
+)
+from verl_gdpo.data_prep.schema import Row, Splits
+from verl_gdpo.rewards import options_of
 from verl_gdpo.rewards.task import Task
 
 MakeRows = Callable[..., list[Row]]  # make_rows(count, split="train" or "test", seed=...)
 SYNTHETIC_ROWS = 2000
+WEAK = "weak_sandbox"  # the option of scorers that run programs
 
 
 @dataclass(frozen=True)
@@ -24,7 +40,9 @@ class Sources:
     """Where the rows of one task come from, and the command line's options for that.
 
     task: whose rows they are.
-    row_of: makes a row of an object in *.json or *.jsonl; see `local_files.read_rows`.
+    row_of, of_parquet, mend: see `local_files.read_rows`.
+    make_rows: makes synthetic rows; none, there are none.
+    synthetic_choices: {option of `make_rows`: its values, the default last}.
     base_url: of upstream; none, there is nothing to download.
     files: {split: (path below `base_url`, git blob id)}.
     other_blob_ids: of upstream's files that hold the same rows in another form.
@@ -33,6 +51,10 @@ class Sources:
 
     task: Task
     row_of: RowOf
+    of_parquet: RowOf | None = None
+    mend: Mend | None = None
+    make_rows: MakeRows | None = None
+    synthetic_choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
     base_url: str = ""
     files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     other_blob_ids: Sequence[str] = ()
@@ -48,22 +70,12 @@ class Sources:
             type=Path,
             help="local .json, .jsonl or .parquet; it is split unless --test is given",
         )
-        source.add_argument(
-            "--synthetic",
-            metavar="N",
-            type=_positive,
-            nargs="?",
-            const=SYNTHETIC_ROWS,
-            help="make N training rows (default: %(const)s)",
-        )
         parser.add_argument("--test", metavar="FILE", type=Path, help="with --from: the test rows")
-        parser.add_argument(
-            "--synthetic-test",
-            metavar="M",
-            type=_positive,
-            help="test rows (default: N/10, at least 1)",
-        )
-        parser.add_argument("--seed", type=_natural, help="of the synthetic rows (default: 0)")
+        if self.make_rows:
+            self._add_synthetic(parser, source)
+        if WEAK in options_of(self.task):
+            about = "let the rows' solutions run in a weak sandbox, if no better one is here"
+            parser.add_argument("--weak-sandbox", action="store_true", help=about)
         if not self.base_url:
             return
         parser.add_argument("--base-url", metavar="URL", help=f"a mirror of {self.base_url}")
@@ -74,7 +86,29 @@ class Sources:
             help="for downloads (default: ~/.cache/verl-gdpo)",
         )
 
-    def load(self, args: argparse.Namespace, make_rows: MakeRows) -> Splits:
+    def _add_synthetic(
+        self, parser: argparse.ArgumentParser, source: argparse._MutuallyExclusiveGroup
+    ) -> None:
+        source.add_argument(
+            "--synthetic",
+            metavar="N",
+            type=partial(_whole_number, 1),
+            nargs="?",
+            const=SYNTHETIC_ROWS,
+            help="make N training rows (default: %(const)s)",
+        )
+        about = "test rows (default: N/10, at least 1)"
+        parser.add_argument(
+            "--synthetic-test", metavar="M", type=partial(_whole_number, 1), help=about
+        )
+        parser.add_argument(
+            "--seed", type=partial(_whole_number, 0), help="of the synthetic rows (default: 0)"
+        )
+        for name, choices in self.synthetic_choices.items():
+            about = f"of the synthetic rows (default: {choices[-1]})"
+            parser.add_argument(f"--{name}", choices=choices, help=about)
+
+    def load(self, args: argparse.Namespace) -> Splits:
         """Return the checked rows of both files.
 
         Raises:
@@ -82,13 +116,13 @@ class Sources:
             DataError: the source cannot be had, or holds a row that is refused.
             OSError: a file cannot be read or, for a download, written.
         """
-        _refuse_stray_options(args)
+        given = vars(args)
+        self._refuse_stray_options(given)
         if args.source is not None:
-            return self.from_files(args.source, args.test)
-        if args.synthetic is not None:
-            test_rows = args.synthetic_test or max(1, args.synthetic // 10)
-            counts = {"train": args.synthetic, "test": test_rows}
-            return self._from_seed(make_rows, counts, args.seed or 0)
+            chosen = self._in_weak_sandbox() if given.get(WEAK) else self
+            return chosen.from_files(args.source, args.test)
+        if given.get("synthetic") is not None:
+            return self._from_seed(given)
         cache = args.cache or Path.home() / ".cache" / "verl-gdpo"
         return self._from_upstream(args.base_url or self.base_url, cache)
 
@@ -98,11 +132,28 @@ class Sources:
         for path in filter(None, (source, test)) if self.files else ():
             blob_id = git_blob_id(path)
             origin = "a file" if blob_id in known else "not a file"
-            print(
-                f"reading {path}: {origin} of the pinned upstream ({blob_id[:12]})",
-                file=sys.stderr,
-            )
-        return load_files(source, test, self.task, self.row_of, self.dropped)
+            said = f"reading {path}: {origin} of the pinned upstream ({blob_id[:12]})"
+            print(said, file=sys.stderr)
+        rows = self._read(source, "train")
+        if test is None:
+            return split_rows(rows, str(source))
+        return {"train": rows, "test": self._read(test, "test")}
+
+    def _in_weak_sandbox(self) -> "Sources":
+        options = {WEAK: True}
+        row_of, mend = partial(self.row_of, **options), self.mend and partial(self.mend, **options)
+        return replace(self, row_of=row_of, mend=mend)
+
+    def _read(self, path: Path, split: str) -> list[Row]:
+        return read_rows(
+            path,
+            split,
+            self.task,
+            self.row_of,
+            of_parquet=self.of_parquet,
+            mend=self.mend,
+            dropped=self.dropped,
+        )
 
     def _from_upstream(self, base_url: str, cache: Path) -> Splits:
         """Download the official files into `cache`, unless they are there."""
@@ -114,49 +165,48 @@ class Sources:
             except DataError as error:
                 hint = "Without a download: --from FILE or --synthetic N"
                 raise DataError(f"{error}. {hint}") from error
-            splits[split] = read_rows(local, split, self.task, self.row_of, self.dropped)
+            splits[split] = self._read(local, split)
         return splits
 
-    def _from_seed(self, make_rows: MakeRows, counts: Mapping[str, int], seed: int) -> Splits:
+    def _from_seed(self, given: Mapping[str, Any]) -> Splits:
         """Make rows; the same arguments give the same rows."""
+        assert self.make_rows is not None
+        train, seed = given["synthetic"], given["seed"] or 0
+        counts = {"train": train, "test": given["synthetic_test"] or max(1, train // 10)}
+        chosen = {name: given[name] or last for name, (*_, last) in self.synthetic_choices.items()}
         splits: Splits = {}
         for split, count in counts.items():
-            print(
-                f"making {count:,} synthetic {split} rows, seed {seed}", file=sys.stderr, flush=True
-            )
-            rows = make_rows(count, split=split, seed=seed)
+            said = f"making {count:,} synthetic {split} rows, seed {seed}"
+            print(said, file=sys.stderr, flush=True)
+            rows = self.make_rows(count, split=split, seed=seed, **chosen)
             splits[split] = numbered(rows, split, self.dropped)
-            check_rows(splits[split], f"synthetic {split} rows")
         return splits
 
-
-def _refuse_stray_options(args: argparse.Namespace) -> None:
-    is_upstream = args.source is None and args.synthetic is None
-    for option, is_there, belongs in (
-        ("--test", args.test, args.source is not None),
-        ("--synthetic-test", args.synthetic_test, args.synthetic is not None),
-        ("--seed", args.seed, args.synthetic is not None),
-        ("--base-url", getattr(args, "base_url", None), is_upstream),
-        ("--cache", getattr(args, "cache", None), is_upstream),
-    ):
-        if is_there is not None and not belongs:
-            raise stray_option(option)
-
-
-def stray_option(option: str) -> UsageError:
-    """For an option that says something about another source of rows."""
-    return UsageError(f"{option} does not go with this source of rows; see --help")
+    def _refuse_stray_options(self, given: Mapping[str, Any]) -> None:
+        is_synthetic = given.get("synthetic") is not None
+        is_upstream = given["source"] is None and not is_synthetic
+        belongs = {
+            "test": given["source"] is not None,
+            **dict.fromkeys(("synthetic_test", "seed", *self.synthetic_choices), is_synthetic),
+            **dict.fromkeys(("base_url", "cache"), is_upstream),
+        }
+        for name, does in belongs.items():
+            if given.get(name) is not None and not does:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} does not go with this source of rows; see --help")
 
 
-def _positive(text: str) -> int:
-    return _whole_number(text, 1)
+def questions_of(task: Task) -> Sources:
+    """The source of a task that has no file of its own here."""
+
+    def row_of(item: Any, where: str, *_: Any) -> Row:
+        fields = strings_of(item, ("question", "answer"), where)
+        return make_row(task, fields["question"], fields["answer"], task.system_prompt)
+
+    return Sources(task=task, row_of=row_of)
 
 
-def _natural(text: str) -> int:
-    return _whole_number(text, 0)
-
-
-def _whole_number(text: str, low: int) -> int:
+def _whole_number(low: int, text: str) -> int:
     if not (text.isdecimal() and int(text) >= low):
         raise argparse.ArgumentTypeError(f"got {text!r}; expected a whole number >= {low}")
     return int(text)

@@ -3,21 +3,19 @@
 Upstream is github.com/qiancheng0/ToolRL (Apache-2.0) at a fixed commit.
 """
 
-import argparse
-from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from verl_gdpo.data_prep.local_files import make_row, strings_of
-from verl_gdpo.data_prep.schema import Row, Splits
-from verl_gdpo.data_prep.sources import Sources, stray_option
-from verl_gdpo.rewards.task import Task
+from verl_gdpo.data_prep.schema import Row
+from verl_gdpo.data_prep.sources import Sources
+from verl_gdpo.data_prep.tool_rl_synthetic import Size, make_rows
 from verl_gdpo.rewards.tool_rl import TASK
 
 COMMIT = "8cee13ec0ca72f0461da372a93a6fd8140dbb840"
 JSON_KEYS = ("instruction", "input", "output")
 
 
-def _row_of_item(item: Any, where: str) -> Row:
+def _row_of_item(item: Any, where: str, *_: Any) -> Row:
     fields = strings_of(item, JSON_KEYS, where)
     # upstream's parquet files have the ability "math", and our rows must be the same
     return make_row(TASK, fields["input"], fields["output"], fields["instruction"], ability="math")
@@ -31,25 +29,10 @@ SOURCES = Sources(
         "test": ("dataset/rlla_4k/test.parquet", "ccdac1cc0112fb54dd68cbc88d9abfe28ce3d749"),
     },
     row_of=_row_of_item,
+    make_rows=make_rows,
+    synthetic_choices={"size": get_args(Size)},
     # dataset/rlla_4k_raw/rlla_rl.json
     other_blob_ids=("1827b67d516cca98f58541c8d218a038d13321e3",),
     # in upstream's and in synthetic `extra_info`: prompt and ground truth once more
     dropped=(*JSON_KEYS, "kind", "calls"),
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where the rows come from; without any, from upstream."""
-    SOURCES.add_arguments(parser)
-    parser.add_argument(
-        "--size", choices=("tiny", "full"), help="of synthetic prompts (default: full)"
-    )
-
-
-def load(args: argparse.Namespace, _task: Task) -> Splits:
-    """Return the checked rows of both files; raises what `Sources.load` does."""
-    from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
-
-    if args.size is not None and args.synthetic is None:
-        raise stray_option("--size")
-    return SOURCES.load(args, partial(make_rows, size=args.size or "full"))

@@ -8,6 +8,7 @@ in processes of its own, see `math_length_pool.py`.
 """
 
 import importlib.util
+import re
 import zlib
 from functools import cache
 
@@ -19,6 +20,13 @@ INSTRUCTION = f"Let's think step by step and put the final answer within {BOX}}}
 LIMIT_TOKENS = 4000
 # longer ones are no answers: the longest gold of MATH, AIME, AMC, Minerva and OlympiadBench has 204
 MAX_ANSWER_CHARS = 1000
+SPACE = r"(?:\\[,;: ]|\\thinspace(?![A-Za-z])|\{(?:\\[,;: ]| )\}|~|[^\S\n])"
+GROUPED = re.compile(rf"[1-9]\d{{0,2}}(?:{SPACE}+\d{{3}})+(?:\.\d+)?")
+# numbers side by side; TeX takes single digits of the others, as in \log_2 16 and \frac 3 8
+SIDE_BY_SIDE = re.compile(
+    r"(?:[_^]|\\sqrt)\s*\d|\\(?:[dtc]?frac|[dt]?binom)\s*\d\s*\d"
+    rf"|(?<!\d)(?<!\d[.,])(?P<numbers>\d+(?:[.,]\d+)*(?:{SPACE}+\d+(?:[.,]\d+)*)+)"
+)
 
 
 def score(
@@ -43,8 +51,8 @@ def score(
         limit_tokens: the longest response whose length reward is 1.
 
     Returns:
-        correctness: 1 if the texts of both answers are equal, or what they stand for is; 0 too for
-            an answer that math-verify cannot read, or needs more than
+        correctness: 1 if the texts of both answers are equal, or what they stand for is, with
+            `joined` thousands; 0 too for an answer that math-verify cannot read, or needs more than
             `math_length_pool.LIMIT_CPU_S` seconds or `LIMIT_BYTES` of memory for.
         length: 1 for at most `limit_tokens` tokens. To make it count for right answers alone, set
             `algorithm.gdpo.rewards.length.when`; see recipes/README.md.
@@ -93,6 +101,30 @@ def _check(ground_truth: str, limit_tokens: int) -> None:
             f"math_length ground truth: got {text[:200]!r}; expected an answer without {BOX}}}, of "
             f"1 to {MAX_ANSWER_CHARS} characters, with every brace closed and no space around it"
         )
+    if has_split_number(text):
+        raise ValueError(
+            f"math_length ground truth: got {text[:200]!r}; expected no numbers side by side: "
+            "join them if they are one number, put a comma between them if they are two"
+        )
+
+
+def joined(text: str) -> str:
+    r"""The text with thousands in one piece, which math-verify takes for factors.
+
+    >>> joined(r"\frac{10\,000}{3} \text{ or } 5 000")
+    '\\frac{10000}{3} \\text{ or } 5000'
+    """
+
+    def join(found: re.Match[str]) -> str:
+        is_one = GROUPED.fullmatch(found["numbers"] or "")
+        return re.sub(SPACE, "", found[0]) if is_one else found[0]
+
+    return SIDE_BY_SIDE.sub(join, text)
+
+
+def has_split_number(text: str) -> bool:
+    """Whether numbers stand side by side that may be one, two, or a factor each: `12 34`."""
+    return any(found["numbers"] for found in SIDE_BY_SIDE.finditer(joined(text)))
 
 
 @cache
@@ -128,7 +160,7 @@ def _end_of_group(text: str) -> int | None:
 
 def _is_right(answer: str, ground_truth: str) -> bool:
     return answer == ground_truth or (
-        answer != "" and math_length_pool.are_equal(answer, ground_truth)
+        answer != "" and math_length_pool.are_equal(joined(answer), joined(ground_truth))
     )
 
 

@@ -13,6 +13,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ def are_equal(answer: str, ground_truth: str) -> bool:
         RuntimeError: no worker can be started, or two in a row die of something else.
     """
     for _ in range(2):  # one may be killed from outside
-        worker, reply, died_of = _idle.get(), None, None
+        with _turn:
+            worker = _idle.get()
+        reply, died_of = None, None
         try:
             worker = worker or _Worker()
             reply = worker.ask({"gold": ground_truth, "answer": answer})
@@ -110,11 +113,13 @@ class _Worker:
         return signal.Signals(-code) if code < 0 else code
 
 
+_turn: threading.Lock  # to wait; or a thread that comes back would always be the first
 _idle: "queue.LifoQueue[_Worker | None]"  # None: a place for one that is yet to be started
 
 
 def _forget_workers() -> None:
-    global _idle
+    global _turn, _idle
+    _turn = threading.Lock()
     _idle = queue.LifoQueue()
     for _ in range(WORKERS):
         _idle.put(None)

@@ -11,15 +11,18 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from verl_gdpo.data_prep import DataError, UsageError, local_files, report
-from verl_gdpo.data_prep.made_from import is_there, made_from
+from verl_gdpo import data_prep
+from verl_gdpo.data_prep import DataError, UsageError, report
+from verl_gdpo.data_prep.made_from import is_there, made_from, refuse_to_replace
 from verl_gdpo.data_prep.schema import write_parquets
+from verl_gdpo.data_prep.sources import Sources, questions_of
 from verl_gdpo.rewards import TASKS
+from verl_gdpo.rewards.task import Task
 
 # options that do not change the rows
-OTHER_OPTIONS = ("task", "source_of", "out", "tokenizer", "if_needed", "base_url", "cache")
+OTHER_OPTIONS = ("sources", "out", "tokenizer", "if_needed", "force", "base_url", "cache")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,27 +50,29 @@ def prepare(args: argparse.Namespace) -> None:
     """Load the task's rows, write both files, and print the report."""
     if args.out.exists() and not args.out.is_dir():
         raise DataError(f"--out {args.out}: got a file; expected a folder or nothing there")
+    task = args.sources.task
     paths = [args.out / name for name in ("train.parquet", "test.parquet")]
     options = {k: v for k, v in vars(args).items() if k not in OTHER_OPTIONS}
-    if args.if_needed and is_there(paths, made_from(args.task.name, options)):
+    if args.if_needed and is_there(paths, made_from(task.name, options)):
         print(f"{' and '.join(map(str, paths))}: up to date")
         return
+    if not args.force:
+        refuse_to_replace(paths)
     # load the tokenizer first, so that a wrong path does not cost a download
     count_tokens = report.token_counter(args.tokenizer) if args.tokenizer else None
-    splits = args.source_of.load(args, args.task)
-    reports = {
-        split: report.summarise(rows, args.task, count_tokens) for split, rows in splits.items()
-    }
-    shared_rows = report.overlap(splits)
+    splits = args.sources.load(args)
+    reports = {split: report.summarise(rows, task, count_tokens) for split, rows in splits.items()}
+    shared = report.overlap(splits)
     files = {args.out / f"{split}.parquet": rows for split, rows in splits.items()}
-    write_parquets(files, made_from(args.task.name, options))
-    print(report.table(reports, shared_rows))
+    write_parquets(files, made_from(task.name, options))
+    print(report.table(reports, len(shared)))
     for path in files:
         print(f"wrote {path} ({path.stat().st_size:,} bytes)")
-    if shared_rows:
+    if shared:
         print(
-            f"data_prep: WARNING: {shared_rows} of {len(splits['test'])} test rows are also "
-            "training rows; a score on them does not show generalisation",
+            f"data_prep: WARNING: {len(shared)} of {len(splits['test'])} test rows, such as row "
+            f"{shared[0]}, ask what a training row asks; a score on them does not show "
+            "generalisation",
             file=sys.stderr,
         )
 
@@ -76,18 +81,22 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="verl-gdpo data", description="Prepare a task's data for verl.")
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True)
     for name, task in TASKS.items():
-        source = _source_of(name)
-        summary = (source.__doc__ or "").split("\n")[0]
+        summary, sources = _sources_of(task)
         task_parser = tasks.add_parser(name, help=summary, description=summary)
-        task_parser.set_defaults(task=task, source_of=source)
+        task_parser.set_defaults(sources=sources)
         task_parser.add_argument(
             "--out", metavar="DIR", type=Path, required=True, help="folder for both files"
         )
         task_parser.add_argument(
             "--if-needed",
             action="store_true",
-            help="write nothing if the same arguments and code have already written the files, and "
-            "never replace a file that data_prep did not write",
+            help="write nothing if the same arguments and code have already written the files",
+        )
+        task_parser.add_argument(
+            "--force",
+            action="store_true",
+            help="replace files that data_prep did not write, or that were changed, and those that "
+            "links lead to",
         )
         task_parser.add_argument(
             "--tokenizer",
@@ -95,11 +104,14 @@ def _parser() -> argparse.ArgumentParser:
             type=Path,
             help="folder of a tokenizer; also report prompt lengths in its tokens",
         )
-        source.add_arguments(task_parser)
+        sources.add_arguments(task_parser)
     return parser
 
 
-def _source_of(name: str) -> Any:
-    """Return the module with `add_arguments(parser)` and `load(args, task) -> {split: rows}`."""
-    own = f"{local_files.__package__}.{name}"
-    return importlib.import_module(own) if importlib.util.find_spec(own) else local_files
+def _sources_of(task: Task) -> tuple[str, Sources]:
+    """What help says of the sources of a task's rows, and the sources."""
+    own = f"{data_prep.__name__}.{task.name}"
+    if not importlib.util.find_spec(own):
+        return "Rows from local files.", questions_of(task)
+    module = importlib.import_module(own)
+    return (module.__doc__ or "").split("\n")[0], module.SOURCES

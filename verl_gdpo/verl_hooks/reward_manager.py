@@ -92,6 +92,16 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             }
         )
 
+    def cannot_score(self, sources: Iterable[str]) -> str:
+        """Why this machine cannot score rows of these data sources; "" if it can."""
+        try:
+            for source in {*sources} & {*TASK_OF}:
+                options = dict(self.scorer_options[source])
+                (options.pop("service", None) or TASK_OF[source]).missing(**options)
+        except OSError as error:
+            return str(error)
+        return ""
+
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score the last row of `data`, which holds the rows of one session."""
         fields = data[-1].non_tensor_batch
@@ -263,9 +273,15 @@ def scored_rows(dataset: Any) -> Any | None:
     return table.select_columns(columns) if has_them else None  # type: ignore[union-attr]
 
 
-def node_and_manager(worker: Any) -> tuple[str, bool]:
-    """Return the node's address and whether its manager is ours; runs in a reward worker."""
-    return ray.util.get_node_ip_address(), isinstance(worker.reward_manager, GdpoRewardManager)
+def node_and_manager(worker: Any, sources: Iterable[str]) -> tuple[str, bool, str]:
+    """Return the node's address, whether its manager is ours, and why it cannot score the sources.
+
+    It runs in a reward worker.
+    """
+    manager, node = worker.reward_manager, ray.util.get_node_ip_address()
+    if not isinstance(manager, GdpoRewardManager):
+        return node, False, ""
+    return node, True, manager.cannot_score(sources)
 
 
 # not with verl's register(), which refuses to replace its own manager of this name
