@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import sys
 from collections import Counter
 
 import pytest
@@ -220,6 +221,7 @@ def test_printed_text(output, expected, is_right):
 @pytest.mark.parametrize(("output", "expected", "verls"), [(*row[:2], row[3]) for row in PRINTED])
 def test_printed_text_in_verls_own_scorer(monkeypatch, output, expected, verls):
     monkeypatch.setattr(testing_util, "reliability_guard", lambda: None)  # it disables this Python
+    monkeypatch.setattr(sys, "setrecursionlimit", lambda _: None)  # of this Python too
     test = {"inputs": [""], "outputs": [expected]}
     results, _ = testing_util.run_test(test, f"print({output!r}, end='')")
     assert (results == [True]) == verls
