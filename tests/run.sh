@@ -4,10 +4,13 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=$(./setup_env.sh cpu dev)
 PATH=$venv/bin:$PATH
-# one test opens the report in a real browser; without a browser, pytest reports that it is skipped
-if ! command -v chromium && [ "$(id -u)" = 0 ] && command -v apt-get; then
+# one test opens the report in a real browser, and is skipped without one; the tests of the sandbox fail without bubblewrap
+missing=()
+command -v chromium >/dev/null || missing+=(chromium)
+command -v bwrap >/dev/null || missing+=(bubblewrap)
+if [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get; then
   export DEBIAN_FRONTEND=noninteractive
-  timeout 300 sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium' || true
+  timeout 300 sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"' - "${missing[@]}" || true
 fi >/dev/null
 ruff check .
 ruff format --check .

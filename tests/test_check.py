@@ -17,7 +17,7 @@ from test_e2e import tool_row
 
 from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.data_prep import coding_synthetic, local_files
-from verl_gdpo.rewards import TASK_OF, sandbox_service
+from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_kinds, sandbox_service
 from verl_gdpo.tools.check import main
 from verl_gdpo.tools.check.responses import made_up_responses
 
@@ -497,16 +497,34 @@ def test_what_the_machine_cannot_give_to_a_scorer(check, monkeypatch):
     def found(missing):
         monkeypatch.setitem(TASK_OF, "rlla", replace(TASK_OF["rlla"], missing=missing))
 
-    found(lambda: ["there is no moon"])
+    found(lambda **_: ["there is no moon"])
     code, said, _ = check()
     assert code == 0 and "check: task tool_rl: there is no moon" in said
     assert "moon" not in check(scorer="lengths")[1]  # not by our scorer
 
-    def nothing_works():
+    def nothing_works(**_):
         raise OSError("no sandbox works here")
 
     found(nothing_works)
     assert check()[::2] == (1, "check: no sandbox works here\n")
+
+
+def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
+    """Else no run; and where it is allowed, it is called weak."""
+    kinds = sandbox.kinds
+    monkeypatch.setattr(sandbox, "kinds", lambda weak: (k for k in kinds(weak) if k.lacks))
+    monkeypatch.setattr(sandbox_kinds, "landlock_version", lambda: 0)
+    monkeypatch.setattr(sandbox_kinds, "can_change_user", lambda: True)
+    monkeypatch.setattr(sandbox, "_try", lambda kind: None)
+    sandbox._find.cache_clear()
+    rows = coding_synthetic.make_rows(6, split="train", seed=0)
+    pd.DataFrame(local_files.numbered(rows, "train")).to_parquet(data / "coding.parquet")
+    code, _, problems = check(train="coding")
+    assert code == 1 and "no sandbox for programs works on this machine" in problems
+    assert "reward.reward_kwargs.weak_sandbox=True" in problems
+    _, said, _ = check("+reward.reward_kwargs.weak_sandbox=True", train="coding")
+    assert "task coding: sandbox 'weak': WEAK" in said
+    sandbox._find.cache_clear()
 
 
 def test_a_service_that_is_not_there_is_one_message(check, data, monkeypatch):

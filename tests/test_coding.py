@@ -3,13 +3,18 @@
 import json
 import math
 import random
+import sys
+from collections import Counter
 
 import pytest
 from verl.utils.reward_score import prime_code
+from verl.utils.reward_score.prime_code import testing_util
 
+from verl_gdpo.data_prep.coding_tests import problem_of
 from verl_gdpo.rewards import coding, sandbox
 from verl_gdpo.rewards.coding import score
 from verl_gdpo.rewards.coding_problem import good_response, labels, parse, program_of
+from verl_gdpo.run.scorer import Scorer
 
 
 def truth(tests, function=None, **more):
@@ -45,11 +50,17 @@ STOPS_AT_4 = "n = int(input())\nassert n != 4\nprint(n + 7)"
         (block("print(1 / 0)"), 0, 0),
         (block("print('10'); print(1 / 0)"), 0, 0),  # the output of a crash is none
         (block("print("), 0, 0),
-        (block(""), 0, 1),
+        # what prints nothing in any test has not run
+        (block(""), 0, 0),
+        ("```python", 0, 0),
+        (block("# print(int(input()) + 7)"), 0, 0),
+        (block("import os\nos._exit(0)"), 0, 0),
+        (block("print()"), 0, 0),
+        (block("n = int(input())\nif n == 4: print(0)"), 0, 1),
+        (block("import os\nos.write(1, b'10')\nos._exit(0)"), 0.5, 1),
         (block("while True: pass"), 0, 0),
         ("print(int(input()) + 7)", 0, 0),  # no block, no program
         ("", 0, 0),
-        ("```python", 0, 1),
     ],
 )
 def test_scores(response, passed, bug):
@@ -83,6 +94,22 @@ def test_scores(response, passed, bug):
 def test_scores_of_functions(program, passed, bug):
     expected = {"pass": passed, "length": float(passed == 1), "bug": bug}
     assert score(block(program), CALLS) == expected
+
+
+def test_a_program_that_has_nothing_to_print():
+    assert score(block(""), truth([{"input": "", "output": "\n"}])) == dict.fromkeys(
+        ("pass", "length", "bug"), 1.0
+    )
+
+
+def test_the_tests_after_a_limit_are_not_passed():
+    """Each of the tests but the second would be passed."""
+    tests = [{"input": str(n), "output": str(n)} for n in range(4)]
+    loops_once = block("n = int(input())\nwhile n == 1: pass\nprint(n)")
+    notes = sandbox.Notes()
+    found = score(loops_once, truth(tests), seconds=1, wall_seconds=60, notes=notes)
+    assert found == {"pass": 0.25, "length": 0.0, "bug": 0.0}
+    assert notes.stopped and notes.seconds_waited > 0
 
 
 SEARCH = """
@@ -132,33 +159,72 @@ def test_limits_reach_the_sandbox(monkeypatch):
         return [sandbox.Outcome(True, "")] * len(tests)
 
     monkeypatch.setattr(sandbox, "run", run)
-    score(block("x"), CALLS, seconds=2, memory_mb=256)
+    notes = sandbox.Notes()
+    options = {"seconds": 2, "wall_seconds": 3, "memory_mb": 256, "notes": notes}
+    score(block("x"), CALLS, **options, weak_sandbox=True)
     tests = [{"args": [3], "kwargs": {}}, {"args": [4], "kwargs": {}}]
-    assert given == {"tests": tests, "function": "add", "seconds": 2, "memory_mb": 256}
+    assert given == {"tests": tests, "function": "add", **options, "allow_weak": True}
 
 
-@pytest.mark.parametrize(
-    ("output", "expected", "is_right"),
-    [
-        ("1 2\n3\n", "1 2\n3", True),
-        ("1 2 3", "1 2\n3\n", True),  # the same words
-        ("  1\t2\n", "1 2", True),
-        ("12", "1 2", False),
-        ("1", "1 2", False),
-        ("1 2", "2 1", False),  # verl takes the words of a line in any order
-        ("0.5000004", "0.5", True),
-        ("0.50001", "0.5", False),
-        ("1000000.5", "1000000.0", True),  # 5e-7 of it
-        ("2.0", "2", False),  # an integer is expected
-        ("2", "2.0", True),
-        ("nan", "0.5", False),
-        ("x", "a.b", False),
-        ("YES", "Yes", False),
-        ("", "", True),
-    ],
-)
+def test_replay_may_allow_the_weak_sandbox_too(monkeypatch):
+    given = {}
+    outcome = sandbox.Outcome(True, "")
+    monkeypatch.setattr(sandbox, "run", lambda *_, **options: given.update(options) or [outcome])
+    for options in ({}, {"weak_sandbox": True}):
+        row = {"output": block("x"), "gts": truth([{"input": "", "output": ""}])}
+        Scorer.of("coding", **options).rewards(row, None)
+        assert given["allow_weak"] == bool(options)
+
+
+PRINTED = [  # what was printed, what is expected, whether that is right to us, and to verl
+    ("1 2\n3\n", "1 2\n3", True, True),
+    (" 1 2 \n3", "1 2\n3\n", True, True),
+    ("1 2\n\n3", "1 2\n3\n", True, True),
+    ("1 2 3", "1 2\n3\n", False, False),
+    ("1\n2\n3", "1 2 3", False, False),
+    ("12", "1 2", False, False),
+    ("1", "1 2", False, False),
+    ("2 1", "1 2", False, False),
+    ("3\n1 2", "1 2\n3", False, False),
+    ("YES", "Yes", False, False),
+    ("x", "a.b", False, False),
+    ("", "", True, True),
+    ("", "0", False, False),
+    # one number in each line
+    ("0", "0.0000001", False, False),
+    ("0.00000010000001", "0.0000001", True, True),
+    ("0.500004", "0.5", True, True),
+    ("0.50001", "0.5", False, False),
+    ("1000000.5", "1000000.0", True, True),
+    ("2.0", "2", True, True),
+    ("2", "2.0", True, True),
+    ("5e-1", "0.5", True, True),
+    ("2\n0.500004", "2\n0.5", True, True),
+    ("100001", "100000", False, False),
+    ("nan", "0.5", False, False),
+    ("sNaN", "0.5", False, False),
+    # an integer is exact, also beside numbers that are not
+    ("-100001", "-100000", False, True),
+    ("100001\n0.5", "100000\n0.50", False, True),
+    # verl does not strip lines among blank ones, and compares lines of several words as text
+    ("1 2\n\n 3", "1 2\n3", True, False),
+    ("1  2", "1 2", True, False),
+    ("0.500004 2", "0.5 2", True, False),
+]
+
+
+@pytest.mark.parametrize(("output", "expected", "is_right"), [row[:3] for row in PRINTED])
 def test_printed_text(output, expected, is_right):
     assert coding._is_right(output, {"output": expected}) == is_right
+
+
+@pytest.mark.parametrize(("output", "expected", "verls"), [(*row[:2], row[3]) for row in PRINTED])
+def test_printed_text_in_verls_own_scorer(monkeypatch, output, expected, verls):
+    monkeypatch.setattr(testing_util, "reliability_guard", lambda: None)  # it disables this Python
+    monkeypatch.setattr(sys, "setrecursionlimit", lambda _: None)  # of this Python too
+    test = {"inputs": [""], "outputs": [expected]}
+    results, _ = testing_util.run_test(test, f"print({output!r}, end='')")
+    assert (results == [True]) == verls
 
 
 @pytest.mark.parametrize(
@@ -174,6 +240,8 @@ def test_printed_text(output, expected, is_right):
         ("null", [None], True),
         ("null", [0], False),
         ("0.30000000000000004", [0.3], True),
+        ("0", [1e-7], False),
+        ("3", [3.0], True),
         ("[[0.30000000000000004]]", [[[0.3]]], True),
         ("3.0000001", [3], False),
         ("3.0", [3], True),
@@ -230,7 +298,14 @@ def test_what_is_no_text():
 
 
 @pytest.mark.parametrize(
-    "option", [{"length_limit": 0}, {"max_tests": 0}, {"seconds": math.nan}, {"memory_mb": 1}]
+    "option",
+    [
+        {"length_limit": 0},
+        {"max_tests": 0},
+        {"seconds": math.nan},
+        {"wall_seconds": 0},
+        {"memory_mb": 1},
+    ],
 )
 def test_bad_options(option):
     (name,) = option
@@ -252,6 +327,13 @@ def test_round_trip_and_labels():
         assert parse(parse(ground_truth).text()) == parse(ground_truth)
     assert labels(PRINTS) == ["reads and prints", "tests: 2"]
     assert labels(CALLS) == ["calls a function", "tests: 2"]
+    for accepted, label in (
+        ([[1, 2]], "expects a whole list"),
+        ([[1], 1], "accepts [x] and x"),
+        ([[]], None),
+    ):
+        found = labels(truth([call(1, accepted=[3]), call(1, accepted=accepted)], "f"))
+        assert found[2:] == ([label] if label else [])
     assert labels(truth([GOOD_TEST] * 12))[1] == "tests: 10 or more"
 
 
@@ -299,3 +381,13 @@ def test_verls_own_scorer_agrees(program, form, ours):
     """All right or all wrong; where one of two is right, verl 0.9.1 gives 0 or 1/2 by its form."""
     theirs, _ = prime_code.compute_score(block(program), form, continuous=True)
     assert float(theirs) == score(block(program), ours)["pass"]
+
+
+def test_verls_own_scorer_takes_the_first_element_of_a_list_for_all_of_it():
+    """Ours takes it where all results of a problem are lists of one element; see `coding_tests`."""
+    first = block("def f(n): return n")
+    for outputs, verls, ours in ((["[1, 2, 3]", "[2]"], 1, 0), (["[1]", "[2]"], 1, 1)):
+        form = {"fn_name": "f", "inputs": ["1", "2"], "outputs": outputs}
+        assert float(prime_code.compute_score(first, form, continuous=True)[0]) == verls
+        form = {"fn_name": "f", "inputs": ["1", "2"], "outputs": outputs}  # verl changes it
+        assert score(first, problem_of(form, "here", Counter()).text())["pass"] == ours

@@ -10,6 +10,7 @@ import pytest
 
 from verl_gdpo.data_prep import DataError, coding_synthetic
 from verl_gdpo.data_prep.coding_tests import problem_of
+from verl_gdpo.rewards import sandbox
 from verl_gdpo.rewards.coding import score
 from verl_gdpo.rewards.coding_problem import SYSTEM_PROMPT, good_response, parse
 from verl_gdpo.tools.data import main
@@ -55,7 +56,18 @@ def call(*args, accepted, **kwargs):
         (
             {"fn_name": "f", "inputs": ['[1, 2]\n"a"', [3]], "outputs": ["7", [8, 9]]},
             "f",
-            [call([1, 2], "a", accepted=[7]), call(3, accepted=[[8, 9], 8])],
+            [call([1, 2], "a", accepted=[7]), call(3, accepted=[[8, 9]])],
+        ),
+        # each result in a list of its own, as APPS and TACO write them, or truly such lists
+        (
+            {"fn_name": "f", "inputs": ["1", "2"], "outputs": ["[3]", "[[4, 5]]"]},
+            "f",
+            [call(1, accepted=[[3], 3]), call(2, accepted=[[[4, 5]], [4, 5]])],
+        ),
+        (
+            {"fn_name": "f", "inputs": ["1", "2"], "outputs": ["[3]", "[]"]},
+            "f",
+            [call(1, accepted=[[3]]), call(2, accepted=[[]])],
         ),
         (
             {"assert_case": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]},
@@ -203,6 +215,22 @@ def test_a_solution_is_run_and_a_row_that_contradicts_it_is_left_out(tmp_path, c
     )
 
 
+def test_solutions_may_run_in_a_weak_sandbox_if_it_is_named(tmp_path, monkeypatch):
+    allowed = []
+
+    def run(program, tests, *, allow_weak, **_):
+        allowed.append(allow_weak)
+        return [sandbox.Outcome(True, "2\n")] * len(tests)
+
+    monkeypatch.setattr(sandbox, "run", run)
+    rows = [{**GOOD, "problem": f"Add {n}.", "solutions": ["a", "b"][: n + 1]} for n in range(2)]
+    source = write(tmp_path / "a.json", rows)
+    for more in ([], ["--weak-sandbox"]):
+        code, _ = prepare(tmp_path, "--from", source, "--test", source, *more)
+        assert code == 0 and {*allowed} == {bool(more)}
+        allowed.clear()
+
+
 def test_a_planted_leak_of_problems_with_several_solutions(tmp_path, capsys):
     """Four solutions a problem: all test problems are in train, and no row is."""
     solutions = ["print(2)", "print(1 + 1)", "print(3 - 1)", "n = 2\nprint(n)"]
@@ -286,6 +314,16 @@ def test_a_file_of_verls(tmp_path, capsys):
         {"input": "1\n", "output": "2\n"}
     ]
     assert "1 x left out (another task): row 0\n" in capsys.readouterr().err
+
+
+def test_the_report_counts_rows_in_which_verl_takes_the_first_element_of_a_list(tmp_path, capsys):
+    lists = [["[1, 2]", "[3]"], ["[1, 2]", "[]"], ["[1]", "[2]"], ["1", "2"]]
+    forms = [{"fn_name": "f", "inputs": ["1", "2"], "outputs": outputs} for outputs in lists]
+    path = verls(tmp_path / "eurus.parquet", [("taco", json.dumps(form)) for form in forms])
+    assert prepare(tmp_path, "--from", path, "--test", path)[0] == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^expects a whole list +2 +2$", said, re.M)
+    assert re.search(r"^accepts \[x\] and x +1 +1$", said, re.M)
 
 
 def test_a_bad_row_of_verls(tmp_path, capsys):

@@ -21,10 +21,12 @@ from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import (
     batch_metrics,
     mean_and_std,
+    scoring_metrics,
     settings_of_advantage,
     why_mean_is_not_0,
 )
 from verl_gdpo.batch.reward_metrics import MOST_SOURCES
+from verl_gdpo.batch.rows import NOTES_KEY, RewardRows
 from verl_gdpo.batch.ties import advantages_without_eps
 from verl_gdpo.batch.within_groups import correlation
 from verl_gdpo.settings.algorithm import GdpoSettings
@@ -537,9 +539,23 @@ def test_the_cost_at_the_papers_size():
 # --- the page ------------------------------------------------------------------------------------
 
 
+def of_scoring():
+    """Two programs of three samples and of a row that is padding."""
+    notes = [{"stopped": 1.0, "seconds_waited": 3.0}, {"stopped": 0.0, "seconds_waited": 0.5}]
+    infos = [{NOTES_KEY: note, "a": 1.0} for note in (*notes, notes[0])]
+    keys, padding = [f"u_{n}_0" for n in range(4)], [False, False, True, False]
+    rows = RewardRows.from_keys(keys, [*infos, {"a": 1.0}], ["x"] * 4, padding)
+    return scoring_metrics(rows)
+
+
+def test_what_scorers_note():
+    assert of_scoring() == {"gdpo/scoring/stopped": 0.5, "gdpo/scoring/seconds_waited": 1.75}
+    assert scoring_metrics(RewardRows.from_keys(["u_0_0"], [{"a": 1.0}], ["x"], [False])) == {}
+
+
 def test_the_page_explains_each_metric_and_no_other():
     explained = set(re.findall(r"^\| `(gdpo/[^`]+)` \|", PAGE.read_text(), re.M))
-    logged = of_batch(bounds={"x": (0, 1), "y": (0, 1)}, sources=["p"] * 8)
+    logged = of_batch(bounds={"x": (0, 1), "y": (0, 1)}, sources=["p"] * 8) | of_scoring()
     generic = {re.sub("/[xy]/", "/<reward>/", name).replace("_y", "_<other>") for name in logged}
     generic = {re.sub("/p$", "/<data source>", name) for name in generic}
     assert explained == generic

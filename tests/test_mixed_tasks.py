@@ -82,6 +82,8 @@ def check_step(rows, metrics):
         for name in names:
             mean = sum(rewards[name] for rewards in of_source) / len(of_source)
             assert metrics[f"gdpo/{name}/mean/{source}"] == pytest.approx(mean)
+    # what the coding scorer notes is logged, and is no reward
+    assert metrics["gdpo/scoring/stopped"] == 0 and metrics["gdpo/scoring/seconds_waited"] > 0
     return {row["data_source"] for row in rows if abs(row["advantage"]) > 0.01}
 
 

@@ -112,6 +112,8 @@ def test_another_scorer_is_compared_and_said(plain, capsys):
     [
         (None, [], r"dumps/1.jsonl: verl wrote this dump without .*--scorer FILE.py:FUNCTION"),
         ("nothing", [], "--scorer nothing: expected FILE.py:FUNCTION .*gsm8k"),
+        ("gsm8k", ["--weak-sandbox"], r"--scorer gsm8k: takes .* but not \['weak_sandbox'\]"),
+        (None, ["--weak-sandbox"], "--weak-sandbox goes with --scorer"),
         ("nowhere.py:f", [], "nowhere.py: no such file"),
         ("my_rewards.py:f", [], r"no function 'f'; my_rewards.py has .*'compute_score'"),
         ("my_rewards:compute_score", [], r"cannot be imported.*write my_rewards.py:FUNCTION"),

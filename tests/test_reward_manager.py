@@ -25,7 +25,7 @@ from verl.utils.reward_score import default_compute_score
 from verl_batch import verl_config
 
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.rows import ERROR_KEY, RewardRows
+from verl_gdpo.batch.rows import ERROR_KEY, NOTES_KEY, RewardRows
 from verl_gdpo.rewards.sandbox import Outcome
 from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.settings.algorithm import GdpoSettings
@@ -117,8 +117,9 @@ def test_our_scorer_is_chosen_by_data_source():
 
 
 def test_verls_sandbox_service_runs_the_programs(monkeypatch):
-    def run(self, program, tests, **_):
+    def run(self, program, tests, notes, **_):
         asked.append((self.url, self.memory_limit_mb, program))
+        notes.stopped, notes.seconds_waited = True, 2.5
         return [Outcome(True, "10\n") for _ in tests]
 
     asked = []
@@ -126,9 +127,70 @@ def test_verls_sandbox_service_runs_the_programs(monkeypatch):
     truth = '{"function": null, "tests": [{"input": "3", "output": "10"}]}'
     of_run = manager(sandbox_url="http://h/run_code")
     result = score(of_run, "```python\nx\n```", truth, "verl_gdpo/coding")
-    assert result["reward_extra_info"]["pass"] == 1.0
+    notes = {"stopped": 1.0, "seconds_waited": 2.5}  # logged, and no rewards
+    rewards = {"pass": 1.0, "length": 1.0, "bug": 1.0}
+    assert result["reward_extra_info"] == {**rewards, NOTES_KEY: notes, "score": 3.0}
     assert asked == [("http://h/run_code", 256, "\nx\n")]
+    rows = RewardRows.from_keys(["u_0_0"], [result["reward_extra_info"]], ["x"], [False])
+    assert {*RewardMatrix.of(rows, GdpoSettings()).weights} == {*rewards}
+    # verl's legacy trainer wants the same keys of all tasks
+    of_run = manager(sandbox_url="http://h/run_code", on_v1=False)
+    result = score(of_run, "```python\nx\n```", truth, "verl_gdpo/coding")
+    assert result["reward_extra_info"] == {**rewards, "score": 3.0}
     assert score(of_run, GOLD)["reward_score"] == 4.0  # tool calls need none
+
+
+@pytest.mark.parametrize("slow", ["ours", "verl's"])
+def test_a_scorer_that_waits_holds_up_no_other(monkeypatch, slow):
+    """40 rows of it, more than the threads of a pool: other rows are decoded and scored."""
+    done = threading.Event()
+
+    def wait(*_, **__):
+        assert done.wait(60)
+        return {"a": 1.0}
+
+    add_task(monkeypatch, "slow", wait, takes_service=True)
+    ours = manager()
+    ours.compute_score = wait
+    source = "slow" if slow == "ours" else "verl's own"
+
+    async def score_all():
+        rows = [row_of("x", "", source) for _ in range(40)]
+        waiting = [asyncio.create_task(ours.run_single(row)) for row in rows]
+        await asyncio.sleep(0.2)
+        try:
+            return await asyncio.wait_for(ours.run_single(row_of(GOLD)), 30)
+        finally:
+            done.set()
+            await asyncio.gather(*waiting)
+
+    assert ours.loop.run_until_complete(score_all())["reward_score"] == 4.0
+
+
+def test_as_many_programs_at_once_as_there_are_places(monkeypatch):
+    """The cores of this machine, or what the service is asked for: more threads would wait."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    for url, most in ((None, 2), ("http://h/run_code", 3)):
+        running, seen, lock = [0], [], threading.Lock()
+
+        def run(*_, running=running, seen=seen, lock=lock, **__):
+            with lock:
+                running[0] += 1
+                seen.append(running[0])
+            threading.Event().wait(0.05)
+            with lock:
+                running[0] -= 1
+            return {"a": 1.0}
+
+        add_task(monkeypatch, "programs", run, takes_service=True)
+        ours = manager(sandbox_url=url)
+
+        async def score_all(ours=ours):
+            rows = [ours.run_single(row_of("x", "", "programs")) for _ in range(12)]
+            await asyncio.gather(*rows)
+
+        ours.loop.run_until_complete(score_all())
+        assert max(seen) == most
 
 
 def test_reward_score_is_the_weighted_sum_of_the_named():

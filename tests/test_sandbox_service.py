@@ -111,6 +111,7 @@ CALLS = truth([{"args": [n], "kwargs": {}, "accepted": [n + 7]} for n in (3, 4)]
         (PRINTS, "print(", 0, 0),
         (PRINTS, "from __future__ import annotations\nprint(int(input()) + 7)", 1, 1),
         (PRINTS, "if __name__ == '__main__': print(int(input()) + 7)", 1, 1),
+        (PRINTS, "", 0, 0),  # what prints nothing has not run
         (PRINTS, "print('\ud83d')", 0, 1),  # half a surrogate pair, which no file can hold
         (CALLS, "def add(n): return n + 7", 1, 1),
         (CALLS, "class Solution:\n    def add(self, n: List[int]): return n + 7", 1, 1),
@@ -166,16 +167,18 @@ def test_pass_is_what_verls_scorer_says_of_this_service(stub, tests, result):
 
 
 def test_limits_are_sent(stub):
-    score(block("print(1)"), PRINTS, seconds=2, service=Service(stub.url, memory_limit_mb=77))
+    score(block("print(1)"), PRINTS, wall_seconds=6, service=Service(stub.url, memory_limit_mb=77))
     for request in stub.requests:
         assert request["run_timeout"] == request["compile_timeout"] == 6
         assert request["memory_limit_MB"] == 77 and request["language"] == "python"
 
 
 def test_a_program_without_end(stub):
-    stub.answer = lambda request: run_here({**request, "run_timeout": 0.3})
-    outcomes = Service(stub.url).run("while True: pass", [{"input": ""}])
-    assert outcomes == [Outcome(False, "")] and len(stub.requests) == 1
+    stub.answer = lambda request: run_here({**request, "run_timeout": 3})
+    notes, tests = sandbox.Notes(), [{"input": what} for what in ("\n", "x", "\n")]
+    outcomes = Service(stub.url).run("what = input()\nwhile what: pass", tests, notes=notes)
+    assert [outcome.finished for outcome in outcomes] == [True, False, False]
+    assert len(stub.requests) == 2 and notes.stopped and notes.seconds_waited > 0
 
 
 @pytest.mark.parametrize("bytes_printed", [sandbox.OUTPUT_BYTES + 1, sandbox_service.REPLY_BYTES])
@@ -239,7 +242,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for(stub, monkeypatch, wait)
     stub.answer = lambda request: (200, drip())
     try:
         with pytest.raises(SandboxError, match=r"timed out|takes longer than 0\.3 s"):
-            Service(stub.url).run("print(1)", [{"input": ""}], seconds=0.0)
+            Service(stub.url).run("print(1)", [{"input": ""}], wall_seconds=0.0)
         give_up = time.monotonic() + 60
         while len(stub.requests) < 6 and time.monotonic() < give_up:
             time.sleep(0.01)  # a busy stub reads the last one after its client has given up

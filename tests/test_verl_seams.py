@@ -22,6 +22,7 @@ from verl_batch import GROUPS, REWARDS, algorithm, batch
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.advantage.variants import dara, dvao, gd2po, rvpo, sa_mrpo
 from verl_gdpo.batch.rows import RewardError, RewardRows
+from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.check.compose import compose_config
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
@@ -181,16 +182,37 @@ class Worker:
 
     def __init__(self, reward_manager):
         self.reward_manager = reward_manager
-        self.__ray_call__ = SimpleNamespace(remote=lambda function: function(self))
+        self.__ray_call__ = SimpleNamespace(remote=lambda function, *args: function(self, *args))
 
 
 def test_a_node_without_the_package_is_named(monkeypatch):
     monkeypatch.setattr("ray.get", list)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.7")
     of_ours = type("Mine", (GdpoRewardManager,), {})
-    check_reward_workers([Worker(object.__new__(of_ours))])
+    check_reward_workers([Worker(object.__new__(of_ours))], ())
     with pytest.raises(RuntimeError, match=r"nodes \['10.0.0.7'\] .* Install verl-gdpo=="):
-        check_reward_workers([Worker(object.__new__(of_ours)), Worker(None)])
+        check_reward_workers([Worker(object.__new__(of_ours)), Worker(None)], ())
+
+
+def test_a_node_that_cannot_score_the_rows_is_named(monkeypatch):
+    """Before training; with a service, the node is not asked."""
+
+    def refuse(**options):
+        assert options == {"weak_sandbox": False}
+        raise OSError("no sandbox works here")
+
+    monkeypatch.setattr("ray.get", list)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.7")
+    task = replace(TASK_OF["verl_gdpo/coding"], missing=refuse)
+    monkeypatch.setitem(TASK_OF, "verl_gdpo/coding", task)
+    manager = object.__new__(GdpoRewardManager)
+    manager.scorer_options = {"rlla": {}, "verl_gdpo/coding": {"weak_sandbox": False}}
+    check_reward_workers([Worker(manager)], {"rlla", "of a user"})
+    with pytest.raises(RuntimeError, match=r"on node 10.0.0.7: no sandbox works here"):
+        check_reward_workers([Worker(manager)], {"rlla", "verl_gdpo/coding"})
+    service = SimpleNamespace(missing=lambda **_: ())
+    manager.scorer_options["verl_gdpo/coding"]["service"] = service
+    check_reward_workers([Worker(manager)], {"verl_gdpo/coding"})
 
 
 def test_a_reward_worker_that_cannot_answer(monkeypatch):
@@ -199,7 +221,7 @@ def test_a_reward_worker_that_cannot_answer(monkeypatch):
 
     monkeypatch.setattr("ray.get", fail)
     with pytest.raises(RuntimeError, match=r"No module named 'verl_gdpo'.* Install verl-gdpo=="):
-        check_reward_workers([Worker(None)])
+        check_reward_workers([Worker(None)], ())
 
 
 # --- which trainers are extended -----------------------------------------------------------------

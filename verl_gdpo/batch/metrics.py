@@ -28,6 +28,7 @@ from verl_gdpo.batch.contributions import (
 )
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.reward_metrics import RewardsOfStep, Sources
+from verl_gdpo.batch.rows import ABSENT, NOTES_KEY, RewardRows
 from verl_gdpo.batch.ties import advantages_without_eps, tied_pairs
 from verl_gdpo.batch.within_groups import Bools, Floats, Ints, correlation, within_groups
 from verl_gdpo.settings.algorithm import GdpoSettings
@@ -104,6 +105,15 @@ def batch_metrics(
             by_token = settings.batch_norm == "token"
             found |= _of_batch_norm(S_B, c_BK, length_B[rows_B] if by_token else None)
     return {f"gdpo/{name}": float(value) for name, value in found.items() if value is not None}
+
+
+def scoring_metrics(rows: RewardRows) -> dict[str, float]:
+    """Return {"gdpo/scoring/<note>": mean over the samples whose scorer left notes}."""
+    column = rows.columns.get(NOTES_KEY, [ABSENT] * len(rows))
+    counted = np.flatnonzero(rows.counted_B).tolist()
+    notes = [column[row] for row in counted if column[row] is not ABSENT]
+    names = notes[0] if notes else ()
+    return {f"gdpo/scoring/{name}": float(np.mean([n[name] for n in notes])) for name in names}
 
 
 def mean_and_std(S_B: Floats, count_B: npt.NDArray[Any] | None = None) -> tuple[float, float]:

@@ -15,6 +15,8 @@ from verl_gdpo.settings.reward_terms import check_name
 
 # key in verl's reward_extra_info that holds why the reward manager could not score the sample
 ERROR_KEY = "gdpo_error"
+# key there that holds what a scorer notes of its own work, {name: number}; it is logged, no reward
+NOTES_KEY = "gdpo_notes"
 # marks a row that lacks the key of a column; None means that the reward does not apply
 ABSENT = object()
 

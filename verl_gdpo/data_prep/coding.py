@@ -7,7 +7,7 @@ verl scores as code. `coding_tests.py` has the forms of the tests. Each solution
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ KEYS = ("problem", "tests")
 VERLS_SOURCES = ("codecontests", "apps", "codeforces", "taco")  # `default_compute_score` has them
 
 
-def _row_of(item: Any, where: str, note: Callable[[str], None]) -> Row:
+def _row_of(item: Any, where: str, note: Callable[[str], None], **options: Any) -> Row:
     if not isinstance(item, dict):
         raise DataError(f"{where}, the whole row: got {repr(item)[:80]}; expected an object")
     for key in (*KEYS, *item):
@@ -41,7 +41,7 @@ def _row_of(item: Any, where: str, note: Callable[[str], None]) -> Row:
     problem = _problem(item["tests"], f"{where}, field tests", note)
     first, *others = [replace(problem, solution=one) for one in solutions] or [problem]
     if others:  # the first that passes; `_mend` tries a single one
-        first = next((one for one in (first, *others) if _score(one)["pass"] == 1), first)
+        first = next((one for one in (first, *others) if _score(one, options)["pass"] == 1), first)
     return make_row(TASK, item["problem"], first.text(), TASK.system_prompt)
 
 
@@ -71,10 +71,10 @@ def _problem(tests: Any, where: str, note: Callable[[str], None]) -> Problem:
     return problem
 
 
-def _mend(ground_truth: str) -> tuple[str, str]:
+def _mend(ground_truth: str, **options: Any) -> tuple[str, str]:
     """The ground truth, without a solution that does not run here."""
     problem = parse(ground_truth)
-    scores = _score(problem) if problem.solution is not None else {"pass": 1}
+    scores = _score(problem, options) if problem.solution is not None else {"pass": 1}
     if scores["pass"] == 1:
         return ground_truth, ""
     if scores["bug"] == 1:
@@ -82,9 +82,9 @@ def _mend(ground_truth: str) -> tuple[str, str]:
     return replace(problem, solution=None).text(), "its solution, which does not run here, is gone"
 
 
-def _score(problem: Problem) -> Rewards:
+def _score(problem: Problem, options: Mapping[str, Any]) -> Rewards:
     text = problem.text()
-    return TASK.score(TASK.good_response(text), text)
+    return TASK.score(TASK.good_response(text), text, **options)
 
 
 SOURCES = Sources(

@@ -72,7 +72,7 @@ def _read(tests: Any, left_out: Counter[str]) -> tuple[str | None, list[Test]]:
     pairs = list(zip(inputs, outputs, strict=True))
     if tests.get("fn_name") is None:
         return None, [{"input": _lines(given), "output": _lines(out)} for given, out in pairs]
-    return _text(tests["fn_name"]), list(_kept(_verls_call, pairs, left_out))
+    return _text(tests["fn_name"]), _unwrapped([*_kept(_verls_call, pairs, left_out)])
 
 
 def _called(
@@ -116,9 +116,22 @@ def _verls_call(pair: tuple[Any, Any]) -> Test:
         result = json.loads(output) if _is_text(output) else output
     except (ValueError, RecursionError):
         raise LeftOut("an argument or result that is no JSON") from None
-    # verl takes a list of results for the result itself, and for a list that holds it
-    accepted = [result, result[0]] if isinstance(result, list) and result else [result]
-    return {"args": _list(args), "kwargs": {}, "accepted": accepted}
+    return {"args": _list(args), "kwargs": {}, "accepted": [result]}
+
+
+def _unwrapped(tests: list[Test]) -> list[Test]:
+    """The tests of a problem whose data set may have put each result into a list.
+
+    verl also takes the first element of a list for the whole, since APPS and TACO write [3] for
+    the result 3. Only a problem all of whose results are lists of one element can be meant so; no
+    test says whether it is, so both are accepted.
+    """
+    results = [test["accepted"][0] for test in tests]
+    if not all(isinstance(result, list) and len(result) == 1 for result in results):
+        return tests
+    return [
+        {**test, "accepted": [[only], only]} for test, [only] in zip(tests, results, strict=True)
+    ]
 
 
 def _lines(text: Any) -> str:

@@ -10,7 +10,7 @@ objects {"question": ..., "answer": ...}: the user's message, and the ground tru
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,12 @@ from verl_gdpo.data_prep.local_files import (
     strings_of,
 )
 from verl_gdpo.data_prep.schema import Row, Splits
+from verl_gdpo.rewards import options_of
 from verl_gdpo.rewards.task import Task
 
 MakeRows = Callable[..., list[Row]]  # make_rows(count, split="train" or "test", seed=...)
 SYNTHETIC_ROWS = 2000
+WEAK = "weak_sandbox"  # the option of scorers that run programs
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,9 @@ class Sources:
         parser.add_argument("--test", metavar="FILE", type=Path, help="with --from: the test rows")
         if self.make_rows:
             self._add_synthetic(parser, source)
+        if WEAK in options_of(self.task):
+            about = "let the rows' solutions run in a weak sandbox, if no better one is here"
+            parser.add_argument("--weak-sandbox", action="store_true", help=about)
         if not self.base_url:
             return
         parser.add_argument("--base-url", metavar="URL", help=f"a mirror of {self.base_url}")
@@ -114,7 +119,8 @@ class Sources:
         given = vars(args)
         self._refuse_stray_options(given)
         if args.source is not None:
-            return self.from_files(args.source, args.test)
+            chosen = self._in_weak_sandbox() if given.get(WEAK) else self
+            return chosen.from_files(args.source, args.test)
         if given.get("synthetic") is not None:
             return self._from_seed(given)
         cache = args.cache or Path.home() / ".cache" / "verl-gdpo"
@@ -132,6 +138,11 @@ class Sources:
         if test is None:
             return split_rows(rows, str(source))
         return {"train": rows, "test": self._read(test, "test")}
+
+    def _in_weak_sandbox(self) -> "Sources":
+        options = {WEAK: True}
+        row_of, mend = partial(self.row_of, **options), self.mend and partial(self.mend, **options)
+        return replace(self, row_of=row_of, mend=mend)
 
     def _read(self, path: Path, split: str) -> list[Row]:
         return read_rows(

@@ -14,8 +14,9 @@ from verl_gdpo.rewards.task import Task
 # the usual reward of verl's own scorers, which score the rows of all other data sources
 VERL_REWARD_NAMES = ("acc",)
 
-# keywords that the reward manager passes, `service` where a task takes it; users cannot set them
-GIVEN_BY_MANAGER = ("response_tokens", "step", "service")
+# keywords that the reward manager passes, the last two where a task runs programs; users cannot
+# set them
+GIVEN_BY_MANAGER = ("response_tokens", "step", "service", "notes")
 
 
 def _find_tasks() -> dict[str, Task]:

@@ -7,8 +7,10 @@ expected result.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from verl_gdpo.rewards import sandbox
@@ -22,7 +24,8 @@ from verl_gdpo.rewards.coding_problem import (
 from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.rewards.task import Task
 
-TOLERANCE = 1e-6  # absolute and relative, of a number that is expected with a decimal point
+# verl's, of a number that is expected with a fraction: numpy's allclose
+ABSOLUTE, RELATIVE = Decimal("1e-8"), Decimal("1e-5")
 
 
 def score(
@@ -35,18 +38,25 @@ def score(
     length_needs_pass: bool = True,
     max_tests: int = 10,
     seconds: float = 4.0,
+    wall_seconds: float = 10.0,
     memory_mb: int = 512,
+    weak_sandbox: bool = False,
     service: Service | None = None,
+    notes: sandbox.Notes | None = None,
 ) -> dict[str, float]:
     """Score one response; every value is between 0 and 1.
 
-    "pass": tests passed / tests. "length": 1 for at most `length_limit` tokens, if all tests pass;
-    else 0. "bug": 1 for a program that compiles and ends every test without an exception and within
-    the limits of time, memory and output; else 0. Without a program all three are 0.
+    "pass": tests passed / tests. The first test that a limit ends is the last one that runs, and
+    those after it are not passed. "length": 1 for at most `length_limit` tokens, if all tests pass;
+    else 0. "bug": 1 for a program that runs without compilation or runtime errors, in the words of
+    the paper; else 0: it ends every test without an exception and within its limits. A program that
+    prints nothing in any test, where something is expected, counts as one that does not run: it may
+    be empty, or end itself at once. Without a program all three are 0.
 
     A function's result is right if it is equal to one that is accepted, as JSON: a tuple is a list.
-    Printed text is right if it has the same words, whatever the white space. Where the expected
-    number has a decimal point, it may differ by 1e-6, absolute or relative.
+    Printed text is right if it has the same lines, and each line the same words; blank lines and
+    the white space around words do not count. A number may be written in another way, as 2.0 for 2.
+    Where the expected number is no integer, the result may differ from it by 1e-8 + 1e-5 of it.
 
     Args:
         response: decoded text without special tokens. No string raises.
@@ -56,9 +66,13 @@ def score(
         length_limit: in tokens; 4,000 in the paper.
         length_needs_pass: whether the length counts only if all tests pass.
         max_tests: only so many tests run, the first ones, as in verl's own scorer.
-        seconds: CPU time of one test; see `sandbox.run` for what else it limits.
+        seconds: CPU time of one test, on this machine.
+        wall_seconds: of all tests together; with a service, of each.
         memory_mb: of the program, on this machine.
+        weak_sandbox: whether root may run programs in a sandbox in which they can read the expected
+            results, on a machine that has no better one.
         service: runs programs in the place of this machine.
+        notes: filled in, if there is a program.
 
     Raises:
         TypeError: text that is not a str.
@@ -68,24 +82,27 @@ def score(
     """
     if not isinstance(response, str):
         raise TypeError(f"coding response: got {type(response).__name__}; expected str")
-    _check_options(length_limit, max_tests, seconds, memory_mb)
+    _check_options(length_limit, max_tests, seconds, wall_seconds, memory_mb)
     problem = parse(ground_truth)
     is_short = (response_tokens or 0) <= length_limit
     program = program_of(response)
-    passed, finished = 0.0, False
+    passed, has_no_bug = 0.0, False
     if program is not None:
         tests = problem.tests[:max_tests]
-        run = service.run if service else partial(sandbox.run, memory_mb=memory_mb)
+        run = partial(sandbox.run, seconds=seconds, memory_mb=memory_mb, allow_weak=weak_sandbox)
         given = [_given(test) for test in tests]
-        outcomes = run(program, given, function=problem.function, seconds=seconds)
+        outcomes = (service.run if service else run)(
+            program, given, function=problem.function, wall_seconds=wall_seconds, notes=notes
+        )
         right = [
             outcome.finished and _is_right(outcome.output, test)
             for outcome, test in zip(outcomes, tests, strict=True)
         ]
         passed = sum(right) / len(right)
-        finished = all(outcome.finished for outcome in outcomes)
+        says_something = any(right) or any(outcome.output.strip() for outcome in outcomes)
+        has_no_bug = says_something and all(outcome.finished for outcome in outcomes)
     counts = passed == 1.0 or not length_needs_pass
-    return {"pass": passed, "length": float(is_short and counts), "bug": float(finished)}
+    return {"pass": passed, "length": float(is_short and counts), "bug": float(has_no_bug)}
 
 
 def bounds(
@@ -94,18 +111,23 @@ def bounds(
     length_needs_pass: bool = True,
     max_tests: int = 10,
     seconds: float = 4.0,
+    wall_seconds: float = 10.0,
     memory_mb: int = 512,
+    weak_sandbox: bool = False,
 ) -> dict[str, tuple[float, float]]:
     """The lowest and highest value of each reward, for these options of `score`."""
-    _check_options(length_limit, max_tests, seconds, memory_mb)
+    _check_options(length_limit, max_tests, seconds, wall_seconds, memory_mb)
     return {"pass": (0.0, 1.0), "length": (0.0, 1.0), "bug": (0.0, 1.0)}
 
 
-def _check_options(length_limit: int, max_tests: int, seconds: float, memory_mb: int) -> None:
+def _check_options(
+    length_limit: int, max_tests: int, seconds: float, wall_seconds: float, memory_mb: int
+) -> None:
     for name, value, least in (
         ("length_limit", length_limit, 1),
         ("max_tests", max_tests, 1),
         ("seconds", seconds, 1),
+        ("wall_seconds", wall_seconds, 1),
         ("memory_mb", memory_mb, 128),
     ):
         if not least <= value < math.inf:
@@ -119,8 +141,10 @@ def _given(test: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_right(output: str, test: Mapping[str, Any]) -> bool:
     if "output" in test:
-        words, expected = output.split(), test["output"].split()
-        return len(words) == len(expected) and all(map(_is_same_word, words, expected))
+        lines, expected = _words_of_lines(output), _words_of_lines(test["output"])
+        return [*map(len, lines)] == [*map(len, expected)] and all(
+            map(_is_same_word, chain(*lines), chain(*expected))
+        )
     try:
         result = json.loads(output)
     except (ValueError, RecursionError):
@@ -128,13 +152,13 @@ def _is_right(output: str, test: Mapping[str, Any]) -> bool:
     return any(_is_same(result, value) for value in test["accepted"])
 
 
+def _words_of_lines(text: str) -> list[list[str]]:
+    return [words for line in text.splitlines() if (words := line.split())]
+
+
 def _is_same_word(word: str, expected: str) -> bool:
-    if word == expected:
-        return True
-    try:
-        return "." in expected and _is_close(float(word), float(expected))
-    except ValueError:
-        return False
+    is_integer = expected.lstrip("+-").isdigit()
+    return word == expected or _is_same_number(word, expected, exactly=is_integer)
 
 
 def _is_same(result: Any, expected: Any) -> bool:
@@ -146,15 +170,21 @@ def _is_same(result: Any, expected: Any) -> bool:
         is_dict = isinstance(result, dict) and {*result} == {*expected}
         return is_dict and all(_is_same(result[key], value) for key, value in expected.items())
     if isinstance(expected, float) and isinstance(result, int | float):
-        return _is_close(result, expected)
+        return _is_same_number(result, expected)
     return bool(result == expected)
 
 
-def _is_close(number: float, expected: float) -> bool:
+def _is_same_number(got: str | float, expected: str | float, exactly: bool = False) -> bool:
     try:
-        return math.isclose(number, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    except OverflowError:  # an int that no float can hold
+        number, wanted = Decimal(got), Decimal(expected)
+        slack = ABSOLUTE + RELATIVE * abs(wanted)
+        return number == wanted if exactly else abs(number - wanted) <= slack
+    except ArithmeticError:  # one of them is no number, or none that is finite
         return False
+
+
+def _missing(weak_sandbox: bool = False, **_: Any) -> Sequence[str]:
+    return sandbox.missing(weak_sandbox)
 
 
 TASK = Task(
@@ -167,6 +197,6 @@ TASK = Task(
     good_response=good_response,
     system_prompt=SYSTEM_PROMPT,
     labels=labels,
-    missing=sandbox.missing,
+    missing=_missing,
     takes_service=True,
 )

@@ -136,4 +136,12 @@ def labels(ground_truth: str) -> list[str]:
     problem = parse(ground_truth)
     count = len(problem.tests)
     tests = f"tests: {count}" if count < 10 else "tests: 10 or more"
-    return ["calls a function" if problem.function else "reads and prints", tests]
+    if problem.function is None:
+        return ["reads and prints", tests]
+    accepted = [test["accepted"] for test in problem.tests]
+    found = ["calls a function", tests]
+    if any(len(results) > 1 for results in accepted):
+        return [*found, "accepts [x] and x"]
+    if any(isinstance(results[0], list) and results[0] for results in accepted):
+        return [*found, "expects a whole list"]
+    return found

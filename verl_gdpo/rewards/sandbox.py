@@ -2,14 +2,13 @@
 
 Only a program and its inputs go in. What comes out is text, to be compared out here.
 
-bubblewrap is used where it is installed and works; else namespaces (`unshare`), else limits alone.
-`missing()` says what the one in use cannot prevent. In each: CPU and wall time, memory, the sizes
-of files and output and the number of processes are limited, the environment is empty, the folder is
-a scratch folder, and the end of a run is the end of all that it started.
+bubblewrap is used where it is installed and works, else Landlock; both with seccomp. `missing()`
+says what the one in use cannot prevent. In each: CPU and wall time, memory, the sizes of files and
+output and the number of threads are limited, the environment is empty, and a program can start no
+process, open no socket, and signal nobody.
 """
 
 import contextlib
-import fcntl
 import functools
 import json
 import logging
@@ -17,27 +16,31 @@ import os
 import random
 import select
 import subprocess
-import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from verl_gdpo.rewards import sandbox_inside
-from verl_gdpo.rewards.sandbox_kinds import FIRST_UID, HASHSEED, PROCESSES, UIDS, Kind, kinds
+from verl_gdpo.rewards import sandbox_inside, sandbox_lock
+from verl_gdpo.rewards.sandbox_kinds import (
+    ENVIRONMENT,
+    FIRST_UID,
+    UIDS,
+    Kind,
+    advice,
+    can_change_user,
+    kinds,
+)
+from verl_gdpo.rewards.sandbox_places import LOOK_SECONDS, place
+from verl_gdpo.rewards.sandbox_places import SandboxError as SandboxError
 
 logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES = 1 << 20  # of one test
-WALL_SHARE = 3  # wall time of a test per CPU time: other work on the machine costs it some
-ALL_SHARE = 10  # wall time of all tests per CPU time of one
-KILL_SECONDS = 5.0  # for what ends a run from the inside, before it is ended from here
+READY = sandbox_inside.READY.encode()
 PROBE, PROBE_SAYS = "import queue\nprint(input()[::-1])", "olleh\n"
-
-
-class SandboxError(OSError):
-    """This machine cannot run the program. It says nothing about the program."""
 
 
 @dataclass(frozen=True)
@@ -53,24 +56,53 @@ class Outcome:
     output: str
 
 
+@dataclass
+class Notes:
+    """How a program was run, for the log of a training. No reward depends on it.
+
+    stopped: it was ended at a limit, or by a signal.
+    seconds_waited: for a core or for a service, since these notes were made.
+    """
+
+    stopped: bool = False
+    seconds_waited: float = 0.0
+    made_at: float = field(default_factory=time.monotonic)
+
+    def begin(self) -> None:
+        """Note that the program begins."""
+        self.seconds_waited = time.monotonic() - self.made_at
+
+    def numbers(self) -> dict[str, float]:
+        """What is logged."""
+        return {"stopped": float(self.stopped), "seconds_waited": self.seconds_waited}
+
+
 def run(
     program: str,
     tests: Sequence[Mapping[str, Any]],
     *,
     function: str | None = None,
     seconds: float = 4.0,
+    wall_seconds: float = 10.0,
     memory_mb: int = 512,
+    allow_weak: bool = False,
+    notes: Notes | None = None,
 ) -> list[Outcome]:
     """Run a Python program once for each test; waits until a core is free.
+
+    The first test that a limit or a signal ends is the last one that runs.
 
     Args:
         program: of Python, with its standard library.
         tests: each {"input": text} or, with `function`, {"args": list, "kwargs": dict} of JSON.
         function: name of the function, or of the method of a class `Solution`, to call; None for a
             program that reads its standard input.
-        seconds: CPU time of a test. The wall time of one is limited to 3 times, that of all
-            together to 10 times as much; tests for which none is left do not run.
-        memory_mb: of each process.
+        seconds: CPU time of a test.
+        wall_seconds: of all tests together, without what it takes to start Python.
+        memory_mb: of the program.
+        allow_weak: if nothing better works here, root runs programs that can read the expected
+            results, as `missing` then says.
+        notes: filled in.
 
     Returns:
         one outcome a test.
@@ -78,32 +110,37 @@ def run(
     Raises:
         SandboxError: the machine has no sandbox that works.
     """
-    return _run(_kind(), program, tests, function, seconds, memory_mb)
+    limits = {
+        "cpu_seconds": max(1, round(seconds)),
+        "wall_seconds": wall_seconds,
+        "memory_mb": memory_mb,
+    }
+    return _run(_kind(allow_weak), program, tests, function, limits, notes or Notes())
 
 
-def missing() -> Sequence[str]:
-    """What this machine's sandbox cannot prevent, one sentence each.
+def missing(allow_weak: bool = False) -> Sequence[str]:
+    """What this machine's sandbox cannot prevent or give, and what to do about it.
 
     Raises:
         SandboxError: it has none that works.
     """
-    kind = _kind()
-    return [f"{lack} (sandbox {kind.name!r}; install bubblewrap)" for lack in kind.lacks]
+    kind = _kind(allow_weak)
+    return [f"sandbox {kind.name!r}: {kind.lacks}. {advice()}"] if kind.lacks else []
 
 
 _finding = threading.Lock()
 
 
-def _kind() -> Kind:
+def _kind(allow_weak: bool = False) -> Kind:
     with _finding:  # or threads would try, and warn, all at once
-        return _find()
+        return _find(allow_weak)
 
 
 @functools.cache
-def _find() -> Kind:
+def _find(allow_weak: bool) -> Kind:
     """The first kind that works, tried once in a process."""
     reasons = []
-    for kind in kinds():
+    for kind in kinds(allow_weak):
         try:
             _try(kind)
         except OSError as error:
@@ -111,18 +148,18 @@ def _find() -> Kind:
             continue
         for reason in reasons:
             logger.warning("verl-gdpo: a sandbox that does not work here: %s", reason)
-        for lack in kind.lacks:
-            logger.warning("verl-gdpo: sandbox %r: %s. Install bubblewrap", kind.name, lack)
+        if kind.lacks:
+            logger.warning("verl-gdpo: sandbox %r: %s. %s", kind.name, kind.lacks, advice())
         return kind
-    raise SandboxError(
-        "no way to run a program apart from this machine works: "
-        f"{'; '.join(reasons)}. Install bubblewrap (apt-get install bubblewrap)"
-    )
+    tried = "; ".join(reasons) or "neither bubblewrap nor Landlock is here"
+    weak = ". Weaker, as root alone: reward.reward_kwargs.weak_sandbox=True" * (not allow_weak)
+    raise SandboxError(f"no sandbox for programs works on this machine ({tried}). {advice()}{weak}")
 
 
 def _try(kind: Kind) -> None:
     """Raise SandboxError unless a program runs."""
-    (outcome,) = _run(kind, PROBE, [{"input": "hello\n"}], None, 10.0, 512)
+    limits = {"cpu_seconds": 10, "wall_seconds": 10.0, "memory_mb": 512}
+    (outcome,) = _run(kind, PROBE, [{"input": "hello\n"}], None, limits, Notes())
     if outcome != Outcome(True, PROBE_SAYS):
         raise SandboxError(f"got {outcome} of a program that prints {PROBE_SAYS!r}")
 
@@ -132,95 +169,65 @@ def _run(
     program: str,
     tests: Sequence[Mapping[str, Any]],
     function: str | None,
-    seconds: float,
-    memory_mb: int,
+    limits: Mapping[str, float],
+    notes: Notes,
 ) -> list[Outcome]:
     request = {
+        **limits,
         "program": program.encode("utf-8", "replace").decode(),
         "tests": tests,
         "function": function,
-        "cpu_seconds": max(1, round(seconds)),
-        "wall_seconds": WALL_SHARE * seconds,
-        "wall_seconds_of_all": ALL_SHARE * seconds,
-        "memory_mb": memory_mb,
         "output_bytes": OUTPUT_BYTES,
-        "processes": PROCESSES if kind.is_alone else 0,
-        "uid": FIRST_UID + random.SystemRandom().randrange(UIDS) if os.getuid() == 0 else None,
+        "uid": FIRST_UID + random.SystemRandom().randrange(UIDS) if can_change_user() else None,
+        "readable": kind.readable,
+        "folder": kind.folder,
+        "landlock": kind.landlock,
     }
-    limit = sandbox_inside.STARTUP_SECONDS + ALL_SHARE * seconds + KILL_SECONDS
-    with _place(), _file(json.dumps(request).encode()) as given, _file() as said, _file() as errors:
-        _start(kind, request["uid"], given, said, errors, limit)
+    with place(), _file(json.dumps(request).encode()) as given, _file() as said, _file() as errors:
+        notes.begin()
+        _start(kind, given, said, errors, limits["wall_seconds"])
         trouble = _read(errors)
-        if not trouble.endswith(sandbox_inside.READY.encode()):
-            raise SandboxError(trouble.decode("utf-8", "replace").strip()[-500:] or "no answer")
-        lines = _read(said).split(b"\n")
+        if not trouble.endswith(READY):
+            raise SandboxError(
+                trouble.decode("utf-8", "replace").strip().split("\n")[-1] or "no answer"
+            )
+        lines = _read(said).split(b"\n")[:-1]
     outcomes = [_outcome(line) for line in lines[: len(tests)]]
+    notes.stopped = len(outcomes) < len(tests)
     return outcomes + [Outcome(False, "")] * (len(tests) - len(outcomes))
 
 
-def _start(kind: Kind, uid: Any, given: int, said: int, errors: int, limit: float) -> None:
-    """Run what is inside, and wait for its end or end it, with all that it started."""
-    command = (*kind.command, "-c", Path(sandbox_inside.__file__).read_text() + "main()\n")
-    with contextlib.ExitStack() as stack:
-        folder = None if kind.has_scratch else stack.enter_context(_scratch(uid))
-        with subprocess.Popen(
-            command,
-            stdin=given,
-            stdout=said,
-            stderr=errors,
-            cwd=folder,
-            env=dict([HASHSEED]),
-            start_new_session=True,
-        ) as process:
-            try:
-                handle = os.pidfd_open(process.pid)
-                poll = select.poll()
-                poll.register(handle, select.POLLIN)
-                poll.poll(limit * 1000)
-                os.close(handle)
-            finally:
-                # not waited for yet, so the id is still that of this group
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, 9)
-        if uid is not None and kind.name == "limits":
-            # as that user, so that no other process can be meant
-            command = ("/bin/sh", "-c", "kill -9 -1 2>/dev/null")
-            subprocess.run(command, user=uid, group=uid, extra_groups=[])
+def _start(kind: Kind, given: int, said: int, errors: int, wall_seconds: float) -> None:
+    """Run what is inside, and wait for its end or end it."""
+    texts = [Path(str(module.__file__)).read_text() for module in (sandbox_lock, sandbox_inside)]
+    with subprocess.Popen(
+        (*kind.command, "-c", "\n".join([*texts, "main(lock)\n"])),
+        stdin=given,
+        stdout=said,
+        stderr=errors,
+        cwd="/",
+        env=ENVIRONMENT,
+        pass_fds=kind.files,
+        start_new_session=True,
+    ) as process:
+        try:
+            _wait(process.pid, errors, wall_seconds)
+        finally:
+            # not waited for yet, so the id is still that of this group
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
 
 
-@contextlib.contextmanager
-def _scratch(uid: int | None) -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="verl-gdpo-scratch-")
-    try:
-        if uid is not None:
-            os.chown(folder, uid, uid)
-        yield folder
-    finally:
-        # not shutil.rmtree, which a thousand nested folders make give up
-        subprocess.run(("rm", "-rf", "--", folder), stderr=subprocess.DEVNULL)
-
-
-@contextlib.contextmanager
-def _place() -> Iterator[None]:
-    """One of as many places as there are cores, shared by all processes of this user."""
-    folder = Path(tempfile.gettempdir()) / f"verl-gdpo-sandboxes-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    count = len(os.sched_getaffinity(0))
-    with contextlib.ExitStack() as stack:
-        names = [folder / str(place) for place in random.sample(range(count), count)]
-        files = [stack.enter_context(name.open("w")) for name in names]
-        if not any(_is_locked(file) for file in files):
-            fcntl.flock(files[0], fcntl.LOCK_EX)
-        yield
-
-
-def _is_locked(file: IO[str]) -> bool:
-    """Lock the file, unless somebody else has."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _wait(pid: int, errors: int, wall_seconds: float) -> None:
+    """Wait for the end of a run, or until it is late, which a program could prevent inside."""
+    late = time.monotonic() + sandbox_inside.STARTUP_SECONDS
+    poll = select.poll()
+    with os.fdopen(os.pidfd_open(pid)) as handle:
+        poll.register(handle, select.POLLIN)
+        while not _read(errors).endswith(READY):
+            if poll.poll(LOOK_SECONDS * 1000) or time.monotonic() > late:
+                return
+        poll.poll(wall_seconds * 1000)
 
 
 @contextlib.contextmanager

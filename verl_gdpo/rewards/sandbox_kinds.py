@@ -1,5 +1,7 @@
 """The ways in which this machine may confine a program, the best one first."""
 
+import fcntl
+import functools
 import os
 import shutil
 import sys
@@ -7,67 +9,114 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from verl_gdpo.rewards.sandbox_lock import landlock_version
+
 # programs of root run as a user of their own, from numbers that no system gives to anybody
 FIRST_UID, UIDS = 1_900_000_000, 1 << 24
 SCRATCH_BYTES = 64 << 20
-PROCESSES = 8  # of a program, its threads and what runs it
-HASHSEED = ("PYTHONHASHSEED", "0")  # a program that prints a set prints it the same way twice
-EVERYBODYS_FILES = "a program can read files that every user may read, and write where all may"
-OWN_FILES = "a program runs as this user: it can read and write the user's files"
-NETWORK = "a program can reach the network"
-SCRATCH = "how much a program writes into its scratch folder is bounded for each file alone"
-PROCESSES_OF_USER = (
-    "a program can end this user's processes, and by ending the one that runs it, outlive it; it "
-    "cannot start a thread"
+# a program prints a set the same way twice, and a thread reserves no memory beside its stack
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
+START = ("-SsB", "-X", "utf8")
+LACKS_FOLDER = (
+    "a program has no folder to write to, and can ask whether a path exists and how large a file is"
+)
+WEAK = (
+    "WEAK: a program can read all files that every user may read, so also the command line of the "
+    "training and, in its data, the expected results"
+)
+NO_BWRAP = (
+    "Install bubblewrap: `apt-get install bubblewrap`, or without rights `conda install -c "
+    "conda-forge bubblewrap`"
+)
+BWRAP_FAILS = (
+    "bubblewrap is installed, and this machine does not let it make namespaces. In Docker, start "
+    "the container with `--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt "
+    "apparmor=unconfined`. On Slurm or a shared machine, its administrator allows user namespaces: "
+    "user.max_user_namespaces is above 0, and where they exist kernel.unprivileged_userns_clone=1 "
+    "and kernel.apparmor_restrict_unprivileged_userns=0"
+)
+NO_LANDLOCK = (
+    "Landlock, the second best, needs Linux 5.13 or later with `landlock` in "
+    "/sys/kernel/security/lsm, and in a container Docker 23 or later"
+)
+ELSEWHERE = (
+    "Without any rights, a SandboxFusion service on another machine runs the programs: "
+    "reward.sandbox_fusion.url=http://HOST:8080/run_code"
 )
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One way to run a program.
+    """One way to run a program. In each, seccomp allows it few calls: `sandbox_lock.py`.
 
-    name: "bubblewrap", "unshare" or "limits".
+    name: "bubblewrap", "landlock" or "weak".
     command: what starts Python, which then runs `sandbox_inside.py`.
-    lacks: what it cannot prevent; empty for the best.
-    has_scratch: it brings a scratch folder of its own.
-    is_alone: the program's user has no other process, so that the number of processes can be
-        limited; else none but the first is allowed.
+    landlock: the version of Landlock to use; 0 for none.
+    folder: the folder that a program may write to, if it has one.
+    readable: what it may read besides Python itself, as far as Landlock decides.
+    files: descriptors that the command names.
+    lacks: what it cannot prevent or give; "" for the best.
     """
 
     name: str
     command: tuple[str, ...]
-    lacks: tuple[str, ...]
-    has_scratch: bool = False
-    is_alone: bool = True
+    landlock: int = 0
+    folder: str | None = None
+    readable: tuple[str, ...] = ()
+    files: tuple[int, ...] = ()
+    lacks: str = ""
 
 
-def kinds() -> Iterator[Kind]:
+def kinds(allow_weak: bool = False) -> Iterator[Kind]:
     """What may work on this machine; whether it does is found by trying."""
-    is_root = os.getuid() == 0
-    bwrap, unshare = shutil.which("bwrap"), shutil.which("unshare")
+    landlock = landlock_version()
+    bwrap = shutil.which("bwrap")
     if bwrap:
-        yield Kind("bubblewrap", _bubblewrap(bwrap, is_root), (), has_scratch=True)
-    files = EVERYBODYS_FILES if is_root else OWN_FILES
-    for python in _pythons(is_root):
-        start = (python, "-SsB", "-X", "utf8")
-        if unshare:
-            namespaces = ("--net", "--ipc", "--pid", "--fork", "--kill-child")
-            user = () if is_root else ("--user",)
-            yield Kind("unshare", (unshare, *user, *namespaces, *start), (files, SCRATCH))
-    for python in _pythons(is_root):
-        start = (python, "-SsB", "-X", "utf8")
-        others = () if is_root else (PROCESSES_OF_USER,)
-        yield Kind("limits", start, (files, SCRATCH, NETWORK, *others), is_alone=is_root)
+        yield Kind("bubblewrap", _bubblewrap(bwrap), landlock, "/tmp", ("/",))
+    prefix = _prefix()
+    python = os.path.relpath(Path(sys.executable).resolve(), Path(sys.base_prefix).resolve())
+    command = (f"/proc/self/fd/{prefix}/{python}", *START)
+    # libraries that Python's modules load
+    readable = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/urandom")
+    if landlock:
+        yield Kind("landlock", command, landlock, None, readable, (prefix,), LACKS_FOLDER)
+    if allow_weak and can_change_user():
+        yield Kind("weak", command, files=(prefix,), lacks=f"{WEAK}; {LACKS_FOLDER}")
 
 
-def _bubblewrap(bwrap: str, is_root: bool) -> tuple[str, ...]:
+def advice() -> str:
+    """What a person can do for a better sandbox than this machine has."""
+    bwrap = BWRAP_FAILS if shutil.which("bwrap") else NO_BWRAP
+    return ". ".join([bwrap, *([] if landlock_version() else [NO_LANDLOCK]), ELSEWHERE])
+
+
+def can_change_user() -> bool:
+    """Whether this is root, and not that of a container whose other users do not exist outside."""
+    first, _, count = map(int, Path("/proc/self/uid_map").read_text().split()[:3])
+    return os.getuid() == 0 and first + count >= FIRST_UID + UIDS
+
+
+@functools.cache
+def _prefix() -> int:
+    """Python's folder, opened: its own user may reach it where a program's user may not.
+
+    A number that `sandbox_inside` does not close. It stays open as long as this process lives.
+    """
+    file = os.open(sys.base_prefix, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    number = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 64)
+    os.close(file)
+    return number
+
+
+def _bubblewrap(bwrap: str) -> tuple[str, ...]:
     """Only Python and the system's libraries are there, and one small folder can be written to."""
     python, base = Path(sys.executable).resolve(), Path(sys.base_prefix)
     inside = f"/python/bin/{python.name}"
     # as root without a user namespace: in one, the program's user would still be root outside, for
     # whom the limit of processes does not hold
-    user = () if is_root else ("--unshare-user", "--uid", "65534", "--gid", "65534")
-    libraries: list[str] = ["--ro-bind", "/usr/lib", "/usr/lib"]
+    user = () if can_change_user() else ("--unshare-user", "--uid", "65534", "--gid", "65534")
+    # folders on the way are root's alone, unless they are made here
+    libraries: list[str] = ["--perms", "0755", "--dir", "/usr", "--ro-bind", "/usr/lib", "/usr/lib"]
     libraries += ["--ro-bind-try", "/usr/lib64", "/usr/lib64"]
     for folder in ("/lib", "/lib64"):
         if os.path.islink(folder):
@@ -85,14 +134,6 @@ def _bubblewrap(bwrap: str, is_root: bool) -> tuple[str, ...]:
         *("--dev", "/dev", "--remount-ro", "/dev"),
         *("--perms", "1777", "--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"),
         *("--remount-ro", "/"),
-        *("--clearenv", "--setenv", *HASHSEED, "--setenv", "LD_LIBRARY_PATH", "/python/lib"),
-        *(inside, "-SsB", "-X", "utf8"),
+        *("--setenv", "LD_LIBRARY_PATH", "/python/lib"),
+        *(inside, *START),
     )
-
-
-def _pythons(is_root: bool) -> Iterator[str]:
-    """This Python and, in case another user cannot read its files, the machine's."""
-    yield str(Path(sys.executable).resolve())
-    of_machine = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
-    if is_root and of_machine:
-        yield of_machine

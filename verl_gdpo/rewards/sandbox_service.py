@@ -13,8 +13,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from verl_gdpo.rewards.sandbox import (
     OUTPUT_BYTES,
     PROBE,
     PROBE_SAYS,
-    WALL_SHARE,
+    Notes,
     Outcome,
     SandboxError,
 )
@@ -31,7 +29,8 @@ from verl_gdpo.rewards.sandbox import (
 TRIES, RETRY_SECONDS = 3, 1.0  # the n-th wait is n times as long
 ANSWER_SECONDS = 10.0  # of the service itself, beside the two limits of the program; as in verl
 REPLY_BYTES = 8 * OUTPUT_BYTES  # escaped as JSON, a byte of output may take six
-STOPPED = ("Error", "TimeLimitExceeded")  # how a program ends that the service stops
+TIME_LIMIT = "TimeLimitExceeded"
+STOPPED = ("Error", TIME_LIMIT)  # how a program ends that the service stops
 NOT_FINISHED = Outcome(False, "")
 PROBE_TEST = {"input": "hello\n"}
 
@@ -41,7 +40,7 @@ class Service:
 
     Args:
         url: where programs are posted, such as http://127.0.0.1:8080/run_code.
-        max_concurrent: requests at a time, of one reward worker.
+        max_concurrent: programs at a time, of one reward worker.
         memory_limit_mb: of a program; the service sees to it.
 
     Raises:
@@ -58,6 +57,7 @@ class Service:
             if not value >= 1:
                 raise ValueError(f"reward.sandbox_fusion.{name}: got {value}; expected at least 1")
         self.url, self.memory_limit_mb = url, memory_limit_mb
+        self.max_concurrent = max_concurrent
         self._places = threading.BoundedSemaphore(max_concurrent)
 
     @classmethod
@@ -75,21 +75,32 @@ class Service:
         tests: Sequence[Mapping[str, Any]],
         *,
         function: str | None = None,
-        seconds: float = 4.0,
+        wall_seconds: float = 10.0,
+        notes: Notes | None = None,
     ) -> list[Outcome]:
-        """Run a program once for each test, as `sandbox.run` does; all tests are sent at once.
+        """Run a Python program once for each test, as `sandbox.run` does.
 
         Args:
-            seconds: a test may take 3 times as much wall time; the service counts no other.
+            wall_seconds: of each test; the service counts no CPU time.
+            notes: filled in.
 
         Raises:
             SandboxError: the service cannot be reached, or runs no program at all. If it only
                 fails with this one, the program has failed.
         """
-        with ThreadPoolExecutor(max(1, len(tests))) as pool:
-            return [*pool.map(partial(self._judge, program, function, seconds), tests)]
+        notes = notes or Notes()
+        outcomes: list[Outcome] = []
+        with self._places:
+            notes.begin()
+            for test in tests:
+                outcome = self._judge(program, function, wall_seconds, test)
+                if outcome is None:
+                    notes.stopped = True
+                    break
+                outcomes.append(outcome)
+        return outcomes + [NOT_FINISHED] * (len(tests) - len(outcomes))
 
-    def missing(self) -> Sequence[str]:
+    def missing(self, **_: Any) -> Sequence[str]:
         """Nothing that is known of; raises SandboxError if the service does not run a program."""
         self._probe(10.0)
         return ()
@@ -107,21 +118,20 @@ class Service:
         return f"reward.sandbox_fusion.url={self.url}"
 
     def _judge(
-        self, program: str, function: str | None, seconds: float, test: Mapping[str, Any]
-    ) -> Outcome:
+        self, program: str, function: str | None, wall_seconds: float, test: Mapping[str, Any]
+    ) -> Outcome | None:
         try:
-            return self._run_one(program, function, seconds, test)
+            return self._run_one(program, function, wall_seconds, test)
         except SandboxError:
-            self._probe(seconds)
-            return NOT_FINISHED  # a program may bring down the service that runs it
+            self._probe(wall_seconds)
+            return None  # a program may bring down the service that runs it
 
     def _run_one(
-        self, program: str, function: str | None, seconds: float, test: Mapping[str, Any]
-    ) -> Outcome:
+        self, program: str, function: str | None, wall_seconds: float, test: Mapping[str, Any]
+    ) -> Outcome | None:
         program = program.encode("utf-8", "replace").decode()
         request = json.dumps({"program": program, "function": function, "test": test})
         source = Path(sandbox_inside.__file__).read_text()
-        wall_seconds = WALL_SHARE * seconds
         body = {
             "code": f"{source}\nserve({json.dumps(request)})\n",
             "language": "python",
@@ -134,11 +144,10 @@ class Service:
         }
         return self._ask(json.dumps(body).encode(), 2 * wall_seconds + ANSWER_SECONDS, function)
 
-    def _ask(self, body: bytes, seconds: float, function: str | None) -> Outcome:
+    def _ask(self, body: bytes, seconds: float, function: str | None) -> Outcome | None:
         for number in range(1, TRIES + 1):
             try:
-                with self._places:
-                    return _outcome(_post(self.url, body, seconds), bool(function))
+                return _outcome(_post(self.url, body, seconds), bool(function))
             except (OSError, ValueError, http.client.HTTPException) as error:
                 last = error
             if number < TRIES:
@@ -150,10 +159,10 @@ class Service:
         ) from last
 
 
-def _outcome(reply: Any, is_function: bool) -> Outcome:
-    """How a test ended; raises ValueError if the reply does not say so."""
+def _outcome(reply: Any, is_function: bool) -> Outcome | None:
+    """How a test ended, None at a limit; raises ValueError if the reply does not say so."""
     if reply is None:
-        return NOT_FINISHED
+        return None
     if isinstance(reply, dict):
         parts = [reply.get(key) or {} for key in ("compile_result", "run_result")]
         ran = parts[-1]
@@ -166,7 +175,7 @@ def _outcome(reply: Any, is_function: bool) -> Outcome:
         if reply.get("status") == "Failed" and any(
             part.get("status") in STOPPED or part.get("return_code") for part in parts
         ):
-            return NOT_FINISHED
+            return None if ran.get("status") == TIME_LIMIT else NOT_FINISHED
     raise ValueError(f"the answer {json.dumps(reply)[:300]}")
 
 

@@ -11,6 +11,10 @@ def _no_labels(_ground_truth: str) -> Sequence[str]:
     return ()
 
 
+def _nothing(**_options: Any) -> Sequence[str]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Task:
     """One task: its rows, its rewards and its answers.
@@ -30,10 +34,11 @@ class Task:
     verl_names: {name of a reward in verl's own scorer for these rows: our name}.
     labels: `labels(ground_truth)` returns texts such as ["calls: 2"]; the report of the data counts
         how many rows have each text.
-    missing: `missing()` returns what this machine cannot give to `score`, for `check` to say. It
-        raises OSError where the machine cannot score at all.
-    takes_service: `score` takes `service`, the `sandbox_service.Service` that verl's block
-        `reward.sandbox_fusion` names; `check` then asks the service in the place of `missing`.
+    missing: `missing(**options)` returns what this machine cannot give to `score`, for `check` to
+        say. It raises OSError where the machine cannot score at all.
+    takes_service: `score` runs programs. It takes `service`, the `sandbox_service.Service` that
+        verl's block `reward.sandbox_fusion` names; `check` then asks the service in the place of
+        `missing`. It also takes `notes`, a `sandbox.Notes` that it fills in, for the log.
     main_reward: the reward that says whether an answer is right, for the findings about a run.
     """
 
@@ -46,7 +51,7 @@ class Task:
     system_prompt: str | None
     verl_names: Mapping[str, str] = field(default_factory=dict)
     labels: Callable[[str], Sequence[str]] = _no_labels
-    missing: Callable[[], Sequence[str]] = tuple
+    missing: Callable[..., Sequence[str]] = _nothing
     takes_service: bool = False
     main_reward: str = ""
 

@@ -5,6 +5,7 @@ so the rewards behind that number can be had again.
 """
 
 import asyncio
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.batch.values import is_number
-from verl_gdpo.rewards import TASKS
+from verl_gdpo.rewards import TASKS, options_of
 
 HOW = f"FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task: {', '.join(TASKS)}"
 
@@ -29,15 +30,22 @@ class Scorer:
     data_source: str | None = None  # of rows that do not say theirs
 
     @classmethod
-    def of(cls, name: str, data_source: str | None = None) -> "Scorer":
+    def of(cls, name: str, data_source: str | None = None, **options: Any) -> "Scorer":
         """Return the scorer that `name` stands for; see `HOW`.
 
+        Args:
+            options: keyword arguments of a task's scorer.
+
         Raises:
-            ValueError: there is no such task, module or function.
+            ValueError: there is no such task, module or function, or it takes no such option.
         """
+        taken = options_of(TASKS[name]) if name in TASKS else []
+        if unknown := {*options} - {*taken}:
+            raise ValueError(f"--scorer {name}: takes {taken}, but not {sorted(unknown)}")
         if name in TASKS:
             task = TASKS[name]
-            return cls(name, task.score, True, data_source or task.data_sources[0])
+            score = functools.partial(task.score, **options)
+            return cls(name, score, True, data_source or task.data_sources[0])
         where, colon, function = name.rpartition(":")
         if not colon:
             raise ValueError(f"--scorer {name}: expected {HOW}")

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_gdpo.batch.rows import split_key
+from verl_gdpo.batch.rows import NOTES_KEY, split_key
 from verl_gdpo.batch.values import as_json
 from verl_gdpo.verl_hooks.step import Step
 
@@ -70,4 +70,5 @@ def _columns(
 
 
 def _rewards(info: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(name): as_json(value) for name, value in info.items() if name != "score"}
+    shown = {name: info[name] for name in info if name not in ("score", NOTES_KEY)}
+    return {str(name): as_json(value) for name, value in shown.items()}

@@ -11,9 +11,11 @@ Relies on verl 0.9:
 import functools
 import inspect
 import logging
+import os
 import reprlib
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
@@ -23,10 +25,12 @@ from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
 from verl_gdpo.advantage.zero import is_the_sum
 from verl_gdpo.batch.matrix import not_the_sum
-from verl_gdpo.batch.rows import ERROR_KEY
+from verl_gdpo.batch.rows import ERROR_KEY, NOTES_KEY
 from verl_gdpo.batch.values import as_json, is_number, value_or_error
 from verl_gdpo.rewards import TASK_OF, belongs_elsewhere, options_for
+from verl_gdpo.rewards.sandbox import Notes
 from verl_gdpo.rewards.sandbox_service import Service
+from verl_gdpo.rewards.task import Task
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import FACTS, check_name, gate, weighted_sum
 from verl_gdpo.verl_hooks.scorer_calls import call, describe, in_own_task, label_of
@@ -69,7 +73,11 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self.is_custom = config.reward.custom_reward_function.path is not None
         options = dict(config.reward.get("reward_kwargs") or {})
         self.scorer_options = {source: options_for(source, options) for source in TASK_OF}
+        self._pools: dict[str | None, ThreadPoolExecutor] = {}  # of each task; see `_pool`
+        # this worker may have all cores for programs, while the others have none to run
+        self.programs_at_once = len(os.sched_getaffinity(0))
         if service := Service.of(config.reward.get("sandbox_fusion")):
+            self.programs_at_once = service.max_concurrent
             for source, task in TASK_OF.items():
                 self.scorer_options[source] |= {"service": service} if task.takes_service else {}
         self.slow_scoring = SlowScoring()
@@ -83,6 +91,16 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
                 "reward_model_tokenizer": reward_model_tokenizer,
             }
         )
+
+    def cannot_score(self, sources: Iterable[str]) -> str:
+        """Why this machine cannot score rows of these data sources; "" if it can."""
+        try:
+            for source in {*sources} & {*TASK_OF}:
+                options = dict(self.scorer_options[source])
+                (options.pop("service", None) or TASK_OF[source]).missing(**options)
+        except OSError as error:
+            return str(error)
+        return ""
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score the last row of `data`, which holds the rows of one session."""
@@ -106,17 +124,20 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             length = row.batch["attention_mask"][-len(response_ids) :].sum()
         length = int(length)
         decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
-        response = await self._in_thread(decode, response_ids[:length])
+        response = await self._in_thread(None, decode, response_ids[:length])
         data_source = fields["data_source"]
         ground_truth = (fields.get("reward_model") or {}).get("ground_truth")
-        if not self.is_custom and data_source in TASK_OF:
+        task = None if self.is_custom else TASK_OF.get(data_source)
+        notes = Notes() if task and task.takes_service else None
+        if task is not None:
             score = functools.partial(
-                TASK_OF[data_source].score,
+                task.score,
                 response,
                 ground_truth,
                 response_tokens=length,
                 step=fields.get("global_steps"),
                 **self.scorer_options[data_source],
+                **({"notes": notes} if notes else {}),
             )
         else:
             score = functools.partial(
@@ -129,10 +150,11 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             )
         label = label_of(fields)
         is_async = inspect.iscoroutinefunction(score.func)
-        result = score() if is_async else await self._in_thread(self._watched, label, score)
+        pool = self._pool(task)
+        result = score() if is_async else await self._in_thread(pool, self._watched, label, score)
         if inspect.isawaitable(result):
             result = await in_own_task(self._awaited(label, result))
-        return result
+        return {**result, NOTES_KEY: notes.numbers()} if notes else result
 
     def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
         """Return the `extra_info` of verl's own managers, with the response's length in tokens."""
@@ -193,8 +215,22 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             raise ValueError(f"the scorer returned no number: {reprlib.repr(info)}")
         return counts
 
-    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        return await self.loop.run_in_executor(None, call, function, *args)
+    def _pool(self, task: Task | None) -> ThreadPoolExecutor:
+        """The threads of a task, None for a scorer that is not ours.
+
+        No two tasks share them, and decoding has others: a scorer that waits holds up no other. As
+        many as can run at once are enough for programs; Python's own number is for the others.
+        """
+        name = task.name if task else None
+        if name not in self._pools:
+            runs_programs = task is not None and task.takes_service
+            self._pools[name] = ThreadPoolExecutor(self.programs_at_once if runs_programs else None)
+        return self._pools[name]
+
+    async def _in_thread(
+        self, pool: ThreadPoolExecutor | None, function: Callable[..., Any], *args: Any
+    ) -> Any:
+        return await self.loop.run_in_executor(pool, call, function, *args)
 
     def _watched(self, label: str, score: Callable[[], Any]) -> Any:
         with self.slow_scoring.of(label):
@@ -227,9 +263,15 @@ def runs_gdpo_manager(config: Any) -> bool:
     return issubclass(resolve_reward_manager_cls(config), GdpoRewardManager)
 
 
-def node_and_manager(worker: Any) -> tuple[str, bool]:
-    """Return the node's address and whether its manager is ours; runs in a reward worker."""
-    return ray.util.get_node_ip_address(), isinstance(worker.reward_manager, GdpoRewardManager)
+def node_and_manager(worker: Any, sources: Iterable[str]) -> tuple[str, bool, str]:
+    """Return the node's address, whether its manager is ours, and why it cannot score the sources.
+
+    It runs in a reward worker.
+    """
+    manager, node = worker.reward_manager, ray.util.get_node_ip_address()
+    if not isinstance(manager, GdpoRewardManager):
+        return node, False, ""
+    return node, True, manager.cannot_score(sources)
 
 
 # not with verl's register(), which refuses to replace its own manager of this name

@@ -18,7 +18,7 @@ import torch
 
 from verl_gdpo.advantage.equation import GdpoScalars
 from verl_gdpo.batch.matrix import RewardMatrix, rewards_among
-from verl_gdpo.batch.metrics import batch_metrics, settings_of_advantage
+from verl_gdpo.batch.metrics import batch_metrics, scoring_metrics, settings_of_advantage
 from verl_gdpo.batch.rows import RewardRows, group_of
 from verl_gdpo.settings.algorithm import GdpoSettings
 
@@ -120,7 +120,7 @@ class Step:
         assert self.rows is not None
         settings = settings_of_advantage(adv_estimator, self.settings)
         by_token = settings is not None and settings.batch_norm == "token"
-        return batch_metrics(
+        found = batch_metrics(
             self.rewards,
             self.rows.counted_B,
             [group_of(key) for key in keys],
@@ -131,6 +131,7 @@ class Step:
             self.rows.sources if by_source else None,
             self.scalars,
         )
+        return found | scoring_metrics(self.rows)
 
     def __enter__(self) -> "Step":
         self._token = _current.set(self)

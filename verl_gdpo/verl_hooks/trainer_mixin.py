@@ -15,6 +15,7 @@ from typing import Any
 import verl
 
 import verl_gdpo
+from verl_gdpo.batch.rows import NOTES_KEY
 from verl_gdpo.batch.values import as_json, as_numbers_or_text
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
@@ -122,7 +123,11 @@ class TrainerMixin:
                 texts = kwargs["inputs"], kwargs["outputs"]
                 self.rollout_table.log(self.logger.logger, self.global_steps, *texts, ours)
         elif self.gdpo is not None:  # validation
-            columns = {str(name): [*map(as_json, values)] for name, values in columns.items()}
+            columns = {
+                str(name): [*map(as_json, values)]
+                for name, values in columns.items()
+                if name != NOTES_KEY
+            }
         super()._dump_generations(  # type: ignore[misc]
             reward_extra_infos_dict=columns, **kwargs
         )
@@ -131,7 +136,11 @@ class TrainerMixin:
         self, sources: Any, uids: Any, infos: dict[str, list[Any]], *args: Any, **kwargs: Any
     ) -> Any:
         if self.gdpo is not None:
-            infos = {name: as_numbers_or_text(column) for name, column in infos.items()}
+            infos = {
+                name: as_numbers_or_text(column)
+                for name, column in infos.items()
+                if name != NOTES_KEY
+            }
         return super()._val_metrics_update(  # type: ignore[misc]
             sources, uids, infos, *args, **kwargs
         )

@@ -11,7 +11,7 @@ Relies on verl 0.9:
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class GdpoTrainer(TrainerMixin):
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]
         if self.has_manager:
-            check_reward_workers(self.reward_loop_manager.reward_loop_workers)
+            check_reward_workers(self.reward_loop_manager.reward_loop_workers, self.sources)
 
     def fit(self, agent_loop_manager: Any) -> None:
         try:
@@ -116,26 +116,31 @@ class GdpoTrainer(TrainerMixin):
             super()._log_rollout_data(*args, **kwargs)  # type: ignore[misc]
 
 
-def check_reward_workers(workers: Sequence[Any]) -> None:
+def check_reward_workers(workers: Sequence[Any], sources: Iterable[str]) -> None:
     """Ask every reward worker which manager it runs, because a node may lack the package.
 
     Raises:
-        RuntimeError: names the nodes whose reward workers do not run our manager.
+        RuntimeError: names the nodes whose reward workers do not run our manager, or cannot score
+            rows of these data sources.
     """
     advice = (
         f"Install verl-gdpo=={verl_gdpo.__version__} on every node of the Ray cluster. If "
         "VERL_USE_EXTERNAL_PLUGINS is set there, it must include verl_gdpo"
     )
     try:
-        answers = ray.get([worker.__ray_call__.remote(node_and_manager) for worker in workers])
+        asked = [worker.__ray_call__.remote(node_and_manager, {*sources}) for worker in workers]
+        answers = ray.get(asked)
     except ray.exceptions.RayError as error:  # a node without the package cannot answer
         raise RuntimeError(f"a reward worker did not start or answer: {error}. {advice}") from error
-    foreign = sorted({node for node, is_ours in answers if not is_ours})
+    foreign = sorted({node for node, is_ours, _ in answers if not is_ours})
     if foreign:
         raise RuntimeError(
             f"reward.reward_manager: on nodes {foreign} the reward workers do not run the manager "
             f"of verl-gdpo. {advice}"
         )
+    for node, _, refusal in answers:
+        if refusal:
+            raise RuntimeError(f"reward worker on node {node}: {refusal}")
 
 
 def extending(get_trainer_cls: Callable[..., type]) -> Callable[..., type]:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.rewards import TASK_OF, options_for
 from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.tools.check.gpu_memory import (
     memory_problems,
@@ -231,9 +231,12 @@ def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:
     if config.reward.custom_reward_function.path is not None:
         return []
     service = Service.of(config.reward.get("sandbox_fusion"))
-    tasks = {task.name: task for task in map(TASK_OF.get, sources) if task is not None}
+    options = dict(config.reward.get("reward_kwargs") or {})
+    tasks = {TASK_OF[source].name: source for source in sources if source in TASK_OF}
     return [
         f"task {name}: {lack}"
-        for name, task in tasks.items()
-        for lack in (service if service and task.takes_service else task).missing()
+        for name, source in tasks.items()
+        for lack in (
+            service if service and TASK_OF[source].takes_service else TASK_OF[source]
+        ).missing(**options_for(source, options))
     ]

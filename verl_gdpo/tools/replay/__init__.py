@@ -62,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--config", type=Path, help="the run's configuration, if not DIR/hydra/.hydra/config.yaml")
     add("--scorer", metavar="NAME", help=f"scores the rollouts again: {HOW}")
     add("--data-source", metavar="NAME", help="of rows without one, for --scorer")
+    add(
+        "--weak-sandbox", action="store_true", help="let --scorer coding run programs in a weak one"
+    )
     add("--arm", action="append", default=[], metavar="NAME", help=f"one of {', '.join(ARMS)}")
     add("--steps", type=step_range, metavar="FIRST:LAST", help="these steps only; or one step")
     add("--top", type=int, default=3, help="number of groups to show for each alternative (3)")
@@ -81,7 +84,10 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--out {out}: expected a name that ends in {', '.join(FORMATS)}")
     if arguments.top < 0:
         raise ValueError(f"--top {arguments.top}: expected 0 or more")
-    scorer = Scorer.of(arguments.scorer, arguments.data_source) if arguments.scorer else None
+    options = {"weak_sandbox": True} if arguments.weak_sandbox else {}
+    if options and not arguments.scorer:
+        raise ValueError("--weak-sandbox goes with --scorer coding")
+    scorer = arguments.scorer and Scorer.of(arguments.scorer, arguments.data_source, **options)
     files, unfinished = dump_files(arguments.folder)
     if arguments.steps is not None:
         files = _chosen(files, arguments.steps)
