@@ -40,7 +40,7 @@ except OSError as error:
 class Program(NamedTuple):
     """One program; `breaks` are the sandboxes that do not stop it, and say so.
 
-    needs_rights: it is stopped without a sandbox too, on some machines at least.
+    needs_rights: without a sandbox it is stopped too on some machines, as in an ordinary container.
     """
 
     what: str
@@ -116,7 +116,7 @@ TABLE = {
             "if os.stat(t.everybodys).st_size: raise OSError('is whole')",
         "emptied by creat #rights": "call(85, None, t.everybodys.encode(), 0o666)",
         "made": "open(t.folder + '/new', 'x')",
-        "made without a name": "os.open(t.folder, os.O_TMPFILE | os.O_RDWR)",
+        "made without a name #rights": "os.open(t.folder, os.O_TMPFILE | os.O_RDWR)",
         "made while opened for reading": "os.open(t.folder + '/new', os.O_CREAT)",
         "in /var/tmp": "open(f'/var/tmp/{t.name}', 'x'); os.unlink(f'/var/tmp/{t.name}')",
         "in /dev/shm": "open(f'/dev/shm/{t.name}', 'x'); os.unlink(f'/dev/shm/{t.name}')",
@@ -138,9 +138,9 @@ TABLE = {
         "mode, by the new call #rights": "call(452, 452, -100, t.everybodys.encode(), 0o777, 0)",
         "owner #rights": "os.chown(t.everybodys, -1, os.getgid())",
         "times": "os.utime(t.everybodys)",
-        "attribute": "os.setxattr(t.everybodys, 'user.x', b'1')",
-        "attribute removed": "os.removexattr(t.everybodys, 'user.made')",
-        "attributes read": "os.listxattr(t.everybodys)",
+        "attribute #rights": "os.setxattr(t.everybodys, 'user.x', b'1')",
+        "attribute removed #rights": "os.removexattr(t.everybodys, 'user.made')",
+        "attributes read #rights": "os.listxattr(t.everybodys)",
         "flags #rights":
             "fcntl.ioctl(os.open(t.secret, os.O_RDONLY), 0x40086602, struct.pack('l', 0))",
     },
@@ -154,24 +154,24 @@ TABLE = {
         "which there are #weak": "os.listdir('/proc')",
         "its command line #weak": "open(f'/proc/{t.pid}/cmdline').read()",
         "its environment": "open(f'/proc/{os.getppid()}/environ').read()",
-        "its memory": "open(f'/proc/{os.getppid()}/mem', 'rb')",
-        "another process's memory": "open(f'/proc/{t.pid}/mem', 'rb')",
+        "its memory #rights": "open(f'/proc/{os.getppid()}/mem', 'rb')",
+        "another process's memory #rights": "open(f'/proc/{t.pid}/mem', 'rb')",
         "its map of memory": "open(f'/proc/{os.getppid()}/maps').read()",
         "its files": "os.listdir(f'/proc/{os.getppid()}/fd')",
         "its output": "open(f'/proc/{os.getppid()}/fd/1', 'r+b')",
         "the program's own memory, as a file": "open('/proc/self/mem', 'r+b')",
         "connections #weak": "open('/proc/net/tcp').read()",
         "the machine #weak": "os.listdir('/sys/class')",
-        "memory, by a call":
+        "memory, by a call #rights":
             "here = ctypes.create_string_buffer(8)\n"
             "iov = struct.pack('PN', ctypes.addressof(here), 8)\n"
             "call(310, 270, os.getppid(), iov, 1, iov, 1, 0)",
-        "memory written, by a call":
+        "memory written, by a call #rights":
             "here = ctypes.create_string_buffer(8)\n"
             "iov = struct.pack('PN', ctypes.addressof(here), 8)\n"
             "call(311, 271, os.getppid(), iov, 1, iov, 1, 0)",
-        "a descriptor of it": "call(438, 438, call(434, 434, os.getppid(), 0), 1, 0)",
-        "does it share files": "call(312, 272, os.getppid(), os.getppid(), 0, 0, 0)",
+        "a descriptor of it #rights": "call(438, 438, call(434, 434, os.getppid(), 0), 1, 0)",
+        "does it share files #rights": "call(312, 272, os.getppid(), os.getppid(), 0, 0, 0)",
         "its locks": "call(274, 100, os.getppid(), struct.pack('P', 0) * 2, struct.pack('P', 0))",
     },
     CONTROL: {
@@ -186,7 +186,7 @@ TABLE = {
         "a handle": "os.pidfd_open(os.getppid())",
         "a signal by a pipe":
             "r, w = os.pipe(); fcntl.fcntl(r, 8, os.getppid()); fcntl.fcntl(r, 10, 9)",
-        "traced": "call(101, 117, 0x4206, os.getppid(), 0, 0)",
+        "traced #rights": "call(101, 117, 0x4206, os.getppid(), 0, 0)",
         "traced by the parent": "call(101, 117, 0, 0, 0, 0)",
         "its limits": "resource.prlimit(os.getppid(), resource.RLIMIT_CORE)",
         "its priority": "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
@@ -194,7 +194,7 @@ TABLE = {
         "its cores": "os.sched_setaffinity(os.getppid(), os.sched_getaffinity(0))",
         "its scheduling": "os.sched_setscheduler(os.getppid(), os.SCHED_IDLE, os.sched_param(0))",
         "its priority of files": "call(251, 30, 1, os.getppid(), 3 << 13)",
-        "its memory moved": "call(279, 239, os.getppid(), 0, 0, 0, 0, 0)",
+        "its memory moved #rights": "call(279, 239, os.getppid(), 0, 0, 0, 0, 0)",
         "out of the group": "os.setsid()",
         "another group": "os.setpgid(0, 0)",
     },
@@ -203,7 +203,7 @@ TABLE = {
         "a server": "socket.create_server(('127.0.0.1', 0))",
         "a datagram":
             "socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))",
-        "IPv6": "socket.socket(socket.AF_INET6)",
+        "IPv6 #rights": "socket.socket(socket.AF_INET6)",
         "a raw socket #rights": "socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
         "packets #rights": "socket.socket(17, socket.SOCK_RAW)",
         "routes": "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)",
@@ -218,35 +218,36 @@ TABLE = {
         "shared memory": "call(29, 194, 0, 4096, 0o1600)",
         "semaphores": "call(64, 190, 0, 1, 0o1600)",
         "messages": "call(68, 186, 0, 0o1600)",
-        "a queue": "call(240, 180, b'hostile', 0o100 | 2, 0o600, 0); call(241, 181, b'hostile')",
+        "a queue #rights":
+            "call(240, 180, b'hostile', 0o100 | 2, 0o600, 0); call(241, 181, b'hostile')",
         "a semaphore with a name": "_multiprocessing.SemLock(0, 1, 1, '/hostile', True)",
-        "a key": "call(248, 217, b'user', b'hostile', b'x', 1, -2)",
+        "a key #rights": "call(248, 217, b'user', b'hostile', b'x', 1, -2)",
         "files in memory": "os.memfd_create('x')",
     },
     KERNEL: {
-        "a user's namespace": "call(272, 97, 0x10000000)",
+        "a user's namespace #rights": "call(272, 97, 0x10000000)",
         "a network of its own #rights": "call(272, 97, 0x40000000)",
-        "a user's namespace, by clone":
+        "a user's namespace, by clone #rights":
             "if call(56, 220, 0x10000000 | 17, 0, 0, 0, 0) == 0: os._exit(0)",
         "a thread in a namespace #rights": "call(56, 220, 0x10010900, 0, 0, 0, 0)",
-        "a process by clone3":
+        "a process by clone3 #rights":
             "if call(435, 435, struct.pack('8Q', 0, 0, 0, 0, 17, 0, 0, 0), 64) == 0: os._exit(0)",
         "another's namespace #rights": "call(308, 268, os.open('/proc/1/ns/net', os.O_RDONLY), 0)",
         "a mount #rights": "call(165, 40, b'none', b'/tmp', b'tmpfs', 0, 0)",
         "a mount removed #rights": "call(166, 39, b'/tmp', 2)",
         "another root #rights": "os.chroot('/')",
         "a mount, by the new call #rights": "call(430, 430, b'tmpfs', 0)",
-        "io_uring": "call(425, 425, 8, bytes(120))",
+        "io_uring #rights": "call(425, 425, 8, bytes(120))",
         "bpf #rights": "call(321, 280, 0, bytes(128), 128)",
         "events #rights": "call(298, 241, struct.pack('II120x', 1, 128), 0, -1, -1, 0)",
         "faults of pages #rights": "call(323, 282, 0)",
         "changes of files": "call(294, 26, 0)",
         "accesses to files #rights": "call(300, 262, 0, 0)",
-        "another personality": "call(135, 92, 0)",
+        "another personality #rights": "call(135, 92, 0)",
         "another filter": "call(317, 277, 2, 0, struct.pack('I', 0x7FFF0000))",
         "core dumps": "if libc.prctl(4, 1, 0, 0, 0): raise OSError('held')",
         "the end of another": "if libc.prctl(1, 9, 0, 0, 0): raise OSError('held')",
-        "segments": "call(154, None, 0, bytes(64), 64)",
+        "segments #rights": "call(154, None, 0, bytes(64), 64)",
         "ports #rights": "call(172, None, 3)",
         "a module #rights": "call(175, 105, 0, 0, b'')",
         "the clock #rights": "time.clock_settime(time.CLOCK_REALTIME, time.time())",

@@ -78,7 +78,8 @@ def _files(folder):
     for name, mode in (("secret", 0o644), ("private", 0o600), ("everybodys", 0o666)):
         Path(paths[name]).write_text("x")
         Path(paths[name]).chmod(mode)
-    os.setxattr(paths["everybodys"], "user.made", b"1")
+    with contextlib.suppress(OSError):  # not every file system has attributes
+        os.setxattr(paths["everybodys"], "user.made", b"1")
     (folder / "hostile_module.py").write_text("")
     os.symlink("secret", paths["link"])
     with contextlib.closing(sqlite3.connect(paths["database"])) as database:
