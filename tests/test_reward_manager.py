@@ -133,10 +133,6 @@ def test_verls_sandbox_service_runs_the_programs(monkeypatch):
     assert asked == [("http://h/run_code", 256, "\nx\n")]
     rows = RewardRows.from_keys(["u_0_0"], [result["reward_extra_info"]], ["x"], [False])
     assert {*RewardMatrix.of(rows, GdpoSettings()).weights} == {*rewards}
-    # verl's legacy trainer wants the same keys of all tasks
-    of_run = manager(sandbox_url="http://h/run_code", on_v1=False)
-    result = score(of_run, "```python\nx\n```", truth, "verl_gdpo/coding")
-    assert result["reward_extra_info"] == {**rewards, "score": 3.0}
     assert score(of_run, GOLD)["reward_score"] == 4.0  # tool calls need none
 
 

@@ -51,18 +51,14 @@ class RewardRows:
         is_padding: Sequence[bool],
         step: int | None = None,
     ) -> "RewardRows":
-        """Make rows from verl's TransferQueue, which uses keys `{uid}_{session}_{index}`.
-
-        Raises:
-            RewardError: a sample has a value under a name that verl uses; see `columns_of`.
-        """
+        """Make rows from verl's TransferQueue, which uses keys `{uid}_{session}_{index}`."""
         last: dict[str, int] = {}
         for row, (session, index) in enumerate(map(split_key, keys)):
             if session not in last or index > split_key(keys[last[session]])[1]:
                 last[session] = row
         return cls(
             label=keys.__getitem__,
-            columns=columns_of(infos, keys.__getitem__),
+            columns=columns_of(infos),
             sources=sources,
             session_B=np.array([last[split_key(key)[0]] for key in keys], dtype=np.int64),
             is_padding_B=np.array(is_padding, dtype=np.bool_),
@@ -123,22 +119,20 @@ class RewardRows:
             )
 
 
-def columns_of(
-    infos: Sequence[Mapping[str, Any]], label: Callable[[int], str]
-) -> dict[str, list[Any]]:
-    """Return verl's reward_extra_info of each row as columns, with ABSENT where a row lacks a key.
-
-    Raises:
-        RewardError: a key is no name for a reward or another value of a sample.
-    """
+def columns_of(infos: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the reward_extra_info of each row as columns, with ABSENT where a row lacks a key."""
     names = dict.fromkeys(chain.from_iterable(infos))
-    for name in names:
+    return {name: [info.get(name, ABSENT) for info in infos] for name in names}
+
+
+def check_names(infos: Sequence[Mapping[str, Any]], label: Callable[[int], str]) -> None:
+    """Raise RewardError if a key is no name for a reward or another value of a sample."""
+    for name in dict.fromkeys(chain.from_iterable(infos)):
         try:
             check_name(name)
         except ValueError as error:
             row = next(row for row, info in enumerate(infos) if name in info)
             raise RewardError(f"{label(row)}: reward_extra_info has the {error}") from None
-    return {name: [info.get(name, ABSENT) for info in infos] for name in names}
 
 
 def self_scored(info: Mapping[str, Any]) -> bool:

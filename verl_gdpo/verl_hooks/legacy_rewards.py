@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from verl.trainer.ppo import reward
 
-from verl_gdpo.batch.rows import ABSENT, RewardRows, columns_of, self_scored
+from verl_gdpo.batch.rows import ABSENT, RewardRows, check_names, columns_of, self_scored
 from verl_gdpo.batch.values import as_numbers_or_text
 
 
@@ -25,7 +25,7 @@ def infos_of(data: Any) -> Sequence[dict[str, Any]] | None:
 def rows_of_infos(data: Any, infos: Sequence[dict[str, Any]], keys: Sequence[str]) -> RewardRows:
     """Return the rows of verl's DataProto. They may have different names, as in V1."""
     scores = data.batch["rm_scores"].sum(dim=-1).tolist()
-    rows = RewardRows.from_columns(columns_of(infos, keys.__getitem__), len(data))
+    rows = RewardRows.from_columns(columns_of(infos), len(data))
     return replace(
         rows,
         label=keys.__getitem__,
@@ -35,14 +35,18 @@ def rows_of_infos(data: Any, infos: Sequence[dict[str, Any]], keys: Sequence[str
 
 
 def with_columns(extract_reward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `extract_reward` extended to make columns that verl can average and write."""
+    """Return `extract_reward` extended to make columns that verl can average and write.
+
+    It raises RewardError if a sample has a value under a name that verl uses.
+    """
 
     @functools.wraps(extract_reward)
     def extract_with_columns(batch: Any) -> Any:
         scores, columns = extract_reward(batch)
         if (infos := infos_of(batch)) is not None:
             uids = batch.non_tensor_batch["uid"].tolist()
-            for name, column in columns_of(infos, uids.__getitem__).items():
+            check_names(infos, uids.__getitem__)
+            for name, column in columns_of(infos).items():
                 values = [None if value is ABSENT else value for value in column]
                 columns[name] = np.array(as_numbers_or_text(values), dtype=object)
         return scores, columns

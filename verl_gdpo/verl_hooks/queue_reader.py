@@ -10,7 +10,7 @@ from typing import Any
 
 import transfer_queue as tq
 
-from verl_gdpo.batch.rows import RewardRows, self_scored
+from verl_gdpo.batch.rows import RewardRows, check_names, self_scored
 
 # {key: verl's reward_extra_info, data_source, and the score if an agent loop set it itself}; they
 # never change once a rollout is scored
@@ -24,6 +24,9 @@ def fetch_rows(
 
     Args:
         known: rows in it are not fetched again; all other rows are fetched and added to it.
+
+    Raises:
+        RewardError: a sample has a value under a name that verl uses.
     """
     unknown = [key for key in keys if key not in known]
     if unknown:
@@ -33,6 +36,7 @@ def fetch_rows(
         infos = [
             fields.get("reward_extra_info") or {} for fields in _column(fetched, "extra_fields")
         ]
+        check_names(infos, unknown.__getitem__)
         sources = _column(fetched, "data_source")
         own_of = _own_scores(unknown, infos, partition_id)
         of_row = zip(infos, sources, map(own_of.get, unknown), strict=True)

@@ -15,7 +15,7 @@ import os
 import reprlib
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import ray
@@ -60,6 +60,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     the exception.
     """
 
+    make_threads: Callable[[int | None], Executor] = ThreadPoolExecutor  # `check` has others
+
     def __init__(
         self,
         config: Any,
@@ -73,7 +75,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self.is_custom = config.reward.custom_reward_function.path is not None
         options = dict(config.reward.get("reward_kwargs") or {})
         self.scorer_options = {source: options_for(source, options) for source in TASK_OF}
-        self._pools: dict[str | None, ThreadPoolExecutor] = {}  # of each task; see `_pool`
+        self._pools: dict[str | None, Executor] = {}  # of each task; see `_pool`
         # this worker may have all cores for programs, while the others have none to run
         self.programs_at_once = len(os.sched_getaffinity(0))
         if service := Service.of(config.reward.get("sandbox_fusion")):
@@ -215,7 +217,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             raise ValueError(f"the scorer returned no number: {reprlib.repr(info)}")
         return counts
 
-    def _pool(self, task: Task | None) -> ThreadPoolExecutor:
+    def _pool(self, task: Task | None) -> Executor:
         """The threads of a task, None for a scorer that is not ours.
 
         No two tasks share them, and decoding has others: a scorer that waits holds up no other. As
@@ -224,11 +226,11 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         name = task.name if task else None
         if name not in self._pools:
             runs_programs = task is not None and task.takes_service
-            self._pools[name] = ThreadPoolExecutor(self.programs_at_once if runs_programs else None)
+            self._pools[name] = self.make_threads(self.programs_at_once if runs_programs else None)
         return self._pools[name]
 
     async def _in_thread(
-        self, pool: ThreadPoolExecutor | None, function: Callable[..., Any], *args: Any
+        self, pool: Executor | None, function: Callable[..., Any], *args: Any
     ) -> Any:
         return await self.loop.run_in_executor(pool, call, function, *args)
 

@@ -93,7 +93,7 @@ def _load_manager(config: Any) -> Any:
     if config.reward.reward_model.enable:
         server = {"reward_router_address": NO_SERVER, "reward_model_tokenizer": WORDS}
     try:
-        return make_reward_manager(config, WORDS, **server)
+        manager = make_reward_manager(config, WORDS, **server)
     except Exception as error:
         reward = config.reward
         raise ValueError(
@@ -101,6 +101,8 @@ def _load_manager(config: Any) -> Any:
             f"reward.custom_reward_function.path={reward.custom_reward_function.path}: "
             f"{message_of(error)}"
         ) from error
+    manager.make_threads = DaemonThreads  # of ours; others take the loop's
+    return manager
 
 
 def _as_verl_gives_it(config: Any, fields: Mapping[str, Any], sample: Sample) -> Any:
