@@ -320,7 +320,11 @@ def test_metrics_by_data_source_and_of_whole_responses():
     assert logged["gdpo/length_correlation"] == pytest.approx(correlation)
 
 
-def test_a_dump_has_what_a_v1_trainer_writes(tmp_path):
+ROWS = [*range(8)]
+
+
+@pytest.mark.parametrize("left", [ROWS, [6, 3, 1, 7]], ids=["all", "some, in another order"])
+def test_a_dump_has_what_a_v1_trainer_writes(tmp_path, left):
     trainer = Trainer(f"trainer.rollout_data_dir={tmp_path}")
     trainer.tokenizer = SimpleNamespace(
         batch_decode=lambda rows, **_: [f"{len(row)} tokens" for row in rows]
@@ -333,14 +337,16 @@ def test_a_dump_has_what_a_v1_trainer_writes(tmp_path):
     for key in ("prompts", "responses"):
         data.batch[key] = torch.ones_like(data.batch["response_mask"])
     data.non_tensor_batch["reward_model"] = np.array([{"ground_truth": "4"}] * 8, dtype=object)
-    trainer._log_rollout_data(data, columns, {}, str(tmp_path))
+    columns = {name: column[left] for name, column in columns.items()}
+    trainer._log_rollout_data(data[left], columns, {}, str(tmp_path))
     trainer._shutdown_dump_executor()
     rows = read_dump(tmp_path / "1.jsonl")
-    assert [row["uid"] for row in rows] == [f"{g}_{n}_0" for g in "ab" for n in range(4)]
-    assert [row["trained_tokens"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert [[*row["rewards"].values()] for row in rows] == REWARDS
+    assert [row["uid"] for row in rows] == [f"{'ab'[row // 4]}_{row % 4}_0" for row in left]
+    assert [row["trained_tokens"] for row in rows] == [row + 1 for row in left]
+    assert [[*row["rewards"].values()] for row in rows] == [REWARDS[row] for row in left]
     assert {row["data_source"] for row in rows} == {"x"} and rows[0]["gts"] == "4"
     expected = oracle.gdpo(REWARDS, GROUPS)
+    expected = [expected[row] for row in left]
     assert [row["advantage"] for row in rows] == pytest.approx(expected, abs=1e-6)
 
 

@@ -38,6 +38,7 @@ from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin, settings_at_start
 from verl_gdpo.verl_hooks.verl_metrics import METRICS_KEY
 
 Function = Callable[..., Any]
+KEYS = "gdpo_keys"  # the column with the keys that `keys_of` made
 
 
 class GdpoLegacyTrainer(TrainerMixin):
@@ -76,7 +77,8 @@ class GdpoLegacyTrainer(TrainerMixin):
         return batch
 
     def _log_rollout_data(self, batch: Any, infos: dict[str, Any], *args: Any) -> None:
-        keys = keys_of(batch.non_tensor_batch["uid"])
+        # not numbered again: the trainer may have left out rows since, or changed their order
+        keys = batch.non_tensor_batch.get(KEYS, batch.non_tensor_batch["uid"]).tolist()
         with self.dumping_rollouts():
             super()._log_rollout_data(batch, {**infos, "uid": keys}, *args)  # type: ignore[misc]
 
@@ -130,6 +132,7 @@ def in_a_step(compute_advantage: Function) -> Function:
             step.check(adv_estimator)
             result = compute_advantage(*args, **kwargs)
         step.outcome = Outcome.of(result.batch)
+        result.non_tensor_batch[KEYS] = np.array(keys, dtype=object)
         lengths = response_lengths(result.batch)
         result.meta_info[METRICS_KEY] = (
             trainer.record(step, keys, lengths)
