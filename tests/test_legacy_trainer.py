@@ -219,6 +219,21 @@ class AsyncTrainer(Trainer):
         return super().fit(data, **arguments)
 
 
+class DecoratedTrainer(AsyncTrainer):
+    """As after a decorator: `fit` returns a coroutine, and is no coroutine function."""
+
+    def fit(self, data, **arguments):
+        return super().fit(data, **arguments)
+
+
+class ReloadingTrainer(Trainer):
+    """As for a curriculum, which loads other data later."""
+
+    def fit(self, data, **arguments):
+        legacy_trainer.extending(lambda self, *loaded: None)(self, 1, 2)
+        return super().fit(data, **arguments)
+
+
 def fitted(trainer, *args, **kwargs):
     result = trainer.fit(*args, **kwargs)
     return asyncio.run(result) if inspect.iscoroutine(result) else result
@@ -259,7 +274,7 @@ def test_the_bounds_of_our_scorers_reach_the_metrics_and_the_variants():
     assert logged["gdpo/correctness/at_low"] == 1 / 8
 
 
-@pytest.mark.parametrize("kind", [Trainer, AsyncTrainer])
+@pytest.mark.parametrize("kind", [Trainer, AsyncTrainer, DecoratedTrainer, ReloadingTrainer])
 def test_the_settings_of_the_start_hold_for_a_trainer_that_hands_none_over(kind):
     """As verl's entropy recipe does: rewards 0 and 1 in a group of two are -+ .5 then."""
     settings = ["+algorithm.gdpo.batch_norm=none", "algorithm.norm_adv_by_std_in_grpo=False"]

@@ -3,7 +3,7 @@
 Relies on verl 0.9 `verl.trainer.ppo.ray_trainer`:
 - `RayPPOTrainer._create_dataloader`: every derived trainer calls it before it loads a model, and
   has set its `config` by then;
-- the methods in `relied_on.py`; `fit` may be a coroutine, and some derived trainers do not call
+- the methods in `relied_on.py`; `fit` may return a coroutine, and some derived trainers do not call
   `_get_gen_batch`;
 - `compute_advantage(data, adv_estimator, ..., config)`, which modules of derived trainers import by
   name. The reward columns are in `data.non_tensor_batch`, and `meta_info["reward_extra_keys"]`
@@ -45,16 +45,16 @@ class GdpoLegacyTrainer(TrainerMixin):
     """Mixin for `RayPPOTrainer` classes, of which a run with gdpo makes its trainer an instance."""
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        fit = super().fit  # type: ignore[misc]
         assert self.gdpo is not None
         step = Step(self.gdpo, rows=None, trainer=self)
-        if not inspect.iscoroutinefunction(fit):
-            with step, self._naming_the_dead():
-                return fit(*args, **kwargs)
+        with step, self._naming_the_dead():
+            result = super().fit(*args, **kwargs)  # type: ignore[misc]
+        if not inspect.isawaitable(result):
+            return result
 
         async def fit_in_step() -> Any:
             with step, self._naming_the_dead():
-                return await fit(*args, **kwargs)
+                return await result
 
         return fit_in_step()
 
@@ -96,7 +96,8 @@ def extending(create_dataloader: Function) -> Function:
             return
         refuse_trainer(self.config)
         cls = type(self)
-        self.__class__ = type(cls.__name__, (GdpoLegacyTrainer, cls), {"__module__": __name__})
+        if not issubclass(cls, GdpoLegacyTrainer):  # a trainer may load its data again
+            self.__class__ = type(cls.__name__, (GdpoLegacyTrainer, cls), {"__module__": __name__})
         self.read_settings(self.config)
         create_dataloader(self, *args, **kwargs)
         self.check_rows()
