@@ -340,18 +340,8 @@ ROWS = [*range(8)]
 
 @pytest.mark.parametrize("left", [ROWS, [6, 3, 1, 7]], ids=["all", "some, in another order"])
 def test_a_dump_has_what_a_v1_trainer_writes(tmp_path, left):
-    trainer = Trainer(f"trainer.rollout_data_dir={tmp_path}")
-    trainer.tokenizer = SimpleNamespace(
-        batch_decode=lambda rows, **_: [f"{len(row)} tokens" for row in rows]
-    )
-    trainer._init_dump_executor()
-    columns = {"a": np.array(REWARDS)[:, 0], "b": np.array(REWARDS)[:, 1]}
-    data = batch({**columns, "data_source": np.array(["x"] * 8)}, reward_extra_keys=list(columns))
-    data = trainer.fit(data)
-    data.batch["token_level_scores"] = data.batch["token_level_rewards"]
-    for key in ("prompts", "responses"):
-        data.batch[key] = torch.ones_like(data.batch["response_mask"])
-    data.non_tensor_batch["reward_model"] = np.array([{"ground_truth": "4"}] * 8, dtype=object)
+    trainer, columns = dumping_trainer(tmp_path), columns_of(REWARDS)
+    data = trainer.fit(batch_to_dump(columns))
     columns = {name: column[left] for name, column in columns.items()}
     trainer._log_rollout_data(data[left], columns, {}, str(tmp_path))
     trainer._shutdown_dump_executor()
@@ -363,6 +353,48 @@ def test_a_dump_has_what_a_v1_trainer_writes(tmp_path, left):
     expected = oracle.gdpo(REWARDS, GROUPS)
     expected = [expected[row] for row in left]
     assert [row["advantage"] for row in rows] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_step_may_have_several_batches_and_dumps(tmp_path):
+    """As with two agents that are trained together. Rows of the step before are not kept."""
+    trainer, other = dumping_trainer(tmp_path), [[b, a] for a, b in REWARDS]
+    trainer.fit(batch_to_dump(columns_of(REWARDS), "early"))
+    trainer.global_steps = 2
+    agents = {
+        name: trainer.fit(batch_to_dump(columns_of(rewards), name))
+        for name, rewards in (("x", REWARDS), ("y", other))
+    }
+    for name, data in agents.items():
+        trainer._log_rollout_data(data, {}, {}, str(tmp_path / name))
+    trainer._shutdown_dump_executor()
+    for name, rewards in (("x", REWARDS), ("y", other)):
+        rows = read_dump(tmp_path / name / "2.jsonl")
+        assert [[*row["rewards"].values()] for row in rows] == rewards
+    with pytest.raises(RuntimeError, match="1 of 1 rows were in no batch"):
+        trainer.dump_rows.columns(["earlya_0_0"])
+
+
+def columns_of(rewards):
+    return {"a": np.array(rewards)[:, 0], "b": np.array(rewards)[:, 1]}
+
+
+def batch_to_dump(columns, agent=""):
+    data = batch({**columns, "data_source": np.array(["x"] * 8)}, reward_extra_keys=list(columns))
+    data.non_tensor_batch["uid"] = np.array([f"{agent}{uid}" for uid in GROUPS], dtype=object)
+    data.batch["token_level_scores"] = data.batch["token_level_rewards"]
+    for key in ("prompts", "responses"):
+        data.batch[key] = torch.ones_like(data.batch["response_mask"])
+    data.non_tensor_batch["reward_model"] = np.array([{"ground_truth": "4"}] * 8, dtype=object)
+    return data
+
+
+def dumping_trainer(folder):
+    trainer = Trainer(f"trainer.rollout_data_dir={folder}")
+    trainer.tokenizer = SimpleNamespace(
+        batch_decode=lambda rows, **_: [f"{len(row)} tokens" for row in rows]
+    )
+    trainer._init_dump_executor()
+    return trainer
 
 
 @pytest.mark.parametrize("kind", [Trainer, AsyncTrainer])

@@ -66,10 +66,6 @@ class GdpoLegacyTrainer(TrainerMixin):
             RolloutGuard(functools.partial(rollout_actors, self), tolerated=0).raise_if_dead()
             raise
 
-    def record(self, *args: Any) -> dict[str, float]:
-        self.dump_rows.clear()  # a step has one batch, and some derived trainers dump none
-        return super().record(*args)
-
     def _get_gen_batch(self, batch: Any) -> Any:
         batch = super()._get_gen_batch(batch)  # type: ignore[misc]
         # for the reward manager, whose weights and scorers may have a schedule

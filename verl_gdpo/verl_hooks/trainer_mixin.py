@@ -110,7 +110,6 @@ class TrainerMixin:
             yield
         finally:
             self.is_dumping_rollouts = False
-            self.dump_rows.clear()
 
     def _dump_generations(
         self, *, reward_extra_infos_dict: dict[str, list[Any]], **kwargs: Any
