@@ -30,7 +30,7 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl_batch import verl_config
 
-from verl_gdpo.batch.rows import RewardError
+from verl_gdpo.batch.rows import OWN_KEY, RewardError
 from verl_gdpo.settings.reward_terms import TAKEN
 from verl_gdpo.verl_hooks import legacy_trainer
 
@@ -409,6 +409,8 @@ def test_what_is_only_logged_may_differ(trainer):
     assert metrics["val-aux/d/a/mean@2"] == 1.5
     assert metrics["val-aux/d/late/mean@1"] == 5.0
     assert not [name for name in metrics if "/parts/" in name or "/note/" in name]
+    assert not [name for name in metrics if OWN_KEY in name]
     for lines in (dump, trainer.dumped()):
+        assert not [line for line in lines if OWN_KEY in str(line)]
         assert sorted(str(line.get("parts")) for line in lines) == ["None", "None", "[1, 2]", "[1]"]
         assert {line.get("note") for line in lines} == {None, "x"}

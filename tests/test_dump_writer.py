@@ -222,8 +222,11 @@ def test_a_step_of_two_batches_has_one_dump(queue, tmp_path):
     assert [row["advantage"] for row in rows] == pytest.approx(expected, abs=1e-3)
     assert [row["rewards"]["a"] for row in rows] == [0.0, 0.0, 0.0, 1.0]
     trainer._init_dump_executor()
+    trainer.global_steps = 8
+    queue.add_group("w", infos, lengths=(2, 3))
+    sample_and_train(trainer, 1)
     with pytest.raises(RuntimeError, match=r"4 of 4 rows were in no batch .* such as u_0_0"):
-        dump(trainer, both)  # what was dumped is forgotten
+        dump(trainer, both)  # the step before is forgotten
 
 
 ODD = {

@@ -219,6 +219,21 @@ class AsyncTrainer(Trainer):
         return super().fit(data, **arguments)
 
 
+class DecoratedTrainer(AsyncTrainer):
+    """As after a decorator: `fit` returns a coroutine, and is no coroutine function."""
+
+    def fit(self, data, **arguments):
+        return super().fit(data, **arguments)
+
+
+class ReloadingTrainer(Trainer):
+    """As for a curriculum, which loads other data later."""
+
+    def fit(self, data, **arguments):
+        legacy_trainer.extending(lambda self, *loaded: None)(self, 1, 2)
+        return super().fit(data, **arguments)
+
+
 def fitted(trainer, *args, **kwargs):
     result = trainer.fit(*args, **kwargs)
     return asyncio.run(result) if inspect.iscoroutine(result) else result
@@ -259,7 +274,7 @@ def test_the_bounds_of_our_scorers_reach_the_metrics_and_the_variants():
     assert logged["gdpo/correctness/at_low"] == 1 / 8
 
 
-@pytest.mark.parametrize("kind", [Trainer, AsyncTrainer])
+@pytest.mark.parametrize("kind", [Trainer, AsyncTrainer, DecoratedTrainer, ReloadingTrainer])
 def test_the_settings_of_the_start_hold_for_a_trainer_that_hands_none_over(kind):
     """As verl's entropy recipe does: rewards 0 and 1 in a group of two are -+ .5 then."""
     settings = ["+algorithm.gdpo.batch_norm=none", "algorithm.norm_adv_by_std_in_grpo=False"]
@@ -320,28 +335,66 @@ def test_metrics_by_data_source_and_of_whole_responses():
     assert logged["gdpo/length_correlation"] == pytest.approx(correlation)
 
 
-def test_a_dump_has_what_a_v1_trainer_writes(tmp_path):
-    trainer = Trainer(f"trainer.rollout_data_dir={tmp_path}")
-    trainer.tokenizer = SimpleNamespace(
-        batch_decode=lambda rows, **_: [f"{len(row)} tokens" for row in rows]
-    )
-    trainer._init_dump_executor()
-    columns = {"a": np.array(REWARDS)[:, 0], "b": np.array(REWARDS)[:, 1]}
+ROWS = [*range(8)]
+
+
+@pytest.mark.parametrize("left", [ROWS, [6, 3, 1, 7]], ids=["all", "some, in another order"])
+def test_a_dump_has_what_a_v1_trainer_writes(tmp_path, left):
+    trainer, columns = dumping_trainer(tmp_path), columns_of(REWARDS)
+    data = trainer.fit(batch_to_dump(columns))
+    columns = {name: column[left] for name, column in columns.items()}
+    trainer._log_rollout_data(data[left], columns, {}, str(tmp_path))
+    trainer._shutdown_dump_executor()
+    rows = read_dump(tmp_path / "1.jsonl")
+    assert [row["uid"] for row in rows] == [f"{'ab'[row // 4]}_{row % 4}_0" for row in left]
+    assert [row["trained_tokens"] for row in rows] == [row + 1 for row in left]
+    assert [[*row["rewards"].values()] for row in rows] == [REWARDS[row] for row in left]
+    assert {row["data_source"] for row in rows} == {"x"} and rows[0]["gts"] == "4"
+    expected = oracle.gdpo(REWARDS, GROUPS)
+    expected = [expected[row] for row in left]
+    assert [row["advantage"] for row in rows] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_step_may_have_several_batches_and_dumps(tmp_path):
+    """As with two agents that are trained together. Rows of the step before are not kept."""
+    trainer, other = dumping_trainer(tmp_path), [[b, a] for a, b in REWARDS]
+    trainer.fit(batch_to_dump(columns_of(REWARDS), "early"))
+    trainer.global_steps = 2
+    agents = {
+        name: trainer.fit(batch_to_dump(columns_of(rewards), name))
+        for name, rewards in (("x", REWARDS), ("y", other))
+    }
+    for name, data in agents.items():
+        trainer._log_rollout_data(data, {}, {}, str(tmp_path / name))
+    trainer._shutdown_dump_executor()
+    for name, rewards in (("x", REWARDS), ("y", other)):
+        rows = read_dump(tmp_path / name / "2.jsonl")
+        assert [[*row["rewards"].values()] for row in rows] == rewards
+    with pytest.raises(RuntimeError, match="1 of 1 rows were in no batch"):
+        trainer.dump_rows.columns(["earlya_0_0"])
+
+
+def columns_of(rewards):
+    return {"a": np.array(rewards)[:, 0], "b": np.array(rewards)[:, 1]}
+
+
+def batch_to_dump(columns, agent=""):
     data = batch({**columns, "data_source": np.array(["x"] * 8)}, reward_extra_keys=list(columns))
-    data = trainer.fit(data)
+    data.non_tensor_batch["uid"] = np.array([f"{agent}{uid}" for uid in GROUPS], dtype=object)
     data.batch["token_level_scores"] = data.batch["token_level_rewards"]
     for key in ("prompts", "responses"):
         data.batch[key] = torch.ones_like(data.batch["response_mask"])
     data.non_tensor_batch["reward_model"] = np.array([{"ground_truth": "4"}] * 8, dtype=object)
-    trainer._log_rollout_data(data, columns, {}, str(tmp_path))
-    trainer._shutdown_dump_executor()
-    rows = read_dump(tmp_path / "1.jsonl")
-    assert [row["uid"] for row in rows] == [f"{g}_{n}_0" for g in "ab" for n in range(4)]
-    assert [row["trained_tokens"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert [[*row["rewards"].values()] for row in rows] == REWARDS
-    assert {row["data_source"] for row in rows} == {"x"} and rows[0]["gts"] == "4"
-    expected = oracle.gdpo(REWARDS, GROUPS)
-    assert [row["advantage"] for row in rows] == pytest.approx(expected, abs=1e-6)
+    return data
+
+
+def dumping_trainer(folder):
+    trainer = Trainer(f"trainer.rollout_data_dir={folder}")
+    trainer.tokenizer = SimpleNamespace(
+        batch_decode=lambda rows, **_: [f"{len(row)} tokens" for row in rows]
+    )
+    trainer._init_dump_executor()
+    return trainer
 
 
 @pytest.mark.parametrize("kind", [Trainer, AsyncTrainer])

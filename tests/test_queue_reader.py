@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 from tensordict.tensorclass import NonTensorData, NonTensorStack
 
+from verl_gdpo.batch.rows import OWN_KEY
 from verl_gdpo.verl_hooks import queue_reader
 
 KEYS = ["u_0_0", "u_1_0", "v_0_0", "pad_0_0"]
@@ -12,10 +12,11 @@ TAGS = [{"response_len": n, "is_padding": n == 1} for n in (4, 3, 2, 1)]
 INFOS = [
     {"a": 1.0, "score": 1.0},
     {"a": None, "score": 0.0},
-    {"a": 3.0, "b": 2.0},  # no `score`: an agent loop has scored this row itself
+    {"a": 3.0, "b": 2.0},  # no `score`: a manager of verl
     {"a": 1.0, "score": 1.0},
 ]
-EXTRA = [{"reward_extra_info": info} for info in INFOS]
+OWN = [{**info, OWN_KEY: 5.0} if row == 0 else info for row, info in enumerate(INFOS)]
+EXTRA = [{"reward_extra_info": info} for info in OWN]
 SOURCES = ["x", "x", "y", "x"]
 
 
@@ -32,13 +33,10 @@ def objects(values):
 @pytest.fixture
 def stored(monkeypatch):
     """TransferQueue in memory: the fields of `KEYS`, of which it gives what is asked for."""
-    scores = [torch.tensor([0.0, score]) for score in (1.0, 0.0, 5.0, 1.0)]
-    fields = {"extra_fields": EXTRA, "data_source": SOURCES, "rm_scores": scores}
+    fields = {"extra_fields": EXTRA, "data_source": SOURCES}
 
     def kv_batch_get(keys, partition_id, select_fields):
         assert partition_id == "train"
-        if "rm_scores" in select_fields:
-            return {"rm_scores": [scores[KEYS.index(key)] for key in keys]}
         rows = [KEYS.index(key) for key in keys]
         kind = fields.get("kind", list)
         return {name: kind([fields[name][row] for row in rows]) for name in select_fields}
@@ -57,7 +55,7 @@ def test_rows_in_the_order_of_the_keys(stored, kind):
     assert list(known) == ["v_0_0", "u_0_0", "u_1_0", "pad_0_0"]
     assert [rows.info(row) for row in range(4)] == INFOS
     assert list(rows.sources) == SOURCES
-    assert rows.own_scores == {2: 5.0}
+    assert rows.own_scores == {0: 5.0}
     assert rows.is_padding_B.tolist() == [False, False, False, True]
     assert rows.label(2) == "v_0_0"
 
@@ -65,7 +63,7 @@ def test_rows_in_the_order_of_the_keys(stored, kind):
 @pytest.mark.parametrize("short", [["data_source"], ["extra_fields", "data_source"]])
 def test_an_answer_of_other_rows_is_an_error(monkeypatch, short):
     def kv_batch_get(keys, partition_id, select_fields):
-        fields = {"extra_fields": EXTRA, "data_source": SOURCES, "rm_scores": [torch.ones(2)] * 4}
+        fields = {"extra_fields": EXTRA, "data_source": SOURCES}
         return {name: values[: 3 if name in short else 4] for name, values in fields.items()}
 
     monkeypatch.setattr(queue_reader.tq, "kv_batch_get", kv_batch_get)
@@ -77,5 +75,5 @@ def test_a_row_without_rewards_or_tag(stored):
     stored["extra_fields"] = [{}, {"reward_extra_info": None}, *EXTRA[2:]]
     rows = queue_reader.fetch_rows(KEYS, "train", [{}] * 4, {})
     assert [rows.info(row) for row in range(2)] == [{}, {}]
-    assert rows.own_scores == {0: 1.0, 1: 0.0, 2: 5.0}
+    assert rows.own_scores == {}
     assert not rows.is_padding_B.any()

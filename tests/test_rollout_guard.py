@@ -149,10 +149,19 @@ def numbered(count, first=0):
 def test_a_prompt_is_counted_once_however_often_it_is_seen():
     guard = RolloutGuard(dict, tolerated=40)
     for _ in range(50):
-        guard.check({"val": prompts(lost=numbered(40)), "train": prompts(lost=numbered(40))})
-    guard.check({"val": prompts(lost=numbered(40) | {"v"}, under_way=1)})  # it may be kept
-    with pytest.raises(RolloutError, match=r"41 of the last 41 prompts .*'val'.* for uid=v'"):
-        guard.check({"val": prompts(lost=numbered(40) | {"v"})})
+        guard.check({"val": prompts(lost=numbered(32)), "train": prompts(lost=numbered(40))})
+    guard.check({"val": prompts(lost=numbered(32) | {"v"}, under_way=1)})  # it may be kept
+    with pytest.raises(RolloutError, match=r"33 of the last 33 prompts .*'val'.* for uid=v'"):
+        guard.check({"val": prompts(lost=numbered(32) | {"v"})})
+
+
+def test_a_large_batch_of_training_does_not_let_a_validation_fail():
+    ended = {f"u{number}" for number in range(400)}
+    lost = {f"u{number}" for number in range(380)}
+    guard = RolloutGuard(dict, tolerated=1023)
+    guard.check({"train": Prompts(ended, lost, lost, under_way=0)})
+    with pytest.raises(RolloutError, match="380 of the last 400 prompts of the partition 'val'"):
+        guard.check({"val": Prompts(ended, lost, lost, under_way=0)})
 
 
 def test_a_batch_is_judged_as_a_whole_and_only_an_excess_of_lost_prompts_is_carried_on():

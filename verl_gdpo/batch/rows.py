@@ -17,6 +17,8 @@ from verl_gdpo.settings.reward_terms import check_name
 ERROR_KEY = "gdpo_error"
 # key there that holds what a scorer notes of its own work, {name: number}; it is logged, no reward
 NOTES_KEY = "gdpo_notes"
+# key there that holds the score that an agent loop set itself; verl then asks no reward manager
+OWN_KEY = "gdpo_own_score"
 # marks a row that lacks the key of a column; None means that the reward does not apply
 ABSENT = object()
 
@@ -39,7 +41,7 @@ class RewardRows:
     session_B: npt.NDArray[np.int64]  # the number of the last row in each row's session
     is_padding_B: npt.NDArray[np.bool_]
     step: int | None = None  # the training step, which weights with a schedule need
-    # {row: score} where our manager did not run, because an agent loop set `reward_score` itself
+    # {row: score} where no manager ran, because an agent loop set `reward_score` itself
     own_scores: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
@@ -63,6 +65,7 @@ class RewardRows:
             session_B=np.array([last[split_key(key)[0]] for key in keys], dtype=np.int64),
             is_padding_B=np.array(is_padding, dtype=np.bool_),
             step=step,
+            own_scores=own_scores_of(infos),
         )
 
     @classmethod
@@ -122,6 +125,7 @@ class RewardRows:
 def columns_of(infos: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the reward_extra_info of each row as columns, with ABSENT where a row lacks a key."""
     names = dict.fromkeys(chain.from_iterable(infos))
+    names.pop(OWN_KEY, None)
     return {name: [info.get(name, ABSENT) for info in infos] for name in names}
 
 
@@ -135,9 +139,9 @@ def check_names(infos: Sequence[Mapping[str, Any]], label: Callable[[int], str])
             raise RewardError(f"{label(row)}: reward_extra_info has the {error}") from None
 
 
-def self_scored(info: Mapping[str, Any]) -> bool:
-    """Return whether our manager did not score a row: an agent loop has set its score itself."""
-    return "score" not in info and ERROR_KEY not in info
+def own_scores_of(infos: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Return {row: score} of the rows that an agent loop scored itself."""
+    return {row: info[OWN_KEY] for row, info in enumerate(infos) if OWN_KEY in info}
 
 
 def split_key(key: str) -> tuple[str, int]:

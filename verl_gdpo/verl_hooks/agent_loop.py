@@ -15,23 +15,26 @@ from typing import Any
 import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
+from verl_gdpo.batch.rows import OWN_KEY
+
 INFO = "reward_extra_info"  # verl's name for what was returned beside the score
 
 
 def with_info(compute_score: Callable[..., Any]) -> Callable[..., Any]:
     """Return `_compute_score` extended to mark a session that an agent loop scored itself.
 
-    Its last output then has a `reward_extra_info`, and no `score` in it.
+    Its last output then has a `reward_extra_info`, with the score under `OWN_KEY`.
     """
 
     @functools.wraps(compute_score)
     async def compute_and_mark(self: Any, outputs: Any, *args: Any, **kwargs: Any) -> None:
-        is_scored = outputs[-1].reward_score is not None
+        score = outputs[-1].reward_score
         await compute_score(self, outputs, *args, **kwargs)
-        if is_scored and _is_for_us(self.config):
+        if score is not None and _is_for_us(self.config):
             fields = outputs[-1].extra_fields
             info = fields.get(INFO) or {}
-            fields[INFO] = {name: value for name, value in info.items() if name != "score"}
+            named = {name: value for name, value in info.items() if name != "score"}
+            fields[INFO] = {**named, OWN_KEY: score}
 
     return compute_and_mark
 

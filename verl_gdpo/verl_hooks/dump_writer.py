@@ -10,9 +10,10 @@ from verl_gdpo.verl_hooks.step import Step
 
 
 class DumpRows:
-    """Keeps the rows of a step until they are dumped. A step may have several batches."""
+    """Keeps the rows of a step until the next one. It may have several batches, and dumps."""
 
     def __init__(self) -> None:
+        self._step: int | None = None
         self._row_of: dict[str, int] = {}  # {key: row number}
         self._columns: dict[str, list[Any]] = {}
 
@@ -24,14 +25,15 @@ class DumpRows:
             response_length_B: the length of each response in tokens.
             step: of these rows, in the same order, with its outcome.
         """
+        assert step.rows is not None
+        if step.rows.step != self._step:  # some trainers dump none
+            self._row_of.clear()
+            self._columns.clear()
+            self._step = step.rows.step
         first = len(self._columns.get("group", ()))
         self._row_of.update(zip(keys, itertools.count(first), strict=False))
         for name, values in _columns(keys, response_length_B, step).items():
             self._columns.setdefault(name, []).extend(values)
-
-    def clear(self) -> None:
-        self._row_of.clear()
-        self._columns.clear()
 
     def columns(self, keys: Sequence[str]) -> dict[str, list[Any]]:
         """Return {name: values in the order of `keys`}.

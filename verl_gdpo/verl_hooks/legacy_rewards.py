@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from verl.trainer.ppo import reward
 
-from verl_gdpo.batch.rows import ABSENT, RewardRows, check_names, columns_of, self_scored
+from verl_gdpo.batch.rows import ABSENT, RewardRows, check_names, columns_of, own_scores_of
 from verl_gdpo.batch.values import as_numbers_or_text
 
 
@@ -24,13 +24,12 @@ def infos_of(data: Any) -> Sequence[dict[str, Any]] | None:
 
 def rows_of_infos(data: Any, infos: Sequence[dict[str, Any]], keys: Sequence[str]) -> RewardRows:
     """Return the rows of verl's DataProto. They may have different names, as in V1."""
-    scores = data.batch["rm_scores"].sum(dim=-1).tolist()
     rows = RewardRows.from_columns(columns_of(infos), len(data))
     return replace(
         rows,
         label=keys.__getitem__,
         sources=[*map(str, data.non_tensor_batch.get("data_source", rows.sources))],
-        own_scores={row: scores[row] for row, info in enumerate(infos) if self_scored(info)},
+        own_scores=own_scores_of(infos),
     )
 
 

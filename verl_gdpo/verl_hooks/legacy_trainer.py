@@ -3,7 +3,7 @@
 Relies on verl 0.9 `verl.trainer.ppo.ray_trainer`:
 - `RayPPOTrainer._create_dataloader`: every derived trainer calls it before it loads a model, and
   has set its `config` by then;
-- the methods in `relied_on.py`; `fit` may be a coroutine, and some derived trainers do not call
+- the methods in `relied_on.py`; `fit` may return a coroutine, and some derived trainers do not call
   `_get_gen_batch`;
 - `compute_advantage(data, adv_estimator, ..., config)`, which modules of derived trainers import by
   name. The reward columns are in `data.non_tensor_batch`, and `meta_info["reward_extra_keys"]`
@@ -38,22 +38,23 @@ from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin, settings_at_start
 from verl_gdpo.verl_hooks.verl_metrics import METRICS_KEY
 
 Function = Callable[..., Any]
+KEYS = "gdpo_keys"  # the column with the keys that `keys_of` made
 
 
 class GdpoLegacyTrainer(TrainerMixin):
     """Mixin for `RayPPOTrainer` classes, of which a run with gdpo makes its trainer an instance."""
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        fit = super().fit  # type: ignore[misc]
         assert self.gdpo is not None
         step = Step(self.gdpo, rows=None, trainer=self)
-        if not inspect.iscoroutinefunction(fit):
-            with step, self._naming_the_dead():
-                return fit(*args, **kwargs)
+        with step, self._naming_the_dead():
+            result = super().fit(*args, **kwargs)  # type: ignore[misc]
+        if not inspect.isawaitable(result):
+            return result
 
         async def fit_in_step() -> Any:
             with step, self._naming_the_dead():
-                return await fit(*args, **kwargs)
+                return await result
 
         return fit_in_step()
 
@@ -65,10 +66,6 @@ class GdpoLegacyTrainer(TrainerMixin):
             RolloutGuard(functools.partial(rollout_actors, self), tolerated=0).raise_if_dead()
             raise
 
-    def record(self, *args: Any) -> dict[str, float]:
-        self.dump_rows.clear()  # a step has one batch, and some derived trainers dump none
-        return super().record(*args)
-
     def _get_gen_batch(self, batch: Any) -> Any:
         batch = super()._get_gen_batch(batch)  # type: ignore[misc]
         # for the reward manager, whose weights and scorers may have a schedule
@@ -76,7 +73,8 @@ class GdpoLegacyTrainer(TrainerMixin):
         return batch
 
     def _log_rollout_data(self, batch: Any, infos: dict[str, Any], *args: Any) -> None:
-        keys = keys_of(batch.non_tensor_batch["uid"])
+        # not numbered again: the trainer may have left out rows since, or changed their order
+        keys = batch.non_tensor_batch.get(KEYS, batch.non_tensor_batch["uid"]).tolist()
         with self.dumping_rollouts():
             super()._log_rollout_data(batch, {**infos, "uid": keys}, *args)  # type: ignore[misc]
 
@@ -94,7 +92,8 @@ def extending(create_dataloader: Function) -> Function:
             return
         refuse_trainer(self.config)
         cls = type(self)
-        self.__class__ = type(cls.__name__, (GdpoLegacyTrainer, cls), {"__module__": __name__})
+        if not issubclass(cls, GdpoLegacyTrainer):  # a trainer may load its data again
+            self.__class__ = type(cls.__name__, (GdpoLegacyTrainer, cls), {"__module__": __name__})
         self.read_settings(self.config)
         create_dataloader(self, *args, **kwargs)
         self.check_rows()
@@ -130,6 +129,7 @@ def in_a_step(compute_advantage: Function) -> Function:
             step.check(adv_estimator)
             result = compute_advantage(*args, **kwargs)
         step.outcome = Outcome.of(result.batch)
+        result.non_tensor_batch[KEYS] = np.array(keys, dtype=object)
         lengths = response_lengths(result.batch)
         result.meta_info[METRICS_KEY] = (
             trainer.record(step, keys, lengths)

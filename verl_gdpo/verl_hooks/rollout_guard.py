@@ -65,7 +65,8 @@ class RolloutGuard:
 
     Args:
         actors: function that returns {description: Ray actor handle} of all that a rollout needs.
-        tolerated: how many more prompts may be lost than kept, at least `LEAST_TOLERATED`.
+        tolerated: how many more prompts of a training may be lost than kept, at least
+            `LEAST_TOLERATED`, which holds for validation.
     """
 
     def __init__(self, actors: Callable[[], dict[str, Any]], *, tolerated: int) -> None:
@@ -97,7 +98,8 @@ class RolloutGuard:
         self.raise_if_dead(ANSWER_SECONDS if has_failure else 0)
         for name, prompts in partitions.items():
             count = self._counts[name]
-            if count.lost - count.kept - prompts.under_way > self._tolerated:
+            tolerated = LEAST_TOLERATED if name == "val" else self._tolerated
+            if count.lost - count.kept - prompts.under_way > tolerated:
                 ended = count.lost + count.kept
                 raise_failed(f"{count.lost} of the last {ended}", name, count.example)
 

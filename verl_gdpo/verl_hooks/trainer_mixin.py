@@ -15,7 +15,7 @@ from typing import Any
 import verl
 
 import verl_gdpo
-from verl_gdpo.batch.rows import NOTES_KEY
+from verl_gdpo.batch.rows import NOTES_KEY, OWN_KEY
 from verl_gdpo.batch.values import as_json, as_numbers_or_text
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
@@ -110,7 +110,6 @@ class TrainerMixin:
             yield
         finally:
             self.is_dumping_rollouts = False
-            self.dump_rows.clear()
 
     def _dump_generations(
         self, *, reward_extra_infos_dict: dict[str, list[Any]], **kwargs: Any
@@ -126,7 +125,7 @@ class TrainerMixin:
             columns = {
                 str(name): [*map(as_json, values)]
                 for name, values in columns.items()
-                if name != NOTES_KEY
+                if name not in (NOTES_KEY, OWN_KEY)
             }
         super()._dump_generations(  # type: ignore[misc]
             reward_extra_infos_dict=columns, **kwargs
@@ -139,7 +138,7 @@ class TrainerMixin:
             infos = {
                 name: as_numbers_or_text(column)
                 for name, column in infos.items()
-                if name != NOTES_KEY
+                if name not in (NOTES_KEY, OWN_KEY)
             }
         return super()._val_metrics_update(  # type: ignore[misc]
             sources, uids, infos, *args, **kwargs
