@@ -56,6 +56,8 @@ def _takes(stack: contextlib.ExitStack, name: str, folder: int) -> bool:
     with contextlib.ExitStack() as opened:
         file = _open(opened, name, os.O_RDWR | os.O_CREAT, folder)
         if is_free := _is_locked(file):
+            # else it stays locked as long as a process that was forked meanwhile
+            opened.callback(fcntl.flock, file, fcntl.LOCK_UN)
             stack.push(opened.pop_all())
     return is_free
 
