@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_gdpo.rewards import sandbox, sandbox_inside, sandbox_kinds
+from verl_gdpo.rewards import sandbox, sandbox_inside, sandbox_kinds, sandbox_places
 from verl_gdpo.rewards.sandbox import Notes, Outcome, SandboxError, run
 from verl_gdpo.rewards.sandbox_kinds import FIRST_UID, Kind
 from verl_gdpo.rewards.sandbox_places import place
@@ -420,6 +420,29 @@ def test_a_place_is_one_open_file(monkeypatch, tmp_path):
         assert len(os.listdir("/proc/self/fd")) == before + 2
 
 
+@pytest.mark.parametrize(
+    ("share", "cores"),
+    [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("1600000 100000", 8), ("", 8)],
+)
+def test_a_container_has_the_cores_of_its_share(monkeypatch, tmp_path, share, cores):
+    """Else `docker run --cpus 2` on 8 cores would run eight programs, each in four times the time."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(sandbox_places, "CPU_MAX", tmp_path / "cpu.max")
+    if share:
+        (tmp_path / "cpu.max").write_text(f"{share}\n")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    taken = threading.Semaphore(0)
+    with contextlib.ExitStack() as stack:
+        for _ in range(cores):
+            stack.enter_context(place())
+        thread = threading.Thread(
+            target=lambda: [place().__enter__(), taken.release()], daemon=True
+        )
+        thread.start()
+        assert not taken.acquire(timeout=0.2)
+    assert taken.acquire(timeout=60)
+
+
 def test_a_process_that_is_forked_meanwhile_keeps_no_place(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -499,16 +522,20 @@ def test_the_advice_is_for_this_machine(untried, bwrap, landlock, said, not_said
     assert all(text in advice for text in said) and not_said not in advice
 
 
-@pytest.mark.parametrize("damage", ["a link", "open to others", "a file"])
+@pytest.mark.parametrize("damage", ["a link", "open to others", "a file", "another user's"])
 def test_the_folder_of_the_places_has_to_be_ours(monkeypatch, tmp_path, damage):
     """Else another user's links would have files of ours emptied."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if damage == "another user's":
+        monkeypatch.setattr(os, "getuid", lambda me=os.getuid(): me + 1)
     folder, other = tmp_path / f"verl-gdpo-sandboxes-{os.getuid()}", tmp_path / "other"
     other.mkdir(mode=0o700)
     if damage == "a link":
         folder.symlink_to(other)
     elif damage == "a file":
         folder.touch(mode=0o700)
+    elif damage == "another user's":
+        folder.mkdir(mode=0o700)
     else:
         folder.mkdir()
         folder.chmod(0o777)
