@@ -88,6 +88,12 @@ def test_a_program_that_fails(kind, program):
     assert only(program) == NOT_FINISHED
 
 
+def test_a_large_input_is_whole(kind):
+    """It is larger than all that the program may print."""
+    size = 14 * sandbox.OUTPUT_BYTES
+    assert only("import sys\nprint(len(sys.stdin.buffer.read()))", "x" * size).output == f"{size}\n"
+
+
 def test_each_test_is_a_program_of_its_own(kind):
     program = "seen = globals().setdefault('seen', [])\nseen.append(input())\nprint(seen)"
     tests = [{"input": "a"}, {"input": ""}, {"input": "b"}]
@@ -425,7 +431,7 @@ def test_a_place_is_one_open_file(monkeypatch, tmp_path):
     [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("1600000 100000", 8), ("", 8)],
 )
 def test_a_container_has_the_cores_of_its_share(monkeypatch, tmp_path, share, cores):
-    """Else `docker run --cpus 2` on 8 cores would run eight programs, each in four times the time."""
+    """Else a container with 2 of 8 cores would run eight programs, in four times the time."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(sandbox_places, "CPU_MAX", tmp_path / "cpu.max")
     if share:
@@ -527,7 +533,8 @@ def test_the_folder_of_the_places_has_to_be_ours(monkeypatch, tmp_path, damage):
     """Else another user's links would have files of ours emptied."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     if damage == "another user's":
-        monkeypatch.setattr(os, "getuid", lambda me=os.getuid(): me + 1)
+        somebody = os.getuid() + 1
+        monkeypatch.setattr(os, "getuid", lambda: somebody)
     folder, other = tmp_path / f"verl-gdpo-sandboxes-{os.getuid()}", tmp_path / "other"
     other.mkdir(mode=0o700)
     if damage == "a link":

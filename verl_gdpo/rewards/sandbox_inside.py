@@ -80,10 +80,11 @@ def confine(request: Any) -> None:
     signal.alarm(STARTUP_SECONDS + int(request["wall_seconds"]))  # should nobody else do it
     megabytes = request["memory_mb"] << 20
     everything = request["output_bytes"] * (len(request["tests"]) + 1) * 6  # as escaped JSON
+    largest_input = max(len(test.get("input", "").encode()) for test in request["tests"])
     for limit, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, megabytes),
-        (resource.RLIMIT_FSIZE, everything),
+        (resource.RLIMIT_FSIZE, max(everything, largest_input)),
         (resource.RLIMIT_NOFILE, 64),
     ):
         resource.setrlimit(limit, (value, value))

@@ -36,7 +36,7 @@ def place() -> Iterator[None]:
 
 
 def cores() -> int:
-    """How many this process may use: those of its affinity, as far as its container's share goes."""
+    """How many this process may use: those of its affinity, or its container's share of them."""
     here = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):
         quota, period = map(int, CPU_MAX.read_text().split())
