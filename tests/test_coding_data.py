@@ -224,6 +224,8 @@ def test_solutions_may_run_in_a_weak_sandbox_if_it_is_named(tmp_path, monkeypatc
 
     monkeypatch.setattr(sandbox, "run", run)
     rows = [{**GOOD, "problem": f"Add {n}.", "solutions": ["a", "b"][: n + 1]} for n in range(2)]
+    # asks the same as the first, so its solution is tried on the tests of that one
+    rows.append({**rows[0], "solutions": ["c"]})
     source = write(tmp_path / "a.json", rows)
     for more in ([], ["--weak-sandbox"]):
         code, _ = prepare(tmp_path, "--from", source, "--test", source, *more)

@@ -107,6 +107,19 @@ def test_another_scorer_is_compared_and_said(plain, capsys):
     assert re.search(r"^acc +", capsys.readouterr().out, re.M)
 
 
+def test_the_scorer_may_use_the_weak_sandbox(monkeypatch):
+    given = []
+
+    def of(*_, **options):
+        given.append(options)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(replay.Scorer, "of", of)
+    for more in ([], ["--weak-sandbox"]):
+        assert replay.main([plain_run.DUMPS, "--scorer", "coding", *more]) == 1
+    assert given == [{}, {"weak_sandbox": True}]
+
+
 @pytest.mark.parametrize(
     ("scorer", "more", "message"),
     [

@@ -3,9 +3,14 @@
 `test_hostile_programs.py` has what it must not do to others.
 """
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
+import resource
+import select
+import signal
 import subprocess
 import threading
 import time
@@ -14,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_gdpo.rewards import sandbox, sandbox_inside, sandbox_kinds
+from verl_gdpo.rewards import sandbox, sandbox_inside, sandbox_kinds, sandbox_places
 from verl_gdpo.rewards.sandbox import Notes, Outcome, SandboxError, run
 from verl_gdpo.rewards.sandbox_kinds import FIRST_UID, Kind
 from verl_gdpo.rewards.sandbox_places import place
@@ -83,6 +88,12 @@ def test_a_program_that_fails(kind, program):
     assert only(program) == NOT_FINISHED
 
 
+def test_a_large_input_is_whole(kind):
+    """It is larger than all that the program may print."""
+    size = 14 * sandbox.OUTPUT_BYTES
+    assert only("import sys\nprint(len(sys.stdin.buffer.read()))", "x" * size).output == f"{size}\n"
+
+
 def test_each_test_is_a_program_of_its_own(kind):
     program = "seen = globals().setdefault('seen', [])\nseen.append(input())\nprint(seen)"
     tests = [{"input": "a"}, {"input": ""}, {"input": "b"}]
@@ -97,6 +108,10 @@ def test_each_test_is_a_program_of_its_own(kind):
         # the prelude has a function of this name
         "class Solution:\n    def merge(self, a, b=0): return a, b",
         "def merge(a, b=0): return a, b",
+        # a class is looked up by the name of its module
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Pair:\n    a: Any\n    b: int = 0\n"
+        "def f(a, b=0):\n    pair = Pair(a, b)\n    return pair.a, pair.b",
     ],
 )
 def test_a_function(kind, program):
@@ -148,6 +163,17 @@ def test_threads_are_bounded(kind):
         "except RuntimeError: print(count); stop.set()"
     )
     assert 32 < int(only(program, memory_mb=2048).output) < 2 * sandbox_inside.THREADS
+
+
+def test_threads_start_where_the_usual_stack_is_larger_than_the_memory(kind):
+    """As after `ulimit -s 2000000`; and they are bounded there."""
+    limits = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (2_000_000 << 10, limits[1]))
+    try:
+        assert only("import threading\nthreading.Thread(target=print).start()").output == "\n"
+        test_threads_are_bounded(kind)
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, limits)
 
 
 def test_memory_bomb(kind):
@@ -242,6 +268,36 @@ def test_a_program_that_stops_what_would_end_it(kind, monkeypatch):
     thread.start()
     thread.join(60)
     assert found == [[Outcome(True, "1\n"), NOT_FINISHED]]
+
+
+def test_a_program_does_not_outlive_what_started_it(monkeypatch):
+    """Which its alarm ends, where the training was killed and nobody ends the group."""
+    monkeypatch.setattr(sandbox, "_kind", lambda *_: kind_of("landlock"))
+    monkeypatch.setattr(os, "killpg", lambda *_: None)
+    programs = []
+
+    def end_it(pid, *_):
+        end = time.monotonic() + 60
+        while not programs and time.monotonic() < end:
+            programs.extend(locked_children(pid))
+        os.kill(pid, signal.SIGALRM)
+
+    monkeypatch.setattr(sandbox, "_wait", end_it)
+    assert only("import time\ntime.sleep(3600)") == NOT_FINISHED
+    (program,) = programs
+    with open(os.pidfd_open(program)) as handle:
+        try:
+            assert select.select([handle], [], [], 30)[0], "it still runs"
+        finally:
+            signal.pidfd_send_signal(handle.fileno(), signal.SIGKILL)
+
+
+def locked_children(pid):
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            text = status.read_text()
+            if f"\nPPid:\t{pid}\n" in text and "\nSeccomp:\t2\n" in text:
+                yield int(status.parent.name)
 
 
 def test_environment(kind, monkeypatch):
@@ -370,6 +426,44 @@ def test_a_place_is_one_open_file(monkeypatch, tmp_path):
         assert len(os.listdir("/proc/self/fd")) == before + 2
 
 
+@pytest.mark.parametrize(
+    ("share", "cores"),
+    [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("1600000 100000", 8), ("", 8)],
+)
+def test_a_container_has_the_cores_of_its_share(monkeypatch, tmp_path, share, cores):
+    """Else a container with 2 of 8 cores would run eight programs, in four times the time."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(sandbox_places, "CPU_MAX", tmp_path / "cpu.max")
+    if share:
+        (tmp_path / "cpu.max").write_text(f"{share}\n")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    taken = threading.Semaphore(0)
+    with contextlib.ExitStack() as stack:
+        for _ in range(cores):
+            stack.enter_context(place())
+        thread = threading.Thread(
+            target=lambda: [place().__enter__(), taken.release()], daemon=True
+        )
+        thread.start()
+        assert not taken.acquire(timeout=0.2)
+    assert taken.acquire(timeout=60)
+
+
+def test_a_process_that_is_forked_meanwhile_keeps_no_place(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with place():
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.waitpid, child, 0)
+        stack.callback(os.kill, child, signal.SIGKILL)
+        (file,) = tmp_path.glob("*/0")
+        with file.open() as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 @pytest.fixture
 def untried(monkeypatch):
     """As in a new process."""
@@ -434,16 +528,21 @@ def test_the_advice_is_for_this_machine(untried, bwrap, landlock, said, not_said
     assert all(text in advice for text in said) and not_said not in advice
 
 
-@pytest.mark.parametrize("damage", ["a link", "open to others", "a file"])
+@pytest.mark.parametrize("damage", ["a link", "open to others", "a file", "another user's"])
 def test_the_folder_of_the_places_has_to_be_ours(monkeypatch, tmp_path, damage):
     """Else another user's links would have files of ours emptied."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if damage == "another user's":
+        somebody = os.getuid() + 1
+        monkeypatch.setattr(os, "getuid", lambda: somebody)
     folder, other = tmp_path / f"verl-gdpo-sandboxes-{os.getuid()}", tmp_path / "other"
     other.mkdir(mode=0o700)
     if damage == "a link":
         folder.symlink_to(other)
     elif damage == "a file":
         folder.touch(mode=0o700)
+    elif damage == "another user's":
+        folder.mkdir(mode=0o700)
     else:
         folder.mkdir()
         folder.chmod(0o777)

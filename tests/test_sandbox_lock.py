@@ -190,6 +190,13 @@ HONEST = {
     "mapped input": "import mmap\nprint(mmap.mmap(0, 0, prot=mmap.PROT_READ)[:2])",
     "randomness": "import os, random, secrets\nprint(len(os.urandom(8) + secrets.token_bytes(8)))",
     "how many cores": "import os\nprint(os.cpu_count() > 0, len(os.sched_getaffinity(0)) > 0)",
+    "its classes, by name": (
+        "import pickle, typing\n"
+        "class A: pass\n"
+        "class B:\n    a: 'A'\n"
+        "print(type(pickle.loads(pickle.dumps(A()))) is typing.get_type_hints(B)['a'] is A)"
+    ),
+    "the end": "print('before')\nquit()",
     "a closure for C": (
         "import ctypes\n"
         "call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda x: x + 1); print(call(2))"
@@ -214,6 +221,7 @@ def test_honest_programs(name):
         "errors away": "", "large numbers": "9543", "time": "True",
         "fast input": "b'ab\\n' 0", "mapped input": "b'ab'", "randomness": "16",
         "how many cores": "True True", "a closure for C": "3",
+        "its classes, by name": "True", "the end": "before",
     }  # fmt: skip
     outputs = {what: outcome.output.strip() for what, outcome in said.items()}
     assert outputs == {what: text.strip() for what, text in expected.items()}

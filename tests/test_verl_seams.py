@@ -25,6 +25,7 @@ from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.check.compose import compose_config
+from verl_gdpo.verl_hooks import v1_trainer
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
 from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.verl_hooks.step import Step
@@ -192,6 +193,20 @@ def test_a_node_without_the_package_is_named(monkeypatch):
     check_reward_workers([Worker(object.__new__(of_ours))], ())
     with pytest.raises(RuntimeError, match=r"nodes \['10.0.0.7'\] .* Install verl-gdpo=="):
         check_reward_workers([Worker(object.__new__(of_ours)), Worker(None)], ())
+
+
+class SetsUp(LoadsRows):
+    def _setup(self):
+        self._init_dataloader()
+        self.reward_loop_manager = SimpleNamespace(reward_loop_workers=["a worker"])
+
+
+def test_the_trainer_asks_the_workers_about_the_data_sources_of_its_rows(monkeypatch):
+    asked = []
+    monkeypatch.setattr(v1_trainer, "check_reward_workers", lambda *given: asked.append(given))
+    trainer = type("Trainer", (GdpoTrainer, SetsUp), {})(run_config())
+    trainer._setup()
+    assert asked == [(["a worker"], {"rlla"})]
 
 
 def test_a_node_that_cannot_score_the_rows_is_named(monkeypatch):

@@ -142,7 +142,8 @@ class Sources:
     def _in_weak_sandbox(self) -> "Sources":
         options = {WEAK: True}
         row_of, mend = partial(self.row_of, **options), self.mend and partial(self.mend, **options)
-        return replace(self, row_of=row_of, mend=mend)
+        task = replace(self.task, score=partial(self.task.score, **options))
+        return replace(self, task=task, row_of=row_of, mend=mend)
 
     def _read(self, path: Path, split: str) -> list[Row]:
         return read_rows(

@@ -16,6 +16,7 @@ import resource
 import signal
 import sys
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -29,9 +30,11 @@ MODULES = (
     *("statistics", "itertools", "functools", "operator", "io", "sys", "json"),
 )
 STARS = "".join(f"from {name} import *\n" for name in (*MODULES, "builtins", "typing"))
-PRELUDE = STARS + "".join(f"import {name}\n" for name in MODULES)
+# `quit` as `site` defines it, which is not loaded
+PRELUDE = STARS + "".join(f"import {name}\n" for name in MODULES) + "quit = exit\n"
 RECURSION_LIMIT = 600_000  # verl's
 THREADS = 256  # of a program; or fewer, if its user starts others meanwhile
+STACK_BYTES = 8 << 20  # of a thread, unless a program asks for more or less
 MOST_TASKS = 1 << 22  # of a machine, for Linux
 
 
@@ -65,9 +68,11 @@ def serve(text: str) -> None:
 
 
 def prelude(request: Any) -> dict[str, Any]:
-    namespace: dict[str, Any] = {"__name__": "program" if request["function"] else "__main__"}
-    exec(PRELUDE, namespace)
-    return namespace
+    """The names of a module, which a program's classes find by its name, as for `pickle`."""
+    module = types.ModuleType("program" if request["function"] else "__main__")
+    sys.modules[module.__name__] = module
+    exec(PRELUDE, module.__dict__)
+    return module.__dict__
 
 
 def confine(request: Any) -> None:
@@ -75,10 +80,11 @@ def confine(request: Any) -> None:
     signal.alarm(STARTUP_SECONDS + int(request["wall_seconds"]))  # should nobody else do it
     megabytes = request["memory_mb"] << 20
     everything = request["output_bytes"] * (len(request["tests"]) + 1) * 6  # as escaped JSON
+    largest_input = max(len(test.get("input", "").encode()) for test in request["tests"])
     for limit, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, megabytes),
-        (resource.RLIMIT_FSIZE, everything),
+        (resource.RLIMIT_FSIZE, max(everything, largest_input)),
         (resource.RLIMIT_NOFILE, 64),
     ):
         resource.setrlimit(limit, (value, value))
@@ -94,6 +100,7 @@ def confine(request: Any) -> None:
         # a program may import what the prelude does not
         with open(os.__file__):
             pass
+    threading.stack_size(STACK_BYTES)  # where `ulimit -s` is more than the memory, no thread starts
     # how many tasks its user has, of which other containers may hide some; the limit counts them
     tasks = bisect.bisect_left(range(MOST_TASKS), True, key=can_start_a_thread)
     if tasks == 0:

@@ -75,6 +75,7 @@ def lock(readable: Iterable[str], folder: str | None, landlock: int) -> None:
     Raises:
         OSError: the kernel refuses.
     """
+    _call(_libc.prctl, 1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: it does not outlive what started it
     _call(_libc.prctl, 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which the rest needs
     if landlock:
         _lock_files(readable, folder, landlock)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "QUOTA PERIOD" of a container, or "max PERIOD"
 LOOK_SECONDS = 0.05  # between two looks at what somebody waits for
 
 
@@ -24,7 +25,7 @@ def place() -> Iterator[None]:
     Raises:
         SandboxError: somebody else has made the folder of the places, or can write to it.
     """
-    places = range(len(os.sched_getaffinity(0)))
+    places = range(cores())
     with contextlib.ExitStack() as mine:
         with contextlib.ExitStack() as looking:
             folder = _folder(looking)
@@ -32,6 +33,15 @@ def place() -> Iterator[None]:
             while not any(_takes(mine, str(name), folder) for name in places):
                 time.sleep(LOOK_SECONDS)
         yield
+
+
+def cores() -> int:
+    """How many this process may use: those of its affinity, or its container's share of them."""
+    here = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = map(int, CPU_MAX.read_text().split())
+        here = max(1, min(here, quota // period))
+    return here
 
 
 _looking = threading.Lock()  # one thread of a process looks for a place, and the others for it
@@ -56,6 +66,8 @@ def _takes(stack: contextlib.ExitStack, name: str, folder: int) -> bool:
     with contextlib.ExitStack() as opened:
         file = _open(opened, name, os.O_RDWR | os.O_CREAT, folder)
         if is_free := _is_locked(file):
+            # else it stays locked as long as a process that was forked meanwhile
+            opened.callback(fcntl.flock, file, fcntl.LOCK_UN)
             stack.push(opened.pop_all())
     return is_free
 

@@ -11,7 +11,6 @@ Relies on verl 0.9:
 import functools
 import inspect
 import logging
-import os
 import reprlib
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -29,6 +28,7 @@ from verl_gdpo.batch.rows import ERROR_KEY, NOTES_KEY
 from verl_gdpo.batch.values import as_json, is_number, value_or_error
 from verl_gdpo.rewards import TASK_OF, belongs_elsewhere, options_for
 from verl_gdpo.rewards.sandbox import Notes
+from verl_gdpo.rewards.sandbox_places import cores
 from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.rewards.task import Task
 from verl_gdpo.settings.algorithm import GdpoSettings
@@ -77,7 +77,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self.scorer_options = {source: options_for(source, options) for source in TASK_OF}
         self._pools: dict[str | None, Executor] = {}  # of each task; see `_pool`
         # this worker may have all cores for programs, while the others have none to run
-        self.programs_at_once = len(os.sched_getaffinity(0))
+        self.programs_at_once = cores()
         if service := Service.of(config.reward.get("sandbox_fusion")):
             self.programs_at_once = service.max_concurrent
             for source, task in TASK_OF.items():
