@@ -382,3 +382,17 @@ def test_synthetic_splits_share_no_pair():
     # each operator, and nearly each number, is in both
     assert {o for o, _ in train} == {o for o, _ in test} == {"+", "-", "*"}
     assert len({n for _, n in train} & {n for _, n in test}) > 30
+
+
+def test_a_busy_machine_does_not_decide_which_solutions_stay(monkeypatch):
+    given = []
+
+    def run(program, tests, *, wall_seconds, **_):
+        given.append(wall_seconds)
+        return [sandbox.Outcome(True, "10\n")] * len(tests)
+
+    monkeypatch.setattr(sandbox, "run", run)
+    problem = parse('{"function": null, "tests": [{"input": "3", "output": "10"}]}')
+    truth = replace(problem, solution="x").text()
+    assert SOURCES.mend(truth) == (truth, "")
+    assert given == [60.0]
