@@ -3,12 +3,14 @@
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from verl_gdpo.data_prep import DataError, coding_synthetic
+from verl_gdpo.data_prep.coding import SOURCES
 from verl_gdpo.data_prep.coding_tests import problem_of
 from verl_gdpo.rewards import sandbox
 from verl_gdpo.rewards.coding import score
