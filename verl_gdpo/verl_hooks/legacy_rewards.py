@@ -6,13 +6,12 @@ Relies on verl 0.9 `verl.trainer.ppo.reward.extract_reward(batch)`, which return
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from verl.trainer.ppo import reward
 
-from verl_gdpo.batch.rows import ABSENT, RewardRows, check_names, columns_of, own_scores_of
+from verl_gdpo.batch.rows import ABSENT, check_names, columns_of
 from verl_gdpo.batch.values import as_numbers_or_text
 
 
@@ -20,17 +19,6 @@ def infos_of(data: Any) -> Sequence[dict[str, Any]] | None:
     """Return verl's reward_extra_info of each row; None for a batch that has columns instead."""
     has_columns = bool(data.meta_info.get("reward_extra_keys"))
     return None if has_columns else data.non_tensor_batch.get("reward_extra_info")
-
-
-def rows_of_infos(data: Any, infos: Sequence[dict[str, Any]], keys: Sequence[str]) -> RewardRows:
-    """Return the rows of verl's DataProto. They may have different names, as in V1."""
-    rows = RewardRows.from_columns(columns_of(infos), len(data))
-    return replace(
-        rows,
-        label=keys.__getitem__,
-        sources=[*map(str, data.non_tensor_batch.get("data_source", rows.sources))],
-        own_scores=own_scores_of(infos),
-    )
 
 
 def with_columns(extract_reward: Callable[..., Any]) -> Callable[..., Any]:

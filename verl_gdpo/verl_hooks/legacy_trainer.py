@@ -25,11 +25,11 @@ import ray
 import torch
 from verl.trainer.ppo import ray_trainer
 
-from verl_gdpo.batch.rows import RewardError, RewardRows
+from verl_gdpo.batch.rows import RewardError, RewardRows, columns_of, own_scores_of
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.estimator import NO_REWARDS
-from verl_gdpo.verl_hooks.legacy_rewards import infos_of, rows_of_infos
+from verl_gdpo.verl_hooks.legacy_rewards import infos_of
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.verl_hooks.rollout_table import RolloutTable
 from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
@@ -172,15 +172,22 @@ def rows_of(data: Any, keys: Sequence[str], settings: GdpoSettings) -> RewardRow
     Raises:
         RewardError: the batch has no reward.
     """
-    if (infos := infos_of(data)) is not None:
-        return rows_of_infos(data, infos, keys)
-    names = data.meta_info.get("reward_extra_keys") or settings.names
-    columns = {name: data.non_tensor_batch[name] for name in names if name in data.non_tensor_batch}
-    if not columns.keys() - {"score"}:
-        raise RewardError(NO_REWARDS)
+    given = data.non_tensor_batch
+    infos = infos_of(data)
+    if infos is None:
+        names = data.meta_info.get("reward_extra_keys") or settings.names
+        columns = {name: given[name] for name in names if name in given}
+        if not columns.keys() - {"score"}:
+            raise RewardError(NO_REWARDS)
+    else:  # rows may have different names, as in V1
+        columns = columns_of(infos)
     rows = RewardRows.from_columns(columns, len(data))
-    sources = data.non_tensor_batch.get("data_source", rows.sources)
-    return replace(rows, label=keys.__getitem__, sources=[*map(str, sources)])
+    return replace(
+        rows,
+        label=keys.__getitem__,
+        sources=[*map(str, given.get("data_source", rows.sources))],
+        own_scores=own_scores_of(() if infos is None else infos),
+    )
 
 
 def response_lengths(tensors: Any) -> list[int]:

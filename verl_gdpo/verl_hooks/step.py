@@ -67,11 +67,14 @@ class Step:
         """The reward matrix, made once for the estimator and the metrics; see `RewardMatrix.of`."""
         assert self.rows is not None
         rewards = RewardMatrix.of(self.rows, self.settings)
-        in_use = ", ".join(f"{name} {weight:g}" for name, weight in rewards.weights.items())
-        all_ = "" if self.settings.rewards else " (all numbers that are returned)"
-        others = [name for name in rewards_among(self.rows.columns) if name not in rewards.weights]
-        unused = f"; returned, and not used: {', '.join(others)}" if others else ""
-        _say_rewards(tuple(rewards.weights), f"{all_}: {in_use}{unused}")
+        names = tuple(rewards.weights)
+        if names not in _said:  # looking through all columns at each step would take time
+            _said.add(names)
+            in_use = ", ".join(f"{name} {weight:g}" for name, weight in rewards.weights.items())
+            all_ = "" if self.settings.rewards else " (all numbers that are returned)"
+            others = [name for name in rewards_among(self.rows.columns) if name not in names]
+            unused = f"; returned, and not used: {', '.join(others)}" if others else ""
+            logger.info("verl-gdpo: rewards in use, with weights%s: %s%s", all_, in_use, unused)
         return rewards
 
     def check(self, adv_estimator: str) -> None:
@@ -151,9 +154,3 @@ def current_step() -> Step | None:
 
 
 _said: set[tuple[str, ...]] = set()  # sets of rewards that have been logged
-
-
-def _say_rewards(names: tuple[str, ...], what: str) -> None:
-    if names not in _said:  # weights with a schedule change at each step
-        _said.add(names)
-        logger.info("verl-gdpo: rewards in use, with weights%s", what)
