@@ -109,7 +109,8 @@ install() { pip install --progress-bar off "$@"; }
 
 # what builds the few packages without a wheel, and this one, has a hash too
 sed -n '/^setuptools==/,/[^\\]$/p' "${files[0]}" >"$venv/build.txt"
-install --require-hashes --no-deps --requirement "$venv/build.txt"
+# few tries, so that a missing network is noticed soon
+install --retries 1 --require-hashes --no-deps --requirement "$venv/build.txt"
 install --require-hashes --no-deps --no-build-isolation "${files[@]/#/--requirement=}"
 if [ "$hardware" = cpu ]; then
   # PyPI's torch brings gigabytes of CUDA; PyTorch's own index has a build without CUDA

@@ -195,7 +195,7 @@ def test_hashes_are_asked_of_all_but_torch_and_the_package(checkout):
     assert setup(checkout, "cpu", "dev")[0] == 0
     asked = [line.partition(" -m pip ")[2] for line in calls(checkout) if " -m pip " in line]
     first, *rest = [line.removeprefix("install --progress-bar off ") for line in asked]
-    assert first.startswith("--require-hashes --no-deps --requirement .venv-cpu-")
+    assert first.startswith("--retries 1 --require-hashes --no-deps --requirement .venv-cpu-")
     assert [line.removesuffix(" --disable-pip-version-check") for line in rest] == [
         "--require-hashes --no-deps --no-build-isolation --requirement=requirements/cpu.txt "
         "--requirement=requirements/dev.txt",
