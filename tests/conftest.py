@@ -25,9 +25,9 @@ def pytest_collection_finish():
 # tests of one worker, one after the other, by what they share
 SHARED = {
     # two starts of verl at a time would starve each other on two cores
-    "verl": ("test_faults.py", "test_script.py", "test_e2e.py"),
+    "verl": ("test_faults.py", "test_run_tool_rl.py", "test_e2e.py"),
     "forking_python": (
-        *("test_plugin.py", "test_cpu_engine.py", "test_other_trainers.py"),
+        *("test_plugin.py", "cpu/test_engine.py", "test_other_trainers.py"),
         *("test_check_parts.py", "test_fused_kernels.py"),
     ),
 }
