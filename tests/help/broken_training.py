@@ -100,8 +100,7 @@ class Training:
             process
             for process, words in command.items()
             if words[0].startswith(f"ray::{name}")
-            # the process that stands for the forked driver, and is ended with it
-            or (name == "driver" and words[5:7] == ["-m", "verl.trainer.main_ppo"])
+            or (name == "driver" and words[1:3] == ["-m", "verl.trainer.main_ppo"])
         ]
         return found
 

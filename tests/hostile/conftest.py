@@ -1,7 +1,6 @@
 """One session of Ray with verl's workers for all cases of this folder; `stage.py` says more."""
 
 import os
-import shlex
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ HELP = Path(stage_module.__file__).parent
 
 
 @pytest.fixture(scope="package")
-def workers(tmp_path_factory, forking_python):
+def workers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stage")
     model = make_tiny_model(folder / "model", texts=['{"a": 1.0, "b": 0.0}'], hidden_size=8)
     path = os.pathsep.join([str(HELP), *filter(None, [os.getenv("PYTHONPATH")])])
@@ -27,10 +26,7 @@ def workers(tmp_path_factory, forking_python):
             num_cpus=16,
             include_dashboard=False,
             log_to_driver=False,
-            runtime_env={
-                "env_vars": {"PYTHONPATH": path, "VERL_PLATFORM": "cpu"},
-                "py_executable": shlex.join(forking_python[:-2]),  # Ray has its own -W ignore
-            },
+            runtime_env={"env_vars": {"PYTHONPATH": path, "VERL_PLATFORM": "cpu"}},
             _temp_dir=ray_dir,
         )
         try:

@@ -23,7 +23,7 @@ def composed(*overrides):
 # --- the configuration ---------------------------------------------------------------------------
 
 
-def test_it_is_the_configuration_of_the_training_command(forking_python, tmp_path):
+def test_it_is_the_configuration_of_the_training_command(tmp_path):
     """With a folder of one's own, where verl's file of the same name wins, and Hydra's folder."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "legacy_data.yaml").write_text("shuffle: mine\n")
@@ -38,7 +38,7 @@ def test_it_is_the_configuration_of_the_training_command(forking_python, tmp_pat
     given = ["data.train_batch_size=8", "hydra.run.dir=out", "+algorithm.gdpo.rewards.a=1"]
     done = subprocess.run(
         [
-            *(*forking_python, "-m", "verl.trainer.main_ppo", "-cd", str(tmp_path)),
+            *(sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", "-cd", str(tmp_path)),
             *("-cn", "mine", "--cfg", "job", *given),
         ],
         cwd=tmp_path,

@@ -3,18 +3,19 @@
 import os
 import socket
 import subprocess
+import sys
 
 from repository import REPO
 
 
-def test_log_probs_and_gradients_are_those_of_the_plain_model(forking_python, tmp_path):
+def test_log_probs_and_gradients_are_those_of_the_plain_model(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     script = REPO / "tests/help/fused_rank.py"
     ranks = [
         subprocess.Popen(
-            [*forking_python, script, str(rank), port, tmp_path],
+            [sys.executable, script, str(rank), port, tmp_path],
             env={**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -6,6 +6,7 @@ These tests run on the installed verl, and with `nox -s verl` on another one.
 import inspect
 import os
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -86,9 +87,9 @@ def test_fully_async_policy_is_refused_with_a_subclass_of_our_manager(tmp_path):
         trainer._create_dataloader(None, None, None, None)
 
 
-def start(forking_python, module, *overrides):
+def start(module, *overrides):
     return subprocess.run(
-        [*forking_python, "-m", module, *overrides, *GDPO],
+        [sys.executable, "-m", module, *overrides, *GDPO],
         env={**os.environ, "HYDRA_FULL_ERROR": "1"},
         capture_output=True,
         text=True,
@@ -96,9 +97,9 @@ def start(forking_python, module, *overrides):
     )
 
 
-def test_fully_async_policy_stops_before_ray_starts(forking_python, tmp_path):
+def test_fully_async_policy_stops_before_ray_starts(tmp_path):
     module = "verl.experimental.fully_async_policy.fully_async_main"
-    done = start(forking_python, module, f"hydra.run.dir={tmp_path}")
+    done = start(module, f"hydra.run.dir={tmp_path}")
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith(REFUSED["fully_async_policy"])
     assert "Started a local Ray instance" not in done.stderr
