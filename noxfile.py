@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nox
 
-SEAMS = ("legacy_trainer", "other_trainers", "separate_async", "verl_seams")
+SEAMS = ("legacy_trainer", "other_trainers", "separate_async", "v1_trainer")
 ROOT = Path(__file__).parent
 LAST_PASSES = "tests/help/last_passes.py"
 CPU_PINS = "requirements/cpu.txt"
@@ -115,8 +115,8 @@ def verl(session: nox.Session) -> None:
     session.install(
         "--no-deps", "--force-reinstall", verl
     )  # it runs with the dependencies of 0.9.1
-    session.run("python", "-W", "ignore", "tests/verl_symbols.py")
-    tests = (f"tests/test_{name}.py" for name in SEAMS)
+    session.run("python", "-W", "ignore", "tests/slow/verl_symbols.py")
+    tests = (f"tests/verl_hooks/test_{name}.py" for name in SEAMS)
     # a verl without V1 fails two files, and runs the others
     session.run("pytest", "--continue-on-collection-errors", *tests, *arguments)
 
@@ -126,7 +126,7 @@ def verl(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Runs that fail, and are resumed; too slow for the other tests."""
     install(session)
-    session.run("pytest", "tests/faults.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run("pytest", "tests/slow/faults.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(default=False)
@@ -134,15 +134,17 @@ def faults(session: nox.Session) -> None:
 def policy(session: nox.Session) -> None:
     """The policy in the package is what its command makes: 1,000 steps, some 4 minutes."""
     install(session)
-    session.run("pytest", "tests/shipped_policy.py", env={"OMP_NUM_THREADS": "1"})
+    session.run("pytest", "tests/slow/shipped_policy.py", env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session
 @recorded
 def experiment(session: nox.Session) -> None:
-    """Trains two steps of `experiments/trainer` with verl."""
+    """Trains two steps of `workshop/experiments/trainer` with verl."""
     install(session)
-    session.run("python", "-m", "pytest", "tests/experiment_run.py", env={"OMP_NUM_THREADS": "1"})
+    session.run(
+        "python", "-m", "pytest", "tests/slow/experiment_run.py", env={"OMP_NUM_THREADS": "1"}
+    )
 
 
 @nox.session
@@ -152,7 +154,7 @@ def trl(session: nox.Session) -> None:
     session.install("torch==2.13.0")
     session.install("-e", ".[trl]", "trl==1.16.0", "pytest>=8,<10")
     # TRL's imports emit warnings, which are errors in this project's tests
-    command = ("pytest", "-W", "ignore", "tests/trl_dialect.py", "tests/trl_example.py")
+    command = ("pytest", "-W", "ignore", "tests/slow/trl_dialect.py", "tests/slow/trl_example.py")
     session.run(*command, *session.posargs, env={"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"})
 
 
@@ -161,7 +163,7 @@ def trl(session: nox.Session) -> None:
 def workspace(session: nox.Session) -> None:
     """Builds the W&B workspace of examples/ with W&B's own package, offline."""
     session.install("wandb-workspaces==0.4.13", "pytest>=8,<10")
-    command = ("pytest", "-W", "ignore", "tests/wandb_workspace_spec.py")
+    command = ("pytest", "-W", "ignore", "tests/slow/wandb_workspace_spec.py")
     session.run(*command, *session.posargs, env={"PYTHONPATH": "."})
 
 
@@ -201,9 +203,11 @@ def wheel(session: nox.Session) -> None:
 @nox.session(default=False)
 @recorded
 def mutants(session: nox.Session) -> None:
-    """Makes each fault of tests/mutants.py in a copy, where its test must find it."""
+    """Makes each fault of tests/help/mutants.py in a copy, where its test must find it."""
     install(session)
-    session.run("pytest", "tests/mutants.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run(
+        "pytest", "tests/slow/try_mutants.py", *session.posargs, env={"OMP_NUM_THREADS": "1"}
+    )
 
 
 @nox.session(default=False)

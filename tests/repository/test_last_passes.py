@@ -1,18 +1,13 @@
 """What `tests/run.sh` says about the nox sessions."""
 
 import datetime
-import importlib.util
 import json
 import re
 import subprocess
-from pathlib import Path
 
+import last_passes
 import pytest
-
-REPO = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("last_passes", REPO / "tests/help/last_passes.py")
-last_passes = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(last_passes)
+from repository import REPO
 
 
 def git(folder, *command):

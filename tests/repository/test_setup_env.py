@@ -1,0 +1,304 @@
+"""The environments that `setup_env.sh` makes and switches, with a Python that installs nothing."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from repository import REPO
+
+# notes each call with what .venv is meanwhile; waits in `pip install` while ./wait is there
+PYTHON = f"""#!/bin/bash
+case "$1 $2" in
+  "-m venv" | "-m pip") ;;
+  *) [[ $0 != */.venv-* ]] || exit 1; exec {sys.executable} "$@" ;;
+esac
+echo "begin $2 $(readlink .venv) $*" >>calls
+case $2 in
+  venv) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+  pip) while [ -e wait ]; do sleep .05; done; [ ! -e fail ] || {{ cat fail; exit 7; }} ;;
+esac
+echo "end $2 $(readlink .venv)" >>calls
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    made = tmp_path / "checkout"
+    made.mkdir()
+    for name in ("setup_env.sh", "pyproject.toml"):
+        shutil.copy(REPO / name, made)
+    shutil.copytree(REPO / "requirements", made / "requirements")
+    (tmp_path / "bin").mkdir()
+    for name in ("python3", "python3.12"):
+        program(tmp_path / "bin" / name, PYTHON)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return made
+
+
+def program(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def start(checkout, *extras):
+    command = [checkout / "setup_env.sh", *extras]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **pipes, text=True, start_new_session=True)
+
+
+def setup(checkout, *extras):
+    """(exit code, the folder that it prints, messages)"""
+    process = start(checkout, *extras)
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, Path(output.rstrip("\n")), errors
+
+
+def calls(checkout):
+    path = checkout / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "gpu"])
+def test_every_task_of_the_recipes_has_its_packages(hardware):
+    """`run.sh math_length` asks for no extra of its own."""
+    (extras,) = re.findall(
+        rf"^{hardware} = .*verl-gdpo\[(.*?)\]", (REPO / "pyproject.toml").read_text(), re.M
+    )
+    assert {"math", "plots"} <= {*extras.split(",")}
+    pinned = (REPO / "requirements" / f"{hardware}.txt").read_text()
+    for name in ("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "scipy"):
+        assert re.search(rf"^{name}==", pinned, re.M), name
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_made_once(checkout):
+    code, venv, _ = setup(checkout, "cpu")
+    assert code == 0
+    assert venv == (checkout / ".venv").resolve() and venv.name.startswith(".venv-cpu-")
+    made = calls(checkout)
+    assert setup(checkout, "cpu") == (0, venv, "")
+    assert calls(checkout) == made
+
+
+def test_an_environment_in_use_is_left_alone_when_more_is_asked_for(checkout):
+    _, first, _ = setup(checkout, "cpu")
+    files = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    _, second, said = setup(checkout, "cpu", "dev")
+    assert second != first and (checkout / ".venv").resolve() == second
+    assert f"{first.name} is not needed any more" in said
+    assert files == {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    # and .venv was the first until the second was whole
+    during = [line for line in calls(checkout) if line.startswith("end")][-5:]
+    assert {line.split()[2] for line in during} == {first.name}
+    assert setup(checkout, "cpu")[1] == second  # which has all of it
+    assert len([line for line in calls(checkout) if line.startswith("begin venv")]) == 2
+
+
+def test_hardware_asked_for_in_turns_is_made_once_each(checkout):
+    folders = [setup(checkout, hardware)[1] for hardware in ("cpu", "gpu", "cpu", "gpu")]
+    assert folders[:2] == folders[2:] and folders[0] != folders[1]
+    assert (checkout / ".venv").resolve() == folders[1]
+    assert len([line for line in calls(checkout) if line.startswith("begin venv")]) == 2
+
+
+def test_two_first_starts_make_one_environment(checkout):
+    (checkout / "wait").touch()
+    first = start(checkout, "cpu")
+    wait_for(lambda: any(line.startswith("begin pip") for line in calls(checkout)))
+    second = start(checkout, "cpu")
+    assert "waiting for it" in second.stderr.readline()
+    (checkout / "wait").unlink()
+    assert first.communicate(timeout=60)[0] == second.communicate(timeout=60)[0] != ""
+    assert [line.split()[:2] for line in calls(checkout)].count(["begin", "venv"]) == 1
+
+
+@pytest.mark.parametrize("how", ["killed", "failed"])
+def test_half_an_environment_is_never_used(checkout, how):
+    _, old, _ = setup(checkout, "cpu")
+    (checkout / "wait").touch()
+    count = len(calls(checkout))
+    process = start(checkout, "cpu", "dev")
+    wait_for(lambda: any(line.startswith("begin pip") for line in calls(checkout)[count:]))
+    if how == "killed":
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        (checkout / "fail").touch()
+        (checkout / "wait").unlink()
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert (checkout / ".venv").resolve() == old
+    for name in ("wait", "fail"):
+        (checkout / name).unlink(missing_ok=True)
+    (half,) = {*checkout.glob(".venv-*")} - {old}
+    (half / "left").touch()
+    code, venv, _ = setup(checkout, "cpu", "dev")
+    assert (code, venv) == (0, half)
+    assert not (half / "left").exists()
+
+
+def test_a_folder_of_the_name_is_kept_beside(checkout):
+    (checkout / ".venv").mkdir()
+    (checkout / ".venv" / "mine").touch()
+    code, venv, said = setup(checkout, "cpu")
+    assert code == 0 and (checkout / ".venv").resolve() == venv
+    (kept,) = checkout.glob(".venv.*/mine")
+    assert f"the folder is {kept.parent.name} now" in said
+    (checkout / ".venv").unlink()
+    (checkout / ".venv").mkdir()
+    made = calls(checkout)
+    assert setup(checkout, "cpu")[:2] == (0, venv)
+    assert calls(checkout) == made
+
+
+def test_a_folder_of_the_name_in_use_is_not_touched(checkout):
+    (checkout / ".venv").mkdir()
+    library = checkout / ".venv" / "library.so"
+    library.write_bytes(b"code")
+    code = (
+        "import mmap, sys; file = open(sys.argv[1], 'rb'); "
+        "held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code, library], **pipes) as user:
+        user.stdout.readline()
+        assert setup(checkout, "cpu")[0] == 2
+        assert library.exists() and calls(checkout) == []
+
+
+def test_a_copied_or_moved_checkout_gets_an_environment_of_its_own(checkout):
+    _, old, _ = setup(checkout, "cpu")
+    copied, moved = checkout.with_name("copied"), checkout.with_name("moved")
+    shutil.copytree(checkout, copied, symlinks=True)
+    for place in (copied, checkout.rename(moved)):
+        code, venv, _ = setup(place, "cpu")
+        assert code == 0 and venv.parent == place and venv.name != old.name
+        assert setup(place, "cpu") == (0, venv, "")  # and only once
+
+
+def test_hashes_are_asked_of_all_but_torch_and_the_package(checkout):
+    assert setup(checkout, "cpu", "dev")[0] == 0
+    asked = [line.partition(" -m pip ")[2] for line in calls(checkout) if " -m pip " in line]
+    first, *rest = [line.removeprefix("install --progress-bar off ") for line in asked]
+    assert first.startswith("--retries 1 --require-hashes --no-deps --requirement .venv-cpu-")
+    assert [line.removesuffix(" --disable-pip-version-check") for line in rest] == [
+        "--require-hashes --no-deps --no-build-isolation --requirement=requirements/cpu.txt "
+        "--requirement=requirements/dev.txt",
+        "torch==2.13.0",
+        "--no-deps --no-build-isolation --editable .",
+        "check",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("a: NewConnectionError(b)", "does not reach a package index; set PIP_INDEX_URL or"),
+        ("ERROR: No space left on device", "No space left on device"),
+        ("first\n" + "line\n" * 20 + "ERROR: last", "ERROR: last"),
+    ],
+)
+def test_what_pip_prints_goes_to_a_file_and_its_end_is_shown(checkout, printed, said):
+    (checkout / "fail").write_text(printed)
+    code, _, errors = setup(checkout, "cpu")
+    assert code == 2 and said in errors
+    assert "first" not in errors  # the last 15 lines, or one line
+    (log,) = checkout.glob(".venv-cpu-*/install.log")
+    assert printed in log.read_text() and str(log) in errors
+    if "NewConnectionError" in printed:
+        assert len(errors.splitlines()) == 2  # what is made, and why not
+
+
+@pytest.fixture
+def only_python(tmp_path, monkeypatch):
+    """A PATH without Python, to which `only_python(version)` adds one."""
+    folder = tmp_path / "only"
+    folder.mkdir()
+    for name in ("bash", "uname", "dirname", "touch", "readlink", "cat", "env"):
+        (folder / name).symlink_to(shutil.which(name))
+
+    def add(version):
+        program(folder / "python3", f"#!/bin/sh\n[ $1 = -c ] && exit 1\necho Python {version}\n")
+
+    monkeypatch.setenv("PATH", str(folder))
+    return add
+
+
+@pytest.mark.parametrize("version", [None, "3.13.1"])
+def test_without_a_python_that_verl_supports(checkout, only_python, version):
+    if version:
+        only_python(version)
+    code, _, errors = setup(checkout, "cpu")
+    found = f"Python {version}" if version else "no Python"
+    assert code == 2
+    assert errors == (
+        f"setup_env: found {found}, and verl needs 3.10, 3.11 or 3.12: install Python 3.12 so that "
+        "python3.12 is on PATH, as with 'uv python install 3.12' or conda, and start again\n"
+    )
+
+
+def test_a_folder_that_cannot_be_written(checkout):
+    (checkout / ".venv.lock").symlink_to(checkout / "missing" / "lock")  # the tests may run as root
+    code, _, errors = setup(checkout, "cpu")
+    assert code == 2 and len(errors.splitlines()) == 1
+    assert f"cannot write to {checkout}" in errors and "cp -r" in errors
+
+
+def test_an_unknown_extra(checkout):
+    assert (
+        "usage: ./setup_env.sh cpu|gpu [dev] [flash-attn]; got 'cpu plots'"
+        in setup(checkout, "cpu", "plots")[2]
+    )
+
+
+def pinned(*names):
+    """[(name, version, marker, number of hashes)]"""
+    text = "".join((REPO / "requirements" / f"{name}.txt").read_text() for name in names)
+    entries = re.findall(r"^([^#\s]\S*?)==(\S+)(?: ; (.*?))? \\\n((?:    .*\n)+)", text, re.M)
+    assert len(entries) == len(re.findall(r"^\S+==", text, re.M))
+    return [
+        (name, version, marker, rest.count("sha256:")) for name, version, marker, rest in entries
+    ]
+
+
+@pytest.mark.parametrize("extras", [("cpu",), ("gpu",), ("cpu", "dev"), ("gpu", "dev")])
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
+def test_the_pins_fit_the_requirements(extras, python):
+    """Else `nox -s pins` was forgotten."""
+    project = pytest.importorskip("tomllib").loads((REPO / "pyproject.toml").read_text())["project"]
+    where = {"python_version": python, "python_full_version": f"{python}.9"}
+    pins = {}
+    for name, version, marker, hashes in pinned(*extras):
+        assert hashes, name
+        if not marker or Marker(marker).evaluate(where):
+            assert pins.setdefault(name, version) == version
+    if extras[0] == "cpu":
+        assert "torch" not in pins
+        pins["torch"] = "2.13.0"
+    asked, open_extras, seen = [*project["dependencies"]], [*extras], set()
+    while open_extras:
+        extra = open_extras.pop()
+        if extra not in seen:
+            seen.add(extra)
+            for text in project["optional-dependencies"][extra]:
+                if (wanted := Requirement(text)).name == project["name"]:
+                    open_extras += wanted.extras
+                else:
+                    asked.append(text)
+    for wanted in map(Requirement, asked):
+        assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)], prereleases=True)
