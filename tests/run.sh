@@ -9,6 +9,7 @@ missing=()
 command -v chromium >/dev/null || missing+=(chromium)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 if [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get; then
+  echo "tests/run.sh: apt-get installs ${missing[*]}" >&2
   export DEBIAN_FRONTEND=noninteractive
   timeout 300 sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"' - "${missing[@]}" || true
 fi >/dev/null
@@ -22,3 +23,4 @@ types=$!
 # Ray's own processes get the lowest priority by default, and would wait for the other tests
 OMP_NUM_THREADS=1 RAY_worker_niceness=0 python -m pytest -n 3 "$@"
 wait "$types"
+python tests/help/last_passes.py

@@ -4,7 +4,7 @@ import importlib
 import sys
 
 import verl_gdpo
-from verl_gdpo.terminal import printing
+from verl_gdpo.terminal import needs_extra, printing
 
 COMMANDS = {
     "data": "prepare the parquet files of a task",
@@ -21,8 +21,12 @@ def main() -> int:
     """Run one subcommand and return its exit code."""
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
     if name in COMMANDS:
-        module = importlib.import_module(f"verl_gdpo.tools.{name}")
-        return printing(lambda: int(module.main(arguments)))
+        try:
+            module = importlib.import_module(f"verl_gdpo.tools.{name}")
+            return printing(lambda: int(module.main(arguments)))
+        except ModuleNotFoundError as error:
+            print(f"verl-gdpo {name}: {needs_extra(error)}", file=sys.stderr)
+            return 1
     if name == "--version":
         print(verl_gdpo.__version__)
         return 0
