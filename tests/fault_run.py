@@ -12,9 +12,9 @@ import varied_reward
 from rollout_check import SAMPLES, SIZES
 from verl_run import ENVIRONMENT, ray_folder, verl_command
 
-from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.run.dump_reader import dump_files, read_dump
 from verl_gdpo.run.folder import read_metrics
+from workshop.tiny_policy.model import make_tiny_model
 
 MARK = "VERL_GDPO_FAULT_TEST"
 STARTED_SECONDS = 480

@@ -89,9 +89,9 @@ def unpack(folder):
 def train(folder):
     from verl_run import ENVIRONMENT, ray_folder
 
-    from verl_gdpo.cpu.warm_start import SHIPPED
     from verl_gdpo.run.launch import launch
     from verl_gdpo.tools.data import main as make_data
+    from workshop.tiny_policy.train import SHIPPED
 
     folder.mkdir(parents=True)
     (folder / "my_rewards.py").write_text(REWARDS)

@@ -15,11 +15,11 @@ import pytest
 from check_data import write_check_data
 from test_e2e import tool_row
 
-from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.data_prep import coding_synthetic, local_files
 from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_kinds, sandbox_service
 from verl_gdpo.tools.check import main
 from verl_gdpo.tools.check.responses import made_up_responses
+from workshop.tiny_policy.model import make_tiny_model
 
 REPO = Path(__file__).resolve().parents[1]
 PAGE = (REPO / "docs" / "check.md").read_text()
@@ -163,7 +163,7 @@ def test_a_model_that_is_not_there(check, tmp_path):
         code, _, errors = check(override, f"actor_rollout_ref.model.path={path}")
         assert code == 1
         assert f"check: actor_rollout_ref.model.path={path}: no model is there" in errors
-        assert f"verl_gdpo.cpu.warm_start --out {path}\n" in errors
+        assert "recipes/README.md says how the tiny policies" in errors
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text("{}")
     assert check(f"actor_rollout_ref.model.path={tmp_path}/tiny")[0] == 0

@@ -20,7 +20,7 @@ from rollout_check import BATCH, GRPO, SAMPLES, SIZES, check_advantages, check_r
 from varied_reward import PATTERNS
 from verl_run import run_verl
 
-from verl_gdpo.cpu.tiny_model import make_tiny_model
+from workshop.tiny_policy.model import make_tiny_model
 
 pytestmark = pytest.mark.e2e
 

@@ -11,12 +11,12 @@ import pytest
 from rollout_check import BATCH, SAMPLES, SIZES
 from verl_run import run_verl
 
-from verl_gdpo.cpu.warm_start import make_policy
 from verl_gdpo.data_prep.local_files import numbered
 from verl_gdpo.data_prep.schema import read_parquet, write_parquet
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.tools import data
 from verl_gdpo.tools.summary import reward_table
+from workshop.tiny_policy.train import make_policy
 
 pytestmark = pytest.mark.e2e
 

@@ -174,7 +174,6 @@ OTHERS = {
     "advantage/equation.py": {"1e-4", "1e-6"},  # the two eps
     "settings/dialects.py": {"1e-6", "1e-8"},  # eps of NeMo-RL, variance eps of verl
     "cpu/sampling_params.py": {"1e-5"},  # a temperature
-    "cpu/warm_start.py": {"3e-3"},  # a learning rate
     "run/findings.py": {"1e-3", "1e-6", "1e-9"},  # of logged means; a launcher loads no numpy
 }
 

@@ -9,7 +9,7 @@ import ray
 from stage import Stage, limit
 from verl_run import ray_folder
 
-from verl_gdpo.cpu.tiny_model import make_tiny_model
+from workshop.tiny_policy.model import make_tiny_model
 
 START_SECONDS, CASE_SECONDS = 300, 60  # what takes longer hangs; a case takes a second
 TESTS = Path(__file__).resolve().parents[1]
