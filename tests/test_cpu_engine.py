@@ -14,11 +14,14 @@ from verl_gdpo import SUPPORTED_VERL
 from verl_gdpo.cpu import patching, plugin
 from verl_gdpo.cpu.batcher import Batcher
 from verl_gdpo.cpu.engine import Engine, load_full_state
-from verl_gdpo.cpu.sampler import Completion, OwnDraws, Request, sample
-from verl_gdpo.cpu.sampling_params import (
+from verl_gdpo.cpu.sampler import (
+    Completion,
+    OwnDraws,
+    Request,
     SamplingParams,
     parse_max_tokens,
     parse_sampling_params,
+    sample,
 )
 from workshop.tiny_policy.model import make_tiny_model
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from experiments.trainer.task import NAMES, OF_REWARD, PLACES, Row, demonstration, met
-from verl_gdpo.cpu.sampler import Completion, Request, sample
-from verl_gdpo.cpu.sampling_params import SamplingParams
+from verl_gdpo.cpu.sampler import Completion, Request, SamplingParams, sample
 from workshop.tiny_policy.model import TURN_END, make_tiny_model
 
 STEPS, BATCH, RATE = 300, 64, 3e-3

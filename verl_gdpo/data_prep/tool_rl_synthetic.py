@@ -2,7 +2,7 @@
 
 There are two sizes. "full" is for an instruct model: each prompt describes several tools with typed
 parameters, and the request is in English. "tiny" is for the CPU policy of
-`verl_gdpo.cpu.warm_start`: names, keys and values combine a hundred short words, and prompts and
+`workshop.tiny_policy`: names, keys and values combine a hundred short words, and prompts and
 answers have at most about 70 tokens of that policy's tokenizer. In both sizes, the train split
 never shows the tools (names and sets of parameter names) and values of the test split, except for
 true and false.
