@@ -15,7 +15,7 @@ import pytest
 from check_data import write_check_data
 from test_e2e import tool_row
 
-from verl_gdpo.data_prep import coding_synthetic, local_files
+from verl_gdpo.data_prep import coding, local_files
 from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_kinds, sandbox_service
 from verl_gdpo.tools.check import main
 from verl_gdpo.tools.check.responses import made_up_responses
@@ -517,7 +517,7 @@ def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
     monkeypatch.setattr(sandbox_kinds, "can_change_user", lambda: True)
     monkeypatch.setattr(sandbox, "_try", lambda kind: None)
     sandbox._find.cache_clear()
-    rows = coding_synthetic.make_rows(6, split="train", seed=0)
+    rows = coding.make_rows(6, split="train", seed=0)
     pd.DataFrame(local_files.numbered(rows, "train")).to_parquet(data / "coding.parquet")
     code, _, problems = check(train="coding")
     assert code == 1 and "no sandbox for programs works on this machine" in problems
@@ -530,7 +530,7 @@ def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
 def test_a_service_that_is_not_there_is_one_message(check, data, monkeypatch):
     """And no response is tried, of which each would wait for it."""
     monkeypatch.setattr(sandbox_service, "RETRY_SECONDS", 0.0)
-    rows = coding_synthetic.make_rows(6, split="train", seed=0)
+    rows = coding.make_rows(6, split="train", seed=0)
     pd.DataFrame(local_files.numbered(rows, "train")).to_parquet(data / "coding.parquet")
     url = "http://127.0.0.1:9/run_code"
     code, said, problems = check(f"reward.sandbox_fusion.url={url}", train="coding")

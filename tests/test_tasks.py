@@ -10,9 +10,9 @@ from verl.utils.reward_score import default_compute_score
 
 from verl_gdpo import rewards
 from verl_gdpo.data_prep import (
-    coding_synthetic,
-    gsm8k_synthetic,
-    math_length_synthetic,
+    coding,
+    gsm8k,
+    math_length,
     tool_rl_synthetic,
 )
 from verl_gdpo.rewards import GIVEN_BY_MANAGER, TASK_OF, TASKS, check_ground_truths
@@ -24,9 +24,9 @@ def ground_truths(make_rows, count=20):
 
 
 GROUND_TRUTHS = {  # of some rows of each task
-    "coding": ground_truths(coding_synthetic.make_rows, 6),  # each answer starts a sandbox
-    "gsm8k": ground_truths(gsm8k_synthetic.make_rows),
-    "math_length": ground_truths(math_length_synthetic.make_rows),
+    "coding": ground_truths(coding.make_rows, 6),  # each answer starts a sandbox
+    "gsm8k": ground_truths(gsm8k.make_rows),
+    "math_length": ground_truths(math_length.make_rows),
     "tool_rl": ground_truths(tool_rl_synthetic.make_rows),
 }
 

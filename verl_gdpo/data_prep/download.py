@@ -10,8 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from verl_gdpo.atomic import replace_together
-from verl_gdpo.data_prep import DataError
-from verl_gdpo.data_prep.progress import Progress
+from verl_gdpo.data_prep import DataError, Progress
 
 SCHEMES = ("https", "http", "file")
 CHUNK_BYTES = 1 << 16
