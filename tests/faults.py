@@ -9,7 +9,7 @@ from fault_run import SAVED, Training, check_resumed, train_until_killed
 from test_e2e import assets, check_error, overrides  # noqa: F401
 from verl_run import run_verl
 
-from verl_gdpo.verl_hooks.checkpoints import TRACKER
+from verl_gdpo.verl_hooks.v1_trainer import TRACKER
 
 pytestmark = pytest.mark.e2e
 

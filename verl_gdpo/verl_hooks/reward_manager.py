@@ -33,8 +33,13 @@ from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.rewards.task import Task
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import FACTS, check_name, gate, weighted_sum
-from verl_gdpo.verl_hooks.scorer_calls import call, describe, in_own_task, label_of
-from verl_gdpo.verl_hooks.slow_scoring import SlowScoring
+from verl_gdpo.verl_hooks.scorer_calls import (
+    SlowScoring,
+    call,
+    describe,
+    in_own_task,
+    label_of,
+)
 
 logger = logging.getLogger(__name__)
 
