@@ -21,7 +21,7 @@ from benchmarks.measure import Row, seconds_of
 from verl_gdpo.data_prep.coding import make_rows
 from verl_gdpo.rewards import coding, sandbox
 from verl_gdpo.rewards.coding_problem import good_response, parse
-from verl_gdpo.rewards.sandbox_kinds import Kind, kinds
+from verl_gdpo.rewards.sandbox_machine import Kind, kinds
 
 PROBLEMS, TESTS, ROUNDS = 8, 10, 5
 PROGRAMS, ENDLESS_SHARE, CORES = 8192, 0.1, 64

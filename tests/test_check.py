@@ -16,7 +16,7 @@ from check_data import write_check_data
 from test_e2e import tool_row
 
 from verl_gdpo.data_prep import coding, local_files
-from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_kinds, sandbox_service
+from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_machine, sandbox_service
 from verl_gdpo.tools.check import main
 from verl_gdpo.tools.check.responses import made_up_responses
 from workshop.tiny_policy.model import make_tiny_model
@@ -513,8 +513,8 @@ def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
     """Else no run; and where it is allowed, it is called weak."""
     kinds = sandbox.kinds
     monkeypatch.setattr(sandbox, "kinds", lambda weak: (k for k in kinds(weak) if k.lacks))
-    monkeypatch.setattr(sandbox_kinds, "landlock_version", lambda: 0)
-    monkeypatch.setattr(sandbox_kinds, "can_change_user", lambda: True)
+    monkeypatch.setattr(sandbox_machine, "landlock_version", lambda: 0)
+    monkeypatch.setattr(sandbox_machine, "can_change_user", lambda: True)
     monkeypatch.setattr(sandbox, "_try", lambda kind: None)
     sandbox._find.cache_clear()
     rows = coding.make_rows(6, split="train", seed=0)

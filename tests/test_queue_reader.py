@@ -5,7 +5,7 @@ import pytest
 from tensordict.tensorclass import NonTensorData, NonTensorStack
 
 from verl_gdpo.batch.rows import OWN_KEY
-from verl_gdpo.verl_hooks import replay_buffer
+from verl_gdpo.verl_hooks import queue_reader
 
 KEYS = ["u_0_0", "u_1_0", "v_0_0", "pad_0_0"]
 TAGS = [{"response_len": n, "is_padding": n == 1} for n in (4, 3, 2, 1)]
@@ -41,7 +41,7 @@ def stored(monkeypatch):
         kind = fields.get("kind", list)
         return {name: kind([fields[name][row] for row in rows]) for name in select_fields}
 
-    monkeypatch.setattr(replay_buffer.tq, "kv_batch_get", kv_batch_get)
+    monkeypatch.setattr(queue_reader.tq, "kv_batch_get", kv_batch_get)
     return fields
 
 
@@ -49,9 +49,9 @@ def stored(monkeypatch):
 def test_rows_in_the_order_of_the_keys(stored, kind):
     stored["kind"] = kind
     known = {}
-    replay_buffer.fetch_rows(KEYS[2:3], "train", TAGS[2:3], known)
+    queue_reader.fetch_rows(KEYS[2:3], "train", TAGS[2:3], known)
     stored["data_source"] = ["x"] * 4  # what is known is not read again
-    rows = replay_buffer.fetch_rows(KEYS, "train", TAGS, known)
+    rows = queue_reader.fetch_rows(KEYS, "train", TAGS, known)
     assert list(known) == ["v_0_0", "u_0_0", "u_1_0", "pad_0_0"]
     assert [rows.info(row) for row in range(4)] == INFOS
     assert list(rows.sources) == SOURCES
@@ -66,14 +66,14 @@ def test_an_answer_of_other_rows_is_an_error(monkeypatch, short):
         fields = {"extra_fields": EXTRA, "data_source": SOURCES}
         return {name: values[: 3 if name in short else 4] for name, values in fields.items()}
 
-    monkeypatch.setattr(replay_buffer.tq, "kv_batch_get", kv_batch_get)
+    monkeypatch.setattr(queue_reader.tq, "kv_batch_get", kv_batch_get)
     with pytest.raises(ValueError, match=r"zip\(\) argument"):
-        replay_buffer.fetch_rows(KEYS, "train", TAGS, {})
+        queue_reader.fetch_rows(KEYS, "train", TAGS, {})
 
 
 def test_a_row_without_rewards_or_tag(stored):
     stored["extra_fields"] = [{}, {"reward_extra_info": None}, *EXTRA[2:]]
-    rows = replay_buffer.fetch_rows(KEYS, "train", [{}] * 4, {})
+    rows = queue_reader.fetch_rows(KEYS, "train", [{}] * 4, {})
     assert [rows.info(row) for row in range(2)] == [{}, {}]
     assert rows.own_scores == {}
     assert not rows.is_padding_B.any()
