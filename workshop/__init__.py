@@ -1,1 +1,1 @@
-"""What makers of this package use: it is in a checkout, and no part of what is installed."""
+"""What its makers use: benchmarks, experiments, a kit for GPUs, and the policies of small runs."""
