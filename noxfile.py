@@ -170,7 +170,7 @@ def workspace(session: nox.Session) -> None:
 @nox.session(default=False)
 @recorded
 def wheel(session: nox.Session) -> None:
-    """Installs the wheel and, in an empty folder, makes data and a policy and trains two steps."""
+    """Installs the wheel and, in an empty folder, makes rows and trains two steps."""
     # not `session.create_tmp()`: Ray's temporary files must not lie in a virtual environment
     made = Path(tempfile.mkdtemp(prefix="wheel-"))
     session.install("build")
@@ -185,8 +185,9 @@ def wheel(session: nox.Session) -> None:
     session.run("verl-gdpo", "--version")
     rows = ("--synthetic", "64", "--size", "tiny", "--out", "data/tool_rl_tiny")
     session.run("verl-gdpo", "data", "tool_rl", *rows)
-    policy = ("-m", "verl_gdpo.cpu.warm_start", "--steps", "20", "--out", "data/tool_rl_policy")
-    session.run("python", *policy, env=env)
+    package = "import verl_gdpo; print(*verl_gdpo.__path__)"
+    installed = (session.run("python", "-c", package, silent=True) or "").strip()
+    shutil.copytree(Path(installed) / "cpu" / "tool_rl_policy", empty / "data" / "tool_rl_policy")
     config = ("hardware=cpu", "trainer.total_training_steps=2", "trainer.val_before_train=False")
     folder = (session.run("verl-gdpo", "recipes", silent=True) or "").strip()
     recipes = ("--config-dir", folder, "--config-name", "train")
