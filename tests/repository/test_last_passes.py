@@ -7,6 +7,7 @@ import subprocess
 
 import last_passes
 import pytest
+import yaml
 from repository import REPO
 
 
@@ -55,3 +56,15 @@ def test_all_sessions_of_tests_are_noted_and_are_in_contributing():
     defined = re.findall(r"^def (\w+)\(session", (REPO / "noxfile.py").read_text(), re.M)
     assert {*defined} - {*noted} == {"pins", "install", "compiled"}
     assert {*json.loads((REPO / last_passes.FILE).read_text())} <= {*noted}
+
+
+def test_the_weekly_workflow_runs_every_session():
+    weekly = yaml.safe_load((REPO / ".github/workflows/weekly.yml").read_text())
+    matrix = weekly["jobs"]["session"]["strategy"]["matrix"]
+    assert sorted(matrix["session"]) == sorted(last_passes.sessions(REPO))
+
+
+def test_actions_are_pinned_by_commit():
+    for file in (REPO / ".github" / "workflows").iterdir():
+        used = re.findall(r"uses: (.*)", file.read_text())
+        assert used and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", one) for one in used)
