@@ -1,9 +1,12 @@
 """What `tests/run.sh` says about the nox sessions."""
 
 import datetime
+import importlib.util
 import json
 import re
+import shutil
 import subprocess
+from types import SimpleNamespace
 
 import last_passes
 import pytest
@@ -47,6 +50,55 @@ def test_a_pass_of_a_commit_that_is_not_here(repo):
         "0 days and an unknown number of commits ago"
         in last_passes.ages(repo, datetime.date.today())[1]
     )
+
+
+@pytest.fixture(scope="module")
+def noxfile():
+    spec = importlib.util.spec_from_file_location("noxfile", REPO / "noxfile.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def recorded(noxfile, repo, monkeypatch):
+    """Run a session, as noxfile.py would in `repo`, and return the commit that it noted."""
+    monkeypatch.setattr(noxfile, "ROOT", repo)
+    (repo / "tests" / "help").mkdir()
+    shutil.copy(REPO / noxfile.LAST_PASSES, repo / "tests" / "help")
+    git(repo, "add", ".")
+    git(repo, "commit", "-qm", "help")
+
+    def run(what=lambda session: None, *posargs):
+        def faults(session):
+            what(session)
+
+        session = SimpleNamespace(posargs=posargs, log=lambda message: None)
+        noxfile.recorded(faults)(session)
+        return json.loads((repo / last_passes.FILE).read_text()).get("faults", {}).get("commit")
+
+    return run
+
+
+def test_a_pass_is_noted_and_noted_again(repo, recorded):
+    assert recorded() == git(repo, "rev-parse", "HEAD")
+    git(repo, "commit", "-qm", "next", "--allow-empty")  # and the file of passes has changed
+    assert recorded() == git(repo, "rev-parse", "HEAD")
+
+
+def test_no_pass_is_noted_of_a_part_or_of_changed_files(repo, recorded):
+    assert recorded(lambda session: None, "-k", "one") is None
+    with pytest.raises(ValueError, match="failed"):
+        recorded(failing)
+    assert recorded(lambda session: (repo / "new.py").touch()) is None  # in mid-session
+    assert recorded() is None  # new.py is no part of the commit
+    (repo / "new.py").unlink()
+    (repo / "noxfile.py").write_text((repo / "noxfile.py").read_text() + "\n")
+    assert recorded() is None
+
+
+def failing(session):
+    raise ValueError("failed")
 
 
 def test_all_sessions_of_tests_are_noted_and_are_in_contributing():
