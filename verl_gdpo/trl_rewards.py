@@ -17,6 +17,7 @@ TRL itself. Relies on how TRL 1.16 calls a reward function: with `completions`, 
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from verl_gdpo.batch.values import value_or_error
@@ -81,13 +82,12 @@ class _Scoring:
     """Scores a batch once for all functions that are asked about it."""
 
     def __init__(self, tasks: Sequence[Task], options: Mapping[str, Any]) -> None:
-        self._tasks = {source: task for task in tasks for source in task.data_sources}
-        self._options = {
-            source: {name: options[name] for name in options_of(task) if name in options}
-            for source, task in self._tasks.items()
-        }
-        bounds = [task.bounds(**self._options[source]) for source, task in self._tasks.items()]
-        self.reward_names = sorted({name for rewards in bounds for name in rewards})
+        self._scorers, names = {}, set[str]()
+        for task in tasks:
+            own = {name: options[name] for name in options_of(task) if name in options}
+            names |= {*task.bounds(**own)}
+            self._scorers |= dict.fromkeys(task.data_sources, partial(task.score, **own))
+        self.reward_names = sorted(names)
         self._last: tuple[list[Sample], list[dict[str, float | None]]] = ([], [])
 
     def of(self, samples: list[Sample]) -> list[dict[str, float | None]]:
@@ -101,21 +101,22 @@ class _Scoring:
 
     def _score(self, number: int, sample: Sample) -> dict[str, float | None]:
         source, response, ground_truth, tokens, step = sample
-        where = f"TRL rewards, completion {number} (data_source {source!r})"
-        if source not in self._tasks:
-            raise ValueError(f"{where}: expected a data_source among {sorted(self._tasks)}")
-        score, options = self._tasks[source].score, self._options[source]
         try:
-            scored = score(response, ground_truth, response_tokens=tokens, step=step, **options)
+            if source not in self._scorers:
+                raise ValueError(f"expected a data_source among {sorted(self._scorers)}")
+            score = self._scorers[source]
+            scored = score(response, ground_truth, response_tokens=tokens, step=step)
+            return {name: _checked(name, value) for name, value in scored.items()}
         except (TypeError, ValueError) as error:
+            where = f"TRL rewards, completion {number} (data_source {source!r})"
             raise ValueError(f"{where}: {error}") from error
-        rewards = {}
-        for name, value in scored.items():
-            try:
-                rewards[name] = value_or_error(value)  # TRL would take NaN for a missing reward
-            except ValueError as error:
-                raise ValueError(f"{where}: reward {name!r} {error}") from None
-        return rewards
+
+
+def _checked(name: str, value: Any) -> float | None:
+    try:
+        return value_or_error(value)  # TRL would take NaN for a missing reward
+    except ValueError as error:
+        raise ValueError(f"reward {name!r} {error}") from None
 
 
 def _samples(given: Mapping[str, Any]) -> list[Sample]:
