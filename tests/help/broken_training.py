@@ -1,4 +1,4 @@
-"""Starts, breaks and resumes a training for `test_faults.py` and `faults.py`."""
+"""Starts, breaks and resumes a training for `faults.py`."""
 
 import os
 import subprocess
@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import pandas as pd
 import psutil
 import varied_reward
+from ray_session import ray_folder
 from rollout_check import SAMPLES, SIZES
-from start_verl import ENVIRONMENT, ray_folder, verl_command
+from start_verl import ENVIRONMENT, verl_command
 
 from verl_gdpo.run.dump_reader import dump_files, read_dump
 from verl_gdpo.run.folder import read_metrics

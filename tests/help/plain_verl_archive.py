@@ -87,7 +87,8 @@ def unpack(folder):
 
 
 def train(folder):
-    from start_verl import ENVIRONMENT, ray_folder
+    from ray_session import ray_folder
+    from start_verl import ENVIRONMENT
 
     from verl_gdpo.run.launch import launch
     from verl_gdpo.tools.data import main as make_data
