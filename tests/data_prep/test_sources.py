@@ -895,7 +895,7 @@ def test_overlap_is_reported_loudly_and_not_refused(tmp_path, capsys):
     code, output, errors = run(capsys, "--out", tmp_path / "out", "--from", path, "--test", path)
     assert code == 0
     assert re.search(r"test problems in train +3\n", output)
-    assert "\ndata_prep: WARNING: 3 of 3 test rows, such as row 0, ask what a training" in errors
+    assert "data_prep: WARNING: 3 of 3 test rows, such as row 0, ask what a training" in errors
 
 
 # ---- command line
