@@ -82,7 +82,8 @@ class _Scoring:
     """Scores a batch once for all functions that are asked about it."""
 
     def __init__(self, tasks: Sequence[Task], options: Mapping[str, Any]) -> None:
-        self._scorers, names = {}, set[str]()
+        self._scorers: dict[str, partial[Mapping[str, float | None]]] = {}
+        names: set[str] = set()
         for task in tasks:
             own = {name: options[name] for name in options_of(task) if name in options}
             names |= {*task.bounds(**own)}

@@ -60,10 +60,10 @@ class RolloutTable:
                 f"{KEY}={block} needs a V1 trainer with algorithm.adv_estimator=gdpo or "
                 "reward.reward_manager.name=gdpo; without them, no table would be logged"
             )
-        given = {"rows": ROWS, **(block if isinstance(block, Mapping) else {})}
-        every, rows = given.get("every"), given["rows"]
+        given = {"every": 0, "rows": ROWS, **(block if isinstance(block, Mapping) else {})}
+        every, rows = given["every"], given["rows"]
         are_counts = type(every) is type(rows) is int and every >= 1 and 1 <= rows <= MOST_ROWS
-        if {*given} != {"every", "rows"} or not are_counts:
+        if len(given) > 2 or not are_counts:
             raise ValueError(
                 f"{KEY}={block}: expected {{every: STEPS, rows: ROWS}}, with steps of 1 or more, "
                 f"and 1 to {MOST_ROWS} rows"
