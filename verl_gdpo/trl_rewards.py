@@ -15,7 +15,7 @@ TRL itself. Relies on how TRL 1.16 calls a reward function: with `completions`, 
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from verl_gdpo.rewards.task import Task
 Sample = tuple[str, str, Any, int, int | None]
 
 
-def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
+def reward_funcs(*tasks: Task, **options: Any) -> list[Callable[..., list[float | None]]]:
     """Return one function for each reward of the tasks, in alphabetical order.
 
     A function has the name of its reward, under which TRL logs it. A completion is scored once,
@@ -53,29 +53,10 @@ def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
             f"expected some of {sorted(taken)}"
         )
     scoring = _Scoring(tasks, options)
-    return [RewardFunction(name, scoring) for name in scoring.reward_names]
-
-
-class RewardFunction:
-    """One reward as TRL calls it; made by `reward_funcs`."""
-
-    def __init__(self, name: str, scoring: "_Scoring") -> None:
-        self.__name__ = name
-        self._scoring = scoring
-
-    def __call__(self, **given: Any) -> list[float | None]:
-        """Return the reward of each completion, None where it does not apply.
-
-        Args:
-            given: TRL's arguments. Of the rows' columns, `data_source` and `reward_model` are used,
-                as `verl-gdpo data` writes them.
-
-        Raises:
-            ValueError: a column is missing, a completion is not one text, a row is of none of the
-                tasks, its ground truth is bad, or its reward is not finite.
-        """
-        rewards = self._scoring.of(_samples(given))
-        return [sample.get(self.__name__) for sample in rewards]
+    functions = [partial(scoring.rewards, name) for name in scoring.reward_names]
+    for function, name in zip(functions, scoring.reward_names, strict=True):
+        function.__name__ = name  # type: ignore[attr-defined]
+    return functions
 
 
 class _Scoring:
@@ -91,14 +72,24 @@ class _Scoring:
         self.reward_names = sorted(names)
         self._last: tuple[list[Sample], list[dict[str, float | None]]] = ([], [])
 
-    def of(self, samples: list[Sample]) -> list[dict[str, float | None]]:
-        """Return the rewards of each sample; those of the latest batch are kept."""
+    def rewards(self, name: str, **given: Any) -> list[float | None]:
+        """Return the reward of each completion, None where it does not apply.
+
+        Args:
+            given: TRL's arguments. Of the rows' columns, `data_source` and `reward_model` are used,
+                as `verl-gdpo data` writes them.
+
+        Raises:
+            ValueError: a column is missing, a completion is not one text, a row is of none of the
+                tasks, its ground truth is bad, or its reward is not finite.
+        """
+        samples = _samples(given)
         if samples != self._last[0]:
             # most scorers that take long wait for another process
             with ThreadPoolExecutor(os.cpu_count()) as threads:
                 rewards = list(threads.map(self._score, range(len(samples)), samples))
             self._last = samples, rewards
-        return self._last[1]
+        return [sample.get(name) for sample in self._last[1]]
 
     def _score(self, number: int, sample: Sample) -> dict[str, float | None]:
         source, response, ground_truth, tokens, step = sample
