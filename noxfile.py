@@ -45,6 +45,16 @@ def verl(session: nox.Session) -> None:
 
 
 @nox.session
+def slow(session: nox.Session) -> None:
+    """Whole trainings, and long tests that rarely fail; `bash tests/run.sh` leaves them out."""
+    install(session, "-e", ".[cpu,dev]")
+    files = ("tests/slow/trainings.py", "tests/slow/mixed_tasks.py")
+    env = {"OMP_NUM_THREADS": "1"}
+    session.run("pytest", *files, *session.posargs, env=env)
+    session.run("pytest", "-m", "slow", *session.posargs, env=env)
+
+
+@nox.session
 def faults(session: nox.Session) -> None:
     """Runs that fail, and are resumed; too slow for the other tests."""
     install(session, "-e", ".[cpu]")

@@ -24,8 +24,6 @@ from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
 from verl_gdpo.run.folder import read_metrics
 
-pytestmark = pytest.mark.e2e
-
 SCRIPTS = ["run.sh", "run_tool_rl.sh", "setup_env.sh", "tests/run.sh", ".ci/run"]
 MARK = "VERL_GDPO_SCRIPT_TEST"
 

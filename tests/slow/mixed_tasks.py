@@ -18,8 +18,6 @@ from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.tools import data
 from verl_gdpo.tools.summary import reward_table
 
-pytestmark = pytest.mark.e2e
-
 OPTIONS = {"tool_rl": ["--size", "tiny"], "gsm8k": [], "coding": []}
 REWARDS = {
     "rlla": {"format", "correctness"},
