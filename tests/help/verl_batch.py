@@ -1,10 +1,13 @@
 """A batch and its configuration, as verl's trainers pass them to `compute_advantage`."""
 
+import copy
+import functools
 from pathlib import Path
 
 import numpy as np
 import torch
 import verl
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl import DataProto
@@ -37,7 +40,16 @@ def algorithm(**settings):
     return OmegaConf.create({"adv_estimator": "gdpo", "gdpo": settings})
 
 
+@functools.cache
+def composed():
+    """Composed once: a composition takes longer than most tests."""
+    folder = Path(verl.__file__).parent / "trainer" / "config"
+    return compose_config(folder, "ppo_trainer", GDPO)
+
+
 def verl_config(*overrides):
     """The configuration of the installed verl, with gdpo as estimator and reward manager."""
-    folder = Path(verl.__file__).parent / "trainer" / "config"
-    return compose_config(folder, "ppo_trainer", [*GDPO, *overrides])
+    config = copy.deepcopy(composed())
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+    return config
