@@ -13,9 +13,9 @@ from ray_session import ray_folder
 from rollout_check import SAMPLES, SIZES
 from start_verl import ENVIRONMENT, verl_command
 
-from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.run.dump_reader import dump_files, read_dump
 from verl_gdpo.run.folder import read_metrics
+from workshop.tiny_policy.model import make_tiny_model
 
 MARK = "VERL_GDPO_FAULT_TEST"
 STARTED_SECONDS = 480

@@ -3,7 +3,7 @@
 import pytest
 from stage import Stage, limit
 
-from verl_gdpo.cpu.tiny_model import make_tiny_model
+from workshop.tiny_policy.model import make_tiny_model
 
 START_SECONDS, CASE_SECONDS = 300, 60  # what takes longer hangs; a case takes a second
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from tool_rows import tool_row
 
-from verl_gdpo.cpu.tiny_model import make_tiny_model
+from workshop.tiny_policy.model import make_tiny_model
 
 
 @pytest.fixture(scope="session")
