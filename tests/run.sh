@@ -28,3 +28,4 @@ types=$!
 # one thread per process, and a worker a core: more would starve the start of Ray. `-n 0` runs without workers
 OMP_NUM_THREADS=1 python -m pytest -n 2 "$@"
 wait "$types"
+python tests/help/last_passes.py

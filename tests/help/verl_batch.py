@@ -1,18 +1,14 @@
 """A batch and its configuration, as verl's trainers pass them to `compute_advantage`."""
 
-import copy
-import functools
 from pathlib import Path
 
 import numpy as np
 import torch
 import verl
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
+from quick_composition import compose_quickly
 from tensordict import TensorDict
 from verl import DataProto
-
-from verl_gdpo.tools.check.compose import compose_config
 
 REWARDS = [[1, 1], [1, 0], [0, 1], [0, 0], [3, 1], [3, 1], [-3, 1], [0.5, 1]]
 GROUPS = list("aaaabbbb")
@@ -40,16 +36,7 @@ def algorithm(**settings):
     return OmegaConf.create({"adv_estimator": "gdpo", "gdpo": settings})
 
 
-@functools.cache
-def composed():
-    """Composed once: a composition takes longer than most tests."""
-    folder = Path(verl.__file__).parent / "trainer" / "config"
-    return compose_config(folder, "ppo_trainer", GDPO)
-
-
 def verl_config(*overrides):
     """The configuration of the installed verl, with gdpo as estimator and reward manager."""
-    config = copy.deepcopy(composed())
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
-        OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
-    return config
+    folder = Path(verl.__file__).parent / "trainer" / "config"
+    return compose_quickly(folder, "ppo_trainer", [*GDPO, *overrides])

@@ -174,6 +174,7 @@ def test_resumed_and_stopped(checkout, trained):
     check_rollouts(dump(run, 4), weights_at(4), conditioned)
 
 
+@pytest.mark.slow
 def test_stopped_while_starting(checkout):
     """Ctrl-C while Ray is being started."""
     process = start(checkout, mark="stopped")
