@@ -12,13 +12,14 @@ from pathlib import Path
 import oracle
 import pandas as pd
 import pytest
+from quick_composition import compose_quickly
 from repository import REPO
 from rows_for_check import write_check_data
 from tool_rows import tool_row
 
 from verl_gdpo.data_prep import coding, local_files
 from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_machine, sandbox_service
-from verl_gdpo.tools.check import main
+from verl_gdpo.tools.check import compose, main
 from verl_gdpo.tools.check.responses import made_up_responses
 from workshop.tiny_policy.model import make_tiny_model
 
@@ -42,6 +43,7 @@ def data(tmp_path_factory):
 def checks(monkeypatch, capfd):
     """(exit code, output, messages) of `verl-gdpo check` with these arguments."""
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    monkeypatch.setattr(compose, "compose_config", compose_quickly)
 
     def run(*arguments):
         code = main(arguments)

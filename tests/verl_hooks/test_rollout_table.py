@@ -8,6 +8,7 @@ import pytest
 import wandb
 from memory_queue import MemoryQueue
 from omegaconf import OmegaConf
+from quick_composition import compose_quickly as compose_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from v1_step import A_OF, dump, fill, ours, sample_and_train
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -15,7 +16,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.tracking import Tracking
 from wandb_records import wandb_records
 
-from verl_gdpo.tools.check.compose import PLAIN, compose_config
+from verl_gdpo.tools.check.compose import PLAIN
 from verl_gdpo.verl_hooks.rollout_table import CHARACTERS, NAME, RolloutTable, chosen
 
 
