@@ -13,8 +13,7 @@ from typing import Any
 
 from benchmarks.step_model import GPUS, WORKS, Work, seconds
 from verl_gdpo.tools.check.compose import compose_config
-from verl_gdpo.tools.check.gpu_memory import memory_problems, needed_gb
-from verl_gdpo.tools.check.gpus import CLASSES
+from verl_gdpo.tools.check.gpus import CLASSES, memory_problems, needed_gb
 from verl_gdpo.tools.recipes import FOLDER
 
 MACHINES = (("80gb", 1), ("24gb", 8), ("48gb", 8), ("80gb", 8), ("141gb", 8))

@@ -82,7 +82,7 @@ MUTANTS = [
         "test_metrics.py::test_two_tasks_in_a_batch",
     ),
     Mutant(
-        "tools/advice/rules.py",
+        "tools/advice/__init__.py",
         "        if seen.sums.have_KK[j, k]:\n",
         "        if True:\n",
         "test_advice.py::test_nothing_to_compare",
@@ -322,7 +322,7 @@ MUTANTS = [
         "test_dialects.py::test_verl_builtin_where_the_batch_has_next_to_no_variance",
     ),
     Mutant(
-        "tools/replay/compare.py",
+        "tools/replay/comparison.py",
         " * np.sqrt(share)",
         "",
         "test_replay.py::test_silent_groups_bring_no_group_further_apart",
@@ -334,10 +334,10 @@ MUTANTS = [
         "test_report_statistics.py::test_the_room_of_a_comparison_follows_from_the_correlations",
     ),
     Mutant(
-        "tools/report/what_if.py",
-        "factor * weight",
-        "factor",
-        "test_report.py::test_other_weights_are_those_of_the_runs_settings",
+        "tools/report/charts.py",
+        "name: correlation(np.sign(weight) * z_B, of_group_B)",
+        "name: correlation(z_B, of_group_B)",
+        "test_report.py::test_only_rewards_with_a_weight_follow_the_length",
     ),
 ]
 

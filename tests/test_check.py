@@ -218,16 +218,10 @@ def test_prompts_are_not_counted_without_a_tokenizer(check):
 
 def test_of_many_prompts_a_part_is_counted(check, lengths, monkeypatch):
     model, tokens = lengths
-    monkeypatch.setattr("verl_gdpo.tools.check.prompts.MOST_ROWS", 3)  # rows 0, 2 and 5
+    monkeypatch.setattr("verl_gdpo.tools.check.data_files.MOST_ROWS", 3)  # rows 0, 2 and 5
     given = [f"actor_rollout_ref.model.path={model}", "data.train_batch_size=4"]
     output = check(*given, f"data.max_prompt_length={tokens[3]}", train="long")[1]
     assert "about 2 of 6 prompts" in " ".join(output.split())
-
-
-def test_a_temporary_folder_in_which_ray_starts_no_worker(check, monkeypatch):
-    with monkeypatch.context() as changed:  # pytest needs the folder afterwards
-        changed.setattr("tempfile.tempdir", f"{sys.prefix}/tmp")
-        assert "is inside the virtual environment" in check()[2]
 
 
 def test_the_recipes_of_the_package_from_any_folder(check, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from test_recipes import RECIPES, cells_after, composed, flat
 from benchmarks import gpu_tables
 from benchmarks.step_model import DEEPSEEK_1_5B, DEEPSEEK_7B, QWEN_1_5B, QWEN_4B, WORKS
 from benchmarks.step_model import forward_flops as flops_of
-from verl_gdpo.tools.check.gpu_memory import needed_disk_gb
+from verl_gdpo.tools.check.gpus import needed_disk_gb
 
 KIND = {QWEN_1_5B: "Qwen2", DEEPSEEK_1_5B: "Qwen2", DEEPSEEK_7B: "Qwen2", QWEN_4B: "Qwen3"}
 

@@ -11,8 +11,16 @@ from test_run_script import program
 from tracked import REPO
 
 from verl_gdpo.tools.check import gpus, machine
-from verl_gdpo.tools.check.gpu_memory import ModelShape, memory_problems, needed_gb, shape_of
-from verl_gdpo.tools.check.gpus import CLASSES, Gpu, find_gpus, overrides_for
+from verl_gdpo.tools.check.gpus import (
+    CLASSES,
+    Gpu,
+    ModelShape,
+    find_gpus,
+    memory_problems,
+    needed_gb,
+    overrides_for,
+    shape_of,
+)
 
 QWEN_1_5B = ModelShape(1_543_714_304, layers=28, hidden=1536, intermediate=8960, vocabulary=151936)
 A100, L4, L40S, H200 = 81_920, 23_034, 46_068, 143_771  # MiB, as nvidia-smi says

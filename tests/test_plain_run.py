@@ -15,11 +15,11 @@ from verl_gdpo.run.logged import read_logged
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.tools import replay, report, summary
 from verl_gdpo.tools.replay.arms import Arm
-from verl_gdpo.tools.replay.steps import OF_SCORE, Replay
+from verl_gdpo.tools.replay.comparison import OF_SCORE, Replay
 from verl_gdpo.tools.report import examples
-from verl_gdpo.tools.report.build import build_page
-from verl_gdpo.tools.report.inputs import inputs_of
+from verl_gdpo.tools.report.page import build_page
 from verl_gdpo.tools.report.runs import read_arms
+from verl_gdpo.tools.report.tables import inputs_of
 
 DUMP = {"input": "2 + 2?", "output": "4", "gts": "4", "score": 1.0, "step": 1}
 

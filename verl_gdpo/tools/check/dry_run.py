@@ -19,8 +19,8 @@ from typing import Any
 
 from verl_gdpo.batch.rows import ERROR_KEY
 from verl_gdpo.batch.values import value_or_error
-from verl_gdpo.tools.check.data import Row
-from verl_gdpo.tools.check.findings import message_of
+from verl_gdpo.tools.check.data_files import Row
+from verl_gdpo.tools.check.output import message_of
 from verl_gdpo.tools.check.responses import END, WORDS, Sample, make_samples
 
 FIRST_STEP = 1  # verl counts its training steps from 1

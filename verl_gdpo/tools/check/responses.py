@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_gdpo.rewards import TASK_OF
-from verl_gdpo.tools.check.data import Row
+from verl_gdpo.tools.check.data_files import Row
 
 END = 0  # the end-of-turn token
 TOKENS = re.compile(r" ?\w{1,8}|\W{1,4}")

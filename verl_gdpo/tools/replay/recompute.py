@@ -15,11 +15,9 @@ from verl_gdpo.advantage.equation import VERL_EPS
 from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardRows
+from verl_gdpo.batch.within_groups import Bools, Floats, Ints
 from verl_gdpo.run.dump_reader import reward_rows
 from verl_gdpo.tools.replay.arms import Arm
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,10 @@ class Step:
         )
 
     @property
-    def trained_B(self) -> npt.NDArray[np.bool_]:
+    def trained_B(self) -> Bools:
         """The rows that have an advantage; of a dump of verl itself, all that are not padding."""
         has_tokens_B = True if self.tokens_B is None else self.tokens_B > 0
-        result: npt.NDArray[np.bool_] = has_tokens_B & ~self.rewards.is_padding_B
+        result: Bools = has_tokens_B & ~self.rewards.is_padding_B
         return result
 
     def of_score(self, normalize_by_std: bool) -> Floats:
