@@ -20,7 +20,7 @@ from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.data_prep import coding_synthetic, local_files
 from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_kinds, sandbox_service
 from verl_gdpo.tools.check import main
-from verl_gdpo.tools.check.responses import made_up_responses
+from verl_gdpo.tools.check.dry_run import made_up_responses
 
 PAGE = (REPO / "docs" / "check.md").read_text()
 (COMMAND,) = re.findall(r"^verl-gdpo check (--elsewhere .*?)```", PAGE, re.M | re.S)
@@ -464,6 +464,34 @@ def test_what_verl_needs_from_the_environment(check, monkeypatch):
     with monkeypatch.context() as changed:
         changed.setitem(sys.modules, "verl.trainer.ppo.v1", None)
         assert "verl.trainer.ppo.v1 cannot be imported" in check()[2]
+
+
+def test_six_lines_in_a_run_and_all_of_them_after_a_problem(check):
+    whole = check()[1]
+    code, output, _ = check(options=["--brief"])
+    assert code == 0
+    lines = output.splitlines()
+    assert len(lines) == 6 and lines[-1] == "check: no problem found"
+    assert {" ".join(line.split()) for line in lines} <= {*remarks_of(whole)}
+    code, output, messages = check("trainer.total_epochs=0", options=["--brief"])
+    assert code == 1 and "nothing would be trained" in messages
+    assert remarks_of(output) == remarks_of(check("trainer.total_epochs=0")[1])
+    assert "ground truth" in output
+
+
+def test_what_is_hardly_meant_is_among_the_six_lines(check):
+    _, output, _ = check(
+        "data.filter_overlong_prompts=False", scorer="lengths", options=["--brief"]
+    )
+    assert len(output.splitlines()) == 6
+    assert "data_source 'rlla': flat is the same for all made-up responses" in output
+    assert "data.filter_overlong_prompts=False: if a prompt" in output
+
+
+def remarks_of(output):
+    """The remarks, each in one line."""
+    told = re.findall(r"^check: (?:.*\n(?: {7}.*\n)*)", output, re.M)
+    return [" ".join(text.split()) for text in told]
 
 
 def test_the_process_ends_although_a_reward_function_does_not(data):

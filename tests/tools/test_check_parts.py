@@ -11,10 +11,10 @@ import yaml
 from omegaconf import OmegaConf
 
 from verl_gdpo.rewards import TASK_OF
-from verl_gdpo.tools.check import machine
+from verl_gdpo.tools.check import gpus, machine
 from verl_gdpo.tools.check.compose import PLAIN, compose_config
+from verl_gdpo.tools.check.dry_run import WORDS, long_responses
 from verl_gdpo.tools.check.output import others_kept_away
-from verl_gdpo.tools.check.responses import WORDS, long_responses
 
 
 def composed(*overrides):
@@ -191,9 +191,9 @@ def test_a_run_of_megatron_is_not_computed(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "torch.cuda.get_device_properties", lambda i: type("", (), {"total_memory": 9e10})
     )
-    monkeypatch.setattr(machine, "missing", lambda found, folder, disk_gb: [])
+    monkeypatch.setattr(gpus, "missing", lambda found, folder, disk_gb: [])
     config = compose_config(None, "ppo_megatron_trainer", [])
-    (remark,) = machine.check_gpus(config)
+    (remark,) = gpus.check_gpus(config)
     assert (
         remark == "8 GPUs of 90 GB; the strategy is not FSDP, so what it needs of them is not known"
     )

@@ -22,9 +22,9 @@ from verl_gdpo.tools.check.data_files import (
     pick_rows,
     read_files,
 )
+from verl_gdpo.tools.check.gpus import check_gpus
 from verl_gdpo.tools.check.machine import (
     check_environment,
-    check_gpus,
     missing_models,
     what_is_missing,
     what_scorers_miss,

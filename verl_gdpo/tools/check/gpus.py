@@ -203,6 +203,48 @@ def memory_problems(needed: Mapping[str, float], gpu_gb: float) -> list[str]:
     ]
 
 
+def check_gpus(config: Any) -> list[str]:
+    """What is said of the GPUs that a run on `trainer.device=cuda` would use.
+
+    Raises:
+        ValueError: there are too few, they are too small, or the machine lacks what they need.
+    """
+    if config.trainer.device != "cuda":
+        return []
+    import torch
+
+    wanted, found = config.trainer.n_gpus_per_node, torch.cuda.device_count()
+    if found < wanted:
+        build = "" if torch.version.cuda else f" (torch {torch.__version__} is without CUDA)"
+        raise ValueError(
+            f"trainer.n_gpus_per_node={wanted}, but {found} GPUs are here{build}. If the run will "
+            "be on another machine: --elsewhere. Our recipes run without a GPU: hardware=cpu and "
+            "VERL_PLATFORM=cpu"
+        )
+    there = first_that_exists(Path(str(config.trainer.default_local_dir)))
+    is_fsdp = str(config.actor_rollout_ref.actor.strategy).startswith("fsdp")
+    shape = shape_of(str(config.actor_rollout_ref.model.path)) if is_fsdp else None
+    disk_gb = needed_disk_gb(shape) if shape else LEAST_DISK_GB
+    problems = missing(find_gpus(os.environ), there, disk_gb)
+    gpu_gb = min(torch.cuda.get_device_properties(i).total_memory for i in range(wanted)) / 1e9
+    remark = f"{found} GPUs of {gpu_gb:.0f} GB"
+    if shape is None:
+        reason = "no language model is here yet" if is_fsdp else "the strategy is not FSDP"
+        remark += f"; {reason}, so what it needs of them is not known"
+    else:
+        needed = needed_gb(shape, config, gpu_gb)
+        problems += memory_problems(needed, gpu_gb)
+        phases = ", ".join(f"{gb:.0f} GB in the {phase}" for phase, gb in needed.items())
+        remark += f"; {shape.parameters / 1e9:.2f} B parameters need about {phases} (computed)"
+    if problems:
+        raise ValueError("; ".join(problems))
+    return [remark]
+
+
+def first_that_exists(path: Path) -> Path:
+    return next(place for place in (path.resolve(), *path.resolve().parents) if place.exists())
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print the overrides; return 1 if something is missing."""
     folder = Path(arguments[0]) if arguments else Path()

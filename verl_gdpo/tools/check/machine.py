@@ -16,15 +16,7 @@ from omegaconf import OmegaConf
 import verl_gdpo
 from verl_gdpo.rewards import TASK_OF, options_for
 from verl_gdpo.rewards.sandbox_service import Service
-from verl_gdpo.tools.check.gpus import (
-    LEAST_DISK_GB,
-    find_gpus,
-    memory_problems,
-    missing,
-    needed_disk_gb,
-    needed_gb,
-    shape_of,
-)
+from verl_gdpo.tools.check.gpus import first_that_exists
 from verl_gdpo.tools.check.output import message_of
 
 LONGEST_SOCKET = 107  # bytes of a path, of Linux
@@ -86,44 +78,6 @@ def check_device(device: str) -> None:
             "trainer.device=cpu: verl did not load the plugin verl_gdpo_cpu. Name it in "
             f"VERL_USE_EXTERNAL_PLUGINS={os.environ.get('VERL_USE_EXTERNAL_PLUGINS')}"
         )
-
-
-def check_gpus(config: Any) -> list[str]:
-    """What is said of the GPUs that a run on `trainer.device=cuda` would use.
-
-    Raises:
-        ValueError: there are too few, they are too small, or the machine lacks what they need.
-    """
-    if config.trainer.device != "cuda":
-        return []
-    import torch
-
-    wanted, found = config.trainer.n_gpus_per_node, torch.cuda.device_count()
-    if found < wanted:
-        build = "" if torch.version.cuda else f" (torch {torch.__version__} is without CUDA)"
-        raise ValueError(
-            f"trainer.n_gpus_per_node={wanted}, but {found} GPUs are here{build}. If the run will "
-            "be on another machine: --elsewhere. Our recipes run without a GPU: hardware=cpu and "
-            "VERL_PLATFORM=cpu"
-        )
-    there = _first_that_exists(Path(str(config.trainer.default_local_dir)))
-    is_fsdp = str(config.actor_rollout_ref.actor.strategy).startswith("fsdp")
-    shape = shape_of(str(config.actor_rollout_ref.model.path)) if is_fsdp else None
-    disk_gb = needed_disk_gb(shape) if shape else LEAST_DISK_GB
-    problems = missing(find_gpus(os.environ), there, disk_gb)
-    gpu_gb = min(torch.cuda.get_device_properties(i).total_memory for i in range(wanted)) / 1e9
-    remark = f"{found} GPUs of {gpu_gb:.0f} GB"
-    if shape is None:
-        reason = "no language model is here yet" if is_fsdp else "the strategy is not FSDP"
-        remark += f"; {reason}, so what it needs of them is not known"
-    else:
-        needed = needed_gb(shape, config, gpu_gb)
-        problems += memory_problems(needed, gpu_gb)
-        phases = ", ".join(f"{gb:.0f} GB in the {phase}" for phase, gb in needed.items())
-        remark += f"; {shape.parameters / 1e9:.2f} B parameters need about {phases} (computed)"
-    if problems:
-        raise ValueError("; ".join(problems))
-    return [remark]
 
 
 def what_is_missing(config: Any) -> list[str]:
@@ -224,7 +178,7 @@ def full_disks(config: Any) -> list[str]:
     if config.trainer.device != "cuda":
         folders.append(Path(str(config.trainer.default_local_dir)))
     free_gb = {
-        there: shutil.disk_usage(there).free / 1e9 for there in map(_first_that_exists, folders)
+        there: shutil.disk_usage(there).free / 1e9 for there in map(first_that_exists, folders)
     }
     return [
         f"{there}: {free:.2f} GB free; expected at least {LEAST_FREE_GB:g}. Make room, or name "
@@ -318,15 +272,11 @@ def unusable_folders(config: Any) -> list[str]:
         path = config.trainer.get(key)
         if not path or "://" in path:
             continue
-        there = _first_that_exists(Path(path))
+        there = first_that_exists(Path(path))
         if not there.is_dir() or not os.access(there, os.W_OK):
             what = "is no folder" if not there.is_dir() else "cannot be written"
             problems.append(f"trainer.{key}={path}: {there} {what}")
     return problems
-
-
-def _first_that_exists(path: Path) -> Path:
-    return next(place for place in (path.resolve(), *path.resolve().parents) if place.exists())
 
 
 def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:

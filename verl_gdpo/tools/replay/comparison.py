@@ -23,8 +23,7 @@ from verl_gdpo.run.dump_reader import read_dump, reward_rows
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.advice.evidence import StepEvidence, look
-from verl_gdpo.tools.replay.arms import Arm
-from verl_gdpo.tools.replay.recompute import Step, group_numbers
+from verl_gdpo.tools.replay.arms import Arm, Step, group_numbers
 
 LOGGED, OF_SCORE = "logged", "grpo of score"
 IDENTITY = ("group", "session", "uid", "data_source", "response_tokens", "trained_tokens")

@@ -24,8 +24,8 @@ from verl_gdpo.run.dump_reader import (
     reward_rows,
 )
 from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.tools.replay.arms import group_numbers
 from verl_gdpo.tools.replay.comparison import Column
-from verl_gdpo.tools.replay.recompute import group_numbers
 from verl_gdpo.tools.report.runs import Run
 
 KINDS = {
