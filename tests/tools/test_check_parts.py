@@ -1,5 +1,6 @@
 """The parts of `verl-gdpo check`: the configuration, the machine, made-up responses, silence."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -139,6 +140,8 @@ def test_what_ray_fails_on(monkeypatch, tmp_path):
             "RAY_ADDRESS=10.0.0.1:6379 with ray_kwargs.ray_init.num_cpus=16: the run would join"
         )
         assert machine.what_ray_refuses(composed()) == []  # any number, which verl's default is
+        started = "+ray_kwargs.ray_init.address=local"
+        assert machine.what_ray_refuses(composed("ray_kwargs.ray_init.num_cpus=16", started)) == []
         changed.setenv("RAY_ADDRESS", "local")
         assert machine.what_ray_refuses(config) == []
     with monkeypatch.context() as changed:
@@ -147,9 +150,14 @@ def test_what_ray_fails_on(monkeypatch, tmp_path):
         changed.setenv("RAY_TMPDIR", "/tmp")  # which Ray prefers
         assert machine.what_ray_refuses(config) == []
     with monkeypatch.context() as changed:
-        changed.setattr("socket.socket.bind", lambda *_: (_ for _ in ()).throw(OSError()))
+        changed.setattr("socket.create_connection", unreachable)
         (problem,) = machine.what_ray_refuses(config)
         assert problem.startswith("127.0.0.1 cannot be used on this machine")
+
+
+def unreachable(*_, **__):
+    """As in a network namespace whose `lo` is down."""
+    raise OSError(errno.ENETUNREACH, "Network is unreachable")
 
 
 def test_a_temporary_folder_that_is_too_long_is_the_one_that_ray_refuses(monkeypatch):

@@ -23,17 +23,9 @@ LONGEST_SOCKET = 107  # bytes of a path, of Linux
 # what Ray 2.60 puts after its folder
 SESSION = "/session_2026-01-01_00-00-00_000000_{}/sockets/plasma_store"
 LEAST_FREE_GB = 1.0  # logs, dumps, and checkpoints of a small policy
-# {name in trainer.logger: the package that verl 0.9's `Tracking` imports}
-TRACKERS = {
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "swanlab": "swanlab",
-    "tensorboard": "tensorboard",
-    "clearml": "clearml",
-    "trackio": "trackio",
-    "rl_insight": "rl_insight",
-    "vemlp_wandb": "volcengine_ml_platform",
-}
+# names in trainer.logger for which verl 0.9's `Tracking` imports a package, mostly of that name
+TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio", "rl_insight")
+OF_OTHER_NAMES = {"vemlp_wandb": "volcengine_ml_platform"}
 
 
 def check_environment(config: Any) -> str:
@@ -127,12 +119,13 @@ def what_ray_refuses(config: Any) -> list[str]:
     """
     options = OmegaConf.select(config, "ray_kwargs.ray_init") or {}
     cpus, address = options.get("num_cpus"), os.environ.get("RAY_ADDRESS", "")
+    joins = address not in ("", "local") and options.get("address") in (None, "auto")
     folder = _ray_folder(config)
     inside = folder.resolve().is_relative_to(Path(sys.prefix).resolve())
     longest = f"{folder}{SESSION.format(os.getpid())}"
     table = [
         (
-            cpus is not None and address not in ("", "local"),
+            cpus is not None and joins,
             f"RAY_ADDRESS={address} with ray_kwargs.ray_init.num_cpus={cpus}: the run would join "
             "that cluster, whose number of CPUs Ray does not let it set. Unset RAY_ADDRESS, or set "
             "ray_kwargs.ray_init.num_cpus=null",
@@ -165,9 +158,9 @@ def _ray_folder(config: Any) -> Path:
 
 def _has_loopback() -> bool:
     try:
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-    except OSError:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError:  # in a network namespace whose `lo` is down, only connecting fails
         return False
     return True
 
@@ -216,10 +209,11 @@ def missing_trackers(config: Any) -> list[str]:
     """A sentence for each tracker of `trainer.logger` that would stop the run at its first step."""
     given = config.trainer.logger
     names = [given] if isinstance(given, str) else list(given or [])
+    packages = {**dict(zip(TRACKERS, TRACKERS, strict=True)), **OF_OTHER_NAMES}
     problems = [
         f"trainer.logger={name}: the package {package} is not installed here. Install it, or set "
         "trainer.logger=[console,file]"
-        for name, package in TRACKERS.items()
+        for name, package in packages.items()
         if name in names and find_spec(package) is None
     ]
     if "wandb" in names and not _has_wandb_key(config):
