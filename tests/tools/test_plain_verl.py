@@ -234,7 +234,7 @@ def test_the_report_of_a_plain_run(plain, capsys):
     assert capsys.readouterr().out.strip() == "report/index.html"
     text = index.read_text()
     assert "<h1>Run grpo_baseline</h1>" in text
-    for name in ("reward-score", "validation-score", "validation-layout", "response-length"):
+    for name in ("reward-score", "reward-layout", "response-length"):
         assert (plain / "report" / f"{name}.png").exists()
     assert "Most rules need the metrics of verl-gdpo, which grpo_baseline has not" in text
     assert "no curve of each reward, influence, collapse, and most findings: train with" in text

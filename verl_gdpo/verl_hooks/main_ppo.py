@@ -11,7 +11,7 @@ from typing import Any
 from verl.trainer import main_ppo
 
 from verl_gdpo.settings.algorithm import settings_of_run
-from verl_gdpo.verl_hooks.supported_trainers import refuse_trainer
+from verl_gdpo.verl_hooks.trainer_mixin import refuse_trainer
 
 
 def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:

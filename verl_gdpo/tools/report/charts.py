@@ -77,11 +77,9 @@ def rewards(arms: Sequence[RunsOfArm]) -> Section:
         "training never shows. The lowest and the highest possible value are drawn where they are "
         "declared.",
         [
-            Chart(
-                f"reward-{name}",
-                panel,
-                f"First step to the mean of the last {SMOOTHED_STEPS}: {first_to_last(panel)}.",
-            )
+            Chart(f"reward-{name}", panel, f"{AT_THE_END}: {said}.")
+            if (said := first_to_last(panel))
+            else Chart(f"reward-{name}", panel, "Measured in validation alone.")
             for name, panel in reward_panels(arms).items()
         ],
         [
@@ -102,7 +100,7 @@ def rewards(arms: Sequence[RunsOfArm]) -> Section:
 def reward_panels(arms: Sequence[RunsOfArm]) -> dict[str, Panel]:
     """One panel a reward: each arm's training, smoothed, and its validation as markers."""
     panels = {}
-    for name in names(arms, training_rewards) or names(arms, validation_rewards):
+    for name in dict.fromkeys([*names(arms, training_rewards), *names(arms, validation_rewards)]):
         lines = [
             drawn
             for look, arm in zip(looks(arms), arms, strict=True)
