@@ -96,9 +96,8 @@ def _look(output: Output, options: argparse.Namespace) -> None:
     _ask_verl(output, config, environment, plan)
     for key, files in (("train_files", training), ("val_files", validation)):
         output.say(output.ask(long_prompts, config, key, files or []) or [], WARNING)
-    if None in (lacks, plan, training, validation):
+    if lacks is None or plan is None or training is None or validation is None:
         return  # each response would fail, for the same reason
-    assert plan is not None and training is not None and validation is not None
     output.ask(_try_rewards, output, config, plan[0], training, validation, options)
 
 
