@@ -127,8 +127,8 @@ def test_folders_to_write(tmp_path, monkeypatch):
     assert problem == f"trainer.rollout_data_dir=new/dumps: {tmp_path} cannot be written"
 
 
-def test_what_ray_fails_on(monkeypatch, tmp_path):
-    config = composed("ray_kwargs.ray_init.num_cpus=16")
+def test_what_ray_fails_on(monkeypatch):
+    config, any_number = composed("ray_kwargs.ray_init.num_cpus=16"), composed()
     for name in ("RAY_ADDRESS", "RAY_TMPDIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TMPDIR", "/tmp")
@@ -139,7 +139,7 @@ def test_what_ray_fails_on(monkeypatch, tmp_path):
         assert problem.startswith(
             "RAY_ADDRESS=10.0.0.1:6379 with ray_kwargs.ray_init.num_cpus=16: the run would join"
         )
-        assert machine.what_ray_refuses(composed()) == []  # any number, which verl's default is
+        assert machine.what_ray_refuses(any_number) == []  # which is verl's default
         started = "+ray_kwargs.ray_init.address=local"
         assert machine.what_ray_refuses(composed("ray_kwargs.ray_init.num_cpus=16", started)) == []
         changed.setenv("RAY_ADDRESS", "local")
@@ -165,7 +165,7 @@ def test_a_temporary_folder_that_is_too_long_is_the_one_that_ray_refuses(monkeyp
     from ray._private.utils import validate_socket_filepath
 
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    refused = []
+    refused, config = [], composed()
     for length in range(30, 50):
         folder = f"/tmp/{'x' * (length - 5)}"
         monkeypatch.setenv("TMPDIR", folder)
@@ -173,7 +173,7 @@ def test_a_temporary_folder_that_is_too_long_is_the_one_that_ray_refuses(monkeyp
             validate_socket_filepath(f"{folder}/ray{machine.SESSION.format(os.getpid())}")
         except OSError:
             refused.append(length)
-        problems = machine.what_ray_refuses(composed())
+        problems = machine.what_ray_refuses(config)
         assert any("folder of Ray is too long" in text for text in problems) == (length in refused)
     assert 0 < len(refused) < 20
     config = composed(f"+ray_kwargs.ray_init._temp_dir=/tmp/{'x' * 45}")
