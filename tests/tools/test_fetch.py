@@ -12,7 +12,7 @@ from verl_gdpo.tools import RECIPES
 from verl_gdpo.tools.check import gpus
 from verl_gdpo.tools.fetch import main
 
-RECIPES = ("--config-dir", str(RECIPES), "--config-name", "train")
+OF_RECIPES = ("--config-dir", str(RECIPES), "--config-name", "train")
 COMMIT = "5" * 40
 FILES = {
     "config.json": b'{"model_type": "qwen2"}',
@@ -78,7 +78,7 @@ def hub(monkeypatch, tmp_path):
 
 
 def fetch(model):
-    return main([*RECIPES, "hardware=8gpu", f"actor_rollout_ref.model.path={model}"])
+    return main([*OF_RECIPES, "hardware=8gpu", f"actor_rollout_ref.model.path={model}"])
 
 
 def test_a_model_is_downloaded_once_and_without_other_frameworks(hub, capsys, tmp_path):
@@ -97,7 +97,7 @@ def test_a_model_that_cannot_be_had(hub, capsys):
     assert fetch("org/other") == 1
     error = capsys.readouterr().err
     assert error.startswith("fetch: actor_rollout_ref.model.path=org/other cannot be downloaded: ")
-    assert error.endswith("actor_rollout_ref.model.path=RECIPES\n")
+    assert error.endswith("actor_rollout_ref.model.path=FOLDER\n")
 
 
 def test_a_folder_is_left_alone(hub, capsys, tmp_path):
