@@ -51,6 +51,17 @@ def _has_constant_rate(flat_configuration: Mapping[str, Any]) -> bool:
     return bool(schedules)
 
 
+PLACES = Rule(
+    FREE,
+    (
+        *("run_dir", "data_dir", "arm", "seed", "ray_kwargs.*", "*.port", "*.ports"),
+        *("trainer.project_name", "trainer.experiment_name", "*.trace.*", "trainer.resume_*"),
+        *("trainer.default_local_dir", "trainer.default_hdfs_dir"),
+        *("trainer.rollout_data_dir", "trainer.validation_data_dir"),
+    ),
+    "names and places of the run; `seed` of the recipes counts where the keys that it sets do",
+)
+
 # the first rule that fits a key decides
 RULES = (
     Rule(
@@ -115,16 +126,7 @@ RULES = (
         "the weights come from the checkpoint: another model does not fit, or would be the "
         "reference alone",
     ),
-    Rule(
-        FREE,
-        (
-            *("run_dir", "data_dir", "arm", "seed", "ray_kwargs.*", "*.port", "*.ports"),
-            *("trainer.project_name", "trainer.experiment_name", "*.trace.*", "trainer.resume_*"),
-            *("trainer.default_local_dir", "trainer.default_hdfs_dir"),
-            *("trainer.rollout_data_dir", "trainer.validation_data_dir"),
-        ),
-        "names and places of the run; `seed` of the recipes counts where the keys that it sets do",
-    ),
+    PLACES,
     Rule(
         FREE,
         (
@@ -260,3 +262,12 @@ def _listed(found: Sequence[Change]) -> str:
 def is_within(key: str, blocks: Iterable[str]) -> bool:
     """Whether the key is one of these, or is in one of these blocks."""
     return any(key == block or key.startswith(f"{block}.") for block in blocks)
+
+
+def table() -> str:
+    """The rules as the Markdown table of docs/failures.md."""
+    rows = ["| list | keys | what a change does |", "|---|---|---|"]
+    for rule in RULES:
+        keys = ", ".join(f"`{key}`" for key in rule.keys) if rule.keys != ("*",) else "every other"
+        rows.append(f"| {rule.verdict} | {keys} | {rule.why} |")
+    return "\n".join(rows)

@@ -7,10 +7,12 @@ RUN/starts/2/end.yaml       when and why it ended; not there if nothing could wr
 RUN is `run_dir` of our recipes, and else `trainer.default_local_dir`, the folder of checkpoints.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from verl_gdpo.run.contents import Contents
 from verl_gdpo.run.processes import MARK
 
 FOLDER, START, COMPOSED, END = "starts", "start.yaml", "composed.yaml", "end.yaml"
+SIGNALS, TIME_LIMIT_EXIT = 128, 124  # exit codes of a shell and of timeout(1)
 # packages whose versions can change a result
 PACKAGES = ("verl-gdpo", "verl", "torch", "ray", "vllm", "transformers")
 
@@ -155,19 +158,28 @@ def ended(run: Path, why: str, exit_code: int | None = None, mark: str | None = 
 
     Args:
         run: folder of the run.
-        why: a few words; "" keeps what the training itself wrote.
+        why: a few words; "" keeps what the training itself wrote, or says what the exit code says.
+        exit_code: of the training, as a shell has it.
         mark: of the launcher that says this. If the last start has another one, nothing is written.
     """
     starts = starts_of(run)
     if not starts or (mark is not None and starts[-1].start.mark != mark):
         return
-    known = starts[-1].end
-    why = why or str(known.get("why") or ("finished" if exit_code == 0 else "unknown"))
     end = {"time": now(), "why": why}
     if exit_code is not None:
-        end["exit_code"] = exit_code
+        by_signal = exit_code > SIGNALS or exit_code == TIME_LIMIT_EXIT
+        known = "" if by_signal else starts[-1].end.get("why")
+        end |= {"why": why or known or _of_code(exit_code), "exit_code": exit_code}
     with replace_together(starts[-1].folder / END) as [temporary]:
         temporary.write_text(_yaml(end))
+
+
+def _of_code(exit_code: int) -> str:
+    if exit_code == TIME_LIMIT_EXIT:
+        return "time limit"
+    with contextlib.suppress(ValueError):
+        return f"ended by {signal.Signals(exit_code - SIGNALS).name}"
+    return "finished" if exit_code == 0 else f"exit code {exit_code}"
 
 
 def starts_of(run: Path) -> list[Written]:
@@ -220,7 +232,7 @@ def _read(path: Path) -> dict[str, Any]:
         )
     except (yaml.YAMLError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path}: cannot be read: {error}. It is written once, when the run starts; put back "
+            f"{path}: cannot be read: {' '.join(str(error).split())}. It is written once, when the run starts; put back "
             f"the file, or delete the folder {path.parent} if you can do without"
         ) from error
 

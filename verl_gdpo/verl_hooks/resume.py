@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.run import starts
 from verl_gdpo.run.contents import Contents, file_contents
-from verl_gdpo.run.resume_rules import Change, changes, refusal
+from verl_gdpo.run.resume_rules import PLACES, Change, changes, refusal
 from verl_gdpo.run.starts import Start, Written
 from verl_gdpo.verl_hooks.checkpoints import TRACKER, mend_tracker
 
@@ -112,7 +112,11 @@ def _start(
         )
     if earlier and (earlier.start.code, earlier.start.versions) != (start.code, start.versions):
         warnings.append(f"the code is not that of {earlier.folder}: {_code_change(earlier, start)}")
-    said = {change.key: [change.before, change.after, change.rule.verdict] for change in found}
+    said = {
+        change.key: [change.before, change.after, change.rule.verdict]
+        for change in found
+        if change.rule != PLACES
+    }
     return replace(start, checkpoint=str(checkpoint), changes=said, warnings=tuple(warnings))
 
 
