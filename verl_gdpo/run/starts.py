@@ -232,8 +232,8 @@ def _read(path: Path) -> dict[str, Any]:
         )
     except (yaml.YAMLError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path}: cannot be read: {' '.join(str(error).split())}. It is written once, when the run starts; put back "
-            f"the file, or delete the folder {path.parent} if you can do without"
+            f"{path}: cannot be read: {' '.join(str(error).split())}. It is written once, when the "
+            f"run starts; put back the file, or delete {path.parent} if you can do without"
         ) from error
 
 
