@@ -48,9 +48,17 @@ class Contents:
     configuration: Mapping[str, Any]
     files: Mapping[str, str] = field(default_factory=dict)
 
-    def compared(self, known: Container[str]) -> dict[str, Any]:
-        """{dotted key: value}, where the content of the `known` files stands for their names."""
-        files = {key: f"sha256 {value}" for key, value in self.files.items() if key in known}
+    def compared(self, known: Container[str] | None = None) -> dict[str, Any]:
+        """{dotted key: value}, where the content of files stands for their names.
+
+        Args:
+            known: the keys whose files are meant; None for all.
+        """
+        files = {
+            key: f"sha256 {value}"
+            for key, value in self.files.items()
+            if known is None or key in known
+        }
         return {**flat(self.configuration), **files}
 
 
