@@ -30,7 +30,7 @@ def settings(**keys):
         ("data__train_files", REFUSED),
         ("data__seed", REFUSED),
         ("data__dataloader_num_workers", REFUSED),
-        ("data__train_batch_size", REFUSED),
+        ("data__train_batch_size", ON_REQUEST),
         ("actor_rollout_ref__actor__optim__lr", REFUSED),
         ("critic__optim__weight_decay", REFUSED),
         ("trainer__n_gpus_per_node", REFUSED),

@@ -2,7 +2,7 @@
 
 The rules follow what verl 0.9 restores: weights, optimizer with its parameter groups, the count of
 the learning rate's schedule, random states, and the position in the rows.
-tests/slow/resume_rules.py tries the rules on verl's own objects and in whole runs.
+tests/slow/resume.py tries them on verl's own objects and in whole runs.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -95,11 +95,6 @@ RULES = (
     ),
     Rule(
         REFUSED,
-        ("data.train_batch_size", "data.gen_batch_size"),
-        "the position in the rows is counted in batches, so that epochs end too early or too late",
-    ),
-    Rule(
-        REFUSED,
         (
             *("*.optim.lr", "*.optim.weight_decay", "*.optim.betas", "*.optim.optimizer"),
             *("*.optim.optimizer_impl", "*.optim.override_optimizer_config"),
@@ -179,6 +174,12 @@ RULES = (
             *("*.optim.min_lr_ratio", "*.optim.num_cycles", "*.optim.total_training_steps"),
         ),
         "the schedule is computed anew at the step of the checkpoint: the learning rate jumps",
+    ),
+    Rule(
+        ON_REQUEST,
+        ("data.train_batch_size", "data.gen_batch_size"),
+        "the place in the rows is kept, but verl computes the epoch from steps and batch size, so "
+        "that the count of epochs jumps, and the last step with it",
     ),
     Rule(
         ON_REQUEST,
