@@ -101,6 +101,9 @@ def launch(
                     exit_code = _run(command, check, environment, log, progress, ends)
                 ended(run, "", exit_code, mark)
                 return exit_code
+            except RefusedError:
+                ended(run, "the check found a problem", CHECK_EXIT, mark)
+                raise
             except Stopped as stopped:
                 ended(run, "", stopped.exit_code, mark)
                 if stopped.exit_code == TIME_LIMIT_EXIT:

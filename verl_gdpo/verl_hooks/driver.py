@@ -23,7 +23,7 @@ def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:
     def check_and_run(config: Any, *args: Any, **kwargs: Any) -> Any:
         from verl_gdpo.settings.algorithm import settings_of_run
         from verl_gdpo.verl_hooks.resume import recorded_start
-        from verl_gdpo.verl_hooks.supported_trainers import refuse_trainer
+        from verl_gdpo.verl_hooks.trainer_mixin import refuse_trainer
 
         is_ours = settings_of_run(config) is not None
         if is_ours:
