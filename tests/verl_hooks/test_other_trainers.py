@@ -48,6 +48,12 @@ def test_one_step_off_policy_from_rewards_to_metrics():
 # --- before Ray starts ---------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def checkpoints_elsewhere(tmp_path, monkeypatch):
+    """A start is recorded in verl's default folder of checkpoints, which is relative."""
+    monkeypatch.chdir(tmp_path)
+
+
 def run(config):
     return checked(lambda config, task_runner_class=None: "started")(config)
 

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from verl_gdpo.run.contents import flat
-from verl_gdpo.run.starts import COMPOSED, FOLDER, Written, maker_of
+from verl_gdpo.run.starts import COMPOSED, FOLDER, TRACKER, Written, maker_of
 
-TRACKER = "latest_checkpointed_iteration.txt"
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 NEWEST = {"trainer.resume_mode": "auto", "trainer.resume_from_path": "null"}
 

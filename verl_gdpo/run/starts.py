@@ -29,6 +29,8 @@ from verl_gdpo.run.contents import Contents
 from verl_gdpo.run.processes import MARK
 
 FOLDER, START, COMPOSED, END = "starts", "start.yaml", "composed.yaml", "end.yaml"
+# verl writes the step of the newest checkpoint into it, beside the checkpoints
+TRACKER = "latest_checkpointed_iteration.txt"
 SIGNALS, TIME_LIMIT_EXIT = 128, 124  # exit codes of a shell and of timeout(1)
 # packages whose versions can change a result
 PACKAGES = ("verl-gdpo", "verl", "torch", "ray", "vllm", "transformers")

@@ -1,8 +1,9 @@
 """Records each start of a run, and refuses to go on from a checkpoint with other settings.
 
 Relies on verl 0.9 `_load_checkpoint` of both trainers: with `trainer.resume_mode` "auto" it loads
-`trainer.default_local_dir`/global_step_N, where N stands in the file that `checkpoints.py` names,
-and with "resume_path" the folder `trainer.resume_from_path`.
+`trainer.default_local_dir`/global_step_N, where N stands in the file `TRACKER`, and with
+"resume_path" the folder `trainer.resume_from_path`. `_save_checkpoint` first writes all weights,
+then `global_step_N/data.pt`, then N into that file, which it overwrites.
 """
 
 import os
@@ -21,9 +22,9 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_gdpo.run import starts
 from verl_gdpo.run.contents import Contents, file_contents
 from verl_gdpo.run.resume_rules import PLACES, Change, changes, refusal
-from verl_gdpo.run.starts import Start, Written
-from verl_gdpo.verl_hooks.checkpoints import TRACKER, mend_tracker
+from verl_gdpo.run.starts import TRACKER, Start, Written
 
+SHOWN = 12  # characters of a commit
 ALLOW = "allow_change"  # a key of ours: the keys whose change is wanted
 
 
@@ -90,6 +91,35 @@ def checkpoint_to_load(config: Any) -> Path | None:
     return path.resolve() if path.is_dir() and "global_step_" in path.name else None
 
 
+def mend_tracker(folder: Path) -> None:
+    """Write the newest checkpoint's step into the tracker if a full disk has left it empty.
+
+    verl would stop at `int('')` or start at step 0. verl empties the file before it writes the
+    number. So an empty file means that the disk was full after the newest checkpoint was complete.
+
+    Args:
+        folder: `trainer.default_local_dir`. If it holds no tracker, nothing happens.
+
+    Raises:
+        ValueError: the tracker names a checkpoint that does not exist, or it is empty and no
+            checkpoint is complete.
+    """
+    tracker = folder / TRACKER
+    if not tracker.exists():
+        return
+    said = tracker.read_text().strip()
+    whole = [path.parent.name for path in folder.glob("global_step_*/data.pt")]
+    steps = sorted(int(name.removeprefix("global_step_")) for name in whole)
+    if said == "" and steps:
+        tracker.write_text(str(steps[-1]))
+        _warn(f"{tracker} was empty; it says {steps[-1]} again")
+    elif not (folder / f"global_step_{said}").is_dir():
+        raise ValueError(
+            f"{tracker} says {said!r}, but {folder} has {steps or 'no'} whole checkpoints. Write "
+            "one of these numbers into it, or delete it to start anew"
+        )
+
+
 def _start(
     config: Any, checkpoint: Path | None, earlier: Written | None, allowed: Sequence[str]
 ) -> Start:
@@ -111,7 +141,8 @@ def _start(
             "trainer.default_local_dir"
         )
     if earlier and (earlier.start.code, earlier.start.versions) != (start.code, start.versions):
-        warnings.append(f"the code is not that of {earlier.folder}: {_code_change(earlier, start)}")
+        changed = _code_change(earlier.start, start)
+        warnings.append(f"the code is not that of start {earlier.number}: {changed}")
     said = {
         change.key: [change.before, change.after, change.rule.verdict]
         for change in found
@@ -183,11 +214,14 @@ def _join_wandb(config: Any, start: Start) -> None:
         OmegaConf.update(config, key, os.environ[name], force_add=True)
 
 
-def _code_change(earlier: Written, start: Start) -> str:
-    before = {**earlier.start.versions, **earlier.start.code}
-    now = {**start.versions, **start.code}
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    return ", ".join(f"{key} {before.get(key)} -> {now.get(key)}" for key in changed)
+def _code_change(before: Start, now: Start) -> str:
+    old, new = ({**start.versions, **start.code} for start in (before, now))
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} {_short(old.get(key))} -> {_short(new.get(key))}" for key in changed)
+
+
+def _short(value: Any) -> str:
+    return str(value)[:SHOWN]
 
 
 def _taken_out(config: Any, key: str) -> list[str]:
