@@ -36,6 +36,7 @@ from verl_gdpo.tools.report.tables import (
     named_rewards,
     results,
     runs,
+    starts,
     warnings,
 )
 
@@ -77,6 +78,7 @@ def build_page(
         table_of_differences(arms),
         runs(arms),
         differences(arms),
+        starts(arms),
         inputs(arms),
     )
     sections = [make(arms) for make in (rewards, influence, saturation, length, collapse)]
