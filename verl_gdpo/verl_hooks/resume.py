@@ -133,7 +133,8 @@ def _start(
     if checkpoint is None:
         return start
     found, warnings = _compared(start.contents, checkpoint, earlier)
-    found = without_followers(found, flat(OmegaConf.to_container(config, resolve=False)))
+    composed: Any = OmegaConf.to_container(config, resolve=False)
+    found = without_followers(found, flat(composed))
     if reasons := refusal(found, allowed):
         where = f", recorded in {earlier.folder}" if earlier else ""
         raise ValueError(
