@@ -137,7 +137,8 @@ def slow(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Runs that fail, and are resumed; too slow for the other tests."""
     install(session)
-    session.run("pytest", "tests/slow/faults.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    tests = ("tests/slow/faults.py", "tests/slow/resume.py")
+    session.run("pytest", *tests, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(default=False)

@@ -4,7 +4,7 @@ import pytest
 from composed_recipes import RECIPES, cells_after, composed, flat
 from quick_composition import compose_quickly
 
-from verl_gdpo.tools.check.gpu_memory import needed_disk_gb
+from verl_gdpo.tools.check.gpus import needed_disk_gb
 from workshop.benchmarks import gpu_tables
 from workshop.benchmarks.step_model import DEEPSEEK_1_5B, DEEPSEEK_7B, QWEN_1_5B, QWEN_4B, WORKS
 from workshop.benchmarks.step_model import forward_flops as flops_of
