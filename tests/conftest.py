@@ -56,6 +56,20 @@ def pytest_xdist_make_scheduler(config, log):
     return FilesTogether(config, log)
 
 
+def uses_ray(item):
+    return item is not None and any(name in item.path.as_posix() for name in SHARED["ray"])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    result = yield
+    if uses_ray(item) and not uses_ray(nextitem):  # they are one after the other
+        import ray
+
+        ray.shutdown()
+    return result
+
+
 @pytest.fixture(scope="session")
 def ray_session():
     from ray_session import ray_session  # most workers of pytest-xdist need no Ray

@@ -20,7 +20,10 @@ EXECUTED = re.findall(
 def test_the_page(tmp_path):
     assert [kind for kind, _ in EXECUTED] == ["python", "bash", "yaml", "yaml", "bash"]
     for path in tracked_files():
-        if path.parts[0] in ("verl_gdpo", "data_prep", "recipes") and not path.is_symlink():
+        if (
+            path.parts[0] in ("verl_gdpo", "data_prep", "recipes", "workshop")
+            and not path.is_symlink()
+        ):
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(REPO / path, tmp_path / path)
     (tmp_path / "verl_gdpo" / "recipes").symlink_to("../recipes")

@@ -331,6 +331,7 @@ def test_the_picture_of_a_terminal_needs_no_font_and_holds_the_text():
 
 
 @pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="no browser for report.png")
+@pytest.mark.slow
 def test_the_command_draws_the_pictures_of_docs(make_figures, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(make_figures, "DOCS", tmp_path)
     runs = [make_run(tmp_path / "runs" / arm, arm, steps=6) for arm in ("gdpo", "grpo")]
