@@ -1,10 +1,11 @@
-"""The command `verl-gdpo`, also `python -m verl_gdpo`. Each subcommand is a module in tools/."""
+"""The command `verl-gdpo`, also `python -m verl_gdpo`. Subcommands are modules in tools/."""
 
 import importlib
 import sys
 
 import verl_gdpo
 from verl_gdpo.terminal import needs_extra, printing
+from verl_gdpo.tools import RECIPES
 
 COMMANDS = {
     "data": "prepare the parquet files of a task",
@@ -20,6 +21,9 @@ COMMANDS = {
 def main() -> int:
     """Run one subcommand and return its exit code."""
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
+    if name == "recipes":
+        print(RECIPES)
+        return 0
     if name in COMMANDS:
         try:
             module = importlib.import_module(f"verl_gdpo.tools.{name}")

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
 from verl_gdpo.run.lock import locked
-from verl_gdpo.tools.check.compose import compose_config
 from workshop.experiments.trainer import (
     __main__ as command,
 )
