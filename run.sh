@@ -94,6 +94,7 @@ fi
 [ -z "$hardware" ] || [ -f "$root/recipes/hardware/$hardware.yaml" ] || die "no recipes/hardware/$hardware.yaml"
 if [ "$hardware" != cpu ]; then
   for python in python3 python3.12 python3.11 python3.10; do command -v "$python" >/dev/null && break; done
+  command -v "$python" >/dev/null || die "found no Python: install Python 3.12, as with 'uv python install 3.12' or conda, and start again"
   # driver, compiler, disk and memory, before anything is installed or downloaded
   fitting=$("$python" "$root/verl_gdpo/tools/check/gpus.py" "$root") || exit 2
   [ "$fitting" != hardware=cpu ] || [ -z "$hardware" ] || die "hardware=$hardware, but there is no GPU here"

@@ -21,7 +21,7 @@ from workshop.gpu_kit.pieces import split
 
 REPO = Path(__file__).resolve().parents[2]
 GLIBC = 34  # 2.34: RHEL 9, Debian 12, Ubuntu 22.04 and newer
-LEVELS = {"core": (), "vllm": ("--extra", "gpu")}
+LEVELS = {"core": ("--extra", "verl"), "vllm": ("--extra", "gpu")}
 TESTS = "pytest>=8,<10\nhypothesis>=6.100,<7\n"  # of stage a
 # PyPI has no wheels of these; they are Python alone, so that one is made here
 SOURCES = ("antlr4-python3-runtime", "pylatexenc")
