@@ -12,9 +12,9 @@ from experiments.map import results
 from experiments.map.arms import ARMS
 from experiments.map.settings import SETTINGS
 from experiments.map.simulate import make_problem, train
+from verl_gdpo.batch.advantages import correlation
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import batch_metrics, verl_grpo_settings
-from verl_gdpo.batch.within_groups import correlation
 from verl_gdpo.run.dump_reader import dump_files
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools import replay

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_gdpo.batch import metrics
-from verl_gdpo.batch.advantages import scalars_of
-from verl_gdpo.batch.contributions import contributions
+from verl_gdpo.batch.advantages import contributions, correlation, scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import (
     batch_metrics,
@@ -28,7 +27,6 @@ from verl_gdpo.batch.metrics import (
 from verl_gdpo.batch.reward_metrics import MOST_SOURCES
 from verl_gdpo.batch.rows import NOTES_KEY, RewardRows
 from verl_gdpo.batch.ties import advantages_without_eps
-from verl_gdpo.batch.within_groups import correlation
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"

@@ -5,9 +5,9 @@ import pytest
 import torch
 from test_equation import PARITY_GROUPS, PARITY_REWARDS
 from test_readme import rows_after
+from verl_gdpo.settings.dialects import DIALECTS
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.settings.dialects import DIALECTS
 
 
 def test_the_numbers_of_the_other_frameworks():

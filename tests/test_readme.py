@@ -9,12 +9,12 @@ import yaml
 from omegaconf import OmegaConf
 from packaging.specifiers import SpecifierSet
 from tracked import REPO, tracked_files
+from verl_gdpo.settings.dialects import DIALECTS
 
 from verl_gdpo import SUPPORTED_VERL, __version__
 from verl_gdpo.__main__ import COMMANDS
 from verl_gdpo.advantage.variants import VARIANTS
 from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings
-from verl_gdpo.settings.dialects import DIALECTS
 from verl_gdpo.settings.reward_terms import Condition, RewardTerm
 from verl_gdpo.tools.check.compose import compose_config
 from verl_gdpo.verl_hooks.rollout_table import KEY

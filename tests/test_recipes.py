@@ -12,7 +12,8 @@ from verl.utils.config import validate_config
 
 from benchmarks import step_model
 from verl_gdpo.rewards import TASKS
-from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.of_run import settings_of_run
 from verl_gdpo.settings.reward_terms import gate
 from verl_gdpo.tools.check.compose import compose_config
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 from made_task import add_task
 from omegaconf import OmegaConf
+from verl_gdpo.settings.combine_option import CombineSetting
 
 from verl_gdpo import rewards
-from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
-from verl_gdpo.settings.combine_option import CombineSetting
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.of_run import settings_of_run
 from verl_gdpo.settings.reward_terms import Condition, RewardTerm
 
 

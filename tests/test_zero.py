@@ -11,7 +11,7 @@ import torch
 
 import verl_gdpo
 from verl_gdpo.advantage import zero
-from verl_gdpo.advantage.group_norm import normalize_groups
+from verl_gdpo.advantage.equation import normalize_groups
 
 PACKAGE = Path(verl_gdpo.__file__).parent
 

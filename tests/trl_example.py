@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoTokenizer
+from verl_gdpo.settings.dialects import DIALECTS
 
 from examples import trl_gsm8k
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.cpu.warm_start import make_policy
 from verl_gdpo.rewards.gsm8k import score
-from verl_gdpo.settings.dialects import DIALECTS
 from verl_gdpo.tools.data import main
 
 NAMES = ("correctness", "format", "integer")

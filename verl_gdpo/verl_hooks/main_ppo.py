@@ -10,7 +10,7 @@ from typing import Any
 
 from verl.trainer import main_ppo
 
-from verl_gdpo.settings.algorithm import settings_of_run
+from verl_gdpo.settings.of_run import settings_of_run
 from verl_gdpo.verl_hooks.supported_trainers import refuse_trainer
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from verl_gdpo.batch.advantages import Bools, Floats
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.within_groups import Bools, Floats
 from verl_gdpo.run.dump_reader import read_dump, reward_rows
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.settings.algorithm import GdpoSettings

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from verl_gdpo.batch.within_groups import Bools, Floats, Ints
+from verl_gdpo.batch.advantages import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from itertools import permutations
 
 import numpy as np
 
-from verl_gdpo.batch.within_groups import correlation
+from verl_gdpo.batch.advantages import correlation
 from verl_gdpo.tools.advice.evidence import Evidence
 
 PAGE = "docs/when_gdpo_helps.md#should-i-use-gdpo-for-my-rewards"

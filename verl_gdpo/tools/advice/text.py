@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from verl_gdpo.batch.within_groups import Floats
+from verl_gdpo.batch.advantages import Floats
 from verl_gdpo.terminal import printable, render
 from verl_gdpo.tools.advice.evidence import Evidence
 from verl_gdpo.tools.advice.rules import PAGE, advise

@@ -12,7 +12,7 @@ import pyarrow.parquet
 from omegaconf import ListConfig, OmegaConf
 
 from verl_gdpo.rewards import check_ground_truths
-from verl_gdpo.settings.algorithm import uses_gdpo_manager
+from verl_gdpo.settings.of_run import uses_gdpo_manager
 
 READERS = {
     ".parquet": pa.parquet.read_table,

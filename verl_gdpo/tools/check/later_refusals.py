@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import ListConfig, OmegaConf
 
-from verl_gdpo.settings.reward_terms import hint
+from verl_gdpo.settings.algorithm import hint
 
 NAMED = (
     "algorithm.adv_estimator",

@@ -15,8 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.run.folder import load_config
-from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings, scorers_bounds
-from verl_gdpo.settings.reward_terms import hint
+from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings, hint
+from verl_gdpo.settings.of_run import scorers_bounds
 from verl_gdpo.tools.recipes import FOLDER
 
 ARMS: Mapping[str, Mapping[str, Any]] = {  # the `algorithm` block of recipes/estimator/NAME.yaml

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from verl_gdpo.advantage.zero import SAME_STD, is_apart, std_or_0
+from verl_gdpo.batch.advantages import correlation, within_groups
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.ties import tied_pairs
-from verl_gdpo.batch.within_groups import correlation, within_groups
 from verl_gdpo.tools.replay.recompute import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from verl_gdpo.advantage.equation import VERL_EPS
+from verl_gdpo.advantage.equation_inputs import VERL_EPS
 from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardRows

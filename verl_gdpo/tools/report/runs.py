@@ -19,7 +19,8 @@ from verl_gdpo.run.dump_reader import data_sources, dump_files
 from verl_gdpo.run.folder import Metrics, load_config, read_versions
 from verl_gdpo.run.logged import Logged, read_logged
 from verl_gdpo.run.scorer import Scorer
-from verl_gdpo.settings.algorithm import GdpoSettings, scorers_bounds, uses_gdpo_manager
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.of_run import scorers_bounds, uses_gdpo_manager
 
 Curve = Mapping[int, float]
 
