@@ -19,6 +19,7 @@ def settings_of_run(
     sources: Iterable[str] | None = None,
     *,
     has_manager: bool | None = None,
+    is_recorded: bool = False,
 ) -> GdpoSettings | None:
     """Check a verl configuration and return its settings.
 
@@ -28,6 +29,8 @@ def settings_of_run(
             bounds on which their scorers disagree are left out.
         has_manager: whether the reward manager is ours or a subclass of ours. With None, the
             manager's name decides.
+        is_recorded: whether a run has trained with these rewards; an older version allowed it to
+            say nothing of some of them.
 
     Returns:
         The settings, or None if neither the estimator nor the reward manager is gdpo.
@@ -46,8 +49,8 @@ def settings_of_run(
     _refuse_filtering_without_weights(config, settings)
     _check_scorer_options(config, sources)
     declared, disagreed = scorers_bounds(config, sources) if has_manager else ({}, set())
-    if has_manager and sources is not None:
-        refuse_partial(config, sources)
+    if has_manager and sources is not None and not is_recorded:
+        _refuse_partial(config, sources)
     settings = replace(settings, bounds={**declared, **settings.bounds})
     if uses_estimator:
         later = disagreed if sources is None else set()
@@ -56,7 +59,7 @@ def settings_of_run(
     return settings
 
 
-def refuse_partial(config: Any, sources: Iterable[str]) -> None:
+def _refuse_partial(config: Any, sources: Iterable[str]) -> None:
     """Raise ValueError if `algorithm.gdpo.rewards` says nothing of a reward of our scorers.
 
     Args:
@@ -80,9 +83,9 @@ def refuse_partial(config: Any, sources: Iterable[str]) -> None:
     whole = {name: each for name, each in block.items() if name not in strange}
     raise ValueError(
         f"{REWARDS} names {[*block]}, and says nothing of {absent}, which the scorer of the "
-        f"training rows ({', '.join(ours)}) returns too{close}. Give the weights that you want in "
-        f"{line_of({**whole, **dict.fromkeys(absent, 1.0)})}; a reward with 0 is scored, logged "
-        "and without weight, and one with null is left out"
+        f"training rows ({', '.join(ours)}) returns too{close}. Give the weights that you want: "
+        f"{line_of(REWARDS, {**whole, **dict.fromkeys(absent, 1.0)})}. With 0 a reward is scored "
+        "and logged, and has no weight; with null it is left out"
     )
 
 

@@ -179,12 +179,9 @@ class WeightedSum(dict[str, RewardTerm]):
         return int(silent_S[0]) if len(silent_S) else None
 
 
-def line_of(rewards: Mapping[str, Any]) -> str:
-    """Return the override that sets `algorithm.gdpo.rewards`, for a shell.
-
-    `++` works whether the mapping exists or not.
-    """
-    return shlex.quote(f"++algorithm.gdpo.rewards={_in_hydras_words(rewards)}")
+def line_of(key: str, value: Any) -> str:
+    """Return the override that sets a key, for a shell; `++` works whether it exists or not."""
+    return shlex.quote(f"++{key}={_in_hydras_words(value)}")
 
 
 def _in_hydras_words(value: Any) -> str:

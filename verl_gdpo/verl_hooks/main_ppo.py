@@ -10,6 +10,7 @@ from typing import Any
 
 from verl.trainer import main_ppo
 
+from verl_gdpo.run.training_rows import training_sources
 from verl_gdpo.settings.of_run import settings_of_run
 from verl_gdpo.verl_hooks.supported_trainers import refuse_trainer
 
@@ -19,7 +20,7 @@ def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run_ppo)
     def check_and_run(config: Any, *args: Any, **kwargs: Any) -> Any:
-        if settings_of_run(config) is not None:
+        if settings_of_run(config, training_sources(config)) is not None:
             refuse_trainer(config)
         return run_ppo(config, *args, **kwargs)
 

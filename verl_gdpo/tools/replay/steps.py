@@ -15,9 +15,8 @@ from verl_gdpo.advantage.zero import SAME_STD, is_the_sum
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.values import is_number
-from verl_gdpo.run.dump_reader import read_dump, reward_rows
+from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.scorer import Scorer
-from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.advice.step import StepEvidence, look
 from verl_gdpo.tools.replay.arms import Arm
 from verl_gdpo.tools.replay.compare import Column
@@ -194,12 +193,6 @@ class Replay:
             first_G = np.unique(group_B, return_index=True)[1].tolist()
             ids = [rows[i]["group"] for i in first_G]
             self.found += [group(g) for g, name in enumerate(ids) if name.startswith(self.wanted)]
-
-
-def rewards_of_run(file: Path, scorer: Scorer | None = None) -> list[str]:
-    """Names of the rewards that a run without named rewards trained on, as its estimator does."""
-    rows = read_dump(file, scorer, with_texts=False)
-    return [*RewardMatrix.of(reward_rows(rows, int(file.stem)), GdpoSettings()).weights]
 
 
 def write_table(replay: Replay, path: Path) -> int:
