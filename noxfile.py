@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nox
 
-SEAMS = ("legacy_trainer", "other_trainers", "separate_async", "verl_seams")
+SEAMS = ("legacy_trainer", "other_trainers", "separate_async", "v1_trainer")
 
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
@@ -38,8 +38,8 @@ def verl(session: nox.Session) -> None:
     session.install(
         "--no-deps", "--force-reinstall", verl
     )  # it runs with the dependencies of 0.9.1
-    session.run("python", "-W", "ignore", "tests/verl_symbols.py")
-    tests = (f"tests/test_{name}.py" for name in SEAMS)
+    session.run("python", "-W", "ignore", "tests/slow/verl_symbols.py")
+    tests = (f"tests/verl_hooks/test_{name}.py" for name in SEAMS)
     # a verl without V1 fails two files, and runs the others
     session.run("pytest", "--continue-on-collection-errors", *tests, *arguments)
 
@@ -48,21 +48,23 @@ def verl(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Runs that fail, and are resumed; too slow for the other tests."""
     install(session, "-e", ".[cpu]")
-    session.run("pytest", "tests/faults.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run("pytest", "tests/slow/faults.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(default=False)
 def policy(session: nox.Session) -> None:
     """The policy in the package is what its command makes: 1,000 steps, some 4 minutes."""
     install(session, "-e", ".[cpu]")
-    session.run("pytest", "tests/shipped_policy.py", env={"OMP_NUM_THREADS": "1"})
+    session.run("pytest", "tests/slow/shipped_policy.py", env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session
 def experiment(session: nox.Session) -> None:
-    """Trains two steps of `experiments/trainer` with verl."""
+    """Trains two steps of `workshop/experiments/trainer` with verl."""
     install(session, "-e", ".[cpu]")
-    session.run("python", "-m", "pytest", "tests/experiment_run.py", env={"OMP_NUM_THREADS": "1"})
+    session.run(
+        "python", "-m", "pytest", "tests/slow/experiment_run.py", env={"OMP_NUM_THREADS": "1"}
+    )
 
 
 @nox.session
@@ -70,7 +72,7 @@ def trl(session: nox.Session) -> None:
     """Compares us with TRL's own code, without verl; pytest does not collect these tests itself."""
     install(session, "trl==1.16.0")
     # TRL's imports emit warnings, which are errors in this project's tests
-    command = ("pytest", "-W", "ignore", "tests/trl_dialect.py", "tests/trl_example.py")
+    command = ("pytest", "-W", "ignore", "tests/slow/trl_dialect.py", "tests/slow/trl_example.py")
     session.run(*command, *session.posargs, env={"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"})
 
 
@@ -78,7 +80,7 @@ def trl(session: nox.Session) -> None:
 def workspace(session: nox.Session) -> None:
     """Builds the W&B workspace of examples/ with W&B's own package, offline."""
     session.install("wandb-workspaces==0.4.13", "pytest>=8,<10")
-    command = ("pytest", "-W", "ignore", "tests/wandb_workspace_spec.py")
+    command = ("pytest", "-W", "ignore", "tests/slow/wandb_workspace_spec.py")
     session.run(*command, *session.posargs, env={"PYTHONPATH": "."})
 
 
@@ -115,9 +117,11 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def mutants(session: nox.Session) -> None:
-    """Makes each fault of tests/mutants.py in a copy, where its test must find it."""
+    """Makes each fault of tests/help/mutants.py in a copy, where its test must find it."""
     install(session, "-e", ".[cpu,dev]")
-    session.run("pytest", "tests/mutants.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run(
+        "pytest", "tests/slow/try_mutants.py", *session.posargs, env={"OMP_NUM_THREADS": "1"}
+    )
 
 
 @nox.session(default=False)

@@ -1,14 +1,10 @@
 """Which tests may run at the same time, and what makes many of them faster."""
 
 import gc
-import os
-import subprocess
-import sys
 
 import pytest
 import yaml
-
-from verl_gdpo.run.forking import fork_server
+from preloaded import run_code
 
 # OmegaConf's loader extends this class, and a quarter of the time of a composition is parsing in
 # Python; the tests compose verl's configuration some hundred times
@@ -25,11 +21,8 @@ def pytest_collection_finish():
 # tests of one worker, one after the other, by what they share
 SHARED = {
     # two starts of verl at a time would starve each other on two cores
-    "verl": ("test_faults.py", "test_script.py", "test_e2e.py"),
-    "forking_python": (
-        *("test_plugin.py", "test_cpu_engine.py", "test_other_trainers.py"),
-        *("test_check_parts.py", "test_fused_kernels.py"),
-    ),
+    "verl": ("test_faults.py", "test_run_tool_rl.py", "test_e2e.py"),
+    "preloaded": ("test_plugin.py", "cpu/test_engine.py"),
 }
 # these start first, so that no worker is left with a long one at the end
 LONG = (*SHARED["verl"], "test_mixed_tasks.py", "test_check.py", "test_adding_a_task.py")
@@ -58,31 +51,7 @@ def pytest_xdist_make_scheduler(config, log):
     return FilesTogether(config, log)
 
 
-@pytest.fixture(scope="session")
-def forking_python(tmp_path_factory):
-    """What takes the place of `python -W ignore` before a script or -m.
-
-    The process is forked from one that has imported torch and transformers, but not verl, as in a
-    run without a GPU. This saves five seconds of each.
-    """
-    verl, environment = [sys.executable, "-m", "verl"], {**os.environ, "VERL_PLATFORM": "cpu"}
-    log = tmp_path_factory.mktemp("forking") / "log"
-    with log.open("ab") as file, fork_server(verl, environment, file) as interpreter:
-        yield [*interpreter, "-W", "ignore"]
-
-
 @pytest.fixture
-def run_forked(forking_python, tmp_path):
+def run_forked(tmp_path):
     """(code, environment) -> the completed process that has run the code."""
-
-    def run(code, environment):
-        (tmp_path / "script.py").write_text(code)
-        return subprocess.run(
-            [*forking_python, tmp_path / "script.py"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-
-    return run
+    return lambda code, environment: run_code(code, environment, tmp_path)

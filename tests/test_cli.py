@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tracked import REPO
+from repository import REPO
 
 import verl_gdpo
 from verl_gdpo.__main__ import COMMANDS, main

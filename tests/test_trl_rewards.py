@@ -8,9 +8,9 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from made_task import add_task
-from test_tasks import GROUND_TRUTHS
-from tracked import REPO, tracked_files
+from added_task import add_task
+from ground_truths import GROUND_TRUTHS
+from repository import REPO, tracked_files
 
 from verl_gdpo.rewards import TASKS
 from verl_gdpo.trl_rewards import reward_funcs

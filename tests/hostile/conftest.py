@@ -1,35 +1,32 @@
 """One session of Ray with verl's workers for all cases of this folder; `stage.py` says more."""
 
 import os
-import shlex
 from pathlib import Path
 
 import pytest
 import ray
+import stage as stage_module
 from stage import Stage, limit
-from verl_run import ray_folder
+from start_verl import ray_folder
 
 from verl_gdpo.cpu.tiny_model import make_tiny_model
 
 START_SECONDS, CASE_SECONDS = 300, 60  # what takes longer hangs; a case takes a second
-TESTS = Path(__file__).resolve().parents[1]
+HELP = Path(stage_module.__file__).parent
 
 
 @pytest.fixture(scope="package")
-def workers(tmp_path_factory, forking_python):
+def workers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stage")
     model = make_tiny_model(folder / "model", texts=['{"a": 1.0, "b": 0.0}'], hidden_size=8)
-    path = os.pathsep.join([str(TESTS / "hostile"), *filter(None, [os.getenv("PYTHONPATH")])])
+    path = os.pathsep.join([str(HELP), *filter(None, [os.getenv("PYTHONPATH")])])
     with ray_folder() as ray_dir:
         ray.init(
             "local",  # not a cluster that somebody else started on this machine
             num_cpus=16,
             include_dashboard=False,
             log_to_driver=False,
-            runtime_env={
-                "env_vars": {"PYTHONPATH": path, "VERL_PLATFORM": "cpu"},
-                "py_executable": shlex.join(forking_python[:-2]),  # Ray has its own -W ignore
-            },
+            runtime_env={"env_vars": {"PYTHONPATH": path, "VERL_PLATFORM": "cpu"}},
             _temp_dir=ray_dir,
         )
         try:

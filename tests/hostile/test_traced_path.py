@@ -1,11 +1,11 @@
 """The way of a rollout in docs/how_it_works.md is the way in the code."""
 
 import re
-from pathlib import Path
 
+from repository import REPO
 from traced import modules_of_a_step
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "how_it_works.md"
+PAGE = REPO / "docs" / "how_it_works.md"
 ANSWERS = ["<think>1</think>\n<answer>0</answer>", "<think>1</think><answer>7</answer>", "0"]
 
 

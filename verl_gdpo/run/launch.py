@@ -28,7 +28,6 @@ from typing import IO, Any
 
 from verl_gdpo.run.faults import faults_from_outside
 from verl_gdpo.run.folder import claim_metrics_file, write_versions
-from verl_gdpo.run.forking import fork_server, workers_too
 from verl_gdpo.run.lock import BusyError, locked
 from verl_gdpo.run.processes import MARK, end_run, family_of, watchdog
 from verl_gdpo.run.progress import Progress
@@ -135,23 +134,21 @@ def _run(
     """Start the driver, and return its exit code after all processes of the run have ended."""
     # in its own session, so that Ctrl-C reaches only us, and we pass it on once
     alone: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
-    with fork_server(command, environment, log) as python:
-        driver = [*python, *command[1:], *workers_too(python, command)]
-        process = subprocess.Popen(
-            driver, env=environment, stdout=log, stderr=subprocess.STDOUT, **alone
-        )
-        try:
-            if check:
-                ends.checking = subprocess.Popen([*python, *check[1:]], env=environment, **alone)
-            return _wait(process, progress, ends)
-        finally:
-            _ignore_signals()
-            if process.poll() is None:
-                process.terminate()  # gives it time to end Ray
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(GRACE_SECONDS)
-            end_run(environment[MARK], process.pid)
-            process.poll()
+    process = subprocess.Popen(
+        command, env=environment, stdout=log, stderr=subprocess.STDOUT, **alone
+    )
+    try:
+        if check:
+            ends.checking = subprocess.Popen(check, env=environment, **alone)
+        return _wait(process, progress, ends)
+    finally:
+        _ignore_signals()
+        if process.poll() is None:
+            process.terminate()  # gives it time to end Ray
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
+        end_run(environment[MARK], process.pid)
+        process.poll()
 
 
 def _wait(process: "subprocess.Popen[bytes]", progress: Progress, ends: _Ends) -> int:

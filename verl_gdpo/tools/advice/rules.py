@@ -2,7 +2,7 @@
 
 Each rule is a line of docs/when_gdpo_helps.md, and claims no more than its simulation shows. What a
 simulation knew by construction and nobody sees in rewards, such as which reward is easy to learn,
-the sentence leaves to its reader. `tests/test_advice.py` gives the rules the rewards of that
+the sentence leaves to its reader. `tests/tools/test_advice.py` gives the rules the rewards of that
 simulation, and compares what they claim with what it found.
 """
 

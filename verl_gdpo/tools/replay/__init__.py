@@ -141,11 +141,7 @@ def _own(path: Path | None, folder: Path, scorer: Scorer | None, estimator: str)
     if path is None:
         return Arm.of("run", {"adv_estimator": estimator}, {})
     own = read_run(path, data_sources(folder))
-    return (
-        replace(own, declared={}, settings=Arm.of("", own.algorithm, {}).settings)
-        if scorer
-        else own
-    )
+    return Arm.of("run", own.algorithm, {} if scorer else own.declared, own.run, own.sources)
 
 
 def _chosen(files: Sequence[Path], steps: range) -> list[Path]:

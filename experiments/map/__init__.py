@@ -1,1 +1,0 @@
-"""A map of when GDPO trains better than GRPO: `python -m experiments.map`."""

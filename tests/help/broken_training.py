@@ -1,0 +1,176 @@
+"""Starts, breaks and resumes a training for `test_faults.py` and `faults.py`."""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pandas as pd
+import psutil
+import varied_reward
+from rollout_check import SAMPLES, SIZES
+from start_verl import ENVIRONMENT, ray_folder, verl_command
+
+from verl_gdpo.cpu.tiny_model import make_tiny_model
+from verl_gdpo.run.dump_reader import dump_files, read_dump
+from verl_gdpo.run.folder import read_metrics
+
+MARK = "VERL_GDPO_FAULT_TEST"
+STARTED_SECONDS = 480
+ENDED_SECONDS = 180  # from the fault to the end of the run
+SAVED, LAST = 4, 7  # steps: the checkpoint, and the last one that a resumed run does again
+
+
+def write_rows(path, place, count=20):
+    """Prompts that differ, so that a response belongs to one prompt."""
+    rows = [
+        {
+            "data_source": "rlla",
+            "prompt": [{"role": "user", "content": f"Weather in {place} {index}?"}],
+            "reward_model": {"style": "rule", "ground_truth": "<think> look </think>"},
+            "extra_info": {"index": index, "split": "train"},
+        }
+        for index in range(count)
+    ]
+    pd.DataFrame(rows).to_parquet(path)
+
+
+class Training:
+    """A run folder, started again and again with the same command until something ends it."""
+
+    def __init__(self, folder, *more, **environment):
+        self.environment = environment
+        self.folder, self.data, model = folder / "run", folder / "train.parquet", folder / "model"
+        self.starts = 0
+        write_rows(self.data, "Oslo")
+        texts = [f"Weather in Oslo {index}?" for index in range(20)]
+        make_tiny_model(model, texts=texts, initializer_range=0.1, seed=1)
+        self.overrides = [
+            *(f"data.{split}_files={self.data}" for split in ("train", "val")),
+            f"actor_rollout_ref.model.path={model}",
+            *SIZES,
+            *("data.max_prompt_length=64", "data.max_response_length=16"),
+            "actor_rollout_ref.actor.optim.lr=1e-3",
+            f"reward.custom_reward_function.path={varied_reward.__file__}",
+            *("trainer.total_training_steps=100000", "trainer.total_epochs=100000"),
+            *("trainer.val_before_train=False", "trainer.test_freq=-1"),
+            f"trainer.save_freq={SAVED}",
+            *more,
+        ]
+
+    @contextmanager
+    def started(self, *more):
+        """The launcher, running."""
+        self.starts += 1
+        with ray_folder() as ray_dir:
+            launcher = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "verl_gdpo.run.launch", "--run-dir", str(self.folder)),
+                    *("--time-limit", "900", "--"),
+                    *verl_command(self.folder, ray_dir, [*self.overrides, *more]),
+                ],
+                env={**os.environ, **ENVIRONMENT, **self.environment, MARK: str(self.folder)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            try:
+                yield launcher
+            finally:
+                for process in self.processes():
+                    process.kill()
+                launcher.communicate()
+
+    def processes(self):
+        found = []
+        for process in psutil.process_iter():
+            try:
+                ours = process.environ().get(MARK) == str(self.folder)
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def process(self, name):
+        """An actor by its class, or the driver."""
+        command = {process: process.cmdline() for process in self.processes()}
+        (found, *_) = [
+            process
+            for process, words in command.items()
+            if words[0].startswith(f"ray::{name}")
+            or (name == "driver" and words[1:3] == ["-m", "verl.trainer.main_ppo"])
+        ]
+        return found
+
+    def wait_for(self, launcher, step=None):
+        """Until this start has logged the step, or any step, and its dump is whole."""
+        deadline = time.monotonic() + STARTED_SECONDS
+        metrics = self.folder / "metrics" / f"{self.starts}.jsonl"
+        text = '"step":' if step is None else f'"step":{step},'
+        while text not in (metrics.read_text() if metrics.exists() else ""):
+            assert launcher.poll() is None, launcher.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        dump = self.folder / "rollouts" / f"{step}.jsonl"
+        while step is not None and not dump.read_text().endswith("\n"):
+            time.sleep(0.05)
+
+    def end_of(self, launcher):
+        """(exit code, the lines that it ended with); nothing is left of the run."""
+        output, _ = launcher.communicate(timeout=ENDED_SECONDS)
+        assert not self.processes()
+        return launcher.returncode, output
+
+    def rollouts(self, steps):
+        """{step: what was generated and learned from, whatever the random ids of its groups}."""
+        found = {}
+        for step in steps:
+            rows = read_dump(self.folder / "rollouts" / f"{step}.jsonl")
+            kept = [
+                (row["input"], row["output"], sorted(row["rewards"].items()), row["advantage"])
+                for row in rows
+                if not row["is_padding"]
+            ]
+            found[step] = sorted(kept)
+        return found
+
+    def check_readable(self):
+        """Every later command takes the folder as it is."""
+        steps = [int(path.stem) for files in dump_files(self.folder) for path in files]
+        assert sorted(steps) == [*range(1, len(steps) + 1)]
+        assert {*read_metrics(self.folder)} <= {*steps}
+        replay = [sys.executable, "-m", "verl_gdpo", "replay", str(self.folder)]
+        done = subprocess.run(replay, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+
+def train_until_killed(training, at_step_2=lambda: None):
+    """{step: rollouts} after the checkpoint, of a start whose driver gets SIGKILL after step 7."""
+    with training.started() as launcher:
+        training.wait_for(launcher, 2)
+        at_step_2()
+        training.wait_for(launcher, LAST)
+        training.process("driver").kill()
+        exit_code, output = training.end_of(launcher)
+        assert exit_code != 0
+        assert "the training process was ended by SIGKILL" in output
+    training.check_readable()
+    return training.rollouts(range(SAVED + 1, LAST + 1))
+
+
+def check_resumed(training, launcher, expected):
+    """A start that goes on from the checkpoint repeats the steps after it exactly."""
+    training.wait_for(launcher, LAST)
+    log = (training.folder / "train.log").read_text()
+    assert f"global_step_{SAVED}, setting global step to {SAVED}" in log
+    found = training.rollouts(expected)
+    differing = {
+        step: [pair for pair in zip(rows, expected[step], strict=True) if pair[0] != pair[1]]
+        for step, rows in found.items()
+    }
+    assert not any(differing.values()), {step: pairs[:2] for step, pairs in differing.items()}
+    outputs = [{row[1] for row in rows} for rows in expected.values()]
+    assert all(len(found) > SAMPLES for found in outputs)
+    assert len(set().union(*outputs)) > max(map(len, outputs))  # the policy changes

@@ -1,0 +1,33 @@
+"""Our recipes, composed on verl's configuration, and the tables of their document."""
+
+import functools
+
+from omegaconf import OmegaConf
+from repository import REPO
+
+from verl_gdpo.tools.check.compose import compose_config
+
+RECIPES = REPO / "recipes"
+
+
+@functools.cache
+def composed(*overrides):
+    return compose_config(RECIPES, "train", list(overrides))
+
+
+def flat(config):
+    """{dotted key: value} of a resolved configuration."""
+    return dict(leaves(OmegaConf.to_container(config, resolve=True)))
+
+
+def leaves(container, prefix=""):
+    for key, value in container.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def cells_after(heading):
+    table = (RECIPES / "README.md").read_text().split(heading)[1].split("\n\n")[1]
+    return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in table.splitlines()]

@@ -1,0 +1,323 @@
+"""Faults that no test found once, each with the test that finds it now.
+
+`nox -s mutants` tries all of them; `test_mutants.py` checks the table.
+"""
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    file: str  # in verl_gdpo/
+    before: str
+    after: str
+    test: str  # in tests/
+
+
+MUTANTS = [
+    Mutant(
+        "verl_hooks/reward_manager.py",
+        "weighted_sum(gate(info, terms), terms, step)",
+        "weighted_sum(info, terms, step)",
+        "verl_hooks/test_reward_manager.py::test_reward_score_obeys_conditions_and_the_raw_values_stay",
+    ),
+    Mutant(
+        "verl_hooks/trainer_mixin.py",
+        "self.sources.update(step.rows.sources)",
+        "pass",
+        "verl_hooks/test_dump_writer.py::test_data_sources_that_only_the_batches_tell",
+    ),
+    Mutant(
+        "run/progress.py",
+        "[known for known in self.metrics if known > step]",
+        "[]",
+        "run/test_launch.py::test_the_log_finds_what_the_summary_finds",
+    ),
+    Mutant(
+        "advantage/zero.py",
+        "(varies_GK & (weights_K != 0)).sum(dim=1) > 1",
+        "varies_GK.sum(dim=1) >= 1",
+        "advantage/test_equation.py::test_a_reward_alone_is_the_same_in_float32_and_float64",
+    ),
+    Mutant(
+        "advantage/zero.py",
+        "torch.where(is_whole_BK.all(dim=0), exact_K, EPS32)",
+        "torch.full_like(exact_K, EPS32)",
+        "advantage/test_equation.py::test_whole_numbers_are_exact_in_float32",
+    ),
+    Mutant(
+        "advantage/equation.py",
+        ".clamp(min=1.0) * (weights_K != 0)",
+        ".clamp(min=1.0)",
+        "advantage/test_equation.py::test_rewards_of_weight_0_leave_no_rounding_in_a_variant",
+    ),
+    Mutant(
+        "batch/metrics.py",
+        "        if scalars is None:\n",
+        "        if True:\n",
+        "batch/test_metrics.py::test_the_estimators_own_result_gives_the_same_metrics",
+    ),
+    Mutant(
+        "batch/reward_metrics.py",
+        "source_G[group_B] = source_B",
+        "source_G = source_B[: len(source_G)]",
+        "batch/test_metrics.py::test_two_tasks_in_a_batch",
+    ),
+    Mutant(
+        "tools/advice/rules.py",
+        "        if seen.sums.have_KK[j, k]:\n",
+        "        if True:\n",
+        "tools/test_advice.py::test_nothing_to_compare",
+    ),
+    Mutant(
+        "rewards/sandbox_lock.py",
+        "    _call(_libc.prctl, 22, 2, program, 0, 0)",
+        "    pass",
+        "rewards/test_sandbox.py::test_no_sockets_and_no_processes",
+    ),
+    Mutant(
+        "rewards/sandbox_lock.py",
+        "        _lock_files(readable, folder, landlock)",
+        "        pass",
+        "rewards/test_hostile_programs.py::test_the_expected_results_in_the_training_data",
+    ),
+    Mutant(
+        "rewards/sandbox_lock.py",
+        "CLONE_THREAD | CLONE_NEWS, (CLONE_THREAD,)",
+        "CLONE_THREAD, (CLONE_THREAD,)",
+        "rewards/test_sandbox_lock.py::test_what_is_allowed_of_a_call",
+    ),
+    Mutant(
+        "rewards/sandbox_lock.py",
+        "how = os.O_ACCMODE | os.O_TRUNC if",
+        "how = os.O_WRONLY | os.O_RDWR if",
+        "rewards/test_sandbox_lock.py::test_what_may_be_read_cannot_be_emptied",
+    ),
+    Mutant(
+        "rewards/sandbox_kinds.py",
+        '"--perms", "0755", "--dir", "/usr", ',
+        "",
+        "rewards/test_sandbox_lock.py::test_honest_programs",
+    ),
+    Mutant(
+        "rewards/sandbox_kinds.py",
+        "    if allow_weak and can_change_user():",
+        "    if can_change_user():",
+        "rewards/test_sandbox.py::test_the_weak_kind_has_to_be_allowed",
+    ),
+    Mutant(
+        "rewards/sandbox_places.py",
+        "flags | os.O_NOFOLLOW | os.O_CLOEXEC",
+        "flags | os.O_CLOEXEC",
+        "rewards/test_sandbox.py::test_the_folder_of_the_places_has_to_be_ours",
+    ),
+    Mutant(
+        "rewards/sandbox_inside.py",
+        "random.seed(0)  # the same",
+        "pass  # the same",
+        "rewards/test_sandbox.py::test_the_same_program_gives_the_same_output",
+    ),
+    Mutant(
+        "rewards/sandbox_inside.py",
+        "is_method = hasattr(",
+        "is_method = name not in namespace and hasattr(",
+        "rewards/test_sandbox.py::test_a_function",
+    ),
+    Mutant(
+        "rewards/sandbox_inside.py",
+        "os.dup2(os.open(os.devnull, os.O_WRONLY), 1)",
+        "pass",
+        "rewards/test_sandbox_service.py::test_scores",
+    ),
+    Mutant(
+        "rewards/sandbox_inside.py",
+        "return  # a program that never ends",
+        "continue  # a program that never ends",
+        "rewards/test_sandbox.py::test_the_first_test_that_a_signal_ends_is_the_last",
+    ),
+    Mutant(
+        "rewards/sandbox.py",
+        "poll.poll(wall_seconds * 1000)",
+        "poll.poll(2 * wall_seconds * 1000)",
+        "rewards/test_sandbox.py::test_the_tests_share_the_wall_time",
+    ),
+    Mutant(
+        "rewards/coding.py",
+        "says_something and all(",
+        "all(",
+        "rewards/test_coding.py::test_scores",
+    ),
+    Mutant(
+        "rewards/coding.py",
+        "[*map(len, lines)] == [*map(len, expected)]",
+        "sum(map(len, lines)) == sum(map(len, expected))",
+        "rewards/test_coding.py::test_printed_text",
+    ),
+    Mutant(
+        "rewards/coding.py",
+        "slack = ABSOLUTE +",
+        "slack = RELATIVE +",
+        "rewards/test_coding.py::test_printed_text",
+    ),
+    Mutant(
+        "data_prep/coding_tests.py",
+        "if not all(isinstance(result, list) and len(result) == 1",
+        "if not any(isinstance(result, list) and len(result) == 1",
+        "data_prep/test_coding.py::test_forms",
+    ),
+    Mutant(
+        "verl_hooks/reward_manager.py",
+        "pool = self._pool(task)",
+        "pool = None",
+        "verl_hooks/test_reward_manager.py::test_a_scorer_that_waits_holds_up_no_other",
+    ),
+    Mutant(
+        "verl_hooks/reward_manager.py",
+        "self.programs_at_once if runs_programs else None",
+        "None",
+        "verl_hooks/test_reward_manager.py::test_as_many_programs_at_once_as_there_are_places",
+    ),
+    Mutant(
+        "rewards/coding.py",
+        'for key in ("input", "args", "kwargs") if key in test',
+        "for key in test",
+        "rewards/test_coding.py::test_a_program_sees_its_inputs_and_no_expected_results",
+    ),
+    Mutant(
+        "verl_hooks/reward_manager.py",
+        "fields = data[-1].non_tensor_batch",
+        "fields = data[0].non_tensor_batch",
+        "verl_hooks/test_reward_manager.py::test_the_last_row_of_a_session_is_scored",
+    ),
+    Mutant(
+        "verl_hooks/reward_manager.py",
+        "await self._score(data[-1])",
+        "await self._score(data[0])",
+        "verl_hooks/test_reward_manager.py::test_the_last_row_of_a_session_is_scored",
+    ),
+    Mutant(
+        "verl_hooks/reward_manager.py",
+        "        if inspect.isawaitable(result):\n",
+        "        if is_async:\n",
+        "verl_hooks/test_reward_manager.py::test_what_only_turns_out_to_be_async_is_awaited",
+    ),
+    Mutant(
+        "verl_hooks/reward_manager.py",
+        "            **self.router_kwargs,\n",
+        "",
+        "verl_hooks/test_reward_manager.py::test_a_scorer_that_asks_a_reward_model_knows_where",
+    ),
+    Mutant(
+        "batch/rows.py",
+        '        return cls(\n            label="row {}".format,',
+        '        raise RuntimeError\n        return cls(\n            label="row {}".format,',
+        "verl_hooks/test_estimator.py::test_columns_of_a_trainer_that_is_not_ours",
+    ),
+    Mutant(
+        "verl_hooks/estimator.py",
+        "        step = Step(settings, _rows_of(",
+        "        raise RuntimeError\n        step = Step(settings, _rows_of(",
+        "verl_hooks/test_estimator.py::test_columns_of_a_trainer_that_is_not_ours",
+    ),
+    Mutant(
+        "verl_hooks/estimator.py",
+        "if len(rows) != len(response_mask):",
+        "if False:",
+        "verl_hooks/test_estimator.py::test_rewards_of_another_number_of_rows",
+    ),
+    Mutant(
+        "verl_hooks/estimator.py",
+        "(response_mask != 0).sum(dim=1)",
+        "response_mask.sum(dim=1)",
+        "verl_hooks/test_estimator.py::test_a_token_counts_once_whatever_marks_it",
+    ),
+    Mutant(
+        "verl_hooks/step.py",
+        "is_trained_BT.sum(dim=1)",
+        "response_mask.sum(dim=1)",
+        "verl_hooks/test_step.py::test_a_token_counts_once_whatever_marks_it",
+    ),
+    Mutant(
+        "verl_hooks/step.py",
+        "self.computed.trained_B if by_token else np.array(length_B)",
+        "np.array(length_B)",
+        "verl_hooks/test_dump_writer.py::test_the_metrics_of_token_batch_norm_count_the_tokens_that_are_trained",
+    ),
+    Mutant(
+        "verl_hooks/replay_buffer.py",
+        'if partition_id != "val" and self.filter_groups_metric',
+        "if self.filter_groups_metric",
+        "verl_hooks/test_replay_buffer.py::test_without_filtering_and_in_validation_nothing_is_read",
+    ),
+    Mutant(
+        "verl_hooks/scorer_calls.py",
+        "return_exceptions=True)\n        raise\n",
+        "return_exceptions=True)\n",
+        "verl_hooks/test_reward_manager.py::test_a_cancellation_by_verl_stays_one",
+    ),
+    Mutant(
+        "verl_hooks/legacy_trainer.py",
+        'settings = around.settings if around else settings_of_loop(given.get("config"))',
+        'settings = settings_of_loop(given.get("config") or {})',
+        "verl_hooks/test_legacy_trainer.py::test_the_settings_of_the_start_hold_for_a_trainer_that_hands_none_over",
+    ),
+    Mutant(
+        "verl_hooks/legacy_trainer.py",
+        "rows = replace(rows, step=trainer.global_steps)",
+        "pass",
+        "verl_hooks/test_legacy_trainer.py::test_weights_with_a_schedule",
+    ),
+    Mutant(
+        "verl_hooks/v1_trainer.py",
+        "utils.compute_advantage = inspect.unwrap(utils.compute_advantage)\n",
+        "",
+        "verl_hooks/test_v1_trainer.py::test_a_v1_trainer_does_not_pass_through_the_hook_of_the_legacy_trainer",
+    ),
+    Mutant(
+        "verl_hooks/legacy_trainer.py",
+        "(mask_BT != 0).sum(dim=1)",
+        "mask_BT.sum(dim=1)",
+        "verl_hooks/test_legacy_trainer.py::test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it",
+    ),
+    Mutant(
+        "verl_hooks/trainer_mixin.py",
+        "has_manager = runs_gdpo_manager(config)",
+        "has_manager = False",
+        "verl_hooks/test_legacy_trainer.py::test_the_rewards_of_the_grpo_arm_are_looked_at_where_the_manager_is_ours",
+    ),
+    Mutant(
+        "verl_hooks/legacy_trainer.py",
+        "        self.check_rows()\n",
+        "",
+        "verl_hooks/test_legacy_trainer.py::test_the_bounds_of_our_scorers_reach_the_metrics_and_the_variants",
+    ),
+    Mutant(
+        "advantage/equation.py",
+        "    S_B = sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)\n",
+        "",
+        "advantage/test_equation.py::test_rewards_that_cancel_give_exactly_0",
+    ),
+    Mutant(
+        "advantage/equation.py",
+        "(variance + var_eps).sqrt()",
+        "variance.sqrt()",
+        "settings/test_dialects.py::test_verl_builtin_where_the_batch_has_next_to_no_variance",
+    ),
+    Mutant(
+        "tools/replay/compare.py",
+        " * np.sqrt(share)",
+        "",
+        "tools/test_replay.py::test_silent_groups_bring_no_group_further_apart",
+    ),
+    Mutant(
+        "tools/report/intervals.py",
+        "return float(np.clip(2 * stats.t.sf(t, N - 1), risk / K, risk))",
+        "return risk",
+        "tools/test_intervals.py::test_the_room_of_a_comparison_follows_from_the_correlations",
+    ),
+    Mutant(
+        "tools/report/what_if.py",
+        "factor * weight",
+        "factor",
+        "tools/test_report.py::test_other_weights_are_those_of_the_runs_settings",
+    ),
+]

@@ -1,0 +1,104 @@
+"""The rows and reward functions on which `verl-gdpo check` is tested, right and wrong ones."""
+
+import json
+
+import pandas as pd
+import pyarrow.parquet
+from tool_rows import tool_row
+
+REWARDS = """
+import asyncio, os, sys, time
+
+def lengths(data_source, solution_str, ground_truth, extra_info):
+    short = 1.0 if len(solution_str) < 20 else 0.0
+    return {"short": short, "row": extra_info["index"], "flat": 2.0}
+
+async def waits(data_source, solution_str, ground_truth, extra_info):
+    await asyncio.sleep(0)
+    return float(solution_str == ground_truth)
+
+def splits(data_source, solution_str, ground_truth, extra_info):
+    return {"tools": solution_str.split("<tool_call>")[1].count("city") * 1.0}  # bad on ""
+
+def nothing(**_):
+    return None
+
+def not_a_number(data_source, solution_str, ground_truth, extra_info):
+    return {"a": 1.0, "b": float("nan") if solution_str == "" else 0.5}
+
+def unlike(data_source, solution_str, ground_truth, extra_info):
+    return {"a": 1.0, "b": 1.0} if solution_str else {"a": 0.0}
+
+def scored(data_source, solution_str, ground_truth, extra_info):
+    return {"score": 1.0, "length": len(solution_str)}
+
+def bare_nan(**_):
+    return float("nan")
+
+def long_and_short(data_source, solution_str, ground_truth, extra_info):
+    words, tokens = len(solution_str.split()), extra_info["response_tokens"]
+    return {
+        "words_500": float(words > 500),
+        "characters_30": float(len(solution_str) <= 30),
+        "characters_5000": float(len(solution_str) <= 5000),
+        "tokens_20": float(tokens <= 20),
+        "tokens_2000": float(tokens <= 2000),
+        "tokens": tokens,
+    }
+
+def prints(**_):
+    print("noise of Python", file=sys.__stdout__)  # past pytest
+    os.write(2, b"noise of the system\\n")
+    return 1.0
+
+def leaves(**_):
+    raise SystemExit(0)
+
+def hangs(**_):
+    time.sleep(2)
+
+async def blocks(**_):
+    time.sleep(2)
+
+def sleeps(**_):
+    print("noise")
+    time.sleep(1000)
+"""
+
+
+MANNERS = (
+    "Say as little as you can before you do it, and nothing at all after it. Nobody reads it, "
+    "and nobody will."
+)
+
+
+def write_check_data(folder):
+    def write(name, rows):
+        pd.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
+
+    rows = [tool_row(i, "train") for i in range(6)]
+    for name in ("good", "train", "test"):
+        write(name, rows)
+    math = {"data_source": "openai/gsm8k", "reward_model": {"style": "rule", "ground_truth": "72"}}
+    write("mixed", [rows[0], {**rows[1], **math}, *rows[2:]])
+    write("math", [{**row, **math} for row in rows])
+    write("nowhere", [{**row, "data_source": "nowhere"} for row in rows])
+    write("columns", [{"prompt": "x"}])
+    write("text", [{**row, "reward_model": "gold"} for row in rows])
+    write("text_prompts", [{**row, "prompt": "Weather in Oslo?"} for row in rows])
+    write("wordy", [{**row, "prompt": [{"role": "user", "content": MANNERS}]} for row in rows])
+    write("bad", [*rows[:2], with_a_bad_truth(rows[2]), *rows[3:]])
+    pyarrow.parquet.write_table(
+        pyarrow.parquet.read_table(folder / "good.parquet").slice(0, 0), folder / "empty.parquet"
+    )
+    lines = [json.dumps(tool_row(i, "train")) for i in range(6)]
+    (folder / "good.jsonl").write_text("\n".join(lines))
+    (folder / "rewards.py").write_text(REWARDS)
+    (folder / "broken.py").write_text("import no_such_module\n")
+    (folder / "finished").mkdir()
+    (folder / "finished" / "latest_checkpointed_iteration.txt").write_text("30")
+
+
+def with_a_bad_truth(row):
+    truth = "<tool_call>\nnot json\n</tool_call>"
+    return {**row, "reward_model": {**row["reward_model"], "ground_truth": truth}}

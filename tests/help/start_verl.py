@@ -1,0 +1,79 @@
+"""Starts verl's own `main_ppo` with our recipe without a GPU, and reads the files of the run."""
+
+import contextlib
+import json
+import re
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from repository import REPO
+
+from verl_gdpo.run.folder import read_metrics
+from verl_gdpo.run.launch import launch
+
+TIME_LIMIT_SECONDS = 480
+ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "HF_HUB_OFFLINE": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    exit_code: int
+    output: str
+
+    def steps(self):
+        return read_metrics(self.folder)
+
+    def dump(self, step):
+        """The rows of one step's rollout dump."""
+        text = (self.folder / "rollouts" / f"{step}.jsonl").read_text()
+        return [json.loads(line) for line in text.split("\n")[:-1]]
+
+    def last_lines(self, count=40):
+        return "\n".join(self.output.splitlines()[-count:])
+
+
+def run_verl(folder, overrides, **env):
+    """Run `main_ppo` to its end; what it prints in this start is the `output`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "train.log"
+    seen = log.stat().st_size if log.exists() else 0
+    with ray_folder() as ray_dir:
+        exit_code = launch(
+            verl_command(folder, ray_dir, overrides),
+            folder,
+            env={**ENVIRONMENT, **env},
+            time_limit=TIME_LIMIT_SECONDS,
+            quiet=True,
+        )
+    output = log.read_bytes()[seen:].decode(errors="replace")
+    return Run(folder, exit_code, re.sub(r"\x1b\[[0-9;]*m", "", output))
+
+
+@contextlib.contextmanager
+def ray_folder():
+    """Ray's sockets need short paths."""
+    folder = tempfile.mkdtemp(prefix="vg", dir="/tmp")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def verl_command(folder, ray_dir, overrides):
+    return [
+        *(sys.executable, "-m", "verl.trainer.main_ppo"),
+        *("--config-dir", str(REPO / "recipes"), "--config-name", "train", "hardware=cpu"),
+        f"run_dir={folder}",
+        f"+ray_kwargs.ray_init._temp_dir={ray_dir}",
+        *overrides,
+    ]

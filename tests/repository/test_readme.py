@@ -1,0 +1,240 @@
+"""The documents are true: their code runs, their links lead somewhere, their tables fit."""
+
+import ast
+import re
+from dataclasses import fields
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+from packaging.specifiers import SpecifierSet
+from pages import FILES, PAGES, rows_after
+from repository import REPO
+
+from verl_gdpo import SUPPORTED_VERL, __version__
+from verl_gdpo.__main__ import COMMANDS
+from verl_gdpo.advantage.variants import VARIANTS
+from verl_gdpo.settings.algorithm import DIALECTS, SETTING_KEYS, GdpoSettings
+from verl_gdpo.settings.reward_terms import Condition, RewardTerm
+from verl_gdpo.tools.check.compose import compose_config
+from verl_gdpo.verl_hooks.rollout_table import KEY
+from verl_gdpo.verl_hooks.supported_trainers import REFUSED, TRAINERS
+
+LINKS = [
+    (page, target, anchor)
+    for page, text in PAGES.items()
+    for target, anchor in re.findall(r"\]\(((?!https?:)[^)#\s]*)#?([^)\s]*)\)", text)
+]
+
+
+def test_the_readme_is_a_page():
+    assert len(PAGES["README.md"].splitlines()) <= 150
+    linked = {target for page, target, _ in LINKS if page == "README.md"}
+    assert {page for page in PAGES if page.startswith("docs/")} <= linked
+
+
+@pytest.mark.parametrize(("page", "target", "anchor"), LINKS)
+def test_a_link_leads_somewhere(page, target, anchor):
+    path = (REPO / page).parent.joinpath(target).resolve() if target else REPO / page
+    name = path.relative_to(REPO).as_posix()
+    assert name in FILES or any(file.startswith(f"{name}/") for file in FILES)
+    if anchor:
+        assert anchor in anchors(PAGES[name])
+
+
+def anchors(text):
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_code_in_python_is_executed(page):
+    tests = re.findall(r"(?:<!-- executed by (\S+) -->\n)?^```python$", PAGES[page], re.M)
+    assert {*tests} <= FILES
+
+
+def executed_block(page):
+    (block,) = re.findall(r"<!-- executed by .*? -->\n```python\n(.*?)```", PAGES[page], re.DOTALL)
+    return block
+
+
+def test_the_reward_example():
+    names = {}
+    exec(executed_block("README.md"), names)
+    extra_info = {"response_tokens": 201}
+    assert names["compute_score"]("any", " 4 ", "4", extra_info) == {"correct": 1.0, "short": 0.0}
+
+
+def test_the_estimator_example(capsys):
+    block = executed_block("docs/variants.md")
+    exec(block, {})
+    expected = re.findall(r"# (tensor\(.*\))", block)
+    assert len(expected) == 2
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_the_tests_that_a_page_names_exist():
+    named = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", PAGES["docs/trainers.md"])
+    assert len(named) > 10
+    for file, name in named:
+        (path,) = (REPO / "tests").rglob(file)
+        assert f"\ndef {name}" in path.read_text(), f"{file}::{name}"
+
+
+def test_the_file_map_is_the_tree():
+    sections = re.split(r"^### ", PAGES["docs/how_it_works.md"].split("## File map")[1], flags=re.M)
+    mapped = set()
+    for section in sections[1:]:
+        folder = re.match(r"`([^`]+/)`", section)
+        rows = re.findall(r"^\| `([^`]+)` \|", section, re.M)
+        mapped |= {(folder[1] if folder else "") + row for row in rows}
+    modules = {file for file in FILES if re.fullmatch(r"verl_gdpo/.*\.py", file)}
+    modules = {file for file in modules if not is_only_a_docstring(file)}
+    folders = {file.split("/")[0] + "/" for file in FILES if "/" in file[1:]}
+    folders = {folder for folder in folders if not folder.startswith(".")} - {"verl_gdpo/"}
+    scripts = {file for file in FILES if re.fullmatch(r"[^/]+\.sh", file)}
+    assert mapped == modules | folders | scripts
+
+
+def is_only_a_docstring(file):
+    return len(ast.parse((REPO / file).read_text()).body) == 1
+
+
+def test_the_layers_are_the_contract():
+    (block,) = re.findall(r"```\n(__main__.*?)```", PAGES["CONTRIBUTING.md"], re.DOTALL)
+    lines = [[name.removesuffix("/") for name in line.split()] for line in block.splitlines()]
+    contract = re.search(
+        r"^layers = \[\n(.*?)^\]", (REPO / "pyproject.toml").read_text(), re.M | re.S
+    )
+    layers = [re.findall(r"verl_gdpo\.(\w+)", layer) for layer in contract[1].splitlines()]
+    assert [[name.removesuffix(".py") for name in line] for line in lines] == layers
+
+
+def test_the_settings_table_is_the_code():
+    table = PAGES["docs/settings.md"].split("## The keys")[1].split("verl's `algorithm.gdpo_rew")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)`", table, re.M))
+    defaults = GdpoSettings()
+    assert rows.pop("rewards") == "null" and defaults.rewards is None
+    assert rows.pop("normalize_by_std") == "null"
+    assert rows.pop("batch_eps") == "null" and defaults.batch_eps is None
+    assert rows.pop("combine") == "sum" and defaults.combine is None
+    assert rows.pop("dialect") == "null"
+    names = {"group_norm", "batch_norm", "eps", "batch_var_eps"}
+    assert {name: type(getattr(defaults, name))(value) for name, value in rows.items()} == {
+        name: getattr(defaults, name) for name in names
+    }
+    assert {field.name for field in fields(GdpoSettings)} == {*SETTING_KEYS} - {"dialect"} | {
+        "bounds"
+    }
+
+
+def test_the_keys_are_verls_or_ours():
+    config = compose_config(REPO / "recipes", "train", [])
+    # which are not in the configuration until somebody adds them
+    known = {f"algorithm.gdpo_reward_{what}" for what in ("keys", "weights")}
+    known |= {"reward.reward_kwargs", "reward.custom_reward_function.reward_kwargs", KEY}
+    groups = "actor_rollout_ref|algorithm|critic|data|reward|trainer"
+    pattern = rf"[`+ ]((?:{groups})(?:\.(?!py\b|jsonl\b)[a-z]\w*)+)"
+    # test_check.py executes the rest of that page, in which some keys are wrong
+    pages = {page: text.split("## Broken configurations")[0] for page, text in PAGES.items()}
+    named = {(page, key) for page, text in pages.items() for key in re.findall(pattern, text)}
+    assert len(named) > 30
+    for page, key in named:
+        parent, _, last = key.rpartition(".")
+        if ours := re.match(r"algorithm\.gdpo\.(\w+)", key):
+            assert ours[1] in SETTING_KEYS, page
+        else:
+            is_known = bool({key, parent} & known)
+            assert is_known or last in {*OmegaConf.select(config, parent)}, page
+
+
+def test_the_table_of_variants():
+    rows = rows_after("docs/variants.md", "| `name` |")
+    assert [row[0] for row in rows] == list(VARIANTS)
+    for name, _, _, _, source in rows:
+        (arxiv,) = re.findall(r"abs/([\d.]+)", source)
+        assert f"arXiv {arxiv}" in VARIANTS[name].__doc__
+
+
+def test_the_table_of_dialects():
+    keys = ["group_norm", "batch_norm", "eps", "batch_eps", "batch_var_eps", "normalize_by_std"]
+    rows = rows_after("docs/variants.md", "| `dialect` | `group_norm` |")
+    assert [row[0] for row in rows] == list(DIALECTS)
+    for name, *values, _ in rows:
+        read = {k: yaml.safe_load(v) for k, v in zip(keys, values, strict=True)}
+        # YAML takes 1e-6 for a string
+        read |= {key: float(read[key]) for key in ("eps", "batch_var_eps")}
+        assert read == DIALECTS[name]
+
+
+def test_the_rewards_example_is_read():
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGES["docs/settings.md"], re.DOTALL)
+    settings = GdpoSettings.from_algorithm(OmegaConf.create(block).algorithm)
+    assert settings.rewards == {
+        "correctness": RewardTerm(1.0),
+        "length": RewardTerm(0.5, Condition("correctness", 1.0), "zero"),
+        "format": RewardTerm({0: 1.0, 100: 0.5}),
+    }
+
+
+def test_the_messages_in_the_answers_are_the_codes():
+    parts = set()
+    for file in (file for file in FILES if re.fullmatch(r"verl_gdpo/.*\.py", file)):
+        for node in ast.walk(ast.parse((REPO / file).read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                parts.add(node.value)
+    rows = rows_after("docs/faq.md", "| the message contains |")
+    assert len(rows) > 10
+    for message, _ in rows:
+        for part in filter(None, map(str.strip, message.split("..."))):
+            assert any(part in text for text in parts), part
+
+
+def test_the_supported_range_is_the_same_everywhere():
+    assert f'"verl{SUPPORTED_VERL}"' in (REPO / "pyproject.toml").read_text()
+    for page in ("README.md", "docs/trainers.md"):
+        assert f"`{SUPPORTED_VERL}`" in PAGES[page]
+
+
+def test_the_support_table_is_the_code():
+    table = PAGES["docs/trainers.md"].split("## Supported versions")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)`[^|]* \| ([^|]+) \|", table, re.M))
+    refused = {trainer for trainer, versions in rows.items() if versions == "refused"}
+    assert refused == set(REFUSED)
+    works = {t: tuple(rows[t].split(", ")) for t in rows if t not in refused}
+    assert works == dict(TRAINERS)
+
+
+def test_the_versions_in_the_table_are_tested():
+    """By `nox -s verl`, and by the default tests on what is pinned."""
+    named = {version for versions in TRAINERS.values() for version in versions}
+    pinned = re.findall(r"^verl==([\d.]+)$", (REPO / "requirements/cpu.txt").read_text(), re.M)
+    by_nox = re.findall(r'"verl==([\d.]+)"', (REPO / "noxfile.py").read_text())
+    assert named == {*by_nox} | {*pinned}
+    assert all(version in SpecifierSet(SUPPORTED_VERL) for version in named)
+
+
+def test_the_commands():
+    named = {c for text in PAGES.values() for c in re.findall(r"[`(]verl-gdpo (\w+)", text)}
+    assert named == {*COMMANDS}
+    listed = re.findall(r"^verl-gdpo (\w+)", PAGES["docs/tools.md"], re.M)
+    assert sorted(listed) == sorted(COMMANDS)
+
+
+def test_the_nox_sessions():
+    sessions = re.findall(r"^@nox.session.*\ndef (\w+)", (REPO / "noxfile.py").read_text(), re.M)
+    named = {
+        s
+        for text in PAGES.values()
+        for n in re.findall(r"nox -s ([^`\n]+)`", text)
+        for s in n.split()
+    }
+    assert named == {*sessions}
+
+
+def test_the_citation():
+    citation = yaml.safe_load((REPO / "CITATION.cff").read_text())
+    assert citation["version"] == __version__
+    (paper,) = citation["references"]
+    assert paper["url"] in PAGES["README.md"]

@@ -1,0 +1,229 @@
+"""Every recipe composes on verl's own configuration and passes verl's validation and ours."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from composed_recipes import RECIPES, cells_after, composed, flat
+from omegaconf import OmegaConf
+from repository import tracked_files
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+
+from verl_gdpo.rewards import TASKS
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.of_run import settings_of_run
+from verl_gdpo.settings.reward_terms import gate
+from verl_gdpo.tools.check.compose import compose_config
+from workshop.benchmarks import step_model
+
+ESTIMATORS = {  # what some arms are
+    "gdpo": ("gdpo", GdpoSettings()),
+    "gdpo_token": ("gdpo", GdpoSettings(batch_norm="token")),
+    "gdpo_no_batch_norm": ("gdpo", GdpoSettings(batch_norm="none")),
+    "grpo": ("grpo", GdpoSettings()),
+    "grpo_no_std": ("grpo", GdpoSettings(normalize_by_std=False)),
+    "grpo_batch_norm": ("gdpo", GdpoSettings(group_norm="summed")),
+}
+
+
+def names(group):
+    return sorted(path.stem for path in tracked_files() if path.parts[:2] == ("recipes", group))
+
+
+def test_one_seed_for_all():
+    found = flat(composed("seed=7"))
+    keys = (
+        "data.seed",
+        "actor_rollout_ref.actor.data_loader_seed",
+        "actor_rollout_ref.rollout.seed",
+    )
+    assert [found[key] for key in keys] == [7, 7, 7]
+
+
+def pairs():
+    """(task, hardware, estimator), so that any two of them come together at least once."""
+    hardware = names("hardware")
+    assert len(names("task")) >= len(hardware) <= len(names("estimator"))
+    for i, task in enumerate(names("task")):
+        for k, estimator in enumerate(names("estimator")):
+            yield task, hardware[(i + k) % len(hardware)], estimator
+
+
+@pytest.mark.filterwarnings("ignore:Disabled critic:UserWarning")
+@pytest.mark.parametrize(("task", "hardware", "estimator"), [*pairs()])
+def test_every_pair_is_valid(task, hardware, estimator):
+    config = composed(f"task={task}", f"hardware={hardware}", f"estimator={estimator}")
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    settings = settings_of_run(config, TASKS[task].data_sources)
+    assert settings.bounds.items() >= TASKS[task].bounds().items()
+    found = (config.algorithm.adv_estimator, replace(settings, bounds={}))
+    assert found == ESTIMATORS.get(estimator, found)
+    assert not need_critic(config)
+
+
+ESTIMATOR_KEYS = {
+    "arm",
+    "algorithm.adv_estimator",
+    "algorithm.norm_adv_by_std_in_grpo",
+    "algorithm.gdpo.group_norm",
+    "algorithm.gdpo.batch_norm",
+}
+
+
+@pytest.mark.parametrize("estimator", names("estimator"))
+def test_the_arms_differ_in_the_estimator_alone(estimator):
+    arm, gdpo = (
+        flat(composed("task=tool_rl", "hardware=8gpu", f"estimator={name}"))
+        for name in (estimator, "gdpo")
+    )
+    differing = {key for key in {*arm, *gdpo} if arm.get(key) != gdpo.get(key)}
+    named_after_it = {key for key in differing if key.endswith(".experiment_name")}
+    assert differing - named_after_it <= ESTIMATOR_KEYS
+    assert arm["trainer.experiment_name"] == f"tool_rl-{estimator}"
+
+
+def test_a_recipe_of_another_task_trains_on_that_task(tmp_path):
+    """On each hardware, data, lengths and model are those that the task names."""
+    for folder in (path.name for path in RECIPES.iterdir() if path.is_dir()):
+        (tmp_path / folder).mkdir()
+        for path in (RECIPES / folder).iterdir():
+            (tmp_path / folder / path.name).write_text(path.read_text())
+    (tmp_path / "train.yaml").write_text((RECIPES / "train.yaml").read_text())
+    own = {
+        "data": {
+            "train_files": "mine.parquet",
+            "val_files": "mine_too.parquet",
+            "train_batch_size": 7,
+            "max_prompt_length": 11,
+            "max_response_length": 13,
+        },
+        "actor_rollout_ref": {"model": {"path": "org/mine"}, "actor": {"optim": {"lr": 1.0}}},
+        "trainer": {"total_training_steps": 17},
+    }
+    OmegaConf.save(own, tmp_path / "task" / "mine.yaml")
+    text = (tmp_path / "task" / "mine.yaml").read_text()
+    (tmp_path / "task" / "mine.yaml").write_text(f"# @package _global_\n{text}")
+    for hardware in names("hardware"):
+        config = compose_config(tmp_path, "train", ["task=mine", f"hardware={hardware}"])
+        found = flat(config)
+        assert {key: found[key] for key in flat(OmegaConf.create(own))} == flat(
+            OmegaConf.create(own)
+        )
+
+
+def test_the_table_of_arms():
+    text = (RECIPES / "README.md").read_text().split("## Arms")[1].split("## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == {*names("estimator")}
+
+
+@pytest.mark.parametrize("hardware", ["8gpu", "1gpu"])
+def test_the_papers_settings(hardware):
+    config = composed("task=tool_rl", f"hardware={hardware}")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (512, 4, 128)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (2048, 1024)
+    assert (actor.optim.lr, actor.clip_ratio) == (1e-6, 0.2)
+    assert 3920 // config.data.train_batch_size * config.trainer.total_epochs == 105
+    assert actor.use_kl_loss and not config.algorithm.use_kl_in_reward
+    assert config.data.filter_overlong_prompts
+
+
+def test_the_papers_settings_for_gsm8k():
+    config = composed("task=gsm8k", "hardware=8gpu")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert (config.data.train_batch_size, rollout.n) == (32, 16)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (512, 1024)
+    assert (actor.optim.lr, actor.optim.lr_scheduler_type) == (5e-6, "cosine")
+    assert (actor.optim.lr_warmup_steps_ratio, actor.clip_ratio) == (0.1, 0.2)
+    assert (actor.use_kl_loss, actor.kl_loss_coef) == (True, 0.04)
+    assert 7473 // config.data.train_batch_size * config.trainer.total_epochs == 233
+
+
+def test_the_papers_settings_for_math_length():
+    config = composed("task=math_length", "hardware=8gpu")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (512, 16, 64)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (1024, 8000)
+    assert (actor.optim.lr, actor.clip_ratio_low, actor.clip_ratio_high) == (1e-6, 0.2, 0.28)
+    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.0005, "mse")
+    assert config.algorithm.filter_groups.enable
+    assert config.trainer.total_training_steps == 500
+
+
+def test_length_for_right_answers_alone_is_set_as_the_recipe_says():
+    said = {
+        override
+        for name in ("README.md", "task/math_length.yaml")
+        for override in re.findall(r"'(algorithm.gdpo.rewards=.*)'", (RECIPES / name).read_text())
+    }
+    (override,) = said
+    settings = settings_of_run(composed("task=math_length", override), ["verl_gdpo/math_length"])
+    right, wrong = ({"correctness": right, "length": 1.0} for right in (1.0, 0.0))
+    assert gate(right, settings.rewards) == right
+    assert gate(wrong, settings.rewards) == {"correctness": 0.0, "length": 0.0}
+
+
+def test_the_papers_settings_for_coding():
+    config = composed("task=coding", "hardware=8gpu")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert config.actor_rollout_ref.model.path == "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
+    assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (512, 16, 64)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (1024, 8000)
+    assert (actor.optim.lr, actor.clip_ratio_low, actor.clip_ratio_high) == (1e-6, 0.2, 0.28)
+    kl = (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type)
+    assert kl == (True, 0.0005, "mse")
+    assert config.algorithm.filter_groups.enable
+    assert config.reward.reward_kwargs.length_limit == 4000
+    assert config.trainer.total_training_steps == 400
+
+
+def test_scripts_hold_no_hyperparameter():
+    script = (RECIPES.parent / "run.sh").read_text()
+    code = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
+    assert re.findall(r"[a-z_]+\.[\w.]+=\d\S*|--\S+[ =]\d+(?!>)\b", code) == []
+
+
+# what verl's own examples/gdpo_trainer/run_qwen3_8b_fsdp.sh sets of the engine, at 1dda039
+VERLS_EXAMPLE = {
+    "actor_rollout_ref.actor.strategy": "fsdp",
+    "actor_rollout_ref.model.use_remove_padding": True,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+    "actor_rollout_ref.model.use_fused_kernels": False,
+    "actor_rollout_ref.actor.use_dynamic_bsz": True,
+    "actor_rollout_ref.actor.fsdp_config.param_offload": False,
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": False,
+    "actor_rollout_ref.rollout.name": "vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
+    "actor_rollout_ref.ref.fsdp_config.param_offload": True,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.nnodes": 1,
+}
+
+
+def test_every_difference_from_verls_example_has_its_reason():
+    ours = flat(composed("hardware=8gpu"))
+    differing = {
+        key: (str(value), str(ours[key]))
+        for key, value in VERLS_EXAMPLE.items()
+        if ours[key] != value
+    }
+    rows = cells_after("The recipe differs from verl's own GDPO example")[2:]
+    assert {key: (theirs, mine) for key, theirs, mine, _ in rows} == differing
+    assert all(reason for *_, reason in rows)
+
+
+def test_flash_attn_is_verls_way():
+    ours = flat(composed("hardware=8gpu", "attention=flash_attn"))
+    keys = ("model.use_remove_padding", "model.use_fused_kernels", "actor.use_dynamic_bsz")
+    assert all(
+        ours[f"actor_rollout_ref.{k}"] == VERLS_EXAMPLE[f"actor_rollout_ref.{k}"] for k in keys
+    )
+    assert ours["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == 24576
+
+
+def test_the_computed_seconds_in_the_document():
+    assert step_model.table() in (RECIPES / "README.md").read_text()

@@ -1,0 +1,310 @@
+"""The stages of `run_tool_rl.sh` and their arguments, with a Python that only notes its calls.
+
+`test_run_tool_rl.py` runs the real stages.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from executable import program
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from repository import REPO
+
+PYTHON = r"""#!/bin/bash
+call=$(mktemp "$CALLS/XXXXXX")
+printf '%s\0' "$PWD" "$@" >"$call"
+[[ $* != *verl_gdpo.run.launch* ]] || exit "${LAUNCH_EXIT:-0}"
+"""
+TRACKER = "checkpoints/latest_checkpointed_iteration.txt"
+OWN_DATA = ("data.train_files=a", "data.val_files=b")
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository whose environment is there, and a folder `home` to stand in."""
+    root = tmp_path / "repo"
+    program(root / "setup_env.sh", f'#!/bin/bash\necho "{root}/venv-$1"\n')
+    for hardware in ("cpu", "gpu"):
+        program(root / f"venv-{hardware}" / "bin" / "python", PYTHON)
+    for script in ("run.sh", "run_tool_rl.sh"):
+        shutil.copy(REPO / script, root)
+    (root / "recipes" / "hardware").mkdir(parents=True)
+    for hardware in ("cpu", "1gpu", "8gpu"):
+        (root / "recipes" / "hardware" / f"{hardware}.yaml").touch()
+    (root / "recipes" / "task").mkdir()
+    for task in ("tool_rl", "gsm8k"):
+        (root / "recipes" / "task" / f"{task}.yaml").touch()
+    (root / "verl_gdpo" / "tools" / "check").mkdir(parents=True)
+    finds(root, "hardware=cpu")
+    for folder in ("deep/home", "calls", "bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return root
+
+
+def finds(checkout, overrides, problem=""):
+    """What the look at the GPUs says."""
+    code = f"import sys; print({overrides!r}); sys.exit({problem!r} or 0)"
+    (checkout / "verl_gdpo" / "tools" / "check" / "gpus.py").write_text(code)
+
+
+def call(checkout, *arguments, script=None, hardware="cpu"):
+    """The script as called by somebody who stands in `home`."""
+    chosen = [f"hardware={hardware}"] if hardware else []
+    return subprocess.run(
+        [script or checkout / "run_tool_rl.sh", *chosen, *arguments],
+        cwd=checkout.parent / "deep" / "home",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def stages(checkout):
+    """{module, with its command: (folder, arguments)} of what was run."""
+    found = {}
+    for path in (checkout.parent / "calls").iterdir():
+        folder, *arguments = path.read_text().split("\0")[:-1]
+        module, command = arguments[arguments.index("-m") + 1 :][:2]
+        name = f"verl-gdpo {command}" if module == "verl_gdpo" else module
+        found[name] = Path(folder), arguments
+        path.unlink()
+    return found
+
+
+def overrides(arguments):
+    """{key: value} as Hydra reads the training's; a later one wins."""
+    given = arguments[arguments.index("train") + 1 :]
+    parsed = OverridesParser.create().parse_overrides(given)
+    return {override.key_or_group: override.value() for override in parsed}
+
+
+def launched(checkout):
+    """(run folder, what Hydra reads, the folder stood in) of the one training."""
+    folder, arguments = stages(checkout)["verl_gdpo.run.launch"]
+    return Path(arguments[arguments.index("--run-dir") + 1]), overrides(arguments), folder
+
+
+def test_help_from_anywhere(checkout):
+    (checkout.parent / "bin" / "train").symlink_to(checkout / "run_tool_rl.sh")
+    for script in ("../../repo/run_tool_rl.sh", "train", checkout / "run_tool_rl.sh"):
+        done = call(checkout, "--help", script=script, hardware=None)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "./run.sh TASK [--resume [RUN_FOLDER]]" in done.stdout
+        assert "Every number is in recipes/." in done.stdout and "pipefail" not in done.stdout
+    assert stages(checkout) == {}
+
+
+def test_every_stage_of_a_run(checkout):
+    done = call(checkout, "estimator=grpo")
+    assert (done.returncode, done.stderr) == (0, "")
+    ran = stages(checkout)
+    names = ["data_prep", "verl-gdpo summary"]
+    assert sorted(ran) == [*names, "verl_gdpo.cpu.warm_start", "verl_gdpo.run.launch"]
+    _, arguments = ran["verl_gdpo.run.launch"]
+    assert "--end-with-parent" in arguments
+    (run,) = (checkout / "runs").iterdir()
+    assert overrides(arguments) == {
+        "task": "tool_rl",
+        "hardware": "cpu",
+        "data_dir": str(checkout / "data"),
+        "estimator": "grpo",
+        "run_dir": str(run),
+    }
+    assert arguments[arguments.index("--config-dir") + 1] == str(checkout / "recipes")
+    assert ran["verl-gdpo summary"][1][-1] == str(run)
+
+
+def test_another_task(checkout):
+    done = call(checkout, "gsm8k", "hardware=cpu", script=checkout / "run.sh", hardware=None)
+    assert (done.returncode, done.stderr) == (0, "")
+    ran = stages(checkout)
+    assert overrides(ran["verl_gdpo.run.launch"][1])["task"] == "gsm8k"
+    assert ran["data_prep"][1][-3:] == ["--synthetic", "--out", f"{checkout}/data/gsm8k_tiny"]
+    policy = ran["verl_gdpo.cpu.warm_start"][1][-4:]
+    rows = f"{checkout}/data/gsm8k_tiny/train.parquet"
+    assert policy == ["--data", rows, "--out", f"{checkout}/data/gsm8k_policy"]
+    (run,) = (checkout / "runs").iterdir()
+    assert run.name.startswith("gsm8k-")
+    (run / TRACKER).parent.mkdir(parents=True)
+    (run / TRACKER).write_text("3")
+    resume = ("hardware=cpu", "--resume")
+    done = call(checkout, "gsm8k", *resume, script=checkout / "run.sh", hardware=None)
+    assert done.returncode == 0
+    assert launched(checkout)[0] == run
+    assert "nothing to resume" in call(checkout, "--resume").stderr
+
+
+def test_a_task_that_is_not_there(checkout):
+    for arguments in (["gsm9k"], ["hardware=cpu"], []):
+        done = call(checkout, *arguments, script=checkout / "run.sh", hardware=None)
+        assert done.returncode == 2 and "expected a task first" in done.stderr
+    assert (
+        "one of: gsm8k tool_rl; got 'gsm9k'"
+        in call(checkout, "gsm9k", script=checkout / "run.sh", hardware=None).stderr
+    )
+    assert stages(checkout) == {}
+
+
+def test_the_runs_exit_code(checkout, monkeypatch):
+    monkeypatch.setenv("LAUNCH_EXIT", "137")
+    assert call(checkout).returncode == 137
+    assert "verl-gdpo summary" not in stages(checkout)
+
+
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_what_is_overridden_is_not_made(checkout, prefix):
+    made = {"data_prep", "verl_gdpo.cpu.warm_start"}
+    call(checkout, *(prefix + each for each in (*OWN_DATA, "actor_rollout_ref.model.path=m")))
+    assert not made & {*stages(checkout)}
+    call(checkout, prefix + OWN_DATA[0], "+text='a data.val_files=b'")
+    assert made <= {*stages(checkout)}
+
+
+def test_paths_are_relative_to_where_the_user_stands(checkout):
+    home = checkout.parent / "deep" / "home"
+    (home / "run" / "checkpoints").mkdir(parents=True)
+    (home / "run" / TRACKER).write_text("3")
+    call(checkout, "data.train_files=my.parquet", "--resume", "run/")
+    ran = stages(checkout)
+    assert ran["data_prep"][0] == ran["verl_gdpo.cpu.warm_start"][0] == checkout
+    assert ran["verl_gdpo.run.launch"][0] == home
+    arguments = ran["verl_gdpo.run.launch"][1]
+    assert overrides(arguments)["data.train_files"] == "my.parquet"
+    assert overrides(arguments)["run_dir"] == str(home / "run")
+
+
+@pytest.mark.parametrize("name", ["a,b=c", "d (e", "it's", "#f", "ä ö", "[g]", "{h: i}", "$j"])
+def test_a_folder_of_any_name_is_resumed(checkout, name):
+    run = checkout.parent / "deep" / "home" / name
+    (run / "checkpoints").mkdir(parents=True)
+    (run / TRACKER).write_text("3")
+    assert call(checkout, "--resume", name).returncode == 0
+    folder, given, _ = launched(checkout)
+    assert folder == run
+    assert given["run_dir"] == str(run)
+
+
+def test_the_latest_run_is_resumed(checkout):
+    for day in (3, 1, 2):
+        (checkout / "runs" / f"tool_rl-2026-01-0{day}" / "checkpoints").mkdir(parents=True)
+    latest = checkout / "runs" / "tool_rl-2026-01-03"
+    (latest / TRACKER).write_text("3")
+    for more in ([], ["estimator=grpo"], ["--time-limit", "1"]):
+        call(checkout, "--resume", *more)
+        assert launched(checkout)[0] == latest
+
+
+def test_a_run_without_a_whole_checkpoint_is_not_resumed(checkout):
+    (checkout / "runs" / "tool_rl-1" / "checkpoints" / "global_step_3").mkdir(parents=True)
+    done = call(checkout, "--resume")
+    assert done.returncode == 2
+    assert f"nothing to resume in '{checkout}/runs/tool_rl-1': no checkpoint" in done.stderr
+    assert stages(checkout) == {}
+
+
+def test_two_starts_in_one_second_have_two_folders(checkout):
+    program(checkout.parent / "bin" / "date", "#!/bin/sh\necho 2026-01-01_00-00-00\n")
+    folders = []
+    for _ in range(3):
+        call(checkout)
+        folders.append(launched(checkout)[0])
+    assert [folder.name.rpartition("_")[2] for folder in folders] == [
+        "00-00-00",
+        "00-00-00-2",
+        "00-00-00-3",
+    ]
+    assert sorted(folders) == sorted((checkout / "runs").iterdir())
+
+
+def test_a_folder_of_the_users_choice(checkout):
+    assert call(checkout, "run_dir=deep/mine").returncode == 0
+    mine = checkout.parent / "deep" / "home" / "deep" / "mine"
+    folder, given, _ = launched(checkout)
+    assert folder == mine and given["run_dir"] == str(mine)
+    assert not (checkout / "runs").exists()
+    (mine / "metrics").mkdir(parents=True)
+    done = call(checkout, "run_dir=deep/mine")
+    assert done.returncode == 2 and "go on with it: --resume deep/mine" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("found", "given", "expected"),
+    [
+        ("hardware=cpu", [], {"hardware": "cpu"}),
+        ("hardware=1gpu gpu_memory=48gb", [], {"hardware": "1gpu", "gpu_memory": "48gb"}),
+        (
+            "hardware=8gpu gpu_memory=80gb trainer.n_gpus_per_node=4",
+            ["gpu_memory=24gb", "trainer.n_gpus_per_node=2"],
+            {"hardware": "8gpu", "gpu_memory": "24gb", "trainer.n_gpus_per_node": 2},
+        ),
+        (
+            "hardware=8gpu gpu_memory=80gb",
+            ["hardware=1gpu"],
+            {"hardware": "1gpu", "gpu_memory": "80gb"},
+        ),
+    ],
+)
+def test_the_recipes_fit_the_gpus(checkout, found, given, expected):
+    finds(checkout, found)
+    done = call(checkout, *given, hardware=None)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"hardware={expected['hardware']}\n" in done.stdout
+    ran = stages(checkout)
+    arguments = ran["verl_gdpo.run.launch"][1]
+    read = overrides(arguments)
+    assert {key: read[key] for key in expected} == expected
+    given = arguments[arguments.index("train") + 1 :]
+    assert len(given) == len({override.split("=")[0] for override in given})
+    assert ("verl-gdpo fetch" in ran) == (expected["hardware"] != "cpu")
+
+
+def test_a_machine_that_lacks_something_stops_before_all_else(checkout):
+    finds(checkout, "hardware=8gpu", problem="no C compiler")
+    done = call(checkout, hardware=None)
+    assert done.returncode == 2 and "no C compiler" in done.stderr
+    finds(checkout, "hardware=cpu")
+    done = call(checkout, hardware="8gpu")
+    assert done.returncode == 2 and "hardware=8gpu, but there is no GPU here" in done.stderr
+    assert stages(checkout) == {}
+
+
+def test_flash_attn_is_installed_for_its_recipe_alone(checkout):
+    finds(checkout, "hardware=1gpu gpu_memory=80gb")
+    program(checkout / "setup_env.sh", f'#!/bin/bash\necho "$@" >&2\necho "{checkout}/venv-$1"\n')
+    assert call(checkout, hardware=None).stderr == "gpu\n"
+    assert call(checkout, "attention=flash_attn", hardware=None).stderr == "gpu flash-attn\n"
+
+
+@pytest.mark.parametrize("script", ["run_tool_rl.sh", "setup_env.sh", "tests/run.sh"])
+def test_another_system_is_told_what_is_needed(checkout, script):
+    program(checkout.parent / "bin" / "uname", "#!/bin/sh\necho Darwin\n")
+    (checkout / "tests").mkdir()
+    for name in ("setup_env.sh", "tests/run.sh"):
+        shutil.copy(REPO / name, checkout / name)
+    done = call(checkout, script=checkout / script, hardware=None)
+    assert done.returncode == 2
+    assert "needs Linux, or WSL2 on Windows; this is Darwin" in done.stderr
+    assert stages(checkout) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--resume", "nowhere"], "nothing to resume in 'nowhere'"),
+        (["hardware=9gpu"], "no recipes/hardware/9gpu.yaml"),
+        (["steps"], "expected key=value"),
+        (["--steps=3"], "expected key=value"),
+        (["--time-limit"], "--time-limit needs seconds"),
+    ],
+)
+def test_refused_arguments(checkout, arguments, message):
+    done = call(checkout, *arguments, hardware=None)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert stages(checkout) == {}

@@ -1,0 +1,334 @@
+"""The maths scorer: what is equal, and processes that no answer can freeze or leave behind."""
+
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+from repository import REPO
+
+from verl_gdpo.rewards import check_ground_truths, math_length
+from verl_gdpo.rewards import math_length_pool as pool
+from verl_gdpo.rewards.math_length import TASK, score
+
+FREEZES = "9^{9^{9^{9}}}"
+
+
+def correctness(answer, gold):
+    return score(f"So it is \\boxed{{{answer}}}.", gold, response_tokens=1)["correctness"]
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    """A pool of its own; returns the function that lists its processes."""
+    monkeypatch.setattr(pool, "_idle", queue.LifoQueue())
+    for _ in range(pool.WORKERS):
+        pool._idle.put(None)
+    yield lambda: [worker.process for worker in pool._idle.queue if worker is not None]
+    pool._close_workers()
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [
+        ("7", "7", 1),
+        ("8", "7", 0),
+        (r"\frac12", "0.5", 1),
+        ("1,080", "1080", 1),
+        ("025", "25", 1),
+        ("-q+p", "p-q", 1),
+        (r"\text{east}", "east", 1),
+        ("(2,1)", "(1,2)", 0),
+        (r"\left( 3, \frac{\pi}{2} \right)", r"(3, \pi/2)", 1),
+        ("-2,1", "1,-2", 1),  # as sets
+        ("", "7", 0),
+        ("\ud800", "7", 0),
+        ("\0", "7", 0),
+        ("(" * 40, "7", 0),
+        (r"\frac{", "7", 0),  # not closed: the box neither
+    ],
+)
+def test_what_is_equal(answer, gold, expected):
+    assert correctness(answer, gold) == expected
+
+
+@pytest.mark.parametrize(
+    ("spelled", "plain"),
+    [
+        (r"10\,000", "10000"),
+        (r"10\ 000", "10000"),
+        (r"10\;000", "10000"),
+        (r"10\thinspace 000", "10000"),
+        (r"10{\,}000", "10000"),
+        ("10~000", "10000"),
+        ("5 000", "5000"),
+        ("5\u2009000", "5000"),
+        ("5\u202f000", "5000"),
+        ("5\u00a0000", "5000"),
+        (r"1\,234\,567", "1234567"),
+        (r"-1\,234.5", "-1234.5"),
+        (r"\$10\,000", "10000"),
+        (r"\frac{10\,000}{3}", r"\frac{10000}{3}"),
+        (r"x=\,10\,000", "10000"),
+        (r"\{1 000, 2 000\}", r"\{1000, 2000\}"),
+        (r"\log_2 1\,024", "10"),
+        # math-verify itself reads these
+        ("10{,}000", "10000"),
+        (r"10,\!000", "10000"),
+        ("10,000", "10000"),
+    ],
+)
+def test_thousands_apart(spelled, plain):
+    assert correctness(plain, spelled) == 1
+    assert correctness(spelled, plain) == 1
+    for wrong in ("0", "1", re.search(r"\d+", spelled)[0]):
+        assert correctness(wrong, spelled) == 0
+        assert correctness(spelled, wrong) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12 34",
+        "5 00",
+        "0 123",
+        "1 0000",
+        "1000 000",
+        "1,000 000",
+        "1 000 00",
+        "2 1/2",
+        "0.5 000",
+        "x 1 2",
+    ],
+)
+def test_numbers_side_by_side_are_no_gold_and_no_thousands(text):
+    assert math_length.joined(text) == text
+    with pytest.raises(ValueError, match="expected no numbers side by side: join them"):
+        correctness("0", text)
+    assert correctness(text, "1") == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\dfrac 3 8",
+        r"\frac 1 200",
+        r"\log_2 128",
+        "x^2 100",
+        r"\sqrt 4 100",
+        r"1 & 200 \\ 300 \\ 400",
+        "100, 200",
+        r"\begin{pmatrix} 1 \\ 200 \end{pmatrix}",
+        "2 x 300",
+    ],
+)
+def test_what_is_no_number_with_a_space(text):
+    assert math_length.joined(text) == text
+    TASK.check_ground_truth(text)
+
+
+@pytest.mark.parametrize(
+    "piece", ["9", "1 ", "1.", "1,", r"\thinspace ", r"1\,", "{ }", r"\frac 1 "]
+)
+def test_a_hostile_answer_of_digits_and_spaces_costs_little(piece):
+    before = time.thread_time()
+    math_length.joined((piece * 1000)[:1000] + "x")
+    assert time.thread_time() - before < 1
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (r"\boxed{1}, no, \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{ 7 }", "7"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{\}} 7}", r"\}"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"\boxed{7", None),
+        (r"\boxed{7} \boxed{", None),  # the last one counts
+        ("7", None),
+        ("", None),
+        (r"\boxed{" + "7" * 1000 + "}", "7" * 1000),
+        (r"\boxed{" + "7" * 1001 + "}", None),
+        (r"\boxed{7\\}", r"7\\"),
+    ],
+)
+def test_the_answer_is_in_the_last_box(response, answer):
+    assert math_length._last_boxed(response) == answer
+
+
+def test_length_counts_tokens():
+    lengths = [score("", "7", response_tokens=n)["length"] for n in (0, 4000, 4001)]
+    assert lengths == [1, 1, 0]
+    assert score("", "7", response_tokens=21, limit_tokens=20)["length"] == 0
+    with pytest.raises(TypeError, match="response_tokens: got NoneType; expected int"):
+        score("", "7")
+    with pytest.raises(ValueError, match="limit_tokens: got 0; expected at least 1"):
+        score("", "7", response_tokens=1, limit_tokens=0)
+
+
+@pytest.mark.parametrize("gold", ["", " 7", "7\n", r"\boxed{7}", "{7", "7}", "7" * 1001, "7\\"])
+def test_a_ground_truth_that_is_no_answer_is_refused_without_a_process(gold, workers):
+    rows = [{"data_source": "verl_gdpo/math_length", "reward_model": {"ground_truth": gold}}]
+    with pytest.raises(ValueError, match=r"here, row 0 .*math_length ground truth: got"):
+        check_ground_truths(rows, "here")
+    for good in ("7", r"\frac{14}{3}", r"\{1, 2\}", "x \\"[:1]):
+        TASK.check_ground_truth(good)
+    assert workers() == []
+
+
+def test_without_math_verify_the_message_has_the_command(monkeypatch):
+    monkeypatch.setattr(math_length.importlib.util, "find_spec", lambda name: None)
+    math_length._has_math_verify.cache_clear()
+    try:
+        with pytest.raises(ValueError, match=r"pip install 'verl-gdpo\[math\]'"):
+            TASK.check_ground_truth("7")
+    finally:
+        math_length._has_math_verify.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "piece", ["x", "\\boxed{", "\\boxed{}", "{", "}", "\\", "\\boxed{\\frac{", "\n", "9^{"]
+)
+def test_a_hostile_megabyte_costs_less_than_a_second(piece, workers):
+    middle = piece * (1_000_000 // len(piece))
+    for response in (middle, f"\\boxed{{{middle}}}", f"{middle}\\boxed{{"):
+        before = time.thread_time()
+        assert score(response, "7", response_tokens=5000) == {"correctness": 0, "length": 0}
+        assert time.thread_time() - before < 1
+    assert workers() == []  # none of it is an answer to be read
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+def test_what_freezes_python_is_wrong_and_the_next_answer_is_compared(workers, monkeypatch):
+    monkeypatch.setattr(pool, "LIMIT_CPU_S", 0.5)
+    assert correctness("7.0", "7") == 1
+    (process,) = workers()
+    assert correctness(FREEZES, "7") == 0
+    assert process.poll() is not None and workers() == []
+    assert correctness("7.0", "7") == 1
+    assert len(workers()) == 1
+
+
+def test_threads_share_few_processes(workers):
+    """Where math-verify itself raises, because a thread has no signals."""
+    started = threading.Barrier(8)
+
+    def of_thread(number):
+        started.wait(60)
+        return correctness(f"{number}.0", "3")
+
+    with ThreadPoolExecutor(8) as threads:
+        assert [*threads.map(of_thread, range(8))] == [0, 0, 0, 1, 0, 0, 0, 0]
+    assert 1 <= len(workers()) <= pool.WORKERS
+
+
+def test_no_thread_waits_while_others_take_their_turns(workers, monkeypatch):
+    class Worker:
+        def ask(self, pair):
+            time.sleep(0.0005)  # others run
+            return {"gold_is_read": True, "equal": True}
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(pool, "_Worker", Worker)
+    done = []
+    with ThreadPoolExecutor(8) as threads:
+        [*threads.map(lambda n: pool.are_equal("1", "1") and done.append(n), range(400))]
+    # without turns, some of the first 8 are among the last
+    assert max(place - n for place, n in enumerate(done)) < 200
+
+
+@pytest.mark.parametrize("gold", [r"\text{}", "(" * 900])  # nothing; more than there is time for
+def test_a_gold_that_cannot_be_read_is_no_low_score(gold, workers, monkeypatch):
+    monkeypatch.setattr(pool, "LIMIT_CPU_S", 0.5)
+    with pytest.raises(ValueError, match=r"ground truth: got .* which math-verify cannot read"):
+        correctness("7", gold)
+
+
+def test_one_that_is_killed_from_outside_is_replaced(workers):
+    assert correctness("7.0", "7") == 1
+    (process,) = workers()
+    process.kill()
+    process.wait()
+    assert correctness("7.0", "7") == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (
+            "print('{\"ready\": true}'); input(); raise SystemExit(3)",
+            "two processes in a row .* 3 ",
+        ),
+        ('print(\'{"failed": "no sympy"}\')', "can be started: no sympy"),
+        ("raise SystemExit(5)", "can be started: it ended with 5"),
+    ],
+)
+def test_processes_that_cannot_work_stop_the_run(workers, monkeypatch, tmp_path, program, words):
+    broken = tmp_path / "broken.py"
+    broken.write_text(f"import sys\nsys.stdout.reconfigure(line_buffering=True)\n{program}\n")
+    monkeypatch.setattr(pool, "WORKER", broken)
+    for _ in range(pool.WORKERS + 1):  # no place in the pool is lost
+        with pytest.raises(RuntimeError, match=words):
+            correctness("8", "7")
+
+
+def python(code):
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+STARTED = """
+from verl_gdpo.rewards import math_length_pool as pool
+assert pool.are_equal("7.0", "7")
+print([w.process.pid for w in pool._idle.queue if w][0], flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "ended"])
+def test_a_process_ends_with_its_parent(end):
+    parent = python(STARTED + "input()")
+    worker = psutil.Process(int(parent.stdout.readline()))
+    if end == "killed":
+        parent.kill()
+    parent.communicate("\n")
+    assert psutil.wait_procs([worker], timeout=60)[1] == []
+    assert end == "killed" or parent.returncode == 0
+
+
+def test_a_forked_child_has_processes_of_its_own():
+    code = STARTED + (
+        "import os, sys\n"
+        "if os.fork() == 0:\n"
+        "    assert pool.are_equal('0.5', '1/2')\n"
+        "    print([w.process.pid for w in pool._idle.queue if w][0], flush=True)\n"
+        "    pool._close_workers()\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+    )
+    parent = python(code)
+    printed = parent.communicate()[0].split()
+    assert parent.returncode == 0 and len({*printed}) == 2
+
+
+def test_importing_the_task_loads_nothing_heavy():
+    code = "import sys, verl_gdpo.rewards; print(*sys.modules)"
+    loaded = python(code).communicate()[0]
+    assert re.search(r"verl_gdpo\.rewards\.math_length\b", loaded)
+    assert not re.search(r"\b(sympy|math_verify|torch|verl)\b", loaded.replace("verl_gdpo", ""))

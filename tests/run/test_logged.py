@@ -1,0 +1,250 @@
+"""The metrics of a run in each tracker, as `report` and `summary` find them."""
+
+import json
+import math
+import types
+
+import plain_verl_archive
+import pytest
+import wandb
+from torch.utils.tensorboard import SummaryWriter
+from verl.utils.tracking import Tracking
+
+from verl_gdpo.run.folder import training_rewards, validation_rewards
+from verl_gdpo.run.logged import read_logged
+
+STEPS = {
+    0: {"val-core/math/reward/mean@1": 0.25, "val-aux/math/short/mean@1": 1.0},
+    1: {"critic/score/mean": 0.5, "actor/grad_norm": math.nan},
+    2: {"critic/score/mean": 0.75, "response_length/mean": 7.0},
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A run of verl that knows nothing of verl-gdpo."""
+    return plain_verl_archive.unpack(tmp_path_factory.mktemp("plain"))
+
+
+def log(backend, steps=STEPS):
+    """Through verl's own Tracking, as a trainer does."""
+    tracking = Tracking(
+        "project", "run", [backend], config={"trainer": {"nnodes": 3}, "algorithm": {}}
+    )
+    for step, metrics in steps.items():
+        tracking.log(data=metrics, step=step)
+    tracking.finish()
+
+
+def same(found, expected):
+    """NaN equals NaN."""
+    return found.keys() == expected.keys() and all(
+        found[step] == pytest.approx(expected[step], nan_ok=True) for step in expected
+    )
+
+
+@pytest.mark.parametrize("source", ["project/run.jsonl", "project"])
+@pytest.mark.parametrize("variable", [None, "VERL_FILE_LOGGER_ROOT"])
+def test_verls_file_logger(tmp_path, monkeypatch, source, variable):
+    """By default it writes PROJECT/EXPERIMENT.jsonl into the current folder, or into a root."""
+    monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
+    monkeypatch.delenv("VERL_FILE_LOGGER_ROOT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    if variable:
+        monkeypatch.setenv(variable, str(tmp_path / "root"))
+    log("file")
+    logged = read_logged(str(tmp_path / ("root" if variable else "") / source))
+    assert same(logged.metrics, STEPS) and logged.name == "run"
+
+
+def test_a_file_of_any_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.log"))
+    log("file")
+    logged = read_logged(str(tmp_path / "metrics.log"))
+    assert same(logged.metrics, STEPS) and logged.name == "metrics"
+
+
+def test_tensorboard(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
+    log("tensorboard")
+    folder = tmp_path / "tensorboard_log" / "project" / "run"
+    (file,) = folder.iterdir()
+    for source in (folder, file):
+        assert same(read_logged(str(source)).metrics, STEPS)
+    with pytest.raises(ValueError, match=r"the runs in it are project/run: name those"):
+        read_logged(str(tmp_path / "tensorboard_log"))
+
+
+def test_tensorboard_keeps_every_step(tmp_path):
+    """Its reader keeps a sample of 10,000 values, unless it is told otherwise."""
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in range(10_050):
+            writer.add_scalar("critic/score/mean", step, step)
+    metrics = read_logged(str(tmp_path)).metrics
+    assert training_rewards(metrics)["score"] == {step: step for step in range(10_050)}
+
+
+def test_a_later_start_wins_in_tensorboard(tmp_path):
+    for number, first in ((1, 1), (2, 3)):  # the second start repeats step 3
+        with SummaryWriter(str(tmp_path), filename_suffix=f".{number}") as writer:
+            for step in range(first, first + 3):
+                writer.add_scalar("a", 10 * number + step, step)
+    files = sorted(tmp_path.iterdir(), key=lambda path: path.name[-1])
+    for number, file in enumerate(files):  # both were made in one second
+        file.rename(tmp_path / f"events.out.tfevents.{number}")
+    metrics = read_logged(str(tmp_path)).metrics
+    assert {step: row["a"] for step, row in metrics.items()} == {1: 11, 2: 12, 3: 23, 4: 24, 5: 25}
+
+
+@pytest.fixture
+def wandb_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    log("wandb")
+    wandb.teardown()  # its service writes the file after finish() has returned
+    (folder,) = tmp_path.glob("wandb/offline-run-*")
+    return folder
+
+
+def test_wandb_on_this_machine(wandb_folder, tmp_path):
+    (file,) = wandb_folder.glob("*.wandb")
+    for source in (wandb_folder, file, wandb_folder.parent, tmp_path):
+        logged = read_logged(str(source))
+        assert same(logged.metrics, STEPS)
+        assert (logged.name, logged.config.trainer.nnodes) == ("run", 3)
+    # a run that was killed has half of a record at its end
+    content = file.read_bytes()
+    file.write_bytes(content[: content.rindex(b"response_length/mean")])
+    assert same(read_logged(str(file)).metrics, {step: STEPS[step] for step in (0, 1)})
+    other = wandb_folder.with_name("offline-run-2")
+    other.mkdir()
+    (other / "run-2.wandb").write_bytes(content)
+    with pytest.raises(ValueError, match=r"holds several runs; name one: offline-run-2"):
+        read_logged(str(wandb_folder.parent))
+
+
+class Server:
+    """W&B's public API, as its reference documents it; no test can ask the real one."""
+
+    def __init__(self, rows, error=None):
+        self.rows, self.error, self.asked = rows, error, []
+
+    def Api(self):
+        return self
+
+    def run(self, path):
+        self.asked.append(path)
+        if self.error:
+            raise self.error
+        config = {"trainer": {"experiment_name": "run"}, "algorithm": {}}
+        return types.SimpleNamespace(
+            name="sunny-sea-7", id="a1b2", config=config, scan_history=lambda: iter(self.rows)
+        )
+
+
+def test_wandbs_server(monkeypatch):
+    rows = [{"_step": step, "_runtime": 1.5, "critic/score/mean": step} for step in range(1, 600)]
+    rows[3] |= {"critic/score/mean": "NaN", "val/generations": {"_type": "table-file"}, "x": None}
+    server = Server(rows)
+    monkeypatch.setattr(wandb, "Api", server.Api)
+    logged = read_logged("wandb:lab/project/a1b2")
+    assert server.asked == ["lab/project/a1b2"]
+    assert (logged.name, logged.config.trainer.experiment_name) == ("sunny-sea-7", "run")
+    expected = {step: {"critic/score/mean": step} for step in range(1, 600)}
+    assert same(logged.metrics, expected | {4: {"critic/score/mean": math.nan}})
+
+
+def test_wandbs_server_refuses(monkeypatch):
+    error = wandb.errors.CommError("Could not find run <Run lab/project/x>\n(not found)")
+    monkeypatch.setattr(wandb, "Api", Server([], error).Api)
+    with pytest.raises(ValueError, match=r"Could not find run .*\(not found\).*wandb login"):
+        read_logged("wandb:lab/project/x")
+    with pytest.raises(ValueError, match=r"expected wandb:ENTITY/PROJECT/RUN"):
+        read_logged("wandb:project/x")
+
+
+PANELS = {
+    "a.csv": '"Step","run - 1 - critic/score/mean","run - 1 - critic/score/mean__MIN",'
+    '"run - 1 - critic/score/mean__MAX","run - 1 - _step"\n'
+    '"1","0.5","0.5","0.5","1"\n"2","NaN","","",""\n"3","","","",""\n',
+    "b.csv": '"Step","run - 1 - response_length/mean"\n"2","7"\n',
+}
+
+
+def test_panels_that_wandb_exported(tmp_path):
+    for name, text in PANELS.items():
+        (tmp_path / name).write_text(text)
+    expected = {1: {"critic/score/mean": 0.5}}
+    two = {"critic/score/mean": math.nan, "response_length/mean": 7.0}
+    assert same(read_logged(str(tmp_path)).metrics, {**expected, 2: two})
+    assert read_logged(str(tmp_path / "b.csv")).metrics == {2: {"response_length/mean": 7.0}}
+
+
+def test_a_history_as_a_table(tmp_path):
+    """As `run.history().to_csv()` writes it."""
+    file = tmp_path / "history.csv"
+    file.write_text(",_step,_runtime,critic/score/mean,a - b\n0,1,9.5,0.5,1\n1,2,9.9,,2\n")
+    assert read_logged(str(file)).metrics == {
+        1: {"critic/score/mean": 0.5, "a - b": 1},
+        2: {"a - b": 2},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"Step","one - a","two - a"\n"1","0","1"\n', r"the runs \['one', 'two'\]; expected one"),
+        ('"Relative Time","one - a"\n"1","0"\n', r"no column _step or Step .*with the step on"),
+        ('"Step","one - a"\n', "no step in it"),
+    ],
+)
+def test_tables_that_are_refused(tmp_path, text, message):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_logged(str(tmp_path / "a.csv"))
+
+
+def test_folders_that_are_refused(tmp_path, plain):
+    for folder, message in (
+        (tmp_path / "nowhere", "no such file or folder; expected the folder of a run"),
+        (tmp_path, "no metrics in it; verl writes them with `file`, "),
+        (plain / plain_verl_archive.DUMPS, "no metrics in it"),
+        (plain / plain_verl_archive.DUMPS / "1.jsonl", r"no step in it \(file logger\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_logged(str(folder))
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"step": 1, "data": {"a": 1}}) + "\n")
+    with pytest.raises(ValueError, match=r"holds several runs; name one: one.jsonl, two.jsonl"):
+        read_logged(str(tmp_path))
+
+
+def test_a_file_without_a_step_is_no_flood_of_warnings(plain, capsys):
+    with pytest.raises(ValueError, match="no step in it"):
+        read_logged(str(plain / plain_verl_archive.DUMPS / "1.jsonl"))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 11 and "246 more lines" in lines[-1]
+
+
+def test_trackers_of_one_real_run_agree(plain):
+    of_file = read_logged(str(plain / plain_verl_archive.METRICS)).metrics
+    of_events = read_logged(str(plain / plain_verl_archive.TENSORBOARD)).metrics
+    assert [*of_file] == [*of_events] == [*range(11)]
+    for step, values in of_file.items():
+        assert of_events[step] == pytest.approx(values, rel=1e-6)
+
+
+def test_a_run_without_verl_gdpo_has_its_score(plain):
+    metrics = read_logged(str(plain / plain_verl_archive.METRICS)).metrics
+    ((name, curve),) = training_rewards(metrics).items()
+    assert (name, min(curve), max(curve)) == ("score", 1, 10)
+    assert curve[10] == pytest.approx(2.158, abs=1e-3)
+    measured = validation_rewards(metrics)
+    # the score is verl's `reward`, beside what the reward function returned by name
+    assert [*measured] == ["score", "layout", "correct"]
+    assert measured["score"] == pytest.approx({0: 0.0, 5: 1.95, 10: 1.8667}, abs=1e-4)
+    # with verl-gdpo each reward has its name, and their sum is not one of them
+    named = {step: {**row, "gdpo/layout/mean": 0.5} for step, row in metrics.items()}
+    assert [*training_rewards(named)] == ["layout"]
+    assert [*validation_rewards(named)] == ["layout", "correct"]

@@ -1,0 +1,539 @@
+"""`verl-gdpo check`: its answer and its reasons, without Ray or a GPU."""
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import oracle
+import pandas as pd
+import pytest
+from repository import REPO
+from rows_for_check import write_check_data
+from tool_rows import tool_row
+
+from verl_gdpo.cpu.tiny_model import make_tiny_model
+from verl_gdpo.data_prep import coding_synthetic, local_files
+from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_kinds, sandbox_service
+from verl_gdpo.tools.check import main
+from verl_gdpo.tools.check.responses import made_up_responses
+
+PAGE = (REPO / "docs" / "check.md").read_text()
+(COMMAND,) = re.findall(r"^verl-gdpo check (--elsewhere .*?)```", PAGE, re.M | re.S)
+# | `what is added to the command` | `the message` |
+BROKEN = re.findall(r"^\| `([^`]+)` \| (`+) ?(.*?) ?\2 \|$", PAGE, re.M)
+RECIPES = ("--config-dir", str(REPO / "recipes"), "--config-name", "train")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    # what verl logs while it is imported must not be taken for a message
+    importlib.import_module("verl.trainer.ppo.v1")
+    folder = tmp_path_factory.mktemp("data")
+    write_check_data(folder)
+    return folder
+
+
+@pytest.fixture
+def checks(monkeypatch, capfd):
+    """(exit code, output, messages) of `verl-gdpo check` with these arguments."""
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+
+    def run(*arguments):
+        code = main(arguments)
+        printed = capfd.readouterr()
+        assert (code == 0) == (printed.err == "") == ("check: no problem found" in printed.out)
+        assert "Traceback" not in printed.err
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def plain(data, checks, monkeypatch, tmp_path):
+    """The same of the plain command of docs/check.md, in a folder without anything."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*added):
+        return checks("--rows", "1", *of_the_page(COMMAND, data), *added)
+
+    return run
+
+
+@pytest.fixture
+def check(data, monkeypatch, checks):
+    """The same of our recipes, with more overrides."""
+    monkeypatch.chdir(REPO)
+
+    def run(*overrides, train="good", scorer=None, options=()):
+        return checks(
+            *(
+                *options,
+                *("--elsewhere", *RECIPES, "hardware=cpu", "trainer.device=cuda"),
+                *("actor_rollout_ref.rollout.name=vllm", "data.train_batch_size=6"),
+                "actor_rollout_ref.model.path=org/model",
+                f"data.train_files={data}/{train}{'' if '.' in train else '.parquet'}",
+                f"data.val_files={data}/good.parquet",
+                *custom(data, scorer),
+                *(override.replace("{data}", str(data)) for override in overrides),
+            )
+        )
+
+    return run
+
+
+def custom(data, scorer):
+    if scorer is None:
+        return []
+    keys = {"path": f"{data}/rewards.py", "name": scorer}
+    return [f"reward.custom_reward_function.{key}={value}" for key, value in keys.items()]
+
+
+def cells(output, first):
+    """The other cells of the table's line that begins so."""
+    return re.search(rf"^{re.escape(first)} {{2,}}(.*)$", output, re.M)[1].split()
+
+
+# --- yes -----------------------------------------------------------------------------------------
+
+
+def test_yes(check, data, tmp_path):
+    code, output, _ = check(f"run_dir={tmp_path}/run")
+    assert code == 0
+    assert list(tmp_path.iterdir()) == []
+    assert "adv_estimator=gdpo" in output
+    assert f"data.train_files: 6 rows in {data}/good.parquet" in output
+    assert "trainer sync" in output
+    assert max(map(len, output.splitlines())) <= 100 + len(str(data))
+    # 9 responses to each of 6 rows; two right formats and a changed character keep `format`
+    assert "6 rows scored with 54 made-up responses" in output
+    assert cells(output, "format")[:3] == ["1", "0.000", "1.000"]
+    assert cells(output, "correctness")[:3] == ["1", "-3.000", "3.000"]
+    assert cells(output, "ground truth")[:2] == ["1.000", "3.000"]
+    assert cells(output, "empty")[:2] == ["0.000", "-3.000"]
+
+
+def test_the_example_is_what_the_formulas_give(check):
+    _, output, _ = check(options=["--rows", "1"])
+    said = " ".join(output.split())
+    assert "made up, so only ranges count here (format 1, correctness 6). correctness has 6" in said
+    lines = output.split("response  ", 1)[1].split("\ncheck")[0].splitlines()[2:]
+    numbers = [[float(cell) for cell in line.split()[-5:]] for line in lines if line]
+    rewards, groups = [line[:2] for line in numbers], [0] * len(numbers)
+    for column, settings in (
+        (2, {"batch_norm": "none"}),
+        (3, {}),
+        (4, {"group_norm": "summed", "batch_norm": "none"}),
+    ):
+        expected = oracle.gdpo(rewards, groups, **settings)
+        assert [line[column] for line in numbers] == pytest.approx(expected, abs=1e-3)
+
+
+def test_weights_and_conditions_are_those_of_the_first_step(check):
+    _, output, _ = check(
+        "+reward.reward_kwargs.length=True",
+        "+algorithm.gdpo.rewards.correctness={weight:{1:0.25,100:1.0}}",
+        "+algorithm.gdpo.rewards.length={weight:2,when:{reward:correctness,at_least:1}}",
+    )
+    assert cells(output, "correctness")[0] == "0.25"
+    assert cells(output, "length")[:5] == ["2", "correctness", ">=", "1,", "else"]
+    assert output.count("not in the sum") == 1  # format
+    assert "check: not used: format; algorithm.gdpo.rewards names correctness, length alone" in (
+        output
+    )
+
+
+def test_rewards_that_tell_nothing_apart_are_marked(check):
+    code, output, _ = check(scorer="lengths")
+    assert code == 0
+    assert "not used" not in output
+    # 2 of the 9 responses to each row are short: 2/9 * 7/9
+    assert cells(output, "short") == ["1", "0.000", "1.000", "0.173"]
+    assert cells(output, "row")[-4:] == ["VARIES", "ONLY", "BETWEEN", "PROMPTS"]
+    assert cells(output, "flat") == ["1", "2.000", "2.000", "0.000", "NEVER", "VARIES"]
+
+
+def test_a_model_that_is_not_there(check, tmp_path):
+    folders = {"data_dir=here": "here/tiny", "data_dir=there": f"{tmp_path}/tiny"}
+    for override, path in folders.items():
+        code, _, errors = check(override, f"actor_rollout_ref.model.path={path}")
+        assert code == 1
+        assert f"check: actor_rollout_ref.model.path={path}: no model is there" in errors
+        assert f"verl_gdpo.cpu.warm_start --out {path}\n" in errors
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    assert check(f"actor_rollout_ref.model.path={tmp_path}/tiny")[0] == 0
+
+
+@pytest.fixture(scope="module")
+def lengths(data):
+    """(folder of a model, prompt lengths in tokens of the rows of long.parquet)."""
+    from transformers import AutoTokenizer
+
+    rows = [tool_row(i, "train") for i in range(6)]
+    for k, row in enumerate(rows):
+        row["prompt"] = [{"role": "user", "content": "Weather? " * (k + 1)}]
+    pd.DataFrame(rows).to_parquet(data / "long.parquet")
+    model = make_tiny_model(data / "model", texts=["Weather?"])
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    chats = [
+        tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+        for row in rows
+    ]
+    return model, [len(tokenizer.encode(chat, add_special_tokens=False)) for chat in chats]
+
+
+def test_prompts_that_verl_leaves_out(check, data, lengths):
+    model, tokens = lengths
+    assert len({*tokens}) == 6
+    given = [f"actor_rollout_ref.model.path={model}", "data.train_batch_size=4"]
+    given += [f"data.val_files={data}/long.parquet", "data.val_batch_size=4"]
+    code, output, messages = check(*given, f"data.max_prompt_length={tokens[3]}", train="long")
+    assert not messages, messages
+    said = (
+        f"2 of 6 prompts in {data}/long.parquet are longer than data.max_prompt_length={tokens[3]}"
+    )
+    for key in ("train_files", "val_files"):
+        text = f"data.{key}: {said} tokens (longest: {tokens[5]}); verl leaves them out"
+        assert " ".join(text.split()) in " ".join(output.split())
+    code, output, _ = check(*given, f"data.max_prompt_length={tokens[5]}", train="long")
+    assert "longer than" not in output and "not counted" not in output
+    code, _, messages = check(*given, f"data.max_prompt_length={tokens[2]}", train="long")
+    assert code == 1 and "3 rows are left, and 4 are needed" in messages
+    code, _, messages = check(*given, "data.max_prompt_length=1", train="long")
+    assert "0 rows are left, and 1 are needed" in messages
+    cuts = "data.filter_overlong_prompts=False"
+    code, output, _ = check(*given, "data.max_prompt_length=1", cuts, train="long")
+    assert code == 0 and "cuts off their beginnings" in output
+
+
+def test_prompts_are_not_counted_without_a_tokenizer(check):
+    output = " ".join(check()[1].split())
+    assert "data.train_files: tokens not counted, because the tokenizer is not on" in output
+
+
+def test_of_many_prompts_a_part_is_counted(check, lengths, monkeypatch):
+    model, tokens = lengths
+    monkeypatch.setattr("verl_gdpo.tools.check.prompts.MOST_ROWS", 3)  # rows 0, 2 and 5
+    given = [f"actor_rollout_ref.model.path={model}", "data.train_batch_size=4"]
+    output = check(*given, f"data.max_prompt_length={tokens[3]}", train="long")[1]
+    assert "about 2 of 6 prompts" in " ".join(output.split())
+
+
+def test_a_temporary_folder_in_which_ray_starts_no_worker(check, monkeypatch):
+    with monkeypatch.context() as changed:  # pytest needs the folder afterwards
+        changed.setattr("tempfile.tempdir", f"{sys.prefix}/tmp")
+        assert "is inside the virtual environment" in check()[2]
+
+
+def test_the_recipes_of_the_package_from_any_folder(check, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert check()[0] == 0
+
+
+def test_an_async_function_and_another_kind_of_file(check):
+    code, output, _ = check(scorer="waits", train="good.jsonl")
+    assert code == 0
+    assert cells(output, "acc")[:3] == ["1", "0.000", "1.000"]
+
+
+def test_every_data_source_has_its_table(check):
+    code, output, _ = check(train="mixed", options=["--rows", "2"])
+    assert code == 0
+    # rows 0 and 5 are both of one source; the other's row comes on top
+    assert "3 rows scored" in output
+    ours, verls = output.split("data_source 'openai/gsm8k'")
+    assert cells(ours, "format")[:3] == ["1", "0.000", "1.000"]
+    # verl's scorer wants the answer after "####", which only the usual forms have
+    assert cells(verls, "acc")[:3] == ["1", "0.000", "1.000"]
+
+
+def test_sources_that_only_validation_has_are_tried(check):
+    _, output, _ = check(train="math")
+    assert "data_source 'openai/gsm8k'" in output and "data_source 'rlla'" in output
+
+
+def test_what_needs_a_reward_models_server_is_left_open(check):
+    code, output, _ = check(
+        "reward.reward_model.enable=True",
+        "reward.reward_model.enable_resource_pool=True",
+        scorer="waits",
+    )
+    assert code == 0
+    assert "without the reward model's server, no reward could be tried" in output
+    assert "reward_router_address" in output
+
+
+def test_made_up_responses_are_distinct_and_the_truth_is_first():
+    responses = made_up_responses("<a>12</a>", "<a>34</a>", "it is 12")
+    assert responses == {
+        "ground truth": "<a>12</a>",
+        "in usual forms": "it is 12",
+        "another row's": "<a>34</a>",
+        "one character off": "<a>1#</a>",
+        "cut in half": "<a>1",
+        "without tags": "12",
+        "garbage": "????????",
+        "empty": "",
+    }
+    assert list(made_up_responses("7", "", "7")) == ["ground truth", "one character off", *LAST]
+    assert list(made_up_responses("", "", "")) == LAST
+
+
+LAST = ["garbage", "empty"]
+
+
+# --- no ------------------------------------------------------------------------------------------
+
+
+def of_the_page(arguments, data):
+    return shlex.split(arguments.replace("\\\n", " ").replace("DATA", str(data)))
+
+
+def messages_of(printed):
+    """The problems, each in one line."""
+    told = printed.partition("(-v shows")[0].split("check: ")
+    return [" ".join(text.split()) for text in told if text]
+
+
+def test_the_plain_command_of_the_page(plain):
+    assert plain()[0] == 0
+
+
+def test_the_table_of_broken_configurations_is_long():
+    assert len(BROKEN) == PAGE.split("## Broken")[1].count("\n| `") >= 60
+
+
+@pytest.mark.parametrize(("added", "message"), [(added, said) for added, _, said in BROKEN])
+def test_a_broken_configuration(plain, data, added, message):
+    code, _, printed = plain(*of_the_page(added, data))
+    assert code == 1
+    assert [text.replace(str(data), "DATA") for text in messages_of(printed)] == [message]
+
+
+# --- any verl command ----------------------------------------------------------------------------
+
+GRPO = ("algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive")
+
+
+def test_a_run_without_any_of_our_parts(plain, data):
+    code, output, _ = plain(*GRPO, *custom(data, "waits"))
+    assert code == 0
+    told = " ".join(output.split())
+    assert "adv_estimator=grpo, reward_manager=naive: both are verl's own, so verl-gdpo has" in told
+    # of 8 responses only the ground truth is right: 1/8 * 7/8
+    assert cells(output, "score") == ["0.000", "1.000", "0.109"]
+    assert cells(output, "ground truth") == ["1.000"] and cells(output, "empty") == ["0.000"]
+    assert "not trained on" not in output  # the bare number, which verl's manager repeats
+
+
+def test_what_is_beside_the_score_is_not_trained_on(plain, data):
+    _, output, _ = plain(*GRPO, *custom(data, "scored"))
+    assert cells(output, "score")[-2:] == ["NEVER", "VARIES"]
+    assert cells(output, "length")[-3:] == ["not", "trained", "on"]
+
+
+def test_a_score_that_verl_cannot_train_on(plain, data):
+    for scorer, reason in (("nothing", "is None; expected a number"), ("bare_nan", "is nan; exp")):
+        code, _, messages = plain(*GRPO, *custom(data, scorer))
+        assert code == 1
+        assert f"response 'ground truth': the score {reason}" in messages
+
+
+def test_the_critic_is_checked_without_a_hub(plain):
+    gae = ("algorithm.adv_estimator=gae", "critic.ppo_micro_batch_size_per_gpu=1")
+    assert plain(*gae, "critic.ppo_mini_batch_size=6", "critic.model.path=org/critic")[0] == 0
+    code, _, messages = plain(*gae, "critic.ppo_mini_batch_size=7", "critic.model.path=./critic")
+    assert code == 1
+    first, second = messages_of(messages)
+    assert first.startswith("critic.model.path=./critic: no model is there")
+    assert second == "train_batch_size (6) must be >= critic.ppo_mini_batch_size (7)"
+
+
+def test_what_is_allowed_but_hardly_meant(plain, data):
+    added = [*custom(data, "waits"), "trainer.default_local_dir=begun", "trainer.val_only=True"]
+    Path("begun").mkdir()
+    Path("begun/latest_checkpointed_iteration.txt").write_text("29")
+    code, output, _ = plain(
+        *GRPO, *added, "actor_rollout_ref.rollout.n=1", "trainer.total_epochs=30"
+    )
+    assert code == 0
+    told = " ".join(output.split())
+    assert "trainer.resume_mode=auto: the run goes on after step 29, from begun" in told
+    assert "trainer.val_only=True: the run validates once, and trains nothing" in told
+    assert "actor_rollout_ref.rollout.n=1 with adv_estimator=grpo: there is nothing to comp" in told
+    assert plain(*GRPO, *added, "actor_rollout_ref.actor.optim.lr=0")[0] == 0  # it only validates
+    added += ["trainer.val_before_train=False", "trainer.resume_mode=disable"]  # verl then trains
+    code, _, messages = plain(*GRPO, *added, "actor_rollout_ref.actor.optim.lr=0")
+    assert code == 1 and "the policy would stay as it is" in messages
+
+
+def test_rewards_of_length_are_alive(plain, data):
+    """Of words, characters and tokens, with limits near both ends."""
+    code, output, _ = plain(*custom(data, "long_and_short"), "data.max_response_length=2048")
+    assert code == 0
+    for name in ("words_500", "characters_30", "characters_5000", "tokens_20", "tokens_2000"):
+        assert cells(output, name)[1:3] == ["0.000", "1.000"], name
+    # as the manager counts them, with the end of the turn
+    assert cells(output, "tokens")[2] == "2048.000"
+
+
+def test_what_others_print_is_hidden(plain, data):
+    code, output, _ = plain(*custom(data, "prints"))
+    assert code == 0 and "noise" not in output
+    code, output, messages = plain(*custom(data, "prints"), "trainer.total_epochs=0")
+    assert "noise" not in output + messages
+    assert messages.endswith("\n(-v shows what verl and others printed meanwhile)\n")
+
+
+def test_what_others_print_is_shown_on_request(data, capfd, monkeypatch):
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    assert main(["-v", *of_the_page(COMMAND, data), *custom(data, "prints")]) == 0
+    printed = capfd.readouterr()
+    assert "noise of Python" in printed.out and "noise of the system" in printed.err
+
+
+def test_the_recipes_are_named_to_those_who_forget_them(checks):
+    for arguments in (["task=gsm8k"], ["--config-name", "train"]):
+        code, _, messages = checks(*arguments)
+        assert code == 1
+        assert re.search(
+            r"found with --config-dir \S+/recipes --config-name train, as in", messages
+        )
+    assert "found with" not in checks("--config-name", "trian")[2]
+
+
+# --- no, in our recipes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["estimator=gdpa"], "gdpa"),
+        (["run_dir=${nowhere}"], "nowhere"),
+    ],
+)
+def test_no_and_why(check, overrides, message):
+    code, _, messages = check(*overrides)
+    assert code == 1
+    assert re.search(message, messages), messages
+    assert messages.count("check: ") == 1
+
+
+def test_everything_that_is_wrong_is_listed(check):
+    code, _, messages = check("algorithm.use_kl_in_reward=True", "data.val_files=none.parquet")
+    assert code == 1
+    assert messages.count("check: ") == 2
+    assert "use_kl_in_reward" in messages and "data.val_files: none.parquet" in messages
+
+
+@pytest.mark.parametrize(
+    ("scorer", "message"),
+    [
+        ("splits", r"'without tags'.*IndexError: .*rewards.py:13\] \(18 of 54 responses failed\)"),
+        ("nothing", r"row 0 of .*the scorer returned None; expected a number"),
+        ("not_a_number", r"'empty'.*reward 'b' is nan.*\(6 of 54 responses failed\)"),
+        ("unlike", r"'empty' has the rewards \['a'\], but row 0 of .* has \['a', 'b'\]"),
+        ("leaves", "SystemExit: 0"),
+        ("hangs", "'ground truth': the reward function gave no answer within 0.5 s"),
+        ("blocks", "'ground truth': the reward function gave no answer within 0.5 s"),
+        ("misspelt", "misspelt"),
+    ],
+)
+def test_a_reward_function_that_cannot_score(check, scorer, message):
+    code, _, messages = check(scorer=scorer, options=["--seconds", "0.5"])
+    assert code == 1
+    assert re.search(message, messages), messages
+
+
+def test_a_data_source_that_nobody_scores(check):
+    code, _, messages = check(train="nowhere")
+    assert code == 1
+    assert "Reward function is not implemented for data_source='nowhere'" in messages
+
+
+def test_what_verl_needs_from_the_environment(check, monkeypatch):
+    from verl_gdpo import plugin
+
+    assert "Start with VERL_PLATFORM=cpu" in check("trainer.device=cpu")[2]
+    with monkeypatch.context() as changed:
+        changed.setattr(plugin, "refusals", ["this version of verl is not supported"])
+        assert "refuses to run: this version of verl is not supported" in check()[2]
+    with monkeypatch.context() as changed:
+        changed.delitem(sys.modules, "verl_gdpo.plugin")
+        changed.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+        assert "did not load verl-gdpo: VERL_USE_EXTERNAL_PLUGINS=none" in check()[2]
+    with monkeypatch.context() as changed:
+        changed.setitem(sys.modules, "verl.trainer.ppo.v1", None)
+        assert "verl.trainer.ppo.v1 cannot be imported" in check()[2]
+
+
+def test_the_process_ends_although_a_reward_function_does_not(data):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "verl_gdpo", "check", "--seconds", "1", *RECIPES),
+            *("hardware=cpu", "data.train_batch_size=6", "actor_rollout_ref.model.path=org/model"),
+            *(f"data.train_files={data}/good.parquet", f"data.val_files={data}/good.parquet"),
+            *custom(data, "sleeps"),
+        ],
+        cwd=REPO,
+        env={**os.environ, "VERL_PLATFORM": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    assert "gave no answer within 1 s" in done.stderr
+    # verl is imported there, with its warnings
+    assert all(line.startswith(("check: ", "(-v")) for line in done.stderr.splitlines())
+    assert all(line.startswith(("check: ", " " * 7)) for line in done.stdout.splitlines())
+
+
+def test_what_the_machine_cannot_give_to_a_scorer(check, monkeypatch):
+    def found(missing):
+        monkeypatch.setitem(TASK_OF, "rlla", replace(TASK_OF["rlla"], missing=missing))
+
+    found(lambda **_: ["there is no moon"])
+    code, said, _ = check()
+    assert code == 0 and "check: task tool_rl: there is no moon" in said
+    assert "moon" not in check(scorer="lengths")[1]  # not by our scorer
+
+    def nothing_works(**_):
+        raise OSError("no sandbox works here")
+
+    found(nothing_works)
+    assert check()[::2] == (1, "check: no sandbox works here\n")
+
+
+def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
+    """Else no run; and where it is allowed, it is called weak."""
+    kinds = sandbox.kinds
+    monkeypatch.setattr(sandbox, "kinds", lambda weak: (k for k in kinds(weak) if k.lacks))
+    monkeypatch.setattr(sandbox_kinds, "landlock_version", lambda: 0)
+    monkeypatch.setattr(sandbox_kinds, "can_change_user", lambda: True)
+    monkeypatch.setattr(sandbox, "_try", lambda kind: None)
+    sandbox._find.cache_clear()
+    rows = coding_synthetic.make_rows(6, split="train", seed=0)
+    pd.DataFrame(local_files.numbered(rows, "train")).to_parquet(data / "coding.parquet")
+    code, _, problems = check(train="coding")
+    assert code == 1 and "no sandbox for programs works on this machine" in problems
+    assert "reward.reward_kwargs.weak_sandbox=True" in problems
+    _, said, _ = check("+reward.reward_kwargs.weak_sandbox=True", train="coding")
+    assert "task coding: sandbox 'weak': WEAK" in said
+    sandbox._find.cache_clear()
+
+
+def test_a_service_that_is_not_there_is_one_message(check, data, monkeypatch):
+    """And no response is tried, of which each would wait for it."""
+    monkeypatch.setattr(sandbox_service, "RETRY_SECONDS", 0.0)
+    rows = coding_synthetic.make_rows(6, split="train", seed=0)
+    pd.DataFrame(local_files.numbered(rows, "train")).to_parquet(data / "coding.parquet")
+    url = "http://127.0.0.1:9/run_code"
+    code, said, problems = check(f"reward.sandbox_fusion.url={url}", train="coding")
+    assert code == 1
+    assert re.fullmatch(rf"check: reward\.sandbox_fusion\.url={url}: .* refused.*\n", problems)
+    assert "another row's" not in said

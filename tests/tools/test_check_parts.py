@@ -1,0 +1,189 @@
+"""The parts of `verl-gdpo check`: the configuration, the machine, made-up responses, silence."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.tools.check import machine
+from verl_gdpo.tools.check.compose import PLAIN, compose_config
+from verl_gdpo.tools.check.quiet import others_kept_away
+from verl_gdpo.tools.check.responses import WORDS, long_responses
+
+
+def composed(*overrides):
+    return compose_config(None, PLAIN, overrides)
+
+
+# --- the configuration ---------------------------------------------------------------------------
+
+
+def test_it_is_the_configuration_of_the_training_command(tmp_path):
+    """With a folder of one's own, where verl's file of the same name wins, and Hydra's folder."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "legacy_data.yaml").write_text("shuffle: mine\n")
+    (tmp_path / "speed").mkdir()
+    (tmp_path / "speed" / "fast.yaml").write_text(
+        "# @package actor_rollout_ref.actor.optim\nlr: 1e-4\n"
+    )
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [ppo_trainer, speed: fast, _self_]\n"
+        "trainer: {default_local_dir: '${hydra:runtime.output_dir}/here'}\n"
+    )
+    given = ["data.train_batch_size=8", "hydra.run.dir=out", "+algorithm.gdpo.rewards.a=1"]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", "-cd", str(tmp_path)),
+            *("-cn", "mine", "--cfg", "job", *given),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        config = compose_config(tmp_path, "mine", given)
+        assert config.trainer.default_local_dir == f"{tmp_path}/out/here"
+    finally:
+        os.chdir(before)
+    ours = OmegaConf.to_yaml(config)
+    assert yaml.safe_load(ours) == yaml.safe_load(done.stdout)
+    assert config.actor_rollout_ref.actor.optim.lr == 1e-4 and config.data.shuffle is True
+
+
+def test_a_config_path_takes_the_place_of_verls(tmp_path):
+    (tmp_path / "whole.yaml").write_text("a: 1\n")
+    assert compose_config(None, "whole", [], str(tmp_path)) == {"a": 1}
+
+
+# --- the machine ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_key(monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    return tmp_path / "netrc"
+
+
+def test_a_tracker_without_its_key(no_key, monkeypatch):
+    def lacks(*overrides):
+        return machine.missing_trackers(composed(*overrides))
+
+    (problem,) = lacks()  # verl's default is [console, wandb]
+    assert problem.startswith("trainer.logger=wandb: no API key is here")
+    assert lacks("trainer.logger=console") == lacks("trainer.logger=null") == []
+    key = "+ray_kwargs.ray_init.runtime_env.env_vars.WANDB_API_KEY=abc"
+    assert lacks(key) == []
+    no_key.write_text("machine api.wandb.ai login user password abc\n")
+    assert lacks() == []
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    assert lacks() == [problem]
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert lacks() == []
+
+
+def test_a_tracker_that_is_not_installed(monkeypatch):
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if name == "swanlab" else name)
+    (problem,) = machine.missing_trackers(composed("trainer.logger=[console,swanlab]"))
+    assert problem.startswith("trainer.logger=swanlab: the package swanlab is not installed here")
+
+
+def test_files_for_workers(tmp_path):
+    here = tmp_path / "tools.yaml"
+    turns = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+    loops = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+    given = (f"{turns}={here}", f"{loops}={tmp_path}/none.yaml")
+    assert machine.missing_files(composed(*given)) == [
+        f"{turns}={here}: there is no such file",
+        f"{loops}={tmp_path}/none.yaml: there is no such file",
+    ]
+    here.touch()
+    assert machine.missing_files(composed(given[0])) == []
+    assert machine.missing_files(composed(f"{turns}=pkg://of/verl.yaml")) == []
+
+
+def test_folders_to_write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    given = ("trainer.rollout_data_dir=file/dumps", "trainer.default_local_dir=file")
+    rollouts = f"trainer.rollout_data_dir=file/dumps: {tmp_path}/file is no folder"
+    assert machine.unusable_folders(composed(*given)) == [rollouts]
+    saved = machine.unusable_folders(composed(*given, "trainer.save_freq=1"))
+    assert saved == [rollouts, f"trainer.default_local_dir=file: {tmp_path}/file is no folder"]
+    assert machine.unusable_folders(composed("trainer.rollout_data_dir=new/dumps")) == []
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    (problem,) = machine.unusable_folders(composed("trainer.rollout_data_dir=new/dumps"))
+    assert problem == f"trainer.rollout_data_dir=new/dumps: {tmp_path} cannot be written"
+
+
+def test_a_run_of_megatron_is_not_computed(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties", lambda i: type("", (), {"total_memory": 9e10})
+    )
+    monkeypatch.setattr(machine, "missing", lambda found, folder, disk_gb: [])
+    config = compose_config(None, "ppo_megatron_trainer", [])
+    (remark,) = machine.check_gpus(config)
+    assert (
+        remark == "8 GPUs of 90 GB; the strategy is not FSDP, so what it needs of them is not known"
+    )
+
+
+# --- responses -----------------------------------------------------------------------------------
+
+
+def test_long_responses_fill_the_room():
+    both = long_responses("<think> so </think>\n72", limit=400, share=0.25)
+    counts = {kind: len(WORDS.encode(text)) for kind, text in both.items()}
+    room = 400 - len(WORDS.encode("<think> so </think>\n72"))
+    assert counts == {"longer": 400 - room + room // 4, "as long as allowed": 400}
+    assert all(text.startswith("<think> let us look") for text in both.values())
+    assert long_responses("seventy two", limit=2, share=0.5) == {}
+
+
+def test_tokens_make_the_text_again():
+    import torch
+
+    for text in ("", " a  b\n\n<think>ünïcode 日本語</think>", "x" * 50, "\t?!  \n"):
+        assert WORDS.decode(torch.tensor(WORDS.encode(text))) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "truth"),
+    [("rlla", "<think> a </think>\n<response> Hello </response>"), ("verl_gdpo/gsm8k", "72")],
+)
+def test_a_long_answer_is_as_right_as_a_short_one(source, truth):
+    task = TASK_OF[source]
+    good = task.good_response(truth)
+    expected = task.score(good, truth, response_tokens=500)
+    assert set(expected.values()) != {0.0}
+    for text in long_responses(good, limit=500, share=0.5).values():
+        assert task.score(text, truth, response_tokens=500) == expected
+
+
+# --- silence -------------------------------------------------------------------------------------
+
+
+def test_what_was_kept_is_shown_when_something_breaks(capfd):
+    with pytest.raises(RuntimeError), others_kept_away(verbose=False) as quiet:
+        print("ours", file=quiet.out)
+        print("theirs", file=sys.__stdout__, flush=True)  # past pytest
+        os.system("echo of a program")
+        raise RuntimeError
+    printed = capfd.readouterr()
+    assert printed.out == "ours\n" and printed.err == "theirs\nof a program\n"
+    assert quiet.has_kept
+    with others_kept_away(verbose=False) as quiet:
+        pass
+    assert not quiet.has_kept
+    print("again")
+    assert capfd.readouterr().out == "again\n"

@@ -1,0 +1,196 @@
+"""What a report says of seeds: which runs are pooled, and which differences it claims."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from run_folder_writer import make_run
+from scipy import stats
+
+from verl_gdpo.run.ends import ends
+from verl_gdpo.tools.plots import THEMES, figure_of
+from verl_gdpo.tools.report.charts import reward_panels
+from verl_gdpo.tools.report.intervals import (
+    CONFIDENCE,
+    differences_of_arms,
+    risk_of_each,
+    table_of_differences,
+)
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
+
+
+def test_runs_that_differ_in_more_than_seeds_are_not_pooled(tmp_path):
+    a, b, c = (make_run(tmp_path / name, steps=4, seed=i) for i, name in enumerate("abc"))
+    [arm] = read_arms([a, b, c])
+    assert (arm.name, len(arm.runs)) == ("gdpo", 3)
+    file = c / "hydra" / ".hydra" / "config.yaml"
+    file.write_text(file.read_text().replace("train_batch_size: 4", "train_batch_size: 8"))
+    arms = read_arms([a, b, c])
+    assert {arm.name: len(arm.runs) for arm in arms} == {
+        "gdpo 1 (data.train_batch_size=4)": 2,
+        "gdpo 2 (data.train_batch_size=8)": 1,
+    }
+
+
+def test_lines_of_one_arm_have_one_entry_in_the_legend():
+    arm = RunsOfArm("gdpo", [Run(Path(str(i)), curve(i)) for i in (1.0, 2.0)])
+    [panel] = reward_panels([arm]).values()
+    [axes] = figure_of([panel], THEMES["light"]).axes
+    assert len(panel.lines) == 2
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["gdpo"]
+
+
+def curve(*values, key="gdpo/format/mean"):
+    return {step: {key: value} for step, value in enumerate(values, start=1)}
+
+
+def test_the_ends_are_what_they_say():
+    key = "val-aux/made/format/mean@1"
+    metrics = {0: {key: 0.1}, **curve(0.5, 0.6, 0.7)}
+    metrics[4] = {"gdpo/correctness/mean": 2.0, key: 0.9}
+    assert {name: str(end) for name, end in ends(metrics, "format").items()} == {
+        "first step": "0.500",
+        "last step": "0.700 (step 3)",  # the run went on to step 4 without this reward
+        "validation before": "0.100",
+        "after": "0.900",
+    }
+    assert {name: str(end) for name, end in ends(metrics, "correctness").items()} == {
+        "first step": "2.000 (step 4)",
+        "last step": "2.000",
+    }
+    del metrics[0]
+    assert "validation before" not in ends(metrics, "format")
+    assert "after" not in ends({0: {key: 0.1}}, "format")
+
+
+def made_arm(name, values_of_runs, **settings):
+    """A run for each tuple, which are its rewards at all of ten steps."""
+    return RunsOfArm(
+        name, [made(name, seed, v, **settings) for seed, v in enumerate(values_of_runs)]
+    )
+
+
+def made(name, seed, values, **settings):
+    found = {f"gdpo/{reward}/mean": value for reward, value in zip("xyzuvw", values, strict=False)}
+    config = configured(name, seed, **settings)
+    return Run(Path(f"{name}{seed}"), dict.fromkeys(range(1, 11), found), config)
+
+
+@functools.cache
+def configured(name, seed, **settings):
+    return OmegaConf.create({"arm": name, "data": {"seed": seed, **settings}})
+
+
+def t_of_2(risk):
+    """Student's t of 2 degrees of freedom that is exceeded on either side with `risk`."""
+    return (1 - risk) * (2 / (risk * (2 - risk))) ** 0.5
+
+
+def test_an_interval_by_hand():
+    # 2 1 3 less 1 1 1: mean 1, std 1, error 1/sqrt 3
+    arms = [made_arm("grpo", [(1,), (1,), (1,)]), made_arm("gdpo", [(2,), (1,), (3,)])]
+    [found] = differences_of_arms(arms)
+    assert (found.arm, found.other, found.is_paired) == ("gdpo", "grpo", True)
+    risk = 1 - CONFIDENCE
+    assert found.value == 1
+    assert found.high == pytest.approx(1 + t_of_2(risk) / 3**0.5) == pytest.approx(3.0659, abs=1e-4)
+    assert not found.is_claimed
+    # other rows: Welch, whose variance and freedom here are of gdpo alone
+    [found] = differences_of_arms([arms[1], made_arm("grpo", [(1,)] * 3, train_files="other")])
+    assert (found.is_paired, found.high) == (False, pytest.approx(1 + t_of_2(risk) / 3**0.5))
+    # a second comparison makes each interval wider: below five runs the risk is split evenly
+    arms = [made_arm("grpo", [(1, 0)] * 3), made_arm("gdpo", [(2, 0), (1, 0), (3, 0)])]
+    x, y = differences_of_arms(arms)
+    assert x.high == pytest.approx(1 + t_of_2(risk / 2) / 3**0.5)
+    assert (y.low, y.high, y.is_claimed) == (0, 0, False)
+    assert table_of_differences(arms).rows[0][:2] == ("x", "gdpo less grpo")
+
+
+def test_the_room_of_a_comparison_follows_from_the_correlations():
+    together = np.array([[1.0, 3.0], [-1.0, -3.0], [0.0, 0.0]])
+    assert risk_of_each(together, 0.1) == pytest.approx(0.1, rel=0.05)
+    # two that are at right angles in the plane never both err: their risks add up
+    apart = np.array([[1.0, 1.0], [-1.0, 1.0]])
+    assert risk_of_each(apart, 0.1) == pytest.approx(0.05, rel=0.05)
+    # the angle between them is pi / 8: of a direction at the angle a, both miss with 1 - a / pi
+    # while they are pi / 8 apart, so that 2 a / pi + 1 / 8 = .6 for the risk, and each has 2 a / pi
+    angle = np.pi / 8
+    near = np.array([[1.0, np.cos(angle)], [0.0, np.sin(angle)]])
+    assert risk_of_each(near, 0.6) == pytest.approx(0.475, rel=0.02)
+    # a reward that is the same in all runs takes no part
+    assert risk_of_each(np.array([[1.0, 0.0], [-1.0, 0.0]]), 0.1) == pytest.approx(0.1, rel=0.05)
+
+
+def test_arms_without_common_rows_share_the_risk():
+    """Each comparison has its part of the risk, and within an arm the joint one of its rewards."""
+    runs = [(1, 10), (2, 20), (3, 30), (4, 40), (5, 50)]  # y is 10 x, and errs with it
+    arms = [
+        made_arm("gdpo", runs),
+        made_arm("grpo", runs),
+        made_arm("other", runs, train_files="o"),
+    ]
+    found = differences_of_arms(arms)
+    assert [(one.reward, one.other, one.is_paired) for one in found] == [
+        *(("x", "grpo", True), ("y", "grpo", True)),
+        *(("x", "other", False), ("y", "other", False)),
+    ]
+    # two independent samples of variance 2.5: error 1, Welch's freedom 8, half of the risk
+    assert found[2].high == pytest.approx(stats.t.isf((1 - CONFIDENCE) / 4, 8), rel=0.01)
+    assert found[3].high == pytest.approx(10 * found[2].high)
+
+
+def test_runs_are_paired_by_their_seeds_and_not_by_their_order():
+    gdpo, grpo = made_arm("gdpo", [(1,), (5,), (9,)]), made_arm("grpo", [(0,), (4,), (8.5,)])
+    [found] = differences_of_arms([gdpo, RunsOfArm("grpo", grpo.runs[::-1])])
+    assert found.is_paired and found.is_claimed  # 1, 1 and .5; unpaired, the spread is 4
+
+
+def test_one_run_has_no_interval():
+    arms = [made_arm("gdpo", [(1,)]), made_arm("grpo", [(1,), (2,)])]
+    assert differences_of_arms(arms) == [] and table_of_differences(arms) is None
+
+
+REPORTS = 400
+
+
+def simulated_claims(rewards, shift=0.0, correlation=0.0, is_paired=True):
+    """The shares of reports, of five seeds an arm, that claim the first reward, and any reward.
+
+    Half of the variance between runs is their seed's, which paired arms share; `shift`, of the
+    first reward, counts in standard deviations between runs.
+    """
+    rng = np.random.default_rng(16)
+    mixed = np.linalg.cholesky(
+        np.full((rewards, rewards), correlation) + (1 - correlation) * np.eye(rewards)
+    )
+    rows = {} if is_paired else {"train_files": "others"}
+    claims = []
+    for _ in range(REPORTS):
+        seeds, others, gdpo, grpo = rng.normal(scale=0.5**0.5, size=(4, 5, rewards)) @ mixed.T
+        gdpo[:, 0] += shift
+        other = made_arm("grpo", (seeds if is_paired else others) + grpo, **rows)
+        found = differences_of_arms([made_arm("gdpo", seeds + gdpo), other])
+        assert found[0].is_paired == is_paired
+        claims.append((found[0].is_claimed, any(one.is_claimed for one in found)))
+    return np.mean(claims, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "correlation", "is_paired"),
+    [
+        *((1, 0.0, True), (2, 0.0, True), (2, 0.5, True), (2, 0.9, True), (6, 0.0, True)),
+        *((1, 0.0, False), (2, 0.5, False)),
+    ],
+)
+def test_identical_arms_are_seldom_told_apart(rewards, correlation, is_paired):
+    assert simulated_claims(rewards, 0.0, correlation, is_paired)[1] <= 0.10
+
+
+@pytest.mark.parametrize(
+    ("rewards", "correlation", "fewest"),
+    [(1, 0.0, 0.90), (2, 0.0, 0.82), (2, 0.9, 0.86), (3, 0.9, 0.82)],
+)
+def test_a_difference_of_two_standard_deviations_is_found(rewards, correlation, fewest):
+    assert simulated_claims(rewards, 2.0, correlation)[0] >= fewest

@@ -1,0 +1,363 @@
+"""`replay`, `report` and `summary` on what a plain verl command left, without verl-gdpo."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import plain_verl_archive
+import pytest
+from run_folder_writer import make_run, rollout_dump
+
+from verl_gdpo.run.dump_reader import DUMPS_READ, dump_files, read_dump
+from verl_gdpo.run.logged import read_logged
+from verl_gdpo.run.scorer import Scorer
+from verl_gdpo.tools import replay, report, summary
+from verl_gdpo.tools.replay.arms import Arm
+from verl_gdpo.tools.replay.steps import OF_SCORE, Replay
+from verl_gdpo.tools.report import examples
+from verl_gdpo.tools.report.build import build_page
+from verl_gdpo.tools.report.inputs import inputs_of
+from verl_gdpo.tools.report.runs import read_arms
+
+DUMP = {"input": "2 + 2?", "output": "4", "gts": "4", "score": 1.0, "step": 1}
+
+
+@pytest.fixture
+def plain(tmp_path, monkeypatch):
+    """The folder in which verl was started, as the current one."""
+    monkeypatch.chdir(plain_verl_archive.unpack(tmp_path))
+    return tmp_path
+
+
+# --- replay --------------------------------------------------------------------------------------
+
+
+def test_the_reference_is_what_the_run_trained_on(plain):
+    """verl logged the ends of the advantages of its own grpo, over all tokens of the step."""
+    scorer = Scorer.of(plain_verl_archive.SCORER)
+    own = Arm.of("run", {"adv_estimator": "grpo"}, {})
+    done = Replay(own, [Arm.of("gdpo", {"adv_estimator": "gdpo"}, {})], scorer=scorer)
+    done.read(dump_files(plain / plain_verl_archive.DUMPS)[0])
+    logged = read_logged(plain_verl_archive.METRICS).metrics
+    for step in done.steps:
+        A_B = step.columns[OF_SCORE].A_B
+        assert len(A_B) == 192  # and 64 rows of padding, which no key marks
+        for end in (min, max):
+            expected = logged[step.number][f"critic/advantages/{end.__name__}"]
+            assert end(A_B) == pytest.approx(expected, abs=1e-5)
+    assert (done.rescored.rollouts, done.rescored.other, done.rescored.not_the_sum) == (384, 0, 0)
+
+
+def test_replay_of_a_plain_run(plain, capsys):
+    config = next(plain.glob("outputs/*/*"))  # Hydra's folder
+    arguments = [plain_verl_archive.DUMPS, "--scorer", plain_verl_archive.SCORER]
+    assert replay.main([*arguments, "--config", str(config)]) == 0
+    out = capsys.readouterr().out
+    assert "2 steps, 384 rollouts" in out
+    assert "verl's grpo on the dumped score, which is what the run trained on." in out
+    assert "--scorer gives the dumped score in 384 of 384 rollouts." in out
+    assert re.search(r"^correct +0\.\d+ +0\.\d+$", out, re.M)
+    assert replay.main([*arguments, "--steps", "1"]) == 0
+    assert "the run may not have used: its estimator is not known." in capsys.readouterr().out
+
+
+def test_weights_of_the_new_rewards(plain, capsys):
+    arguments = [
+        f"{plain_verl_archive.DUMPS}/1.jsonl",
+        "--scorer",
+        plain_verl_archive.SCORER,
+        "--arm",
+        "gdpo",
+    ]
+    assert replay.main([*arguments, "--out", "all.json"]) == 0
+    assert replay.main([*arguments, "algorithm.gdpo.rewards.layout=0", "--out", "one.json"]) == 0
+    texts = [(plain / f"{name}.json").read_text() for name in ("all", "one")]
+    every, one = ([json.loads(line) for line in text.splitlines()] for text in texts)
+    assert all({*row} >= {"reward/layout", "reward/correct", "group"} for row in one)
+    # without the layout, rollouts of one group with one correctness have one advantage
+    kinds = {(row["group"], row["reward/correct"]) for row in one}
+    assert len({(row["group"], round(row["advantage/gdpo"], 9)) for row in one}) == len(kinds)
+    assert len({(row["group"], round(row["advantage/gdpo"], 9)) for row in every}) > len(kinds)
+
+
+def other_score(data_source, solution_str, ground_truth, extra_info):
+    return {"score": 9.0, "layout": 1.0 * len(solution_str), "note": "text"}
+
+
+async def bare_number(data_source, solution_str, ground_truth, extra_info):
+    return float(len(solution_str))
+
+
+def needs_a_length(data_source, solution_str, ground_truth, extra_info):
+    return float(extra_info["response_tokens"])
+
+
+def needs_a_source(data_source, solution_str, ground_truth, extra_info):
+    return {"math": 1.0}[data_source]
+
+
+def returns_nothing(data_source, solution_str, ground_truth, extra_info):
+    return None
+
+
+def test_another_scorer_is_compared_and_said(plain, capsys):
+    assert replay.main([plain_verl_archive.DUMPS, "--scorer", f"{__name__}:other_score"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(
+        r"dumped score in 0 of 384 rollouts. WARNING: not for .*_0_0: .* 9\.0 now", out
+    )
+    assert "in 384 rollouts its `score` is not the sum of its rewards" in out
+    assert replay.main([plain_verl_archive.DUMPS, "--scorer", f"{__name__}:bare_number"]) == 0
+    assert re.search(r"^acc +", capsys.readouterr().out, re.M)
+
+
+def test_the_scorer_may_use_the_weak_sandbox(monkeypatch):
+    given = []
+
+    def of(*_, **options):
+        given.append(options)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(replay.Scorer, "of", of)
+    for more in ([], ["--weak-sandbox"]):
+        assert replay.main([plain_verl_archive.DUMPS, "--scorer", "coding", *more]) == 1
+    assert given == [{}, {"weak_sandbox": True}]
+
+
+@pytest.mark.parametrize(
+    ("scorer", "more", "message"),
+    [
+        (None, [], r"dumps/1.jsonl: verl wrote this dump without .*--scorer FILE.py:FUNCTION"),
+        ("nothing", [], "--scorer nothing: expected FILE.py:FUNCTION .*gsm8k"),
+        ("gsm8k", ["--weak-sandbox"], r"--scorer gsm8k: takes .* but not \['weak_sandbox'\]"),
+        (None, ["--weak-sandbox"], "--weak-sandbox goes with --scorer"),
+        ("nowhere.py:f", [], "nowhere.py: no such file"),
+        ("my_rewards.py:f", [], r"no function 'f'; my_rewards.py has .*'compute_score'"),
+        ("my_rewards:compute_score", [], r"cannot be imported.*write my_rewards.py:FUNCTION"),
+        (
+            f"{__name__}:needs_a_length",
+            [],
+            r"dumps/1.jsonl, line 1: .*raised KeyError: 'response_tokens'. A dump gives it .*"
+            "in extra_info nothing: a scorer that needs more cannot",
+        ),
+        (f"{__name__}:needs_a_source", [], "raised KeyError: None.*--data-source NAME gives it"),
+        (f"{__name__}:needs_a_source", ["--data-source", "mat"], "KeyError: 'mat'"),
+        (f"{__name__}:returns_nothing", [], "returned None; expected a number or"),
+        ("math_length", [], "raised TypeError: math_length response_tokens"),
+        (plain_verl_archive.SCORER, ["--arm", "gdpo_token"], "gdpo_token normalises over tokens"),
+    ],
+)
+def test_what_replay_refuses_of_a_plain_dump(plain, capsys, scorer, more, message):
+    named = [] if scorer is None else ["--scorer", scorer]
+    assert replay.main([plain_verl_archive.DUMPS, *named, *more]) == 1
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_the_source_that_a_scorer_is_given(plain):
+    named = ["--scorer", f"{__name__}:needs_a_source", "--data-source", "math"]
+    assert replay.main([plain_verl_archive.DUMPS, *named]) == 0
+
+
+@pytest.mark.parametrize(
+    ("uid", "message"),
+    [
+        (None, "1.jsonl, line 1: no `uid`, .*two prompts may have the same text.*use_v1=True"),
+        ("a", "1.jsonl, line 1: uid 'a': expected UID_SESSION_INDEX"),
+    ],
+)
+def test_a_dump_without_groups_is_refused(tmp_path, capsys, uid, message):
+    """verl's legacy trainer writes no uid."""
+    row = DUMP if uid is None else {**DUMP, "uid": uid}
+    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
+    assert replay.main([str(tmp_path), "--scorer", f"{__name__}:bare_number"]) == 1
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_our_dumps_can_be_scored_again(tmp_path, capsys):
+    """What the run trained on stays what the arms are compared with."""
+    run = make_run(tmp_path / "run", steps=2)
+    (dump,) = (run / "rollouts").iterdir()
+    rows = read_dump(dump, Scorer.of(f"{__name__}:needs_a_length"))
+    assert [row["rewards"]["acc"] for row in rows] == [row["response_tokens"] for row in rows]
+    assert replay.main([str(run), "--scorer", f"{__name__}:bare_number"]) == 0
+    out = capsys.readouterr().out
+    assert "The logged advantages are compared as they are: --scorer has other rewards." in out
+    assert "Where logged and grpo differ most" in out
+
+
+def test_a_mixed_folder_is_refused(plain, capsys):
+    (plain / plain_verl_archive.DUMPS / "11.jsonl").write_text(rollout_dump(11))
+    assert replay.main([plain_verl_archive.DUMPS, "--scorer", f"{__name__}:bare_number"]) == 1
+    assert "some dumps hold advantages and some do not" in capsys.readouterr().err
+
+
+# --- report and summary --------------------------------------------------------------------------
+
+
+def found(run):
+    return {one.name: (one.found, bool(one.need)) for one in inputs_of(run)}
+
+
+def test_what_each_input_makes_possible_is_said(plain, tmp_path_factory):
+    config = next(plain.glob("outputs/*/*/.hydra/config.yaml"))
+    [arm] = read_arms([plain_verl_archive.METRICS])
+    assert found(arm.runs[0]) == {
+        "metrics": ("11 steps, from file logger", False),
+        "rewards by name": ("their sum alone", True),
+        "configuration": ("no", True),
+        "rollouts": ("no", True),
+    }
+    # the configuration says where the dumps are
+    [arm] = read_arms([plain_verl_archive.TENSORBOARD], [config])
+    assert found(arm.runs[0]) == {
+        "metrics": ("11 steps, from tensorboard", False),
+        "rewards by name": ("their sum alone", True),
+        "configuration": ("yes", False),
+        "rollouts": ("2 steps in dumps", False),
+        "rewards of each rollout": ("their sum, alone", True),
+    }
+    scorer = Scorer.of(plain_verl_archive.SCORER)
+    [arm] = read_arms([plain_verl_archive.METRICS], (), [plain / "dumps"], scorer)
+    scored = found(arm.runs[0])["rewards of each rollout"]
+    assert scored == ("their sum, scored again by my_rewards.py:compute_score", False)
+    own = make_run(tmp_path_factory.mktemp("own") / "run", steps=2)
+    [arm] = read_arms([own])
+    assert not any(needed for _, needed in found(arm.runs[0]).values())
+
+
+def test_the_report_of_a_plain_run(plain, capsys):
+    more = ["--config", str(next(plain.glob("outputs/*/*"))), "--scorer", plain_verl_archive.SCORER]
+    assert report.main([plain_verl_archive.METRICS, *more]) == 0
+    index = plain / "report" / "index.html"
+    assert capsys.readouterr().out.strip() == "report/index.html"
+    text = index.read_text()
+    assert "<h1>Run grpo_baseline</h1>" in text
+    for name in ("reward-score", "validation-score", "validation-layout", "response-length"):
+        assert (plain / "report" / f"{name}.png").exists()
+    assert "Most rules need the metrics of verl-gdpo, which grpo_baseline has not" in text
+    assert "no curve of each reward, influence, collapse, and most findings: train with" in text
+    assert "where GDPO and GRPO differ most" in text
+    assert "&lt;tool_call&gt;" in text and ">trained<" not in text and "None tokens" not in text
+
+
+def test_a_report_without_a_scorer_says_how_to_have_examples(plain):
+    page = build_page([plain_verl_archive.METRICS], (), [plain / plain_verl_archive.DUMPS])
+    (said,) = page.examples.values()
+    assert re.search(r"dumps/10.jsonl, line 1: verl wrote this dump .*--scorer FILE", said)
+
+
+def test_a_configuration_for_each_run(plain):
+    with pytest.raises(ValueError, match="--config is given 1 times for 2 runs"):
+        read_arms([plain_verl_archive.METRICS, plain_verl_archive.TENSORBOARD], [plain])
+    with pytest.raises(ValueError, match=r"my_rewards.py: .*expected '?<document start>"):
+        read_arms([plain_verl_archive.METRICS], [plain / "my_rewards.py"])
+    with pytest.raises(ValueError, match=r"no `algorithm` block; expected .* such as .hydra"):
+        read_arms([plain_verl_archive.METRICS], [plain / "plain"])
+
+
+def test_runs_of_one_name_are_no_seeds_of_each_other(plain, tmp_path_factory):
+    """Nothing says that they are, without their configurations."""
+    other = plain_verl_archive.unpack(tmp_path_factory.mktemp("other")) / plain_verl_archive.METRICS
+    arms = read_arms([plain_verl_archive.METRICS, other])
+    names = [f"grpo_baseline 1 ({plain_verl_archive.METRICS})", f"grpo_baseline 2 ({other})"]
+    assert [arm.name for arm in arms] == names
+    config = next(plain.glob("outputs/*/*"))
+    [arm] = read_arms([plain_verl_archive.METRICS, other], [config, config])
+    assert (arm.name, len(arm.runs)) == ("grpo_baseline", 2)
+
+
+def test_what_a_configuration_lacks(plain):
+    """Of another version of verl, or not verl's."""
+    (plain / "old.yaml").write_text("algorithm: {adv_estimator: grpo}\nreward: {}\n")
+    [arm] = read_arms([plain_verl_archive.METRICS], [plain / "old.yaml"])
+    assert arm.runs[0].bounds == {}
+    (plain / "away.yaml").write_text("algorithm: {}\ntrainer: {rollout_data_dir: /away}\n")
+    [arm] = read_arms([plain_verl_archive.METRICS], [plain / "away.yaml"])
+    assert found(arm.runs[0])["rollouts"] == ("no, /away of the configuration is not here", True)
+    with pytest.raises(ValueError, match="plain: no rollout dump"):
+        read_arms([plain_verl_archive.METRICS], (), [plain / "plain"])
+
+
+def test_the_summary_of_a_plain_run(plain, capsys):
+    assert summary.main([plain_verl_archive.METRICS]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^score +0\.792 +2\.158 +0\.000 +1\.867$", out, re.M)
+    assert "rollouts: no -> no examples, and no replay: train with trainer.rollout_data_dir" in out
+    assert (plain / "rewards.png").exists()
+
+
+def test_a_summary_of_nothing(plain, capsys):
+    assert summary.main([str(plain)]) == 1
+    assert "name those" in capsys.readouterr().err
+    (plain / "own" / "rollouts").mkdir(parents=True)  # trainer.logger had no file
+    assert summary.main([str(plain / "own")]) == 0
+    printed = capsys.readouterr()
+    assert "own: no metrics in it" in printed.err
+    assert re.search(r"^rollouts +.*own/rollouts$", printed.out, re.M)
+
+
+WITHOUT = """
+import sys
+from importlib.abc import MetaPathFinder
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {missing}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+from verl_gdpo.__main__ import main
+sys.argv = ["verl-gdpo", *sys.argv[1:]]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "command", "code", "message"),
+    [
+        ("matplotlib", "report", 1, "report: matplotlib is not installed: pip install 'verl-gd"),
+        ("jinja2", "report", 1, "report: jinja2 is not installed: pip install 'verl-gdpo[plots]'"),
+        ("matplotlib", "summary", 0, "none: matplotlib is not installed: pip install 'verl-gdpo"),
+        ("tensorboard", "summary", 1, "needs tensorboard: pip install tensorboard"),
+    ],
+)
+def test_what_is_not_installed_is_asked_for_in_a_line(plain, missing, command, code, message):
+    source = (
+        plain_verl_archive.TENSORBOARD if missing == "tensorboard" else plain_verl_archive.METRICS
+    )
+    program = WITHOUT.format(missing=[missing])
+    done = subprocess.run(
+        [sys.executable, "-c", program, command, source], capture_output=True, text=True
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    assert message in (done.stderr if code else done.stdout)
+    assert code or re.search(r"^score +0\.792", done.stdout, re.M)
+
+
+def test_a_report_reads_a_bounded_number_of_dumps_without_their_texts(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run", steps=3)
+    for step in range(1, 101):
+        (run / "rollouts" / f"{step}.jsonl").write_text(rollout_dump(step))
+    read, texts = [], []
+
+    def watched(path, *arguments, **options):
+        rows = read_dump(path, *arguments, **options)
+        read.append(int(path.stem))
+        assert not any("output" in row for row in rows)
+        return rows
+
+    def watched_texts(path, numbers):
+        texts.append(numbers)
+        return real_texts(path, numbers)
+
+    real_texts = examples.read_texts
+    monkeypatch.setattr(examples, "read_dump", watched)
+    monkeypatch.setattr(examples, "read_texts", watched_texts)
+    [arm] = read_arms([run])
+    groups = examples.example_groups(arm.runs[0])
+    assert len(read) == DUMPS_READ == 20
+    assert read[:6] == [100, 99, 98, 97, 96, 95] and read[-1] == 1
+    assert np.diff(read[5:]).min() >= -7  # evenly
+    assert [len(numbers) for numbers in texts] == [4] * len(groups)
+    assert all(rollout.output.startswith("answer") for g in groups for rollout in g.rollouts)
+    assert found(arm.runs[0])["rollouts"][0].endswith(", 20 of which are read")

@@ -1,0 +1,549 @@
+"""`verl-gdpo replay`: the advantages of a dump under its own and under other settings."""
+
+import json
+import re
+
+import numpy as np
+import oracle
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from repository import REPO
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+from verl_gdpo.run.dump_reader import dump_files
+from verl_gdpo.tools.replay import choose, main
+from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
+from verl_gdpo.tools.replay.recompute import verl_grpo
+from verl_gdpo.tools.replay.steps import LOGGED, Replay, rewards_of_run
+
+RECIPES = REPO / "recipes"
+
+
+def rollout(uid, advantage=0.0, tokens=3, source="s", padding=False, output="text", **rewards):
+    return {
+        "input": "the prompt",
+        "output": output,
+        "uid": uid,
+        "group": uid.rsplit("_", 2)[0],
+        "session": int(uid.rsplit("_", 2)[1]),
+        "data_source": source,
+        "response_tokens": 2 * tokens,  # half of them are an answer of a tool
+        "trained_tokens": tokens,
+        "rewards": rewards,
+        "advantage": float(np.float32(advantage)),
+        "is_padding": padding,
+    }
+
+
+def write(folder, steps, algorithm=None):
+    """A run's folder: {step: rows} as dumps, and Hydra's configuration."""
+    (folder / "rollouts").mkdir(parents=True)
+    for step, rows in steps.items():
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "rollouts" / f"{step}.jsonl").write_text(text)
+    if algorithm is not None:
+        (folder / "hydra" / ".hydra").mkdir(parents=True)
+        config = {"run_dir": "x", "algorithm": algorithm}
+        (folder / "hydra" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+def replayed(folder, algorithm, *others, **options):
+    arms = [Arm.of(f"other{i}", other, {}) for i, other in enumerate(others)]
+    return Replay(Arm.of("run", algorithm, {}), arms, **options).read(dump_files(folder)[0])
+
+
+def advantages(replay, name, step=0):
+    return replay.steps[step].columns[name].A_B.tolist()
+
+
+GDPO = {"adv_estimator": "gdpo"}
+GRPO = {"adv_estimator": "grpo"}
+
+
+def two_groups(lengths=(3, 3, 3, 3)):
+    """The README's batch: rewards (0,0) (0,1) and (0,0) (1,1)."""
+    values = {"p_0_0": (0, 0), "p_1_0": (0, 1), "q_0_0": (0, 0), "q_1_0": (1, 1)}
+    return [
+        rollout(uid, a, tokens, x=x, y=y)
+        for (uid, (x, y)), tokens, a in zip(
+            values.items(), lengths, (-0.54768, 0.54768, -1.09536, 1.09536), strict=True
+        )
+    ]
+
+
+def test_the_readmes_batch(tmp_path):
+    # std of (0, 1) is 1/sqrt 2, so both groups are -+ .7071 in GRPO; GDPO doubles the second
+    replay = replayed(write(tmp_path, {1: two_groups()}), GDPO, GRPO)
+    assert replay.worst.difference < 1e-5
+    half = 0.5**0.5
+    np.testing.assert_allclose(advantages(replay, "other0"), [-half, half, -half, half], atol=2e-6)
+    [step] = replay.steps
+    logged, grpo = step.columns[LOGGED], step.columns["other0"]
+    # scaled by their std (ddof 0): logged -+ .5477 / .8660 = .6325, 1.2649; grpo -+ 1
+    assert logged.distance_B(grpo).mean() == pytest.approx((0.36754 + 0.26491) / 2, abs=1e-4)
+    assert logged.correlation(grpo) == pytest.approx((0.63246 + 1.26491) / 2, abs=1e-4)
+    assert logged.opposite(grpo) == 0
+
+
+def test_ties_signs_and_silent_groups(tmp_path):
+    # a: sums 1, 1 are tied by GRPO; with weight 2 on y they are not, and x against y changes signs
+    rows = [
+        *(rollout("a_0_0", x=1, y=0), rollout("a_1_0", x=0, y=1)),
+        *(rollout("b_0_0", x=0, y=0), rollout("b_1_0", x=2, y=1)),
+        *(rollout("c_0_0", x=5, y=5), rollout("c_1_0", x=5, y=5)),
+    ]
+    only_x = {**GDPO, "gdpo": {"rewards": {"x": 1.0}, "batch_norm": "none"}}
+    minus_x = {**GDPO, "gdpo": {"rewards": {"x": -1.0}, "batch_norm": "none"}}
+    for row, a in zip(rows, (0.7071, -0.7071, -0.7071, 0.7071, 0, 0), strict=True):
+        row["advantage"] = a
+    [step] = replayed(write(tmp_path, {1: rows}), only_x, GRPO, minus_x).steps
+    logged, grpo, minus = step.columns.values()
+    # different rewards: the pairs a and b; GRPO ties a
+    assert (logged.ties, grpo.ties, minus.ties) == (0, 0.5, 0)
+    assert (logged.silent_groups, grpo.silent_groups) == (
+        pytest.approx(1 / 3),
+        pytest.approx(2 / 3),
+    )
+    assert logged.opposite(minus) == pytest.approx(4 / 6)
+    assert logged.correlation(minus) == pytest.approx(-1)
+
+
+def test_which_reward_an_advantage_follows(tmp_path):
+    # x from -3 to 3 drowns y in GRPO's sum; GDPO gives each the same say
+    # and neither depends on the 9 by which the group q is ahead
+    values = [(-3, 1), (3, 0), (-3, 0), (3, 1), (6, 1), (12, 0), (6, 0), (12, 1)]
+    groups = ["p"] * 4 + ["q"] * 4
+    rows = [
+        rollout(f"{group}_{i}_0", a, x=x, y=y, z=1)
+        for i, (group, (x, y), a) in enumerate(
+            zip(groups, values, oracle.gdpo(values, groups), strict=True)
+        )
+    ]
+    [step] = replayed(write(tmp_path, {1: rows}), GDPO, GRPO).steps
+    logged, grpo = (column.follows for column in step.columns.values())
+    half = 0.5**0.5
+    assert logged == {
+        "x": pytest.approx(half, abs=1e-3),
+        "y": pytest.approx(half, abs=1e-3),
+        "z": None,
+    }
+    # sums -2, 3, -3, 4: cov with x 1.5 * 6, with y .5 * 1; over their own lengths
+    length = (2.5**2 + 2.5**2 + 3.5**2 + 3.5**2) ** 0.5
+    assert grpo["x"] == pytest.approx(36 / 6 / length, abs=1e-6)
+    assert grpo["y"] == pytest.approx(1 / length, abs=1e-6)
+
+
+def test_a_constant_that_float64_cannot_hold_is_followed_by_nothing(tmp_path):
+    # the mean of three 0.1 is not 0.1, of two it is
+    assert sum([0.1] * 3) / 3 != 0.1
+    rows = [rollout(f"p_{i}_0", i - 1, x=i, y=0.1) for i in range(3)]
+    rows += [rollout(f"q_{i}_0", i - 0.5, x=i, y=0.1) for i in range(2)]
+    [step] = replayed(write(tmp_path, {1: rows}), GDPO).steps
+    assert step.columns[LOGGED].follows == {"x": pytest.approx(1), "y": None}
+
+
+def test_rewards_of_weight_0_do_not_make_a_tie(tmp_path):
+    rows = [rollout("p_0_0", x=1, y=0), rollout("p_1_0", x=1, y=1)]
+    without_y = {**GDPO, "gdpo": {"rewards": {"x": 1.0, "y": 0.0}}}
+    [step] = replayed(write(tmp_path, {1: rows}), GDPO, without_y).steps
+    # logged 0, 0 ties them; without y there are no two different rewards
+    assert [column.ties for column in step.columns.values()] == [1, None]
+
+
+@pytest.mark.parametrize("name", sorted(ARMS))
+def test_every_arm_is_the_oracles(tmp_path, name):
+    rng = np.random.default_rng(3)
+    groups = [f"g{i // 4}" for i in range(24)]
+    lengths = rng.integers(1, 50, 24).tolist()
+    rewards = rng.choice([-3.0, 0.5, 1.0, 2.25], (24, 2)).tolist()
+    rows = [
+        rollout(f"{group}_{i % 4}_0", tokens=length, x=x, y=y)
+        for i, (group, length, (x, y)) in enumerate(zip(groups, lengths, rewards, strict=True))
+    ]
+    weights = {"gdpo": {"rewards": {"x": 1.0, "y": 0.5}}}
+    block = ARMS[name].get("gdpo", {})
+    expected = oracle.gdpo(
+        rewards,
+        groups,
+        weights=[1.0, 0.5],
+        lengths=lengths,
+        group_norm="summed" if name.startswith("grpo") else "per_reward",
+        normalize_by_std=name != "grpo_no_std",
+        batch_norm="none" if name in ("grpo", "grpo_no_std") else block.get("batch_norm", "sample"),
+        eps=1e-6 if name in ("grpo", "grpo_no_std") else 1e-4,
+    )
+    # whatever the run did, only its rewards pass to an arm
+    run = {"adv_estimator": "gdpo", "gdpo": {**weights["gdpo"], "batch_norm": "none"}}
+    replay = replayed(write(tmp_path, {1: rows}), run, with_arm(run, name))
+    np.testing.assert_allclose(advantages(replay, "other0"), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("normalize_by_std", [True, False])
+def test_grpo_is_verls_to_the_last_bit(normalize_by_std):
+    # groups of 1 to 6; constants that float32 cannot hold leave a residue in verl, and so here
+    group_B = np.array([3, 1, 1, 2, 2, 2, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 4])
+    scores_B = np.array([7.0, *[0.3] * 5, *[2000.3] * 3, 1.0, 0.1, 0.2, 0.7, -3, 0.1, 2.9, 0.4])
+    verls, _ = compute_grpo_outcome_advantage(
+        torch.tensor(scores_B, dtype=torch.float32)[:, None],
+        torch.ones(len(scores_B), 1),
+        group_B,
+        norm_adv_by_std_in_grpo=normalize_by_std,
+    )
+    assert verl_grpo(scores_B, group_B, normalize_by_std).tolist() == verls[:, 0].tolist()
+
+
+def test_schedules_and_conditions_hold_at_each_step(tmp_path):
+    # y counts where x is 1, and less from step to step
+    rewards = {"x": 1.0, "y": {"weight": {1: 1.0, 3: 0.0}, "when": {"reward": "x", "at_least": 1}}}
+    raw, gated = [(1, 4), (0, 9), (1, 2), (0, 0)], [(1, 4), (0, 0), (1, 2), (0, 0)]
+    steps = {}
+    for step, weight in ((1, 1.0), (2, 0.5), (3, 0.0)):
+        expected = oracle.gdpo(gated, ["p"] * 4, weights=[1.0, weight])
+        steps[step] = [
+            rollout(f"p_{i}_0", a, x=x, y=y)
+            for i, ((x, y), a) in enumerate(zip(raw, expected, strict=True))
+        ]
+    algorithm = {**GDPO, "gdpo": {"rewards": rewards}}
+    replay = replayed(write(tmp_path, steps), algorithm)
+    assert [step.number for step in replay.steps] == [1, 2, 3]
+    assert replay.worst.difference < 1e-6 and replay.row_count == 12
+    unscheduled = replayed(tmp_path, {**GDPO, "gdpo": {"rewards": {**rewards, "y": 1.0}}})
+    assert unscheduled.worst.difference > 0.1
+
+
+def test_bounds_that_the_runs_scorer_declares(tmp_path):
+    # format is in [0, 1]: half reached, so sqrt .5; correctness in [-3, 3]: also half
+    values = [(0, -3), (0, 3), (1, 3), (1, -3)]
+    rows = [
+        rollout(f"p_{i}_0", source="rlla", format=f, correctness=c)
+        for i, (f, c) in enumerate(values)
+    ]
+    gdpo = {**GDPO, "gdpo": {"combine": "sa_mrpo", "batch_norm": "none", "eps": 0.0}}
+    path = write(tmp_path / "run", {1: rows}, gdpo) / "hydra" / ".hydra" / "config.yaml"
+    reward = {
+        "reward_manager": {"source": "register", "name": "gdpo"},
+        "custom_reward_function": {"path": None},
+    }
+    path.write_text(yaml.safe_dump({"algorithm": gdpo, "reward": reward}))
+    algorithm, declared = read_run(path, ["rlla"])
+    own, other = (Arm.of(name, algorithm, declared) for name in ("run", "other"))
+    replay = Replay(own, [other]).read(dump_files(tmp_path / "run")[0])
+    # each z is -+ .8660 (two of four), and S their sum times sqrt .5
+    S = 2 * 0.75**0.5 * 0.5**0.5
+    assert advantages(replay, "other") == pytest.approx([-S, 0, S, 0])
+    with pytest.raises(ValueError, match="combine=sa_mrpo needs the bounds of reward"):
+        replayed(tmp_path / "run", gdpo)
+
+
+def test_missing_rewards_and_sources(tmp_path):
+    # source t has no y; a None takes part in no statistic
+    values = [(1, None), (0, 2), (3, 4), (2, None), (0, None), (5, None)]
+    present = [[True, y is not None] for _, y in values]
+    groups = ["p"] * 4 + ["q"] * 2
+    expected = oracle.gdpo([(x, y or 0) for x, y in values], groups, present=present)
+    rows = []
+    for i, ((x, y), group, a) in enumerate(zip(values, groups, expected, strict=True)):
+        rewards = {"x": x} if group == "q" else {"x": x, "y": y}
+        rows.append(rollout(f"{group}_{i}_0", a, source=group, **rewards))
+    assert replayed(write(tmp_path, {4: rows}), GDPO).worst.difference < 1e-6
+
+
+def test_padding_and_sessions_of_several_rows(tmp_path):
+    # session p_1 has two rows, of which the last counts; the others follow it; padding is 0
+    expected = oracle.gdpo([[1.0], [0.0], [4.0]], ["p"] * 3)
+    rows = [
+        rollout("p_0_0", expected[0], x=1.0),
+        rollout("p_1_1", expected[1], x=0.0),
+        rollout("p_1_0", expected[1], x=77.0),
+        rollout("p_2_0", 0.0, tokens=0, x=4.0),  # counted, but no token of it is trained
+        rollout("pad1_0_0", 0.0, padding=True, x=1.0),
+    ]
+    folder = write(tmp_path, {1: rows})
+    for algorithm in (GDPO, GRPO):
+        replay = replayed(folder, GDPO, algorithm)
+        assert replay.worst.difference < 1e-6 and replay.row_count == 5
+        assert len(advantages(replay, "other0")) == 3
+        assert advantages(replay, "other0")[2] == 0
+
+
+def test_the_groups_that_differ_most_are_kept(tmp_path):
+    def group(name, rewards):
+        return [rollout(f"{name}_{i}_0", x=x, y=y) for i, (x, y) in enumerate(rewards)]
+
+    cancels = [(1, 0), (0, 5)]  # GDPO gives 0, GRPO -+ .7071
+    agrees = [(0, 0), (1, 1)]
+    rows = [*group("a", agrees), *group("b", cancels), *group("c", cancels[::-1])]
+    expected = oracle.gdpo([[*row["rewards"].values()] for row in rows], list("aabbcc"))
+    for row, a in zip(rows, expected, strict=True):
+        row["advantage"] = a
+    replay = replayed(write(tmp_path, {1: rows, 2: rows[:4]}), GDPO, GRPO, top=2)
+    # c has the rewards of b in another order, and would show nothing new
+    kept = replay.most_different["other0"]
+    assert [sorted(row["uid"] for row in group.rows) for group in kept] == [
+        *(["b_0_0", "b_1_0"], ["a_0_0", "a_1_0"])
+    ]
+
+
+def test_silent_groups_bring_no_group_further_apart(tmp_path):
+    """In units of a std that counts them, the same groups would differ twice as much there."""
+    silent = [rollout(f"s{g}_{i}_0", x=1, y=1) for g in range(6) for i in range(2)]
+    rows = [*two_groups(), *silent]
+    for row, a in zip(rows, oracle.gdpo(*rewards_and_groups(rows)), strict=True):
+        row["advantage"] = a
+    replay = replayed(write(tmp_path, {1: two_groups(), 2: rows}), GDPO, GRPO)
+    few, many = (
+        step.columns[LOGGED].distance_B(step.columns["other0"])[:4] for step in replay.steps
+    )
+    assert few == pytest.approx([0.3675, 0.3675, 0.2649, 0.2649], abs=1e-3)
+    assert many == pytest.approx(few, abs=1e-3)
+
+
+def rewards_and_groups(rows):
+    return [[*row["rewards"].values()] for row in rows], [row["group"] for row in rows]
+
+
+def test_a_later_step_may_differ_more(tmp_path):
+    # distances of p and q are .37 and .26; then b, where GDPO gives 0, 1; and a, 1.41 - 1
+    rows = [rollout(f"b_{i}_0", 0, x=x, y=y) for i, (x, y) in enumerate([(1, 0), (0, 5)])]
+    rows += [rollout(f"a_{i}_0", 1.2247 * (2 * i - 1), x=i, y=i) for i in range(2)]
+    replay = replayed(write(tmp_path, {1: two_groups(), 2: rows}), GDPO, GRPO, top=2)
+    kept = replay.most_different["other0"]
+    assert [group.id for group in kept] == ["b", "a"]
+    assert [group.distance["other0"] for group in kept] == pytest.approx([1, 2**0.5 - 1], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "expected"),
+    [
+        (GDPO, ["algorithm.gdpo.batch_norm=token"], {"gdpo": {"batch_norm": "token"}}),
+        (GDPO, ["+algorithm.gdpo.eps=1e-6"], {"gdpo": {"eps": 1e-6}}),
+        (
+            {**GDPO, "gdpo": {"rewards": {"x": 1.0, "y": 2.0}}},
+            ["algorithm.gdpo.rewards.y.weight={0: 1, 9: 0.5}"],
+            {"gdpo": {"rewards": {"x": 1.0, "y": {"weight": {0: 1, 9: 0.5}}}}},
+        ),
+        (GDPO, ["algorithm.adv_estimator=grpo"], {"adv_estimator": "grpo"}),
+    ],
+)
+def test_overrides_mean_what_they_mean_in_training(algorithm, overrides, expected):
+    assert with_overrides(algorithm, overrides) == {**GDPO, **expected}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "weights"),
+    [
+        (GDPO, {"x": 1.0, "y": 0.2}),
+        ({**GDPO, "gdpo": {"rewards": None}}, {"x": 1.0, "y": 0.2}),
+        ({**GDPO, "gdpo": {"rewards": {"x": 3.0, "y": 1.0}}}, {"x": 3.0, "y": 0.2}),
+        # a reward that the run itself did not use stays unused
+        ({**GDPO, "gdpo": {"rewards": {"y": 1.0}}}, {"y": 0.2}),
+    ],
+)
+def test_an_override_of_one_reward_keeps_the_others(tmp_path, algorithm, weights):
+    """`rewards: null` uses all; naming one of them must not drop the others without a word."""
+    files = dump_files(write(tmp_path, {1: two_groups()}))[0]
+    own = Arm.of("run", algorithm, {})
+    override = "algorithm.gdpo.rewards.y=0.2"
+    for names in ([], ["gdpo", "grpo"]):
+        for arm in choose(own, names, [override], lambda: rewards_of_run(files[0])):
+            assert {name: term.weight for name, term in arm.settings.rewards.items()} == weights
+    changed = replayed(tmp_path, GDPO, {**GDPO, "gdpo": {"rewards": {"x": 1.0, "y": 0.2}}})
+    assert main([str(tmp_path), override]) in (0, 1)
+    assert len({round(a, 4) for a in advantages(changed, "other0")}) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arm", "grop"], "unknown; did you mean 'grpo'"),
+        (
+            ["algorithm.gdpo.batchnorm=none"],
+            "gdpo does not read it; did you mean 'algorithm.gdpo.batch_norm'",
+        ),
+        (["algorithm.gamma=0.5"], "algorithm.gamma=0.5: gdpo does not read it"),
+        (["trainer.seed=1"], "trainer.seed=1: gdpo does not read it"),
+        (["algorithm.gdpo.eps=1,2"], "expected one value"),
+        (["~algorithm.gdpo.rewards"], "expected one value"),
+        (["algorithm.gdpo.rewards={"], "algorithm.gdpo.rewards={"),
+        (["algorithm.gdpo.rewards.z=1"], "1.jsonl: p_0_0: reward 'z' is configured, but"),
+        (["algorithm.adv_estimator=rloo"], "adv_estimator=rloo: replay only computes gdpo"),
+        (["--arm", "grpo", "algorithm.gdpo.batch_norm=none"], "verl's grpo does not read it"),
+        (["--steps", "7:"], "none of these is in .*, which has 1 to 1"),
+        (["--group", "nobody"], "expected one group, got none"),
+        (["--out", "numbers.csv"], r"expected a name that ends in .parquet"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--top", "-1"], "expected 0 or more"),
+    ],
+)
+def test_what_cannot_be_replayed_is_said_in_one_line(tmp_path, capsys, arguments, message):
+    write(tmp_path, {1: two_groups()}, GDPO)
+    assert main([str(tmp_path), *arguments]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("replay: ") and printed.err.count("\n") == 1
+    assert re.search(message, printed.err), printed.err
+
+
+@pytest.mark.parametrize("advantage", [float("nan"), float("inf"), None])
+def test_a_logged_advantage_that_is_no_number(tmp_path, capsys, advantage):
+    rows = two_groups()
+    rows[1]["advantage"] = advantage
+    write(tmp_path, {1: rows}, GDPO)
+    assert main([str(tmp_path)]) == 1
+    assert "1.jsonl: p_1_0: the logged advantage is" in capsys.readouterr().err
+
+
+def test_steps_that_are_no_numbers(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path), "--steps", "first"])
+    assert "argument --steps" in capsys.readouterr().err
+
+
+def test_a_folder_without_dumps(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 1
+    assert "no rollout dump" in capsys.readouterr().err
+
+
+def test_a_step_that_verl_is_writing_is_left_out(tmp_path, capsys):
+    folder = write(tmp_path, {1: two_groups(), 2: two_groups()}, GDPO)
+    last = folder / "rollouts" / "2.jsonl"
+    last.write_text(last.read_text()[:-5])
+    assert main([str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("1 steps, 4 rollouts")
+    assert f"Step 2 is left out, because {last} has no end: verl is still writing it" in out
+    assert main([str(folder), "--steps", "1"]) == 0
+    assert "left out" not in capsys.readouterr().out
+    (folder / "rollouts" / "3.jsonl").write_text((folder / "rollouts" / "1.jsonl").read_text())
+    assert main([str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("2 steps, 8 rollouts")
+    assert "Step 2 is left out" in out
+
+
+def test_the_printed_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    write(tmp_path, {1: two_groups(), 2: two_groups()}, GDPO)
+    assert main([str(tmp_path), "--arm", "grpo", "--arm", "gdpo_no_batch_norm"]) == 0
+    out = capsys.readouterr().out
+    assert f"2 steps, 8 rollouts; the run's settings are in {tmp_path}/hydra" in out
+    assert "The run's settings reproduce the logged advantages: largest |difference| " in out
+    assert "== grpo ==" in out and "== gdpo_no_batch_norm ==" in out
+    total = next(line for line in out.splitlines() if line.startswith("all"))
+    # std of the logged: sqrt((.5477^2 + 1.0954^2) / 2) = .866
+    expected = "all 8 0.949 0.0% 0.316 0.0% | 0.0% 0.0% | 0.0% 0.87 | 0.71"
+    assert total.split() == expected.split()
+    assert max(map(len, out.split("Where")[1].split("==")[0].splitlines())) <= 100
+
+
+def test_advantages_that_are_not_the_settings_are_a_warning_and_exit_1(tmp_path, capsys):
+    rows = two_groups()
+    rows[3]["advantage"] = 2.0
+    write(tmp_path, {1: two_groups(), 2: rows}, GDPO)
+    assert main([str(tmp_path / "rollouts")]) == 1
+    out = capsys.readouterr().out
+    # 2 - 1.0954 = .9046
+    assert "WARNING" in out and "largest |difference| 0.9 " in out and "at step 2, q_1_0" in out
+    assert main([str(tmp_path), "--steps", "1"]) == 0
+    assert main([str(tmp_path), "--steps", "1:2"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "reason"),
+    [
+        (None, "defaults"),
+        (None, "name the run's configuration with --config"),
+        ({**GRPO, "use_kl_in_reward": True}, "does not hold the KL"),
+        (GRPO, "resumed with other settings"),
+    ],
+)
+def test_why_they_may_not_be_reproduced(tmp_path, capsys, algorithm, reason):
+    rows = [rollout(f"p_{i}_0", 9.0, x=float(i)) for i in range(2)]
+    write(tmp_path, {1: rows}, algorithm)
+    assert main([str(tmp_path)]) == 1
+    assert reason in capsys.readouterr().out
+
+
+def test_another_estimators_advantages_are_taken_as_they_are(tmp_path, capsys):
+    write(tmp_path, {1: two_groups()}, {"adv_estimator": "rloo"})
+    assert main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "adv_estimator=rloo is not recomputed" in out
+    assert "== gdpo ==" in out and "== grpo ==" in out
+
+
+def test_the_dump_alone_finds_the_runs_configuration(tmp_path, capsys):
+    main([str(write(tmp_path, {1: two_groups()}, GRPO) / "rollouts")])
+    assert "run: adv_estimator=grpo" in capsys.readouterr().out
+
+
+def test_a_configuration_elsewhere(tmp_path, capsys):
+    write(tmp_path / "run", {1: two_groups()})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"algorithm": GRPO}))
+    assert main([str(tmp_path / "run"), "--config", str(tmp_path / "config.yaml")]) == 1
+    assert "run: adv_estimator=grpo" in capsys.readouterr().out
+    for text, message in (
+        ("- 1", "no `algorithm` block; expected verl's configuration"),
+        ("data: {}", "no `algorithm` block"),
+        ("algorithm: 1", "no `algorithm` block"),
+        ("a: [", "config.yaml: "),
+    ):
+        (tmp_path / "config.yaml").write_text(text)
+        assert main([str(tmp_path / "run"), "--config", str(tmp_path / "config.yaml")]) == 1
+        assert message in capsys.readouterr().err
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\u202eevil\u200b\x9b1m\ud800 <tag>\n第二行"
+
+
+def test_a_terminal_shows_responses_and_does_not_obey_them(tmp_path, capsys):
+    rows = two_groups()
+    for row in rows:
+        row["output"] = row["input"] = HOSTILE
+        row["group"] = "\x1b[31m" + row["group"]
+        row["uid"] = "\x1b[31m" + row["uid"]
+        row["rewards"]["\x1b[5mz"] = 0
+    write(tmp_path, {1: rows}, GDPO)
+    assert main([str(tmp_path)]) == 0
+    assert main([str(tmp_path), "--group", "\x1b[31mq"]) == 0
+    printed = capsys.readouterr()
+    assert "x1b[2J" in printed.out and "第二行" in printed.out
+    assert all(c.isprintable() or c == "\n" for c in printed.out + printed.err)
+
+
+def test_one_group_in_full(tmp_path, capsys):
+    rows = two_groups()
+    rows[2]["output"] = "first line\n" + "x" * 500
+    write(tmp_path, {1: rows}, GDPO)
+    assert main([str(tmp_path), "--group", "q"]) == 0
+    out = capsys.readouterr().out
+    assert "the prompt" in out and "\n  first line\n  " + "x" * 500 in out
+    assert "group p" not in out and "correlation" not in out
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "json"])
+def test_the_table_is_read_back(tmp_path, capsys, suffix):
+    rows = [*two_groups(), rollout("pad_0_0", padding=True, x=0, y=0)]
+    rows[0]["rewards"]["y"] = None
+    late = [rollout(f"r_{i}_0", source="other", z=i) for i in range(2)]
+    write(tmp_path, {1: rows, 2: [*rows, *late]}, GDPO)
+    path = tmp_path / "made" / f"table.{suffix}"
+    main([str(tmp_path), "--arm", "grpo", "--out", str(path)])
+    if suffix == "parquet":
+        table = pq.read_table(path).to_pylist()
+    else:
+        table = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(table) == 10
+    half = 0.5**0.5
+    assert table[3] == {
+        **{"step": 1, "group": "q", "session": 1, "uid": "q_1_0"},
+        **{"data_source": "s", "response_tokens": 6, "trained_tokens": 3},
+        **{"reward/x": 1.0, "reward/y": 1.0, "reward/z": None},
+        "advantage/logged": pytest.approx(1.09536),
+        "advantage/grpo": pytest.approx(half, abs=1e-5),
+    }
+    assert table[0]["reward/y"] is None and table[9]["reward/z"] == 1.0
+    assert [p.name for p in path.parent.iterdir()] == [path.name]

@@ -1,0 +1,130 @@
+"""verl's own trainer without a GPU, in the ways that `test_run_tool_rl.py` does not run it.
+
+A start takes more than a minute, so one run may test several things, such as training and a bad
+sample. A tiny untrained model gets ToolRL's rewards, which are always the lowest for it, and two
+rewards that vary.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import two_outputs
+from rollout_check import BATCH, GRPO, SAMPLES, check_advantages, check_rollouts
+from small_trainings import REWARD_FILE, check_error, overrides
+from start_verl import run_verl
+from varied_reward import PATTERNS
+
+pytestmark = pytest.mark.e2e
+
+
+def test_colocate_async_trains_until_a_reward_is_no_number(assets, tmp_path):
+    """Two ranks; every other session has two outputs; rollouts come from older weights."""
+    agent_loops = tmp_path / "agent_loops.yaml"
+    agent_loops.write_text(two_outputs.CONFIG)
+    run = run_verl(
+        tmp_path,
+        overrides(
+            assets,
+            "trainer.v1.trainer_mode=colocate_async",
+            "trainer.n_gpus_per_node=2",
+            "ray_kwargs.ray_init.num_gpus=2",
+            f"actor_rollout_ref.rollout.agent.agent_loop_config_path={agent_loops}",
+            "actor_rollout_ref.rollout.agent.default_agent_loop=two_outputs",
+            "data.max_response_length=300",
+            "trainer.total_training_steps=4",
+            "trainer.test_freq=4",
+            "trainer.val_before_train=False",
+            scorer="nan_in_validation",
+        ),
+        PYTHONPATH=os.pathsep.join([str(REWARD_FILE.parent), os.environ.get("PYTHONPATH", "")]),
+    )
+    check_error(run, r"reward 'letters' is nan; expected a finite number")
+    staleness = {}
+    weights = dict.fromkeys(["correctness", "format", "letters", "brevity"], 1.0)
+    for step, metrics in run.steps().items():
+        rows = run.dump(step)
+        check_rollouts(rows, weights)
+        second = [row["uid"] for row in rows if row["uid"].endswith("_1") and row["session"] % 2]
+        assert len(second) == BATCH * SAMPLES / 2
+        staleness[step] = metrics["training/off_policy/trajectory_staleness_worst/max"]
+        if staleness[step] == 0:
+            assert metrics["training/rollout_probs_diff_max"] < 1e-5
+    assert sorted(staleness) == [1, 2, 3]
+    assert staleness[1] == 0 < max(staleness.values())
+
+
+# --- groups without signal are filtered, and some rewards are missing ----------------------------
+
+
+def filtered(assets, *more, scorer="patterned"):
+    return overrides(
+        assets,
+        f"data.train_files={assets}/mixed_train.parquet",
+        f"data.val_files={assets}/mixed_test.parquet",
+        "data.shuffle=False",
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.metric=score",
+        *more,
+        scorer=scorer,
+    )
+
+
+def check_filtered(run, kept, tolerance=1e-5, **options):
+    """Groups of the patterns `kept` alone were trained on; `options` go to the oracle."""
+    rows = [row for row in run.dump(1) if not row["is_padding"]]
+    # `rare` is missing here and there, and else constant: it adds nothing
+    rewards = [tuple(row["rewards"][name] for name in "abc") for row in rows]
+    check_advantages(rows, rewards, tolerance, **options)
+    groups = {}
+    for row, values in zip(rows, rewards, strict=True):
+        groups.setdefault(row["group"], []).append(values)
+    name_of = {tuple(sorted(pattern)): name for name, pattern in PATTERNS.items()}
+    assert {name_of[tuple(sorted(values))] for values in groups.values()} == kept
+    rare = {row["rewards"].get("rare", "no such reward") for row in rows}
+    assert rare >= {None, "no such reward"}
+    assert run.steps()[0]["val-aux/rlla/rare/mean@1"] == 0.0
+    assert run.steps()[1]["training/filter_groups/evicted_samples"] > 0
+
+
+def test_the_grpo_arm(assets, tmp_path):
+    run = run_verl(tmp_path, filtered(assets, "estimator=grpo", "trainer.total_training_steps=1"))
+    assert run.exit_code == 0, run.last_lines()
+    assert "replaces the gdpo of verl 0.9.1;" in run.output
+    check_filtered(run, {"ordinary", "stairs"}, 1e-4, **GRPO)  # verl's own grpo is in float32
+    metrics = run.steps()[1]
+    assert metrics["gdpo/a/max"] == 1.0
+    assert metrics["gdpo/no_signal"] == 0
+    assert metrics["gdpo/distinct_grpo"] == 7  # of the sums 0, 1, 1, 3 and of 0, 1, 2, 3
+
+
+@pytest.fixture(scope="session")
+def verl_0_9_0(tmp_path_factory):
+    """A folder for PYTHONPATH: verl 0.9.0 without dependencies, which are those of 0.9.1."""
+    folder = tmp_path_factory.mktemp("verl_0.9.0")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
+    subprocess.run([*pip, "verl==0.9.0"], check=True, timeout=300)
+    return str(folder)
+
+
+def test_verl_0_9_0_until_the_scorer_raises_for_one_row(assets, tmp_path, verl_0_9_0):
+    run = run_verl(
+        tmp_path,
+        filtered(assets, "trainer.total_training_steps=9", scorer="patterned_but_for_one_row"),
+        PYTHONPATH=os.pathsep.join([verl_0_9_0, os.environ.get("PYTHONPATH", "")]),
+    )
+    assert "replaces the gdpo of verl 0.9.0;" in run.output
+    check_error(run, r"extra_info.index 20: KeyError: 'a bug in the scorer' \[.*reward.py:\d+\]")
+    check_filtered(run, {"tied", "ordinary", "stairs"})
+    assert len(run.steps()) < 5  # validation, and what the rows before allow
+
+
+# --- nothing is trained; faults.py has more such runs ---------------------------------------------
+
+
+def test_a_row_without_ground_truth_stops_the_run(assets, tmp_path):
+    rows = f"data.train_files={assets}/no_ground_truth.parquet"
+    run = run_verl(tmp_path, overrides(assets, rows, scorer=None))
+    check_error(run, r"data.train_files, row 11 \(data_source 'rlla'\): tool_rl ground_truth")
+    assert not run.steps()

@@ -1,0 +1,105 @@
+"""verl's trainers with their own main module: each runs as far as a CPU allows, or is refused.
+
+These tests run on the installed verl, and with `nox -s verl` on another one.
+"""
+
+import inspect
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import oracle
+import pytest
+from omegaconf import OmegaConf
+from verl.trainer import main_ppo
+from verl.trainer.ppo import ray_trainer
+from verl_batch import GDPO, GROUPS, REWARDS, batch, verl_config
+
+from verl_gdpo.verl_hooks.main_ppo import checked
+from verl_gdpo.verl_hooks.supported_trainers import REFUSED
+
+
+def test_one_step_off_policy_from_rewards_to_metrics():
+    """Through its own methods. Not run: generation in the background, and weights sent to it."""
+    from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrainer
+
+    trainer = object.__new__(OneStepOffRayTrainer)
+    trainer.config = verl_config()
+    trainer.use_rm = trainer.use_critic = False
+    trainer.metrics, trainer.timing_raw = {}, {"step": 1.0}
+    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
+    values = np.array(REWARDS)
+    columns = {"correctness": values[:, 0], "format": values[:, 1], "score": values.sum(1)}
+    data = batch(columns, reward_extra_keys=list(columns), global_token_num=[8] * len(values))
+    data.batch["rm_scores"] = data.batch.pop("token_level_rewards")
+    for key in ("prompts", "responses"):
+        data.batch[key] = data.batch["response_mask"].clone()
+    data.batch["attention_mask"] = data.batch["response_mask"].repeat(1, 2)
+    data = trainer._fit_compute_advantage(trainer._fit_compute_reward(data))
+    trainer._fit_collect_metrics(data)
+    expected = oracle.gdpo(REWARDS, GROUPS)
+    assert data.batch["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert trainer.metrics["gdpo/correctness/min"] == -3.0
+    assert "critic/score/mean" in trainer.metrics
+
+
+# --- before Ray starts ---------------------------------------------------------------------------
+
+
+def run(config):
+    return checked(lambda config, task_runner_class=None: "started")(config)
+
+
+def fully_async(**algorithm):
+    config = verl_config()
+    OmegaConf.set_struct(config, False)
+    return OmegaConf.merge(config, {"async_training": {}, "algorithm": algorithm})
+
+
+def test_run_ppo_is_checked():
+    assert inspect.unwrap(main_ppo.run_ppo) is not main_ppo.run_ppo
+    assert run(verl_config()) == "started"
+    with pytest.raises(ValueError, match="use_kl_in_reward"):
+        run(verl_config("algorithm.use_kl_in_reward=True"))
+
+
+def test_fully_async_policy_is_refused_with_gdpo_alone():
+    for algorithm in ({}, {"adv_estimator": "grpo"}):  # the reward manager is gdpo in both
+        with pytest.raises(ValueError, match="does not run on fully_async_policy: when a sample"):
+            run(fully_async(**algorithm))
+    config = fully_async(adv_estimator="grpo")
+    config.reward.reward_manager.name = "naive"
+    assert run(config) == "started"
+
+
+def test_fully_async_policy_is_refused_with_a_subclass_of_our_manager(tmp_path):
+    text = "from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager as Mine"
+    (tmp_path / "mine.py").write_text(text)
+    config = fully_async(adv_estimator="grpo")
+    config.reward.reward_manager.name = "Mine"
+    config.reward.reward_manager.source = "importlib"
+    config.reward.reward_manager.module.path = f"{tmp_path}/mine.py"
+    trainer = object.__new__(ray_trainer.RayPPOTrainer)
+    trainer.config = config
+    with pytest.raises(ValueError, match="does not run on fully_async_policy"):
+        trainer._create_dataloader(None, None, None, None)
+
+
+def start(module, *overrides):
+    return subprocess.run(
+        [sys.executable, "-m", module, *overrides, *GDPO],
+        env={**os.environ, "HYDRA_FULL_ERROR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_fully_async_policy_stops_before_ray_starts(tmp_path):
+    module = "verl.experimental.fully_async_policy.fully_async_main"
+    done = start(module, f"hydra.run.dir={tmp_path}")
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith(REFUSED["fully_async_policy"])
+    assert "Started a local Ray instance" not in done.stderr

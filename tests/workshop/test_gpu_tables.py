@@ -1,0 +1,108 @@
+"""What is computed of GPUs for each recipe: the tables of recipes/README.md, and their basis."""
+
+import pytest
+from composed_recipes import RECIPES, cells_after, composed, flat
+
+from verl_gdpo.tools.check.gpu_memory import needed_disk_gb
+from workshop.benchmarks import gpu_tables
+from workshop.benchmarks.step_model import DEEPSEEK_1_5B, DEEPSEEK_7B, QWEN_1_5B, QWEN_4B, WORKS
+from workshop.benchmarks.step_model import forward_flops as flops_of
+
+KIND = {QWEN_1_5B: "Qwen2", DEEPSEEK_1_5B: "Qwen2", DEEPSEEK_7B: "Qwen2", QWEN_4B: "Qwen3"}
+
+
+@pytest.mark.parametrize("model", KIND, ids=lambda model: model.name)
+def test_the_shape_of_a_model(model):
+    """Parameters are counted by transformers, in a model of these sizes without values."""
+    import torch
+    import transformers
+
+    shape = model.shape
+    config = getattr(transformers, f"{KIND[model]}Config")(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=model.attention // 128,
+        num_key_value_heads=model.keys // 128,
+        head_dim=128,
+        tie_word_embeddings=model.tied,
+    )
+    with torch.device("meta"):
+        found = getattr(transformers, f"{KIND[model]}ForCausalLM")(config)
+    assert sum(p.numel() for p in found.parameters()) == shape.parameters
+    attention = found.model.layers[0].self_attn
+    assert attention.q_proj.out_features == model.attention
+    assert attention.k_proj.out_features == attention.v_proj.out_features == model.keys
+    products = [m for m in found.modules() if isinstance(m, torch.nn.Linear)]
+    in_products = sum(layer.weight.numel() for layer in products)
+    assert model.in_products == pytest.approx(in_products, rel=1e-3)  # and norms and biases
+
+
+def test_the_work_is_that_of_the_recipes():
+    for work in WORKS:
+        config = composed(f"task={work.name}", "hardware=8gpu")
+        assert (config.data.train_batch_size, config.actor_rollout_ref.rollout.n) == (
+            work.prompts,
+            work.samples,
+        )
+        assert config.data.max_response_length == work.longest_response
+        assert work.prompt_tokens < config.data.max_prompt_length
+    models = {f"{work.name} {work.model.name}" for work in WORKS}
+    for task in ("tool_rl", "gsm8k", "math_length", "coding"):
+        path = composed(f"task={task}", "hardware=8gpu").actor_rollout_ref.model.path
+        assert f"{task} {path}" in models
+
+
+def test_flops_by_hand():
+    """gsm8k: 512 rows of 350 tokens x 1.7; 2 a parameter, and 4 x 28 layers x 1,536 x 595 seen."""
+    (work,) = [work for work in WORKS if work.name == "gsm8k"]
+    row = 350 * 1.7
+    assert flops_of(work) == pytest.approx(
+        512 * row * (2 * 1_543_714_304 + 4 * 28 * 1536 * row), rel=1e-9
+    )
+
+
+def test_the_tables_in_the_document():
+    text = (RECIPES / "README.md").read_text()
+    assert gpu_tables.memory_table() in text
+    assert gpu_tables.seconds_table() in text
+
+
+def test_the_disk_that_a_model_needs():
+    """15 GB, the weights (2 bytes), and two checkpoints of 12 bytes a parameter."""
+    assert needed_disk_gb(DEEPSEEK_7B.shape) == pytest.approx(15 + 26 * 7.6156, abs=0.01)
+
+
+# what verl's own examples/fapo_trainer/run_baseline_7b.sh sets of the engine, at 3867dfd: a model
+# of 7 B parameters and 8,192 tokens
+VERLS_LONG_EXAMPLE = {
+    "actor_rollout_ref.model.use_remove_padding": True,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+    "actor_rollout_ref.actor.use_dynamic_bsz": True,
+    "actor_rollout_ref.actor.fsdp_config.param_offload": True,
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": True,
+    "actor_rollout_ref.ref.fsdp_config.param_offload": True,
+    "actor_rollout_ref.rollout.name": "vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.8,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.nnodes": 4,
+}
+TOKENS_OF_ITS_MICRO_BATCH = 2 * (2048 + 8192)
+
+
+@pytest.mark.parametrize("task", ["math_length", "coding"])
+def test_every_difference_from_verls_long_example_has_its_reason(task):
+    ours = flat(composed(f"task={task}", "hardware=8gpu"))
+    differing = {
+        key: (str(value), str(ours[key]))
+        for key, value in VERLS_LONG_EXAMPLE.items()
+        if ours[key] != value
+    }
+    rows = cells_after("verl's own example for a model of 7 B parameters")[2:]
+    assert {key: (theirs, mine) for key, theirs, mine, _ in rows} == differing
+    assert all(reason for *_, reason in rows)
+    rows_at_once = ours["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"]
+    longest = ours["data.max_prompt_length"] + ours["data.max_response_length"]
+    assert TOKENS_OF_ITS_MICRO_BATCH / 2 < rows_at_once * longest <= TOKENS_OF_ITS_MICRO_BATCH

@@ -1,0 +1,1 @@
+"""`python -m workshop.benchmarks` compares verl-gdpo with named peers; ratios are of one run."""

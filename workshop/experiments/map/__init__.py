@@ -1,0 +1,1 @@
+"""A map of when GDPO trains better than GRPO: `python -m workshop.experiments.map`."""

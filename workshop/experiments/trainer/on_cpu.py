@@ -1,0 +1,120 @@
+"""One training with verl's own trainer, without a GPU."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from verl_gdpo.run.launch import failure_report, launch
+from verl_gdpo.run.lock import locked
+from workshop.experiments.trainer import results
+from workshop.experiments.trainer.policy import make_policy, start_rates
+from workshop.experiments.trainer.results import Failure, Result
+from workshop.experiments.trainer.settings import (
+    OWN_RECIPES,
+    REPO,
+    SETTINGS,
+    Run,
+    overrides,
+    weights,
+)
+from workshop.experiments.trainer.task import Row, make_rows
+
+TIME_LIMIT_SECONDS = 1200.0
+ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's 15 would let other work of the machine slow the run
+}
+
+
+def train(run: Run, work: Path) -> Result | Failure:
+    """Train once, in a new folder inside of `work`.
+
+    Raises:
+        Interrupted: by a signal.
+    """
+    inputs, rows = prepare(run, work)
+    folder = results.new_folder(run, work)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="vg", dir="/tmp") as ray_folder:  # sockets, short paths
+        code = launch(
+            command(run, rows, inputs, folder, ray_folder),
+            folder,
+            env=ENVIRONMENT,
+            time_limit=TIME_LIMIT_SECONDS,
+            quiet=True,
+        )
+    seconds = round(time.monotonic() - start, 1)
+
+    def why() -> str:
+        return f": {failure_report(folder).splitlines()[0]}"
+
+    found = results.of_ended(run, folder, code, why, seconds)
+    if rows and isinstance(found, Result):
+        return replace(found, start=start_rates(inputs / "policy", rows))
+    return found
+
+
+def command(
+    run: Run, rows: Sequence[Row], inputs: Path, folder: Path, ray_folder: str
+) -> list[str]:
+    """The command line of verl's own trainer."""
+    scorer = Path(__file__).with_name("task.py")
+    return [
+        *(sys.executable, "-m", "verl.trainer.main_ppo"),
+        *("--config-dir", str(REPO / "recipes"), "--config-name", "train"),
+        f"hydra.searchpath=[file://{OWN_RECIPES}]",
+        *overrides(run),
+        *weights(run, rows),
+        *([f"reward.custom_reward_function.path={scorer}"] if rows else []),
+        f"seed={run.seed}",
+        f"run_dir={folder}",
+        f"data_dir={inputs}",
+        f"+ray_kwargs.ray_init._temp_dir={ray_folder}",
+    ]
+
+
+def prepare(run: Run, work: Path) -> tuple[Path, list[Row]]:
+    """Make rows and policy, or find them: all arms of a seed have the same.
+
+    Returns:
+        Their folder, and the rows; none for ToolRL, which has rows of its own.
+    """
+    setting = SETTINGS[run.setting]
+    if setting.recipe == "tool_rl":
+        return _prepare_tool_rl(work), []
+    rows = make_rows(run.seed, own_format=setting.own_format)
+    folder = work / "inputs" / f"{'own' if setting.own_format else 'shared'}_format-{run.seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / "lock", str(folder), wait=True):
+        # the rows are written last, so that they say that the policy is complete
+        if not (folder / "train.parquet").exists():
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            from verl_gdpo.data_prep.schema import SCHEMA
+
+            make_policy(folder / "policy", rows, run.seed)
+            pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), folder / "train.parquet")
+    return folder, rows
+
+
+def _prepare_tool_rl(work: Path) -> Path:
+    """Write the rows and copy the policy of the run without a GPU that the README shows."""
+    from verl_gdpo.cpu.warm_start import make_policy as copy_policy
+    from verl_gdpo.tools import data
+
+    folder = work / "inputs"
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / "tool_rl.lock", "ToolRL's rows", wait=True):
+        rows = str(folder / "tool_rl_tiny")
+        options = ["--synthetic", "--size", "tiny", "--if-needed"]
+        if data.main(["tool_rl", *options, "--out", rows]):
+            raise OSError(f"{rows}: the rows could not be made; the reason is above")
+        copy_policy(folder / "tool_rl_policy")
+    return folder

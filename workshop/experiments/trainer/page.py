@@ -1,0 +1,178 @@
+"""Writes docs/in_verls_trainer.md: `page.md.jinja` says the words, and the data the numbers."""
+
+import math
+import re
+from pathlib import Path
+from statistics import fmean, median
+
+from verl_gdpo.tools.report.page import signed
+from workshop.benchmarks.step_model import GPUS, TOOL_RL
+from workshop.benchmarks.step_model import seconds as computed_seconds
+from workshop.experiments.template import template_beside
+from workshop.experiments.trainer import compare, paper, results, task
+from workshop.experiments.trainer.compare import Difference, Endpoint, Results, difference
+from workshop.experiments.trainer.conclusions import UNDECIDED, conclusions
+from workshop.experiments.trainer.pictures import NAMES
+from workshop.experiments.trainer.settings import FURTHER_ARMS, REPO, SETTINGS, Run, plan
+
+PAGE = REPO / "docs" / "in_verls_trainer.md"
+OUTAGE = Path(__file__).with_name("outage.jsonl")
+README = REPO / "README.md"
+BLOCK = re.compile(
+    r"(?<=<!-- made by workshop.experiments.trainer -->\n).*?(?=\n<!-- end -->)", re.DOTALL
+)
+# what the protocol expects of a comparison: setting, the arm that is subtracted
+EXPECTED = {
+    ("20_to_1", "grpo"): "+0.15 to +0.21",
+    ("20_to_1", "grpo_rescaled"): "within 0.03",
+    ("1_to_1", "grpo"): "within 0.02",
+    ("by_prompt", "grpo"): "+0.05 or more",
+    ("by_prompt", "grpo_rescaled"): "+0.05 or more",
+}
+EFFECTS = (0.02, 0.05, 0.1)
+GPU_STEPS = 105  # of recipes/task/tool_rl.yaml
+RIVALS = ("grpo", "grpo_rescaled")
+
+
+def write(found: Results) -> None:
+    PAGE.write_text(render(found))
+    README.write_text(BLOCK.sub(lambda _: readme(found), README.read_text()))
+
+
+def render(found: Results) -> str:
+    return template_beside(__file__).render(
+        conclusions=conclusions(found),
+        primary=table(found, compare.small),
+        secondary=table(found, compare.both),
+        further=further(found),
+        states=states(found),
+        failed=failed(),
+        outage=len(OUTAGE.read_text().splitlines()),
+        starts=starts(found),
+        compare=compare,
+        task=task,
+        paper=paper,
+        needed=needed(found),
+        expected=expected(found),
+        gpu_table=gpu_table(),
+        minutes=median([result.seconds / 60 for result in found.values()] or [math.nan]),
+    )
+
+
+def readme(found: Results) -> str:
+    """The lines of the README: the settings that are complete, and how many runs are done."""
+    said = [line for line in conclusions(found) if not line.endswith(UNDECIDED)]
+    if any(run not in found for run in plan()):
+        said.append(f"It is not finished. {states(found)}")
+    return "\n".join(f"- {line}" for line in said)
+
+
+def number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.3f}"
+
+
+def interval(gain: Difference) -> str:
+    """The mean difference with its interval, or what can be said of fewer than two seeds."""
+    if not gain.of_seed:
+        return "no seed"
+    if math.isnan(gain.half_width):
+        return f"{signed(gain.mean, 3)} (1 seed)"
+    return f"{signed(gain.mean, 3)} [{signed(gain.low, 3)}, {signed(gain.high, 3)}]"
+
+
+def table(found: Results, endpoint: Endpoint) -> str:
+    """A line for each setting: what the arms earn, and the differences of the protocol."""
+    lines = [
+        "| setting | seeds | GRPO | rescaled GRPO | GDPO | GDPO minus GRPO "
+        "| GDPO minus rescaled GRPO |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, setting in SETTINGS.items():
+        means = [_mean(found, name, arm, endpoint) for arm in (*RIVALS, "gdpo")]
+        gains = [
+            f"{interval(gain)}; {gain.verdict}" if endpoint is compare.small else interval(gain)
+            for other in RIVALS
+            if other in setting.arms
+            for gain in [difference(found, name, "gdpo", other, endpoint)]
+        ]
+        gains += ["the same as GRPO"] * (len(RIVALS) - len(gains))
+        done = min(sum(Run(name, a, s) in found for s in setting.seeds) for a in setting.arms)
+        seeds = f"{done} of {len(setting.seeds)}"
+        lines.append(f"| {setting.title} | {seeds} | {' | '.join([*means, *gains])} |")
+    return "\n".join(lines)
+
+
+def _mean(found: Results, setting: str, arm: str, endpoint: Endpoint) -> str:
+    runs = [Run(setting, arm, seed) for seed in SETTINGS[setting].seeds]
+    values = [endpoint(found[run]) for run in runs if run in found]
+    return number(fmean(values)) if values else ""
+
+
+def further(found: Results) -> str:
+    """A line for each further arm, with 95 % intervals that are not corrected."""
+    first = next(iter(SETTINGS))
+    lines = ["| arm | seeds | small reward | GDPO minus it |", "|---|---|---|---|"]
+    for arm in FURTHER_ARMS:
+        gain = difference(found, first, "gdpo", arm, level=0.95)
+        mean = _mean(found, first, arm, compare.small)
+        if mean:
+            lines.append(f"| `{arm}` | {len(gain.of_seed)} | {mean} | {interval(gain)} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def states(found: Results) -> str:
+    planned = [*plan()]
+    done = sum(run in found for run in planned)
+    if done == len(planned):
+        return f"All {done} runs are done."
+    return f"So far {done} of {len(planned)} runs are done."
+
+
+def failed() -> list[str]:
+    """A line for each try that failed."""
+    return [f"`{run}`: {failure.reason}" for run in plan() for failure in results.failures(run)]
+
+
+def starts(found: Results) -> tuple[float, float]:
+    """The least and the greatest share of a reward in a starting policy's samples."""
+    shares = [share for result in found.values() for share in result.start.values()]
+    return (min(shares), max(shares)) if shares else (math.nan, math.nan)
+
+
+def needed(found: Results) -> str:
+    """A line for each comparison with two seeds: its spread, and the seeds that it would take."""
+    lines = [
+        f"| setting | GDPO minus | s | seeds for {' | for '.join(map(str, EFFECTS))} |",
+        "|---|---|---|---|---|---|",
+    ]
+    for setting, arm, other in compare.COMPARISONS:
+        gain = difference(found, setting, arm, other)
+        if gain.verdict != "not complete":
+            counts = [str(compare.seeds_needed(effect, gain.spread)) for effect in EFFECTS]
+            row = [SETTINGS[setting].title, NAMES[other], number(gain.spread), *counts]
+            lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def expected(found: Results) -> str:
+    """A line for each expectation of the protocol."""
+    lines = ["| setting | GDPO minus | expected | found |", "|---|---|---|---|"]
+    for (setting, other), text in EXPECTED.items():
+        gain = difference(found, setting, "gdpo", other)
+        note = "" if gain.verdict != "not complete" else "; not complete"
+        row = [SETTINGS[setting].title, NAMES[other], text, f"{interval(gain)}{note}"]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def gpu_table() -> str:
+    """What the runs should take on GPUs: computed."""
+    runs = len([*plan("8gpu")])
+    lines = [f"| GPUs | a step | a run | all {runs} runs |", "|---|---|---|---|"]
+    for gpu in GPUS:
+        for count in (1, 8):
+            step = sum(computed_seconds(TOOL_RL, gpu, count).values())
+            hours = step * GPU_STEPS / 3600
+            row = f"{step:.0f} s | {hours:.1f} h | {runs * hours:.0f} h"
+            lines.append(f"| {count} x {gpu.name} | {row} |")
+    return "\n".join(lines)

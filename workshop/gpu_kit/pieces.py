@@ -1,0 +1,91 @@
+"""A folder as files of limited size with SHA-256 sums, and back. Uses the standard library alone.
+
+core.tar.00, core.tar.01, ...    one tar archive, cut
+core.sha256                      the sum of each piece, as `sha256sum -c` reads it
+"""
+
+import hashlib
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import IO
+
+PIECE_BYTES = 59_000_000
+BUFFER_BYTES = 1 << 20
+
+
+def split(folder: Path, level: str, out: Path, piece_bytes: int = PIECE_BYTES) -> list[Path]:
+    """Write the content of `folder` as the pieces of `level` into `out`, and return the pieces.
+
+    Pieces of an earlier call are removed. The list of sums is written last.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for old in (*out.glob(f"{level}.tar.*"), out / f"{level}.sha256"):
+        old.unlink(missing_ok=True)
+    pieces = []
+    with tempfile.TemporaryFile(dir=out) as archive:
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            for path in sorted(folder.rglob("*")):
+                if path.is_file():
+                    tar.add(path, path.relative_to(folder).as_posix())
+        total = archive.seek(0, 2)
+        for number, start in enumerate(range(0, total, piece_bytes)):
+            pieces.append(out / f"{level}.tar.{number:02}")
+            archive.seek(start)
+            with pieces[-1].open("wb") as piece:
+                _copy(archive, piece, min(piece_bytes, total - start))
+    sums = "".join(f"{sha256(piece)}  {piece.name}\n" for piece in pieces)
+    (out / f"{level}.sha256").write_text(sums)
+    return pieces
+
+
+def join(pieces: Path, level: str, folder: Path) -> None:
+    """Check the pieces of `level`, and unpack them into `folder`.
+
+    Raises:
+        ValueError: the list of sums or a piece is missing, or a piece is damaged; names each.
+    """
+    sums = _sums(pieces, level)
+    problems = []
+    for name, expected in sums.items():
+        if not (pieces / name).is_file():
+            problems.append(f"{name} is missing")
+        elif (got := sha256(pieces / name)) != expected:
+            problems.append(f"{name} is damaged: SHA-256 {got}, expected {expected}")
+    if problems:
+        raise ValueError(f"{pieces}: {'; '.join(problems)}. Copy these again")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as archive:
+        for name in sums:
+            with (pieces / name).open("rb") as piece:
+                shutil.copyfileobj(piece, archive, BUFFER_BYTES)
+        archive.seek(0)
+        with tarfile.open(fileobj=archive) as tar:
+            tar.extractall(folder, filter="data")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(BUFFER_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sums(pieces: Path, level: str) -> dict[str, str]:
+    """{piece: sum}, in the order in which they are joined."""
+    listed = pieces / f"{level}.sha256"
+    if not listed.is_file():
+        raise ValueError(
+            f"{listed} is missing; `python -m workshop.gpu_kit.pack` writes it with the pieces"
+        )
+    lines = [line.split() for line in listed.read_text().splitlines()]
+    return {name: digest for digest, name in lines}
+
+
+def _copy(source: IO[bytes], target: IO[bytes], count: int) -> None:
+    while count:
+        block = source.read(min(count, BUFFER_BYTES))
+        target.write(block)
+        count -= len(block)

@@ -1,0 +1,222 @@
+"""What the kit runs on the machine: the stages, the most valuable first.
+
+A training is verl's own `main_ppo` with our recipe for one GPU. With `device="cpu"` everything is
+tiny: that shows that the stages work, and measures nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+REPO = Path(__file__).resolve().parents[2]
+TESTS = (
+    *("advantage/test_equation.py", "verl_hooks/test_estimator.py", "batch/test_metrics.py"),
+    *("batch/test_values.py", "advantage/test_variants.py", "verl_hooks/test_queue_reader.py"),
+    "verl_hooks/test_fused_kernels.py",
+)
+HF = "verl_gdpo.cpu.hf_rollout"
+MADE = "workshop.gpu_kit.made_rollout"
+# of the paper's 512: four times as many prompts take four times as long
+PROMPTS_OF_D = 128
+# limits are for a GPU's machine; the start of verl alone takes minutes on two busy cores
+LIMIT_TIMES_ON_CPU = 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """A machine, and where the stages find and leave things."""
+
+    device: Literal["cpu", "cuda"]
+    python: str
+    data: Path  # rows and the tiny policy, as packed
+    work: Path  # each stage has a folder in it
+    fitting: Sequence[str] = ()  # what `verl_gdpo.tools.check.gpus` says of the GPUs
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`command` runs in the repository, with `env` added; it ends at its limit at the latest.
+
+    Attributes:
+        steps: of a training, which must all be there.
+        needs: a module without which the stage is left out.
+        needs_gpu: nothing of the stage can be tried on a CPU.
+        after: a stage of which this one uses what it made.
+        rollout_is_the_actor: the log-probabilities of both must agree.
+    """
+
+    name: str
+    what: str
+    limit_s: int
+    command: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    steps: int = 0
+    needs: str = ""
+    needs_gpu: bool = False
+    after: str = ""
+    rollout_is_the_actor: bool = False
+
+
+def stages(place: Place) -> list[Stage]:
+    """All of them, in the order in which they run."""
+    every = [
+        *_tests_and_benchmarks(place),
+        _tiny_policy(place, "b", "gdpo, 1-GPU recipe, tiny policy", steps=3, limit_s=240),
+        _vllm(place),
+        *_wide_model(place),
+        *_longer(place),
+        # ten minutes and ten gigabytes, and nothing of it on the GPU
+        _benchmark(place, "a_step", "a step with and without verl-gdpo, no model", 600, "step"),
+    ]
+    times = LIMIT_TIMES_ON_CPU if place.device == "cpu" else 1
+    return [replace(stage, limit_s=times * stage.limit_s) for stage in every]
+
+
+def _tests_and_benchmarks(place: Place) -> list[Stage]:
+    files = [f"tests/{name}" for name in TESTS[: 1 if place.device == "cpu" else None]]
+    # a machine's own packages may warn, which our tests take for errors
+    options = ("-q", "-p", "no:cacheprovider", "-W", "ignore")
+    tests = (place.python, "-m", "pytest", *options, *files)
+    names = ("scoring",) if place.device == "cpu" else ("estimator", "scoring")
+    return [
+        Stage("a_tests", "tests of the estimator, on the device too", 240, tests),
+        _benchmark(place, "a_benchmarks", "estimator and scorer beside verl's", 240, *names),
+    ]
+
+
+def _benchmark(place: Place, name: str, what: str, limit_s: int, *names: str) -> Stage:
+    file = str(place.work / name / "rows.jsonl")
+    command = (
+        place.python,
+        "-m",
+        "workshop.benchmarks",
+        *names,
+        "--device",
+        place.device,
+        "--json",
+        file,
+    )
+    return Stage(name, what, limit_s, command)
+
+
+def _tiny_policy(
+    place: Place, name: str, what: str, *overrides: str, steps: int, limit_s: int = 400
+) -> Stage:
+    """The tiny policy, whose responses transformers samples on the CPU."""
+    rollout = ("actor_rollout_ref.rollout.name=hf", "actor_rollout_ref.rollout.dtype=float32")
+    tiny = ("task_on_hardware=tool_rl-cpu", *rollout, *overrides)
+    env = {} if place.device == "cpu" else {"VERL_USE_EXTERNAL_MODULES": HF}
+    command = _training(place, name, *tiny, f"trainer.total_training_steps={steps}")
+    return Stage(name, what, limit_s, command, env, steps, rollout_is_the_actor=True)
+
+
+def _vllm(place: Place) -> Stage:
+    rollout = "actor_rollout_ref.rollout"
+    command = _training(
+        place,
+        "c",
+        "task_on_hardware=tool_rl-cpu",
+        # no graphs are captured: a start is shorter, and a tiny model needs none
+        f"{rollout}.enforce_eager=True",
+        f"{rollout}.gpu_memory_utilization=0.3",
+        "trainer.total_training_steps=3",
+    )
+    what = "the same with vLLM: rollout and actor agree"
+    return Stage(
+        "c", what, 300, command, {}, 3, needs="vllm", needs_gpu=True, rollout_is_the_actor=True
+    )
+
+
+def _wide_model(place: Place) -> list[Stage]:
+    """Qwen2.5-1.5B's shape on the paper's settings, with log-probabilities in three ways."""
+    is_tiny = place.device == "cpu"
+    made = place.work / "d_model" / "made"
+    size = ("--longest", "128", "--tiny") if is_tiny else ()
+    tokenizer = ("--tokenizer", str(place.data / "tool_rl_policy"))
+    make = (place.python, "-m", "workshop.gpu_kit.made_work", str(made), *tokenizer, *size)
+    prompts = 4 if is_tiny else PROMPTS_OF_D
+    steps = 2 if is_tiny else 3
+    settings = (
+        f"data.train_files={made}/train.parquet",
+        f"data.val_files={made}/train.parquet",
+        f"data.train_batch_size={prompts}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
+        *(("data.max_prompt_length=128", "data.max_response_length=64") if is_tiny else ()),
+        f"actor_rollout_ref.model.path={made}/model",
+        "actor_rollout_ref.rollout.name=made",
+        "actor_rollout_ref.rollout.dtype=float32",
+        f"reward.custom_reward_function.path={REPO}/workshop/gpu_kit/made_work.py",
+        f"trainer.total_training_steps={steps}",
+        # the recipe for no GPU has one of its own
+        *(["~task_on_hardware"] if is_tiny else []),
+    )
+    ways: tuple[tuple[str, str, int, list[str], str], ...] = (
+        ("d_fused", "fused kernels, the default", 420, [], ""),
+        ("d_loop", "verl's loop over tokens", 420, list(_LOOP), ""),
+        ("d_flash", "flash-attn, packed", 300, ["attention=flash_attn"], "flash_attn"),
+    )
+    trainings = [
+        Stage(
+            name,
+            f"Qwen2.5-1.5B's shape, {what}",
+            limit_s,
+            _training(place, name, *settings, *overrides),
+            {"VERL_USE_EXTERNAL_MODULES": MADE},
+            steps,
+            needs,
+            needs_gpu=bool(needs),
+            after="d_model",
+        )
+        for name, what, limit_s, overrides, needs in ways
+    ]
+    return [Stage("d_model", "that model and its rows are made", 180, make), *trainings]
+
+
+_LOOP = (
+    "actor_rollout_ref.model.use_fused_kernels=False",
+    # all logits are held: 2.5 GB in float32 for 4 rows of 1,000 tokens, some of it several times
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+)
+
+
+def _longer(place: Place) -> list[Stage]:
+    steps = 2 if place.device == "cpu" else 60
+    larger = (
+        "data.train_batch_size=128",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=128",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=128",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=128",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=128",
+        "actor_rollout_ref.rollout.n=8",
+        "actor_rollout_ref.rollout.max_num_seqs=1024",
+    )
+    chosen = larger if place.device == "cuda" else ()
+    what = "the tiny policy, larger batches and more steps"
+    return [
+        _tiny_policy(place, f"e_{arm}", f"{arm}: {what}", *chosen, f"estimator={arm}", steps=steps)
+        for arm in ("gdpo", "grpo")
+    ]
+
+
+def _training(place: Place, name: str, *overrides: str) -> list[str]:
+    """verl's own trainer with our recipe; few processes, because each imports torch."""
+    hardware = ["hardware=cpu"] if place.device == "cpu" else list(place.fitting)
+    few = (
+        "actor_rollout_ref.rollout.agent.num_workers=1",
+        "reward.num_workers=1",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+        "data.dataloader_num_workers=0",
+    )
+    whole = (
+        "trainer.val_before_train=False",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.total_epochs=1000",
+    )
+    recipes = ("--config-dir", str(REPO / "recipes"), "--config-name", "train")
+    places = (f"data_dir={place.data}", f"run_dir={place.work / name}")
+    main = (place.python, "-m", "verl.trainer.main_ppo", *recipes)
+    return [*main, *hardware, *few, *whole, *places, *overrides]
