@@ -119,6 +119,9 @@ def _read_terms(rewards: Any) -> Any:
     """Let a mere weight stand for a reward, and leave out those that are null."""
     if not isinstance(rewards, Mapping):
         raise ValueError("expected {name: weight} or null")
+    for name, term in rewards.items():
+        if isinstance(term, Mapping) and "otherwise" in term and term.get("when") is None:
+            raise ValueError(f"{name}.otherwise needs {name}.when")
     return {
         str(name): term if isinstance(term, Mapping | RewardTerm) else {"weight": term}
         for name, term in rewards.items()
@@ -335,7 +338,9 @@ def _explained(mistake: Any, where_rewards: str) -> str:
     if kind == "literal_error":
         allowed = [word.strip("'") for word in re.split(", | or ", mistake["ctx"]["expected"])]
         return f"{where}: expected one of {allowed}, got {got!r}{hint(got, allowed)}"
-    expected = str(mistake["ctx"]["error"] if kind == "value_error" else mistake["msg"])
+    if kind == "value_error":
+        return f"{where}: got {got!r}; {mistake['ctx']['error']}"
+    expected = str(mistake["msg"])
     for words, ours in _IN_OUR_WORDS.items():
         expected = expected.replace(words, ours)
     return f"{where}: {expected}, got {got!r}"
@@ -346,6 +351,10 @@ _IN_OUR_WORDS = {
     "Field required": "expected {reward: NAME, at_least: NUMBER}",
     "a dictionary or an instance of Condition": "{reward: NAME, at_least: NUMBER}",
     "a valid tuple": "[lowest, highest]",
+    "Tuple should have at most 2 items after validation, not 3": "expected [lowest, highest]",
+    "Dictionary should have at least 1 item after validation, not 0": "expected {step: weight}",
     "valid number": "finite number",
+    "valid integer": "whole number, a training step",
+    "a valid boolean": "true, false or null",
     "greater than or equal to": "at least",
 }
