@@ -156,7 +156,9 @@ def test_length_for_right_answers_alone_is_set_as_the_recipe_says():
     said = {
         override
         for name in ("README.md", "task/math_length.yaml")
-        for override in re.findall(r"'(\+\+algorithm.gdpo.rewards=.*length.*correctness.*)'", (RECIPES / name).read_text())
+        for override in re.findall(
+            r"'(\+\+algorithm.gdpo.rewards=.*length.*correctness.*)'", (RECIPES / name).read_text()
+        )
     }
     (override,) = said
     settings = settings_of_run(composed("task=math_length", override), ["verl_gdpo/math_length"])
