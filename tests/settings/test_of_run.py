@@ -52,7 +52,7 @@ def test_a_partial_mapping_is_refused_with_the_whole_line(rewards, options, abse
     assert pasted == f"'++algorithm.gdpo.rewards={line}'"
     whole = composed(run(rewards, **options), shlex.split(pasted))
     if "corectness" in rewards:
-        assert "returns no 'corectness'; did you mean 'correctness'?" in str(error.value)
+        assert "'corectness' is none of them; did you mean 'correctness'?" in str(error.value)
         del whole.algorithm.gdpo.rewards.corectness
     assert settings_of_run(whole, ["rlla"]).rewards.keys() >= {*absent}
 

@@ -79,7 +79,7 @@ def _refuse_partial(config: Any, sources: Iterable[str]) -> None:
     if not absent:
         return
     strange = [name for name in block if not any(name in names for names in known.values())]
-    close = "".join(f"; it returns no {name!r}{hint(name, [*known])}" for name in strange)
+    close = "".join(f" ({name!r} is none of them{hint(name, [*known])})" for name in strange)
     whole = {name: each for name, each in block.items() if name not in strange}
     raise ValueError(
         f"{REWARDS} names {[*block]}, and says nothing of {absent}, which the scorer of the "

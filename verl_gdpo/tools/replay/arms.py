@@ -98,9 +98,10 @@ class Arm:
 
     def __str__(self) -> str:
         """Return the settings that replay reads, in the syntax of overrides."""
-        shown = {key: self.algorithm.get(key) for key in (*READ, "gdpo")}
-        given = [(f"algorithm.{key}", v) for key, v in shown.items() if v is not None and v != {}]
-        return " ".join(line_of(key, value) for key, value in given)
+        said = {f"algorithm.{key}": self.algorithm.get(key) for key in READ}
+        block = self.algorithm.get("gdpo") or {}
+        said |= {f"algorithm.gdpo.{key}": value for key, value in block.items()}
+        return " ".join(line_of(key, value) for key, value in said.items() if value is not None)
 
 
 def read_run(path: Path, sources: Iterable[str] | None = None) -> Arm:
