@@ -11,6 +11,7 @@ Relies on verl 0.9:
 import functools
 import inspect
 import logging
+import reprlib
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -22,7 +23,7 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
 from verl_gdpo.advantage.zero import is_the_sum
-from verl_gdpo.batch.matrix import not_the_sum, terms_among
+from verl_gdpo.batch.matrix import not_the_sum, rewards_among, terms_among
 from verl_gdpo.batch.rows import ERROR_KEY, NOTES_KEY
 from verl_gdpo.batch.values import as_json, is_number, value_or_error
 from verl_gdpo.rewards import TASK_OF, belongs_elsewhere, options_for
@@ -188,7 +189,10 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             info = {**dict.fromkeys(elsewhere), **info}
         if self.settings.rewards is None and _is_lone_score(info):
             info["acc"] = info["score"]
-        terms = terms_among({name: [value] for name, value in info.items()}, self.settings)
+        columns = {name: [value] for name, value in info.items()}
+        if self.settings.rewards is None and not rewards_among(columns):
+            raise ValueError(f"the scorer returned no number: {reprlib.repr(info)}")
+        terms = terms_among(columns, self.settings)
         for name in terms.names:
             try:
                 info[name] = value_or_error(info[name])
