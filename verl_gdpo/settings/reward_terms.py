@@ -180,7 +180,11 @@ class WeightedSum(dict[str, RewardTerm]):
 
 
 def line_of(key: str, value: Any) -> str:
-    """Return the override that sets a key, for a shell; `++` works whether it exists or not."""
+    """Return the override that sets a key, for a shell; `++` works whether it exists or not.
+
+    >>> line_of("algorithm.gdpo.rewards", {"format": 0.5, "correctness": {"bounds": [-3, 3]}})
+    "'++algorithm.gdpo.rewards={format: 0.5, correctness: {bounds: [-3, 3]}}'"
+    """
     return shlex.quote(f"++{key}={_in_hydras_words(value)}")
 
 
