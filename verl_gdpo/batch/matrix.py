@@ -14,7 +14,7 @@ from verl_gdpo.advantage.zero import is_the_sum, with_slack
 from verl_gdpo.batch.rows import ABSENT, RewardError, RewardRows
 from verl_gdpo.batch.values import is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.settings.reward_terms import FACTS, WeightedSum
+from verl_gdpo.settings.reward_terms import FACTS, WeightedSum, line_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -222,11 +222,10 @@ def _check_scores(rows: RewardRows, counted: Sequence[int], raw: Mapping[str, Fl
 
 def not_the_sum(score: Any, values: Mapping[str, float | None], is_own: bool = False) -> str:
     """Return the message for a `score` that is not the sum of the rewards."""
-    suggestion = ", ".join(f"{name}: 1.0" for name in values)
     said = "the agent loop set reward_score=" if is_own else "the scorer returned score="
     return (
         f"{said}{score:g}, which is not the sum of {dict(values)}. Say which of them are rewards, "
-        f"with their weights: algorithm.gdpo.rewards={{{suggestion}}}"
+        f"with their weights: {line_of('algorithm.gdpo.rewards', dict.fromkeys(values, 1.0))}"
     )
 
 

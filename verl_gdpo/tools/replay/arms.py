@@ -83,7 +83,7 @@ class Arm:
             if not f"{key}.".startswith(tuple(f"{known}." for known in read)):
                 who = "verl's grpo" if is_grpo else "gdpo"
                 raise ValueError(f"{override}: {who} does not read it{hint(key, read)}")
-        if "reward" in changed:
+        if OmegaConf.select(changed, "reward.reward_model") is not None:
             is_recorded = not any(f"{key}.".startswith("algorithm.gdpo.rewards.") for key in keys)
             settings_of_run(changed, self.sources, is_recorded=is_recorded)
         return Arm.of(name, algorithm, self.declared, self.run, self.sources)
