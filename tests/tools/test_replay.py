@@ -16,9 +16,8 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from verl_gdpo.run.dump_reader import dump_files
 from verl_gdpo.tools.replay import main
-from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run
-from verl_gdpo.tools.replay.recompute import verl_grpo
-from verl_gdpo.tools.replay.steps import LOGGED, Replay
+from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, verl_grpo
+from verl_gdpo.tools.replay.comparison import LOGGED, Replay
 
 RECIPES = REPO / "recipes"
 

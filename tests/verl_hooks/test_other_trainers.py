@@ -19,7 +19,7 @@ from verl.trainer import main_ppo
 from verl.trainer.ppo import ray_trainer
 from verl_batch import GDPO, GROUPS, REWARDS, batch, verl_config
 
-from verl_gdpo.verl_hooks.main_ppo import checked
+from verl_gdpo.verl_hooks.driver import checked
 from verl_gdpo.verl_hooks.trainer_mixin import NOT_FULLY_ASYNC
 
 
@@ -48,6 +48,12 @@ def test_one_step_off_policy_from_rewards_to_metrics():
 
 
 # --- before Ray starts ---------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def checkpoints_elsewhere(tmp_path, monkeypatch):
+    """A start is recorded in verl's default folder of checkpoints, which is relative."""
+    monkeypatch.chdir(tmp_path)
 
 
 def run(config):
@@ -108,6 +114,7 @@ def start(module, *overrides):
     )
 
 
+@pytest.mark.slow  # verl is started
 def test_fully_async_policy_stops_before_ray_starts(tmp_path):
     module = "verl.experimental.fully_async_policy.fully_async_main"
     done = start(module, f"hydra.run.dir={tmp_path}")

@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from verl_gdpo.run.faults import faults_from_outside
-from verl_gdpo.run.folder import claim_metrics_file, write_versions
+from verl_gdpo.run.folder import claim_metrics_file
 from verl_gdpo.run.lock import BusyError, locked
 from verl_gdpo.run.processes import MARK, end_run, family_of, watchdog
 from verl_gdpo.run.progress import Progress
+from verl_gdpo.run.starts import ended
 from verl_gdpo.terminal import printable
 
 GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
@@ -87,7 +88,6 @@ def launch(
         progress = Progress(run, quiet)
         if left := end_run(family_of(lock)):
             progress.say(f"ended processes of an earlier start of this run: {', '.join(left)}")
-        write_versions(run)
         mark = family_of(lock) + uuid.uuid4().hex
         environment = {
             **os.environ,
@@ -98,8 +98,14 @@ def launch(
         with open(run / "train.log", "ab") as log, _signals_raise():
             try:
                 with watchdog(mark, log):
-                    return _run(command, check, environment, log, progress, ends)
+                    exit_code = _run(command, check, environment, log, progress, ends)
+                ended(run, "", exit_code, mark)
+                return exit_code
+            except RefusedError:
+                ended(run, "the check found a problem", CHECK_EXIT, mark)
+                raise
             except Stopped as stopped:
+                ended(run, "", stopped.exit_code, mark)
                 if stopped.exit_code == TIME_LIMIT_EXIT:
                     progress.say("time limit reached; stopped")
                 return stopped.exit_code
@@ -246,7 +252,7 @@ def main() -> int:
 def _check_of(command: Sequence[str]) -> list[str]:
     """Return the command that checks the configuration of `PYTHON -m MODULE key=value ...`."""
     python, _, _, *configuration = command
-    return [python, "-m", "verl_gdpo", "check", *configuration]
+    return [python, "-m", "verl_gdpo", "check", "--brief", *configuration]
 
 
 if __name__ == "__main__":
