@@ -101,7 +101,7 @@ def composed(config: Any, overrides: Sequence[str]) -> Any:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    changed = OmegaConf.create(OmegaConf.to_container(config))
+    changed: Any = OmegaConf.create(OmegaConf.to_container(config))
     OmegaConf.set_struct(changed, True)
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))

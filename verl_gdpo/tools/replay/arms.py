@@ -85,7 +85,7 @@ class Arm:
         config.algorithm = dict(self.algorithm)
         keys = [override.partition("=")[0].strip("+~ ") for override in overrides]
         changed = composed(config, overrides)
-        algorithm = dict(OmegaConf.to_container(changed.algorithm))
+        algorithm: Any = OmegaConf.to_container(changed.algorithm)
         is_grpo = algorithm.get("adv_estimator") == "grpo"
         for key, override in zip(keys, overrides, strict=True):
             read = READ_BY_GRPO if is_grpo else READ_BY_GDPO
