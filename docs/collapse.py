@@ -10,7 +10,8 @@ from math import comb
 import numpy as np
 import numpy.typing as npt
 
-from verl_gdpo.advantage.equation import GroupNorm, compute_gdpo_scalars
+from verl_gdpo.advantage.equation import compute_gdpo_scalars
+from verl_gdpo.advantage.equation_inputs import GroupNorm
 from verl_gdpo.tools.plots import Line, Panel
 
 Groups = npt.NDArray[np.float64]

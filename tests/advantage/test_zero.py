@@ -11,7 +11,7 @@ import torch
 
 import verl_gdpo
 from verl_gdpo.advantage import zero
-from verl_gdpo.advantage.group_norm import normalize_groups
+from verl_gdpo.advantage.equation import normalize_groups
 
 PACKAGE = Path(verl_gdpo.__file__).parent
 
@@ -171,8 +171,8 @@ def test_advantages_that_are_apart():
 # numbers such as 1e-6, in files that say something else with them
 OTHERS = {
     "advantage/zero.py": None,  # all of them
-    "advantage/equation.py": {"1e-4", "1e-6"},  # the two eps
-    "settings/dialects.py": {"1e-6", "1e-8"},  # eps of NeMo-RL, variance eps of verl
+    "advantage/equation_inputs.py": {"1e-4", "1e-6"},  # the two eps
+    "settings/algorithm.py": {"1e-6", "1e-8"},  # eps of NeMo-RL, variance eps of verl
     "cpu/sampler.py": {"1e-5"},  # a temperature
     "run/findings.py": {"1e-3", "1e-6", "1e-9"},  # of logged means; a launcher loads no numpy
 }

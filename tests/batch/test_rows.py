@@ -10,7 +10,6 @@ from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import ERROR_KEY, RewardError, RewardRows, group_of, split_key
 from verl_gdpo.batch.values import value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.settings.reward_terms import gate, read_terms, weighted_sum
 
 
 def rows_of(table, sources=None):
@@ -21,7 +20,7 @@ def rows_of(table, sources=None):
 
 def matrix(rows, rewards=None):
     """`rewards` as in the configuration."""
-    return RewardMatrix.of(rows, GdpoSettings(rewards and read_terms("rewards", rewards)))
+    return RewardMatrix.of(rows, GdpoSettings(rewards=rewards))
 
 
 @pytest.mark.parametrize(("value", "fits"), [(-3, 1), (3, 1), (3.000001, 1), (3.0001, 0), (-4, 0)])
@@ -119,12 +118,12 @@ def test_a_condition_gates_raw_values(otherwise, values):
         {"a": 0.7, "b": 0.5, "c": 1.0},
         {"a": 0.5, "b": 0.0, "c": 1.0},
     ]
-    terms = read_terms("rewards", rewards)
-    gated = [gate(info, terms) for info in infos]
+    terms = GdpoSettings(rewards=rewards).terms
+    gated = [terms.gate(info) for info in infos]
     assert [row["a"] for row in gated] == values
     assert [row["b"] for row in gated] == [0.0, 0.5, 0.0]
     # 2 * 0.9 + 0, and a adds nothing to the others, be it 0 or missing
-    assert [weighted_sum(row, terms) for row in gated] == [1.8, 0.5, 0.0]
+    assert [terms.score(info) for info in infos] == [1.8, 0.5, 0.0]
 
     result = matrix(rows_of({f"u_{i}_0": (info, False) for i, info in enumerate(infos)}), rewards)
     assert result.values_BK.tolist() == [[0.9, 0.0], [0.0, 0.5], [0.0, 0.0]]
@@ -181,9 +180,9 @@ def test_none_is_missing():
 
 def test_a_missing_value_meets_no_condition():
     rewards = {"a": {"when": {"reward": "b", "at_least": -9}}}
-    terms = read_terms("rewards", rewards)
-    assert gate({"a": 1.0, "b": None}, terms) == {"a": 0.0}
-    assert gate({"a": None, "b": None}, terms) == {"a": None}
+    terms = GdpoSettings(rewards=rewards).terms
+    assert terms.gate({"a": 1.0, "b": None}) == {"a": 0.0}
+    assert terms.gate({"a": None, "b": None}) == {"a": None}
 
 
 @pytest.mark.parametrize("otherwise", ["zero", "missing"])

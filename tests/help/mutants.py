@@ -15,9 +15,9 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
-        "verl_hooks/reward_manager.py",
-        "weighted_sum(gate(info, terms), terms, step)",
-        "weighted_sum(info, terms, step)",
+        "settings/reward_terms.py",
+        "weights, values = self.weights_at(step), self.gate(raw)",
+        "weights, values = self.weights_at(step), raw",
         "verl_hooks/test_reward_manager.py::test_reward_score_obeys_conditions_and_the_raw_values_stay",
     ),
     Mutant(

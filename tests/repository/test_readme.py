@@ -15,8 +15,7 @@ from repository import REPO
 from verl_gdpo import SUPPORTED_VERL, __version__
 from verl_gdpo.__main__ import COMMANDS
 from verl_gdpo.advantage.variants import VARIANTS
-from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings
-from verl_gdpo.settings.dialects import DIALECTS
+from verl_gdpo.settings.algorithm import DIALECTS, SETTING_KEYS, GdpoSettings
 from verl_gdpo.settings.reward_terms import Condition, RewardTerm
 from verl_gdpo.verl_hooks.rollout_table import KEY
 
@@ -111,22 +110,27 @@ def test_the_layers_are_the_contract():
     assert [[name.removesuffix(".py") for name in line] for line in lines] == layers
 
 
-def test_the_settings_table_is_the_code():
-    table = PAGES["docs/settings.md"].split("## The keys")[1].split("verl's `algorithm.gdpo_rew")[0]
-    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)`", table, re.M))
-    defaults = GdpoSettings()
-    assert rows.pop("rewards") == "null" and defaults.rewards is None
-    assert rows.pop("normalize_by_std") == "null"
-    assert rows.pop("batch_eps") == "null" and defaults.batch_eps is None
-    assert rows.pop("combine") == "sum" and defaults.combine is None
-    assert rows.pop("dialect") == "null"
-    names = {"group_norm", "batch_norm", "eps", "batch_var_eps"}
-    assert {name: type(getattr(defaults, name))(value) for name, value in rows.items()} == {
-        name: getattr(defaults, name) for name in names
-    }
-    assert {field.name for field in fields(GdpoSettings)} == {*SETTING_KEYS} - {"dialect"} | {
-        "bounds"
-    }
+def table_of(schema, **shown):
+    rows = []
+    for name, field in schema.__pydantic_fields__.items():
+        default = shown.get(name, field.default)
+        if field.description:
+            default = "null" if default is None else default
+            rows.append(f"| `{name}` | `{default}` | {field.description} |")
+    return "\n".join(rows)
+
+
+def test_the_settings_tables_are_the_schema():
+    page = PAGES["docs/settings.md"]
+    tables = re.findall(r"^\| key \| default \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.M)
+    shown = {"eps": "1e-4", "normalize_by_std": None, "combine": "sum"}  # as a user writes them
+    assert tables[0].strip() == table_of(GdpoSettings, **shown)
+    assert tables[1].strip() == table_of(RewardTerm)
+    assert GdpoSettings().eps == float(shown["eps"]) and GdpoSettings().combine is None
+    for schema in (GdpoSettings, RewardTerm, Condition):
+        assert {f.name for f in fields(schema)} - {"bounds"} <= {
+            name for name, f in schema.__pydantic_fields__.items() if f.description
+        }
 
 
 def test_the_keys_are_verls_or_ours():

@@ -12,8 +12,8 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
 from verl_gdpo.rewards import TASKS
-from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
-from verl_gdpo.settings.reward_terms import gate
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.of_run import settings_of_run
 from workshop.benchmarks import step_model
 
 ESTIMATORS = {  # what some arms are
@@ -156,13 +156,15 @@ def test_length_for_right_answers_alone_is_set_as_the_recipe_says():
     said = {
         override
         for name in ("README.md", "task/math_length.yaml")
-        for override in re.findall(r"'(algorithm.gdpo.rewards=.*)'", (RECIPES / name).read_text())
+        for override in re.findall(
+            r"'(\+\+algorithm.gdpo.rewards=.*length.*correctness.*)'", (RECIPES / name).read_text()
+        )
     }
     (override,) = said
     settings = settings_of_run(composed("task=math_length", override), ["verl_gdpo/math_length"])
     right, wrong = ({"correctness": right, "length": 1.0} for right in (1.0, 0.0))
-    assert gate(right, settings.rewards) == right
-    assert gate(wrong, settings.rewards) == {"correctness": 0.0, "length": 0.0}
+    assert settings.terms.gate(right) == right
+    assert settings.terms.gate(wrong) == {"correctness": 0.0, "length": 0.0}
 
 
 def test_the_papers_settings_for_coding():

@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 from run_config import run_config
 
 from verl_gdpo import rewards
-from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
-from verl_gdpo.settings.combine_option import CombineSetting
+from verl_gdpo.settings.algorithm import CombineSetting, GdpoSettings
+from verl_gdpo.settings.of_run import settings_of_run
 from verl_gdpo.settings.reward_terms import Condition, RewardTerm
 
 
@@ -97,24 +97,33 @@ def test_a_schedule_needs_the_step():
         ({"gdpo": {"group_norm": None}}, "algorithm.gdpo.group_norm: expected one of"),
         ({"gdpo": {"eps": "small"}}, "algorithm.gdpo.eps: expected a finite number"),
         ({"gdpo": {"eps": -1.0}}, "algorithm.gdpo.eps: expected at least 0"),
-        ({"gdpo": {"rewards": ["format"]}}, "algorithm.gdpo.rewards: expected {name: weight}"),
-        ({"gdpo": {"rewards": {}}}, "algorithm.gdpo.rewards: expected at least one reward"),
-        ({"gdpo": {"rewards": {"a": 0, "b": 0.0}}}, "algorithm.gdpo.rewards: all weights are 0"),
-        ({"gdpo": {"rewards": {"a": float("nan")}}}, "weight of 'a': expected a finite number"),
-        ({"gdpo": {"rewards": {"a": True}}}, "weight of 'a': expected a finite number"),
+        (
+            {"gdpo": {"rewards": ["format"]}},
+            "algorithm.gdpo.rewards: got ['format']; expected {name: weight}",
+        ),
+        (
+            {"gdpo": {"rewards": {}}},
+            "algorithm.gdpo.rewards: expected at least one reward with a weight",
+        ),
+        (
+            {"gdpo": {"rewards": {"a": 0, "b": 0.0}}},
+            "algorithm.gdpo.rewards: expected at least one reward with a weight; all weights are 0",
+        ),
+        ({"gdpo": {"rewards": {"a": float("nan")}}}, "rewards.a.weight: expected a finite number"),
+        ({"gdpo": {"rewards": {"a": True}}}, "rewards.a.weight: expected a finite number"),
         ({"gdpo": {"rewards": {"score": 1}}}, "'score' is verl's name for the sum"),
         (
             {"gdpo": {"rewards": {"a": {"wieght": 1}}}},
             "algorithm.gdpo.rewards.a.wieght: unknown setting; did you mean 'weight'?",
         ),
-        ({"gdpo": {"rewards": {"a": {"weight": {}}}}}, "rewards.a.weight: expected {training step"),
+        ({"gdpo": {"rewards": {"a": {"weight": {}}}}}, "rewards.a.weight: expected {step: weight}"),
         (
             {"gdpo": {"rewards": {"a": {"weight": {-1: 1.0}}}}},
-            "rewards.a.weight: expected {training step >= 0: weight}, got {-1: 1.0}",
+            "rewards.a.weight.-1: expected at least 0, got -1",
         ),
         (
             {"gdpo": {"rewards": {"a": {"weight": {"first": 1.0}}}}},
-            "rewards.a.weight: expected {training step >= 0: weight}, got {'first': 1.0}",
+            "rewards.a.weight.first: expected a whole number, a training step, got 'first'",
         ),
         (
             {"gdpo": {"rewards": {"a": {"weight": {0: 1.0, 9: float("inf")}}}}},
@@ -122,15 +131,15 @@ def test_a_schedule_needs_the_step():
         ),
         (
             {"gdpo": {"rewards": {"a": {"weight": {0: 0.0, 9: 0.0}}, "b": 0.0}}},
-            "algorithm.gdpo.rewards: all weights are 0",
+            "algorithm.gdpo.rewards: expected at least one reward with a weight; all weights are 0",
         ),
         (
             {"gdpo": {"rewards": {"a": {"when": {"reward": "b"}}}}},
-            "rewards.a.when: expected {reward: NAME, at_least: NUMBER}, got {'reward': 'b'}",
+            "rewards.a.when.at_least: expected {reward: NAME, at_least: NUMBER}",
         ),
         (
             {"gdpo": {"rewards": {"a": {"when": {"reward": "a", "at_least": 1}}}}},
-            "rewards.a.when.reward: expected the name of another reward than 'a', got 'a'",
+            "rewards.a.when.reward: expected another reward than 'a'",
         ),
         (
             {"gdpo": {"rewards": {"a": {"when": {"reward": "b", "at_least": "1"}}}}},
@@ -138,7 +147,7 @@ def test_a_schedule_needs_the_step():
         ),
         (
             {"gdpo": {"rewards": {"a": {"otherwise": "zero"}}}},
-            "rewards.a.otherwise=zero needs algorithm.gdpo.rewards.a.when",
+            "a.otherwise needs a.when",
         ),
         (
             {
@@ -155,14 +164,14 @@ def test_a_schedule_needs_the_step():
             "algorithm.gdpo.normalize_by_std=False contradicts",
         ),
         ({"gdpo": {"normalize_by_std": 1}}, "normalize_by_std: expected true, false or null"),
-        ({"gdpo_reward_keys": ["a", "b", "a"]}, "gdpo_reward_keys: named more than once: ['a']"),
-        ({"gdpo_reward_keys": "a"}, "gdpo_reward_keys: expected a list of names"),
-        ({"gdpo_reward_keys": []}, "gdpo_reward_keys: expected at least one reward"),
+        ({"gdpo_reward_keys": ["a", "b", "a"]}, "gdpo_reward_keys: expected a list of different"),
+        ({"gdpo_reward_keys": "a"}, "gdpo_reward_keys: expected a list of different names"),
+        ({"gdpo_reward_keys": []}, "gdpo_reward_keys: expected at least one reward with"),
         (
             {"gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [1]},
             "gdpo_reward_weights: expected 2 numbers",
         ),
-        ({"gdpo_reward_weights": [1]}, "gdpo_reward_weights needs algorithm.gdpo_reward_keys"),
+        ({"gdpo_reward_weights": [1]}, "gdpo_reward_keys: expected a list of different"),
         (
             {"gdpo_reward_keys": ["a"], "gdpo": {"rewards": {"a": 1}}},
             "say the same thing; give one of them",
@@ -282,18 +291,32 @@ def test_combine():
 @pytest.mark.parametrize(
     ("gdpo", "message"),
     [
-        ({"combine": "rvp"}, "gdpo.combine: expected one of ['sum', 'rvpo', 'dara', 'sa_mrpo',"),
-        ({"combine": "rvp"}, "got 'rvp'; did you mean 'rvpo'?"),
-        ({"combine": None}, "gdpo.combine: expected one of ['sum'"),
-        ({"combine": {"k": 1}}, "gdpo.combine: expected one of ['sum'"),
-        ({"combine": "rvpo"}, "gdpo.combine: rvpo needs ['k'], as in {name: rvpo, k: ...}"),
-        ({"combine": "gd2po"}, "gdpo.combine: gd2po needs ['tau']"),
+        (
+            {"combine": "rvp"},
+            "gdpo.combine: got 'rvp'; expected one of ['sum', 'rvpo', 'dara', 'sa_mrpo',",
+        ),
+        ({"combine": "rvp"}, "did you mean 'rvpo'?"),
+        ({"combine": {"k": 1}}, "gdpo.combine: got {'k': 1}; expected one of ['sum'"),
+        (
+            {"combine": "rvpo"},
+            "missing 1 required keyword-only argument: 'k'; rvpo takes ['k'], as in {name: ",
+        ),
+        (
+            {"combine": "gd2po"},
+            "gdpo.combine: gd2po() missing 1 required keyword-only argument: 'tau'",
+        ),
         (
             {"combine": {"name": "rvpo", "K": 1}},
-            "gdpo.combine.K: unknown setting; known: ['name', 'k']",
+            "gdpo.combine: rvpo() got an unexpected keyword argument 'K'; rvpo takes ['k']",
         ),
-        ({"combine": {"name": "sum", "k": 1}}, "gdpo.combine.k: unknown setting"),
-        ({"combine": {"name": "sa_mrpo", "bounds_K": []}}, "gdpo.combine.bounds_K: unknown"),
+        (
+            {"combine": {"name": "sum", "k": 1}},
+            "gdpo.combine: got {'name': 'sum', 'k': 1}; expected",
+        ),
+        (
+            {"combine": {"name": "sa_mrpo", "bounds_K": []}},
+            "for keyword argument 'bounds_K'; sa_mrpo takes",
+        ),
         (
             {"combine": {"name": "rvpo", "k": -1}},
             "gdpo.combine: rvpo k: expected a number above 0, got -1",
@@ -312,14 +335,16 @@ def test_combine():
             {"combine": "dvao", "rewards": {"a": -0.1}},
             "gdpo.combine: dvao: expected weights of 0 or more, got [-0.1]",
         ),
-        ({"combine": {"name": "rvpo", "kk": 1}}, "gdpo.combine.kk: unknown setting"),
         ({"combine": "dara", "group_norm": "summed"}, "combine=dara with group_norm=summed"),
         (
             {"rewards": {"a": {"bounds": 1}}},
             "rewards.a.bounds: expected [lowest, highest], got 1",
         ),
-        ({"rewards": {"a": {"bounds": [1, 1]}}}, "rewards.a.bounds: expected the lowest value"),
-        ({"rewards": {"a": {"bounds": [0, float("inf")]}}}, "a.bounds: expected a finite number"),
+        (
+            {"rewards": {"a": {"bounds": [1, 1]}}},
+            "rewards.a.bounds: got [1, 1]; expected the lowest",
+        ),
+        ({"rewards": {"a": {"bounds": [0, float("inf")]}}}, "a.bounds.1: expected a finite number"),
         ({"dialect": "TRL"}, "gdpo.dialect: expected one of ['paper', 'trl', 'nemo_rl',"),
         (
             {"dialect": "nemo_rl", "eps": 1e-4},
@@ -378,7 +403,12 @@ def test_bounds_of_a_run():
     config = run_config(
         **{
             "reward.reward_kwargs": {"max_correctness": 1, "length": True},
-            "algorithm.gdpo.rewards": {"format": {"bounds": [-1, 2]}, "mine": {"bounds": [0, 9]}},
+            "algorithm.gdpo.rewards": {
+                "format": {"bounds": [-1, 2]},
+                "mine": {"bounds": [0, 9]},
+                "correctness": 1,
+                "length": None,
+            },
         }
     )
     bounds = settings_of_run(config, ["rlla"]).bounds
@@ -394,9 +424,8 @@ def test_bounds_on_which_data_sources_disagree(monkeypatch):
     scored = {"correctness": 1.0}
     bounds = {"correctness": (0.0, 1.0)}
     add_task(monkeypatch, "gsm", lambda response, truth, **_: scored, lambda: bounds)
-    config = run_config(
-        **{"algorithm.gdpo.combine": "sa_mrpo", "algorithm.gdpo.rewards": {"correctness": 1.0}}
-    )
+    named = {"correctness": 1.0, "format": None}
+    config = run_config(**{"algorithm.gdpo.combine": "sa_mrpo", "algorithm.gdpo.rewards": named})
     assert "correctness" not in settings_of_run(config).bounds
     assert settings_of_run(config, ["gsm"]).bounds == {"correctness": (0.0, 1.0)}
     assert settings_of_run(config, ["rlla"]).bounds["correctness"] == (-3.0, 3.0)

@@ -5,17 +5,13 @@ import re
 import pytest
 from omegaconf import OmegaConf
 
-from verl_gdpo.settings.reward_terms import (
-    Condition,
-    RewardTerm,
-    check_keys,
-    hint,
-    plain,
-    read_terms,
-    rewards_of,
-    silent_step,
-    weighted_sum,
-)
+from verl_gdpo.settings.algorithm import GdpoSettings, hint, plain
+from verl_gdpo.settings.reward_terms import Condition, RewardTerm, WeightedSum
+
+
+def read_terms(rewards):
+    return GdpoSettings.from_algorithm({"gdpo": {"rewards": rewards}}).terms
+
 
 SCHEDULE = {10: 1.0, 20: 0.0, 40: 5.0}
 
@@ -26,10 +22,9 @@ SCHEDULE = {10: 1.0, 20: 0.0, 40: 5.0}
 def test_a_schedule_is_linear_between_its_points(step, weight):
     term = RewardTerm(SCHEDULE)
     assert term.weight_at(step) == pytest.approx(weight)
-    assert term.lowest_weight == 0.0
     # 2 is missing: it adds nothing
-    terms = {"a": term, "b": RewardTerm(2.0), "c": RewardTerm(9.0)}
-    total = weighted_sum({"a": 3.0, "b": 0.5, "c": None}, terms, step)
+    terms = WeightedSum({"a": term, "b": RewardTerm(2.0), "c": RewardTerm(9.0)})
+    total = terms.score({"a": 3.0, "b": 0.5, "c": None}, step)
     assert total == pytest.approx(3 * weight + 1.0)
 
 
@@ -53,14 +48,12 @@ def test_a_weight_that_is_0_now_and_then_is_used():
     ],
 )
 def test_the_first_step_without_a_weight(weights, steps, silent):
-    terms = read_terms(
-        "w", {n: {"weight": w} if isinstance(w, dict) else w for n, w in weights.items()}
-    )
-    assert silent_step(terms, steps) == silent
+    terms = read_terms({n: {"weight": w} if isinstance(w, dict) else w for n, w in weights.items()})
+    assert terms.silent_step(steps) == silent
 
 
 def test_points_of_a_schedule_in_any_order():
-    terms = read_terms("rewards", {"a": {"weight": {40: 5, 10: 1.0, 20: 0}}})
+    terms = read_terms({"a": {"weight": {40: 5, 10: 1.0, 20: 0}}})
     assert list(terms["a"].weight.items()) == [(10, 1.0), (20, 0.0), (40, 5.0)]
 
 
@@ -73,26 +66,32 @@ def test_values_that_refer_to_others_are_resolved():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("1", "rewards: weight of 'a': expected a finite number, got '1'"),
-        (True, "rewards: weight of 'a': expected a finite number, got True"),
-        (float("inf"), "rewards: weight of 'a': expected a finite number, got inf"),
+        ("1", "rewards.a.weight: expected a finite number, got '1'"),
+        (True, "rewards.a.weight: expected a finite number, got True"),
+        (float("inf"), "rewards.a.weight: expected a finite number, got inf"),
         ({"weight": "1"}, "rewards.a.weight: expected a finite number, got '1'"),
         ({"weight": {5: None}}, "rewards.a.weight.5: expected a finite number, got None"),
-        ({"weight": {}}, "rewards.a.weight: expected {training step >= 0: weight}, got {}"),
-        ({"weight": {-1: 1.0}}, "rewards.a.weight: expected {training step >= 0: weight}"),
-        ({"weight": {1.5: 1.0}}, "rewards.a.weight: expected {training step >= 0: weight}"),
-        ({"weight": {True: 1.0}}, "rewards.a.weight: expected {training step >= 0: weight}"),
+        ({"weight": {}}, "rewards.a.weight: expected {step: weight}, got {}"),
+        ({"weight": {-1: 1.0}}, "rewards.a.weight.-1: expected at least 0, got -1"),
+        ({"weight": {1.5: 1.0}}, "expected a whole number, a training step, got 1.5"),
+        ({"weight": {True: 1.0}}, "expected a whole number, a training step, got True"),
         ({"wieght": 1}, "rewards.a.wieght: unknown setting; did you mean 'weight'?"),
-        ({"otherwise": "zero"}, "rewards.a.otherwise=zero needs rewards.a.when"),
+        (
+            {"otherwise": "zero"},
+            "rewards: got {'a': {'otherwise': 'zero'}}; a.otherwise needs a.when",
+        ),
         (
             {"when": {"reward": "b", "at_least": 0}, "otherwise": "none"},
             "rewards.a.otherwise: expected one of ['zero', 'missing'], got 'none'",
         ),
         ({"when": "b"}, "rewards.a.when: expected {reward: NAME, at_least: NUMBER}, got 'b'"),
-        ({"when": {"reward": "b"}}, "rewards.a.when: expected {reward: NAME, at_least: NUMBER}"),
+        (
+            {"when": {"reward": "b"}},
+            "rewards.a.when.at_least: expected {reward: NAME, at_least: NUMBER}",
+        ),
         (
             {"when": {"reward": "b", "at_least": 0, "at_most": 1}},
-            "rewards.a.when: expected {reward: NAME, at_least: NUMBER}",
+            "rewards.a.when.at_most: unknown setting; did you mean 'at_least'?",
         ),
         (
             {"when": {"reward": "b", "at_least": "1"}},
@@ -100,22 +99,28 @@ def test_values_that_refer_to_others_are_resolved():
         ),
         (
             {"when": {"reward": "a", "at_least": 0}},
-            "rewards.a.when.reward: expected the name of another reward than 'a', got 'a'",
+            "rewards.a.when.reward: expected another reward than 'a'",
         ),
         (
             {"when": {"reward": "score", "at_least": 0}},
-            "expected the name of another reward than 'a', got 'score'",
+            "rewards.a.when.reward: got 'score'; 'score' is verl's name for the sum",
         ),
-        ({"when": {"reward": 1, "at_least": 0}}, "another reward than 'a', got 1"),
+        (
+            {"when": {"reward": 1, "at_least": 0}},
+            "rewards.a.when.reward: got 1; name 1: expected text",
+        ),
         ({"bounds": "01"}, "rewards.a.bounds: expected [lowest, highest], got '01'"),
         ({"bounds": [0, 1, 2]}, "rewards.a.bounds: expected [lowest, highest], got [0, 1, 2]"),
-        ({"bounds": [0, None]}, "rewards.a.bounds: expected a finite number, got None"),
-        ({"bounds": [1, 0]}, "rewards.a.bounds: expected the lowest value below the highest"),
+        ({"bounds": [0, None]}, "rewards.a.bounds.1: expected a finite number, got None"),
+        (
+            {"bounds": [1, 0]},
+            "rewards.a.bounds: got [1, 0]; expected the lowest value below the highest",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_named(value, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        read_terms("rewards", {"a": value})
+        read_terms({"a": value})
 
 
 def test_everything_that_can_be_said_of_a_reward():
@@ -126,36 +131,55 @@ def test_everything_that_can_be_said_of_a_reward():
         "bounds": [-3, 3],
     }
     expected = RewardTerm(0.5, Condition("b", 1.0), "missing", (-3.0, 3.0))
-    assert read_terms("rewards", {"a": said}) == {"a": expected}
-    assert read_terms("rewards", {"a": {}}) == {"a": RewardTerm(1.0, None, "zero", None)}
-    assert read_terms("rewards", {7: 1}) == {"7": RewardTerm(1.0)}
+    assert read_terms({"a": said}) == {"a": expected}
+    assert read_terms({"a": {}}) == {"a": RewardTerm(1.0, None, "zero", None)}
+    assert read_terms({7: 1}) == {"7": RewardTerm(1.0)}
 
 
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
-        ({}, "rewards: expected at least one reward, got none"),
-        ({"a": 1, "score": 1}, "rewards: 'score' is verl's name for the sum"),
-        ({"a": 0, "b": {"weight": {0: 0}}}, "rewards: all weights are 0"),
-        ({"a": 1, "reward": 1}, "rewards: name 'reward': it is a metric of verl's validation"),
-        ({"a/b": 1}, "rewards: name 'a/b': expected text that can be printed, without '/'"),
+        ({}, "rewards: expected at least one reward with a weight; got none"),
+        ({"a": None}, "rewards: expected at least one reward with a weight; got none"),
+        ({"a": 1, "score": 1}, "rewards.score: got 'score'; 'score' is verl's name for the sum"),
+        (
+            {"a": 0, "b": {"weight": {0: 0}}},
+            "rewards: expected at least one reward with a weight; all weights are 0",
+        ),
+        (
+            {"a": 1, "reward": 1},
+            "rewards.reward: got 'reward'; name 'reward': it is a metric of verl's validation",
+        ),
+        (
+            {"a/b": 1},
+            "rewards.a/b: got 'a/b'; name 'a/b': expected text that can be printed, without '/'",
+        ),
         (
             {"a": {"when": {"reward": "uid", "at_least": 1}}},
-            "rewards.a.when.reward: name 'uid': it is a column of verl's dumps; rename it",
+            "rewards.a.when.reward: got 'uid'; name 'uid': it is a column of verl's dumps",
         ),
     ],
 )
 def test_rewards_that_cannot_be_meant(rewards, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        read_terms("rewards", rewards)
+        read_terms(rewards)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        ({"gdpo_reward_keys": "ab"}, "gdpo_reward_keys: expected a list of names, got 'ab'"),
-        ({"gdpo_reward_keys": [1]}, "gdpo_reward_keys: expected a list of names, got [1]"),
-        ({"gdpo_reward_keys": ["b", "a", "b"]}, "gdpo_reward_keys: named more than once: ['b']"),
+        (
+            {"gdpo_reward_keys": "ab"},
+            "gdpo_reward_keys: expected a list of different names, got 'ab'",
+        ),
+        (
+            {"gdpo_reward_keys": [1]},
+            "gdpo_reward_keys: expected a list of different names, got [1]",
+        ),
+        (
+            {"gdpo_reward_keys": ["b", "a", "b"]},
+            "gdpo_reward_keys: expected a list of different names",
+        ),
         (
             {"gdpo_reward_keys": ["a"], "gdpo_reward_weights": "1"},
             "gdpo_reward_weights: expected 1 numbers, one for each of gdpo_reward_keys=['a'], "
@@ -163,32 +187,30 @@ def test_rewards_that_cannot_be_meant(rewards, message):
         ),
         (
             {"gdpo_reward_keys": ["a"], "gdpo_reward_weights": ["1"]},
-            "algorithm.gdpo_reward_keys: weight of 'a': expected a finite number, got '1'",
+            "algorithm.gdpo_reward_keys.a.weight: expected a finite number, got '1'",
         ),
     ],
 )
 def test_verls_lists_that_cannot_be_meant(algorithm, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        rewards_of(algorithm, {})
+        GdpoSettings.from_algorithm(algorithm)
 
 
 def test_verls_lists_are_another_way_to_say_rewards():
     keys = {"gdpo_reward_keys": ["b", "a"]}
-    assert rewards_of(keys, {}) == {"b": RewardTerm(1.0), "a": RewardTerm(1.0)}
+    assert GdpoSettings.from_algorithm(keys).rewards == {"b": RewardTerm(1.0), "a": RewardTerm(1.0)}
     weighted = {**keys, "gdpo_reward_weights": [2, 0.5]}
-    assert rewards_of(OmegaConf.create(weighted), {}) == {
+    assert GdpoSettings.from_algorithm(OmegaConf.create(weighted)).rewards == {
         "b": RewardTerm(2.0),
         "a": RewardTerm(0.5),
     }
-    assert rewards_of({}, {}) is None
+    assert GdpoSettings.from_algorithm({}).rewards is None
     for both in (keys, {"gdpo_reward_weights": [1.0]}):
         with pytest.raises(ValueError, match="say the same thing; give one of them"):
-            rewards_of(both, {"rewards": {"a": 1}})
+            GdpoSettings.from_algorithm({**both, "gdpo": {"rewards": {"a": 1}}})
 
 
 def test_hints_name_what_is_close_or_else_everything():
     assert hint("formt", ["correctness", "format", "formal"]) == "; did you mean 'format'?"
     assert hint(3, ["a", "b"]) == "; known: ['a', 'b']"
-    check_keys("here", {"a": 1}, ["a", "b"])
-    with pytest.raises(ValueError, match=r"here.c: unknown setting; known: \['a', 'b'\]"):
-        check_keys("here", {"a": 1, "c": 2}, ["a", "b"])
+    assert hint("GRPO", ["gdpo", "grpo"]) == "; did you mean 'grpo'?"

@@ -117,8 +117,7 @@ def test_without_the_plugin_verls_own_gdpo_fails(assets, tmp_path):
 
 
 def test_an_unknown_reward_name_stops_the_run(assets, tmp_path):
-    run = run_verl(
-        tmp_path, overrides(assets, "+algorithm.gdpo.rewards.corectness=1.0", scorer=None)
-    )
+    named = "++algorithm.gdpo.rewards={format: 1.0, correctness: 1.0, corectness: 1.0}"
+    run = run_verl(tmp_path, overrides(assets, named, scorer=None))
     check_error(run, r"reward 'corectness' is configured, but .* did you mean 'correctness'")
     assert not run.steps()

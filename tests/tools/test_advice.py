@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from run_folder_writer import make_run
 
+from verl_gdpo.batch.advantages import correlation
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import batch_metrics, verl_grpo_settings
-from verl_gdpo.batch.within_groups import correlation
 from verl_gdpo.run.dump_reader import dump_files
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools import replay

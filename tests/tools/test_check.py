@@ -140,6 +140,7 @@ def test_weights_and_conditions_are_those_of_the_first_step(check):
         "+reward.reward_kwargs.length=True",
         "+algorithm.gdpo.rewards.correctness={weight:{1:0.25,100:1.0}}",
         "+algorithm.gdpo.rewards.length={weight:2,when:{reward:correctness,at_least:1}}",
+        "+algorithm.gdpo.rewards.format=null",
     )
     assert cells(output, "correctness")[0] == "0.25"
     assert cells(output, "length")[:5] == ["2", "correctness", ">=", "1,", "else"]

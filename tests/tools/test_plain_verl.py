@@ -72,7 +72,12 @@ def test_weights_of_the_new_rewards(plain, capsys):
         "gdpo",
     ]
     assert replay.main([*arguments, "--out", "all.json"]) == 0
-    assert replay.main([*arguments, "algorithm.gdpo.rewards.layout=0", "--out", "one.json"]) == 0
+    assert (
+        replay.main(
+            [*arguments, "++algorithm.gdpo.rewards={layout: 0, correct: 1.0}", "--out", "one.json"]
+        )
+        == 0
+    )
     texts = [(plain / f"{name}.json").read_text() for name in ("all", "one")]
     every, one = ([json.loads(line) for line in text.splitlines()] for text in texts)
     assert all({*row} >= {"reward/layout", "reward/correct", "group"} for row in one)

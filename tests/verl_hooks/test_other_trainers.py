@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import oracle
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 from verl.trainer import main_ppo
@@ -69,6 +71,15 @@ def test_run_ppo_is_checked():
     assert run(verl_config()) == "started"
     with pytest.raises(ValueError, match="use_kl_in_reward"):
         run(verl_config("algorithm.use_kl_in_reward=True"))
+
+
+def test_a_partial_mapping_is_refused_before_ray_starts(tmp_path):
+    table = pa.table({"data_source": ["rlla", "rlla"]})
+    pq.write_table(table, tmp_path / "train.parquet")
+    given = [f"data.train_files={tmp_path}/train.parquet", "++algorithm.gdpo.rewards.format=0.5"]
+    with pytest.raises(ValueError, match=r"rewards=\{format: 0.5, correctness: 1.0\}'"):
+        run(verl_config(*given))
+    assert run(verl_config(*given, "++algorithm.gdpo.rewards.correctness=null")) == "started"
 
 
 def test_fully_async_policy_is_refused_with_gdpo_alone():

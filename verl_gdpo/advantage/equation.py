@@ -11,15 +11,13 @@ Both std are unbiased (ddof 1). Shape suffixes: B samples, K rewards, G groups, 
 This module knows tensors only: no text, no verl, no configuration.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from verl_gdpo.advantage.group_norm import centred_sum, normalize_groups
-from verl_gdpo.advantage.inputs import (
-    check_choice,
+from verl_gdpo.advantage.equation_inputs import (
+    Options,
     finite_rewards,
     group_index,
     reward_tensor,
@@ -27,18 +25,12 @@ from verl_gdpo.advantage.inputs import (
     row_mask,
     where_it_is,
 )
-from verl_gdpo.advantage.zero import mean_without_rounding, precision_of, sum_without_rounding
-
-PAPER_EPS = 1e-4  # of the authors' code and of TRL
-VERL_EPS = 1e-6  # of verl's own grpo and gdpo
-
-GroupNorm = Literal["per_reward", "summed"]
-BatchNorm = Literal["sample", "token", "none"]
-# (z_BK, rewards_BK, group_index_B, weights_K, present_BK, valid_B) -> S_B; see variants.py
-Combine = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    torch.Tensor,
-]
+from verl_gdpo.advantage.zero import (
+    Ranges,
+    mean_without_rounding,
+    precision_of,
+    sum_without_rounding,
+)
 
 
 class GdpoScalars(NamedTuple):
@@ -58,26 +50,17 @@ def compute_gdpo_advantage(
     weights: Any = None,
     present_BK: Any = None,
     valid_B: Any = None,
-    group_norm: GroupNorm = "per_reward",
-    normalize_by_std: bool = True,
-    batch_norm: BatchNorm = "sample",
-    eps: float = PAPER_EPS,
-    batch_eps: float | None = None,
-    batch_var_eps: float = 0.0,
-    combine: Combine | None = None,
+    **options: Any,
 ) -> torch.Tensor:
     """Return GDPO advantages per token.
 
-    ============  =============  ================  =================================
-    group_norm    batch_norm     normalize_by_std  method
-    ============  =============  ================  =================================
-    per_reward    sample         True              GDPO
-    per_reward    none           True              GDPO without batch norm
-    per_reward    token          True              verl's built-in `gdpo`
-    summed        none           True              GRPO
-    summed        none           False             GRPO without std (Dr. GRPO)
-    summed        sample         True              GRPO + batch norm
-    ============  =============  ================  =================================
+    >>> rewards_BK = [[0, 0], [0, 1], [0, 0], [1, 1]]  # correct, short
+    >>> mask_BT = [[1, 1, 0], [1, 1, 1], [1, 0, 0], [1, 1, 1]]
+    >>> compute_gdpo_advantage(rewards_BK, ["p", "p", "q", "q"], mask_BT)
+    tensor([[-0.5477, -0.5477, -0.0000],
+            [ 0.5477,  0.5477,  0.5477],
+            [-1.0954, -0.0000, -0.0000],
+            [ 1.0954,  1.0954,  1.0954]])
 
     Args:
         rewards_BK: raw rewards, any scale (tensor, array or nested list).
@@ -89,14 +72,7 @@ def compute_gdpo_advantage(
         valid_B: False for padding rows. They get 0 and enter no statistic. With None, rows with an
             all-zero mask count as padding. Pass it when you can: rejection in rollout correction
             also zeroes the masks of real samples, and those count.
-        group_norm: normalise each reward ("per_reward") or their weighted sum ("summed").
-        normalize_by_std: if False, step 1 subtracts the group's mean and does not divide.
-        batch_norm: whether step 3 counts samples ("sample"), response tokens ("token"), or is left
-            out ("none").
-        eps: number added to the std in steps 1 and 3.
-        batch_eps: number added to the std in step 3 instead of eps. With None, eps is used.
-        batch_var_eps: number added to the variance in step 3, before the square root.
-        combine: function that replaces the weighted sum of step 2; see `variants`.
+        options: the fields of `Options`.
 
     Returns:
         advantages_BT: float32, on the mask's device, without gradient. All trained tokens of a
@@ -108,10 +84,10 @@ def compute_gdpo_advantage(
     its precision; whole numbers up to 2^24, and a reward that varies alone in its group, exactly.
 
     Raises:
-        ValueError: shapes disagree, a reward of a valid sample is NaN or infinite, an option is
-            unknown, combine is given with group_norm="summed", or combine does not return B finite
-            numbers.
-        TypeError: group ids are neither all integers nor all strings.
+        ValueError: shapes disagree, a reward of a valid sample is NaN or infinite, an option has a
+            wrong value, combine is given with group_norm="summed", or combine does not return B
+            finite numbers.
+        TypeError: an option is unknown, or group ids are neither all integers nor all strings.
     """
     mask_BT = where_it_is(response_mask_BT).bool()
     if mask_BT.ndim != 2:
@@ -121,17 +97,11 @@ def compute_gdpo_advantage(
     scalars = compute_gdpo_scalars(
         reward_tensor(rewards_BK).to(mask_BT.device),
         group_ids,
-        token_count_B=mask_BT.sum(dim=1) if batch_norm == "token" else None,
+        token_count_B=mask_BT.sum(dim=1),
         weights=weights,
         present_BK=present_BK,
         valid_B=mask_BT.any(dim=1) if valid_B is None else valid_B,
-        group_norm=group_norm,
-        normalize_by_std=normalize_by_std,
-        batch_norm=batch_norm,
-        eps=eps,
-        batch_eps=batch_eps,
-        batch_var_eps=batch_var_eps,
-        combine=combine,
+        **options,
     )
     return spread_over_tokens(scalars.A_B, mask_BT)
 
@@ -161,13 +131,7 @@ def compute_gdpo_scalars(
     weights: Any = None,
     present_BK: Any = None,
     valid_B: Any = None,
-    group_norm: GroupNorm = "per_reward",
-    normalize_by_std: bool = True,
-    batch_norm: BatchNorm = "sample",
-    eps: float = PAPER_EPS,
-    batch_eps: float | None = None,
-    batch_var_eps: float = 0.0,
-    combine: Combine | None = None,
+    **options: Any,
 ) -> GdpoScalars:
     """Return z, S and A of each sample (steps 1 to 3); see `compute_gdpo_advantage`.
 
@@ -175,8 +139,7 @@ def compute_gdpo_scalars(
         token_count_B: trained tokens per sample; only batch_norm="token" needs them.
         valid_B: with None, every row is a real sample.
     """
-    batch_eps = eps if batch_eps is None else batch_eps
-    _check_options(group_norm, batch_norm, (eps, batch_eps, batch_var_eps), combine)
+    chosen = Options(**options)
     rewards_BK = reward_tensor(rewards_BK)
     if rewards_BK.ndim != 2 or 0 in rewards_BK.shape:
         raise ValueError(
@@ -191,43 +154,94 @@ def compute_gdpo_scalars(
     rewards_BK = finite_rewards(rewards_BK, present_BK)
     precision_K = precision_of(rewards_BK, arrived_as)
     groups = group_index(group_ids, B, device)
-    if group_norm == "summed":
-        rewards_BK = centred_sum(rewards_BK, weights_K, valid_B, *groups, precision_K)
+    if chosen.group_norm == "summed":
+        rewards_BK = _centred_sum(rewards_BK, weights_K, valid_B, *groups, precision_K)
         present_BK, precision_K = valid_B[:, None], precision_of(rewards_BK, torch.float64)
         weights_K = weights_K.new_ones(1)
 
     z_BK, ranges = normalize_groups(
-        rewards_BK, present_BK, *groups, eps=eps if normalize_by_std else None
+        rewards_BK, present_BK, *groups, eps=chosen.eps if chosen.normalize_by_std else None
     )
-    if combine is None:
+    if chosen.combine is None:
         S_B = (z_BK * weights_K).sum(dim=1)
     else:
-        S_B = combine(z_BK, rewards_BK, groups[0], weights_K, present_BK, valid_B)
+        S_B = chosen.combine(z_BK, rewards_BK, groups[0], weights_K, present_BK, valid_B)
         S_B = torch.where(valid_B, _checked_sum(S_B, B), 0.0)
         # a variant may divide by a weight below 1; a reward of weight 0 leaves no rounding either
         weights_K = weights_K.abs().clamp(min=1.0) * (weights_K != 0)
     S_B = sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)
-    if batch_norm == "none":
+    if chosen.batch_norm == "none":
         return GdpoScalars(z_BK, S_B, S_B)
     count_B = valid_B
-    if batch_norm == "token":
+    if chosen.batch_norm == "token":
         if token_count_B is None:
             raise ValueError("batch_norm='token' needs token_count_B, the response lengths")
         count_B = count_B * torch.as_tensor(token_count_B, device=device)
-    return GdpoScalars(z_BK, S_B, _normalize_batch(S_B, count_B, valid_B, batch_eps, batch_var_eps))
+    eps = chosen.eps if chosen.batch_eps is None else chosen.batch_eps
+    return GdpoScalars(
+        z_BK, S_B, _normalize_batch(S_B, count_B, valid_B, eps, chosen.batch_var_eps)
+    )
 
 
-def _check_options(
-    group_norm: str, batch_norm: str, epsilons: tuple[float, float, float], combine: Combine | None
-) -> None:
-    """Raise ValueError for an option that is unknown, out of range, or excludes another."""
-    check_choice("group_norm", group_norm, get_args(GroupNorm))
-    check_choice("batch_norm", batch_norm, get_args(BatchNorm))
-    for name, value in zip(("eps", "batch_eps", "batch_var_eps"), epsilons, strict=True):
-        if not (np.isfinite(value) and value >= 0):
-            raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
-    if combine is not None and group_norm == "summed":
-        raise ValueError("combine needs group_norm='per_reward': 'summed' adds the rewards first")
+def normalize_groups(
+    rewards_BK: torch.Tensor,
+    present_BK: torch.Tensor,
+    group_B: torch.Tensor,
+    group_count: int,
+    *,
+    eps: float | None,
+) -> tuple[torch.Tensor, Ranges]:
+    """Return z_BK, and the ranges of the rewards, which say how far rounding may have moved a z.
+
+    Absent values have z = 0. A reward that is constant in a group has z = 0 there.
+
+    Args:
+        rewards_BK: float64, 0 where absent.
+        eps: number added to the std. With None, z is not divided by the std.
+    """
+    shape_GK = (group_count, rewards_BK.shape[1])
+
+    def group_sum(values_BK: torch.Tensor) -> torch.Tensor:
+        return rewards_BK.new_zeros(shape_GK).index_add_(0, group_B, values_BK)
+
+    # a group with fewer than two values gives 0 / 0 below; the last `where` replaces it with 0
+    there_BK, absent_BK = present_BK.to(torch.float64), ~present_BK
+    count_GK = group_sum(there_BK)
+    mean_GK = group_sum(rewards_BK * there_BK) / count_GK
+    centred_BK = (rewards_BK - mean_GK[group_B]) * there_BK
+
+    index_BK = group_B[:, None].expand_as(rewards_BK)
+    low_GK = rewards_BK.new_full(shape_GK, torch.inf).scatter_reduce_(
+        0, index_BK, rewards_BK.masked_fill(absent_BK, torch.inf), "amin"
+    )
+    high_GK = rewards_BK.new_full(shape_GK, -torch.inf).scatter_reduce_(
+        0, index_BK, rewards_BK.masked_fill(absent_BK, -torch.inf), "amax"
+    )
+    scale_GK = torch.ones_like(count_GK)
+    if eps is not None:
+        scale_GK = (group_sum(centred_BK.square()) / (count_GK - 1)).sqrt() + eps
+        centred_BK = centred_BK / scale_GK[group_B]
+    ranges = Ranges(count_GK, low_GK, high_GK, scale_GK)
+    return torch.where(ranges.varies_GK[group_B] & present_BK, centred_BK, 0.0), ranges
+
+
+def _centred_sum(
+    rewards_BK: torch.Tensor,
+    weights_K: torch.Tensor,
+    valid_B: torch.Tensor,
+    group_B: torch.Tensor,
+    group_count: int,
+    precision_K: torch.Tensor,
+) -> torch.Tensor:
+    """Return the weighted sum of raw rewards minus its mean in the group, (B, 1).
+
+    A missing reward adds 0. Each reward is centred before the sum, so that a constant sum of
+    varying rewards is exactly 0.
+    """
+    valid_BK = valid_B[:, None].expand_as(rewards_BK)
+    centred_BK, ranges = normalize_groups(rewards_BK, valid_BK, group_B, group_count, eps=None)
+    sum_B = (centred_BK * weights_K).sum(dim=1)
+    return sum_without_rounding(sum_B, weights_K, group_B, ranges, precision_K)[:, None]
 
 
 def _checked_sum(S_B: Any, B: int) -> torch.Tensor:

@@ -1,5 +1,10 @@
-"""The advantage of each row of a batch, given its matrix of rewards and the settings."""
+"""The advantage of each row of a batch, and what each reward adds to it.
 
+Shape suffixes: B samples, K rewards, G groups, numbered from 0. Apart from `scalars_of`, samples
+are the rows that count.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,9 +12,15 @@ import numpy.typing as npt
 import torch
 
 from verl_gdpo.advantage.equation import GdpoScalars, compute_gdpo_scalars
+from verl_gdpo.advantage.zero import centred_without_rounding, has_signal, is_0, or_0
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.settings.algorithm import GdpoSettings
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Statistics = dict[str, float | None]
 
 
 def scalars_of(
@@ -48,3 +59,98 @@ def scalars_of(
         batch_var_eps=settings.batch_var_eps,
         combine=combine,
     )
+
+
+def contributions(
+    z_BK: Floats,
+    S_B: Floats,
+    values_BK: Floats,
+    weights_K: Floats,
+    group_B: Ints,
+    settings: GdpoSettings,
+) -> Floats:
+    """Return c_BK, what each reward adds to S. The sum over the rewards is S.
+
+    With group_norm="per_reward", c = w z. With "summed", c = w (r - mean_g r) / (std_g R + eps),
+    where R is the weighted sum of the rewards, and a missing r is 0. In a group without signal
+    std_g R is about 0, and dividing by eps would make these c dominate all others. So c is not
+    divided there.
+    """
+    if settings.group_norm == "per_reward":
+        return z_BK * weights_K
+    size_G = np.bincount(group_B)
+    total_GK = np.stack([np.bincount(group_B, column) for column in values_BK.T], axis=1)
+    c_BK = weights_K * (values_BK - (total_GK / size_G[:, None])[group_B])
+    if not settings.normalize_by_std:
+        return c_BK
+    square_G = np.bincount(group_B, c_BK.sum(axis=1) ** 2)
+    scale_G = np.sqrt(square_G / np.maximum(size_G - 1, 1)) + settings.eps
+    signal_G = np.bincount(group_B, ~is_0(S_B)) > 0
+    return c_BK / np.where(signal_G, scale_G, 1.0)[group_B, None]
+
+
+def advantage_shares(
+    names: Sequence[str],
+    c_BK: Floats,
+    present_BK: Bools,
+    S_B: Floats,
+    A_B: Floats,
+) -> Statistics:
+    """Return share, energy and correlation with A of each reward's contributions.
+
+    The share is cov(c, S) / var(S): the shares of all rewards add up to 1 where S is the sum of the
+    contributions, and one below 0 pulls against the others. The energy is the share of the squared
+    contributions, of which rewards that cancel have much. The correlation is over the samples that
+    have the reward.
+
+    Args:
+        c_BK: 0 in groups without a signal, as nothing says how to scale their contributions.
+    """
+    scale = np.abs(c_BK).max() or 1.0  # keeps the squares of small numbers above 0
+    energy_K = ((c_BK / scale) ** 2).sum(axis=0)
+    covariance_K, variance = covariances(c_BK / scale, or_0(S_B) / scale)
+    A_B = or_0(A_B)
+    found: Statistics = {}
+    for k, name in enumerate(names):
+        found[f"{name}/share"] = covariance_K[k] / variance if variance else None
+        found[f"{name}/energy"] = energy_K[k] / energy_K.sum() if energy_K.any() else None
+        has_B = present_BK[:, k]
+        found[f"{name}/correlation"] = correlation(c_BK[has_B, k], A_B[has_B])
+    return found
+
+
+def covariances(c_BK: Floats, S_B: Floats) -> tuple[Floats, float]:
+    """Return, both times the number of samples, cov(c, S) of each reward and var(S)."""
+    centred_B = S_B - S_B.mean()
+    return c_BK.T @ centred_B, float(centred_B @ centred_B)
+
+
+def groups_with_signal(S_B: Floats, c_BK: Floats, group_B: Ints) -> Bools:
+    """Return signal_G, True for the groups with a sample that has a signal."""
+    return np.bincount(group_B, has_signal(S_B, c_BK)) > 0
+
+
+def within_groups(value_B: npt.NDArray[Any], group_B: Ints) -> Floats:
+    """Return each value minus the mean of its group; what is only rounding becomes 0."""
+    mean_G = np.bincount(group_B, value_B) / np.bincount(group_B).clip(min=1)
+    return centred_without_rounding(value_B - mean_G[group_B], value_B)
+
+
+def correlation(x_B: npt.NDArray[Any], y_B: npt.NDArray[Any]) -> float | None:
+    """Return Pearson's correlation; None if one of the two is constant."""
+    return of_units(unit(x_B), unit(y_B))
+
+
+def unit(values: npt.NDArray[Any]) -> Floats | None:
+    """Return the values less their mean, with length 1; None if they are constant."""
+    if not len(values) or values.min() == values.max():
+        return None
+    centred = values - values.mean()
+    centred = centred / np.abs(centred).max()  # keeps the squares of small numbers above 0
+    result: Floats = centred / np.linalg.norm(centred)
+    return result
+
+
+def of_units(x_B: Floats | None, y_B: Floats | None) -> float | None:
+    """Return the correlation of two results of `unit`."""
+    return None if x_B is None or y_B is None else float(np.clip(x_B @ y_B, -1, 1))

@@ -14,7 +14,7 @@ from verl_gdpo.advantage.zero import is_the_sum, with_slack
 from verl_gdpo.batch.rows import ABSENT, RewardError, RewardRows
 from verl_gdpo.batch.values import is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.settings.reward_terms import FACTS, RewardTerm, gate
+from verl_gdpo.settings.reward_terms import FACTS, WeightedSum, line_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -44,23 +44,22 @@ class RewardMatrix:
         if not counted:
             raise RewardError("the batch holds no sample, only padding")
         terms = _terms(rows, counted, settings)
-        raw = {name: _column(name, rows, counted, settings) for name in settings.names or terms}
+        raw = {name: _column(name, rows, counted, settings) for name in terms.names}
         for name in raw.keys() & settings.bounds.keys():
             _check_bounds(name, raw[name], settings.bounds[name], rows, counted)
         for row in rows.own_scores.keys() & {*counted}:
             _value("reward_score", rows.own_scores[row], rows, row)
         if settings.rewards is None and (rows.own_scores or "score" in rows.columns):
             _check_scores(rows, counted, raw)
-        if any(term.when is not None for term in terms.values()):
+        if terms.has_conditions:
             samples = zip(*map(_with_none, raw.values()), strict=True)
-            gated = [gate(dict(zip(raw, sample, strict=True)), terms) for sample in samples]
+            gated = [terms.gate(dict(zip(raw, sample, strict=True))) for sample in samples]
             raw = {name: _with_nan(values[name] for values in gated) for name in terms}
         values_BK = np.zeros((len(rows), len(terms)))
         values_BK[counted_B] = np.stack([raw[name] for name in terms], axis=1)
         present_BK = ~np.isnan(values_BK)
         present_BK &= counted_B[:, None]
-        weights = {name: term.weight_at(rows.step) for name, term in terms.items()}
-        return cls(weights, np.nan_to_num(values_BK), present_BK)
+        return cls(terms.weights_at(rows.step), np.nan_to_num(values_BK), present_BK)
 
     def check_own_scores(self, rows: RewardRows) -> None:
         """Raise RewardError if an agent loop set another score than the weighted sum.
@@ -77,37 +76,43 @@ class RewardMatrix:
                 )
 
 
-def _terms(
-    rows: RewardRows, counted: Sequence[int], settings: GdpoSettings
-) -> dict[str, RewardTerm]:
-    """Return {name: term} of the weighted sum.
+def terms_among(
+    columns: Mapping[str, Sequence[Any]], settings: GdpoSettings, said: str = "the scorer returned"
+) -> WeightedSum:
+    """Return the rewards in use: those that are configured, or else all columns with numbers.
 
-    If no rewards are configured, all columns with numbers are rewards. Data sources may then have
-    different rewards, but all rows of one data source must have the same.
+    Raises:
+        ValueError: see `GdpoSettings.terms_for`; `said` says there who returned the columns.
+    """
+    names = columns if settings.rewards is not None else rewards_among(columns)
+    return settings.terms_for(names, said)
+
+
+def _terms(rows: RewardRows, counted: Sequence[int], settings: GdpoSettings) -> WeightedSum:
+    """Return the rewards in use, after a look at the first row of each data source.
+
+    If no rewards are configured, data sources may have different rewards, but all rows of one data
+    source must have the same.
     """
     first_of: dict[str, int] = {}
     for row in counted:
         first_of.setdefault(rows.sources[row], row)
-    if settings.rewards is not None:
-        for row in first_of.values():
-            terms = _terms_of_row(rows.info(row), row, rows, settings)
-        return terms
-    for row in first_of.values():
-        # such an agent loop would train its data source on no reward at all
-        if row in rows.own_scores and not _names(rows.info(row)):
-            _terms_of_row([], row, rows, settings)
-    terms = _terms_of_row(rewards_among(rows.columns), counted[0], rows, settings)
-    _check_same_names(terms, rows, counted, first_of)
-    return terms
-
-
-def _terms_of_row(
-    returned: Iterable[str], row: int, rows: RewardRows, settings: GdpoSettings
-) -> dict[str, RewardTerm]:
+    row = counted[0]
     try:
-        return settings.terms_for(returned, rows.said(row))
+        if settings.rewards is not None:
+            for row in first_of.values():
+                terms = settings.terms_for(rows.info(row), rows.said(row))
+            return terms
+        for row in first_of.values():
+            # such an agent loop would train its data source on no reward at all
+            if row in rows.own_scores and not _names(rows.info(row)):
+                settings.terms_for([], rows.said(row))
+        row = counted[0]
+        terms = terms_among(rows.columns, settings, rows.said(row))
     except ValueError as error:
         raise RewardError(f"{rows.label(row)}: {error}") from None
+    _check_same_names(terms, rows, counted, first_of)
+    return terms
 
 
 def rewards_among(columns: Mapping[str, Sequence[Any]]) -> list[str]:
@@ -217,11 +222,10 @@ def _check_scores(rows: RewardRows, counted: Sequence[int], raw: Mapping[str, Fl
 
 def not_the_sum(score: Any, values: Mapping[str, float | None], is_own: bool = False) -> str:
     """Return the message for a `score` that is not the sum of the rewards."""
-    suggestion = ", ".join(f"{name}: 1.0" for name in values)
     said = "the agent loop set reward_score=" if is_own else "the scorer returned score="
     return (
         f"{said}{score:g}, which is not the sum of {dict(values)}. Say which of them are rewards, "
-        f"with their weights: algorithm.gdpo.rewards={{{suggestion}}}"
+        f"with their weights: {line_of('algorithm.gdpo.rewards', dict.fromkeys(values, 1.0))}"
     )
 
 

@@ -16,21 +16,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from verl_gdpo.advantage.equation import VERL_EPS, GdpoScalars
-from verl_gdpo.advantage.inputs import group_index
+from verl_gdpo.advantage.equation import GdpoScalars
+from verl_gdpo.advantage.equation_inputs import VERL_EPS, group_index
 from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.advantage.zero import has_signal, is_0, is_mean_0, or_0
-from verl_gdpo.batch.advantages import scalars_of
-from verl_gdpo.batch.contributions import (
+from verl_gdpo.batch.advantages import (
+    Bools,
+    Floats,
+    Ints,
     Statistics,
     advantage_shares,
     contributions,
+    correlation,
+    scalars_of,
+    within_groups,
 )
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.reward_metrics import RewardsOfStep, Sources
 from verl_gdpo.batch.rows import ABSENT, NOTES_KEY, RewardRows
 from verl_gdpo.batch.ties import advantages_without_eps, tied_pairs
-from verl_gdpo.batch.within_groups import Bools, Floats, Ints, correlation, within_groups
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 logger = logging.getLogger(__name__)

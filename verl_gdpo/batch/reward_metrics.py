@@ -14,8 +14,15 @@ import numpy.typing as npt
 
 from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.advantage.zero import with_slack
-from verl_gdpo.batch.contributions import Statistics
-from verl_gdpo.batch.within_groups import Bools, Floats, Ints, of_units, unit, within_groups
+from verl_gdpo.batch.advantages import (
+    Bools,
+    Floats,
+    Ints,
+    Statistics,
+    of_units,
+    unit,
+    within_groups,
+)
 
 MOST_SOURCES = 16  # with more, only means are told by data source
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from verl_gdpo.advantage.group_norm import normalize_groups
+from verl_gdpo.advantage.equation import normalize_groups
 from verl_gdpo.advantage.zero import (
     Ranges,
     precision_of,
@@ -18,7 +18,7 @@ from verl_gdpo.advantage.zero import (
     to_6_decimals,
     without_last_digits,
 )
-from verl_gdpo.batch.within_groups import Bools, Floats, Ints
+from verl_gdpo.batch.advantages import Bools, Floats, Ints
 
 
 def advantages_without_eps(

@@ -77,15 +77,21 @@ def declared_bounds(
     """
     result: dict[str, set[tuple[float, float]]] = {}
     for source in {source for source in sources if source in TASK_OF}:
-        task, own = TASK_OF[source], options_for(source, options)
-        if not _takes(task.score, own):
-            continue
-        bounds = dict(task.bounds(**own))
-        for verl_name, name in task.verl_names.items():
+        bounds = declared_by(source, options)
+        for verl_name, name in TASK_OF[source].verl_names.items():
             bounds |= {verl_name: bounds[name]} if name in bounds else {}
         for name, pair in bounds.items():
             result.setdefault(name, set()).add(pair)
     return result
+
+
+def declared_by(source: str, options: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return {reward: (lowest, highest)} of the rewards that our scorer returns for a data source.
+
+    It is empty if the scorer does not take its options, which `check_options` refuses.
+    """
+    task, own = TASK_OF[source], options_for(source, options)
+    return dict(task.bounds(**own)) if _takes(task.score, own) else {}
 
 
 def _takes(scorer: Callable[..., Any], options: Mapping[str, Any]) -> bool:

@@ -169,7 +169,7 @@ def blown_up_advantages(metrics: Metrics) -> Iterator[Finding]:
             f"batch norm multiplies the few groups with signal by {usual / spread[steps[1]]:.1f} "
             f"times as much as at the start; |A| is up to {max(map(abs, ends)):.1f}",
             *steps,
-            "Set algorithm.filter_groups.enable=True, or algorithm.gdpo.batch_norm=none with a "
+            "Set algorithm.filter_groups.enable=True, or ++algorithm.gdpo.batch_norm=none with a "
             "lower learning rate",
         )
 
@@ -282,7 +282,7 @@ def repeated_rewards(metrics: Metrics) -> Iterator[Finding]:
                     f"repeated {name}",
                     f"{name} equals {' + '.join(parts)} at every step: the same thing counts twice",
                     *steps,
-                    "Leave one of them out of algorithm.gdpo.rewards",
+                    "Give one of them the weight 0 in algorithm.gdpo.rewards",
                 )
 
 

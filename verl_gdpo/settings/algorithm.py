@@ -1,77 +1,161 @@
-"""Reads `algorithm.gdpo`, and checks the rest of a verl configuration against it before training.
+"""The settings under `algorithm.gdpo`: their types, bounds and defaults, and a line on each.
 
-    algorithm:
-      adv_estimator: gdpo
-      gdpo:
-        rewards: null              # null: every reward that the scorer returns, with weight 1
-        group_norm: per_reward     # per_reward | summed
-        batch_norm: sample         # sample | token | none
-        eps: 1e-4
-        normalize_by_std: null     # null: the value of algorithm.norm_adv_by_std_in_grpo
-        batch_eps: null            # eps of the batch step; null: the value of eps
-        batch_var_eps: 0.0         # added to the variance in the batch step, before the square root
-        combine: sum               # see combine_option.py
-        dialect: null              # see dialects.py
-
-`reward_terms.py` shows what `rewards` may hold. verl's own `algorithm.gdpo_reward_keys` and
-`algorithm.gdpo_reward_weights` can be used instead of `rewards`.
+docs/settings.md shows the lines as a table. `reward_terms.py` has those of a single reward.
+verl's own `algorithm.gdpo_reward_keys` and `algorithm.gdpo_reward_weights` can be used instead of
+`rewards`.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+import difflib
+import functools
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from typing import Annotated, Any, Literal
 
+import torch
 from omegaconf import OmegaConf
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
-from verl_gdpo.advantage.equation import PAPER_EPS, BatchNorm, Combine, GroupNorm
-from verl_gdpo.rewards import TASK_OF, check_options, declared_bounds
-from verl_gdpo.settings.combine_option import (
-    SUM,
-    CombineSetting,
-    check_combine,
-    no_bounds,
-    read_combine,
-)
-from verl_gdpo.settings.dialects import check_dialect, read_dialect
+from verl_gdpo.advantage.equation_inputs import PAPER_EPS, VERL_EPS, BatchNorm, Combine, GroupNorm
+from verl_gdpo.advantage.variants import VARIANTS, Bounds
 from verl_gdpo.settings.reward_terms import (
+    STRICT,
+    Condition,
+    NotNegative,
+    RewardName,
     RewardTerm,
-    check_keys,
-    choice,
-    hint,
-    number,
-    plain,
-    rewards_of,
-    silent_step,
+    WeightedSum,
 )
 
-SETTING_KEYS = (
-    "rewards",
-    "group_norm",
-    "batch_norm",
-    "eps",
-    "normalize_by_std",
-    "batch_eps",
-    "batch_var_eps",
-    "combine",
-    "dialect",
-)
+WHERE = "algorithm.gdpo"
+SUM = "sum"
+# variants that need the whole batch, which dynamic sampling does not have when it judges a group
+BATCH_WIDE = ("dara", "sa_mrpo")
+
+_PAPER: Mapping[str, Any] = {
+    "group_norm": "per_reward",
+    "batch_norm": "sample",
+    "eps": PAPER_EPS,
+    "batch_eps": None,  # the value of eps
+    "batch_var_eps": 0.0,
+    "normalize_by_std": True,
+}
+# The results agree to 1e-5 if every group has at least two samples and the batch has variance. We
+# do not copy what the others do in special cases: NaN or 0 for a missing reward (TRL leaves it out
+# as we do), rounding errors instead of 0 for a constant reward, the raw reward for a group of one.
+DIALECTS: Mapping[str, Mapping[str, Any]] = {
+    "paper": _PAPER,
+    # TRL 1.16 GRPOTrainer, multi_objective_aggregation="normalize_then_sum"
+    "trl": _PAPER,
+    # NeMo-RL GDPOAdvantageEstimator, use_leave_one_out_baseline=False; no eps in the batch step
+    "nemo_rl": {**_PAPER, "eps": 1e-6, "batch_eps": 0.0},
+    # verl 0.9 compute_gdpo_outcome_advantage; its whitening divides by sqrt(variance + 1e-8)
+    "verl_builtin": _PAPER
+    | {"batch_norm": "token", "eps": VERL_EPS, "batch_eps": 0.0, "batch_var_eps": 1e-8},
+}
 
 
 @dataclass(frozen=True)
+class CombineSetting:
+    """A variant and the parameters that the user sets; the others keep their defaults."""
+
+    name: str
+    parameters: Mapping[str, Any]
+
+    @property
+    def needs_bounds(self) -> bool:
+        return "bounds_K" in _keywords(self.name)
+
+    @property
+    def is_batch_wide(self) -> bool:
+        return self.name in BATCH_WIDE
+
+    def function(self, bounds_K: Sequence[Bounds | None]) -> Combine:
+        """Return the `combine` for `compute_gdpo_advantage`, given the bounds of each reward."""
+        bounds = {"bounds_K": bounds_K} if self.needs_bounds else {}
+        return functools.partial(VARIANTS[self.name], **bounds, **self.parameters)
+
+    def check(self, weights: Sequence[float]) -> None:
+        """Raise ValueError if the variant refuses its parameters, or the lowest weights of a run.
+
+        It is tried on one sample.
+        """
+        zero_BK, there_BK = torch.zeros(1, len(weights)), torch.ones(1, len(weights)) > 0
+        weights_K, bounds_K = (
+            torch.tensor(weights, dtype=torch.float64),
+            [(0.0, 1.0)] * len(weights),
+        )
+        sample = zero_BK, zero_BK, torch.tensor([0]), weights_K, there_BK, there_BK[:, 0]
+        try:
+            self.function(bounds_K)(*sample)
+        except (TypeError, ValueError) as error:
+            taken = [key for key in _keywords(self.name) if key != "bounds_K"]
+            raise ValueError(
+                f"{WHERE}.combine: {error}; {self.name} takes {taken}, as in "
+                "{name: NAME, PARAMETER: VALUE}"
+            ) from None
+
+
+def _keywords(name: str) -> list[str]:
+    parameters = inspect.signature(VARIANTS[name]).parameters
+    return [key for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+
+
+def _read_combine(value: Any) -> Any:
+    if value is None or isinstance(value, CombineSetting):
+        return value
+    block = dict(value) if isinstance(value, Mapping) else {"name": value}
+    name, known = block.pop("name", None), [SUM, *VARIANTS]
+    if name not in known or (name == SUM and block):
+        raise ValueError(
+            f"expected one of {known}, or {{name: ..., parameter: value}}{hint(name, known)}"
+        )
+    return None if name == SUM else CombineSetting(name, block)
+
+
+def _read_terms(rewards: Any) -> Any:
+    """Let a mere weight stand for a reward, and leave out those that are null."""
+    if not isinstance(rewards, Mapping):
+        raise ValueError("expected {name: weight} or null")
+    for name, term in rewards.items():
+        if isinstance(term, Mapping) and "otherwise" in term and term.get("when") is None:
+            raise ValueError(f"{name}.otherwise needs {name}.when")
+    return {
+        str(name): term if isinstance(term, Mapping | RewardTerm) else {"weight": term}
+        for name, term in rewards.items()
+        if term is not None
+    }
+
+
+@dataclass(frozen=True, config=STRICT)
 class GdpoSettings:
     """The settings of one run. `rewards` None means every reward that the scorer returns."""
 
-    rewards: Mapping[str, RewardTerm] | None = None
+    rewards: Annotated[dict[RewardName, RewardTerm], BeforeValidator(_read_terms)] | None = None
+    """`{name: weight}`, or more for each; `null`: every reward that is returned, with weight 1"""
     group_norm: GroupNorm = "per_reward"
+    """normalise `per_reward` within each group, or their weighted sum (`summed`), as GRPO does"""
     batch_norm: BatchNorm = "sample"
-    eps: float = PAPER_EPS
-    normalize_by_std: bool = True
-    batch_eps: float | None = None  # None: the value of eps
-    batch_var_eps: float = 0.0
-    combine: CombineSetting | None = None  # None: the weighted sum
-    # {reward: (lowest, highest)}; `from_algorithm` fills in the configured bounds, and
-    # `settings_of_run` adds the bounds that scorers declare
-    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """normalise over the samples of a step, over tokens (`token`), or not (`none`)"""
+    eps: NotNegative = PAPER_EPS
+    """is added to both standard deviations; the default is that of the authors' TRL code"""
+    normalize_by_std: Annotated[bool, Field(strict=True)] = True
+    """`false`: groups are only centred; `null`: verl's `algorithm.norm_adv_by_std_in_grpo`"""
+    batch_eps: NotNegative | None = None
+    """is added to the standard deviation of the batch, in place of `eps`"""
+    batch_var_eps: NotNegative = 0.0
+    """is added to the variance of the batch, before the square root"""
+    combine: Annotated[CombineSetting | None, BeforeValidator(_read_combine)] = None
+    """makes one number of the normalised rewards in another way; see [variants.md](variants.md)"""
+    dialect: Literal["paper", "trl", "nemo_rl", "verl_builtin"] | None = field(
+        default=None, compare=False
+    )
+    """the options of another implementation; see [variants.md](variants.md#dialects)"""
+
+    # {reward: (lowest, highest)}; `settings_of_run` adds the bounds that scorers declare
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
 
     @classmethod
     def from_algorithm(cls, algorithm: Any) -> "GdpoSettings":
@@ -82,44 +166,56 @@ class GdpoSettings:
         """
         block = plain(algorithm.get("gdpo")) or {}
         if not isinstance(block, Mapping):
-            raise ValueError(f"algorithm.gdpo: expected a mapping of settings, got {block!r}")
-        where = "algorithm.gdpo"
-        check_keys(where, block, SETTING_KEYS)
-        dialect = read_dialect(f"{where}.dialect", block.get("dialect"))
-        rewards = rewards_of(algorithm, block)
-        terms = (rewards or {"": RewardTerm()}).values()
-        group_norm = block.get("group_norm", dialect["group_norm"])
-        batch_norm = block.get("batch_norm", dialect["batch_norm"])
-        eps, batch_var_eps = (
-            number(f"{where}.{key}", block.get(key, dialect[key]), minimum=0.0)
-            for key in ("eps", "batch_var_eps")
+            raise ValueError(f"{WHERE}: expected a mapping of settings, got {block!r}")
+        for key in block:
+            if key not in SETTING_KEYS:
+                raise ValueError(f"{WHERE}.{key}: unknown setting{hint(key, SETTING_KEYS)}")
+        inherited = bool(algorithm.get("norm_adv_by_std_in_grpo", True))
+        given = {k: v for k, v in block.items() if v is not None or k not in _MAY_BE_NULL}
+        where, rewards = _rewards_of(algorithm, given.pop("rewards", None))
+        known = DIALECTS.get(str(block.get("dialect")), _PAPER)
+        values = {**known, "normalize_by_std": inherited, **given, "rewards": rewards}
+        try:
+            settings = cls(**values)
+        except ValidationError as error:
+            mistakes = error.errors(include_url=False)
+            raise ValueError("; ".join(_explained(each, where) for each in mistakes)) from None
+        _check_together(settings, where, given, inherited)
+        return replace(
+            settings,
+            batch_eps=None if settings.batch_eps == settings.eps else settings.batch_eps,
+            bounds={name: term.bounds for name, term in settings.terms.items() if term.bounds},
         )
-        settings = cls(
-            rewards=rewards,
-            group_norm=choice(f"{where}.group_norm", group_norm, get_args(GroupNorm)),
-            batch_norm=choice(f"{where}.batch_norm", batch_norm, get_args(BatchNorm)),
-            eps=eps,
-            normalize_by_std=_normalize_by_std(algorithm, block),
-            batch_eps=_batch_eps(f"{where}.batch_eps", block, dialect, eps),
-            batch_var_eps=batch_var_eps,
-            combine=read_combine(
-                f"{where}.combine",
-                block.get("combine", SUM),
-                [term.lowest_weight for term in terms],
-            ),
-            bounds={name: term.bounds for name, term in (rewards or {}).items() if term.bounds},
-        )
-        if block.get("dialect") is not None:
-            check_dialect(settings, block)
-        check_combine(settings.combine, settings.group_norm, settings.normalize_by_std)
-        return settings
+
+    @functools.cached_property
+    def terms(self) -> WeightedSum:
+        """The configured rewards; empty if none are."""
+        return WeightedSum(self.rewards or {})
 
     @property
     def names(self) -> list[str]:
         """Configured rewards and those that conditions read; empty if `rewards` is None."""
-        terms = self.rewards or {}
-        read = [term.when.reward for term in terms.values() if term.when is not None]
-        return list(dict.fromkeys([*terms, *read]))
+        return self.terms.names
+
+    def terms_for(self, returned: Iterable[str], said: str = "the scorer returned") -> WeightedSum:
+        """Return the weighted sum over rewards that are there.
+
+        Args:
+            returned: the names that a scorer returned.
+            said: who returned them, for messages.
+
+        Raises:
+            ValueError: a configured reward is not among the names, or there are no names.
+        """
+        available = [name for name in returned if name != "score"]
+        if self.rewards is None and not available:
+            raise ValueError(f"{said} no named reward (`score` is for their sum)")
+        for name in self.names:
+            if name not in available:
+                raise ValueError(
+                    f"reward {name!r} is configured, but {said} {available}{hint(name, available)}"
+                )
+        return self.terms or WeightedSum(dict.fromkeys(available, RewardTerm()))
 
     def combine_for(self, weights: Mapping[str, float]) -> Combine | None:
         """Return the function for step 2 with these rewards; None for the weighted sum.
@@ -132,182 +228,133 @@ class GdpoSettings:
         """
         if self.combine is None:
             return None
-        for name, weight in weights.items():
-            if self.combine.needs_bounds and weight != 0 and name not in self.bounds:
-                raise ValueError(no_bounds(name, self.combine))
+        self.check_bounds(name for name, weight in weights.items() if weight != 0)
         return self.combine.function([self.range_of(name) for name in weights])
 
-    def range_of(self, name: str) -> tuple[float, float] | None:
+    def check_bounds(self, names: Iterable[str]) -> None:
+        """Raise ValueError if `combine` needs the bounds of one of the rewards."""
+        for name in names:
+            if self.combine is not None and self.combine.needs_bounds and name not in self.bounds:
+                raise ValueError(
+                    f"{WHERE}.combine={self.combine.name} needs the bounds of reward {name!r}, and "
+                    f"nothing declares them. Set {WHERE}.rewards.{name}="
+                    "{weight: WEIGHT, bounds: [LOWEST, HIGHEST]}"
+                )
+
+    def range_of(self, name: str) -> Bounds | None:
         """Return the bounds of a reward after its condition, which may set the reward to 0."""
-        bounds, term = self.bounds.get(name), (self.rewards or {}).get(name)
+        bounds, term = self.bounds.get(name), self.terms.get(name)
         if bounds and term and term.when is not None and term.otherwise == "zero":
             return min(bounds[0], 0.0), max(bounds[1], 0.0)
         return bounds
 
-    def terms_for(
-        self, returned: Iterable[str], said: str = "the scorer returned"
-    ) -> dict[str, RewardTerm]:
-        """Return {reward: term} of the weighted sum.
 
-        Args:
-            returned: the names that a scorer returned.
-            said: who returned them, for messages.
-
-        Raises:
-            ValueError: a configured reward is not among the names, or there are no names.
-        """
-        available = [name for name in returned if name != "score"]
-        if self.rewards is None:
-            if not available:
-                raise ValueError(f"{said} no named reward (`score` is for their sum)")
-            return dict.fromkeys(available, RewardTerm())
-        for name in self.names:
-            if name not in available:
-                raise ValueError(
-                    f"reward {name!r} is configured, but {said} {available}{hint(name, available)}"
-                )
-        return dict(self.rewards)
+SETTING_KEYS = [k for k, f in GdpoSettings.__pydantic_fields__.items() if f.description]
+_MAY_BE_NULL = ("rewards", "normalize_by_std", "batch_eps", "dialect")
 
 
-def settings_of_run(
-    config: Any, sources: Iterable[str] | None = None, *, has_manager: bool | None = None
-) -> GdpoSettings | None:
-    """Check a verl configuration and return its settings.
-
-    Args:
-        sources: the data sources of the training rows; their scorers may declare bounds. Pass None
-            if they are not known yet: then all data sources that we score are used, and bounds on
-            which their scorers disagree are left out.
-        has_manager: whether the reward manager is ours or a subclass of ours. With None, the
-            manager's name decides.
-
-    Returns:
-        The settings, or None if neither the estimator nor the reward manager is gdpo.
-
-    Raises:
-        ValueError: a setting cannot work with GDPO. The message says why and what to set instead.
-    """
-    uses_estimator = config.algorithm.adv_estimator == "gdpo"
-    has_manager = uses_gdpo_manager(config) if has_manager is None else has_manager
-    if not (uses_estimator or has_manager):
-        return None
-    settings = GdpoSettings.from_algorithm(config.algorithm)
-    if uses_estimator:
-        _refuse_for_estimator(config)
-    _refuse_reward_model(config.reward)
-    _refuse_filtering_without_weights(config, settings)
-    _check_scorer_options(config, sources)
-    declared, disagreed = scorers_bounds(config, sources) if has_manager else ({}, set())
-    settings = replace(settings, bounds={**declared, **settings.bounds})
-    if uses_estimator and settings.combine is not None and settings.combine.needs_bounds:
-        for name, term in (settings.rewards or {}).items():
-            later = sources is None and name in disagreed
-            if term.is_used and name not in settings.bounds and not later:
-                raise ValueError(no_bounds(name, settings.combine))
-    return settings
-
-
-def _refuse_for_estimator(config: Any) -> None:
-    """Raise ValueError for what leaves adv_estimator=gdpo nothing to work with."""
-    refuse_kl_in_reward(config.algorithm)
-    if OmegaConf.select(config, "actor_rollout_ref.rollout.n") == 1:
+def _rewards_of(algorithm: Any, rewards: Any) -> tuple[str, Any]:
+    """Return where the rewards are named, and them; verl's two lists are another way to do so."""
+    keys, weights = (plain(algorithm.get(f"gdpo_reward_{what}")) for what in ("keys", "weights"))
+    if keys is None and weights is None:
+        return f"{WHERE}.rewards", rewards
+    where = "algorithm.gdpo_reward_keys"
+    if rewards is not None:
         raise ValueError(
-            "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "
-            "spread, so every advantage would be 0. Set it to 2 or more"
+            f"{WHERE}.rewards and {where}/gdpo_reward_weights say the same thing; give one of them"
         )
-
-
-def _refuse_filtering_without_weights(config: Any, settings: GdpoSettings) -> None:
-    """Raise ValueError for a schedule after which dynamic sampling would drop every group."""
-    if not OmegaConf.select(config, "algorithm.filter_groups.enable"):
-        return
-    steps = OmegaConf.select(config, "trainer.total_training_steps")
-    if settings.rewards and (step := silent_step(settings.rewards, steps)) is not None:
+    names = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
+    if not names or len({*keys}) < len(keys):
+        raise ValueError(f"{where}: expected a list of different names, got {keys!r}")
+    weights = [1.0] * len(keys) if weights is None else weights
+    if not isinstance(weights, list) or len(weights) != len(keys):
         raise ValueError(
-            f"algorithm.gdpo.rewards: all weights are 0 at step {step}, and "
-            "algorithm.filter_groups.enable=True would drop every group there and never end. Give "
-            "a weight another schedule, or end the run before with trainer.total_training_steps"
+            f"algorithm.gdpo_reward_weights: expected {len(keys)} numbers, one for each of "
+            f"gdpo_reward_keys={keys}, got {weights!r}"
         )
+    return where, dict(zip(keys, weights, strict=True))
 
 
-def _refuse_reward_model(reward: Any) -> None:
-    """Raise ValueError for a reward model that leaves no named rewards."""
-    reward_model = reward.reward_model
-    if reward_model.enable and not reward_model.enable_resource_pool:
+def _check_together(
+    settings: GdpoSettings, where: str, given: Mapping[str, Any], inherited: bool
+) -> None:
+    """Raise ValueError for settings that are right each by itself, and not together."""
+    terms, combine = settings.terms, settings.combine
+    if settings.rewards is not None and not any(term.is_used for term in terms.values()):
+        what = "all weights are 0, so nothing would be trained" if terms else "got none"
+        raise ValueError(f"{where}: expected at least one reward with a weight; {what}")
+    for name, term in terms.items():
+        if term.when is not None and term.when.reward == name:
+            raise ValueError(f"{where}.{name}.when.reward: expected another reward than {name!r}")
+    if settings.normalize_by_std != inherited:
         raise ValueError(
-            "reward.reward_model.enable=True with enable_resource_pool=False: a colocated reward "
-            "model hands the reward manager no ground truth, so there are no named rewards. Set "
-            "reward.reward_model.enable_resource_pool=True"
-        )
-    if reward_model.enable and reward.custom_reward_function.path is None:
-        raise ValueError(
-            "reward.reward_model.enable=True with reward.custom_reward_function.path=null: verl "
-            "takes the model's single score without a reward manager. Set a custom reward "
-            "function that queries the model and returns {name: value}"
-        )
-
-
-def scorers_bounds(
-    config: Any, sources: Iterable[str] | None
-) -> tuple[dict[str, tuple[float, float]], set[str]]:
-    """Return {reward: bounds} where our scorers agree, and the names of the other rewards."""
-    declared: dict[str, set[tuple[float, float]]] = {}
-    if config.reward.custom_reward_function.path is None:
-        options = plain(config.reward.get("reward_kwargs")) or {}
-        declared = declared_bounds(TASK_OF if sources is None else sources, options)
-    agreed = {name: pairs.copy().pop() for name, pairs in declared.items() if len(pairs) == 1}
-    return agreed, {*declared} - {*agreed}
-
-
-def refuse_kl_in_reward(algorithm: Any) -> None:
-    """Raise ValueError if verl's `algorithm` block puts the KL penalty into the reward."""
-    if algorithm.get("use_kl_in_reward", False):
-        raise ValueError(
-            "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by "
-            "itself, which leaves no place for a penalty on their sum. Set it to False and use "
-            "actor_rollout_ref.actor.use_kl_loss=True"
-        )
-
-
-def uses_gdpo_manager(config: Any) -> bool:
-    """Return whether the reward manager is named gdpo. A subclass of ours may have another name."""
-    manager = config.reward.reward_manager
-    return bool(manager.source == "register" and manager.name == "gdpo")
-
-
-def _check_scorer_options(config: Any, sources: Iterable[str] | None) -> None:
-    """Raise ValueError for `reward.reward_kwargs` that nothing reads."""
-    options = plain(config.reward.get("reward_kwargs")) or {}
-    if not options or not uses_gdpo_manager(config):  # another manager may read them
-        return
-    if config.reward.custom_reward_function.path is not None:
-        raise ValueError(
-            f"reward.reward_kwargs={options}: with reward.custom_reward_function.path set, nothing "
-            "reads them. Options of your function go to reward.custom_reward_function.reward_kwargs"
-        )
-    check_options(options, TASK_OF if sources is None else sources)
-
-
-def _batch_eps(
-    where: str, block: Mapping[str, Any], dialect: Mapping[str, Any], eps: float
-) -> float | None:
-    value = block.get("batch_eps")
-    value = dialect["batch_eps"] if value is None else number(where, value, minimum=0.0)
-    return None if value == eps else value
-
-
-def _normalize_by_std(algorithm: Any, block: Mapping[str, Any]) -> bool:
-    inherited = bool(algorithm.get("norm_adv_by_std_in_grpo", True))
-    value = block.get("normalize_by_std")
-    if value is None:
-        return inherited
-    if not isinstance(value, bool):
-        raise ValueError(
-            f"algorithm.gdpo.normalize_by_std: expected true, false or null, got {value!r}"
-        )
-    if value != inherited:
-        raise ValueError(
-            f"algorithm.gdpo.normalize_by_std={value} contradicts "
+            f"{WHERE}.normalize_by_std={settings.normalize_by_std} contradicts "
             f"algorithm.norm_adv_by_std_in_grpo={inherited}; set the latter alone"
         )
-    return value
+    for key, value in DIALECTS[settings.dialect].items() if settings.dialect else ():
+        if (got := getattr(settings, key)) != value:
+            # a key that is not given can only differ through verl's own setting
+            set_key = f"gdpo.{key}" if key in given else "norm_adv_by_std_in_grpo"
+            raise ValueError(
+                f"algorithm.{set_key}={got} contradicts {WHERE}.dialect={settings.dialect}, which "
+                f"stands for {key}={'null' if value is None else value}; leave one of them out"
+            )
+    if combine is None:
+        return
+    if settings.group_norm == "summed":
+        raise ValueError(
+            f"{WHERE}.combine={combine.name} with group_norm=summed: the rewards are already added "
+            "before they are normalised. Set group_norm=per_reward or combine=sum"
+        )
+    if combine.name == "dvao" and not settings.normalize_by_std:
+        raise ValueError(
+            f"{WHERE}.combine=dvao divides by standard deviations of its own, so "
+            "algorithm.norm_adv_by_std_in_grpo=False would do nothing; set it to True"
+        )
+    combine.check([min(term.weights.values()) for term in terms.values()] or [1.0])
+
+
+def plain(value: Any) -> Any:
+    """Return OmegaConf containers as plain dicts and lists, and other values unchanged."""
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def hint(name: object, known: Sequence[str]) -> str:
+    """Return the end of a message about an unknown name: the closest known name, or all of them."""
+    lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(str(name).lower(), lower)
+    return f"; did you mean {lower[close[0]]!r}?" if close else f"; known: {list(known)}"
+
+
+def _explained(mistake: Any, where_rewards: str) -> str:
+    """Say of a mistake that pydantic found where it is, what is expected, and what was given."""
+    kind, loc, got = mistake["type"], mistake["loc"], mistake["input"]
+    keys = [key for i, key in enumerate(loc) if i < 2 or key not in ("number", "schedule")]
+    keys = [WHERE, *keys] if keys[0] != "rewards" else [where_rewards, *keys[1:]]
+    where = ".".join(str(key) for key in keys if key != "[key]")
+    if kind == "unexpected_keyword_argument":
+        owner: Any = Condition if "when" in keys[2:-1] else RewardTerm
+        return f"{where}: unknown setting{hint(keys[-1], [*owner.__pydantic_fields__])}"
+    if kind == "literal_error":
+        allowed = [word.strip("'") for word in re.split(", | or ", mistake["ctx"]["expected"])]
+        return f"{where}: expected one of {allowed}, got {got!r}{hint(got, allowed)}"
+    if kind == "value_error":
+        return f"{where}: got {got!r}; {mistake['ctx']['error']}"
+    expected = str(mistake["msg"])
+    for words, ours in _IN_OUR_WORDS.items():
+        expected = expected.replace(words, ours)
+    return f"{where}: {expected}, got {got!r}"
+
+
+_IN_OUR_WORDS = {
+    "Input should be": "expected",
+    "Field required": "expected {reward: NAME, at_least: NUMBER}",
+    "a dictionary or an instance of Condition": "{reward: NAME, at_least: NUMBER}",
+    "a valid tuple": "[lowest, highest]",
+    "Tuple should have at most 2 items after validation, not 3": "expected [lowest, highest]",
+    "Dictionary should have at least 1 item after validation, not 0": "expected {step: weight}",
+    "valid number": "finite number",
+    "valid integer": "whole number, a training step",
+    "a valid boolean": "true, false or null",
+    "greater than or equal to": "at least",
+}

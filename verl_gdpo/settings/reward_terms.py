@@ -1,4 +1,4 @@
-"""The settings of each reward: its weight, its condition and its bounds.
+"""One reward in the weighted sum: its weight, condition and bounds; and the sum of several.
 
 algorithm:
   gdpo:
@@ -7,22 +7,21 @@ algorithm:
       length:
         weight: 0.5
         when: {reward: correctness, at_least: 1.0}
-        otherwise: zero      # zero | missing: the value for samples that do not meet `when`
-        bounds: [0, 1]       # the lowest and the highest possible value
+        otherwise: zero
+        bounds: [0, 1]
 """
 
-import difflib
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+import re
+import shlex
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from omegaconf import OmegaConf
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic.dataclasses import dataclass
 
 LONGEST_RUN = 1_000_000  # training steps
-
-Otherwise = Literal["zero", "missing"]
 
 # A reward, or another value that is returned with it, would take the place of what verl's trainers
 # keep under these names.
@@ -38,31 +37,80 @@ TAKEN = {
 FACTS = ("num_turns", "min_global_steps", "max_global_steps", "num_cached_tokens")
 
 
-@dataclass(frozen=True)
+def check_name(name: Any) -> Any:
+    """Return a name; raise ValueError if no reward or other returned value can have it."""
+    if not isinstance(name, str) or not name.strip() or "/" in name or not name.isprintable():
+        raise ValueError(f"name {name!r}: expected text that can be printed, without '/'")
+    if name in TAKEN:
+        raise ValueError(f"name {name!r}: it is {TAKEN[name]}; rename it")
+    return name
+
+
+def _reward_name(name: Any) -> Any:
+    if name == "score":
+        raise ValueError("'score' is verl's name for the sum; name its rewards instead")
+    return check_name(name)
+
+
+def _low_below_high(bounds: tuple[float, float]) -> tuple[float, float]:
+    if not bounds[0] < bounds[1]:
+        raise ValueError("expected the lowest value below the highest")
+    return bounds
+
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+NotNegative = Annotated[Number, Field(ge=0)]
+RewardName = Annotated[str, BeforeValidator(_reward_name)]
+Step = Annotated[int, Field(strict=True, ge=0)]
+Schedule = Annotated[
+    dict[Step, Number],
+    Field(min_length=1),
+    AfterValidator(lambda weights: dict(sorted(weights.items()))),
+]
+Weight = Annotated[
+    Annotated[Number, Tag("number")] | Annotated[Schedule, Tag("schedule")],
+    Discriminator(lambda value: "schedule" if isinstance(value, Mapping) else "number"),
+]
+Bounds = Annotated[tuple[Number, Number], AfterValidator(_low_below_high)]
+STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True, config=STRICT)
 class Condition:
     """A sample meets it if its raw value of `reward` is present and at least `at_least`."""
 
-    reward: str
-    at_least: float
+    reward: RewardName
+    """the name of another reward that the scorer returns"""
+    at_least: Number
+    """the lowest raw value of that reward that meets the condition"""
+
+    def holds(self, raw: Mapping[str, float | None]) -> bool:
+        value = raw[self.reward]
+        return value is not None and value >= self.at_least
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class RewardTerm:
     """One term of the weighted sum."""
 
-    weight: float | Mapping[int, float] = 1.0
+    weight: Weight = 1.0
+    """a factor on the normalised reward, or a schedule: `{training step: weight}`"""
     when: Condition | None = None
-    otherwise: Otherwise = "zero"
-    bounds: tuple[float, float] | None = None
+    """the condition of a sample: `{reward: NAME, at_least: NUMBER}`"""
+    otherwise: Literal["zero", "missing"] = "zero"
+    """without the condition, the value becomes 0 (`zero`), or the sample is left out (`missing`)"""
+    bounds: Bounds | None = None
+    """the lowest and the highest value; a value outside stops the run"""
 
     @property
-    def lowest_weight(self) -> float:
-        return min(self.weight.values()) if isinstance(self.weight, Mapping) else self.weight
+    def weights(self) -> dict[int, float]:
+        """The weight as a schedule."""
+        return dict(self.weight) if isinstance(self.weight, Mapping) else {0: self.weight}
 
     @property
     def is_used(self) -> bool:
         """Return whether the weight differs from 0 at any step."""
-        return any(self.weight.values()) if isinstance(self.weight, Mapping) else self.weight != 0
+        return any(self.weights.values())
 
     def weight_at(self, step: int | None) -> float:
         """Return the weight: linear between the steps of a schedule, constant outside them.
@@ -80,208 +128,70 @@ class RewardTerm:
         return float(np.interp(step, list(self.weight), list(self.weight.values())))
 
 
-def gate(
-    raw: Mapping[str, float | None], terms: Mapping[str, RewardTerm]
-) -> dict[str, float | None]:
-    """Return the values of one sample that enter the sum, in the order of `terms`.
+class WeightedSum(dict[str, RewardTerm]):
+    """{reward: term}, in the order of the configuration: all that is known of the weighted sum."""
 
-    None means missing. A condition reads raw values, even of a reward that has its own condition.
-    A missing value meets no condition.
+    @cached_property
+    def names(self) -> list[str]:
+        """The rewards, and those that conditions read."""
+        read = [term.when.reward for term in self.values() if term.when is not None]
+        return list(dict.fromkeys([*self, *read]))
+
+    @cached_property
+    def has_conditions(self) -> bool:
+        return any(term.when is not None for term in self.values())
+
+    def weights_at(self, step: int | None) -> dict[str, float]:
+        """Return {reward: weight} at a training step; see `RewardTerm.weight_at`."""
+        return {name: term.weight_at(step) for name, term in self.items()}
+
+    def gate(self, raw: Mapping[str, float | None]) -> dict[str, float | None]:
+        """Return the values of one sample that enter the sum.
+
+        None means missing. A condition reads raw values, even of a reward that has its own
+        condition. A missing value meets no condition.
+        """
+        values = {}
+        for name, term in self.items():
+            values[name] = raw[name]
+            if raw[name] is not None and term.when is not None and not term.when.holds(raw):
+                values[name] = 0.0 if term.otherwise == "zero" else None
+        return values
+
+    def score(self, raw: Mapping[str, float | None], step: int | None = None) -> float:
+        """Return the score of one sample for verl. A missing value adds nothing."""
+        weights, values = self.weights_at(step), self.gate(raw)
+        return sum(weight * (values[name] or 0.0) for name, weight in weights.items())
+
+    def silent_step(self, steps: int | None) -> int | None:
+        """Return the first training step at which all weights are 0, or None.
+
+        Args:
+            steps: how many steps are trained; None if this is not known.
+        """
+        weights = [term.weights for term in self.values() if term.weight != 0]
+        if any(len(each) == 1 and any(each.values()) for each in weights):
+            return None
+        last = max(1, *map(max, weights)) if steps is None else steps
+        step_S = np.arange(1, min(last, LONGEST_RUN) + 1)
+        weight_KS = [np.interp(step_S, list(each), list(each.values())) for each in weights]
+        silent_S = step_S[(np.array(weight_KS) == 0).all(axis=0)]
+        return int(silent_S[0]) if len(silent_S) else None
+
+
+def line_of(key: str, value: Any) -> str:
+    """Return the override that sets a key, for a shell; `++` works whether it exists or not.
+
+    >>> line_of("algorithm.gdpo.rewards", {"format": 0.5, "correctness": {"bounds": [-3, 3]}})
+    "'++algorithm.gdpo.rewards={format: 0.5, correctness: {bounds: [-3, 3]}}'"
     """
-    values = {}
-    for name, term in terms.items():
-        values[name] = raw[name]
-        if raw[name] is not None and term.when is not None and not _met(term.when, raw):
-            values[name] = 0.0 if term.otherwise == "zero" else None
-    return values
+    return shlex.quote(f"++{key}={_in_hydras_words(value)}")
 
 
-def weighted_sum(
-    values: Mapping[str, float | None], terms: Mapping[str, RewardTerm], step: int | None = None
-) -> float:
-    """Return the score of one sample for verl. A missing value adds nothing."""
-    return sum(term.weight_at(step) * (values[name] or 0.0) for name, term in terms.items())
-
-
-def check_name(name: Any) -> None:
-    """Raise ValueError for a name that neither a reward nor another returned value can have."""
-    if not isinstance(name, str) or not name.strip() or "/" in name or not name.isprintable():
-        raise ValueError(f"name {name!r}: expected text that can be printed, without '/'")
-    if name in TAKEN:
-        raise ValueError(f"name {name!r}: it is {TAKEN[name]}; rename it")
-
-
-def read_terms(where: str, rewards: Mapping[Any, Any]) -> dict[str, RewardTerm]:
-    """Return {name: term}, read from {name: weight or mapping of settings}.
-
-    Args:
-        where: the key in the configuration, for messages.
-        rewards: the value of that key.
-
-    Raises:
-        ValueError: names the key, its value and the allowed values.
-    """
-    if not rewards:
-        raise ValueError(f"{where}: expected at least one reward, got none")
-    if "score" in rewards:
-        raise ValueError(f"{where}: 'score' is verl's name for the sum; name its rewards instead")
-    for name in rewards:
-        _check_configured(where, str(name))
-    terms = {str(name): _read_term(where, str(name), value) for name, value in rewards.items()}
-    if not any(term.is_used for term in terms.values()):
-        raise ValueError(f"{where}: all weights are 0, so nothing would be trained: {rewards}")
-    return terms
-
-
-def silent_step(terms: Mapping[str, RewardTerm], steps: int | None) -> int | None:
-    """Return the first training step at which all weights are 0, or None.
-
-    Args:
-        steps: how many steps are trained; None if this is not known.
-    """
-    weights = [term.weight for term in terms.values()]
-    schedules = [weight for weight in weights if isinstance(weight, Mapping)]
-    if len(schedules) < len([weight for weight in weights if weight != 0]):
-        return None
-    last = max(1, *map(max, schedules)) if steps is None else steps
-    step_S = np.arange(1, min(last, LONGEST_RUN) + 1)
-    weight_KS = [np.interp(step_S, list(each), list(each.values())) for each in schedules]
-    silent_S = step_S[(np.array(weight_KS) == 0).all(axis=0)]
-    return int(silent_S[0]) if len(silent_S) else None
-
-
-def rewards_of(algorithm: Any, block: Mapping[str, Any]) -> dict[str, RewardTerm] | None:
-    """Return the terms from the block's `rewards` or verl's two lists; None if neither is set."""
-    rewards = block.get("rewards")
-    keys = plain(algorithm.get("gdpo_reward_keys"))
-    values = plain(algorithm.get("gdpo_reward_weights"))
-    if rewards is None:
-        if keys is not None:
-            return read_terms("algorithm.gdpo_reward_keys", _paired(keys, values))
-        if values is not None:
-            raise ValueError("algorithm.gdpo_reward_weights needs algorithm.gdpo_reward_keys")
-        return None
-    if keys is not None or values is not None:
-        raise ValueError(
-            "algorithm.gdpo.rewards and algorithm.gdpo_reward_keys/gdpo_reward_weights say the "
-            "same thing; give one of them"
-        )
-    if not isinstance(rewards, Mapping):
-        raise ValueError(
-            f"algorithm.gdpo.rewards: expected {{name: weight}} or null, got {rewards!r}"
-        )
-    return read_terms("algorithm.gdpo.rewards", rewards)
-
-
-def number(where: str, value: Any, minimum: float = -math.inf) -> float:
-    """Return a configured number as a float; raise ValueError if it is not finite or too small."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{where}: expected a finite number, got {value!r}")
-    if value < minimum:
-        raise ValueError(f"{where}: expected at least {minimum:g}, got {value!r}")
-    return float(value)
-
-
-def choice(where: str, value: Any, choices: Sequence[str]) -> Any:
-    if value not in choices:
-        raise ValueError(f"{where}: expected one of {list(choices)}, got {value!r}")
-    return value
-
-
-def plain(value: Any) -> Any:
-    """Return OmegaConf containers as plain dicts and lists, and other values unchanged."""
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-
-
-def check_keys(where: str, block: Mapping[Any, Any], known: Sequence[str]) -> None:
-    for key in block:
-        if key not in known:
-            raise ValueError(f"{where}.{key}: unknown setting{hint(key, known)}")
-
-
-def hint(name: object, known: Sequence[str]) -> str:
-    """Return the end of a message about an unknown name: the closest known name, or all of them."""
-    close = difflib.get_close_matches(str(name), known)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {list(known)}"
-
-
-def _paired(keys: Any, values: Any) -> dict[str, Any]:
-    if not _is_list(keys) or not all(isinstance(key, str) for key in keys):
-        raise ValueError(f"algorithm.gdpo_reward_keys: expected a list of names, got {keys!r}")
-    doubles = sorted({key for key in keys if keys.count(key) > 1})
-    if doubles:
-        raise ValueError(f"algorithm.gdpo_reward_keys: named more than once: {doubles}")
-    if values is None:
-        return dict.fromkeys(keys, 1.0)
-    if not _is_list(values) or len(values) != len(keys):
-        raise ValueError(
-            f"algorithm.gdpo_reward_weights: expected {len(keys)} numbers, one for each of "
-            f"gdpo_reward_keys={keys}, got {values!r}"
-        )
-    return dict(zip(keys, values, strict=True))
-
-
-def _met(condition: Condition, raw: Mapping[str, float | None]) -> bool:
-    value = raw[condition.reward]
-    return value is not None and value >= condition.at_least
-
-
-def _check_configured(where: str, name: str) -> None:
-    try:
-        check_name(name)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-def _read_term(where: str, name: str, value: Any) -> RewardTerm:
-    if not isinstance(value, Mapping):
-        return RewardTerm(number(f"{where}: weight of {name!r}", value))
-    where = f"{where}.{name}"
-    check_keys(where, value, ["weight", "when", "otherwise", "bounds"])
-    if "otherwise" in value and value.get("when") is None:
-        raise ValueError(f"{where}.otherwise={value['otherwise']} needs {where}.when")
-    return RewardTerm(
-        weight=_read_weight(f"{where}.weight", value.get("weight", RewardTerm.weight)),
-        when=_read_condition(f"{where}.when", name, value.get("when")),
-        otherwise=choice(
-            f"{where}.otherwise", value.get("otherwise", RewardTerm.otherwise), get_args(Otherwise)
-        ),
-        bounds=_read_bounds(f"{where}.bounds", value.get("bounds")),
-    )
-
-
-def _read_weight(where: str, value: Any) -> float | dict[int, float]:
-    if not isinstance(value, Mapping):
-        return number(where, value)
-    if not value or not all(type(step) is int and step >= 0 for step in value):
-        raise ValueError(f"{where}: expected {{training step >= 0: weight}}, got {value!r}")
-    return {step: number(f"{where}.{step}", value[step]) for step in sorted(value)}
-
-
-def _read_bounds(where: str, value: Any) -> tuple[float, float] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise ValueError(f"{where}: expected [lowest, highest], got {value!r}")
-    low, high = (number(where, bound) for bound in value)
-    if not low < high:
-        raise ValueError(f"{where}: expected the lowest value below the highest, got {value!r}")
-    return low, high
-
-
-def _read_condition(where: str, name: str, value: Any) -> Condition | None:
-    if value is None:
-        return None
-    if not isinstance(value, Mapping) or {*value} != {"reward", "at_least"}:
-        raise ValueError(f"{where}: expected {{reward: NAME, at_least: NUMBER}}, got {value!r}")
-    if not isinstance(value["reward"], str) or value["reward"] in (name, "score"):
-        raise ValueError(
-            f"{where}.reward: expected the name of another reward than {name!r}, "
-            f"got {value['reward']!r}"
-        )
-    _check_configured(f"{where}.reward", value["reward"])
-    return Condition(value["reward"], number(f"{where}.at_least", value["at_least"]))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
+def _in_hydras_words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = [f"{_in_hydras_words(k)}: {_in_hydras_words(v)}" for k, v in value.items()]
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_in_hydras_words, value))}]"
+    return re.sub(r"([\\()\[\]{}:=, ])", r"\\\1", "null" if value is None else str(value))

@@ -21,11 +21,12 @@ def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run_ppo)
     def check_and_run(config: Any, *args: Any, **kwargs: Any) -> Any:
-        from verl_gdpo.settings.algorithm import settings_of_run
+        from verl_gdpo.run.training_rows import training_sources
+        from verl_gdpo.settings.of_run import settings_of_run
         from verl_gdpo.verl_hooks.resume import recorded_start
         from verl_gdpo.verl_hooks.trainer_mixin import refuse_trainer
 
-        is_ours = settings_of_run(config) is not None
+        is_ours = settings_of_run(config, training_sources(config)) is not None
         if is_ours:
             refuse_trainer(config)
         # the recipes have `run_dir`

@@ -13,7 +13,8 @@ import torch
 from verl_gdpo.advantage.equation import spread_over_tokens
 from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.rows import RewardError, RewardRows
-from verl_gdpo.settings.algorithm import GdpoSettings, refuse_kl_in_reward
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.of_run import refuse_kl_in_reward
 from verl_gdpo.verl_hooks.step import Step, current_step
 
 # the message for a trainer that passes no rewards; all trainers extended by us pass them

@@ -23,7 +23,7 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
 from verl_gdpo.advantage.zero import is_the_sum
-from verl_gdpo.batch.matrix import not_the_sum
+from verl_gdpo.batch.matrix import not_the_sum, rewards_among, terms_among
 from verl_gdpo.batch.rows import ERROR_KEY, NOTES_KEY
 from verl_gdpo.batch.values import as_json, is_number, value_or_error
 from verl_gdpo.rewards import TASK_OF, belongs_elsewhere, options_for
@@ -32,7 +32,7 @@ from verl_gdpo.rewards.sandbox_machine import cores
 from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.rewards.task import Task
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.settings.reward_terms import FACTS, check_name, gate, weighted_sum
+from verl_gdpo.settings.reward_terms import FACTS, check_name
 from verl_gdpo.verl_hooks.scorer_calls import (
     SlowScoring,
     call,
@@ -192,35 +192,23 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
                     info[verl_name] = info.pop(name)
             elsewhere = [n for n in self.settings.names if belongs_elsewhere(n, data_source)]
             info = {**dict.fromkeys(elsewhere), **info}
-        if self.settings.rewards is None:
-            terms = self.settings.terms_for(self._all_rewards(info))
-        else:
-            terms = self.settings.terms_for(info)
-        for name in self.settings.names or terms:
+        if self.settings.rewards is None and _is_lone_score(info):
+            info["acc"] = info["score"]
+        columns = {name: [value] for name, value in info.items()}
+        if self.settings.rewards is None and not rewards_among(columns):
+            raise ValueError(f"the scorer returned no number: {reprlib.repr(info)}")
+        terms = terms_among(columns, self.settings)
+        for name in terms.names:
             try:
                 info[name] = value_or_error(info[name])
             except ValueError as error:
                 raise ValueError(f"reward {name!r} {error}") from None
         if self.settings.rewards is None and self.is_custom:
             _check_sum(info, terms)
-        score = weighted_sum(gate(info, terms), terms, step)
+        score = terms.score(info, step)
         # values that Ray cannot send would fail the session, and the trainer would not notice
         plain = {name: as_json(value) for name, value in info.items()}
         return {"reward_score": score, "reward_extra_info": {**plain, "score": score}}
-
-    def _all_rewards(self, info: dict[str, Any]) -> list[str]:
-        """Return the rewards if none are configured: all numbers except `score` and `FACTS`.
-
-        If `score` is the only number, it becomes the reward "acc", like a bare number.
-        """
-        named = [name for name in info if name != "score" and name not in FACTS]
-        if not any(is_number(info[name]) for name in named) and is_number(info.get("score")):
-            info["acc"] = info["score"]
-            return ["acc"]
-        counts = [name for name in named if info[name] is None or is_number(info[name])]
-        if not counts:
-            raise ValueError(f"the scorer returned no number: {reprlib.repr(info)}")
-        return counts
 
     def _pool(self, task: Task | None) -> Executor:
         """The threads of a task, None for a scorer that is not ours.
@@ -246,6 +234,13 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     async def _awaited(self, label: str, scoring: Awaitable[Any]) -> Any:
         with self.slow_scoring.of(label):
             return await scoring
+
+
+def _is_lone_score(info: Mapping[str, Any]) -> bool:
+    """Whether `score` is the only number, which becomes the reward "acc", like a bare number."""
+    return is_number(info.get("score")) and not any(
+        is_number(value) for name, value in info.items() if name != "score" and name not in FACTS
+    )
 
 
 def _check_sum(info: Mapping[str, Any], names: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 import verl_gdpo
 from verl_gdpo.run.folder import write_into_run_dir
-from verl_gdpo.settings.algorithm import settings_of_run
+from verl_gdpo.settings.of_run import settings_of_run
 from verl_gdpo.verl_hooks.queue_reader import fetch_rows
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
 from verl_gdpo.verl_hooks.resume import mend_tracker

@@ -13,7 +13,7 @@ from itertools import combinations, permutations
 
 import numpy as np
 
-from verl_gdpo.batch.within_groups import Floats, correlation
+from verl_gdpo.batch.advantages import Floats, correlation
 from verl_gdpo.terminal import printable, render
 from verl_gdpo.tools.advice.evidence import Evidence
 

@@ -14,12 +14,19 @@ from typing import Any
 import numpy as np
 
 from verl_gdpo.advantage.zero import or_0
-from verl_gdpo.batch.advantages import scalars_of
-from verl_gdpo.batch.contributions import contributions, covariances, groups_with_signal
+from verl_gdpo.batch.advantages import (
+    Bools,
+    Floats,
+    Ints,
+    contributions,
+    covariances,
+    groups_with_signal,
+    scalars_of,
+    within_groups,
+)
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import verl_grpo_settings
 from verl_gdpo.batch.ties import advantages_without_eps
-from verl_gdpo.batch.within_groups import Bools, Floats, Ints, within_groups
 from verl_gdpo.run.dump_reader import read_dump, reward_rows
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.settings.algorithm import GdpoSettings

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run, uses_gdpo_manager
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.of_run import settings_of_run, uses_gdpo_manager
 from verl_gdpo.tools.check.compose import add_config_arguments, compose_given
 from verl_gdpo.tools.check.data_files import (
     DataFile,

@@ -13,7 +13,7 @@ import pyarrow.parquet
 from omegaconf import ListConfig, OmegaConf
 
 from verl_gdpo.rewards import check_ground_truths
-from verl_gdpo.settings.algorithm import uses_gdpo_manager
+from verl_gdpo.settings.of_run import uses_gdpo_manager
 
 MOST_ROWS = 1000  # of a file, evenly spread: this takes a second, where 50,000 rows take a minute
 READERS = {

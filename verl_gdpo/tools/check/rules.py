@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import ListConfig, OmegaConf
 
-from verl_gdpo.settings.reward_terms import hint
+from verl_gdpo.settings.algorithm import hint
 from verl_gdpo.tools.check.output import message_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

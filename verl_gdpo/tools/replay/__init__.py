@@ -6,7 +6,7 @@ verl-gdpo replay DIR [--arm NAME ...] [key=value ...]
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -20,19 +20,20 @@ from verl_gdpo.run.scorer import HOW, Scorer
 from verl_gdpo.terminal import printable
 from verl_gdpo.tools.advice import TITLE, describe
 from verl_gdpo.tools.advice.evidence import Evidence
-from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
-from verl_gdpo.tools.replay.comparison import OF_SCORE, Replay, rewards_of_run
+from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run
+from verl_gdpo.tools.replay.comparison import OF_SCORE, Replay
 from verl_gdpo.tools.replay.step_tables import LEGEND, comparison, whole_group
 
 FORMATS = (".parquet", ".json", ".jsonl")
 EPILOG = """\
-`key=value` are overrides in the syntax of the training command. With --arm, they change each arm.
-Without --arm, they change the run's own settings. An arm keeps the run's rewards, weights,
-conditions and eps. Without overrides and --arm, a gdpo run is compared with the arm grpo, and a
-grpo run with the arm gdpo.
+`key=value` are overrides of the training command. They are applied to the run's configuration as
+there, and what training would refuse is refused. `++` works whether a key is set or not. With
+--arm, they change each arm. Without --arm, they change the run's own settings. An arm keeps the
+run's rewards, weights, conditions and eps. Without overrides and --arm, a gdpo run is compared
+with the arm grpo, and a grpo run with the arm gdpo.
 
   verl-gdpo replay runs/my_run --arm grpo --arm gdpo_token
-  verl-gdpo replay runs/my_run algorithm.gdpo.rewards.length.weight=0.2
+  verl-gdpo replay runs/my_run '++algorithm.gdpo.rewards={format: 0.2, correctness: 1.0}'
   verl-gdpo replay ROLLOUT_DATA_DIR --scorer my_rewards.py:compute_score --arm gdpo
 
 The dumps of verl without verl-gdpo hold one summed score, and no advantages. --scorer scores them
@@ -98,9 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if scorer is None and not has_rewards(files[0]):
         raise ValueError(f"{files[0]}: {SUMMED}")
     own = _own(path, arguments.folder, scorer, "gdpo" if has_rewards(files[0]) else "grpo")
-    alternatives = choose(
-        own, arguments.arm, arguments.overrides, lambda: rewards_of_run(files[0], scorer)
-    )
+    alternatives = choose(own, arguments.arm, arguments.overrides)
     replay = Replay(
         own,
         alternatives,
@@ -150,8 +149,8 @@ def _own(path: Path | None, folder: Path, scorer: Scorer | None, estimator: str)
     """The run's own settings; bounds are those of its scorers, not of another one."""
     if path is None:
         return Arm.of("run", {"adv_estimator": estimator}, {})
-    algorithm, declared = read_run(path, data_sources(folder))
-    return Arm.of("run", algorithm, {} if scorer else declared)
+    own = read_run(path, data_sources(folder))
+    return Arm.of("run", own.algorithm, {} if scorer else own.declared, own.run, own.sources)
 
 
 def _chosen(files: Sequence[Path], steps: range) -> list[Path]:
@@ -164,29 +163,17 @@ def _chosen(files: Sequence[Path], steps: range) -> list[Path]:
     return chosen
 
 
-def choose(
-    own: Arm,
-    names: Sequence[str],
-    overrides: Sequence[str],
-    returned: Callable[[], Iterable[str]] = tuple,
-) -> list[Arm]:
+def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm]:
     """Return the alternatives that the command line asks for; see `EPILOG`.
 
-    Args:
-        returned: gives the names of the rewards that the run trained on.
-
     Raises:
-        ValueError: an arm or a setting is unknown.
+        ValueError: an arm or a setting is unknown, or training would refuse it.
     """
     if overrides and not names:
-        blocks = {"changed": own.algorithm}
-    else:
-        default = {"gdpo": ["grpo"], "grpo": ["gdpo"]}.get(own.estimator, ["gdpo", "grpo"])
-        blocks = {name: with_arm(own.algorithm, name) for name in names or default}
-    return [
-        Arm.of(name, with_overrides(block, overrides, returned), own.declared)
-        for name, block in blocks.items()
-    ]
+        return [own.changed("changed", overrides)]
+    default = {"gdpo": ["grpo"], "grpo": ["gdpo"]}.get(own.estimator, ["gdpo", "grpo"])
+    arms = [own.as_arm(name) for name in names or default]
+    return [arm.changed(arm.name, overrides) if overrides else arm for arm in arms]
 
 
 def _reproduced(replay: Replay, path: Path | None) -> tuple[bool, str]:

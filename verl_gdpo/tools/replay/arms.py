@@ -4,7 +4,7 @@ In this module, `algorithm` is verl's block of that name as a plain dict. Shape 
 the step's dump, with padding.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,32 +12,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_gdpo.advantage.equation import VERL_EPS
+from verl_gdpo.advantage.equation_inputs import VERL_EPS
 from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.batch.advantages import scalars_of
+from verl_gdpo.batch.advantages import Bools, Floats, Ints, scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardRows
-from verl_gdpo.batch.within_groups import Bools, Floats, Ints
 from verl_gdpo.run.dump_reader import reward_rows
 from verl_gdpo.run.folder import load_config
-from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings, scorers_bounds
-from verl_gdpo.settings.reward_terms import hint
+from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings, hint
+from verl_gdpo.settings.of_run import composed, scorers_bounds, settings_of_run
+from verl_gdpo.settings.reward_terms import line_of
 from verl_gdpo.tools import RECIPES
 
 ARMS: Mapping[str, Mapping[str, Any]] = {  # the `algorithm` block of recipes/estimator/NAME.yaml
     path.stem: OmegaConf.to_container(OmegaConf.load(path).algorithm)  # type: ignore[misc]
     for path in sorted((RECIPES / "estimator").glob("*.yaml"))
 }
-# an arm changes how rewards are normalised; these keys keep their values from the run
-KEPT_BY_ARMS = ("gdpo_reward_keys", "gdpo_reward_weights")
+# an arm changes how rewards are normalised; these keys of `gdpo` keep their values from the run
 KEPT_BY_ARMS_IN_GDPO = ("rewards", "eps")
 # the keys that replay's grpo reads; its gdpo also reads everything in `algorithm.gdpo`
-READ = ("adv_estimator", "norm_adv_by_std_in_grpo", *KEPT_BY_ARMS)
+READ = ("adv_estimator", "norm_adv_by_std_in_grpo", "gdpo_reward_keys", "gdpo_reward_weights")
 READ_BY_GRPO = (*(f"algorithm.{key}" for key in READ), "algorithm.gdpo.rewards")
 READ_BY_GDPO = (*READ_BY_GRPO, *(f"algorithm.gdpo.{key}" for key in SETTING_KEYS))
 
@@ -50,13 +47,55 @@ class Arm:
     algorithm: Mapping[str, Any]
     settings: GdpoSettings
     declared: Mapping[str, Bounds]  # bounds from scorers; bounds in `algorithm` replace them
+    run: Any = None  # the whole configuration of the run, as a DictConfig
+    sources: Iterable[str] | None = None  # of the run's rows
 
     @classmethod
-    def of(cls, name: str, algorithm: Mapping[str, Any], declared: Mapping[str, Bounds]) -> "Arm":
+    def of(
+        cls,
+        name: str,
+        algorithm: Mapping[str, Any],
+        declared: Mapping[str, Bounds],
+        run: Any = None,
+        sources: Iterable[str] | None = None,
+    ) -> "Arm":
         """Return the arm; raise ValueError for settings that `GdpoSettings` refuses."""
         settings = GdpoSettings.from_algorithm(algorithm)
         settings = replace(settings, bounds={**declared, **settings.bounds})
-        return cls(name, algorithm, settings, declared)
+        return cls(name, algorithm, settings, declared, run, sources)
+
+    def as_arm(self, name: str) -> "Arm":
+        """Return the arm `name` of the recipes, with rewards, weights, conditions and eps kept."""
+        if name not in ARMS:
+            raise ValueError(f"--arm {name}: unknown{hint(name, [*ARMS])}")
+        block, arm = self.algorithm.get("gdpo") or {}, ARMS[name]
+        kept = {key: value for key, value in self.algorithm.items() if key not in ("gdpo", READ[1])}
+        kept_in_gdpo = {key: block[key] for key in KEPT_BY_ARMS_IN_GDPO if key in block}
+        algorithm = {**kept, READ[1]: True, **arm, "gdpo": {**kept_in_gdpo, **arm.get("gdpo", {})}}
+        return Arm.of(name, algorithm, self.declared, self.run, self.sources)
+
+    def changed(self, name: str, overrides: Sequence[str]) -> "Arm":
+        """Return the arm with overrides, which mean what they mean in the training command.
+
+        Raises:
+            ValueError: an override cannot be applied, the estimator does not read its key, or
+                training would refuse the result.
+        """
+        config = OmegaConf.create({}) if self.run is None else self.run.copy()
+        config.algorithm = dict(self.algorithm)
+        keys = [override.partition("=")[0].strip("+~ ") for override in overrides]
+        changed = composed(config, overrides)
+        algorithm: Any = OmegaConf.to_container(changed.algorithm)
+        is_grpo = algorithm.get("adv_estimator") == "grpo"
+        for key, override in zip(keys, overrides, strict=True):
+            read = READ_BY_GRPO if is_grpo else READ_BY_GDPO
+            if not f"{key}.".startswith(tuple(f"{known}." for known in read)):
+                who = "verl's grpo" if is_grpo else "gdpo"
+                raise ValueError(f"{override}: {who} does not read it{hint(key, read)}")
+        if OmegaConf.select(changed, "reward.reward_model") is not None:
+            is_recorded = not any(f"{key}.".startswith("algorithm.gdpo.rewards.") for key in keys)
+            settings_of_run(changed, self.sources, is_recorded=is_recorded)
+        return Arm.of(name, algorithm, self.declared, self.run, self.sources)
 
     @property
     def estimator(self) -> str:
@@ -68,87 +107,25 @@ class Arm:
 
     def __str__(self) -> str:
         """Return the settings that replay reads, in the syntax of overrides."""
-        shown = {key: self.algorithm.get(key) for key in (*READ, "gdpo")}
-        return " ".join(f"{key}={v}" for key, v in shown.items() if v is not None and v != {})
+        said = {f"algorithm.{key}": self.algorithm.get(key) for key in READ}
+        block = self.algorithm.get("gdpo") or {}
+        said |= {f"algorithm.gdpo.{key}": value for key, value in block.items()}
+        return " ".join(line_of(key, value) for key, value in said.items() if value is not None)
 
 
-def read_run(
-    path: Path, sources: Iterable[str] | None = None
-) -> tuple[dict[str, Any], dict[str, Bounds]]:
-    """Return the `algorithm` block of a configuration file, and the bounds from its scorers.
+def read_run(path: Path, sources: Iterable[str] | None = None) -> Arm:
+    """Return a run's own settings, given the file with its configuration.
 
     Raises:
-        ValueError: there is no such block, or it cannot be resolved.
+        ValueError: there is no `algorithm` block, or it cannot be resolved.
     """
     config = load_config(path)
-    block = config.algorithm
     try:
         declared = scorers_bounds(config, sources)[0] if "reward" in config else {}
-        return dict(OmegaConf.to_container(block, resolve=True)), declared  # type: ignore[arg-type]
+        algorithm: Any = OmegaConf.to_container(config.algorithm, resolve=True)
     except OmegaConfBaseException as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def with_arm(algorithm: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the block of the arm `name`, with rewards, weights, conditions and eps kept."""
-    if name not in ARMS:
-        raise ValueError(f"--arm {name}: unknown{hint(name, [*ARMS])}")
-    block, arm = algorithm.get("gdpo") or {}, ARMS[name]
-    kept = {key: algorithm[key] for key in KEPT_BY_ARMS if key in algorithm}
-    kept_in_gdpo = {key: block[key] for key in KEPT_BY_ARMS_IN_GDPO if key in block}
-    return {**kept, **arm, "gdpo": {**kept_in_gdpo, **arm.get("gdpo", {})}}
-
-
-def names_no_reward(algorithm: Mapping[str, Any]) -> bool:
-    """Whether every reward that the scorer returns is used."""
-    named = (algorithm.get("gdpo") or {}).get("rewards")
-    return named is None and algorithm.get("gdpo_reward_keys") is None
-
-
-def is_of_one_reward(key: str) -> bool:
-    """Whether an override such as `algorithm.gdpo.rewards.format=0.2` has this key."""
-    return key.startswith("algorithm.gdpo.rewards.")
-
-
-def with_overrides(
-    algorithm: Mapping[str, Any],
-    overrides: Sequence[str],
-    returned: Callable[[], Iterable[str]] = tuple,
-) -> dict[str, Any]:
-    """Return `algorithm` with `key=value` overrides applied as in the training command.
-
-    There is one difference: an override of one reward, where none is named, changes this one among
-    all that the run trained on. In a training command it would name the only one.
-
-    Args:
-        returned: gives the names of the rewards that the run trained on.
-
-    Raises:
-        ValueError: an override cannot be parsed, or the estimator does not read its key.
-    """
-    config = OmegaConf.create({"algorithm": dict(algorithm)})
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        if names_no_reward(algorithm) and any(is_of_one_reward(o.key_or_group) for o in parsed):
-            every = dict.fromkeys(returned(), 1.0)
-            OmegaConf.update(config, "algorithm.gdpo.rewards", every, force_add=True)
-        for override in parsed:
-            if override.is_delete() or override.is_sweep_override():
-                raise ValueError(
-                    f"{override.input_line}: expected one value; weight 0 leaves a reward out"
-                )
-            key, value = override.key_or_group, override.value()
-            OmegaConf.update(config, key, value, merge=True, force_add=True)
-        changed = dict(OmegaConf.to_container(config, resolve=True)["algorithm"])  # type: ignore
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(f"{' '.join(overrides)}: {error}") from None
-    is_grpo = changed.get("adv_estimator") == "grpo"
-    for override in parsed:
-        key, read = override.key_or_group, READ_BY_GRPO if is_grpo else READ_BY_GDPO
-        if not f"{key}.".startswith(tuple(f"{known}." for known in read)):
-            who = "verl's grpo" if is_grpo else "gdpo"
-            raise ValueError(f"{override.input_line}: {who} does not read it{hint(key, read)}")
-    return changed
+    return Arm.of("run", algorithm, declared, config, sources)
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,12 @@ import numpy as np
 import pandas as pd
 
 from verl_gdpo.advantage.zero import SAME_STD, is_apart, is_the_sum, std_or_0
+from verl_gdpo.batch.advantages import Bools, Floats, Ints, correlation, within_groups
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.ties import tied_pairs
 from verl_gdpo.batch.values import is_number
-from verl_gdpo.batch.within_groups import Bools, Floats, Ints, correlation, within_groups
-from verl_gdpo.run.dump_reader import read_dump, reward_rows
+from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.scorer import Scorer
-from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.advice.evidence import StepEvidence, look
 from verl_gdpo.tools.replay.arms import Arm, Step, group_numbers
 
@@ -246,12 +245,6 @@ class Replay:
             first_G = np.unique(group_B, return_index=True)[1].tolist()
             ids = [rows[i]["group"] for i in first_G]
             self.found += [group(g) for g, name in enumerate(ids) if name.startswith(self.wanted)]
-
-
-def rewards_of_run(file: Path, scorer: Scorer | None = None) -> list[str]:
-    """Names of the rewards that a run without named rewards trained on, as its estimator does."""
-    rows = read_dump(file, scorer, with_texts=False)
-    return [*RewardMatrix.of(reward_rows(rows, int(file.stem)), GdpoSettings()).weights]
 
 
 def _table(report: StepReport, rows: Rows, rewards: Iterable[str]) -> pd.DataFrame:

@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 
 from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.batch.advantages import scalars_of
+from verl_gdpo.batch.advantages import correlation, scalars_of, within_groups
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardError
-from verl_gdpo.batch.within_groups import correlation, within_groups
 from verl_gdpo.run.dump_reader import LAST_DUMPS, read_dump, reward_rows
 from verl_gdpo.run.folder import curve, of_each_reward, training_rewards, validation_rewards
 from verl_gdpo.settings.algorithm import GdpoSettings

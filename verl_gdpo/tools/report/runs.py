@@ -21,7 +21,8 @@ from verl_gdpo.run.logged import Logged, read_logged
 from verl_gdpo.run.resume_rules import ON_REQUEST
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.run.starts import starts_of
-from verl_gdpo.settings.algorithm import GdpoSettings, scorers_bounds, uses_gdpo_manager
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.of_run import scorers_bounds, uses_gdpo_manager
 
 Curve = Mapping[int, float]
 

@@ -1,12 +1,75 @@
-"""Checks the inputs of the advantage and converts them to tensors."""
+"""What the equation is given: the options, and inputs that are checked and made tensors.
+
+Shape suffixes: B samples, K rewards.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+
+PAPER_EPS = 1e-4  # of the authors' code and of TRL
+VERL_EPS = 1e-6  # of verl's own grpo and gdpo
+
+GroupNorm = Literal["per_reward", "summed"]
+BatchNorm = Literal["sample", "token", "none"]
+# (z_BK, rewards_BK, group_index_B, weights_K, present_BK, valid_B) -> S_B; see variants.py
+Combine = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    torch.Tensor,
+]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keywords of `compute_gdpo_advantage` that choose the method.
+
+    ============  =============  ================  =================================
+    group_norm    batch_norm     normalize_by_std  method
+    ============  =============  ================  =================================
+    per_reward    sample         True              GDPO
+    per_reward    none           True              GDPO without batch norm
+    per_reward    token          True              verl's built-in `gdpo`
+    summed        none           True              GRPO
+    summed        none           False             GRPO without std (Dr. GRPO)
+    summed        sample         True              GRPO + batch norm
+    ============  =============  ================  =================================
+
+    group_norm: normalise each reward ("per_reward") or their weighted sum ("summed").
+    normalize_by_std: if False, step 1 subtracts the group's mean and does not divide.
+    batch_norm: whether step 3 counts samples ("sample"), response tokens ("token"), or is left out
+        ("none").
+    eps: number added to the std in steps 1 and 3.
+    batch_eps: number added to the std in step 3 instead of eps. With None, eps is used.
+    batch_var_eps: number added to the variance in step 3, before the square root.
+    combine: function that replaces the weighted sum of step 2; see `variants`.
+    """
+
+    group_norm: GroupNorm = "per_reward"
+    normalize_by_std: bool = True
+    batch_norm: BatchNorm = "sample"
+    eps: float = PAPER_EPS
+    batch_eps: float | None = None
+    batch_var_eps: float = 0.0
+    combine: Combine | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an option that is unknown, out of range, or excludes another."""
+        for name, kind in (("group_norm", GroupNorm), ("batch_norm", BatchNorm)):
+            if (value := getattr(self, name)) not in get_args(kind):
+                raise ValueError(f"{name}: expected one of {list(get_args(kind))}, got {value!r}")
+        for name in ("eps", "batch_eps", "batch_var_eps"):
+            value = getattr(self, name)
+            if value is not None and not (np.isfinite(value) and value >= 0):
+                raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
+        if self.combine is not None and self.group_norm == "summed":
+            raise ValueError(
+                "combine needs group_norm='per_reward': 'summed' adds the rewards first"
+            )
 
 
 def group_index(group_ids: Any, B: int, device: torch.device) -> tuple[torch.Tensor, int]:
@@ -70,8 +133,3 @@ def row_mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.device)
     if tensor.shape != shape:
         raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
     return tensor.to(torch.bool)
-
-
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {list(choices)}, got {value!r}")

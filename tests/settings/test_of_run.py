@@ -1,0 +1,117 @@
+"""A mapping accounts for every reward of the task, and overrides mean the same everywhere."""
+
+import re
+import shlex
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.of_run import composed, settings_of_run
+from verl_gdpo.settings.reward_terms import line_of
+
+
+def run(rewards, custom=None, manager="gdpo", **kwargs):
+    return OmegaConf.create(
+        {
+            "algorithm": {"adv_estimator": "gdpo", "gdpo": {"rewards": rewards}},
+            "reward": {
+                "reward_manager": {"source": "register", "name": manager},
+                "reward_model": {"enable": False, "enable_resource_pool": False},
+                "custom_reward_function": {"path": custom},
+                "reward_kwargs": kwargs,
+            },
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "absent", "line"),
+    [
+        ({"format": 0.5}, {}, ["correctness"], "{format: 0.5, correctness: 1.0}"),
+        ({"format_reward": 2}, {}, ["correctness"], "{format_reward: 2, correctness: 1.0}"),
+        (
+            {"correctness": {"weight": {0: 1.0}, "when": {"reward": "format", "at_least": 1}}},
+            {"length": True},
+            ["format", "length"],
+            "{correctness: {weight: {0: 1.0}, when: {reward: format, at_least: 1}}, format: 1.0, "
+            "length: 1.0}",
+        ),
+        (
+            {"format": None, "corectness": 1},
+            {},
+            ["correctness"],
+            "{format: null, correctness: 1.0}",
+        ),
+    ],
+)
+def test_a_partial_mapping_is_refused_with_the_whole_line(rewards, options, absent, line):
+    with pytest.raises(ValueError, match=re.escape(f"says nothing of {absent}")) as error:
+        settings_of_run(run(rewards, **options), ["rlla"])
+    (pasted,) = re.findall(r"('\+\+.*?'|\+\+\S+)\. With", str(error.value))
+    assert pasted == f"'++algorithm.gdpo.rewards={line}'"
+    whole = composed(run(rewards, **options), shlex.split(pasted))
+    if "corectness" in rewards:
+        assert "'corectness' is none of them; did you mean 'correctness'?" in str(error.value)
+        del whole.algorithm.gdpo.rewards.corectness
+    assert settings_of_run(whole, ["rlla"]).rewards.keys() >= {*absent}
+
+
+def test_a_mapping_that_accounts_for_all():
+    every = {"format": 1, "correctness": 0}
+    assert [*settings_of_run(run(every), ["rlla"]).rewards] == ["format", "correctness"]
+    # null: left out, and may be absent
+    null = settings_of_run(run({"format": 1, "correctness": None}), ["rlla"])
+    assert null.names == ["format"] and [*null.terms_for(["format"])] == ["format"]
+    # verl's names for the rewards; several tasks; rows that verl scores
+    assert settings_of_run(run({"format": 1, "accuracy_reward": 1}), ["rlla"]) is not None
+    with pytest.raises(ValueError, match=r"nothing of \['integer'\].*\(rlla, verl_gdpo/gsm8k\)"):
+        settings_of_run(run(every), ["rlla", "verl_gdpo/gsm8k", "verls"])
+    assert settings_of_run(run({"acc": 1}), ["openai/gsm8k"]) is not None
+
+
+def test_where_a_partial_mapping_is_nobodys_mistake():
+    part = {"format": 1}
+    assert settings_of_run(run(part, custom="mine.py"), ["rlla"]).names == ["format"]
+    assert settings_of_run(run(part, manager="naive"), ["rlla"]).names == ["format"]
+    assert settings_of_run(run(part), None).names == ["format"]  # the rows are not known yet
+    assert settings_of_run(run(part), ["rlla"], is_recorded=True).names == ["format"]
+    verls_keys = run(None)
+    verls_keys.algorithm.gdpo_reward_keys = ["format"]
+    assert settings_of_run(verls_keys, ["rlla"]).names == ["format"]
+
+
+@pytest.mark.parametrize(
+    "before", [{}, {"gdpo": None}, {"gdpo": {"rewards": {"a": {"weight": 9}}}}]
+)
+def test_the_printed_line_sets_the_mapping_whatever_was_there(before):
+    said = {"a": {"weight": {0: 1.0, 9: 0.5}, "bounds": [0, 1]}, "b (c), =d": -0.5, "d": None}
+    line = line_of("algorithm.gdpo.rewards", said)
+    config = composed(OmegaConf.create({"algorithm": before}), shlex.split(line))
+    assert OmegaConf.to_container(config)["algorithm"]["gdpo"]["rewards"] == said
+    assert [*GdpoSettings.from_algorithm(config.algorithm).rewards] == ["a", "b (c), =d"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "algorithm.gdpo.eps=1",
+            "'algorithm.gdpo.eps'. To append to your config use ++",
+        ),
+        ("+algorithm.n=1", "Could not append to config. An item is already at 'algorithm.n'"),
+        ("++algorithm.n=1,2", "expected one value"),
+        ("++algorithm.n={", "++algorithm.n={"),
+        ("++algorithm.n=${nowhere}", "nowhere"),
+    ],
+)
+def test_what_hydra_refuses_is_refused(override, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        composed(OmegaConf.create({"algorithm": {"n": 3}}), [override])
+
+
+def test_composing_leaves_the_saved_configuration_as_it_is():
+    saved = OmegaConf.create({"algorithm": {"n": 3, "twice": "${algorithm.n}"}})
+    assert composed(saved, ["algorithm.n=5"]).algorithm == {"n": 5, "twice": 5}
+    assert composed(saved, ["~algorithm.n", "++algorithm.twice=1"]).algorithm == {"twice": 1}
+    assert saved.algorithm.n == 3

@@ -1,0 +1,202 @@
+"""Checks the settings of a whole run, before training: what cannot work together with GDPO."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_gdpo.rewards import TASK_OF, check_options, declared_bounds, declared_by
+from verl_gdpo.settings.algorithm import GdpoSettings, hint, plain
+from verl_gdpo.settings.reward_terms import line_of
+
+REWARDS = "algorithm.gdpo.rewards"
+
+
+def settings_of_run(
+    config: Any,
+    sources: Iterable[str] | None = None,
+    *,
+    has_manager: bool | None = None,
+    is_recorded: bool = False,
+) -> GdpoSettings | None:
+    """Check a verl configuration and return its settings.
+
+    Args:
+        sources: the data sources of the training rows; their scorers declare rewards and bounds.
+            Pass None if they are not known yet: then all data sources that we score are used, and
+            bounds on which their scorers disagree are left out.
+        has_manager: whether the reward manager is ours or a subclass of ours. With None, the
+            manager's name decides.
+        is_recorded: whether a run has trained with these rewards; an older version allowed it to
+            say nothing of some of them.
+
+    Returns:
+        The settings, or None if neither the estimator nor the reward manager is gdpo.
+
+    Raises:
+        ValueError: a setting cannot work with GDPO. The message says why and what to set instead.
+    """
+    uses_estimator = config.algorithm.adv_estimator == "gdpo"
+    has_manager = uses_gdpo_manager(config) if has_manager is None else has_manager
+    if not (uses_estimator or has_manager):
+        return None
+    settings = GdpoSettings.from_algorithm(config.algorithm)
+    if uses_estimator:
+        _refuse_for_estimator(config)
+    _refuse_reward_model(config.reward)
+    _refuse_filtering_without_weights(config, settings)
+    _check_scorer_options(config, sources)
+    declared, disagreed = scorers_bounds(config, sources) if has_manager else ({}, set())
+    if has_manager and sources is not None and not is_recorded:
+        _refuse_partial(config, sources)
+    settings = replace(settings, bounds={**declared, **settings.bounds})
+    if uses_estimator:
+        later = disagreed if sources is None else set()
+        used = {name for name, term in settings.terms.items() if term.is_used}
+        settings.check_bounds(sorted(used - later))
+    return settings
+
+
+def _refuse_partial(config: Any, sources: Iterable[str]) -> None:
+    """Raise ValueError if `algorithm.gdpo.rewards` says nothing of a reward of our scorers.
+
+    Args:
+        sources: the data sources of the rows.
+    """
+    block = plain(OmegaConf.select(config, REWARDS))
+    if block is None or _custom_function(config) is not None:
+        return
+    options = plain(config.reward.get("reward_kwargs")) or {}
+    ours = sorted({*sources} & {*TASK_OF})
+    known = {
+        name: {name, *(verls for verls, our in TASK_OF[source].verl_names.items() if our == name)}
+        for source in ours
+        for name in declared_by(source, options)
+    }
+    absent = [name for name, names in known.items() if not names & {*block}]
+    if not absent:
+        return
+    strange = [name for name in block if not any(name in names for names in known.values())]
+    close = "".join(f" ({name!r} is none of them{hint(name, [*known])})" for name in strange)
+    whole = {name: each for name, each in block.items() if name not in strange}
+    raise ValueError(
+        f"{REWARDS} names {[*block]}, and says nothing of {absent}, which the scorer of the "
+        f"training rows ({', '.join(ours)}) returns too{close}. Give the weights that you want: "
+        f"{line_of(REWARDS, {**whole, **dict.fromkeys(absent, 1.0)})}. With 0 a reward is scored "
+        "and logged, and has no weight; with null it is left out"
+    )
+
+
+def composed(config: Any, overrides: Sequence[str]) -> Any:
+    """Return a saved configuration with overrides, which mean what they mean to Hydra.
+
+    Relies on Hydra 1.3, whose `hydra.main` applies overrides in the same way.
+
+    Raises:
+        ValueError: an override cannot be parsed or applied.
+    """
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    changed: Any = OmegaConf.create(OmegaConf.to_container(config))
+    OmegaConf.set_struct(changed, True)
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        for override in parsed:
+            if override.is_sweep_override():
+                raise ValueError(f"{override.input_line}: expected one value")
+        ConfigLoaderImpl._apply_overrides_to_config(parsed, changed)
+        OmegaConf.resolve(changed)
+    except (HydraException, OmegaConfBaseException) as error:
+        said = " ".join(str(error).replace("use +", "use ++").split())
+        raise ValueError(f"{' '.join(overrides)}: {said}") from None
+    OmegaConf.set_struct(changed, False)
+    return changed
+
+
+def uses_gdpo_manager(config: Any) -> bool:
+    """Return whether the reward manager is named gdpo. A subclass of ours may have another name."""
+    manager = config.reward.reward_manager
+    return bool(manager.source == "register" and manager.name == "gdpo")
+
+
+def scorers_bounds(
+    config: Any, sources: Iterable[str] | None
+) -> tuple[dict[str, tuple[float, float]], set[str]]:
+    """Return {reward: bounds} where our scorers agree, and the names of the other rewards."""
+    declared: Mapping[str, set[tuple[float, float]]] = {}
+    if _custom_function(config) is None:
+        options = plain(config.reward.get("reward_kwargs")) or {}
+        declared = declared_bounds(TASK_OF if sources is None else sources, options)
+    agreed = {name: pairs.copy().pop() for name, pairs in declared.items() if len(pairs) == 1}
+    return agreed, {*declared} - {*agreed}
+
+
+def refuse_kl_in_reward(algorithm: Any) -> None:
+    """Raise ValueError if verl's `algorithm` block puts the KL penalty into the reward."""
+    if algorithm.get("use_kl_in_reward", False):
+        raise ValueError(
+            "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by "
+            "itself, which leaves no place for a penalty on their sum. Set it to False and use "
+            "actor_rollout_ref.actor.use_kl_loss=True"
+        )
+
+
+def _refuse_for_estimator(config: Any) -> None:
+    """Raise ValueError for what leaves adv_estimator=gdpo nothing to work with."""
+    refuse_kl_in_reward(config.algorithm)
+    if OmegaConf.select(config, "actor_rollout_ref.rollout.n") == 1:
+        raise ValueError(
+            "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "
+            "spread, so every advantage would be 0. Set it to 2 or more"
+        )
+
+
+def _refuse_filtering_without_weights(config: Any, settings: GdpoSettings) -> None:
+    """Raise ValueError for a schedule after which dynamic sampling would drop every group."""
+    if not OmegaConf.select(config, "algorithm.filter_groups.enable") or not settings.rewards:
+        return
+    step = settings.terms.silent_step(OmegaConf.select(config, "trainer.total_training_steps"))
+    if step is not None:
+        raise ValueError(
+            f"{REWARDS}: all weights are 0 at step {step}, and "
+            "algorithm.filter_groups.enable=True would drop every group there and never end. Give "
+            "a weight another schedule, or end the run before with trainer.total_training_steps"
+        )
+
+
+def _refuse_reward_model(reward: Any) -> None:
+    """Raise ValueError for a reward model that leaves no named rewards."""
+    reward_model = reward.reward_model
+    if reward_model.enable and not reward_model.enable_resource_pool:
+        raise ValueError(
+            "reward.reward_model.enable=True with enable_resource_pool=False: a colocated reward "
+            "model hands the reward manager no ground truth, so there are no named rewards. Set "
+            "reward.reward_model.enable_resource_pool=True"
+        )
+    if reward_model.enable and reward.custom_reward_function.path is None:
+        raise ValueError(
+            "reward.reward_model.enable=True with reward.custom_reward_function.path=null: verl "
+            "takes the model's single score without a reward manager. Set a custom reward "
+            "function that queries the model and returns {name: value}"
+        )
+
+
+def _check_scorer_options(config: Any, sources: Iterable[str] | None) -> None:
+    """Raise ValueError for `reward.reward_kwargs` that nothing reads."""
+    options = plain(config.reward.get("reward_kwargs")) or {}
+    if not options or not uses_gdpo_manager(config):  # another manager may read them
+        return
+    if _custom_function(config) is not None:
+        raise ValueError(
+            f"reward.reward_kwargs={options}: with reward.custom_reward_function.path set, nothing "
+            "reads them. Options of your function go to reward.custom_reward_function.reward_kwargs"
+        )
+    check_options(options, TASK_OF if sources is None else sources)
+
+
+def _custom_function(config: Any) -> Any:
+    return config.reward.custom_reward_function.path
