@@ -11,6 +11,7 @@ from typing import Any
 from verl.trainer import main_ppo
 
 from verl_gdpo.settings.algorithm import settings_of_run
+from verl_gdpo.verl_hooks.hang import begin_heartbeat
 from verl_gdpo.verl_hooks.supported_trainers import refuse_trainer
 
 
@@ -21,6 +22,7 @@ def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:
     def check_and_run(config: Any, *args: Any, **kwargs: Any) -> Any:
         if settings_of_run(config) is not None:
             refuse_trainer(config)
+            begin_heartbeat(config)
         return run_ppo(config, *args, **kwargs)
 
     return check_and_run
