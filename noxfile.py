@@ -48,7 +48,13 @@ def verl(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Runs that fail, and are resumed; too slow for the other tests."""
     install(session, "-e", ".[cpu]")
-    session.run("pytest", "tests/slow/faults.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run(
+        "pytest",
+        "tests/slow/faults.py",
+        "tests/slow/hangs.py",
+        *session.posargs,
+        env={"OMP_NUM_THREADS": "1"},
+    )
 
 
 @nox.session(default=False)
