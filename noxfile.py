@@ -1,32 +1,109 @@
 """Tests that need their own environment: run `nox` for the default ones, or `nox -s NAME`.
 
-PIP_FIND_LINKS=FOLDER names a folder of wheels to use first. A wheel of torch without CUDA saves
-gigabytes.
+pip installs, so its settings hold. The sessions start from the pins of requirements/, so they run
+what `setup_env.sh cpu` makes; `wheel`, `trl` and `workspace` install something else on purpose.
 """
 
+import functools
 import json
-import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import nox
 
 SEAMS = ("legacy_trainer", "other_trainers", "separate_async", "v1_trainer")
+ROOT = Path(__file__).parent
+LAST_PASSES = "tests/help/last_passes.py"
+CPU_PINS = "requirements/cpu.txt"
+# torch for the CPU is the one package with two indexes, and only PyPI's brings the others
+WITHOUT_HASH = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)$")
 
-nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
 
+Session = Callable[[nox.Session], None]
 
-def install(session: nox.Session, *packages: str) -> None:
-    folder = os.environ.get("PIP_FIND_LINKS")  # uv does not read it by itself
-    links = ("--find-links", folder) if folder else ()
-    session.install(*links, "torch==2.13.0")
-    session.install(*links, *packages, "pytest>=8,<10")
+
+def recorded(function: Session) -> Session:
+    """Note the commit and the date of each whole pass, for `tests/run.sh` to print."""
+
+    @functools.wraps(function)
+    def run(session: nox.Session) -> None:
+        before = clean_commit()
+        function(session)
+        if session.posargs or before is None or before != clean_commit():
+            session.log("not noted as a pass: it had arguments, or files differ from the commit")
+        else:
+            command = [sys.executable, LAST_PASSES, function.__name__, before]
+            subprocess.run(command, cwd=ROOT, check=True)
+
+    return run
+
+
+def clean_commit() -> str | None:
+    """Return the commit, or None if a file differs from it (the file of passes may)."""
+    done = [
+        subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
+        for command in (
+            ("status", "--porcelain", "--", ".", ":!tests/slow/last_passes.json"),
+            ("rev-parse", "HEAD"),
+        )
+    ]
+    clean = all(one.returncode == 0 for one in done) and not done[0].stdout
+    return done[1].stdout.strip() if clean else None
+
+
+def install(session: nox.Session) -> None:
+    """Install what `setup_env.sh cpu dev` installs."""
+    files = ("-r", CPU_PINS, "-r", "requirements/dev.txt")
+    session.install("--require-hashes", "--no-deps", *files)
+    session.install("torch==2.13.0")
+    session.install("--no-deps", "-e", ".")
+
+
+@nox.session(default=False)
+def pins(session: nox.Session) -> None:
+    """Renews requirements/. Versions that fit stay; `nox -s pins -- --upgrade` takes new ones."""
+    session.install("uv==0.13.9")
+    cpu = compiled(session, "cpu", CPU_PINS)
+    cpu = [(name, text) for name, text in cpu if not WITHOUT_HASH.match(name)]
+    write_pins(CPU_PINS, cpu)
+    write_pins("requirements/gpu.txt", compiled(session, "gpu", "requirements/gpu.txt"))
+    # beside one of the others, whose versions it takes
+    dev = compiled(session, "dev", "requirements/dev.txt", "--constraint", CPU_PINS)
+    others = {name for name, _ in cpu}
+    dev = [(name, text) for name, text in dev if not (name in others or WITHOUT_HASH.match(name))]
+    write_pins("requirements/dev.txt", dev)
+
+
+def compiled(session: nox.Session, extra: str, old: str, *options: str) -> list[tuple[str, str]]:
+    """Return (name, lines) of each package of an extra, for Linux and Python 3.10 to 3.12."""
+    made = Path(session.create_tmp()) / f"{extra}.txt"
+    if (ROOT / old).exists():
+        shutil.copy(ROOT / old, made)  # uv keeps its versions
+    command = ("uv", "pip", "compile", "pyproject.toml", "--extra", extra, *options)
+    session.run(
+        *(*command, "--universal", "--python-version", "3.10", "--generate-hashes"),
+        *("--no-annotate", "--no-header", "--output-file", str(made), *session.posargs),
+        env={"UV_PYTHON_DOWNLOADS": "never"},
+        silent=True,
+    )
+    entries = re.findall(r"^(\S+?)==(.*\n(?:    .*\n)*)", made.read_text(), re.M)
+    return [(name, f"{name}=={rest}") for name, rest in entries]
+
+
+def write_pins(file: str, pins: list[tuple[str, str]]) -> None:
+    header = "# Exact versions for Python 3.10-3.12, with hashes. Made by `nox -s pins`.\n"
+    (ROOT / file).write_text(header + "".join(text for _, text in pins))
 
 
 @nox.session
+@recorded
 def verl(session: nox.Session) -> None:
     """Runs our tests of verl's inside on another verl, and prints which of its names remain.
 
@@ -34,7 +111,7 @@ def verl(session: nox.Session) -> None:
     other arguments go to pytest.
     """
     verl, *arguments = session.posargs or ["verl==0.9.0"]
-    install(session, "-e", ".")
+    install(session)
     session.install(
         "--no-deps", "--force-reinstall", verl
     )  # it runs with the dependencies of 0.9.1
@@ -45,44 +122,45 @@ def verl(session: nox.Session) -> None:
 
 
 @nox.session
+@recorded
 def faults(session: nox.Session) -> None:
     """Runs that fail, and are resumed; too slow for the other tests."""
-    install(session, "-e", ".[cpu]")
-    session.run(
-        "pytest",
-        "tests/slow/faults.py",
-        "tests/slow/hangs.py",
-        *session.posargs,
-        env={"OMP_NUM_THREADS": "1"},
-    )
+    install(session)
+    tests = ("tests/slow/faults.py", "tests/slow/hangs.py")
+    session.run("pytest", *tests, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(default=False)
+@recorded
 def policy(session: nox.Session) -> None:
     """The policy in the package is what its command makes: 1,000 steps, some 4 minutes."""
-    install(session, "-e", ".[cpu]")
+    install(session)
     session.run("pytest", "tests/slow/shipped_policy.py", env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session
+@recorded
 def experiment(session: nox.Session) -> None:
     """Trains two steps of `workshop/experiments/trainer` with verl."""
-    install(session, "-e", ".[cpu]")
+    install(session)
     session.run(
         "python", "-m", "pytest", "tests/slow/experiment_run.py", env={"OMP_NUM_THREADS": "1"}
     )
 
 
 @nox.session
+@recorded
 def trl(session: nox.Session) -> None:
     """Compares us with TRL's own code, without verl; pytest does not collect these tests itself."""
-    install(session, "trl==1.16.0")
+    session.install("torch==2.13.0")
+    session.install("-e", ".[trl]", "trl==1.16.0", "pytest>=8,<10")
     # TRL's imports emit warnings, which are errors in this project's tests
     command = ("pytest", "-W", "ignore", "tests/slow/trl_dialect.py", "tests/slow/trl_example.py")
     session.run(*command, *session.posargs, env={"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"})
 
 
 @nox.session
+@recorded
 def workspace(session: nox.Session) -> None:
     """Builds the W&B workspace of examples/ with W&B's own package, offline."""
     session.install("wandb-workspaces==0.4.13", "pytest>=8,<10")
@@ -91,14 +169,16 @@ def workspace(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+@recorded
 def wheel(session: nox.Session) -> None:
-    """Installs the wheel and, in an empty folder, makes data and a policy and trains two steps."""
+    """Installs the wheel and, in an empty folder, makes rows and trains two steps."""
     # not `session.create_tmp()`: Ray's temporary files must not lie in a virtual environment
     made = Path(tempfile.mkdtemp(prefix="wheel-"))
     session.install("build")
     session.run("python", "-m", "build", "--outdir", str(made), ".", silent=True)
     (built,) = made.glob("*.whl")
-    install(session, f"{built}[cpu]")
+    session.install("torch==2.13.0")
+    session.install(f"{built}[cpu]")
     empty = made / "empty"
     empty.mkdir()
     session.chdir(empty)
@@ -106,8 +186,9 @@ def wheel(session: nox.Session) -> None:
     session.run("verl-gdpo", "--version")
     rows = ("--synthetic", "64", "--size", "tiny", "--out", "data/tool_rl_tiny")
     session.run("verl-gdpo", "data", "tool_rl", *rows)
-    policy = ("-m", "verl_gdpo.cpu.warm_start", "--steps", "20", "--out", "data/tool_rl_policy")
-    session.run("python", *policy, env=env)
+    package = "import verl_gdpo; print(*verl_gdpo.__path__)"
+    installed = (session.run("python", "-c", package, silent=True) or "").strip()
+    shutil.copytree(Path(installed) / "cpu" / "tool_rl_policy", empty / "data" / "tool_rl_policy")
     config = ("hardware=cpu", "trainer.total_training_steps=2", "trainer.val_before_train=False")
     folder = (session.run("verl-gdpo", "recipes", silent=True) or "").strip()
     recipes = ("--config-dir", folder, "--config-name", "train")
@@ -122,22 +203,25 @@ def wheel(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+@recorded
 def mutants(session: nox.Session) -> None:
     """Makes each fault of tests/help/mutants.py in a copy, where its test must find it."""
-    install(session, "-e", ".[cpu,dev]")
+    install(session)
     session.run(
         "pytest", "tests/slow/try_mutants.py", *session.posargs, env={"OMP_NUM_THREADS": "1"}
     )
 
 
 @nox.session(default=False)
+@recorded
 def mutmut(session: nox.Session) -> None:
     """Finds changes of the code between rewards and advantages that no test notices (15 minutes).
 
     At most one change in twenty may be missed: most of these have no effect, others need a GPU or
     only change the text of a message.
     """
-    install(session, "-e", ".[cpu,dev]", "mutmut==3.8.1")
+    install(session)
+    session.install("mutmut==3.8.1")
     copy = Path(session.create_tmp()).resolve() / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     hidden = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "outputs", "*.egg-info")

@@ -58,6 +58,8 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$task" ] || die "expected a task first: ./run.sh TASK ... (--help says more)"
 
+# quotes a value for Hydra, so that `,`, `=` and other signs have no meaning
+quoted() { local quote="'"; echo "'${1//$quote/\\$quote}'"; }
 # Whether an override of the user sets $1.
 overridden() {
   local given
@@ -118,14 +120,14 @@ if ! overridden data.train_files || ! overridden data.val_files; then
   stage env -C "$root" "$python" -m data_prep "$task" --if-needed "${source[@]}"
 fi
 if [ "$hardware" = cpu ] && ! overridden actor_rollout_ref.model.path; then
-  say "the tiny policy: a short supervised training, cached"
-  source=(--data "$root/data/${task}_tiny/train.parquet")
-  [ "$task" != tool_rl ] || source=() # the package has this policy
-  stage env -C "$root" "$python" -m verl_gdpo.cpu.warm_start "${source[@]}" --out "$root/data/${task}_policy"
+  if [ "$task" = tool_rl ]; then # the package has this policy
+    overrides+=("actor_rollout_ref.model.path=$(quoted "$root/verl_gdpo/cpu/tool_rl_policy")")
+  else
+    say "the tiny policy: a short supervised training, cached"
+    stage env -C "$root" "$python" -m workshop.tiny_policy --data "$root/data/${task}_tiny/train.parquet" --out "$root/data/${task}_policy"
+  fi
 fi
 
-# quotes a value for Hydra, so that `,`, `=` and other signs have no meaning
-quoted() { local quote="'"; echo "'${1//$quote/\\$quote}'"; }
 config=("hardware=$hardware" "data_dir=$(quoted "$root/data")" "${overrides[@]}")
 if [ "$hardware" != cpu ]; then
   say "the model: downloaded once"

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Makes .venv with pinned versions, and prints its folder:  ./setup_env.sh cpu|gpu [EXTRA...]
+# Makes .venv with pinned versions, and prints its folder:  ./setup_env.sh cpu|gpu [dev] [flash-attn]
 #
-# .venv is a link to .venv-cpu-HASH or .venv-gpu-HASH. A finished environment never changes; new
-# requirements get a new environment. So a running training keeps its own. The script uses uv if it
-# is installed, and pip otherwise.
+# .venv is a link to .venv-cpu-HASH or .venv-gpu-HASH. A finished environment never changes; other
+# requirements, or another place of the checkout, get a new one. So a running training keeps its own.
+# pip installs everything, so pip's settings hold. Each package has a hash in requirements/, except
+# torch for the CPU with what it brings, which has two indexes, and flash-attn. `nox -s pins` renews the hashes.
 set -euo pipefail
 
 say() { echo "setup_env: $*" >&2; }
@@ -11,30 +12,38 @@ die() { say "$*"; exit 2; }
 
 [ "$(uname -s)" = Linux ] || die "verl needs Linux, or WSL2 on Windows; this is $(uname -s)"
 cd -P "$(dirname "${BASH_SOURCE[0]}")"
-case ${1:-} in cpu | gpu) hardware=$1 ;; *) die "usage: ./setup_env.sh cpu|gpu [EXTRA...]" ;; esac
+usage="usage: ./setup_env.sh cpu|gpu [dev] [flash-attn]; got '$*'"
+case ${1:-} in cpu | gpu) hardware=$1 ;; *) die "$usage" ;; esac
+files=("requirements/$hardware.txt") flash_attn=''
+for extra in "${@:2}"; do
+  case $extra in
+    dev) files+=(requirements/dev.txt) ;;
+    flash-attn) flash_attn=yes ;;
+    *) die "$usage" ;;
+  esac
+done
 extras=$(IFS=,; echo "$*")
-pins=requirements/$hardware.txt
 
 find_python() {
-  local python candidates=(python3 python3.12 python3.11 python3.10) newest='(3, 13)' least='(3, 10)'
+  local python candidates=(python3 python3.12 python3.11 python3.10) versions='3.10, 3.11 or 3.12' least='(3, 10)'
   # most wheels for CUDA are built for 3.12, and that of flash-attn for no other
   [ "$hardware" = cpu ] || candidates=(python3.12 "${candidates[@]}")
-  [[ ,$extras, != *,flash-attn,* ]] || least='(3, 12)'
+  [ -z "$flash_attn" ] || least='(3, 12)' versions='3.12 (flash-attn has a wheel for no other)'
   for python in "${candidates[@]}"; do
-    if "$python" -c "import sys; sys.exit(not $least <= sys.version_info < $newest)" 2>/dev/null; then
+    if "$python" -c "import sys; sys.exit(not $least <= sys.version_info < (3, 13))" 2>/dev/null; then
       echo "$python"
       return
     fi
   done
-  [ "$least" = '(3, 10)' ] || die "no Python 3.12 found on PATH; the wheel of flash-attn is for no other"
-  die "no Python 3.10, 3.11 or 3.12 found on PATH; verl supports no other"
+  die "found $(python3 --version 2>/dev/null || echo "no Python"), and verl needs $versions:" \
+    "install Python 3.12 so that python3.12 is on PATH, as with 'uv python install 3.12' or conda, and start again"
 }
 
 python=$(find_python)
-wanted="$extras $("$python" -c '
+wanted="$extras $PWD $("$python" -c '
 import hashlib, pathlib, sys
 files = b"".join(pathlib.Path(name).read_bytes() for name in sys.argv[1:])
-print(sys.version.split()[0], hashlib.sha256(files).hexdigest())' pyproject.toml "$pins")"
+print(sys.version.split()[0], hashlib.sha256(files).hexdigest())' pyproject.toml requirements/{"$hardware",dev}.txt)"
 stamp=verl_gdpo_env
 
 # Ends the script if the environment $1 has what the user asks for.
@@ -53,6 +62,8 @@ done_with() {
 }
 done_with .venv
 
+touch .venv.lock 2>/dev/null ||
+  die "cannot write to $PWD, where environments are made: copy it to a folder of your own (cp -r), and start there"
 exec 9>.venv.lock
 flock --nonblock 9 || { say "another start is making an environment; waiting for it"; flock 9; }
 done_with .venv
@@ -66,20 +77,41 @@ fi
 for made in .venv-*; do done_with "$made"; done
 
 venv=.venv-$hardware-$(sha256sum <<<"$wanted" | cut -c 1-12)
-say "making $venv for [$extras] with $("$python" --version); minutes, once"
+log=$PWD/$venv/install.log
+count=$(cat "${files[@]}" | grep -c ==)
+say "making $venv for [$extras] with $("$python" --version): some $count packages, minutes, once; pip's output is in $log"
 rm -rf "$venv" # an interrupted start may have left an incomplete one
-if command -v uv >/dev/null; then
-  uv venv --quiet --python "$("$python" -c 'import sys; print(sys.executable)')" "$venv"
-  # uv does not read pip's settings, so pass the folder of local wheels
-  install() {
-    uv pip install --python "$venv/bin/python" --compile-bytecode \
-      ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"} "$@" >&2
-  }
-else
-  "$python" -m venv "$venv" || die "'$python -m venv' failed; install python3-venv, or uv"
-  install() { "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@" >&2; }
-fi
+mkdir "$venv"
+"$python" -m venv "$venv" >"$log" 2>&1 ||
+  die "'$python -m venv' failed: on Debian or Ubuntu, install python3-venv; $log says more"
 
+# Keeps pip's output in the log, and shows how far it is.
+progress() {
+  local line packages=0
+  while IFS= read -r line || [ -n "$line" ]; do
+    echo "$line" >>"$log"
+    case $line in
+      Collecting\ * | Processing\ *) [ $((++packages % 50)) != 0 ] || say "fetched $packages packages" ;;
+      'Installing collected'*) [ "$packages" -lt 50 ] || say "installing $packages packages" ;;
+    esac
+  done
+}
+failed() {
+  if grep -qE 'NewConnectionError|ConnectTimeout|NameResolutionError|ProxyError' "$log"; then
+    die "pip does not reach a package index; set PIP_INDEX_URL or HTTPS_PROXY, or PIP_NO_INDEX=1 with" \
+      "PIP_FIND_LINKS=FOLDER_OF_WHEELS, and start again; $log says more"
+  fi
+  tail -n 15 "$log" >&2
+  die "pip failed; all of its output is in $log"
+}
+pip() { "$venv/bin/python" -m pip "$@" --disable-pip-version-check 2>&1 | progress || failed; }
+install() { pip install --progress-bar off "$@"; }
+
+# what builds the few packages without a wheel, and this one, has a hash too
+sed -n '/^setuptools==/,/[^\\]$/p' "${files[0]}" >"$venv/build.txt"
+# few tries, so that a missing network is noticed soon
+install --retries 1 --require-hashes --no-deps --requirement "$venv/build.txt"
+install --require-hashes --no-deps --no-build-isolation "${files[@]/#/--requirement=}"
 if [ "$hardware" = cpu ]; then
   # PyPI's torch brings gigabytes of CUDA; PyTorch's own index has a build without CUDA
   index=https://download.pytorch.org/whl/cpu
@@ -90,11 +122,11 @@ if [ "$hardware" = cpu ]; then
     install torch==2.13.0
   fi
 fi
-wheels=()
-if [[ ,$extras, = *,flash-attn,* ]]; then # built by verl's makers for CUDA 13 and torch 2.11
-  wheels=(--extra-index-url https://verl-project.github.io/verl-wheelhouse/simple/ --only-binary flash-attn)
+if [ -n "$flash_attn" ]; then # built by verl's makers for CUDA 13 and torch 2.11
+  install --extra-index-url https://verl-project.github.io/verl-wheelhouse/simple/ --only-binary flash-attn flash-attn==2.8.3
 fi
-install "${wheels[@]}" --constraint "$pins" --editable ".[$extras]"
+install --no-deps --no-build-isolation --editable .
+pip check
 for other in .venv-"$hardware"-*; do
   [ "$other" = "$venv" ] || say "$other is not needed any more: remove it once nothing runs from it"
 done

@@ -1,4 +1,4 @@
-"""Which tests may run at the same time, and what makes many of them faster."""
+"""Which tests may run at the same time, what they share, and what makes many of them faster."""
 
 import gc
 
@@ -20,18 +20,19 @@ def pytest_collection_finish():
 
 # tests of one worker, one after the other, by what they share
 SHARED = {
-    # two starts of verl at a time would starve each other on two cores
-    "verl": ("test_faults.py", "test_run_tool_rl.py", "test_e2e.py"),
-    "preloaded": ("test_plugin.py", "cpu/test_engine.py"),
+    # whatever starts Ray or a training: two starts at a time would starve each other on two cores.
+    # The training has a session of its own, so it ends before the one that the others share starts
+    "ray": ("repository/test_run_tool_rl.py", "verl_hooks/test_rollout_guard.py", "hostile/"),
+    "preloaded": ("tests/test_plugin.py", "cpu/test_engine.py"),
 }
 # these start first, so that no worker is left with a long one at the end
-LONG = (*SHARED["verl"], "test_mixed_tasks.py", "test_check.py", "test_adding_a_task.py")
+LONG = (*SHARED["ray"], "tools/test_check.py", "repository/test_adding_a_task.py")
 
 
 def pytest_collection_modifyitems(items):
     def place(item):
-        name = item.path.name
-        return LONG.index(name) if name in LONG else len(LONG)
+        found = [i for i, name in enumerate(LONG) if f"tests/{name}" in item.path.as_posix()]
+        return found[0] if found else len(LONG)
 
     items.sort(key=place)
 
@@ -43,12 +44,19 @@ def pytest_xdist_make_scheduler(config, log):
     class FilesTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.split("::")[0]
-            if "hostile/" in file:
-                return "hostile"  # they share one session of Ray
-            return next((what for what, files in SHARED.items() if file.endswith(files)), file)
+            found = [what for what, names in SHARED.items() if any(n in file for n in names)]
+            return found[0] if found else file
 
     config.option.loadscopereorder = False
     return FilesTogether(config, log)
+
+
+@pytest.fixture(scope="session")
+def ray_session():
+    from ray_session import ray_session  # most workers of pytest-xdist need no Ray
+
+    with ray_session():
+        yield
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""What measures and compares verl-gdpo: benchmarks, experiments, and a kit for GPUs."""
+"""What its makers use: benchmarks, experiments, a kit for GPUs, and the policies of small runs."""

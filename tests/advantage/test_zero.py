@@ -173,8 +173,7 @@ OTHERS = {
     "advantage/zero.py": None,  # all of them
     "advantage/equation.py": {"1e-4", "1e-6"},  # the two eps
     "settings/dialects.py": {"1e-6", "1e-8"},  # eps of NeMo-RL, variance eps of verl
-    "cpu/sampling_params.py": {"1e-5"},  # a temperature
-    "cpu/warm_start.py": {"3e-3"},  # a learning rate
+    "cpu/sampler.py": {"1e-5"},  # a temperature
     "run/findings.py": {"1e-3", "1e-6", "1e-9"},  # of logged means; a launcher loads no numpy
 }
 

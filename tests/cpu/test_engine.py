@@ -14,13 +14,16 @@ from verl_gdpo import SUPPORTED_VERL
 from verl_gdpo.cpu import patching, plugin
 from verl_gdpo.cpu.batcher import Batcher
 from verl_gdpo.cpu.engine import Engine, load_full_state
-from verl_gdpo.cpu.sampler import Completion, OwnDraws, Request, sample
-from verl_gdpo.cpu.sampling_params import (
+from verl_gdpo.cpu.sampler import (
+    Completion,
+    OwnDraws,
+    Request,
     SamplingParams,
     parse_max_tokens,
     parse_sampling_params,
+    sample,
 )
-from verl_gdpo.cpu.tiny_model import make_tiny_model
+from workshop.tiny_policy.model import make_tiny_model
 
 TEXTS = [f"What is {a} plus {b}? The answer is {a + b}." for a in range(10) for b in range(10)]
 PROMPTS = [[65], [70, 71, 72, 73, 74, 75, 76], [80, 81, 82], [90, 91, 92, 93]]

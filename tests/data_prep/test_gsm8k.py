@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from verl_gdpo.data_prep import download, gsm8k, schema
-from verl_gdpo.data_prep.gsm8k_synthetic import make_rows
+from verl_gdpo.data_prep import download, gsm8k
+from verl_gdpo.data_prep.gsm8k import make_rows
+from verl_gdpo.data_prep.parquet import parquet_rows
 from verl_gdpo.rewards.gsm8k import TASK
 from verl_gdpo.tools.data import main
 
@@ -27,7 +28,7 @@ def run(capsys, *arguments):
 
 
 def written(folder, split):
-    return schema.read_parquet(folder / f"{split}.parquet")
+    return [*parquet_rows(folder / f"{split}.parquet")]
 
 
 def test_the_ground_truth_is_what_stands_after_the_mark(tmp_path, capsys):

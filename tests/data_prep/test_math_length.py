@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verl_gdpo.data_prep import schema
-from verl_gdpo.data_prep.math_length_synthetic import make_rows
+from verl_gdpo.data_prep.math_length import make_rows
+from verl_gdpo.data_prep.parquet import parquet_rows
 from verl_gdpo.rewards.math_length import INSTRUCTION, score
 from verl_gdpo.tools.data import main
 
@@ -31,7 +31,7 @@ def problem(answer, **more):
 
 
 def golds(tmp_path):
-    rows = schema.read_parquet(tmp_path / "out" / "train.parquet")
+    rows = [*parquet_rows(tmp_path / "out" / "train.parquet")]
     return [row["reward_model"]["ground_truth"] for row in rows]
 
 
@@ -54,7 +54,7 @@ def test_answers_of_every_form(tmp_path, capsys):
     assert code == 0
     assert golds(tmp_path) == [gold for _, gold in ANSWERS]
     assert "left out" not in printed.err and "repaired" not in printed.err
-    rows = schema.read_parquet(tmp_path / "out" / "train.parquet")
+    rows = [*parquet_rows(tmp_path / "out" / "train.parquet")]
     question = problems[0]["problem"].strip()
     assert rows[0]["prompt"] == [{"role": "user", "content": f"{question}\n\n{INSTRUCTION}"}]
     assert rows[0]["data_source"] == "verl_gdpo/math_length"
@@ -68,7 +68,7 @@ def test_problems_without_one_answer_are_left_out_and_named(tmp_path, capsys):
     assert code == 0
     assert f"{path}: 6 x left out (no answer): row 1, 2, 3, 4, 5, 6\n" in printed.err
     assert f"{path}: 1 x left out (several answers that math-verify" in printed.err
-    rows = schema.read_parquet(tmp_path / "out" / "train.parquet")
+    rows = [*parquet_rows(tmp_path / "out" / "train.parquet")]
     assert [row["extra_info"]["index"] for row in rows] == [0, 1]
 
 

@@ -20,19 +20,18 @@ import pytest
 from added_task import add_task
 from repository import REPO
 
-from verl_gdpo import atomic
+from verl_gdpo import atomic, data_prep
 from verl_gdpo.data_prep import (
     DataError,
     LeftOut,
     download,
     local_files,
-    made_from,
-    problems,
-    progress,
+    parquet,
     report,
     schema,
     tool_rl,
 )
+from verl_gdpo.data_prep.parquet import parquet_rows, write_parquets
 from verl_gdpo.data_prep.sources import Sources
 from verl_gdpo.data_prep.tool_rl import SOURCES
 from verl_gdpo.rewards import TASKS
@@ -90,7 +89,7 @@ def read_rows(path, split):
 
 def test_files_read_back_as_verl_reads_them_and_concatenate(tmp_path):
     rows = [row(0), row(1, user="second", ground_truth=RESPONSE)]
-    schema.write_parquets({tmp_path / "a.parquet": rows, tmp_path / "b.parquet": rows[:1]})
+    write_parquets({tmp_path / "a.parquet": rows, tmp_path / "b.parquet": rows[:1]})
     loaded = [
         datasets.load_dataset("parquet", data_files=str(tmp_path / name), cache_dir=str(tmp_path))
         for name in ("a.parquet", "b.parquet")
@@ -100,10 +99,10 @@ def test_files_read_back_as_verl_reads_them_and_concatenate(tmp_path):
 
 
 def test_rows_of_several_row_groups_keep_their_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(schema, "ROWS_PER_GROUP", 2)
+    monkeypatch.setattr(parquet, "ROWS_PER_GROUP", 2)
     rows = [row(i, user=f"question {i}") for i in range(5)]
-    schema.write_parquet(tmp_path / "a.parquet", rows)
-    assert schema.read_parquet(tmp_path / "a.parquet") == rows
+    write_parquets({tmp_path / "a.parquet": rows})
+    assert [*parquet_rows(tmp_path / "a.parquet")] == rows
     assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 3  # 2 + 2 + 1
 
 
@@ -162,7 +161,7 @@ def test_a_refusal_names_row_and_field(tmp_path, place, value, field, words):
     else:
         target[place[-1]] = value
     with pytest.raises(DataError) as caught:
-        schema.write_parquet(tmp_path / "a.parquet", [row(0), bad])
+        write_parquets({tmp_path / "a.parquet": [row(0), bad]})
     message = str(caught.value)
     assert message.startswith(f"{tmp_path / 'a.parquet'}, row 1, field {field}: ")
     assert words in message
@@ -196,9 +195,9 @@ def test_failure_while_writing_the_second_file_leaves_both_as_they_were(tmp_path
     class FakeParquet:
         ParquetWriter = staticmethod(writer_with_a_full_disk)
 
-    monkeypatch.setattr(schema, "pq", FakeParquet)
+    monkeypatch.setattr(parquet, "pq", FakeParquet)
     with pytest.raises(OSError, match="No space left"):
-        schema.write_parquets({path: [row()] for path in paths})
+        write_parquets({path: [row()] for path in paths})
     assert files_in(tmp_path) == {"train.parquet": b"old", "test.parquet": b"old"}
 
 
@@ -282,13 +281,13 @@ def test_a_missing_file_and_other_arguments_are_made_good(tmp_path, capsys):
 
 
 def test_other_code_makes_new_files(tmp_path, capsys, monkeypatch):
+    assert {path.name for path in parquet._code("tool_rl")} >= {
+        *("schema.py", "local_files.py", "sources.py", "tool_rl.py", "tool_rl_format.py"),
+        *("tool_rl_synthetic.py", "tool_rl_synthetic.json"),
+    }
     changed = tmp_path / "changed.py"
     changed.write_text("")
-    assert {path.name for path in made_from._code("tool_rl")} >= {
-        *("schema.py", "local_files.py", "sources.py", "tool_rl.py", "tool_rl_format.py"),
-        *("tool_rl_synthetic.py", "tool_rl_synthetic_pool.py"),
-    }
-    monkeypatch.setattr(made_from.schema, "__file__", str(changed))
+    monkeypatch.setattr(parquet, "CODE", tmp_path)
     assert "up to date" not in if_needed(capsys, tmp_path / "out")[1]
     assert "up to date" in if_needed(capsys, tmp_path / "out")[1]
     changed.write_text("# other rows")
@@ -452,30 +451,29 @@ def test_fetch_takes_a_good_copy_and_replaces_a_bad_one(tmp_path, server, capsys
     ("answer", "words"),
     [
         (b"other\n", r"got git blob id [0-9a-f]{40} \(6 bytes\); expected " + HELLO_BLOB_ID),
-        (404, "got HTTP 404 Not Found"),
-        (500, "got HTTP 500"),
-        ((HELLO, 600), "got 6 bytes; expected 600: download cut short"),
+        (404, "download failed after 0 bytes: HTTP Error 404: Not Found"),
+        (500, "download failed after 0 bytes: HTTP Error 500"),
+        ((HELLO[:5], 600), r"got git blob id [0-9a-f]{40} \(5 bytes\); expected"),
         ("stalls", "download failed after 0 bytes: .*timed out"),
-        (b"x" * 3000, "got more than 2,000 bytes"),
-        ("endless", "got more than 2,000 bytes"),
+        (b"x" * 3000, "download failed after 3,000 bytes: got more than 2,000 bytes"),
+        ("endless", "download failed after .* bytes: got more than 2,000 bytes"),
     ],
 )
-def test_a_failed_download_leaves_what_was_there(tmp_path, server, answer, words):
+def test_a_failed_download_leaves_what_was_there(tmp_path, server, answer, words, monkeypatch):
+    monkeypatch.setattr(download, "MAX_BYTES", 2000)
+    monkeypatch.setattr(download, "TIMEOUT_S", 0.3)
     server.answers["/hello"] = answer
     (tmp_path / "hello").write_bytes(b"old")
     url = f"{server.url}/hello"
     with pytest.raises(DataError, match=f"^{re.escape(url)}: {words}"):
-        download.fetch(
-            url, tmp_path / "hello", blob_id=HELLO_BLOB_ID, max_bytes=2000, timeout_s=0.3
-        )
+        download.fetch(url, tmp_path / "hello", blob_id=HELLO_BLOB_ID)
     assert files_in(tmp_path) == {"hello": b"old"}
 
 
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("ftp://127.0.0.1/x", "got scheme 'ftp'; expected one of"),
-        ("mirror/x", "got scheme ''"),
+        ("mirror/x", "failed after 0 bytes: unknown url type"),
         ("file:///no/such/file", "failed after 0 bytes: .*No such file"),
         ("http://127.0.0.1:1/a b", "failed after 0 bytes"),
     ],
@@ -521,7 +519,7 @@ def test_upstream_is_the_default_source(tmp_path, server, monkeypatch, capsys):
     assert len(server.requests) == 2  # the second time, both copies were there
     for split, count in (("train", 3), ("test", 2)):
         expected = [row(i, user=f"{split} {i}", split=split) for i in range(count)]
-        assert schema.read_parquet(tmp_path / "out" / f"{split}.parquet") == expected
+        assert [*parquet_rows(tmp_path / "out" / f"{split}.parquet")] == expected
 
 
 def test_a_wrong_checksum_of_the_second_file_writes_neither(tmp_path, monkeypatch, capsys):
@@ -584,7 +582,7 @@ def test_json_gives_the_rows_that_upstreams_parquet_holds(tmp_path):
 def test_one_parquet_file_is_split_as_json_is(tmp_path):
     write_json(tmp_path / "a.json", items(60))
     rows = read_rows(tmp_path / "a.json", "train")
-    schema.write_parquet(tmp_path / "a.parquet", rows)
+    write_parquets({tmp_path / "a.parquet": rows})
     splits = SOURCES.from_files(tmp_path / "a.parquet", None)
     assert splits == SOURCES.from_files(tmp_path / "a.json", None)
 
@@ -599,7 +597,7 @@ def test_a_task_without_a_source_of_its_own_reads_questions_and_answers(tmp_path
     for name in ("a.jsonl", "a.json"):
         files = ["--from", str(tmp_path / name), "--test", str(tmp_path / "a.json")]
         assert main(["mine", "--out", str(tmp_path / "out"), *files]) == 0
-        rows = schema.read_parquet(tmp_path / "out" / "train.parquet")
+        rows = [*parquet_rows(tmp_path / "out" / "train.parquet")]
         assert [[message["content"] for message in one["prompt"]] for one in rows] == [
             ["Be brief.", f"q{i}"] for i in range(3)
         ]
@@ -645,11 +643,11 @@ def test_a_row_behind_one_that_is_left_out_is_called_by_its_place_in_the_file(tm
 def test_two_files_are_not_split(tmp_path, capsys):
     train = write_json(tmp_path / "a.json", items(3))
     test = tmp_path / "b.parquet"
-    schema.write_parquet(test, [row(7, split="validation")])
+    write_parquets({test: [row(7, split="validation")]})
     code, *_ = run(capsys, "--out", tmp_path / "out", "--from", train, "--test", test)
     assert code == 0
-    assert len(schema.read_parquet(tmp_path / "out" / "train.parquet")) == 3
-    assert schema.read_parquet(tmp_path / "out" / "test.parquet") == [row(0, split="test")]
+    assert len([*parquet_rows(tmp_path / "out" / "train.parquet")]) == 3
+    assert [*parquet_rows(tmp_path / "out" / "test.parquet")] == [row(0, split="test")]
 
 
 def test_a_parquet_file_without_extra_info_gets_one(tmp_path):
@@ -701,7 +699,7 @@ def test_parquet_of_another_schema_is_refused(tmp_path):
 
 def test_rows_of_another_task_are_refused(tmp_path, monkeypatch):
     add_task(monkeypatch, "other", lambda response, truth, **_: {})
-    schema.write_parquet(tmp_path / "a.parquet", [row(), {**row(1), "data_source": "other"}])
+    write_parquets({tmp_path / "a.parquet": [row(), {**row(1), "data_source": "other"}]})
     with pytest.raises(DataError, match="row 1, field data_source: got 'other'; expected 'rlla'"):
         read_rows(tmp_path / "a.parquet", "train")
 
@@ -727,7 +725,7 @@ def prepared(tmp_path, monkeypatch):
             arguments += [option, str(write_json(tmp_path / f"{option[2:]}.json", items))]
         assert main(arguments) == 0
         files = [tmp_path / "out" / f"{split}.parquet" for split in ("train", "test")]
-        return [[r["prompt"][0]["content"] for r in schema.read_parquet(file)] for file in files]
+        return [[r["prompt"][0]["content"] for r in [*parquet_rows(file)]] for file in files]
 
     return prepare
 
@@ -777,7 +775,7 @@ def test_what_is_one_problem():
     asked = [copy.deepcopy(one), copy.deepcopy(one)]
     asked[0]["prompt"][0]["content"] = "Tools: b"
     asked[1]["prompt"] = [*one["prompt"], {"role": "user", "content": ""}]
-    questions = [problems.question_of(r) for r in (one, *same, *others, *asked)]
+    questions = [schema.question_of(r) for r in (one, *same, *others, *asked)]
     assert len({*questions[:3]}) == 1
     assert len({*questions[2:]}) == 1 + len(others) + len(asked)
 
@@ -846,24 +844,28 @@ def test_report_counts_kinds_calls_and_repeated_problems():
     ground_truths = [TOOL, RESPONSE, BOTH, NEITHER, TOOL, BOTH]
     rows = [row(i, ground_truth=text) for i, text in enumerate(ground_truths)]
     rows[0]["prompt"][1]["content"] = "another question"  # rows 2 to 5 ask what row 1 asks
-    summary = report.summarise(rows, TASK)
-    assert summary.rows == 6
     asked = {"calls": 2, "response": 1, "calls and response": 2, "neither": 1}
-    calls = {f"calls: {count}": 2 for count in (0, 1, 2)}  # both `BOTH` rows hold two calls
-    assert summary.labels == {f"asks for: {what}": rows for what, rows in asked.items()} | calls
-    assert summary.repeated == 4
-    assert summary.prompt_tokens is None
+    assert (
+        report.numbers_of(rows, TASK).items()
+        >= {
+            "rows": 6,
+            **{f"asks for: {what}": rows for what, rows in asked.items()},
+            **{f"calls: {count}": 2 for count in (0, 1, 2)},  # both `BOTH` rows hold two calls
+            "repeated problems": 4,
+        }.items()
+    )
 
 
 def test_report_of_prompt_lengths():
     # system content "Tools: é" has 8 characters; user contents have 1 to 20
     rows = [row(user="x" * length) for length in range(20, 0, -1)]
-    summary = report.summarise(rows, TASK, lambda prompt: 100 * len(prompt[1]["content"]))
+
+    def spread(rows):
+        return [report.numbers_of(rows, TASK)[name] for name in report.CHARS]
+
     # lower median of 20 values: the 10th; 95 % of 20 = 19 values: the 19th
-    assert summary.prompt_chars == report.Spread(low=9, median=18, p95=27, high=28)
-    assert summary.prompt_tokens == report.Spread(low=100, median=1000, p95=1900, high=2000)
-    one = report.summarise(rows[:1], TASK).prompt_chars
-    assert one == report.Spread(28, 28, 28, 28)
+    assert spread(rows) == [9, 18, 27, 28]
+    assert spread(rows[:1]) == [28, 28, 28, 28]
 
 
 def test_overlap_is_of_what_is_asked():
@@ -874,10 +876,7 @@ def test_overlap_is_of_what_is_asked():
 
 def test_table_has_a_column_per_file():
     splits = {"train": [row(), row(1)], "test": [row(ground_truth=RESPONSE)]}
-    reports = {
-        split: report.summarise(rows, TASK, lambda _: 1234) for split, rows in splits.items()
-    }
-    lines = [line.split() for line in report.table(reports, 0).splitlines()]
+    lines = [line.split() for line in report.table(splits, TASK).splitlines()]
     assert lines[:4] == [
         ["train", "test"],
         ["rows", "2", "1"],
@@ -886,10 +885,9 @@ def test_table_has_a_column_per_file():
     ]
     assert ["calls:", "0", "0", "1"] in lines and ["calls:", "1", "2", "0"] in lines
     assert ["prompt", "chars,", "high", "20", "20"] in lines  # 8 + len("What is new?")
-    assert ["prompt", "tokens,", "p95", "1,234", "1,234"] in lines
     assert lines[-2:] == [
         ["repeated", "problems", "1", "0"],
-        ["test", "problems", "in", "train", "0"],
+        ["test", "problems", "in", "train", "1"],
     ]
 
 
@@ -899,38 +897,6 @@ def test_overlap_is_reported_loudly_and_not_refused(tmp_path, capsys):
     assert code == 0
     assert re.search(r"test problems in train +3\n", output)
     assert "\ndata_prep: WARNING: 3 of 3 test rows, such as row 0, ask what a training" in errors
-
-
-def test_tokens_are_counted_with_the_chat_template(tmp_path, capsys):
-    import tokenizers
-    import transformers
-
-    vocabulary = {word: i for i, word in enumerate(["[UNK]", "a", "user", "assistant"])}
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
-    tokenizer.save_pretrained(tmp_path / "plain")
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.role + ' ' + m.content + ' ' }}{% endfor %}"
-        "{% if add_generation_prompt %}assistant{% endif %}"
-    )
-    tokenizer.save_pretrained(tmp_path / "chat")
-
-    prompt = [{"role": "user", "content": "a b a"}]
-    assert report.token_counter(tmp_path / "chat")(prompt) == 5  # user a b a assistant
-
-    arguments = ("--out", tmp_path / "out", "--synthetic", 3, "--size", "tiny", "--tokenizer")
-    code, output, _ = run(capsys, *arguments, tmp_path / "chat")
-    assert code == 0 and "prompt tokens, median" in output
-    tokenizer.chat_template = "{{ raise_exception('no system messages, please') }}"
-    tokenizer.save_pretrained(tmp_path / "strict")
-    for folder in ("plain", "missing", "strict"):
-        code, output, errors = run(capsys, *arguments, tmp_path / folder)
-        assert (code, output) == (1, "")
-        assert errors.splitlines()[-1].startswith(
-            f"data_prep: error: tokenizer {tmp_path / folder}: "
-        )
-    assert errors.endswith("no system messages, please\n")
 
 
 # ---- command line
@@ -978,7 +944,7 @@ def test_an_interrupt_is_one_line_and_code_1(tmp_path, capsys, monkeypatch):
 
 
 def test_long_work_shows_progress_on_stderr(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(data_prep, "SECONDS_BETWEEN_LINES", 0.0)
     path = write_json(tmp_path / "a.json", items(3))
     _, output, errors = run(capsys, "--out", tmp_path / "out", "--from", path, "--test", path)
     assert f"checking {path}: 2 of 3 rows\n" in errors

@@ -8,8 +8,7 @@ import sys
 import pytest
 from repository import REPO
 
-from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
-from verl_gdpo.data_prep.tool_rl_synthetic_pool import KINDS, TOOLS
+from verl_gdpo.data_prep.tool_rl_synthetic import KINDS, TOOLS, make_rows
 from verl_gdpo.rewards import tool_rl
 from verl_gdpo.rewards import tool_rl_format as contract
 
@@ -111,9 +110,8 @@ def test_the_pool_of_tools():
     schemas = [schema for tool in tools for schema in tool["parameters"].values()]
     assert {schema["type"] for schema in schemas} == {"string", "integer", "number", "boolean"}
     assert any("enum" in schema for schema in schemas)
-    for schema_type, size, value_of in KINDS.values():
-        types = {type(value_of(i)) for i in range(size)}
-        assert types == {{"string": str, "integer": int, "number": float}[schema_type]}
+    for values in KINDS.values():
+        assert {*map(type, values)} in ({str}, {int}, {float})
 
 
 def test_full_rows_offer_several_tools_with_types():
@@ -163,20 +161,6 @@ def test_the_same_rows_in_another_process(size):
             check=True,
         )
         assert json.loads(done.stdout) == make_rows(50, split="train", seed=5, size=size)
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"split": "val"}, "split: got 'val'"),
-        ({"size": "huge"}, "size: got 'huge'"),
-        ({"count": 0}, "count: got 0"),
-        ({"seed": -1}, "seed: got -1"),
-    ],
-)
-def test_bad_arguments(bad, message):
-    with pytest.raises(ValueError, match=message):
-        make_rows(**{"count": 1, "split": "train", "seed": 0, **bad})
 
 
 # --- the format ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Starts, breaks and resumes a training for `test_faults.py` and `faults.py`."""
+"""Starts, breaks and resumes a training for `faults.py`."""
 
 import os
 import subprocess
@@ -9,12 +9,13 @@ from contextlib import contextmanager
 import pandas as pd
 import psutil
 import varied_reward
+from ray_session import ray_folder
 from rollout_check import SAMPLES, SIZES
-from start_verl import ENVIRONMENT, ray_folder, verl_command
+from start_verl import ENVIRONMENT, verl_command
 
-from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.run.dump_reader import dump_files, read_dump
 from verl_gdpo.run.folder import read_metrics
+from workshop.tiny_policy.model import make_tiny_model
 
 MARK = "VERL_GDPO_FAULT_TEST"
 STARTED_SECONDS = 480

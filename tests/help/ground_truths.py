@@ -1,9 +1,9 @@
 """Ground truths of each task."""
 
 from verl_gdpo.data_prep import (
-    coding_synthetic,
-    gsm8k_synthetic,
-    math_length_synthetic,
+    coding,
+    gsm8k,
+    math_length,
     tool_rl_synthetic,
 )
 
@@ -13,8 +13,8 @@ def ground_truths(make_rows, count=20):
 
 
 GROUND_TRUTHS = {  # of some rows of each task
-    "coding": ground_truths(coding_synthetic.make_rows, 6),  # each answer starts a sandbox
-    "gsm8k": ground_truths(gsm8k_synthetic.make_rows),
-    "math_length": ground_truths(math_length_synthetic.make_rows),
+    "coding": ground_truths(coding.make_rows, 6),  # each answer starts a sandbox
+    "gsm8k": ground_truths(gsm8k.make_rows),
+    "math_length": ground_truths(math_length.make_rows),
     "tool_rl": ground_truths(tool_rl_synthetic.make_rows),
 }

@@ -93,19 +93,19 @@ MUTANTS = [
         "rewards/test_sandbox_lock.py::test_what_may_be_read_cannot_be_emptied",
     ),
     Mutant(
-        "rewards/sandbox_kinds.py",
+        "rewards/sandbox_machine.py",
         '"--perms", "0755", "--dir", "/usr", ',
         "",
         "rewards/test_sandbox_lock.py::test_honest_programs",
     ),
     Mutant(
-        "rewards/sandbox_kinds.py",
+        "rewards/sandbox_machine.py",
         "    if allow_weak and can_change_user():",
         "    if can_change_user():",
         "rewards/test_sandbox.py::test_the_weak_kind_has_to_be_allowed",
     ),
     Mutant(
-        "rewards/sandbox_places.py",
+        "rewards/sandbox_machine.py",
         "flags | os.O_NOFOLLOW | os.O_CLOEXEC",
         "flags | os.O_CLOEXEC",
         "rewards/test_sandbox.py::test_the_folder_of_the_places_has_to_be_ours",

@@ -87,11 +87,12 @@ def unpack(folder):
 
 
 def train(folder):
-    from start_verl import ENVIRONMENT, ray_folder
+    from ray_session import ray_folder
+    from start_verl import ENVIRONMENT
 
-    from verl_gdpo.cpu.warm_start import SHIPPED
     from verl_gdpo.run.launch import launch
     from verl_gdpo.tools.data import main as make_data
+    from workshop.tiny_policy.train import SHIPPED
 
     folder.mkdir(parents=True)
     (folder / "my_rewards.py").write_text(REWARDS)

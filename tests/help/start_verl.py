@@ -1,14 +1,12 @@
 """Starts verl's own `main_ppo` with our recipe without a GPU, and reads the files of the run."""
 
-import contextlib
 import json
 import re
-import shutil
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ray_session import ray_folder
 from repository import REPO
 
 from verl_gdpo.run.folder import read_metrics
@@ -57,16 +55,6 @@ def run_verl(folder, overrides, **env):
         )
     output = log.read_bytes()[seen:].decode(errors="replace")
     return Run(folder, end.exit_code, re.sub(r"\x1b\[[0-9;]*m", "", output))
-
-
-@contextlib.contextmanager
-def ray_folder():
-    """Ray's sockets need short paths."""
-    folder = tempfile.mkdtemp(prefix="vg", dir="/tmp")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def verl_command(folder, ray_dir, overrides):

@@ -111,11 +111,11 @@ def slow(stage):
 
     def set_limits(first, poll):
         def change(worker):
-            from verl_gdpo.verl_hooks import slow_scoring
+            from verl_gdpo.verl_hooks import scorer_calls
 
-            before = slow_scoring.FIRST_SECONDS, slow_scoring.POLL_SECONDS
-            slow_scoring.FIRST_SECONDS, slow_scoring.POLL_SECONDS = first, poll
-            scripted.listen(slow_scoring.logger, "extra_info.index 1;")
+            before = scorer_calls.FIRST_SECONDS, scorer_calls.POLL_SECONDS
+            scorer_calls.FIRST_SECONDS, scorer_calls.POLL_SECONDS = first, poll
+            scripted.listen(scorer_calls.logger, "extra_info.index 1;")
             return before
 
         (worker,) = stage.rewards.reward_loop_workers

@@ -104,8 +104,7 @@ def test_every_stage_of_a_run(checkout):
     done = call(checkout, "estimator=grpo")
     assert (done.returncode, done.stderr) == (0, "")
     ran = stages(checkout)
-    names = ["data_prep", "verl-gdpo summary"]
-    assert sorted(ran) == [*names, "verl_gdpo.cpu.warm_start", "verl_gdpo.run.launch"]
+    assert sorted(ran) == ["data_prep", "verl-gdpo summary", "verl_gdpo.run.launch"]
     _, arguments = ran["verl_gdpo.run.launch"]
     assert "--end-with-parent" in arguments
     (run,) = (checkout / "runs").iterdir()
@@ -113,6 +112,7 @@ def test_every_stage_of_a_run(checkout):
         "task": "tool_rl",
         "hardware": "cpu",
         "data_dir": str(checkout / "data"),
+        "actor_rollout_ref.model.path": str(checkout / "verl_gdpo" / "cpu" / "tool_rl_policy"),
         "estimator": "grpo",
         "run_dir": str(run),
     }
@@ -126,7 +126,7 @@ def test_another_task(checkout):
     ran = stages(checkout)
     assert overrides(ran["verl_gdpo.run.launch"][1])["task"] == "gsm8k"
     assert ran["data_prep"][1][-3:] == ["--synthetic", "--out", f"{checkout}/data/gsm8k_tiny"]
-    policy = ran["verl_gdpo.cpu.warm_start"][1][-4:]
+    policy = ran["workshop.tiny_policy"][1][-4:]
     rows = f"{checkout}/data/gsm8k_tiny/train.parquet"
     assert policy == ["--data", rows, "--out", f"{checkout}/data/gsm8k_policy"]
     (run,) = (checkout / "runs").iterdir()
@@ -159,11 +159,16 @@ def test_the_runs_exit_code(checkout, monkeypatch):
 
 @pytest.mark.parametrize("prefix", ["", "+", "++"])
 def test_what_is_overridden_is_not_made(checkout, prefix):
-    made = {"data_prep", "verl_gdpo.cpu.warm_start"}
-    call(checkout, *(prefix + each for each in (*OWN_DATA, "actor_rollout_ref.model.path=m")))
+    made = {"data_prep", "workshop.tiny_policy"}
+    task = {"script": checkout / "run.sh", "hardware": None}
+    own_model = prefix + "actor_rollout_ref.model.path=m"
+    call(checkout, "gsm8k", "hardware=cpu", *(prefix + key for key in OWN_DATA), own_model, **task)
     assert not made & {*stages(checkout)}
-    call(checkout, prefix + OWN_DATA[0], "+text='a data.val_files=b'")
+    partly = (prefix + OWN_DATA[0], "+text='a data.val_files=b'")
+    call(checkout, "gsm8k", "hardware=cpu", *partly, **task)
     assert made <= {*stages(checkout)}
+    call(checkout, own_model)
+    assert launched(checkout)[1]["actor_rollout_ref.model.path"] == "m"
 
 
 def test_paths_are_relative_to_where_the_user_stands(checkout):
@@ -172,7 +177,7 @@ def test_paths_are_relative_to_where_the_user_stands(checkout):
     (home / "run" / TRACKER).write_text("3")
     call(checkout, "data.train_files=my.parquet", "--resume", "run/")
     ran = stages(checkout)
-    assert ran["data_prep"][0] == ran["verl_gdpo.cpu.warm_start"][0] == checkout
+    assert ran["data_prep"][0] == checkout
     assert ran["verl_gdpo.run.launch"][0] == home
     arguments = ran["verl_gdpo.run.launch"][1]
     assert overrides(arguments)["data.train_files"] == "my.parquet"

@@ -1,4 +1,4 @@
-"""The environments that `setup_env.sh` makes, keeps and switches, with a `uv` that does nothing."""
+"""The environments that `setup_env.sh` makes and switches, with a Python that installs nothing."""
 
 import os
 import re
@@ -10,29 +10,43 @@ import time
 from pathlib import Path
 
 import pytest
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from repository import REPO
 
 # notes each call with what .venv is meanwhile; waits in `pip install` while ./wait is there
-UV = """#!/bin/bash
-echo "begin $1 $(readlink .venv)" >>calls
-case $1 in
-  venv) mkdir -p "${@: -1}/bin"; printf '#!/bin/sh\\nexit 1\\n' >"${@: -1}/bin/python"; chmod +x "${@: -1}/bin/python" ;;
-  pip) while [ -e wait ]; do sleep .05; done; [ ! -e fail ] || exit 7 ;;
+PYTHON = f"""#!/bin/bash
+case "$1 $2" in
+  "-m venv" | "-m pip") ;;
+  *) [[ $0 != */.venv-* ]] || exit 1; exec {sys.executable} "$@" ;;
 esac
-echo "end $1 $(readlink .venv)" >>calls
-"""  # noqa: E501
+echo "begin $2 $(readlink .venv) $*" >>calls
+case $2 in
+  venv) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+  pip) while [ -e wait ]; do sleep .05; done; [ ! -e fail ] || {{ cat fail; exit 7; }} ;;
+esac
+echo "end $2 $(readlink .venv)" >>calls
+"""
 
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
+    made = tmp_path / "checkout"
+    made.mkdir()
     for name in ("setup_env.sh", "pyproject.toml"):
-        shutil.copy(REPO / name, tmp_path)
-    shutil.copytree(REPO / "requirements", tmp_path / "requirements")
+        shutil.copy(REPO / name, made)
+    shutil.copytree(REPO / "requirements", made / "requirements")
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "uv").write_text(UV)
-    (tmp_path / "bin" / "uv").chmod(0o755)
+    for name in ("python3", "python3.12"):
+        program(tmp_path / "bin" / name, PYTHON)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    return tmp_path
+    return made
+
+
+def program(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
 
 
 def start(checkout, *extras):
@@ -89,7 +103,8 @@ def test_an_environment_in_use_is_left_alone_when_more_is_asked_for(checkout):
     assert f"{first.name} is not needed any more" in said
     assert files == {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
     # and .venv was the first until the second was whole
-    assert {line.split()[2] for line in calls(checkout)[-4:]} == {first.name}
+    during = [line for line in calls(checkout) if line.startswith("end")][-5:]
+    assert {line.split()[2] for line in during} == {first.name}
     assert setup(checkout, "cpu")[1] == second  # which has all of it
     assert len([line for line in calls(checkout) if line.startswith("begin venv")]) == 2
 
@@ -164,3 +179,126 @@ def test_a_folder_of_the_name_in_use_is_not_touched(checkout):
         user.stdout.readline()
         assert setup(checkout, "cpu")[0] == 2
         assert library.exists() and calls(checkout) == []
+
+
+def test_a_copied_or_moved_checkout_gets_an_environment_of_its_own(checkout):
+    _, old, _ = setup(checkout, "cpu")
+    copied, moved = checkout.with_name("copied"), checkout.with_name("moved")
+    shutil.copytree(checkout, copied, symlinks=True)
+    for place in (copied, checkout.rename(moved)):
+        code, venv, _ = setup(place, "cpu")
+        assert code == 0 and venv.parent == place and venv.name != old.name
+        assert setup(place, "cpu") == (0, venv, "")  # and only once
+
+
+def test_hashes_are_asked_of_all_but_torch_and_the_package(checkout):
+    assert setup(checkout, "cpu", "dev")[0] == 0
+    asked = [line.partition(" -m pip ")[2] for line in calls(checkout) if " -m pip " in line]
+    first, *rest = [line.removeprefix("install --progress-bar off ") for line in asked]
+    assert first.startswith("--retries 1 --require-hashes --no-deps --requirement .venv-cpu-")
+    assert [line.removesuffix(" --disable-pip-version-check") for line in rest] == [
+        "--require-hashes --no-deps --no-build-isolation --requirement=requirements/cpu.txt "
+        "--requirement=requirements/dev.txt",
+        "torch==2.13.0",
+        "--no-deps --no-build-isolation --editable .",
+        "check",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("a: NewConnectionError(b)", "does not reach a package index; set PIP_INDEX_URL or"),
+        ("ERROR: No space left on device", "No space left on device"),
+        ("first\n" + "line\n" * 20 + "ERROR: last", "ERROR: last"),
+    ],
+)
+def test_what_pip_prints_goes_to_a_file_and_its_end_is_shown(checkout, printed, said):
+    (checkout / "fail").write_text(printed)
+    code, _, errors = setup(checkout, "cpu")
+    assert code == 2 and said in errors
+    assert "first" not in errors  # the last 15 lines, or one line
+    (log,) = checkout.glob(".venv-cpu-*/install.log")
+    assert printed in log.read_text() and str(log) in errors
+    if "NewConnectionError" in printed:
+        assert len(errors.splitlines()) == 2  # what is made, and why not
+
+
+@pytest.fixture
+def only_python(tmp_path, monkeypatch):
+    """A PATH without Python, to which `only_python(version)` adds one."""
+    folder = tmp_path / "only"
+    folder.mkdir()
+    for name in ("bash", "uname", "dirname", "touch", "readlink", "cat", "env"):
+        (folder / name).symlink_to(shutil.which(name))
+
+    def add(version):
+        program(folder / "python3", f"#!/bin/sh\n[ $1 = -c ] && exit 1\necho Python {version}\n")
+
+    monkeypatch.setenv("PATH", str(folder))
+    return add
+
+
+@pytest.mark.parametrize("version", [None, "3.13.1"])
+def test_without_a_python_that_verl_supports(checkout, only_python, version):
+    if version:
+        only_python(version)
+    code, _, errors = setup(checkout, "cpu")
+    found = f"Python {version}" if version else "no Python"
+    assert code == 2
+    assert errors == (
+        f"setup_env: found {found}, and verl needs 3.10, 3.11 or 3.12: install Python 3.12 so that "
+        "python3.12 is on PATH, as with 'uv python install 3.12' or conda, and start again\n"
+    )
+
+
+def test_a_folder_that_cannot_be_written(checkout):
+    (checkout / ".venv.lock").symlink_to(checkout / "missing" / "lock")  # the tests may run as root
+    code, _, errors = setup(checkout, "cpu")
+    assert code == 2 and len(errors.splitlines()) == 1
+    assert f"cannot write to {checkout}" in errors and "cp -r" in errors
+
+
+def test_an_unknown_extra(checkout):
+    assert (
+        "usage: ./setup_env.sh cpu|gpu [dev] [flash-attn]; got 'cpu plots'"
+        in setup(checkout, "cpu", "plots")[2]
+    )
+
+
+def pinned(*names):
+    """[(name, version, marker, number of hashes)]"""
+    text = "".join((REPO / "requirements" / f"{name}.txt").read_text() for name in names)
+    entries = re.findall(r"^([^#\s]\S*?)==(\S+)(?: ; (.*?))? \\\n((?:    .*\n)+)", text, re.M)
+    assert len(entries) == len(re.findall(r"^\S+==", text, re.M))
+    return [
+        (name, version, marker, rest.count("sha256:")) for name, version, marker, rest in entries
+    ]
+
+
+@pytest.mark.parametrize("extras", [("cpu",), ("gpu",), ("cpu", "dev"), ("gpu", "dev")])
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
+def test_the_pins_fit_the_requirements(extras, python):
+    """Else `nox -s pins` was forgotten."""
+    project = pytest.importorskip("tomllib").loads((REPO / "pyproject.toml").read_text())["project"]
+    where = {"python_version": python, "python_full_version": f"{python}.9"}
+    pins = {}
+    for name, version, marker, hashes in pinned(*extras):
+        assert hashes, name
+        if not marker or Marker(marker).evaluate(where):
+            assert pins.setdefault(name, version) == version
+    if extras[0] == "cpu":
+        assert "torch" not in pins
+        pins["torch"] = "2.13.0"
+    asked, open_extras, seen = [*project["dependencies"]], [*extras], set()
+    while open_extras:
+        extra = open_extras.pop()
+        if extra not in seen:
+            seen.add(extra)
+            for text in project["optional-dependencies"][extra]:
+                if (wanted := Requirement(text)).name == project["name"]:
+                    open_extras += wanted.extras
+                else:
+                    asked.append(text)
+    for wanted in map(Requirement, asked):
+        assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)], prereleases=True)

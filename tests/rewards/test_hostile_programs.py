@@ -24,7 +24,7 @@ import pytest
 from hostile_programs import DRIVER, PROGRAMS
 from repository import REPO
 
-from verl_gdpo.rewards import coding, sandbox, sandbox_kinds
+from verl_gdpo.rewards import coding, sandbox, sandbox_machine
 from verl_gdpo.rewards.coding_problem import Problem
 
 NOBODY = 65534
@@ -34,13 +34,13 @@ CHUNK = 20  # programs that share a start of Python; each has a process and file
 def kind_of(name):
     """ "landlock 3" is the kind "landlock", with version 3 of Landlock."""
     name, _, version = name.partition(" ")
-    kind = next((k for k in sandbox_kinds.kinds(allow_weak=True) if k.name == name), None)
-    assert kind, f"{name} is not on this machine. {sandbox_kinds.advice()}"
+    kind = next((k for k in sandbox_machine.kinds(allow_weak=True) if k.name == name), None)
+    assert kind, f"{name} is not on this machine. {sandbox_machine.advice()}"
     return replace(kind, landlock=int(version)) if version else kind
 
 
 KINDS = ["bubblewrap", "bubblewrap 0", "landlock", "landlock 1", "landlock 3", "landlock 5"]
-AS_ROOT = [*KINDS, "weak"] if sandbox_kinds.can_change_user() else KINDS
+AS_ROOT = [*KINDS, "weak"] if sandbox_machine.can_change_user() else KINDS
 WHERE = [(name, False) for name in AS_ROOT]
 if os.getuid() == 0:
     WHERE += [("bubblewrap", True), ("landlock", True)]
@@ -116,7 +116,7 @@ def as_nobody(function, *args):
             os.chdir("/")
             if not os.access(sys.base_prefix, os.R_OK | os.X_OK):  # a Python in root's home
                 sys.executable, sys.base_prefix = "/usr/bin/python3", "/usr"
-            sandbox_kinds._prefix.cache_clear()
+            sandbox_machine._prefix.cache_clear()
             send.send(function(*args))
         except BaseException:
             send.send(traceback.format_exc())
@@ -179,7 +179,7 @@ for name in glob.glob('/proc/[0-9]*/cmdline'):
 @pytest.mark.parametrize("name", ["bubblewrap", "landlock", "weak"])
 def test_the_expected_results_in_the_training_data(name, tmp_path, monkeypatch):
     """A program of root's reads them from the file that the command line of a training names."""
-    if name == "weak" and not sandbox_kinds.can_change_user():
+    if name == "weak" and not sandbox_machine.can_change_user():
         pytest.skip("only root has it")
     monkeypatch.setattr(sandbox, "_kind", lambda *_: kind_of(name))
     truth = Problem(None, ({"input": "", "output": "the answer 4711"},)).text()

@@ -20,10 +20,9 @@ from pathlib import Path
 import pytest
 from sandbox_kind import kind_of
 
-from verl_gdpo.rewards import sandbox, sandbox_inside, sandbox_kinds, sandbox_places
+from verl_gdpo.rewards import sandbox, sandbox_inside, sandbox_machine
 from verl_gdpo.rewards.sandbox import Notes, Outcome, SandboxError, run
-from verl_gdpo.rewards.sandbox_kinds import FIRST_UID, Kind
-from verl_gdpo.rewards.sandbox_places import place
+from verl_gdpo.rewards.sandbox_machine import FIRST_UID, Kind, place
 
 NOT_FINISHED = Outcome(False, "")
 FORGED = '{"how": "finished", "output": "10"}\n'
@@ -335,14 +334,14 @@ def test_a_program_ends_nobody_but_itself(kind):
 
 
 def test_root_rights_are_gone(kind):
-    if sandbox_kinds.can_change_user():
+    if sandbox_machine.can_change_user():
         outcome = only("import os\nprint(os.getuid(), os.getgid(), os.getgroups())")
         user, group, *groups = outcome.output.split()
         assert int(user) == int(group) >= FIRST_UID and groups == ["[]"]
 
 
 def test_two_programs_of_root_are_two_users(kind):
-    if sandbox_kinds.can_change_user():
+    if sandbox_machine.can_change_user():
         program = "import os\nprint(os.getuid())"
         assert only(program).output != only(program).output
 
@@ -427,7 +426,7 @@ def test_a_place_is_one_open_file(monkeypatch, tmp_path):
 def test_a_container_has_the_cores_of_its_share(monkeypatch, tmp_path, share, cores):
     """Else a container with 2 of 8 cores would run eight programs, in four times the time."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(sandbox_places, "CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(sandbox_machine, "CPU_MAX", tmp_path / "cpu.max")
     if share:
         (tmp_path / "cpu.max").write_text(f"{share}\n")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -496,15 +495,15 @@ def test_the_best_kind_lacks_nothing(untried):
 
 
 def names_of_kinds(**options):
-    return [kind.name for kind in sandbox_kinds.kinds(**options)]
+    return [kind.name for kind in sandbox_machine.kinds(**options)]
 
 
 def test_the_weak_kind_has_to_be_allowed(untried):
     """And it is root's alone: it keeps a program from other users, not from the training's own."""
-    untried.setattr(sandbox_kinds, "can_change_user", lambda: True)
+    untried.setattr(sandbox_machine, "can_change_user", lambda: True)
     assert names_of_kinds() == ["bubblewrap", "landlock"]
     assert names_of_kinds(allow_weak=True) == ["bubblewrap", "landlock", "weak"]
-    untried.setattr(sandbox_kinds, "can_change_user", lambda: False)
+    untried.setattr(sandbox_machine, "can_change_user", lambda: False)
     assert names_of_kinds(allow_weak=True) == ["bubblewrap", "landlock"]
 
 
@@ -516,9 +515,9 @@ def test_the_weak_kind_has_to_be_allowed(untried):
     ],
 )
 def test_the_advice_is_for_this_machine(untried, bwrap, landlock, said, not_said):
-    untried.setattr(sandbox_kinds.shutil, "which", lambda _: bwrap)
-    untried.setattr(sandbox_kinds, "landlock_version", lambda: landlock)
-    advice = sandbox_kinds.advice()
+    untried.setattr(sandbox_machine.shutil, "which", lambda _: bwrap)
+    untried.setattr(sandbox_machine, "landlock_version", lambda: landlock)
+    advice = sandbox_machine.advice()
     assert all(text in advice for text in said) and not_said not in advice
 
 

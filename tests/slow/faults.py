@@ -1,15 +1,19 @@
-"""More runs of verl that fail: `nox -s faults` takes about ten minutes."""
+"""Faults during a training with verl: the run continues or ends with a reason, and can be resumed.
+
+A start of verl takes more than a minute, so each start tests as many faults as possible.
+"""
 
 import os
 import resource
 
 import psutil
 import pytest
-from broken_training import SAVED, Training, check_resumed, train_until_killed
-from small_trainings import assets, check_error, overrides  # noqa: F401
+from broken_training import SAVED, Training, check_resumed, train_until_killed, write_rows
+from small_trainings import check_error, overrides
 from start_verl import run_verl
 
-from verl_gdpo.verl_hooks.checkpoints import TRACKER
+from verl_gdpo.run.folder import read_metrics
+from verl_gdpo.verl_hooks.v1_trainer import TRACKER
 
 pytestmark = pytest.mark.e2e
 
@@ -58,6 +62,36 @@ def test_one_fault_after_the_other(tmp_path):
     training.check_readable()
 
 
+def test_filtering_on_two_ranks(tmp_path):
+    """A parquet replaced in mid-run, SIGKILL of the driver, a resumed run, a dead reward worker."""
+    training = Training(
+        tmp_path,
+        *("ray_kwargs.ray_init.num_gpus=2", "trainer.n_gpus_per_node=2"),
+        # else verl chooses a rollout server at random, and filters by what is done by then
+        "actor_rollout_ref.rollout.full_determinism=True",
+        *("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=score"),
+        "reward.custom_reward_function.name=without_signal_for_some",
+    )
+    original = training.data.read_bytes()
+
+    def replace_parquet():
+        write_rows(tmp_path / "new.parquet", "Lima", count=3)
+        os.replace(tmp_path / "new.parquet", training.data)
+
+    expected = train_until_killed(training, replace_parquet)
+    assert all("Oslo" in row[0] for rows in expected.values() for row in rows)
+    training.data.write_bytes(original)
+    with training.started() as launcher:
+        check_resumed(training, launcher, expected)
+        training.process("RewardLoopWorker").kill()
+        exit_code, output = training.end_of(launcher)
+    assert exit_code == 1
+    assert "RolloutError: reward worker 0 died. A start with trainer.resume_mode=auto" in output
+    training.check_readable()
+    metrics = read_metrics(training.folder)
+    assert all(metrics[step]["training/filter_groups/evicted_samples"] > 0 for step in expected)
+
+
 def test_an_asynchronous_trainer_without_its_server(tmp_path):
     """It would send out prompt after prompt."""
     training = Training(tmp_path, "trainer.v1.trainer_mode=colocate_async")
@@ -70,7 +104,7 @@ def test_an_asynchronous_trainer_without_its_server(tmp_path):
     training.check_readable()
 
 
-def test_without_the_plugin_verls_own_gdpo_fails(assets, tmp_path):  # noqa: F811
+def test_without_the_plugin_verls_own_gdpo_fails(assets, tmp_path):
     run = run_verl(
         tmp_path,
         overrides(
@@ -85,7 +119,7 @@ def test_without_the_plugin_verls_own_gdpo_fails(assets, tmp_path):  # noqa: F81
     assert 'key "prompts" not found in TensorDict' in run.output, run.last_lines()
 
 
-def test_an_unknown_reward_name_stops_the_run(assets, tmp_path):  # noqa: F811
+def test_an_unknown_reward_name_stops_the_run(assets, tmp_path):
     run = run_verl(
         tmp_path, overrides(assets, "+algorithm.gdpo.rewards.corectness=1.0", scorer=None)
     )

@@ -11,10 +11,10 @@ from transformers import AutoTokenizer
 
 from examples import trl_gsm8k
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.cpu.warm_start import make_policy
 from verl_gdpo.rewards.gsm8k import score
 from verl_gdpo.settings.dialects import DIALECTS
 from verl_gdpo.tools.data import main
+from workshop.tiny_policy.train import make_policy
 
 NAMES = ("correctness", "format", "integer")
 STEPS = 2

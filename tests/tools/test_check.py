@@ -16,11 +16,11 @@ from repository import REPO
 from rows_for_check import write_check_data
 from tool_rows import tool_row
 
-from verl_gdpo.cpu.tiny_model import make_tiny_model
-from verl_gdpo.data_prep import coding_synthetic, local_files
-from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_kinds, sandbox_service
+from verl_gdpo.data_prep import coding, local_files
+from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_machine, sandbox_service
 from verl_gdpo.tools.check import main
 from verl_gdpo.tools.check.responses import made_up_responses
+from workshop.tiny_policy.model import make_tiny_model
 
 PAGE = (REPO / "docs" / "check.md").read_text()
 (COMMAND,) = re.findall(r"^verl-gdpo check (--elsewhere .*?)```", PAGE, re.M | re.S)
@@ -163,7 +163,7 @@ def test_a_model_that_is_not_there(check, tmp_path):
         code, _, errors = check(override, f"actor_rollout_ref.model.path={path}")
         assert code == 1
         assert f"check: actor_rollout_ref.model.path={path}: no model is there" in errors
-        assert f"verl_gdpo.cpu.warm_start --out {path}\n" in errors
+        assert "recipes/README.md says how the tiny policies" in errors
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text("{}")
     assert check(f"actor_rollout_ref.model.path={tmp_path}/tiny")[0] == 0
@@ -513,11 +513,11 @@ def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
     """Else no run; and where it is allowed, it is called weak."""
     kinds = sandbox.kinds
     monkeypatch.setattr(sandbox, "kinds", lambda weak: (k for k in kinds(weak) if k.lacks))
-    monkeypatch.setattr(sandbox_kinds, "landlock_version", lambda: 0)
-    monkeypatch.setattr(sandbox_kinds, "can_change_user", lambda: True)
+    monkeypatch.setattr(sandbox_machine, "landlock_version", lambda: 0)
+    monkeypatch.setattr(sandbox_machine, "can_change_user", lambda: True)
     monkeypatch.setattr(sandbox, "_try", lambda kind: None)
     sandbox._find.cache_clear()
-    rows = coding_synthetic.make_rows(6, split="train", seed=0)
+    rows = coding.make_rows(6, split="train", seed=0)
     pd.DataFrame(local_files.numbered(rows, "train")).to_parquet(data / "coding.parquet")
     code, _, problems = check(train="coding")
     assert code == 1 and "no sandbox for programs works on this machine" in problems
@@ -530,7 +530,7 @@ def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
 def test_a_service_that_is_not_there_is_one_message(check, data, monkeypatch):
     """And no response is tried, of which each would wait for it."""
     monkeypatch.setattr(sandbox_service, "RETRY_SECONDS", 0.0)
-    rows = coding_synthetic.make_rows(6, split="train", seed=0)
+    rows = coding.make_rows(6, split="train", seed=0)
     pd.DataFrame(local_files.numbered(rows, "train")).to_parquet(data / "coding.parquet")
     url = "http://127.0.0.1:9/run_code"
     code, said, problems = check(f"reward.sandbox_fusion.url={url}", train="coding")

@@ -3,7 +3,7 @@
 import pytest
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
-from verl_gdpo.verl_hooks.checkpoints import TRACKER, mend_tracker
+from verl_gdpo.verl_hooks.v1_trainer import TRACKER, mend_tracker
 
 
 def checkpoint(folder, step, whole=True):

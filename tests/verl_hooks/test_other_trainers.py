@@ -18,7 +18,7 @@ from verl.trainer.ppo import ray_trainer
 from verl_batch import GDPO, GROUPS, REWARDS, batch, verl_config
 
 from verl_gdpo.verl_hooks.main_ppo import checked
-from verl_gdpo.verl_hooks.supported_trainers import REFUSED
+from verl_gdpo.verl_hooks.trainer_mixin import NOT_FULLY_ASYNC
 
 
 def test_one_step_off_policy_from_rewards_to_metrics():
@@ -101,5 +101,5 @@ def test_fully_async_policy_stops_before_ray_starts(tmp_path):
     module = "verl.experimental.fully_async_policy.fully_async_main"
     done = start(module, f"hydra.run.dir={tmp_path}")
     assert done.returncode == 1
-    assert done.stderr.rstrip().endswith(REFUSED["fully_async_policy"])
+    assert done.stderr.rstrip().endswith(NOT_FULLY_ASYNC)
     assert "Started a local Ray instance" not in done.stderr

@@ -29,9 +29,9 @@ from verl_gdpo.batch.rows import ERROR_KEY, NOTES_KEY, RewardRows
 from verl_gdpo.rewards.sandbox import Outcome
 from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.verl_hooks import slow_scoring
+from verl_gdpo.verl_hooks import scorer_calls
 from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager, runs_gdpo_manager
-from verl_gdpo.verl_hooks.slow_scoring import SlowScoring
+from verl_gdpo.verl_hooks.scorer_calls import SlowScoring
 
 GOLD = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"x": 1}}\n</tool_call>'
 
@@ -785,7 +785,7 @@ def test_a_sample_that_waits_for_its_turn_is_not_named(is_async):
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_scorer_that_hangs_is_named(monkeypatch, is_async):
     for name in ("FIRST_SECONDS", "POLL_SECONDS"):
-        monkeypatch.setattr(slow_scoring, name, 0.01)
+        monkeypatch.setattr(scorer_calls, name, 0.01)
     named = threading.Event()
     warnings = []
 
@@ -793,7 +793,7 @@ def test_a_scorer_that_hangs_is_named(monkeypatch, is_async):
         warnings.append(args[0] % args[1:])
         named.set()
 
-    monkeypatch.setattr(slow_scoring.logger, "warning", warn)
+    monkeypatch.setattr(scorer_calls.logger, "warning", warn)
 
     def wait(*_, **__):
         assert named.wait(60)

@@ -11,7 +11,6 @@ import pytest
 import ray
 import transfer_queue as tq
 from omegaconf import OmegaConf
-from start_verl import ray_folder
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_gdpo.batch.rows import ERROR_KEY, RewardError
@@ -26,20 +25,6 @@ from verl_gdpo.verl_hooks.rollout_guard import (
     rollout_actors,
 )
 from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with ray_folder() as folder:
-        ray.init(
-            "local",  # not a cluster that somebody else started on this machine
-            num_cpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            _temp_dir=folder,
-        )
-        yield
-        ray.shutdown()
 
 
 @ray.remote(num_cpus=0)
@@ -71,7 +56,7 @@ def trainer_of(reward, loops, servers):
     )
 
 
-def test_a_dead_actor_is_named_without_a_failed_prompt(cluster):
+def test_a_dead_actor_is_named_without_a_failed_prompt(ray_session):
     workers, pids = start(4)
     trainer = trainer_of(workers[:1], workers[1:2], workers[2:])
     assert rollout_actors(trainer) == {
@@ -93,7 +78,7 @@ def test_a_dead_actor_is_named_without_a_failed_prompt(cluster):
     assert "\n" not in message
 
 
-def test_a_busy_actor_is_asked_once_and_is_not_dead(cluster, tmp_path):
+def test_a_busy_actor_is_asked_once_and_is_not_dead(ray_session, tmp_path):
     (worker,), _ = start(1)
     busy = worker.wait_for.remote(str(tmp_path / "go"))
     guard = RolloutGuard(lambda: {"a worker": worker}, tolerated=0)
@@ -104,7 +89,7 @@ def test_a_busy_actor_is_asked_once_and_is_not_dead(cluster, tmp_path):
     assert ray.get([busy, question], timeout=30)[1]
 
 
-def test_a_dead_actor_is_the_reason_why_prompts_fail(cluster):
+def test_a_dead_actor_is_the_reason_why_prompts_fail(ray_session):
     (worker,), (pid,) = start(1)
     guard = RolloutGuard(lambda: {"reward worker 0": worker}, tolerated=100)
     os.kill(pid, signal.SIGKILL)
@@ -114,7 +99,7 @@ def test_a_dead_actor_is_the_reason_why_prompts_fail(cluster):
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_an_actor_that_dies_while_verl_calls_it(cluster, is_ours):
+def test_an_actor_that_dies_while_verl_calls_it(ray_session, is_ours):
     """verl lets Ray's error through, which says neither which actor died nor how to go on."""
     (worker,), (pid,) = start(1)
 

@@ -1,6 +1,7 @@
 """The table of rollouts in the trackers: which rows, what W&B and tensorboard keep of them."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -38,8 +39,15 @@ def test_tensorboard(tmp_path, monkeypatch):
     assert event.step == 7
     assert text.count("advantage") == text.count("response:") == 3
     assert all(not line or line.startswith("    ") for line in text.splitlines())
-    sessions = [f"group {key[0]}, session {key[2]}: advantage {A:+.3f}" for key, A in A_OF.items()]
-    assert sum(session in text for session in sessions) == 3
+    sessions = {
+        (group, int(session)): float(A)
+        for group, session, A in re.findall(
+            r"step 7, group (\w), session (\d), data_source d, advantage (\S+),", text
+        )
+    }
+    assert len(sessions) == 3
+    for (group, session), A in sessions.items():
+        assert pytest.approx(A_OF[f"{group}_{session}_0"], abs=1e-5) == A
     assert "a 0.0, b 1.0" in text or "a 1.0, b 1.0" in text
 
 
@@ -98,7 +106,7 @@ def test_long_texts_are_cut():
     kept = {}
     writer = SimpleNamespace(add_text=lambda name, text, step: kept.update({name: text}))
     columns = rows_of(["a"]) | {"session": [0], "advantage": [0.5], "response_tokens": [9]}
-    columns |= {"rewards": [{"x": 1.0}]}
+    columns |= {"rewards": [{"x": 1.0}], "data_source": ["d"]}
     table = RolloutTable(every=1, rows=1)
     trackers = {"tensorboard": SimpleNamespace(writer=writer)}
     table.log(trackers, 3, ["p" * 5000 + "END"], ["START" + "r" * 5000], columns)

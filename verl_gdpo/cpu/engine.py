@@ -12,8 +12,13 @@ import numpy as np
 import torch
 
 from verl_gdpo.cpu.batcher import Batcher
-from verl_gdpo.cpu.sampler import Completion, Request, sample
-from verl_gdpo.cpu.sampling_params import parse_max_tokens, parse_sampling_params
+from verl_gdpo.cpu.sampler import (
+    Completion,
+    Request,
+    parse_max_tokens,
+    parse_sampling_params,
+    sample,
+)
 
 
 class Engine:

@@ -3,18 +3,29 @@
 A row of *.json or *.jsonl is {"problem": ..., "tests": ...}, with "solutions" or without. A parquet
 file is in our schema, or in verl's: of a file like that of Eurus-2-RL, those rows are taken which
 verl scores as code. `coding_tests.py` has the forms of the tests. Each solution is run.
+
+Synthetic problems have one line:
+
+    Read n, print n + 12.               print(int(input()) + 12)
+    Write f(n): n * 7.                  def f(n):
+                                            return n * 7
+
+Half of the solutions take a line more than they need, and nothing in the problem says which: a
+policy that learned from them has something to gain from the length reward. The test split uses
+pairs of operator and number that the train split never shows.
 """
 
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import add, mul, sub
+from random import Random
 from typing import Any
 
 from verl_gdpo.data_prep import DataError, LeftOut
-from verl_gdpo.data_prep.coding_synthetic import make_rows
 from verl_gdpo.data_prep.coding_tests import problem_of
-from verl_gdpo.data_prep.local_files import make_row
+from verl_gdpo.data_prep.local_files import make_row, seeded
 from verl_gdpo.data_prep.schema import Row
 from verl_gdpo.data_prep.sources import Sources
 from verl_gdpo.rewards.coding import TASK
@@ -23,6 +34,12 @@ from verl_gdpo.rewards.task import Rewards
 
 KEYS = ("problem", "tests")
 VERLS_SOURCES = ("codecontests", "apps", "codeforces", "taco")  # `default_compute_score` has them
+OPERATORS = {"+": add, "-": sub, "*": mul}
+LONG_SHARE = 0.5
+TESTS = 4
+TEST_EVERY = 5  # of the pairs
+PRINTS = ("print(int(input()) {what})", "n = int(input())\nr = n {what}\nprint(r)")
+RETURNS = ("def f(n):\n    return n {what}", "def f(n):\n    r = n {what}\n    return r")
 
 
 def _row_of(item: Any, where: str, note: Callable[[str], None], **options: Any) -> Row:
@@ -88,6 +105,25 @@ def _score(problem: Problem, options: Mapping[str, Any]) -> Rewards:
     return TASK.score(TASK.good_response(text), text, wall_seconds=60.0, **options)
 
 
+def _made_row(rng: Random, split: str) -> Row:
+    place, operator = rng.choice([*enumerate(OPERATORS)])
+    is_test = split == "test"
+    numbers = [n for n in range(2, 100) if ((n + place) % TEST_EVERY == 0) == is_test]
+    number = rng.choice(numbers)
+    is_long = rng.random() < LONG_SHARE
+    what = f"{operator} {number}"
+    given = rng.sample(range(-99, 100), TESTS)
+    pairs = [(n, OPERATORS[operator](n, number)) for n in given]
+    if rng.random() < 0.5:
+        tests = [{"input": f"{n}\n", "output": f"{result}\n"} for n, result in pairs]
+        problem = Problem(None, tests, PRINTS[is_long].format(what=what))
+        return make_row(TASK, f"Read n, print n {what}.", problem.text(), TASK.system_prompt)
+    calls = [{"args": [n], "kwargs": {}, "accepted": [result]} for n, result in pairs]
+    problem = Problem("f", calls, RETURNS[is_long].format(what=what))
+    return make_row(TASK, f"Write f(n): n {what}.", problem.text(), TASK.system_prompt)
+
+
+make_rows = seeded(TASK.name, _made_row)
 SOURCES = Sources(
     task=TASK, row_of=_row_of, of_parquet=_row_of_parquet, mend=_mend, make_rows=make_rows
 )

@@ -17,14 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from verl_gdpo.data_prep import DataError, LeftOut
-from verl_gdpo.data_prep.coding_asserts import (
-    Test,
-    call_of,
-    checked,
-    statements_of,
-)
 from verl_gdpo.rewards.coding_problem import Problem
 
+Test = dict[str, Any]
 From = TypeVar("From")
 Into = TypeVar("Into")
 FORMS = (
@@ -58,11 +53,11 @@ def _read(tests: Any, left_out: Counter[str]) -> tuple[str | None, list[Test]]:
     if not isinstance(tests, dict):
         raise ValueError(f"the type {type(tests).__name__}")
     if {*tests} == {"functional"}:
-        function, statements = checked(_text(tests["functional"]))
+        function, statements = _checked(_text(tests["functional"]))
         return function, _called(function, statements, left_out)[1]
     if "assert_case" in tests:
         sources = [_text(case) for case in _list(tests["assert_case"])]
-        statements = [statement for source in sources for statement in statements_of(source)]
+        statements = [statement for source in sources for statement in _statements_of(source)]
         return _called(None, statements, left_out)
     if not {"inputs", "outputs"} <= {*tests} <= {"inputs", "outputs", "fn_name"}:
         raise ValueError(f"the keys {[*tests]}")
@@ -79,7 +74,7 @@ def _called(
     function: str | None, statements: list[ast.stmt], left_out: Counter[str]
 ) -> tuple[str | None, list[Test]]:
     """The tests of `function`, which is `candidate` in them, or else of the function they name."""
-    calls = list(_kept(call_of, statements, left_out))
+    calls = list(_kept(_call_of, statements, left_out))
     if not calls:
         return None, []
     asked = "candidate" if function else calls[0][0]
@@ -152,3 +147,83 @@ def _list(value: Any) -> list[Any]:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _statements_of(source: str) -> list[ast.stmt]:
+    """The statements of a text; raises ValueError if it is no Python."""
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"no Python ({error})") from error
+
+
+def _checked(source: str) -> tuple[str, list[ast.stmt]]:
+    """The function that `def check(candidate): ...` and a last `check(FUNCTION)` are about.
+
+    Returns:
+        its name, without `Solution().`, and the statements of `check`.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    match _statements_of(source):
+        case [
+            ast.FunctionDef(name="check", body=body),
+            ast.Expr(ast.Call(func=ast.Name("check"), args=[function])),
+        ]:
+            match function:
+                case ast.Name(name) | ast.Attribute(ast.Call(ast.Name("Solution")), name):
+                    return name, body
+    raise ValueError("not `def check(candidate): ...` and `check(FUNCTION)`")
+
+
+def _call_of(statement: ast.stmt) -> tuple[str, Test]:
+    """The name and the test of `assert NAME(...) == literal`, read without running it.
+
+    assert candidate(nums = [2, 7], target = 9) == [0, 1]
+
+    becomes {"args": [], "kwargs": {"nums": [2, 7], "target": 9}, "accepted": [[0, 1]]}.
+
+    Raises:
+        LeftOut: the statement is none, or a value has no JSON.
+    """
+    match statement:
+        case ast.Assert(
+            test=ast.Compare(
+                left=ast.Call(func=ast.Name(name), args=args, keywords=keywords),
+                ops=[ast.Eq()],
+                comparators=[expected],
+            )
+        ):
+            named = {keyword.arg: keyword.value for keyword in keywords}
+            if None in named:
+                raise LeftOut("arguments after **")
+            return name, {
+                "args": [_literal(arg) for arg in args],
+                "kwargs": {key: _literal(value) for key, value in named.items()},
+                "accepted": [_literal(expected)],
+            }
+    raise LeftOut("a statement that is not `assert FUNCTION(...) == literal`")
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        raise LeftOut("an argument or result that is no literal") from None
+    try:
+        as_json = json.loads(json.dumps(value, allow_nan=False))
+    except (ValueError, TypeError, RecursionError):
+        raise LeftOut("an argument or result that JSON cannot hold") from None
+    if as_json != _with_lists(value):  # the keys of an object are texts
+        raise LeftOut("an argument or result that JSON cannot hold")
+    return as_json
+
+
+def _with_lists(value: Any) -> Any:
+    """The value with lists in place of tuples, as JSON has them."""
+    if isinstance(value, tuple | list):
+        return [_with_lists(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _with_lists(item) for key, item in value.items()}
+    return value

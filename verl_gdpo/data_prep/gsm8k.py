@@ -3,18 +3,32 @@
 Upstream is github.com/openai/grade-school-math (MIT) at one commit: 7,473 training and 1,319 test
 problems. A problem is {"question": ..., "answer": "48 / 2 = 24 ... #### 72"}; the ground truth is
 what stands after the last line's ####.
+
+Synthetic problems are short sums in words:
+
+    Tom has 31 cups and gets 4 more. How many cups now?           35
+    Ann has 47 pens and loses 12. How many pens now?              35
+    A shop makes 8,000 bags in May and 6,000 in June. How many?   14,000
+
+A quarter of the results are thousands with a comma, as 1 % of GSM8K's are: there the rewards
+integer and correctness disagree unless `normalize_numbers` is on. The test split uses pairs of
+numbers that the train split never shows.
 """
 
+from random import Random
 from typing import Any
 
 from verl_gdpo.data_prep import DataError
-from verl_gdpo.data_prep.gsm8k_synthetic import make_rows
-from verl_gdpo.data_prep.local_files import make_row, strings_of
+from verl_gdpo.data_prep.local_files import make_row, seeded, strings_of
 from verl_gdpo.data_prep.schema import Row
 from verl_gdpo.data_prep.sources import Sources
 from verl_gdpo.rewards.gsm8k import GOLD_MARK, TASK
 
 COMMIT = "3101c7d5072418e28b9008a6636bde82a006892c"
+NAMES = ("Ann", "Ben", "Eva", "Ida", "Jim", "Leo", "Mia", "Tom")
+THINGS = ("bags", "caps", "cups", "eggs", "keys", "nuts", "pens", "toys")
+THOUSANDS_SHARE = 0.25
+TEST_EVERY = 4  # of the pairs of numbers
 
 
 def _row_of_problem(item: Any, where: str, *_: Any) -> Row:
@@ -28,6 +42,33 @@ def _row_of_problem(item: Any, where: str, *_: Any) -> Row:
     return make_row(TASK, fields["question"], result.strip(), TASK.system_prompt)
 
 
+def _made_row(rng: Random, split: str) -> Row:
+    name, things = rng.choice(NAMES), rng.choice(THINGS)
+    if rng.random() < THOUSANDS_SHARE:
+        first, second = _pair(1, 49, split, rng)
+        question = f"A shop makes {first},000 {things} in May and {second},000 in June. How many?"
+        return _as_row(question, f"{first + second},000")
+    first, second = _pair(10, 99, split, rng)
+    if rng.random() < 0.5:
+        question = f"{name} has {first} {things} and gets {second} more. How many {things} now?"
+        return _as_row(question, str(first + second))
+    first, second = max(first, second), min(first, second)
+    question = f"{name} has {first} {things} and loses {second}. How many {things} now?"
+    return _as_row(question, str(first - second))
+
+
+def _as_row(question: str, result: str) -> Row:
+    return make_row(TASK, question, result, TASK.system_prompt)
+
+
+def _pair(low: int, high: int, split: str, rng: Random) -> tuple[int, int]:
+    while True:
+        first, second = rng.randint(low, high), rng.randint(low, high)
+        if (first * second % TEST_EVERY == TEST_EVERY - 1) == (split == "test"):
+            return first, second
+
+
+make_rows = seeded(TASK.name, _made_row)
 SOURCES = Sources(
     task=TASK,
     base_url=f"https://raw.githubusercontent.com/openai/grade-school-math/{COMMIT}",

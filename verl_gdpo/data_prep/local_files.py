@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 
-from verl_gdpo.data_prep import DataError, LeftOut
-from verl_gdpo.data_prep.problems import repetitions
-from verl_gdpo.data_prep.progress import Progress
-from verl_gdpo.data_prep.schema import Row, Splits, check_rows, parquet_rows
+from verl_gdpo.data_prep import DataError, LeftOut, Progress
+from verl_gdpo.data_prep.parquet import parquet_rows
+from verl_gdpo.data_prep.schema import Row, Splits, check_rows, repetitions
 from verl_gdpo.rewards.task import Task
 
 SPLIT_SEED, TEST_SHARE = 31415, 0.02  # as in ToolRL
@@ -176,6 +176,21 @@ def make_row(
         "reward_model": {"style": "rule", "ground_truth": ground_truth},
         "extra_info": {},
     }
+
+
+def seeded(name: str, row_of: Callable[[Random, str], Row]) -> Callable[..., list[Row]]:
+    """Return `make_rows(count, *, split, seed)`, whose row i depends on i, split and seed alone.
+
+    Args:
+        row_of: makes a row of the split "train" or "test" out of random numbers.
+    """
+
+    def make_rows(count: int, *, split: str, seed: int) -> list[Row]:
+        # a string seeds Random through SHA-512: the same in every process, unlike hash()
+        seeds = (f"verl-gdpo {name} {split} {seed} {index}" for index in range(count))
+        return [row_of(Random(text), split) for text in seeds]
+
+    return make_rows
 
 
 def numbered(rows: Sequence[Row], split: str, dropped: Sequence[str] = ()) -> list[Row]:

@@ -6,15 +6,18 @@ deepscaler. An answer is a text, a number, or a list of them that are equal for 
 reads each answer here, in two spellings. A problem without an answer, with several, or with one
 that it does not read as it is meant, is left out, and said so. Other fields (solution, difficulty,
 ...) are not read.
+
+Synthetic problems are short sums, as `What is 7 + 8?`. The test split uses pairs of numbers that
+the train split never shows.
 """
 
 import math
 import re
+from random import Random
 from typing import Any
 
 from verl_gdpo.data_prep import DataError, LeftOut
-from verl_gdpo.data_prep.local_files import make_row
-from verl_gdpo.data_prep.math_length_synthetic import make_rows
+from verl_gdpo.data_prep.local_files import make_row, seeded
 from verl_gdpo.data_prep.schema import Row
 from verl_gdpo.data_prep.sources import Sources
 from verl_gdpo.rewards.math_length import INSTRUCTION, TASK, has_split_number, joined
@@ -22,6 +25,7 @@ from verl_gdpo.rewards.math_length_pool import are_equal
 
 # would be part of the problem, if they said something; OlympiadBench has them
 PARTS_OF_THE_PROBLEM = ("context", "image", "images")
+HIGHEST, TEST_EVERY = 20, 4  # of the synthetic sums: the numbers, and of their pairs
 DOLLAR = re.compile(r"(?<!\\)\$")  # one that marks maths; the sign is \$
 COMMA = r"(?:\{,\}|,(?:\\[!,;: ]\s*|\s+(?=0))?)"  # of thousands; no number begins with 0
 NUMBER = re.compile(rf"-?(?:\\\$)?\d{{1,3}}(?:{COMMA}\d{{3}})+(?:\.\d+)?")
@@ -84,4 +88,13 @@ def _mend(ground_truth: str) -> tuple[str, str]:
     return answer, "" if answer == ground_truth else "thousands apart in the answer"
 
 
+def _made_row(rng: Random, split: str) -> Row:
+    while True:
+        first, second = rng.randint(0, HIGHEST), rng.randint(0, HIGHEST)
+        if ((first + 2 * second) % TEST_EVERY == TEST_EVERY - 1) == (split == "test"):
+            problem = f"What is {first} + {second}?\n\n{INSTRUCTION}"
+            return make_row(TASK, problem, str(first + second))
+
+
+make_rows = seeded(TASK.name, _made_row)
 SOURCES = Sources(task=TASK, row_of=_row_of_problem, mend=_mend, make_rows=make_rows)

@@ -1,4 +1,4 @@
-"""Checks, writes and reads parquet rows, which have the same columns for every task.
+"""Says what a row holds, checks it, and says which rows are one problem.
 
     {"data_source": "rlla",              # selects the scorer, see verl_gdpo.rewards.TASK_OF
      "prompt": [{"role": "system", "content": "You are a helpful multi-turn ..."},
@@ -7,22 +7,18 @@
      "reward_model": {"style": "rule", "ground_truth": "<think> ... </think> ..."},
      "extra_info": {"index": 0, "split": "train"}}    # index: row number in the file, from 0
 
-The same columns allow verl to train on several tasks at once.
+Every task has the same columns, so verl can train on several tasks at once.
 """
 
-import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from verl_gdpo.atomic import replace_together
-from verl_gdpo.data_prep import DataError
-from verl_gdpo.data_prep.progress import Progress
+from verl_gdpo.data_prep import DataError, Progress
 from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.rewards.task import Task
 
 Row = dict[str, Any]
 Splits = dict[str, list[Row]]  # "train" and "test" -> rows
@@ -36,12 +32,8 @@ SCHEMA = pa.schema(
         ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string())])),
     ]
 )
-# keys in a file's metadata, see `made_from.py`
-MADE_FROM, CONTENT = b"verl_gdpo.made_from", b"verl_gdpo.content"
 ROW_TYPE = pa.struct(list(SCHEMA))
 ROLES = ("system", "user", "assistant")
-ROWS_PER_GROUP = 8192  # limits memory, and keeps each column below Arrow's limit of 2 GB
-ROWS_AT_ONCE = 1024  # that are read
 
 
 def check_rows(
@@ -132,60 +124,36 @@ def _require(is_good: bool, field: str, value: Any, expected: str) -> None:
         raise ValueError(f"{place}: got {repr(value)[:80]}; expected {expected}")
 
 
-def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write one file; see `write_parquets`."""
-    write_parquets({path: rows})
+def question_of(row: Row) -> tuple[tuple[str, str], ...]:
+    """What a row asks: all its messages, whatever their white space.
 
-
-def content_id(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """A hash of rows, by which an edited file is known."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(json.dumps(row, sort_keys=True).encode())
-    return digest.hexdigest().encode()
-
-
-def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]], made_from: str = "") -> None:
-    """Check all rows, then write all files or none. Existing files are replaced.
-
-    The same rows and the same version of pyarrow give the same bytes.
-
-    Args:
-        files: {path: rows}.
-        made_from: text that is stored in the metadata of each file.
-
-    Raises:
-        DataError: a row is refused; see `check_rows`.
-        OSError: a file cannot be written; all files stay as they were.
+    Capitals and marks count: `Print x.` and `Print X.` are two problems.
     """
-    for path, rows in files.items():
-        check_rows(rows, str(path))
-    with replace_together(*files) as temporary:
-        for target, path, rows in zip(temporary, files, files.values(), strict=True):
-            progress = Progress(f"writing {path}", len(rows), "rows")
-            described = SCHEMA.with_metadata({MADE_FROM: made_from, CONTENT: content_id(rows)})
-            with pq.ParquetWriter(target, described) as writer:
-                for start in range(0, len(rows), ROWS_PER_GROUP):
-                    progress.at(start)
-                    group = list(rows[start : start + ROWS_PER_GROUP])
-                    writer.write_table(pa.Table.from_pylist(group, schema=described))
+    return tuple((part["role"], " ".join(part["content"].split())) for part in row["prompt"])
 
 
-def read_parquet(path: Path) -> list[Row]:
-    """Return the rows that `parquet_rows` yields."""
-    return list(parquet_rows(path))
+def repetitions(rows: Mapping[int, Row], task: Task) -> dict[str, list[int]]:
+    """Return {reason: numbers of the rows to leave out}, so that each problem is asked once.
 
-
-def parquet_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a parquet file without checking them.
-
-    Raises:
-        DataError: the file is not a parquet file, or is damaged.
-        OSError: the file cannot be opened.
+    The first row of a problem is kept, if all of its rows agree on the answer; else none of them.
     """
-    with path.open("rb") as file:
-        try:
-            for batch in pq.ParquetFile(file).iter_batches(ROWS_AT_ONCE):
-                yield from batch.to_pylist()
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise DataError(f"{path}: got no readable parquet file ({error})") from error
+    numbers_of = defaultdict(list)
+    for number, row in rows.items():
+        numbers_of[question_of(row)].append(number)
+    gone: dict[str, list[int]] = defaultdict(list)
+    for first, *others in numbers_of.values():
+        truths = [rows[number]["reward_model"]["ground_truth"] for number in (first, *others)]
+        if not all(_agree(task, truths[0], truth) for truth in truths):
+            gone["rows that ask the same and disagree on the answer"] += [first, *others]
+        elif others:
+            gone["an earlier row asks the same"] += others
+    return gone
+
+
+def _agree(task: Task, first: str, second: str) -> bool:
+    """Whether the answer to the first ground truth is as good for the second as its own."""
+    if first == second:
+        return True
+    good = [task.good_response(truth) for truth in (first, second)]
+    scores = [task.score(response, second, response_tokens=0) for response in good]
+    return scores[0] == scores[1]

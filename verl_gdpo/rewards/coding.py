@@ -16,6 +16,7 @@ from typing import Any
 from verl_gdpo.rewards import sandbox
 from verl_gdpo.rewards.coding_problem import (
     SYSTEM_PROMPT,
+    Problem,
     good_response,
     labels,
     parse,
@@ -82,7 +83,15 @@ def score(
     """
     if not isinstance(response, str):
         raise TypeError(f"coding response: got {type(response).__name__}; expected str")
-    _check_options(length_limit, max_tests, seconds, wall_seconds, memory_mb)
+    for name, value, least in (
+        ("length_limit", length_limit, 1),
+        ("max_tests", max_tests, 1),
+        ("seconds", seconds, 1),
+        ("wall_seconds", wall_seconds, 1),
+        ("memory_mb", memory_mb, 128),
+    ):
+        if not least <= value < math.inf:
+            raise ValueError(f"coding {name}: got {value}; expected at least {least}, and finite")
     problem = parse(ground_truth)
     is_short = (response_tokens or 0) <= length_limit
     program = program_of(response)
@@ -105,33 +114,10 @@ def score(
     return {"pass": passed, "length": float(is_short and counts), "bug": float(has_no_bug)}
 
 
-def bounds(
-    *,
-    length_limit: int = 4000,
-    length_needs_pass: bool = True,
-    max_tests: int = 10,
-    seconds: float = 4.0,
-    wall_seconds: float = 10.0,
-    memory_mb: int = 512,
-    weak_sandbox: bool = False,
-) -> dict[str, tuple[float, float]]:
+def bounds(**options: Any) -> dict[str, tuple[float, float]]:
     """The lowest and highest value of each reward, for these options of `score`."""
-    _check_options(length_limit, max_tests, seconds, wall_seconds, memory_mb)
+    score("", Problem(None, [{"input": "", "output": ""}]).text(), **options)  # refuses bad ones
     return {"pass": (0.0, 1.0), "length": (0.0, 1.0), "bug": (0.0, 1.0)}
-
-
-def _check_options(
-    length_limit: int, max_tests: int, seconds: float, wall_seconds: float, memory_mb: int
-) -> None:
-    for name, value, least in (
-        ("length_limit", length_limit, 1),
-        ("max_tests", max_tests, 1),
-        ("seconds", seconds, 1),
-        ("wall_seconds", wall_seconds, 1),
-        ("memory_mb", memory_mb, 128),
-    ):
-        if not least <= value < math.inf:
-            raise ValueError(f"coding {name}: got {value}; expected at least {least}, and finite")
 
 
 def _given(test: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,18 +3,24 @@
 math-verify ends its own work by SIGALRM, which only a main thread can have, and which does not
 interrupt Python inside one long multiplication: 9^{9^{9^{9}}} freezes the interpreter. Here each
 comparison has a worker process whose end the kernel takes care of, whatever the worker does.
+
+This file is also the worker's program: a JSON line in, a JSON line out. It ends with its parent, at
+the end of its input.
 """
 
 import atexit
 import contextlib
 import json
+import logging
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 LIMIT_CPU_S = 3.0  # CPU time, so that a busy machine changes no reward; most take milliseconds
@@ -22,7 +28,6 @@ LIMIT_WALL_S = 300.0  # for one that waits without end
 LIMIT_BYTES = 4 << 30  # address space
 # reward workers are many processes already: verl starts 8
 WORKERS = 2
-WORKER = Path(__file__).with_name("math_length_worker.py")
 # how an answer ends its worker: time is up, or out of memory or of stack in compiled code
 ENDED_BY_ANSWER = (signal.SIGPROF, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV)
 
@@ -66,7 +71,7 @@ class _Worker:
     def __init__(self) -> None:
         limits = (LIMIT_CPU_S, LIMIT_WALL_S, LIMIT_BYTES)
         self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), *map(str, limits)],
+            [sys.executable, __file__, *map(str, limits)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -132,6 +137,71 @@ def _close_workers() -> None:
             worker.close()
 
 
-_forget_workers()
-os.register_at_fork(after_in_child=_forget_workers)  # the parent's answers are not the child's
-atexit.register(_close_workers)
+def _work(cpu_s: float, wall_s: float, max_bytes: int) -> None:
+    """Answer until the input ends; while it compares, the kernel ends this process at the limits.
+
+    Args:
+        cpu_s, wall_s: seconds, of CPU time and in all.
+        max_bytes: of address space.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
+    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)  # what a library prints is no reply
+
+    def reply(message: dict[str, Any]) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    try:
+        compare = _load_math_verify()
+    except BaseException as error:
+        reply({"failed": f"{type(error).__name__}: {error}"})
+        raise SystemExit(1) from error
+    reply({"ready": True})
+    for line in sys.stdin:
+        # their default action ends the process, even inside one long multiplication
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        signal.setitimer(signal.ITIMER_REAL, wall_s)
+        message = compare(**json.loads(line), report=reply)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        reply(message)
+
+
+def _load_math_verify() -> Callable[..., dict[str, Any]]:
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    logging.disable(logging.CRITICAL)  # it logs a traceback for each text that it cannot read
+
+    def read(text: str) -> list[Any]:
+        # None: its own limit is by SIGALRM, which stays ours
+        return list(parse(f"\\boxed{{{text}}}", [LatexExtractionConfig()], parsing_timeout=None))
+
+    read_gold = lru_cache(64)(read)  # the samples of a prompt share it
+
+    def compare(gold: str, answer: str, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        try:
+            golds = read_gold(gold)
+        except Exception:
+            golds = []
+        if not golds:
+            return {"gold_is_read": False}
+        report({"gold_is_read": True})
+        try:
+            equal = verify(golds, read(answer), timeout_seconds=None)
+        except Exception:  # whatever a model writes, sympy has an exception for it
+            equal = False
+        return {"gold_is_read": True, "equal": bool(equal)}
+
+    return compare
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # this folder, whose files are no top-level modules
+    _work(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
+else:
+    _forget_workers()
+    os.register_at_fork(after_in_child=_forget_workers)  # the parent's answers are not the child's
+    atexit.register(_close_workers)

@@ -24,17 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.rewards import sandbox_inside, sandbox_lock
-from verl_gdpo.rewards.sandbox_kinds import (
+from verl_gdpo.rewards.sandbox_machine import (
     ENVIRONMENT,
     FIRST_UID,
+    LOOK_SECONDS,
     UIDS,
     Kind,
     advice,
     can_change_user,
     kinds,
+    place,
 )
-from verl_gdpo.rewards.sandbox_places import LOOK_SECONDS, place
-from verl_gdpo.rewards.sandbox_places import SandboxError as SandboxError
+from verl_gdpo.rewards.sandbox_machine import SandboxError as SandboxError
 
 logger = logging.getLogger(__name__)
 

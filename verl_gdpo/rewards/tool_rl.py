@@ -10,6 +10,7 @@ The task's output contract (tags and JSON keys) is defined in `tool_rl_format.py
 import importlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -323,14 +324,9 @@ def _pair_score(gold: _Call, predicted: _Call, granularity: str) -> float:
 def _name_similarity(gold: list[str], predicted: list[Any], in_order: bool) -> float:
     if in_order or gold == predicted:
         return float(gold == predicted)
-    # Only gold names become keys, so a response cannot slow this down with colliding hashes.
-    left = dict.fromkeys(gold, 0)
-    for name in gold:
-        left[name] += 1
-    for name in predicted:
-        if left.get(name, 0):
-            left[name] -= 1
-    return _jaccard(len(gold) - sum(left.values()), len(gold), len(predicted))
+    # gold names are texts; other names of a response could slow this down with colliding hashes
+    common = Counter(gold) & Counter(name for name in predicted if isinstance(name, str))
+    return _jaccard(common.total(), len(gold), len(predicted))
 
 
 def _jaccard(common: int, size: int, other_size: int) -> float:

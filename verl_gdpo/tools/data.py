@@ -15,14 +15,13 @@ from typing import NoReturn
 
 from verl_gdpo import data_prep
 from verl_gdpo.data_prep import DataError, UsageError, report
-from verl_gdpo.data_prep.made_from import is_there, made_from, refuse_to_replace
-from verl_gdpo.data_prep.schema import write_parquets
+from verl_gdpo.data_prep.parquet import is_there, made_from, refuse_to_replace, write_parquets
 from verl_gdpo.data_prep.sources import Sources, questions_of
 from verl_gdpo.rewards import TASKS
 from verl_gdpo.rewards.task import Task
 
 # options that do not change the rows
-OTHER_OPTIONS = ("sources", "out", "tokenizer", "if_needed", "force", "base_url", "cache")
+OTHER_OPTIONS = ("sources", "out", "if_needed", "force", "base_url", "cache")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,14 +57,11 @@ def prepare(args: argparse.Namespace) -> None:
         return
     if not args.force:
         refuse_to_replace(paths)
-    # load the tokenizer first, so that a wrong path does not cost a download
-    count_tokens = report.token_counter(args.tokenizer) if args.tokenizer else None
     splits = args.sources.load(args)
-    reports = {split: report.summarise(rows, task, count_tokens) for split, rows in splits.items()}
     shared = report.overlap(splits)
     files = {args.out / f"{split}.parquet": rows for split, rows in splits.items()}
     write_parquets(files, made_from(task.name, options))
-    print(report.table(reports, len(shared)))
+    print(report.table(splits, task))
     for path in files:
         print(f"wrote {path} ({path.stat().st_size:,} bytes)")
     if shared:
@@ -97,12 +93,6 @@ def _parser() -> argparse.ArgumentParser:
             action="store_true",
             help="replace files that data_prep did not write, or that were changed, and those that "
             "links lead to",
-        )
-        task_parser.add_argument(
-            "--tokenizer",
-            metavar="DIR",
-            type=Path,
-            help="folder of a tokenizer; also report prompt lengths in its tokens",
         )
         sources.add_arguments(task_parser)
     return parser

@@ -34,8 +34,7 @@ from verl_gdpo.verl_hooks.legacy_rewards import infos_of
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.verl_hooks.rollout_table import RolloutTable
 from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
-from verl_gdpo.verl_hooks.supported_trainers import refuse_trainer
-from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin, settings_at_start
+from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin, refuse_trainer, settings_at_start
 from verl_gdpo.verl_hooks.verl_metrics import METRICS_KEY
 
 Function = Callable[..., Any]

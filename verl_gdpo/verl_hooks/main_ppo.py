@@ -12,7 +12,7 @@ from verl.trainer import main_ppo
 
 from verl_gdpo.settings.algorithm import settings_of_run
 from verl_gdpo.verl_hooks.hang import begin_heartbeat
-from verl_gdpo.verl_hooks.supported_trainers import refuse_trainer
+from verl_gdpo.verl_hooks.trainer_mixin import refuse_trainer
 
 
 def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,13 +28,18 @@ from verl_gdpo.batch.rows import ERROR_KEY, NOTES_KEY
 from verl_gdpo.batch.values import as_json, is_number, value_or_error
 from verl_gdpo.rewards import TASK_OF, belongs_elsewhere, options_for
 from verl_gdpo.rewards.sandbox import Notes
-from verl_gdpo.rewards.sandbox_places import cores
+from verl_gdpo.rewards.sandbox_machine import cores
 from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.rewards.task import Task
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import FACTS, check_name, gate, weighted_sum
-from verl_gdpo.verl_hooks.scorer_calls import call, describe, in_own_task, label_of
-from verl_gdpo.verl_hooks.slow_scoring import SlowScoring
+from verl_gdpo.verl_hooks.scorer_calls import (
+    SlowScoring,
+    call,
+    describe,
+    in_own_task,
+    label_of,
+)
 
 logger = logging.getLogger(__name__)
 

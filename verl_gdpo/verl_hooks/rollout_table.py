@@ -7,9 +7,10 @@ Relies on verl 0.9 `Tracking.logger`, whose "wandb" is that module, and whose "t
 SummaryWriter called `writer`. verl logs the metrics of a step afterwards, so both share its step.
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from omegaconf import OmegaConf
@@ -22,8 +23,15 @@ ROWS, MOST_ROWS = 8, 64
 CHARACTERS = 1000  # of a prompt, from its end, and of a response, from its start
 TRACKERS = ("wandb", "tensorboard")
 FIRST = ("step", "group", "session", "data_source", "advantage", "response_tokens")
+TEXTS = ("prompt", "response")
 
 Columns = Mapping[str, Sequence[Any]]
+
+
+class _Line(NamedTuple):
+    facts: Sequence[Any]  # `FIRST`
+    rewards: Mapping[str, Any]
+    texts: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -52,9 +60,10 @@ class RolloutTable:
                 f"{KEY}={block} needs a V1 trainer with algorithm.adv_estimator=gdpo or "
                 "reward.reward_manager.name=gdpo; without them, no table would be logged"
             )
-        given = dict(block) if isinstance(block, Mapping) else {"": block}
-        every, rows = given.pop("every", None), given.pop("rows", ROWS)
-        if given or not _is_count(every, None) or not _is_count(rows, MOST_ROWS):
+        given = {"rows": ROWS, **(block if isinstance(block, Mapping) else {})}
+        every, rows = given.get("every"), given["rows"]
+        are_counts = type(every) is type(rows) is int and every >= 1 and 1 <= rows <= MOST_ROWS
+        if {*given} != {"every", "rows"} or not are_counts:
             raise ValueError(
                 f"{KEY}={block}: expected {{every: STEPS, rows: ROWS}}, with steps of 1 or more, "
                 f"and 1 to {MOST_ROWS} rows"
@@ -85,24 +94,25 @@ class RolloutTable:
         if step % self.every:
             return
         rows = chosen(columns, self.rows, step)
+        lines = [
+            _Line(
+                [step, *(columns[name][row] for name in FIRST[1:])],
+                columns["rewards"][row],
+                (_end(inputs[row]), _start(outputs[row])),
+            )
+            for row in rows
+        ]
         if "wandb" in trackers:
-            names = list(dict.fromkeys(name for row in rows for name in columns["rewards"][row]))
-            lines = [
-                [
-                    *(step if key == "step" else columns[key][row] for key in FIRST),
-                    *(as_json(columns["rewards"][row].get(name)) for name in names),
-                    *_texts(inputs[row], outputs[row]),
-                ]
-                for row in rows
+            names = list(dict.fromkeys(name for line in lines for name in line.rewards))
+            data = [
+                [*line.facts, *(as_json(line.rewards.get(name)) for name in names), *line.texts]
+                for line in lines
             ]
-            header = [*FIRST, *names, "prompt", "response"]
-            table = trackers["wandb"].Table(header, lines, allow_mixed_types=True)
+            header = [*FIRST, *names, *TEXTS]
+            table = trackers["wandb"].Table(header, data, allow_mixed_types=True)
             trackers["wandb"].log({NAME: table}, step=step)
         if "tensorboard" in trackers:
-            text = "\n\n".join(
-                _as_text(row, columns, *_texts(inputs[row], outputs[row])) for row in rows
-            )
-            trackers["tensorboard"].writer.add_text(NAME, text, step)
+            trackers["tensorboard"].writer.add_text(NAME, "\n\n".join(map(_block, lines)), step)
 
 
 def chosen(columns: Columns, count: int, step: int) -> list[int]:
@@ -115,24 +125,19 @@ def chosen(columns: Columns, count: int, step: int) -> list[int]:
     return [row for group in order for row in members[group]][:count]
 
 
-def _is_count(value: Any, most: int | None) -> bool:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    return is_count and (most is None or value <= most)
+def _end(text: str) -> str:
+    more = len(text) - CHARACTERS
+    return f"[{more} more characters] {text[more:]}" if more > 0 else text
 
 
-def _texts(prompt: str, response: str) -> tuple[str, str]:
-    before, after = len(prompt) - CHARACTERS, len(response) - CHARACTERS
-    if before > 0:
-        prompt = f"[{before} more characters] {prompt[before:]}"
-    return prompt, response[:CHARACTERS] + (f" [{after} more characters]" if after > 0 else "")
+def _start(text: str) -> str:
+    more = len(text) - CHARACTERS
+    return f"{text[:CHARACTERS]} [{more} more characters]" if more > 0 else text
 
 
-def _as_text(row: int, columns: Columns, prompt: str, response: str) -> str:
+def _block(line: _Line) -> str:
     """Return Markdown for a block of code, in which nothing that a model wrote is Markdown."""
-    rewards = ", ".join(f"{name} {value}" for name, value in columns["rewards"][row].items())
-    lines = [
-        f"group {columns['group'][row]}, session {columns['session'][row]}: advantage "
-        f"{columns['advantage'][row]:+.3f}, {columns['response_tokens'][row]} tokens; {rewards}",
-        *("prompt:", *prompt.splitlines(), "", "response:", *response.splitlines()),
-    ]
-    return "\n".join(f"    {line}" for line in lines)
+    values = [*zip(FIRST, line.facts, strict=True), *line.rewards.items()]
+    numbers = ", ".join(f"{name} {value}" for name, value in values)
+    texts = map("{}:\n{}".format, TEXTS, line.texts)
+    return textwrap.indent("\n\n".join([numbers, *texts]), "    ", lambda _: True)

@@ -26,6 +26,12 @@ from verl_gdpo.verl_hooks.step import Step
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
+NOT_FULLY_ASYNC = (
+    "when a sample cannot be scored, its rollouter ends the training as if it were finished, with "
+    "exit code 0. Use verl.trainer.main_ppo with trainer.v1.trainer_mode=colocate_async or "
+    "separate_async"
+)
+
 
 def settings_at_start(config: Any) -> tuple[bool, GdpoSettings | None]:
     """Return whether the reward manager is ours, and the settings; None if gdpo is not in use.
@@ -38,6 +44,15 @@ def settings_at_start(config: Any) -> tuple[bool, GdpoSettings | None]:
 
     has_manager = runs_gdpo_manager(config)
     return has_manager, settings_of_run(config, has_manager=has_manager)
+
+
+def refuse_trainer(config: Any) -> None:
+    """Raise ValueError if the configuration is for a trainer on which gdpo must not run.
+
+    Relies on verl 0.9: only `fully_async_policy` has `async_training` in its configuration.
+    """
+    if config.get("async_training") is not None:
+        raise ValueError(f"gdpo does not run on fully_async_policy: {NOT_FULLY_ASYNC}")
 
 
 class TrainerMixin:

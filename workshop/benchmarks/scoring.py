@@ -12,7 +12,7 @@ from verl.utils.reward_score import gsm8k as verls_gsm8k
 from verl.utils.reward_score import math_verify as verls_math_verify
 from verl.utils.reward_score import rlla
 
-from verl_gdpo.data_prep import gsm8k_synthetic
+from verl_gdpo.data_prep.gsm8k import make_rows as make_gsm8k_rows
 from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
 from verl_gdpo.rewards import gsm8k, math_length, tool_rl
 from verl_gdpo.rewards.tool_rl_format import THINK_CLOSE, TOOL_CALL_CLOSE
@@ -49,7 +49,7 @@ def time_rows() -> Iterator[Row]:
 
 def gsm8k_rows() -> Iterator[Row]:
     """Each scorer is given the layout that it reads; verl's, which has one reward, the shorter."""
-    rows = gsm8k_synthetic.make_rows(PAIRS, split="train", seed=0)
+    rows = make_gsm8k_rows(PAIRS, split="train", seed=0)
     golds = [row["reward_model"]["ground_truth"].replace(",", "") for row in rows]
     for kind, thought in {"short": "Step by step.", "15,000 characters": LONG_THOUGHT}.items():
         ours, theirs = [], []

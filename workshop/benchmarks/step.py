@@ -30,9 +30,9 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.tools.check.compose import compose_config
 from workshop.benchmarks.measure import Row, peak_bytes
+from workshop.tiny_policy.model import make_tiny_model
 
 PARTITION = "train"
 PROMPT_TOKENS = 64

@@ -137,8 +137,8 @@ def missing_models(config: Any, trains_critic: bool) -> list[str]:
         models["reward.reward_model.model_path"] = config.reward.reward_model.model_path
     return [
         f"{key}={path}: no model is there (no config.json). Name the folder of a model, or one of "
-        "a hub such as Qwen/Qwen2.5-1.5B-Instruct; the tiny policy of the run without a GPU is "
-        f"made by: python -m verl_gdpo.cpu.warm_start --out {path}"
+        "a hub such as Qwen/Qwen2.5-1.5B-Instruct; recipes/README.md says how the tiny policies "
+        "of runs without a GPU are made"
         for key, path in models.items()
         if _is_folder(config, str(path))
         and not (Path(str(path)).expanduser() / "config.json").is_file()

@@ -1,5 +1,6 @@
 """One training with verl's own trainer, without a GPU."""
 
+import shutil
 import sys
 import tempfile
 import time
@@ -22,6 +23,7 @@ from workshop.experiments.trainer.settings import (
     weights,
 )
 from workshop.experiments.trainer.task import Row, make_rows
+from workshop.tiny_policy.train import SHIPPED
 
 TIME_LIMIT_SECONDS = 1200.0
 ENVIRONMENT = {
@@ -107,7 +109,6 @@ def prepare(run: Run, work: Path) -> tuple[Path, list[Row]]:
 
 def _prepare_tool_rl(work: Path) -> Path:
     """Write the rows and copy the policy of the run without a GPU that the README shows."""
-    from verl_gdpo.cpu.warm_start import make_policy as copy_policy
     from verl_gdpo.tools import data
 
     folder = work / "inputs"
@@ -117,5 +118,5 @@ def _prepare_tool_rl(work: Path) -> Path:
         options = ["--synthetic", "--size", "tiny", "--if-needed"]
         if data.main(["tool_rl", *options, "--out", rows]):
             raise OSError(f"{rows}: the rows could not be made; the reason is above")
-        copy_policy(folder / "tool_rl_policy")
+        shutil.copytree(SHIPPED, folder / "tool_rl_policy", dirs_exist_ok=True)
     return folder

@@ -17,8 +17,12 @@ from workshop.experiments.trainer.task import NAMES, OF_REWARD, PLACES, Row, dem
 
 # isort: split
 from verl_gdpo.cpu.sampler import Completion, Request, sample
-from verl_gdpo.cpu.sampling_params import SamplingParams
-from verl_gdpo.cpu.tiny_model import TURN_END, make_tiny_model
+
+# isort: split
+from verl_gdpo.cpu.sampler import SamplingParams
+
+# isort: split
+from workshop.tiny_policy.model import TURN_END, make_tiny_model
 
 STEPS, BATCH, RATE = 300, 64, 3e-3
 RESPONSE_TOKENS = 12  # a good response has 7

@@ -142,6 +142,16 @@ def weights(run: Run, rows: Sequence[Row]) -> list[str]:
     return [f"++algorithm.gdpo.rewards.{reward}={1 / size}" for reward, size in sizes.items()]
 
 
+# {what code imports today: from where it did when the runs were made}
+LAY = {
+    "'workshop.experiments.": "'experiments.",
+    "'verl_gdpo.cpu.sampler', names=[alias(name='SamplingParams')": (
+        "'verl_gdpo.cpu.sampling_params', names=[alias(name='SamplingParams')"
+    ),
+    "'workshop.tiny_policy.model'": "'verl_gdpo.cpu.tiny_model'",
+}
+
+
 def fingerprint(run: Run) -> str:
     """Of everything that a run's result depends on, but for its seed and the machine.
 
@@ -158,8 +168,8 @@ def fingerprint(run: Run) -> str:
         files += [OWN_RECIPES / "task/facts.yaml"]
         sources = [Path(str(module.__file__)).read_text() for module in (task, policy)]
         code = [ast.dump(ast.parse(source)) for source in sources]
-        # where they lay when the runs were made
-        code = [text.replace("'workshop.experiments.", "'experiments.") for text in code]
+        for today, then in LAY.items():
+            code = [text.replace(today, then) for text in code]
     parsed: list[Any] = [yaml.safe_load(file.read_text()) for file in files]
     parts = [parsed, code, overrides(run), is_rescaled, setting.own_format]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

@@ -14,11 +14,12 @@ import pandas as pd
 import pytest
 import torch
 
-from verl_gdpo.cpu import warm_start
-from verl_gdpo.cpu.demonstrations import HABITS, Demonstrations, imperfect
-from verl_gdpo.cpu.warm_start import MARKER, make_policy
 from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
 from verl_gdpo.rewards import tool_rl
+from workshop.tiny_policy import __main__ as command
+from workshop.tiny_policy import train
+from workshop.tiny_policy.demonstrations import HABITS, Demonstrations, imperfect
+from workshop.tiny_policy.train import MARKER, SHIPPED, make_policy
 
 TINY = {"steps": 3, "batch_size": 4, "hidden_size": 32, "num_hidden_layers": 1}
 TWO_CALLS = (
@@ -78,7 +79,7 @@ def test_training_moves_the_weights_and_the_global_random_state_stays(data, tmp_
 
 
 def test_the_second_call_returns_at_once(policy, data, monkeypatch):
-    monkeypatch.setattr(warm_start, "_train", None)  # calling it would raise
+    monkeypatch.setattr(train, "_train", None)  # calling it would raise
     before = hashes(policy)
     assert make_policy(policy, data=data, **TINY) == policy
     assert hashes(policy) == before
@@ -105,7 +106,7 @@ def test_an_interrupted_run_leaves_nothing(data, tmp_path, monkeypatch, exists):
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(warm_start, "_show_progress", interrupt)  # after the last step
+    monkeypatch.setattr(train, "_show_progress", interrupt)  # after the last step
     with pytest.raises(KeyboardInterrupt):
         make_policy(path, data=data, seed=9, **TINY)
     assert files_in(tmp_path) == (["policy"] if exists else [])
@@ -114,7 +115,7 @@ def test_an_interrupted_run_leaves_nothing(data, tmp_path, monkeypatch, exists):
 
 def test_sigterm_leaves_nothing(data, tmp_path):
     out = tmp_path / "policy"
-    command = [sys.executable, "-m", "verl_gdpo.cpu.warm_start", "--out", out, "--data", data]
+    command = [sys.executable, "-m", "workshop.tiny_policy", "--out", out, "--data", data]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         while not files_in(tmp_path):
             assert process.poll() is None
@@ -177,11 +178,11 @@ def test_rows_of_full_size_are_refused(tmp_path):
 
 MAKE = """
 import sys
-from verl_gdpo.cpu import warm_start
-train = warm_start._train
-warm_start._train = lambda *args: (print("training", flush=True), sys.stdin.read(), train(*args))
-warm_start.make_policy(sys.argv[1], data=sys.argv[2], steps=3, batch_size=4, hidden_size=32,
-                       num_hidden_layers=1)
+from workshop.tiny_policy import train
+_train = train._train
+train._train = lambda *args: (print("training", flush=True), sys.stdin.read(), _train(*args))
+train.make_policy(sys.argv[1], data=sys.argv[2], steps=3, batch_size=4, hidden_size=32,
+                  num_hidden_layers=1)
 """
 
 
@@ -251,63 +252,25 @@ def test_habits_come_in_their_shares():
 
 
 def test_command_line(policy, data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(warm_start, "make_policy", lambda out, **given: (out, given))
-    assert warm_start.main(["--out", str(tmp_path), "--seed", "4", "--data", str(data)]) == 0
-    assert (
-        str((tmp_path, {"seed": 4, "data": data, "steps": 1000, "anew": False}))
-        in capsys.readouterr().out
-    )
-    monkeypatch.setattr(warm_start, "make_policy", make_policy)
+    monkeypatch.setattr(command, "make_policy", lambda out, **given: (out, given))
+    assert command.main(["--out", str(tmp_path), "--seed", "4", "--data", str(data)]) == 0
+    assert str((tmp_path, {"seed": 4, "data": data, "steps": 1000})) in capsys.readouterr().out
+    monkeypatch.setattr(command, "make_policy", make_policy)
     (tmp_path / "notes.txt").touch()
-    assert warm_start.main(["--out", str(tmp_path)]) == 1
+    assert command.main(["--out", str(tmp_path)]) == 1
     assert f"warm start: error: {tmp_path} exists and is no warm" in capsys.readouterr().err
 
 
 # ---- the policy in the package
 
 
-@pytest.fixture
-def untrained(monkeypatch):
-    """Training is out of the question."""
-
-    def refuse(*_):
-        raise AssertionError("trained")
-
-    monkeypatch.setattr(warm_start, "_train", refuse)
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_by_default_it_is_the_policy_of_the_package(tmp_path, untrained):
-    folder = make_policy(tmp_path / "policy")
-    assert contents(folder) == contents(warm_start.SHIPPED)
-    (folder / "mine").touch()
-    make_policy(folder)
-    assert (folder / "mine").exists()
-    (folder / MARKER).write_text(json.dumps({"fingerprint": "of another"}))
-    make_policy(folder)
-    assert contents(folder) == contents(warm_start.SHIPPED)
-
-
-@pytest.mark.parametrize("changed", [{"anew": True}, {"seed": 1}, {"steps": 999}, {"lr": 1e-3}])
-def test_any_other_policy_is_trained(tmp_path, untrained, changed, monkeypatch):
-    monkeypatch.setattr(
-        warm_start, "_make_rows", lambda seed: make_rows(5, split="train", seed=seed, size="tiny")
-    )
-    with pytest.raises(AssertionError, match="trained"):
-        make_policy(tmp_path / "policy", **changed)
-    assert list(tmp_path.glob("policy")) == []
-
-
 def test_the_policy_of_the_package_says_how_it_was_made():
-    marker = json.loads((warm_start.SHIPPED / MARKER).read_text())
+    marker = json.loads((SHIPPED / MARKER).read_text())
     defaults = inspect.signature(make_policy).parameters
     settings = {name: defaults[name].default for name in marker["settings"]}
     assert marker["settings"] == settings
-    assert {*settings} == {*defaults} - {"path", "data", "anew"}
-    assert {*warm_start.made_with()} <= {*marker}
+    assert {*settings} == {*defaults} - {"path", "data"}
+    assert {*train.made_with()} <= {*marker}
 
 
 def test_no_rows_are_refused(tmp_path):

@@ -20,9 +20,9 @@ import varied_reward
 from repository import REPO, tracked_files
 from rollout_check import SIZES, check_rollouts
 
-from verl_gdpo.cpu.tiny_model import make_tiny_model
 from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
 from verl_gdpo.run.folder import read_metrics
+from workshop.tiny_policy.model import make_tiny_model
 
 pytestmark = pytest.mark.e2e
 

@@ -1,27 +1,23 @@
-"""The policy of the no-GPU run: a tiny Qwen2, taught tool calls from imperfect demonstrations.
-
-    python -m verl_gdpo.cpu.warm_start --out DIR [--anew] [--seed S] [--steps N] [--data FILE]
+"""A tiny Qwen2 that is taught to answer from imperfect demonstrations.
 
 Reinforcement learning needs a policy that is sometimes right. This one learns to read a request
-and to copy its tools, keys and values, from demonstrations with independent bad habits (see
+and to copy what is asked for, from demonstrations with independent bad habits (see
 `demonstrations.HABITS`). A habit of the majority shows in the policy's most likely answer too, so
 that training on the rewards has something to unlearn in greedy answers as well as in samples.
 
-The folder `tool_rl_policy` is what the command makes by default; it is copied, so that a run starts
-alike on every machine, and at once. `--anew` makes it, and `nox -s policy` compares the two.
+The policy of tool_rl is in the package, `SHIPPED`, made with the defaults: `nox -s policy` makes it
+again and compares the two.
 
 The same arguments, code, library versions, kind of CPU and number of threads give the same files,
 byte for byte; a finished policy is recognised by the hash of all these in its `warm_start.json`,
 and kept.
 """
 
-import argparse
 import json
 import os
 import platform
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -35,8 +31,11 @@ from typing import Any
 
 import torch
 
-from verl_gdpo.cpu import demonstrations, tiny_model
-from verl_gdpo.cpu.demonstrations import (
+import verl_gdpo
+from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
+from verl_gdpo.run.lock import locked
+from workshop.tiny_policy import demonstrations, model
+from workshop.tiny_policy.demonstrations import (
     MAX_TOKENS,
     WHOLE_TOKENS,
     Demonstrations,
@@ -44,12 +43,10 @@ from verl_gdpo.cpu.demonstrations import (
     load_rows,
     texts_of,
 )
-from verl_gdpo.cpu.tiny_model import make_tiny_model
-from verl_gdpo.run.lock import locked
-from verl_gdpo.terminal import printing
+from workshop.tiny_policy.model import make_tiny_model
 
 MARKER = "warm_start.json"
-SHIPPED = Path(__file__).parent / "tool_rl_policy"  # made by this module, with --anew
+SHIPPED = Path(verl_gdpo.__file__).parent / "cpu" / "tool_rl_policy"
 ROWS = 16384  # made where no data is given
 WARM_UP_STEPS, LAST_LR_SHARE = 50, 0.05
 
@@ -64,12 +61,8 @@ def make_policy(
     lr: float = 3e-3,
     hidden_size: int = 128,
     num_hidden_layers: int = 3,
-    anew: bool = False,
 ) -> Path:
     """Make the policy in the folder `path`, or return at once if it is there already.
-
-    With the default settings, it is the copy of a policy that lies in this package, which is the
-    same on every machine.
 
     The folder appears only once complete, and replaces a policy made from anything else; a link
     stays one. A second call for the same folder waits for the first.
@@ -81,7 +74,6 @@ def make_policy(
         steps: supervised optimiser steps; 0.15 to 0.3 s each at the default sizes.
         batch_size: demonstrations per step.
         lr: peak learning rate; warms up for 50 steps, then falls along a cosine.
-        anew: train also where the package has the policy.
 
     Raises:
         ValueError: an argument out of range, or rows that are too long for the tiny policy.
@@ -92,11 +84,10 @@ def make_policy(
     settings |= {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers}
     if target.exists() and not (target / MARKER).is_file():
         raise FileExistsError(f"{target} exists and is no warm start; choose another folder")
-    if data is None and not anew and settings == _marker_of(SHIPPED).get("settings"):
-        if _marker_of(target) != _marker_of(SHIPPED):
-            _copy_shipped(target)
-        return Path(path)
-    rows = load_rows(data) if data is not None else _make_rows(seed)
+    if data is None:
+        rows = make_rows(ROWS, split="train", seed=seed, size="tiny")
+    else:
+        rows = load_rows(data)
     if not rows:
         raise ValueError(f"warm start, data {data}: got no rows; expected at least one")
     fingerprint = _fingerprint(settings, rows)
@@ -126,16 +117,10 @@ def _replaced(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _make_rows(seed: int) -> list[dict[str, Any]]:
-    from verl_gdpo.data_prep.tool_rl_synthetic import make_rows  # which imports pyarrow
-
-    return make_rows(ROWS, split="train", seed=seed, size="tiny")
-
-
 def _fingerprint(settings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     """Hash what determines the files."""
     digest = sha256()
-    for source in (__file__, demonstrations.__file__, tiny_model.__file__):
+    for source in (__file__, demonstrations.__file__, model.__file__):
         digest.update(Path(source).read_bytes())
     prompts_answers = [(row["prompt"], answer_of(row)) for row in rows]
     digest.update(json.dumps([settings, made_with(), prompts_answers]).encode("utf-8"))
@@ -153,13 +138,6 @@ def _marker_of(folder: Path) -> dict[str, Any]:
         return dict(json.loads((folder / MARKER).read_text()))
     except (OSError, ValueError, TypeError):
         return {}
-
-
-def _copy_shipped(target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    lock = target.with_name(f".{target.name}.lock")
-    with locked(lock, str(target), wait=True), _replaced(target) as folder:
-        shutil.copytree(SHIPPED, folder)
 
 
 def _initialise(
@@ -220,31 +198,3 @@ def _show_progress(step: int, steps: int, loss: float, seconds: float) -> None:
     line = f"warm start: step {step}/{steps}, loss {loss:.3f}, {seconds:.0f} s, {left:.0f} s left"
     overwrite = sys.stderr.isatty() and step < steps
     print(f"{line:79}", end="\r" if overwrite else "\n", file=sys.stderr, flush=True)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; return the exit code."""
-    parser = argparse.ArgumentParser(prog="verl_gdpo.cpu.warm_start")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="gets the policy")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1000, help="default: %(default)s")
-    parser.add_argument("--data", metavar="PARQUET", type=Path, help="default: rows of its own")
-    parser.add_argument("--anew", action="store_true", help="do not copy the package's policy")
-    args = parser.parse_args(argv)
-    torch.set_num_threads(1)  # more help little at this size, and hurt on a busy machine
-    # by default it ends the process at once, and the half-made folder stays
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        print(
-            make_policy(args.out, seed=args.seed, data=args.data, steps=args.steps, anew=args.anew)
-        )
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError, ImportError) as error:
-        print(f"warm start: error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(printing(main))

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from verl_gdpo.cpu.tiny_model import TURN_END
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.rewards.tool_rl_format import THINK_CLOSE
+from workshop.tiny_policy.model import TURN_END
 
 # share of the demonstrations, pattern, replacement: what goes wrong in them, independently
 HABITS = (

@@ -11,12 +11,12 @@ import pytest
 from rollout_check import BATCH, SAMPLES, SIZES
 from start_verl import run_verl
 
-from verl_gdpo.cpu.warm_start import make_policy
 from verl_gdpo.data_prep.local_files import numbered
-from verl_gdpo.data_prep.schema import read_parquet, write_parquet
+from verl_gdpo.data_prep.parquet import parquet_rows, write_parquets
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.tools import data
 from verl_gdpo.tools.summary import reward_table
+from workshop.tiny_policy.train import make_policy
 
 pytestmark = pytest.mark.e2e
 
@@ -43,12 +43,12 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def policy(folders, tmp_path_factory):
     """Knows these rows by heart, with bad habits: layouts, and programs that do not run."""
-    rows = [row for path in folders.values() for row in read_parquet(path / "train.parquet")]
+    rows = [row for path in folders.values() for row in [*parquet_rows(path / "train.parquet")]]
     for row in rows[-BATCH // len(OPTIONS) :]:
         truth = json.loads(row["reward_model"]["ground_truth"]) | {"solution": "undefined"}
         rows.append({**row, "reward_model": {"style": "rule", "ground_truth": json.dumps(truth)}})
     folder = tmp_path_factory.mktemp("policy")
-    write_parquet(folder / "rows.parquet", numbered(rows, "train"))
+    write_parquets({folder / "rows.parquet": numbered(rows, "train")})
     small = {"hidden_size": 64, "num_hidden_layers": 2, "batch_size": 8}
     return make_policy(folder / "model", data=folder / "rows.parquet", steps=300, **small)
 

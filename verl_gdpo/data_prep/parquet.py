@@ -1,0 +1,129 @@
+"""Writes and reads parquet files of rows, and knows those that the same arguments have made.
+
+Each file holds a hash of what it was made from, and one of its rows. By the second, a file is known
+that somebody has changed.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from verl_gdpo import rewards
+from verl_gdpo.atomic import replace_together
+from verl_gdpo.data_prep import DataError, Progress
+from verl_gdpo.data_prep.download import git_blob_id
+from verl_gdpo.data_prep.schema import SCHEMA, Row, check_rows
+
+CODE = Path(__file__).parent
+MADE_FROM, CONTENT = b"verl_gdpo.made_from", b"verl_gdpo.content"  # keys in a file's metadata
+ROWS_PER_GROUP = 8192  # limits memory, and keeps each column below Arrow's limit of 2 GB
+ROWS_AT_ONCE = 1024  # that are read
+
+
+def _content_id(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """A hash of rows, by which an edited file is known."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True).encode())
+    return digest.hexdigest().encode()
+
+
+def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]], made_from: str = "") -> None:
+    """Check all rows, then write all files or none. Existing files are replaced.
+
+    The same rows and the same version of pyarrow give the same bytes.
+
+    Args:
+        files: {path: rows}.
+        made_from: text that is stored in the metadata of each file.
+
+    Raises:
+        DataError: a row is refused; see `check_rows`.
+        OSError: a file cannot be written; all files stay as they were.
+    """
+    for path, rows in files.items():
+        check_rows(rows, str(path))
+    with replace_together(*files) as temporary:
+        for target, path, rows in zip(temporary, files, files.values(), strict=True):
+            progress = Progress(f"writing {path}", len(rows), "rows")
+            described = SCHEMA.with_metadata({MADE_FROM: made_from, CONTENT: _content_id(rows)})
+            with pq.ParquetWriter(target, described) as writer:
+                for start in range(0, len(rows), ROWS_PER_GROUP):
+                    progress.at(start)
+                    group = list(rows[start : start + ROWS_PER_GROUP])
+                    writer.write_table(pa.Table.from_pylist(group, schema=described))
+
+
+def parquet_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a parquet file without checking them.
+
+    Raises:
+        DataError: the file is not a parquet file, or is damaged.
+        OSError: the file cannot be opened.
+    """
+    with path.open("rb") as file:
+        try:
+            for batch in pq.ParquetFile(file).iter_batches(ROWS_AT_ONCE):
+                yield from batch.to_pylist()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DataError(f"{path}: got no readable parquet file ({error})") from error
+
+
+def made_from(task: str, options: Mapping[str, Any]) -> str:
+    """Return a hash of the code and the options that determine rows; files count by content."""
+    digest = hashlib.sha256()
+    for path in _code(task):
+        digest.update(path.read_bytes())
+    contents = {
+        name: git_blob_id(value) if isinstance(value, Path) else value
+        for name, value in options.items()
+    }
+    digest.update(json.dumps(contents, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def _code(task: str) -> list[Path]:
+    """The files that determine a task's rows: those of this folder, and the scorer's."""
+    scorers = Path(str(rewards.__file__)).parent
+    return sorted([*CODE.glob("*.py"), *CODE.glob("*.json"), *scorers.glob(f"{task}*.py")])
+
+
+def is_there(paths: Sequence[Path], wanted: str) -> bool:
+    """Return whether all files exist as they were made from `wanted`."""
+    return all(
+        path.exists() and _said(path).get(MADE_FROM) == wanted.encode() and not _foreign(path)
+        for path in paths
+    )
+
+
+def refuse_to_replace(paths: Sequence[Path]) -> None:
+    """Raise DataError for a link, and for a file that is not as data_prep wrote it."""
+    for path in paths:
+        why = "it is a link" if path.is_symlink() else path.is_file() and _foreign(path)
+        if why:
+            raise DataError(
+                f"{path} is left as it is: {why}. Replace it with --force, or train on it with "
+                "data.train_files=FILE data.val_files=FILE"
+            )
+
+
+def _foreign(path: Path) -> str:
+    """Why a file is not as data_prep wrote it; "" if it is."""
+    content = _said(path).get(CONTENT)
+    if content is None:
+        return "it cannot be read, or data_prep did not write it"
+    is_same = content == _content_id(parquet_rows(path))
+    return "" if is_same else "it was changed after data_prep wrote it"
+
+
+def _said(path: Path) -> dict[bytes, bytes]:
+    """What the metadata of a file say; nothing, if they cannot be read."""
+    try:
+        return pq.read_metadata(path).metadata or {}
+    except (pa.ArrowException, OSError):
+        return {}

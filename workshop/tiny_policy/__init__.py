@@ -1,0 +1,1 @@
+"""Makes tiny policies for runs without a GPU: `python -m workshop.tiny_policy --help`."""
