@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Makes environment, data and policy on a bare machine, and trains on a task of recipes/task/.
 #
-#   ./run.sh TASK [--resume [RUN_FOLDER]] [--time-limit SECONDS] [key=value ...]
+#   ./run.sh TASK [--resume [RUN_FOLDER]] [--allow-change KEY] [--time-limit SECONDS]
+#            [key=value ...]
 #
 # ./run_tool_rl.sh is ./run.sh tool_rl. The script chooses recipes/hardware/ and recipes/gpu_memory/ by the GPUs that it finds and that
 # CUDA_VISIBLE_DEVICES allows; `hardware=...` overrides this choice. `key=value` are Hydra overrides
 # for verl, such as estimator=grpo or trainer.total_training_steps=5. `run_dir=FOLDER` is a new
 # folder for everything that the run writes. Paths are relative to the current folder.
+# --resume goes on from a run's last checkpoint, with the configuration that it was started with and
+# the given overrides. docs/failures.md says what may change, and what needs --allow-change.
 # Every number is in recipes/.
 set -euo pipefail
 
@@ -40,19 +43,20 @@ case ${1:-} in
   -h | --help | '') task='' ;;
   *) task=$1; shift; [ -f "$root/recipes/task/$task.yaml" ] || die "expected a task first, one of: $(cd "$root/recipes/task" && echo *.yaml | sed 's/\.yaml//g'); got '$task'" ;;
 esac
-resume='' run='' hardware='' options=(--end-with-parent) overrides=("task=$task")
+resume='' run='' hardware='' allowed=() extras=() options=(--end-with-parent) overrides=("task=$task")
 while [ $# -gt 0 ]; do
   case $1 in
     --resume)
       resume=yes
       if [ -d "${2:-}" ] || [[ ${2:-=} != *=* && $2 != --* ]]; then run=$2; shift; fi
       ;;
+    --allow-change) allowed+=("${2:?--allow-change needs a key}"); shift ;;
     --time-limit) options+=(--time-limit "${2:?--time-limit needs seconds}"); shift ;;
     -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     hardware=*) hardware=${1#hardware=} ;;
     run_dir=*) run=${1#run_dir=} ;;
     [!-]*=* | '~'*) overrides+=("$1") ;;
-    *) die "expected key=value, --resume or --time-limit, got '$1'" ;;
+    *) die "expected key=value, --resume, --allow-change or --time-limit, got '$1'" ;;
   esac
   shift
 done
@@ -69,6 +73,24 @@ overridden() {
   return 1
 }
 
+manifest=''
+if [ -n "$resume" ]; then
+  run=${run:-$(find "$root/runs" -maxdepth 1 -name "$task-*" 2>/dev/null | sort | tail -n 1 || true)}
+  # verl writes this file when a checkpoint is complete
+  [ -f "$run/checkpoints/latest_checkpointed_iteration.txt" ] || die "nothing to resume in '${run:-runs}': no checkpoint"
+  # the last start that wrote its configuration; runs of before have none
+  manifest=$(find "$run/starts" -maxdepth 2 -name start.yaml 2>/dev/null | sort -V | tail -n 1 || true)
+  if [ -n "$manifest" ]; then
+    was=$(sed -n '/^recipes:/,/^[^ ]/s/^  hardware: //p' "$manifest")
+    hardware=${hardware:-$was}
+    ! grep -qx '  attention: flash_attn' "$manifest" || extras=(flash-attn)
+  else
+    say "$run was started without a manifest: it goes on with the configuration of this command"
+  fi
+elif [ -n "$(ls -A -- "$run" 2>/dev/null)" ]; then
+  die "run_dir=$run is not empty; choose another, or go on with it: --resume $run"
+fi
+
 [ -z "$hardware" ] || [ -f "$root/recipes/hardware/$hardware.yaml" ] || die "no recipes/hardware/$hardware.yaml"
 if [ "$hardware" != cpu ]; then
   for python in python3 python3.12 python3.11 python3.10; do command -v "$python" >/dev/null && break; done
@@ -78,18 +100,10 @@ if [ "$hardware" != cpu ]; then
   for choice in $fitting; do
     case $choice in
       hardware=*) hardware=${hardware:-${choice#hardware=}} ;;
-      *) overridden "${choice%%=*}" || overrides+=("$choice") ;;
+      *) [ -n "$manifest" ] || overridden "${choice%%=*}" || overrides+=("$choice") ;;
     esac
   done
   say "hardware=$hardware"
-fi
-
-if [ -n "$resume" ]; then
-  run=${run:-$(find "$root/runs" -maxdepth 1 -name "$task-*" 2>/dev/null | sort | tail -n 1 || true)}
-  # verl writes this file when a checkpoint is complete
-  [ -f "$run/checkpoints/latest_checkpointed_iteration.txt" ] || die "nothing to resume in '${run:-runs}': no checkpoint"
-elif [ -n "$(ls -A -- "$run" 2>/dev/null)" ]; then
-  die "run_dir=$run is not empty; choose another, or go on with it: --resume $run"
 fi
 
 # setup_env.sh prints the environment's folder, which later starts do not change
@@ -101,7 +115,6 @@ if [ "$hardware" = cpu ]; then
   # one thread per process, because verl starts nine processes
   export OMP_NUM_THREADS=1
 else
-  extras=()
   case " ${overrides[*]} " in *' attention=flash_attn '*) extras=(flash-attn) ;; esac
   stage "$root/setup_env.sh" gpu "${extras[@]}" >"$answer"
 fi
@@ -110,7 +123,7 @@ rm "$answer"
 # Ray sends no usage report to its makers
 export RAY_USAGE_STATS_ENABLED=0
 
-if ! overridden data.train_files || ! overridden data.val_files; then
+if [ -z "$manifest" ] && { ! overridden data.train_files || ! overridden data.val_files; }; then
   say "the data: made once, and again when what makes it changes"
   source=(--out "$root/data/$task")
   if [ "$hardware" = cpu ]; then
@@ -119,7 +132,7 @@ if ! overridden data.train_files || ! overridden data.val_files; then
   fi
   stage env -C "$root" "$python" -m data_prep "$task" --if-needed "${source[@]}"
 fi
-if [ "$hardware" = cpu ] && ! overridden actor_rollout_ref.model.path; then
+if [ -z "$manifest" ] && [ "$hardware" = cpu ] && ! overridden actor_rollout_ref.model.path; then
   if [ "$task" = tool_rl ]; then # the package has this policy
     overrides+=("actor_rollout_ref.model.path=$(quoted "$root/verl_gdpo/cpu/tool_rl_policy")")
   else
@@ -128,10 +141,18 @@ if [ "$hardware" = cpu ] && ! overridden actor_rollout_ref.model.path; then
   fi
 fi
 
-config=("hardware=$hardware" "data_dir=$(quoted "$root/data")" "${overrides[@]}")
+[ ${#allowed[@]} -eq 0 ] || overrides+=("++allow_change=[$(IFS=,; echo "${allowed[*]}")]")
+if [ -n "$manifest" ]; then
+  answer=$(mktemp)
+  stage "$python" -m verl_gdpo.run.go_on "$run" "hardware=$hardware" "${overrides[@]}" >"$answer"
+  mapfile -d '' -t config <"$answer"
+  rm "$answer"
+else
+  config=(--config-dir "$root/recipes" --config-name train "hardware=$hardware" "data_dir=$(quoted "$root/data")" "${overrides[@]}")
+fi
 if [ "$hardware" != cpu ]; then
   say "the model: downloaded once"
-  stage "$python" -W ignore -m verl_gdpo fetch --config-dir "$root/recipes" --config-name train "${config[@]}"
+  stage "$python" -W ignore -m verl_gdpo fetch "${config[@]}"
 fi
 if [ -z "$run" ]; then
   mkdir -p "$root/runs"
@@ -142,7 +163,7 @@ fi
 run=$(realpath -m -- "$run")
 say "training; verl needs a minute or two to start. Everything it prints: $run/train.log"
 say "checking the configuration meanwhile; a problem ends the run"
+[ -n "$manifest" ] || config+=("run_dir=$(quoted "$run")")
 stage "$python" -m verl_gdpo.run.launch --check "${options[@]}" --run-dir "$run" -- \
-  "$python" -m verl.trainer.main_ppo --config-dir "$root/recipes" --config-name train \
-  "${config[@]}" "run_dir=$(quoted "$run")"
+  "$python" -m verl.trainer.main_ppo "${config[@]}"
 stage "$python" -m verl_gdpo summary "$run"

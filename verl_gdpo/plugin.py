@@ -34,6 +34,7 @@ EXTENDS = {
     "verl.trainer.ppo.ray_trainer": "legacy_trainer",
     "verl.trainer.main_ppo": "main_ppo",
     "verl.utils.debug": "hang",
+    "verl.utils.device": "driver",
     "verl.utils.fsdp_utils": "fused_kernels",
 }
 GATES = {"verl.utils.device": "auto_set_device", "verl.trainer.ppo.utils": "need_critic"}

@@ -15,6 +15,7 @@ from start_verl import ENVIRONMENT, verl_command
 
 from verl_gdpo.run.dump_reader import dump_files, read_dump
 from verl_gdpo.run.folder import read_metrics
+from verl_gdpo.run.go_on import arguments
 from workshop.tiny_policy.model import make_tiny_model
 
 MARK = "VERL_GDPO_FAULT_TEST"
@@ -63,25 +64,41 @@ class Training:
     @contextmanager
     def started(self, *more):
         """The launcher, running."""
-        self.starts += 1
         with ray_folder() as ray_dir:
-            launcher = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "verl_gdpo.run.launch", "--run-dir", str(self.folder)),
-                    *("--time-limit", "900", "--"),
-                    *verl_command(self.folder, ray_dir, [*self.overrides, *more]),
-                ],
-                env={**os.environ, **ENVIRONMENT, **self.environment, MARK: str(self.folder)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            try:
+            command = verl_command(self.folder, ray_dir, [*self.overrides, *more])
+            with self._launched(command) as launcher:
                 yield launcher
-            finally:
-                for process in self.processes():
-                    process.kill()
-                launcher.communicate()
+
+    @contextmanager
+    def resumed(self, *more):
+        """The launcher, going on as `run.sh --resume` does."""
+        with ray_folder() as ray_dir:
+            place = f"++ray_kwargs.ray_init._temp_dir={ray_dir}"
+            given = arguments(self.folder, [*more, place])
+            main = [sys.executable, "-m", "verl.trainer.main_ppo"]
+            with self._launched([*main, *given]) as launcher:
+                yield launcher
+
+    @contextmanager
+    def _launched(self, command):
+        self.starts += 1
+        launcher = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "verl_gdpo.run.launch", "--run-dir", str(self.folder)),
+                *("--time-limit", "900", "--"),
+                *command,
+            ],
+            env={**os.environ, **ENVIRONMENT, **self.environment, MARK: str(self.folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            yield launcher
+        finally:
+            for process in self.processes():
+                process.kill()
+            launcher.communicate()
 
     def processes(self):
         found = []

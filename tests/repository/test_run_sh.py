@@ -184,6 +184,75 @@ def test_paths_are_relative_to_where_the_user_stands(checkout):
     assert overrides(arguments)["run_dir"] == str(home / "run")
 
 
+GO_ON = r"""
+if [[ $* == *verl_gdpo.run.go_on* ]]; then printf '%s\0' --config-dir stored 'a b' "${@:4}"; fi
+"""
+
+
+def recorded(checkout, name, *recipes):
+    """A run with a manifest and a checkpoint."""
+    run = checkout / "runs" / name
+    for folder, file, text in (
+        ("checkpoints", TRACKER.rpartition("/")[2], "3"),
+        ("starts/2", "start.yaml", "recipes:\n  hardware: 1gpu\nconfiguration:\n"),
+        (
+            "starts/10",
+            "start.yaml",
+            "".join(["recipes:\n", *(f"  {one}\n" for one in recipes), "configuration:\n"]),
+        ),
+    ):
+        (run / folder).mkdir(parents=True)
+        (run / folder / file).write_text(text)
+    for hardware in ("cpu", "gpu"):
+        program(checkout / f"venv-{hardware}" / "bin" / "python", PYTHON + GO_ON)
+    return run
+
+
+def test_a_resume_takes_the_configuration_of_the_run(checkout):
+    run = recorded(checkout, "tool_rl-1", "hardware: cpu", "estimator: grpo")
+    more = (
+        "trainer.save_freq=1",
+        "--allow-change",
+        "algorithm",
+        "--allow-change",
+        "data.val_files",
+    )
+    done = call(checkout, "--resume", *more, hardware=None)
+    assert (done.returncode, done.stderr) == (0, "")
+    ran = stages(checkout)
+    assert sorted(ran) == ["verl-gdpo summary", "verl_gdpo.run.go_on", "verl_gdpo.run.launch"]
+    allowed = "++allow_change=[algorithm,data.val_files]"
+    given = ["hardware=cpu", "task=tool_rl", "trainer.save_freq=1", allowed]
+    assert ran["verl_gdpo.run.go_on"][1][2:] == [str(run), *given]
+    _, arguments = ran["verl_gdpo.run.launch"]
+    command = arguments[arguments.index("--") + 1 :]
+    assert command[1:] == [
+        *("-m", "verl.trainer.main_ppo", "--config-dir", "stored", "a b"),
+        *given,
+    ]
+
+
+def test_a_resume_on_gpus_leaves_the_recipes_to_the_run(checkout):
+    finds(checkout, "hardware=8gpu gpu_memory=80gb trainer.n_gpus_per_node=4")
+    recorded(checkout, "tool_rl-1", "hardware: 8gpu", "attention: flash_attn")
+    program(checkout / "setup_env.sh", f'#!/bin/bash\necho "$@" >&2\necho "{checkout}/venv-$1"\n')
+    done = call(checkout, "--resume", hardware=None)
+    assert (done.returncode, done.stderr) == (0, "gpu flash-attn\n")
+    ran = stages(checkout)
+    given = ran["verl_gdpo.run.go_on"][1][3:]
+    assert given == ["hardware=8gpu", "task=tool_rl"]
+    fetched = ran["verl-gdpo fetch"][1]
+    assert fetched[fetched.index("fetch") + 1 :] == ["--config-dir", "stored", "a b", *given]
+
+
+def test_a_run_without_a_manifest_goes_on_with_the_command(checkout):
+    run = recorded(checkout, "tool_rl-1")
+    shutil.rmtree(run / "starts")
+    done = call(checkout, "--resume", "estimator=grpo")
+    assert "was started without a manifest" in done.stdout
+    assert launched(checkout)[1]["estimator"] == "grpo"
+
+
 @pytest.mark.parametrize("name", ["a,b=c", "d (e", "it's", "#f", "ä ö", "[g]", "{h: i}", "$j"])
 def test_a_folder_of_any_name_is_resumed(checkout, name):
     run = checkout.parent / "deep" / "home" / name
@@ -306,6 +375,7 @@ def test_another_system_is_told_what_is_needed(checkout, script):
         (["steps"], "expected key=value"),
         (["--steps=3"], "expected key=value"),
         (["--time-limit"], "--time-limit needs seconds"),
+        (["--allow-change"], "--allow-change needs a key"),
     ],
 )
 def test_refused_arguments(checkout, arguments, message):

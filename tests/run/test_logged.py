@@ -124,6 +124,17 @@ def test_wandb_on_this_machine(wandb_folder, tmp_path):
         read_logged(str(wandb_folder.parent))
 
 
+def test_a_resumed_run_of_wandb_is_one_run(wandb_folder):
+    """W&B makes a folder for each start, and a file of the same name in it; a later one wins."""
+    (file,) = wandb_folder.glob("*.wandb")
+    later = wandb_folder.with_name("offline-run-99990101_000000-later")
+    later.mkdir()
+    content = file.read_bytes()
+    (later / file.name).write_bytes(content)
+    file.write_bytes(content[: content.rindex(b"response_length/mean")])
+    assert same(read_logged(str(wandb_folder.parent)).metrics, STEPS)
+
+
 class Server:
     """W&B's public API, as its reference documents it; no test can ask the real one."""
 

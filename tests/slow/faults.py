@@ -13,7 +13,7 @@ from small_trainings import check_error, overrides
 from start_verl import run_verl
 
 from verl_gdpo.run.folder import read_metrics
-from verl_gdpo.verl_hooks.v1_trainer import TRACKER
+from verl_gdpo.run.starts import TRACKER
 
 pytestmark = pytest.mark.e2e
 

@@ -3,7 +3,8 @@
 import pytest
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
-from verl_gdpo.verl_hooks.v1_trainer import TRACKER, mend_tracker
+from verl_gdpo.run.starts import TRACKER
+from verl_gdpo.verl_hooks.resume import mend_tracker
 
 
 def checkpoint(folder, step, whole=True):

@@ -17,7 +17,7 @@ from verl.trainer import main_ppo
 from verl.trainer.ppo import ray_trainer
 from verl_batch import GDPO, GROUPS, REWARDS, batch, verl_config
 
-from verl_gdpo.verl_hooks.main_ppo import checked
+from verl_gdpo.verl_hooks.driver import checked
 from verl_gdpo.verl_hooks.trainer_mixin import NOT_FULLY_ASYNC
 
 
@@ -46,6 +46,12 @@ def test_one_step_off_policy_from_rewards_to_metrics():
 
 
 # --- before Ray starts ---------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def checkpoints_elsewhere(tmp_path, monkeypatch):
+    """A start is recorded in verl's default folder of checkpoints, which is relative."""
+    monkeypatch.chdir(tmp_path)
 
 
 def run(config):

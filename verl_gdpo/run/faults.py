@@ -7,13 +7,12 @@ import tempfile
 from pathlib import Path
 
 from verl_gdpo.run.folder import read_metrics
+from verl_gdpo.run.starts import TRACKER
 from verl_gdpo.terminal import printable
 
 ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROBE_BYTES = 1 << 20
 LOG_END_BYTES = 1 << 20  # a failure's reason is searched in this much of the log's end
-# verl writes it when a checkpoint is complete
-TRACKER = "checkpoints/latest_checkpointed_iteration.txt"
 
 
 def stop_report(run: Path, reason: str, go_on: str | None = None) -> str:
@@ -27,7 +26,7 @@ def stop_report(run: Path, reason: str, go_on: str | None = None) -> str:
     said = f"stopped at step {step}" if step else "stopped before the first step"
     if reason != "stopped":
         said = f"{reason}: {said}"
-    tracker = run / TRACKER
+    tracker = run / "checkpoints" / TRACKER
     saved = tracker.read_text().strip() if tracker.exists() else ""
     if not saved:
         return f"{said}; there is no checkpoint yet, so nothing to go on with"

@@ -8,19 +8,17 @@ runs/2026-01-31_12-00-00/
   checkpoints/
   rewards.png        the curves
   report/            the output of `verl-gdpo report`
-  hydra/             the configuration, in .hydra/config.yaml
-  versions.json      the versions of Python and the packages at the last start
+  starts/2/          what the second start began with, and how it ended; see `starts.py`
+  hydra/DATE_TIME/   what Hydra keeps of a start, in .hydra/
   lock               the process id of the launcher, which locks this file
 
 With these loggers in `trainer.logger`, there are also `tensorboard/` and `wandb/`.
 """
 
 import contextlib
-import importlib.metadata
 import json
 import math
 import os
-import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -31,6 +29,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from verl_gdpo.run.starts import COMPOSED, FOLDER, starts_in, starts_of
 from verl_gdpo.terminal import printable
 
 # `val-aux/<data source>/<reward>/mean@<samples>`; verl uses val-core for a reward named acc
@@ -42,9 +41,6 @@ SCORE, SCORE_KEY, SCORE_IN_VALIDATION = "score", "critic/score/mean", "reward"
 
 # `gdpo/<reward>/mean/<data source>`, which a run on several data sources has
 TRAINING_KEY = re.compile(r"gdpo/(?P<reward>.+?)/mean/(?P<source>.+)")
-
-# packages whose versions can change a result
-PACKAGES = ("verl-gdpo", "verl", "torch", "ray", "vllm", "transformers")
 
 GAPS_SHOWN = 5  # a message lists at most this many steps
 PROBLEMS_SHOWN = 10  # lines that cannot be read
@@ -169,30 +165,26 @@ def gaps(metrics: Metrics) -> list[str]:
     ]
 
 
-def write_versions(run: Path) -> None:
-    """Write the versions of Python and the installed `PACKAGES` for `read_versions`."""
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    (run / "versions.json").write_text(json.dumps(versions, indent=2) + "\n")
-
-
 def read_versions(run: Path) -> dict[str, str]:
-    """Return {package: version}; it is empty if `launch` did not start the run."""
-    file = run / "versions.json"
+    """Return {package: version} of the last start; it is empty if nothing recorded them."""
+    if recorded := starts_of(run):
+        return dict(recorded[-1].start.versions)
+    file = run / "versions.json"  # of runs before there were manifests
     return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 def config_of_run(folder: Path) -> Path | None:
-    """Return the file with a run's configuration, given its folder, its rollouts/ or a dump."""
+    """Return the file with a run's configuration, given its folder, its rollouts/ or a dump.
+
+    It is the one of the last start.
+    """
     folder = folder.parent if folder.is_file() else folder
     for run in (folder, folder.parent) if folder.name == "rollouts" else (folder,):
-        for path in (run / "hydra/.hydra/config.yaml", run / ".hydra/config.yaml"):
-            if path.exists():
-                return path
+        if recorded := starts_in(run / FOLDER):
+            return recorded[-1].folder / COMPOSED
+        for place in ("hydra/*/", "hydra/", ""):
+            if found := sorted(run.glob(f"{place}.hydra/config.yaml")):
+                return found[-1]
     return None
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from verl_gdpo.run.faults import failure_report, stop_report
-from verl_gdpo.run.folder import claim_metrics_file, write_versions
+from verl_gdpo.run.folder import claim_metrics_file
 from verl_gdpo.run.heartbeat import Pulse
 from verl_gdpo.run.heartbeat import remove as remove_heartbeat
 from verl_gdpo.run.lock import BusyError, locked
@@ -34,6 +34,7 @@ from verl_gdpo.run.processes import MARK, end_run, family_of, watchdog
 from verl_gdpo.run.progress import Progress
 from verl_gdpo.run.ray_sessions import clear_sessions
 from verl_gdpo.run.stacks import HANG_FILE, stacks_of
+from verl_gdpo.run.starts import ended
 
 GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
 POLL_SECONDS = 0.2
@@ -51,7 +52,7 @@ class End:
     """How a run ended.
 
     exit_code: of the launcher.
-    reason: "finished", "failed", "stopped", "time limit", "hang" or "folder deleted".
+    reason: "finished", "failed", "stopped", "time limit", "hang", "folder deleted" or "refused".
     said: what is known beyond the log of the run.
     """
 
@@ -109,7 +110,6 @@ def launch(
         progress = Progress(run, quiet)
         if left := end_run(family_of(lock)):
             progress.say(f"ended processes of an earlier start of this run: {', '.join(left)}")
-        write_versions(run)
         mark = family_of(lock) + uuid.uuid4().hex
         environment = {
             **os.environ,
@@ -117,14 +117,21 @@ def launch(
             **(env or {}),
             MARK: mark,
         }
+        end = End(1, "failed", "the launcher failed")
         with open(run / "train.log", "ab") as log, _signals_raise():
             try:
                 with watchdog(mark, log):
-                    return _run(command, check, environment, log, progress, ends)
+                    end = _run(command, check, environment, log, progress, ends)
             except Stopped as stopped:
-                return stopped.end
+                end = stopped.end
+            except RefusedError:
+                end = End(CHECK_EXIT, "refused", "the check found a problem")
+                raise
             finally:
                 remove_heartbeat(run)
+                with contextlib.suppress(OSError):  # of a full disk, which the report names
+                    ended(run, end.said, end.exit_code, mark)
+            return end
 
 
 @dataclass

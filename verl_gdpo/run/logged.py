@@ -77,7 +77,9 @@ def _files_in(folder: Path) -> list[Path]:
     for inside in INSIDE:
         for pattern in FILES:
             found = sorted(path for path in folder.glob(inside + pattern) if _is_metrics(path))
-            if len(found) > 1 and pattern not in PARTS:
+            # W&B writes a file of the same name for each start of a resumed run
+            runs_of_wandb = {path.name for path in found if path.suffix == ".wandb"}
+            if len(found) > 1 and pattern not in PARTS and len(runs_of_wandb) != 1:
                 raise ValueError(f"{folder}: holds several runs; name one: {_few(folder, found)}")
             if found:
                 return found
@@ -115,8 +117,13 @@ def _of_files(files: Sequence[Path], name: str) -> Logged:
     if first.suffix == ".csv":
         return Logged(name, "CSV of W&B", read_csv(files))
     if first.suffix == ".wandb":
-        shown, metrics, config = read_file(first)
-        return Logged(shown or name, "W&B", metrics, config)
+        starts = [read_file(file) for file in files]  # by their dates
+        shown, _, config = starts[-1]
+        steps: dict[int, dict[str, float]] = {}
+        for _, metrics, _ in starts:
+            for step, values in metrics.items():
+                steps.setdefault(step, {}).update(values)
+        return Logged(shown or name, "W&B", dict(sorted(steps.items())), config)
     return Logged(first.stem, "file logger", read_metrics(first), read_config(first.parent))
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 from verl_gdpo.run.ends import NAMES, NOTHING, ends
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import Metrics, gaps, training_rewards, validation_rewards
+from verl_gdpo.run.history import HEADER as STARTS
+from verl_gdpo.run.history import NOTHING as UNCHANGED
+from verl_gdpo.run.history import history
 from verl_gdpo.run.logged import EXPECTED, Logged, read_logged
 from verl_gdpo.terminal import needs_extra, printable, render
 
@@ -47,6 +50,13 @@ def main(argv: Sequence[str]) -> int:
     if logged is not None:
         _print_metrics(logged)
         _print_rest(logged, folder, is_ours)
+    if starts := history(folder):
+        *columns, what = STARTS
+        print(f"\n{render(columns, [[*map(printable, row[:-1])] for row in starts])}")
+        for number, *_, changed in starts:
+            if changed != UNCHANGED:
+                print(f"start {number} {what}: {printable(changed)}")
+        print()
     for label, path in parts.items() if is_ours else ():
         print(f"{label:<14} {path if path and path.exists() else 'none'}")
     return 0

@@ -69,6 +69,7 @@ RELIED_ON = MappingProxyType(
             "verl.trainer.ppo.core_algos:ADV_ESTIMATOR_REGISTRY",
             "verl.trainer.ppo.reward:resolve_reward_manager_cls(config)",
         ),
+        "driver": ("verl.utils.device:auto_set_device(config)",),
         "hang": ("verl.utils.debug:marked_timer(name, timing_raw)",),
         "main_ppo": ("verl.trainer.main_ppo:run_ppo(config)",),
         "fused_kernels": ("verl.utils.fsdp_utils:_select_fsdp2_wrap_targets(model)",),

@@ -6,14 +6,11 @@ Relies on verl 0.9:
 - the methods in `relied_on.py`, and the tag `response_len`;
 - `trainer_base.compute_advantage_for_multi_trajectories(data, ...)`, which returns `data` with the
   tensors `advantages` and `response_mask` of all rows, in the order of the batch. It calls the
-  `compute_advantage` of `v1.utils`;
-- `_save_checkpoint` first writes all weights, then `global_step_N/data.pt`, then N into
-  `latest_checkpointed_iteration.txt`, overwriting that file.
+  `compute_advantage` of `v1.utils`.
 """
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -31,15 +28,12 @@ from verl_gdpo.settings.algorithm import settings_of_run
 from verl_gdpo.verl_hooks.hang import watch, watched
 from verl_gdpo.verl_hooks.queue_reader import fetch_rows
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
+from verl_gdpo.verl_hooks.resume import mend_tracker
 from verl_gdpo.verl_hooks.reward_manager import node_and_manager, runs_gdpo_manager
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
 from verl_gdpo.verl_hooks.rollout_table import RolloutTable
 from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
 from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin
-
-logger = logging.getLogger(__name__)
-
-TRACKER = "latest_checkpointed_iteration.txt"
 
 
 @functools.cache
@@ -125,35 +119,6 @@ class GdpoTrainer(TrainerMixin):
     def _log_rollout_data(self, *args: Any, **kwargs: Any) -> None:
         with self.dumping_rollouts():
             super()._log_rollout_data(*args, **kwargs)  # type: ignore[misc]
-
-
-def mend_tracker(folder: Path) -> None:
-    """Write the newest checkpoint's step into the tracker if a full disk has left it empty.
-
-    verl would stop at `int('')` or start at step 0. verl empties the file before it writes the
-    number. So an empty file means that the disk was full after the newest checkpoint was complete.
-
-    Args:
-        folder: `trainer.default_local_dir`. If it holds no tracker, nothing happens.
-
-    Raises:
-        ValueError: the tracker names a checkpoint that does not exist, or it is empty and no
-            checkpoint is complete.
-    """
-    tracker = folder / TRACKER
-    if not tracker.exists():
-        return
-    said = tracker.read_text().strip()
-    whole = [path.parent.name for path in folder.glob("global_step_*/data.pt")]
-    steps = sorted(int(name.removeprefix("global_step_")) for name in whole)
-    if said == "" and steps:
-        tracker.write_text(str(steps[-1]))
-        logger.warning("verl-gdpo: %s was empty; it says %d again", tracker, steps[-1])
-    elif not (folder / f"global_step_{said}").is_dir():
-        raise ValueError(
-            f"{tracker} says {said!r}, but {folder} has {steps or 'no'} whole checkpoints. Write "
-            "one of these numbers into it, or delete it to start anew"
-        )
 
 
 def check_reward_workers(workers: Sequence[Any], sources: Iterable[str]) -> None:

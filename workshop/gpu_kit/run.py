@@ -178,7 +178,7 @@ def keep_logs(work: Path, archive: Path) -> None:
     """All logs and configurations so far, in one file."""
     new = archive.with_suffix(".new")
     with tarfile.open(new, "w:gz") as tar:
-        for path in sorted([*work.glob("*/train.log"), *work.glob("*/hydra/.hydra/*.yaml")]):
+        for path in sorted([*work.glob("*/train.log"), *work.glob("*/hydra/**/.hydra/*.yaml")]):
             tar.add(path, path.relative_to(work).as_posix())
     new.replace(archive)
 

@@ -18,7 +18,7 @@ from verl_gdpo.tools.report.page import Page
 from verl_gdpo.tools.report.runs import RunsOfArm, read_arms
 from verl_gdpo.tools.report.sections import without_empty_charts
 from verl_gdpo.tools.report.signal_charts import collapse, influence, saturation
-from verl_gdpo.tools.report.tables import differences, results, runs, warnings
+from verl_gdpo.tools.report.tables import differences, results, runs, starts, warnings
 from verl_gdpo.tools.report.what_if import weights, what_if_of_arms
 
 
@@ -42,6 +42,7 @@ def build_page(
         table_of_differences(arms),
         runs(arms),
         differences(arms),
+        starts(arms),
         inputs(arms),
     )
     what_if = what_if_of_arms(arms)

@@ -18,7 +18,9 @@ from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.run.dump_reader import data_sources, dump_files
 from verl_gdpo.run.folder import Metrics, load_config, read_versions
 from verl_gdpo.run.logged import Logged, read_logged
+from verl_gdpo.run.resume_rules import ON_REQUEST
 from verl_gdpo.run.scorer import Scorer
+from verl_gdpo.run.starts import starts_of
 from verl_gdpo.settings.algorithm import GdpoSettings, scorers_bounds, uses_gdpo_manager
 
 Curve = Mapping[int, float]
@@ -128,7 +130,7 @@ def read_arms(
 
 def _alike(name: str, runs: Sequence[Run]) -> list[RunsOfArm]:
     """The runs of an arm; several, named after their settings, where more than seeds differ."""
-    settings = [{} if run.config is None else leaves(run.config) for run in runs]
+    settings = compared(runs)
     keys = sorted({key for one in settings for key in one if not is_of_one_run(key)})
     differing = [key for key in keys if len({one.get(key) for one in settings}) > 1]
     groups: dict[tuple[str | None, ...], list[Run]] = {}
@@ -154,6 +156,33 @@ def is_of_one_run(key: str) -> bool:
     last = key.rpartition(".")[2]
     is_listed = last in OF_ONE_RUN or last.rpartition("_")[2] in OF_ONE_RUN
     return is_listed and not key.startswith(OF_AN_ARM)
+
+
+def compared(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """What is compared of each run, {dotted key: value as text}.
+
+    With a manifest of every run, these are the resolved configurations with the content of files,
+    and what was changed within a run. Otherwise they are the configurations as they are written.
+    """
+    recorded = [starts_of(run.folder) if run.folder.is_dir() else [] for run in runs]
+    if not all(recorded):
+        return [{} if run.config is None else leaves(run.config) for run in runs]
+    return [
+        {
+            **{
+                key: str(value)
+                for key, value in starts[-1].start.contents.compared().items()
+                if key != "data_dir"  # what is in it counts
+            },
+            **{
+                f"{key} before step {one.start.step + 1}": str(before)
+                for one in starts
+                for key, (before, _, verdict) in one.start.changes.items()
+                if verdict == ON_REQUEST
+            },
+        }
+        for starts in recorded
+    ]
 
 
 def leaves(config: Any) -> dict[str, str]:

@@ -7,7 +7,9 @@ import numpy as np
 
 from verl_gdpo.run.ends import NAMES, NOTHING, End, ends
 from verl_gdpo.run.folder import gaps, training_rewards, validation_rewards
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, is_of_one_run, leaves
+from verl_gdpo.run.history import HEADER as STARTS
+from verl_gdpo.run.history import history
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, compared, is_of_one_run
 from verl_gdpo.tools.report.sections import FEWEST_FOR_BAND, Table, names
 
 RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
@@ -61,10 +63,12 @@ def differences(arms: Sequence[RunsOfArm]) -> Table | None:
     """Keys of the configuration in which runs differ; None for a single run, or without any.
 
     Seeds, names, folders and ports are no difference: the table of runs has the seeds.
-    Configurations are compared as they are written: a key that refers to another one is equal.
+    `compared` says what is compared of each run.
     """
-    read = [(arm.name, leaves(run.config)) for arm in arms for run in arm.runs if run.config]
-    keys = sorted({key for _, leaves in read for key in leaves if not is_of_one_run(key)})
+    members = [(arm.name, run) for arm in arms for run in arm.runs if run.config]
+    settings = compared([run for _, run in members])
+    read = [(name, one) for (name, _), one in zip(members, settings, strict=True)]
+    keys = sorted({key for _, one in read for key in one if not is_of_one_run(key)})
     rows = []
     for key in keys:
         values = {arm.name: dict.fromkeys(_at(key, read, arm.name)) for arm in arms}
@@ -76,8 +80,17 @@ def differences(arms: Sequence[RunsOfArm]) -> Table | None:
     return Table("Where the configurations differ", header, rows, labels=len(header))
 
 
+def starts(arms: Sequence[RunsOfArm]) -> Table | None:
+    """When each start of a run began and ended; None where no run was started twice."""
+    of_runs = {run.name: history(run.folder) for arm in arms for run in arm.runs}
+    if all(len(rows) < 2 for rows in of_runs.values()):
+        return None
+    rows = [(name, *row) for name, found in of_runs.items() for row in found]
+    return Table("The starts of each run", ("run", *STARTS), rows, 1 + len(STARTS), wraps=True)
+
+
 def _at(key: str, read: Sequence[tuple[str, dict[str, str]]], arm: str) -> list[str]:
-    return [leaves.get(key, "not there") for name, leaves in read if name == arm]
+    return [one.get(key, "not there") for name, one in read if name == arm]
 
 
 def warnings(arms: Sequence[RunsOfArm]) -> list[str]:

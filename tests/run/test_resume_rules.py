@@ -1,0 +1,118 @@
+"""Which changes of a run are refused, free or on request, and their table in the docs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from verl_gdpo.run.contents import Contents
+from verl_gdpo.run.resume_rules import FREE, ON_REQUEST, REFUSED, RULES, changes, refusal, table
+
+REPO = next(path for path in Path(__file__).resolve().parents if (path / "recipes").is_dir())
+OPTIM = {"lr": 1e-6, "lr_scheduler_type": "constant", "lr_warmup_steps": -1}
+
+
+def settings(**keys):
+    """A configuration from dotted keys, written with `__`."""
+    made = {}
+    for key, value in keys.items():
+        *path, last = key.split("__")
+        block = made
+        for name in path:
+            block = block.setdefault(name, {})
+        block[last] = value
+    return Contents(made)
+
+
+@pytest.mark.parametrize(
+    ("key", "verdict"),
+    [
+        ("data__train_files", REFUSED),
+        ("data__seed", REFUSED),
+        ("data__dataloader_num_workers", REFUSED),
+        ("data__train_batch_size", ON_REQUEST),
+        ("actor_rollout_ref__actor__optim__lr", REFUSED),
+        ("critic__optim__weight_decay", REFUSED),
+        ("trainer__n_gpus_per_node", REFUSED),
+        ("actor_rollout_ref__actor__fsdp_config__fsdp_size", REFUSED),
+        ("actor_rollout_ref__model__path", REFUSED),
+        ("actor_rollout_ref__model__lora__rank", REFUSED),
+        ("actor_rollout_ref__model__lora_rank", REFUSED),
+        ("trainer__save_freq", FREE),
+        ("trainer__val_before_train", FREE),
+        ("trainer__logger", FREE),
+        ("trainer__default_local_dir", FREE),
+        ("actor_rollout_ref__rollout__gpu_memory_utilization", FREE),
+        ("actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu", FREE),
+        ("actor_rollout_ref__rollout__log_prob_max_token_len_per_gpu", FREE),
+        ("actor_rollout_ref__actor__fsdp_config__optimizer_offload", FREE),
+        ("ray_kwargs__ray_init___temp_dir", FREE),
+        ("algorithm__adv_estimator", ON_REQUEST),
+        ("algorithm__gdpo__rewards__format", ON_REQUEST),
+        ("actor_rollout_ref__rollout__n", ON_REQUEST),
+        ("actor_rollout_ref__actor__ppo_mini_batch_size", ON_REQUEST),
+        ("actor_rollout_ref__actor__optim__clip_grad", ON_REQUEST),
+        ("data__val_files", ON_REQUEST),
+        ("reward__custom_reward_function__path", ON_REQUEST),
+    ],
+)
+def test_the_list_of_a_key(key, verdict):
+    (change,) = changes(settings(**{key: "a"}), settings(**{key: "b"}))
+    assert change.rule.verdict == verdict
+    dotted = key.replace("__", ".")
+    assert change.key == dotted
+    said = refusal([change], ())
+    assert (said == "") == (verdict == FREE)
+    assert (refusal([change], (dotted,)) == "") == (verdict != REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("optim", "verdict"),
+    [
+        ({}, FREE),
+        ({"lr_scheduler_type": "cosine"}, ON_REQUEST),
+        ({"lr_warmup_steps_ratio": 0.1}, ON_REQUEST),
+        ({"lr_warmup_steps_ratio": 0.1, "lr_warmup_steps": 5}, FREE),
+    ],
+)
+def test_more_steps_are_free_at_a_constant_rate(optim, verdict):
+    found = {f"actor_rollout_ref__actor__optim__{k}": v for k, v in {**OPTIM, **optim}.items()}
+    before, after = (settings(**found, trainer__total_training_steps=n) for n in (3, 5))
+    (change,) = changes(before, after)
+    assert change.rule.verdict == verdict
+
+
+@pytest.mark.parametrize(("filtered", "verdict"), [(True, REFUSED), (False, ON_REQUEST)])
+def test_longer_prompts_are_other_rows_where_they_are_filtered(filtered, verdict):
+    before, after = (
+        settings(data__filter_overlong_prompts=filtered, data__max_prompt_length=n) for n in (3, 5)
+    )
+    assert changes(before, after)[0].rule.verdict == verdict
+
+
+def test_a_refusal_says_what_to_do():
+    before = settings(algorithm__adv_estimator="grpo", data__seed=1, trainer__save_freq=1)
+    after = settings(algorithm__adv_estimator="gdpo", data__seed=2, trainer__save_freq=2)
+    said = refusal(changes(before, after), ())
+    assert "data.seed: 1 -> 2 cannot change: the order of the rows comes from" in said
+    assert "merge the weights" in said and "the state of the optimizer is lost" in said
+    assert "algorithm.adv_estimator: 'grpo' -> 'gdpo' on request only" in said
+    assert "--allow-change algorithm.adv_estimator" in said and "save_freq" not in said
+    assert "\n" not in said  # the launcher shows one line of an exception
+    said = refusal(changes(before, after), ["algorithm"])
+    assert "adv_estimator" not in said and "data.seed" in said
+    assert refusal(changes(settings(ab=1), settings(ab=2)), ["a"])
+
+
+def test_every_rule_decides_something():
+    assert RULES[-1].keys == ("*",)
+    patterns = [pattern for rule in RULES for pattern in rule.keys]
+    conditional = {key for rule in RULES if not rule.holds({}) for key in rule.keys}
+    repeated = {pattern for pattern in patterns if patterns.count(pattern) > 1}
+    assert repeated <= conditional
+
+
+def test_the_table_in_the_docs():
+    text = (REPO / "docs" / "failures.md").read_text()
+    (shown,) = re.findall(r"<!-- rules -->\n(.*?)<!-- end -->", text, re.S)
+    assert shown.strip() == table().strip()

@@ -1,0 +1,191 @@
+"""The manifests of a run's starts, and the arguments that go on with it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from verl_gdpo.run import starts
+from verl_gdpo.run.contents import Contents, differences, file_contents
+from verl_gdpo.run.folder import config_of_run, read_versions
+from verl_gdpo.run.go_on import arguments
+from verl_gdpo.run.starts import Start, ended, maker_of, starts_of, write
+
+CONFIGURATION = {"algorithm": {"adv_estimator": "grpo"}, "data": {"train_files": "rows.parquet"}}
+
+
+def start(time="2026-01-01T00:00:00+00:00", **more):
+    return Start(time, CONFIGURATION, **more)
+
+
+def checkpoint(run, step, written_at=2e9):
+    folder = run / "checkpoints" / f"global_step_{step}"
+    folder.mkdir(parents=True)
+    (folder / "data.pt").touch()
+    os.utime(folder / "data.pt", (written_at, written_at))
+    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
+    return folder
+
+
+def test_a_start_is_read_as_it_was_written(tmp_path):
+    values = {"a": [1e-6, None, True, 1], "b": {"c": "${not: resolved}"}, "ä": "x: 'y'\n"}
+    given = Start("2026-01-01T00:00:00+00:00", values, warnings=("w",), command=("a", "b c"))
+    folder = write(tmp_path, given, "a: ${seed}\n")
+    assert folder == tmp_path / "starts" / "1"
+    (read,) = starts_of(tmp_path)
+    assert (read.number, read.start, read.end) == (1, given, {})
+    assert config_of_run(tmp_path).read_text() == "a: ${seed}\n"
+
+
+def test_no_start_is_overwritten(tmp_path):
+    folders = [write(tmp_path, start(versions={"verl": str(n)}), "") for n in range(11)]
+    assert [folder.name for folder in folders] == [str(n) for n in range(1, 12)]
+    assert [one.start.versions["verl"] for one in starts_of(tmp_path)] == [*map(str, range(11))]
+    assert read_versions(tmp_path) == {"verl": "10"}
+    assert sorted(os.listdir(tmp_path / "starts")) == sorted(map(str, range(1, 12)))
+
+
+def test_two_starts_at_once_have_two_numbers(tmp_path, monkeypatch):
+    write(tmp_path, start(), "")
+    monkeypatch.setattr(starts, "starts_in", lambda _: [])  # the other one is not there yet
+    assert write(tmp_path, start(), "").name == "2"
+
+
+def test_a_start_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(starts, "_yaml", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write(tmp_path, start(), "")
+    assert not os.listdir(tmp_path / "starts")
+
+
+def test_why_a_start_ended(tmp_path):
+    ended(tmp_path, "nothing has started")
+    assert not os.listdir(tmp_path)
+    for mark in ("first", "second"):
+        write(tmp_path, start(mark=mark), "")
+    ended(tmp_path, "", 137, mark="first")  # this launcher's start is not the last one
+    assert [one.end for one in starts_of(tmp_path)] == [{}, {}]
+    ended(tmp_path, "RolloutError: a worker died")
+    ended(tmp_path, "", 1, mark="second")
+    end = starts_of(tmp_path)[1].end
+    assert (end["why"], end["exit_code"]) == ("RolloutError: a worker died", 1)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "why"),
+    [(0, "finished"), (3, "exit code 3"), (124, "time limit"), (137, "ended by SIGKILL")],
+)
+def test_why_a_start_ended_by_its_exit_code(tmp_path, exit_code, why):
+    write(tmp_path, start(), "")
+    if exit_code > 3:
+        ended(tmp_path, "SystemExit: 143")  # what the training saw of it
+    ended(tmp_path, "", exit_code)
+    assert starts_of(tmp_path)[0].end["why"] == why
+
+
+def test_starts_are_found_from_the_checkpoints(tmp_path):
+    write(tmp_path / "run", start(), "")
+    inside, elsewhere = tmp_path / "run" / "checkpoints", tmp_path / "elsewhere"
+    for folder in (inside, elsewhere):
+        starts.link(tmp_path / "run", folder)
+        folder.mkdir(exist_ok=True)
+        assert len(starts_of(folder)) == 1
+    assert not os.listdir(inside)
+
+
+def test_the_start_that_made_a_checkpoint(tmp_path):
+    """A start that began anew after the checkpoint was written is not its maker."""
+    made = checkpoint(tmp_path, 3, written_at=1_800_000_000)  # 2027
+    assert maker_of(made) is None
+    write(tmp_path, start("2026-01-01T00:00:00+00:00"), "")
+    write(tmp_path, start("2028-01-01T00:00:00+00:00"), "")
+    assert maker_of(made).number == 1
+    write(tmp_path, start("2028-01-02T00:00:00+00:00", checkpoint=str(made)), "")
+    assert maker_of(made).number == 3
+
+
+def test_a_damaged_manifest_says_so(tmp_path):
+    (write(tmp_path, start(), "") / "start.yaml").write_text("a: [")
+    with pytest.raises(ValueError, match=r"start.yaml: cannot be read: .* put back"):
+        starts_of(tmp_path)
+
+
+def test_files_are_compared_by_content(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"a": "1", "b": "1", "c": "2"}.items():
+        (tmp_path / name).write_text(text)
+
+    def contents(*names):
+        configuration = {"data": {"train_files": [*names]}}
+        return Contents(configuration, file_contents(configuration))
+
+    assert differences(contents("a"), contents("b")) == {}
+    assert differences(contents("a", "c"), contents("c", "a")).keys() == {"data.train_files"}
+    before = contents("a")
+    (tmp_path / "a").write_text("3")
+    assert differences(before, contents("a")).keys() == {"data.train_files"}
+    # without the content, the names count
+    assert differences(Contents(before.configuration), contents("a")) == {}
+    assert differences(Contents(before.configuration), contents("c")) != {}
+
+
+def test_a_models_folder_is_compared_by_content(tmp_path):
+    found = []
+    for name, more in {"a": "", "b": "", "c": "x"}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "weights").write_bytes(b"\0" * (2 << 20) + more.encode())
+        found.append(file_contents({"model": {"path": str(folder)}})["model.path"])
+    assert found[0] == found[1] != found[2]
+
+
+def test_nothing_and_no_key_are_one():
+    before, after = Contents({"a": None, "b": 1, "c": []}), Contents({"b": 1.0})
+    assert differences(before, after) == {}
+
+
+def made_run(tmp_path, **more):
+    run = tmp_path / "run"
+    recipes = {"estimator": "grpo", "task": "tool_rl"}
+    write(run, start(recipes=recipes, **more), yaml.safe_dump(CONFIGURATION))
+    checkpoint(run, 3)
+    return run
+
+
+def test_what_goes_on_with_a_run(tmp_path, monkeypatch):
+    run = made_run(tmp_path, folder=str(tmp_path), files={"data.train_files": "f00"})
+    (tmp_path / "it's").mkdir()
+    run = run.rename(tmp_path / "it's" / "run")
+    monkeypatch.chdir(tmp_path / "it's")
+    found = arguments(run, ["estimator=grpo", "+trainer.x=1", "trainer.resume_mode=disable"])
+    assert found[:4] == ["--config-dir", f"{run}/starts/1", "--config-name", "composed"]
+    quoted = str(run).replace("'", "\\'")
+    assert found[4:] == [
+        f"run_dir='{quoted}'",
+        f"hydra.run.dir='{quoted}/hydra/${{now:%Y-%m-%d_%H-%M-%S}}'",
+        f"data.train_files='{tmp_path}/rows.parquet'",
+        "trainer.resume_from_path=null",
+        "+trainer.x=1",
+        "trainer.resume_mode=disable",
+    ]
+
+
+def test_another_recipe_is_refused(tmp_path):
+    run = made_run(tmp_path)
+    with pytest.raises(ValueError, match="estimator=gdpo: the run was started with estimator=grpo"):
+        arguments(run, ["estimator=gdpo"])
+    with pytest.raises(ValueError, match=r"was started with no attention=\.\.\., and"):
+        arguments(run, ["attention=sdpa"])
+
+
+def test_nothing_to_go_on_from(tmp_path):
+    with pytest.raises(ValueError, match="nothing to resume in"):
+        arguments(tmp_path, [])
+    checkpoint(tmp_path, 3)
+    command = [sys.executable, "-m", "verl_gdpo.run.go_on", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has no start that could have made" in done.stderr

@@ -1,0 +1,190 @@
+"""What verl does when a run goes on with other settings: `nox -s faults`.
+
+The first tests ask verl's own objects why `verl_gdpo.run.resume_rules` refuses a key, the last one
+stops and resumes a whole run.
+"""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from broken_training import Training, check_resumed, train_until_killed
+from omegaconf import OmegaConf
+from torchdata.stateful_dataloader import StatefulDataLoader
+from verl.trainer.ppo.utils import create_rl_sampler
+from verl.utils.torch_functional import (
+    get_constant_schedule_with_warmup,
+    get_cosine_schedule_with_warmup,
+)
+
+from verl_gdpo.run.starts import starts_of
+
+ROWS, BATCH, TAKEN = 20, 4, 2
+
+
+def loader(rows=ROWS, batch=BATCH, seed=0, shuffle=True, workers=0):
+    """As verl's trainers make it; the rows are their numbers."""
+    sampler = create_rl_sampler(
+        OmegaConf.create({"shuffle": shuffle, "seed": seed}), [*range(rows)]
+    )
+    return StatefulDataLoader(
+        [*range(rows)], batch_size=batch, num_workers=workers, drop_last=True, sampler=sampler
+    )
+
+
+def after_resume(**changed):
+    """(the rows that a run would have gone on with, those after a resume with a change)."""
+    first = loader()
+    batches = iter(first)
+    for _ in range(TAKEN):
+        next(batches)
+    state = first.state_dict()
+    resumed = loader(**changed)
+    resumed.load_state_dict(state)
+    return torch.cat([*batches]).tolist(), torch.cat([*resumed]).tolist()
+
+
+def test_a_resume_goes_on_with_the_rows_that_are_left():
+    expected, found = after_resume()
+    assert found == expected and len(found) == ROWS - TAKEN * BATCH
+
+
+def test_another_seed_has_no_effect():
+    expected, found = after_resume(seed=1)
+    assert found == expected
+    assert torch.cat([*loader(seed=1)]).tolist() != torch.cat([*loader()]).tolist()
+
+
+def test_more_rows_are_another_order():
+    """Rows that the run has seen come again in the same epoch."""
+    expected, found = after_resume(rows=2 * ROWS)
+    seen = {*range(ROWS)} - {*expected}
+    assert found[: len(expected)] != expected
+    assert seen & {*found}
+
+
+def test_another_batch_size_keeps_the_position_and_moves_the_epochs():
+    """verl divides its steps by the length of the new loader to know in which epoch it is."""
+    expected, found = after_resume(batch=BATCH // 2)
+    assert found == expected
+    assert len(loader(batch=BATCH // 2)) == 2 * len(loader())
+
+
+def test_shuffling_is_not_switched_off():
+    """The place in the random order is no place in the order of the file."""
+    try:
+        expected, found = after_resume(shuffle=False)
+    except (AssertionError, KeyError, TypeError, AttributeError, ValueError):
+        return
+    assert {*found} != {*expected}
+
+
+def test_other_numbers_of_loader_workers_are_an_error():
+    with pytest.raises(AssertionError):
+        after_resume(workers=2)
+
+
+def optimizer(**settings):
+    return torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], **settings)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"lr": 1e-3}, {"lr": 2e-3}),
+        ({"weight_decay": 0.01}, {"weight_decay": 0.1}),
+        ({"betas": (0.9, 0.999)}, {"betas": (0.8, 0.9)}),
+    ],
+)
+def test_the_settings_of_the_optimizer_come_from_the_checkpoint(before, after):
+    resumed = optimizer(**after)
+    resumed.load_state_dict(optimizer(**before).state_dict())
+    (key,) = before
+    assert resumed.param_groups[0][key] == before[key]
+
+
+def rate_after_resume(make, before, after, at=30):
+    """The learning rate's share of the peak at a step, and after a resume with more steps."""
+    first = make(optimizer(lr=1.0), before)
+    for _ in range(at):
+        first.optimizer.step()
+        first.step()
+    resumed = make(optimizer(lr=1.0), after)
+    resumed.load_state_dict(first.state_dict())
+    resumed.optimizer.load_state_dict(first.optimizer.state_dict())
+    was = first.get_last_lr()[0]
+    resumed.optimizer.step()
+    resumed.step()
+    return was, resumed.get_last_lr()[0]
+
+
+def test_more_steps_move_a_cosine_rate_and_no_constant_one():
+    def cosine(of, steps):
+        return get_cosine_schedule_with_warmup(of, 0, steps)
+
+    def constant(of, steps):
+        return get_constant_schedule_with_warmup(of, 0)
+
+    was, now = rate_after_resume(cosine, 100, 1000)
+    assert was == pytest.approx(0.79, abs=0.01) and now > 0.99
+    assert rate_after_resume(constant, 100, 1000) == (1.0, 1.0)
+
+
+FREE = (
+    *("trainer.save_freq=2", "trainer.test_freq=2", "trainer.val_before_train=True"),
+    *("trainer.logger=[console,file]", "trainer.log_val_generations=1"),
+    "data.val_batch_size=4",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+    *("actor_rollout_ref.rollout.gpu_memory_utilization=0.3", "reward.num_workers=2"),
+)
+
+
+@pytest.mark.e2e
+def test_a_run_that_is_stopped_and_resumed_three_times(tmp_path):
+    """Of grpo, without a word; refused with another estimator; with changes, free and allowed."""
+    logger = "trainer.logger=[console,file,wandb]"
+    training = Training(tmp_path, "estimator=grpo", logger, WANDB_MODE="offline")
+    expected = train_until_killed(training)
+    with training.resumed() as launcher:
+        check_resumed(training, launcher, expected)
+        launcher.terminate()
+        assert training.end_of(launcher)[0] == 143
+    with training.resumed("algorithm.adv_estimator=gdpo") as launcher:
+        exit_code, output = training.end_of(launcher)
+    assert exit_code == 1
+    assert "algorithm.adv_estimator: 'grpo' -> 'gdpo' on request only" in output
+    n = "actor_rollout_ref.rollout.n"
+    allowed = (f"{n}=2", f"++allow_change=[{n}]")
+    with training.resumed(*FREE, *allowed, "trainer.total_training_steps=6") as launcher:
+        assert training.end_of(launcher)[0] == 0
+    with training.resumed("trainer.total_training_steps=7") as launcher:
+        assert training.end_of(launcher)[0] == 0
+
+    starts = starts_of(training.folder)
+    estimators = [one.start.configuration["algorithm"]["adv_estimator"] for one in starts]
+    assert estimators == ["grpo"] * 4
+    ends = [one.end["why"] for one in starts]
+    assert ends == ["ended by SIGKILL", "ended by SIGTERM", "finished", "finished"]
+    last_saved = [one.start.step for one in starts]
+    assert last_saved[:2] == [0, 4] and last_saved[3] == 6
+    assert starts[2].start.changes[n] == [4, 2, "on request"]
+    assert n not in starts[3].start.changes
+    ids = {path.name[-8:] for path in training.folder.glob("wandb/offline-run-*")}
+    assert ids == {starts[0].start.wandb_run_id}
+    (saved,) = {path.name for path in training.folder.glob("checkpoints/*_6/actor/model_*")}
+    assert "world_size_1_" in saved  # why the number of processes is refused
+
+    for command, where in (("summary", []), ("report", ["--out", str(tmp_path / "report")])):
+        done = subprocess.run(
+            [sys.executable, "-m", "verl_gdpo", command, str(training.folder), *where],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        pages = [path.read_text() for path in tmp_path.glob("report/*.html")]
+        said = "\n".join([done.stdout, *pages])
+        for text in ("ended by SIGKILL", "ended by SIGTERM", f"{n}: 4 -&gt; 2 (on request)"):
+            assert re.search(re.escape(text).replace("&gt;", "(>|&gt;)"), said), command

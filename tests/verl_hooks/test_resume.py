@@ -1,0 +1,210 @@
+"""A start is recorded, and compared with the run whose checkpoint it would load."""
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+from repository import REPO
+
+from verl_gdpo.run.go_on import arguments
+from verl_gdpo.run.starts import starts_of
+from verl_gdpo.tools.check.compose import compose_config
+from verl_gdpo.verl_hooks import driver
+from verl_gdpo.verl_hooks.resume import recorded_start
+
+GRPO = "algorithm.adv_estimator=grpo"
+RUNTIME = "ray_kwargs.ray_init.runtime_env.env_vars"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A folder with data, where relative paths begin; W&B is not set up."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
+        monkeypatch.setenv(name, "")  # so that monkeypatch takes away what a start sets
+        monkeypatch.delenv(name)
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.parquet").write_text(name)
+    return tmp_path
+
+
+SETTINGS = {
+    "algorithm": {"adv_estimator": "gdpo"},
+    "data": {"train_files": "train.parquet", "val_files": "test.parquet"},
+    "trainer": {"resume_mode": "auto", "resume_from_path": None, "logger": ["console", "file"]},
+    "ray_kwargs": {"ray_init": {"num_cpus": 2}},
+}
+
+
+def recipe(*overrides):
+    """As much of the recipes' configuration as is read here."""
+    places = OmegaConf.create(
+        {"run_dir": "run", "trainer": {"default_local_dir": "${run_dir}/checkpoints"}}
+    )
+    return OmegaConf.merge(SETTINGS, places, OmegaConf.from_dotlist([*overrides]))
+
+
+def plain(*overrides):
+    """The same of a plain command of verl."""
+    place = {"trainer": {"default_local_dir": "checkpoints/project/name"}}
+    return OmegaConf.merge(SETTINGS, place, OmegaConf.from_dotlist([*overrides]))
+
+
+def start(config, is_ours=True):
+    with recorded_start(config, is_ours=is_ours):
+        pass
+
+
+def saved(folder="run/checkpoints", step=3):
+    checkpoint = Path(folder) / f"global_step_{step}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "data.pt").touch()
+    (Path(folder) / "latest_checkpointed_iteration.txt").write_text(str(step))
+    return checkpoint
+
+
+def test_a_grpo_run_that_is_resumed_without_a_word_stays_grpo():
+    """Also where its folder was moved; with the recipes, as Hydra composes them."""
+    files = ("data.train_files=train.parquet", "data.val_files=test.parquet", "run_dir=run")
+    given = ["hardware=cpu", "estimator=grpo", *files]
+    start(compose_config(REPO / "recipes", "train", given))
+    saved()
+    Path("run").rename("moved")
+    given = arguments(Path("moved").resolve(), ["task=tool_rl", "hardware=cpu"])
+    config = compose_config(Path(given[1]), given[3], given[4:])
+    assert config.algorithm.adv_estimator == "grpo"
+    assert config.trainer.default_local_dir == f"{Path.cwd()}/moved/checkpoints"
+    start(config)
+    first, second = (one.start for one in starts_of(Path("moved")))
+    assert second.step == 3 and second.changes == {}
+    assert second.recipes["estimator"] == first.recipes["estimator"] == "grpo"
+    assert second.configuration["algorithm"] == first.configuration["algorithm"]
+
+
+@pytest.mark.parametrize("make", [recipe, plain])
+@pytest.mark.parametrize("mode", ["auto", "resume_path"])
+def test_another_estimator_is_refused(make, mode):
+    start(make("algorithm.adv_estimator=grpo"))
+    checkpoint = saved(make().trainer.default_local_dir)
+    how = [f"trainer.resume_mode={mode}", f"trainer.resume_from_path={checkpoint}"]
+    with pytest.raises(ValueError, match=r"'grpo' -> 'gdpo' on request only") as error:
+        start(make("algorithm.adv_estimator=gdpo", *how))
+    assert f"starts{os.sep}1: " in str(error.value)
+    config = make("algorithm.adv_estimator=gdpo", *how, "allow_change=[algorithm.adv_estimator]")
+    start(config)
+    assert "allow_change" not in config
+    run = Path("run") if make is recipe else Path(config.trainer.default_local_dir)
+    first, second = starts_of(run)
+    assert first.start.configuration["algorithm"]["adv_estimator"] == "grpo"
+    changes = {"algorithm.adv_estimator": ["grpo", "gdpo", "on request"]}
+    assert second.start.changes == changes
+    assert "allow_change" not in (second.folder / "composed.yaml").read_text()
+    start(make("algorithm.adv_estimator=gdpo", *how))  # the last start is what counts
+    assert starts_of(run)[2].start.changes == {}
+
+
+def test_what_loads_no_checkpoint_is_not_compared():
+    start(recipe(GRPO))
+    start(recipe())  # there is no checkpoint yet
+    saved()
+    start(recipe(GRPO, "trainer.resume_mode=disable"))
+    assert [one.start.checkpoint for one in starts_of(Path("run"))] == ["", "", ""]
+
+
+def test_data_count_by_their_content(place):
+    start(recipe())
+    saved()
+    (place / "train.parquet").rename(place / "moved.parquet")
+    start(recipe("data.train_files=moved.parquet"))
+    (place / "train.parquet").write_text("other rows")
+    with pytest.raises(ValueError, match=r"data.train_files: 'sha256 .* cannot change: the posit"):
+        start(recipe())
+    assert len(starts_of(Path("run"))) == 2
+
+
+def test_other_code_is_a_warning(monkeypatch, capsys):
+    start(recipe())
+    saved()
+    monkeypatch.setattr("verl_gdpo.run.starts._code", lambda: {"commit": "0ff", "changed": True})
+    start(recipe())
+    assert "the code is not that of" in capsys.readouterr().err
+    (warning,) = starts_of(Path("run"))[1].start.warnings
+    assert "commit " in warning and "-> 0ff" in warning
+
+
+def test_a_run_without_a_manifest_is_compared_with_hydras_file(capsys):
+    saved()
+    start(recipe())
+    assert "nothing tells whether the settings are those of its run" in capsys.readouterr().err
+    (first,) = starts_of(Path("run"))
+    for path in (first.folder / "start.yaml", first.folder / "composed.yaml"):
+        path.unlink()
+    hydra = Path("run/hydra/.hydra/config.yaml")
+    hydra.parent.mkdir(parents=True)
+    hydra.write_text(OmegaConf.to_yaml(recipe(GRPO)))
+    with pytest.raises(ValueError, match=r"'grpo' -> 'gdpo' on request only"):
+        start(recipe())
+    start(recipe(GRPO))
+    assert "files by their names only" in capsys.readouterr().err
+
+
+def test_how_it_ended():
+    start(recipe())
+    with pytest.raises(ZeroDivisionError), recorded_start(recipe(), is_ours=True):
+        raise ZeroDivisionError("first line\nlast line")
+    ends = [one.end["why"] for one in starts_of(Path("run"))]
+    assert ends == ["finished", "ZeroDivisionError: last line"]
+
+
+def test_a_folder_that_cannot_be_written_is_said(capsys):
+    Path("run").touch()
+    start(recipe())
+    assert "the start is not recorded" in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_ours_is_left_alone():
+    start(plain("algorithm.adv_estimator=grpo"), is_ours=False)
+    assert not Path("checkpoints").exists()
+    start(plain("algorithm.adv_estimator=gdpo"))
+    saved("checkpoints/project/name")
+    with pytest.raises(ValueError, match=r"'gdpo' -> 'grpo' on request only"):
+        start(plain("algorithm.adv_estimator=grpo"), is_ours=False)
+
+
+def test_a_resume_goes_on_in_the_same_run_of_wandb(monkeypatch):
+    found = []
+    for _ in range(2):
+        config = recipe("trainer.logger=[console,wandb]")
+        start(config)
+        found.append(OmegaConf.to_container(OmegaConf.select(config, RUNTIME)))
+        assert {name: os.environ[name] for name in found[-1]} == found[-1]
+        for name in found[-1]:
+            monkeypatch.delenv(name)
+        saved(step=len(found))
+    assert found[0] == found[1]
+    assert found[0].keys() == {"WANDB_RUN_ID", "WANDB_RESUME"}
+    assert found[0]["WANDB_RESUME"] == "allow" and len(found[0]["WANDB_RUN_ID"]) == 8
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    start(recipe("trainer.logger=wandb"))
+    ids = [one.start.wandb_run_id for one in starts_of(Path("run"))]
+    assert ids == [found[0]["WANDB_RUN_ID"]] * 2 + ["mine"]
+    monkeypatch.delenv("WANDB_RUN_ID")
+    start(recipe())
+    assert "WANDB_RUN_ID" not in os.environ
+
+
+def test_verls_main_is_extended_where_it_is_the_main_module(monkeypatch):
+    """No import hook sees `python -m verl.trainer.main_ppo`, which runs as `__main__`."""
+    import verl
+
+    asked = []
+    file = Path(verl.__path__[0]) / "trainer" / "main_ppo.py"
+    for name in (str(file), "another.py"):
+        main = SimpleNamespace(run_ppo=asked.append, __file__=name)
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        driver.extending_main(lambda config: None)(None)
+        is_extended = main.run_ppo is not asked.append and hasattr(main.run_ppo, "__wrapped__")
+        assert is_extended == (name == str(file))

@@ -1,0 +1,108 @@
+"""Prints the arguments of the verl command that goes on with a run, each with a NUL behind it.
+
+python -m verl_gdpo.run.go_on RUN key=value ...
+
+`run.sh --resume` calls this. The recipes are not composed again: the configuration is the one that
+the run was started with, and overrides change it.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from verl_gdpo.run.contents import flat
+from verl_gdpo.run.starts import COMPOSED, FOLDER, TRACKER, Written, maker_of
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+NEWEST = {"trainer.resume_mode": "auto", "trainer.resume_from_path": "null"}
+
+
+def arguments(run: Path, overrides: Sequence[str]) -> list[str]:
+    """Return what stands behind `python -m verl.trainer.main_ppo`.
+
+    Args:
+        run: its folder, with `checkpoints/`.
+        overrides: Hydra's `key=value`. A recipe such as `estimator=grpo` has to be the run's own.
+
+    Raises:
+        ValueError: an override names another recipe, or the run has no checkpoint, or none of its
+            manifests is of the start that made the checkpoint.
+    """
+    checkpoints = run / "checkpoints"
+    try:
+        step = (checkpoints / TRACKER).read_text().strip()
+    except OSError as error:
+        raise ValueError(f"nothing to resume in {run}: {error}") from error
+    newest = checkpoints / f"global_step_{step}"
+    written = maker_of(newest) if newest.exists() else None
+    if written is None:
+        raise ValueError(
+            f"{run / FOLDER} has no start that could have made {newest}; give the whole command of "
+            "verl, which compares what it can"
+        )
+    kept = [override for override in overrides if not _is_recipe_of(written, override)]
+    given = {override.lstrip("+~").partition("=")[0] for override in kept}
+    ours = {
+        "run_dir": quoted(str(run)),
+        "hydra.run.dir": quoted(f"{run}/hydra/${{now:%Y-%m-%d_%H-%M-%S}}"),
+        **_files(written),
+        **NEWEST,
+    }
+    return [
+        *("--config-dir", str(written.folder), "--config-name", COMPOSED.removesuffix(".yaml")),
+        *(f"{key}={value}" for key, value in ours.items() if key not in given),
+        *kept,
+    ]
+
+
+def quoted(text: str) -> str:
+    """A value for Hydra, in which only `${` has a meaning."""
+    escaped = text.replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _is_recipe_of(written: Written, override: str) -> bool:
+    """Whether the override chooses a recipe, which then is the one that the run has."""
+    key, _, value = override.lstrip("+").partition("=")
+    recipes = written.start.recipes
+    if key not in recipes and not (RECIPES / key).is_dir():
+        return False
+    if recipes.get(key) != value:
+        had = f"{key}={recipes[key]}" if key in recipes else f"no {key}=..."
+        raise ValueError(
+            f"{override}: the run was started with {had}, and goes on with its own recipes. Leave "
+            f"it out, give single keys of verl instead, or start a new run"
+        )
+    return True
+
+
+def _files(written: Written) -> dict[str, str]:
+    """The files that the run named relative to the folder that it was started in."""
+    start = written.start
+    if Path(start.folder) == Path.cwd():
+        return {}
+    found = {}
+    for key, value in flat(start.configuration).items():
+        if key in start.files and isinstance(value, str) and not os.path.isabs(value):
+            found[key] = quoted(os.path.join(start.folder, value))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("overrides", nargs=argparse.REMAINDER, metavar="key=value")
+    given = parser.parse_args()
+    try:
+        for argument in arguments(given.run.resolve(), given.overrides):
+            print(argument, end="\0")
+    except ValueError as error:
+        print(f"--resume: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

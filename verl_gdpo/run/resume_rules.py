@@ -1,0 +1,274 @@
+"""Which settings of a run may change when it goes on from a checkpoint.
+
+The rules follow what verl 0.9 restores: weights, optimizer with its parameter groups, the count of
+the learning rate's schedule, random states, and the position in the rows.
+tests/slow/resume.py tries them on verl's own objects and in whole runs.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from verl_gdpo.run.contents import Contents, differences, flat
+
+REFUSED, ON_REQUEST, FREE = "refused", "on request", "free"
+NEW_RUN = (
+    "merge the weights (python -m verl.model_merger merge --backend fsdp --local_dir "
+    "CHECKPOINT/actor --target_dir MODEL) and start a new run with "
+    "actor_rollout_ref.model.path=MODEL; the state of the optimizer is lost"
+)
+SHOWN = 80  # characters of a value
+LISTED = 8  # changes of one kind in a message
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What happens to changed settings.
+
+    keys: patterns of dotted keys; `*` stands for any text.
+    why: what a change does.
+    holds: whether the rule counts for a run, given the `flat` configuration that is asked for.
+    """
+
+    verdict: str
+    keys: tuple[str, ...]
+    why: str
+    holds: Callable[[Mapping[str, Any]], bool] = lambda _: True
+
+
+def _has_constant_rate(flat_configuration: Mapping[str, Any]) -> bool:
+    """Whether no learning rate depends on the number of steps."""
+    schedules = [key for key in flat_configuration if key.endswith(".optim.lr_scheduler_type")]
+    for key in schedules:
+        one = {
+            name: flat_configuration.get(key.replace("lr_scheduler_type", name), 0)
+            for name in ("lr_warmup_steps", "lr_warmup_steps_ratio")
+        }
+        counts_from_all = one["lr_warmup_steps"] <= 0 < one["lr_warmup_steps_ratio"]
+        if flat_configuration[key] != "constant" or counts_from_all:
+            return False
+    return bool(schedules)
+
+
+PLACES = Rule(
+    FREE,
+    (
+        *("run_dir", "data_dir", "arm", "seed", "ray_kwargs.*", "*.port", "*.ports"),
+        *("trainer.project_name", "trainer.experiment_name", "*.trace.*", "trainer.resume_*"),
+        *("trainer.default_local_dir", "trainer.default_hdfs_dir"),
+        *("trainer.rollout_data_dir", "trainer.validation_data_dir"),
+    ),
+    "names and places of the run; `seed` of the recipes counts where the keys that it sets do",
+)
+
+# the first rule that fits a key decides
+RULES = (
+    Rule(
+        REFUSED,
+        (
+            "data.train_files",
+            "data.train_max_samples",
+            "data.*overlong_prompts",
+            "data.custom_cls.*",
+        ),
+        "the position in the rows comes from the checkpoint, and with other rows it is a place in "
+        "another order",
+    ),
+    Rule(
+        REFUSED,
+        ("data.max_prompt_length",),
+        "it decides which rows are left out as too long, and with other rows the position is a "
+        "place in another order",
+        lambda flat_configuration: bool(flat_configuration.get("data.filter_overlong_prompts")),
+    ),
+    Rule(
+        REFUSED,
+        ("data.seed", "data.shuffle"),
+        "the order of the rows comes from the checkpoint: another seed has no effect, and "
+        "shuffling cannot be switched on or off",
+    ),
+    Rule(
+        REFUSED,
+        ("data.dataloader_num_workers",),
+        "verl stops with an AssertionError when it restores the position in the rows",
+    ),
+    Rule(
+        REFUSED,
+        (
+            *("*.optim.lr", "*.optim.weight_decay", "*.optim.betas", "*.optim.optimizer"),
+            *("*.optim.optimizer_impl", "*.optim.override_optimizer_config"),
+        ),
+        "the optimizer comes from the checkpoint with its settings, so a change has no effect or "
+        "does not fit",
+    ),
+    Rule(
+        REFUSED,
+        (
+            *("trainer.nnodes", "trainer.n_gpus_per_node"),
+            *("actor_rollout_ref.actor.strategy", "critic.strategy"),
+            *("actor_rollout_ref.actor.*.fsdp_size", "critic.*.fsdp_size"),
+            *("actor_rollout_ref.actor.*.*model_parallel_size", "critic.*.*model_parallel_size"),
+        ),
+        "the number of processes is in the names of the checkpoint's files, each with its part",
+    ),
+    Rule(
+        REFUSED,
+        (
+            *("actor_rollout_ref.model.path", "critic.model.path"),
+            *("*.model.*lora*rank", "*.model.*target_modules", "*.model.*exclude_modules"),
+        ),
+        "the weights come from the checkpoint: another model does not fit, or would be the "
+        "reference alone",
+    ),
+    PLACES,
+    Rule(
+        FREE,
+        (
+            *("trainer.save_freq", "trainer.max_*_ckpt_to_keep", "trainer.esi_redundant_time"),
+            *("trainer.del_local_ckpt_after_load", "trainer.remove_previous_ckpt_in_save"),
+        ),
+        "saving",
+    ),
+    Rule(
+        FREE,
+        (
+            *("trainer.test_freq", "trainer.val_*", "data.val_batch_size"),
+            *("data.validation_shuffle", "actor_rollout_ref.rollout.val_kwargs.*"),
+        ),
+        "validation",
+    ),
+    Rule(
+        FREE,
+        (
+            *("trainer.logger", "trainer.log_val_generations", "trainer.wandb_proxy"),
+            *("*profiler*", "*.prometheus.*", "*.disable_log_stats"),
+        ),
+        "logging",
+    ),
+    Rule(
+        FREE,
+        (
+            *("*.*micro_batch_size", "*.*micro_batch_size_per_gpu", "*.*max_token_len_per_gpu"),
+            *("*.*use_dynamic_bsz", "*.*param_offload", "*.*optimizer_offload", "*.offload_policy"),
+            *("*.enable_gradient_checkpointing", "*.enable_activation_offload"),
+            *("*.entropy_checkpointing", "*.entropy_from_logits_*", "*.reshard_after_forward"),
+            *("*.rollout.gpu_memory_utilization", "*.rollout.free_cache_engine"),
+            *("*.rollout.max_num_batched_tokens", "*.rollout.max_num_seqs"),
+            *("*.rollout.enforce_eager", "*.rollout.layered_summon"),
+            *("data.filter_overlong_prompts_workers", "reward.num_workers"),
+            "actor_rollout_ref.rollout.agent.num_workers",
+        ),
+        "memory and processes: what one changes after running out of memory",
+    ),
+    Rule(
+        FREE,
+        ("trainer.total_training_steps", "trainer.total_epochs"),
+        "the number of steps at a constant learning rate",
+        _has_constant_rate,
+    ),
+    Rule(
+        ON_REQUEST,
+        (
+            *("trainer.total_training_steps", "trainer.total_epochs", "*.optim.lr_*"),
+            *("*.optim.min_lr_ratio", "*.optim.num_cycles", "*.optim.total_training_steps"),
+        ),
+        "the schedule is computed anew at the step of the checkpoint: the learning rate jumps",
+    ),
+    Rule(
+        ON_REQUEST,
+        ("data.train_batch_size", "data.gen_batch_size"),
+        "the place in the rows is kept, but verl computes the epoch from steps and batch size, so "
+        "that the count of epochs jumps, and the last step with it",
+    ),
+    Rule(
+        ON_REQUEST,
+        ("data.val_files", "data.val_max_samples"),
+        "later validations measure other rows than earlier ones",
+    ),
+    Rule(
+        ON_REQUEST,
+        ("*",),
+        "the change takes effect from the next step on, so that one run has two settings",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that differs from that of the run whose checkpoint is loaded."""
+
+    key: str
+    before: Any
+    after: Any
+    rule: Rule
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_short(self.before)} -> {_short(self.after)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def rule_of(key: str, flat_configuration: Mapping[str, Any]) -> Rule:
+    """The first rule that fits."""
+    return next(
+        rule
+        for rule in RULES
+        if any(fnmatchcase(key, pattern) for pattern in rule.keys)
+        and rule.holds(flat_configuration)
+    )
+
+
+def changes(before: Contents, after: Contents) -> list[Change]:
+    """Every setting that differs, with its rule."""
+    asked = flat(after.configuration)
+    found = differences(before, after)
+    return [Change(key, *pair, rule_of(key, asked)) for key, pair in found.items()]
+
+
+def refusal(found: Iterable[Change], allowed: Iterable[str]) -> str:
+    """Why a run cannot go on with these changes, in one line; "" if it can.
+
+    Args:
+        allowed: keys, or blocks of keys such as `algorithm`, whose change is wanted.
+    """
+    blocks = [*allowed]
+    refused, wanting = dict[Rule, list[Change]](), dict[Rule, list[Change]]()
+    for change in found:
+        if change.rule.verdict == REFUSED:
+            refused.setdefault(change.rule, []).append(change)
+        elif change.rule.verdict == ON_REQUEST and not is_within(change.key, blocks):
+            wanting.setdefault(change.rule, []).append(change)
+    said = [f"{_listed(of_rule)} cannot change: {rule.why}" for rule, of_rule in refused.items()]
+    if refused:
+        said.append(f"to train with it all the same, {NEW_RUN}")
+    said += [f"{_listed(of_rule)} on request only: {rule.why}" for rule, of_rule in wanting.items()]
+    if wanting:
+        keys = [change.key for of_rule in wanting.values() for change in of_rule]
+        said.append(
+            f"if it is wanted, add '+allow_change=[{','.join(keys)}]' to a command of verl, or "
+            f"{' '.join(f'--allow-change {key}' for key in keys)} to run.sh"
+        )
+    return "; ".join(said)
+
+
+def _listed(found: Sequence[Change]) -> str:
+    more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+    return ", ".join(map(str, found[:LISTED])) + more
+
+
+def is_within(key: str, blocks: Iterable[str]) -> bool:
+    """Whether the key is one of these, or is in one of these blocks."""
+    return any(key == block or key.startswith(f"{block}.") for block in blocks)
+
+
+def table() -> str:
+    """The rules as the Markdown table of docs/failures.md."""
+    rows = ["| list | keys | what a change does |", "|---|---|---|"]
+    for rule in RULES:
+        keys = ", ".join(f"`{key}`" for key in rule.keys) if rule.keys != ("*",) else "every other"
+        rows.append(f"| {rule.verdict} | {keys} | {rule.why} |")
+    return "\n".join(rows)

@@ -1,0 +1,54 @@
+"""Checks the configuration, and records the start, before verl's `run_ppo` starts Ray.
+
+Relies on verl 0.9 `run_ppo(config, ...)` in `verl/trainer/main_ppo.py`, whose `main` first calls
+`verl.utils.device.auto_set_device(config)`. `python -m verl.trainer.main_ppo` runs that file as
+`__main__`, which no import hook sees, so its `run_ppo` is extended in that call.
+The main modules of `one_step_off_policy` and `fully_async_policy` import it: `main_ppo.py`.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import verl
+from verl.utils import device
+
+
+def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run_ppo` extended to check the configuration and record the start first."""
+
+    @functools.wraps(run_ppo)
+    def check_and_run(config: Any, *args: Any, **kwargs: Any) -> Any:
+        from verl_gdpo.settings.algorithm import settings_of_run
+        from verl_gdpo.verl_hooks.hang import begin_heartbeat
+        from verl_gdpo.verl_hooks.resume import recorded_start
+        from verl_gdpo.verl_hooks.trainer_mixin import refuse_trainer
+
+        is_ours = settings_of_run(config) is not None
+        if is_ours:
+            refuse_trainer(config)
+            begin_heartbeat(config)
+        # the recipes have `run_dir`
+        with recorded_start(config, is_ours=is_ours or bool(config.get("run_dir"))):
+            return run_ppo(config, *args, **kwargs)
+
+    return check_and_run
+
+
+def extending_main(auto_set_device: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return `auto_set_device` extended to extend `run_ppo` of the main module."""
+
+    @functools.wraps(auto_set_device)
+    def extend_and_set(config: Any) -> Any:
+        main = sys.modules["__main__"]
+        of_verl = Path(verl.__path__[0], "trainer", "main_ppo.py").resolve()
+        if Path(getattr(main, "__file__", None) or "").resolve() == of_verl:
+            main.run_ppo = checked(main.run_ppo)  # type: ignore[attr-defined]
+        return auto_set_device(config)
+
+    return extend_and_set
+
+
+device.auto_set_device = extending_main(device.auto_set_device)

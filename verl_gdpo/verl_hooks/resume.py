@@ -1,0 +1,234 @@
+"""Records each start of a run, and refuses to go on from a checkpoint with other settings.
+
+Relies on verl 0.9 `_load_checkpoint` of both trainers: with `trainer.resume_mode` "auto" it loads
+`trainer.default_local_dir`/global_step_N, where N stands in the file `TRACKER`, and with
+"resume_path" the folder `trainer.resume_from_path`. `_save_checkpoint` first writes all weights,
+then `global_step_N/data.pt`, then N into that file, which it overwrites.
+"""
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_gdpo.run import starts
+from verl_gdpo.run.contents import Contents, file_contents
+from verl_gdpo.run.resume_rules import PLACES, Change, changes, refusal
+from verl_gdpo.run.starts import TRACKER, Start, Written
+
+SHOWN = 12  # characters of a commit
+ALLOW = "allow_change"  # a key of ours: the keys whose change is wanted
+
+
+@contextmanager
+def recorded_start(config: Any, *, is_ours: bool) -> Iterator[None]:
+    """Check and record a start; record the end of the block, if Python gets to it.
+
+    Args:
+        config: verl's configuration. `allow_change` is taken out of it, and with W&B the run's id
+            is put into the environment of Ray's processes.
+        is_ours: whether a run without a manifest gets one.
+
+    Raises:
+        ValueError: a checkpoint would be loaded that was made with other settings; or see
+            `mend_tracker`.
+    """
+    allowed = _taken_out(config, ALLOW)
+    if is_ours and config.trainer.get("resume_mode", "auto") == "auto":
+        mend_tracker(Path(config.trainer.default_local_dir))
+    checkpoint = checkpoint_to_load(config)
+    earlier = None if checkpoint is None else starts.maker_of(checkpoint)
+    if not (is_ours or earlier):
+        yield
+        return
+    start = _start(config, checkpoint, earlier, allowed)
+    for warning in start.warnings:
+        _warn(warning)
+    run = run_folder(config)
+    try:
+        starts.write(run, start, OmegaConf.to_yaml(config))
+        starts.link(run, Path(config.trainer.default_local_dir).resolve())
+    except OSError as error:
+        _warn(f"the start is not recorded, so that no resume is compared with it: {error}")
+        yield
+        return
+    _join_wandb(config, start)
+    why = "finished"
+    try:
+        yield
+    except BaseException as error:
+        *_, last = ["", *str(error).strip().splitlines()]
+        why = f"{type(error).__name__}: {last}"
+        raise
+    finally:
+        starts.ended(run, why)
+
+
+def run_folder(config: Any) -> Path:
+    """`run_dir` of our recipes, or the folder of checkpoints."""
+    return Path(config.get("run_dir") or config.trainer.default_local_dir).resolve()
+
+
+def checkpoint_to_load(config: Any) -> Path | None:
+    """The folder `global_step_N` that verl will load; None if it starts anew."""
+    mode = config.trainer.get("resume_mode", "auto")
+    if mode == "resume_path" and config.trainer.resume_from_path:
+        path = Path(config.trainer.resume_from_path)
+    elif mode == "auto":
+        folder = Path(config.trainer.default_local_dir)
+        tracker = folder / TRACKER
+        path = folder / f"global_step_{tracker.read_text().strip()}" if tracker.exists() else folder
+    else:
+        return None
+    return path.resolve() if path.is_dir() and "global_step_" in path.name else None
+
+
+def mend_tracker(folder: Path) -> None:
+    """Write the newest checkpoint's step into the tracker if a full disk has left it empty.
+
+    verl would stop at `int('')` or start at step 0. verl empties the file before it writes the
+    number. So an empty file means that the disk was full after the newest checkpoint was complete.
+
+    Args:
+        folder: `trainer.default_local_dir`. If it holds no tracker, nothing happens.
+
+    Raises:
+        ValueError: the tracker names a checkpoint that does not exist, or it is empty and no
+            checkpoint is complete.
+    """
+    tracker = folder / TRACKER
+    if not tracker.exists():
+        return
+    said = tracker.read_text().strip()
+    whole = [path.parent.name for path in folder.glob("global_step_*/data.pt")]
+    steps = sorted(int(name.removeprefix("global_step_")) for name in whole)
+    if said == "" and steps:
+        tracker.write_text(str(steps[-1]))
+        _warn(f"{tracker} was empty; it says {steps[-1]} again")
+    elif not (folder / f"global_step_{said}").is_dir():
+        raise ValueError(
+            f"{tracker} says {said!r}, but {folder} has {steps or 'no'} whole checkpoints. Write "
+            "one of these numbers into it, or delete it to start anew"
+        )
+
+
+def _start(
+    config: Any, checkpoint: Path | None, earlier: Written | None, allowed: Sequence[str]
+) -> Start:
+    """The start to record.
+
+    Raises:
+        ValueError: it would go on with other settings than the checkpoint was made with.
+    """
+    resolved = dict(OmegaConf.to_container(config, resolve=True))
+    start = starts.here(resolved, files=file_contents(resolved), **_names(config, earlier))
+    if checkpoint is None:
+        return start
+    found, warnings = _compared(start.contents, checkpoint, earlier)
+    if reasons := refusal(found, allowed):
+        where = f", recorded in {earlier.folder}" if earlier else ""
+        raise ValueError(
+            f"verl-gdpo: no resume from {checkpoint}, which was made with other settings{where}: "
+            f"{reasons}. Without these changes it goes on; a new run has another run_dir or "
+            "trainer.default_local_dir"
+        )
+    if earlier and (earlier.start.code, earlier.start.versions) != (start.code, start.versions):
+        changed = _code_change(earlier.start, start)
+        warnings.append(f"the code is not that of start {earlier.number}: {changed}")
+    said = {
+        change.key: [change.before, change.after, change.rule.verdict]
+        for change in found
+        if change.rule != PLACES
+    }
+    return replace(start, checkpoint=str(checkpoint), changes=said, warnings=tuple(warnings))
+
+
+def _compared(
+    contents: Contents, checkpoint: Path, earlier: Written | None
+) -> tuple[list[Change], list[str]]:
+    """What has changed since the checkpoint, and what must be said of the comparison."""
+    if earlier is not None:
+        return changes(earlier.start.contents, contents), []
+    before = _saved_by_hydra(checkpoint)
+    if before is None:
+        return [], [
+            f"{checkpoint} was made without a manifest, so nothing tells whether the "
+            "settings are those of its run"
+        ]
+    file, saved = before
+    return changes(Contents(saved), contents), [
+        f"{checkpoint} was made without a manifest: the settings are compared with {file}, and "
+        "files by their names only"
+    ]
+
+
+def _saved_by_hydra(checkpoint: Path) -> tuple[Path, Mapping[str, Any]] | None:
+    """The newest configuration that Hydra saved beside the checkpoints before this start."""
+    own = Path(HydraConfig.get().runtime.output_dir) if HydraConfig.initialized() else Path()
+    run = checkpoint.parent.parent
+    found = [*run.glob("hydra/.hydra/config.yaml"), *run.glob("hydra/*/.hydra/config.yaml")]
+    for file in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
+        if file.parent.parent.resolve() == own.resolve():
+            continue
+        try:
+            saved = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+        except (OSError, OmegaConfBaseException):
+            continue
+        return file, dict(saved)  # type: ignore[arg-type]
+    return None
+
+
+def _names(config: Any, earlier: Written | None) -> dict[str, Any]:
+    """The chosen recipes and the id of the run in W&B: those of the run that goes on."""
+    if earlier is not None:
+        recipes = dict(earlier.start.recipes)
+    else:
+        choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+        recipes = {
+            str(k): str(v) for k, v in choices.items() if "/" not in str(k) and "@" not in str(k)
+        }
+    logger = config.trainer.get("logger") or []
+    if "wandb" not in ([logger] if isinstance(logger, str) else logger):
+        return {"recipes": recipes}
+    known = earlier.start.wandb_run_id if earlier else ""
+    run_id = os.environ.get("WANDB_RUN_ID") or known or uuid.uuid4().hex[:8]
+    return {"recipes": recipes, "wandb_run_id": run_id}
+
+
+def _join_wandb(config: Any, start: Start) -> None:
+    """Let W&B go on with the run of this id, or begin it, in whichever process verl calls it."""
+    if not start.wandb_run_id:
+        return
+    os.environ["WANDB_RUN_ID"] = start.wandb_run_id
+    os.environ.setdefault("WANDB_RESUME", "allow")
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
+        key = f"ray_kwargs.ray_init.runtime_env.env_vars.{name}"
+        OmegaConf.update(config, key, os.environ[name], force_add=True)
+
+
+def _code_change(before: Start, now: Start) -> str:
+    old, new = ({**start.versions, **start.code} for start in (before, now))
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} {_short(old.get(key))} -> {_short(new.get(key))}" for key in changed)
+
+
+def _short(value: Any) -> str:
+    return str(value)[:SHOWN]
+
+
+def _taken_out(config: Any, key: str) -> list[str]:
+    with open_dict(config):
+        value = config.pop(key, None) or []
+    return [value] if isinstance(value, str) else [str(one) for one in value]
+
+
+def _warn(text: str) -> None:
+    print(f"verl-gdpo: WARNING: {text}", file=sys.stderr, flush=True)
