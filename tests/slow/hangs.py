@@ -42,7 +42,7 @@ def test_what_hangs_in_a_process(tmp_path, what, phase, overrides):
     trigger = tmp_path / what
     training = Training(
         tmp_path,
-        f"+trainer.hang_minutes={FLOOR_MINUTES}",
+        f"trainer.hang_minutes={FLOOR_MINUTES}",
         f"reward.custom_reward_function.path={hanging.__file__}",
         *overrides,
         HANG=str(trigger),
@@ -63,7 +63,7 @@ def test_what_hangs_in_a_process(tmp_path, what, phase, overrides):
     ],
 )
 def test_a_process_that_is_stopped(tmp_path, process, said):
-    training = Training(tmp_path, f"+trainer.hang_minutes={FLOOR_MINUTES}")
+    training = Training(tmp_path, f"trainer.hang_minutes={FLOOR_MINUTES}")
     with training.started() as launcher:
         training.wait_for(launcher, 2)
         training.process(process).send_signal(signal.SIGSTOP)

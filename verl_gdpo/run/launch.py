@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from verl_gdpo.run.faults import failure_report, stop_report
 from verl_gdpo.run.folder import claim_metrics_file
 from verl_gdpo.run.heartbeat import Pulse
@@ -112,6 +114,8 @@ def launch(
             progress.say(f"ended processes of an earlier start of this run: {', '.join(left)}")
         mark = family_of(lock) + uuid.uuid4().hex
         environment = {
+            # of TransferQueue: with more it warns at each call, and takes as many as there are
+            "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or 1)),
             **os.environ,
             "VERL_FILE_LOGGER_PATH": str(claim_metrics_file(run).resolve()),
             **(env or {}),

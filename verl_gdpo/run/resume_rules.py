@@ -142,7 +142,7 @@ RULES = (
         FREE,
         (
             *("trainer.logger", "trainer.log_val_generations", "trainer.wandb_proxy"),
-            *("*profiler*", "*.prometheus.*", "*.disable_log_stats"),
+            *("*profiler*", "*.prometheus.*", "*.disable_log_stats", "trainer.hang_minutes"),
         ),
         "logging",
     ),
