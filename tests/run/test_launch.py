@@ -16,6 +16,7 @@ import pytest
 from verl_gdpo.run.faults import failure_report, faults_from_outside
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import read_metrics
+from verl_gdpo.run.heartbeat import START, Heartbeat
 from verl_gdpo.run.launch import End, RefusedError, launch, main
 from verl_gdpo.run.lock import BusyError, locked
 from verl_gdpo.run.processes import MARK, processes_of
@@ -60,6 +61,34 @@ def test_exit_code_and_log_of_the_command(tmp_path, end, exit_code):
     assert launch(driver(tmp_path, body), tmp_path, quiet=True).exit_code == exit_code
     assert (tmp_path / "train.log").read_text() == "hello\n"
     assert not children_of(tmp_path)
+
+
+@pytest.mark.parametrize("exit_code", [0, 5])
+def test_rays_session_is_removed_and_its_logs_are_kept_after_a_failure(tmp_path, exit_code):
+    (tmp_path / "tmp").mkdir()
+    body = (
+        "from pathlib import Path;"
+        "session = Path(os.environ['TMPDIR'], 'ray', f'session_now_{os.getpid()}');"
+        "(session / 'logs').mkdir(parents=True); (session / 'logs' / 'out').write_text('said');"
+        f"sys.exit({exit_code})"
+    )
+    environment = {"TMPDIR": str(tmp_path / "tmp")}
+    end = launch(driver(tmp_path, body), tmp_path / "run", quiet=True, env=environment)
+    assert end.exit_code == exit_code
+    assert not [*(tmp_path / "tmp" / "ray").iterdir()]
+    kept = [path.read_text() for path in (tmp_path / "run").glob("ray_logs/session_now_*/out")]
+    assert kept == ["said"] * bool(exit_code)
+
+
+@pytest.mark.parametrize("given", [None, "3"])
+def test_transfer_queue_is_told_how_many_cores_there_are(tmp_path, monkeypatch, given):
+    """Else it warns at each call on a machine that has fewer than 8."""
+    monkeypatch.delenv("TQ_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("TQ_NUM_THREADS", given)
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 2)
+    launch(driver(tmp_path, "print(os.environ['TQ_NUM_THREADS'])"), tmp_path, quiet=True)
+    assert (tmp_path / "train.log").read_text() == f"{given or 2}\n"
 
 
 def test_time_limit(tmp_path, monkeypatch):
@@ -333,6 +362,23 @@ def test_progress_lines(tmp_path, capsys):
         "step    1  format 0.500",
         "step    2  format 0.600  KL 0.0012  27 tokens  9.9 s",
         "step    2  validation  format 0.250",
+    ]
+
+
+def test_a_sign_of_life_says_what_the_run_does(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("verl_gdpo.run.progress.HEARTBEAT_SECONDS", -1.0)
+    progress = Progress(tmp_path, quiet=False)
+    progress.show()
+    Heartbeat(1, START, None, 0, limit=9.0).write(tmp_path)
+    progress.show()
+    Heartbeat(1, "gen", 3, 48, limit=9.0).write(tmp_path)
+    progress.show()
+    shown = [text.split("] ")[1] for text in capsys.readouterr().out.splitlines()]
+    starting = "starting Ray, the policy and its servers ..."
+    assert shown == [
+        starting,
+        starting,
+        "step 3: gen, 48 samples finished since the start ...",
     ]
 
 
