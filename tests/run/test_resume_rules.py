@@ -1,14 +1,19 @@
 """Which changes of a run are refused, free or on request, and their table in the docs."""
 
 import re
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from composed_recipes import composed
+from omegaconf import OmegaConf
+from repository import REPO
 
 from verl_gdpo.run.contents import Contents
 from verl_gdpo.run.resume_rules import FREE, ON_REQUEST, REFUSED, RULES, changes, refusal, table
+from verl_gdpo.tools.check.compose import keys_of
 
-REPO = next(path for path in Path(__file__).resolve().parents if (path / "recipes").is_dir())
 OPTIM = {"lr": 1e-6, "lr_scheduler_type": "constant", "lr_warmup_steps": -1}
 
 
@@ -110,6 +115,14 @@ def test_every_rule_decides_something():
     conditional = {key for rule in RULES if not rule.holds({}) for key in rule.keys}
     repeated = {pattern for pattern in patterns if patterns.count(pattern) > 1}
     assert repeated <= conditional
+
+
+def test_every_pattern_is_of_a_key_of_verl():
+    folder = Path(find_spec("verl").origin).parent / "trainer" / "config"
+    megatron = OmegaConf.load(folder / "_generated_ppo_megatron_trainer.yaml")
+    keys = {*keys_of(composed()), *keys_of(megatron)}
+    patterns = {pattern for rule in RULES for pattern in rule.keys}
+    assert {p for p in patterns if not any(fnmatchcase(key, p) for key in keys)} == set()
 
 
 def test_the_table_in_the_docs():

@@ -168,9 +168,16 @@ def test_what_goes_on_with_a_run(tmp_path, monkeypatch):
         f"hydra.run.dir='{quoted}/hydra/${{now:%Y-%m-%d_%H-%M-%S}}'",
         f"data.train_files='{tmp_path}/rows.parquet'",
         "trainer.resume_from_path=null",
-        "+trainer.x=1",
+        "++trainer.x=1",
         "trainer.resume_mode=disable",
     ]
+
+
+def test_the_command_of_the_start_may_be_repeated(tmp_path):
+    """`+key` is there already, and `~key` is not any more."""
+    given = ["+data.more=1", "++data.more=2", "~data.gone", "~data.train_files", "task=tool_rl"]
+    found = arguments(made_run(tmp_path), given)
+    assert found[-3:] == ["++data.more=1", "++data.more=2", "~data.train_files"]
 
 
 def test_another_recipe_is_refused(tmp_path):

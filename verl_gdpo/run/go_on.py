@@ -11,6 +11,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from verl_gdpo.run.contents import flat
 from verl_gdpo.run.starts import COMPOSED, FOLDER, TRACKER, Written, maker_of
@@ -42,7 +45,10 @@ def arguments(run: Path, overrides: Sequence[str]) -> list[str]:
             f"{run / FOLDER} has no start that could have made {newest}; give the whole command of "
             "verl, which compares what it can"
         )
-    kept = [override for override in overrides if not _is_recipe_of(written, override)]
+    known = OmegaConf.load(written.folder / COMPOSED)
+    kept = [
+        _again(override, known) for override in overrides if not _is_recipe_of(written, override)
+    ]
     given = {override.lstrip("+~").partition("=")[0] for override in kept}
     ours = {
         "run_dir": quoted(str(run)),
@@ -53,7 +59,7 @@ def arguments(run: Path, overrides: Sequence[str]) -> list[str]:
     return [
         *("--config-dir", str(written.folder), "--config-name", COMPOSED.removesuffix(".yaml")),
         *(f"{key}={value}" for key, value in ours.items() if key not in given),
-        *kept,
+        *filter(None, kept),
     ]
 
 
@@ -76,6 +82,14 @@ def _is_recipe_of(written: Written, override: str) -> bool:
             f"it out, give single keys of verl instead, or start a new run"
         )
     return True
+
+
+def _again(override: str, known: Any) -> str:
+    """An override that may have been given before: `+key` would be there, `~key` would not."""
+    if override.startswith("~"):
+        key = override[1:].partition("=")[0]
+        return override if OmegaConf.select(known, key, throw_on_missing=False) is not None else ""
+    return f"++{override.lstrip('+')}" if override.startswith("+") else override
 
 
 def _files(written: Written) -> dict[str, str]:

@@ -54,7 +54,7 @@ def _has_constant_rate(flat_configuration: Mapping[str, Any]) -> bool:
 PLACES = Rule(
     FREE,
     (
-        *("run_dir", "data_dir", "arm", "seed", "ray_kwargs.*", "*.port", "*.ports"),
+        *("run_dir", "data_dir", "arm", "seed", "ray_kwargs.*", "*.port"),
         *("trainer.project_name", "trainer.experiment_name", "*.trace.*", "trainer.resume_*"),
         *("trainer.default_local_dir", "trainer.default_hdfs_dir"),
         *("trainer.rollout_data_dir", "trainer.validation_data_dir"),
@@ -126,7 +126,7 @@ RULES = (
         FREE,
         (
             *("trainer.save_freq", "trainer.max_*_ckpt_to_keep", "trainer.esi_redundant_time"),
-            *("trainer.del_local_ckpt_after_load", "trainer.remove_previous_ckpt_in_save"),
+            "trainer.del_local_ckpt_after_load",
         ),
         "saving",
     ),
@@ -141,7 +141,7 @@ RULES = (
     Rule(
         FREE,
         (
-            *("trainer.logger", "trainer.log_val_generations", "trainer.wandb_proxy"),
+            *("trainer.logger", "trainer.log_val_generations"),
             *("*profiler*", "*.prometheus.*", "*.disable_log_stats", "trainer.hang_minutes"),
         ),
         "logging",

@@ -167,7 +167,7 @@ def ended(run: Path, why: str, exit_code: int | None = None, mark: str | None = 
     starts = starts_of(run)
     if not starts or (mark is not None and starts[-1].start.mark != mark):
         return
-    end = {"time": now(), "why": why}
+    end: dict[str, Any] = {"time": now(), "why": why}
     if exit_code is not None:
         by_signal = exit_code > SIGNALS or exit_code == TIME_LIMIT_EXIT
         known = "" if by_signal else starts[-1].end.get("why")

@@ -128,7 +128,7 @@ def _start(
     Raises:
         ValueError: it would go on with other settings than the checkpoint was made with.
     """
-    resolved = dict(OmegaConf.to_container(config, resolve=True))
+    resolved: Any = OmegaConf.to_container(config, resolve=True)
     start = starts.here(resolved, files=file_contents(resolved), **_names(config, earlier))
     if checkpoint is None:
         return start

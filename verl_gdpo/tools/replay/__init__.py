@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("folder", type=Path, metavar="DIR", help="a run's folder, its rollouts/, or one dump")
     add("overrides", nargs="*", metavar="key=value")
-    add("--config", type=Path, help="the run's configuration, if not DIR/hydra/.hydra/config.yaml")
+    add("--config", type=Path, help="the run's configuration, if it is not in DIR")
     add("--scorer", metavar="NAME", help=f"scores the rollouts again: {HOW}")
     add("--data-source", metavar="NAME", help="of rows without one, for --scorer")
     add(
