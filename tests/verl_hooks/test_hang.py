@@ -24,8 +24,9 @@ def quick(monkeypatch):
     """A watch of a process without Ray."""
     monkeypatch.setattr(hang, "TICK_SECONDS", 0.02)
     monkeypatch.setattr(hang, "_looked_at", lambda _: ("Busy or silent: worker 3", "the stacks"))
+    monkeypatch.setattr(hang, "_being_scored", lambda _: "; reward worker 0 scores row 5")
     monkeypatch.setattr(hang.Watch, "_ask_for_samples", lambda _: None)
-    monkeypatch.setattr(hang.Watch, "_actors", lambda _: {})
+    monkeypatch.setattr(hang.Watch, "_actors", lambda *_: {})
     monkeypatch.setattr(hang.os, "_exit", lambda code: codes.append(code))
     codes = []
     yield codes
@@ -67,7 +68,7 @@ def test_a_trainer_that_waits_for_ever_gets_an_error(tmp_path, quick, monkeypatc
     ):
         threading.Event().wait(60)
     assert "in the phase 'update_actor' of step 7" in str(error.value)
-    assert "Busy or silent: worker 3" in str(error.value)
+    assert "Busy or silent: worker 3; reward worker 0 scores row 5. The stacks" in str(error.value)
     text = (tmp_path / "hang.txt").read_text()
     assert text.startswith(f"verl-gdpo: {error.value}") and text.endswith("the stacks")
     assert "the stacks" in capsys.readouterr().err
@@ -75,6 +76,28 @@ def test_a_trainer_that_waits_for_ever_gets_an_error(tmp_path, quick, monkeypatc
     while not quick:  # then the process ends, whatever still blocks it
         time.sleep(0.01)
     assert quick == [1]
+
+
+def test_an_error_in_the_watch_ends_nothing(tmp_path, quick, monkeypatch, caplog):
+    """It would end the run: its launcher would see no heartbeat."""
+    monkeypatch.setattr(hang.Watch, "_ask_for_samples", lambda _: 1 / 0)
+    with hang.watched(trainer(tmp_path)):
+        for _ in range(2):
+            (tmp_path / "heartbeat.json").unlink(missing_ok=True)
+            while not Heartbeat.read(tmp_path):
+                time.sleep(0.01)
+        assert hang._watch.is_alive()
+    assert caplog.text.count("ZeroDivisionError") == 1
+
+
+def test_a_hang_of_which_nothing_can_be_read_ends_the_run(tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(hang, "RAISED_SECONDS", 0.0)
+    monkeypatch.setattr(hang, "_looked_at", lambda _: 1 / 0)
+    with (
+        pytest.raises(HangError, match="Why is not known: ZeroDivisionError"),
+        hang.watched(trainer(tmp_path, hang_minutes=0.1 / 60)),
+    ):
+        threading.Event().wait(60)
 
 
 def test_the_heartbeat_ends_with_the_watch(tmp_path, quick):

@@ -19,6 +19,12 @@ LONGEST_FACTOR = 5  # a phase may take this many times the longest so far
 START, BETWEEN = "start", "between steps"
 
 
+@dataclass
+class _Phase:
+    name: str
+    seconds: float = 0.0  # without phases inside it
+
+
 class Clock:
     """Tells when a phase of a run has taken too long since something was last finished.
 
@@ -37,7 +43,7 @@ class Clock:
     def __init__(self, floor: float) -> None:
         self.floor = floor
         self._now = self._credited = self._progress = 0.0
-        self._phases = [[START, 0.0]]  # from the outermost one: name, seconds without inner ones
+        self._phases = [_Phase(START)]  # from the outermost one
         self._longest: dict[str, float] = {}
 
     def tick(self, seconds: float) -> None:
@@ -48,17 +54,17 @@ class Clock:
     def phase(self, name: str) -> Iterator[None]:
         """The block is a phase of the run."""
         self._credit()
-        self._phases[0][0] = BETWEEN
-        self._phases.append([name, 0.0])
+        self._phases[0].name = BETWEEN
+        self._phases.append(_Phase(name))
         try:
             yield
         finally:
             self._credit()
-            _, spent = self._phases.pop()
+            spent = self._phases.pop().seconds
             self._longest[name] = max(spent, self._longest.get(name, 0.0))
 
     def _credit(self) -> None:
-        self._phases[-1][1] += self._now - self._credited
+        self._phases[-1].seconds += self._now - self._credited
         self._credited = self._progress = self._now
 
     def progress(self) -> None:
@@ -68,7 +74,7 @@ class Clock:
     @property
     def current(self) -> str:
         """The innermost phase."""
-        return str(self._phases[-1][0])
+        return self._phases[-1].name
 
     @property
     def seconds(self) -> float:

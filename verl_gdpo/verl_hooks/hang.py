@@ -11,6 +11,7 @@ process and node of an actor.
 """
 
 import functools
+import logging
 import os
 import signal
 import sys
@@ -26,6 +27,8 @@ from verl.utils import debug
 
 from verl_gdpo.run.heartbeat import FIRST_FACTOR, MINUTES, START, Clock, Heartbeat, remove
 from verl_gdpo.run.stacks import HANG_FILE, stacks_of
+
+logger = logging.getLogger(__name__)
 
 KEY = "trainer.hang_minutes"
 TICK_SECONDS = 2.0
@@ -63,6 +66,7 @@ class Watch(threading.Thread):
         self._run = Path(folder).resolve() if folder else None
         self._ended = threading.Event()
         self._message = ""
+        self._has_warned = False
         self._asked: dict[Any, str] = {}  # open questions for samples
         self._samples: dict[str, int] = {}  # finished, by agent loop worker
         if threading.current_thread() is threading.main_thread():
@@ -81,7 +85,7 @@ class Watch(threading.Thread):
             now = time.monotonic()
             self.clock.tick(min(now - last, 2 * TICK_SECONDS))
             last = now
-            self._ask_for_samples()
+            self._ask_for_samples_safely()
             if self._run is not None:
                 self._heartbeat().write(self._run)
             if self.clock.is_overdue:
@@ -97,28 +101,35 @@ class Watch(threading.Thread):
             limit=self.clock.floor,
         )
 
+    def _ask_for_samples_safely(self) -> None:
+        try:
+            self._ask_for_samples()
+        except Exception:  # the watch must not end while the run goes on
+            if not self._has_warned:
+                logger.warning("verl-gdpo: samples are not counted for %s", KEY, exc_info=True)
+            self._has_warned = True
+
     def _ask_for_samples(self) -> None:
         """Ask the agent loop workers how many samples they have finished, and read answers."""
         import ray
 
         from verl_gdpo.verl_hooks.agent_loop import finished_samples
 
-        with suppress(ray.exceptions.RayError):
-            actors = self._actors("agent loop worker")
-            for name in actors.keys() - {*self._asked.values()}:
-                self._asked[actors[name].__ray_call__.remote(finished_samples)] = name
-            for answer in ray.wait([*self._asked], num_returns=len(self._asked), timeout=0)[0]:
-                name, finished = self._asked.pop(answer), ray.get(answer)
-                if self._samples.get(name) != finished:
-                    self._samples[name] = finished
-                    self.clock.progress()
+        actors = self._actors("agent loop worker")
+        for name in actors.keys() - {*self._asked.values()}:
+            self._asked[actors[name].__ray_call__.remote(finished_samples)] = name
+        for answer in ray.wait([*self._asked], num_returns=len(self._asked), timeout=0)[0]:
+            name, finished = self._asked.pop(answer), ray.get(answer)
+            if self._samples.get(name) != finished:
+                self._samples[name] = finished
+                self.clock.progress()
 
     def _actors(self, kind: str = "") -> dict[str, Any]:
         """{description: Ray actor} of this run; of those whose description begins with `kind`."""
         from verl_gdpo.verl_hooks.rollout_guard import rollout_actors
 
         found = rollout_actors(self._trainer)
-        for role, group in vars(self._trainer).items():
+        for role, group in {**vars(self._trainer)}.items():  # while it sets others
             if role.endswith("_wg"):
                 for rank, worker in enumerate(getattr(group, "workers", ())):
                     found.setdefault(f"{role.removesuffix('_wg')} rank {rank}", worker)
@@ -126,8 +137,12 @@ class Watch(threading.Thread):
 
     def _stop_the_run(self) -> None:
         """Say what hangs, and make the trainer raise, or end its process if it does not."""
-        silent, stacks = _looked_at(self._actors())
-        step = getattr(self._trainer, "global_steps", "?")
+        try:
+            silent, stacks = _looked_at(self._actors())
+            silent += _being_scored(self._actors("reward worker"))
+        except Exception as error:  # the run ends all the same
+            silent, stacks = f"Why is not known: {error!r}", stacks_of(os.getpid())
+        step = getattr(self._trainer, "global_steps", 0)
         place = f" The stacks of all processes: {self._run / HANG_FILE}." if self._run else ""
         self._message = (
             f"no progress for {self.clock.seconds:.0f} s in the phase {self.clock.current!r} of "
@@ -167,6 +182,21 @@ def _looked_at(actors: Mapping[str, Any]) -> tuple[str, str]:
     found.append(f"the trainer: {stacks_of(os.getpid())}")
     silence = f"Busy or silent: {', '.join(said)}" if said else "All its processes answer"
     return silence, "\n\n".join(found)
+
+
+def _being_scored(workers: Mapping[str, Any]) -> str:
+    """Return which samples the reward workers score, as far as they answer."""
+    import ray
+
+    from verl_gdpo.verl_hooks.reward_manager import being_scored
+
+    asked = {worker.__ray_call__.remote(being_scored): name for name, worker in workers.items()}
+    said = []
+    for answer in ray.wait([*asked], num_returns=len(asked), timeout=ANSWER_SECONDS)[0]:
+        with suppress(ray.exceptions.RayError):
+            if label := ray.get(answer):
+                said.append(f"; {asked[answer]} scores {label}")
+    return "".join(said)
 
 
 def _stacks_on(node: str, process: int) -> str:
