@@ -118,7 +118,18 @@ def verl(session: nox.Session) -> None:
     session.run("python", "-W", "ignore", "tests/slow/verl_symbols.py")
     tests = (f"tests/verl_hooks/test_{name}.py" for name in SEAMS)
     # a verl without V1 fails two files, and runs the others
-    session.run("pytest", "--continue-on-collection-errors", *tests, *arguments)
+    session.run("pytest", "-m", "", "--continue-on-collection-errors", *tests, *arguments)
+
+
+@nox.session
+@recorded
+def slow(session: nox.Session) -> None:
+    """Whole trainings, and long tests that rarely fail; `bash tests/run.sh` leaves them out."""
+    install(session)
+    files = ("tests/slow/trainings.py", "tests/slow/mixed_tasks.py")
+    env = {"OMP_NUM_THREADS": "1"}
+    session.run("pytest", *files, *session.posargs, env=env)
+    session.run("pytest", "-m", "slow", *session.posargs, env=env)
 
 
 @nox.session

@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.run.logged import read_logged
 from verl_gdpo.tools.plots import THEMES, draw, style
+from verl_gdpo.tools.report.charts import chart_of_each_reward
 from verl_gdpo.tools.report.runs import read_arms
-from verl_gdpo.tools.report.signal_charts import share_chart
 from verl_gdpo.tools.summary import draw_rewards
 
 DOCS = Path(__file__).parent
@@ -96,9 +96,10 @@ def draw_runs(gdpo: Path, grpo: Path) -> None:
     if [arm.name for arm in arms] != ["gdpo", "grpo"]:
         raise ValueError(f"expected runs of gdpo and of grpo, got {[arm.name for arm in arms]}")
     for arm in arms:
-        if (chart := share_chart(arm)) is None:
+        charts = chart_of_each_reward(arm, "share")
+        if not charts:
             raise ValueError(f"{arm.runs[0].folder}: its metrics hold no gdpo/<reward>/share")
-        draw([chart.panel], DOCS / f"influence_{arm.name}.png")
+        draw([charts[0].panel], DOCS / f"influence_{arm.name}.png")
     shutil.copyfile(draw_rewards(read_logged(str(gdpo)), gdpo), DOCS / "rewards_cpu.png")
     screens.report([gdpo, grpo], DOCS / "report.png")
     screens.replay(gdpo, DOCS / "replay.svg")

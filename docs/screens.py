@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from verl_gdpo.tools.report.build import build_page
-from verl_gdpo.tools.report.page import write
+from verl_gdpo.tools.report.page import build_page, write
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCREEN = (1280, 1180)  # pixels

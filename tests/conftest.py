@@ -1,14 +1,19 @@
 """Which tests may run at the same time, what they share, and what makes many of them faster."""
 
 import gc
+import os
+from importlib.util import find_spec
 
 import pytest
-import yaml
 from preloaded import run_code
 
-# OmegaConf's loader extends this class, and a quarter of the time of a composition is parsing in
-# Python; the tests compose verl's configuration some hundred times
-yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+if find_spec("hydra"):  # not in the environments of some nox sessions
+    import faster_composition  # noqa: F401
+
+# Ray on a busy machine: its processes would wait for the other tests, and it would give up on them
+os.environ.setdefault("RAY_worker_niceness", "0")
+os.environ.setdefault("RAY_worker_register_timeout_seconds", "240")
+os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
 
 gc.disable()  # until the tests are collected: what they import stays
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The one test command: environment, lint, types, tests. Arguments go to pytest.
+# It installs the environment .venv and, as root with apt-get, what the tests need of the machine.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=$(./setup_env.sh cpu dev)
@@ -8,17 +9,23 @@ PATH=$venv/bin:$PATH
 missing=()
 command -v chromium >/dev/null || missing+=(chromium)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
-if [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get; then
+if [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  echo "== installing with apt-get: ${missing[*]}"
+  log=$(mktemp)
   export DEBIAN_FRONTEND=noninteractive
-  timeout 300 sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"' - "${missing[@]}" || true
-fi >/dev/null
+  timeout 300 sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"' - "${missing[@]}" >"$log" 2>&1 ||
+    { echo "apt-get failed:"; tail -n 5 "$log"; } >&2
+  rm "$log"
+elif [ ${#missing[@]} -gt 0 ]; then
+  echo "== not here: ${missing[*]}; install with: sudo apt-get install ${missing[*]}" >&2
+fi
 ruff check .
 ruff format --check .
 lint-imports
 python -m compileall -q verl_gdpo # where Python writes no bytecode, each of the processes would do it
-mypy --no-error-summary &
+nice -n 10 mypy --no-error-summary & # Ray must not wait for it
 types=$!
-# one thread per process, and three workers (conftest.py says why); `-n 0` runs without workers
-# Ray's own processes get the lowest priority by default, and would wait for the other tests
-OMP_NUM_THREADS=1 RAY_worker_niceness=0 python -m pytest -n 3 "$@"
+# one thread per process, and a worker a core: more would starve the start of Ray. `-n 0` runs without workers
+OMP_NUM_THREADS=1 python -m pytest -n 2 "$@"
 wait "$types"
+python tests/help/last_passes.py

@@ -13,7 +13,7 @@ from verl_gdpo.__main__ import COMMANDS, main
 
 
 def test_every_command_is_a_module_of_its_name():
-    for name in COMMANDS:
+    for name in COMMANDS.keys() - {"recipes"}:  # which prints a folder
         assert callable(importlib.import_module(f"verl_gdpo.tools.{name}").main)
 
 

@@ -49,10 +49,13 @@ def python(run_forked):
     "env",
     [
         {},
-        {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "verl_gdpo.plugin"},
         {"VERL_USE_EXTERNAL_MODULES": "verl_gdpo.plugin"},
+        pytest.param(
+            {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "verl_gdpo.plugin"},
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["entry point", "external module", "both"],
+    ids=["entry point", "both", "external module"],
 )
 def test_registered_once_by_either_way_in(python, env):
     done = python(REPORT, **env)
@@ -118,7 +121,11 @@ SUBCLASS = 'lambda: __import__("verl_gdpo.verl_hooks.reward_manager"),'
 @pytest.mark.parametrize(
     ("version", "break_verl", "attempts", "reason"),
     [
-        ("0.8.0", "", MANAGER + SUBCLASS, "verl 0.8.0 is not supported; supported: verl>=0.9"),
+        pytest.param(
+            *("0.8.0", "", MANAGER + SUBCLASS),
+            "verl 0.8.0 is not supported; supported: verl>=0.9",
+            marks=pytest.mark.slow,
+        ),
         ("0.10.0", "", MANAGER + SUBCLASS, "verl 0.10.0 is not supported; supported: verl>=0.9"),
         (
             "0.9.1",
@@ -152,7 +159,9 @@ def test_another_verl_is_refused_before_a_model_is_loaded(
     ), refused
 
 
-@pytest.mark.parametrize("version", ["0.9.0.dev", "0.10.0.dev"])
+@pytest.mark.parametrize(
+    "version", [pytest.param("0.9.0.dev", marks=pytest.mark.slow), "0.10.0.dev"]
+)
 def test_supported_versions_are_not_refused(python, version):
     code = f"import verl; verl.__version__ = {version!r}\nimport verl_gdpo.plugin\n{REPORT}"
     done = python(code, VERL_USE_EXTERNAL_PLUGINS="none")

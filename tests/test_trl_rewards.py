@@ -157,7 +157,7 @@ def test_a_reward_of_another_task_is_missing(monkeypatch):
 
 def test_functions_are_pickled_together(monkeypatch):
     functions = pickle.loads(pickle.dumps(reward_funcs(*TASKS.values())))
-    (scoring,) = {f._scoring for f in functions}
+    (scoring,) = {f.func.__self__ for f in functions}
     batches = []
     monkeypatch.setattr(scoring, "_score", lambda number, sample: batches.append(number) or {})
     call(functions, [GOOD, "42"])

@@ -1,10 +1,11 @@
-"""The command `verl-gdpo`, also `python -m verl_gdpo`. Each subcommand is a module in tools/."""
+"""The command `verl-gdpo`, also `python -m verl_gdpo`. Subcommands are modules in tools/."""
 
 import importlib
 import sys
 
 import verl_gdpo
-from verl_gdpo.terminal import printing
+from verl_gdpo.terminal import needs_extra, printing
+from verl_gdpo.tools import RECIPES
 
 COMMANDS = {
     "data": "prepare the parquet files of a task",
@@ -20,9 +21,16 @@ COMMANDS = {
 def main() -> int:
     """Run one subcommand and return its exit code."""
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
+    if name == "recipes":
+        print(RECIPES)
+        return 0
     if name in COMMANDS:
-        module = importlib.import_module(f"verl_gdpo.tools.{name}")
-        return printing(lambda: int(module.main(arguments)))
+        try:
+            module = importlib.import_module(f"verl_gdpo.tools.{name}")
+            return printing(lambda: int(module.main(arguments)))
+        except ModuleNotFoundError as error:
+            print(f"verl-gdpo {name}: {needs_extra(error)}", file=sys.stderr)
+            return 1
     if name == "--version":
         print(verl_gdpo.__version__)
         return 0

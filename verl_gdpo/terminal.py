@@ -6,7 +6,11 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 
-PLOTS = ("matplotlib", "jinja2", "scipy")  # packages of the extra `plots`
+# the extra that brings a package which not every installation has
+EXTRAS = {
+    **dict.fromkeys(("matplotlib", "jinja2", "scipy", "pandas"), "plots"),
+    **dict.fromkeys(("torch", "hydra", "pyarrow", "transformers", "huggingface_hub"), "verl"),
+}
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
@@ -50,14 +54,15 @@ def width_of(text: str) -> int:
 
 
 def needs_extra(error: ImportError) -> str:
-    """Return what to do about a package of the extra `plots` that is not installed.
+    """Return what to do about a package of an extra that is not installed.
 
     Raises:
         ImportError: the same one, if it is not about such a package.
     """
-    if error.name is None or error.name.partition(".")[0] not in PLOTS:
+    extra = EXTRAS.get((error.name or "").partition(".")[0])
+    if extra is None:
         raise error
-    return f"{error.name} is not installed: pip install 'verl-gdpo[plots]'"
+    return f"{error.name} is not installed: pip install 'verl-gdpo[{extra}]'"
 
 
 def let_go_of_stdout() -> None:

@@ -15,8 +15,9 @@ TRL itself. Relies on how TRL 1.16 calls a reward function: with `completions`, 
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from verl_gdpo.batch.values import value_or_error
@@ -27,7 +28,7 @@ from verl_gdpo.rewards.task import Task
 Sample = tuple[str, str, Any, int, int | None]
 
 
-def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
+def reward_funcs(*tasks: Task, **options: Any) -> list[Callable[..., list[float | None]]]:
     """Return one function for each reward of the tasks, in alphabetical order.
 
     A function has the name of its reward, under which TRL logs it. A completion is scored once,
@@ -52,17 +53,26 @@ def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
             f"expected some of {sorted(taken)}"
         )
     scoring = _Scoring(tasks, options)
-    return [RewardFunction(name, scoring) for name in scoring.reward_names]
+    functions = [partial(scoring.rewards, name) for name in scoring.reward_names]
+    for function, name in zip(functions, scoring.reward_names, strict=True):
+        function.__name__ = name  # type: ignore[attr-defined]
+    return functions
 
 
-class RewardFunction:
-    """One reward as TRL calls it; made by `reward_funcs`."""
+class _Scoring:
+    """Scores a batch once for all functions that are asked about it."""
 
-    def __init__(self, name: str, scoring: "_Scoring") -> None:
-        self.__name__ = name
-        self._scoring = scoring
+    def __init__(self, tasks: Sequence[Task], options: Mapping[str, Any]) -> None:
+        self._scorers: dict[str, partial[Mapping[str, float | None]]] = {}
+        names: set[str] = set()
+        for task in tasks:
+            own = {name: options[name] for name in options_of(task) if name in options}
+            names |= {*task.bounds(**own)}
+            self._scorers |= dict.fromkeys(task.data_sources, partial(task.score, **own))
+        self.reward_names = sorted(names)
+        self._last: tuple[list[Sample], list[dict[str, float | None]]] = ([], [])
 
-    def __call__(self, **given: Any) -> list[float | None]:
+    def rewards(self, name: str, **given: Any) -> list[float | None]:
         """Return the reward of each completion, None where it does not apply.
 
         Args:
@@ -73,49 +83,32 @@ class RewardFunction:
             ValueError: a column is missing, a completion is not one text, a row is of none of the
                 tasks, its ground truth is bad, or its reward is not finite.
         """
-        rewards = self._scoring.of(_samples(given))
-        return [sample.get(self.__name__) for sample in rewards]
-
-
-class _Scoring:
-    """Scores a batch once for all functions that are asked about it."""
-
-    def __init__(self, tasks: Sequence[Task], options: Mapping[str, Any]) -> None:
-        self._tasks = {source: task for task in tasks for source in task.data_sources}
-        self._options = {
-            source: {name: options[name] for name in options_of(task) if name in options}
-            for source, task in self._tasks.items()
-        }
-        bounds = [task.bounds(**self._options[source]) for source, task in self._tasks.items()]
-        self.reward_names = sorted({name for rewards in bounds for name in rewards})
-        self._last: tuple[list[Sample], list[dict[str, float | None]]] = ([], [])
-
-    def of(self, samples: list[Sample]) -> list[dict[str, float | None]]:
-        """Return the rewards of each sample; those of the latest batch are kept."""
+        samples = _samples(given)
         if samples != self._last[0]:
             # most scorers that take long wait for another process
             with ThreadPoolExecutor(os.cpu_count()) as threads:
                 rewards = list(threads.map(self._score, range(len(samples)), samples))
             self._last = samples, rewards
-        return self._last[1]
+        return [sample.get(name) for sample in self._last[1]]
 
     def _score(self, number: int, sample: Sample) -> dict[str, float | None]:
         source, response, ground_truth, tokens, step = sample
-        where = f"TRL rewards, completion {number} (data_source {source!r})"
-        if source not in self._tasks:
-            raise ValueError(f"{where}: expected a data_source among {sorted(self._tasks)}")
-        score, options = self._tasks[source].score, self._options[source]
         try:
-            scored = score(response, ground_truth, response_tokens=tokens, step=step, **options)
+            if source not in self._scorers:
+                raise ValueError(f"expected a data_source among {sorted(self._scorers)}")
+            score = self._scorers[source]
+            scored = score(response, ground_truth, response_tokens=tokens, step=step)
+            return {name: _checked(name, value) for name, value in scored.items()}
         except (TypeError, ValueError) as error:
+            where = f"TRL rewards, completion {number} (data_source {source!r})"
             raise ValueError(f"{where}: {error}") from error
-        rewards = {}
-        for name, value in scored.items():
-            try:
-                rewards[name] = value_or_error(value)  # TRL would take NaN for a missing reward
-            except ValueError as error:
-                raise ValueError(f"{where}: reward {name!r} {error}") from None
-        return rewards
+
+
+def _checked(name: str, value: Any) -> float | None:
+    try:
+        return value_or_error(value)  # TRL would take NaN for a missing reward
+    except ValueError as error:
+        raise ValueError(f"reward {name!r} {error}") from None
 
 
 def _samples(given: Mapping[str, Any]) -> list[Sample]:

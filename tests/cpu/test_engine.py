@@ -579,8 +579,8 @@ def test_requests_of_one_batch_may_differ_in_their_options(model_dir, model):
     async def use(together):
         engine = make_engine(model_dir)
         sizes = []
-        run = engine._batcher._run
-        engine._batcher._run = lambda requests, abort: (
+        run = engine.batcher._run
+        engine.batcher._run = lambda requests, abort: (
             sizes.append(len(requests)) or run(requests, abort)
         )
         await engine.load_weights(model.state_dict(), global_steps=1)

@@ -1,18 +1,14 @@
 """Our recipes, composed on verl's configuration, and the tables of their document."""
 
-import functools
-
 from omegaconf import OmegaConf
+from quick_composition import compose_quickly
 from repository import REPO
-
-from verl_gdpo.tools.check.compose import compose_config
 
 RECIPES = REPO / "recipes"
 
 
-@functools.cache
 def composed(*overrides):
-    return compose_config(RECIPES, "train", list(overrides))
+    return compose_quickly(RECIPES, "train", list(overrides))
 
 
 def flat(config):

@@ -63,7 +63,7 @@ MUTANTS = [
         "batch/test_metrics.py::test_two_tasks_in_a_batch",
     ),
     Mutant(
-        "tools/advice/rules.py",
+        "tools/advice/__init__.py",
         "        if seen.sums.have_KK[j, k]:\n",
         "        if True:\n",
         "tools/test_advice.py::test_nothing_to_compare",
@@ -303,7 +303,7 @@ MUTANTS = [
         "settings/test_dialects.py::test_verl_builtin_where_the_batch_has_next_to_no_variance",
     ),
     Mutant(
-        "tools/replay/compare.py",
+        "tools/replay/comparison.py",
         " * np.sqrt(share)",
         "",
         "tools/test_replay.py::test_silent_groups_bring_no_group_further_apart",
@@ -315,9 +315,9 @@ MUTANTS = [
         "tools/test_intervals.py::test_the_room_of_a_comparison_follows_from_the_correlations",
     ),
     Mutant(
-        "tools/report/what_if.py",
-        "factor * weight",
-        "factor",
-        "tools/test_report.py::test_other_weights_are_those_of_the_runs_settings",
+        "tools/report/charts.py",
+        "name: correlation(np.sign(weight) * z_B, of_group_B)",
+        "name: correlation(z_B, of_group_B)",
+        "tools/test_report.py::test_only_rewards_with_a_weight_follow_the_length",
     ),
 ]

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 import verl
 from omegaconf import OmegaConf
+from quick_composition import compose_quickly
 from tensordict import TensorDict
 from verl import DataProto
-
-from verl_gdpo.tools.check.compose import compose_config
 
 REWARDS = [[1, 1], [1, 0], [0, 1], [0, 0], [3, 1], [3, 1], [-3, 1], [0.5, 1]]
 GROUPS = list("aaaabbbb")
@@ -40,4 +39,4 @@ def algorithm(**settings):
 def verl_config(*overrides):
     """The configuration of the installed verl, with gdpo as estimator and reward manager."""
     folder = Path(verl.__file__).parent / "trainer" / "config"
-    return compose_config(folder, "ppo_trainer", [*GDPO, *overrides])
+    return compose_quickly(folder, "ppo_trainer", [*GDPO, *overrides])

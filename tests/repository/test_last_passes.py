@@ -1,12 +1,16 @@
 """What `tests/run.sh` says about the nox sessions."""
 
 import datetime
+import importlib.util
 import json
 import re
+import shutil
 import subprocess
+from types import SimpleNamespace
 
 import last_passes
 import pytest
+import yaml
 from repository import REPO
 
 
@@ -48,6 +52,55 @@ def test_a_pass_of_a_commit_that_is_not_here(repo):
     )
 
 
+@pytest.fixture(scope="module")
+def noxfile():
+    spec = importlib.util.spec_from_file_location("noxfile", REPO / "noxfile.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def recorded(noxfile, repo, monkeypatch):
+    """Run a session, as noxfile.py would in `repo`, and return the commit that it noted."""
+    monkeypatch.setattr(noxfile, "ROOT", repo)
+    (repo / "tests" / "help").mkdir()
+    shutil.copy(REPO / noxfile.LAST_PASSES, repo / "tests" / "help")
+    git(repo, "add", ".")
+    git(repo, "commit", "-qm", "help")
+
+    def run(what=lambda session: None, *posargs):
+        def faults(session):
+            what(session)
+
+        session = SimpleNamespace(posargs=posargs, log=lambda message: None)
+        noxfile.recorded(faults)(session)
+        return json.loads((repo / last_passes.FILE).read_text()).get("faults", {}).get("commit")
+
+    return run
+
+
+def test_a_pass_is_noted_and_noted_again(repo, recorded):
+    assert recorded() == git(repo, "rev-parse", "HEAD")
+    git(repo, "commit", "-qm", "next", "--allow-empty")  # and the file of passes has changed
+    assert recorded() == git(repo, "rev-parse", "HEAD")
+
+
+def test_no_pass_is_noted_of_a_part_or_of_changed_files(repo, recorded):
+    assert recorded(lambda session: None, "-k", "one") is None
+    with pytest.raises(ValueError, match="failed"):
+        recorded(failing)
+    assert recorded(lambda session: (repo / "new.py").touch()) is None  # in mid-session
+    assert recorded() is None  # new.py is no part of the commit
+    (repo / "new.py").unlink()
+    (repo / "noxfile.py").write_text((repo / "noxfile.py").read_text() + "\n")
+    assert recorded() is None
+
+
+def failing(session):
+    raise ValueError("failed")
+
+
 def test_all_sessions_of_tests_are_noted_and_are_in_contributing():
     table = re.findall(r"^\| `nox -s (\w+)` \|", (REPO / "CONTRIBUTING.md").read_text(), re.M)
     noted = last_passes.sessions(REPO)
@@ -55,3 +108,15 @@ def test_all_sessions_of_tests_are_noted_and_are_in_contributing():
     defined = re.findall(r"^def (\w+)\(session", (REPO / "noxfile.py").read_text(), re.M)
     assert {*defined} - {*noted} == {"pins", "install", "compiled"}
     assert {*json.loads((REPO / last_passes.FILE).read_text())} <= {*noted}
+
+
+def test_the_weekly_workflow_runs_every_session():
+    weekly = yaml.safe_load((REPO / ".github/workflows/weekly.yml").read_text())
+    matrix = weekly["jobs"]["session"]["strategy"]["matrix"]
+    assert sorted(matrix["session"]) == sorted(last_passes.sessions(REPO))
+
+
+def test_actions_are_pinned_by_commit():
+    for file in (REPO / ".github" / "workflows").iterdir():
+        used = re.findall(r"uses: (.*)", file.read_text())
+        assert used and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", one) for one in used)

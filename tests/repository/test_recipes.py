@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from composed_recipes import RECIPES, cells_after, composed, flat
 from omegaconf import OmegaConf
+from quick_composition import compose_quickly as compose_config
 from repository import tracked_files
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
@@ -13,7 +14,6 @@ from verl.utils.config import validate_config
 from verl_gdpo.rewards import TASKS
 from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run
 from verl_gdpo.settings.reward_terms import gate
-from verl_gdpo.tools.check.compose import compose_config
 from workshop.benchmarks import step_model
 
 ESTIMATORS = {  # what some arms are

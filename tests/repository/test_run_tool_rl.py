@@ -24,8 +24,6 @@ from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
 from verl_gdpo.run.folder import read_metrics
 from workshop.tiny_policy.model import make_tiny_model
 
-pytestmark = pytest.mark.e2e
-
 SCRIPTS = ["run.sh", "run_tool_rl.sh", "setup_env.sh", "tests/run.sh", ".ci/run"]
 MARK = "VERL_GDPO_SCRIPT_TEST"
 
@@ -176,6 +174,7 @@ def test_resumed_and_stopped(checkout, trained):
     check_rollouts(dump(run, 4), weights_at(4), conditioned)
 
 
+@pytest.mark.slow
 def test_stopped_while_starting(checkout):
     """Ctrl-C while Ray is being started."""
     process = start(checkout, mark="stopped")

@@ -57,7 +57,13 @@ def test_bounds_take_the_options_of_the_scorer(name):
         found = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         return {key: value for key, value in found.items() if key not in GIVEN_BY_MANAGER}
 
-    assert options(TASKS[name].score) == options(TASKS[name].bounds)
+    score, bounds = TASKS[name].score, TASKS[name].bounds
+    bounds(**options(score))
+    if options(bounds):
+        assert options(bounds) == options(score)
+    else:  # it hands all to the scorer
+        with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
+            bounds(nothing=1)
     given = [p.name for p in inspect.signature(TASKS[name].score).parameters.values()]
     assert given[:2] == ["response", "ground_truth"] and {"response_tokens", "step"} <= {*given}
     assert ("service" in given) == TASKS[name].takes_service

@@ -9,6 +9,7 @@ import sys
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from quick_composition import compose_quickly as compose_config
 from repository import REPO
 from verl.utils.tracking import Tracking
 
@@ -22,7 +23,6 @@ from verl_gdpo.run.folder import (
     write_into_run_dir,
 )
 from verl_gdpo.terminal import render
-from verl_gdpo.tools.check.compose import compose_config
 from verl_gdpo.tools.summary import HEADER, reward_table
 from verl_gdpo.verl_hooks.legacy_trainer import extending
 from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer

@@ -11,7 +11,16 @@ from omegaconf import OmegaConf
 from repository import REPO
 
 from verl_gdpo.run.contents import Contents
-from verl_gdpo.run.resume_rules import FREE, ON_REQUEST, REFUSED, RULES, changes, refusal, table
+from verl_gdpo.run.resume_rules import (
+    FREE,
+    ON_REQUEST,
+    REFUSED,
+    RULES,
+    changes,
+    refusal,
+    table,
+    without_followers,
+)
 from verl_gdpo.tools.check.compose import keys_of
 
 OPTIM = {"lr": 1e-6, "lr_scheduler_type": "constant", "lr_warmup_steps": -1}
@@ -107,6 +116,23 @@ def test_a_refusal_says_what_to_do():
     said = refusal(changes(before, after), ["algorithm"])
     assert "adv_estimator" not in said and "data.seed" in said
     assert refusal(changes(settings(ab=1), settings(ab=2)), ["a"])
+
+
+def test_what_follows_another_key_is_not_asked_for_again():
+    """`critic.rollout_n` is `rollout.n`; the data's seed is refused, though `seed` is free."""
+    before, after = (
+        settings(rollout__n=n, critic__rollout_n=n, seed=n, data__seed=n, a__b=n, a__c=n)
+        for n in (4, 2)
+    )
+    composed = {
+        "critic.rollout_n": "${oc.select:rollout.n,1}",
+        "data.seed": "${seed}",
+        "a.c": "${.b}",
+        "a.b": 2,
+    }
+    found = without_followers(changes(before, after), composed)
+    assert {change.key for change in found} == {"rollout.n", "seed", "data.seed", "a.b"}
+    assert "data.seed" in refusal(found, ["rollout.n", "a.b"])
 
 
 def test_every_rule_decides_something():

@@ -8,7 +8,6 @@ from workshop.experiments.trainer import drive, on_cpu, policy, results, task
 from workshop.experiments.trainer.settings import Run
 
 
-@pytest.mark.e2e
 def test_a_run_is_trained(tmp_path, monkeypatch):
     """Two steps with verl's trainer, of a seed that the comparison does not use."""
     monkeypatch.setattr(policy, "STEPS", 100)

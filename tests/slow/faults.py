@@ -7,15 +7,12 @@ import os
 import resource
 
 import psutil
-import pytest
 from broken_training import SAVED, Training, check_resumed, train_until_killed, write_rows
 from small_trainings import check_error, overrides
 from start_verl import run_verl
 
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.starts import TRACKER
-
-pytestmark = pytest.mark.e2e
 
 
 def fill_disk(training):

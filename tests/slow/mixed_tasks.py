@@ -18,8 +18,6 @@ from verl_gdpo.tools import data
 from verl_gdpo.tools.summary import reward_table
 from workshop.tiny_policy.train import make_policy
 
-pytestmark = pytest.mark.e2e
-
 OPTIONS = {"tool_rl": ["--size", "tiny"], "gsm8k": [], "coding": []}
 REWARDS = {
     "rlla": {"format", "correctness"},

@@ -16,8 +16,6 @@ from small_trainings import REWARD_FILE, check_error, overrides
 from start_verl import run_verl
 from varied_reward import PATTERNS
 
-pytestmark = pytest.mark.e2e
-
 
 def test_colocate_async_trains_until_a_reward_is_no_number(assets, tmp_path):
     """Two ranks; every other session has two outputs; rollouts come from older weights."""

@@ -14,12 +14,9 @@ from verl_gdpo.batch.within_groups import correlation
 from verl_gdpo.run.dump_reader import dump_files
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools import replay
-from verl_gdpo.tools.advice.evidence import Evidence
-from verl_gdpo.tools.advice.rules import RULES, advise
-from verl_gdpo.tools.advice.step import look
-from verl_gdpo.tools.advice.text import describe, of_made_up_responses
-from verl_gdpo.tools.report.build import build_page
-from verl_gdpo.tools.report.page import write
+from verl_gdpo.tools.advice import RULES, advise, describe, of_made_up_responses
+from verl_gdpo.tools.advice.evidence import Evidence, look
+from verl_gdpo.tools.report.page import build_page, write
 from workshop.experiments.map import results
 from workshop.experiments.map.arms import ARMS
 from workshop.experiments.map.settings import SETTINGS

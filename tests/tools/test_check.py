@@ -12,14 +12,15 @@ from pathlib import Path
 import oracle
 import pandas as pd
 import pytest
+from quick_composition import compose_quickly
 from repository import REPO
 from rows_for_check import write_check_data
 from tool_rows import tool_row
 
 from verl_gdpo.data_prep import coding, local_files
 from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_machine, sandbox_service
-from verl_gdpo.tools.check import main
-from verl_gdpo.tools.check.responses import made_up_responses
+from verl_gdpo.tools.check import compose, main
+from verl_gdpo.tools.check.dry_run import made_up_responses
 from workshop.tiny_policy.model import make_tiny_model
 
 PAGE = (REPO / "docs" / "check.md").read_text()
@@ -42,6 +43,7 @@ def data(tmp_path_factory):
 def checks(monkeypatch, capfd):
     """(exit code, output, messages) of `verl-gdpo check` with these arguments."""
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    monkeypatch.setattr(compose, "compose_config", compose_quickly)
 
     def run(*arguments):
         code = main(arguments)
@@ -218,16 +220,10 @@ def test_prompts_are_not_counted_without_a_tokenizer(check):
 
 def test_of_many_prompts_a_part_is_counted(check, lengths, monkeypatch):
     model, tokens = lengths
-    monkeypatch.setattr("verl_gdpo.tools.check.prompts.MOST_ROWS", 3)  # rows 0, 2 and 5
+    monkeypatch.setattr("verl_gdpo.tools.check.data_files.MOST_ROWS", 3)  # rows 0, 2 and 5
     given = [f"actor_rollout_ref.model.path={model}", "data.train_batch_size=4"]
     output = check(*given, f"data.max_prompt_length={tokens[3]}", train="long")[1]
     assert "about 2 of 6 prompts" in " ".join(output.split())
-
-
-def test_a_temporary_folder_in_which_ray_starts_no_worker(check, monkeypatch):
-    with monkeypatch.context() as changed:  # pytest needs the folder afterwards
-        changed.setattr("tempfile.tempdir", f"{sys.prefix}/tmp")
-        assert "is inside the virtual environment" in check()[2]
 
 
 def test_the_recipes_of_the_package_from_any_folder(check, tmp_path, monkeypatch):
@@ -470,6 +466,34 @@ def test_what_verl_needs_from_the_environment(check, monkeypatch):
     with monkeypatch.context() as changed:
         changed.setitem(sys.modules, "verl.trainer.ppo.v1", None)
         assert "verl.trainer.ppo.v1 cannot be imported" in check()[2]
+
+
+def test_six_lines_in_a_run_and_all_of_them_after_a_problem(check):
+    whole = check()[1]
+    code, output, _ = check(options=["--brief"])
+    assert code == 0
+    lines = output.splitlines()
+    assert len(lines) == 6 and lines[-1] == "check: no problem found"
+    assert {" ".join(line.split()) for line in lines} <= {*remarks_of(whole)}
+    code, output, messages = check("trainer.total_epochs=0", options=["--brief"])
+    assert code == 1 and "nothing would be trained" in messages
+    assert remarks_of(output) == remarks_of(check("trainer.total_epochs=0")[1])
+    assert "ground truth" in output
+
+
+def test_what_is_hardly_meant_is_among_the_six_lines(check):
+    _, output, _ = check(
+        "data.filter_overlong_prompts=False", scorer="lengths", options=["--brief"]
+    )
+    assert len(output.splitlines()) == 6
+    assert "data_source 'rlla': flat is the same for all made-up responses" in output
+    assert "data.filter_overlong_prompts=False: if a prompt" in output
+
+
+def remarks_of(output):
+    """The remarks, each in one line."""
+    told = re.findall(r"^check: (?:.*\n(?: {7}.*\n)*)", output, re.M)
+    return [" ".join(text.split()) for text in told]
 
 
 def test_the_process_ends_although_a_reward_function_does_not(data):

@@ -1,19 +1,21 @@
 """The parts of `verl-gdpo check`: the configuration, the machine, made-up responses, silence."""
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
 from verl_gdpo.rewards import TASK_OF
-from verl_gdpo.tools.check import machine
+from verl_gdpo.tools.check import gpus, machine
 from verl_gdpo.tools.check.compose import PLAIN, compose_config
-from verl_gdpo.tools.check.quiet import others_kept_away
-from verl_gdpo.tools.check.responses import WORDS, long_responses
+from verl_gdpo.tools.check.dry_run import WORDS, long_responses
+from verl_gdpo.tools.check.output import others_kept_away
 
 
 def composed(*overrides):
@@ -125,14 +127,81 @@ def test_folders_to_write(tmp_path, monkeypatch):
     assert problem == f"trainer.rollout_data_dir=new/dumps: {tmp_path} cannot be written"
 
 
+def test_what_ray_fails_on(monkeypatch, tmp_path):
+    config = composed("ray_kwargs.ray_init.num_cpus=16")
+    for name in ("RAY_ADDRESS", "RAY_TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TMPDIR", "/tmp")
+    assert machine.what_ray_refuses(config) == []
+    with monkeypatch.context() as changed:
+        changed.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+        (problem,) = machine.what_ray_refuses(config)
+        assert problem.startswith(
+            "RAY_ADDRESS=10.0.0.1:6379 with ray_kwargs.ray_init.num_cpus=16: the run would join"
+        )
+        assert machine.what_ray_refuses(composed()) == []  # any number, which verl's default is
+        started = "+ray_kwargs.ray_init.address=local"
+        assert machine.what_ray_refuses(composed("ray_kwargs.ray_init.num_cpus=16", started)) == []
+        changed.setenv("RAY_ADDRESS", "local")
+        assert machine.what_ray_refuses(config) == []
+    with monkeypatch.context() as changed:
+        changed.setenv("TMPDIR", f"{sys.prefix}/tmp")
+        assert "is inside the virtual environment" in machine.what_ray_refuses(config)[0]
+        changed.setenv("RAY_TMPDIR", "/tmp")  # which Ray prefers
+        assert machine.what_ray_refuses(config) == []
+    with monkeypatch.context() as changed:
+        changed.setattr("socket.create_connection", unreachable)
+        (problem,) = machine.what_ray_refuses(config)
+        assert problem.startswith("127.0.0.1 cannot be used on this machine")
+
+
+def unreachable(*_, **__):
+    """As in a network namespace whose `lo` is down."""
+    raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+
+def test_a_temporary_folder_that_is_too_long_is_the_one_that_ray_refuses(monkeypatch):
+    """Ray's own rule, on the longest path that it makes of the folder."""
+    from ray._private.utils import validate_socket_filepath
+
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    refused = []
+    for length in range(30, 50):
+        folder = f"/tmp/{'x' * (length - 5)}"
+        monkeypatch.setenv("TMPDIR", folder)
+        try:
+            validate_socket_filepath(f"{folder}/ray{machine.SESSION.format(os.getpid())}")
+        except OSError:
+            refused.append(length)
+        problems = machine.what_ray_refuses(composed())
+        assert any("folder of Ray is too long" in text for text in problems) == (length in refused)
+    assert 0 < len(refused) < 20
+    config = composed(f"+ray_kwargs.ray_init._temp_dir=/tmp/{'x' * 45}")
+    assert "is too long by" in machine.what_ray_refuses(config)[0]
+
+
+def test_disks_that_are_full_also_without_a_gpu(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert machine.full_disks(composed("trainer.device=cpu")) == []
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2e8))
+    local = f"trainer.default_local_dir={tmp_path.parent}/a/b"
+    assert machine.full_disks(composed("trainer.device=cpu", local)) == [
+        f"{folder}: 0.20 GB free; expected at least 1. Make room, or name other folders in "
+        "trainer.default_local_dir and TMPDIR"
+        for folder in (tmp_path, tmp_path.parent)
+    ]
+    assert len(machine.full_disks(composed(local))) == 1  # of a GPU run, `check_gpus` says more
+
+
 def test_a_run_of_megatron_is_not_computed(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     monkeypatch.setattr(
         "torch.cuda.get_device_properties", lambda i: type("", (), {"total_memory": 9e10})
     )
-    monkeypatch.setattr(machine, "missing", lambda found, folder, disk_gb: [])
+    monkeypatch.setattr(gpus, "missing", lambda found, folder, disk_gb: [])
     config = compose_config(None, "ppo_megatron_trainer", [])
-    (remark,) = machine.check_gpus(config)
+    (remark,) = gpus.check_gpus(config)
     assert (
         remark == "8 GPUs of 90 GB; the strategy is not FSDP, so what it needs of them is not known"
     )

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import huggingface_hub.constants
 import pytest
 
-from verl_gdpo.tools.check import machine
+from verl_gdpo.tools import RECIPES
+from verl_gdpo.tools.check import gpus
 from verl_gdpo.tools.fetch import main
-from verl_gdpo.tools.recipes import FOLDER
 
-RECIPES = ("--config-dir", str(FOLDER), "--config-name", "train")
+RECIPES = ("--config-dir", str(RECIPES), "--config-name", "train")
 COMMIT = "5" * 40
 FILES = {
     "config.json": b'{"model_type": "qwen2"}',
@@ -97,7 +97,7 @@ def test_a_model_that_cannot_be_had(hub, capsys):
     assert fetch("org/other") == 1
     error = capsys.readouterr().err
     assert error.startswith("fetch: actor_rollout_ref.model.path=org/other cannot be downloaded: ")
-    assert error.endswith("actor_rollout_ref.model.path=FOLDER\n")
+    assert error.endswith("actor_rollout_ref.model.path=RECIPES\n")
 
 
 def test_a_folder_is_left_alone(hub, capsys, tmp_path):
@@ -111,7 +111,7 @@ def test_weights_that_would_not_fit_are_not_downloaded(hub, capsys, monkeypatch)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     size = SimpleNamespace(total_memory=23_034 * 2**20)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: size)
-    monkeypatch.setattr(machine, "missing", lambda found, folder, disk_gb: [])
+    monkeypatch.setattr(gpus, "missing", lambda found, folder, disk_gb: [])
     assert fetch("org/mine") == 1
     error = capsys.readouterr().err
     assert "fetch: org/mine is not downloaded: a GPU of 24 GB is too small for the upd" in error

@@ -11,8 +11,16 @@ from executable import program
 from repository import REPO
 
 from verl_gdpo.tools.check import gpus, machine
-from verl_gdpo.tools.check.gpu_memory import ModelShape, memory_problems, needed_gb, shape_of
-from verl_gdpo.tools.check.gpus import CLASSES, Gpu, find_gpus, overrides_for
+from verl_gdpo.tools.check.gpus import (
+    CLASSES,
+    Gpu,
+    ModelShape,
+    find_gpus,
+    memory_problems,
+    needed_gb,
+    overrides_for,
+    shape_of,
+)
 
 QWEN_1_5B = ModelShape(1_543_714_304, layers=28, hidden=1536, intermediate=8960, vocabulary=151936)
 A100, L4, L40S, H200 = 81_920, 23_034, 46_068, 143_771  # MiB, as nvidia-smi says
@@ -169,24 +177,24 @@ def test_check_of_a_gpu_run(monkeypatch):
     """Through torch's answers, on a machine without a GPU."""
     config = composed("hardware=8gpu", "gpu_memory=24gb", "trainer.n_gpus_per_node=2")
     with pytest.raises(ValueError, match=r"n_gpus_per_node=2, but 0 GPUs are here.*--elsewhere"):
-        machine.check_gpus(config)
-    assert machine.check_gpus(composed("hardware=cpu")) == []
+        gpus.check_gpus(config)
+    assert gpus.check_gpus(composed("hardware=cpu")) == []
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     size = SimpleNamespace(total_memory=L4 * 2**20)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: size)
-    monkeypatch.setattr(machine, "missing", lambda found, folder, disk_gb: [])
-    monkeypatch.setattr(machine, "shape_of", lambda path: None)
-    (remark,) = machine.check_gpus(config)
+    monkeypatch.setattr(gpus, "missing", lambda found, folder, disk_gb: [])
+    monkeypatch.setattr(gpus, "shape_of", lambda path: None)
+    (remark,) = gpus.check_gpus(config)
     assert "2 GPUs of 24 GB; no language model is here yet" in remark
-    monkeypatch.setattr(machine, "shape_of", lambda path: QWEN_1_5B)
-    (remark,) = machine.check_gpus(config)
+    monkeypatch.setattr(gpus, "shape_of", lambda path: QWEN_1_5B)
+    (remark,) = gpus.check_gpus(config)
     assert "1.54 B parameters need about 21 GB in the update, 15 GB in the rollout" in remark
     alone = composed("hardware=1gpu", "gpu_memory=24gb")
     with pytest.raises(ValueError, match=r"too small for the update, which needs about 34 GB"):
-        machine.check_gpus(alone)
-    monkeypatch.setattr(machine, "missing", lambda found, folder, disk_gb: [f"{disk_gb:.0f}"])
+        gpus.check_gpus(alone)
+    monkeypatch.setattr(gpus, "missing", lambda found, folder, disk_gb: [f"{disk_gb:.0f}"])
     with pytest.raises(ValueError, match=r"^55$"):  # 15, 3 and two checkpoints of 18.5 GB
-        machine.check_gpus(config)
+        gpus.check_gpus(config)
 
 
 def test_engines_that_are_not_installed(monkeypatch):

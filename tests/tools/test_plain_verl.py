@@ -15,11 +15,11 @@ from verl_gdpo.run.logged import read_logged
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.tools import replay, report, summary
 from verl_gdpo.tools.replay.arms import Arm
-from verl_gdpo.tools.replay.steps import OF_SCORE, Replay
+from verl_gdpo.tools.replay.comparison import OF_SCORE, Replay
 from verl_gdpo.tools.report import examples
-from verl_gdpo.tools.report.build import build_page
-from verl_gdpo.tools.report.inputs import inputs_of
+from verl_gdpo.tools.report.page import build_page
 from verl_gdpo.tools.report.runs import read_arms
+from verl_gdpo.tools.report.tables import inputs_of
 
 DUMP = {"input": "2 + 2?", "output": "4", "gts": "4", "score": 1.0, "step": 1}
 
@@ -234,7 +234,7 @@ def test_the_report_of_a_plain_run(plain, capsys):
     assert capsys.readouterr().out.strip() == "report/index.html"
     text = index.read_text()
     assert "<h1>Run grpo_baseline</h1>" in text
-    for name in ("reward-score", "validation-score", "validation-layout", "response-length"):
+    for name in ("reward-score", "reward-layout", "response-length"):
         assert (plain / "report" / f"{name}.png").exists()
     assert "Most rules need the metrics of verl-gdpo, which grpo_baseline has not" in text
     assert "no curve of each reward, influence, collapse, and most findings: train with" in text
@@ -319,6 +319,9 @@ sys.exit(main())
         ("jinja2", "report", 1, "report: jinja2 is not installed: pip install 'verl-gdpo[plots]'"),
         ("matplotlib", "summary", 0, "none: matplotlib is not installed: pip install 'verl-gdpo"),
         ("tensorboard", "summary", 1, "needs tensorboard: pip install tensorboard"),
+        ("torch", "replay", 1, "replay: torch is not installed: pip install 'verl-gdpo[verl]'"),
+        ("hydra", "check", 1, "check: hydra is not installed: pip install 'verl-gdpo[verl]'"),
+        ("torch", "summary", 0, "none: torch is not installed: pip install 'verl-gdpo[verl]'"),
     ],
 )
 def test_what_is_not_installed_is_asked_for_in_a_line(plain, missing, command, code, message):

@@ -14,9 +14,8 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from verl_gdpo.run.dump_reader import dump_files
 from verl_gdpo.tools.replay import choose, main
-from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
-from verl_gdpo.tools.replay.recompute import verl_grpo
-from verl_gdpo.tools.replay.steps import LOGGED, Replay, rewards_of_run
+from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, verl_grpo, with_arm, with_overrides
+from verl_gdpo.tools.replay.comparison import LOGGED, Replay, rewards_of_run
 
 RECIPES = REPO / "recipes"
 

@@ -13,10 +13,15 @@ from run_folder_writer import GROUPS, PROMPT, make_run, rollout_dump, write_metr
 from verl_gdpo.tools import summary
 from verl_gdpo.tools.plots import Line, Panel
 from verl_gdpo.tools.report import main
-from verl_gdpo.tools.report.build import build_page
-from verl_gdpo.tools.report.charts import reward_panels, validation
+from verl_gdpo.tools.report.charts import (
+    collapse,
+    follow_length,
+    influence,
+    reward_panels,
+    rewards,
+)
 from verl_gdpo.tools.report.examples import example_groups
-from verl_gdpo.tools.report.page import response_start, signed, with_code, write
+from verl_gdpo.tools.report.page import build_page, response_start, signed, with_code, write
 from verl_gdpo.tools.report.runs import (
     Run,
     RunsOfArm,
@@ -33,9 +38,7 @@ from verl_gdpo.tools.report.sections import (
     first_to_last,
     without_empty_charts,
 )
-from verl_gdpo.tools.report.signal_charts import collapse, influence
 from verl_gdpo.tools.report.tables import differences, results, runs, warnings
-from verl_gdpo.tools.report.what_if import weights, what_if, what_if_of_arms
 
 HOSTILE = "</pre><script>document.title='taken'</script><img src=x onerror=alert(1)>"
 
@@ -207,27 +210,26 @@ def test_which_settings_say_nothing_of_the_arm(key, expected):
 
 
 def test_metrics_that_are_not_there_are_named():
-    old, new = arm_of({1: 0.0}), arm_of({1: 1.0}, name="grpo", key="gdpo/format/energy")
-    assert not validation([old]).charts
-    [note] = validation([old]).notes
+    old, new = arm_of({1: 0.0}), arm_of({1: 1.0}, name="grpo", key="gdpo/format/correlation")
+    [note] = rewards([old]).notes
     assert note.startswith("The metrics hold no val-aux/<source>/<reward>/mean@N: ")
     assert "trainer.test_freq" in note
     [note] = collapse([old]).notes
     assert all(f"gdpo/{name}" in note for name in ("tied_pairs_grpo", "distinct_gdpo", "no_signal"))
     section = influence([old, new])
-    assert [chart.name for chart in section.charts] == ["energy-grpo"]
+    assert [chart.name for chart in section.charts] == ["correlation-grpo"]
     notes = {note.partition(" hold")[0]: note for note in section.notes}
     assert notes["The metrics of gdpo0"].startswith(
-        "The metrics of gdpo0 hold no gdpo/<reward>/energy:"
+        "The metrics of gdpo0 hold no gdpo/<reward>/correlation:"
     )
     wholly = notes["The metrics"]
-    assert wholly.startswith("The metrics hold no gdpo/<reward>/share, gdpo/<reward>/correlation:")
+    assert wholly.startswith("The metrics hold no gdpo/<reward>/share:")
 
 
 def test_influence_is_the_share_first_and_collapse_the_tied_pairs(tmp_path):
     arms = read_arms([make_run(tmp_path / "run", steps=4)])
     charts = influence(arms).charts
-    assert [chart.name for chart in charts] == ["share-gdpo", "energy-gdpo", "correlation-gdpo"]
+    assert [chart.name for chart in charts] == ["share-gdpo", "correlation-gdpo"]
     assert charts[0].panel.ylabel == "share of the advantage" and charts[0].panel.is_share
     found = [chart.name for chart in collapse(arms).charts]
     assert found == ["tied-gdpo", "gdpo-no_signal", "gdpo-cancelled", "distinct-gdpo"]
@@ -397,39 +399,27 @@ def square_run(folder, steps=8):
     return run
 
 
-def test_what_other_weights_would_do(tmp_path):
-    found = what_if(read_arms([square_run(tmp_path / "run")])[0].runs[0])
-    # z of the two are at right angles: c + f has the shares 1/2, c + 2 f 1/5 and 4/5
-    for one in found.values():
-        assert one.share == pytest.approx([0.2, 0.5, 0.8], abs=1e-4)
-        # (1, 2) and (1, .5) against (1, 1)
-        assert one.same == pytest.approx([0.9487, 1, 0.9487], abs=1e-3)
+def test_what_follows_the_length(tmp_path):
+    found = follow_length(read_arms([square_run(tmp_path / "run")])[0].runs[0])
     # tokens -1.5 -.5 .5 1.5 with -1 1 -1 1, and with -1 -1 1 1
-    assert found["format"].length == pytest.approx(2 / 20**0.5)
-    assert found["correctness"].length == pytest.approx(4 / 20**0.5)
+    assert found == {
+        "format": pytest.approx(2 / 20**0.5),
+        "correctness": pytest.approx(4 / 20**0.5),
+    }
 
 
-def test_other_weights_are_those_of_the_runs_settings(tmp_path):
+def test_only_rewards_with_a_weight_follow_the_length(tmp_path):
     run = square_run(tmp_path / "run")
     config = run / "hydra" / ".hydra" / "config.yaml"
     text = config.read_text()
-    config.write_text(text.replace("rewards: null", "rewards: {format: 2.0, correctness: 1.0}"))
-    found = what_if(read_arms([run])[0].runs[0])
-    # with the weights 1, 2 and 4 of format beside 1, and .5, 1 and 2 of correctness beside 2
-    assert {name: (one.weight, one.share) for name, one in found.items()} == {
-        "format": (2, pytest.approx([1 / 2, 4 / 5, 16 / 17], abs=1e-4)),
-        "correctness": (1, pytest.approx([1 / 17, 1 / 5, 1 / 2], abs=1e-4)),
-    }
-    config.write_text(text.replace("rewards: null", "rewards: {format: 2.0, correctness: 0.0}"))
-    assert [*what_if(read_arms([run])[0].runs[0])] == ["format"]
-    config.write_text(text.replace("adv_estimator: gdpo", "adv_estimator: rloo"))
+    config.write_text(text.replace("rewards: null", "rewards: {format: -2.0, correctness: 0.0}"))
     [arm] = read_arms([run])
-    section = weights([arm], what_if_of_arms([arm]))
-    assert "algorithm.adv_estimator=rloo cannot be recomputed" in section.notes[0]
-    assert section.answer == ["not known without rollout dumps"] and not section.tables
+    assert follow_length(arm.runs[0]) == {"format": pytest.approx(-2 / 20**0.5)}
+    (run / "rollouts" / "2.jsonl").unlink()
+    assert follow_length(arm.runs[0]) == {}
 
 
-def test_the_first_screen_answers_four_questions(tmp_path):
+def test_the_first_screen_answers_three_questions(tmp_path):
     page = build_page([square_run(tmp_path / "run")])
     answers = {section.anchor: section.answer for section in page.sections if section.answer}
     assert answers == {
@@ -438,13 +428,9 @@ def test_the_first_screen_answers_four_questions(tmp_path):
             "format differs in 2% of the groups (98% of the samples at its highest value), "
             "correctness differs in 50%"
         ],
-        "weights": [
-            "twice its weight moves the share of correctness from 0.50 to 0.80, format from 0.50 "
-            "to 0.80"
-        ],
         "length": [
             "40 tokens at first, 20 at the end; correlation with the advantage -0.40; of "
-            "correctness alone 0.89"
+            "correctness alone 0.89, format alone 0.45"
         ],
     }
     text = write(page, tmp_path / "out").read_text()
@@ -461,7 +447,6 @@ def test_answers_of_several_arms_and_of_none(tmp_path):
     assert said["influence"] == ["gdpo: of the advantage, correctness 0.70, format 0.30"]
     said = {section.anchor: section.answer for section in build_page(runs[1:]).sections}
     assert said["influence"] == ["not known, because the metrics hold no gdpo/<reward>/share"]
-    assert said["weights"] == ["not known without rollout dumps"]
 
 
 def test_many_rewards_are_not_all_named():

@@ -103,6 +103,7 @@ def start(module, *overrides):
     )
 
 
+@pytest.mark.slow  # verl is started
 def test_fully_async_policy_stops_before_ray_starts(tmp_path):
     module = "verl.experimental.fully_async_policy.fully_async_main"
     done = start(module, f"hydra.run.dir={tmp_path}")

@@ -10,12 +10,11 @@ from types import SimpleNamespace
 import oracle
 import pytest
 from memory_queue import MemoryQueue
+from quick_composition import compose_quickly as compose_config
 from repository import REPO
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
-
-from verl_gdpo.tools.check.compose import compose_config
 
 RECIPES = REPO / "recipes"
 

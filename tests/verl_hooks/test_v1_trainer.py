@@ -11,6 +11,7 @@ import pytest
 import ray
 from added_task import add_task
 from datasets import Dataset
+from quick_composition import compose_quickly as compose_config
 from repository import REPO
 from run_config import run_config
 from verl.trainer.ppo import ray_trainer
@@ -24,7 +25,6 @@ from verl_gdpo.advantage.variants import dara, dvao, gd2po, rvpo, sa_mrpo
 from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.tools.check.compose import compose_config
 from verl_gdpo.verl_hooks import v1_trainer
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
 from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
-from verl_gdpo.tools.check.compose import compose_config
 from workshop.gpu_kit import install, made_work, pack, pieces, run
 from workshop.gpu_kit.results import AGREEMENT, Results, medians, problem_of_training, table
 from workshop.gpu_kit.stages import Place, Stage, stages

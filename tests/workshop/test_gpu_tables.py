@@ -2,8 +2,9 @@
 
 import pytest
 from composed_recipes import RECIPES, cells_after, composed, flat
+from quick_composition import compose_quickly
 
-from verl_gdpo.tools.check.gpu_memory import needed_disk_gb
+from verl_gdpo.tools.check.gpus import needed_disk_gb
 from workshop.benchmarks import gpu_tables
 from workshop.benchmarks.step_model import DEEPSEEK_1_5B, DEEPSEEK_7B, QWEN_1_5B, QWEN_4B, WORKS
 from workshop.benchmarks.step_model import forward_flops as flops_of
@@ -63,7 +64,8 @@ def test_flops_by_hand():
     )
 
 
-def test_the_tables_in_the_document():
+def test_the_tables_in_the_document(monkeypatch):
+    monkeypatch.setattr(gpu_tables, "compose_config", compose_quickly)
     text = (RECIPES / "README.md").read_text()
     assert gpu_tables.memory_table() in text
     assert gpu_tables.seconds_table() in text

@@ -45,14 +45,14 @@ def test_an_arm_is_the_packages(arm, dtype, error):
         ("two, 20:1", "gdpo"),
         ("two, range by prompt", "grpo"),
         ("two, 1:1, adam", "gdpo"),
-        ("two, 20:1, sgd", "grpo_spread"),
+        pytest.param("two, 20:1, sgd", "grpo_spread", marks=pytest.mark.slow),
         ("two and noise of 0.05", "sa_mrpo"),
-        ("wrong in 20 %, 6:1", "dara"),
-        ("as ToolRL: format x 1, graded x 6", "grpo_no_std"),
-        ("hard to have both, 6:1", "gd2po"),
-        ("two, 6:1, 4 samples", "dvao"),
-        ("two, 20:1, uneven start", "rvpo"),
-        ("conflict, 6:1, judged by range", "gdpo_weighted"),
+        pytest.param("wrong in 20 %, 6:1", "dara", marks=pytest.mark.slow),
+        pytest.param("as ToolRL: format x 1, graded x 6", "grpo_no_std", marks=pytest.mark.slow),
+        pytest.param("hard to have both, 6:1", "gd2po", marks=pytest.mark.slow),
+        pytest.param("two, 6:1, 4 samples", "dvao", marks=pytest.mark.slow),
+        pytest.param("two, 20:1, uneven start", "rvpo", marks=pytest.mark.slow),
+        pytest.param("conflict, 6:1, judged by range", "gdpo_weighted", marks=pytest.mark.slow),
     ],
 )
 def test_training_is_that_of_a_naive_loop(name, arm, monkeypatch):
@@ -195,6 +195,7 @@ def test_the_numbers_of_a_setting_fit_each_other(name):
     assert sum(first) == pytest.approx(FOUND.gain(name).mean, abs=3e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two, 20:1", "two and noise of 0.05"])
 def test_a_part_of_the_data_is_made_again(name):
     """In settings without Adam, in which other processors choose the same tokens."""

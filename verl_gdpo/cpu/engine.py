@@ -3,7 +3,6 @@
 Knows neither Ray nor verl; `rollout.py` connects it to them.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -37,7 +36,7 @@ class Engine:
 
     Sampling is reproducible: under the weights of one step, the k-th request of a session for a
     prompt draws from a random stream made of (seed, step, session, k, prompt), in whatever order
-    requests arrive.
+    requests arrive. `batcher` can abort and resume them.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Engine:
         self._syncs = 0
         self._seen: Counter[tuple[int, tuple[int, ...]]] = Counter()
         self._pad_id = pad_id
-        self._batcher = Batcher(self._run, max_batch=max_batch)
+        self.batcher = Batcher(self._run, max_batch=max_batch)
 
     async def load_weights(
         self, state: Mapping[str, torch.Tensor], global_steps: int | None = None
@@ -75,7 +74,7 @@ class Engine:
             ValueError, RuntimeError: a parameter is missing, unknown or of another shape; the
                 engine then refuses to generate until a complete set of weights has arrived.
         """
-        async with self._batcher.idle:
+        async with self.batcher.idle:
             synced, self._syncs = self._syncs, 0
             load_full_state(self.model, state)
             self._syncs = synced + 1
@@ -110,7 +109,7 @@ class Engine:
             room=self._max_model_len - len(prompt),
         )
         seed = self._seed_of(prompt, sampling_params)
-        return await self._batcher.submit(Request(prompt, params, max_tokens, seed))
+        return await self.batcher.submit(Request(prompt, params, max_tokens, seed))
 
     def _seed_of(self, prompt: tuple[int, ...], options: Mapping[str, Any]) -> int:
         """The request's own seed, or one made of the server's and of what is asked for."""
@@ -122,19 +121,6 @@ class Engine:
             entropy = (self._seed, step, session, self._seen[session, prompt], *prompt)
             self._seen[session, prompt] += 1
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
-
-    async def abort(self) -> int:
-        """Stop all running responses and start none until `resume`; returns how many it stopped."""
-        return await self._batcher.abort()
-
-    def resume(self) -> None:
-        """Generate again after `abort`."""
-        self._batcher.resume()
-
-    async def drain(self) -> None:
-        """Wait until no batch is running."""
-        async with self._batcher.idle:
-            await asyncio.sleep(0)
 
     def _run(
         self, requests: Sequence[Request], should_abort: Callable[[], bool]

@@ -8,6 +8,7 @@ Methods that verl calls by name accept further keywords, because their signature
 versions of verl.
 """
 
+import asyncio
 import os
 from typing import Any
 
@@ -126,16 +127,17 @@ class HFServer:
 
         `reject_request` comes from the trainer separate_async alone, which needs another replica.
         """
-        return {"aborted_count": await self._engine.abort(), "request_ids": []}
+        return {"aborted_count": await self._engine.batcher.abort(), "request_ids": []}
 
     async def resume_generation(self, **extra: Any) -> None:
-        self._engine.resume()
+        self._engine.batcher.resume()
 
     async def set_global_steps(self, global_steps: int, **extra: Any) -> None:
         self._engine.global_steps = global_steps
 
     async def wait_for_requests_to_drain(self, **extra: Any) -> None:
-        await self._engine.drain()
+        async with self._engine.batcher.idle:
+            await asyncio.sleep(0)
 
     async def _nothing_to_do(self, *args: Any, **extra: Any) -> None:
         """Memory stays where it is, no cache outlives a batch, and there is no profiler."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.data_prep import DataError, UsageError
-from verl_gdpo.data_prep.download import fetch, git_blob_id
+from verl_gdpo.data_prep.download import fetch
 from verl_gdpo.data_prep.local_files import (
     Mend,
     RowOf,
@@ -45,7 +45,6 @@ class Sources:
     synthetic_choices: {option of `make_rows`: its values, the default last}.
     base_url: of upstream; none, there is nothing to download.
     files: {split: (path below `base_url`, git blob id)}.
-    other_blob_ids: of upstream's files that hold the same rows in another form.
     dropped: keys of `extra_info` that are left out.
     """
 
@@ -57,7 +56,6 @@ class Sources:
     synthetic_choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
     base_url: str = ""
     files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    other_blob_ids: Sequence[str] = ()
     dropped: Sequence[str] = ()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -128,12 +126,6 @@ class Sources:
 
     def from_files(self, source: Path, test: Path | None) -> Splits:
         """Return the rows of two files or, if `test` is None, of one that is split."""
-        known = {*self.other_blob_ids, *(blob_id for _, blob_id in self.files.values())}
-        for path in filter(None, (source, test)) if self.files else ():
-            blob_id = git_blob_id(path)
-            origin = "a file" if blob_id in known else "not a file"
-            said = f"reading {path}: {origin} of the pinned upstream ({blob_id[:12]})"
-            print(said, file=sys.stderr)
         rows = self._read(source, "train")
         if test is None:
             return split_rows(rows, str(source))

@@ -31,8 +31,6 @@ SOURCES = Sources(
     row_of=_row_of_item,
     make_rows=make_rows,
     synthetic_choices={"size": get_args(Size)},
-    # dataset/rlla_4k_raw/rlla_rl.json
-    other_blob_ids=("1827b67d516cca98f58541c8d218a038d13321e3",),
     # in upstream's and in synthetic `extra_info`: prompt and ground truth once more
     dropped=(*JSON_KEYS, "kind", "calls"),
 )

@@ -28,6 +28,7 @@ LIMIT_WALL_S = 300.0  # for one that waits without end
 LIMIT_BYTES = 4 << 30  # address space
 # reward workers are many processes already: verl starts 8
 WORKERS = 2
+WORKER = __file__  # the program of one
 # how an answer ends its worker: time is up, or out of memory or of stack in compiled code
 ENDED_BY_ANSWER = (signal.SIGPROF, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV)
 
@@ -71,7 +72,7 @@ class _Worker:
     def __init__(self) -> None:
         limits = (LIMIT_CPU_S, LIMIT_WALL_S, LIMIT_BYTES)
         self.process = subprocess.Popen(
-            [sys.executable, __file__, *map(str, limits)],
+            [sys.executable, WORKER, *map(str, limits)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -7,11 +7,7 @@ from typing import Any
 Rewards = Mapping[str, float | None]
 
 
-def _no_labels(_ground_truth: str) -> Sequence[str]:
-    return ()
-
-
-def _nothing(**_options: Any) -> Sequence[str]:
+def _nothing(*_args: Any, **_options: Any) -> Sequence[str]:
     return ()
 
 
@@ -50,7 +46,7 @@ class Task:
     good_response: Callable[[str], str]
     system_prompt: str | None
     verl_names: Mapping[str, str] = field(default_factory=dict)
-    labels: Callable[[str], Sequence[str]] = _no_labels
+    labels: Callable[[str], Sequence[str]] = _nothing
     missing: Callable[..., Sequence[str]] = _nothing
     takes_service: bool = False
     main_reward: str = ""

@@ -295,7 +295,7 @@ def main() -> int:
 def _check_of(command: Sequence[str]) -> list[str]:
     """Return the command that checks the configuration of `PYTHON -m MODULE key=value ...`."""
     python, _, _, *configuration = command
-    return [python, "-m", "verl_gdpo", "check", *configuration]
+    return [python, "-m", "verl_gdpo", "check", "--brief", *configuration]
 
 
 if __name__ == "__main__":

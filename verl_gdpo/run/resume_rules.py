@@ -5,6 +5,7 @@ the learning rate's schedule, random states, and the position in the rows.
 tests/slow/resume.py tries them on verl's own objects and in whole runs.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -227,6 +228,24 @@ def changes(before: Contents, after: Contents) -> list[Change]:
     asked = flat(after.configuration)
     found = differences(before, after)
     return [Change(key, *pair, rule_of(key, asked)) for key, pair in found.items()]
+
+
+def without_followers(found: Iterable[Change], composed: Mapping[str, Any]) -> list[Change]:
+    """The changes without those of keys that follow another changed key of the same list.
+
+    Args:
+        composed: the `flat` configuration before its interpolations are resolved.
+    """
+    by_key = {change.key: change for change in found}
+
+    def follows(change: Change) -> bool:
+        text = str(composed.get(change.key, ""))
+        # `${.name}` is a neighbour
+        text = text.replace("${.", f"${{{change.key.rpartition('.')[0]}.")
+        named = by_key.keys() & {*re.findall(r"[\w.]+", text)} if "${" in text else set()
+        return any(by_key[key].rule.verdict == change.rule.verdict for key in named)
+
+    return [change for change in by_key.values() if not follows(change)]
 
 
 def refusal(found: Iterable[Change], allowed: Iterable[str]) -> str:

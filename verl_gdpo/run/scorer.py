@@ -7,8 +7,8 @@ so the rewards behind that number can be had again.
 import asyncio
 import functools
 import importlib
-import importlib.util
 import inspect
+import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +49,10 @@ class Scorer:
         where, colon, function = name.rpartition(":")
         if not colon:
             raise ValueError(f"--scorer {name}: expected {HOW}")
-        module = _of_file(Path(where)) if where.endswith(".py") else _module(where)
-        found = getattr(module, function, None)
+        names = _names_in(where)
+        found = names.get(function)
         if not callable(found):
-            there = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+            there = [key for key, value in names.items() if inspect.isfunction(value)]
             raise ValueError(f"--scorer {name}: no function {function!r}; {where} has {there}")
         return cls(name, found, data_source=data_source)
 
@@ -82,7 +82,8 @@ class Scorer:
             if inspect.iscoroutine(result):
                 result = asyncio.run(result)
         except Exception as error:
-            raise ValueError(f"{self._failed(error)}. {_given(source, length)}") from error
+            raised = f"--scorer {self.name} raised {type(error).__name__}: {error}"
+            raise ValueError(f"{raised}. {_given(source, length)}") from error
         if is_number(result):
             return {"acc": float(result)}
         if not isinstance(result, Mapping):
@@ -93,9 +94,6 @@ class Scorer:
         named = dict(result)
         only_score = not any(is_number(v) for k, v in named.items() if k != "score")
         return {"acc": named["score"], **named} if only_score and "score" in named else named
-
-    def _failed(self, error: Exception) -> str:
-        return f"--scorer {self.name} raised {type(error).__name__}: {error}"
 
 
 def _given(source: str | None, length: int | None) -> str:
@@ -108,25 +106,15 @@ def _given(source: str | None, length: int | None) -> str:
     )
 
 
-def _module(name: str) -> Any:
+def _names_in(where: str) -> dict[str, Any]:
+    """{name: value} of a file or a module."""
+    is_file = where.endswith(".py")
+    if is_file and not Path(where).is_file():
+        raise ValueError(f"--scorer {where}: no such file; expected {HOW}")
     try:
-        return importlib.import_module(name)
+        return runpy.run_path(where) if is_file else vars(importlib.import_module(where))
     except Exception as error:
-        hint = f"; for a file write {name}.py:FUNCTION" if Path(f"{name}.py").exists() else ""
+        hint = f"; for a file write {where}.py:FUNCTION" if Path(f"{where}.py").exists() else ""
         raise ValueError(
-            f"--scorer {name}: cannot be imported: {type(error).__name__}: {error}{hint}"
+            f"--scorer {where}: cannot be imported: {type(error).__name__}: {error}{hint}"
         ) from error
-
-
-def _of_file(path: Path) -> Any:
-    if not path.is_file():
-        raise ValueError(f"--scorer {path}: no such file; expected {HOW}")
-    spec = importlib.util.spec_from_file_location(f"scorer_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-    try:
-        spec.loader.exec_module(module)  # type: ignore[union-attr]
-    except Exception as error:
-        raise ValueError(
-            f"--scorer {path}: cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
-    return module

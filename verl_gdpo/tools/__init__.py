@@ -1,1 +1,7 @@
-"""The subcommands of `verl-gdpo`: data, recipes, check, summary, replay and report."""
+"""The subcommands of `verl-gdpo`: data, fetch, check, summary, replay and report."""
+
+from pathlib import Path
+
+import verl_gdpo
+
+RECIPES = Path(verl_gdpo.__file__).resolve().parent / "recipes"

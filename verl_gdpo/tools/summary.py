@@ -73,8 +73,8 @@ def _print_metrics(logged: Logged) -> None:
 def _print_rest(logged: Logged, source: Path, is_ours: bool) -> None:
     """Draw the curves, and say what a tracker does not hold."""
     try:
-        from verl_gdpo.tools.report.inputs import inputs_of
         from verl_gdpo.tools.report.runs import run_of
+        from verl_gdpo.tools.report.tables import inputs_of
 
         print(f"{'reward curves':<14} {draw_rewards(logged, source if is_ours else Path())}")
         for one in () if is_ours else inputs_of(run_of(logged, source)):

@@ -20,8 +20,8 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.run import starts
-from verl_gdpo.run.contents import Contents, file_contents
-from verl_gdpo.run.resume_rules import PLACES, Change, changes, refusal
+from verl_gdpo.run.contents import Contents, file_contents, flat
+from verl_gdpo.run.resume_rules import PLACES, Change, changes, refusal, without_followers
 from verl_gdpo.run.starts import TRACKER, Start, Written
 
 SHOWN = 12  # characters of a commit
@@ -133,6 +133,7 @@ def _start(
     if checkpoint is None:
         return start
     found, warnings = _compared(start.contents, checkpoint, earlier)
+    found = without_followers(found, flat(OmegaConf.to_container(config, resolve=False)))
     if reasons := refusal(found, allowed):
         where = f", recorded in {earlier.folder}" if earlier else ""
         raise ValueError(

@@ -10,7 +10,7 @@ SummaryWriter called `writer`. verl logs the metrics of a step afterwards, so bo
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
@@ -23,15 +23,8 @@ ROWS, MOST_ROWS = 8, 64
 CHARACTERS = 1000  # of a prompt, from its end, and of a response, from its start
 TRACKERS = ("wandb", "tensorboard")
 FIRST = ("step", "group", "session", "data_source", "advantage", "response_tokens")
-TEXTS = ("prompt", "response")
 
 Columns = Mapping[str, Sequence[Any]]
-
-
-class _Line(NamedTuple):
-    facts: Sequence[Any]  # `FIRST`
-    rewards: Mapping[str, Any]
-    texts: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -60,10 +53,10 @@ class RolloutTable:
                 f"{KEY}={block} needs a V1 trainer with algorithm.adv_estimator=gdpo or "
                 "reward.reward_manager.name=gdpo; without them, no table would be logged"
             )
-        given = {"rows": ROWS, **(block if isinstance(block, Mapping) else {})}
-        every, rows = given.get("every"), given["rows"]
+        given = {"every": 0, "rows": ROWS, **(block if isinstance(block, Mapping) else {})}
+        every, rows = given["every"], given["rows"]
         are_counts = type(every) is type(rows) is int and every >= 1 and 1 <= rows <= MOST_ROWS
-        if {*given} != {"every", "rows"} or not are_counts:
+        if len(given) > 2 or not are_counts:
             raise ValueError(
                 f"{KEY}={block}: expected {{every: STEPS, rows: ROWS}}, with steps of 1 or more, "
                 f"and 1 to {MOST_ROWS} rows"
@@ -94,25 +87,23 @@ class RolloutTable:
         if step % self.every:
             return
         rows = chosen(columns, self.rows, step)
+        rewards = [columns["rewards"][row] for row in rows]
+        names = list(dict.fromkeys(name for given in rewards for name in given))
+        header = [*FIRST, *names, "prompt", "response"]
         lines = [
-            _Line(
-                [step, *(columns[name][row] for name in FIRST[1:])],
-                columns["rewards"][row],
-                (_end(inputs[row]), _start(outputs[row])),
-            )
-            for row in rows
+            [
+                *(step, *(columns[name][row] for name in FIRST[1:])),
+                *(as_json(given.get(name)) for name in names),
+                *(_cut(inputs[row], at_start=True), _cut(outputs[row])),
+            ]
+            for row, given in zip(rows, rewards, strict=True)
         ]
         if "wandb" in trackers:
-            names = list(dict.fromkeys(name for line in lines for name in line.rewards))
-            data = [
-                [*line.facts, *(as_json(line.rewards.get(name)) for name in names), *line.texts]
-                for line in lines
-            ]
-            header = [*FIRST, *names, *TEXTS]
-            table = trackers["wandb"].Table(header, data, allow_mixed_types=True)
+            table = trackers["wandb"].Table(header, lines, allow_mixed_types=True)
             trackers["wandb"].log({NAME: table}, step=step)
         if "tensorboard" in trackers:
-            trackers["tensorboard"].writer.add_text(NAME, "\n\n".join(map(_block, lines)), step)
+            text = "\n\n".join(_block(header, line) for line in lines)
+            trackers["tensorboard"].writer.add_text(NAME, text, step)
 
 
 def chosen(columns: Columns, count: int, step: int) -> list[int]:
@@ -125,19 +116,15 @@ def chosen(columns: Columns, count: int, step: int) -> list[int]:
     return [row for group in order for row in members[group]][:count]
 
 
-def _end(text: str) -> str:
+def _cut(text: str, at_start: bool = False) -> str:
     more = len(text) - CHARACTERS
-    return f"[{more} more characters] {text[more:]}" if more > 0 else text
+    if more <= 0:
+        return text
+    left_out = f"[{more} more characters]"
+    return f"{left_out} {text[more:]}" if at_start else f"{text[:CHARACTERS]} {left_out}"
 
 
-def _start(text: str) -> str:
-    more = len(text) - CHARACTERS
-    return f"{text[:CHARACTERS]} [{more} more characters]" if more > 0 else text
-
-
-def _block(line: _Line) -> str:
+def _block(header: Sequence[str], line: Sequence[Any]) -> str:
     """Return Markdown for a block of code, in which nothing that a model wrote is Markdown."""
-    values = [*zip(FIRST, line.facts, strict=True), *line.rewards.items()]
-    numbers = ", ".join(f"{name} {value}" for name, value in values)
-    texts = map("{}:\n{}".format, TEXTS, line.texts)
-    return textwrap.indent("\n\n".join([numbers, *texts]), "    ", lambda _: True)
+    text = "\n".join(map("{}: {}".format, header, line))
+    return textwrap.indent(text, "    ", lambda _: True)

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from verl_gdpo.tools import RECIPES
 from verl_gdpo.tools.check.compose import compose_config
-from verl_gdpo.tools.check.gpu_memory import memory_problems, needed_gb
-from verl_gdpo.tools.check.gpus import CLASSES
-from verl_gdpo.tools.recipes import FOLDER
+from verl_gdpo.tools.check.gpus import CLASSES, memory_problems, needed_gb
 from workshop.benchmarks.step_model import GPUS, WORKS, Work, seconds
 
 MACHINES = (("80gb", 1), ("24gb", 8), ("48gb", 8), ("80gb", 8), ("141gb", 8))
@@ -74,7 +73,7 @@ def _gpu_gb(name: str) -> float:
 @functools.cache
 def _config(task: str, name: str, count: int) -> Any:
     overrides = [f"task={task}", f"gpu_memory={name}", f"trainer.n_gpus_per_node={count}"]
-    return compose_config(FOLDER, "train", overrides)
+    return compose_config(RECIPES, "train", overrides)
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -11,7 +11,7 @@ counts. Decoding reads all weights and the keys and values of all running sequen
 import itertools
 from dataclasses import dataclass, replace
 
-from verl_gdpo.tools.check.gpu_memory import ModelShape
+from verl_gdpo.tools.check.gpus import ModelShape
 
 FLOPS_SHARE = 0.4  # of the peak that dense passes reach
 BANDWIDTH_SHARE = 0.6  # of the peak that decoding reaches

@@ -10,96 +10,36 @@ are problems.
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
+from verl_gdpo.settings.algorithm import GdpoSettings, settings_of_run, uses_gdpo_manager
 from verl_gdpo.tools.check.compose import add_config_arguments, compose_given
-from verl_gdpo.tools.check.data import DataFile, pick_rows, read_files
-from verl_gdpo.tools.check.findings import Findings
-from verl_gdpo.tools.check.later_refusals import what_verl_refuses
+from verl_gdpo.tools.check.data_files import (
+    DataFile,
+    count_steps,
+    long_prompts,
+    pick_rows,
+    read_files,
+)
+from verl_gdpo.tools.check.gpus import check_gpus
 from verl_gdpo.tools.check.machine import (
-    check_gpus,
-    check_temporary_folder,
-    missing_files,
+    check_environment,
     missing_models,
-    missing_packages,
-    missing_trackers,
-    unusable_folders,
+    what_is_missing,
     what_scorers_miss,
 )
-from verl_gdpo.tools.check.number_keys import unusable_numbers
-from verl_gdpo.tools.check.plan import Plan, make_plan
-from verl_gdpo.tools.check.prompts import long_prompts
-from verl_gdpo.tools.check.quiet import others_kept_away
-from verl_gdpo.tools.check.steps import count_steps, what_else_to_know, why_nothing_is_trained
-from verl_gdpo.tools.check.verls_rules import (
-    check_environment,
+from verl_gdpo.tools.check.output import WARNING, Output, others_kept_away
+from verl_gdpo.tools.check.rules import (
+    broken_rules,
     check_trainer,
-    trains_critic,
+    hardly_meant,
+    unknown_names,
+    unusable_numbers,
     validate,
 )
 
-
-def check_data(findings: Findings, config: Any) -> list[list[DataFile]] | None:
-    """Return the training and the validation files; None if one of them cannot be used."""
-    found = [_check_files(findings, config, key) for key in ("train_files", "val_files")]
-    if found[0]:
-        rows = sum(file.table.num_rows for file in found[0])
-        for remark in findings.ask(count_steps, config, rows) or []:
-            findings.say(remark)
-    return None if None in found else found  # type: ignore[return-value]
-
-
-def _check_files(findings: Findings, config: Any, key: str) -> list[DataFile] | None:
-    """Return the files under `data.KEY`; none if verl fetches them, None if one cannot be used."""
-    before = len(findings.problems)
-    files = findings.ask(read_files, config, key)
-    if len(findings.problems) > before:
-        return None
-    if files is None:
-        findings.say(f"data.{key}: not checked, because verl or your dataset class fetches it")
-    for file in files or []:
-        findings.say(f"data.{key}: {file.table.num_rows} rows in {file.path}")
-    return files or []
-
-
-def try_rewards(
-    findings: Findings,
-    config: Any,
-    plan: Plan,
-    files: list[list[DataFile]],
-    options: argparse.Namespace,
-    _environment: str,
-) -> None:
-    """Score made-up responses with the reward functions, and print the results."""
-    from verl_gdpo.tools.check.dry_run import score_rows
-    from verl_gdpo.tools.check.text import describe, describe_scores, unused_rewards
-
-    training, validation = files
-    rows = pick_rows(training, validation, options.rows)
-    if not rows:
-        findings.say("there are no rows, so no reward was tried")
-        return
-    run = score_rows(config, rows, options.seconds)
-    if run.problems and config.reward.reward_model.enable:
-        for problem in run.problems:
-            findings.say(f"without the reward model's server, no reward could be tried: {problem}")
-        return
-    findings.problems += run.problems
-    if run.problems:
-        return
-    findings.say(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
-    if plan.settings is None:
-        tables = describe_scores(run)
-    else:
-        tables = describe(run, plan.settings)
-        if unused := unused_rewards(run, plan.settings):
-            findings.say(
-                f"not used: {', '.join(unused)}; algorithm.gdpo.rewards names "
-                f"{', '.join(plan.settings.rewards or ())} alone"
-            )
-    for text in tables:
-        findings.show(f"\n{text}")
-    findings.show("")
+Plan = tuple[GdpoSettings | None, list[str]]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -111,60 +51,142 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rows", type=int, default=8, help="number of rows to try the rewards on")
     parser.add_argument("--seconds", type=float, default=20.0, help="time limit for one scoring")
     parser.add_argument(
+        "--brief", action="store_true", help="print six lines, and all only if there is a problem"
+    )
+    parser.add_argument(
         "-v", "--verbose", action="store_true", help="show what verl and others print meanwhile"
     )
     options = parser.parse_args(argv)
     with others_kept_away(options.verbose) as quiet:
-        findings = Findings(quiet.out)
-        _ask_all(findings, options)
-        if not findings.problems:
-            findings.say("no problem found")
-    for problem in findings.problems:
+        output = Output(quiet.out, options.brief)
+        _look(output, options)
+        output.finish()
+    for problem in output.problems:
         print(f"check: {problem}", file=sys.stderr)
-    if findings.problems and quiet.has_kept:
+    if output.problems and quiet.has_kept:
         print("(-v shows what verl and others printed meanwhile)", file=sys.stderr)
-    return 1 if findings.problems else 0
+    return 1 if output.problems else 0
 
 
-def _ask_all(findings: Findings, options: argparse.Namespace) -> None:
-    config = findings.ask(compose_given, options)
+def _look(output: Output, options: argparse.Namespace) -> None:
+    """Ask everything that can still be asked after a problem."""
+    config = output.ask(compose_given, options)
     if config is None:
         return
-    findings.problems += unusable_numbers(config)
-    if findings.problems:
+    output.problems += unusable_numbers(config)
+    if output.problems:
         return
-    findings.ask(check_temporary_folder)
-    findings.problems += why_nothing_is_trained(config)
     if not options.elsewhere:
-        for missing in (missing_packages, missing_trackers, missing_files, unusable_folders):
-            findings.problems += missing(config)
-        for remark in findings.ask(check_gpus, config) or []:
-            findings.say(remark)
-    files = check_data(findings, config)
-    sources = {source for group in files or [] for file in group for source in file.sources}
-    lacks = findings.ask(what_scorers_miss, config, sources)
-    for lack in lacks or []:
-        findings.say(lack)
-    plan = findings.ask(make_plan, config, files[0] if files else [])
-    for remark in [*(plan.remarks if plan else []), *what_else_to_know(config)]:
-        findings.say(remark)
-    environment = _ask_verl(findings, config, plan)
-    for key, group in zip(("train_files", "val_files"), files or [], strict=False):
-        for remark in findings.ask(long_prompts, config, key, group) or []:
-            findings.say(remark)
-    if lacks is not None:  # else each response would fail, for the same reason
-        findings.ask(try_rewards, findings, config, plan, files, options, environment)
+        output.problems += what_is_missing(config)
+        output.say(output.ask(check_gpus, config) or [])
+    training, validation = (_files(output, config, key) for key in ("train_files", "val_files"))
+    if training:
+        rows = sum(file.table.num_rows for file in training)
+        output.say(output.ask(count_steps, config, rows) or [])
+    sources = {s for file in (*(training or []), *(validation or [])) for s in file.sources}
+    lacks = output.ask(what_scorers_miss, config, sources)
+    output.say(lacks or [], WARNING)
+    plan = output.ask(make_plan, config, training or [])
+    output.say([] if plan is None else plan[1])
+    output.say(hardly_meant(config), WARNING)
+    output.problems += output.ask(broken_rules, config) or []
+    environment = output.ask(check_environment, config)
+    if environment is None:
+        return
+    _ask_verl(output, config, environment, plan)
+    for key, files in (("train_files", training), ("val_files", validation)):
+        output.say(output.ask(long_prompts, config, key, files or []) or [], WARNING)
+    if lacks is None or plan is None or training is None or validation is None:
+        return  # each response would fail, for the same reason
+    output.ask(_try_rewards, output, config, plan[0], training, validation, options)
 
 
-def _ask_verl(findings: Findings, config: Any, plan: Plan | None) -> str | None:
-    """Let verl judge the configuration, and return the versions."""
-    environment = findings.ask(check_environment, config)
-    findings.problems += findings.ask(what_verl_refuses, config, environment) or []
-    critic = findings.ask(trains_critic, config, environment)
-    findings.problems += missing_models(config, bool(critic))
-    for remark in findings.ask(validate, config, environment) or []:
-        findings.say(remark)
-    trainer = findings.ask(check_trainer, config, plan, environment)
-    if environment and trainer:
-        findings.say(f"{environment}, {trainer}")
-    return environment
+def _files(output: Output, config: Any, key: str) -> list[DataFile] | None:
+    """Return the files under `data.KEY`; none if verl fetches them, None if one cannot be used."""
+    before = len(output.problems)
+    files = output.ask(read_files, config, key)
+    if len(output.problems) > before:
+        return None
+    if files is None:
+        output.say(f"data.{key}: not checked, because verl or your dataset class fetches it")
+    for file in files or []:
+        output.say(f"data.{key}: {file.table.num_rows} rows in {file.path}")
+    return files or []
+
+
+def make_plan(config: Any, training: Sequence[DataFile]) -> Plan:
+    """Return the settings and what to say of them; None where verl-gdpo has no part in the run.
+
+    The settings have the bounds that the scorers of the training rows declare.
+
+    Raises:
+        ValueError: a setting cannot work; the message says why and what to set instead.
+    """
+    sources = dict.fromkeys(source for file in training for source in file.sources)
+    has_manager = uses_gdpo_manager(config) or _has_subclass_of_ours(config)
+    settings = settings_of_run(config, sources or None, has_manager=has_manager)
+    named = (
+        f"adv_estimator={config.algorithm.adv_estimator}, "
+        f"reward_manager={config.reward.reward_manager.name}"
+    )
+    if settings is None:
+        said = (
+            f"{named}: both are verl's own, so verl-gdpo has no part in this run, which trains on "
+            "one score of each response. For GDPO: algorithm.adv_estimator=gdpo "
+            "reward.reward_manager.name=gdpo"
+        )
+        return None, [said]
+    values = [f"{f.name}={getattr(settings, f.name)}" for f in fields(settings)]
+    return settings, [named, ", ".join(v for v in values if not v.startswith("rewards="))]
+
+
+def _has_subclass_of_ours(config: Any) -> bool:
+    from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager
+
+    try:
+        return runs_gdpo_manager(config)
+    except Exception:  # the dry run makes the manager later and reports the reason
+        return False
+
+
+def _ask_verl(output: Output, config: Any, environment: str, plan: Plan | None) -> None:
+    """Let verl judge the configuration."""
+    output.problems += output.ask(unknown_names, config) or []
+    output.problems += output.ask(missing_models, config) or []
+    output.say(output.ask(validate, config) or [])
+    trainer = None if plan is None else output.ask(check_trainer, config)
+    if trainer:
+        output.say(f"{environment}, {trainer}")
+
+
+def _try_rewards(
+    output: Output,
+    config: Any,
+    settings: GdpoSettings | None,
+    training: Sequence[DataFile],
+    validation: Sequence[DataFile],
+    options: argparse.Namespace,
+) -> None:
+    """Score made-up responses with the reward functions, and print the results."""
+    from verl_gdpo.tools.check.dry_run import score_rows
+    from verl_gdpo.tools.check.score_tables import describe, same_everywhere, unused_rewards
+
+    rows = pick_rows(training, validation, options.rows)
+    if not rows:
+        output.say("there are no rows, so no reward was tried", WARNING)
+        return
+    run = score_rows(config, rows, options.seconds)
+    if run.problems and config.reward.reward_model.enable:
+        said = "without the reward model's server, no reward could be tried"
+        output.say([f"{said}: {problem}" for problem in run.problems], WARNING)
+        return
+    output.problems += run.problems
+    if run.problems:
+        return
+    output.say(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
+    output.say(unused_rewards(run, settings), WARNING)
+    for text in describe(run, settings):
+        output.show(f"\n{text}")
+    output.show("")
+    if options.brief:  # elsewhere the tables mark them
+        output.say(same_everywhere(run, settings), WARNING)

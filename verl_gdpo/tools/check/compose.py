@@ -23,7 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from verl_gdpo.tools.recipes import FOLDER
+from verl_gdpo.tools import RECIPES
 
 PLAIN = "ppo_trainer"  # what `verl.trainer.main_ppo` takes without --config-name
 
@@ -44,7 +44,7 @@ def compose_given(options: argparse.Namespace) -> Any:
     except HydraException as error:
         if options.config_dir is None and _names_our_recipes(where[1], options.overrides):
             raise ValueError(
-                f"{error}\nThe recipes of verl-gdpo are found with --config-dir {FOLDER} "
+                f"{error}\nThe recipes of verl-gdpo are found with --config-dir {RECIPES} "
                 "--config-name train, as in the training command"
             ) from error
         if not (key := re.match(r"Could not override '([\w.]+)'", str(error))):
@@ -99,6 +99,6 @@ def compose_config(
 
 
 def _names_our_recipes(name: str, overrides: Sequence[str]) -> bool:
-    groups = {folder.name for folder in FOLDER.iterdir() if folder.is_dir()}
+    groups = {folder.name for folder in RECIPES.iterdir() if folder.is_dir()}
     keys = {override.split("=")[0] for override in overrides}
-    return (FOLDER / f"{name}.yaml").is_file() or bool(groups & keys)
+    return (RECIPES / f"{name}.yaml").is_file() or bool(groups & keys)

@@ -1,8 +1,9 @@
-"""Checks what a run needs on this machine: the device, a folder for Ray, and a local model."""
+"""What a run needs on this machine: verl and us, a device, a place for Ray, models, W&B's key."""
 
 import os
+import shutil
+import socket
 import sys
-import tempfile
 from collections.abc import Iterable
 from importlib.util import find_spec
 from netrc import NetrcParseError, netrc
@@ -12,27 +13,47 @@ from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 
+import verl_gdpo
 from verl_gdpo.rewards import TASK_OF, options_for
 from verl_gdpo.rewards.sandbox_service import Service
-from verl_gdpo.tools.check.gpu_memory import (
-    memory_problems,
-    needed_disk_gb,
-    needed_gb,
-    shape_of,
-)
-from verl_gdpo.tools.check.gpus import LEAST_DISK_GB, find_gpus, missing
+from verl_gdpo.tools.check.gpus import first_that_exists
+from verl_gdpo.tools.check.output import message_of
 
-# {name in trainer.logger: the package that verl 0.9's `Tracking` imports}
-TRACKERS = {
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "swanlab": "swanlab",
-    "tensorboard": "tensorboard",
-    "clearml": "clearml",
-    "trackio": "trackio",
-    "rl_insight": "rl_insight",
-    "vemlp_wandb": "volcengine_ml_platform",
-}
+LONGEST_SOCKET = 107  # bytes of a path, of Linux
+# what Ray 2.60 puts after its folder
+SESSION = "/session_2026-01-01_00-00-00_000000_{}/sockets/plasma_store"
+LEAST_FREE_GB = 1.0  # logs, dumps, and checkpoints of a small policy
+# names in trainer.logger for which verl 0.9's `Tracking` imports a package, mostly of that name
+TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio", "rl_insight")
+OF_OTHER_NAMES = {"vemlp_wandb": "volcengine_ml_platform"}
+
+
+def check_environment(config: Any) -> str:
+    """Return the versions; raise ValueError if verl does not load us, or lacks a dependency."""
+    try:
+        from verl_gdpo.verl_hooks import for_check as verls
+    except Exception as error:
+        raise ValueError(f"verl cannot be used: {message_of(error)}") from error
+    plugin = sys.modules.get("verl_gdpo.plugin")
+    if plugin is None:
+        chosen = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
+        raise ValueError(
+            f"verl {verls.VERSION} did not load verl-gdpo: VERL_USE_EXTERNAL_PLUGINS={chosen}, "
+            f"VERL_USE_EXTERNAL_MODULES={os.environ.get('VERL_USE_EXTERNAL_MODULES')}. Set the "
+            "latter to verl_gdpo.plugin, or name verl_gdpo in the former"
+        )
+    try:
+        verls.import_parts(config)
+    except ImportError as error:
+        raise ValueError(
+            f"{error.name} cannot be imported: {error}. verl's default trainer needs "
+            "TransferQueue, fastapi, uvicorn and cachetools, which verl does not install; "
+            "verl-gdpo does"
+        ) from error
+    if plugin.refusals:
+        raise ValueError("verl-gdpo refuses to run: " + "; ".join(plugin.refusals))
+    check_device(config.trainer.device)
+    return f"verl {verls.VERSION}, verl-gdpo {verl_gdpo.__version__}"
 
 
 def check_device(device: str) -> None:
@@ -51,42 +72,17 @@ def check_device(device: str) -> None:
         )
 
 
-def check_gpus(config: Any) -> list[str]:
-    """What is said of the GPUs that a run on `trainer.device=cuda` would use.
-
-    Raises:
-        ValueError: there are too few, they are too small, or the machine lacks what they need.
-    """
-    if config.trainer.device != "cuda":
-        return []
-    import torch
-
-    wanted, found = config.trainer.n_gpus_per_node, torch.cuda.device_count()
-    if found < wanted:
-        build = "" if torch.version.cuda else f" (torch {torch.__version__} is without CUDA)"
-        raise ValueError(
-            f"trainer.n_gpus_per_node={wanted}, but {found} GPUs are here{build}. If the run will "
-            "be on another machine: --elsewhere. Our recipes run without a GPU: hardware=cpu and "
-            "VERL_PLATFORM=cpu"
-        )
-    there = _first_that_exists(Path(str(config.trainer.default_local_dir)))
-    is_fsdp = str(config.actor_rollout_ref.actor.strategy).startswith("fsdp")
-    shape = shape_of(str(config.actor_rollout_ref.model.path)) if is_fsdp else None
-    disk_gb = needed_disk_gb(shape) if shape else LEAST_DISK_GB
-    problems = missing(find_gpus(os.environ), there, disk_gb)
-    gpu_gb = min(torch.cuda.get_device_properties(i).total_memory for i in range(wanted)) / 1e9
-    remark = f"{found} GPUs of {gpu_gb:.0f} GB"
-    if shape is None:
-        reason = "no language model is here yet" if is_fsdp else "the strategy is not FSDP"
-        remark += f"; {reason}, so what it needs of them is not known"
-    else:
-        needed = needed_gb(shape, config, gpu_gb)
-        problems += memory_problems(needed, gpu_gb)
-        phases = ", ".join(f"{gb:.0f} GB in the {phase}" for phase, gb in needed.items())
-        remark += f"; {shape.parameters / 1e9:.2f} B parameters need about {phases} (computed)"
-    if problems:
-        raise ValueError("; ".join(problems))
-    return [remark]
+def what_is_missing(config: Any) -> list[str]:
+    """A sentence for each thing but a GPU that this machine lacks."""
+    asked = (
+        what_ray_refuses,
+        full_disks,
+        missing_packages,
+        missing_trackers,
+        missing_files,
+        unusable_folders,
+    )
+    return [problem for ask in asked for problem in ask(config)]
 
 
 def missing_packages(config: Any) -> list[str]:
@@ -115,23 +111,82 @@ def missing_packages(config: Any) -> list[str]:
     return problems
 
 
-def check_temporary_folder() -> None:
-    """Raise ValueError if Ray's workers would not start; Ray only reports that in its own logs.
+def what_ray_refuses(config: Any) -> list[str]:
+    """A sentence for each reason for which Ray would not start here, or only log why.
 
-    Relies on Ray 2.60's `RayParams`: "temp_dir must not be child directory of virtualenv root".
+    Relies on Ray 2.60: `RayParams` ("temp_dir must not be child directory of virtualenv root"),
+    `validate_socket_filepath`, `get_default_ray_temp_dir`, and `ray.init` with an address.
     """
-    folder = Path(tempfile.gettempdir()).resolve()
-    if sys.prefix != sys.base_prefix and folder.is_relative_to(Path(sys.prefix).resolve()):
-        raise ValueError(
-            f"TMPDIR={folder} is inside the virtual environment {sys.prefix}, where Ray starts no "
-            "worker. Set TMPDIR=/tmp"
-        )
+    options = OmegaConf.select(config, "ray_kwargs.ray_init") or {}
+    cpus, address = options.get("num_cpus"), os.environ.get("RAY_ADDRESS", "")
+    joins = address not in ("", "local") and options.get("address") in (None, "auto")
+    folder = _ray_folder(config)
+    inside = folder.resolve().is_relative_to(Path(sys.prefix).resolve())
+    longest = f"{folder}{SESSION.format(os.getpid())}"
+    table = [
+        (
+            cpus is not None and joins,
+            f"RAY_ADDRESS={address} with ray_kwargs.ray_init.num_cpus={cpus}: the run would join "
+            "that cluster, whose number of CPUs Ray does not let it set. Unset RAY_ADDRESS, or set "
+            "ray_kwargs.ray_init.num_cpus=null",
+        ),
+        (
+            sys.prefix != sys.base_prefix and inside,
+            f"TMPDIR={folder.parent} is inside the virtual environment {sys.prefix}, where Ray "
+            "starts no worker. Set TMPDIR=/tmp",
+        ),
+        (
+            len(longest.encode()) > LONGEST_SOCKET,
+            f"{folder}: this folder of Ray is too long by "
+            f"{len(longest.encode()) - LONGEST_SOCKET} bytes, because the path of a socket in it "
+            f"may have {LONGEST_SOCKET}. Set TMPDIR=/tmp, or RAY_TMPDIR to a short folder",
+        ),
+        (
+            not _has_loopback(),
+            "127.0.0.1 cannot be used on this machine, and Ray's processes talk over it. In a "
+            "network namespace: ip link set lo up",
+        ),
+    ]
+    return [text for is_refused, text in table if is_refused]
 
 
-def missing_models(config: Any, trains_critic: bool) -> list[str]:
+def _ray_folder(config: Any) -> Path:
+    given = OmegaConf.select(config, "ray_kwargs.ray_init._temp_dir")
+    around = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    return Path(given or f"{around}/ray")
+
+
+def _has_loopback() -> bool:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError:  # in a network namespace whose `lo` is down, only connecting fails
+        return False
+    return True
+
+
+def full_disks(config: Any) -> list[str]:
+    """A sentence for each full disk; `check_gpus` looks at the checkpoints of a run on GPUs."""
+    folders = [_ray_folder(config)]
+    if config.trainer.device != "cuda":
+        folders.append(Path(str(config.trainer.default_local_dir)))
+    free_gb = {
+        there: shutil.disk_usage(there).free / 1e9 for there in map(first_that_exists, folders)
+    }
+    return [
+        f"{there}: {free:.2f} GB free; expected at least {LEAST_FREE_GB:g}. Make room, or name "
+        "other folders in trainer.default_local_dir and TMPDIR"
+        for there, free in free_gb.items()
+        if free < LEAST_FREE_GB
+    ]
+
+
+def missing_models(config: Any) -> list[str]:
     """A sentence for each model that is a folder without a model; verl looks up names on a hub."""
+    from verl_gdpo.verl_hooks.for_check import trains_critic
+
     models = {"actor_rollout_ref.model.path": config.actor_rollout_ref.model.path}
-    if trains_critic:
+    if trains_critic(config):
         models["critic.model.path"] = config.critic.model.path
     if config.reward.reward_model.enable:
         models["reward.reward_model.model_path"] = config.reward.reward_model.model_path
@@ -154,10 +209,11 @@ def missing_trackers(config: Any) -> list[str]:
     """A sentence for each tracker of `trainer.logger` that would stop the run at its first step."""
     given = config.trainer.logger
     names = [given] if isinstance(given, str) else list(given or [])
+    packages = {**dict(zip(TRACKERS, TRACKERS, strict=True)), **OF_OTHER_NAMES}
     problems = [
         f"trainer.logger={name}: the package {package} is not installed here. Install it, or set "
         "trainer.logger=[console,file]"
-        for name, package in TRACKERS.items()
+        for name, package in packages.items()
         if name in names and find_spec(package) is None
     ]
     if "wandb" in names and not _has_wandb_key(config):
@@ -210,15 +266,11 @@ def unusable_folders(config: Any) -> list[str]:
         path = config.trainer.get(key)
         if not path or "://" in path:
             continue
-        there = _first_that_exists(Path(path))
+        there = first_that_exists(Path(path))
         if not there.is_dir() or not os.access(there, os.W_OK):
             what = "is no folder" if not there.is_dir() else "cannot be written"
             problems.append(f"trainer.{key}={path}: {there} {what}")
     return problems
-
-
-def _first_that_exists(path: Path) -> Path:
-    return next(place for place in (path.resolve(), *path.resolve().parents) if place.exists())
 
 
 def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:

@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
+import pandas as pd
+
 from verl_gdpo.advantage.zero import REPRODUCED
+from verl_gdpo.atomic import replace_together
 from verl_gdpo.run.dump_reader import SUMMED, WRITING, data_sources, dump_files, has_rewards
 from verl_gdpo.run.folder import config_of_run
 from verl_gdpo.run.scorer import HOW, Scorer
 from verl_gdpo.terminal import printable
+from verl_gdpo.tools.advice import TITLE, describe
 from verl_gdpo.tools.advice.evidence import Evidence
-from verl_gdpo.tools.advice.text import TITLE, describe
 from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, with_arm, with_overrides
-from verl_gdpo.tools.replay.steps import OF_SCORE, Replay, rewards_of_run, write_table
-from verl_gdpo.tools.replay.text import LEGEND, comparison, whole_group
+from verl_gdpo.tools.replay.comparison import OF_SCORE, Replay, rewards_of_run
+from verl_gdpo.tools.replay.step_tables import LEGEND, comparison, whole_group
 
 FORMATS = (".parquet", ".json", ".jsonl")
 EPILOG = """\
@@ -133,7 +136,13 @@ def _run(arguments: argparse.Namespace) -> int:
             print(f"\n== {arm.name} ==\n\n{comparison(replay, arm.name, width)}")
         print(f"\n{LEGEND}")
     if out is not None:
-        print(f"\n{write_table(replay, out):,} rollouts written to {out}")
+        table = pd.concat(replay.tables, ignore_index=True)
+        with replace_together(out) as (unfinished,):
+            if out.suffix == ".parquet":
+                table.to_parquet(unfinished, index=False)
+            else:
+                table.to_json(unfinished, orient="records", lines=True, double_precision=15)
+        print(f"\n{len(table):,} rollouts written to {out}")
     return 0 if reproduced else 1
 
 

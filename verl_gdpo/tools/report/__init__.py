@@ -24,39 +24,25 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help=f"of any verl run: {EXPECTED}")
     add("--out", type=Path, help="default: report/ in the folder of a single run, or here")
-    for_each = "give it once for each RUN, in their order"
-    add(
-        "--config",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help=f"the run's configuration, if it is not in its folder; {for_each}",
-    )
-    add(
-        "--rollouts",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FOLDER",
-        help=f"the run's rollout dumps (trainer.rollout_data_dir); {for_each}",
-    )
+    for option, metavar, what in (
+        ("--config", "FILE", "configuration, if it is not in its folder"),
+        ("--rollouts", "FOLDER", "rollout dumps (trainer.rollout_data_dir)"),
+    ):
+        said = f"the run's {what}; give it once for each RUN, in their order"
+        add(option, action="append", default=[], type=Path, metavar=metavar, help=said)
     add("--scorer", metavar="NAME", help=f"scores the rollouts again: {HOW}")
     add("--data-source", metavar="NAME", help="of rows without one, for --scorer")
     arguments = parser.parse_args(argv)
     out = arguments.out or _default_out(arguments.runs)
     try:
         # torch and matplotlib take seconds to load
-        from verl_gdpo.tools.report.build import build_page
-        from verl_gdpo.tools.report.page import write
+        from verl_gdpo.tools.report.page import build_page, write
 
         scorer = Scorer.of(arguments.scorer, arguments.data_source) if arguments.scorer else None
         page = build_page(arguments.runs, arguments.config, arguments.rollouts, scorer)
-    except ImportError as error:
-        print(f"verl-gdpo report: {needs_extra(error)}", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(f"verl-gdpo report: {error}", file=sys.stderr)
+    except (ImportError, ValueError) as error:
+        said = needs_extra(error) if isinstance(error, ImportError) else error
+        print(f"verl-gdpo report: {said}", file=sys.stderr)
         return 1
     print(write(page, out))
     return 0

@@ -4,7 +4,6 @@ A dump of 8,192 long rollouts has 80 MB. So a bounded number of dumps is read, o
 without its texts, and the texts of the chosen groups alone are read at the end.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from verl_gdpo.advantage.zero import is_apart, to_6_decimals
 from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import verl_grpo_settings
-from verl_gdpo.batch.rows import RewardRows
 from verl_gdpo.run.dump_reader import (
     LAST_DUMPS,
     dumps_to_read,
@@ -26,6 +24,8 @@ from verl_gdpo.run.dump_reader import (
     reward_rows,
 )
 from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.tools.replay.arms import group_numbers
+from verl_gdpo.tools.replay.comparison import Column
 from verl_gdpo.tools.report.runs import Run
 
 KINDS = {
@@ -72,25 +72,8 @@ class _Step:
     rewards: RewardMatrix
     grpo_B: npt.NDArray[np.float64]
     gdpo_B: npt.NDArray[np.float64]
+    distance_B: npt.NDArray[np.float64]  # of the two advantages, each by its own scale
     groups: Sequence[Sequence[int]]
-
-    @functools.cached_property
-    def scaled_grpo_B(self) -> npt.NDArray[np.float64]:
-        return self._scaled(self.grpo_B)
-
-    @functools.cached_property
-    def scaled_gdpo_B(self) -> npt.NDArray[np.float64]:
-        return self._scaled(self.gdpo_B)
-
-    def _scaled(self, A_B: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """In units of the standard deviation over the groups that one of the two trains on."""
-        trained = [rows for rows in self.groups if to_6_decimals(self.both_B[rows]).any()]
-        return A_B / (A_B[[row for rows in trained for row in rows]].std() if trained else 1.0)
-
-    @property
-    def both_B(self) -> npt.NDArray[np.float64]:
-        result: npt.NDArray[np.float64] = np.abs(self.grpo_B) + np.abs(self.gdpo_B)
-        return result
 
 
 def example_groups(run: Run) -> list[ExampleGroup]:
@@ -110,18 +93,13 @@ def example_groups(run: Run) -> list[ExampleGroup]:
         dump = read_dump(file, run.scorer, with_texts=False)
         step = _recompute(dump, int(file.stem), settings)
         for rows in step.groups:
-            kind, distance = _kind(step, rows), _distance(step, rows)
+            kind, distance = _kind(step, rows), float(step.distance_B[rows].max())
             if kind and kind not in found and number < LAST_DUMPS:
                 found[kind] = file, rows, _example(kind, step, rows)
             elif kind is None and distance > most:
                 most = distance
                 found["apart"] = file, rows, _example("apart", step, rows)
     return [_with_texts(*found[kind]) for kind in KINDS if kind in found]
-
-
-def _distance(step: _Step, rows: Sequence[int]) -> float:
-    """The largest difference of the two advantages of a rollout, each by its own scale."""
-    return float(np.abs(step.scaled_gdpo_B[rows] - step.scaled_grpo_B[rows]).max())
 
 
 def settings_of(run: Run) -> GdpoSettings:
@@ -133,24 +111,20 @@ def settings_of(run: Run) -> GdpoSettings:
 
 def _recompute(dump: Sequence[Mapping[str, Any]], number: int, settings: GdpoSettings) -> _Step:
     rows = reward_rows(dump, number)
-    rewards = RewardMatrix.of(rows, settings)
-    ids = [row["group"] for row in dump]
-    grpo = verl_grpo_settings(GdpoSettings())
-    return _Step(
-        number,
-        dump,
-        rewards,
-        scalars_of(rewards, rows.counted_B, ids, grpo).A_B.numpy(),
-        scalars_of(rewards, rows.counted_B, ids, GdpoSettings()).A_B.numpy(),
-        _groups(rows, ids),
-    )
-
-
-def _groups(rows: RewardRows, ids: Sequence[str]) -> list[list[int]]:
+    rewards, counted_B = RewardMatrix.of(rows, settings), rows.counted_B
+    ids = np.array([row["group"] for row in dump])
+    rows_B, group_B = np.flatnonzero(counted_B), group_numbers(ids[counted_B])
+    A_B = [
+        scalars_of(rewards, counted_B, ids, each).A_B.numpy()
+        for each in (verl_grpo_settings(GdpoSettings()), GdpoSettings())
+    ]
+    grpo, gdpo = (Column.of(each[rows_B], group_B, rewards, rows_B) for each in A_B)
+    distance_B = np.zeros(len(dump))
+    distance_B[rows_B] = gdpo.distance_B(grpo)
     members: dict[str, list[int]] = {}
-    for row in np.flatnonzero(rows.counted_B).tolist():
+    for row in rows_B.tolist():
         members.setdefault(ids[row], []).append(row)
-    return list(members.values())
+    return _Step(number, dump, rewards, *A_B, distance_B, [*members.values()])
 
 
 def _kind(step: _Step, rows: Sequence[int]) -> str | None:

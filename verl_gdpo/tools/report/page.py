@@ -1,9 +1,9 @@
-"""The page: one HTML file that needs nothing else, and a PNG for each chart beside it."""
+"""The page about some runs: one HTML file that needs nothing else, and a PNG for each chart."""
 
 import base64
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
@@ -12,11 +12,33 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from verl_gdpo import __version__
-from verl_gdpo.run.findings import Finding
-from verl_gdpo.tools.advice.text import HEADER, LEGEND, TITLE, Description
+from verl_gdpo.batch.rows import RewardError
+from verl_gdpo.run.dump_reader import dumps_to_read
+from verl_gdpo.run.findings import Finding, findings
+from verl_gdpo.run.scorer import Scorer
+from verl_gdpo.tools.advice import HEADER, LEGEND, TITLE, Description, describe
+from verl_gdpo.tools.advice.evidence import Evidence
 from verl_gdpo.tools.plots import draw
-from verl_gdpo.tools.report.examples import KINDS, MEANING, ExampleGroup
-from verl_gdpo.tools.report.sections import Chart, Section, Table
+from verl_gdpo.tools.report.charts import collapse, influence, length, rewards, saturation
+from verl_gdpo.tools.report.examples import (
+    KINDS,
+    MEANING,
+    ExampleGroup,
+    example_groups,
+    settings_of,
+)
+from verl_gdpo.tools.report.intervals import table_of_differences
+from verl_gdpo.tools.report.runs import RunsOfArm, read_arms
+from verl_gdpo.tools.report.sections import Chart, Section, Table, without_empty_charts
+from verl_gdpo.tools.report.tables import (
+    differences,
+    inputs,
+    named_rewards,
+    results,
+    runs,
+    starts,
+    warnings,
+)
 
 PROMPT_CHARACTERS = 1200  # its end is shown: before it there may be pages of tools
 RESPONSE_CHARACTERS = 2500  # its start
@@ -34,6 +56,66 @@ class Page:
     sections: Sequence[Section]
     examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none
     advice: Mapping[str, Description | str]  # the same
+
+
+def build_page(
+    sources: Sequence[Path | str],
+    configs: Sequence[Path] = (),
+    rollouts: Sequence[Path] = (),
+    scorer: Scorer | None = None,
+) -> Page:
+    """Read the runs and put the page together; `read_arms` says what the arguments are.
+
+    Raises:
+        ValueError: a run cannot be read; see `read_arms`.
+    """
+    arms = read_arms(sources, configs, rollouts, scorer)
+    names = ", ".join(arm.name for arm in arms)
+    single = len(arms) == 1 and len(arms[0].runs) == 1
+    title = f"Run {arms[0].runs[0].name}" if single else f"Comparison: {names}"
+    tables = (
+        results(arms),
+        table_of_differences(arms),
+        runs(arms),
+        differences(arms),
+        starts(arms),
+        inputs(arms),
+    )
+    sections = [make(arms) for make in (rewards, influence, saturation, length, collapse)]
+    return Page(
+        title=title,
+        several=any(len(arm.runs) > 1 for arm in arms),
+        warnings=warnings(arms),
+        findings=[
+            (run.name, finding)
+            for arm in arms
+            for run in arm.runs
+            for finding in findings(run.metrics)
+        ],
+        unchecked=[run.name for arm in arms for run in arm.runs if not named_rewards(run)],
+        tables=[table for table in tables if table],
+        sections=[*map(without_empty_charts, sections)],
+        examples={arm.name: _examples(arm) for arm in arms},
+        advice={arm.name: _advice(arm) for arm in arms},
+    )
+
+
+def _advice(arm: RunsOfArm) -> Description | str:
+    """Of the arm's first run; or why there is none."""
+    run = arm.runs[0]
+    try:
+        settings = replace(settings_of(run), bounds=run.bounds)
+        return describe(Evidence.of_dumps(dumps_to_read(run.dumps()), settings, run.scorer))
+    except (ValueError, RewardError) as error:
+        return str(error)
+
+
+def _examples(arm: RunsOfArm) -> list[ExampleGroup] | str:
+    """Of the arm's first run; or why there are none."""
+    try:
+        return example_groups(arm.runs[0])
+    except (ValueError, RewardError) as error:
+        return str(error)
 
 
 def write(page: Page, out: Path) -> Path:

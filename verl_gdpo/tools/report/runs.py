@@ -187,17 +187,8 @@ def compared(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 def leaves(config: Any) -> dict[str, str]:
     """{dotted key: value as text}; interpolations are not resolved."""
-    found: dict[str, str] = {}
-
-    def walk(node: Any, path: str) -> None:
-        if isinstance(node, dict) and node:
-            for key, value in node.items():
-                walk(value, f"{path}.{key}" if path else str(key))
-        else:
-            found[path] = "null" if node is None else str(node)
-
-    walk(OmegaConf.to_container(config), "")
-    return found
+    [flat] = pd.json_normalize(OmegaConf.to_container(config)).to_dict("records")
+    return {str(key): "null" if value is None else str(value) for key, value in flat.items()}
 
 
 def run_of(

@@ -52,7 +52,6 @@ class Section:
     intro: str
     charts: Sequence[Chart]
     notes: Sequence[str] = ()
-    tables: Sequence[Table] = ()
     answer: Sequence[str] = ()
 
 
@@ -140,11 +139,6 @@ def line(label: str, found: Band, look: int) -> Line:
     return Line(label, found.steps, found.median, low, high, look=look)
 
 
-def correlation_limits(lines: Sequence[Line]) -> tuple[float, float]:
-    """From 0 where nothing is below it, so that what is there has the room."""
-    return (-1.05 if any(y < 0 for drawn in lines for y in drawn.y) else -0.03), 1.05
-
-
 def first_to_last(panel: Panel, digits: int = 2) -> str:
     """`gdpo 0.41 to 1.00, grpo 0.40 to 0.98`, of the lines of a panel."""
     return ", ".join(
@@ -152,10 +146,6 @@ def first_to_last(panel: Panel, digits: int = 2) -> str:
         for drawn in panel.lines
         if not drawn.only_markers
     )
-
-
-def last(lines: Sequence[Line], digits: int = 2) -> str:
-    return ", ".join(f"{drawn.label} {decimal(drawn.y[-1], digits)}" for drawn in lines)
 
 
 def decimal(value: float, digits: int = 2) -> str:

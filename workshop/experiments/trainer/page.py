@@ -1,7 +1,6 @@
 """Writes docs/in_verls_trainer.md: `page.md.jinja` says the words, and the data the numbers."""
 
 import math
-import re
 from pathlib import Path
 from statistics import fmean, median
 
@@ -11,16 +10,12 @@ from workshop.benchmarks.step_model import seconds as computed_seconds
 from workshop.experiments.template import template_beside
 from workshop.experiments.trainer import compare, paper, results, task
 from workshop.experiments.trainer.compare import Difference, Endpoint, Results, difference
-from workshop.experiments.trainer.conclusions import UNDECIDED, conclusions
+from workshop.experiments.trainer.conclusions import conclusions
 from workshop.experiments.trainer.pictures import NAMES
 from workshop.experiments.trainer.settings import FURTHER_ARMS, REPO, SETTINGS, Run, plan
 
 PAGE = REPO / "docs" / "in_verls_trainer.md"
 OUTAGE = Path(__file__).with_name("outage.jsonl")
-README = REPO / "README.md"
-BLOCK = re.compile(
-    r"(?<=<!-- made by workshop.experiments.trainer -->\n).*?(?=\n<!-- end -->)", re.DOTALL
-)
 # what the protocol expects of a comparison: setting, the arm that is subtracted
 EXPECTED = {
     ("20_to_1", "grpo"): "+0.15 to +0.21",
@@ -36,7 +31,6 @@ RIVALS = ("grpo", "grpo_rescaled")
 
 def write(found: Results) -> None:
     PAGE.write_text(render(found))
-    README.write_text(BLOCK.sub(lambda _: readme(found), README.read_text()))
 
 
 def render(found: Results) -> str:
@@ -57,14 +51,6 @@ def render(found: Results) -> str:
         gpu_table=gpu_table(),
         minutes=median([result.seconds / 60 for result in found.values()] or [math.nan]),
     )
-
-
-def readme(found: Results) -> str:
-    """The lines of the README: the settings that are complete, and how many runs are done."""
-    said = [line for line in conclusions(found) if not line.endswith(UNDECIDED)]
-    if any(run not in found for run in plan()):
-        said.append(f"It is not finished. {states(found)}")
-    return "\n".join(f"- {line}" for line in said)
 
 
 def number(value: float) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 
 from verl_gdpo.advantage.zero import SAME_STD
 from verl_gdpo.terminal import printable, render, shorten, width_of
-from verl_gdpo.tools.replay.steps import Group, Replay, StepReport
+from verl_gdpo.tools.replay.comparison import Group, Replay, StepReport
 
 LINES = 12  # a table over steps has at most this many lines; a line may join several steps
 MIN_RESPONSE = 24  # a response gets at least this many columns

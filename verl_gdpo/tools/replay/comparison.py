@@ -1,39 +1,97 @@
-"""Recomputes and compares a dump step by step; keeps the numbers and the most different groups.
+"""Compares estimators over the steps of a rollout dump; keeps the most different groups.
 
 The alternatives are compared with the advantages that the run logged. verl's own dump has none;
-there they are compared with what verl's grpo makes of the dump's score.
+there they are compared with what verl's grpo makes of the dump's score. Estimators have different
+scales, because GRPO has no batch step, so advantages are compared in units of their own standard
+deviation over the step. Shape suffixes: B rollouts, G groups.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from verl_gdpo.advantage.zero import SAME_STD, is_the_sum
-from verl_gdpo.atomic import replace_together
+from verl_gdpo.advantage.zero import SAME_STD, is_apart, is_the_sum, std_or_0
 from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.batch.ties import tied_pairs
 from verl_gdpo.batch.values import is_number
+from verl_gdpo.batch.within_groups import Bools, Floats, Ints, correlation, within_groups
 from verl_gdpo.run.dump_reader import read_dump, reward_rows
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.tools.advice.step import StepEvidence, look
-from verl_gdpo.tools.replay.arms import Arm
-from verl_gdpo.tools.replay.compare import Column
-from verl_gdpo.tools.replay.recompute import Floats, Ints, Step, group_numbers
+from verl_gdpo.tools.advice.evidence import StepEvidence, look
+from verl_gdpo.tools.replay.arms import Arm, Step, group_numbers
 
 LOGGED, OF_SCORE = "logged", "grpo of score"
-IDENTITY = (
-    *("group", "session", "uid", "data_source"),
-    *("response_tokens", "trained_tokens"),
-)
+IDENTITY = ("group", "session", "uid", "data_source", "response_tokens", "trained_tokens")
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class StepReport:
+class Column:
+    """The advantages of one estimator in one step."""
+
+    A_B: Floats
+    scaled_B: Floats  # in units of `std`
+    std: float  # over the rollouts, ddof 0
+    trained_B: Bools  # False in the groups in which all advantages are 0
+    silent_groups: float  # the share of those groups
+    ties: float | None  # share of pairs in a group with different rewards, but equal advantages
+    follows: Mapping[str, float | None]  # correlation with (reward minus its mean in the group)
+
+    @classmethod
+    def of(cls, A_B: Floats, group_B: Ints, rewards: RewardMatrix, rows_B: Ints) -> "Column":
+        """Return the column.
+
+        Args:
+            A_B, group_B: the advantage and the group number of each rollout.
+            rewards: the rewards of all rows of the dump.
+            rows_B: the row of each rollout in the dump.
+        """
+        std = std_or_0(A_B)
+        scaled_B = A_B / std if std else np.full_like(A_B, A_B.mean())
+        active_G: Bools = np.bincount(group_B, is_apart(scaled_B)) > 0
+        values_BK, present_BK = rewards.values_BK[rows_B], rewards.present_BK[rows_B]
+        weights_K = np.array(list(rewards.weights.values()))
+        rounded_B = np.round(scaled_B / SAME_STD)
+        follows = {}
+        for name, value_B, there_B in zip(rewards.weights, values_BK.T, present_BK.T, strict=True):
+            of_group_B = within_groups(value_B[there_B], group_B[there_B])
+            follows[name] = correlation(scaled_B[there_B], of_group_B)
+        return cls(
+            A_B=A_B,
+            scaled_B=scaled_B,
+            std=std,
+            trained_B=active_G[group_B],
+            silent_groups=float(1 - active_G.mean()),
+            ties=tied_pairs([rounded_B], values_BK, present_BK, weights_K, group_B)[0],
+            follows=follows,
+        )
+
+    def correlation(self, other: "Column") -> float | None:
+        """Return the correlation of the advantages; None if one column is constant."""
+        return correlation(self.scaled_B, other.scaled_B)
+
+    def opposite(self, other: "Column") -> float:
+        """Return the share of rollouts that one column rewards and the other punishes."""
+        away_B = is_apart(self.scaled_B) & is_apart(other.scaled_B)
+        return float(np.mean(away_B & (self.A_B * other.A_B < 0)))
+
+    def distance_B(self, other: "Column") -> Floats:
+        """Return |difference|, where no group that is silent in both counts in a std.
+
+        Else the same groups would be further apart in a step that has more silent ones.
+        """
+        share = np.mean(self.trained_B | other.trained_B)
+        result: Floats = np.abs(self.scaled_B - other.scaled_B) * np.sqrt(share)
+        return result
+
+
+class StepReport(NamedTuple):
     number: int
     columns: Mapping[str, Column]  # the reference, then each alternative
 
@@ -54,8 +112,7 @@ class Group:
         return sorted(str(row["rewards"]) for row in self.rows)
 
 
-@dataclass(frozen=True)
-class Mismatch:
+class Mismatch(NamedTuple):
     """The row with the largest difference between the logged and the recomputed advantage."""
 
     difference: float
@@ -102,7 +159,7 @@ class Replay:
     worst: Mismatch | None = None  # None if nothing is read, or the run's estimator is unknown
     most_different: dict[str, list[Group]] = field(default_factory=dict)
     found: list[Group] = field(default_factory=list)
-    tables: list[Any] = field(default_factory=list)  # with `keep_table`, one DataFrame per step
+    tables: list[pd.DataFrame] = field(default_factory=list)  # with `keep_table`, one a step
     evidence: list[StepEvidence] = field(default_factory=list)  # of what GDPO would change
 
     def read(self, files: Iterable[Path]) -> "Replay":
@@ -121,7 +178,10 @@ class Replay:
         self.row_count += len(rows)
         reference_B = self._reference(step)
         if self.own.is_known and self.scorer is None:
-            self._check(step, rows, step.advantages(self.own, own), reference_B)
+            difference_B = np.abs(step.advantages(self.own, own) - reference_B)
+            row = int(difference_B.argmax())
+            if self.worst is None or difference_B[row] > self.worst.difference:
+                self.worst = Mismatch(float(difference_B[row]), number, rows[row]["uid"])
         rows_B = np.flatnonzero(step.rewards.counted_B)
         group_B = group_numbers(step.group_ids[rows_B])
         columns = {self.reference: Column.of(reference_B[rows_B], group_B, own, rows_B)}
@@ -135,8 +195,8 @@ class Replay:
         report = StepReport(number, columns)
         self.steps.append(report)
         counted = [rows[row] for row in rows_B.tolist()]
-        for row in counted if self.scorer else ():
-            self.rescored.add(row)
+        for one in counted if self.scorer else ():
+            self.rescored.add(one)
         self._keep_groups(report, counted, group_B)
         if self.keep_table:
             self.tables.append(_table(report, counted, names))
@@ -153,17 +213,10 @@ class Replay:
         self.reference = name
         return A_B
 
-    def _check(self, step: Step, rows: Rows, own_B: Floats, logged_B: Floats) -> None:
-        difference_B = np.abs(own_B - logged_B)
-        row = int(difference_B.argmax())
-        if self.worst is None or difference_B[row] > self.worst.difference:
-            self.worst = Mismatch(float(difference_B[row]), step.number, rows[row]["uid"])
-
     def _keep_groups(self, report: StepReport, rows: Rows, group_B: Ints) -> None:
-        size_G = np.bincount(group_B)
         logged, *others = report.columns.items()
         distances = {
-            name: np.bincount(group_B, column.distance_B(logged[1])) / size_G
+            name: np.bincount(group_B, column.distance_B(logged[1])) / np.bincount(group_B)
             for name, column in others
         }
 
@@ -180,9 +233,8 @@ class Replay:
         for name, distance_G in distances.items() if self.top else []:
             kept = self.most_different.setdefault(name, [])
             for g in np.argsort(-distance_G, kind="stable").tolist():
-                if distance_G[g] <= (
-                    kept[-1].distance[name] if len(kept) == self.top else SAME_STD
-                ):
+                least = kept[-1].distance[name] if len(kept) == self.top else SAME_STD
+                if distance_G[g] <= least:
                     break
                 candidate = group(g)
                 # a second group with the same rewards would show nothing new
@@ -202,23 +254,8 @@ def rewards_of_run(file: Path, scorer: Scorer | None = None) -> list[str]:
     return [*RewardMatrix.of(reward_rows(rows, int(file.stem)), GdpoSettings()).weights]
 
 
-def write_table(replay: Replay, path: Path) -> int:
-    """Write all rollouts to .parquet or .json, by the path's suffix; return their number."""
-    import pandas as pd
-
-    table = pd.concat(replay.tables, ignore_index=True)
-    with replace_together(path) as (unfinished,):
-        if path.suffix == ".parquet":
-            table.to_parquet(unfinished, index=False)
-        else:
-            table.to_json(unfinished, orient="records", lines=True, double_precision=15)
-    return len(table)
-
-
-def _table(report: StepReport, rows: Rows, rewards: Iterable[str]) -> Any:
-    """Return a DataFrame with one row per rollout; a missing reward is NaN."""
-    import pandas as pd
-
+def _table(report: StepReport, rows: Rows, rewards: Iterable[str]) -> pd.DataFrame:
+    """Return one row per rollout; a missing reward is NaN."""
     columns = {"step": report.number, **{name: [row[name] for row in rows] for name in IDENTITY}}
     for name in rewards:
         values = [row["rewards"].get(name) for row in rows]

@@ -1,0 +1,246 @@
+"""Reads the data files of a run as verl's dataset does; counts its steps and its prompts."""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json
+import pyarrow.parquet
+from omegaconf import ListConfig, OmegaConf
+
+from verl_gdpo.rewards import check_ground_truths
+from verl_gdpo.settings.algorithm import uses_gdpo_manager
+
+MOST_ROWS = 1000  # of a file, evenly spread: this takes a second, where 50,000 rows take a minute
+READERS = {
+    ".parquet": pa.parquet.read_table,
+    ".json": pa.json.read_json,
+    ".jsonl": pa.json.read_json,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str  # "row 5 of data/train.parquet"
+    source: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DataFile:
+    path: str
+    table: pa.Table
+
+    @property
+    def sources(self) -> list[str]:
+        return list(self.table["data_source"].to_pylist())
+
+    def row(self, index: int) -> Row:
+        (fields,) = self.table.slice(index, 1).to_pylist()
+        return Row(f"row {index} of {self.path}", fields["data_source"], fields)
+
+
+def read_files(config: Any, key: str) -> list[DataFile] | None:
+    """Return the files of `data.<key>` after checking them.
+
+    The result is None if only verl can read them: a path is a URL, or a dataset class is set.
+
+    Raises:
+        ValueError: a file does not exist, is not readable, lacks a column, or has a row that our
+            scorer cannot use.
+    """
+    files = config.data[key]
+    if not files:
+        raise ValueError(f"data.{key}={files}: verl needs rows for training and for validation")
+    paths = [str(file) for file in files] if isinstance(files, list | ListConfig) else [str(files)]
+    if OmegaConf.select(config, "data.custom_cls.path") or any("://" in path for path in paths):
+        return None
+    return [DataFile(path, _read(config, key, path)) for path in paths]
+
+
+def _read(config: Any, key: str, path: str) -> pa.Table:
+    where = f"data.{key}: {path}"
+    file = Path(path).expanduser()
+    if not file.exists():
+        raise ValueError(
+            f"{where} does not exist. The files of a task are made by: verl-gdpo data TASK --out "
+            f"{file.parent}"
+        )
+    reader = READERS.get(file.suffix)
+    if reader is None:
+        raise ValueError(f"{where}: verl reads files that end in {', '.join(READERS)}")
+    try:
+        table = reader(file)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{where} cannot be read: {error}") from error
+    absent = sorted({config.data.prompt_key, "data_source", "reward_model"} - {*table.column_names})
+    if absent:
+        raise ValueError(f"{where} lacks the columns {absent}")
+    kind = table.schema.field("reward_model").type
+    if not pa.types.is_struct(kind):
+        raise ValueError(f"{where}: reward_model is {kind}; expected {{ground_truth: ...}}")
+    if table.num_rows == 0:
+        raise ValueError(f"{where} holds no rows")
+    _check_prompts(f"{where}: {config.data.prompt_key}", table.schema.field(config.data.prompt_key))
+    if uses_gdpo_manager(config) and config.reward.custom_reward_function.path is None:
+        rows = table.select(["data_source", "reward_model"]).to_pylist()
+        check_ground_truths(rows, f"data.{key} {path}")
+    return table
+
+
+def _check_prompts(where: str, field: pa.Field) -> None:
+    kind = field.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    messages = is_list and pa.types.is_struct(kind.value_type)
+    names = {part.name for part in kind.value_type} if messages else set()
+    if not {"role", "content"} <= names:
+        raise ValueError(f"{where} is {kind}; expected a list of {{role: ..., content: ...}}")
+
+
+def pick_rows(
+    training: Sequence[DataFile], validation: Sequence[DataFile], count: int
+) -> list[Row]:
+    """Return `count` evenly spread training rows, and one row of each other data source."""
+    places = [(file, index) for file in training for index in range(file.table.num_rows)]
+    spread = np.linspace(0, len(places) - 1, min(count, len(places))).round().astype(int)
+    rows = [file.row(index) for file, index in (places[place] for place in spread)]
+    seen = {row.source for row in rows}
+    return rows + list(_first_of_each([*training, *validation], seen))
+
+
+def _first_of_each(files: Sequence[DataFile], seen: set[str]) -> Iterator[Row]:
+    for file in files:
+        sources = file.sources
+        for source in dict.fromkeys(sources):
+            if source not in seen:
+                yield file.row(sources.index(source))
+                seen = seen | {source}
+
+
+def count_steps(config: Any, row_count: int) -> list[str]:
+    """Return remarks about the steps that these training rows allow.
+
+    Raises:
+        ValueError: there is no step, or none that trains the policy.
+    """
+    limit, trainer = config.data.get("train_max_samples", -1), config.trainer
+    row_count = min(row_count, limit) if limit > 0 else row_count
+    for key in ("train_batch_size", "gen_batch_size"):
+        if row_count < (config.data.get(key) or 1):
+            raise ValueError(
+                f"data.train_files: {row_count} rows are less than one batch of "
+                f"data.{key}={config.data[key]}, so an epoch would have no step. Lower it, or add "
+                "rows"
+            )
+    possible = row_count // config.data.train_batch_size * trainer.total_epochs
+    wanted = trainer.total_training_steps
+    steps = possible if wanted is None else min(possible, wanted)
+    remarks = [f"{steps} training steps", *_finished_steps(config, steps)]
+    if trainer.critic_warmup > steps > 0:
+        raise ValueError(
+            f"trainer.critic_warmup={trainer.critic_warmup} is more than the {steps} steps of the "
+            "run, so the policy would never be trained"
+        )
+    if wanted is not None and wanted > possible:
+        remarks.append(
+            f"trainer.total_training_steps={wanted}, but trainer.total_epochs="
+            f"{trainer.total_epochs} end the run after {possible} steps, without the validation "
+            "and checkpoint of the last step"
+        )
+    return remarks
+
+
+def _finished_steps(config: Any, steps: int) -> Iterator[str]:
+    """Say after which step verl goes on; raise ValueError if that is the last one."""
+    folder = Path(str(config.trainer.default_local_dir))
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    if config.trainer.resume_mode != "auto" or not tracker.is_file():
+        return
+    done = int(tracker.read_text())
+    if done >= steps:
+        raise ValueError(
+            f"trainer.default_local_dir={folder} has the checkpoint of step {done}, and "
+            f"trainer.resume_mode=auto goes on after it, so none of {steps} steps is left. Set "
+            "another folder, more steps, or trainer.resume_mode=disable"
+        )
+    yield f"trainer.resume_mode=auto: the run goes on after step {done}, from {folder}"
+
+
+def long_prompts(config: Any, key: str, files: list[DataFile]) -> list[str]:
+    """Return a remark for each file of `data.<key>` in which verl drops or cuts prompts.
+
+    Without the tokenizer it counts words, of which each is at least one token.
+
+    Raises:
+        ValueError: verl drops so many that fewer rows than one batch are left.
+    """
+    model = config.actor_rollout_ref.model
+    path = str(model.get("tokenizer_path") or model.path)
+    tokenizer = load_tokenizer(path, bool(model.get("trust_remote_code")))
+    unit, remarks, too_long, left = "tokens", [], [], 0
+    if tokenizer is None:
+        unit = "words, which are one token or more"
+        remarks = [f"data.{key}: tokens not counted, because the tokenizer is not on this machine"]
+    limit, drops = config.data.max_prompt_length, config.data.get("filter_overlong_prompts", False)
+    for file in files:
+        lengths = prompt_lengths(config, tokenizer, file)
+        share = float(np.mean(lengths > limit))
+        left += round(file.table.num_rows * (1 - share if drops else 1))
+        if share:
+            about = "" if len(lengths) == file.table.num_rows else "about "
+            too_long.append(
+                f"data.{key}: {about}{round(file.table.num_rows * share)} of "
+                f"{file.table.num_rows} prompts in {file.path} are longer than "
+                f"data.max_prompt_length={limit} {unit} (longest: {lengths.max()}); verl "
+                + ("leaves them out" if drops else "cuts off their beginnings")
+            )
+    least = config.data.train_batch_size if key == "train_files" else 1
+    if too_long and left < least:
+        raise ValueError(
+            f"{'; '.join(too_long)}. {left} rows are left, and {least} are needed: raise "
+            "data.max_prompt_length, or use shorter prompts"
+        )
+    return remarks + too_long
+
+
+@functools.cache  # training and validation files have the same
+def load_tokenizer(path: str, trusts: bool) -> Any:
+    """Return the tokenizer of a model, None if it is not on this machine."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusts)
+    except (OSError, ValueError):
+        return None
+
+
+def prompt_lengths(config: Any, tokenizer: Any, file: DataFile) -> Any:
+    """Return the lengths of up to `MOST_ROWS` prompts in tokens, as verl 0.9's RLHFDataset does.
+
+    Without a tokenizer, the lengths are in words.
+    """
+    kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
+    count = file.table.num_rows
+    places = np.linspace(0, count - 1, min(count, MOST_ROWS)).round().astype(int)
+    prompts = file.table[config.data.prompt_key].take(places).to_pylist()
+    if tokenizer is None:
+        return np.array([sum(map(_words, prompt)) for prompt in prompts])
+    return np.array(
+        [
+            len(
+                tokenizer.apply_chat_template(
+                    prompt, add_generation_prompt=True, tokenize=True, return_dict=False, **kwargs
+                )
+            )
+            for prompt in prompts
+        ]
+    )
+
+
+def _words(message: Any) -> int:
+    content = message["content"]
+    return len(content.split()) if isinstance(content, str) else 0

@@ -1,0 +1,140 @@
+"""What `check` prints: remarks, tables and problems, and nothing of what others print meanwhile.
+
+verl, Ray, torch and reward functions print through Python and past it, so the two file descriptors
+are turned away.
+"""
+
+import os
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TextIO, TypeVar
+
+from hydra.errors import HydraException, InstantiationException
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_gdpo.batch.rows import RewardError
+
+T = TypeVar("T")
+
+WIDTH = 100
+BRIEF = 6  # lines
+WARNING, REMARK, TABLE = range(3)  # the most important first
+
+# exceptions with clear messages; any other exception is shown with its type and its line
+SPEAKING = (
+    ValueError,
+    AssertionError,
+    OSError,
+    HydraException,
+    OmegaConfBaseException,
+    RewardError,
+)
+
+
+class Output:
+    """Prints remarks and tables to `out`, and keeps problems.
+
+    With `is_brief`, everything is kept back until `finish`.
+    """
+
+    def __init__(self, out: TextIO, is_brief: bool = False) -> None:
+        self.out, self.is_brief = out, is_brief
+        self.problems: list[str] = []
+        self._kept: list[tuple[int, str]] = []
+
+    def say(self, remarks: str | Iterable[str], kind: int = REMARK) -> None:
+        for text in [remarks] if isinstance(remarks, str) else remarks:
+            lines = textwrap.wrap(text, WIDTH - 7, break_long_words=False, break_on_hyphens=False)
+            self.show("check: " + "\n       ".join(lines), kind)
+
+    def show(self, text: str, kind: int = TABLE) -> None:
+        self._kept.append((kind, text))
+        if not self.is_brief:
+            print(text, file=self.out, flush=True)
+
+    def ask(self, question: Callable[..., T], *arguments: Any) -> T | None:
+        """Return the result of `question`; None after a problem."""
+        try:
+            return question(*arguments)
+        except Exception as error:
+            self.problems.append(message_of(error))
+            return None
+
+    def finish(self) -> None:
+        """Say the end. What was kept back is printed: after a problem all, else `BRIEF` lines."""
+        lines = [] if self.problems else ["check: no problem found"]
+        if self.is_brief and self.problems:
+            lines = [text for _, text in self._kept]
+        elif self.is_brief:
+            remarks = [(kind, i) for i, (kind, _) in enumerate(self._kept) if kind != TABLE]
+            shown = sorted(i for _, i in sorted(remarks)[: BRIEF - 1])
+            lines = [*(" ".join(self._kept[i][1].split()) for i in shown), *lines]
+        for line in lines:
+            print(line, file=self.out, flush=True)
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text that a user needs instead of an exception's traceback."""
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        key = str(error).rpartition("full_key: ")[2]
+        return f"{key}: {message_of(error.__cause__)}"
+    if isinstance(error, SPEAKING) and str(error):
+        return str(error)
+    # if a file could not be loaded, the exception's cause has the reason
+    reason = error.__cause__ or error
+    frame = traceback.extract_tb(reason.__traceback__)[-1]
+    place = (
+        f"{type(reason).__name__}: {str(reason) or frame.line} [{frame.filename}:{frame.lineno}]"
+    )
+    return place if reason is error else f"{error}: {place}"
+
+
+@dataclass
+class Quiet:
+    """`out` is where the report goes; at the end, `has_kept` says whether others printed."""
+
+    out: TextIO
+    has_kept: bool = False
+
+
+@contextmanager
+def others_kept_away(verbose: bool) -> Iterator[Quiet]:
+    """Yield where to print. With `verbose`, others print as they like.
+
+    If an exception leaves the block, what was kept goes to stderr.
+    """
+    if verbose:
+        yield Quiet(sys.stdout)
+        return
+    before = [os.dup(number) for number in (1, 2)]
+    in_memory = os.memfd_create("output")  # the folder for temporary files may be full, or missing
+    with os.fdopen(in_memory, "w+b") as kept, os.fdopen(os.dup(before[0]), "w") as out:
+        quiet, is_broken = Quiet(out), True
+        _turn([kept.fileno()] * 2)
+        try:
+            yield quiet
+            is_broken = False
+        except BrokenPipeError:  # the reader of the report has gone
+            is_broken = False
+            raise
+        finally:
+            _turn(before)
+            for number in before:
+                os.close(number)
+            kept.seek(0)
+            text = kept.read().decode(errors="replace")
+            quiet.has_kept = bool(text)
+            if is_broken:
+                sys.stderr.write(text)
+
+
+def _turn(targets: list[int]) -> None:
+    """Send everything that is printed from now on to these file descriptors."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for target, number in zip(targets, (1, 2), strict=True):
+        os.dup2(target, number)

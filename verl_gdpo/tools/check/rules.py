@@ -1,0 +1,286 @@
+"""What a configuration cannot mean: what verl refuses, soon or late, and what trains nothing.
+
+verl refuses much of it late: in a worker, after the model was loaded, or at the first step. The
+rules are those of verl 0.9: `ActorRolloutRefWorker.init_model`, `train_mini_batch`,
+`EngineRegistry`, `build_optimizer`, `copy_to_local`, `PPOTrainer._load_checkpoint`, and the names
+that `verl_hooks/for_check.py` looks up.
+"""
+
+import importlib
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import ListConfig, OmegaConf
+
+from verl_gdpo.settings.reward_terms import hint
+from verl_gdpo.tools.check.output import message_of
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+LOWEST = {  # of what has to be a number
+    "data.train_batch_size": 1,
+    "data.max_prompt_length": 1,
+    "data.max_response_length": 1,
+    f"{ACTOR}.optim.lr": 0,
+    f"{ACTOR}.ppo_epochs": 0,
+    f"{ACTOR}.ppo_mini_batch_size": 1,
+    f"{ACTOR}.clip_ratio_c": 0,
+    f"{ROLLOUT}.n": 1,
+    f"{ROLLOUT}.temperature": 0,
+    f"{ROLLOUT}.gpu_memory_utilization": 0,
+    f"{ROLLOUT}.tensor_model_parallel_size": 1,
+    f"{ROLLOUT}.data_parallel_size": 1,
+    "trainer.n_gpus_per_node": 1,
+    "trainer.nnodes": 1,
+    "trainer.total_epochs": 0,
+    "trainer.critic_warmup": 0,
+}
+NAMED = (
+    "algorithm.adv_estimator",
+    f"{ACTOR}.policy_loss.loss_mode",
+    f"{ROLLOUT}.name",
+    f"{ROLLOUT}.agent.default_agent_loop",
+    "trainer.logger",
+)
+STRATEGIES = ("fsdp", "fsdp2", "fsdp_turbo")
+OLD_KEYS = ("custom_reward_function", "reward_model", "sandbox_fusion")
+# they compare the responses to one prompt; others have a baseline of another kind
+COMPARING = ("gdpo", "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo")
+
+
+def unusable_numbers(config: Any) -> list[str]:
+    """A sentence for each key of `LOWEST` that is no such number; else nothing can be asked."""
+    given = {key: OmegaConf.select(config, key) for key in LOWEST}
+    return [
+        f"{key}={value}: expected a number of {LOWEST[key]} or more"
+        for key, value in given.items()
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < LOWEST[key]
+    ]
+
+
+def broken_rules(config: Any) -> list[str]:
+    """A sentence for each rule that the configuration breaks."""
+    table = [*_what_does_not_fit(config), *_paths(config)]
+    if not _only_validates(config):
+        table = [*_what_trains_nothing(config), *table]
+    return [
+        *(_in_words(text, config) for is_broken, text in table if is_broken),
+        *_keys_without_a_reader(config),
+    ]
+
+
+def _in_words(text: str, config: Any) -> str:
+    """The text with KEY=VALUE in the place of each [KEY]."""
+    return re.sub(r"\[([\w.]+)\]", lambda m: f"{m[1]}={OmegaConf.select(config, m[1])}", text)
+
+
+def _only_validates(config: Any) -> bool:
+    return bool(config.trainer.val_only and config.trainer.val_before_train)
+
+
+def _what_trains_nothing(config: Any) -> list[tuple[bool, str]]:
+    actor, steps = config.actor_rollout_ref.actor, config.trainer.total_training_steps
+    is_greedy = config.actor_rollout_ref.rollout.temperature <= 0
+    estimator = config.algorithm.adv_estimator
+    nothing = "nothing would be trained"
+    return [
+        (config.trainer.total_epochs < 1, f"[trainer.total_epochs]: {nothing}"),
+        (steps is not None and steps < 1, f"[trainer.total_training_steps]: {nothing}"),
+        (actor.optim.lr <= 0, f"[{ACTOR}.optim.lr]: the policy would stay as it is"),
+        (actor.ppo_epochs < 1, f"[{ACTOR}.ppo_epochs]: {nothing}"),
+        (
+            is_greedy and estimator in COMPARING,
+            f"[{ROLLOUT}.temperature]: all responses to a prompt would be the same, so "
+            f"adv_estimator={estimator} would compare nothing",
+        ),
+    ]
+
+
+def _what_does_not_fit(config: Any) -> list[tuple[bool, str]]:
+    data, actor = config.data, config.actor_rollout_ref.actor
+    rollout = config.actor_rollout_ref.rollout
+    gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    for_one = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    for_one *= rollout.pipeline_model_parallel_size
+    split = 1
+    if is_fsdp := "fsdp_config" in actor:
+        of_engine = actor.fsdp_config.ulysses_sequence_parallel_size
+        split = max(actor.ulysses_sequence_parallel_size, of_engine)
+    ranks, samples = max(gpus // split, 1), actor.ppo_mini_batch_size * rollout.n
+    length = rollout.max_model_len
+    return [
+        (
+            gpus % for_one != 0,
+            f"[{ROLLOUT}.tensor_model_parallel_size]: an engine takes {for_one} GPUs, and the run "
+            f"has {gpus}, which is no multiple of that",
+        ),
+        (
+            is_fsdp and samples % ranks != 0,
+            f"[{ACTOR}.ppo_mini_batch_size] with [{ROLLOUT}.n]: {samples} samples cannot be shared "
+            f"equally by {ranks} GPUs",
+        ),
+        (
+            not 0 < rollout.gpu_memory_utilization <= 1,
+            f"[{ROLLOUT}.gpu_memory_utilization]: expected a share of the GPU's memory, above 0 "
+            "and at most 1",
+        ),
+        (
+            bool(length) and length <= data.max_prompt_length,
+            f"[{ROLLOUT}.max_model_len] leaves no token for a response after "
+            "[data.max_prompt_length]",
+        ),
+        (actor.clip_ratio_c <= 1, f"[{ACTOR}.clip_ratio_c]: expected more than 1"),
+        (
+            actor.use_dynamic_bsz != rollout.log_prob_use_dynamic_bsz,
+            f"[{ROLLOUT}.log_prob_use_dynamic_bsz]: verl expects the same as in "
+            f"[{ACTOR}.use_dynamic_bsz]",
+        ),
+    ]
+
+
+def _paths(config: Any) -> list[tuple[bool, str]]:
+    path, trainer = str(config.actor_rollout_ref.model.path), config.trainer
+    begun = str(trainer.resume_from_path)
+    is_named, is_step = trainer.resume_mode == "resume_path", "global_step_" in begun
+    return [
+        (
+            path.endswith("/"),
+            "[actor_rollout_ref.model.path]: verl refuses a path that ends in a slash",
+        ),
+        (
+            trainer.resume_mode not in ("auto", "disable", "resume_path"),
+            "[trainer.resume_mode]: expected auto, disable or resume_path",
+        ),
+        (
+            is_named and not is_step,
+            "[trainer.resume_mode] with [trainer.resume_from_path]: expected a folder "
+            "global_step_N of checkpoints",
+        ),
+        (
+            is_named and is_step and not os.path.isdir(begun),
+            "[trainer.resume_from_path]: there is no such folder",
+        ),
+    ]
+
+
+def unknown_names(config: Any) -> list[str]:
+    """A sentence for each name that verl does not know."""
+    return [*_unknown_registered(config), *_unknown_engines(config.actor_rollout_ref.actor)]
+
+
+def _unknown_registered(config: Any) -> Iterator[str]:
+    from verl_gdpo.verl_hooks.for_check import known_names, knows_kl_penalty
+
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    for key in NAMED:
+        value = OmegaConf.select(config, key)
+        if key.endswith("agent_loop") and config.actor_rollout_ref.rollout.agent.get(
+            "agent_loop_config_path"
+        ):
+            continue  # that file names more
+        for name in map(str, value if isinstance(value, ListConfig) else [value]):
+            if name not in (known := known_names(key)):
+                yield f"{key}={name}: unknown to verl{hint(name, known)}"
+    penalties = {
+        f"{ACTOR}.kl_loss_type": actor.kl_loss_type if actor.use_kl_loss else None,
+        "algorithm.kl_penalty": algorithm.kl_penalty if algorithm.use_kl_in_reward else None,
+    }
+    for key, name in penalties.items():
+        if name is not None and not knows_kl_penalty(name):
+            yield f"{key}={name}: unknown to verl; it knows kl, abs, mse, low_var_kl"
+
+
+def _unknown_engines(actor: Any) -> Iterator[str]:
+    if "fsdp_config" not in actor:
+        return
+    if actor.strategy not in STRATEGIES:
+        guess = hint(actor.strategy, STRATEGIES)
+        yield f"{ACTOR}.strategy={actor.strategy}: unknown to verl{guess}"
+    name, module = actor.optim.optimizer, actor.optim.optimizer_impl
+    try:
+        known = dir(importlib.import_module(module))
+    except ImportError as error:
+        yield f"{ACTOR}.optim.optimizer_impl={module}: {error}"
+    else:
+        if name not in known:
+            guess = hint(name, [one for one in known if one[0].isupper()])
+            yield f"{ACTOR}.optim.optimizer={name}: not in {module}{guess}"
+
+
+def _keys_without_a_reader(config: Any) -> Iterator[str]:
+    """Old keys; the new ones are those of verl's `migrate_legacy_reward_impl`."""
+    renamed = {
+        "reward_model.reward_manager": "reward.reward_manager.name",
+        "reward_model.num_workers": "reward.num_workers",
+    }
+    for block in OLD_KEYS:
+        for name, value in (config.get(block) or {}).items():
+            key = f"{block}.{name}"
+            if value is not None and not OmegaConf.is_dict(value):
+                yield (
+                    f"{key}={value}: this verl does not read the key, and would train without it. "
+                    f"Set {renamed.get(key, f'reward.{key}')}={value}"
+                )
+
+
+def hardly_meant(config: Any) -> list[str]:
+    """Remarks about what a run would do, if that is likely not meant."""
+    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
+    drops = config.data.get("filter_overlong_prompts", False)
+    table = [
+        (
+            _only_validates(config),
+            "trainer.val_only=True: the run validates once, and trains nothing",
+        ),
+        (
+            estimator in COMPARING and n == 1,
+            f"[{ROLLOUT}.n] with adv_estimator={estimator}: there is nothing to compare a response "
+            "with, so its advantage is its score",
+        ),
+        (
+            not drops,
+            "data.filter_overlong_prompts=False: if a prompt is longer than "
+            "[data.max_prompt_length] tokens, verl silently cuts off its beginning",
+        ),
+    ]
+    return [_in_words(text, config) for is_so, text in table if is_so]
+
+
+def validate(config: Any) -> list[str]:
+    """Run verl's own validation and return the lines that it prints.
+
+    Raises:
+        Exception: the exception of verl for a wrong configuration.
+    """
+    from verl_gdpo.verl_hooks import for_check as verls
+
+    printed = verls.what_validation_prints(config)
+    verls.make_rollout_config_and_dataset_class(config)
+    return printed
+
+
+def check_trainer(config: Any) -> str:
+    """Return the trainer's name; raise ValueError if it refuses the configuration."""
+    from verl_gdpo.verl_hooks.for_check import make_v1_trainer
+
+    wanted = OmegaConf.select(config, "algorithm.filter_groups")
+    filters = bool(wanted and wanted.enable)
+    if not config.trainer.get("use_v1", False):
+        if filters:
+            raise ValueError(
+                "algorithm.filter_groups.enable=True with trainer.use_v1=False: verl's legacy "
+                "trainer does not filter. Set trainer.use_v1=True, or filter_groups.enable=False"
+            )
+        return "legacy trainer"
+    if filters and not wanted.metric:
+        raise ValueError(
+            "algorithm.filter_groups.enable=True with metric=null, which verl refuses. Set "
+            "algorithm.filter_groups.metric=score; with adv_estimator=gdpo, this is its own rule"
+        )
+    mode = config.trainer.v1.trainer_mode
+    try:
+        make_v1_trainer(config)
+    except Exception as error:
+        raise ValueError(f"trainer.v1.trainer_mode={mode}: {message_of(error)}") from error
+    return f"trainer {mode}"
