@@ -137,7 +137,7 @@ def slow(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Runs that fail, and are resumed; too slow for the other tests."""
     install(session)
-    tests = ("tests/slow/faults.py", "tests/slow/resume.py")
+    tests = ("tests/slow/faults.py", "tests/slow/hangs.py", "tests/slow/resume.py")
     session.run("pytest", *tests, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 

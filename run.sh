@@ -109,6 +109,7 @@ fi
 
 # setup_env.sh prints the environment's folder, which later starts do not change
 answer=$(mktemp)
+trap 'rm -f "$answer"' EXIT
 if [ "$hardware" = cpu ]; then
   stage "$root/setup_env.sh" cpu >"$answer"
   # verl reads it while Python starts, so no recipe can set it
@@ -165,6 +166,7 @@ run=$(realpath -m -- "$run")
 say "training; verl needs a minute or two to start. Everything it prints: $run/train.log"
 say "checking the configuration meanwhile; a problem ends the run"
 [ -n "$manifest" ] || config+=("run_dir=$(quoted "$run")")
+options+=(--go-on "$(printf '%q ' "$root/run.sh" "$task" --resume "$run")")
 stage "$python" -m verl_gdpo.run.launch --check "${options[@]}" --run-dir "$run" -- \
   "$python" -m verl.trainer.main_ppo "${config[@]}"
 stage "$python" -m verl_gdpo summary "$run"

@@ -23,6 +23,7 @@ import verl
 import wrapt
 
 from verl_gdpo import SUPPORTED_VERL
+from verl_gdpo.run import stacks
 
 EXTENDS = {
     "verl.experimental.agent_loop.agent_loop": "agent_loop",
@@ -32,6 +33,7 @@ EXTENDS = {
     "verl.trainer.ppo.reward": "legacy_rewards",
     "verl.trainer.ppo.ray_trainer": "legacy_trainer",
     "verl.trainer.main_ppo": "main_ppo",
+    "verl.utils.debug": "hang",
     "verl.utils.device": "driver",
     "verl.utils.fsdp_utils": "fused_kernels",
 }
@@ -117,6 +119,7 @@ def _activate() -> None:
     except ImportError as error:
         _refuse(str(error))
     else:
+        stacks.register()
         for module, ours in EXTENDS.items():
             wrapt.register_post_import_hook(_importing(ours), module)
     for module, change in (

@@ -135,9 +135,9 @@ class Training:
         while step is not None and not dump.read_text().endswith("\n"):
             time.sleep(0.05)
 
-    def end_of(self, launcher):
+    def end_of(self, launcher, seconds=ENDED_SECONDS):
         """(exit code, the lines that it ended with); nothing is left of the run."""
-        output, _ = launcher.communicate(timeout=ENDED_SECONDS)
+        output, _ = launcher.communicate(timeout=seconds)
         assert not self.processes()
         return launcher.returncode, output
 

@@ -103,7 +103,8 @@ def train(folder):
         command = ["env", "-C", str(folder), "-u", "VERL_FILE_LOGGER_PATH", *verl]
         env = {**ENVIRONMENT, "VERL_USE_EXTERNAL_PLUGINS": "verl_gdpo_cpu"}
         temp_dir = f"+ray_kwargs.ray_init._temp_dir={ray}"
-        return launch([*command, temp_dir], folder / "launcher", env=env, time_limit=540)
+        end = launch([*command, temp_dir], folder / "launcher", env=env, time_limit=540)
+        return end.exit_code
 
 
 def pack(folder):

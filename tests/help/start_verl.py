@@ -46,7 +46,7 @@ def run_verl(folder, overrides, **env):
     log = folder / "train.log"
     seen = log.stat().st_size if log.exists() else 0
     with ray_folder() as ray_dir:
-        exit_code = launch(
+        end = launch(
             verl_command(folder, ray_dir, overrides),
             folder,
             env={**ENVIRONMENT, **env},
@@ -54,7 +54,7 @@ def run_verl(folder, overrides, **env):
             quiet=True,
         )
     output = log.read_bytes()[seen:].decode(errors="replace")
-    return Run(folder, exit_code, re.sub(r"\x1b\[[0-9;]*m", "", output))
+    return Run(folder, end.exit_code, re.sub(r"\x1b\[[0-9;]*m", "", output))
 
 
 def verl_command(folder, ray_dir, overrides):

@@ -4,6 +4,7 @@
 """
 
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -108,6 +109,8 @@ def test_every_stage_of_a_run(checkout):
     _, arguments = ran["verl_gdpo.run.launch"]
     assert "--end-with-parent" in arguments
     (run,) = (checkout / "runs").iterdir()
+    go_on = shlex.split(arguments[arguments.index("--go-on") + 1])
+    assert go_on == [str(checkout / "run.sh"), "tool_rl", "--resume", str(run)]
     assert overrides(arguments) == {
         "task": "tool_rl",
         "hardware": "cpu",
@@ -118,6 +121,15 @@ def test_every_stage_of_a_run(checkout):
     }
     assert arguments[arguments.index("--config-dir") + 1] == str(checkout / "recipes")
     assert ran["verl-gdpo summary"][1][-1] == str(run)
+
+
+def test_a_set_up_that_fails_leaves_no_file(checkout, monkeypatch, tmp_path):
+    program(checkout / "setup_env.sh", "#!/bin/bash\nexit 3\n")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    assert call(checkout).returncode == 3
+    assert not [*temporary.iterdir()]
 
 
 def test_another_task(checkout):

@@ -13,10 +13,11 @@ import time
 import psutil
 import pytest
 
-from verl_gdpo.run.faults import faults_from_outside
+from verl_gdpo.run.faults import failure_report, faults_from_outside
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import read_metrics
-from verl_gdpo.run.launch import RefusedError, failure_report, launch, main
+from verl_gdpo.run.heartbeat import START, Heartbeat
+from verl_gdpo.run.launch import End, RefusedError, launch, main
 from verl_gdpo.run.lock import BusyError, locked
 from verl_gdpo.run.processes import MARK, processes_of
 from verl_gdpo.run.progress import Progress
@@ -57,17 +58,44 @@ def is_alive(pid):
 )
 def test_exit_code_and_log_of_the_command(tmp_path, end, exit_code):
     body = f"print('hello', flush=True); {end}"
-    assert launch(driver(tmp_path, body), tmp_path, quiet=True) == exit_code
+    assert launch(driver(tmp_path, body), tmp_path, quiet=True).exit_code == exit_code
     assert (tmp_path / "train.log").read_text() == "hello\n"
     assert not children_of(tmp_path)
 
 
-def test_time_limit(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("exit_code", [0, 5])
+def test_rays_session_is_removed_and_its_logs_are_kept_after_a_failure(tmp_path, exit_code):
+    (tmp_path / "tmp").mkdir()
+    body = (
+        "from pathlib import Path;"
+        "session = Path(os.environ['TMPDIR'], 'ray', f'session_now_{os.getpid()}');"
+        "(session / 'logs').mkdir(parents=True); (session / 'logs' / 'out').write_text('said');"
+        f"sys.exit({exit_code})"
+    )
+    environment = {"TMPDIR": str(tmp_path / "tmp")}
+    end = launch(driver(tmp_path, body), tmp_path / "run", quiet=True, env=environment)
+    assert end.exit_code == exit_code
+    assert not [*(tmp_path / "tmp" / "ray").iterdir()]
+    kept = [path.read_text() for path in (tmp_path / "run").glob("ray_logs/session_now_*/out")]
+    assert kept == ["said"] * bool(exit_code)
+
+
+@pytest.mark.parametrize("given", [None, "3"])
+def test_transfer_queue_is_told_how_many_cores_there_are(tmp_path, monkeypatch, given):
+    """Else it warns at each call on a machine that has fewer than 8."""
+    monkeypatch.delenv("TQ_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("TQ_NUM_THREADS", given)
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 2)
+    launch(driver(tmp_path, "print(os.environ['TQ_NUM_THREADS'])"), tmp_path, quiet=True)
+    assert (tmp_path / "train.log").read_text() == f"{given or 2}\n"
+
+
+def test_time_limit(tmp_path, monkeypatch):
     """Of a driver that will not listen."""
     monkeypatch.setattr("verl_gdpo.run.launch.GRACE_SECONDS", 0.2)
     body = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    assert launch(driver(tmp_path, body), tmp_path, time_limit=2) == 124
-    assert "time limit reached" in capsys.readouterr().out
+    assert launch(driver(tmp_path, body), tmp_path, time_limit=2) == End(124, "time limit")
     assert not children_of(tmp_path)
 
 
@@ -96,11 +124,72 @@ def wait_for(condition):
         time.sleep(0.05)
 
 
+def stopped(tmp_path, body, *arguments):
+    """A launcher whose driver runs until SIGTERM, and what it then prints."""
+    command = ["--go-on", "./run.sh T --resume R", *arguments, "--", *driver(tmp_path, body)]
+    launcher = [sys.executable, "-m", "verl_gdpo.run.launch", "--run-dir", str(tmp_path), *command]
+    process = subprocess.Popen(
+        launcher, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if not arguments:
+        wait_for(lambda: (tmp_path / "children").exists())
+        process.send_signal(signal.SIGTERM)
+    return process.communicate(timeout=60)[0].splitlines()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_every_process(tmp_path, number):
-    process = start(tmp_path)
+    process = start(tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     process.send_signal(number)
-    assert process.wait(15) == 128 + number
+    said, _ = process.communicate(timeout=15)
+    assert process.returncode == 128 + number
+    assert not children_of(tmp_path)
+    nothing = "there is no checkpoint yet, so nothing to go on with"
+    assert said.decode() == f"stopped before the first step; {nothing}\n"
+
+
+def with_steps(folder, *steps, saved):
+    (folder / "metrics").mkdir()
+    (folder / "metrics" / "1.jsonl").write_text("".join(map(step_line, steps)))
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(saved))
+
+
+def test_a_run_that_is_stopped_says_how_it_goes_on_and_shows_no_log(tmp_path):
+    with_steps(tmp_path, 6, 7, saved=5)
+    body = "print('ValueError: no', flush=True); time.sleep(600)"
+    go_on = "the last checkpoint is of step 5; go on with: ./run.sh T --resume R"
+    assert stopped(tmp_path, body)[-1:] == [f"stopped at step 7; {go_on}"]
+    *steps, said = stopped(tmp_path, body, "--time-limit", "3")
+    assert said == f"time limit: stopped at step 7; {go_on}"
+    assert "ValueError" not in "".join(steps)
+
+
+def test_a_folder_that_is_deleted_ends_the_run(tmp_path):
+    run = tmp_path / "run"
+    process = start(run, stderr=subprocess.PIPE)
+    shutil.move(run, tmp_path / "elsewhere")
+    errors = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == 1
+    assert errors.startswith(f"the run's folder {run} was deleted or moved")
+    assert not children_of(tmp_path / "elsewhere")
+    assert not run.exists()
+
+
+def test_a_trainer_that_gives_no_sign_of_life_ends_the_run(tmp_path):
+    """It writes its heartbeat once, and holds the interpreter from then on."""
+    body = (
+        "from pathlib import Path; from verl_gdpo.run import stacks; stacks.register();"
+        "from verl_gdpo.run.heartbeat import Heartbeat;"
+        f"Heartbeat(os.getpid(), 'gen', 3, 5, limit=1).write(Path({str(tmp_path)!r}));"
+        "import re; re.match('(a*)*b', 'a' * 60)"
+    )
+    process = start(tmp_path, body, stderr=subprocess.PIPE)
+    errors = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 1
+    assert "has given no sign of life for 1 s, in the phase 'gen' of step 3" in errors
+    assert "in <module>" in (tmp_path / "hang.txt").read_text()
+    assert not (tmp_path / "heartbeat.json").exists()
     assert not children_of(tmp_path)
 
 
@@ -130,7 +219,7 @@ def test_what_a_dead_run_left_is_named_and_ended_at_the_next_start(tmp_path, cap
         each.kill()
     process.wait()
     assert len(children_of(tmp_path)) == 2
-    assert launch([sys.executable, "-c", ""], tmp_path) == 0
+    assert launch([sys.executable, "-c", ""], tmp_path) == End(0, "finished")
     assert "ended processes of an earlier start of this run: python" in capsys.readouterr().out
     assert not children_of(tmp_path)
 
@@ -139,7 +228,7 @@ def test_a_copy_of_a_living_run_is_another_run(tmp_path):
     process = start(tmp_path / "run")
     try:
         shutil.copytree(tmp_path / "run", tmp_path / "copy")
-        assert launch([sys.executable, "-c", ""], tmp_path / "copy", quiet=True) == 0
+        assert launch([sys.executable, "-c", ""], tmp_path / "copy", quiet=True).exit_code == 0
         assert len(children_of(tmp_path / "run")) == 2
     finally:
         process.terminate()
@@ -263,8 +352,34 @@ def logging_driver(folder, *lines):
 
 def test_progress_lines(tmp_path, capsys):
     line = step_line(1, **{"gdpo/format/mean": 0.5, "gdpo/format/std": 0.1, "actor/lr": 1e-6})
-    launch(logging_driver(tmp_path, line), tmp_path)
-    assert "step    1  format 0.500" in capsys.readouterr().out
+    more = {"actor/kl_loss": 0.00123, "response_length/mean": 27.4, "timing_s/step": 9.87}
+    validation = {"val-aux/x/format/mean@1": 0.25}
+    lines = [line, step_line(2, **more, **validation, **{"gdpo/format/mean": 0.6})]
+    launch(logging_driver(tmp_path, step_line(0, **validation), *lines), tmp_path)
+    shown = [text.split("] ")[1] for text in capsys.readouterr().out.splitlines()]
+    assert shown == [
+        "step    0  validation  format 0.250",
+        "step    1  format 0.500",
+        "step    2  format 0.600  KL 0.0012  27 tokens  9.9 s",
+        "step    2  validation  format 0.250",
+    ]
+
+
+def test_a_sign_of_life_says_what_the_run_does(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("verl_gdpo.run.progress.HEARTBEAT_SECONDS", -1.0)
+    progress = Progress(tmp_path, quiet=False)
+    progress.show()
+    Heartbeat(1, START, None, 0, limit=9.0).write(tmp_path)
+    progress.show()
+    Heartbeat(1, "gen", 3, 48, limit=9.0).write(tmp_path)
+    progress.show()
+    shown = [text.split("] ")[1] for text in capsys.readouterr().out.splitlines()]
+    starting = "starting Ray, the policy and its servers ..."
+    assert shown == [
+        starting,
+        starting,
+        "step 3: gen, 48 samples finished since the start ...",
+    ]
 
 
 def test_time_left(tmp_path, capsys, monkeypatch):
@@ -355,7 +470,7 @@ CHECKED = "import sys, time; time.sleep({seconds}); print({text!r}, flush=True);
 def checked(folder, body, code, seconds=0.3):
     """A launch whose check ends with this exit code."""
     check = [sys.executable, "-c", CHECKED.format(seconds=seconds, text="looked", code=code)]
-    return launch(driver(folder, body), folder, check=check, quiet=True)
+    return launch(driver(folder, body), folder, check=check, quiet=True).exit_code
 
 
 def test_a_check_runs_beside_the_driver(tmp_path, capfd):
@@ -408,7 +523,7 @@ def test_no_line_of_metrics_ends_a_run(tmp_path, capsys):
         '{"step": 1}\n',
         step_line(2, **{"gdpo/format/mean": 0.75}),
     ]
-    assert launch(logging_driver(tmp_path, *lines), tmp_path) == 0
+    assert launch(logging_driver(tmp_path, *lines), tmp_path).exit_code == 0
     assert (tmp_path / "ended").exists()
     shown = capsys.readouterr().out
     assert "step    1  format 0.500" in shown and "step    2  format 0.750" in shown
@@ -421,7 +536,7 @@ def test_no_mishap_of_the_display_ends_a_run(tmp_path, capsys, monkeypatch):
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("verl_gdpo.run.progress.training_rewards", fail)
-    assert launch(logging_driver(tmp_path, step_line(1), step_line(2)), tmp_path) == 0
+    assert launch(logging_driver(tmp_path, step_line(1), step_line(2)), tmp_path).exit_code == 0
     assert (tmp_path / "ended").exists()
     shown = capsys.readouterr().out
     assert shown.count("no progress is shown from here on: RuntimeError('a bug')") == 1
@@ -469,7 +584,7 @@ def test_a_driver_that_is_killed(tmp_path):
     process = start(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", stderr=subprocess.PIPE)
     errors = process.communicate(timeout=30)[1].decode()
     assert process.returncode == 137
-    assert "the training process was ended by SIGKILL" in errors.splitlines()[-1]
+    assert "the training process was ended by SIGKILL" in errors.splitlines()[0]
 
 
 def test_a_disk_that_is_full(tmp_path):
@@ -483,7 +598,7 @@ def test_a_disk_that_is_full(tmp_path):
     process = start(tmp_path, body, stderr=subprocess.PIPE, preexec_fn=no_file_above_64_kb)
     errors = process.communicate(timeout=30)[1].decode()
     assert process.returncode == 1
-    assert f"{tmp_path} cannot be written: [Errno 27]" in errors.splitlines()[-1]
+    assert f"{tmp_path} cannot be written: [Errno 27]" in errors.splitlines()[0]
 
 
 def test_other_ends_have_no_fault_from_outside(tmp_path):

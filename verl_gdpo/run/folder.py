@@ -10,6 +10,9 @@ runs/2026-01-31_12-00-00/
   report/            the output of `verl-gdpo report`
   starts/2/          what the second start began with, and how it ended; see `starts.py`
   hydra/DATE_TIME/   what Hydra keeps of a start, in .hydra/
+  hang.txt           the stacks of all processes, if the run made no progress
+  heartbeat.json     what the run does now, while it runs
+  ray_logs/          what Ray's processes printed, if the run failed
   lock               the process id of the launcher, which locks this file
 
 With these loggers in `trainer.logger`, there are also `tensorboard/` and `wandb/`.

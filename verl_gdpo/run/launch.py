@@ -14,7 +14,6 @@ folder.
 import argparse
 import contextlib
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -26,32 +25,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from verl_gdpo.run.faults import faults_from_outside
+import psutil
+
+from verl_gdpo.run.faults import failure_report, stop_report
 from verl_gdpo.run.folder import claim_metrics_file
+from verl_gdpo.run.heartbeat import Pulse
+from verl_gdpo.run.heartbeat import remove as remove_heartbeat
 from verl_gdpo.run.lock import BusyError, locked
 from verl_gdpo.run.processes import MARK, end_run, family_of, watchdog
 from verl_gdpo.run.progress import Progress
+from verl_gdpo.run.ray_sessions import clear_sessions
+from verl_gdpo.run.stacks import HANG_FILE, stacks_of
 from verl_gdpo.run.starts import ended
-from verl_gdpo.terminal import printable
 
 GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
 POLL_SECONDS = 0.2
 TIME_LIMIT_EXIT = 124  # the exit code of timeout(1)
 REFUSED_EXIT = 2
-CHECK_EXIT = 1
-LOG_END_BYTES = 1 << 20  # a failure's reason is searched in this much of the log's end
+CHECK_EXIT = HANG_EXIT = DELETED_EXIT = 1
 
 
 class RefusedError(Exception):
     """The check found a problem and printed it."""
 
 
-class Stopped(BaseException):
-    """The run was asked to stop. `exit_code` is the launcher's exit code."""
+@dataclass(frozen=True)
+class End:
+    """How a run ended.
 
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(exit_code)
-        self.exit_code = exit_code
+    exit_code: of the launcher.
+    reason: "finished", "failed", "stopped", "time limit", "hang", "folder deleted" or "refused".
+    said: what is known beyond the log of the run.
+    """
+
+    exit_code: int
+    reason: str
+    said: str = ""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody asked for it."""
+        return self.reason in ("stopped", "time limit")
+
+
+class Stopped(BaseException):
+    """The run has to end, as `end` says."""
+
+    def __init__(self, end: End) -> None:
+        super().__init__(end)
+        self.end = end
 
 
 def launch(
@@ -63,8 +85,8 @@ def launch(
     time_limit: float | None = None,
     quiet: bool = False,
     end_with_parent: bool = False,
-) -> int:
-    """Run `command` and return its exit code, 124 at the time limit, or 128 + signal.
+) -> End:
+    """Run `command`; the exit code is the command's, 124 at the time limit, or 128 + signal.
 
     Args:
         command: program and arguments. Progress needs verl's file logger.
@@ -82,51 +104,72 @@ def launch(
         RuntimeError: a process of the run survives SIGKILL.
     """
     deadline = time.monotonic() + (time_limit or float("inf"))
-    ends = _Ends(deadline, os.getppid() if end_with_parent else None)
     run.mkdir(parents=True, exist_ok=True)
     with locked(run / "lock", f"the run folder {run}") as lock:
+        remove_heartbeat(run)
+        (run / HANG_FILE).unlink(missing_ok=True)
+        ends = _Ends(run, deadline, os.getppid() if end_with_parent else None)
         progress = Progress(run, quiet)
         if left := end_run(family_of(lock)):
             progress.say(f"ended processes of an earlier start of this run: {', '.join(left)}")
         mark = family_of(lock) + uuid.uuid4().hex
         environment = {
+            # of TransferQueue: with more it warns at each call, and takes as many as there are
+            "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or 1)),
             **os.environ,
             "VERL_FILE_LOGGER_PATH": str(claim_metrics_file(run).resolve()),
             **(env or {}),
             MARK: mark,
         }
+        end = End(1, "failed", "the launcher failed")
         with open(run / "train.log", "ab") as log, _signals_raise():
             try:
                 with watchdog(mark, log):
-                    exit_code = _run(command, check, environment, log, progress, ends)
-                ended(run, "", exit_code, mark)
-                return exit_code
-            except RefusedError:
-                ended(run, "the check found a problem", CHECK_EXIT, mark)
-                raise
+                    end = _run(command, check, environment, log, progress, ends)
             except Stopped as stopped:
-                ended(run, "", stopped.exit_code, mark)
-                if stopped.exit_code == TIME_LIMIT_EXIT:
-                    progress.say("time limit reached; stopped")
-                return stopped.exit_code
+                end = stopped.end
+            except RefusedError:
+                end = End(CHECK_EXIT, "refused", "the check found a problem")
+                raise
+            finally:
+                remove_heartbeat(run)
+                with contextlib.suppress(OSError):  # of a full disk, which the report names
+                    ended(run, end.said, end.exit_code, mark)
+            return end
 
 
 @dataclass
 class _Ends:
     """What ends a run before its driver does."""
 
+    run: Path
     deadline: float
     parent: int | None  # process id
     checking: "subprocess.Popen[bytes] | None" = None
+
+    def __post_init__(self) -> None:
+        self.pulse = Pulse(self.run)
+        self.folder = self.run.stat().st_ino
 
     def raise_if_due(self) -> None:
         """Raise RefusedError or Stopped if the run has to end."""
         if self.checking is not None and self.checking.poll():
             raise RefusedError
         if time.monotonic() > self.deadline:
-            raise Stopped(TIME_LIMIT_EXIT)
+            raise Stopped(End(TIME_LIMIT_EXIT, "time limit"))
         if self.parent is not None and os.getppid() != self.parent:
-            raise Stopped(128 + signal.SIGHUP)
+            raise Stopped(End(128 + signal.SIGHUP, "stopped"))
+        if not (self.run.exists() and self.run.stat().st_ino == self.folder):
+            said = f"the run's folder {self.run} was deleted or moved"
+            raise Stopped(End(DELETED_EXIT, "folder deleted", said))
+        if dead := self.pulse.look(most=10 * POLL_SECONDS):
+            said = (
+                f"the trainer's process {dead.process} has given no sign of life for "
+                f"{dead.limit:.0f} s, in the phase {dead.phase!r} of step {dead.step}"
+            )
+            with contextlib.suppress(OSError):
+                (self.run / HANG_FILE).write_text(f"{said}\n\n{stacks_of(dead.process)}\n")
+            raise Stopped(End(HANG_EXIT, "hang", f"{said}. Its stacks: {self.run / HANG_FILE}"))
 
 
 def _run(
@@ -136,17 +179,23 @@ def _run(
     log: IO[bytes],
     progress: Progress,
     ends: _Ends,
-) -> int:
-    """Start the driver, and return its exit code after all processes of the run have ended."""
+) -> End:
+    """Start the driver, and say how it ended after all processes of the run have ended."""
     # in its own session, so that Ctrl-C reaches only us, and we pass it on once
     alone: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
     process = subprocess.Popen(
         command, env=environment, stdout=log, stderr=subprocess.STDOUT, **alone
     )
+    keeps_logs = True
     try:
         if check:
             ends.checking = subprocess.Popen(check, env=environment, **alone)
-        return _wait(process, progress, ends)
+        end = _wait(process, progress, ends)
+        keeps_logs = bool(end.exit_code)
+        return end
+    except Stopped as stopped:
+        keeps_logs = not stopped.end.is_wanted
+        raise
     finally:
         _ignore_signals()
         if process.poll() is None:
@@ -155,10 +204,11 @@ def _run(
                 process.wait(GRACE_SECONDS)
         end_run(environment[MARK], process.pid)
         process.poll()
+        clear_sessions(process.pid, command, environment, ends.run if keeps_logs else None)
 
 
-def _wait(process: "subprocess.Popen[bytes]", progress: Progress, ends: _Ends) -> int:
-    """Wait for the driver and return its exit code; raise if the run has to end before."""
+def _wait(process: "subprocess.Popen[bytes]", progress: Progress, ends: _Ends) -> End:
+    """Wait for the driver and say how it ended; raise if the run has to end before."""
     while (code := process.poll()) is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
@@ -167,7 +217,10 @@ def _wait(process: "subprocess.Popen[bytes]", progress: Progress, ends: _Ends) -
     while code and ends.checking is not None and ends.checking.poll() is None:
         time.sleep(POLL_SECONDS)  # the check can know why the driver failed
     ends.raise_if_due()
-    return code if code >= 0 else 128 - code
+    reason = "finished"
+    if code:
+        reason = "hang" if (ends.run / HANG_FILE).exists() else "failed"
+    return End(code if code >= 0 else 128 - code, reason)
 
 
 @contextlib.contextmanager
@@ -175,7 +228,7 @@ def _signals_raise() -> Iterator[None]:
     """Make SIGINT, SIGTERM and SIGHUP raise `Stopped` in the block; nohup still ignores SIGHUP."""
 
     def stop(number: int, _: object) -> None:
-        raise Stopped(128 + number)
+        raise Stopped(End(128 + number, "stopped"))
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -194,21 +247,6 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def failure_report(run: Path, since: int = 0, lines: int = 25) -> str:
-    """Return why a run failed: the last exception in its log, or the log's last lines.
-
-    Args:
-        since: position in the log, in bytes, at which this start begins.
-        lines: number of the last lines to return if the log has no exception.
-    """
-    with (run / "train.log").open("rb") as file:
-        file.seek(max(since, file.seek(0, os.SEEK_END) - LOG_END_BYTES))
-        log = file.read().decode(errors="replace").splitlines()
-    raised = [line for line in log if re.match(r"[\w.]*(Error|Exception)(\(\w+\))?: ", line)]
-    said = [printable(line) for line in raised[-1:] or log[-lines:]]
-    return "\n".join([*said, f"(whole log: {run / 'train.log'})"])
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="verl_gdpo.run.launch", description=__doc__.splitlines()[0]
@@ -217,6 +255,9 @@ def main() -> int:
     parser.add_argument("--time-limit", type=float, metavar="SECONDS")
     parser.add_argument(
         "--end-with-parent", action="store_true", help="stop when the starting process is gone"
+    )
+    parser.add_argument(
+        "--go-on", metavar="COMMAND", help="what to say that goes on with the run if it is stopped"
     )
     parser.add_argument(
         "--check", action="store_true", help="check the configuration of COMMAND meanwhile"
@@ -228,7 +269,7 @@ def main() -> int:
     since = log.stat().st_size if log.exists() else 0
     was_empty = not (run.exists() and any(run.iterdir()))
     try:
-        exit_code = launch(
+        end = launch(
             command,
             run,
             check=_check_of(command) if arguments.check else (),
@@ -242,11 +283,13 @@ def main() -> int:
         if was_empty:
             shutil.rmtree(run)
         return CHECK_EXIT
-    if exit_code:
-        print(failure_report(run, since), file=sys.stderr)
-        for line in faults_from_outside(run, exit_code):
-            print(line, file=sys.stderr)
-    return exit_code
+    if end.is_wanted:
+        print(stop_report(run, end.reason, arguments.go_on))
+    elif end.said:
+        print(f"{end.said}\n(whole log: {log})", file=sys.stderr)
+    elif end.exit_code:
+        print(failure_report(run, since, exit_code=end.exit_code), file=sys.stderr)
+    return end.exit_code
 
 
 def _check_of(command: Sequence[str]) -> list[str]:

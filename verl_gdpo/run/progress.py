@@ -12,10 +12,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from verl_gdpo.run.findings import READ, findings
-from verl_gdpo.run.folder import MetricsReader, training_rewards
+from verl_gdpo.run.folder import MetricsReader, training_rewards, validation_rewards
+from verl_gdpo.run.heartbeat import START, Heartbeat
 from verl_gdpo.terminal import let_go_of_stdout, printable
 
 HEARTBEAT_SECONDS = 20.0
+# {metric of verl: what a line says of it}
+MORE = {
+    "actor/kl_loss": "KL {:.4f}",
+    "actor/reward_kl_penalty": "KL {:.4f}",
+    "response_length/mean": "{:.0f} tokens",
+    "timing_s/step": "{:.1f} s",
+}
 STEPS_LINE = re.compile(rb"Total training steps: (\d+)")
 
 
@@ -25,6 +33,7 @@ class Progress:
     def __init__(self, run: Path, quiet: bool) -> None:
         self.is_on = not quiet
         self.start = self.last_line = time.monotonic()
+        self.run = run
         self.reader = MetricsReader(run)
         self.shown: dict[int, float] = {}  # {step that has been printed: when}
         self.log = run / "train.log"
@@ -63,17 +72,25 @@ class Progress:
             self._keep(step, metrics)
             if step not in self.shown:
                 self.shown[step] = time.monotonic()
-                rewards = "  ".join(
-                    f"{name} {curve[step]:.3f}"
-                    for name, curve in training_rewards({step: metrics}).items()
-                )
-                yield f"step {step:4d}  {rewards or 'validation'}{self._left(step)}"
+                rewards = _last_values(training_rewards({step: metrics}))
+                validation = _last_values(validation_rewards({step: metrics}))
+                if rewards or not validation:
+                    yield f"step {step:4d}  {rewards}{_more(metrics)}{self._left(step)}"
+                if validation:
+                    yield f"step {step:4d}  validation  {validation}"
                 yield from self._findings()
         for problem in self.reader.problems[self.problems_shown :]:
             self.problems_shown += 1
             yield f"WARNING: {problem}"
         if time.monotonic() - self.last_line > HEARTBEAT_SECONDS:
-            yield f"{'running' if self.shown else 'starting Ray, the policy and its servers'} ..."
+            yield self._doing()
+
+    def _doing(self) -> str:
+        """Return what the run does now, as far as its trainer says."""
+        now = Heartbeat.read(self.run)
+        if now is None or now.phase == START:
+            return f"{'running' if self.shown else 'starting Ray, the policy and its servers'} ..."
+        return f"step {now.step}: {now.phase}, {now.samples} samples finished since the start ..."
 
     def _keep(self, step: int, values: Mapping[str, float]) -> None:
         """Remember what the rules read. A resumed run repeats its last steps: these are forgotten.
@@ -110,6 +127,18 @@ class Progress:
             file.seek(self.log_start)
             found = STEPS_LINE.search(file.read())
         return int(found[1]) if found else 0
+
+
+def _last_values(curves: Mapping[str, Mapping[int, float]]) -> str:
+    return "  ".join(
+        f"{name} {value:.3f}" for name, curve in curves.items() for value in curve.values()
+    )
+
+
+def _more(metrics: Mapping[str, float]) -> str:
+    """Return what else a step's line says, of what this run logs."""
+    found = ((text, metrics[key]) for key, text in MORE.items() if key in metrics)
+    return "".join(f"  {text.format(value)}" for text, value in found)
 
 
 def _duration(seconds: float) -> str:

@@ -143,7 +143,7 @@ RULES = (
         FREE,
         (
             *("trainer.logger", "trainer.log_val_generations"),
-            *("*profiler*", "*.prometheus.*", "*.disable_log_stats"),
+            *("*profiler*", "*.prometheus.*", "*.disable_log_stats", "trainer.hang_minutes"),
         ),
         "logging",
     ),

@@ -1,5 +1,7 @@
 """Carries what was returned for each rollout out of verl's agent loop workers, as it was returned.
 
+It also counts the samples that were finished.
+
 Relies on verl 0.9 `AgentLoopWorker`:
 - the coroutine `_compute_score(outputs, ...)`, which leaves out the reward manager if an agent loop
   has set `reward_score` itself. verl then copies `extra_fields["reward_extra_info"]` of the last
@@ -19,6 +21,8 @@ from verl_gdpo.batch.rows import OWN_KEY
 
 INFO = "reward_extra_info"  # verl's name for what was returned beside the score
 
+_finished = 0  # samples, in this process
+
 
 def with_info(compute_score: Callable[..., Any]) -> Callable[..., Any]:
     """Return `_compute_score` extended to mark a session that an agent loop scored itself.
@@ -28,8 +32,10 @@ def with_info(compute_score: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(compute_score)
     async def compute_and_mark(self: Any, outputs: Any, *args: Any, **kwargs: Any) -> None:
+        global _finished
         score = outputs[-1].reward_score
         await compute_score(self, outputs, *args, **kwargs)
+        _finished += 1
         if score is not None and _is_for_us(self.config):
             fields = outputs[-1].extra_fields
             info = fields.get(INFO) or {}
@@ -55,6 +61,11 @@ def with_info_column(postprocess: Callable[..., Any]) -> Callable[..., Any]:
         return data
 
     return postprocess_without_columns
+
+
+def finished_samples(_worker: Any) -> int:
+    """Return how many samples this process has finished. It runs in an agent loop worker."""
+    return _finished
 
 
 def _is_for_us(config: Any) -> bool:

@@ -29,6 +29,7 @@ from verl_gdpo.batch.rows import RewardError, RewardRows, columns_of, own_scores
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.estimator import NO_REWARDS
+from verl_gdpo.verl_hooks.hang import watch, watched
 from verl_gdpo.verl_hooks.legacy_rewards import infos_of
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.verl_hooks.rollout_table import RolloutTable
@@ -43,16 +44,20 @@ KEYS = "gdpo_keys"  # the column with the keys that `keys_of` made
 class GdpoLegacyTrainer(TrainerMixin):
     """Mixin for `RayPPOTrainer` classes, of which a run with gdpo makes its trainer an instance."""
 
+    def init_workers(self) -> Any:
+        watch(self)
+        return super().init_workers()  # type: ignore[misc]
+
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         assert self.gdpo is not None
         step = Step(self.gdpo, rows=None, trainer=self)
-        with step, self._naming_the_dead():
+        with step, self._naming_the_dead(), watched(self):
             result = super().fit(*args, **kwargs)  # type: ignore[misc]
         if not inspect.isawaitable(result):
             return result
 
         async def fit_in_step() -> Any:
-            with step, self._naming_the_dead():
+            with step, self._naming_the_dead(), watched(self):
                 return await result
 
         return fit_in_step()

@@ -34,6 +34,7 @@ RELIED_ON = MappingProxyType(
         ),
         "legacy_trainer": (
             f"{LEGACY}:RayPPOTrainer._create_dataloader",
+            f"{LEGACY}:RayPPOTrainer.init_workers",
             f"{LEGACY}:RayPPOTrainer.fit",
             f"{LEGACY}:RayPPOTrainer._get_gen_batch(batch)",
             f"{LEGACY}:RayPPOTrainer._log_rollout_data(batch, reward_extra_infos_dict)",
@@ -69,6 +70,7 @@ RELIED_ON = MappingProxyType(
             "verl.trainer.ppo.reward:resolve_reward_manager_cls(config)",
         ),
         "driver": ("verl.utils.device:auto_set_device(config)",),
+        "hang": ("verl.utils.debug:marked_timer(name, timing_raw)",),
         "main_ppo": ("verl.trainer.main_ppo:run_ppo(config)",),
         "fused_kernels": ("verl.utils.fsdp_utils:_select_fsdp2_wrap_targets(model)",),
         "for_check": (

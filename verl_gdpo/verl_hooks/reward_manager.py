@@ -276,5 +276,11 @@ def node_and_manager(worker: Any, sources: Iterable[str]) -> tuple[str, bool, st
     return node, True, manager.cannot_score(sources)
 
 
+def being_scored(worker: Any) -> str:
+    """Return the sample whose scorer runs longest; "" if none runs. It runs in a reward worker."""
+    manager = worker.reward_manager
+    return manager.slow_scoring.oldest() if isinstance(manager, GdpoRewardManager) else ""
+
+
 # not with verl's register(), which refuses to replace its own manager of this name
 REWARD_MANAGER["gdpo"] = GdpoRewardManager

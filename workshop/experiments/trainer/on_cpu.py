@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from verl_gdpo.run.launch import failure_report, launch
+from verl_gdpo.run.faults import failure_report
+from verl_gdpo.run.launch import launch
 from verl_gdpo.run.lock import locked
 from workshop.experiments.trainer import results
 from workshop.experiments.trainer.policy import make_policy, start_rates
@@ -44,7 +45,7 @@ def train(run: Run, work: Path) -> Result | Failure:
     folder = results.new_folder(run, work)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="vg", dir="/tmp") as ray_folder:  # sockets, short paths
-        code = launch(
+        end = launch(
             command(run, rows, inputs, folder, ray_folder),
             folder,
             env=ENVIRONMENT,
@@ -56,7 +57,7 @@ def train(run: Run, work: Path) -> Result | Failure:
     def why() -> str:
         return f": {failure_report(folder).splitlines()[0]}"
 
-    found = results.of_ended(run, folder, code, why, seconds)
+    found = results.of_ended(run, folder, end.exit_code, why, seconds)
     if rows and isinstance(found, Result):
         return replace(found, start=start_rates(inputs / "policy", rows))
     return found

@@ -1,0 +1,57 @@
+"""What hangs in a run of `tests/slow/hangs.py`, from the moment when the file of $HANG exists.
+
+verl loads it in every process, through VERL_USE_EXTERNAL_MODULES, and as the file of a reward
+function.
+"""
+
+import os
+import threading
+from pathlib import Path
+
+import varied_reward
+
+LOCK = threading.Lock()
+
+
+def hangs(what):
+    path = Path(os.environ["HANG"])
+    return path.name == what and path.exists()
+
+
+def deadlock():
+    with LOCK, LOCK:
+        raise AssertionError("nobody gets here")
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    if hangs("scorer"):
+        deadlock()
+    return varied_reward.compute_score(data_source, solution_str, ground_truth, extra_info)
+
+
+def leave_out_a_collective(torch):
+    reduce = torch.distributed.all_reduce
+
+    def all_reduce(*args, **kwargs):
+        if not (hangs("collective") and os.environ.get("RANK") == "1"):
+            reduce(*args, **kwargs)
+
+    torch.distributed.all_reduce = all_reduce
+
+
+def block_a_save(torch):
+    save = torch.save
+
+    def save_or_wait(*args, **kwargs):
+        if isinstance(args[1], str) and hangs("save"):  # verl also packs batches with it
+            deadlock()
+        save(*args, **kwargs)
+
+    torch.save = save_or_wait
+
+
+if "HANG" in os.environ:
+    import torch
+
+    leave_out_a_collective(torch)
+    block_a_save(torch)

@@ -1,0 +1,41 @@
+"""What Ray leaves outside a run's folder is removed, and its logs are kept after a failure."""
+
+import pytest
+
+from verl_gdpo.run.ray_sessions import clear_sessions
+
+
+def session(folder, process):
+    made = folder / f"session_2026-11-22_10-00-00_000001_{process}"
+    (made / "logs").mkdir(parents=True)
+    (made / "logs" / "raylet.out").write_text("said\n")
+    (made / "sockets").mkdir()
+    return made
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "RAY_TMPDIR"])
+@pytest.mark.parametrize("failed", [False, True])
+def test_the_sessions_of_the_driver_alone(tmp_path, variable, failed):
+    ray, run = tmp_path / "tmp" / "ray", tmp_path / "run"
+    run.mkdir()
+    own, other = session(ray, 77), session(ray, 177)
+    (ray / "session_latest").symlink_to(own)
+    clear_sessions(77, ["python"], {variable: f"{tmp_path}/tmp"}, run if failed else None)
+    assert [*ray.iterdir()] == [other] and (other / "logs" / "raylet.out").exists()
+    kept = run / "ray_logs" / own.name / "raylet.out"
+    assert kept.exists() == failed
+
+
+@pytest.mark.parametrize("quote", ["", "'"])
+def test_in_the_folder_that_the_command_names(tmp_path, quote):
+    session(tmp_path, 77)
+    key = f"+ray_kwargs.ray_init._temp_dir={quote}{tmp_path}{quote}"
+    clear_sessions(77, ["python", "-m", "x", key], {"TMPDIR": "/nowhere"}, None)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_link_to_a_session_of_others_stays(tmp_path):
+    other = session(tmp_path / "ray", 177)
+    (tmp_path / "ray" / "session_latest").symlink_to(other)
+    clear_sessions(77, [], {"TMPDIR": str(tmp_path)}, None)
+    assert (tmp_path / "ray" / "session_latest").resolve() == other

@@ -1,0 +1,76 @@
+"""Runs of verl that hang: each ends, and says where. A part of `nox -s faults`."""
+
+import os
+import signal
+import time
+
+import hanging
+import pytest
+from broken_training import Training
+
+from verl_gdpo.run.stacks import HANG_FILE
+
+pytestmark = pytest.mark.e2e
+
+FLOOR_MINUTES = 3  # the start, and the first of each phase: 9
+ENDED_SECONDS = 900
+RANKS = ("ray_kwargs.ray_init.num_gpus=2", "trainer.n_gpus_per_node=2")
+
+
+def check(training, launcher, phase, *stacks):
+    """The run ends with an error that names the phase, and the file has these stacks."""
+    start = time.monotonic()
+    exit_code, output = training.end_of(launcher, ENDED_SECONDS)
+    print(f"{phase}: {time.monotonic() - start:.0f} s\n{output}")
+    assert exit_code == 1
+    assert "HangError: no progress for " in output
+    assert f"in the phase '{phase}' of step " in output
+    text = (training.folder / HANG_FILE).read_text()
+    for part in stacks:
+        assert part in text
+    return output
+
+
+@pytest.mark.parametrize(
+    ("what", "phase", "overrides"),
+    [
+        ("scorer", "gen", ()),
+        ("collective", "update_actor", RANKS),
+        ("save", "save_checkpoint", ("trainer.save_freq=1",)),
+    ],
+)
+def test_what_hangs_in_a_process(tmp_path, what, phase, overrides):
+    trigger = tmp_path / what
+    training = Training(
+        tmp_path,
+        f"trainer.hang_minutes={FLOOR_MINUTES}",
+        f"reward.custom_reward_function.path={hanging.__file__}",
+        *overrides,
+        HANG=str(trigger),
+        VERL_USE_EXTERNAL_MODULES="hanging",
+        PYTHONPATH=os.pathsep.join([os.path.dirname(hanging.__file__), os.environ["PYTHONPATH"]]),
+    )
+    with training.started() as launcher:
+        training.wait_for(launcher, 2)
+        trigger.touch()
+        check(training, launcher, phase, *(() if what == "collective" else ("in deadlock",)))
+
+
+@pytest.mark.parametrize(
+    ("process", "said"),
+    [
+        ("RewardLoopWorker", "Busy or silent: reward worker 0 (process "),
+        ("TaskRunner", "has given no sign of life for 180 s"),
+    ],
+)
+def test_a_process_that_is_stopped(tmp_path, process, said):
+    training = Training(tmp_path, f"trainer.hang_minutes={FLOOR_MINUTES}")
+    with training.started() as launcher:
+        training.wait_for(launcher, 2)
+        training.process(process).send_signal(signal.SIGSTOP)
+        start = time.monotonic()
+        exit_code, output = training.end_of(launcher, ENDED_SECONDS)
+        print(f"{process}: {time.monotonic() - start:.0f} s\n{output}")
+    assert exit_code == 1
+    assert said in output
+    assert f", stopped: ray::{process}" in (training.folder / HANG_FILE).read_text()
