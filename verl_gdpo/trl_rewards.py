@@ -53,9 +53,11 @@ def reward_funcs(*tasks: Task, **options: Any) -> list[Callable[..., list[float 
             f"expected some of {sorted(taken)}"
         )
     scoring = _Scoring(tasks, options)
-    functions = [partial(scoring.rewards, name) for name in scoring.reward_names]
+    functions: list[Callable[..., list[float | None]]] = [
+        partial(scoring.rewards, name) for name in scoring.reward_names
+    ]
     for function, name in zip(functions, scoring.reward_names, strict=True):
-        function.__name__ = name  # type: ignore[attr-defined]
+        function.__name__ = name
     return functions
 
 

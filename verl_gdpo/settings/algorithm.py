@@ -52,8 +52,13 @@ DIALECTS: Mapping[str, Mapping[str, Any]] = {
     # NeMo-RL GDPOAdvantageEstimator, use_leave_one_out_baseline=False; no eps in the batch step
     "nemo_rl": {**_PAPER, "eps": 1e-6, "batch_eps": 0.0},
     # verl 0.9 compute_gdpo_outcome_advantage; its whitening divides by sqrt(variance + 1e-8)
-    "verl_builtin": _PAPER
-    | {"batch_norm": "token", "eps": VERL_EPS, "batch_eps": 0.0, "batch_var_eps": 1e-8},
+    "verl_builtin": {
+        **_PAPER,
+        "batch_norm": "token",
+        "eps": VERL_EPS,
+        "batch_eps": 0.0,
+        "batch_var_eps": 1e-8,
+    },
 }
 
 
@@ -249,7 +254,11 @@ class GdpoSettings:
         return bounds
 
 
-SETTING_KEYS = [k for k, f in GdpoSettings.__pydantic_fields__.items() if f.description]
+SETTING_KEYS = [
+    key
+    for key, field_info in GdpoSettings.__pydantic_fields__.items()  # type: ignore[attr-defined]
+    if field_info.description
+]
 _MAY_BE_NULL = ("rewards", "normalize_by_std", "batch_eps", "dialect")
 
 

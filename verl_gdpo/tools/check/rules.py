@@ -186,9 +186,9 @@ def _unknown_registered(config: Any) -> Iterator[str]:
         f"{ACTOR}.kl_loss_type": actor.kl_loss_type if actor.use_kl_loss else None,
         "algorithm.kl_penalty": algorithm.kl_penalty if algorithm.use_kl_in_reward else None,
     }
-    for key, name in penalties.items():
-        if name is not None and not knows_kl_penalty(name):
-            yield f"{key}={name}: unknown to verl; it knows kl, abs, mse, low_var_kl"
+    for key, penalty in penalties.items():
+        if penalty is not None and not knows_kl_penalty(penalty):
+            yield f"{key}={penalty}: unknown to verl; it knows kl, abs, mse, low_var_kl"
 
 
 def _unknown_engines(actor: Any) -> Iterator[str]:

@@ -117,9 +117,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if path is None:
         source = "no configuration of the run was found, so the defaults are used"
     print(f"{len(files)} steps, {rollouts:,} rollouts; {source}")
-    for path in unfinished:
-        if arguments.steps is None or int(path.stem) in arguments.steps:
-            print(f"Step {path.stem} is left out, because {path} has no end: {WRITING}.")
+    for dump in unfinished:
+        if arguments.steps is None or int(dump.stem) in arguments.steps:
+            print(f"Step {dump.stem} is left out, because {dump} has no end: {WRITING}.")
     for arm in (own, *alternatives):
         print(f"{arm.name}: {printable(str(arm))}")
     reproduced, sentence = _reproduced(replay, path)
@@ -136,11 +136,11 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"\n{LEGEND}")
     if out is not None:
         table = pd.concat(replay.tables, ignore_index=True)
-        with replace_together(out) as (unfinished,):
+        with replace_together(out) as (written,):
             if out.suffix == ".parquet":
-                table.to_parquet(unfinished, index=False)
+                table.to_parquet(written, index=False)
             else:
-                table.to_json(unfinished, orient="records", lines=True, double_precision=15)
+                table.to_json(written, orient="records", lines=True, double_precision=15)
         print(f"\n{len(table):,} rollouts written to {out}")
     return 0 if reproduced else 1
 

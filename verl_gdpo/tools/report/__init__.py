@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         scorer = Scorer.of(arguments.scorer, arguments.data_source) if arguments.scorer else None
         page = build_page(arguments.runs, arguments.config, arguments.rollouts, scorer)
     except (ImportError, ValueError) as error:
-        said = needs_extra(error) if isinstance(error, ImportError) else error
+        said = needs_extra(error) if isinstance(error, ImportError) else str(error)
         print(f"verl-gdpo report: {said}", file=sys.stderr)
         return 1
     print(write(page, out))

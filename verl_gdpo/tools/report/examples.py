@@ -114,17 +114,17 @@ def _recompute(dump: Sequence[Mapping[str, Any]], number: int, settings: GdpoSet
     rewards, counted_B = RewardMatrix.of(rows, settings), rows.counted_B
     ids = np.array([row["group"] for row in dump])
     rows_B, group_B = np.flatnonzero(counted_B), group_numbers(ids[counted_B])
-    A_B = [
+    grpo_B, gdpo_B = (
         scalars_of(rewards, counted_B, ids, each).A_B.numpy()
         for each in (verl_grpo_settings(GdpoSettings()), GdpoSettings())
-    ]
-    grpo, gdpo = (Column.of(each[rows_B], group_B, rewards, rows_B) for each in A_B)
+    )
+    grpo, gdpo = (Column.of(A_B[rows_B], group_B, rewards, rows_B) for A_B in (grpo_B, gdpo_B))
     distance_B = np.zeros(len(dump))
     distance_B[rows_B] = gdpo.distance_B(grpo)
     members: dict[str, list[int]] = {}
     for row in rows_B.tolist():
         members.setdefault(ids[row], []).append(row)
-    return _Step(number, dump, rewards, *A_B, distance_B, [*members.values()])
+    return _Step(number, dump, rewards, grpo_B, gdpo_B, distance_B, [*members.values()])
 
 
 def _kind(step: _Step, rows: Sequence[int]) -> str | None:
