@@ -511,6 +511,15 @@ def test_why_they_may_not_be_reproduced(tmp_path, capsys, algorithm, reason):
     assert reason in capsys.readouterr().out
 
 
+def test_a_step_without_an_end_is_not_taken_for_a_configuration(tmp_path, capsys):
+    rows = [rollout(f"p_{i}_0", 9.0, x=float(i)) for i in range(2)]
+    write(tmp_path, {1: rows, 2: rows})
+    last = tmp_path / "rollouts" / "2.jsonl"
+    last.write_text(last.read_text()[:-5])
+    assert main([str(tmp_path)]) == 1
+    assert "name the run's configuration with --config" in capsys.readouterr().out
+
+
 def test_another_estimators_advantages_are_taken_as_they_are(tmp_path, capsys):
     write(tmp_path, {1: two_groups()}, {"adv_estimator": "rloo"})
     assert main([str(tmp_path)]) == 0
