@@ -110,6 +110,7 @@ def test_an_actor_that_dies_while_verl_calls_it(ray_session, is_ours):
 
     trainer = object.__new__(type("Ours", (GdpoTrainer, Trainer), {}))
     trainer.gdpo = GdpoSettings()
+    trainer.config = OmegaConf.create({"trainer": {"hang_minutes": 0}})
     actors = {"agent loop worker 0": worker} if is_ours else {}
     guard = RolloutGuard(lambda: actors, tolerated=0)
     trainer.replay_buffer = SimpleNamespace(guard=guard)
