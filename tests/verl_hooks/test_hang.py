@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import ray
 from omegaconf import OmegaConf
 from verl.utils import debug
 
@@ -57,6 +58,21 @@ def test_verls_timers_are_phases(tmp_path, quick):
     assert timing["gen"] > 0
     with debug.marked_timer("gen", timing):  # nobody watches
         pass
+
+
+def test_a_setup_that_fails_ends_its_watch(tmp_path, quick):
+    with hang.watched_from(trainer(tmp_path)):
+        pass
+    assert hang._watch is not None
+    with pytest.raises(ZeroDivisionError), hang.watched_from(trainer(tmp_path)):
+        1 / 0  # noqa: B018
+    assert hang._watch is None
+
+
+def test_a_watch_starts_no_ray(tmp_path):
+    assert not ray.is_initialized()
+    hang.Watch(trainer(tmp_path), 1.0)._ask_for_samples()
+    assert not ray.is_initialized()
 
 
 def test_a_trainer_that_waits_for_ever_gets_an_error(tmp_path, quick, monkeypatch, capsys):

@@ -115,6 +115,8 @@ class Watch(threading.Thread):
 
         from verl_gdpo.verl_hooks.agent_loop import finished_samples
 
+        if not ray.is_initialized():  # a question would start Ray, or join another one
+            return
         actors = self._actors("agent loop worker")
         for name in actors.keys() - {*self._asked.values()}:
             self._asked[actors[name].__ray_call__.remote(finished_samples)] = name
@@ -242,6 +244,17 @@ def end_watch() -> None:
     if _watch is not None:
         _watch.end()
     _watch = None
+
+
+@contextmanager
+def watched_from(trainer: Any) -> Iterator[None]:
+    """Watch the trainer from this block on; if it raises, the watch ends."""
+    watch(trainer)
+    try:
+        yield
+    except BaseException:
+        end_watch()
+        raise
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from verl_gdpo.batch.rows import RewardError, RewardRows, columns_of, own_scores
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.estimator import NO_REWARDS
-from verl_gdpo.verl_hooks.hang import watch, watched
+from verl_gdpo.verl_hooks.hang import watched, watched_from
 from verl_gdpo.verl_hooks.legacy_rewards import infos_of
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.verl_hooks.rollout_table import RolloutTable
@@ -45,8 +45,8 @@ class GdpoLegacyTrainer(TrainerMixin):
     """Mixin for `RayPPOTrainer` classes, of which a run with gdpo makes its trainer an instance."""
 
     def init_workers(self) -> Any:
-        watch(self)
-        return super().init_workers()  # type: ignore[misc]
+        with watched_from(self):
+            return super().init_workers()  # type: ignore[misc]
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         assert self.gdpo is not None

@@ -25,7 +25,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 import verl_gdpo
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.of_run import settings_of_run
-from verl_gdpo.verl_hooks.hang import watch, watched
+from verl_gdpo.verl_hooks.hang import watched, watched_from
 from verl_gdpo.verl_hooks.queue_reader import fetch_rows
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
 from verl_gdpo.verl_hooks.resume import mend_tracker
@@ -66,9 +66,8 @@ class GdpoTrainer(TrainerMixin):
         self.check_rows()
 
     def _setup(self) -> None:
-        if self.gdpo is not None:
-            watch(self)
-        super()._setup()  # type: ignore[misc]
+        with watched_from(self) if self.gdpo is not None else nullcontext():
+            super()._setup()  # type: ignore[misc]
         if self.has_manager:
             check_reward_workers(self.reward_loop_manager.reward_loop_workers, self.sources)
 
