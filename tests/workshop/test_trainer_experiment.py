@@ -579,6 +579,7 @@ def test_the_sentences_of_the_readme_are_those_of_the_data():
     assert matter == {("20_to_1", "grpo"), ("by_prompt", "grpo"), ("by_prompt", "grpo_rescaled")}
     assert f"earned {gains['20_to_1', 'grpo'].mean:.2f} more than GRPO where" in said
     assert f"and {gains['by_prompt', 'grpo'].mean:.2f} more where they depend on the prompt" in said
+    assert f"{len(FOUND)} trainings" in said
 
 
 def test_the_template_holds_no_results():
