@@ -27,7 +27,12 @@ def pytest_collection_finish():
 SHARED = {
     # whatever starts Ray or a training: two starts at a time would starve each other on two cores.
     # The training has a session of its own, so it ends before the one that the others share starts
-    "ray": ("repository/test_run_tool_rl.py", "verl_hooks/test_rollout_guard.py", "hostile/"),
+    "ray": (
+        "repository/test_run_tool_rl.py",
+        "verl_hooks/test_rollout_guard.py",
+        "verl_hooks/test_hang_actors.py",
+        "hostile/",
+    ),
     "preloaded": ("tests/test_plugin.py", "cpu/test_engine.py"),
 }
 # these start first, so that no worker is left with a long one at the end

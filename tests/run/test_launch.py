@@ -193,6 +193,18 @@ def test_a_trainer_that_gives_no_sign_of_life_ends_the_run(tmp_path):
     assert not children_of(tmp_path)
 
 
+def test_a_hang_is_the_reason_and_not_what_came_of_it(tmp_path):
+    """Its trainer may have to be killed, and Ray then says that an actor died."""
+    body = (
+        f"open({str(tmp_path / 'hang.txt')!r}, 'w').write('HangError: no progress\\n\\nstacks');"
+        "raise RuntimeError('an actor died')"
+    )
+    process = start(tmp_path, body, stderr=subprocess.PIPE)
+    errors = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 1
+    assert errors == f"HangError: no progress\n(whole log: {tmp_path / 'train.log'})\n"
+
+
 def test_nohup_is_obeyed(tmp_path):
     process = start(tmp_path, "time.sleep(1)", before=("nohup",))
     process.send_signal(signal.SIGHUP)

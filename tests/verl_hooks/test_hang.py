@@ -86,7 +86,7 @@ def test_a_trainer_that_waits_for_ever_gets_an_error(tmp_path, quick, monkeypatc
     assert "in the phase 'update_actor' of step 7" in str(error.value)
     assert "Busy or silent: worker 3; reward worker 0 scores row 5. The stacks" in str(error.value)
     text = (tmp_path / "hang.txt").read_text()
-    assert text.startswith(f"verl-gdpo: {error.value}") and text.endswith("the stacks")
+    assert text.startswith(f"HangError: {error.value}") and text.endswith("the stacks")
     assert "the stacks" in capsys.readouterr().err
     assert not (tmp_path / "heartbeat.json").exists()
     while not quick:  # then the process ends, whatever still blocks it
@@ -114,6 +114,46 @@ def test_a_hang_of_which_nothing_can_be_read_ends_the_run(tmp_path, quick, monke
         hang.watched(trainer(tmp_path, hang_minutes=0.1 / 60)),
     ):
         threading.Event().wait(60)
+
+
+def test_a_run_that_moves_again_goes_on(tmp_path, quick, monkeypatch):
+    """To look takes up to minutes, in which a process may answer again."""
+    looks = []
+
+    def look_while_it_moves(_):
+        looks.append(hang._watch.clock.seconds)
+        hang._watch.clock.progress()
+        return "", ""
+
+    monkeypatch.setattr(hang, "_looked_at", look_while_it_moves)
+    with hang.watched(trainer(tmp_path, hang_minutes=0.1 / 60)):
+        while len(looks) < 2:
+            time.sleep(0.01)
+    assert not quick
+    assert not (tmp_path / "hang.txt").exists()
+
+
+def test_a_trainer_that_fails_meanwhile_keeps_its_error(tmp_path, quick, monkeypatch):
+    looking, go_on = threading.Event(), threading.Event()
+
+    def look(_):
+        looking.set()
+        go_on.wait(60)
+        return "", ""
+
+    monkeypatch.setattr(hang, "_looked_at", look)
+    monkeypatch.setattr(hang, "ANSWER_SECONDS", 0.0)
+    with (
+        pytest.raises(KeyError),
+        hang.watched(trainer(tmp_path, hang_minutes=0.1 / 60)),
+    ):
+        looking.wait(60)
+        watch = hang._watch
+        raise KeyError("its own")
+    go_on.set()
+    watch.join(60)
+    assert not quick
+    assert not (tmp_path / "hang.txt").exists()
 
 
 def test_the_heartbeat_ends_with_the_watch(tmp_path, quick):

@@ -217,10 +217,11 @@ def _wait(process: "subprocess.Popen[bytes]", progress: Progress, ends: _Ends) -
     while code and ends.checking is not None and ends.checking.poll() is None:
         time.sleep(POLL_SECONDS)  # the check can know why the driver failed
     ends.raise_if_due()
-    reason = "finished"
-    if code:
-        reason = "hang" if (ends.run / HANG_FILE).exists() else "failed"
-    return End(code if code >= 0 else 128 - code, reason)
+    exit_code = code if code >= 0 else 128 - code
+    hang = ends.run / HANG_FILE
+    if code and hang.exists():  # the log ends with what came of it
+        return End(exit_code, "hang", hang.read_text().partition("\n")[0])
+    return End(exit_code, "failed" if code else "finished")
 
 
 @contextlib.contextmanager

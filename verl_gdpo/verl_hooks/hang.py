@@ -6,8 +6,8 @@
 Relies on verl 0.9:
 - `verl.utils.debug.marked_timer(name, ...)`, which every trainer puts around the parts of a step;
 - the trainer's `*_wg`, whose `workers` are Ray actors, and what `rollout_actors` reads.
-Relies on Ray 2: `__ray_ready__`, `__ray_call__`, and `ray._private.state.actors`, which knows the
-process and node of an actor.
+Relies on Ray 2: `__ray_ready__`, `__ray_call__`, `ray._private.state.actors`, which knows the
+process and node of an actor, and the function `METHOD`, which calls the methods of actors.
 """
 
 import functools
@@ -36,6 +36,7 @@ ANSWER_SECONDS = 10.0
 STACK_SECONDS = 60.0  # of a process on another node
 RAISED_SECONDS = 30.0  # the trainer gets this time to end by an exception
 SIGNAL = signal.SIGRTMIN + 8
+METHOD = "actor_method_executor"  # in the stack of an actor that runs a method
 GO_ON = "A start with trainer.resume_mode=auto continues from the last checkpoint"
 
 
@@ -89,8 +90,11 @@ class Watch(threading.Thread):
             if self._run is not None:
                 self._heartbeat().write(self._run)
             if self.clock.is_overdue:
-                self._stop_the_run()
-                return
+                stacks = self._look()
+                # something may have moved meanwhile, or the trainer has ended with its own error
+                if self.clock.is_overdue and not self._ended.is_set():
+                    self._stop_the_run(stacks)
+                    return
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(
@@ -137,8 +141,8 @@ class Watch(threading.Thread):
                     found.setdefault(f"{role.removesuffix('_wg')} rank {rank}", worker)
         return {name: actor for name, actor in found.items() if name.startswith(kind)}
 
-    def _stop_the_run(self) -> None:
-        """Say what hangs, and make the trainer raise, or end its process if it does not."""
+    def _look(self) -> str:
+        """Note what hangs as the message; return the stacks."""
         try:
             silent, stacks = _looked_at(self._actors())
             silent += _being_scored(self._actors("reward worker"))
@@ -151,7 +155,11 @@ class Watch(threading.Thread):
             f"step {step}, which may take {self.clock.limit:.0f} s ({KEY}). "
             f"{silent}.{place} {GO_ON}"
         )
-        text = f"verl-gdpo: {self._message}\n\n{stacks}"
+        return stacks
+
+    def _stop_the_run(self, stacks: str) -> None:
+        """Say what hangs, and make the trainer raise, or end its process if it does not."""
+        text = f"HangError: {self._message}\n\n{stacks}"
         print(text, file=sys.stderr, flush=True)
         if self._run is not None:
             with suppress(OSError):
@@ -165,25 +173,27 @@ class Watch(threading.Thread):
 
 
 def _looked_at(actors: Mapping[str, Any]) -> tuple[str, str]:
-    """Return which actors do not answer, and the stacks of all and of this process."""
+    """Return which actors do not answer or run a method, and all stacks with this process's.
+
+    verl's workers answer while they run a method: a class with a coroutine has a thread for it.
+    """
     import ray
 
     asked = {actor.__ray_ready__.remote(): name for name, actor in actors.items()}
     answered, silent = ray.wait([*asked], num_returns=len(asked), timeout=ANSWER_SECONDS)
     names = [asked[answer] for answer in silent]
-    found, said, seen = [], [], set()
+    found, said = dict[int, str](), []
     for name in [*names, *(asked[answer] for answer in answered)]:
         state = ray._private.state.actors(actors[name]._actor_id.hex())
         process, node = state.get("Pid"), state.get("Address", {})
         where = f"{name} (process {process} on {node.get('IPAddress')})"
-        if name in names:
-            said.append(where)
-        if process not in seen:  # one actor may have several roles
-            found.append(f"{where}: {_stacks_on(node.get('NodeID'), process)}")
-        seen.add(process)
-    found.append(f"the trainer: {stacks_of(os.getpid())}")
+        if process not in found:  # one actor may have several roles
+            found[process] = f"{where}: {_stacks_on(node.get('NodeID'), process)}"
+            if name in names or METHOD in found[process]:
+                said.append(where)
+    stacks = [*found.values(), f"the trainer: {stacks_of(os.getpid())}"]
     silence = f"Busy or silent: {', '.join(said)}" if said else "All its processes answer"
-    return silence, "\n\n".join(found)
+    return silence, "\n\n".join(stacks)
 
 
 def _being_scored(workers: Mapping[str, Any]) -> str:
