@@ -11,6 +11,7 @@ Both std are unbiased (ddof 1). Shape suffixes: B samples, K rewards, G groups, 
 This module knows tensors only: no text, no verl, no configuration.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from verl_gdpo.advantage.equation_inputs import (
     Options,
     finite_rewards,
     group_index,
+    group_sum,
     reward_tensor,
     reward_weights,
     row_mask,
@@ -199,27 +201,21 @@ def normalize_groups(
         rewards_BK: float64, 0 where absent.
         eps: number added to the std. With None, z is not divided by the std.
     """
-    shape_GK = (group_count, rewards_BK.shape[1])
-
-    def group_sum(values_BK: torch.Tensor) -> torch.Tensor:
-        return rewards_BK.new_zeros(shape_GK).index_add_(0, group_B, values_BK)
-
+    sums = partial(group_sum, group_B=group_B, count=group_count)
     # a group with fewer than two values gives 0 / 0 below; the last `where` replaces it with 0
-    there_BK, absent_BK = present_BK.to(torch.float64), ~present_BK
-    count_GK = group_sum(there_BK)
-    mean_GK = group_sum(rewards_BK * there_BK) / count_GK
-    centred_BK = (rewards_BK - mean_GK[group_B]) * there_BK
+    there_BK = present_BK.to(torch.float64)
+    count_GK = sums(there_BK)
+    centred_BK = (rewards_BK - (sums(rewards_BK * there_BK) / count_GK)[group_B]) * there_BK
 
-    index_BK = group_B[:, None].expand_as(rewards_BK)
-    low_GK = rewards_BK.new_full(shape_GK, torch.inf).scatter_reduce_(
-        0, index_BK, rewards_BK.masked_fill(absent_BK, torch.inf), "amin"
-    )
-    high_GK = rewards_BK.new_full(shape_GK, -torch.inf).scatter_reduce_(
-        0, index_BK, rewards_BK.masked_fill(absent_BK, -torch.inf), "amax"
-    )
+    def extremes(none: float, reduce: str) -> torch.Tensor:
+        index_BK = group_B[:, None].expand_as(rewards_BK)
+        values_BK = rewards_BK.masked_fill(~present_BK, none)
+        return torch.full_like(count_GK, none).scatter_reduce_(0, index_BK, values_BK, reduce)
+
+    low_GK, high_GK = extremes(torch.inf, "amin"), extremes(-torch.inf, "amax")
     scale_GK = torch.ones_like(count_GK)
     if eps is not None:
-        scale_GK = (group_sum(centred_BK.square()) / (count_GK - 1)).sqrt() + eps
+        scale_GK = (sums(centred_BK.square()) / (count_GK - 1)).sqrt() + eps
         centred_BK = centred_BK / scale_GK[group_B]
     ranges = Ranges(count_GK, low_GK, high_GK, scale_GK)
     return torch.where(ranges.varies_GK[group_B] & present_BK, centred_BK, 0.0), ranges

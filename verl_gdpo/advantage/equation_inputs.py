@@ -90,6 +90,14 @@ def group_index(group_ids: Any, B: int, device: torch.device) -> tuple[torch.Ten
     return torch.from_numpy(index).to(device), len(number)
 
 
+def group_sum(
+    values_BK: torch.Tensor, group_B: torch.Tensor, count: int | None = None
+) -> torch.Tensor:
+    """Return the sums over each group, (G, K). With count=None, G is the highest number plus 1."""
+    G = int(group_B.max()) + 1 if count is None else count
+    return values_BK.new_zeros((G, values_BK.shape[1])).index_add_(0, group_B, values_BK)
+
+
 def reward_tensor(rewards: Any) -> torch.Tensor:
     """Return rewards as a tensor: arrays keep their dtype, Python numbers become float64."""
     if isinstance(rewards, torch.Tensor | np.ndarray):

@@ -26,15 +26,16 @@ from verl_gdpo.batch.advantages import (
     Ints,
     Statistics,
     advantage_shares,
+    advantages_without_eps,
     contributions,
     correlation,
     scalars_of,
+    tied_pairs,
     within_groups,
 )
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.reward_metrics import RewardsOfStep, Sources
 from verl_gdpo.batch.rows import ABSENT, NOTES_KEY, RewardRows
-from verl_gdpo.batch.ties import advantages_without_eps, tied_pairs
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 logger = logging.getLogger(__name__)
