@@ -7,14 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from verl_gdpo.data_prep import DataError, LeftOut, Progress
+from verl_gdpo.data_prep import DataError, LeftOut, progress
 from verl_gdpo.data_prep.parquet import parquet_rows
 from verl_gdpo.data_prep.schema import Row, Splits, check_rows, repetitions
 from verl_gdpo.rewards.task import Task
@@ -99,18 +98,16 @@ def _printed(path: Path) -> Iterator[Notes]:
 def _rows_of(items: Iterable[Any], path: Path, row_of: RowOf, notes: Notes) -> dict[int, Row]:
     """{place in the file: row}, without those that are left out."""
     rows: dict[int, Row] = {}
-    progress = Progress(f"reading {path}", None, "rows")
-    for number, item in enumerate(items):
-        progress.at(number)
+    for number, item in enumerate(progress(items, f"reading {path}")):
+
+        def note(what: str, number: int = number) -> None:
+            notes[what].append(number)
+
         try:
-            rows[number] = row_of(item, f"{path}, row {number}", partial(_note, notes, number))
+            rows[number] = row_of(item, f"{path}, row {number}", note)
         except LeftOut as why:
-            notes[f"left out ({why})"].append(number)
+            note(f"left out ({why})")
     return rows
-
-
-def _note(notes: Notes, number: int, what: str) -> None:
-    notes[what].append(number)
 
 
 def _mended(rows: dict[int, Row], path: Path, mend: Mend, notes: Notes) -> dict[int, Row]:
@@ -127,19 +124,14 @@ def _mended(rows: dict[int, Row], path: Path, mend: Mend, notes: Notes) -> dict[
         return truth, what and f"repaired ({what})"
 
     mended: dict[int, Row] = {}
-    progress = Progress(f"trying the answers of {path}", len(rows), "rows")
     with ThreadPoolExecutor() as pool:
-        for (number, row), (truth, what) in zip(
-            rows.items(), pool.map(try_to_mend, rows), strict=True
-        ):
-            progress.at(number)
+        results = zip(rows.items(), pool.map(try_to_mend, rows), strict=True)
+        for (number, row), (truth, what) in progress(results, f"trying the answers of {path}"):
             if what:
                 notes[what].append(number)
             if truth is not None:
-                mended[number] = {
-                    **row,
-                    "reward_model": {**row["reward_model"], "ground_truth": truth},
-                }
+                reward_model = {**row["reward_model"], "ground_truth": truth}
+                mended[number] = {**row, "reward_model": reward_model}
     return mended
 
 

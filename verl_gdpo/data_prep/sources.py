@@ -9,14 +9,17 @@ objects {"question": ..., "answer": ...}: the user's message, and the ground tru
 
 import argparse
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.data_prep import DataError, UsageError
-from verl_gdpo.data_prep.download import fetch
+from verl_gdpo.atomic import replace_together
+from verl_gdpo.data_prep import DataError, UsageError, progress
 from verl_gdpo.data_prep.local_files import (
     Mend,
     RowOf,
@@ -26,6 +29,7 @@ from verl_gdpo.data_prep.local_files import (
     split_rows,
     strings_of,
 )
+from verl_gdpo.data_prep.parquet import git_blob_id
 from verl_gdpo.data_prep.schema import Row, Splits
 from verl_gdpo.rewards import options_of
 from verl_gdpo.rewards.task import Task
@@ -33,6 +37,8 @@ from verl_gdpo.rewards.task import Task
 MakeRows = Callable[..., list[Row]]  # make_rows(count, split="train" or "test", seed=...)
 SYNTHETIC_ROWS = 2000
 WEAK = "weak_sandbox"  # the option of scorers that run programs
+CHUNK_BYTES, MAX_BYTES = 1 << 16, 64 << 20  # of a download
+TIMEOUT_S = 30.0  # without a byte
 
 
 @dataclass(frozen=True)
@@ -187,6 +193,49 @@ class Sources:
             if given.get(name) is not None and not does:
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} does not go with this source of rows; see --help")
+
+
+def fetch(url: str, path: Path, *, blob_id: str) -> None:
+    """Download `url` to `path`, unless `path` already has the right content.
+
+    Args:
+        path: only a complete download with the right id replaces it. Its folder is made.
+        blob_id: the file's id, as printed by `git hash-object`.
+
+    Raises:
+        DataError: the download fails, is incomplete or too large, or has another id.
+        OSError: `path` cannot be written.
+    """
+    if path.is_file() and git_blob_id(path.read_bytes()) == blob_id:
+        print(f"using {path}: its git blob id is {blob_id[:12]}", file=sys.stderr)
+        return
+    print(f"downloading {url}", file=sys.stderr, flush=True)
+    content = _downloaded(url)
+    if (got := git_blob_id(content)) != blob_id:
+        raise DataError(
+            f"{url}: got git blob id {got} ({len(content):,} bytes); expected {blob_id}: it is "
+            "another file, or the download damaged it"
+        )
+    with replace_together(path) as (temporary,):
+        temporary.write_bytes(content)
+
+
+def _downloaded(url: str) -> bytes:
+    """The bytes at `url`; raises DataError if it cannot be read, or has too many."""
+    content = bytearray()
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+            chunks = iter(partial(response.read, CHUNK_BYTES), b"")
+            for chunk in progress(chunks, f"downloading {url}", "x 64 KiB"):
+                content += chunk
+                if len(content) > MAX_BYTES:
+                    raise ValueError(f"got more than {MAX_BYTES:,} bytes")
+    except (OSError, HTTPException, ValueError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        said = str(error) or repr(error)
+        raise DataError(f"{url}: download failed after {len(content):,} bytes: {said}") from error
+    return bytes(content)
 
 
 def questions_of(task: Task) -> Sources:

@@ -64,11 +64,9 @@ def score(
 
     Source: GDPO, arXiv 2601.05242.
     """
-    for name, value, kind in (
-        ("response", response, str),
-        ("ground_truth", ground_truth, str),
-        ("response_tokens", response_tokens, int),
-    ):
+    texts = {"response": response, "ground_truth": ground_truth}
+    for name, value in (texts | {"response_tokens": response_tokens}).items():
+        kind = str if name in texts else int
         if not isinstance(value, kind):
             got = type(value).__name__
             raise TypeError(f"math_length {name}: got {got}; expected {kind.__name__}")
@@ -146,15 +144,11 @@ def _last_boxed(response: str) -> str | None:
 
 def _end_of_group(text: str) -> int | None:
     """Where the brace closes that was opened before `text`; None if it does not."""
-    depth, place = 1, 0
-    while place < len(text):
-        if text[place] == "\\":  # of \{ and \}, which are no group
-            place += 1
-        elif text[place] in "{}":
-            depth += 1 if text[place] == "{" else -1
-            if depth == 0:
-                return place
-        place += 1
+    depth = 1
+    for brace in re.finditer(r"\\.|([{}])", text, re.DOTALL):  # \{ and \} are no group
+        depth += {"{": 1, "}": -1}.get(brace[1], 0)
+        if depth == 0:
+            return brace.start()
     return None
 
 
