@@ -113,7 +113,7 @@ def score(
     for name, text in (("response", response), ("ground_truth", ground_truth)):
         if not isinstance(text, str):
             raise TypeError(f"tool_rl {name}: got {type(text).__name__}; expected str")
-    chosen = {"granularity": granularity, "matching": matching}
+    chosen: dict[str, str] = {"granularity": granularity, "matching": matching}
     chosen |= {"schedule": schedule, "length_schedule": length_schedule}
     _check_options(chosen, max_correctness, step)
     total = _total_optimal() if matching == "optimal" else _total_greedy
