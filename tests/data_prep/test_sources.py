@@ -80,7 +80,7 @@ def run(capsys, *arguments):
 
 
 def read_rows(path, split):
-    return local_files.read_rows(path, split, TASK, SOURCES.row_of, dropped=SOURCES.dropped)
+    return local_files.read_rows(path, split, SOURCES)
 
 
 # ---- schema
@@ -633,7 +633,7 @@ def test_a_row_behind_one_that_is_left_out_is_called_by_its_place_in_the_file(tm
 
     path = write_json(tmp_path / "a.json", [row()["prompt"], "skip", row(1)["prompt"], "bad"])
     with pytest.raises(DataError, match=r"a\.json, row 3, field prompt: got 'bad'"):
-        local_files.read_rows(path, "train", TASK, row_of)
+        local_files.read_rows(path, "train", replace(SOURCES, row_of=row_of))
     assert capsys.readouterr().err == f"{path}: 1 x left out (no use): row 1\n"
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -129,7 +129,7 @@ def _settle(future: "asyncio.Future[Completion]", outcome: Completion | Exceptio
         future.set_exception(outcome)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Engine:
     """Generates with `model`, whose weights come from `load_weights`.
 
@@ -149,6 +149,7 @@ class Engine:
     """
 
     model: Any
+    _: KW_ONLY
     eos_ids: Collection[int]
     pad_id: int
     prompt_length: int

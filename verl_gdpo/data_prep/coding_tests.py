@@ -212,18 +212,10 @@ def _literal(node: ast.expr) -> Any:
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise LeftOut("an argument or result that is no literal") from None
     try:
-        as_json = json.loads(json.dumps(value, allow_nan=False))
+        for part in ast.walk(node):
+            for key in part.keys if isinstance(part, ast.Dict) else ():
+                if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
+                    raise ValueError("the keys of an object are texts")
+        return json.loads(json.dumps(value, allow_nan=False))
     except (ValueError, TypeError, RecursionError):
         raise LeftOut("an argument or result that JSON cannot hold") from None
-    if as_json != _with_lists(value):  # the keys of an object are texts
-        raise LeftOut("an argument or result that JSON cannot hold")
-    return as_json
-
-
-def _with_lists(value: Any) -> Any:
-    """The value with lists in place of tuples, as JSON has them."""
-    if isinstance(value, tuple | list):
-        return [_with_lists(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _with_lists(item) for key, item in value.items()}
-    return value

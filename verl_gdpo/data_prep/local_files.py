@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from verl_gdpo.data_prep import DataError, LeftOut, progress
 from verl_gdpo.data_prep.parquet import parquet_rows
 from verl_gdpo.data_prep.schema import Row, Splits, check_rows, repetitions
 from verl_gdpo.rewards.task import Task
+
+if TYPE_CHECKING:
+    from verl_gdpo.data_prep.sources import Sources
 
 SPLIT_SEED, TEST_SHARE = 31415, 0.02  # as in ToolRL
 SHOWN = 20  # numbers of rows that are left out or repaired
@@ -26,16 +29,7 @@ Mend = Callable[[str], tuple[str, str]]  # ground truth -> the one to write, wha
 Notes = dict[str, list[int]]  # what happened -> to which rows
 
 
-def read_rows(
-    path: Path,
-    split: str,
-    task: Task,
-    row_of: RowOf,
-    *,
-    of_parquet: RowOf | None = None,
-    mend: Mend | None = None,
-    dropped: Sequence[str] = (),
-) -> list[Row]:
+def read_rows(path: Path, split: str, sources: "Sources") -> list[Row]:
     """Return one row for each problem of a file, checked, with a new index and split.
 
     What is left out or repaired is printed. Of rows that ask the same, the first is kept, if they
@@ -43,12 +37,7 @@ def read_rows(
 
     Args:
         split: "train" or "test", for `extra_info`.
-        row_of: function that makes a row from an object in *.json or *.jsonl. It raises LeftOut for
-            an object that is of no use.
-        of_parquet: the same for a row of *.parquet; by default, it is taken as it is.
-        mend: function that makes a ground truth right, for all kinds of files; see `Mend`. It runs
-            in several threads, and raises LeftOut for one that it cannot make right.
-        dropped: keys of `extra_info` to leave out.
+        sources: the task, and how to make its rows.
 
     Raises:
         DataError: the file is not readable, or a row is bad. The message names the file, and for a
@@ -56,26 +45,26 @@ def read_rows(
         OSError: the file cannot be opened.
     """
     if path.suffix == ".parquet":
-        items, row_of = parquet_rows(path), of_parquet or (lambda item, *_: item)
+        items, row_of = parquet_rows(path), sources.of_parquet
     elif path.suffix in (".json", ".jsonl"):
-        items = iter(_read_json(path))
+        items, row_of = iter(_read_json(path)), sources.row_of
     else:
         raise DataError(
             f"{path}: got suffix {path.suffix!r}; expected '.json', '.jsonl' or '.parquet'"
         )
     with _printed(path) as notes:
         found = _rows_of(items, path, row_of, notes)
-        found = dict(zip(found, numbered([*found.values()], split, dropped), strict=True))
+        found = dict(zip(found, numbered([*found.values()], split, sources.dropped), strict=True))
         check_rows([*found.values()], str(path), [*found])
         for number, row in found.items():
-            if row["data_source"] not in task.data_sources:
+            if row["data_source"] not in sources.task.data_sources:
                 raise DataError(
                     f"{path}, row {number}, field data_source: got {row['data_source']!r}; "
-                    f"expected {' or '.join(map(repr, task.data_sources))}"
+                    f"expected {' or '.join(map(repr, sources.task.data_sources))}"
                 )
-        if mend is not None:
-            found = _mended(found, path, mend, notes)
-        for what, numbers in repetitions(found, task).items():
+        if sources.mend is not None:
+            found = _mended(found, path, sources.mend, notes)
+        for what, numbers in repetitions(found, sources.task).items():
             notes[f"left out ({what})"] = sorted(numbers)
             for number in numbers:
                 del found[number]
