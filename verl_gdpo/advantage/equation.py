@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from verl_gdpo.advantage.equation_inputs import (
     Options,
@@ -34,13 +35,15 @@ from verl_gdpo.advantage.zero import (
     sum_without_rounding,
 )
 
+Groups = tuple[Tensor, int]  # of `group_index`
+
 
 class GdpoScalars(NamedTuple):
     """The results of steps 1 to 3, in float64 on the device of the rewards."""
 
-    z_BK: torch.Tensor  # step 1; K is 1 under group_norm="summed"
-    S_B: torch.Tensor  # step 2
-    A_B: torch.Tensor  # step 3
+    z_BK: Tensor  # step 1; K is 1 under group_norm="summed"
+    S_B: Tensor  # step 2
+    A_B: Tensor  # step 3
 
 
 @torch.no_grad()
@@ -53,7 +56,7 @@ def compute_gdpo_advantage(
     present_BK: Any = None,
     valid_B: Any = None,
     **options: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """Return GDPO advantages per token.
 
     >>> rewards_BK = [[0, 0], [0, 1], [0, 0], [1, 1]]  # correct, short
@@ -109,7 +112,7 @@ def compute_gdpo_advantage(
 
 
 @torch.no_grad()
-def spread_over_tokens(A_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+def spread_over_tokens(A_B: Tensor, mask_BT: Tensor) -> Tensor:
     """Step 4: return advantages_BT, (B, T) float32, the mask times each sample's advantage.
 
     Args:
@@ -157,7 +160,7 @@ def compute_gdpo_scalars(
     precision_K = precision_of(rewards_BK, arrived_as)
     groups = group_index(group_ids, B, device)
     if chosen.group_norm == "summed":
-        rewards_BK = _centred_sum(rewards_BK, weights_K, valid_B, *groups, precision_K)
+        rewards_BK = _centred_sum(rewards_BK, weights_K, valid_B, groups, precision_K)
         present_BK, precision_K = valid_B[:, None], precision_of(rewards_BK, torch.float64)
         weights_K = weights_K.new_ones(1)
 
@@ -186,13 +189,13 @@ def compute_gdpo_scalars(
 
 
 def normalize_groups(
-    rewards_BK: torch.Tensor,
-    present_BK: torch.Tensor,
-    group_B: torch.Tensor,
+    rewards_BK: Tensor,
+    present_BK: Tensor,
+    group_B: Tensor,
     group_count: int,
     *,
     eps: float | None,
-) -> tuple[torch.Tensor, Ranges]:
+) -> tuple[Tensor, Ranges]:
     """Return z_BK, and the ranges of the rewards, which say how far rounding may have moved a z.
 
     Absent values have z = 0. A reward that is constant in a group has z = 0 there.
@@ -207,7 +210,7 @@ def normalize_groups(
     count_GK = sums(there_BK)
     centred_BK = (rewards_BK - (sums(rewards_BK * there_BK) / count_GK)[group_B]) * there_BK
 
-    def extremes(none: float, reduce: str) -> torch.Tensor:
+    def extremes(none: float, reduce: str) -> Tensor:
         index_BK = group_B[:, None].expand_as(rewards_BK)
         values_BK = rewards_BK.masked_fill(~present_BK, none)
         return torch.full_like(count_GK, none).scatter_reduce_(0, index_BK, values_BK, reduce)
@@ -222,28 +225,23 @@ def normalize_groups(
 
 
 def _centred_sum(
-    rewards_BK: torch.Tensor,
-    weights_K: torch.Tensor,
-    valid_B: torch.Tensor,
-    group_B: torch.Tensor,
-    group_count: int,
-    precision_K: torch.Tensor,
-) -> torch.Tensor:
+    rewards_BK: Tensor, weights_K: Tensor, valid_B: Tensor, groups: Groups, precision_K: Tensor
+) -> Tensor:
     """Return the weighted sum of raw rewards minus its mean in the group, (B, 1).
 
     A missing reward adds 0. Each reward is centred before the sum, so that a constant sum of
     varying rewards is exactly 0.
     """
     valid_BK = valid_B[:, None].expand_as(rewards_BK)
-    centred_BK, ranges = normalize_groups(rewards_BK, valid_BK, group_B, group_count, eps=None)
+    centred_BK, ranges = normalize_groups(rewards_BK, valid_BK, *groups, eps=None)
     sum_B = (centred_BK * weights_K).sum(dim=1)
-    return sum_without_rounding(sum_B, weights_K, group_B, ranges, precision_K)[:, None]
+    return sum_without_rounding(sum_B, weights_K, groups[0], ranges, precision_K)[:, None]
 
 
-def _checked_sum(S_B: Any, B: int) -> torch.Tensor:
+def _checked_sum(S_B: Any, B: int) -> Tensor:
     """Return the result of a `combine` as float64, or raise ValueError if it cannot be used."""
-    if not isinstance(S_B, torch.Tensor) or S_B.shape != (B,):
-        got = tuple(S_B.shape) if isinstance(S_B, torch.Tensor) else type(S_B).__name__
+    if not isinstance(S_B, Tensor) or S_B.shape != (B,):
+        got = tuple(S_B.shape) if isinstance(S_B, Tensor) else type(S_B).__name__
         raise ValueError(f"combine: expected a tensor of shape ({B},), got {got}")
     if not torch.isfinite(S_B).all():
         row = int((~torch.isfinite(S_B)).nonzero()[0])
@@ -252,8 +250,8 @@ def _checked_sum(S_B: Any, B: int) -> torch.Tensor:
 
 
 def _normalize_batch(
-    S_B: torch.Tensor, count_B: torch.Tensor, valid_B: torch.Tensor, eps: float, var_eps: float
-) -> torch.Tensor:
+    S_B: Tensor, count_B: Tensor, valid_B: Tensor, eps: float, var_eps: float
+) -> Tensor:
     """Return A_B (step 3), counting sample i `count_B[i]` times. A constant S gives exactly 0."""
     total = count_B.sum()
     counted_B = count_B > 0

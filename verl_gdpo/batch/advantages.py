@@ -5,6 +5,7 @@ are the rows that count.
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from verl_gdpo.advantage.equation import GdpoScalars, compute_gdpo_scalars, normalize_groups
+from verl_gdpo.advantage.equation_inputs import Options
 from verl_gdpo.advantage.zero import (
     Ranges,
     centred_without_rounding,
@@ -31,6 +33,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Statistics = dict[str, float | None]
+# the settings that are options of the equation as they are
+SAME_OPTIONS = {option.name for option in fields(Options)} - {"combine"}
 
 
 def scalars_of(
@@ -61,12 +65,7 @@ def scalars_of(
         weights=list(rewards.weights.values()),
         present_BK=rewards.present_BK,
         valid_B=counted_B,
-        group_norm=settings.group_norm,
-        normalize_by_std=settings.normalize_by_std,
-        batch_norm=settings.batch_norm,
-        eps=settings.eps,
-        batch_eps=settings.batch_eps,
-        batch_var_eps=settings.batch_var_eps,
+        **{option: getattr(settings, option) for option in SAME_OPTIONS},
         combine=combine,
     )
 
@@ -100,11 +99,7 @@ def contributions(
 
 
 def advantage_shares(
-    names: Sequence[str],
-    c_BK: Floats,
-    present_BK: Bools,
-    S_B: Floats,
-    A_B: Floats,
+    names: Sequence[str], c_BK: Floats, present_BK: Bools, S_B: Floats, A_B: Floats
 ) -> Statistics:
     """Return share, energy and correlation with A of each reward's contributions.
 

@@ -135,11 +135,10 @@ class Sources:
     @classmethod
     def of(cls, sources: Sequence[str], group_B: Ints) -> "Sources":
         """Return them, given the source of each sample."""
-        number_of = {source: i for i, source in enumerate(sorted(set(sources)))}
-        source_B = np.array([number_of[source] for source in sources], dtype=np.int64)
+        names, source_B = np.unique(np.array(sources, dtype=object), return_inverse=True)
         source_G = np.empty(group_B.max() + 1, dtype=np.int64)
         source_G[group_B] = source_B
-        return cls([*number_of], source_B, source_G)
+        return cls(names.tolist(), source_B, source_G)
 
     def of_samples(self, value_B: npt.NDArray[Any], there_B: Bools) -> dict[str, float]:
         """Return {source: mean over its samples that are there}."""

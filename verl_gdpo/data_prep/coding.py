@@ -108,19 +108,18 @@ def _score(problem: Problem, options: Mapping[str, Any]) -> Rewards:
 def _made_row(rng: Random, split: str) -> Row:
     place, operator = rng.choice([*enumerate(OPERATORS)])
     is_test = split == "test"
-    numbers = [n for n in range(2, 100) if ((n + place) % TEST_EVERY == 0) == is_test]
-    number = rng.choice(numbers)
-    is_long = rng.random() < LONG_SHARE
-    what = f"{operator} {number}"
+    number = rng.choice([n for n in range(2, 100) if ((n + place) % TEST_EVERY == 0) == is_test])
+    is_long, what = rng.random() < LONG_SHARE, f"{operator} {number}"
     given = rng.sample(range(-99, 100), TESTS)
     pairs = [(n, OPERATORS[operator](n, number)) for n in given]
+    tests: list[dict[str, Any]]
     if rng.random() < 0.5:
         tests = [{"input": f"{n}\n", "output": f"{result}\n"} for n, result in pairs]
-        problem = Problem(None, tests, PRINTS[is_long].format(what=what))
-        return make_row(TASK, f"Read n, print n {what}.", problem.text(), TASK.system_prompt)
-    calls = [{"args": [n], "kwargs": {}, "accepted": [result]} for n, result in pairs]
-    problem = Problem("f", calls, RETURNS[is_long].format(what=what))
-    return make_row(TASK, f"Write f(n): n {what}.", problem.text(), TASK.system_prompt)
+        asked, problem = "Read n, print", Problem(None, tests, PRINTS[is_long].format(what=what))
+    else:
+        tests = [{"args": [n], "kwargs": {}, "accepted": [result]} for n, result in pairs]
+        asked, problem = "Write f(n):", Problem("f", tests, RETURNS[is_long].format(what=what))
+    return make_row(TASK, f"{asked} n {what}.", problem.text(), TASK.system_prompt)
 
 
 make_rows = seeded(TASK.name, _made_row)

@@ -14,6 +14,7 @@ import ast
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, TypeVar
 
 from verl_gdpo.data_prep import DataError, LeftOut
@@ -57,8 +58,7 @@ def _read(tests: Any, left_out: Counter[str]) -> tuple[str | None, list[Test]]:
         return function, _called(function, statements, left_out)[1]
     if "assert_case" in tests:
         sources = [_text(case) for case in _list(tests["assert_case"])]
-        statements = [statement for source in sources for statement in _statements_of(source)]
-        return _called(None, statements, left_out)
+        return _called(None, [*chain.from_iterable(map(_statements_of, sources))], left_out)
     if not {"inputs", "outputs"} <= {*tests} <= {"inputs", "outputs", "fn_name"}:
         raise ValueError(f"the keys {[*tests]}")
     inputs, outputs = _list(tests["inputs"]), _list(tests["outputs"])
@@ -107,8 +107,8 @@ def _verls_call(pair: tuple[Any, Any]) -> Test:
     """One call: each line of the input is an argument as JSON, and so is the output."""
     given, output = pair
     try:
-        args = [json.loads(line) for line in given.split("\n")] if _is_text(given) else given
-        result = json.loads(output) if _is_text(output) else output
+        args = [json.loads(line) for line in given.split("\n")] if isinstance(given, str) else given
+        result = json.loads(output) if isinstance(output, str) else output
     except (ValueError, RecursionError):
         raise LeftOut("an argument or result that is no JSON") from None
     return {"args": _list(args), "kwargs": {}, "accepted": [result]}
@@ -125,7 +125,7 @@ def _unwrapped(tests: list[Test]) -> list[Test]:
     if not all(isinstance(result, list) and len(result) == 1 for result in results):
         return tests
     return [
-        {**test, "accepted": [[only], only]} for test, [only] in zip(tests, results, strict=True)
+        {**test, "accepted": [result, *result]} for test, result in zip(tests, results, strict=True)
     ]
 
 
@@ -134,19 +134,15 @@ def _lines(text: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    if not _is_text(value):
+    if not isinstance(value, str):
         raise ValueError(f"the type {type(value).__name__} where a text should be")
-    return str(value)
+    return value
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"the type {type(value).__name__} where a list should be")
     return value
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _statements_of(source: str) -> list[ast.stmt]:

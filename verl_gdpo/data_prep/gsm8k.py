@@ -25,6 +25,7 @@ from verl_gdpo.data_prep.sources import Sources
 from verl_gdpo.rewards.gsm8k import GOLD_MARK, TASK
 
 COMMIT = "3101c7d5072418e28b9008a6636bde82a006892c"
+FOLDER = "grade_school_math/data"
 NAMES = ("Ann", "Ben", "Eva", "Ida", "Jim", "Leo", "Mia", "Tom")
 THINGS = ("bags", "caps", "cups", "eggs", "keys", "nuts", "pens", "toys")
 THOUSANDS_SHARE = 0.25
@@ -73,11 +74,8 @@ SOURCES = Sources(
     task=TASK,
     base_url=f"https://raw.githubusercontent.com/openai/grade-school-math/{COMMIT}",
     files={
-        "train": (
-            "grade_school_math/data/train.jsonl",
-            "7d97154b91aef28d01c3301741c81ce90039a4b1",
-        ),
-        "test": ("grade_school_math/data/test.jsonl", "e4c2ff4942b9a78bd74f04141224c11e28d12dc9"),
+        "train": (f"{FOLDER}/train.jsonl", "7d97154b91aef28d01c3301741c81ce90039a4b1"),
+        "test": (f"{FOLDER}/test.jsonl", "e4c2ff4942b9a78bd74f04141224c11e28d12dc9"),
     },
     row_of=_row_of_problem,
     make_rows=make_rows,

@@ -17,14 +17,13 @@ from typing import Any, Literal, get_args
 
 from verl_gdpo.rewards.task import Task
 from verl_gdpo.rewards.tool_rl_format import (
+    CALL_TAGS,
     NAME_KEY,
     PARAMETERS_KEY,
-    RESPONSE_CLOSE,
-    RESPONSE_OPEN,
+    RESPONSE_TAGS,
     THINK_CLOSE,
     THINK_OPEN,
-    TOOL_CALL_CLOSE,
-    TOOL_CALL_OPEN,
+    first_block_lines,
     labels,
 )
 
@@ -172,16 +171,16 @@ def _reward_ranges(schedule: str, step: int, bound: float) -> tuple[float, float
 
 def _parse_ground_truth(ground_truth: str) -> list[_Call]:
     """Return the gold calls, or [] without a tool-call block; raise ValueError if malformed."""
-    for opening, closing in ((TOOL_CALL_OPEN, TOOL_CALL_CLOSE), (RESPONSE_OPEN, RESPONSE_CLOSE)):
+    for opening, closing in (CALL_TAGS, RESPONSE_TAGS):
         counts = ground_truth.count(opening), ground_truth.count(closing)
         if counts not in ((0, 0), (1, 1)):
             raise ValueError(
                 f"tool_rl ground truth: got {counts[0]} {opening} and {counts[1]} {closing}; "
                 f"expected one of each or none, also inside the think text: {ground_truth[:200]!r}"
             )
-    if TOOL_CALL_OPEN not in ground_truth:
+    if CALL_TAGS[0] not in ground_truth:
         return []
-    lines = _first_block_lines(ground_truth)
+    lines = first_block_lines(ground_truth)
     return [_parse_gold_call(line, i, len(lines)) for i, line in enumerate(lines, 1)]
 
 
@@ -201,27 +200,18 @@ def _parse_gold_call(line: str, number: int, count: int) -> _Call:
     )
 
 
-def _first_block_lines(text: str) -> list[str]:
-    """Return the lines of the first tool-call block, up to a closing or a second opening tag."""
-    block = text.split(TOOL_CALL_OPEN, 2)[1].split(TOOL_CALL_CLOSE, 1)[0]
-    # splitlines() would also cut at characters such as U+2028, which JSON allows in a string.
-    return block.strip().split("\n")
-
-
 def _parse_response(response: str) -> list[_Call] | None:
     """Return the predicted calls, or None if one of them cannot be read."""
-    if TOOL_CALL_OPEN not in response or TOOL_CALL_CLOSE not in response:
+    if not all(tag in response for tag in CALL_TAGS):
         return None
     calls: list[_Call] = []
-    for line in _first_block_lines(response):
+    for line in first_block_lines(response):
         try:
             call = _decode(line)
         except ValueError:  # also raised for an int with too many digits
             return None
         # Check each line at once, so that a long worthless block ends at its first line.
-        if not isinstance(call, dict) or NAME_KEY not in call:
-            return None
-        if isinstance(call[NAME_KEY], (dict, list)):
+        if not isinstance(call, dict) or isinstance(call.get(NAME_KEY, {}), dict | list):
             return None
         calls.append(call)
     return calls
@@ -235,10 +225,7 @@ def _has_layout(response: str, ground_truth: str) -> bool:
     it is enough to find each piece at its first place. This takes linear time; the patterns do not.
     """
     pieces, tags = [THINK_OPEN, THINK_CLOSE], []
-    for opening, closing, line in (
-        (TOOL_CALL_OPEN, TOOL_CALL_CLOSE, "\n"),
-        (RESPONSE_OPEN, RESPONSE_CLOSE, ""),
-    ):
+    for (opening, closing), line in ((CALL_TAGS, "\n"), (RESPONSE_TAGS, "")):
         if opening in ground_truth:
             pieces = [*pieces[:-1], f"{pieces[-1]}\n{opening}{line}", f"{line}{closing}"]
             tags += [opening, closing]
@@ -302,10 +289,9 @@ def _pair_score(gold: _Call, predicted: _Call, granularity: str) -> float:
         return float(gold == predicted)
     wanted, given = gold[PARAMETERS_KEY], predicted[PARAMETERS_KEY]
     shared = [key for key in wanted if key in given]
+    keys = _jaccard(len(shared), len(wanted), len(given))
     if granularity == "refined":
         keys = float(list(wanted) == list(given))
-    else:
-        keys = _jaccard(len(shared), len(wanted), len(given))
     return keys + len([key for key in shared if given[key] == wanted[key]])
 
 
