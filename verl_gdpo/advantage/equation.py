@@ -18,22 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verl_gdpo.advantage.equation_inputs import (
-    Options,
-    finite_rewards,
-    group_index,
-    group_sum,
-    reward_tensor,
-    reward_weights,
-    row_mask,
-    where_it_is,
-)
-from verl_gdpo.advantage.zero import (
-    Ranges,
-    mean_without_rounding,
-    precision_of,
-    sum_without_rounding,
-)
+from verl_gdpo.advantage import equation_inputs as inputs
+from verl_gdpo.advantage import zero
+from verl_gdpo.advantage.zero import Ranges
 
 Groups = tuple[Tensor, int]  # of `group_index`
 
@@ -94,13 +81,13 @@ def compute_gdpo_advantage(
             finite numbers.
         TypeError: an option is unknown, or group ids are neither all integers nor all strings.
     """
-    mask_BT = where_it_is(response_mask_BT).bool()
+    mask_BT = inputs.where_it_is(response_mask_BT).bool()
     if mask_BT.ndim != 2:
         raise ValueError(
             f"response_mask_BT: expected shape (samples, tokens), got {tuple(mask_BT.shape)}"
         )
     scalars = compute_gdpo_scalars(
-        reward_tensor(rewards_BK).to(mask_BT.device),
+        inputs.reward_tensor(rewards_BK).to(mask_BT.device),
         group_ids,
         token_count_B=mask_BT.sum(dim=1),
         weights=weights,
@@ -144,24 +131,24 @@ def compute_gdpo_scalars(
         token_count_B: trained tokens per sample; only batch_norm="token" needs them.
         valid_B: with None, every row is a real sample.
     """
-    chosen = Options(**options)
-    rewards_BK = reward_tensor(rewards_BK)
+    chosen = inputs.Options(**options)
+    rewards_BK = inputs.reward_tensor(rewards_BK)
     if rewards_BK.ndim != 2 or 0 in rewards_BK.shape:
         raise ValueError(
             f"rewards_BK: expected shape (samples, rewards), got {tuple(rewards_BK.shape)}"
         )
     B, K = rewards_BK.shape
     device = rewards_BK.device
-    valid_B = row_mask("valid_B", valid_B, (B,), device)
-    present_BK = row_mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
-    weights_K = reward_weights(weights, K, device)
+    valid_B = inputs.row_mask("valid_B", valid_B, (B,), device)
+    present_BK = inputs.row_mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
+    weights_K = inputs.reward_weights(weights, K, device)
     arrived_as = rewards_BK.dtype
-    rewards_BK = finite_rewards(rewards_BK, present_BK)
-    precision_K = precision_of(rewards_BK, arrived_as)
-    groups = group_index(group_ids, B, device)
+    rewards_BK = inputs.finite_rewards(rewards_BK, present_BK)
+    precision_K = zero.precision_of(rewards_BK, arrived_as)
+    groups = inputs.group_index(group_ids, B, device)
     if chosen.group_norm == "summed":
         rewards_BK = _centred_sum(rewards_BK, weights_K, valid_B, groups, precision_K)
-        present_BK, precision_K = valid_B[:, None], precision_of(rewards_BK, torch.float64)
+        present_BK, precision_K = valid_B[:, None], zero.precision_of(rewards_BK, torch.float64)
         weights_K = weights_K.new_ones(1)
 
     z_BK, ranges = normalize_groups(
@@ -174,7 +161,7 @@ def compute_gdpo_scalars(
         S_B = torch.where(valid_B, _checked_sum(S_B, B), 0.0)
         # a variant may divide by a weight below 1; a reward of weight 0 leaves no rounding either
         weights_K = weights_K.abs().clamp(min=1.0) * (weights_K != 0)
-    S_B = sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)
+    S_B = zero.sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)
     if chosen.batch_norm == "none":
         return GdpoScalars(z_BK, S_B, S_B)
     count_B = valid_B
@@ -204,7 +191,7 @@ def normalize_groups(
         rewards_BK: float64, 0 where absent.
         eps: number added to the std. With None, z is not divided by the std.
     """
-    sums = partial(group_sum, group_B=group_B, count=group_count)
+    sums = partial(inputs.group_sum, group_B=group_B, count=group_count)
     # a group with fewer than two values gives 0 / 0 below; the last `where` replaces it with 0
     there_BK = present_BK.to(torch.float64)
     count_GK = sums(there_BK)
@@ -235,7 +222,7 @@ def _centred_sum(
     valid_BK = valid_B[:, None].expand_as(rewards_BK)
     centred_BK, ranges = normalize_groups(rewards_BK, valid_BK, *groups, eps=None)
     sum_B = (centred_BK * weights_K).sum(dim=1)
-    return sum_without_rounding(sum_B, weights_K, groups[0], ranges, precision_K)[:, None]
+    return zero.sum_without_rounding(sum_B, weights_K, groups[0], ranges, precision_K)[:, None]
 
 
 def _checked_sum(S_B: Any, B: int) -> Tensor:
@@ -258,7 +245,7 @@ def _normalize_batch(
     low = S_B.masked_fill(~counted_B, torch.inf).min()
     high = S_B.masked_fill(~counted_B, -torch.inf).max()
     # complete groups sum to 0, so a mean that is only rounding must not move groups without signal
-    mean = mean_without_rounding((S_B * count_B).sum() / total, S_B)
+    mean = zero.mean_without_rounding((S_B * count_B).sum() / total, S_B)
     variance = ((S_B - mean).square() * count_B).sum() / (total - 1)
     A_B = (S_B - mean) / ((variance + var_eps).sqrt() + eps)
     return torch.where(valid_B & (high > low), A_B, 0.0)

@@ -12,19 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from verl_gdpo.advantage import zero
 from verl_gdpo.advantage.equation import GdpoScalars, compute_gdpo_scalars, normalize_groups
 from verl_gdpo.advantage.equation_inputs import Options
-from verl_gdpo.advantage.zero import (
-    Ranges,
-    centred_without_rounding,
-    has_signal,
-    is_0,
-    or_0,
-    precision_of,
-    sum_without_rounding,
-    to_6_decimals,
-    without_last_digits,
-)
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.settings.algorithm import GdpoSettings
@@ -94,7 +84,7 @@ def contributions(
         return c_BK
     square_G = np.bincount(group_B, c_BK.sum(axis=1) ** 2)
     scale_G = np.sqrt(square_G / np.maximum(size_G - 1, 1)) + settings.eps
-    signal_G = np.bincount(group_B, ~is_0(S_B)) > 0
+    signal_G = np.bincount(group_B, ~zero.is_0(S_B)) > 0
     return c_BK / np.where(signal_G, scale_G, 1.0)[group_B, None]
 
 
@@ -113,8 +103,8 @@ def advantage_shares(
     """
     scale = np.abs(c_BK).max() or 1.0  # keeps the squares of small numbers above 0
     energy_K = ((c_BK / scale) ** 2).sum(axis=0)
-    covariance_K, variance = covariances(c_BK / scale, or_0(S_B) / scale)
-    A_B = or_0(A_B)
+    covariance_K, variance = covariances(c_BK / scale, zero.or_0(S_B) / scale)
+    A_B = zero.or_0(A_B)
     found: Statistics = {}
     for k, name in enumerate(names):
         found[f"{name}/share"] = covariance_K[k] / variance if variance else None
@@ -132,13 +122,13 @@ def covariances(c_BK: Floats, S_B: Floats) -> tuple[Floats, float]:
 
 def groups_with_signal(S_B: Floats, c_BK: Floats, group_B: Ints) -> Bools:
     """Return signal_G, True for the groups with a sample that has a signal."""
-    return np.bincount(group_B, has_signal(S_B, c_BK)) > 0
+    return np.bincount(group_B, zero.has_signal(S_B, c_BK)) > 0
 
 
 def within_groups(value_B: npt.NDArray[Any], group_B: Ints) -> Floats:
     """Return each value minus the mean of its group; what is only rounding becomes 0."""
     mean_G = np.bincount(group_B, value_B) / np.bincount(group_B).clip(min=1)
-    return centred_without_rounding(value_B - mean_G[group_B], value_B)
+    return zero.centred_without_rounding(value_B - mean_G[group_B], value_B)
 
 
 def correlation(x_B: npt.NDArray[Any], y_B: npt.NDArray[Any]) -> float | None:
@@ -177,18 +167,18 @@ def advantages_without_eps(
     K = len(weights_K)
     # K + 1 columns, each in one piece of memory: numpy is slow at rows of few numbers
     with_sum_BK = np.vstack([values_BK.T, values_BK @ weights_K]).T
-    rewards_BK = torch.from_numpy(without_last_digits(with_sum_BK))
+    rewards_BK = torch.from_numpy(zero.without_last_digits(with_sum_BK))
     there_BK = torch.from_numpy(np.hstack([present_BK, np.ones_like(present_BK[:, :1])]))
     group = torch.from_numpy(group_B)
     z_BK, ranges = normalize_groups(rewards_BK, there_BK, group, int(group.max()) + 1, eps=0.0)
-    precision_K = precision_of(rewards_BK, rewards_BK.dtype)
+    precision_K = zero.precision_of(rewards_BK, rewards_BK.dtype)
     scaled_K = torch.from_numpy(weights_K / (np.abs(weights_K).max() or 1.0))
 
     def S_of(columns: slice, weights_K: torch.Tensor) -> Floats:
         S_B = (z_BK[:, columns] * weights_K).sum(dim=1)
-        own = Ranges(*(of_all_GK[:, columns] for of_all_GK in ranges))
-        S_B = sum_without_rounding(S_B, weights_K, group, own, precision_K[columns])
-        return to_6_decimals(S_B.numpy())
+        own = zero.Ranges(*(of_all_GK[:, columns] for of_all_GK in ranges))
+        S_B = zero.sum_without_rounding(S_B, weights_K, group, own, precision_K[columns])
+        return zero.to_6_decimals(S_B.numpy())
 
     return S_of(slice(K), scaled_K), S_of(slice(K, None), torch.ones_like(scaled_K[:1]))
 

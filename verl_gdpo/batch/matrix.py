@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.advantage.zero import is_the_sum, with_slack
 from verl_gdpo.batch.rows import ABSENT, RewardError, RewardRows, is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
@@ -182,11 +183,7 @@ def _value(name: str, value: Any, rows: RewardRows, row: int) -> float | None:
 
 
 def _check_bounds(
-    name: str,
-    values: Floats,
-    bounds: tuple[float, float],
-    rows: RewardRows,
-    counted: Sequence[int],
+    name: str, values: Floats, bounds: Bounds, rows: RewardRows, counted: Sequence[int]
 ) -> None:
     low, high, slack = with_slack(bounds)
     outside = np.flatnonzero((values < low - slack) | (values > high + slack))

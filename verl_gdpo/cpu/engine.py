@@ -206,11 +206,8 @@ class Engine:
             sampling_params, eos_ids=self.eos_ids, ignore_eos=self.ignore_eos
         )
         room = self.prompt_length + self.response_length - len(prompt)
-        max_tokens = parse_max_tokens(
-            sampling_params,
-            default=min(self.response_length, room),
-            room=self.max_model_len - len(prompt),
-        )
+        longest, in_model = min(self.response_length, room), self.max_model_len - len(prompt)
+        max_tokens = parse_max_tokens(sampling_params, default=longest, room=in_model)
         seed = self._seed_of(prompt, sampling_params)
         return await self.batcher.submit(Request(prompt, params, max_tokens, seed))
 
@@ -229,17 +226,16 @@ class Engine:
         self, requests: Sequence[Request], should_abort: Callable[[], bool]
     ) -> list[Completion | Exception]:
         """Sample those with equal options together."""
-        outcomes: list[Completion | Exception] = [Completion() for _ in requests]
+        outcomes: dict[int, Completion | Exception] = {}
         for params in {request.params for request in requests}:
             places = [k for k, request in enumerate(requests) if request.params == params]
             alike = [requests[k] for k in places]
             sampled = sample(self.model, alike, self.pad_id, should_abort)
-            for k, outcome in zip(places, sampled, strict=True):
-                outcomes[k] = outcome
-        for outcome in outcomes:
+            outcomes |= zip(places, sampled, strict=True)
+        for outcome in outcomes.values():
             if isinstance(outcome, Completion):
                 outcome.global_steps = self.global_steps
-        return outcomes
+        return [outcomes[k] for k in range(len(requests))]
 
     def _check_prompt(self, prompt: tuple[int, ...]) -> None:
         if not prompt:

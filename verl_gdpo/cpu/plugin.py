@@ -84,15 +84,10 @@ def _patch_process_group(module: ModuleType) -> None:
 
     def initialize(timeout_second: int = 36000) -> tuple[int, int, int]:
         initialize_ray(timeout_second)
-        local_rank, rank, world_size = (
-            int(os.environ[name]) for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE")
-        )
-        return local_rank, rank, world_size
+        return int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
-    vars(module).update(
-        initialize_global_process_group_ray=initialize_ray,
-        initialize_global_process_group=initialize,
-    )
+    vars(module)["initialize_global_process_group_ray"] = initialize_ray
+    vars(module)["initialize_global_process_group"] = initialize
 
 
 def _let_fused_kernels_run(_module: ModuleType) -> None:

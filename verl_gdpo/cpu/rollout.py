@@ -66,11 +66,9 @@ def build_engine(config: Any, model_config: Any, replica_rank: int) -> Engine:
         raise ValueError(
             f"rollout.max_model_len={config.max_model_len} exceeds the model's {context} positions"
         )
+    trusted = {"trust_remote_code": model_config.trust_remote_code}
     model = AutoModelForCausalLM.from_config(
-        hf_config,
-        attn_implementation="sdpa",
-        dtype=torch.float32,
-        trust_remote_code=model_config.trust_remote_code,
+        hf_config, attn_implementation="sdpa", dtype=torch.float32, **trusted
     )
     return Engine(
         model,
@@ -90,11 +88,8 @@ class HFServer:
     """Ray actor behind one replica. Called by verl.workers.rollout.llm_server and the replica."""
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
-        self._engine = build_engine(
-            omega_conf_to_dataclass(config),
-            omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig),
-            replica_rank,
-        )
+        model = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
+        self._engine = build_engine(omega_conf_to_dataclass(config), model, replica_rank)
 
     async def node_ip(self) -> str:
         return str(ray.util.get_node_ip_address())
@@ -160,13 +155,10 @@ class HFReplica(RolloutReplica):  # type: ignore[misc, unused-ignore]
                 f"the rollout 'hf' runs in hybrid mode only, got {self.rollout_mode}; use "
                 "trainer.v1.trainer_mode=sync or colocate_async"
             )
-        server = (
-            ray.remote(self.server_class)
-            .options(name=server_name(self.replica_rank), max_concurrency=self.max_concurrency)
-            .remote(self.config, self.model_config, self.replica_rank)
-        )
-        self.servers = [server]
-        self._server_handle = server
+        options = {"name": server_name(self.replica_rank), "max_concurrency": self.max_concurrency}
+        actor = ray.remote(self.server_class).options(**options)
+        server = actor.remote(self.config, self.model_config, self.replica_rank)
+        self.servers, self._server_handle = [server], server
         # Only a unique label: requests go through Ray, there is no HTTP server.
         self._server_address = f"hf://{await server.node_ip.remote()}/{self.replica_rank}"
 

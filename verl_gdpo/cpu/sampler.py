@@ -15,17 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 # vLLM samples greedily below this temperature (vllm.sampling_params._SAMPLING_EPS).
 GREEDY_BELOW = 1e-5
@@ -73,16 +65,16 @@ class SamplingParams:
     def greedy(self) -> bool:
         return 0 <= self.temperature < GREEDY_BELOW
 
-    def warpers(self) -> LogitsProcessorList:
+    def warpers(self) -> transformers.LogitsProcessorList:
         """What turns logits into those that are drawn from, in vLLM's order."""
-        warpers = LogitsProcessorList()
+        warpers = transformers.LogitsProcessorList()
         if self.greedy:  # the argmax survives any cut
             return warpers
-        warpers.append(TemperatureLogitsWarper(float(self.temperature)))
+        warpers.append(transformers.TemperatureLogitsWarper(float(self.temperature)))
         if self.top_k not in (0, -1):
-            warpers.append(TopKLogitsWarper(self.top_k))
+            warpers.append(transformers.TopKLogitsWarper(self.top_k))
         if self.top_p != 1:
-            warpers.append(TopPLogitsWarper(self.top_p))
+            warpers.append(transformers.TopPLogitsWarper(self.top_p))
         return warpers
 
 
@@ -162,7 +154,7 @@ class Completion:
     global_steps: int | None = None
 
 
-class OwnDraws(LogitsProcessor):  # type: ignore[misc, unused-ignore]
+class OwnDraws(transformers.LogitsProcessor):  # type: ignore[misc, unused-ignore]
     """Draws the next token of each row from the row's own stream, and bars all others.
 
     `generate` knows one random stream for a whole batch, in which what a request draws would
@@ -191,7 +183,7 @@ class OwnDraws(LogitsProcessor):  # type: ignore[misc, unused-ignore]
         return torch.full_like(scores, -torch.inf).scatter(1, tokens_B1, 0.0)
 
 
-class Abort(StoppingCriteria):  # type: ignore[misc, unused-ignore]
+class Abort(transformers.StoppingCriteria):  # type: ignore[misc, unused-ignore]
     """Stops all rows once `should_abort` says so."""
 
     def __init__(self, should_abort: Callable[[], bool]) -> None:
@@ -222,7 +214,7 @@ def sample(
     max_tokens = max(request.max_tokens for request in requests)
     draws = OwnDraws(params, [request.seed for request in requests], max_tokens)
     # the model's own one: what is None in one that is passed comes from the model's, such as eos
-    model.generation_config = GenerationConfig(
+    model.generation_config = transformers.GenerationConfig(
         do_sample=False,  # it takes the one token that OwnDraws leaves
         max_new_tokens=max_tokens,
         eos_token_id=sorted(params.stop_ids) or None,

@@ -205,10 +205,8 @@ def split_rows(rows: Sequence[Row], where: str) -> Splits:
     order = np.arange(len(rows))
     np.random.RandomState(SPLIT_SEED).shuffle(order)
     shuffled = [rows[i] for i in order.tolist()]
-    return {
-        "train": numbered(shuffled[:-test_count], "train"),
-        "test": numbered(shuffled[-test_count:], "test"),
-    }
+    parts = {"train": shuffled[:-test_count], "test": shuffled[-test_count:]}
+    return {split: numbered(part, split) for split, part in parts.items()}
 
 
 def _read_json(path: Path) -> list[Any]:

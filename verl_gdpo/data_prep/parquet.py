@@ -82,11 +82,8 @@ def made_from(task: str, options: Mapping[str, Any]) -> str:
     digest = hashlib.sha256()
     for path in _code(task):
         digest.update(path.read_bytes())
-    contents = {
-        name: git_blob_id(value.read_bytes()) if isinstance(value, Path) else value
-        for name, value in options.items()
-    }
-    digest.update(json.dumps(contents, sort_keys=True).encode())
+    said = json.dumps(options, sort_keys=True, default=lambda file: git_blob_id(file.read_bytes()))
+    digest.update(said.encode())
     return digest.hexdigest()
 
 
@@ -98,10 +95,8 @@ def _code(task: str) -> list[Path]:
 
 def is_there(paths: Sequence[Path], wanted: str) -> bool:
     """Return whether all files exist as they were made from `wanted`."""
-    return all(
-        path.exists() and _said(path).get(MADE_FROM) == wanted.encode() and not _foreign(path)
-        for path in paths
-    )
+    are_made = (_said(path).get(MADE_FROM) == wanted.encode() for path in paths)
+    return all(are_made) and not any(map(_foreign, paths))
 
 
 def refuse_to_replace(paths: Sequence[Path]) -> None:

@@ -19,16 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.atomic import replace_together
-from verl_gdpo.data_prep import DataError, UsageError, progress
-from verl_gdpo.data_prep.local_files import (
-    Mend,
-    RowOf,
-    make_row,
-    numbered,
-    read_rows,
-    split_rows,
-    strings_of,
-)
+from verl_gdpo.data_prep import DataError, UsageError, local_files, progress
+from verl_gdpo.data_prep.local_files import Mend, RowOf
 from verl_gdpo.data_prep.parquet import git_blob_id
 from verl_gdpo.data_prep.schema import Row, Splits
 from verl_gdpo.rewards import options_of
@@ -120,10 +112,10 @@ class Sources:
 
     def from_files(self, source: Path, test: Path | None) -> Splits:
         """Return the rows of two files or, if `test` is None, of one that is split."""
-        rows = read_rows(source, "train", self)
+        rows = local_files.read_rows(source, "train", self)
         if test is None:
-            return split_rows(rows, str(source))
-        return {"train": rows, "test": read_rows(test, "test", self)}
+            return local_files.split_rows(rows, str(source))
+        return {"train": rows, "test": local_files.read_rows(test, "test", self)}
 
     def _in_weak_sandbox(self) -> "Sources":
         options = {WEAK: True}
@@ -141,7 +133,7 @@ class Sources:
             except DataError as error:
                 hint = "Without a download: --from FILE or --synthetic N"
                 raise DataError(f"{error}. {hint}") from error
-            splits[split] = read_rows(local, split, self)
+            splits[split] = local_files.read_rows(local, split, self)
         return splits
 
     def _from_seed(self, given: Mapping[str, Any]) -> Splits:
@@ -155,7 +147,7 @@ class Sources:
             said = f"making {count:,} synthetic {split} rows, seed {seed}"
             print(said, file=sys.stderr, flush=True)
             rows = self.make_rows(count, split=split, seed=seed, **chosen)
-            splits[split] = numbered(rows, split, self.dropped)
+            splits[split] = local_files.numbered(rows, split, self.dropped)
         return splits
 
     def _refuse_stray_options(self, given: Mapping[str, Any]) -> None:
@@ -216,8 +208,8 @@ def questions_of(task: Task) -> Sources:
     """The source of a task that has no file of its own here."""
 
     def row_of(item: Any, where: str, *_: Any) -> Row:
-        fields = strings_of(item, ("question", "answer"), where)
-        return make_row(task, fields["question"], fields["answer"], task.system_prompt)
+        fields = local_files.strings_of(item, ("question", "answer"), where)
+        return local_files.make_row(task, fields["question"], fields["answer"], task.system_prompt)
 
     return Sources(task=task, row_of=row_of)
 

@@ -15,17 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
+from verl_gdpo.rewards import tool_rl_format as form
 from verl_gdpo.rewards.task import Task
-from verl_gdpo.rewards.tool_rl_format import (
-    CALL_TAGS,
-    NAME_KEY,
-    PARAMETERS_KEY,
-    RESPONSE_TAGS,
-    THINK_CLOSE,
-    THINK_OPEN,
-    first_block_lines,
-    labels,
-)
+from verl_gdpo.rewards.tool_rl_format import NAME_KEY, PARAMETERS_KEY
 
 Granularity = Literal["fine", "refined", "intermediate", "coarse"]
 Matching = Literal["greedy", "optimal"]
@@ -171,16 +163,16 @@ def _reward_ranges(schedule: str, step: int, bound: float) -> tuple[float, float
 
 def _parse_ground_truth(ground_truth: str) -> list[_Call]:
     """Return the gold calls, or [] without a tool-call block; raise ValueError if malformed."""
-    for opening, closing in (CALL_TAGS, RESPONSE_TAGS):
+    for opening, closing in (form.CALL_TAGS, form.RESPONSE_TAGS):
         counts = ground_truth.count(opening), ground_truth.count(closing)
         if counts not in ((0, 0), (1, 1)):
             raise ValueError(
                 f"tool_rl ground truth: got {counts[0]} {opening} and {counts[1]} {closing}; "
                 f"expected one of each or none, also inside the think text: {ground_truth[:200]!r}"
             )
-    if CALL_TAGS[0] not in ground_truth:
+    if form.CALL_TAGS[0] not in ground_truth:
         return []
-    lines = first_block_lines(ground_truth)
+    lines = form.first_block_lines(ground_truth)
     return [_parse_gold_call(line, i, len(lines)) for i, line in enumerate(lines, 1)]
 
 
@@ -202,10 +194,10 @@ def _parse_gold_call(line: str, number: int, count: int) -> _Call:
 
 def _parse_response(response: str) -> list[_Call] | None:
     """Return the predicted calls, or None if one of them cannot be read."""
-    if not all(tag in response for tag in CALL_TAGS):
+    if not all(tag in response for tag in form.CALL_TAGS):
         return None
     calls: list[_Call] = []
-    for line in first_block_lines(response):
+    for line in form.first_block_lines(response):
         try:
             call = _decode(line)
         except ValueError:  # also raised for an int with too many digits
@@ -224,13 +216,13 @@ def _has_layout(response: str, ground_truth: str) -> bool:
     of the patterns for the other blocks. These patterns are fixed pieces with any text between, so
     it is enough to find each piece at its first place. This takes linear time; the patterns do not.
     """
-    pieces, tags = [THINK_OPEN, THINK_CLOSE], []
-    for (opening, closing), line in ((CALL_TAGS, "\n"), (RESPONSE_TAGS, "")):
+    pieces, tags = [form.THINK_OPEN, form.THINK_CLOSE], []
+    for (opening, closing), line in ((form.CALL_TAGS, "\n"), (form.RESPONSE_TAGS, "")):
         if opening in ground_truth:
             pieces = [*pieces[:-1], f"{pieces[-1]}\n{opening}{line}", f"{line}{closing}"]
             tags += [opening, closing]
     *inner, tail = pieces
-    if not (response.startswith(THINK_OPEN) and response.endswith(tail)):
+    if not (response.startswith(form.THINK_OPEN) and response.endswith(tail)):
         return False
     position = 0
     for piece in inner:
@@ -342,10 +334,10 @@ def _total_optimal() -> Callable[[_PairScores], float]:
 
 
 def _length(response: str, length_schedule: str, step: int) -> float:
-    if THINK_OPEN not in response or THINK_CLOSE not in response:
+    if form.THINK_OPEN not in response or form.THINK_CLOSE not in response:
         return 0.0
     at_start, per_step = LENGTH_WORDS[length_schedule]
-    thought = response.rpartition(THINK_OPEN)[2].partition(THINK_CLOSE)[0]
+    thought = response.rpartition(form.THINK_OPEN)[2].partition(form.THINK_CLOSE)[0]
     return min(1.0, round(len(thought.split()) / (at_start + per_step * step), 2))
 
 
@@ -359,5 +351,5 @@ TASK = Task(
     good_response=str,  # ToolRL's ground truths have the form of a response
     system_prompt=None,  # each row lists its own tools; see `tool_rl_format.system_prompt`
     verl_names={"accuracy_reward": "correctness", "format_reward": "format"},
-    labels=labels,
+    labels=form.labels,
 )
