@@ -35,6 +35,15 @@ def reward_funcs(*tasks: Task, **options: Any) -> list[Callable[..., list[float 
     whichever function is asked first, and the completions of a batch are scored at the same time.
     The functions can be pickled, as a list.
 
+    >>> from verl_gdpo.rewards import TASKS
+    >>> functions = reward_funcs(TASKS["gsm8k"])
+    >>> [function.__name__ for function in functions]
+    ['correctness', 'format', 'integer']
+    >>> rows = {"data_source": ["verl_gdpo/gsm8k"], "reward_model": [{"ground_truth": "72"}]}
+    >>> answer = "<think>24 + 48</think>\\n<answer>72</answer>"
+    >>> [function(completions=[answer], completion_ids=[[1, 2]], **rows) for function in functions]
+    [[1.0], [1.0], [1.0]]
+
     Args:
         tasks: one or several of `verl_gdpo.rewards.TASKS`. A row is scored by the task of its
             `data_source`; a reward that only other tasks have is None.

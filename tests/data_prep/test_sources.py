@@ -111,7 +111,7 @@ def test_check_rows_accepts_several_turns_and_every_kind():
         {"role": role, "content": ""} for role in ("system", "user", "assistant")
     ] + [{"role": "user", "content": "x"}]
     rows = [row(ground_truth=text) for text in (TOOL, RESPONSE, BOTH, NEITHER)]
-    schema.check_rows([several_turns, *rows], "rows")
+    schema.check_rows(dict(enumerate([several_turns, *rows])), "rows")
 
 
 # place in a row, what is put there (... removes it), the field and the words of the message
@@ -169,11 +169,11 @@ def test_a_refusal_names_row_and_field(tmp_path, place, value, field, words):
 
 def test_rows_that_are_no_rows_are_refused():
     with pytest.raises(DataError, match=r"^here: got no rows"):
-        schema.check_rows([], "here")
+        schema.check_rows({}, "here")
     with pytest.raises(
         DataError, match=r"^here, row 0, the whole row: got 'x'; expected an object"
     ):
-        schema.check_rows(["x"], "here")
+        schema.check_rows({0: "x"}, "here")
 
 
 # ---- files that appear whole or not at all

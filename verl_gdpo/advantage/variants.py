@@ -1,7 +1,15 @@
 """Alternatives to the weighted sum in step 2.
 
 Pass one of them to `compute_gdpo_advantage` as `combine`, with its parameters filled in:
-`combine=functools.partial(rvpo, k=1.0)`. Each function here, and each function of your own, gets
+`combine=functools.partial(rvpo, k=1.0)`. Here the rewards of each sample are in conflict:
+
+>>> from functools import partial
+>>> from verl_gdpo.advantage.equation import compute_gdpo_scalars
+>>> rewards_BK = [[1, 0], [2, 5], [3, 1]]  # z is -1 0 1 and about -0.76 1.13 -0.38
+>>> compute_gdpo_scalars(rewards_BK, ["p"] * 3, combine=partial(gd2po, tau=1.0)).S_B
+tensor([-1.7558,  1.1339,  0.0000], dtype=torch.float64)
+
+Each function here, and each function of your own, gets
 
     z_BK           step 1; exactly 0 where a reward is missing or constant in its group
     rewards_BK     raw values, 0 where missing

@@ -52,9 +52,8 @@ class FilterMetric:
                 raise RewardError(f"{rows.label(row)}: {self._key} {error}") from None
             self.samples += 1
             self.missing += number is None
-            if number is not None:
-                value_B[row] = number
-            elif not self.is_said:
+            value_B[row] = np.nan if number is None else number
+            if number is None and not self.is_said:
                 self.is_said = True
                 logger.warning(
                     "verl-gdpo: %s: %s has no value of it. Such samples are left out, and a group "

@@ -3,7 +3,7 @@
 Shape suffixes: B samples, K rewards, G groups. Samples are the rows that count.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -99,11 +99,7 @@ class RewardsOfStep:
 
     @cached_property
     def _of_groups(self) -> list[tuple[Bools, dict[str, Bools]]]:
-        """Of each reward, which groups have it, and {statistic: in which groups it holds}."""
-        return [*self._each_of_groups()]
-
-    def _each_of_groups(self) -> Iterator[tuple[Bools, dict[str, Bools]]]:
-        """Yield what `_of_groups` holds.
+        """Of each reward, which groups have it, and {statistic: in which groups it holds}.
 
         Without declared bounds, high and low are the highest and the lowest value of the step. If
         all its values are equal, nothing says which of the two they are.
@@ -113,6 +109,7 @@ class RewardsOfStep:
         values_BK, present_BK = self.values_BK[order], self.present_BK[order]
         high_GK = np.maximum.reduceat(np.where(present_BK, values_BK, -np.inf), starts)
         low_GK = np.minimum.reduceat(np.where(present_BK, values_BK, np.inf), starts)
+        found = []
         for name, high_G, low_G in zip(self.names, high_GK.T, low_GK.T, strict=True):
             there_G = np.isfinite(high_G)
             states = {"varies": high_G > low_G}
@@ -121,7 +118,8 @@ class RewardsOfStep:
                 low, high, slack = with_slack(self.bounds.get(name, seen))
                 states["groups_all_high"] = low_G >= high - slack
                 states["groups_all_low"] = high_G <= low + slack
-            yield there_G, states
+            found.append((there_G, states))
+        return found
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,12 @@ def group_of(key: str) -> str:
 def value_or_error(value: Any) -> float | None:
     """Return a Python, numpy or torch number (or bool) as a finite float. None stays None.
 
+    >>> value_or_error(np.float32(0.5)), value_or_error(True), value_or_error(None)
+    (0.5, 1.0, None)
+    >>> value_or_error("0.5")
+    Traceback (most recent call last):
+    ValueError: is '0.5'; expected a finite number
+
     Raises:
         ValueError: the value is not a finite number; the message continues "reward NAME ...".
     """

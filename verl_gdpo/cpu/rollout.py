@@ -84,6 +84,10 @@ def build_engine(config: Any, model_config: Any, replica_rank: int) -> Engine:
     )
 
 
+async def _nothing_to_do(_self: Any, *_args: Any, **_extra: Any) -> None:
+    """Memory stays where it is, no cache outlives a batch, and there is no profiler."""
+
+
 class HFServer:
     """Ray actor behind one replica. Called by verl.workers.rollout.llm_server and the replica."""
 
@@ -134,9 +138,6 @@ class HFServer:
         async with self._engine.batcher.idle:
             await asyncio.sleep(0)
 
-    async def _nothing_to_do(self, *args: Any, **extra: Any) -> None:
-        """Memory stays where it is, no cache outlives a batch, and there is no profiler."""
-
     wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing_to_do
     start_profile = stop_profile = _nothing_to_do
 
@@ -180,11 +181,7 @@ class HFServerAdapter(BaseRollout):  # type: ignore[misc, unused-ignore]
         self.is_leader_rank = True
         self._server: Any = None
 
-    async def resume(self, tags: list[str], **extra: Any) -> None:
-        """Nothing was released."""
-
-    async def release(self, **extra: Any) -> None:
-        """Nothing to free: the server keeps its weights."""
+    resume = release = _nothing_to_do
 
     async def update_weights(
         self,

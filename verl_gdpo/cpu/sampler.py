@@ -24,13 +24,8 @@ GREEDY_BELOW = 1e-5
 
 # Not implemented, but accepted at the value that turns them off: verl always sends some of them.
 _OFF_VALUES: dict[str, Any] = {
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "min_p": 0.0,
-    "min_tokens": 0,
-    "n": 1,
-    "stop": [],
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p"), 0.0),
+    **{"repetition_penalty": 1.0, "min_tokens": 0, "n": 1, "stop": []},
 }
 # "logprobs" only says whether the caller wants them back; they are always computed.
 _USED = (
@@ -92,16 +87,14 @@ def parse_sampling_params(
         ValueError: an unknown or unsupported option, or a value out of range.
     """
     given = {name: value for name, value in raw.items() if value is not None}
-    for name, value in given.items():
-        if name not in _USED and name not in _OFF_VALUES:
+    for name in [name for name in given if name not in _USED]:
+        if name not in _OFF_VALUES or given[name] != _OFF_VALUES[name]:
+            instead = f"it knows {', '.join(_USED)}"
+            if name in _OFF_VALUES:
+                instead = f"leave it out or set it to {_OFF_VALUES[name]!r}"
             raise ValueError(
-                f"sampling option {name!r} (= {value!r}) is not supported by the rollout 'hf'; "
-                f"it knows {', '.join(_USED)}"
-            )
-        if name in _OFF_VALUES and value != _OFF_VALUES[name]:
-            raise ValueError(
-                f"sampling option {name} = {value!r} is not supported by the rollout 'hf'; "
-                f"leave it out or set it to {_OFF_VALUES[name]!r}"
+                f"sampling option {name} = {given[name]!r} is not supported by the rollout 'hf'; "
+                f"{instead}"
             )
     stop_ids = frozenset(given.get("stop_token_ids", ()))
     if not given.get("ignore_eos", ignore_eos):

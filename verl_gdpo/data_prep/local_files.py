@@ -55,7 +55,7 @@ def read_rows(path: Path, split: str, sources: "Sources") -> list[Row]:
     with _printed(path) as notes:
         found = _rows_of(items, path, row_of, notes)
         found = dict(zip(found, numbered([*found.values()], split, sources.dropped), strict=True))
-        check_rows([*found.values()], str(path), [*found])
+        check_rows(found, str(path))
         for number, row in found.items():
             if row["data_source"] not in sources.task.data_sources:
                 raise DataError(

@@ -47,7 +47,7 @@ def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]], made_from:
         OSError: a file cannot be written; all files stay as they were.
     """
     for path, rows in files.items():
-        check_rows(rows, str(path))
+        check_rows(dict(enumerate(rows)), str(path))
     with replace_together(*files) as temporary:
         for target, path, rows in zip(temporary, files, files.values(), strict=True):
             described = SCHEMA.with_metadata({MADE_FROM: made_from, CONTENT: _content_id(rows)})

@@ -38,15 +38,12 @@ ROLES = ("system", "user", "assistant")
 CHARS = [f"prompt chars, {part}" for part in ("low", "median", "p95", "high")]
 
 
-def check_rows(
-    rows: Sequence[Mapping[str, Any]], where: str, numbers: Sequence[int] | None = None
-) -> None:
+def check_rows(rows: Mapping[int, Mapping[str, Any]], where: str) -> None:
     """Refuse rows on which verl or a scorer would fail.
 
     Args:
-        rows: any values; they are checked completely.
+        rows: {number in the message: any value}; the values are checked completely.
         where: name of the rows in the message, such as the file's path.
-        numbers: the number of each row in the message; by default its place, from 0.
 
     Raises:
         DataError: a row is bad. The message names `where`, the row, the field, the value and what
@@ -54,8 +51,8 @@ def check_rows(
     """
     if not rows:
         raise DataError(f"{where}: got no rows; expected at least one")
-    checked = progress(rows, f"checking {where}")
-    for number, row in zip(numbers or range(len(rows)), checked, strict=True):
+    for number in progress(rows, f"checking {where}"):
+        row = rows[number]
         try:
             _check_type(row, ROW_TYPE, "")
             _check_prompt(row["prompt"])

@@ -121,14 +121,14 @@ def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
 
 def options_for(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without those that only the scorers of other data sources take."""
-    others = {name for task in TASK_OF.values() for name in options_of(task)}
-    others -= {*options_of(TASK_OF[source])}
+    known = {name for task in TASK_OF.values() for name in options_of(task)}
+    others = known - {*options_of(TASK_OF[source])}
     return {name: value for name, value in options.items() if name not in others}
 
 
 def options_of(task: Task) -> list[str]:
     parameters = inspect.signature(task.score).parameters.values()
-    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    named = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
     return [name for name in named if name not in GIVEN_BY_MANAGER]
 
 

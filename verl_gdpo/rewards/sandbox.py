@@ -79,6 +79,7 @@ def run(
     memory_mb: int = 512,
     allow_weak: bool = False,
     notes: Notes | None = None,
+    kind: Kind | None = None,
 ) -> list[Outcome]:
     """Run a Python program once for each test; waits until a core is free.
 
@@ -95,6 +96,7 @@ def run(
         allow_weak: if nothing better works here, root runs programs that can read the expected
             results, as `missing` then says.
         notes: filled in.
+        kind: of sandbox; None for the best that works here.
 
     Returns:
         one outcome a test.
@@ -102,9 +104,32 @@ def run(
     Raises:
         SandboxError: the machine has no sandbox that works.
     """
-    limits = {"cpu_seconds": max(1, round(seconds)), "wall_seconds": wall_seconds}
-    limits["memory_mb"] = memory_mb
-    return _run(_kind(allow_weak), program, tests, function, limits, notes or Notes())
+    kind, notes = kind or _kind(allow_weak), notes or Notes()
+    request = {
+        "cpu_seconds": max(1, round(seconds)),
+        "wall_seconds": wall_seconds,
+        "memory_mb": memory_mb,
+        "program": program.encode("utf-8", "replace").decode(),
+        "tests": tests,
+        "function": function,
+        "output_bytes": OUTPUT_BYTES,
+        "uid": _user(),
+        "readable": kind.readable,
+        "folder": kind.folder,
+        "landlock": kind.landlock,
+    }
+    request_text = json.dumps(request).encode()
+    with machine.place(), _file(request_text) as given, _file() as said, _file() as errors:
+        notes.begin()
+        _start(kind, given, said, errors, wall_seconds)
+        trouble = _read(errors)
+        if not trouble.endswith(READY):
+            last_line = trouble.decode("utf-8", "replace").strip().split("\n")[-1]
+            raise SandboxError(last_line or "no answer")
+        lines = _read(said).split(b"\n")[:-1]
+    outcomes = [_outcome(line) for line in lines[: len(tests)]]
+    notes.stopped = len(outcomes) < len(tests)
+    return outcomes + [Outcome(False, "")] * (len(tests) - len(outcomes))
 
 
 def missing(allow_weak: bool = False) -> Sequence[str]:
@@ -149,43 +174,9 @@ def _find(allow_weak: bool) -> Kind:
 
 def _try(kind: Kind) -> None:
     """Raise SandboxError unless a program runs."""
-    limits = {"cpu_seconds": 10, "wall_seconds": 10.0, "memory_mb": 512}
-    (outcome,) = _run(kind, PROBE, [{"input": "hello\n"}], None, limits, Notes())
+    (outcome,) = run(PROBE, [{"input": "hello\n"}], seconds=10, kind=kind)
     if outcome != Outcome(True, PROBE_SAYS):
         raise SandboxError(f"got {outcome} of a program that prints {PROBE_SAYS!r}")
-
-
-def _run(
-    kind: Kind,
-    program: str,
-    tests: Sequence[Mapping[str, Any]],
-    function: str | None,
-    limits: Mapping[str, float],
-    notes: Notes,
-) -> list[Outcome]:
-    request = {
-        **limits,
-        "program": program.encode("utf-8", "replace").decode(),
-        "tests": tests,
-        "function": function,
-        "output_bytes": OUTPUT_BYTES,
-        "uid": _user(),
-        "readable": kind.readable,
-        "folder": kind.folder,
-        "landlock": kind.landlock,
-    }
-    request_text = json.dumps(request).encode()
-    with machine.place(), _file(request_text) as given, _file() as said, _file() as errors:
-        notes.begin()
-        _start(kind, given, said, errors, limits["wall_seconds"])
-        trouble = _read(errors)
-        if not trouble.endswith(READY):
-            last_line = trouble.decode("utf-8", "replace").strip().split("\n")[-1]
-            raise SandboxError(last_line or "no answer")
-        lines = _read(said).split(b"\n")[:-1]
-    outcomes = [_outcome(line) for line in lines[: len(tests)]]
-    notes.stopped = len(outcomes) < len(tests)
-    return outcomes + [Outcome(False, "")] * (len(tests) - len(outcomes))
 
 
 def _user() -> int | None:

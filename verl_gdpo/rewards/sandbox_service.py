@@ -104,13 +104,8 @@ class Service:
         """Raise SandboxError if the service does not run a program of ours."""
         outcome = self._run_one(PROBE, None, seconds, PROBE_TEST)
         if outcome != Outcome(True, PROBE_SAYS):
-            raise SandboxError(
-                f"{self._name}: got {outcome} of a program that prints {PROBE_SAYS!r}"
-            )
-
-    @property
-    def _name(self) -> str:
-        return f"reward.sandbox_fusion.url={self.url}"
+            said = f"got {outcome} of a program that prints {PROBE_SAYS!r}"
+            raise SandboxError(f"reward.sandbox_fusion.url={self.url}: {said}")
 
     def _run_one(
         self, program: str, function: str | None, wall_seconds: float, test: Mapping[str, Any]
@@ -138,9 +133,9 @@ class Service:
             if number < TRIES:
                 time.sleep(RETRY_SECONDS * number)
         raise SandboxError(
-            f"{self._name}: {TRIES} requests without a result of the program, the last with "
-            f"{last!r}. See that the service runs, and that reward.sandbox_fusion.max_concurrent "
-            "is not more than it can do"
+            f"reward.sandbox_fusion.url={self.url}: {TRIES} requests without a result of the "
+            f"program, the last with {last!r}. See that the service runs, and that "
+            "reward.sandbox_fusion.max_concurrent is not more than it can do"
         ) from last
 
 
