@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, TypeVar
 
-from verl_gdpo.data_prep import DataError, LeftOut
+from verl_gdpo.data_prep import LeftOut
 from verl_gdpo.rewards.coding_problem import Problem
 
 Test = dict[str, Any]
@@ -29,21 +29,22 @@ FORMS = (
 )
 
 
-def problem_of(tests: Any, where: str, left_out: Counter[str]) -> Problem | None:
+def problem_of(tests: Any, field: str, left_out: Counter[str]) -> Problem | None:
     """The problem with these tests; None if each of them is left out.
 
     Args:
         tests: in one of the forms above.
-        where: what a message calls them.
+        field: where they are in the row.
         left_out: counts the reasons.
 
     Raises:
-        DataError: they have another form.
+        ValueError: they have another form.
     """
     try:
         function, found = _read(tests, left_out)
     except ValueError as error:
-        raise DataError(f"{where}: got {error}: {repr(tests)[:80]}; expected {FORMS}") from error
+        what = f"{error}: {repr(tests)[:80]}"
+        raise ValueError(f"field {field}: got {what}; expected {FORMS}") from error
     return Problem(function, found) if found else None
 
 

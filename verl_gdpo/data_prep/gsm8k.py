@@ -18,9 +18,8 @@ numbers that the train split never shows.
 from random import Random
 from typing import Any
 
-from verl_gdpo.data_prep import DataError
 from verl_gdpo.data_prep.local_files import make_row, seeded, strings_of
-from verl_gdpo.data_prep.schema import Row
+from verl_gdpo.data_prep.schema import Row, require
 from verl_gdpo.data_prep.sources import Sources
 from verl_gdpo.rewards.gsm8k import GOLD_MARK, TASK
 
@@ -32,14 +31,11 @@ THOUSANDS_SHARE = 0.25
 TEST_EVERY = 4  # of the pairs of numbers
 
 
-def _row_of_problem(item: Any, where: str, *_: Any) -> Row:
-    fields = strings_of(item, ("question", "answer"), where)
-    solution, mark, result = fields["answer"].rpartition(GOLD_MARK)
-    if not mark or GOLD_MARK in solution:
-        raise DataError(
-            f"{where}, field answer: got {fields['answer'][-80:]!r}; expected a solution, "
-            f"{GOLD_MARK!r} once, and the result"
-        )
+def _row_of_problem(item: Any, *_: Any) -> Row:
+    fields = strings_of(item, ("question", "answer"))
+    end, expected = fields["answer"][-78:], f"a solution, {GOLD_MARK!r} once, and the result"
+    require(fields["answer"].count(GOLD_MARK) == 1, "answer", end, expected)
+    result = fields["answer"].rpartition(GOLD_MARK)[2]
     return make_row(TASK, fields["question"], result.strip(), TASK.system_prompt)
 
 

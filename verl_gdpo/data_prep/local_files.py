@@ -15,7 +15,7 @@ import numpy as np
 
 from verl_gdpo.data_prep import DataError, LeftOut, progress
 from verl_gdpo.data_prep.parquet import parquet_rows
-from verl_gdpo.data_prep.schema import Row, Splits, check_rows, repetitions
+from verl_gdpo.data_prep.schema import Row, Splits, check_rows, repetitions, require
 from verl_gdpo.rewards.task import Task
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 SPLIT_SEED, TEST_SHARE = 31415, 0.02  # as in ToolRL
 SHOWN = 20  # numbers of rows that are left out or repaired
-# (object of a file, its name in messages, what takes a note about it) -> row
-RowOf = Callable[[Any, str, Callable[[str], None]], Row]
+# (object of a file, what takes a note about it) -> row; raises ValueError for a bad object
+RowOf = Callable[[Any, Callable[[str], None]], Row]
 Mend = Callable[[str], tuple[str, str]]  # ground truth -> the one to write, what was repaired
 Notes = dict[str, list[int]]  # what happened -> to which rows
 
@@ -93,9 +93,11 @@ def _rows_of(items: Iterable[Any], path: Path, row_of: RowOf, notes: Notes) -> d
             notes[what].append(number)
 
         try:
-            rows[number] = row_of(item, f"{path}, row {number}", note)
+            rows[number] = row_of(item, note)
         except LeftOut as why:
             note(f"left out ({why})")
+        except ValueError as error:
+            raise DataError(f"{path}, row {number}, {error}") from error
     return rows
 
 
@@ -124,25 +126,21 @@ def _mended(rows: dict[int, Row], path: Path, mend: Mend, notes: Notes) -> dict[
     return mended
 
 
-def strings_of(item: Any, keys: Sequence[str], where: str) -> dict[str, str]:
+def strings_of(item: Any, keys: Sequence[str]) -> dict[str, str]:
     """Return `item` after checking that it is an object with exactly these keys and str values.
 
-    Args:
-        where: name of the item in the message.
-
     Raises:
-        DataError: the item is something else.
+        ValueError: the item is something else.
     """
-    if not isinstance(item, dict):
-        raise DataError(f"{where}, the whole row: got {repr(item)[:80]}; expected an object")
+    require(isinstance(item, dict), "", item, "an object")
     for key in (*keys, *item):
         if key not in keys:
             # an unknown key is an error, because it could be meant for the prompt ("history")
-            raise DataError(f"{where}, field {key}: unknown; expected only {tuple(keys)}")
-        if not isinstance(item.get(key), str):
-            got = repr(item[key])[:80] if key in item else "nothing"
-            raise DataError(f"{where}, field {key}: got {got}; expected a str")
-    return item
+            raise ValueError(f"field {key}: unknown; expected only {tuple(keys)}")
+        if key not in item:
+            raise ValueError(f"field {key}: got nothing; expected a str")
+        require(isinstance(item[key], str), key, item[key], "a str")
+    return dict(item)
 
 
 def make_row(

@@ -64,7 +64,7 @@ def check_rows(rows: Mapping[int, Mapping[str, Any]], where: str) -> None:
 def _check_type(value: Any, expected: pa.DataType, field: str) -> None:
     """Raise ValueError if the Arrow type cannot hold a field's value unchanged."""
     if pa.types.is_struct(expected):
-        _require(isinstance(value, Mapping), field, value, "an object")
+        require(isinstance(value, Mapping), field, value, "an object")
         prefix = f"{field}." if field else ""
         types = {part.name: part.type for part in expected}
         if unknown := [name for name in value if name not in types]:
@@ -75,45 +75,46 @@ def _check_type(value: Any, expected: pa.DataType, field: str) -> None:
                 raise ValueError(f"field {prefix}{name}: missing")
             _check_type(value[name], of_part, f"{prefix}{name}")
     elif pa.types.is_list(expected):
-        _require(isinstance(value, list), field, value, "a list")
+        require(isinstance(value, list), field, value, "a list")
         for i, item in enumerate(value):
             _check_type(item, expected.value_type, f"{field}[{i}]")
     elif pa.types.is_int64(expected):
         # a bool is an int in Python, and would be read back from the file as an int
         is_index = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-        _require(is_index, field, value, "an int in [0, 2**63)")
+        require(is_index, field, value, "an int in [0, 2**63)")
     else:
-        _require(isinstance(value, str), field, value, "a str")
+        require(isinstance(value, str), field, value, "a str")
         try:
             value.encode()  # parquet and tokenizers cannot hold half a surrogate pair; JSON can
         except UnicodeEncodeError:
-            _require(False, field, value, "valid Unicode")
+            require(False, field, value, "valid Unicode")
 
 
 def _check_prompt(prompt: list[dict[str, str]]) -> None:
     """Raise ValueError for messages that chat templates refuse, or that ask nothing."""
-    _require(bool(prompt), "prompt", prompt, "at least one message")
+    require(bool(prompt), "prompt", prompt, "at least one message")
     for i, message in enumerate(prompt):
         role, field = message["role"], f"prompt[{i}].role"
-        _require(role in ROLES, field, role, f"one of {ROLES}")
-        _require(i == 0 or role != "system", field, role, "'system' only as the first")
-    _require(role == "user", field, role, "'user'")
+        require(role in ROLES, field, role, f"one of {ROLES}")
+        require(i == 0 or role != "system", field, role, "'system' only as the first")
+    require(role == "user", field, role, "'user'")
     question = message["content"]
-    _require(bool(question.strip()), f"prompt[{i}].content", question, "some text")
+    require(bool(question.strip()), f"prompt[{i}].content", question, "some text")
 
 
 def _check_ground_truth(data_source: str, ground_truth: str) -> None:
     """Raise ValueError if no scorer takes the row, or if its scorer refuses the ground truth."""
-    _require(data_source in TASK_OF, "data_source", data_source, f"one of {sorted(TASK_OF)}")
+    require(data_source in TASK_OF, "data_source", data_source, f"one of {sorted(TASK_OF)}")
     field = "reward_model.ground_truth"
-    _require(bool(ground_truth.strip()), field, ground_truth, "some text")
+    require(bool(ground_truth.strip()), field, ground_truth, "some text")
     try:
         TASK_OF[data_source].check_ground_truth(ground_truth)
     except (TypeError, ValueError) as error:
         raise ValueError(f"field {field}: {error}") from error
 
 
-def _require(is_good: bool, field: str, value: Any, expected: str) -> None:
+def require(is_good: bool, field: str, value: Any, expected: str) -> None:
+    """Raise ValueError unless the value of a field is good; "" stands for the whole row."""
     if not is_good:
         place = f"field {field}" if field else "the whole row"
         raise ValueError(f"{place}: got {repr(value)[:80]}; expected {expected}")

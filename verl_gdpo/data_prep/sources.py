@@ -39,7 +39,7 @@ class Sources:
 
     task: whose rows they are.
     row_of: makes a row from an object in *.json or *.jsonl. It raises LeftOut for an object that is
-        of no use.
+        of no use, and ValueError for a bad one: "field NAME: got ...; expected ...".
     of_parquet: the same for a row of *.parquet; by default, it is taken as it is.
     mend: makes a ground truth right, for all kinds of files; see `Mend`. It runs in several
         threads, and raises LeftOut for one that it cannot make right.
@@ -207,8 +207,8 @@ def _downloaded(url: str) -> bytes:
 def questions_of(task: Task) -> Sources:
     """The source of a task that has no file of its own here."""
 
-    def row_of(item: Any, where: str, *_: Any) -> Row:
-        fields = local_files.strings_of(item, ("question", "answer"), where)
+    def row_of(item: Any, *_: Any) -> Row:
+        fields = local_files.strings_of(item, ("question", "answer"))
         return local_files.make_row(task, fields["question"], fields["answer"], task.system_prompt)
 
     return Sources(task=task, row_of=row_of)

@@ -57,8 +57,8 @@ COUNT_WORDS = {1: "one call", 2: "two calls", 3: "three calls"}
 WORDS = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 
-def _row_of_item(item: Any, where: str, *_: Any) -> Row:
-    fields = strings_of(item, JSON_KEYS, where)
+def _row_of_item(item: Any, *_: Any) -> Row:
+    fields = strings_of(item, JSON_KEYS)
     # upstream's parquet files have the ability "math", and our rows must be the same
     return make_row(TASK, fields["input"], fields["output"], fields["instruction"], ability="math")
 

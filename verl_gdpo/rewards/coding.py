@@ -16,7 +16,7 @@ from typing import Any
 from verl_gdpo.rewards import coding_problem as form
 from verl_gdpo.rewards import sandbox
 from verl_gdpo.rewards.sandbox_service import Service
-from verl_gdpo.rewards.task import Task
+from verl_gdpo.rewards.task import Task, check_texts
 
 # verl's, of a number that is expected with a fraction: numpy's allclose
 ABSOLUTE, RELATIVE = Decimal("1e-8"), Decimal("1e-5")
@@ -74,8 +74,7 @@ def score(
         sandbox.SandboxError: this machine cannot run programs apart from itself, or the service
             fails.
     """
-    if not isinstance(response, str):
-        raise TypeError(f"coding response: got {type(response).__name__}; expected str")
+    check_texts("coding", response=response)
     limits = {"length_limit": length_limit, "max_tests": max_tests, "seconds": seconds}
     limits |= {"wall_seconds": wall_seconds, "memory_mb": memory_mb}
     for name, value in limits.items():

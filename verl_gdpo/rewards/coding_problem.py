@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl_gdpo.rewards.task import check_texts
+
 FENCE, PYTHON = "```", "python"
 SYSTEM_PROMPT = (
     "Solve the problem in Python, with its standard library alone. The program reads standard "
@@ -50,8 +52,7 @@ def parse(ground_truth: str) -> Problem:
         TypeError: it is no text.
         ValueError: it has another form; names the part.
     """
-    if not isinstance(ground_truth, str):
-        raise TypeError(f"coding ground_truth: got {type(ground_truth).__name__}; expected str")
+    check_texts("coding", ground_truth=ground_truth)
     try:
         parts = json.loads(ground_truth)
     except (ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ import zlib
 from functools import cache
 
 from verl_gdpo.rewards import math_length_pool
-from verl_gdpo.rewards.task import Task
+from verl_gdpo.rewards.task import Task, check_texts
 
 BOX = "\\boxed{"
 INSTRUCTION = f"Let's think step by step and put the final answer within {BOX}}}."
@@ -64,17 +64,15 @@ def score(
 
     Source: GDPO, arXiv 2601.05242.
     """
-    texts = {"response": response, "ground_truth": ground_truth}
-    for name, value in (texts | {"response_tokens": response_tokens}).items():
-        kind = str if name in texts else int
-        if not isinstance(value, kind):
-            got = type(value).__name__
-            raise TypeError(f"math_length {name}: got {got}; expected {kind.__name__}")
+    check_texts("math_length", response=response, ground_truth=ground_truth)
+    if not isinstance(response_tokens, int):
+        got = type(response_tokens).__name__
+        raise TypeError(f"math_length response_tokens: got {got}; expected int")
     _check(ground_truth, limit_tokens)
     answer = _last_boxed(response)
     return {
         "correctness": float(answer is not None and _is_right(answer, ground_truth)),
-        "length": float((response_tokens or 0) <= limit_tokens),
+        "length": float(response_tokens <= limit_tokens),
     }
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from verl_gdpo.rewards import tool_rl_format as form
-from verl_gdpo.rewards.task import Task
+from verl_gdpo.rewards.task import Task, check_texts
 from verl_gdpo.rewards.tool_rl_format import NAME_KEY, PARAMETERS_KEY
 
 Granularity = Literal["fine", "refined", "intermediate", "coarse"]
@@ -101,9 +101,7 @@ def score(
 
     Sources: ToolRL, arXiv 2504.13958 (all options but `matching`); GDPO, arXiv 2601.05242.
     """
-    for name, text in (("response", response), ("ground_truth", ground_truth)):
-        if not isinstance(text, str):
-            raise TypeError(f"tool_rl {name}: got {type(text).__name__}; expected str")
+    check_texts("tool_rl", response=response, ground_truth=ground_truth)
     chosen: dict[str, str] = {"granularity": granularity, "matching": matching}
     chosen |= {"schedule": schedule, "length_schedule": length_schedule}
     _check_options(chosen, max_correctness, step)
