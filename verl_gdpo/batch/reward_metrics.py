@@ -59,11 +59,8 @@ class RewardsOfStep:
 
     def correlations(self) -> Statistics:
         """Return the correlation within groups of each pair of rewards."""
-        whole = {
-            k: unit(within_groups(self.values_BK[:, k], self.group_B))
-            for k, there_B in enumerate(self.present_BK.T)
-            if there_B.all()
-        }
+        complete = np.flatnonzero(self.present_BK.all(axis=0)).tolist()
+        whole = {k: unit(within_groups(self.values_BK[:, k], self.group_B)) for k in complete}
         found: Statistics = {}
         for pair in combinations(range(len(self.names)), 2):
             if whole.keys() >= {*pair}:

@@ -119,12 +119,8 @@ class RewardRows:
 
     def raise_on_error(self) -> None:
         """Raise RewardError if the reward manager could not score a sample."""
-        errors = self.columns.get(ERROR_KEY, [])
-        failed = [
-            error
-            for error, is_padding in zip(errors, self.is_padding_B, strict=False)
-            if error is not ABSENT and not is_padding
-        ]
+        errors = zip(self.columns.get(ERROR_KEY, []), self.is_padding_B, strict=False)
+        failed = [error for error, is_padding in errors if error is not ABSENT and not is_padding]
         if failed:
             raise RewardError(
                 f"{len(failed)} of {len(self)} samples could not be scored. The first: {failed[0]}"

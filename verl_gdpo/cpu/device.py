@@ -18,11 +18,6 @@ def _nothing(*_args: Any, **_options: Any) -> None:
     """Stand-in for a call that only makes sense on an accelerator."""
 
 
-def _no_bytes(*_args: Any, **_options: Any) -> int:
-    """How much memory of accelerators is used: there is none."""
-    return 0
-
-
 def host_memory_bytes(*_args: Any) -> tuple[int, int]:
     """Free and total bytes of host memory, in the order of torch.cuda.mem_get_info."""
     memory = psutil.virtual_memory()
@@ -33,8 +28,9 @@ class CpuDeviceModule(ModuleType):
     """torch.cpu plus the torch.cuda calls that verl makes on `get_torch_device()`."""
 
     empty_cache = ipc_collect = set_per_process_memory_fraction = staticmethod(_nothing)
-    memory_allocated = memory_reserved = staticmethod(_no_bytes)
-    max_memory_allocated = max_memory_reserved = staticmethod(_no_bytes)
+    # of accelerators, of which there are none
+    memory_allocated = memory_reserved = staticmethod(lambda *_: 0)
+    max_memory_allocated = max_memory_reserved = memory_allocated
     mem_get_info = staticmethod(host_memory_bytes)
     get_device_name = staticmethod(lambda *_: "cpu")
     get_rng_state = staticmethod(lambda *_: torch.get_rng_state())

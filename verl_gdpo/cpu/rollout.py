@@ -66,10 +66,8 @@ def build_engine(config: Any, model_config: Any, replica_rank: int) -> Engine:
         raise ValueError(
             f"rollout.max_model_len={config.max_model_len} exceeds the model's {context} positions"
         )
-    trusted = {"trust_remote_code": model_config.trust_remote_code}
-    model = AutoModelForCausalLM.from_config(
-        hf_config, attn_implementation="sdpa", dtype=torch.float32, **trusted
-    )
+    options = {"dtype": torch.float32, "trust_remote_code": model_config.trust_remote_code}
+    model = AutoModelForCausalLM.from_config(hf_config, attn_implementation="sdpa", **options)
     return Engine(
         model,
         eos_ids=eos_ids,

@@ -176,16 +176,6 @@ class OwnDraws(transformers.LogitsProcessor):  # type: ignore[misc, unused-ignor
         return torch.full_like(scores, -torch.inf).scatter(1, tokens_B1, 0.0)
 
 
-class Abort(transformers.StoppingCriteria):  # type: ignore[misc, unused-ignore]
-    """Stops all rows once `should_abort` says so."""
-
-    def __init__(self, should_abort: Callable[[], bool]) -> None:
-        self._should_abort = should_abort
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        return torch.full((len(input_ids),), self._should_abort())
-
-
 def sample(
     model: Any,
     requests: Sequence[Request],
@@ -214,11 +204,12 @@ def sample(
         pad_token_id=pad_id,
         cache_implementation="static",  # a seventh of the time less than growing one
     )
+
+    def abort(ids_BL: Tensor, *_: Any, **__: Any) -> Tensor:
+        return torch.full((len(ids_BL),), should_abort())
+
     ids_BL = model.generate(
-        ids_BL,
-        attention_mask=mask_BL,
-        logits_processor=[draws],
-        stopping_criteria=[Abort(should_abort)],
+        ids_BL, attention_mask=mask_BL, logits_processor=[draws], stopping_criteria=[abort]
     )
     tokens_BT = ids_BL[:, mask_BL.shape[1] :].tolist()
     log_probs_BT = torch.stack(draws.log_probs_TB, dim=1).tolist()
