@@ -13,7 +13,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args
 
 from verl_gdpo.rewards import tool_rl_format as form
 from verl_gdpo.rewards.task import Task, check_texts
@@ -23,6 +23,13 @@ Granularity = Literal["fine", "refined", "intermediate", "coarse"]
 Matching = Literal["greedy", "optimal"]
 Schedule = Literal["constant", "linear", "two_stage"]
 LengthSchedule = Literal["constant", "linear"]
+CHOICES = {
+    "granularity": get_args(Granularity),
+    "matching": get_args(Matching),
+    "schedule": get_args(Schedule),
+    "length_schedule": get_args(LengthSchedule),
+}
+
 # Constants of ToolRL's released experiments.
 LINEAR_SCHEDULE_STEPS = 150
 TWO_STAGE_SWITCH_STEP = 30
@@ -110,10 +117,6 @@ def score(
     if length:
         scores["length"] = _length(response, length_schedule, step or 0)
     return scores
-
-
-KINDS = score.__annotations__.items()
-CHOICES = {name: get_args(kind) for name, kind in KINDS if get_origin(kind) is Literal}
 
 
 def bounds(**options: Any) -> dict[str, tuple[float, float]]:
