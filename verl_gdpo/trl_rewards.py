@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from verl_gdpo.batch.values import value_or_error
+from verl_gdpo.batch.rows import value_or_error
 from verl_gdpo.rewards import options_of
 from verl_gdpo.rewards.task import Task
 
@@ -34,6 +34,15 @@ def reward_funcs(*tasks: Task, **options: Any) -> list[Callable[..., list[float 
     A function has the name of its reward, under which TRL logs it. A completion is scored once,
     whichever function is asked first, and the completions of a batch are scored at the same time.
     The functions can be pickled, as a list.
+
+    >>> from verl_gdpo.rewards import TASKS
+    >>> functions = reward_funcs(TASKS["gsm8k"])
+    >>> [function.__name__ for function in functions]
+    ['correctness', 'format', 'integer']
+    >>> rows = {"data_source": ["verl_gdpo/gsm8k"], "reward_model": [{"ground_truth": "72"}]}
+    >>> answer = "<think>24 + 48</think>\\n<answer>72</answer>"
+    >>> [function(completions=[answer], completion_ids=[[1, 2]], **rows) for function in functions]
+    [[1.0], [1.0], [1.0]]
 
     Args:
         tasks: one or several of `verl_gdpo.rewards.TASKS`. A row is scored by the task of its
@@ -53,12 +62,10 @@ def reward_funcs(*tasks: Task, **options: Any) -> list[Callable[..., list[float 
             f"expected some of {sorted(taken)}"
         )
     scoring = _Scoring(tasks, options)
-    functions: list[Callable[..., list[float | None]]] = [
-        partial(scoring.rewards, name) for name in scoring.reward_names
-    ]
-    for function, name in zip(functions, scoring.reward_names, strict=True):
-        function.__name__ = name
-    return functions
+    functions = {name: partial(scoring.rewards, name) for name in scoring.reward_names}
+    for name, function in functions.items():
+        function.__name__ = name  # type: ignore[attr-defined]
+    return [*functions.values()]
 
 
 class _Scoring:
@@ -89,8 +96,7 @@ class _Scoring:
         if samples != self._last[0]:
             # most scorers that take long wait for another process
             with ThreadPoolExecutor(os.cpu_count()) as threads:
-                rewards = list(threads.map(self._score, range(len(samples)), samples))
-            self._last = samples, rewards
+                self._last = samples, [*threads.map(self._score, range(len(samples)), samples)]
         return [sample.get(name) for sample in self._last[1]]
 
     def _score(self, number: int, sample: Sample) -> dict[str, float | None]:
@@ -125,13 +131,10 @@ def _samples(given: Mapping[str, Any]) -> list[Sample]:
     state = given.get("trainer_state")
     # verl, for which the scorers are written, calls the first step 1
     step = None if state is None else state.global_step + 1
-    rows = zip(
-        given["data_source"], texts, given["reward_model"], given["completion_ids"], strict=True
-    )
-    return [
-        (source, text, (reward_model or {}).get("ground_truth"), len(ids), step)
-        for source, text, reward_model, ids in rows
-    ]
+    truths = [(reward_model or {}).get("ground_truth") for reward_model in given["reward_model"]]
+    tokens = map(len, given["completion_ids"])
+    rows = zip(given["data_source"], texts, truths, tokens, strict=True)
+    return [(*row, step) for row in rows]
 
 
 def _text(number: int, completion: Any) -> str:

@@ -16,7 +16,12 @@ from metrics_of_batch import EXACT, GROUPS, LENGTHS, REWARDS, matrix, of_batch
 from repository import REPO
 
 from verl_gdpo.batch import metrics
-from verl_gdpo.batch.advantages import contributions, correlation, scalars_of
+from verl_gdpo.batch.advantages import (
+    advantages_without_eps,
+    contributions,
+    correlation,
+    scalars_of,
+)
 from verl_gdpo.batch.metrics import (
     batch_metrics,
     mean_and_std,
@@ -26,7 +31,6 @@ from verl_gdpo.batch.metrics import (
 )
 from verl_gdpo.batch.reward_metrics import MOST_SOURCES
 from verl_gdpo.batch.rows import NOTES_KEY, RewardRows
-from verl_gdpo.batch.ties import advantages_without_eps
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 PAGE = REPO / "docs" / "metrics.md"

@@ -7,8 +7,14 @@ import pytest
 import torch
 
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.rows import ERROR_KEY, RewardError, RewardRows, group_of, split_key
-from verl_gdpo.batch.values import value_or_error
+from verl_gdpo.batch.rows import (
+    ERROR_KEY,
+    RewardError,
+    RewardRows,
+    group_of,
+    split_key,
+    value_or_error,
+)
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl_gdpo.batch.values import LONGEST, as_json, as_numbers_or_text
+from verl_gdpo.batch.rows import LONGEST, as_json, as_numbers_or_text
 
 
 class Hostile:

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from verl_gdpo import SUPPORTED_VERL
-from verl_gdpo.cpu import patching, plugin
-from verl_gdpo.cpu.batcher import Batcher
-from verl_gdpo.cpu.engine import Engine, load_full_state
+from verl_gdpo.cpu import plugin
+from verl_gdpo.cpu.engine import Batcher, Engine, load_full_state
 from verl_gdpo.cpu.sampler import (
     Completion,
     OwnDraws,
@@ -224,7 +223,7 @@ def test_failed_activation_is_printed_and_raised(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "verl.plugin", raising=False)
     monkeypatch.delitem(sys.modules, "verl.plugin.platform", raising=False)
     with pytest.raises(ImportError, match=r"verl\.plugin\.platform"):
-        patching.report_failure(plugin.activate)()
+        plugin.report_failure(plugin.activate)()
     printed = capsys.readouterr().err
     assert "changing verl failed" in printed
     assert "verl.plugin.platform" in printed
@@ -579,8 +578,8 @@ def test_requests_of_one_batch_may_differ_in_their_options(model_dir, model):
     async def use(together):
         engine = make_engine(model_dir)
         sizes = []
-        run = engine.batcher._run
-        engine.batcher._run = lambda requests, abort: (
+        run = engine.batcher.run
+        engine.batcher.run = lambda requests, abort: (
             sizes.append(len(requests)) or run(requests, abort)
         )
         await engine.load_weights(model.state_dict(), global_steps=1)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verl_gdpo.data_prep import DataError, coding
+from verl_gdpo.data_prep import coding
 from verl_gdpo.data_prep.coding import SOURCES
 from verl_gdpo.data_prep.coding_tests import problem_of
 from verl_gdpo.rewards import sandbox
@@ -152,7 +152,7 @@ def test_a_problem_without_a_test(tests):
     ],
 )
 def test_another_form_is_an_error(tests, got):
-    with pytest.raises(DataError, match=rf"^here: got .*{got}.*expected {{functional}}"):
+    with pytest.raises(ValueError, match=rf"^field here: got .*{got}.*expected {{functional}}"):
         problem_of(tests, "here", Counter())
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from verl_gdpo.data_prep import download, gsm8k
+from verl_gdpo.data_prep import gsm8k, parquet
 from verl_gdpo.data_prep.gsm8k import make_rows
 from verl_gdpo.data_prep.parquet import parquet_rows
 from verl_gdpo.rewards.gsm8k import TASK
@@ -84,7 +84,7 @@ def test_upstream_is_the_default_and_its_checksum_is_held(tmp_path, monkeypatch,
     for split, (path, _) in gsm8k.SOURCES.files.items():
         (mirror / path).parent.mkdir(parents=True, exist_ok=True)
         (mirror / path).write_text(lines(PROBLEMS))
-        files[split] = (path, download.git_blob_id(mirror / path))
+        files[split] = (path, parquet.git_blob_id((mirror / path).read_bytes()))
     upstream = ("--base-url", mirror.as_uri(), "--cache", tmp_path / "cache")
     code, printed = run(capsys, *upstream, "--out", tmp_path / "out")
     assert code == 1 and "expected 7d97154b91aef28d01c3301741c81ce90039a4b1" in printed.err

@@ -1,4 +1,4 @@
-"""`python -m data_prep`: sources, refused rows, atomic files and the report."""
+"""`python -m data_prep`: sources, refused rows, atomic files and the schema."""
 
 import copy
 import json
@@ -24,11 +24,10 @@ from verl_gdpo import atomic, data_prep
 from verl_gdpo.data_prep import (
     DataError,
     LeftOut,
-    download,
     local_files,
     parquet,
-    report,
     schema,
+    sources,
     tool_rl,
 )
 from verl_gdpo.data_prep.parquet import parquet_rows, write_parquets
@@ -81,7 +80,7 @@ def run(capsys, *arguments):
 
 
 def read_rows(path, split):
-    return local_files.read_rows(path, split, TASK, SOURCES.row_of, dropped=SOURCES.dropped)
+    return local_files.read_rows(path, split, SOURCES)
 
 
 # ---- schema
@@ -112,7 +111,7 @@ def test_check_rows_accepts_several_turns_and_every_kind():
         {"role": role, "content": ""} for role in ("system", "user", "assistant")
     ] + [{"role": "user", "content": "x"}]
     rows = [row(ground_truth=text) for text in (TOOL, RESPONSE, BOTH, NEITHER)]
-    schema.check_rows([several_turns, *rows], "rows")
+    schema.check_rows(dict(enumerate([several_turns, *rows])), "rows")
 
 
 # place in a row, what is put there (... removes it), the field and the words of the message
@@ -170,11 +169,11 @@ def test_a_refusal_names_row_and_field(tmp_path, place, value, field, words):
 
 def test_rows_that_are_no_rows_are_refused():
     with pytest.raises(DataError, match=r"^here: got no rows"):
-        schema.check_rows([], "here")
+        schema.check_rows({}, "here")
     with pytest.raises(
         DataError, match=r"^here, row 0, the whole row: got 'x'; expected an object"
     ):
-        schema.check_rows(["x"], "here")
+        schema.check_rows({0: "x"}, "here")
 
 
 # ---- files that appear whole or not at all
@@ -282,8 +281,8 @@ def test_a_missing_file_and_other_arguments_are_made_good(tmp_path, capsys):
 
 def test_other_code_makes_new_files(tmp_path, capsys, monkeypatch):
     assert {path.name for path in parquet._code("tool_rl")} >= {
-        *("schema.py", "local_files.py", "sources.py", "tool_rl.py", "tool_rl_format.py"),
-        *("tool_rl_synthetic.py", "tool_rl_synthetic.json"),
+        *("schema.py", "local_files.py", "sources.py", "tool_rl.py", "tool_rl.json"),
+        "tool_rl_format.py",
     }
     changed = tmp_path / "changed.py"
     changed.write_text("")
@@ -429,9 +428,8 @@ def server(monkeypatch):
     running.close()
 
 
-def test_blob_id_is_what_git_prints(tmp_path):
-    (tmp_path / "hello").write_bytes(HELLO)
-    assert download.git_blob_id(tmp_path / "hello") == HELLO_BLOB_ID
+def test_blob_id_is_what_git_prints():
+    assert parquet.git_blob_id(HELLO) == HELLO_BLOB_ID
 
 
 def test_fetch_takes_a_good_copy_and_replaces_a_bad_one(tmp_path, server, capsys):
@@ -440,7 +438,7 @@ def test_fetch_takes_a_good_copy_and_replaces_a_bad_one(tmp_path, server, capsys
     for content, downloads in ((None, 1), (None, 1), (b"damaged", 2)):
         if content:
             path.write_bytes(content)
-        download.fetch(f"{server.url}/hello", path, blob_id=HELLO_BLOB_ID)
+        sources.fetch(f"{server.url}/hello", path, blob_id=HELLO_BLOB_ID)
         assert files_in(path.parent) == {"hello": HELLO}
         assert len(server.requests) == downloads
     progress_lines = capsys.readouterr().err.splitlines()
@@ -460,13 +458,13 @@ def test_fetch_takes_a_good_copy_and_replaces_a_bad_one(tmp_path, server, capsys
     ],
 )
 def test_a_failed_download_leaves_what_was_there(tmp_path, server, answer, words, monkeypatch):
-    monkeypatch.setattr(download, "MAX_BYTES", 2000)
-    monkeypatch.setattr(download, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(sources, "MAX_BYTES", 2000)
+    monkeypatch.setattr(sources, "TIMEOUT_S", 0.3)
     server.answers["/hello"] = answer
     (tmp_path / "hello").write_bytes(b"old")
     url = f"{server.url}/hello"
     with pytest.raises(DataError, match=f"^{re.escape(url)}: {words}"):
-        download.fetch(url, tmp_path / "hello", blob_id=HELLO_BLOB_ID)
+        sources.fetch(url, tmp_path / "hello", blob_id=HELLO_BLOB_ID)
     assert files_in(tmp_path) == {"hello": b"old"}
 
 
@@ -480,7 +478,7 @@ def test_a_failed_download_leaves_what_was_there(tmp_path, server, answer, words
 )
 def test_an_address_that_cannot_work_is_a_data_error(tmp_path, url, words):
     with pytest.raises(DataError, match=words):
-        download.fetch(url, tmp_path / "x", blob_id=HELLO_BLOB_ID)
+        sources.fetch(url, tmp_path / "x", blob_id=HELLO_BLOB_ID)
     assert files_in(tmp_path) == {}
 
 
@@ -497,19 +495,18 @@ def upstream_bytes(split, count):
     return sink.getvalue().to_pybytes()
 
 
-def pin(monkeypatch, tmp_path, contents, **more):
+def pin(monkeypatch, contents, **more):
     """Take these contents for the pinned ones."""
-    pinned = {}
-    for split, (path, _) in SOURCES.files.items():
-        (tmp_path / "blob").write_bytes(contents[split])
-        pinned[split] = (path, download.git_blob_id(tmp_path / "blob"))
-    (tmp_path / "blob").unlink()
+    pinned = {
+        split: (path, parquet.git_blob_id(contents[split]))
+        for split, (path, _) in SOURCES.files.items()
+    }
     monkeypatch.setattr(tool_rl, "SOURCES", replace(SOURCES, files=pinned, **more))
 
 
 def test_upstream_is_the_default_source(tmp_path, server, monkeypatch, capsys):
     contents = {"train": upstream_bytes("train", 3), "test": upstream_bytes("test", 2)}
-    pin(monkeypatch, tmp_path, contents, base_url=f"{server.url}/m")
+    pin(monkeypatch, contents, base_url=f"{server.url}/m")
     for split, content in contents.items():
         server.answers[f"/m/dataset/rlla_4k/{split}.parquet"] = content
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
@@ -524,7 +521,7 @@ def test_upstream_is_the_default_source(tmp_path, server, monkeypatch, capsys):
 
 def test_a_wrong_checksum_of_the_second_file_writes_neither(tmp_path, monkeypatch, capsys):
     contents = {"train": upstream_bytes("train", 3), "test": upstream_bytes("test", 2)}
-    pin(monkeypatch, tmp_path, contents)
+    pin(monkeypatch, contents)
     mirror = tmp_path / "mirror" / "dataset" / "rlla_4k"
     mirror.mkdir(parents=True)
     (mirror / "train.parquet").write_bytes(contents["train"])
@@ -636,7 +633,7 @@ def test_a_row_behind_one_that_is_left_out_is_called_by_its_place_in_the_file(tm
 
     path = write_json(tmp_path / "a.json", [row()["prompt"], "skip", row(1)["prompt"], "bad"])
     with pytest.raises(DataError, match=r"a\.json, row 3, field prompt: got 'bad'"):
-        local_files.read_rows(path, "train", TASK, row_of)
+        local_files.read_rows(path, "train", replace(SOURCES, row_of=row_of))
     assert capsys.readouterr().err == f"{path}: 1 x left out (no use): row 1\n"
 
 
@@ -845,7 +842,7 @@ def test_report_counts_kinds_calls_and_repeated_problems():
     rows[0]["prompt"][1]["content"] = "another question"  # rows 2 to 5 ask what row 1 asks
     asked = {"calls": 2, "response": 1, "calls and response": 2, "neither": 1}
     assert (
-        report.numbers_of(rows, TASK).items()
+        schema.numbers_of(rows, TASK).items()
         >= {
             "rows": 6,
             **{f"asks for: {what}": rows for what, rows in asked.items()},
@@ -860,7 +857,7 @@ def test_report_of_prompt_lengths():
     rows = [row(user="x" * length) for length in range(20, 0, -1)]
 
     def spread(rows):
-        return [report.numbers_of(rows, TASK)[name] for name in report.CHARS]
+        return [schema.numbers_of(rows, TASK)[name] for name in schema.CHARS]
 
     # lower median of 20 values: the 10th; 95 % of 20 = 19 values: the 19th
     assert spread(rows) == [9, 18, 27, 28]
@@ -870,12 +867,12 @@ def test_report_of_prompt_lengths():
 def test_overlap_is_of_what_is_asked():
     train = [row(user="a"), row(user="b c")]
     test = [row(user="d"), row(user=" a\n"), row(user="b\tc", ground_truth=RESPONSE), row(user="A")]
-    assert report.overlap({"train": train, "test": test}) == [1, 2]
+    assert schema.overlap({"train": train, "test": test}) == [1, 2]
 
 
 def test_table_has_a_column_per_file():
     splits = {"train": [row(), row(1)], "test": [row(ground_truth=RESPONSE)]}
-    lines = [line.split() for line in report.table(splits, TASK).splitlines()]
+    lines = [line.split() for line in schema.table(splits, TASK).splitlines()]
     assert lines[:4] == [
         ["train", "test"],
         ["rows", "2", "1"],

@@ -1,11 +1,6 @@
 """Ground truths of each task."""
 
-from verl_gdpo.data_prep import (
-    coding,
-    gsm8k,
-    math_length,
-    tool_rl_synthetic,
-)
+from verl_gdpo.data_prep import coding, gsm8k, math_length, tool_rl
 
 
 def ground_truths(make_rows, count=20):
@@ -16,5 +11,5 @@ GROUND_TRUTHS = {  # of some rows of each task
     "coding": ground_truths(coding.make_rows, 6),  # each answer starts a sandbox
     "gsm8k": ground_truths(gsm8k.make_rows),
     "math_length": ground_truths(math_length.make_rows),
-    "tool_rl": ground_truths(tool_rl_synthetic.make_rows),
+    "tool_rl": ground_truths(tool_rl.make_rows),
 }

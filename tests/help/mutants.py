@@ -292,7 +292,7 @@ MUTANTS = [
     ),
     Mutant(
         "advantage/equation.py",
-        "    S_B = sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)\n",
+        "    S_B = zero.sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)\n",
         "",
         "advantage/test_equation.py::test_rewards_that_cancel_give_exactly_0",
     ),

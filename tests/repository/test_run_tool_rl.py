@@ -20,7 +20,7 @@ import varied_reward
 from repository import REPO, tracked_files
 from rollout_check import SIZES, check_rollouts
 
-from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
+from verl_gdpo.data_prep.tool_rl import make_rows
 from verl_gdpo.run.folder import read_metrics
 from workshop.tiny_policy.model import make_tiny_model
 

@@ -233,9 +233,9 @@ def test_threads_share_few_processes(workers):
 
 def test_no_thread_waits_while_others_take_their_turns(workers, monkeypatch):
     class Worker:
-        def ask(self, pair):
+        def ask(self, ground_truth, answer):
             time.sleep(0.0005)  # others run
-            return {"gold_is_read": True, "equal": True}
+            return True, True
 
         def close(self):
             pass
@@ -267,10 +267,10 @@ def test_one_that_is_killed_from_outside_is_replaced(workers):
     ("program", "words"),
     [
         (
-            "print('{\"ready\": true}'); input(); raise SystemExit(3)",
+            "print('\"\"'); input(); raise SystemExit(3)",
             "two processes in a row .* 3 ",
         ),
-        ('print(\'{"failed": "no sympy"}\')', "can be started: no sympy"),
+        ("print('\"no sympy\"')", "can be started: no sympy"),
         ("raise SystemExit(5)", "can be started: it ended with 5"),
     ],
 )

@@ -468,7 +468,9 @@ def untried(monkeypatch):
 def test_a_machine_without_a_sandbox_is_no_bad_program(untried):
     """No programs run, and it is said what is wrong and what helps."""
     broken = Kind("landlock", ("/bin/sh", "-c", "echo no Python here >&2"))
-    untried.setattr(sandbox, "kinds", lambda _: iter([broken, replace(broken, command=("/no/x",))]))
+    untried.setattr(
+        sandbox_machine, "kinds", lambda _: iter([broken, replace(broken, command=("/no/x",))])
+    )
     with pytest.raises(SandboxError, match=r"landlock: no Python here; .*weak_sandbox=True"):
         run("print(1)", [{"input": ""}])
 
@@ -482,7 +484,7 @@ def test_a_sandbox_that_runs_programs_wrongly_is_not_used(untried):
 def test_what_is_missing_is_said_once(untried, caplog):
     lacking = replace(kind_of("landlock"), lacks="a program can reach the moon")
     bad = Kind("bubblewrap", ("/no/bwrap",))
-    untried.setattr(sandbox, "kinds", lambda _: iter([bad, lacking]))
+    untried.setattr(sandbox_machine, "kinds", lambda _: iter([bad, lacking]))
     with caplog.at_level(logging.WARNING):
         assert only("print(1)").finished and only("print(2)").finished
         assert "can reach the moon" in sandbox.missing()[0]

@@ -536,8 +536,8 @@ def test_what_the_machine_cannot_give_to_a_scorer(check, monkeypatch):
 
 def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
     """Else no run; and where it is allowed, it is called weak."""
-    kinds = sandbox.kinds
-    monkeypatch.setattr(sandbox, "kinds", lambda weak: (k for k in kinds(weak) if k.lacks))
+    kinds = sandbox_machine.kinds
+    monkeypatch.setattr(sandbox_machine, "kinds", lambda weak: (k for k in kinds(weak) if k.lacks))
     monkeypatch.setattr(sandbox_machine, "landlock_version", lambda: 0)
     monkeypatch.setattr(sandbox_machine, "can_change_user", lambda: True)
     monkeypatch.setattr(sandbox, "_try", lambda kind: None)

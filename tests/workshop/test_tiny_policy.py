@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
+from verl_gdpo.data_prep.tool_rl import make_rows
 from verl_gdpo.rewards import tool_rl
 from workshop.tiny_policy import __main__ as command
 from workshop.tiny_policy import train

@@ -11,34 +11,26 @@ Both std are unbiased (ddof 1). Shape suffixes: B samples, K rewards, G groups, 
 This module knows tensors only: no text, no verl, no configuration.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from verl_gdpo.advantage.equation_inputs import (
-    Options,
-    finite_rewards,
-    group_index,
-    reward_tensor,
-    reward_weights,
-    row_mask,
-    where_it_is,
-)
-from verl_gdpo.advantage.zero import (
-    Ranges,
-    mean_without_rounding,
-    precision_of,
-    sum_without_rounding,
-)
+from verl_gdpo.advantage import equation_inputs as inputs
+from verl_gdpo.advantage import zero
+from verl_gdpo.advantage.zero import Ranges
+
+Groups = tuple[Tensor, int]  # of `group_index`
 
 
 class GdpoScalars(NamedTuple):
     """The results of steps 1 to 3, in float64 on the device of the rewards."""
 
-    z_BK: torch.Tensor  # step 1; K is 1 under group_norm="summed"
-    S_B: torch.Tensor  # step 2
-    A_B: torch.Tensor  # step 3
+    z_BK: Tensor  # step 1; K is 1 under group_norm="summed"
+    S_B: Tensor  # step 2
+    A_B: Tensor  # step 3
 
 
 @torch.no_grad()
@@ -51,7 +43,7 @@ def compute_gdpo_advantage(
     present_BK: Any = None,
     valid_B: Any = None,
     **options: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """Return GDPO advantages per token.
 
     >>> rewards_BK = [[0, 0], [0, 1], [0, 0], [1, 1]]  # correct, short
@@ -89,13 +81,13 @@ def compute_gdpo_advantage(
             finite numbers.
         TypeError: an option is unknown, or group ids are neither all integers nor all strings.
     """
-    mask_BT = where_it_is(response_mask_BT).bool()
+    mask_BT = inputs.where_it_is(response_mask_BT).bool()
     if mask_BT.ndim != 2:
         raise ValueError(
             f"response_mask_BT: expected shape (samples, tokens), got {tuple(mask_BT.shape)}"
         )
     scalars = compute_gdpo_scalars(
-        reward_tensor(rewards_BK).to(mask_BT.device),
+        inputs.reward_tensor(rewards_BK).to(mask_BT.device),
         group_ids,
         token_count_B=mask_BT.sum(dim=1),
         weights=weights,
@@ -107,7 +99,7 @@ def compute_gdpo_advantage(
 
 
 @torch.no_grad()
-def spread_over_tokens(A_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+def spread_over_tokens(A_B: Tensor, mask_BT: Tensor) -> Tensor:
     """Step 4: return advantages_BT, (B, T) float32, the mask times each sample's advantage.
 
     Args:
@@ -139,24 +131,24 @@ def compute_gdpo_scalars(
         token_count_B: trained tokens per sample; only batch_norm="token" needs them.
         valid_B: with None, every row is a real sample.
     """
-    chosen = Options(**options)
-    rewards_BK = reward_tensor(rewards_BK)
+    chosen = inputs.Options(**options)
+    rewards_BK = inputs.reward_tensor(rewards_BK)
     if rewards_BK.ndim != 2 or 0 in rewards_BK.shape:
         raise ValueError(
             f"rewards_BK: expected shape (samples, rewards), got {tuple(rewards_BK.shape)}"
         )
     B, K = rewards_BK.shape
     device = rewards_BK.device
-    valid_B = row_mask("valid_B", valid_B, (B,), device)
-    present_BK = row_mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
-    weights_K = reward_weights(weights, K, device)
+    valid_B = inputs.row_mask("valid_B", valid_B, (B,), device)
+    present_BK = inputs.row_mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
+    weights_K = inputs.reward_weights(weights, K, device)
     arrived_as = rewards_BK.dtype
-    rewards_BK = finite_rewards(rewards_BK, present_BK)
-    precision_K = precision_of(rewards_BK, arrived_as)
-    groups = group_index(group_ids, B, device)
+    rewards_BK = inputs.finite_rewards(rewards_BK, present_BK)
+    precision_K = zero.precision_of(rewards_BK, arrived_as)
+    groups = inputs.group_index(group_ids, B, device)
     if chosen.group_norm == "summed":
-        rewards_BK = _centred_sum(rewards_BK, weights_K, valid_B, *groups, precision_K)
-        present_BK, precision_K = valid_B[:, None], precision_of(rewards_BK, torch.float64)
+        rewards_BK = _centred_sum(rewards_BK, weights_K, valid_B, groups, precision_K)
+        present_BK, precision_K = valid_B[:, None], zero.precision_of(rewards_BK, torch.float64)
         weights_K = weights_K.new_ones(1)
 
     z_BK, ranges = normalize_groups(
@@ -169,7 +161,7 @@ def compute_gdpo_scalars(
         S_B = torch.where(valid_B, _checked_sum(S_B, B), 0.0)
         # a variant may divide by a weight below 1; a reward of weight 0 leaves no rounding either
         weights_K = weights_K.abs().clamp(min=1.0) * (weights_K != 0)
-    S_B = sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)
+    S_B = zero.sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)
     if chosen.batch_norm == "none":
         return GdpoScalars(z_BK, S_B, S_B)
     count_B = valid_B
@@ -184,13 +176,13 @@ def compute_gdpo_scalars(
 
 
 def normalize_groups(
-    rewards_BK: torch.Tensor,
-    present_BK: torch.Tensor,
-    group_B: torch.Tensor,
+    rewards_BK: Tensor,
+    present_BK: Tensor,
+    group_B: Tensor,
     group_count: int,
     *,
     eps: float | None,
-) -> tuple[torch.Tensor, Ranges]:
+) -> tuple[Tensor, Ranges]:
     """Return z_BK, and the ranges of the rewards, which say how far rounding may have moved a z.
 
     Absent values have z = 0. A reward that is constant in a group has z = 0 there.
@@ -199,55 +191,44 @@ def normalize_groups(
         rewards_BK: float64, 0 where absent.
         eps: number added to the std. With None, z is not divided by the std.
     """
-    shape_GK = (group_count, rewards_BK.shape[1])
-
-    def group_sum(values_BK: torch.Tensor) -> torch.Tensor:
-        return rewards_BK.new_zeros(shape_GK).index_add_(0, group_B, values_BK)
-
+    sums = partial(inputs.group_sum, group_B=group_B, count=group_count)
     # a group with fewer than two values gives 0 / 0 below; the last `where` replaces it with 0
-    there_BK, absent_BK = present_BK.to(torch.float64), ~present_BK
-    count_GK = group_sum(there_BK)
-    mean_GK = group_sum(rewards_BK * there_BK) / count_GK
-    centred_BK = (rewards_BK - mean_GK[group_B]) * there_BK
+    there_BK = present_BK.to(torch.float64)
+    count_GK = sums(there_BK)
+    centred_BK = (rewards_BK - (sums(rewards_BK * there_BK) / count_GK)[group_B]) * there_BK
 
-    index_BK = group_B[:, None].expand_as(rewards_BK)
-    low_GK = rewards_BK.new_full(shape_GK, torch.inf).scatter_reduce_(
-        0, index_BK, rewards_BK.masked_fill(absent_BK, torch.inf), "amin"
-    )
-    high_GK = rewards_BK.new_full(shape_GK, -torch.inf).scatter_reduce_(
-        0, index_BK, rewards_BK.masked_fill(absent_BK, -torch.inf), "amax"
-    )
+    def extremes(none: float, reduce: str) -> Tensor:
+        index_BK = group_B[:, None].expand_as(rewards_BK)
+        values_BK = rewards_BK.masked_fill(~present_BK, none)
+        return torch.full_like(count_GK, none).scatter_reduce_(0, index_BK, values_BK, reduce)
+
+    low_GK, high_GK = extremes(torch.inf, "amin"), extremes(-torch.inf, "amax")
     scale_GK = torch.ones_like(count_GK)
     if eps is not None:
-        scale_GK = (group_sum(centred_BK.square()) / (count_GK - 1)).sqrt() + eps
+        scale_GK = (sums(centred_BK.square()) / (count_GK - 1)).sqrt() + eps
         centred_BK = centred_BK / scale_GK[group_B]
     ranges = Ranges(count_GK, low_GK, high_GK, scale_GK)
     return torch.where(ranges.varies_GK[group_B] & present_BK, centred_BK, 0.0), ranges
 
 
 def _centred_sum(
-    rewards_BK: torch.Tensor,
-    weights_K: torch.Tensor,
-    valid_B: torch.Tensor,
-    group_B: torch.Tensor,
-    group_count: int,
-    precision_K: torch.Tensor,
-) -> torch.Tensor:
+    rewards_BK: Tensor, weights_K: Tensor, valid_B: Tensor, groups: Groups, precision_K: Tensor
+) -> Tensor:
     """Return the weighted sum of raw rewards minus its mean in the group, (B, 1).
 
     A missing reward adds 0. Each reward is centred before the sum, so that a constant sum of
     varying rewards is exactly 0.
     """
     valid_BK = valid_B[:, None].expand_as(rewards_BK)
-    centred_BK, ranges = normalize_groups(rewards_BK, valid_BK, group_B, group_count, eps=None)
+    centred_BK, ranges = normalize_groups(rewards_BK, valid_BK, *groups, eps=None)
     sum_B = (centred_BK * weights_K).sum(dim=1)
-    return sum_without_rounding(sum_B, weights_K, group_B, ranges, precision_K)[:, None]
+    return zero.sum_without_rounding(sum_B, weights_K, groups[0], ranges, precision_K)[:, None]
 
 
-def _checked_sum(S_B: Any, B: int) -> torch.Tensor:
+def _checked_sum(S_B: Any, B: int) -> Tensor:
     """Return the result of a `combine` as float64, or raise ValueError if it cannot be used."""
-    if not isinstance(S_B, torch.Tensor) or S_B.shape != (B,):
-        got = tuple(S_B.shape) if isinstance(S_B, torch.Tensor) else type(S_B).__name__
+    if not isinstance(S_B, Tensor) or S_B.shape != (B,):
+        got = tuple(S_B.shape) if isinstance(S_B, Tensor) else type(S_B).__name__
         raise ValueError(f"combine: expected a tensor of shape ({B},), got {got}")
     if not torch.isfinite(S_B).all():
         row = int((~torch.isfinite(S_B)).nonzero()[0])
@@ -256,15 +237,15 @@ def _checked_sum(S_B: Any, B: int) -> torch.Tensor:
 
 
 def _normalize_batch(
-    S_B: torch.Tensor, count_B: torch.Tensor, valid_B: torch.Tensor, eps: float, var_eps: float
-) -> torch.Tensor:
+    S_B: Tensor, count_B: Tensor, valid_B: Tensor, eps: float, var_eps: float
+) -> Tensor:
     """Return A_B (step 3), counting sample i `count_B[i]` times. A constant S gives exactly 0."""
     total = count_B.sum()
     counted_B = count_B > 0
     low = S_B.masked_fill(~counted_B, torch.inf).min()
     high = S_B.masked_fill(~counted_B, -torch.inf).max()
     # complete groups sum to 0, so a mean that is only rounding must not move groups without signal
-    mean = mean_without_rounding((S_B * count_B).sum() / total, S_B)
+    mean = zero.mean_without_rounding((S_B * count_B).sum() / total, S_B)
     variance = ((S_B - mean).square() * count_B).sum() / (total - 1)
     A_B = (S_B - mean) / ((variance + var_eps).sqrt() + eps)
     return torch.where(valid_B & (high > low), A_B, 0.0)

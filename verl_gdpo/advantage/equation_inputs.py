@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
 PAPER_EPS = 1e-4  # of the authors' code and of TRL
 VERL_EPS = 1e-6  # of verl's own grpo and gdpo
@@ -18,10 +19,7 @@ VERL_EPS = 1e-6  # of verl's own grpo and gdpo
 GroupNorm = Literal["per_reward", "summed"]
 BatchNorm = Literal["sample", "token", "none"]
 # (z_BK, rewards_BK, group_index_B, weights_K, present_BK, valid_B) -> S_B; see variants.py
-Combine = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    torch.Tensor,
-]
+Combine = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -72,9 +70,9 @@ class Options:
             )
 
 
-def group_index(group_ids: Any, B: int, device: torch.device) -> tuple[torch.Tensor, int]:
+def group_index(group_ids: Any, B: int, device: torch.device) -> tuple[Tensor, int]:
     """Return the group number of each sample, (B,) int64 from 0, and the number of groups."""
-    if isinstance(group_ids, torch.Tensor):
+    if isinstance(group_ids, Tensor):
         group_ids = group_ids.cpu().numpy()
     ids = group_ids.tolist() if isinstance(group_ids, np.ndarray) else list(group_ids)
     if len(ids) != B:
@@ -90,19 +88,25 @@ def group_index(group_ids: Any, B: int, device: torch.device) -> tuple[torch.Ten
     return torch.from_numpy(index).to(device), len(number)
 
 
-def reward_tensor(rewards: Any) -> torch.Tensor:
+def group_sum(values_BK: Tensor, group_B: Tensor, count: int | None = None) -> Tensor:
+    """Return the sums over each group, (G, K). With count=None, G is the highest number plus 1."""
+    G = int(group_B.max()) + 1 if count is None else count
+    return values_BK.new_zeros((G, values_BK.shape[1])).index_add_(0, group_B, values_BK)
+
+
+def reward_tensor(rewards: Any) -> Tensor:
     """Return rewards as a tensor: arrays keep their dtype, Python numbers become float64."""
-    if isinstance(rewards, torch.Tensor | np.ndarray):
+    if isinstance(rewards, Tensor | np.ndarray):
         return where_it_is(rewards)
     return torch.as_tensor(rewards, dtype=torch.float64)
 
 
-def where_it_is(values: Any) -> torch.Tensor:
+def where_it_is(values: Any) -> Tensor:
     """Return values as a tensor. A tensor keeps its device; `as_tensor` would move it."""
-    return values if isinstance(values, torch.Tensor) else torch.as_tensor(values)
+    return values if isinstance(values, Tensor) else torch.as_tensor(values)
 
 
-def finite_rewards(rewards_BK: torch.Tensor, present_BK: torch.Tensor) -> torch.Tensor:
+def finite_rewards(rewards_BK: Tensor, present_BK: Tensor) -> Tensor:
     """Return rewards in float64, 0 where absent; raise ValueError for NaN or inf."""
     rewards_BK = rewards_BK.to(torch.float64)
     bad_BK = ~torch.isfinite(rewards_BK) & present_BK
@@ -115,7 +119,7 @@ def finite_rewards(rewards_BK: torch.Tensor, present_BK: torch.Tensor) -> torch.
     return torch.where(present_BK, rewards_BK, 0.0)
 
 
-def reward_weights(weights: Any, K: int, device: torch.device) -> torch.Tensor:
+def reward_weights(weights: Any, K: int, device: torch.device) -> Tensor:
     """Return weights_K in float64, all 1 for None; raise ValueError if they are not K numbers."""
     if weights is None:
         return torch.ones(K, dtype=torch.float64, device=device)
@@ -125,7 +129,7 @@ def reward_weights(weights: Any, K: int, device: torch.device) -> torch.Tensor:
     return weights_K
 
 
-def row_mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+def row_mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Return the mask as a bool tensor, all True for None; raise ValueError for another shape."""
     if mask is None:
         return torch.ones(shape, dtype=torch.bool, device=device)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -24,13 +25,13 @@ RESIDUE = 1e-3  # of the summed absolute contributions; eps leaves about eps / s
 class Ranges(NamedTuple):
     """The values of each reward in each group. Where there are none, low is inf and high -inf."""
 
-    count_GK: torch.Tensor
-    low_GK: torch.Tensor
-    high_GK: torch.Tensor
-    scale_GK: torch.Tensor  # what step 1 divided by; NaN with fewer than two values
+    count_GK: Tensor
+    low_GK: Tensor
+    high_GK: Tensor
+    scale_GK: Tensor  # what step 1 divided by; NaN with fewer than two values
 
     @property
-    def varies_GK(self) -> torch.Tensor:
+    def varies_GK(self) -> Tensor:
         """Compares the values: the mean of equal numbers can differ from them by rounding."""
         return self.high_GK > self.low_GK
 
@@ -38,7 +39,7 @@ class Ranges(NamedTuple):
 # --- what float64 and the numbers of a scorer leave -----------------------------------------------
 
 
-def precision_of(rewards_BK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def precision_of(rewards_BK: Tensor, dtype: torch.dtype) -> Tensor:
     """How exactly is each reward known? Return precision_K, relative to its largest value.
 
     Rewards that arrive as float32 are known to float32, unless they are whole numbers, which it
@@ -57,12 +58,12 @@ def precision_of(rewards_BK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def sum_without_rounding(
-    S_B: torch.Tensor,
-    weights_K: torch.Tensor,
-    group_B: torch.Tensor,
+    S_B: Tensor,
+    weights_K: Tensor,
+    group_B: Tensor,
     ranges: Ranges,
-    precision_K: torch.Tensor,
-) -> torch.Tensor:
+    precision_K: Tensor,
+) -> Tensor:
     """Is S only what rounding left of rewards that cancel? Return S_B, exactly 0 where it is.
 
     Only what cancels can be rounding. So where one reward alone varies in a group, its values are
@@ -83,7 +84,7 @@ def sum_without_rounding(
     return torch.where(S_B.abs() <= rounding_G[group_B], 0.0, S_B)
 
 
-def mean_without_rounding(mean: torch.Tensor, S_B: torch.Tensor) -> torch.Tensor:
+def mean_without_rounding(mean: Tensor, S_B: Tensor) -> Tensor:
     """Is the mean of S the rounding error of a sum of B numbers? Return it, exactly 0 if it is."""
     return torch.where(mean.abs() <= EPS64 * len(S_B) * S_B.abs().max(), 0.0, mean)
 

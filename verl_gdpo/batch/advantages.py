@@ -1,18 +1,20 @@
-"""The advantage of each row of a batch, and what each reward adds to it.
+"""The advantage of each row of a batch, what each reward adds to it, and which ones are tied.
 
 Shape suffixes: B samples, K rewards, G groups, numbered from 0. Apart from `scalars_of`, samples
 are the rows that count.
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from verl_gdpo.advantage.equation import GdpoScalars, compute_gdpo_scalars
-from verl_gdpo.advantage.zero import centred_without_rounding, has_signal, is_0, or_0
+from verl_gdpo.advantage import zero
+from verl_gdpo.advantage.equation import GdpoScalars, compute_gdpo_scalars, normalize_groups
+from verl_gdpo.advantage.equation_inputs import Options
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.settings.algorithm import GdpoSettings
@@ -21,6 +23,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Statistics = dict[str, float | None]
+# the settings that are options of the equation as they are
+SAME_OPTIONS = {option.name for option in fields(Options)} - {"combine"}
 
 
 def scalars_of(
@@ -51,12 +55,7 @@ def scalars_of(
         weights=list(rewards.weights.values()),
         present_BK=rewards.present_BK,
         valid_B=counted_B,
-        group_norm=settings.group_norm,
-        normalize_by_std=settings.normalize_by_std,
-        batch_norm=settings.batch_norm,
-        eps=settings.eps,
-        batch_eps=settings.batch_eps,
-        batch_var_eps=settings.batch_var_eps,
+        **{option: getattr(settings, option) for option in SAME_OPTIONS},
         combine=combine,
     )
 
@@ -85,16 +84,12 @@ def contributions(
         return c_BK
     square_G = np.bincount(group_B, c_BK.sum(axis=1) ** 2)
     scale_G = np.sqrt(square_G / np.maximum(size_G - 1, 1)) + settings.eps
-    signal_G = np.bincount(group_B, ~is_0(S_B)) > 0
+    signal_G = np.bincount(group_B, ~zero.is_0(S_B)) > 0
     return c_BK / np.where(signal_G, scale_G, 1.0)[group_B, None]
 
 
 def advantage_shares(
-    names: Sequence[str],
-    c_BK: Floats,
-    present_BK: Bools,
-    S_B: Floats,
-    A_B: Floats,
+    names: Sequence[str], c_BK: Floats, present_BK: Bools, S_B: Floats, A_B: Floats
 ) -> Statistics:
     """Return share, energy and correlation with A of each reward's contributions.
 
@@ -108,8 +103,8 @@ def advantage_shares(
     """
     scale = np.abs(c_BK).max() or 1.0  # keeps the squares of small numbers above 0
     energy_K = ((c_BK / scale) ** 2).sum(axis=0)
-    covariance_K, variance = covariances(c_BK / scale, or_0(S_B) / scale)
-    A_B = or_0(A_B)
+    covariance_K, variance = covariances(c_BK / scale, zero.or_0(S_B) / scale)
+    A_B = zero.or_0(A_B)
     found: Statistics = {}
     for k, name in enumerate(names):
         found[f"{name}/share"] = covariance_K[k] / variance if variance else None
@@ -127,13 +122,13 @@ def covariances(c_BK: Floats, S_B: Floats) -> tuple[Floats, float]:
 
 def groups_with_signal(S_B: Floats, c_BK: Floats, group_B: Ints) -> Bools:
     """Return signal_G, True for the groups with a sample that has a signal."""
-    return np.bincount(group_B, has_signal(S_B, c_BK)) > 0
+    return np.bincount(group_B, zero.has_signal(S_B, c_BK)) > 0
 
 
 def within_groups(value_B: npt.NDArray[Any], group_B: Ints) -> Floats:
     """Return each value minus the mean of its group; what is only rounding becomes 0."""
     mean_G = np.bincount(group_B, value_B) / np.bincount(group_B).clip(min=1)
-    return centred_without_rounding(value_B - mean_G[group_B], value_B)
+    return zero.centred_without_rounding(value_B - mean_G[group_B], value_B)
 
 
 def correlation(x_B: npt.NDArray[Any], y_B: npt.NDArray[Any]) -> float | None:
@@ -154,3 +149,67 @@ def unit(values: npt.NDArray[Any]) -> Floats | None:
 def of_units(x_B: Floats | None, y_B: Floats | None) -> float | None:
     """Return the correlation of two results of `unit`."""
     return None if x_B is None or y_B is None else float(np.clip(x_B @ y_B, -1, 1))
+
+
+def advantages_without_eps(
+    values_BK: Floats, present_BK: Bools, weights_K: Floats, group_B: Ints
+) -> tuple[Floats, Floats]:
+    """Return S of GDPO and of GRPO with eps=0, rounded, so that those that are the same are equal.
+
+    eps must be 0 because it makes the rewards (0, 1) and (0, 2) different in GRPO. Without eps, a
+    rounding error of the input would become an advantage, so the last digits of each reward and of
+    the sum are left out. If rewards spread over 1 % of their size, advantages are then right to
+    about 1e-10; they count as equal if 6 decimals agree. Step 3 only scales, so it is left out.
+
+    Args:
+        group_B: numbered from 0.
+    """
+    K = len(weights_K)
+    # K + 1 columns, each in one piece of memory: numpy is slow at rows of few numbers
+    with_sum_BK = np.vstack([values_BK.T, values_BK @ weights_K]).T
+    rewards_BK = torch.from_numpy(zero.without_last_digits(with_sum_BK))
+    there_BK = torch.from_numpy(np.hstack([present_BK, np.ones_like(present_BK[:, :1])]))
+    group = torch.from_numpy(group_B)
+    z_BK, ranges = normalize_groups(rewards_BK, there_BK, group, int(group.max()) + 1, eps=0.0)
+    precision_K = zero.precision_of(rewards_BK, rewards_BK.dtype)
+    scaled_K = torch.from_numpy(weights_K / (np.abs(weights_K).max() or 1.0))
+
+    def S_of(columns: slice, weights_K: torch.Tensor) -> Floats:
+        S_B = (z_BK[:, columns] * weights_K).sum(dim=1)
+        own = zero.Ranges(*(of_all_GK[:, columns] for of_all_GK in ranges))
+        S_B = zero.sum_without_rounding(S_B, weights_K, group, own, precision_K[columns])
+        return zero.to_6_decimals(S_B.numpy())
+
+    return S_of(slice(K), scaled_K), S_of(slice(K, None), torch.ones_like(scaled_K[:1]))
+
+
+def tied_pairs(
+    advantages: Sequence[npt.NDArray[Any]],
+    values_BK: Floats,
+    present_BK: Bools,
+    weights_K: Floats,
+    group_B: Ints,
+) -> list[float | None]:
+    """Return, for each estimator, the share of the pairs with different rewards that it ties.
+
+    Two samples differ if a reward with a weight does, or if one of them lacks it. The share is None
+    if there is no such pair. The time grows with the samples and with the largest group.
+
+    Args:
+        advantages: A_B of each estimator, rounded, so that equal numbers are equal advantages.
+    """
+    order = np.argsort(group_B, kind="stable")
+    group_B, A_BE = group_B[order], [A_B[order] for A_B in advantages]
+    used_K = weights_K != 0
+    columns = [*values_BK[order][:, used_K].T, *present_BK[order][:, used_K].T]
+    columns = [column for column in columns if column.min() < column.max()]
+    different, tied_E = 0, [0] * len(A_BE)
+    for apart in range(1, int(np.bincount(group_B).max())):  # two rows of the sorted batch
+        differ = np.zeros(len(group_B) - apart, dtype=np.bool_)
+        for column in columns:
+            differ |= column[apart:] != column[:-apart]
+        differ &= group_B[apart:] == group_B[:-apart]
+        different += np.count_nonzero(differ)
+        for e, A_B in enumerate(A_BE):
+            tied_E[e] += np.count_nonzero(differ & (A_B[apart:] == A_B[:-apart]))
+    return [tied / different if different else None for tied in tied_E]

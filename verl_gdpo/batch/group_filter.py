@@ -12,8 +12,7 @@ import numpy as np
 from verl_gdpo.advantage.zero import has_signal
 from verl_gdpo.batch.advantages import Floats, scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.rows import ABSENT, RewardError, RewardRows
-from verl_gdpo.batch.values import value_or_error
+from verl_gdpo.batch.rows import ABSENT, RewardError, RewardRows, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 logger = logging.getLogger(__name__)
@@ -44,19 +43,17 @@ class FilterMetric:
         if self.name is None:
             return None
         value_B = np.full(len(rows), np.nan)
-        column = rows.columns.get(self.name, [ABSENT] * len(rows))
+        column = rows.columns.get(self.name, [None] * len(rows))
         self.is_known |= self.name in rows.columns
         for row in np.flatnonzero(rows.counted_B).tolist():
-            value = None if column[row] is ABSENT else column[row]
             try:
-                number = value_or_error(value)
+                number = None if column[row] is ABSENT else value_or_error(column[row])
             except ValueError as error:
                 raise RewardError(f"{rows.label(row)}: {self._key} {error}") from None
             self.samples += 1
             self.missing += number is None
-            if number is not None:
-                value_B[row] = number
-            elif not self.is_said:
+            value_B[row] = np.nan if number is None else number
+            if number is None and not self.is_said:
                 self.is_said = True
                 logger.warning(
                     "verl-gdpo: %s: %s has no value of it. Such samples are left out, and a group "
@@ -92,41 +89,37 @@ def classify_groups(
     A group is kept if S, the sum before the batch step, is not 0 for some sample. The sums of raw
     rewards do not decide this: they can be equal although S is not 0, and different although S is
     0. dara and sa_mrpo need statistics of the whole batch, which is not complete yet. With them, a
-    group gives a gradient if w z is not 0 for some sample and reward.
+    group gives a gradient if w z is not 0 for some sample and reward. A group that is only padding
+    is not kept.
 
     Args:
         metric_B: what must vary as well, if a sample of the group has it; NaN where it is missing.
     """
     rewards = RewardMatrix.of(rows, settings)
-    number_of: dict[str, int] = {}
-    group_B = np.array([number_of.setdefault(group, len(number_of)) for group in group_ids])
-    weights_K = np.array(list(rewards.weights.values()))
+    number_of = {group: number for number, group in enumerate(dict.fromkeys(group_ids))}
+    group_B = np.array([number_of[group] for group in group_ids])
+    weights_K = np.array([*rewards.weights.values()])
     batch_wide = settings.combine is not None and settings.combine.is_batch_wide
     combine = None if batch_wide else settings.combine
     settings = replace(settings, batch_norm="none", combine=combine)
-    scalars = scalars_of(rewards, rows.counted_B, group_B, settings)
-    contribution_BK = scalars.z_BK.numpy()
+    z_BK, S_B, _ = scalars_of(rewards, rows.counted_B, group_B, settings)
+    contribution_BK = z_BK.numpy()
     if settings.group_norm == "per_reward":
         contribution_BK = contribution_BK * weights_K
+    signal_B = has_signal(S_B.numpy(), contribution_BK)
     if batch_wide:
         signal_B = (contribution_BK != 0).any(axis=1)
-    else:
-        signal_B = has_signal(scalars.S_B.numpy(), contribution_BK)
-    counted_B = rows.counted_B
-    group_B = group_B[counted_B]
-    sum_B = (rewards.values_BK @ weights_K)[counted_B]
-    mean_G = np.bincount(group_B, sum_B) / np.bincount(group_B)
-    kept_G = np.bincount(group_B, signal_B[counted_B]) > 0
+    # rewards and signal of padding are 0
+    count_G = np.bincount(group_B, rows.counted_B)
+    mean_G = np.bincount(group_B, rewards.values_BK @ weights_K) / count_G.clip(min=1)
+    kept_G = np.bincount(group_B, signal_B) > 0
     if metric_B is not None:
-        value_B = metric_B[counted_B]
-        has_B = ~np.isnan(value_B)
-        value_B, of_B = value_B[has_B], group_B[has_B]
-        low_G, high_G = np.full_like(mean_G, np.inf), np.full_like(mean_G, -np.inf)
-        np.minimum.at(low_G, of_B, value_B)
-        np.maximum.at(high_G, of_B, value_B)
-        count_G = np.bincount(of_B, minlength=len(mean_G))
-        kept_G &= (count_G == 0) | (low_G < high_G)
-        sum_G = np.bincount(of_B, value_B, minlength=len(mean_G))
+        low_G, high_G = np.full((2, len(number_of)), np.nan)
+        np.fmin.at(low_G, group_B, metric_B)
+        np.fmax.at(high_G, group_B, metric_B)
+        kept_G &= np.isnan(low_G) | (low_G < high_G)
+        count_G = np.bincount(group_B, ~np.isnan(metric_B))
+        sum_G = np.bincount(group_B, np.nan_to_num(metric_B))
         mean_G = np.where(count_G > 0, sum_G / count_G.clip(min=1), mean_G)
     return {
         # rounded, because verl reports each distinct number in a line of its own

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.advantage.zero import is_the_sum, with_slack
-from verl_gdpo.batch.rows import ABSENT, RewardError, RewardRows
-from verl_gdpo.batch.values import is_number, value_or_error
+from verl_gdpo.batch.rows import ABSENT, RewardError, RewardRows, is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import FACTS, WeightedSum, line_of
 
@@ -99,14 +99,14 @@ def _terms(rows: RewardRows, counted: Sequence[int], settings: GdpoSettings) -> 
         first_of.setdefault(rows.sources[row], row)
     row = counted[0]
     try:
-        if settings.rewards is not None:
-            for row in first_of.values():
-                terms = settings.terms_for(rows.info(row), rows.said(row))
-            return terms
         for row in first_of.values():
-            # such an agent loop would train its data source on no reward at all
-            if row in rows.own_scores and not _names(rows.info(row)):
+            if settings.rewards is not None:
+                terms = settings.terms_for(rows.info(row), rows.said(row))
+            elif row in rows.own_scores and not _names(rows.info(row)):
+                # such an agent loop would train its data source on no reward at all
                 settings.terms_for([], rows.said(row))
+        if settings.rewards is not None:
+            return terms
         row = counted[0]
         terms = terms_among(rows.columns, settings, rows.said(row))
     except ValueError as error:
@@ -121,17 +121,13 @@ def rewards_among(columns: Mapping[str, Sequence[Any]]) -> list[str]:
     Other columns, such as text or lists, are not rewards: a scorer may return them for verl to log.
     Neither are `FACTS`.
     """
-    kinds = {name: _one_of_each_type(columns[name]) for name in _names(columns)}
-    numbers = [name for name, values in kinds.items() if any(map(is_number, values))]
-    return numbers or [name for name, values in kinds.items() if all(map(_is_missing, values))]
+    kinds = {name: {type(value): value for value in columns[name]} for name in _names(columns)}
+    numbers = [name for name, kind in kinds.items() if any(map(is_number, kind.values()))]
+    return numbers or [name for name, kind in kinds.items() if all(map(_is_missing, kind.values()))]
 
 
 def _is_missing(value: Any) -> bool:
     return value is None or value is ABSENT
-
-
-def _one_of_each_type(column: Sequence[Any]) -> list[Any]:
-    return [*{type(value): value for value in column}.values()]
 
 
 def _check_same_names(
@@ -139,15 +135,12 @@ def _check_same_names(
 ) -> None:
     for name in names:
         is_absent = [value is ABSENT for value in rows.columns[name]]
-        if not any(is_absent):
-            continue
-        for row in counted:
-            source = rows.sources[row]
-            first = first_of[source]
+        for row in counted if any(is_absent) else ():
+            first = first_of[rows.sources[row]]
             if is_absent[row] != is_absent[first]:
                 raise RewardError(
                     f"{rows.label(row)} has the rewards {_names(rows.info(row))}, but "
-                    f"{rows.label(first)} of the same data source {source!r} has "
+                    f"{rows.label(first)} of the same data source {rows.sources[row]!r} has "
                     f"{_names(rows.info(first))}. Return the same names for every sample, with "
                     "None where a reward does not apply, or name those to use in "
                     "algorithm.gdpo.rewards"
@@ -190,11 +183,7 @@ def _value(name: str, value: Any, rows: RewardRows, row: int) -> float | None:
 
 
 def _check_bounds(
-    name: str,
-    values: Floats,
-    bounds: tuple[float, float],
-    rows: RewardRows,
-    counted: Sequence[int],
+    name: str, values: Floats, bounds: Bounds, rows: RewardRows, counted: Sequence[int]
 ) -> None:
     low, high, slack = with_slack(bounds)
     outside = np.flatnonzero((values < low - slack) | (values > high + slack))

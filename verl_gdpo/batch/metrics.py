@@ -16,25 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from verl_gdpo.advantage import zero
 from verl_gdpo.advantage.equation import GdpoScalars
 from verl_gdpo.advantage.equation_inputs import VERL_EPS, group_index
 from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.advantage.zero import has_signal, is_0, is_mean_0, or_0
-from verl_gdpo.batch.advantages import (
-    Bools,
-    Floats,
-    Ints,
-    Statistics,
-    advantage_shares,
-    contributions,
-    correlation,
-    scalars_of,
-    within_groups,
-)
+from verl_gdpo.batch import advantages
+from verl_gdpo.batch.advantages import Bools, Floats, Ints, Statistics
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.reward_metrics import RewardsOfStep, Sources
 from verl_gdpo.batch.rows import ABSENT, NOTES_KEY, RewardRows
-from verl_gdpo.batch.ties import advantages_without_eps, tied_pairs
 from verl_gdpo.settings.algorithm import GdpoSettings
 
 logger = logging.getLogger(__name__)
@@ -83,13 +73,8 @@ def batch_metrics(
     ids = [*compress(group_ids, counted_B.tolist())]
     group_B = group_index(ids, len(ids), torch.device("cpu"))[0].numpy()
     rows_B = slice(None) if counted_B.all() else counted_B  # a slice copies nothing
-    step = RewardsOfStep(
-        list(rewards.weights),
-        rewards.values_BK[rows_B],
-        rewards.present_BK[rows_B],
-        group_B,
-        bounds,
-    )
+    values_BK, present_BK = rewards.values_BK[rows_B], rewards.present_BK[rows_B]
+    step = RewardsOfStep([*rewards.weights], values_BK, present_BK, group_B, bounds)
     found = step.statistics() | step.correlations()
     told = None
     if sources is not None:
@@ -99,10 +84,10 @@ def batch_metrics(
     if settings is not None:
         if scalars is None:
             tokens_B = torch.from_numpy(length_B)
-            scalars = scalars_of(rewards, counted_B, group_ids, settings, tokens_B)
+            scalars = advantages.scalars_of(rewards, counted_B, group_ids, settings, tokens_B)
         z_BK, S_B, A_B = (scalar.numpy()[rows_B] for scalar in scalars)
         weights_K = np.array(list(rewards.weights.values()))
-        c_BK = contributions(z_BK, S_B, step.values_BK, weights_K, group_B, settings)
+        c_BK = advantages.contributions(z_BK, S_B, step.values_BK, weights_K, group_B, settings)
         found |= _of_advantage(step, c_BK, S_B, A_B, length_B[rows_B], told)
         found |= _of_ties(step, weights_K)
         if settings.batch_norm != "none":
@@ -155,25 +140,25 @@ def _of_advantage(
     length_B: Ints,
     sources: Sources | None,
 ) -> Statistics:
-    signal_B = has_signal(S_B, c_BK)
+    signal_B = zero.has_signal(S_B, c_BK)
     signal_G = np.bincount(step.group_B, signal_B) > 0
     c_or_0_BK = np.where(signal_G[step.group_B, None], c_BK, 0.0)
-    found = advantage_shares(step.names, c_or_0_BK, step.present_BK, S_B, A_B)
-    found["cancelled"] = (~signal_B & ~is_0(c_BK).all(axis=1)).mean()
+    found = advantages.advantage_shares(step.names, c_or_0_BK, step.present_BK, S_B, A_B)
+    found["cancelled"] = (~signal_B & ~zero.is_0(c_BK).all(axis=1)).mean()
     found["no_signal"] = 1 - signal_G.mean()
-    found |= step.updates_from_low(or_0(A_B))
+    found |= step.updates_from_low(zero.or_0(A_B))
     if sources is not None:
         of_each = sources.of_groups(~signal_G, np.ones_like(signal_G))
         found |= {f"no_signal/{name}": share for name, share in of_each.items()}
-    length_of_B = within_groups(length_B, step.group_B)
-    found["length_correlation"] = correlation(or_0(A_B), length_of_B)
+    length_of_B = advantages.within_groups(length_B, step.group_B)
+    found["length_correlation"] = advantages.correlation(zero.or_0(A_B), length_of_B)
     return found
 
 
 def _of_ties(step: RewardsOfStep, weights_K: Floats) -> Statistics:
     of_rewards = step.values_BK, step.present_BK
-    exact = advantages_without_eps(*of_rewards, weights_K, step.group_B)
-    tied = tied_pairs(exact, *of_rewards, weights_K, step.group_B)
+    exact = advantages.advantages_without_eps(*of_rewards, weights_K, step.group_B)
+    tied = advantages.tied_pairs(exact, *of_rewards, weights_K, step.group_B)
     found: Statistics = {}
     for method, A_B, share in zip(("gdpo", "grpo"), exact, tied, strict=True):
         found |= {f"tied_pairs_{method}": share, f"distinct_{method}": len(np.unique(A_B))}
@@ -193,4 +178,4 @@ def _warn_once(reason: str) -> None:
 
 
 def _is_about_0(S_B: Floats, count_B: Ints | None = None) -> bool:
-    return is_mean_0(*mean_and_std(S_B, count_B))
+    return zero.is_mean_0(*mean_and_std(S_B, count_B))

@@ -3,7 +3,7 @@
 Shape suffixes: B samples, K rewards, G groups. Samples are the rows that count.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -59,11 +59,8 @@ class RewardsOfStep:
 
     def correlations(self) -> Statistics:
         """Return the correlation within groups of each pair of rewards."""
-        whole = {
-            k: unit(within_groups(self.values_BK[:, k], self.group_B))
-            for k, there_B in enumerate(self.present_BK.T)
-            if there_B.all()
-        }
+        complete = np.flatnonzero(self.present_BK.all(axis=0)).tolist()
+        whole = {k: unit(within_groups(self.values_BK[:, k], self.group_B)) for k in complete}
         found: Statistics = {}
         for pair in combinations(range(len(self.names)), 2):
             if whole.keys() >= {*pair}:
@@ -99,11 +96,7 @@ class RewardsOfStep:
 
     @cached_property
     def _of_groups(self) -> list[tuple[Bools, dict[str, Bools]]]:
-        """Of each reward, which groups have it, and {statistic: in which groups it holds}."""
-        return [*self._each_of_groups()]
-
-    def _each_of_groups(self) -> Iterator[tuple[Bools, dict[str, Bools]]]:
-        """Yield what `_of_groups` holds.
+        """Of each reward, which groups have it, and {statistic: in which groups it holds}.
 
         Without declared bounds, high and low are the highest and the lowest value of the step. If
         all its values are equal, nothing says which of the two they are.
@@ -113,6 +106,7 @@ class RewardsOfStep:
         values_BK, present_BK = self.values_BK[order], self.present_BK[order]
         high_GK = np.maximum.reduceat(np.where(present_BK, values_BK, -np.inf), starts)
         low_GK = np.minimum.reduceat(np.where(present_BK, values_BK, np.inf), starts)
+        found = []
         for name, high_G, low_G in zip(self.names, high_GK.T, low_GK.T, strict=True):
             there_G = np.isfinite(high_G)
             states = {"varies": high_G > low_G}
@@ -121,7 +115,8 @@ class RewardsOfStep:
                 low, high, slack = with_slack(self.bounds.get(name, seen))
                 states["groups_all_high"] = low_G >= high - slack
                 states["groups_all_low"] = high_G <= low + slack
-            yield there_G, states
+            found.append((there_G, states))
+        return found
 
 
 @dataclass(frozen=True)
@@ -135,11 +130,10 @@ class Sources:
     @classmethod
     def of(cls, sources: Sequence[str], group_B: Ints) -> "Sources":
         """Return them, given the source of each sample."""
-        number_of = {source: i for i, source in enumerate(sorted(set(sources)))}
-        source_B = np.array([number_of[source] for source in sources], dtype=np.int64)
+        names, source_B = np.unique(np.array(sources, dtype=object), return_inverse=True)
         source_G = np.empty(group_B.max() + 1, dtype=np.int64)
         source_G[group_B] = source_B
-        return cls([*number_of], source_B, source_G)
+        return cls(names.tolist(), source_B, source_G)
 
     def of_samples(self, value_B: npt.NDArray[Any], there_B: Bools) -> dict[str, float]:
         """Return {source: mean over its samples that are there}."""

@@ -1,9 +1,15 @@
-"""What the reward manager returned for each row of a batch.
+"""What the reward manager returned for each row of a batch, and each value of it.
 
-verl's trainers know rows by key, and the advantage knows only numbers. This module connects them.
+verl's trainers know rows by key, and the advantage knows only numbers. This module connects them. A
+scorer may return anything, such as a set, bytes, an array or NaN. Such a value is an error if it is
+a reward. If it is only logged, it must not end the run.
 """
 
+import json
+import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -21,6 +27,9 @@ NOTES_KEY = "gdpo_notes"
 OWN_KEY = "gdpo_own_score"
 # marks a row that lacks the key of a column; None means that the reward does not apply
 ABSENT = object()
+# types that float() accepts, although they are text
+TEXT = (str, bytes, bytearray, memoryview)
+LONGEST = 10_000  # a dump keeps this many characters of a value
 
 
 class RewardError(RuntimeError):
@@ -110,12 +119,8 @@ class RewardRows:
 
     def raise_on_error(self) -> None:
         """Raise RewardError if the reward manager could not score a sample."""
-        errors = self.columns.get(ERROR_KEY, [])
-        failed = [
-            error
-            for error, is_padding in zip(errors, self.is_padding_B, strict=False)
-            if error is not ABSENT and not is_padding
-        ]
+        errors = zip(self.columns.get(ERROR_KEY, []), self.is_padding_B, strict=False)
+        failed = [error for error, is_padding in errors if error is not ABSENT and not is_padding]
         if failed:
             raise RewardError(
                 f"{len(failed)} of {len(self)} samples could not be scored. The first: {failed[0]}"
@@ -153,3 +158,79 @@ def split_key(key: str) -> tuple[str, int]:
 def group_of(key: str) -> str:
     """Return the uid in `{uid}_{session}_{index}`, which samples of one prompt share."""
     return key.rsplit("_", 2)[0]
+
+
+def value_or_error(value: Any) -> float | None:
+    """Return a Python, numpy or torch number (or bool) as a finite float. None stays None.
+
+    >>> value_or_error(np.float32(0.5)), value_or_error(True), value_or_error(None)
+    (0.5, 1.0, None)
+    >>> value_or_error("0.5")
+    Traceback (most recent call last):
+    ValueError: is '0.5'; expected a finite number
+
+    Raises:
+        ValueError: the value is not a finite number; the message continues "reward NAME ...".
+    """
+    if value is None:
+        return None
+    number = _as_float(value)
+    if number is None:
+        got = reprlib.repr(value) if isinstance(value, TEXT) else f"a {type(value).__name__}"
+        raise ValueError(f"is {got}; expected a finite number")
+    if not math.isfinite(number):
+        raise ValueError(f"is {number}; expected a finite number (None if it does not apply)")
+    return number
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value can be meant as a reward: any number, but not text, None or a list."""
+    return value is not None and _as_float(value) is not None
+
+
+def _as_float(value: Any) -> float | None:
+    """Return a number as a float, inf if it is too large for one; None for what is no number."""
+    if isinstance(value, TEXT):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except Exception:  # the __float__ of a foreign class may raise anything
+        return None
+
+
+def as_json(value: Any) -> Any:
+    """Return the value itself if JSON can hold it, else as a number, else as text (`as_text`)."""
+    if value is None or (type(value) is float and math.isfinite(value)):
+        return value  # fast path for almost all values
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()  # verl writes UTF-8, which cannot hold a lone surrogate
+        if len(text) <= LONGEST:
+            return value
+    except Exception:  # a foreign object may raise anything
+        with suppress(Exception):
+            return value_or_error(value)
+    return as_text(value)
+
+
+def as_text(value: Any) -> str:
+    """Return a text itself, or the `repr` of another value, cut after `LONGEST` characters."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except Exception:
+        return f"<{type(value).__name__} without a repr>"
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
+
+
+def as_numbers_or_text(column: Sequence[Any]) -> list[float | str | None]:
+    """Return numbers (also NaN) if all values are numbers, else text, which verl does not average.
+
+    None stays None: the value does not apply.
+    """
+    with suppress(Exception):
+        if not any(isinstance(value, TEXT) for value in column):
+            return [None if value is None else float(value) for value in column]
+    return [None if value is None else as_text(value) for value in column]

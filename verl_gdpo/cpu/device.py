@@ -5,8 +5,7 @@ Relies on verl 0.9: verl.plugin.platform.PlatformBase (subclassed). Registered u
 this module must not register it.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -15,15 +14,11 @@ import torch
 from verl.plugin.platform import PlatformBase
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
+def _nothing(*_args: Any, **_options: Any) -> None:
     """Stand-in for a call that only makes sense on an accelerator."""
 
 
-def _no_bytes(*args: Any, **kwargs: Any) -> int:
-    return 0
-
-
-def host_memory_bytes(*args: Any) -> tuple[int, int]:
+def host_memory_bytes(*_args: Any) -> tuple[int, int]:
     """Free and total bytes of host memory, in the order of torch.cuda.mem_get_info."""
     memory = psutil.virtual_memory()
     return memory.available, memory.total
@@ -33,22 +28,13 @@ class CpuDeviceModule(ModuleType):
     """torch.cpu plus the torch.cuda calls that verl makes on `get_torch_device()`."""
 
     empty_cache = ipc_collect = set_per_process_memory_fraction = staticmethod(_nothing)
-    # These count accelerator memory, of which there is none.
-    memory_allocated = memory_reserved = staticmethod(_no_bytes)
-    max_memory_allocated = max_memory_reserved = staticmethod(_no_bytes)
+    # of accelerators, of which there are none
+    memory_allocated = memory_reserved = staticmethod(lambda *_: 0)
+    max_memory_allocated = max_memory_reserved = memory_allocated
     mem_get_info = staticmethod(host_memory_bytes)
-
-    @staticmethod
-    def get_device_name(*args: Any) -> str:
-        return "cpu"
-
-    @staticmethod
-    def get_rng_state(*args: Any) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    @staticmethod
-    def set_rng_state(state: torch.Tensor, *args: Any) -> None:
-        torch.set_rng_state(state)
+    get_device_name = staticmethod(lambda *_: "cpu")
+    get_rng_state = staticmethod(lambda *_: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, *_: torch.set_rng_state(state))
 
     def __getattr__(self, name: str) -> Any:
         """Fall back on torch.cpu (synchronize, set_device, stream, ...)."""
@@ -61,23 +47,14 @@ class CpuDeviceModule(ModuleType):
             ) from None
 
 
-_DEVICE_MODULE = CpuDeviceModule("verl_gdpo_cpu_device")
-
-
 class PlatformCPU(PlatformBase):  # type: ignore[misc, unused-ignore]
-    """One logical device per process: the CPU."""
+    """One logical device per process: the CPU. There is no cache, no profiler and no IPC."""
 
-    @property
-    def device_name(self) -> str:
-        return "cpu"
+    device_name = vendor_name = "cpu"
+    device_module = CpuDeviceModule("verl_gdpo_cpu_device")
 
-    @property
-    def vendor_name(self) -> str:
-        return "cpu"
-
-    @property
-    def device_module(self) -> ModuleType:
-        return _DEVICE_MODULE
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
 
     def is_available(self) -> bool:
         return True
@@ -91,23 +68,10 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc, unused-ignore]
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        """There is only one."""
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        """CPU work is finished when its call returns."""
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        """The settings are those of the CUDA allocator."""
-
-    def empty_cache(self) -> None:
-        """There is no device cache."""
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -118,15 +82,8 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc, unused-ignore]
     def visible_devices_envvar(self) -> str:
         return "CUDA_VISIBLE_DEVICES"  # what Ray sets for its logical GPU slots
 
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
-
-    def profiler_start(self) -> None:
-        """No device profiler."""
-
-    def profiler_stop(self) -> None:
-        """No device profiler."""
+    def nvtx_range(self, msg: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def ray_resource_name(self) -> str:
         return "GPU"  # logical slots (ray.init(num_gpus=1)): verl counts only GPU and NPU
@@ -136,6 +93,3 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc, unused-ignore]
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> Any:
-        return None

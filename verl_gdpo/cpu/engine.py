@@ -1,16 +1,19 @@
-"""The no-GPU rollout engine: a transformers model that is fed weights and asked for tokens.
+"""The no-GPU rollout engine: a model that gets weights, and continues prompts in batches.
 
 Knows neither Ray nor verl; `rollout.py` connects it to them.
 """
 
+import asyncio
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from verl_gdpo.cpu.batcher import Batcher
 from verl_gdpo.cpu.sampler import (
     Completion,
     Request,
@@ -19,51 +22,152 @@ from verl_gdpo.cpu.sampler import (
     sample,
 )
 
+# Runs a batch; must return one outcome a request, and ask the given function whether to stop.
+RunBatch = Callable[[Sequence[Request], Callable[[], bool]], list[Completion | Exception]]
 
+
+@dataclass
+class Batcher:
+    """Feeds `run`, in a thread, with batches of up to `max_batch` concurrent requests, one by one.
+
+    A batch starts once no request has arrived for `quiet_s` seconds, or after `max_wait_s`. Must
+    be used from one event loop. Abort and resume follow verl's contract for partial rollouts (verl
+    0.9: vLLMHttpServer.abort_all_requests, FullyAsyncLLMServerClient.generate): the running
+    responses come back unfinished, and requests wait until `resume`.
+    """
+
+    run: RunBatch
+    max_batch: int
+    quiet_s: float = 0.02
+    max_wait_s: float = 0.5
+    #: Held while a batch runs: whoever changes the model takes it first.
+    idle: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        if self.max_batch < 1:
+            raise ValueError(f"max_batch: got {self.max_batch}, expected at least 1")
+        self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []
+        self._running = 0
+        self._worker: asyncio.Task[None] | None = None
+        self._open, self._abort = asyncio.Event(), threading.Event()
+        self._open.set()
+
+    async def submit(self, request: Request) -> Completion:
+        """Wait for the response; raises what the model raised for this request."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        return await future
+
+    async def abort(self) -> int:
+        """Stop the running batch and start no other until `resume`; returns how many it stopped.
+
+        Returns after the batch has ended.
+        """
+        self._open.clear()
+        aborted = self._running
+        self._abort.set()
+        async with self.idle:
+            self._abort.clear()
+        return aborted
+
+    def resume(self) -> None:
+        """Let batches start again."""
+        self._open.set()
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                await self._open.wait()
+                await self._gather_burst()
+                async with self.idle:
+                    if self._open.is_set():  # an abort may have closed it while we waited
+                        await self._run_one_batch()
+        except BaseException as error:  # nobody may wait for a worker that is gone
+            for _, future in self._waiting:
+                _settle(future, RuntimeError(f"the rollout's batch worker died: {error!r}"))
+            self._waiting = []
+            raise
+
+    async def _gather_burst(self) -> None:
+        deadline = time.monotonic() + self.max_wait_s
+        seen = 0
+        while seen < len(self._waiting) < self.max_batch and time.monotonic() < deadline:
+            seen = len(self._waiting)
+            await asyncio.sleep(self.quiet_s)
+
+    async def _run_one_batch(self) -> None:
+        waiting = [(r, f) for r, f in self._waiting if not f.done()]  # done: the caller has left
+        batch, self._waiting = waiting[: self.max_batch], waiting[self.max_batch :]
+        self._running = len(batch)
+        try:
+            outcomes = await asyncio.to_thread(self.run, [r for r, _ in batch], self._abort.is_set)
+        except Exception as error:
+            outcomes = [_batch_error(error, len(batch)) for _ in batch]
+        except BaseException:  # cancelled: hand the batch to _work, which fails whoever waits
+            self._waiting = batch + self._waiting
+            raise
+        finally:
+            self._running = 0
+        for (_, future), outcome in zip(batch, outcomes, strict=True):
+            _settle(future, outcome)
+
+
+def _batch_error(cause: Exception, count: int) -> RuntimeError:
+    error = RuntimeError(f"generating a batch of {count} responses failed: {cause!r}")
+    error.__cause__ = cause
+    return error
+
+
+def _settle(future: "asyncio.Future[Completion]", outcome: Completion | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, Completion):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)
+
+
+@dataclass
 class Engine:
     """Generates with `model`, whose weights come from `load_weights`.
 
-    Args:
-        model: a transformers causal language model in float32; its present weights are not used.
-        eos_ids: tokens that end a response.
-        pad_id: any token id; padding is masked out.
-        prompt_length: verl's `rollout.prompt_length`, in tokens.
-        response_length: verl's `rollout.response_length`, in tokens.
-        max_model_len: longest prompt plus response that the model can hold, in tokens.
-        max_batch: most requests per batch.
-        seed: seed of all sampling that does not bring its own.
-        ignore_eos: whether responses run on past `eos_ids` by default.
+    model: a transformers causal language model in float32; its present weights are not used.
+    eos_ids: tokens that end a response.
+    pad_id: any token id; padding is masked out.
+    prompt_length: verl's `rollout.prompt_length`, in tokens.
+    response_length: verl's `rollout.response_length`, in tokens.
+    max_model_len: longest prompt plus response that the model can hold, in tokens.
+    max_batch: most requests per batch.
+    seed: seed of all sampling that does not bring its own.
+    ignore_eos: whether responses run on past `eos_ids` by default.
 
     Sampling is reproducible: under the weights of one step, the k-th request of a session for a
     prompt draws from a random stream made of (seed, step, session, k, prompt), in whatever order
     requests arrive. `batcher` can abort and resume them.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        eos_ids: Collection[int],
-        pad_id: int,
-        prompt_length: int,
-        response_length: int,
-        max_model_len: int,
-        max_batch: int,
-        seed: int = 0,
-        ignore_eos: bool = False,
-    ) -> None:
-        if seed < 0:
-            raise ValueError(f"seed: got {seed}, expected at least 0")
-        self.model = model.float().eval()
-        self.global_steps: int | None = None
-        self._eos_ids = frozenset(eos_ids)
-        self._prompt_length, self._response_length = prompt_length, response_length
-        self._max_model_len, self._seed, self._ignore_eos = max_model_len, seed, ignore_eos
-        self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
+    model: Any
+    _: KW_ONLY
+    eos_ids: Collection[int]
+    pad_id: int
+    prompt_length: int
+    response_length: int
+    max_model_len: int
+    max_batch: int
+    seed: int = 0
+    ignore_eos: bool = False
+    global_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed: got {self.seed}, expected at least 0")
+        self.model = self.model.float().eval()
+        self._vocab_size = int(self.model.get_input_embeddings().weight.shape[0])
         self._syncs = 0
         self._seen: Counter[tuple[int, tuple[int, ...]]] = Counter()
-        self._pad_id = pad_id
-        self.batcher = Batcher(self._run, max_batch=max_batch)
+        self.batcher = Batcher(self._run, max_batch=self.max_batch)
 
     async def load_weights(
         self, state: Mapping[str, torch.Tensor], global_steps: int | None = None
@@ -99,15 +203,11 @@ class Engine:
         prompt = tuple(int(token) for token in prompt_ids)
         self._check_prompt(prompt)
         params = parse_sampling_params(
-            sampling_params, eos_ids=self._eos_ids, ignore_eos=self._ignore_eos
+            sampling_params, eos_ids=self.eos_ids, ignore_eos=self.ignore_eos
         )
-        max_tokens = parse_max_tokens(
-            sampling_params,
-            default=min(
-                self._response_length, self._prompt_length + self._response_length - len(prompt)
-            ),
-            room=self._max_model_len - len(prompt),
-        )
+        room = self.prompt_length + self.response_length - len(prompt)
+        longest, in_model = min(self.response_length, room), self.max_model_len - len(prompt)
+        max_tokens = parse_max_tokens(sampling_params, default=longest, room=in_model)
         seed = self._seed_of(prompt, sampling_params)
         return await self.batcher.submit(Request(prompt, params, max_tokens, seed))
 
@@ -118,7 +218,7 @@ class Engine:
         else:
             step = self._syncs if self.global_steps is None else self.global_steps
             session = options.get("session", 0)
-            entropy = (self._seed, step, session, self._seen[session, prompt], *prompt)
+            entropy = (self.seed, step, session, self._seen[session, prompt], *prompt)
             self._seen[session, prompt] += 1
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
@@ -126,25 +226,24 @@ class Engine:
         self, requests: Sequence[Request], should_abort: Callable[[], bool]
     ) -> list[Completion | Exception]:
         """Sample those with equal options together."""
-        outcomes: list[Completion | Exception] = [Completion() for _ in requests]
+        outcomes: dict[int, Completion | Exception] = {}
         for params in {request.params for request in requests}:
             places = [k for k, request in enumerate(requests) if request.params == params]
             alike = [requests[k] for k in places]
-            sampled = sample(self.model, alike, self._pad_id, should_abort)
-            for k, outcome in zip(places, sampled, strict=True):
-                outcomes[k] = outcome
-        for outcome in outcomes:
+            sampled = sample(self.model, alike, self.pad_id, should_abort)
+            outcomes |= zip(places, sampled, strict=True)
+        for outcome in outcomes.values():
             if isinstance(outcome, Completion):
                 outcome.global_steps = self.global_steps
-        return outcomes
+        return [outcomes[k] for k in range(len(requests))]
 
     def _check_prompt(self, prompt: tuple[int, ...]) -> None:
         if not prompt:
             raise ValueError("the prompt is empty; expected at least one token id")
-        if len(prompt) >= self._max_model_len:
+        if len(prompt) >= self.max_model_len:
             raise ValueError(
                 f"the prompt has {len(prompt)} tokens and leaves no room for a response within "
-                f"the model's {self._max_model_len}; shorten it or raise rollout.max_model_len"
+                f"the model's {self.max_model_len}; shorten it or raise rollout.max_model_len"
             )
         bad = [token for token in prompt if not 0 <= token < self._vocab_size]
         if bad:

@@ -14,24 +14,28 @@ What is changed in verl 0.9, each right after the module has been imported:
 - verl.utils.fsdp_utils: see `verl_gdpo.verl_hooks.fused_kernels`. The recipe for the CPU needs it.
 - verl.workers.engine.fsdp.transformer_impl.CPUOffloadPolicy: pinned host memory, which verl asks
   for in the reference model, needs an accelerator.
-- verl's rollouts get "hf"; see `patching.register_rollout`.
+- verl.workers.rollout.replica.RolloutReplicaRegistry (public) and
+  verl.workers.rollout.base._ROLLOUT_REGISTRY (private; verl has no function to register): get the
+  rollout "hf".
+- verl.experimental.agent_loop.agent_loop.AgentLoopWorker._run_agent_loop: gets `session_id` from
+  the V1 trainer and does not tell the rollout.
 - verl.trainer.ppo.v1.replay_buffer.ReplayBuffer: polls every 2 s, with no key to change it; a step
   of a tiny model takes less than that.
 """
 
 import functools
 import importlib
+import inspect
 import os
+import sys
+import traceback
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from wrapt import register_post_import_hook
+
 from verl_gdpo import SUPPORTED_VERL
-from verl_gdpo.cpu.patching import (
-    after_import,
-    register_rollout,
-    report_failure,
-    require,
-)
 
 BACKEND = "cpu:gloo"
 POLL_INTERVAL_SECONDS = 0.1
@@ -80,15 +84,10 @@ def _patch_process_group(module: ModuleType) -> None:
 
     def initialize(timeout_second: int = 36000) -> tuple[int, int, int]:
         initialize_ray(timeout_second)
-        local_rank, rank, world_size = (
-            int(os.environ[name]) for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE")
-        )
-        return local_rank, rank, world_size
+        return int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
-    vars(module).update(
-        initialize_global_process_group_ray=initialize_ray,
-        initialize_global_process_group=initialize,
-    )
+    vars(module)["initialize_global_process_group_ray"] = initialize_ray
+    vars(module)["initialize_global_process_group"] = initialize
 
 
 def _let_fused_kernels_run(_module: ModuleType) -> None:
@@ -113,6 +112,72 @@ def _shorten_poll(module: ModuleType) -> None:
         original(self, *args, **{"poll_interval": POLL_INTERVAL_SECONDS, **kwargs})
 
     vars(module)["ReplayBuffer"].__init__ = init
+
+
+def register_rollout(name: str, module: str, replica: str, adapter: str) -> None:
+    """Let `actor_rollout_ref.rollout.name=NAME` choose two classes of `module`, imported then.
+
+    Each request has one sampling option more, "session": which sample of its prompt it is. The
+    order in which the samples of a prompt arrive differs from run to run.
+    """
+
+    def add_replica(verls: ModuleType) -> None:
+        register = require(verls, "RolloutReplicaRegistry.register", "name", "loader")
+        register(name, lambda: getattr(importlib.import_module(module), replica))
+
+    def add_adapter(verls: ModuleType) -> None:
+        require(verls, "_ROLLOUT_REGISTRY")[(name, "async")] = f"{module}.{adapter}"
+
+    def name_sessions(verls: ModuleType) -> None:
+        original = require(verls, "AgentLoopWorker._run_agent_loop", "sampling_params")
+
+        @functools.wraps(original)
+        async def run(self: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.config.actor_rollout_ref.rollout.name == name and "session_id" in kwargs:
+                sampling_params = {**sampling_params, "session": kwargs["session_id"]}
+            return await original(self, sampling_params, *args, **kwargs)
+
+        verls.AgentLoopWorker._run_agent_loop = run
+
+    after_import("verl.experimental.agent_loop.agent_loop", name_sessions)
+    after_import("verl.workers.rollout.replica", add_replica)
+    after_import("verl.workers.rollout.base", add_adapter)
+
+
+def after_import(name: str, patch: Callable[[ModuleType], None]) -> None:
+    """Call `patch` with the module `name` as soon as it has been imported."""
+    register_post_import_hook(report_failure(patch), name)
+
+
+def report_failure(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Print what `function` raises: verl and Ray may hide it."""
+
+    def reporting(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except Exception:
+            print("verl_gdpo: changing verl failed:", file=sys.stderr)
+            traceback.print_exc(file=sys.stderr)
+            raise
+
+    return reporting
+
+
+def require(module: ModuleType, symbol: str, *parameters: str) -> Any:
+    """Return `module.symbol` after checking that it exists and takes `parameters`."""
+    value: Any = module
+    for part in symbol.split("."):
+        value = getattr(value, part, None)
+    missing = value is None or any(p not in inspect.signature(value).parameters for p in parameters)
+    if missing:
+        import verl
+
+        arguments = f"({', '.join(parameters)})" if parameters else ""
+        raise ImportError(
+            f"verl_gdpo.cpu needs {module.__name__}.{symbol}{arguments}, which verl "
+            f"{getattr(verl, '__version__', '?')} does not have; supported: verl {SUPPORTED_VERL}"
+        )
+    return value
 
 
 report_failure(activate)()

@@ -66,12 +66,8 @@ def build_engine(config: Any, model_config: Any, replica_rank: int) -> Engine:
         raise ValueError(
             f"rollout.max_model_len={config.max_model_len} exceeds the model's {context} positions"
         )
-    model = AutoModelForCausalLM.from_config(
-        hf_config,
-        attn_implementation="sdpa",
-        dtype=torch.float32,
-        trust_remote_code=model_config.trust_remote_code,
-    )
+    options = {"dtype": torch.float32, "trust_remote_code": model_config.trust_remote_code}
+    model = AutoModelForCausalLM.from_config(hf_config, attn_implementation="sdpa", **options)
     return Engine(
         model,
         eos_ids=eos_ids,
@@ -86,15 +82,16 @@ def build_engine(config: Any, model_config: Any, replica_rank: int) -> Engine:
     )
 
 
+async def _nothing_to_do(_self: Any, *_args: Any, **_extra: Any) -> None:
+    """Memory stays where it is, no cache outlives a batch, and there is no profiler."""
+
+
 class HFServer:
     """Ray actor behind one replica. Called by verl.workers.rollout.llm_server and the replica."""
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
-        self._engine = build_engine(
-            omega_conf_to_dataclass(config),
-            omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig),
-            replica_rank,
-        )
+        model = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
+        self._engine = build_engine(omega_conf_to_dataclass(config), model, replica_rank)
 
     async def node_ip(self) -> str:
         return str(ray.util.get_node_ip_address())
@@ -139,9 +136,6 @@ class HFServer:
         async with self._engine.batcher.idle:
             await asyncio.sleep(0)
 
-    async def _nothing_to_do(self, *args: Any, **extra: Any) -> None:
-        """Memory stays where it is, no cache outlives a batch, and there is no profiler."""
-
     wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing_to_do
     start_profile = stop_profile = _nothing_to_do
 
@@ -160,13 +154,10 @@ class HFReplica(RolloutReplica):  # type: ignore[misc, unused-ignore]
                 f"the rollout 'hf' runs in hybrid mode only, got {self.rollout_mode}; use "
                 "trainer.v1.trainer_mode=sync or colocate_async"
             )
-        server = (
-            ray.remote(self.server_class)
-            .options(name=server_name(self.replica_rank), max_concurrency=self.max_concurrency)
-            .remote(self.config, self.model_config, self.replica_rank)
-        )
-        self.servers = [server]
-        self._server_handle = server
+        options = {"name": server_name(self.replica_rank), "max_concurrency": self.max_concurrency}
+        actor = ray.remote(self.server_class).options(**options)
+        server = actor.remote(self.config, self.model_config, self.replica_rank)
+        self.servers, self._server_handle = [server], server
         # Only a unique label: requests go through Ray, there is no HTTP server.
         self._server_address = f"hf://{await server.node_ip.remote()}/{self.replica_rank}"
 
@@ -188,11 +179,7 @@ class HFServerAdapter(BaseRollout):  # type: ignore[misc, unused-ignore]
         self.is_leader_rank = True
         self._server: Any = None
 
-    async def resume(self, tags: list[str], **extra: Any) -> None:
-        """Nothing was released."""
-
-    async def release(self, **extra: Any) -> None:
-        """Nothing to free: the server keeps its weights."""
+    resume = release = _nothing_to_do
 
     async def update_weights(
         self,

@@ -15,30 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 # vLLM samples greedily below this temperature (vllm.sampling_params._SAMPLING_EPS).
 GREEDY_BELOW = 1e-5
 
 # Not implemented, but accepted at the value that turns them off: verl always sends some of them.
 _OFF_VALUES: dict[str, Any] = {
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "min_p": 0.0,
-    "min_tokens": 0,
-    "n": 1,
-    "stop": [],
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p"), 0.0),
+    **{"repetition_penalty": 1.0, "min_tokens": 0, "n": 1, "stop": []},
 }
 # "logprobs" only says whether the caller wants them back; they are always computed.
 _USED = (
@@ -73,16 +60,16 @@ class SamplingParams:
     def greedy(self) -> bool:
         return 0 <= self.temperature < GREEDY_BELOW
 
-    def warpers(self) -> LogitsProcessorList:
+    def warpers(self) -> transformers.LogitsProcessorList:
         """What turns logits into those that are drawn from, in vLLM's order."""
-        warpers = LogitsProcessorList()
+        warpers = transformers.LogitsProcessorList()
         if self.greedy:  # the argmax survives any cut
             return warpers
-        warpers.append(TemperatureLogitsWarper(float(self.temperature)))
+        warpers.append(transformers.TemperatureLogitsWarper(float(self.temperature)))
         if self.top_k not in (0, -1):
-            warpers.append(TopKLogitsWarper(self.top_k))
+            warpers.append(transformers.TopKLogitsWarper(self.top_k))
         if self.top_p != 1:
-            warpers.append(TopPLogitsWarper(self.top_p))
+            warpers.append(transformers.TopPLogitsWarper(self.top_p))
         return warpers
 
 
@@ -100,16 +87,14 @@ def parse_sampling_params(
         ValueError: an unknown or unsupported option, or a value out of range.
     """
     given = {name: value for name, value in raw.items() if value is not None}
-    for name, value in given.items():
-        if name not in _USED and name not in _OFF_VALUES:
+    for name in [name for name in given if name not in _USED]:
+        if name not in _OFF_VALUES or given[name] != _OFF_VALUES[name]:
+            instead = f"it knows {', '.join(_USED)}"
+            if name in _OFF_VALUES:
+                instead = f"leave it out or set it to {_OFF_VALUES[name]!r}"
             raise ValueError(
-                f"sampling option {name!r} (= {value!r}) is not supported by the rollout 'hf'; "
-                f"it knows {', '.join(_USED)}"
-            )
-        if name in _OFF_VALUES and value != _OFF_VALUES[name]:
-            raise ValueError(
-                f"sampling option {name} = {value!r} is not supported by the rollout 'hf'; "
-                f"leave it out or set it to {_OFF_VALUES[name]!r}"
+                f"sampling option {name} = {given[name]!r} is not supported by the rollout 'hf'; "
+                f"{instead}"
             )
     stop_ids = frozenset(given.get("stop_token_ids", ()))
     if not given.get("ignore_eos", ignore_eos):
@@ -162,7 +147,7 @@ class Completion:
     global_steps: int | None = None
 
 
-class OwnDraws(LogitsProcessor):  # type: ignore[misc, unused-ignore]
+class OwnDraws(transformers.LogitsProcessor):  # type: ignore[misc, unused-ignore]
     """Draws the next token of each row from the row's own stream, and bars all others.
 
     `generate` knows one random stream for a whole batch, in which what a request draws would
@@ -191,16 +176,6 @@ class OwnDraws(LogitsProcessor):  # type: ignore[misc, unused-ignore]
         return torch.full_like(scores, -torch.inf).scatter(1, tokens_B1, 0.0)
 
 
-class Abort(StoppingCriteria):  # type: ignore[misc, unused-ignore]
-    """Stops all rows once `should_abort` says so."""
-
-    def __init__(self, should_abort: Callable[[], bool]) -> None:
-        self._should_abort = should_abort
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        return torch.full((len(input_ids),), self._should_abort())
-
-
 def sample(
     model: Any,
     requests: Sequence[Request],
@@ -222,18 +197,19 @@ def sample(
     max_tokens = max(request.max_tokens for request in requests)
     draws = OwnDraws(params, [request.seed for request in requests], max_tokens)
     # the model's own one: what is None in one that is passed comes from the model's, such as eos
-    model.generation_config = GenerationConfig(
+    model.generation_config = transformers.GenerationConfig(
         do_sample=False,  # it takes the one token that OwnDraws leaves
         max_new_tokens=max_tokens,
         eos_token_id=sorted(params.stop_ids) or None,
         pad_token_id=pad_id,
         cache_implementation="static",  # a seventh of the time less than growing one
     )
+
+    def abort(ids_BL: Tensor, *_: Any, **__: Any) -> Tensor:
+        return torch.full((len(ids_BL),), should_abort())
+
     ids_BL = model.generate(
-        ids_BL,
-        attention_mask=mask_BL,
-        logits_processor=[draws],
-        stopping_criteria=[Abort(should_abort)],
+        ids_BL, attention_mask=mask_BL, logits_processor=[draws], stopping_criteria=[abort]
     )
     tokens_BT = ids_BL[:, mask_BL.shape[1] :].tolist()
     log_probs_BT = torch.stack(draws.log_probs_TB, dim=1).tolist()

@@ -5,8 +5,11 @@
 
 import sys
 import time
+from collections.abc import Iterable, Iterator, Sized
+from typing import TypeVar
 
 SECONDS_BETWEEN_LINES = 2.0
+T = TypeVar("T")
 
 
 class DataError(Exception):
@@ -21,17 +24,12 @@ class LeftOut(Exception):
     """A row, or a test of one, is left out. The message says why, for the report."""
 
 
-class Progress:
-    """Prints a line on stderr every few seconds, and nothing for short work."""
-
-    def __init__(self, what: str, total: int | None, unit: str) -> None:
-        self.what, self.unit = what, unit
-        self.of_total = "" if total is None else f" of {total:,}"
-        self.next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
-
-    def at(self, done: int) -> None:
-        """Report how much is done. It may be called as often as you like."""
-        now = time.monotonic()
-        if now >= self.next_line_at:
-            self.next_line_at = now + SECONDS_BETWEEN_LINES
-            print(f"{self.what}: {done:,}{self.of_total} {self.unit}", file=sys.stderr, flush=True)
+def progress(items: Iterable[T], what: str, unit: str = "rows") -> Iterator[T]:
+    """Yield the items; print a line on stderr every few seconds, and nothing for short work."""
+    of_total = f" of {len(items):,}" if isinstance(items, Sized) else ""
+    next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
+    for done, item in enumerate(items):
+        if time.monotonic() >= next_line_at:
+            print(f"{what}: {done:,}{of_total} {unit}", file=sys.stderr, flush=True)
+            next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
+        yield item

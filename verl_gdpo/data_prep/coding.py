@@ -23,10 +23,10 @@ from operator import add, mul, sub
 from random import Random
 from typing import Any
 
-from verl_gdpo.data_prep import DataError, LeftOut
+from verl_gdpo.data_prep import LeftOut
 from verl_gdpo.data_prep.coding_tests import problem_of
 from verl_gdpo.data_prep.local_files import make_row, seeded
-from verl_gdpo.data_prep.schema import Row
+from verl_gdpo.data_prep.schema import Row, require
 from verl_gdpo.data_prep.sources import Sources
 from verl_gdpo.rewards.coding import TASK
 from verl_gdpo.rewards.coding_problem import Problem, parse
@@ -42,45 +42,44 @@ PRINTS = ("print(int(input()) {what})", "n = int(input())\nr = n {what}\nprint(r
 RETURNS = ("def f(n):\n    return n {what}", "def f(n):\n    r = n {what}\n    return r")
 
 
-def _row_of(item: Any, where: str, note: Callable[[str], None], **options: Any) -> Row:
-    if not isinstance(item, dict):
-        raise DataError(f"{where}, the whole row: got {repr(item)[:80]}; expected an object")
+def _row_of(item: Any, note: Callable[[str], None], **options: Any) -> Row:
+    require(isinstance(item, dict), "", item, "an object")
     for key in (*KEYS, *item):
         if key not in item:
-            raise DataError(f"{where}, field {key}: missing")
+            raise ValueError(f"field {key}: missing")
         if key not in (*KEYS, "solutions"):
-            raise DataError(f"{where}, field {key}: unknown; expected {KEYS}, or 'solutions' too")
+            raise ValueError(f"field {key}: unknown; expected {KEYS}, or 'solutions' too")
     given = item.get("solutions")
     solutions = given if isinstance(given, list) else [] if given is None else [given]
-    for key, text in (("problem", item["problem"]), *(("solutions", one) for one in solutions)):
-        if not isinstance(text, str):
-            raise DataError(f"{where}, field {key}: got {repr(text)[:80]}; expected a str")
-    problem = _problem(item["tests"], f"{where}, field tests", note)
+    require(isinstance(item["problem"], str), "problem", item["problem"], "a str")
+    for text in solutions:
+        require(isinstance(text, str), "solutions", text, "a str")
+    problem = _problem(item["tests"], "tests", note)
     first, *others = [replace(problem, solution=one) for one in solutions] or [problem]
     if others:  # the first that passes; `_mend` tries a single one
         first = next((one for one in (first, *others) if _score(one, options)["pass"] == 1), first)
     return make_row(TASK, item["problem"], first.text(), TASK.system_prompt)
 
 
-def _row_of_parquet(row: Any, where: str, note: Callable[[str], None]) -> Row:
+def _row_of_parquet(row: Any, note: Callable[[str], None]) -> Row:
     """One of ours as it is; of verl's, the prompt as it is and the ground truth in our form."""
     source = row.get("data_source")
     if source in (None, *TASK.data_sources):
         return dict(row)
     if source not in VERLS_SOURCES:
         raise LeftOut("another task")
-    where = f"{where}, field reward_model.ground_truth"
+    field = "reward_model.ground_truth"
     try:
         tests = json.loads(row["reward_model"]["ground_truth"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DataError(f"{where}: got no JSON ({error!r})") from error
-    made = make_row(TASK, "", _problem(tests, where, note).text())
+        raise ValueError(f"field {field}: got no JSON ({error!r})") from error
+    made = make_row(TASK, "", _problem(tests, field, note).text())
     return {**made, "prompt": row.get("prompt")}
 
 
-def _problem(tests: Any, where: str, note: Callable[[str], None]) -> Problem:
+def _problem(tests: Any, field: str, note: Callable[[str], None]) -> Problem:
     left_out: Counter[str] = Counter()
-    problem = problem_of(tests, where, left_out)
+    problem = problem_of(tests, field, left_out)
     for reason in left_out.elements():
         note(f"left out, of the tests ({reason})")
     if problem is None:
@@ -108,19 +107,18 @@ def _score(problem: Problem, options: Mapping[str, Any]) -> Rewards:
 def _made_row(rng: Random, split: str) -> Row:
     place, operator = rng.choice([*enumerate(OPERATORS)])
     is_test = split == "test"
-    numbers = [n for n in range(2, 100) if ((n + place) % TEST_EVERY == 0) == is_test]
-    number = rng.choice(numbers)
-    is_long = rng.random() < LONG_SHARE
-    what = f"{operator} {number}"
+    number = rng.choice([n for n in range(2, 100) if ((n + place) % TEST_EVERY == 0) == is_test])
+    is_long, what = rng.random() < LONG_SHARE, f"{operator} {number}"
     given = rng.sample(range(-99, 100), TESTS)
     pairs = [(n, OPERATORS[operator](n, number)) for n in given]
+    tests: list[dict[str, Any]]
     if rng.random() < 0.5:
         tests = [{"input": f"{n}\n", "output": f"{result}\n"} for n, result in pairs]
-        problem = Problem(None, tests, PRINTS[is_long].format(what=what))
-        return make_row(TASK, f"Read n, print n {what}.", problem.text(), TASK.system_prompt)
-    calls = [{"args": [n], "kwargs": {}, "accepted": [result]} for n, result in pairs]
-    problem = Problem("f", calls, RETURNS[is_long].format(what=what))
-    return make_row(TASK, f"Write f(n): n {what}.", problem.text(), TASK.system_prompt)
+        asked, problem = "Read n, print", Problem(None, tests, PRINTS[is_long].format(what=what))
+    else:
+        tests = [{"args": [n], "kwargs": {}, "accepted": [result]} for n, result in pairs]
+        asked, problem = "Write f(n):", Problem("f", tests, RETURNS[is_long].format(what=what))
+    return make_row(TASK, f"{asked} n {what}.", problem.text(), TASK.system_prompt)
 
 
 make_rows = seeded(TASK.name, _made_row)

@@ -14,9 +14,10 @@ import ast
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, TypeVar
 
-from verl_gdpo.data_prep import DataError, LeftOut
+from verl_gdpo.data_prep import LeftOut
 from verl_gdpo.rewards.coding_problem import Problem
 
 Test = dict[str, Any]
@@ -28,21 +29,22 @@ FORMS = (
 )
 
 
-def problem_of(tests: Any, where: str, left_out: Counter[str]) -> Problem | None:
+def problem_of(tests: Any, field: str, left_out: Counter[str]) -> Problem | None:
     """The problem with these tests; None if each of them is left out.
 
     Args:
         tests: in one of the forms above.
-        where: what a message calls them.
+        field: where they are in the row.
         left_out: counts the reasons.
 
     Raises:
-        DataError: they have another form.
+        ValueError: they have another form.
     """
     try:
         function, found = _read(tests, left_out)
     except ValueError as error:
-        raise DataError(f"{where}: got {error}: {repr(tests)[:80]}; expected {FORMS}") from error
+        what = f"{error}: {repr(tests)[:80]}"
+        raise ValueError(f"field {field}: got {what}; expected {FORMS}") from error
     return Problem(function, found) if found else None
 
 
@@ -57,8 +59,7 @@ def _read(tests: Any, left_out: Counter[str]) -> tuple[str | None, list[Test]]:
         return function, _called(function, statements, left_out)[1]
     if "assert_case" in tests:
         sources = [_text(case) for case in _list(tests["assert_case"])]
-        statements = [statement for source in sources for statement in _statements_of(source)]
-        return _called(None, statements, left_out)
+        return _called(None, [*chain.from_iterable(map(_statements_of, sources))], left_out)
     if not {"inputs", "outputs"} <= {*tests} <= {"inputs", "outputs", "fn_name"}:
         raise ValueError(f"the keys {[*tests]}")
     inputs, outputs = _list(tests["inputs"]), _list(tests["outputs"])
@@ -107,8 +108,8 @@ def _verls_call(pair: tuple[Any, Any]) -> Test:
     """One call: each line of the input is an argument as JSON, and so is the output."""
     given, output = pair
     try:
-        args = [json.loads(line) for line in given.split("\n")] if _is_text(given) else given
-        result = json.loads(output) if _is_text(output) else output
+        args = [json.loads(line) for line in given.split("\n")] if isinstance(given, str) else given
+        result = json.loads(output) if isinstance(output, str) else output
     except (ValueError, RecursionError):
         raise LeftOut("an argument or result that is no JSON") from None
     return {"args": _list(args), "kwargs": {}, "accepted": [result]}
@@ -125,7 +126,7 @@ def _unwrapped(tests: list[Test]) -> list[Test]:
     if not all(isinstance(result, list) and len(result) == 1 for result in results):
         return tests
     return [
-        {**test, "accepted": [[only], only]} for test, [only] in zip(tests, results, strict=True)
+        {**test, "accepted": [result, *result]} for test, result in zip(tests, results, strict=True)
     ]
 
 
@@ -134,19 +135,15 @@ def _lines(text: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    if not _is_text(value):
+    if not isinstance(value, str):
         raise ValueError(f"the type {type(value).__name__} where a text should be")
-    return str(value)
+    return value
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"the type {type(value).__name__} where a list should be")
     return value
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _statements_of(source: str) -> list[ast.stmt]:
@@ -212,18 +209,10 @@ def _literal(node: ast.expr) -> Any:
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise LeftOut("an argument or result that is no literal") from None
     try:
-        as_json = json.loads(json.dumps(value, allow_nan=False))
+        for part in ast.walk(node):
+            for key in part.keys if isinstance(part, ast.Dict) else ():
+                if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
+                    raise ValueError("the keys of an object are texts")
+        return json.loads(json.dumps(value, allow_nan=False))
     except (ValueError, TypeError, RecursionError):
         raise LeftOut("an argument or result that JSON cannot hold") from None
-    if as_json != _with_lists(value):  # the keys of an object are texts
-        raise LeftOut("an argument or result that JSON cannot hold")
-    return as_json
-
-
-def _with_lists(value: Any) -> Any:
-    """The value with lists in place of tuples, as JSON has them."""
-    if isinstance(value, tuple | list):
-        return [_with_lists(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _with_lists(item) for key, item in value.items()}
-    return value

@@ -18,27 +18,24 @@ numbers that the train split never shows.
 from random import Random
 from typing import Any
 
-from verl_gdpo.data_prep import DataError
 from verl_gdpo.data_prep.local_files import make_row, seeded, strings_of
-from verl_gdpo.data_prep.schema import Row
+from verl_gdpo.data_prep.schema import Row, require
 from verl_gdpo.data_prep.sources import Sources
 from verl_gdpo.rewards.gsm8k import GOLD_MARK, TASK
 
 COMMIT = "3101c7d5072418e28b9008a6636bde82a006892c"
+FOLDER = "grade_school_math/data"
 NAMES = ("Ann", "Ben", "Eva", "Ida", "Jim", "Leo", "Mia", "Tom")
 THINGS = ("bags", "caps", "cups", "eggs", "keys", "nuts", "pens", "toys")
 THOUSANDS_SHARE = 0.25
 TEST_EVERY = 4  # of the pairs of numbers
 
 
-def _row_of_problem(item: Any, where: str, *_: Any) -> Row:
-    fields = strings_of(item, ("question", "answer"), where)
-    solution, mark, result = fields["answer"].rpartition(GOLD_MARK)
-    if not mark or GOLD_MARK in solution:
-        raise DataError(
-            f"{where}, field answer: got {fields['answer'][-80:]!r}; expected a solution, "
-            f"{GOLD_MARK!r} once, and the result"
-        )
+def _row_of_problem(item: Any, *_: Any) -> Row:
+    fields = strings_of(item, ("question", "answer"))
+    end, expected = fields["answer"][-78:], f"a solution, {GOLD_MARK!r} once, and the result"
+    require(fields["answer"].count(GOLD_MARK) == 1, "answer", end, expected)
+    result = fields["answer"].rpartition(GOLD_MARK)[2]
     return make_row(TASK, fields["question"], result.strip(), TASK.system_prompt)
 
 
@@ -73,11 +70,8 @@ SOURCES = Sources(
     task=TASK,
     base_url=f"https://raw.githubusercontent.com/openai/grade-school-math/{COMMIT}",
     files={
-        "train": (
-            "grade_school_math/data/train.jsonl",
-            "7d97154b91aef28d01c3301741c81ce90039a4b1",
-        ),
-        "test": ("grade_school_math/data/test.jsonl", "e4c2ff4942b9a78bd74f04141224c11e28d12dc9"),
+        "train": (f"{FOLDER}/train.jsonl", "7d97154b91aef28d01c3301741c81ce90039a4b1"),
+        "test": (f"{FOLDER}/test.jsonl", "e4c2ff4942b9a78bd74f04141224c11e28d12dc9"),
     },
     row_of=_row_of_problem,
     make_rows=make_rows,

@@ -7,36 +7,29 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verl_gdpo.data_prep import DataError, LeftOut, Progress
+from verl_gdpo.data_prep import DataError, LeftOut, progress
 from verl_gdpo.data_prep.parquet import parquet_rows
-from verl_gdpo.data_prep.schema import Row, Splits, check_rows, repetitions
+from verl_gdpo.data_prep.schema import Row, Splits, check_rows, repetitions, require
 from verl_gdpo.rewards.task import Task
+
+if TYPE_CHECKING:
+    from verl_gdpo.data_prep.sources import Sources
 
 SPLIT_SEED, TEST_SHARE = 31415, 0.02  # as in ToolRL
 SHOWN = 20  # numbers of rows that are left out or repaired
-# (object of a file, its name in messages, what takes a note about it) -> row
-RowOf = Callable[[Any, str, Callable[[str], None]], Row]
+# (object of a file, what takes a note about it) -> row; raises ValueError for a bad object
+RowOf = Callable[[Any, Callable[[str], None]], Row]
 Mend = Callable[[str], tuple[str, str]]  # ground truth -> the one to write, what was repaired
 Notes = dict[str, list[int]]  # what happened -> to which rows
 
 
-def read_rows(
-    path: Path,
-    split: str,
-    task: Task,
-    row_of: RowOf,
-    *,
-    of_parquet: RowOf | None = None,
-    mend: Mend | None = None,
-    dropped: Sequence[str] = (),
-) -> list[Row]:
+def read_rows(path: Path, split: str, sources: "Sources") -> list[Row]:
     """Return one row for each problem of a file, checked, with a new index and split.
 
     What is left out or repaired is printed. Of rows that ask the same, the first is kept, if they
@@ -44,12 +37,7 @@ def read_rows(
 
     Args:
         split: "train" or "test", for `extra_info`.
-        row_of: function that makes a row from an object in *.json or *.jsonl. It raises LeftOut for
-            an object that is of no use.
-        of_parquet: the same for a row of *.parquet; by default, it is taken as it is.
-        mend: function that makes a ground truth right, for all kinds of files; see `Mend`. It runs
-            in several threads, and raises LeftOut for one that it cannot make right.
-        dropped: keys of `extra_info` to leave out.
+        sources: the task, and how to make its rows.
 
     Raises:
         DataError: the file is not readable, or a row is bad. The message names the file, and for a
@@ -57,26 +45,26 @@ def read_rows(
         OSError: the file cannot be opened.
     """
     if path.suffix == ".parquet":
-        items, row_of = parquet_rows(path), of_parquet or (lambda item, *_: item)
+        items, row_of = parquet_rows(path), sources.of_parquet
     elif path.suffix in (".json", ".jsonl"):
-        items = iter(_read_json(path))
+        items, row_of = iter(_read_json(path)), sources.row_of
     else:
         raise DataError(
             f"{path}: got suffix {path.suffix!r}; expected '.json', '.jsonl' or '.parquet'"
         )
     with _printed(path) as notes:
         found = _rows_of(items, path, row_of, notes)
-        found = dict(zip(found, numbered([*found.values()], split, dropped), strict=True))
-        check_rows([*found.values()], str(path), [*found])
+        found = dict(zip(found, numbered([*found.values()], split, sources.dropped), strict=True))
+        check_rows(found, str(path))
         for number, row in found.items():
-            if row["data_source"] not in task.data_sources:
+            if row["data_source"] not in sources.task.data_sources:
                 raise DataError(
                     f"{path}, row {number}, field data_source: got {row['data_source']!r}; "
-                    f"expected {' or '.join(map(repr, task.data_sources))}"
+                    f"expected {' or '.join(map(repr, sources.task.data_sources))}"
                 )
-        if mend is not None:
-            found = _mended(found, path, mend, notes)
-        for what, numbers in repetitions(found, task).items():
+        if sources.mend is not None:
+            found = _mended(found, path, sources.mend, notes)
+        for what, numbers in repetitions(found, sources.task).items():
             notes[f"left out ({what})"] = sorted(numbers)
             for number in numbers:
                 del found[number]
@@ -99,18 +87,18 @@ def _printed(path: Path) -> Iterator[Notes]:
 def _rows_of(items: Iterable[Any], path: Path, row_of: RowOf, notes: Notes) -> dict[int, Row]:
     """{place in the file: row}, without those that are left out."""
     rows: dict[int, Row] = {}
-    progress = Progress(f"reading {path}", None, "rows")
-    for number, item in enumerate(items):
-        progress.at(number)
+    for number, item in enumerate(progress(items, f"reading {path}")):
+
+        def note(what: str, number: int = number) -> None:
+            notes[what].append(number)
+
         try:
-            rows[number] = row_of(item, f"{path}, row {number}", partial(_note, notes, number))
+            rows[number] = row_of(item, note)
         except LeftOut as why:
-            notes[f"left out ({why})"].append(number)
+            note(f"left out ({why})")
+        except ValueError as error:
+            raise DataError(f"{path}, row {number}, {error}") from error
     return rows
-
-
-def _note(notes: Notes, number: int, what: str) -> None:
-    notes[what].append(number)
 
 
 def _mended(rows: dict[int, Row], path: Path, mend: Mend, notes: Notes) -> dict[int, Row]:
@@ -127,41 +115,32 @@ def _mended(rows: dict[int, Row], path: Path, mend: Mend, notes: Notes) -> dict[
         return truth, what and f"repaired ({what})"
 
     mended: dict[int, Row] = {}
-    progress = Progress(f"trying the answers of {path}", len(rows), "rows")
     with ThreadPoolExecutor() as pool:
-        for (number, row), (truth, what) in zip(
-            rows.items(), pool.map(try_to_mend, rows), strict=True
-        ):
-            progress.at(number)
+        results = zip(rows.items(), pool.map(try_to_mend, rows), strict=True)
+        for (number, row), (truth, what) in progress(results, f"trying the answers of {path}"):
             if what:
                 notes[what].append(number)
             if truth is not None:
-                mended[number] = {
-                    **row,
-                    "reward_model": {**row["reward_model"], "ground_truth": truth},
-                }
+                reward_model = {**row["reward_model"], "ground_truth": truth}
+                mended[number] = {**row, "reward_model": reward_model}
     return mended
 
 
-def strings_of(item: Any, keys: Sequence[str], where: str) -> dict[str, str]:
+def strings_of(item: Any, keys: Sequence[str]) -> dict[str, str]:
     """Return `item` after checking that it is an object with exactly these keys and str values.
 
-    Args:
-        where: name of the item in the message.
-
     Raises:
-        DataError: the item is something else.
+        ValueError: the item is something else.
     """
-    if not isinstance(item, dict):
-        raise DataError(f"{where}, the whole row: got {repr(item)[:80]}; expected an object")
+    require(isinstance(item, dict), "", item, "an object")
     for key in (*keys, *item):
         if key not in keys:
             # an unknown key is an error, because it could be meant for the prompt ("history")
-            raise DataError(f"{where}, field {key}: unknown; expected only {tuple(keys)}")
-        if not isinstance(item.get(key), str):
-            got = repr(item[key])[:80] if key in item else "nothing"
-            raise DataError(f"{where}, field {key}: got {got}; expected a str")
-    return item
+            raise ValueError(f"field {key}: unknown; expected only {tuple(keys)}")
+        if key not in item:
+            raise ValueError(f"field {key}: got nothing; expected a str")
+        require(isinstance(item[key], str), key, item[key], "a str")
+    return dict(item)
 
 
 def make_row(
@@ -224,10 +203,8 @@ def split_rows(rows: Sequence[Row], where: str) -> Splits:
     order = np.arange(len(rows))
     np.random.RandomState(SPLIT_SEED).shuffle(order)
     shuffled = [rows[i] for i in order.tolist()]
-    return {
-        "train": numbered(shuffled[:-test_count], "train"),
-        "test": numbered(shuffled[-test_count:], "test"),
-    }
+    parts = {"train": shuffled[:-test_count], "test": shuffled[-test_count:]}
+    return {split: numbered(part, split) for split, part in parts.items()}
 
 
 def _read_json(path: Path) -> list[Any]:

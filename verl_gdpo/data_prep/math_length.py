@@ -16,9 +16,9 @@ import re
 from random import Random
 from typing import Any
 
-from verl_gdpo.data_prep import DataError, LeftOut
+from verl_gdpo.data_prep import LeftOut
 from verl_gdpo.data_prep.local_files import make_row, seeded
-from verl_gdpo.data_prep.schema import Row
+from verl_gdpo.data_prep.schema import Row, require
 from verl_gdpo.data_prep.sources import Sources
 from verl_gdpo.rewards.math_length import INSTRUCTION, TASK, has_split_number, joined
 from verl_gdpo.rewards.math_length_pool import are_equal
@@ -31,27 +31,18 @@ COMMA = r"(?:\{,\}|,(?:\\[!,;: ]\s*|\s+(?=0))?)"  # of thousands; no number begi
 NUMBER = re.compile(rf"-?(?:\\\$)?\d{{1,3}}(?:{COMMA}\d{{3}})+(?:\.\d+)?")
 
 
-def _row_of_problem(item: Any, where: str, *_: Any) -> Row:
-    if not isinstance(item, dict):
-        raise DataError(f"{where}, the whole row: got {repr(item)[:80]}; expected an object")
-    problem = item.get("problem")
-    if not isinstance(problem, str) or not problem.strip():
-        raise DataError(f"{where}, field problem: got {repr(problem)[:80]}; expected some text")
+def _row_of_problem(item: Any, *_: Any) -> Row:
+    require(isinstance(item, dict), "", item, "an object")
+    problem, value = item.get("problem"), item.get("answer")
+    require(isinstance(problem, str) and bool(problem.strip()), "problem", problem, "some text")
     for name in PARTS_OF_THE_PROBLEM:
-        if item.get(name):
-            got = repr(item[name])[:80]
-            raise DataError(f"{where}, field {name}: got {got}; expected null: it is not read")
-    value = item.get("answer")
+        require(not item.get(name), name, item.get(name), "null: it is not read")
     texts = [_text_of(one) for one in (value if isinstance(value, list) else [value])]
-    if None in texts:
-        raise DataError(
-            f"{where}, field answer: got {repr(value)[:80]}; expected a text, a finite number, or "
-            "a list of them"
-        )
+    require(None not in texts, "answer", value, "a text, a finite number, or a list of them")
     try:
         answer = _one_of([text for text in texts if text])
     except ValueError as error:
-        raise DataError(f"{where}, field answer: {error}") from error
+        raise ValueError(f"field answer: {error}") from error
     return make_row(TASK, f"{problem.strip()}\n\n{INSTRUCTION}", answer)
 
 

@@ -7,6 +7,7 @@ that somebody has changed.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ import pyarrow.parquet as pq
 
 from verl_gdpo import rewards
 from verl_gdpo.atomic import replace_together
-from verl_gdpo.data_prep import DataError, Progress
-from verl_gdpo.data_prep.download import git_blob_id
+from verl_gdpo.data_prep import DataError, progress
 from verl_gdpo.data_prep.schema import SCHEMA, Row, check_rows
 
 CODE = Path(__file__).parent
@@ -47,15 +47,13 @@ def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]], made_from:
         OSError: a file cannot be written; all files stay as they were.
     """
     for path, rows in files.items():
-        check_rows(rows, str(path))
+        check_rows(dict(enumerate(rows)), str(path))
     with replace_together(*files) as temporary:
         for target, path, rows in zip(temporary, files, files.values(), strict=True):
-            progress = Progress(f"writing {path}", len(rows), "rows")
             described = SCHEMA.with_metadata({MADE_FROM: made_from, CONTENT: _content_id(rows)})
+            unwritten = progress(rows, f"writing {path}")
             with pq.ParquetWriter(target, described) as writer:
-                for start in range(0, len(rows), ROWS_PER_GROUP):
-                    progress.at(start)
-                    group = list(rows[start : start + ROWS_PER_GROUP])
+                while group := [*islice(unwritten, ROWS_PER_GROUP)]:
                     writer.write_table(pa.Table.from_pylist(group, schema=described))
 
 
@@ -74,16 +72,18 @@ def parquet_rows(path: Path) -> Iterator[Row]:
             raise DataError(f"{path}: got no readable parquet file ({error})") from error
 
 
+def git_blob_id(content: bytes) -> str:
+    """Return the id that `git hash-object` prints of a file with this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
 def made_from(task: str, options: Mapping[str, Any]) -> str:
     """Return a hash of the code and the options that determine rows; files count by content."""
     digest = hashlib.sha256()
     for path in _code(task):
         digest.update(path.read_bytes())
-    contents = {
-        name: git_blob_id(value) if isinstance(value, Path) else value
-        for name, value in options.items()
-    }
-    digest.update(json.dumps(contents, sort_keys=True).encode())
+    said = json.dumps(options, sort_keys=True, default=lambda file: git_blob_id(file.read_bytes()))
+    digest.update(said.encode())
     return digest.hexdigest()
 
 
@@ -95,10 +95,8 @@ def _code(task: str) -> list[Path]:
 
 def is_there(paths: Sequence[Path], wanted: str) -> bool:
     """Return whether all files exist as they were made from `wanted`."""
-    return all(
-        path.exists() and _said(path).get(MADE_FROM) == wanted.encode() and not _foreign(path)
-        for path in paths
-    )
+    are_made = (_said(path).get(MADE_FROM) == wanted.encode() for path in paths)
+    return all(are_made) and not any(map(_foreign, paths))
 
 
 def refuse_to_replace(paths: Sequence[Path]) -> None:

@@ -1,4 +1,4 @@
-"""Says what a row holds, checks it, and says which rows are one problem.
+"""Says what a row holds, checks it, says which rows are one problem, and counts what rows ask.
 
     {"data_source": "rlla",              # selects the scorer, see verl_gdpo.rewards.TASK_OF
      "prompt": [{"role": "system", "content": "You are a helpful multi-turn ..."},
@@ -10,13 +10,14 @@
 Every task has the same columns, so verl can train on several tasks at once.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from verl_gdpo.data_prep import DataError, Progress
+from verl_gdpo.data_prep import DataError, progress
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.rewards.task import Task
 
@@ -34,17 +35,15 @@ SCHEMA = pa.schema(
 )
 ROW_TYPE = pa.struct(list(SCHEMA))
 ROLES = ("system", "user", "assistant")
+CHARS = [f"prompt chars, {part}" for part in ("low", "median", "p95", "high")]
 
 
-def check_rows(
-    rows: Sequence[Mapping[str, Any]], where: str, numbers: Sequence[int] | None = None
-) -> None:
+def check_rows(rows: Mapping[int, Mapping[str, Any]], where: str) -> None:
     """Refuse rows on which verl or a scorer would fail.
 
     Args:
-        rows: any values; they are checked completely.
+        rows: {number in the message: any value}; the values are checked completely.
         where: name of the rows in the message, such as the file's path.
-        numbers: the number of each row in the message; by default its place, from 0.
 
     Raises:
         DataError: a row is bad. The message names `where`, the row, the field, the value and what
@@ -52,9 +51,8 @@ def check_rows(
     """
     if not rows:
         raise DataError(f"{where}: got no rows; expected at least one")
-    progress = Progress(f"checking {where}", len(rows), "rows")
-    for done, (number, row) in enumerate(zip(numbers or range(len(rows)), rows, strict=True)):
-        progress.at(done)
+    for number in progress(rows, f"checking {where}"):
+        row = rows[number]
         try:
             _check_type(row, ROW_TYPE, "")
             _check_prompt(row["prompt"])
@@ -66,59 +64,57 @@ def check_rows(
 def _check_type(value: Any, expected: pa.DataType, field: str) -> None:
     """Raise ValueError if the Arrow type cannot hold a field's value unchanged."""
     if pa.types.is_struct(expected):
-        _require(isinstance(value, Mapping), field, value, "an object")
+        require(isinstance(value, Mapping), field, value, "an object")
         prefix = f"{field}." if field else ""
-        names = [expected.field(i).name for i in range(expected.num_fields)]
-        for name in value:
-            if name not in names:
-                raise ValueError(f"field {prefix}{name}: unknown; expected only {names}, remove it")
-        for name in names:
+        types = {part.name: part.type for part in expected}
+        if unknown := [name for name in value if name not in types]:
+            name, names = unknown[0], [*types]
+            raise ValueError(f"field {prefix}{name}: unknown; expected only {names}, remove it")
+        for name, of_part in types.items():
             if name not in value:
                 raise ValueError(f"field {prefix}{name}: missing")
-            _check_type(value[name], expected.field(name).type, f"{prefix}{name}")
+            _check_type(value[name], of_part, f"{prefix}{name}")
     elif pa.types.is_list(expected):
-        _require(isinstance(value, list), field, value, "a list")
+        require(isinstance(value, list), field, value, "a list")
         for i, item in enumerate(value):
             _check_type(item, expected.value_type, f"{field}[{i}]")
     elif pa.types.is_int64(expected):
         # a bool is an int in Python, and would be read back from the file as an int
         is_index = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-        _require(is_index, field, value, "an int in [0, 2**63)")
+        require(is_index, field, value, "an int in [0, 2**63)")
     else:
-        _require(isinstance(value, str), field, value, "a str")
+        require(isinstance(value, str), field, value, "a str")
         try:
             value.encode()  # parquet and tokenizers cannot hold half a surrogate pair; JSON can
         except UnicodeEncodeError:
-            _require(False, field, value, "valid Unicode")
+            require(False, field, value, "valid Unicode")
 
 
 def _check_prompt(prompt: list[dict[str, str]]) -> None:
     """Raise ValueError for messages that chat templates refuse, or that ask nothing."""
-    _require(bool(prompt), "prompt", prompt, "at least one message")
+    require(bool(prompt), "prompt", prompt, "at least one message")
     for i, message in enumerate(prompt):
-        role = message["role"]
-        _require(role in ROLES, f"prompt[{i}].role", role, f"one of {ROLES}")
-        _require(
-            i == 0 or role != "system", f"prompt[{i}].role", role, "'system' only as the first"
-        )
-    last = len(prompt) - 1
-    _require(prompt[last]["role"] == "user", f"prompt[{last}].role", prompt[last]["role"], "'user'")
-    question = prompt[last]["content"]
-    _require(bool(question.strip()), f"prompt[{last}].content", question, "some text")
+        role, field = message["role"], f"prompt[{i}].role"
+        require(role in ROLES, field, role, f"one of {ROLES}")
+        require(i == 0 or role != "system", field, role, "'system' only as the first")
+    require(role == "user", field, role, "'user'")
+    question = message["content"]
+    require(bool(question.strip()), f"prompt[{i}].content", question, "some text")
 
 
 def _check_ground_truth(data_source: str, ground_truth: str) -> None:
     """Raise ValueError if no scorer takes the row, or if its scorer refuses the ground truth."""
-    _require(data_source in TASK_OF, "data_source", data_source, f"one of {sorted(TASK_OF)}")
+    require(data_source in TASK_OF, "data_source", data_source, f"one of {sorted(TASK_OF)}")
     field = "reward_model.ground_truth"
-    _require(bool(ground_truth.strip()), field, ground_truth, "some text")
+    require(bool(ground_truth.strip()), field, ground_truth, "some text")
     try:
         TASK_OF[data_source].check_ground_truth(ground_truth)
     except (TypeError, ValueError) as error:
         raise ValueError(f"field {field}: {error}") from error
 
 
-def _require(is_good: bool, field: str, value: Any, expected: str) -> None:
+def require(is_good: bool, field: str, value: Any, expected: str) -> None:
+    """Raise ValueError unless the value of a field is good; "" stands for the whole row."""
     if not is_good:
         place = f"field {field}" if field else "the whole row"
         raise ValueError(f"{place}: got {repr(value)[:80]}; expected {expected}")
@@ -157,3 +153,40 @@ def _agree(task: Task, first: str, second: str) -> bool:
     good = [task.good_response(truth) for truth in (first, second)]
     scores = [task.score(response, second, response_tokens=0) for response in good]
     return scores[0] == scores[1]
+
+
+def numbers_of(rows: Sequence[Row], task: Task) -> dict[str, int]:
+    """Return {name: number} of a file with at least one row.
+
+    Each label of the task has the number of its rows. The characters are those of all messages of a
+    prompt, without the chat template: the lowest value, the lower median, the 95th percentile
+    (nearest rank) and the highest value. A repeated problem is a row that asks what an earlier one
+    asks.
+    """
+    labels = Counter(
+        label for row in rows for label in task.labels(row["reward_model"]["ground_truth"])
+    )
+    chars = [sum(len(message["content"]) for message in row["prompt"]) for row in rows]
+    spread = np.quantile(chars, (0, 0.5, 0.95, 1), method="inverted_cdf").tolist()
+    return {
+        "rows": len(rows),
+        **{label: labels[label] for label in sorted(labels)},
+        **dict(zip(CHARS, spread, strict=True)),
+        "repeated problems": len(rows) - len({question_of(row) for row in rows}),
+    }
+
+
+def overlap(splits: Splits) -> list[int]:
+    """Return the numbers of the test rows that ask what a training row asks."""
+    train = {question_of(row) for row in splits["train"]}
+    return [number for number, row in enumerate(splits["test"]) if question_of(row) in train]
+
+
+def table(splits: Splits, task: Task) -> str:
+    """Return a table with one column per file; the last line is the overlap."""
+    columns = [numbers_of(rows, task) for rows in splits.values()]
+    labels = {name for column in columns for name in column} - {"rows", *CHARS, "repeated problems"}
+    names = ("rows", *sorted(labels), *CHARS, "repeated problems")
+    lines = [f"{name:24}" + "".join(f"{c.get(name, 0):>12,}" for c in columns) for name in names]
+    head = f"{'':24}" + "".join(f"{split:>12}" for split in splits)
+    return "\n".join([head, *lines, f"{'test problems in train':24}{len(overlap(splits)):>24,}"])

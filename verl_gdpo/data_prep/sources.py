@@ -9,23 +9,19 @@ objects {"question": ..., "answer": ...}: the user's message, and the ground tru
 
 import argparse
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.data_prep import DataError, UsageError
-from verl_gdpo.data_prep.download import fetch
-from verl_gdpo.data_prep.local_files import (
-    Mend,
-    RowOf,
-    make_row,
-    numbered,
-    read_rows,
-    split_rows,
-    strings_of,
-)
+from verl_gdpo.atomic import replace_together
+from verl_gdpo.data_prep import DataError, UsageError, local_files, progress
+from verl_gdpo.data_prep.local_files import Mend, RowOf
+from verl_gdpo.data_prep.parquet import git_blob_id
 from verl_gdpo.data_prep.schema import Row, Splits
 from verl_gdpo.rewards import options_of
 from verl_gdpo.rewards.task import Task
@@ -33,6 +29,8 @@ from verl_gdpo.rewards.task import Task
 MakeRows = Callable[..., list[Row]]  # make_rows(count, split="train" or "test", seed=...)
 SYNTHETIC_ROWS = 2000
 WEAK = "weak_sandbox"  # the option of scorers that run programs
+CHUNK_BYTES, MAX_BYTES = 1 << 16, 64 << 20  # of a download
+TIMEOUT_S = 30.0  # without a byte
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,11 @@ class Sources:
     """Where the rows of one task come from, and the command line's options for that.
 
     task: whose rows they are.
-    row_of, of_parquet, mend: see `local_files.read_rows`.
+    row_of: makes a row from an object in *.json or *.jsonl. It raises LeftOut for an object that is
+        of no use, and ValueError for a bad one: "field NAME: got ...; expected ...".
+    of_parquet: the same for a row of *.parquet; by default, it is taken as it is.
+    mend: makes a ground truth right, for all kinds of files; see `Mend`. It runs in several
+        threads, and raises LeftOut for one that it cannot make right.
     make_rows: makes synthetic rows; none, there are none.
     synthetic_choices: {option of `make_rows`: its values, the default last}.
     base_url: of upstream; none, there is nothing to download.
@@ -50,7 +52,7 @@ class Sources:
 
     task: Task
     row_of: RowOf
-    of_parquet: RowOf | None = None
+    of_parquet: RowOf = lambda item, *_: item
     mend: Mend | None = None
     make_rows: MakeRows | None = None
     synthetic_choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -61,13 +63,8 @@ class Sources:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the options that say where the rows come from; upstream, if any, needs none."""
         source = parser.add_mutually_exclusive_group(required=not self.base_url)
-        source.add_argument(
-            "--from",
-            dest="source",
-            metavar="FILE",
-            type=Path,
-            help="local .json, .jsonl or .parquet; it is split unless --test is given",
-        )
+        about = "local .json, .jsonl or .parquet; it is split unless --test is given"
+        source.add_argument("--from", dest="source", metavar="FILE", type=Path, help=about)
         parser.add_argument("--test", metavar="FILE", type=Path, help="with --from: the test rows")
         if self.make_rows:
             self._add_synthetic(parser, source)
@@ -77,31 +74,20 @@ class Sources:
         if not self.base_url:
             return
         parser.add_argument("--base-url", metavar="URL", help=f"a mirror of {self.base_url}")
-        parser.add_argument(
-            "--cache",
-            metavar="DIR",
-            type=Path,
-            help="for downloads (default: ~/.cache/verl-gdpo)",
-        )
+        about = "for downloads (default: ~/.cache/verl-gdpo)"
+        parser.add_argument("--cache", metavar="DIR", type=Path, help=about)
 
     def _add_synthetic(
         self, parser: argparse.ArgumentParser, source: argparse._MutuallyExclusiveGroup
     ) -> None:
+        about, positive = "make N training rows (default: %(const)s)", partial(_whole_number, 1)
         source.add_argument(
-            "--synthetic",
-            metavar="N",
-            type=partial(_whole_number, 1),
-            nargs="?",
-            const=SYNTHETIC_ROWS,
-            help="make N training rows (default: %(const)s)",
+            "--synthetic", metavar="N", type=positive, nargs="?", const=SYNTHETIC_ROWS, help=about
         )
         about = "test rows (default: N/10, at least 1)"
-        parser.add_argument(
-            "--synthetic-test", metavar="M", type=partial(_whole_number, 1), help=about
-        )
-        parser.add_argument(
-            "--seed", type=partial(_whole_number, 0), help="of the synthetic rows (default: 0)"
-        )
+        parser.add_argument("--synthetic-test", metavar="M", type=positive, help=about)
+        about = "of the synthetic rows (default: 0)"
+        parser.add_argument("--seed", type=partial(_whole_number, 0), help=about)
         for name, choices in self.synthetic_choices.items():
             about = f"of the synthetic rows (default: {choices[-1]})"
             parser.add_argument(f"--{name}", choices=choices, help=about)
@@ -126,27 +112,16 @@ class Sources:
 
     def from_files(self, source: Path, test: Path | None) -> Splits:
         """Return the rows of two files or, if `test` is None, of one that is split."""
-        rows = self._read(source, "train")
+        rows = local_files.read_rows(source, "train", self)
         if test is None:
-            return split_rows(rows, str(source))
-        return {"train": rows, "test": self._read(test, "test")}
+            return local_files.split_rows(rows, str(source))
+        return {"train": rows, "test": local_files.read_rows(test, "test", self)}
 
     def _in_weak_sandbox(self) -> "Sources":
         options = {WEAK: True}
         row_of, mend = partial(self.row_of, **options), self.mend and partial(self.mend, **options)
         task = replace(self.task, score=partial(self.task.score, **options))
         return replace(self, task=task, row_of=row_of, mend=mend)
-
-    def _read(self, path: Path, split: str) -> list[Row]:
-        return read_rows(
-            path,
-            split,
-            self.task,
-            self.row_of,
-            of_parquet=self.of_parquet,
-            mend=self.mend,
-            dropped=self.dropped,
-        )
 
     def _from_upstream(self, base_url: str, cache: Path) -> Splits:
         """Download the official files into `cache`, unless they are there."""
@@ -158,7 +133,7 @@ class Sources:
             except DataError as error:
                 hint = "Without a download: --from FILE or --synthetic N"
                 raise DataError(f"{error}. {hint}") from error
-            splits[split] = self._read(local, split)
+            splits[split] = local_files.read_rows(local, split, self)
         return splits
 
     def _from_seed(self, given: Mapping[str, Any]) -> Splits:
@@ -172,29 +147,69 @@ class Sources:
             said = f"making {count:,} synthetic {split} rows, seed {seed}"
             print(said, file=sys.stderr, flush=True)
             rows = self.make_rows(count, split=split, seed=seed, **chosen)
-            splits[split] = numbered(rows, split, self.dropped)
+            splits[split] = local_files.numbered(rows, split, self.dropped)
         return splits
 
     def _refuse_stray_options(self, given: Mapping[str, Any]) -> None:
-        is_synthetic = given.get("synthetic") is not None
-        is_upstream = given["source"] is None and not is_synthetic
-        belongs = {
-            "test": given["source"] is not None,
-            **dict.fromkeys(("synthetic_test", "seed", *self.synthetic_choices), is_synthetic),
-            **dict.fromkeys(("base_url", "cache"), is_upstream),
-        }
-        for name, does in belongs.items():
-            if given.get(name) is not None and not does:
+        of_seed, of_files = given.get("synthetic") is not None, given["source"] is not None
+        stray: list[str] = [] if of_files else ["test"]
+        stray += [] if of_seed else ["synthetic_test", "seed", *self.synthetic_choices]
+        stray += ["base_url", "cache"] if of_seed or of_files else []
+        for name in stray:
+            if given.get(name) is not None:
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} does not go with this source of rows; see --help")
+
+
+def fetch(url: str, path: Path, *, blob_id: str) -> None:
+    """Download `url` to `path`, unless `path` already has the right content.
+
+    Args:
+        path: only a complete download with the right id replaces it. Its folder is made.
+        blob_id: the file's id, as printed by `git hash-object`.
+
+    Raises:
+        DataError: the download fails, is incomplete or too large, or has another id.
+        OSError: `path` cannot be written.
+    """
+    if path.is_file() and git_blob_id(path.read_bytes()) == blob_id:
+        print(f"using {path}: its git blob id is {blob_id[:12]}", file=sys.stderr)
+        return
+    print(f"downloading {url}", file=sys.stderr, flush=True)
+    content = _downloaded(url)
+    if (got := git_blob_id(content)) != blob_id:
+        raise DataError(
+            f"{url}: got git blob id {got} ({len(content):,} bytes); expected {blob_id}: it is "
+            "another file, or the download damaged it"
+        )
+    with replace_together(path) as (temporary,):
+        temporary.write_bytes(content)
+
+
+def _downloaded(url: str) -> bytes:
+    """The bytes at `url`; raises DataError if it cannot be read, or has too many."""
+    content = bytearray()
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+            chunks = iter(partial(response.read, CHUNK_BYTES), b"")
+            for chunk in progress(chunks, f"downloading {url}", "x 64 KiB"):
+                content += chunk
+                if len(content) > MAX_BYTES:
+                    raise ValueError(f"got more than {MAX_BYTES:,} bytes")
+    except (OSError, HTTPException, ValueError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        said = str(error) or repr(error)
+        raise DataError(f"{url}: download failed after {len(content):,} bytes: {said}") from error
+    return bytes(content)
 
 
 def questions_of(task: Task) -> Sources:
     """The source of a task that has no file of its own here."""
 
-    def row_of(item: Any, where: str, *_: Any) -> Row:
-        fields = strings_of(item, ("question", "answer"), where)
-        return make_row(task, fields["question"], fields["answer"], task.system_prompt)
+    def row_of(item: Any, *_: Any) -> Row:
+        fields = local_files.strings_of(item, ("question", "answer"))
+        return local_files.make_row(task, fields["question"], fields["answer"], task.system_prompt)
 
     return Sources(task=task, row_of=row_of)
 

@@ -6,7 +6,8 @@ A scorer is a pure function of a response and a ground truth; see `Task.score` i
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from verl_gdpo.rewards.task import Task
@@ -75,14 +76,14 @@ def declared_bounds(
     Raises:
         ValueError: a scorer does not accept an option.
     """
-    result: dict[str, set[tuple[float, float]]] = {}
-    for source in {source for source in sources if source in TASK_OF}:
+    result: dict[str, set[tuple[float, float]]] = defaultdict(set)
+    for source in {*sources} & TASK_OF.keys():
         bounds = declared_by(source, options)
         for verl_name, name in TASK_OF[source].verl_names.items():
             bounds |= {verl_name: bounds[name]} if name in bounds else {}
         for name, pair in bounds.items():
-            result.setdefault(name, set()).add(pair)
-    return result
+            result[name].add(pair)
+    return dict(result)
 
 
 def declared_by(source: str, options: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
@@ -91,16 +92,11 @@ def declared_by(source: str, options: Mapping[str, Any]) -> dict[str, tuple[floa
     It is empty if the scorer does not take its options, which `check_options` refuses.
     """
     task, own = TASK_OF[source], options_for(source, options)
-    return dict(task.bounds(**own)) if _takes(task.score, own) else {}
-
-
-def _takes(scorer: Callable[..., Any], options: Mapping[str, Any]) -> bool:
-    """Return whether the scorer can be called with the options."""
     try:
-        inspect.signature(scorer).bind("", "", **options)
+        inspect.signature(task.score).bind("", "", **own)
     except TypeError:
-        return False
-    return True
+        return {}
+    return dict(task.bounds(**own))
 
 
 def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
@@ -125,14 +121,14 @@ def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
 
 def options_for(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without those that only the scorers of other data sources take."""
-    others = {name for task in TASK_OF.values() for name in options_of(task)}
-    others -= {*options_of(TASK_OF[source])}
+    known = {name for task in TASK_OF.values() for name in options_of(task)}
+    others = known - {*options_of(TASK_OF[source])}
     return {name: value for name, value in options.items() if name not in others}
 
 
 def options_of(task: Task) -> list[str]:
     parameters = inspect.signature(task.score).parameters.values()
-    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    named = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
     return [name for name in named if name not in GIVEN_BY_MANAGER]
 
 

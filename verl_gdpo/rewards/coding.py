@@ -7,23 +7,16 @@ expected result.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import partial
 from itertools import chain
 from typing import Any
 
+from verl_gdpo.rewards import coding_problem as form
 from verl_gdpo.rewards import sandbox
-from verl_gdpo.rewards.coding_problem import (
-    SYSTEM_PROMPT,
-    Problem,
-    good_response,
-    labels,
-    parse,
-    program_of,
-)
 from verl_gdpo.rewards.sandbox_service import Service
-from verl_gdpo.rewards.task import Task
+from verl_gdpo.rewards.task import Task, check_texts
 
 # verl's, of a number that is expected with a fraction: numpy's allclose
 ABSOLUTE, RELATIVE = Decimal("1e-8"), Decimal("1e-5")
@@ -81,42 +74,38 @@ def score(
         sandbox.SandboxError: this machine cannot run programs apart from itself, or the service
             fails.
     """
-    if not isinstance(response, str):
-        raise TypeError(f"coding response: got {type(response).__name__}; expected str")
-    for name, value, least in (
-        ("length_limit", length_limit, 1),
-        ("max_tests", max_tests, 1),
-        ("seconds", seconds, 1),
-        ("wall_seconds", wall_seconds, 1),
-        ("memory_mb", memory_mb, 128),
-    ):
+    check_texts("coding", response=response)
+    limits = {"length_limit": length_limit, "max_tests": max_tests, "seconds": seconds}
+    limits |= {"wall_seconds": wall_seconds, "memory_mb": memory_mb}
+    for name, value in limits.items():
+        least = 128 if name == "memory_mb" else 1
         if not least <= value < math.inf:
             raise ValueError(f"coding {name}: got {value}; expected at least {least}, and finite")
-    problem = parse(ground_truth)
+    problem = form.parse(ground_truth)
     is_short = (response_tokens or 0) <= length_limit
-    program = program_of(response)
+    program = form.program_of(response)
     passed, has_no_bug = 0.0, False
     if program is not None:
         tests = problem.tests[:max_tests]
         run = partial(sandbox.run, seconds=seconds, memory_mb=memory_mb, allow_weak=weak_sandbox)
         given = [_given(test) for test in tests]
-        outcomes = (service.run if service else run)(
+        ends = (service.run if service else run)(
             program, given, function=problem.function, wall_seconds=wall_seconds, notes=notes
         )
-        right = [
-            outcome.finished and _is_right(outcome.output, test)
-            for outcome, test in zip(outcomes, tests, strict=True)
-        ]
+        pairs = zip(ends, tests, strict=True)
+        right = [end.finished and _is_right(end.output, test) for end, test in pairs]
         passed = sum(right) / len(right)
-        says_something = any(right) or any(outcome.output.strip() for outcome in outcomes)
-        has_no_bug = says_something and all(outcome.finished for outcome in outcomes)
+        says_something = any(right) or any(end.output.strip() for end in ends)
+        has_no_bug = says_something and all(end.finished for end in ends)
     counts = passed == 1.0 or not length_needs_pass
     return {"pass": passed, "length": float(is_short and counts), "bug": float(has_no_bug)}
 
 
 def bounds(**options: Any) -> dict[str, tuple[float, float]]:
     """The lowest and highest value of each reward, for these options of `score`."""
-    score("", Problem(None, [{"input": "", "output": ""}]).text(), **options)  # refuses bad ones
+    score(
+        "", form.Problem(None, [{"input": "", "output": ""}]).text(), **options
+    )  # refuses bad ones
     return {"pass": (0.0, 1.0), "length": (0.0, 1.0), "bug": (0.0, 1.0)}
 
 
@@ -128,9 +117,8 @@ def _given(test: Mapping[str, Any]) -> dict[str, Any]:
 def _is_right(output: str, test: Mapping[str, Any]) -> bool:
     if "output" in test:
         lines, expected = _words_of_lines(output), _words_of_lines(test["output"])
-        return [*map(len, lines)] == [*map(len, expected)] and all(
-            map(_is_same_word, chain(*lines), chain(*expected))
-        )
+        same_shape = [*map(len, lines)] == [*map(len, expected)]
+        return same_shape and all(map(_is_same_word, chain(*lines), chain(*expected)))
     try:
         result = json.loads(output)
     except (ValueError, RecursionError):
@@ -169,10 +157,6 @@ def _is_same_number(got: str | float, expected: str | float, exactly: bool = Fal
         return False
 
 
-def _missing(weak_sandbox: bool = False, **_: Any) -> Sequence[str]:
-    return sandbox.missing(weak_sandbox)
-
-
 TASK = Task(
     name="coding",
     data_sources=("verl_gdpo/coding",),
@@ -180,9 +164,9 @@ TASK = Task(
     bounds=bounds,
     reward_names=("pass", "length", "bug"),
     main_reward="pass",
-    good_response=good_response,
-    system_prompt=SYSTEM_PROMPT,
-    labels=labels,
-    missing=_missing,
+    good_response=form.good_response,
+    system_prompt=form.SYSTEM_PROMPT,
+    labels=form.labels,
+    missing=lambda weak_sandbox=False, **_: sandbox.missing(weak_sandbox),
     takes_service=True,
 )

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl_gdpo.rewards.task import check_texts
+
 FENCE, PYTHON = "```", "python"
 SYSTEM_PROMPT = (
     "Solve the problem in Python, with its standard library alone. The program reads standard "
@@ -24,11 +26,8 @@ SYSTEM_PROMPT = (
     f"whole program, once, between a line {FENCE}{PYTHON} and a line {FENCE}."
 )
 KEYS = {"function", "tests"}
-PRINTS_KEYS, CALLS_KEYS = {"input", "output"}, {"args", "kwargs", "accepted"}
-TYPES: Mapping[str, type] = {
-    **{"input": str, "output": str},
-    **{"args": list, "kwargs": dict, "accepted": list},
-}
+PRINTS: Mapping[str, type] = {"input": str, "output": str}  # a test, and the types of its parts
+CALLS: Mapping[str, type] = {"args": list, "kwargs": dict, "accepted": list}
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,8 @@ class Problem:
 
     def text(self) -> str:
         """The ground truth."""
-        parts: dict[str, Any] = {"function": self.function, "tests": self.tests}
-        if self.solution is not None:
-            parts["solution"] = self.solution
+        solution = {} if self.solution is None else {"solution": self.solution}
+        parts = {"function": self.function, "tests": self.tests, **solution}
         return json.dumps(parts, ensure_ascii=False)
 
 
@@ -54,8 +52,7 @@ def parse(ground_truth: str) -> Problem:
         TypeError: it is no text.
         ValueError: it has another form; names the part.
     """
-    if not isinstance(ground_truth, str):
-        raise TypeError(f"coding ground_truth: got {type(ground_truth).__name__}; expected str")
+    check_texts("coding", ground_truth=ground_truth)
     try:
         parts = json.loads(ground_truth)
     except (ValueError, RecursionError) as error:
@@ -73,16 +70,16 @@ def parse(ground_truth: str) -> Problem:
     if not (isinstance(tests, list) and tests):
         raise _bad("tests", tests, "a list of at least one")
     for number, test in enumerate(tests):
-        _check_test(test, f"tests[{number}]", CALLS_KEYS if function else PRINTS_KEYS)
+        _check_test(test, f"tests[{number}]", CALLS if function else PRINTS)
     return Problem(function, tests, solution)
 
 
-def _check_test(test: Any, where: str, keys: set[str]) -> None:
-    if not isinstance(test, dict) or {*test} != keys:
-        raise _bad(where, test, f"an object with the keys {sorted(keys)}")
-    for key in keys:
-        if not isinstance(test[key], TYPES[key]):
-            raise _bad(f"{where}.{key}", test[key], f"a {TYPES[key].__name__}")
+def _check_test(test: Any, where: str, types: Mapping[str, type]) -> None:
+    if not isinstance(test, dict) or {*test} != {*types}:
+        raise _bad(where, test, f"an object with the keys {sorted(types)}")
+    for key, expected in types.items():
+        if not isinstance(test[key], expected):
+            raise _bad(f"{where}.{key}", test[key], f"a {expected.__name__}")
     try:
         test.get("input", "").encode()
     except UnicodeEncodeError:  # JSON can hold half a surrogate pair, a file cannot
@@ -113,9 +110,8 @@ def good_response(ground_truth: str) -> str:
     problem = parse(ground_truth)
     program = problem.solution
     if program is None:
-        program = (_TABLE_CALLED if problem.function else _TABLE_PRINTED).format(
-            tests=repr(problem.tests), name=problem.function
-        )
+        table = _TABLE_CALLED if problem.function else _TABLE_PRINTED
+        program = table.format(tests=repr(problem.tests), name=problem.function)
     return f"{FENCE}{PYTHON}\n{program.strip()}\n{FENCE}"
 
 
@@ -135,13 +131,10 @@ def labels(ground_truth: str) -> list[str]:
     """What a data report counts."""
     problem = parse(ground_truth)
     count = len(problem.tests)
-    tests = f"tests: {count}" if count < 10 else "tests: 10 or more"
-    if problem.function is None:
-        return ["reads and prints", tests]
-    accepted = [test["accepted"] for test in problem.tests]
-    found = ["calls a function", tests]
+    found = ["calls a function" if problem.function else "reads and prints"]
+    found += [f"tests: {count}" if count < 10 else "tests: 10 or more"]
+    accepted = [test["accepted"] for test in problem.tests if problem.function]
     if any(len(results) > 1 for results in accepted):
         return [*found, "accepts [x] and x"]
-    if any(isinstance(results[0], list) and results[0] for results in accepted):
-        return [*found, "expects a whole list"]
-    return found
+    whole = any(isinstance(results[0], list) and results[0] for results in accepted)
+    return [*found, *["expects a whole list"] * whole]

@@ -9,7 +9,7 @@ the gold one, and is it a number in digits alone? Plain text in, plain floats ou
 
 import re
 
-from verl_gdpo.rewards.task import Task
+from verl_gdpo.rewards.task import Task, check_texts
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
@@ -60,9 +60,7 @@ def score(
 
     Source: GDPO, arXiv 2601.05242.
     """
-    for name, text in (("response", response), ("ground_truth", ground_truth)):
-        if not isinstance(text, str):
-            raise TypeError(f"gsm8k {name}: got {type(text).__name__}; expected str")
+    check_texts("gsm8k", response=response, ground_truth=ground_truth)
     _check_ground_truth(ground_truth)
     answer = response.rpartition(ANSWER_OPEN)[2].partition(ANSWER_CLOSE)[0].strip()
     is_integer = answer.isdigit()

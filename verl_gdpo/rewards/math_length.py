@@ -13,7 +13,7 @@ import zlib
 from functools import cache
 
 from verl_gdpo.rewards import math_length_pool
-from verl_gdpo.rewards.task import Task
+from verl_gdpo.rewards.task import Task, check_texts
 
 BOX = "\\boxed{"
 INSTRUCTION = f"Let's think step by step and put the final answer within {BOX}}}."
@@ -64,19 +64,15 @@ def score(
 
     Source: GDPO, arXiv 2601.05242.
     """
-    for name, value, kind in (
-        ("response", response, str),
-        ("ground_truth", ground_truth, str),
-        ("response_tokens", response_tokens, int),
-    ):
-        if not isinstance(value, kind):
-            got = type(value).__name__
-            raise TypeError(f"math_length {name}: got {got}; expected {kind.__name__}")
+    check_texts("math_length", response=response, ground_truth=ground_truth)
+    if not isinstance(response_tokens, int):
+        got = type(response_tokens).__name__
+        raise TypeError(f"math_length response_tokens: got {got}; expected int")
     _check(ground_truth, limit_tokens)
     answer = _last_boxed(response)
     return {
         "correctness": float(answer is not None and _is_right(answer, ground_truth)),
-        "length": float((response_tokens or 0) <= limit_tokens),
+        "length": float(response_tokens <= limit_tokens),
     }
 
 
@@ -146,15 +142,11 @@ def _last_boxed(response: str) -> str | None:
 
 def _end_of_group(text: str) -> int | None:
     """Where the brace closes that was opened before `text`; None if it does not."""
-    depth, place = 1, 0
-    while place < len(text):
-        if text[place] == "\\":  # of \{ and \}, which are no group
-            place += 1
-        elif text[place] in "{}":
-            depth += 1 if text[place] == "{" else -1
-            if depth == 0:
-                return place
-        place += 1
+    depth = 1
+    for brace in re.finditer(r"\\.|([{}])", text, re.DOTALL):  # \{ and \} are no group
+        depth += {"{": 1, "}": -1}.get(brace[1], 0)
+        if depth == 0:
+            return brace.start()
     return None
 
 

@@ -4,8 +4,9 @@ math-verify ends its own work by SIGALRM, which only a main thread can have, and
 interrupt Python inside one long multiplication: 9^{9^{9^{9}}} freezes the interpreter. Here each
 comparison has a worker process whose end the kernel takes care of, whatever the worker does.
 
-This file is also the worker's program: a JSON line in, a JSON line out. It ends with its parent, at
-the end of its input.
+This file is also the worker's program. It says why it cannot start, or "". Then it gets lines of
+[ground truth, answer], and replies whether the ground truth is read and, if so, whether both are
+equal, in a line each. It ends with its parent, at the end of its input.
 """
 
 import atexit
@@ -19,7 +20,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -43,17 +43,18 @@ def are_equal(answer: str, ground_truth: str) -> bool:
     for _ in range(2):  # one may be killed from outside
         with _turn:
             worker = _idle.get()
-        reply, died_of = None, None
+        gold_is_read = equal = died_of = None
         try:
             worker = worker or _Worker()
-            reply = worker.ask({"gold": ground_truth, "answer": answer})
+            gold_is_read, equal = worker.ask(ground_truth, answer)
         finally:
-            if worker is not None and reply is None:
+            is_there = equal is not None or gold_is_read is False
+            if worker is not None and not is_there:
                 died_of = worker.close()
-            _idle.put(worker if reply is not None else None)
-        if reply is not None and reply["gold_is_read"]:
-            return bool(reply["equal"])
-        if reply is not None or (not worker.gold_was_read and died_of in ENDED_BY_ANSWER):
+            _idle.put(worker if is_there else None)
+        if equal is not None:
+            return equal
+        if is_there or (gold_is_read is None and died_of in ENDED_BY_ANSWER):
             raise ValueError(
                 f"math_length ground truth: got {ground_truth[:200]!r}, which math-verify cannot "
                 f"read within {LIMIT_CPU_S:g} s and {LIMIT_BYTES >> 30} GiB; expected LaTeX or text"
@@ -78,29 +79,23 @@ class _Worker:
             text=True,
             encoding="ascii",
         )
-        self.gold_was_read = False
-        started = self._read()
-        if started != {"ready": True}:
+        failed = self._read()
+        if failed != "":
             code = self.close()
-            reason = started["failed"] if started else f"it ended with {code!r}"
+            reason = failed or f"it ended with {code!r}"
             raise RuntimeError(f"math_length: no process for math-verify can be started: {reason}")
 
-    def ask(self, pair: dict[str, str]) -> dict[str, Any] | None:
-        """The worker's reply, or None if it has died."""
+    def ask(self, ground_truth: str, answer: str) -> tuple[bool | None, bool | None]:
+        """Whether the ground truth is read, and whether both are equal; None for no reply."""
         assert self.process.stdin is not None
-        self.gold_was_read = False
-        try:
-            self.process.stdin.write(json.dumps(pair) + "\n")
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps([ground_truth, answer]) + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            return None
-        reply = self._read()
-        if reply == {"gold_is_read": True}:
-            self.gold_was_read = True
-            reply = self._read()
-        return reply
+        gold_is_read = self._read()
+        return gold_is_read, self._read() if gold_is_read else None
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self) -> Any:
+        """The next reply, or None if the process has died."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         return json.loads(line) if line.endswith("\n") else None
@@ -151,52 +146,37 @@ def _work(cpu_s: float, wall_s: float, max_bytes: int) -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # what a library prints is no reply
 
-    def reply(message: dict[str, Any]) -> None:
-        replies.write(json.dumps(message) + "\n")
-        replies.flush()
+    def reply(value: bool | str) -> None:
+        print(json.dumps(value), file=replies, flush=True)
 
     try:
-        compare = _load_math_verify()
+        from math_verify import LatexExtractionConfig, parse, verify
     except BaseException as error:
-        reply({"failed": f"{type(error).__name__}: {error}"})
+        reply(f"{type(error).__name__}: {error}")
         raise SystemExit(1) from error
-    reply({"ready": True})
-    for line in sys.stdin:
-        # their default action ends the process, even inside one long multiplication
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        signal.setitimer(signal.ITIMER_REAL, wall_s)
-        message = compare(**json.loads(line), report=reply)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        reply(message)
-
-
-def _load_math_verify() -> Callable[..., dict[str, Any]]:
-    from math_verify import LatexExtractionConfig, parse, verify
-
-    logging.disable(logging.CRITICAL)  # it logs a traceback for each text that it cannot read
 
     def read(text: str) -> list[Any]:
         # None: its own limit is by SIGALRM, which stays ours
         return list(parse(f"\\boxed{{{text}}}", [LatexExtractionConfig()], parsing_timeout=None))
 
+    logging.disable(logging.CRITICAL)  # it logs a traceback for each text that it cannot read
     read_gold = lru_cache(64)(read)  # the samples of a prompt share it
-
-    def compare(gold: str, answer: str, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        try:
-            golds = read_gold(gold)
-        except Exception:
-            golds = []
-        if not golds:
-            return {"gold_is_read": False}
-        report({"gold_is_read": True})
-        try:
-            equal = verify(golds, read(answer), timeout_seconds=None)
-        except Exception:  # whatever a model writes, sympy has an exception for it
-            equal = False
-        return {"gold_is_read": True, "equal": bool(equal)}
-
-    return compare
+    reply("")  # nothing has failed
+    for line in sys.stdin:
+        # their default action ends the process, even inside one long multiplication
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        signal.setitimer(signal.ITIMER_REAL, wall_s)
+        ground_truth, answer = json.loads(line)
+        golds, equal = [], False
+        with contextlib.suppress(Exception):
+            golds = read_gold(ground_truth)
+        if golds:
+            reply(True)
+            with contextlib.suppress(Exception):  # whatever a model writes, sympy has one for it
+                equal = verify(golds, read(answer), timeout_seconds=None)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        reply(bool(equal))  # without golds, the first reply and the only one
 
 
 if __name__ == "__main__":

@@ -24,17 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.rewards import sandbox_inside, sandbox_lock
-from verl_gdpo.rewards.sandbox_machine import (
-    ENVIRONMENT,
-    FIRST_UID,
-    LOOK_SECONDS,
-    UIDS,
-    Kind,
-    advice,
-    can_change_user,
-    kinds,
-    place,
-)
+from verl_gdpo.rewards import sandbox_machine as machine
+from verl_gdpo.rewards.sandbox_machine import Kind
 from verl_gdpo.rewards.sandbox_machine import SandboxError as SandboxError
 
 logger = logging.getLogger(__name__)
@@ -88,6 +79,7 @@ def run(
     memory_mb: int = 512,
     allow_weak: bool = False,
     notes: Notes | None = None,
+    kind: Kind | None = None,
 ) -> list[Outcome]:
     """Run a Python program once for each test; waits until a core is free.
 
@@ -104,6 +96,7 @@ def run(
         allow_weak: if nothing better works here, root runs programs that can read the expected
             results, as `missing` then says.
         notes: filled in.
+        kind: of sandbox; None for the best that works here.
 
     Returns:
         one outcome a test.
@@ -111,12 +104,32 @@ def run(
     Raises:
         SandboxError: the machine has no sandbox that works.
     """
-    limits = {
+    kind, notes = kind or _kind(allow_weak), notes or Notes()
+    request = {
         "cpu_seconds": max(1, round(seconds)),
         "wall_seconds": wall_seconds,
         "memory_mb": memory_mb,
+        "program": program.encode("utf-8", "replace").decode(),
+        "tests": tests,
+        "function": function,
+        "output_bytes": OUTPUT_BYTES,
+        "uid": _user(),
+        "readable": kind.readable,
+        "folder": kind.folder,
+        "landlock": kind.landlock,
     }
-    return _run(_kind(allow_weak), program, tests, function, limits, notes or Notes())
+    request_text = json.dumps(request).encode()
+    with machine.place(), _file(request_text) as given, _file() as said, _file() as errors:
+        notes.begin()
+        _start(kind, given, said, errors, wall_seconds)
+        trouble = _read(errors)
+        if not trouble.endswith(READY):
+            last_line = trouble.decode("utf-8", "replace").strip().split("\n")[-1]
+            raise SandboxError(last_line or "no answer")
+        lines = _read(said).split(b"\n")[:-1]
+    outcomes = [_outcome(line) for line in lines[: len(tests)]]
+    notes.stopped = len(outcomes) < len(tests)
+    return outcomes + [Outcome(False, "")] * (len(tests) - len(outcomes))
 
 
 def missing(allow_weak: bool = False) -> Sequence[str]:
@@ -126,7 +139,7 @@ def missing(allow_weak: bool = False) -> Sequence[str]:
         SandboxError: it has none that works.
     """
     kind = _kind(allow_weak)
-    return [f"sandbox {kind.name!r}: {kind.lacks}. {advice()}"] if kind.lacks else []
+    return [f"sandbox {kind.name!r}: {kind.lacks}. {machine.advice()}"] if kind.lacks else []
 
 
 _finding = threading.Lock()
@@ -141,7 +154,7 @@ def _kind(allow_weak: bool = False) -> Kind:
 def _find(allow_weak: bool) -> Kind:
     """The first kind that works, tried once in a process."""
     reasons = []
-    for kind in kinds(allow_weak):
+    for kind in machine.kinds(allow_weak):
         try:
             _try(kind)
         except OSError as error:
@@ -150,52 +163,27 @@ def _find(allow_weak: bool) -> Kind:
         for reason in reasons:
             logger.warning("verl-gdpo: a sandbox that does not work here: %s", reason)
         if kind.lacks:
-            logger.warning("verl-gdpo: sandbox %r: %s. %s", kind.name, kind.lacks, advice())
+            logger.warning("verl-gdpo: sandbox %r: %s. %s", kind.name, kind.lacks, machine.advice())
         return kind
     tried = "; ".join(reasons) or "neither bubblewrap nor Landlock is here"
     weak = ". Weaker, as root alone: reward.reward_kwargs.weak_sandbox=True" * (not allow_weak)
-    raise SandboxError(f"no sandbox for programs works on this machine ({tried}). {advice()}{weak}")
+    raise SandboxError(
+        f"no sandbox for programs works on this machine ({tried}). {machine.advice()}{weak}"
+    )
 
 
 def _try(kind: Kind) -> None:
     """Raise SandboxError unless a program runs."""
-    limits = {"cpu_seconds": 10, "wall_seconds": 10.0, "memory_mb": 512}
-    (outcome,) = _run(kind, PROBE, [{"input": "hello\n"}], None, limits, Notes())
+    (outcome,) = run(PROBE, [{"input": "hello\n"}], seconds=10, kind=kind)
     if outcome != Outcome(True, PROBE_SAYS):
         raise SandboxError(f"got {outcome} of a program that prints {PROBE_SAYS!r}")
 
 
-def _run(
-    kind: Kind,
-    program: str,
-    tests: Sequence[Mapping[str, Any]],
-    function: str | None,
-    limits: Mapping[str, float],
-    notes: Notes,
-) -> list[Outcome]:
-    request = {
-        **limits,
-        "program": program.encode("utf-8", "replace").decode(),
-        "tests": tests,
-        "function": function,
-        "output_bytes": OUTPUT_BYTES,
-        "uid": FIRST_UID + random.SystemRandom().randrange(UIDS) if can_change_user() else None,
-        "readable": kind.readable,
-        "folder": kind.folder,
-        "landlock": kind.landlock,
-    }
-    with place(), _file(json.dumps(request).encode()) as given, _file() as said, _file() as errors:
-        notes.begin()
-        _start(kind, given, said, errors, limits["wall_seconds"])
-        trouble = _read(errors)
-        if not trouble.endswith(READY):
-            raise SandboxError(
-                trouble.decode("utf-8", "replace").strip().split("\n")[-1] or "no answer"
-            )
-        lines = _read(said).split(b"\n")[:-1]
-    outcomes = [_outcome(line) for line in lines[: len(tests)]]
-    notes.stopped = len(outcomes) < len(tests)
-    return outcomes + [Outcome(False, "")] * (len(tests) - len(outcomes))
+def _user() -> int | None:
+    """A user that nobody else is, where this is root; None for the user that this is."""
+    if not machine.can_change_user():
+        return None
+    return machine.FIRST_UID + random.SystemRandom().randrange(machine.UIDS)
 
 
 def _start(kind: Kind, given: int, said: int, errors: int, wall_seconds: float) -> None:
@@ -207,7 +195,7 @@ def _start(kind: Kind, given: int, said: int, errors: int, wall_seconds: float) 
         stdout=said,
         stderr=errors,
         cwd="/",
-        env=ENVIRONMENT,
+        env=machine.ENVIRONMENT,
         pass_fds=kind.files,
         start_new_session=True,
     ) as process:
@@ -226,7 +214,7 @@ def _wait(pid: int, errors: int, wall_seconds: float) -> None:
     with os.fdopen(os.pidfd_open(pid)) as handle:
         poll.register(handle, select.POLLIN)
         while not _read(errors).endswith(READY):
-            if poll.poll(LOOK_SECONDS * 1000) or time.monotonic() > late:
+            if poll.poll(machine.LOOK_SECONDS * 1000) or time.monotonic() > late:
                 return
         poll.poll(wall_seconds * 1000)
 

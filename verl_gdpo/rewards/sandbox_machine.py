@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,8 +127,7 @@ def _bubblewrap(bwrap: str) -> tuple[str, ...]:
     # whom the limit of processes does not hold
     user = () if can_change_user() else ("--unshare-user", "--uid", "65534", "--gid", "65534")
     # folders on the way are root's alone, unless they are made here
-    libraries: list[str] = ["--perms", "0755", "--dir", "/usr", "--ro-bind", "/usr/lib", "/usr/lib"]
-    libraries += ["--ro-bind-try", "/usr/lib64", "/usr/lib64"]
+    libraries: list[str] = []
     for folder in ("/lib", "/lib64"):
         if os.path.islink(folder):
             libraries += ["--symlink", os.readlink(folder), folder]
@@ -137,7 +136,8 @@ def _bubblewrap(bwrap: str) -> tuple[str, ...]:
     return (
         *(bwrap, "--die-with-parent", *user),
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
-        *libraries,
+        *("--perms", "0755", "--dir", "/usr", "--ro-bind", "/usr/lib", "/usr/lib"),
+        *("--ro-bind-try", "/usr/lib64", "/usr/lib64", *libraries),
         *("--perms", "0755", "--dir", "/python", "--perms", "0755", "--dir", "/python/bin"),
         *("--ro-bind", str(base / "lib"), "/python/lib"),
         *("--ro-bind-try", str(base / "lib64"), "/python/lib64"),
@@ -157,14 +157,20 @@ def place() -> Iterator[None]:
     Raises:
         SandboxError: somebody else has made the folder of the places, or can write to it.
     """
-    places = range(cores())
-    with contextlib.ExitStack() as mine:
-        with contextlib.ExitStack() as looking:
-            folder = _folder(looking)
-            looking.enter_context(_looking)
-            while not any(_takes(mine, str(name), folder) for name in places):
+    names = [str(number) for number in range(cores())]
+    with _looking:
+        folder = _folder()
+        try:
+            while (mine := _free_place(names, folder)) is None:
                 time.sleep(LOOK_SECONDS)
+        finally:
+            os.close(folder)
+    try:
         yield
+    finally:
+        # else it stays locked as long as a process that was forked meanwhile
+        fcntl.flock(mine, fcntl.LOCK_UN)
+        os.close(mine)
 
 
 def cores() -> int:
@@ -179,13 +185,15 @@ def cores() -> int:
 _looking = threading.Lock()  # one thread of a process looks for a place, and the others for it
 
 
-def _folder(stack: contextlib.ExitStack) -> int:
+def _folder() -> int:
+    """The folder of the places, opened."""
     path = Path(tempfile.gettempdir()) / f"verl-gdpo-sandboxes-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    folder = _open(stack, str(path), os.O_PATH)
+    folder = _open(str(path), os.O_PATH)
     found, mine = os.fstat(folder), (os.getuid(), "drwx------")
     if (found.st_uid, stat.filemode(found.st_mode)) != mine:
+        os.close(folder)
         raise SandboxError(
             f"{path}: got {stat.filemode(found.st_mode)} of user {found.st_uid}; expected "
             f"{mine[1]} of user {mine[0]}. Remove it, or set TMPDIR to a folder of your own"
@@ -193,28 +201,18 @@ def _folder(stack: contextlib.ExitStack) -> int:
     return folder
 
 
-def _takes(stack: contextlib.ExitStack, name: str, folder: int) -> bool:
-    """Whether the file was free; then it is locked until the end of `stack`."""
-    with contextlib.ExitStack() as opened:
-        file = _open(opened, name, os.O_RDWR | os.O_CREAT, folder)
-        if is_free := _is_locked(file):
-            # else it stays locked as long as a process that was forked meanwhile
-            opened.callback(fcntl.flock, file, fcntl.LOCK_UN)
-            stack.push(opened.pop_all())
-    return is_free
+def _free_place(names: Iterable[str], folder: int) -> int | None:
+    """The first file that nobody else has locked, opened and locked; None if there is none."""
+    for name in names:
+        file = _open(name, os.O_RDWR | os.O_CREAT, folder)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            os.close(file)
+    return None
 
 
-def _open(stack: contextlib.ExitStack, path: str, flags: int, folder: int | None = None) -> int:
-    """Open what is no link, until the end of `stack`."""
-    file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    stack.callback(os.close, file)
-    return file
-
-
-def _is_locked(file: int) -> bool:
-    """Lock the file, unless somebody else has."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _open(path: str, flags: int, folder: int | None = None) -> int:
+    """Open what is no link."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)

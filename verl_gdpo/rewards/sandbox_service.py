@@ -17,14 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.rewards import sandbox_inside
-from verl_gdpo.rewards.sandbox import (
-    OUTPUT_BYTES,
-    PROBE,
-    PROBE_SAYS,
-    Notes,
-    Outcome,
-    SandboxError,
-)
+from verl_gdpo.rewards.sandbox import OUTPUT_BYTES, PROBE, PROBE_SAYS, Notes, Outcome, SandboxError
 
 TRIES, RETRY_SECONDS = 3, 1.0  # the n-th wait is n times as long
 ANSWER_SECONDS = 10.0  # of the service itself, beside the two limits of the program; as in verl
@@ -50,10 +43,8 @@ class Service:
     def __init__(self, url: str, max_concurrent: int = 64, memory_limit_mb: int = 1024) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"reward.sandbox_fusion.url: got {url!r}; expected http://... or null")
-        for name, value in (
-            ("max_concurrent", max_concurrent),
-            ("memory_limit_mb", memory_limit_mb),
-        ):
+        limits = {"max_concurrent": max_concurrent, "memory_limit_mb": memory_limit_mb}
+        for name, value in limits.items():
             if not value >= 1:
                 raise ValueError(f"reward.sandbox_fusion.{name}: got {value}; expected at least 1")
         self.url, self.memory_limit_mb = url, memory_limit_mb
@@ -93,7 +84,11 @@ class Service:
         with self._places:
             notes.begin()
             for test in tests:
-                outcome = self._judge(program, function, wall_seconds, test)
+                try:
+                    outcome = self._run_one(program, function, wall_seconds, test)
+                except SandboxError:
+                    self._probe(wall_seconds)
+                    outcome = None  # a program may bring down the service that runs it
                 if outcome is None:
                     notes.stopped = True
                     break
@@ -109,22 +104,8 @@ class Service:
         """Raise SandboxError if the service does not run a program of ours."""
         outcome = self._run_one(PROBE, None, seconds, PROBE_TEST)
         if outcome != Outcome(True, PROBE_SAYS):
-            raise SandboxError(
-                f"{self._name}: got {outcome} of a program that prints {PROBE_SAYS!r}"
-            )
-
-    @property
-    def _name(self) -> str:
-        return f"reward.sandbox_fusion.url={self.url}"
-
-    def _judge(
-        self, program: str, function: str | None, wall_seconds: float, test: Mapping[str, Any]
-    ) -> Outcome | None:
-        try:
-            return self._run_one(program, function, wall_seconds, test)
-        except SandboxError:
-            self._probe(wall_seconds)
-            return None  # a program may bring down the service that runs it
+            said = f"got {outcome} of a program that prints {PROBE_SAYS!r}"
+            raise SandboxError(f"reward.sandbox_fusion.url={self.url}: {said}")
 
     def _run_one(
         self, program: str, function: str | None, wall_seconds: float, test: Mapping[str, Any]
@@ -142,20 +123,19 @@ class Service:
             "files": {},
             "fetch_files": [],
         }
-        return self._ask(json.dumps(body).encode(), 2 * wall_seconds + ANSWER_SECONDS, function)
-
-    def _ask(self, body: bytes, seconds: float, function: str | None) -> Outcome | None:
+        seconds = 2 * wall_seconds + ANSWER_SECONDS
         for number in range(1, TRIES + 1):
             try:
-                return _outcome(_post(self.url, body, seconds), bool(function))
+                reply = _post(self.url, json.dumps(body).encode(), seconds)
+                return _outcome(reply, bool(function))
             except (OSError, ValueError, http.client.HTTPException) as error:
                 last = error
             if number < TRIES:
                 time.sleep(RETRY_SECONDS * number)
         raise SandboxError(
-            f"{self._name}: {TRIES} requests without a result of the program, the last with "
-            f"{last!r}. See that the service runs, and that reward.sandbox_fusion.max_concurrent "
-            "is not more than it can do"
+            f"reward.sandbox_fusion.url={self.url}: {TRIES} requests without a result of the "
+            f"program, the last with {last!r}. See that the service runs, and that "
+            "reward.sandbox_fusion.max_concurrent is not more than it can do"
         ) from last
 
 
@@ -169,12 +149,10 @@ def _outcome(reply: Any, is_function: bool) -> Outcome | None:
         if reply.get("status") == "Success" and ran.get("status") == "Finished":
             output = str(ran.get("stdout") or "")
             is_short = len(output.encode("utf-8", "replace")) <= OUTPUT_BYTES
-            return (
-                Outcome(True, output) if is_short and (output or not is_function) else NOT_FINISHED
-            )
-        if reply.get("status") == "Failed" and any(
-            part.get("status") in STOPPED or part.get("return_code") for part in parts
-        ):
+            has_result = bool(output) or not is_function
+            return Outcome(True, output) if is_short and has_result else NOT_FINISHED
+        ended = any(part.get("status") in STOPPED or part.get("return_code") for part in parts)
+        if reply.get("status") == "Failed" and ended:
             return None if ran.get("status") == TIME_LIMIT else NOT_FINISHED
     raise ValueError(f"the answer {json.dumps(reply)[:300]}")
 

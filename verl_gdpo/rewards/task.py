@@ -11,6 +11,13 @@ def _nothing(*_args: Any, **_options: Any) -> Sequence[str]:
     return ()
 
 
+def check_texts(task: str, **texts: Any) -> None:
+    """Raise TypeError for what is no text."""
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise TypeError(f"{task} {name}: got {type(text).__name__}; expected str")
+
+
 @dataclass(frozen=True)
 class Task:
     """One task: its rows, its rewards and its answers.

@@ -8,41 +8,33 @@ The task's output contract (tags and JSON keys) is defined in `tool_rl_format.py
 """
 
 import importlib
+import inspect
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
-from verl_gdpo.rewards.task import Task
-from verl_gdpo.rewards.tool_rl_format import (
-    NAME_KEY,
-    PARAMETERS_KEY,
-    RESPONSE_CLOSE,
-    RESPONSE_OPEN,
-    THINK_CLOSE,
-    THINK_OPEN,
-    TOOL_CALL_CLOSE,
-    TOOL_CALL_OPEN,
-    labels,
-)
+from verl_gdpo.rewards import tool_rl_format as form
+from verl_gdpo.rewards.task import Task, check_texts
+from verl_gdpo.rewards.tool_rl_format import NAME_KEY, PARAMETERS_KEY
 
 Granularity = Literal["fine", "refined", "intermediate", "coarse"]
 Matching = Literal["greedy", "optimal"]
 Schedule = Literal["constant", "linear", "two_stage"]
 LengthSchedule = Literal["constant", "linear"]
-CHOICES = (
-    ("granularity", get_args(Granularity)),
-    ("matching", get_args(Matching)),
-    ("schedule", get_args(Schedule)),
-    ("length_schedule", get_args(LengthSchedule)),
-)
+CHOICES = {
+    "granularity": get_args(Granularity),
+    "matching": get_args(Matching),
+    "schedule": get_args(Schedule),
+    "length_schedule": get_args(LengthSchedule),
+}
 
 # Constants of ToolRL's released experiments.
 LINEAR_SCHEDULE_STEPS = 150
 TWO_STAGE_SWITCH_STEP = 30
-LENGTH_WORDS = 512
-LENGTH_WORDS_AT_START, LENGTH_WORDS_PER_STEP = 384, (640 - 384) / 105
+# {length_schedule: (words at the start, more words each step)}
+LENGTH_WORDS = {"constant": (512.0, 0.0), "linear": (384.0, (640 - 384) / 105)}
 
 _decode = json.JSONDecoder().decode  # faster than json.loads, which checks its options at each call
 
@@ -109,10 +101,10 @@ def score(
 
     Sources: ToolRL, arXiv 2504.13958 (all options but `matching`); GDPO, arXiv 2601.05242.
     """
-    for name, text in (("response", response), ("ground_truth", ground_truth)):
-        if not isinstance(text, str):
-            raise TypeError(f"tool_rl {name}: got {type(text).__name__}; expected str")
-    _check_options(granularity, matching, max_correctness, schedule, length_schedule, step)
+    check_texts("tool_rl", response=response, ground_truth=ground_truth)
+    chosen: dict[str, str] = {"granularity": granularity, "matching": matching}
+    chosen |= {"schedule": schedule, "length_schedule": length_schedule}
+    _check_options(chosen, max_correctness, step)
     total = _total_optimal() if matching == "optimal" else _total_greedy
     format_low, format_high, bound = _reward_ranges(schedule, step or 0, max_correctness)
     gold = _parse_ground_truth(ground_truth)
@@ -127,45 +119,32 @@ def score(
     return scores
 
 
-def bounds(
-    *,
-    granularity: Granularity = "fine",
-    matching: Matching = "greedy",
-    max_correctness: float = 3.0,
-    schedule: Schedule = "constant",
-    length: bool = False,
-    length_schedule: LengthSchedule = "constant",
-) -> dict[str, tuple[float, float]]:
+def bounds(**options: Any) -> dict[str, tuple[float, float]]:
     """Return {reward: (lowest, highest)} over all steps, for these options of `score`."""
-    _check_options(granularity, matching, max_correctness, schedule, length_schedule, step=0)
+    call = inspect.signature(score).bind("", "", **options, step=0)
+    call.apply_defaults()
+    chosen = call.arguments
+    _check_options(chosen, chosen["max_correctness"], step=0)
     # between these steps, every range changes in one direction only
     steps = (0, TWO_STAGE_SWITCH_STEP, LINEAR_SCHEDULE_STEPS)
-    ranges = [_reward_ranges(schedule, step, max_correctness) for step in steps]
+    ranges = [_reward_ranges(chosen["schedule"], t, chosen["max_correctness"]) for t in steps]
     lows, highs, correct = zip(*ranges, strict=True)
     result = {"format": (min(lows), max(highs)), "correctness": (-max(correct), max(correct))}
-    return {**result, "length": (0.0, 1.0)} if length else result
+    return {**result, "length": (0.0, 1.0)} if chosen["length"] else result
 
 
-def _check_options(
-    granularity: str,
-    matching: str,
-    max_correctness: float,
-    schedule: str,
-    length_schedule: str,
-    step: int | None,
-) -> None:
+def _check_options(chosen: Mapping[str, Any], max_correctness: float, step: int | None) -> None:
     """Raise ValueError if an option has a bad value."""
-    values = (granularity, matching, schedule, length_schedule)
-    for value, (name, choices) in zip(values, CHOICES, strict=True):
-        if value not in choices:
-            raise ValueError(f"tool_rl {name}: got {value!r}; expected one of {choices}")
+    for name, choices in CHOICES.items():
+        if chosen[name] not in choices:
+            raise ValueError(f"tool_rl {name}: got {chosen[name]!r}; expected one of {choices}")
     if not 0 < max_correctness < math.inf:
         raise ValueError(f"tool_rl max_correctness: got {max_correctness}; expected finite and > 0")
-    needs_step = schedule != "constant" or length_schedule != "constant"
-    if needs_step and (step is None or step < 0):
+    schedules = {name: chosen[name] for name in ("schedule", "length_schedule")}
+    if {*schedules.values()} != {"constant"} and (step is None or step < 0):
+        because = ", ".join(f"{name}={value!r}" for name, value in schedules.items())
         raise ValueError(
-            f"tool_rl step: got {step}; expected the training step, >= 0, "
-            f"because schedule={schedule!r}, length_schedule={length_schedule!r}"
+            f"tool_rl step: got {step}; expected the training step, >= 0, because {because}"
         )
 
 
@@ -182,59 +161,47 @@ def _reward_ranges(schedule: str, step: int, bound: float) -> tuple[float, float
 
 def _parse_ground_truth(ground_truth: str) -> list[_Call]:
     """Return the gold calls, or [] without a tool-call block; raise ValueError if malformed."""
-    for opening, closing in ((TOOL_CALL_OPEN, TOOL_CALL_CLOSE), (RESPONSE_OPEN, RESPONSE_CLOSE)):
+    for opening, closing in (form.CALL_TAGS, form.RESPONSE_TAGS):
         counts = ground_truth.count(opening), ground_truth.count(closing)
         if counts not in ((0, 0), (1, 1)):
             raise ValueError(
                 f"tool_rl ground truth: got {counts[0]} {opening} and {counts[1]} {closing}; "
                 f"expected one of each or none, also inside the think text: {ground_truth[:200]!r}"
             )
-    if TOOL_CALL_OPEN not in ground_truth:
+    if form.CALL_TAGS[0] not in ground_truth:
         return []
-    lines = _first_block_lines(ground_truth)
+    lines = form.first_block_lines(ground_truth)
     return [_parse_gold_call(line, i, len(lines)) for i, line in enumerate(lines, 1)]
 
 
 def _parse_gold_call(line: str, number: int, count: int) -> _Call:
-    call: Any = None
     reason = ""
     try:
         call = _decode(line)
+        if isinstance(call[NAME_KEY], str) and isinstance(call[PARAMETERS_KEY], dict):
+            return dict(call)
     except (ValueError, RecursionError) as error:
         reason = f" ({error})"
-    if (
-        isinstance(call, dict)
-        and isinstance(call.get(NAME_KEY), str)
-        and isinstance(call.get(PARAMETERS_KEY), dict)
-    ):
-        return call
+    except (TypeError, KeyError):
+        pass  # another value than an object, or one without these keys
     raise ValueError(
         f"tool_rl ground truth, tool_call line {number} of {count}: got {line[:200]!r}{reason}; "
         f'expected one JSON object with a string "{NAME_KEY}" and an object "{PARAMETERS_KEY}"'
     )
 
 
-def _first_block_lines(text: str) -> list[str]:
-    """Return the lines of the first tool-call block, up to a closing or a second opening tag."""
-    block = text.split(TOOL_CALL_OPEN, 2)[1].split(TOOL_CALL_CLOSE, 1)[0]
-    # splitlines() would also cut at characters such as U+2028, which JSON allows in a string.
-    return block.strip().split("\n")
-
-
 def _parse_response(response: str) -> list[_Call] | None:
     """Return the predicted calls, or None if one of them cannot be read."""
-    if TOOL_CALL_OPEN not in response or TOOL_CALL_CLOSE not in response:
+    if not all(tag in response for tag in form.CALL_TAGS):
         return None
     calls: list[_Call] = []
-    for line in _first_block_lines(response):
+    for line in form.first_block_lines(response):
         try:
             call = _decode(line)
         except ValueError:  # also raised for an int with too many digits
             return None
         # Check each line at once, so that a long worthless block ends at its first line.
-        if not isinstance(call, dict) or NAME_KEY not in call:
-            return None
-        if isinstance(call[NAME_KEY], (dict, list)):
+        if not isinstance(call, dict) or isinstance(call.get(NAME_KEY, {}), dict | list):
             return None
         calls.append(call)
     return calls
@@ -247,18 +214,16 @@ def _has_layout(response: str, ground_truth: str) -> bool:
     of the patterns for the other blocks. These patterns are fixed pieces with any text between, so
     it is enough to find each piece at its first place. This takes linear time; the patterns do not.
     """
-    pieces, tags = [THINK_OPEN, THINK_CLOSE], []
-    if TOOL_CALL_OPEN in ground_truth:
-        pieces = [*pieces[:-1], f"{pieces[-1]}\n{TOOL_CALL_OPEN}\n", f"\n{TOOL_CALL_CLOSE}"]
-        tags += [TOOL_CALL_OPEN, TOOL_CALL_CLOSE]
-    if RESPONSE_OPEN in ground_truth:
-        pieces = [*pieces[:-1], f"{pieces[-1]}\n{RESPONSE_OPEN}", RESPONSE_CLOSE]
-        tags += [RESPONSE_OPEN, RESPONSE_CLOSE]
-    head, *middle, tail = pieces
-    if not (response.startswith(head) and response.endswith(tail)):
+    pieces, tags = [form.THINK_OPEN, form.THINK_CLOSE], []
+    for (opening, closing), line in ((form.CALL_TAGS, "\n"), (form.RESPONSE_TAGS, "")):
+        if opening in ground_truth:
+            pieces = [*pieces[:-1], f"{pieces[-1]}\n{opening}{line}", f"{line}{closing}"]
+            tags += [opening, closing]
+    *inner, tail = pieces
+    if not (response.startswith(form.THINK_OPEN) and response.endswith(tail)):
         return False
-    position = len(head)
-    for piece in middle:
+    position = 0
+    for piece in inner:
         start = response.find(piece, position)
         if start < 0:
             return False
@@ -314,10 +279,9 @@ def _pair_score(gold: _Call, predicted: _Call, granularity: str) -> float:
         return float(gold == predicted)
     wanted, given = gold[PARAMETERS_KEY], predicted[PARAMETERS_KEY]
     shared = [key for key in wanted if key in given]
+    keys = _jaccard(len(shared), len(wanted), len(given))
     if granularity == "refined":
         keys = float(list(wanted) == list(given))
-    else:
-        keys = _jaccard(len(shared), len(wanted), len(given))
     return keys + len([key for key in shared if given[key] == wanted[key]])
 
 
@@ -360,8 +324,6 @@ def _total_optimal() -> Callable[[_PairScores], float]:
 
     def total(pairs: _PairScores) -> float:
         columns = sorted({i for row in pairs for i in row})
-        if not columns:
-            return 0.0
         table = [[row.get(i, 0.0) for i in columns] for row in pairs]
         rows, chosen = solve(table, maximize=True)
         return float(sum(table[r][c] for r, c in zip(rows, chosen, strict=True)))
@@ -370,17 +332,11 @@ def _total_optimal() -> Callable[[_PairScores], float]:
 
 
 def _length(response: str, length_schedule: str, step: int) -> float:
-    if THINK_OPEN not in response or THINK_CLOSE not in response:
+    if form.THINK_OPEN not in response or form.THINK_CLOSE not in response:
         return 0.0
-    target_words = float(LENGTH_WORDS)
-    if length_schedule == "linear":
-        target_words = LENGTH_WORDS_AT_START + LENGTH_WORDS_PER_STEP * step
-    thought = response.rpartition(THINK_OPEN)[2].partition(THINK_CLOSE)[0]
-    return min(1.0, round(len(thought.split()) / target_words, 2))
-
-
-def _good_response(ground_truth: str) -> str:
-    return ground_truth  # ToolRL's ground truths have the form of a response
+    at_start, per_step = LENGTH_WORDS[length_schedule]
+    thought = response.rpartition(form.THINK_OPEN)[2].partition(form.THINK_CLOSE)[0]
+    return min(1.0, round(len(thought.split()) / (at_start + per_step * step), 2))
 
 
 TASK = Task(
@@ -390,8 +346,8 @@ TASK = Task(
     bounds=bounds,
     reward_names=("format", "correctness", "length"),
     main_reward="correctness",
-    good_response=_good_response,
+    good_response=str,  # ToolRL's ground truths have the form of a response
     system_prompt=None,  # each row lists its own tools; see `tool_rl_format.system_prompt`
     verl_names={"accuracy_reward": "correctness", "format_reward": "format"},
-    labels=labels,
+    labels=form.labels,
 )

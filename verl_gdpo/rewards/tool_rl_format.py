@@ -21,11 +21,8 @@ TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
 RESPONSE_OPEN, RESPONSE_CLOSE = "<response>", "</response>"
 NAME_KEY, PARAMETERS_KEY = "name", "parameters"
 
-TAGS = (
-    *(THINK_OPEN, THINK_CLOSE),
-    *(TOOL_CALL_OPEN, TOOL_CALL_CLOSE),
-    *(RESPONSE_OPEN, RESPONSE_CLOSE),
-)
+CALL_TAGS, RESPONSE_TAGS = (TOOL_CALL_OPEN, TOOL_CALL_CLOSE), (RESPONSE_OPEN, RESPONSE_CLOSE)
+TAGS = (THINK_OPEN, THINK_CLOSE, *CALL_TAGS, *RESPONSE_TAGS)
 
 Call = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -57,8 +54,7 @@ def render_answer(
     if response_text is not None:
         blocks.append(f"{RESPONSE_OPEN} {response_text} {RESPONSE_CLOSE}")
     answer = "\n".join(blocks)
-    written = 2 * len(blocks)
-    if sum(answer.count(tag) for tag in TAGS) != written:
+    if sum(answer.count(tag) for tag in TAGS) != 2 * len(blocks):
         raise ValueError(
             f"render_answer: a text contains one of the tags {', '.join(TAGS)}; expected them "
             f"around the blocks only: {answer[:300]!r}"
@@ -152,11 +148,14 @@ def labels(ground_truth: str) -> list[str]:
     >>> labels(render_answer("x", response_text="Hi."))
     ['asks for: response', 'calls: 0']
     """
-    calls = 0
-    if has_call := TOOL_CALL_OPEN in ground_truth:
-        block = ground_truth.split(TOOL_CALL_OPEN)[1].split(TOOL_CALL_CLOSE)[0]
-        calls = len(block.strip().split("\n"))
-    has_response = RESPONSE_OPEN in ground_truth
-    blocks = {"calls": has_call, "response": has_response}
-    asked = " and ".join(name for name, is_there in blocks.items() if is_there)
+    tags = {"calls": TOOL_CALL_OPEN, "response": RESPONSE_OPEN}
+    asked = " and ".join(name for name, tag in tags.items() if tag in ground_truth)
+    calls = len(first_block_lines(ground_truth)) if TOOL_CALL_OPEN in ground_truth else 0
     return [f"asks for: {asked or 'neither'}", f"calls: {calls}"]
+
+
+def first_block_lines(text: str) -> list[str]:
+    """Return the lines of the first tool-call block, up to a closing or a second opening tag."""
+    block = text.split(TOOL_CALL_OPEN, 2)[1].split(TOOL_CALL_CLOSE, 1)[0]
+    # splitlines() would also cut at characters such as U+2028, which JSON allows in a string.
+    return block.strip().split("\n")

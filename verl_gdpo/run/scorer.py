@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.batch.values import is_number
+from verl_gdpo.batch.rows import is_number
 from verl_gdpo.rewards import TASKS, options_of
 
 HOW = f"FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task: {', '.join(TASKS)}"

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from verl_gdpo import data_prep
-from verl_gdpo.data_prep import DataError, UsageError, report
+from verl_gdpo.data_prep import DataError, UsageError
 from verl_gdpo.data_prep.parquet import is_there, made_from, refuse_to_replace, write_parquets
+from verl_gdpo.data_prep.schema import overlap, table
 from verl_gdpo.data_prep.sources import Sources, questions_of
 from verl_gdpo.rewards import TASKS
 from verl_gdpo.rewards.task import Task
@@ -58,10 +59,10 @@ def prepare(args: argparse.Namespace) -> None:
     if not args.force:
         refuse_to_replace(paths)
     splits = args.sources.load(args)
-    shared = report.overlap(splits)
+    shared = overlap(splits)
     files = {args.out / f"{split}.parquet": rows for split, rows in splits.items()}
     write_parquets(files, made_from(task.name, options))
-    print(report.table(splits, task))
+    print(table(splits, task))
     for path in files:
         print(f"wrote {path} ({path.stat().st_size:,} bytes)")
     if shared:

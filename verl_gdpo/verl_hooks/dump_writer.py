@@ -4,8 +4,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_gdpo.batch.rows import NOTES_KEY, split_key
-from verl_gdpo.batch.values import as_json
+from verl_gdpo.batch.rows import NOTES_KEY, as_json, split_key
 from verl_gdpo.verl_hooks.step import Step
 
 

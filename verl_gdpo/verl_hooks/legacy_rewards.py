@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from verl.trainer.ppo import reward
 
-from verl_gdpo.batch.rows import ABSENT, check_names, columns_of
-from verl_gdpo.batch.values import as_numbers_or_text
+from verl_gdpo.batch.rows import ABSENT, as_numbers_or_text, check_names, columns_of
 
 
 def infos_of(data: Any) -> Sequence[dict[str, Any]] | None:

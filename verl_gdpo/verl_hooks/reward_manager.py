@@ -24,8 +24,7 @@ from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
 from verl_gdpo.advantage.zero import is_the_sum
 from verl_gdpo.batch.matrix import not_the_sum, rewards_among, terms_among
-from verl_gdpo.batch.rows import ERROR_KEY, NOTES_KEY
-from verl_gdpo.batch.values import as_json, is_number, value_or_error
+from verl_gdpo.batch.rows import ERROR_KEY, NOTES_KEY, as_json, is_number, value_or_error
 from verl_gdpo.rewards import TASK_OF, belongs_elsewhere, options_for
 from verl_gdpo.rewards.sandbox import Notes
 from verl_gdpo.rewards.sandbox_machine import cores

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from verl_gdpo.batch.values import as_json
+from verl_gdpo.batch.rows import as_json
 
 NAME = "gdpo/rollouts"
 KEY = "trainer.log_rollouts"

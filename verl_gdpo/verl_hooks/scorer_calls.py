@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import verl_gdpo
-from verl_gdpo.batch.values import as_text
+from verl_gdpo.batch.rows import as_text
 
 logger = logging.getLogger(__name__)
 

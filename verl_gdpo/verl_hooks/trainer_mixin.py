@@ -15,8 +15,7 @@ from typing import Any
 import verl
 
 import verl_gdpo
-from verl_gdpo.batch.rows import NOTES_KEY, OWN_KEY
-from verl_gdpo.batch.values import as_json, as_numbers_or_text
+from verl_gdpo.batch.rows import NOTES_KEY, OWN_KEY, as_json, as_numbers_or_text
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.of_run import settings_of_run

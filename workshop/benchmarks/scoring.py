@@ -13,7 +13,7 @@ from verl.utils.reward_score import math_verify as verls_math_verify
 from verl.utils.reward_score import rlla
 
 from verl_gdpo.data_prep.gsm8k import make_rows as make_gsm8k_rows
-from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
+from verl_gdpo.data_prep.tool_rl import make_rows
 from verl_gdpo.rewards import gsm8k, math_length, tool_rl
 from verl_gdpo.rewards.tool_rl_format import THINK_CLOSE, TOOL_CALL_CLOSE
 from workshop.benchmarks.measure import Row, seconds_of

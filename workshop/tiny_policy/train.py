@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 import verl_gdpo
-from verl_gdpo.data_prep.tool_rl_synthetic import make_rows
+from verl_gdpo.data_prep.tool_rl import make_rows
 from verl_gdpo.run.lock import locked
 from workshop.tiny_policy import demonstrations, model
 from workshop.tiny_policy.demonstrations import (
@@ -70,7 +70,7 @@ def make_policy(
     Args:
         seed: of the initial weights, the habits and the order of the rows.
         data: parquet file in verl's schema with short rows; without it, rows of
-            `data_prep.tool_rl_synthetic` in size "tiny" are made from the seed.
+            `data_prep.tool_rl` in size "tiny" are made from the seed.
         steps: supervised optimiser steps; 0.15 to 0.3 s each at the default sizes.
         batch_size: demonstrations per step.
         lr: peak learning rate; warms up for 50 steps, then falls along a cosine.

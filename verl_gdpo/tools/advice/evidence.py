@@ -18,6 +18,7 @@ from verl_gdpo.batch.advantages import (
     Bools,
     Floats,
     Ints,
+    advantages_without_eps,
     contributions,
     covariances,
     groups_with_signal,
@@ -26,7 +27,6 @@ from verl_gdpo.batch.advantages import (
 )
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import verl_grpo_settings
-from verl_gdpo.batch.ties import advantages_without_eps
 from verl_gdpo.run.dump_reader import read_dump, reward_rows
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.settings.algorithm import GdpoSettings

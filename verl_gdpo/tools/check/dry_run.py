@@ -18,8 +18,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from verl_gdpo.batch.rows import ERROR_KEY
-from verl_gdpo.batch.values import value_or_error
+from verl_gdpo.batch.rows import ERROR_KEY, value_or_error
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.tools.check.data_files import Row
 from verl_gdpo.tools.check.output import message_of

@@ -11,8 +11,7 @@ import torch
 from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import verl_grpo_settings
-from verl_gdpo.batch.rows import RewardRows
-from verl_gdpo.batch.values import is_number, value_or_error
+from verl_gdpo.batch.rows import RewardRows, is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import RewardTerm
 from verl_gdpo.terminal import render

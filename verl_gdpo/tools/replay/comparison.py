@@ -15,10 +15,9 @@ import numpy as np
 import pandas as pd
 
 from verl_gdpo.advantage.zero import SAME_STD, is_apart, is_the_sum, std_or_0
-from verl_gdpo.batch.advantages import Bools, Floats, Ints, correlation, within_groups
+from verl_gdpo.batch.advantages import Bools, Floats, Ints, correlation, tied_pairs, within_groups
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.ties import tied_pairs
-from verl_gdpo.batch.values import is_number
+from verl_gdpo.batch.rows import is_number
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.tools.advice.evidence import StepEvidence, look

@@ -8,7 +8,7 @@ import sys
 import pytest
 from repository import REPO
 
-from verl_gdpo.data_prep.tool_rl_synthetic import KINDS, TOOLS, make_rows
+from verl_gdpo.data_prep.tool_rl import KINDS, TOOLS, make_rows
 from verl_gdpo.rewards import tool_rl
 from verl_gdpo.rewards import tool_rl_format as contract
 
@@ -147,7 +147,7 @@ def test_more_rows_continue_fewer_and_the_seed_matters():
 @pytest.mark.parametrize("size", SIZES)
 def test_the_same_rows_in_another_process(size):
     code = (
-        "import json; from verl_gdpo.data_prep.tool_rl_synthetic import make_rows; "
+        "import json; from verl_gdpo.data_prep.tool_rl import make_rows; "
         f"print(json.dumps(make_rows(50, split='train', seed=5, size={size!r})))"
     )
     for hash_seed in ("1", "2"):
