@@ -18,8 +18,7 @@ from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.heartbeat import START, Heartbeat
 from verl_gdpo.run.launch import End, RefusedError, launch, main
-from verl_gdpo.run.lock import BusyError, locked
-from verl_gdpo.run.processes import MARK, processes_of
+from verl_gdpo.run.processes import MARK, BusyError, locked, processes_of
 from verl_gdpo.run.progress import Progress
 
 # a driver that starts a child in a session of its own, and one whose environment cannot be read, as
@@ -304,7 +303,7 @@ def test_the_run_ends_with_the_process_that_started_it(tmp_path):
 HOLDER = """
 import sys
 from pathlib import Path
-from verl_gdpo.run.lock import locked
+from verl_gdpo.run.processes import locked
 with locked(Path(sys.argv[1]), "it", wait=True):
     print("held", flush=True)
     sys.stdin.read()

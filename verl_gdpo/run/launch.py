@@ -31,10 +31,16 @@ from verl_gdpo.run.faults import failure_report, stop_report
 from verl_gdpo.run.folder import claim_metrics_file
 from verl_gdpo.run.heartbeat import Pulse
 from verl_gdpo.run.heartbeat import remove as remove_heartbeat
-from verl_gdpo.run.lock import BusyError, locked
-from verl_gdpo.run.processes import MARK, end_run, family_of, watchdog
+from verl_gdpo.run.processes import (
+    MARK,
+    BusyError,
+    clear_sessions,
+    end_run,
+    family_of,
+    locked,
+    watchdog,
+)
 from verl_gdpo.run.progress import Progress
-from verl_gdpo.run.ray_sessions import clear_sessions
 from verl_gdpo.run.stacks import HANG_FILE, stacks_of
 from verl_gdpo.run.starts import ended
 
