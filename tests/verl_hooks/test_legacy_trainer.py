@@ -27,9 +27,9 @@ from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.plugin import refusals
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.verl_hooks import legacy_trainer
+from verl_gdpo.verl_hooks.legacy_batch import present_only
 from verl_gdpo.verl_hooks.rollout_guard import RolloutError, RolloutGuard
 from verl_gdpo.verl_hooks.step import current_step
-from verl_gdpo.verl_hooks.verl_metrics import present_only
 
 # 1 to 8 tokens in groups of four, less the mean of the group
 LENGTHS_WITHIN_GROUPS = [-1.5, -0.5, 0.5, 1.5] * 2

@@ -17,7 +17,7 @@ from verl.utils.tracking import Tracking
 from wandb_records import wandb_records
 
 from verl_gdpo.tools.check.compose import PLAIN
-from verl_gdpo.verl_hooks.rollout_table import CHARACTERS, NAME, RolloutTable, chosen
+from verl_gdpo.verl_hooks.dump_writer import CHARACTERS, NAME, RolloutTable, chosen
 
 
 def train(monkeypatch, folder, tracker, every):

@@ -28,14 +28,13 @@ from verl.trainer.ppo import ray_trainer
 from verl_gdpo.batch.rows import RewardError, RewardRows, columns_of, own_scores_of
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.verl_hooks.dump_writer import RolloutTable
 from verl_gdpo.verl_hooks.estimator import NO_REWARDS
 from verl_gdpo.verl_hooks.hang import watched, watched_from
-from verl_gdpo.verl_hooks.legacy_rewards import infos_of
+from verl_gdpo.verl_hooks.legacy_batch import METRICS_KEY, infos_of
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, rollout_actors
-from verl_gdpo.verl_hooks.rollout_table import RolloutTable
 from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
 from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin, refuse_trainer, settings_at_start
-from verl_gdpo.verl_hooks.verl_metrics import METRICS_KEY
 
 Function = Callable[..., Any]
 KEYS = "gdpo_keys"  # the column with the keys that `keys_of` made

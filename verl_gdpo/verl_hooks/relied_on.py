@@ -21,13 +21,13 @@ RELIED_ON = MappingProxyType(
             "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._compute_score(outputs)",
             "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._postprocess(inputs)",
         ),
-        "legacy_rewards": ("verl.trainer.ppo.reward:extract_reward(batch)",),
+        "legacy_batch:extend_reward": ("verl.trainer.ppo.reward:extract_reward(batch)",),
         "reward_manager": (
             f"{MANAGER}.registry:REWARD_MANAGER",
             f"{MANAGER}.base:RewardManagerBase(config, tokenizer, compute_score)",
             f"{MANAGER}.base:RewardManagerBase.run_single(data)",
         ),
-        "verl_metrics": (
+        "legacy_batch:extend_metrics": (
             "verl.trainer.ppo.metric_utils:compute_data_metrics(batch)",
             "verl.trainer.ppo.metric_utils:process_validation_metrics"
             "(data_sources, sample_uids, infos_dict)",
@@ -69,9 +69,9 @@ RELIED_ON = MappingProxyType(
             "verl.trainer.ppo.core_algos:ADV_ESTIMATOR_REGISTRY",
             "verl.trainer.ppo.reward:resolve_reward_manager_cls(config)",
         ),
-        "driver": ("verl.utils.device:auto_set_device(config)",),
+        "driver:extend_device": ("verl.utils.device:auto_set_device(config)",),
         "hang": ("verl.utils.debug:marked_timer(name, timing_raw)",),
-        "main_ppo": ("verl.trainer.main_ppo:run_ppo(config)",),
+        "driver:extend_main_ppo": ("verl.trainer.main_ppo:run_ppo(config)",),
         "fused_kernels": ("verl.utils.fsdp_utils:_select_fsdp2_wrap_targets(model)",),
         "for_check": (
             "verl.utils.config:validate_config(config)",

@@ -8,24 +8,65 @@ Relies on verl 0.9 `ReplayBuffer`:
 - `filter_groups_metric`, which is None if `algorithm.filter_groups` is off;
 - `_dapo_classification_cache`, which holds None for each finished group that verl keeps, and the
   value of the metric for each group that verl drops.
+
+Relies on TransferQueue as verl uses it: the keys `{uid}_{session}_{index}`, the tag `is_padding`,
+and the fields `extra_fields` (with verl's `reward_extra_info`) and `data_source`.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_gdpo.batch.group_filter import SUMS, FilterMetric, classify_groups
-from verl_gdpo.batch.rows import RewardRows, group_of, split_key
+from verl_gdpo.batch.rows import RewardRows, check_names, group_of, split_key
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.verl_hooks.queue_reader import KnownRows, fetch_rows
 from verl_gdpo.verl_hooks.rollout_guard import Prompts, RolloutGuard, raise_failed
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
+
+# {key: verl's reward_extra_info, data_source}; they never change once a rollout is scored
+KnownRows = dict[str, tuple[Mapping[str, Any], str]]
+
+
+def fetch_rows(
+    keys: Sequence[str], partition_id: str, tags: Sequence[dict[str, Any]], known: KnownRows
+) -> RewardRows:
+    """Return what the reward manager returned for these rows, in the order of `keys`.
+
+    Args:
+        known: rows in it are not fetched again; all other rows are fetched and added to it.
+
+    Raises:
+        RewardError: a sample has a value under a name that verl uses.
+    """
+    unknown = [key for key in keys if key not in known]
+    if unknown:
+        fetched = tq.kv_batch_get(
+            keys=unknown, partition_id=partition_id, select_fields=["extra_fields", "data_source"]
+        )
+        infos = [
+            fields.get("reward_extra_info") or {} for fields in _column(fetched, "extra_fields")
+        ]
+        check_names(infos, unknown.__getitem__)
+        of_row = zip(infos, _column(fetched, "data_source"), strict=True)
+        known.update(zip(unknown, of_row, strict=True))
+    found = [known[key] for key in keys]
+    padding = [bool(tag.get("is_padding")) for tag in tags]
+    return RewardRows.from_keys(
+        keys, [info for info, _ in found], [source for _, source in found], padding
+    )
+
+
+def _column(fetched: Any, name: str) -> list[Any]:
+    """Return a column as a list: TransferQueue returns a list, a NonTensorStack or an array."""
+    column = fetched.get(name)
+    return column.tolist() if hasattr(column, "tolist") else list(column)
 
 
 class GdpoBuffer:

@@ -19,8 +19,7 @@ from verl_gdpo.batch.rows import NOTES_KEY, OWN_KEY, as_json, as_numbers_or_text
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.of_run import settings_of_run
-from verl_gdpo.verl_hooks.dump_writer import DumpRows
-from verl_gdpo.verl_hooks.rollout_table import RolloutTable
+from verl_gdpo.verl_hooks.dump_writer import DumpRows, RolloutTable
 from verl_gdpo.verl_hooks.step import Step
 
 logger = logging.getLogger(__name__)

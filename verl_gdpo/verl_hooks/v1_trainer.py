@@ -25,13 +25,12 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 import verl_gdpo
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.of_run import settings_of_run
+from verl_gdpo.verl_hooks.dump_writer import RolloutTable
 from verl_gdpo.verl_hooks.hang import watched, watched_from
-from verl_gdpo.verl_hooks.queue_reader import fetch_rows
-from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
+from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer, fetch_rows
 from verl_gdpo.verl_hooks.resume import mend_tracker
 from verl_gdpo.verl_hooks.reward_manager import node_and_manager, runs_gdpo_manager
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
-from verl_gdpo.verl_hooks.rollout_table import RolloutTable
 from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
 from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin
 
