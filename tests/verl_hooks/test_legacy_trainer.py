@@ -425,9 +425,7 @@ def test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it(mark, norm)
 def test_without_columns_the_message_says_what_to_do():
     for keys in ([], ["score"]):
         data = batch({"score": np.zeros(8)}, reward_extra_keys=keys)
-        with pytest.raises(
-            RewardError, match=r"with_gdpo\(YourTrainer\)\(config\).*non_tensor_batch"
-        ):
+        with pytest.raises(RewardError, match=r"derived from verl's PPOTrainer.*non_tensor_batch"):
             ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
 
 

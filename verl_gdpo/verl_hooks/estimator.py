@@ -19,11 +19,10 @@ from verl_gdpo.verl_hooks.step import Step, current_step
 
 # the message for a trainer that passes no rewards; all trainers extended by us pass them
 NO_REWARDS = (
-    "gdpo: no rewards reached the estimator. verl-gdpo extends the trainers that verl's "
-    "get_trainer_cls returns and those derived from its legacy trainer; make another V1 trainer as "
-    "verl_gdpo.verl_hooks.v1_trainer.with_gdpo(YourTrainer)(config). A trainer that calls verl's "
-    "compute_advantage by itself has to pass a column for each reward in data.non_tensor_batch, "
-    'and their names in data.meta_info["reward_extra_keys"] or in algorithm.gdpo.rewards'
+    "gdpo: no rewards reached the estimator. verl-gdpo extends the trainers that are derived from "
+    "verl's PPOTrainer or from its legacy trainer. A trainer that calls verl's compute_advantage "
+    "by itself has to pass a column for each reward in data.non_tensor_batch, and their names in "
+    'data.meta_info["reward_extra_keys"] or in algorithm.gdpo.rewards'
 )
 
 

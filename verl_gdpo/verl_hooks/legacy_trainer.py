@@ -28,13 +28,12 @@ from verl.trainer.ppo import ray_trainer
 from verl_gdpo.batch.rows import RewardError, RewardRows, columns_of, own_scores_of
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.verl_hooks.dump_writer import RolloutTable
 from verl_gdpo.verl_hooks.estimator import NO_REWARDS
 from verl_gdpo.verl_hooks.hang import watched, watched_from
 from verl_gdpo.verl_hooks.legacy_batch import METRICS_KEY, infos_of
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
-from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin, refuse_trainer, settings_at_start
+from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin
 
 Function = Callable[..., Any]
 KEYS = "gdpo_keys"  # the column with the keys that `keys_of` made
@@ -43,12 +42,13 @@ KEYS = "gdpo_keys"  # the column with the keys that `keys_of` made
 class GdpoLegacyTrainer(TrainerMixin):
     """Mixin for `RayPPOTrainer` classes, of which a run with gdpo makes its trainer an instance."""
 
+    has_tracker = False  # it is a local variable of verl's `fit`
+
     def init_workers(self) -> Any:
         with watched_from(self):
             return super().init_workers()  # type: ignore[misc]
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        assert self.gdpo is not None
         step = Step(self.gdpo, rows=None, trainer=self)
         with step, self._naming_the_dead(), watched(self):
             result = super().fit(*args, **kwargs)  # type: ignore[misc]
@@ -87,17 +87,13 @@ def extending(create_dataloader: Function) -> Function:
 
     @functools.wraps(create_dataloader)
     def extend_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
-        RolloutTable.of(self.config, has_rewards=False)
+        state = GdpoLegacyTrainer.first_state(self.config)
         write_into_run_dir(self.config)
-        _, settings = settings_at_start(self.config)
-        if settings is None:
+        if state is None:
             create_dataloader(self, *args, **kwargs)
             return
-        refuse_trainer(self.config)
-        cls = type(self)
-        if not issubclass(cls, GdpoLegacyTrainer):  # a trainer may load its data again
-            self.__class__ = type(cls.__name__, (GdpoLegacyTrainer, cls), {"__module__": __name__})
-        self.read_settings(self.config)
+        self.__class__ = GdpoLegacyTrainer.in_front_of(type(self))
+        vars(self).update(state)
         create_dataloader(self, *args, **kwargs)
         self.check_rows()
 

@@ -45,10 +45,9 @@ RELIED_ON = MappingProxyType(
             "verl.trainer.ppo.reward:resolve_reward_manager_cls(config)",
         ),
         "v1_trainer": (
-            f"{V1}:get_trainer_cls",
-            f"{V1}.trainer_base:get_trainer_cls",
             f"{V1}.trainer_base:compute_advantage_for_multi_trajectories(data)",
             f"{V1}.utils:compute_advantage(data)",
+            f"{V1}.trainer_base:PPOTrainer(config)",
             f"{V1}.trainer_base:PPOTrainer._init_dataloader",
             f"{V1}.trainer_base:PPOTrainer._setup",
             f"{V1}.trainer_base:PPOTrainer.fit(agent_loop_manager)",

@@ -32,19 +32,6 @@ NOT_FULLY_ASYNC = (
 )
 
 
-def settings_at_start(config: Any) -> tuple[bool, GdpoSettings | None]:
-    """Return whether the reward manager is ours, and the settings; None if gdpo is not in use.
-
-    Raises:
-        ValueError: see `settings_of_run`.
-    """
-    # imported late: importing verl's legacy trainer must not import its reward loop
-    from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager
-
-    has_manager = runs_gdpo_manager(config)
-    return has_manager, settings_of_run(config, has_manager=has_manager)
-
-
 def refuse_trainer(config: Any) -> None:
     """Raise ValueError if the configuration is for a trainer on which gdpo must not run.
 
@@ -55,35 +42,60 @@ def refuse_trainer(config: Any) -> None:
 
 
 class TrainerMixin:
-    """Inactive unless the estimator or the reward manager is gdpo; `gdpo` is then None."""
+    """In front of the class of a trainer whose estimator or reward manager is gdpo."""
 
+    has_tracker = True  # of verl's, which can log tables
     config: Any
     global_steps: int
     logger: Any
     train_dataset: Any
     val_dataset: Any
+    gdpo: GdpoSettings
+    has_manager: bool
+    sources: set[str]  # of the training rows, as far as they are known
+    rollout_table: RolloutTable | None
+    dump_rows: DumpRows
+    is_dumping_rollouts: bool
 
-    rollout_table: RolloutTable | None = None
+    @classmethod
+    def in_front_of(cls, trainer_cls: type) -> type:
+        """Return a class of the same name, with this one in front."""
+        if issubclass(trainer_cls, cls):
+            return trainer_cls
+        return type(trainer_cls.__name__, (cls, trainer_cls), {"__module__": cls.__module__})
 
-    def read_settings(self, config: Any) -> None:
-        """Check the configuration, before anything is loaded.
+    @classmethod
+    def first_state(cls, config: Any) -> dict[str, Any] | None:
+        """Check the configuration; return the attributes of a new trainer, or None without gdpo.
 
         Raises:
-            ValueError: see `settings_of_run`.
+            ValueError: see `settings_of_run`, `RolloutTable.of` and `refuse_trainer`.
         """
-        self.has_manager, self.gdpo = settings_at_start(config)
-        if self.gdpo is not None:
-            logger.info(
-                "verl-gdpo %s replaces the gdpo of verl %s; adv_estimator=%s, "
-                "reward manager %s, %s",
-                verl_gdpo.__version__,
-                verl.__version__,
-                config.algorithm.adv_estimator,
-                config.reward.reward_manager.name,
-                self.gdpo,
-            )
-        self.sources: set[str] = set()  # of the training rows, as far as they are known
-        self.dump_rows, self.is_dumping_rollouts = DumpRows(), False
+        # imported late: importing verl's legacy trainer must not import its reward loop
+        from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager
+
+        has_manager = runs_gdpo_manager(config)
+        settings = settings_of_run(config, has_manager=has_manager)
+        table = RolloutTable.of(config, has_rewards=cls.has_tracker and settings is not None)
+        if settings is None:
+            return None
+        refuse_trainer(config)
+        logger.info(
+            "verl-gdpo %s replaces the gdpo of verl %s; adv_estimator=%s, reward manager %s, %s",
+            verl_gdpo.__version__,
+            verl.__version__,
+            config.algorithm.adv_estimator,
+            config.reward.reward_manager.name,
+            settings,
+        )
+        return {
+            "gdpo": settings,
+            "has_manager": has_manager,
+            "sources": set(),
+            "rollout_table": table,
+            "dump_rows": DumpRows(),
+            "is_dumping_rollouts": False,
+        }
 
     def check_rows(self) -> None:
         """Check the rows that our scorers will score, and learn the bounds of their rewards.
@@ -98,7 +110,8 @@ class TrainerMixin:
             if rows is not None:
                 if key == "train":
                     self.sources = {*rows["data_source"]}
-                    self.gdpo = settings_of_run(self.config, self.sources, has_manager=True)
+                    settings = settings_of_run(self.config, self.sources, has_manager=True)
+                    self.gdpo = settings or self.gdpo
                 check_ground_truths(rows, f"data.{key}_files")
 
     def record(self, step: Step, keys: Sequence[str], lengths: Sequence[int]) -> dict[str, float]:
@@ -119,7 +132,7 @@ class TrainerMixin:
     @contextmanager
     def dumping_rollouts(self) -> Iterator[None]:
         """While this block runs, verl dumps the rollouts of a step, and not those of validation."""
-        self.is_dumping_rollouts = self.gdpo is not None
+        self.is_dumping_rollouts = True
         try:
             yield
         finally:
@@ -135,7 +148,7 @@ class TrainerMixin:
             if self.rollout_table is not None:
                 texts = kwargs["inputs"], kwargs["outputs"]
                 self.rollout_table.log(self.logger.logger, self.global_steps, *texts, ours)
-        elif self.gdpo is not None:  # validation
+        else:  # validation
             columns = {
                 str(name): [*map(as_json, values)]
                 for name, values in columns.items()
@@ -148,12 +161,11 @@ class TrainerMixin:
     def _val_metrics_update(
         self, sources: Any, uids: Any, infos: dict[str, list[Any]], *args: Any, **kwargs: Any
     ) -> Any:
-        if self.gdpo is not None:
-            infos = {
-                name: as_numbers_or_text(column)
-                for name, column in infos.items()
-                if name not in (NOTES_KEY, OWN_KEY)
-            }
+        infos = {
+            name: as_numbers_or_text(column)
+            for name, column in infos.items()
+            if name not in (NOTES_KEY, OWN_KEY)
+        }
         return super()._val_metrics_update(  # type: ignore[misc]
             sources, uids, infos, *args, **kwargs
         )
