@@ -7,10 +7,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
+
 # the last word of keys that may name files, such as `data.train_files`
 NAMES_FILES = ("path", "files")
 NOT_READ = ("trainer.resume_from_path",)  # a checkpoint, of which nothing is compared
 SMALL_BYTES = 1 << 20  # larger files of a model's folder are compared by their size
+
+
+def without_environment(config: Any) -> dict[str, Any]:
+    """Resolve a DictConfig, except for `${oc.env:...}`, whose value may be a secret.
+
+    If another resolver cannot work with that, all interpolations stay as they are written.
+    """
+
+    def as_written(*arguments: Any) -> str:
+        return f"${{oc.env:{','.join(map(str, arguments))}}}"
+
+    OmegaConf.register_new_resolver("oc.env", as_written, replace=True)
+    try:
+        found: Any = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException:
+        found = OmegaConf.to_container(config)
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+    return dict(found)
 
 
 def flat(configuration: Mapping[str, Any]) -> dict[str, Any]:
