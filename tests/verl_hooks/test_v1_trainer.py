@@ -30,7 +30,7 @@ from verl_gdpo.verl_hooks import v1_trainer
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
 from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.verl_hooks.step import Step
-from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer, check_reward_workers, with_gdpo
+from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer, check_reward_workers
 
 RECIPES = REPO / "recipes"
 
@@ -289,11 +289,7 @@ def registered(monkeypatch):
 
 @pytest.mark.usefixtures("registered")
 def test_a_trainer_of_a_users_is_extended_however_it_is_made():
-    for trainer in (
-        OwnTrainer(recipe()),
-        with_gdpo(OwnTrainer)(recipe()),
-        get_trainer_cls("own")(config=recipe()),
-    ):
+    for trainer in (OwnTrainer(recipe()), get_trainer_cls("own")(config=recipe())):
         assert isinstance(trainer, GdpoTrainer) and isinstance(trainer, OwnTrainer)
         assert type(trainer).__name__ == "OwnTrainer"
         assert isinstance(trainer.replay_buffer, GdpoBuffer)

@@ -178,10 +178,8 @@ def gaps(metrics: Metrics) -> list[str]:
 
 def read_versions(run: Path) -> dict[str, str]:
     """Return {package: version} of the last start; it is empty if nothing recorded them."""
-    if recorded := starts_of(run):
-        return dict(recorded[-1].start.versions)
-    file = run / "versions.json"  # of runs before there were manifests
-    return dict(json.loads(file.read_text())) if file.exists() else {}
+    recorded = starts_of(run)
+    return dict(recorded[-1].start.versions) if recorded else {}
 
 
 def config_of_run(folder: Path) -> Path | None:

@@ -69,8 +69,8 @@ def _column(fetched: Any, name: str) -> list[Any]:
     return column.tolist() if hasattr(column, "tolist") else list(column)
 
 
-class GdpoBuffer:
-    """Mixin for verl's replay buffers.
+class GdpoBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is seen as Any
+    """Stands in front of verl's replay buffers, and of those that a user derives from them.
 
     It stops the run if a sample could not be scored. This is the first place in the trainer that
     sees a rollout: group filtering has not dropped it yet, and validation comes here too. It also
@@ -78,17 +78,10 @@ class GdpoBuffer:
     prompts, because the order decides which rows share a mini-batch.
     """
 
-    partitions: dict[str, dict[str, Any]]
-    finished_keys: dict[str, set[str]]
-    failure_keys: dict[str, set[str]]
-    pending_keys: dict[str, set[str]]
-    running_keys: dict[str, set[str]]
-    prompt_global_steps: dict[str, dict[str, int]]
     trainer_mode: str = "sync"  # a buffer of the user may lack it
     guard: RolloutGuard
     in_rounds: bool = False  # True: filter only when all prompts that were sent out are done
     filter_groups_metric: str | None = None  # a buffer of the user may lack it
-    _dapo_classification_cache: dict[str, dict[str, float | None]]
     known_rows: KnownRows  # rows fetched since the last advantage step; the trainer uses them too
     gdpo: GdpoSettings | None = None  # None: verl's own rule filters groups
     metric: FilterMetric = FilterMetric(None)
@@ -107,7 +100,7 @@ class GdpoBuffer:
             )
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
-        batch, metrics = super().sample(*args, **kwargs)  # type: ignore[misc]
+        batch, metrics = super().sample(*args, **kwargs)
         rows = self._rows(batch.keys, batch.partition_id, batch.tags)
         if batch.partition_id != "val":
             self.metric.check_known(rows)
@@ -122,7 +115,7 @@ class GdpoBuffer:
         return rows
 
     def _sync_metadata_from_transfer_queue(self) -> None:
-        super()._sync_metadata_from_transfer_queue()  # type: ignore[misc]
+        super()._sync_metadata_from_transfer_queue()
         partitions = {*self.finished_keys, *self.failure_keys}
         self.guard.check({name: self._prompts_of(name) for name in partitions})
 
@@ -150,7 +143,7 @@ class GdpoBuffer:
         keys = [key for key in tags if group_of(key) in uids]
         if keys:
             self._rows(keys, partition_id, [tags[key] for key in keys])
-        super()._clear_groups(partition_id, uids)  # type: ignore[misc]
+        super()._clear_groups(partition_id, uids)
 
     def _is_early(self, partition_id: str) -> bool:
         """Return whether prompts are still running although the buffer must wait for all of them.
@@ -163,14 +156,12 @@ class GdpoBuffer:
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> Any:
         if self._is_early(partition_id):
             return set()
-        return super()._sampleable_terminal_keys(  # type: ignore[misc]
-            partition_id, eviction_reasons
-        )
+        return super()._sampleable_terminal_keys(partition_id, eviction_reasons)
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> Any:
-        select = super()._select_prompt_uids  # type: ignore[misc]
+        select = super()._select_prompt_uids
         uids: Collection[str] = sampleable_keys
         if select.__func__ is ReplayBuffer._select_prompt_uids:
             # verl sorts by the step alone; a sampler of the user gets the set, as from verl
@@ -192,20 +183,18 @@ class GdpoBuffer:
 
         keys = sorted((key for key in partition_snapshot if group_of(key) in place), key=order)
         in_order = {key: partition_snapshot[key] for key in keys}
-        return super()._materialize_batch(  # type: ignore[misc]
-            partition_id, selected_prompt_uids, in_order
-        )
+        return super()._materialize_batch(partition_id, selected_prompt_uids, in_order)
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
         self.step = global_steps
-        return super()._terminal_eviction_reasons(global_steps, partition_id)  # type: ignore[misc]
+        return super()._terminal_eviction_reasons(global_steps, partition_id)
 
     def _dapo_filtered_keys(self, partition_id: str) -> Any:
         if self._is_early(partition_id):
             return set(), Counter()
         if partition_id != "val" and self.filter_groups_metric is not None:
             self._classify_finished(partition_id)
-        return super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
+        return super()._dapo_filtered_keys(partition_id)
 
     def _classify_finished(self, partition_id: str) -> None:
         """Put new finished groups into verl's cache, which decides which groups verl keeps."""

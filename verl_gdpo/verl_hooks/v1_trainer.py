@@ -32,14 +32,6 @@ from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
 from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin
 
 
-def with_gdpo(trainer_cls: type) -> type:
-    """Return the class as it is: its instances are extended when they are made.
-
-    A script of before may still call this.
-    """
-    return trainer_cls
-
-
 class GdpoTrainer(TrainerMixin):
     """Mixin for `PPOTrainer` classes, of which a run with gdpo makes its trainer an instance."""
 
