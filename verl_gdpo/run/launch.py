@@ -51,10 +51,6 @@ REFUSED_EXIT = 2
 CHECK_EXIT = HANG_EXIT = DELETED_EXIT = 1
 
 
-class RefusedError(Exception):
-    """The check found a problem and printed it."""
-
-
 @dataclass(frozen=True)
 class End:
     """How a run ended.
@@ -106,7 +102,6 @@ def launch(
     Raises:
         BusyError: a living process uses the folder.
         OSError: the folder cannot be written, or the command does not exist.
-        RefusedError: `check` failed.
         RuntimeError: a process of the run survives SIGKILL.
     """
     deadline = time.monotonic() + (time_limit or float("inf"))
@@ -134,9 +129,6 @@ def launch(
                     end = _run(command, check, environment, log, progress, ends)
             except Stopped as stopped:
                 end = stopped.end
-            except RefusedError:
-                end = End(CHECK_EXIT, "refused", "the check found a problem")
-                raise
             finally:
                 remove_heartbeat(run)
                 with contextlib.suppress(OSError):  # of a full disk, which the report names
@@ -158,9 +150,9 @@ class _Ends:
         self.folder = self.run.stat().st_ino
 
     def raise_if_due(self) -> None:
-        """Raise RefusedError or Stopped if the run has to end."""
+        """Raise Stopped if the run has to end."""
         if self.checking is not None and self.checking.poll():
-            raise RefusedError
+            raise Stopped(End(CHECK_EXIT, "refused", "the check found a problem"))
         if time.monotonic() > self.deadline:
             raise Stopped(End(TIME_LIMIT_EXIT, "time limit"))
         if self.parent is not None and os.getppid() != self.parent:
@@ -286,11 +278,10 @@ def main() -> int:
     except (BusyError, OSError) as error:
         print(f"verl_gdpo.run.launch: {error}", file=sys.stderr)
         return REFUSED_EXIT
-    except RefusedError:
+    if end.reason == "refused":  # the check has said why
         if was_empty:
             shutil.rmtree(run)
-        return CHECK_EXIT
-    if end.is_wanted:
+    elif end.is_wanted:
         print(stop_report(run, end.reason, arguments.go_on))
     elif end.said:
         print(f"{end.said}\n(whole log: {log})", file=sys.stderr)

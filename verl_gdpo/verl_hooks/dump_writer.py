@@ -38,11 +38,10 @@ class DumpRows:
         self._step: int | None = None
         self._rows: dict[str, dict[str, Any]] = {}  # {key: {column: value}}
 
-    def add(self, keys: Sequence[str], response_length_B: Sequence[int], step: Step) -> None:
+    def add(self, response_length_B: Sequence[int], step: Step) -> None:
         """Keep a batch.
 
         Args:
-            keys: `{uid}_{session}_{index}` of each row.
             response_length_B: the length of each response in tokens.
             step: of these rows, in the same order, with its outcome.
         """
@@ -51,7 +50,7 @@ class DumpRows:
         if rows.step != self._step:  # some trainers dump none
             self._rows.clear()
             self._step = rows.step
-        for number, key in enumerate(keys):
+        for number, key in enumerate(step.keys):
             group, session = split_key(split_key(key)[0])
             shown = {k: v for k, v in rows.info(number).items() if k not in ("score", NOTES_KEY)}
             self._rows[key] = {

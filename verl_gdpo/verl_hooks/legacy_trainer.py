@@ -78,8 +78,7 @@ class GdpoLegacyTrainer(TrainerMixin):
     def _log_rollout_data(self, batch: Any, infos: dict[str, Any], *args: Any) -> None:
         # not numbered again: the trainer may have left out rows since, or changed their order
         keys = batch.non_tensor_batch.get(KEYS, batch.non_tensor_batch["uid"]).tolist()
-        with self.dumping_rollouts():
-            super()._log_rollout_data(batch, {**infos, "uid": keys}, *args)  # type: ignore[misc]
+        super()._log_rollout_data(batch, {**infos, "uid": keys}, *args)
 
 
 def extending(create_dataloader: Function) -> Function:
@@ -131,9 +130,9 @@ def in_a_step(compute_advantage: Function) -> Function:
         result.non_tensor_batch[KEYS] = np.array(keys, dtype=object)
         lengths = response_lengths(result.batch)
         result.meta_info[METRICS_KEY] = (
-            trainer.record(step, keys, lengths)
+            trainer.record(step, lengths)
             if trainer is not None
-            else step.metrics(adv_estimator, keys, lengths, by_source=False)
+            else step.metrics(adv_estimator, lengths, by_source=False)
         )
         return result
 

@@ -43,7 +43,7 @@ PARTS = {
         f"{V1}.trainer_base": "compute_advantage_for_multi_trajectories(data)",
         f"{V1}.utils": "compute_advantage(data)",
         f"{V1}.trainer_base:PPOTrainer": "__init__(config) _setup _init_dataloader "
-        "fit(agent_loop_manager) _build_replay_buffer _load_checkpoint "
+        "fit(agent_loop_manager) _build_replay_buffer "
         "_compute_advantage(batch,metrics) _log_rollout_data "
         "_dump_generations(reward_extra_infos_dict) _val_metrics_update",
         f"{V1}.replay_buffer:ReplayBuffer": "sample _sync_metadata_from_transfer_queue "

@@ -104,19 +104,19 @@ class Step:
             )
         return self.outcome
 
+    @property
+    def keys(self) -> list[str]:
+        """`{uid}_{session}_{index}` of each row."""
+        assert self.rows is not None
+        return [self.rows.label(row) for row in range(len(self.rows))]
+
     def metrics(
-        self,
-        adv_estimator: str,
-        keys: Sequence[str],
-        length_B: Sequence[int],
-        *,
-        by_source: bool,
+        self, adv_estimator: str, length_B: Sequence[int], *, by_source: bool
     ) -> dict[str, float]:
         """Return the metrics of the step, whose advantages are computed; see `batch_metrics`.
 
         Args:
             adv_estimator: `algorithm.adv_estimator`.
-            keys: `{uid}_{session}_{index}` of each row.
             length_B: the length of each row's response in tokens.
             by_source: whether rewards are also told by data source.
         """
@@ -126,7 +126,7 @@ class Step:
         found = batch_metrics(
             self.rewards,
             self.rows.counted_B,
-            [group_of(key) for key in keys],
+            [group_of(key) for key in self.keys],
             # with by_token, those that are trained: rollout correction has changed the masks
             self.computed.trained_B if by_token else np.array(length_B),
             settings,

@@ -8,8 +8,7 @@ Relies on verl 0.9, whose V1 and legacy trainers both have:
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import verl
@@ -114,27 +113,24 @@ class TrainerMixin:
                     self.gdpo = settings or self.gdpo
                 check_ground_truths(rows, f"data.{key}_files")
 
-    def record(self, step: Step, keys: Sequence[str], lengths: Sequence[int]) -> dict[str, float]:
+    def record(self, step: Step, lengths: Sequence[int]) -> dict[str, float]:
         """Keep a batch for the dump, and return its metrics.
 
         Args:
             step: with its outcome.
-            keys: `{uid}_{session}_{index}` of each row.
             lengths: of each response, in tokens.
         """
         assert step.rows is not None
         if self.config.trainer.get("rollout_data_dir"):
-            self.dump_rows.add(keys, lengths, step)
+            self.dump_rows.add(lengths, step)
         self.sources.update(step.rows.sources)
         estimator = self.config.algorithm.adv_estimator
-        return step.metrics(estimator, keys, lengths, by_source=len(self.sources) > 1)
+        return step.metrics(estimator, lengths, by_source=len(self.sources) > 1)
 
-    @contextmanager
-    def dumping_rollouts(self) -> Iterator[None]:
-        """While this block runs, verl dumps the rollouts of a step, and not those of validation."""
-        self.is_dumping_rollouts = True
+    def _log_rollout_data(self, *args: Any, **kwargs: Any) -> None:
+        self.is_dumping_rollouts = True  # those of a step, and not of validation
         try:
-            yield
+            super()._log_rollout_data(*args, **kwargs)  # type: ignore[misc]
         finally:
             self.is_dumping_rollouts = False
 

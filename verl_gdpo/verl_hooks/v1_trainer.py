@@ -13,7 +13,6 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -25,7 +24,6 @@ import verl_gdpo
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.verl_hooks.hang import watched, watched_from
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer, fetch_rows
-from verl_gdpo.verl_hooks.resume import mend_tracker
 from verl_gdpo.verl_hooks.reward_manager import node_and_manager
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
 from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
@@ -71,11 +69,6 @@ class GdpoTrainer(TrainerMixin):
             buffer.filter_by(self.gdpo)
         return buffer
 
-    def _load_checkpoint(self) -> None:
-        if self.config.trainer.resume_mode == "auto":
-            mend_tracker(Path(self.config.trainer.default_local_dir))
-        super()._load_checkpoint()  # type: ignore[misc]
-
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         known = self.replay_buffer.known_rows
         rows = fetch_rows(batch.keys, batch.partition_id, batch.tags, known)
@@ -83,12 +76,8 @@ class GdpoTrainer(TrainerMixin):
         with Step(self.gdpo, replace(rows, step=self.global_steps)) as step:
             step.check(self.config.algorithm.adv_estimator)
             result = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        metrics.update(self.record(step, batch.keys, [tag["response_len"] for tag in batch.tags]))
+        metrics.update(self.record(step, [tag["response_len"] for tag in batch.tags]))
         return result
-
-    def _log_rollout_data(self, *args: Any, **kwargs: Any) -> None:
-        with self.dumping_rollouts():
-            super()._log_rollout_data(*args, **kwargs)  # type: ignore[misc]
 
 
 def check_reward_workers(workers: Sequence[Any], sources: Iterable[str]) -> None:
