@@ -27,19 +27,11 @@ from typing import IO, Any
 
 import psutil
 
-from verl_gdpo.run.faults import failure_report, stop_report
+from verl_gdpo.run.faults import ASKED, failure_report, stop_report
 from verl_gdpo.run.folder import claim_metrics_file
 from verl_gdpo.run.heartbeat import Pulse
 from verl_gdpo.run.heartbeat import remove as remove_heartbeat
-from verl_gdpo.run.processes import (
-    MARK,
-    BusyError,
-    clear_sessions,
-    end_run,
-    family_of,
-    locked,
-    watchdog,
-)
+from verl_gdpo.run.processes import MARK, BusyError, clear_sessions, end_run, locked, watchdog
 from verl_gdpo.run.progress import Progress
 from verl_gdpo.run.stacks import HANG_FILE, stacks_of
 from verl_gdpo.run.starts import ended
@@ -106,14 +98,14 @@ def launch(
     """
     deadline = time.monotonic() + (time_limit or float("inf"))
     run.mkdir(parents=True, exist_ok=True)
-    with locked(run / "lock", f"the run folder {run}") as lock:
+    with locked(run / "lock", f"the run folder {run}") as family:
         remove_heartbeat(run)
         (run / HANG_FILE).unlink(missing_ok=True)
         ends = _Ends(run, deadline, os.getppid() if end_with_parent else None)
         progress = Progress(run, quiet)
-        if left := end_run(family_of(lock)):
+        if left := end_run(family):
             progress.say(f"ended processes of an earlier start of this run: {', '.join(left)}")
-        mark = family_of(lock) + uuid.uuid4().hex
+        mark = family + uuid.uuid4().hex
         environment = {
             # of TransferQueue: with more it warns at each call, and takes as many as there are
             "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or 1)),
@@ -229,9 +221,8 @@ def _signals_raise() -> Iterator[None]:
     def stop(number: int, _: object) -> None:
         raise Stopped(End(128 + number, "stopped"))
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [number for number in ASKED if not (is_nohup and number == signal.SIGHUP)]
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
@@ -242,7 +233,7 @@ def _signals_raise() -> Iterator[None]:
 
 def _ignore_signals() -> None:
     """Ignore signals, so that a second Ctrl-C does not interrupt the clean-up."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ASKED:
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -38,8 +38,11 @@ class BusyError(RuntimeError):
 
 
 @contextlib.contextmanager
-def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[os.stat_result]:
-    """Lock the file `path` during the block, and yield its status. The file is not deleted.
+def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[str]:
+    """Lock the file `path` during the block. The file is not deleted.
+
+    Yields the beginning of the marks of all starts in a run's folder. It differs for a copy of the
+    folder, and no other file can have it while the launcher lives.
 
     Args:
         path: the file; it is made if it does not exist, and gets the id of this process.
@@ -65,18 +68,8 @@ def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[os.stat_res
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield os.fstat(file.fileno())
-
-
-def family_of(lock: os.stat_result) -> str:
-    """Return the beginning of the marks of all starts in a run's folder.
-
-    It differs for a copy of the folder. No other file can have it while the launcher lives.
-
-    Args:
-        lock: status of the lock file that the launcher holds.
-    """
-    return f"{lock.st_dev:x}:{lock.st_ino:x}:"
+        status = os.fstat(file.fileno())
+        yield f"{status.st_dev:x}:{status.st_ino:x}:"
 
 
 def processes_of(mark: str, known: set[int]) -> tuple[list[psutil.Process], set[int]]:
