@@ -98,21 +98,20 @@ def differences(before: Contents, after: Contents) -> dict[str, tuple[Any, Any]]
 
 def _content(path: Path) -> str | None:
     """The hash of a file or of a model's folder; None for anything else."""
+    whole = hashlib.sha256()
     try:
         if path.is_file():
-            whole = hashlib.sha256()
             with path.open("rb") as file:
                 while block := file.read(SMALL_BYTES):
                     whole.update(block)
-            return whole.hexdigest()
-        if not (path / "config.json").is_file():
+        elif (path / "config.json").is_file():
+            for part in sorted(part for part in path.iterdir() if part.is_file()):
+                size = part.stat().st_size
+                whole.update(f"{part.name} {size}\n".encode())
+                if size < SMALL_BYTES:
+                    whole.update(part.read_bytes())
+        else:
             return None
-        whole = hashlib.sha256()
-        for part in sorted(part for part in path.iterdir() if part.is_file()):
-            size = part.stat().st_size
-            whole.update(f"{part.name} {size}\n".encode())
-            if size < SMALL_BYTES:
-                whole.update(part.read_bytes())
-        return whole.hexdigest()
     except (OSError, ValueError):  # not readable, or no path at all
         return None
+    return whole.hexdigest()
