@@ -46,7 +46,6 @@ class DumpRows:
             step: of these rows, in the same order, with its outcome.
         """
         rows, outcome = step.rows, step.computed
-        assert rows is not None
         if rows.step != self._step:  # some trainers dump none
             self._rows.clear()
             self._step = rows.step

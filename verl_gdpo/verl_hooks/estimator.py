@@ -15,7 +15,7 @@ from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.of_run import refuse_kl_in_reward
-from verl_gdpo.verl_hooks.step import Step, current_step
+from verl_gdpo.verl_hooks.step import Step, current_step, fitting
 
 # the message for a trainer that passes no rewards; all trainers extended by us pass them
 NO_REWARDS = (
@@ -50,11 +50,11 @@ def compute_gdpo(
     """
     refuse_kl_in_reward(config or {})
     step = current_step()
-    if step is None or step.rows is None:
-        settings = step.settings if step else GdpoSettings.from_algorithm(config or {})
+    if step is None:
+        trainer = fitting.get()
+        settings = trainer.gdpo if trainer else GdpoSettings.from_algorithm(config or {})
         step = Step(settings, _rows_of(settings, non_tensor_batch or {}, len(response_mask)))
     rows, settings = step.rows, step.settings
-    assert rows is not None
     if len(rows) != len(response_mask):
         raise RuntimeError(
             f"gdpo: got {len(response_mask)} rows, but the rewards of {len(rows)} rows"

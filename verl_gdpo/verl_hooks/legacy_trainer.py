@@ -32,7 +32,7 @@ from verl_gdpo.verl_hooks.estimator import NO_REWARDS
 from verl_gdpo.verl_hooks.hang import watched, watched_from
 from verl_gdpo.verl_hooks.legacy_batch import METRICS_KEY, infos_of
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, rollout_actors
-from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
+from verl_gdpo.verl_hooks.step import Outcome, Step, current_step, fitting
 from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin
 
 Function = Callable[..., Any]
@@ -49,25 +49,29 @@ class GdpoLegacyTrainer(TrainerMixin):
             return super().init_workers()  # type: ignore[misc]
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        step = Step(self.gdpo, rows=None, trainer=self)
-        with step, self._naming_the_dead(), watched(self):
+        with self._fitting():
             result = super().fit(*args, **kwargs)  # type: ignore[misc]
         if not inspect.isawaitable(result):
             return result
 
-        async def fit_in_step() -> Any:
-            with step, self._naming_the_dead(), watched(self):
+        async def fit_on() -> Any:
+            with self._fitting():
                 return await result
 
-        return fit_in_step()
+        return fit_on()
 
     @contextmanager
-    def _naming_the_dead(self) -> Iterator[None]:
+    def _fitting(self) -> Iterator[None]:
+        """Watch the trainer, let verl's functions know it, and name an actor that dies."""
+        token = fitting.set(self)
         try:
-            yield
+            with watched(self):
+                yield
         except ray.exceptions.RayError:
             RolloutGuard(functools.partial(rollout_actors, self), tolerated=0).raise_if_dead()
             raise
+        finally:
+            fitting.reset(token)
 
     def _get_gen_batch(self, batch: Any) -> Any:
         batch = super()._get_gen_batch(batch)  # type: ignore[misc]
@@ -110,15 +114,12 @@ def in_a_step(compute_advantage: Function) -> Function:
     def compute_in_step(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         data, adv_estimator = given["data"], given["adv_estimator"]
-        around = current_step()
-        if around is None and adv_estimator != "gdpo":
-            return compute_advantage(*args, **kwargs)
-        if around is not None and around.rows is not None:  # a V1 trainer has opened it
+        trainer, is_v1 = fitting.get(), current_step() is not None
+        if is_v1 or (trainer is None and adv_estimator != "gdpo"):
             return compute_advantage(*args, **kwargs)
         if adv_estimator == "gdpo":
             refuse_penalty(data)
-        trainer = around.trainer if around else None
-        settings = around.settings if around else settings_of_loop(given.get("config"))
+        settings = trainer.gdpo if trainer else settings_of_loop(given.get("config"))
         keys = keys_of(data.non_tensor_batch["uid"])
         rows = rows_of(data, keys, settings)
         if trainer is not None:

@@ -120,7 +120,6 @@ class TrainerMixin:
             step: with its outcome.
             lengths: of each response, in tokens.
         """
-        assert step.rows is not None
         if self.config.trainer.get("rollout_data_dir"):
             self.dump_rows.add(lengths, step)
         self.sources.update(step.rows.sources)
