@@ -4,8 +4,9 @@ verl loads it at the end of `import verl`, in each process, through the entry po
 the group `verl.plugins`, through `VERL_USE_EXTERNAL_MODULES=verl_gdpo.plugin`, or through both.
 
 `EXTENDS` lists which module of ours extends which module of verl. Python imports ours right after
-verl imports its own, and ours then replaces what it extends. If verl lacks a module, ours is never
-imported: verl's branch `neo` cannot import `verl.trainer.ppo.v1`.
+verl imports its own, and ours then replaces what it extends. One that extends several modules of
+verl has a function for each, named behind a colon. If verl lacks a module, ours is never imported:
+verl's branch `neo` cannot import `verl.trainer.ppo.v1`.
 
 If gdpo cannot run, verl must not use its own estimator and manager of the same name in our place.
 So both are replaced, and `GATES` refuse a configuration that names one of them: functions to which
@@ -28,13 +29,13 @@ from verl_gdpo.run import stacks
 EXTENDS = {
     "verl.experimental.agent_loop.agent_loop": "agent_loop",
     "verl.experimental.reward_loop.reward_manager": "reward_manager",
-    "verl.trainer.ppo.metric_utils": "verl_metrics",
+    "verl.trainer.ppo.metric_utils": "legacy_batch:extend_metrics",
     "verl.trainer.ppo.v1": "v1_trainer",
-    "verl.trainer.ppo.reward": "legacy_rewards",
+    "verl.trainer.ppo.reward": "legacy_batch:extend_reward",
     "verl.trainer.ppo.ray_trainer": "legacy_trainer",
-    "verl.trainer.main_ppo": "main_ppo",
+    "verl.trainer.main_ppo": "driver:extend_main_ppo",
     "verl.utils.debug": "hang",
-    "verl.utils.device": "driver",
+    "verl.utils.device": "driver:extend_device",
     "verl.utils.fsdp_utils": "fused_kernels",
 }
 GATES = {"verl.utils.device": "auto_set_device", "verl.trainer.ppo.utils": "need_critic"}
@@ -91,7 +92,9 @@ def refuse_configurations(verls: Any) -> None:
 
 
 def _importing(ours: str) -> Callable[[Any], None]:
-    def import_ours(_: Any) -> None:
+    name, _, function = ours.partition(":")
+
+    def import_ours(verls: Any) -> None:
         if refusals:
             return
         try:
@@ -99,7 +102,9 @@ def _importing(ours: str) -> Callable[[Any], None]:
 
             if lacking := missing(RELIED_ON[ours]):
                 raise ImportError(f"verl has no {', '.join(lacking)}")
-            importlib.import_module(f"verl_gdpo.verl_hooks.{ours}")
+            module = importlib.import_module(f"verl_gdpo.verl_hooks.{name}")
+            if function:
+                getattr(module, function)(verls)
         except Exception as error:  # verl must keep working for users who do not use gdpo
             supported = f"verl {verl.__version__}; supported: verl{SUPPORTED_VERL}"
             _refuse(f"verl_hooks.{ours}: {type(error).__name__}: {error} ({supported})")

@@ -256,7 +256,7 @@ MUTANTS = [
     ),
     Mutant(
         "verl_hooks/legacy_trainer.py",
-        'settings = around.settings if around else settings_of_loop(given.get("config"))',
+        'settings = trainer.gdpo if trainer else settings_of_loop(given.get("config"))',
         'settings = settings_of_loop(given.get("config") or {})',
         "verl_hooks/test_legacy_trainer.py::test_the_settings_of_the_start_hold_for_a_trainer_that_hands_none_over",
     ),

@@ -17,7 +17,7 @@ from verl_gdpo.__main__ import COMMANDS
 from verl_gdpo.advantage.variants import VARIANTS
 from verl_gdpo.settings.algorithm import DIALECTS, SETTING_KEYS, GdpoSettings
 from verl_gdpo.settings.reward_terms import Condition, RewardTerm
-from verl_gdpo.verl_hooks.rollout_table import KEY
+from verl_gdpo.verl_hooks.dump_writer import KEY
 
 LINKS = [
     (page, target, anchor)

@@ -45,14 +45,6 @@ def test_the_estimators_rows(tmp_path):
     assert result.info(2) == {"format": 1.0}
 
 
-def test_an_older_dump_has_the_trained_tokens_under_another_name(tmp_path):
-    older = json.loads(line("p_0_0"))
-    del older["trained_tokens"]
-    (tmp_path / "1.jsonl").write_text(json.dumps(older) + "\n" + line("p_1_0"))
-    rows = read_dump(tmp_path / "1.jsonl")
-    assert [row["trained_tokens"] for row in rows] == [5, 3]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

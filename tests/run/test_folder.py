@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
+from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils.tracking import Tracking
 
 from verl_gdpo.run import folder as run_folder
@@ -25,7 +26,6 @@ from verl_gdpo.run.folder import (
 from verl_gdpo.terminal import render
 from verl_gdpo.tools.summary import HEADER, reward_table
 from verl_gdpo.verl_hooks.legacy_trainer import extending
-from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer
 
 
 def step_line(step, **data):
@@ -193,6 +193,13 @@ def test_a_configuration_without_run_dir_is_left_alone(no_logger_variables):
     assert not {*LOGGER_VARIABLES} & os.environ.keys()
 
 
+class StopsEarly(PPOTrainer):
+    on_sample_end = on_step_end = lambda self: None
+
+    def _init_tokenizer(self):
+        raise FileNotFoundError
+
+
 class BareTrainer:
     def __init__(self, config):
         self.config = config
@@ -202,9 +209,10 @@ class BareTrainer:
 
 
 def start_v1(config):
-    trainer = type("Trainer", (GdpoTrainer, BareTrainer), {})(config)
+    trainer = StopsEarly(config)
     assert "VERL_FILE_LOGGER_PATH" not in os.environ  # `verl-gdpo check` gets here, and no further
-    trainer._init_dataloader()
+    with pytest.raises(FileNotFoundError):
+        trainer._setup()
 
 
 def start_legacy(config):

@@ -17,9 +17,8 @@ from verl_gdpo.run.faults import failure_report, faults_from_outside
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.heartbeat import START, Heartbeat
-from verl_gdpo.run.launch import End, RefusedError, launch, main
-from verl_gdpo.run.lock import BusyError, locked
-from verl_gdpo.run.processes import MARK, processes_of
+from verl_gdpo.run.launch import End, launch, main
+from verl_gdpo.run.processes import MARK, BusyError, locked, processes_of
 from verl_gdpo.run.progress import Progress
 
 # a driver that starts a child in a session of its own, and one whose environment cannot be read, as
@@ -304,7 +303,7 @@ def test_the_run_ends_with_the_process_that_started_it(tmp_path):
 HOLDER = """
 import sys
 from pathlib import Path
-from verl_gdpo.run.lock import locked
+from verl_gdpo.run.processes import locked
 with locked(Path(sys.argv[1]), "it", wait=True):
     print("held", flush=True)
     sys.stdin.read()
@@ -480,28 +479,27 @@ CHECKED = "import sys, time; time.sleep({seconds}); print({text!r}, flush=True);
 
 
 def checked(folder, body, code, seconds=0.3):
-    """A launch whose check ends with this exit code."""
+    """How a launch ends whose check ends with this exit code."""
     check = [sys.executable, "-c", CHECKED.format(seconds=seconds, text="looked", code=code)]
-    return launch(driver(folder, body), folder, check=check, quiet=True).exit_code
+    return launch(driver(folder, body), folder, check=check, quiet=True)
 
 
 def test_a_check_runs_beside_the_driver(tmp_path, capfd):
-    assert checked(tmp_path, "time.sleep(1.5); sys.exit(0)", 0) == 0
+    assert checked(tmp_path, "time.sleep(1.5); sys.exit(0)", 0).exit_code == 0
     assert capfd.readouterr().out == "looked\n"
     assert (tmp_path / "train.log").read_text() == ""
 
 
 def test_a_check_that_fails_ends_the_run(tmp_path, capfd):
-    with pytest.raises(RefusedError):
-        checked(tmp_path, "time.sleep(600)", 1)
+    end = checked(tmp_path, "time.sleep(600)", 1)
+    assert (end.exit_code, end.reason) == (1, "refused")
     assert not children_of(tmp_path)
     assert capfd.readouterr().out == "looked\n"
 
 
 def test_a_check_that_fails_after_the_driver_explains_it(tmp_path):
-    with pytest.raises(RefusedError):
-        checked(tmp_path, "sys.exit(3)", 1, seconds=1)
-    assert checked(tmp_path, "sys.exit(3)", 0) == 3
+    assert checked(tmp_path, "sys.exit(3)", 1, seconds=1).reason == "refused"
+    assert checked(tmp_path, "sys.exit(3)", 0).exit_code == 3
 
 
 def test_a_refused_run_leaves_nothing(tmp_path):

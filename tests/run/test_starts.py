@@ -173,6 +173,18 @@ def test_what_goes_on_with_a_run(tmp_path, monkeypatch):
     ]
 
 
+def test_a_file_that_the_environment_names_is_named_again_by_it(tmp_path):
+    files = {"data.train_files": "f00"}
+    given = {"data": {"train_files": "${oc.env:ROWS}/rows.parquet"}}
+    run = tmp_path / "run"
+    there = str(tmp_path / "there")
+    write(
+        run, Start("2026-01-01T00:00:00+00:00", given, files, folder=there), yaml.safe_dump(given)
+    )
+    checkpoint(run, 3)
+    assert not [one for one in arguments(run, []) if one.startswith("data.train_files")]
+
+
 def test_the_command_of_the_start_may_be_repeated(tmp_path):
     """`+key` is there already, and `~key` is not any more."""
     given = ["+data.more=1", "++data.more=2", "~data.gone", "~data.train_files", "task=tool_rl"]

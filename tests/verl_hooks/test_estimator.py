@@ -58,7 +58,7 @@ def test_a_column_that_only_a_condition_reads():
     ("columns", "gdpo"), [(COLUMNS, {}), (None, NAMED), (None, {}), ({}, NAMED)]
 )
 def test_without_named_columns_the_message_says_what_to_do(columns, gdpo):
-    with pytest.raises(RuntimeError, match=r"(?s)with_gdpo\(YourTrainer\).*non_tensor_batch|'a'"):
+    with pytest.raises(RuntimeError, match=r"(?s)verl's PPOTrainer.*non_tensor_batch|'a'"):
         estimate(columns=columns, **gdpo)
 
 

@@ -27,9 +27,9 @@ from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.plugin import refusals
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.verl_hooks import legacy_trainer
+from verl_gdpo.verl_hooks.legacy_batch import present_only
 from verl_gdpo.verl_hooks.rollout_guard import RolloutError, RolloutGuard
 from verl_gdpo.verl_hooks.step import current_step
-from verl_gdpo.verl_hooks.verl_metrics import present_only
 
 # 1 to 8 tokens in groups of four, less the mean of the group
 LENGTHS_WITHIN_GROUPS = [-1.5, -0.5, 0.5, 1.5] * 2
@@ -425,9 +425,7 @@ def test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it(mark, norm)
 def test_without_columns_the_message_says_what_to_do():
     for keys in ([], ["score"]):
         data = batch({"score": np.zeros(8)}, reward_extra_keys=keys)
-        with pytest.raises(
-            RewardError, match=r"with_gdpo\(YourTrainer\)\(config\).*non_tensor_batch"
-        ):
+        with pytest.raises(RewardError, match=r"derived from verl's PPOTrainer.*non_tensor_batch"):
             ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
 
 

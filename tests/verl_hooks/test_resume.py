@@ -125,6 +125,43 @@ def test_data_count_by_their_content(place):
     assert len(starts_of(Path("run"))) == 2
 
 
+def test_what_the_environment_says_is_not_recorded(monkeypatch):
+    """It may be a secret. Files that it names count by their content all the same."""
+    monkeypatch.setenv("MY_KEY", "hunter2")
+    monkeypatch.setenv("ROWS", "train.parquet")
+    given = [
+        *("reward.key=${oc.env:MY_KEY}", "reward.header=Bearer ${reward.key}"),
+        *("reward.user=${oc.env:NOBODY,me}", "data.train_files=${oc.env:ROWS}"),
+    ]
+    start(recipe(*given))
+    assert "hunter2" not in "".join(path.read_text() for path in Path("run").rglob("*.yaml"))
+    (first,) = (one.start for one in starts_of(Path("run")))
+    assert first.configuration["reward"] == {
+        "key": "${oc.env:MY_KEY}",
+        "header": "Bearer ${oc.env:MY_KEY}",
+        "user": "${oc.env:NOBODY,me}",
+    }
+    assert first.files.keys() == {"data.train_files", "data.val_files"}
+    assert recipe(*given).reward.header == "Bearer hunter2"  # elsewhere nothing has changed
+    saved()
+    monkeypatch.setenv("MY_KEY", "another")
+    start(recipe(*given))
+    assert starts_of(Path("run"))[1].start.changes == {}
+    monkeypatch.setenv("ROWS", "test.parquet")
+    with pytest.raises(ValueError, match=r"data.train_files: 'sha256 .* cannot change: the posit"):
+        start(recipe(*given))
+
+
+def test_a_value_that_needs_the_environment_is_recorded_as_it_is_written(monkeypatch):
+    monkeypatch.setenv("COUNT", "7")
+    OmegaConf.register_new_resolver("twice", lambda text: 2 * int(text), replace=True)
+    config = recipe("data.count=${twice:${oc.env:COUNT}}")
+    start(config)
+    assert config.data.count == 14
+    (first,) = (one.start for one in starts_of(Path("run")))
+    assert first.configuration["data"]["count"] == "${twice:${oc.env:COUNT}}"
+
+
 def test_other_code_is_a_warning(monkeypatch, capsys):
     start(recipe())
     saved()

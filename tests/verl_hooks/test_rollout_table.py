@@ -17,7 +17,7 @@ from verl.utils.tracking import Tracking
 from wandb_records import wandb_records
 
 from verl_gdpo.tools.check.compose import PLAIN
-from verl_gdpo.verl_hooks.rollout_table import CHARACTERS, NAME, RolloutTable, chosen
+from verl_gdpo.verl_hooks.dump_writer import CHARACTERS, NAME, RolloutTable, chosen
 
 
 def train(monkeypatch, folder, tracker, every):
@@ -148,10 +148,10 @@ def test_nothing_is_asked_for():
 def test_a_table_that_no_trainer_would_log_is_refused(trainer_class):
     """Neither a V1 trainer without our rewards nor the legacy trainer may leave the key unread."""
     plain = compose_config(None, PLAIN, ["+trainer.log_rollouts.every=2"])
-    trainer = object.__new__(trainer_class)
-    trainer.config = plain
     with pytest.raises(ValueError, match=r"needs a V1 trainer with algorithm\.adv_estimator"):
         if trainer_class is RayPPOTrainer:
+            trainer = object.__new__(trainer_class)
+            trainer.config = plain
             trainer._create_dataloader(None, None, None, None)
         else:
-            trainer.__init__(plain)
+            trainer_class(plain)

@@ -1,5 +1,6 @@
 """Our estimator through the functions of verl's V1 trainers, without starting one."""
 
+import copy
 import functools
 import inspect
 from dataclasses import replace
@@ -29,7 +30,7 @@ from verl_gdpo.verl_hooks import v1_trainer
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
 from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.verl_hooks.step import Step
-from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer, check_reward_workers, with_gdpo
+from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer, check_reward_workers
 
 RECIPES = REPO / "recipes"
 
@@ -149,7 +150,7 @@ def test_legacy_trainer_with_a_variant():
 
 
 def test_v1_without_rows_says_why():
-    with pytest.raises(RewardError, match=r"no rewards reached the estimator.*with_gdpo\("):
+    with pytest.raises(RewardError, match=r"no rewards reached the estimator.*verl's PPOTrainer"):
         ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=algorithm())
 
 
@@ -165,11 +166,17 @@ class LoadsRows:
         self.val_dataset = SimpleNamespace(dataframe=None)
 
 
+def extended(trainer_cls):
+    trainer = GdpoTrainer.in_front_of(trainer_cls)(run_config())
+    vars(trainer).update(GdpoTrainer.first_state(trainer.config))
+    return trainer
+
+
 def test_the_training_rows_tell_whose_bounds_hold(monkeypatch):
     scored = {"correctness": 1.0}
     bounds = {"correctness": (0.0, 1.0)}
     add_task(monkeypatch, "other", lambda response, truth, **_: scored, lambda: bounds)
-    trainer = type("Trainer", (GdpoTrainer, LoadsRows), {})(run_config())
+    trainer = extended(LoadsRows)
     assert "correctness" not in trainer.gdpo.bounds
     trainer._init_dataloader()
     assert trainer.gdpo.bounds["correctness"] == (-3.0, 3.0)
@@ -204,7 +211,7 @@ class SetsUp(LoadsRows):
 def test_the_trainer_asks_the_workers_about_the_data_sources_of_its_rows(monkeypatch):
     asked = []
     monkeypatch.setattr(v1_trainer, "check_reward_workers", lambda *given: asked.append(given))
-    trainer = type("Trainer", (GdpoTrainer, SetsUp), {})(run_config())
+    trainer = extended(SetsUp)
     trainer._setup()
     assert asked == [(["a worker"], {"rlla"})]
 
@@ -281,38 +288,40 @@ def registered(monkeypatch):
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_trainer_registered_later_is_extended():
-    for get in (get_trainer_cls, trainer_base.get_trainer_cls):
-        extended = get("own")
-        assert issubclass(extended, GdpoTrainer) and issubclass(extended, OwnTrainer)
-    assert extended is get_trainer_cls("own") is with_gdpo(OwnTrainer) is with_gdpo(extended)
-    register_trainer("own")(OwnTrainer)  # registering the same class again is no error to verl
-    with pytest.raises(ValueError, match="Unknown trainer 'owm'"):
-        get_trainer_cls("owm")
+def test_a_trainer_of_a_users_is_extended_however_it_is_made():
+    for trainer in (OwnTrainer(recipe()), get_trainer_cls("own")(config=recipe())):
+        assert isinstance(trainer, GdpoTrainer) and isinstance(trainer, OwnTrainer)
+        assert type(trainer).__name__ == "OwnTrainer"
+        assert isinstance(trainer.replay_buffer, GdpoBuffer)
+        assert type(copy.copy(trainer)) is type(trainer)
 
 
 @pytest.mark.usefixtures("registered")
 def test_a_subclass_of_our_manager_is_ours_under_any_name(own_manager):
     trainer = get_trainer_cls("own")(recipe("trainer.v1.trainer_mode=own", *own_manager))
-    assert trainer.gdpo is not None
+    assert isinstance(trainer, GdpoTrainer)
     assert isinstance(trainer.replay_buffer, GdpoBuffer)  # which stops at an error
     naive = ["estimator=grpo", "reward.reward_manager.name=naive", "trainer.v1.trainer_mode=own"]
     trainer = get_trainer_cls("own")(recipe(*naive))
-    assert trainer.gdpo is None
+    assert type(trainer) is OwnTrainer
     assert not isinstance(trainer.replay_buffer, GdpoBuffer)
+
+
+class MadeOtherwise(OwnTrainer):
+    def __init__(self, name, given):
+        super().__init__(given)
 
 
 def test_a_trainer_that_is_not_extended_stops_before_it_loads_a_model(own_manager, monkeypatch):
     reached = []
     monkeypatch.setattr(PPOTrainer, "_init_tokenizer", lambda self: reached.append(1) or 1 / 0)
-    how = r"with_gdpo\(OwnTrainer\)\(config\)"
+    how = r"test_v1_trainer.MadeOtherwise is not extended .* made without verl's configuration as"
     for overrides in ([], ["estimator=grpo"], own_manager):
         with pytest.raises(RuntimeError, match=how):
-            OwnTrainer(recipe(*overrides)).init()
+            MadeOtherwise("mine", recipe(*overrides)).init()
     assert not reached
-    extended = with_gdpo(OwnTrainer)(recipe(*own_manager))
-    plain = OwnTrainer(recipe("estimator=grpo", "reward.reward_manager.name=naive"))
-    for trainer in (extended, plain):
+    plain = ["estimator=grpo", "reward.reward_manager.name=naive"]
+    for trainer in (OwnTrainer(recipe(*own_manager)), MadeOtherwise("mine", recipe(*plain))):
         with pytest.raises(ZeroDivisionError):
             trainer.init()
     assert reached == [1, 1]

@@ -18,7 +18,7 @@ from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
 from verl_gdpo.run.launch import End
-from verl_gdpo.run.lock import locked
+from verl_gdpo.run.processes import locked
 from workshop.experiments.trainer import (
     __main__ as command,
 )

@@ -7,10 +7,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
+
 # the last word of keys that may name files, such as `data.train_files`
 NAMES_FILES = ("path", "files")
 NOT_READ = ("trainer.resume_from_path",)  # a checkpoint, of which nothing is compared
 SMALL_BYTES = 1 << 20  # larger files of a model's folder are compared by their size
+
+
+def without_environment(config: Any) -> dict[str, Any]:
+    """Resolve a DictConfig, except for `${oc.env:...}`, whose value may be a secret.
+
+    If another resolver cannot work with that, all interpolations stay as they are written.
+    """
+
+    def as_written(*arguments: Any) -> str:
+        return f"${{oc.env:{','.join(map(str, arguments))}}}"
+
+    OmegaConf.register_new_resolver("oc.env", as_written, replace=True)
+    try:
+        found: Any = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException:
+        found = OmegaConf.to_container(config)
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+    return dict(found)
 
 
 def flat(configuration: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,21 +98,20 @@ def differences(before: Contents, after: Contents) -> dict[str, tuple[Any, Any]]
 
 def _content(path: Path) -> str | None:
     """The hash of a file or of a model's folder; None for anything else."""
+    whole = hashlib.sha256()
     try:
         if path.is_file():
-            whole = hashlib.sha256()
             with path.open("rb") as file:
                 while block := file.read(SMALL_BYTES):
                     whole.update(block)
-            return whole.hexdigest()
-        if not (path / "config.json").is_file():
+        elif (path / "config.json").is_file():
+            for part in sorted(part for part in path.iterdir() if part.is_file()):
+                size = part.stat().st_size
+                whole.update(f"{part.name} {size}\n".encode())
+                if size < SMALL_BYTES:
+                    whole.update(part.read_bytes())
+        else:
             return None
-        whole = hashlib.sha256()
-        for part in sorted(part for part in path.iterdir() if part.is_file()):
-            size = part.stat().st_size
-            whole.update(f"{part.name} {size}\n".encode())
-            if size < SMALL_BYTES:
-                whole.update(part.read_bytes())
-        return whole.hexdigest()
     except (OSError, ValueError):  # not readable, or no path at all
         return None
+    return whole.hexdigest()

@@ -141,9 +141,6 @@ def _row(row: Any, scorer: Scorer | None) -> dict[str, Any]:
         if scorer is None:
             raise ValueError(SUMMED)
         return _scored(row, scorer)
-    if is_row and "trained_tokens" not in row and "response_tokens" in row:
-        # an older dump has the number of trained tokens under that name
-        row["trained_tokens"] = row["response_tokens"]
     absent = [key for key in DUMP_KEYS if not is_row or key not in row]
     if absent:
         raise ValueError(

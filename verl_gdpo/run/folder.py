@@ -24,7 +24,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +125,19 @@ def read_metrics(run: Path) -> Metrics:
         run: the folder of a run, or a file of verl's file logger.
     """
     reader = MetricsReader(run)
-    steps: dict[int, dict[str, float]] = {}
-    for step, values in reader.new():
-        steps.setdefault(step, {}).update(values)
+    metrics = merged(reader.new())
     for problem in reader.problems[:PROBLEMS_SHOWN]:
         print(f"WARNING: {printable(problem)}", file=sys.stderr)
     if more := len(reader.problems[PROBLEMS_SHOWN:]):
         print(f"WARNING: {more} more lines of {run} left out", file=sys.stderr)
+    return metrics
+
+
+def merged(rows: Iterable[tuple[int, Mapping[str, float]]]) -> Metrics:
+    """Return the metrics of rows (step, values), by step; a later row wins."""
+    steps: dict[int, dict[str, float]] = {}
+    for step, values in rows:
+        steps.setdefault(step, {}).update(values)
     return dict(sorted(steps.items()))
 
 
@@ -143,10 +149,12 @@ def _metrics_files(folder: Path) -> list[Path]:
 
 def _step_of(line: bytes) -> tuple[int, dict[str, float]]:
     record = json.loads(line)
-    return int(record["step"]), {name: _number(value) for name, value in record["data"].items()}
+    data = record["data"]
+    return int(record["step"]), {name: finite_or_nan(value) for name, value in data.items()}
 
 
-def _number(value: Any) -> float:
+def finite_or_nan(value: Any) -> float:
+    """Return a finite number as it is, and NaN for anything else."""
     is_number = isinstance(value, (int, float)) and math.isfinite(value)
     return value if is_number else math.nan
 
@@ -170,10 +178,8 @@ def gaps(metrics: Metrics) -> list[str]:
 
 def read_versions(run: Path) -> dict[str, str]:
     """Return {package: version} of the last start; it is empty if nothing recorded them."""
-    if recorded := starts_of(run):
-        return dict(recorded[-1].start.versions)
-    file = run / "versions.json"  # of runs before there were manifests
-    return dict(json.loads(file.read_text())) if file.exists() else {}
+    recorded = starts_of(run)
+    return dict(recorded[-1].start.versions) if recorded else {}
 
 
 def config_of_run(folder: Path) -> Path | None:

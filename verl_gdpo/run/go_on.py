@@ -99,7 +99,7 @@ def _files(written: Written) -> dict[str, str]:
         return {}
     found = {}
     for key, value in flat(start.configuration).items():
-        if key in start.files and isinstance(value, str) and not os.path.isabs(value):
+        if key in start.files and isinstance(value, str) and not value.startswith(("/", "${")):
             found[key] = quoted(os.path.join(start.folder, value))
     return found
 

@@ -27,14 +27,12 @@ from typing import IO, Any
 
 import psutil
 
-from verl_gdpo.run.faults import failure_report, stop_report
+from verl_gdpo.run.faults import ASKED, failure_report, stop_report
 from verl_gdpo.run.folder import claim_metrics_file
 from verl_gdpo.run.heartbeat import Pulse
 from verl_gdpo.run.heartbeat import remove as remove_heartbeat
-from verl_gdpo.run.lock import BusyError, locked
-from verl_gdpo.run.processes import MARK, end_run, family_of, watchdog
+from verl_gdpo.run.processes import MARK, BusyError, clear_sessions, end_run, locked, watchdog
 from verl_gdpo.run.progress import Progress
-from verl_gdpo.run.ray_sessions import clear_sessions
 from verl_gdpo.run.stacks import HANG_FILE, stacks_of
 from verl_gdpo.run.starts import ended
 
@@ -43,10 +41,6 @@ POLL_SECONDS = 0.2
 TIME_LIMIT_EXIT = 124  # the exit code of timeout(1)
 REFUSED_EXIT = 2
 CHECK_EXIT = HANG_EXIT = DELETED_EXIT = 1
-
-
-class RefusedError(Exception):
-    """The check found a problem and printed it."""
 
 
 @dataclass(frozen=True)
@@ -100,19 +94,18 @@ def launch(
     Raises:
         BusyError: a living process uses the folder.
         OSError: the folder cannot be written, or the command does not exist.
-        RefusedError: `check` failed.
         RuntimeError: a process of the run survives SIGKILL.
     """
     deadline = time.monotonic() + (time_limit or float("inf"))
     run.mkdir(parents=True, exist_ok=True)
-    with locked(run / "lock", f"the run folder {run}") as lock:
+    with locked(run / "lock", f"the run folder {run}") as family:
         remove_heartbeat(run)
         (run / HANG_FILE).unlink(missing_ok=True)
         ends = _Ends(run, deadline, os.getppid() if end_with_parent else None)
         progress = Progress(run, quiet)
-        if left := end_run(family_of(lock)):
+        if left := end_run(family):
             progress.say(f"ended processes of an earlier start of this run: {', '.join(left)}")
-        mark = family_of(lock) + uuid.uuid4().hex
+        mark = family + uuid.uuid4().hex
         environment = {
             # of TransferQueue: with more it warns at each call, and takes as many as there are
             "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or 1)),
@@ -128,9 +121,6 @@ def launch(
                     end = _run(command, check, environment, log, progress, ends)
             except Stopped as stopped:
                 end = stopped.end
-            except RefusedError:
-                end = End(CHECK_EXIT, "refused", "the check found a problem")
-                raise
             finally:
                 remove_heartbeat(run)
                 with contextlib.suppress(OSError):  # of a full disk, which the report names
@@ -152,9 +142,9 @@ class _Ends:
         self.folder = self.run.stat().st_ino
 
     def raise_if_due(self) -> None:
-        """Raise RefusedError or Stopped if the run has to end."""
+        """Raise Stopped if the run has to end."""
         if self.checking is not None and self.checking.poll():
-            raise RefusedError
+            raise Stopped(End(CHECK_EXIT, "refused", "the check found a problem"))
         if time.monotonic() > self.deadline:
             raise Stopped(End(TIME_LIMIT_EXIT, "time limit"))
         if self.parent is not None and os.getppid() != self.parent:
@@ -231,9 +221,8 @@ def _signals_raise() -> Iterator[None]:
     def stop(number: int, _: object) -> None:
         raise Stopped(End(128 + number, "stopped"))
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [number for number in ASKED if not (is_nohup and number == signal.SIGHUP)]
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
@@ -244,7 +233,7 @@ def _signals_raise() -> Iterator[None]:
 
 def _ignore_signals() -> None:
     """Ignore signals, so that a second Ctrl-C does not interrupt the clean-up."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ASKED:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -280,11 +269,10 @@ def main() -> int:
     except (BusyError, OSError) as error:
         print(f"verl_gdpo.run.launch: {error}", file=sys.stderr)
         return REFUSED_EXIT
-    except RefusedError:
+    if end.reason == "refused":  # the check has said why
         if was_empty:
             shutil.rmtree(run)
-        return CHECK_EXIT
-    if end.is_wanted:
+    elif end.is_wanted:
         print(stop_report(run, end.reason, arguments.go_on))
     elif end.said:
         print(f"{end.said}\n(whole log: {log})", file=sys.stderr)

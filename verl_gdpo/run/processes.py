@@ -1,7 +1,11 @@
-"""Finds and ends the processes of a run, by a mark in their environment and by their session.
+"""Gives a run's folder to one launcher, ends the run's processes, and clears what Ray leaves.
 
-Ray's processes inherit both. The session is needed for Ray's agents, which overwrite their
-environment with their title.
+The processes are found by a mark in their environment and by their session. Ray's processes inherit
+both. The session is needed for Ray's agents, which overwrite their environment with their title.
+
+Relies on Ray 2: the driver that starts Ray names its session `session_DATE_TIME_PROCESS`, in the
+folder `ray` of $RAY_TMPDIR, $TMPDIR or /tmp, or in `_temp_dir`. A cluster that was there before has
+a session of another process, which stays.
 
 python -m verl_gdpo.run.processes MARK
 
@@ -10,28 +14,62 @@ closes. This happens whenever the launcher ends, even by SIGKILL.
 """
 
 import contextlib
+import fcntl
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 import psutil
 
 MARK = "VERL_GDPO_RUN"
 GIVE_UP_SECONDS = 10.0
+LOGS = "ray_logs"
+TEMP_DIR = re.compile(r"\+*ray_kwargs\.ray_init\._temp_dir=['\"]?([^'\"]*)")
 
 
-def family_of(lock: os.stat_result) -> str:
-    """Return the beginning of the marks of all starts in a run's folder.
+class BusyError(RuntimeError):
+    """A living process holds the lock."""
 
-    It differs for a copy of the folder. No other file can have it while the launcher lives.
+
+@contextlib.contextmanager
+def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[str]:
+    """Lock the file `path` during the block. The file is not deleted.
+
+    Yields the beginning of the marks of all starts in a run's folder. It differs for a copy of the
+    folder, and no other file can have it while the launcher lives.
 
     Args:
-        lock: status of the lock file that the launcher holds.
+        path: the file; it is made if it does not exist, and gets the id of this process.
+        what: the name of the locked thing in messages.
+        wait: if True, print a message and wait for the other process instead of raising.
+
+    Raises:
+        BusyError: another process holds the lock, and `wait` is False.
+        OSError: the file cannot be written, or its file system has no locks.
     """
-    return f"{lock.st_dev:x}:{lock.st_ino:x}:"
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = f"process {file.read().strip() or 'unknown'}"
+            if not wait:
+                raise BusyError(
+                    f"{what} is in use by {holder}, which is alive: wait for it, or end it"
+                ) from None
+            print(f"{what} is in use by {holder}; waiting for it", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        status = os.fstat(file.fileno())
+        yield f"{status.st_dev:x}:{status.st_ino:x}:"
 
 
 def processes_of(mark: str, known: set[int]) -> tuple[list[psutil.Process], set[int]]:
@@ -89,6 +127,35 @@ def watchdog(mark: str, log: IO[bytes]) -> Iterator[None]:
         command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
     ):
         yield
+
+
+def clear_sessions(
+    driver: int, command: Sequence[str], environment: Mapping[str, str], run: Path | None
+) -> None:
+    """Remove the sessions that a driver has started, after all of its processes have ended.
+
+    Args:
+        driver: its process id.
+        command: its command, which may name another folder for Ray.
+        run: if not None, the logs are moved into this folder first.
+    """
+    for folder in _folders(command, environment):
+        for session in folder.glob(f"session_*_{driver}"):
+            if run is not None and run.exists():
+                with contextlib.suppress(OSError):
+                    shutil.move(session / "logs", run / LOGS / session.name)
+            shutil.rmtree(session, ignore_errors=True)
+        latest = folder / "session_latest"
+        if latest.is_symlink() and not latest.exists():
+            latest.unlink()
+
+
+def _folders(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Path]:
+    base = environment.get("RAY_TMPDIR") or environment.get("TMPDIR") or "/tmp"
+    yield Path(base) / "ray"
+    for argument in command:
+        if found := TEMP_DIR.match(argument):
+            yield Path(found[1])
 
 
 def main() -> int:

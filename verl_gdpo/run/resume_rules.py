@@ -22,6 +22,8 @@ NEW_RUN = (
 SHOWN = 80  # characters of a value
 LISTED = 8  # changes of one kind in a message
 
+Holds = Callable[[Mapping[str, Any]], bool]
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -35,7 +37,7 @@ class Rule:
     verdict: str
     keys: tuple[str, ...]
     why: str
-    holds: Callable[[Mapping[str, Any]], bool] = lambda _: True
+    holds: Holds
 
 
 def _has_constant_rate(flat_configuration: Mapping[str, Any]) -> bool:
@@ -52,144 +54,122 @@ def _has_constant_rate(flat_configuration: Mapping[str, Any]) -> bool:
     return bool(schedules)
 
 
-PLACES = Rule(
+def _rule(verdict: str, keys: str, why: str, holds: Holds = lambda _: True) -> Rule:
+    """A rule whose patterns of keys stand in one text, with spaces between them."""
+    return Rule(verdict, tuple(keys.split()), why, holds)
+
+
+PLACES = _rule(
     FREE,
-    (
-        *("run_dir", "data_dir", "arm", "seed", "ray_kwargs.*", "*.port"),
-        *("trainer.project_name", "trainer.experiment_name", "*.trace.*", "trainer.resume_*"),
-        *("trainer.default_local_dir", "trainer.default_hdfs_dir"),
-        *("trainer.rollout_data_dir", "trainer.validation_data_dir"),
-    ),
+    "run_dir data_dir arm seed ray_kwargs.* *.port trainer.project_name trainer.experiment_name "
+    "*.trace.* trainer.resume_* trainer.default_local_dir trainer.default_hdfs_dir "
+    "trainer.rollout_data_dir trainer.validation_data_dir",
     "names and places of the run; `seed` of the recipes counts where the keys that it sets do",
 )
 
 # the first rule that fits a key decides
 RULES = (
-    Rule(
+    _rule(
         REFUSED,
-        (
-            "data.train_files",
-            "data.train_max_samples",
-            "data.*overlong_prompts",
-            "data.custom_cls.*",
-        ),
+        "data.train_files data.train_max_samples data.*overlong_prompts data.custom_cls.*",
         "the position in the rows comes from the checkpoint, and with other rows it is a place in "
         "another order",
     ),
-    Rule(
+    _rule(
         REFUSED,
-        ("data.max_prompt_length",),
+        "data.max_prompt_length",
         "it decides which rows are left out as too long, and with other rows the position is a "
         "place in another order",
-        lambda flat_configuration: bool(flat_configuration.get("data.filter_overlong_prompts")),
+        lambda configuration: bool(configuration.get("data.filter_overlong_prompts")),
     ),
-    Rule(
+    _rule(
         REFUSED,
-        ("data.seed", "data.shuffle"),
+        "data.seed data.shuffle",
         "the order of the rows comes from the checkpoint: another seed has no effect, and "
         "shuffling cannot be switched on or off",
     ),
-    Rule(
+    _rule(
         REFUSED,
-        ("data.dataloader_num_workers",),
+        "data.dataloader_num_workers",
         "verl stops with an AssertionError when it restores the position in the rows",
     ),
-    Rule(
+    _rule(
         REFUSED,
-        (
-            *("*.optim.lr", "*.optim.weight_decay", "*.optim.betas", "*.optim.optimizer"),
-            *("*.optim.optimizer_impl", "*.optim.override_optimizer_config"),
-        ),
+        "*.optim.lr *.optim.weight_decay *.optim.betas *.optim.optimizer *.optim.optimizer_impl "
+        "*.optim.override_optimizer_config",
         "the optimizer comes from the checkpoint with its settings, so a change has no effect or "
         "does not fit",
     ),
-    Rule(
+    _rule(
         REFUSED,
-        (
-            *("trainer.nnodes", "trainer.n_gpus_per_node"),
-            *("actor_rollout_ref.actor.strategy", "critic.strategy"),
-            *("actor_rollout_ref.actor.*.fsdp_size", "critic.*.fsdp_size"),
-            *("actor_rollout_ref.actor.*.*model_parallel_size", "critic.*.*model_parallel_size"),
-        ),
+        "trainer.nnodes trainer.n_gpus_per_node actor_rollout_ref.actor.strategy critic.strategy "
+        "actor_rollout_ref.actor.*.fsdp_size critic.*.fsdp_size "
+        "actor_rollout_ref.actor.*.*model_parallel_size critic.*.*model_parallel_size",
         "the number of processes is in the names of the checkpoint's files, each with its part",
     ),
-    Rule(
+    _rule(
         REFUSED,
-        (
-            *("actor_rollout_ref.model.path", "critic.model.path"),
-            *("*.model.*lora*rank", "*.model.*target_modules", "*.model.*exclude_modules"),
-        ),
+        "actor_rollout_ref.model.path critic.model.path *.model.*lora*rank "
+        "*.model.*target_modules *.model.*exclude_modules",
         "the weights come from the checkpoint: another model does not fit, or would be the "
         "reference alone",
     ),
     PLACES,
-    Rule(
+    _rule(
         FREE,
-        (
-            *("trainer.save_freq", "trainer.max_*_ckpt_to_keep", "trainer.esi_redundant_time"),
-            "trainer.del_local_ckpt_after_load",
-        ),
+        "trainer.save_freq trainer.max_*_ckpt_to_keep trainer.esi_redundant_time "
+        "trainer.del_local_ckpt_after_load",
         "saving",
     ),
-    Rule(
+    _rule(
         FREE,
-        (
-            *("trainer.test_freq", "trainer.val_*", "data.val_batch_size"),
-            *("data.validation_shuffle", "actor_rollout_ref.rollout.val_kwargs.*"),
-        ),
+        "trainer.test_freq trainer.val_* data.val_batch_size data.validation_shuffle "
+        "actor_rollout_ref.rollout.val_kwargs.*",
         "validation",
     ),
-    Rule(
+    _rule(
         FREE,
-        (
-            *("trainer.logger", "trainer.log_val_generations"),
-            *("*profiler*", "*.prometheus.*", "*.disable_log_stats", "trainer.hang_minutes"),
-        ),
+        "trainer.logger trainer.log_val_generations *profiler* *.prometheus.* *.disable_log_stats "
+        "trainer.hang_minutes",
         "logging",
     ),
-    Rule(
+    _rule(
         FREE,
-        (
-            *("*.*micro_batch_size", "*.*micro_batch_size_per_gpu", "*.*max_token_len_per_gpu"),
-            *("*.*use_dynamic_bsz", "*.*param_offload", "*.*optimizer_offload", "*.offload_policy"),
-            *("*.enable_gradient_checkpointing", "*.enable_activation_offload"),
-            *("*.entropy_checkpointing", "*.entropy_from_logits_*", "*.reshard_after_forward"),
-            *("*.rollout.gpu_memory_utilization", "*.rollout.free_cache_engine"),
-            *("*.rollout.max_num_batched_tokens", "*.rollout.max_num_seqs"),
-            *("*.rollout.enforce_eager", "*.rollout.layered_summon"),
-            *("data.filter_overlong_prompts_workers", "reward.num_workers"),
-            "actor_rollout_ref.rollout.agent.num_workers",
-        ),
+        "*.*micro_batch_size *.*micro_batch_size_per_gpu *.*max_token_len_per_gpu "
+        "*.*use_dynamic_bsz *.*param_offload *.*optimizer_offload *.offload_policy "
+        "*.enable_gradient_checkpointing *.enable_activation_offload *.entropy_checkpointing "
+        "*.entropy_from_logits_* *.reshard_after_forward *.rollout.gpu_memory_utilization "
+        "*.rollout.free_cache_engine *.rollout.max_num_batched_tokens *.rollout.max_num_seqs "
+        "*.rollout.enforce_eager *.rollout.layered_summon data.filter_overlong_prompts_workers "
+        "reward.num_workers actor_rollout_ref.rollout.agent.num_workers",
         "memory and processes: what one changes after running out of memory",
     ),
-    Rule(
+    _rule(
         FREE,
-        ("trainer.total_training_steps", "trainer.total_epochs"),
+        "trainer.total_training_steps trainer.total_epochs",
         "the number of steps at a constant learning rate",
         _has_constant_rate,
     ),
-    Rule(
+    _rule(
         ON_REQUEST,
-        (
-            *("trainer.total_training_steps", "trainer.total_epochs", "*.optim.lr_*"),
-            *("*.optim.min_lr_ratio", "*.optim.num_cycles", "*.optim.total_training_steps"),
-        ),
+        "trainer.total_training_steps trainer.total_epochs *.optim.lr_* *.optim.min_lr_ratio "
+        "*.optim.num_cycles *.optim.total_training_steps",
         "the schedule is computed anew at the step of the checkpoint: the learning rate jumps",
     ),
-    Rule(
+    _rule(
         ON_REQUEST,
-        ("data.train_batch_size", "data.gen_batch_size"),
+        "data.train_batch_size data.gen_batch_size",
         "the place in the rows is kept, but verl computes the epoch from steps and batch size, so "
         "that the count of epochs jumps, and the last step with it",
     ),
-    Rule(
+    _rule(
         ON_REQUEST,
-        ("data.val_files", "data.val_max_samples"),
+        "data.val_files data.val_max_samples",
         "later validations measure other rows than earlier ones",
     ),
-    Rule(
+    _rule(
         ON_REQUEST,
-        ("*",),
+        "*",
         "the change takes effect from the next step on, so that one run has two settings",
     ),
 )

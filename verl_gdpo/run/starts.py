@@ -242,8 +242,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _plain(start: Start) -> dict[str, Any]:
     found = asdict(start)
     configuration = found.pop("configuration")  # the longest part comes last
-    lists = {key: [*found[key]] for key in ("warnings", "command")}
-    return {**found, **lists, "configuration": configuration}
+    return {**found, "configuration": configuration}
 
 
 def _yaml(values: Mapping[str, Any]) -> str:

@@ -7,16 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl_gdpo.run.ends import NAMES, NOTHING, ends
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import Metrics, gaps, training_rewards, validation_rewards
-from verl_gdpo.run.history import HEADER as STARTS
-from verl_gdpo.run.history import NOTHING as UNCHANGED
-from verl_gdpo.run.history import history
 from verl_gdpo.run.logged import EXPECTED, Logged, read_logged
+from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, ends, history
 from verl_gdpo.terminal import needs_extra, printable, render
 
-HEADER = ("reward", *NAMES)
+HEADER = ("reward", *ENDS)
 
 
 def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
@@ -24,7 +21,7 @@ def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
     rewards = dict.fromkeys([*training_rewards(metrics), *validation_rewards(metrics)])
     found = {name: ends(metrics, name) for name in rewards}
     return [
-        (printable(name), *(str(of_one.get(what, NOTHING)) for what in NAMES))
+        (printable(name), *(str(of_one.get(what, NOTHING)) for what in ENDS))
         for name, of_one in found.items()
     ]
 
@@ -54,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         *columns, what = STARTS
         print(f"\n{render(columns, [[*map(printable, row[:-1])] for row in starts])}")
         for number, *_, changed in starts:
-            if changed != UNCHANGED:
+            if changed != NOTHING:
                 print(f"start {number} {what}: {printable(changed)}")
         print()
     for label, path in parts.items() if is_ours else ():

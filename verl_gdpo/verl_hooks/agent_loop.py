@@ -46,7 +46,7 @@ def with_info(compute_score: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_info_column(postprocess: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `_postprocess` changed to make one column of dicts: see `legacy_rewards.py`."""
+    """Return `_postprocess` changed to make one column of dicts: see `legacy_batch.py`."""
 
     @functools.wraps(postprocess)
     def postprocess_without_columns(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

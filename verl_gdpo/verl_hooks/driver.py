@@ -3,7 +3,7 @@
 Relies on verl 0.9 `run_ppo(config, ...)` in `verl/trainer/main_ppo.py`, whose `main` first calls
 `verl.utils.device.auto_set_device(config)`. `python -m verl.trainer.main_ppo` runs that file as
 `__main__`, which no import hook sees, so its `run_ppo` is extended in that call.
-The main modules of `one_step_off_policy` and `fully_async_policy` import it: `main_ppo.py`.
+The main modules of `one_step_off_policy` and `fully_async_policy` import that file as a module.
 """
 
 import functools
@@ -13,7 +13,34 @@ from pathlib import Path
 from typing import Any
 
 import verl
-from verl.utils import device
+from omegaconf import OmegaConf
+
+
+def training_sources(config: Any) -> set[str] | None:
+    """Return the values of `data_source` in `data.train_files`; None if only verl can tell.
+
+    That is so for a dataset class of the user, an address such as `hdfs://`, and a file that cannot
+    be read, of which verl says why.
+    """
+    import pyarrow as pa
+    import pyarrow.json
+    import pyarrow.parquet
+
+    files = OmegaConf.select(config, "data.train_files")
+    if not files or OmegaConf.select(config, "data.custom_cls.path"):
+        return None
+    found: set[str] = set()
+    for file in [files] if isinstance(files, str) else files:
+        path = Path(str(file)).expanduser()
+        try:
+            if path.suffix == ".parquet":
+                table = pa.parquet.read_table(path, columns=["data_source"])
+            else:
+                table = pa.json.read_json(path)
+            found |= {*table["data_source"].unique().to_pylist()}
+        except (OSError, KeyError, pa.ArrowException):
+            return None
+    return found
 
 
 def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,7 +48,6 @@ def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run_ppo)
     def check_and_run(config: Any, *args: Any, **kwargs: Any) -> Any:
-        from verl_gdpo.run.training_rows import training_sources
         from verl_gdpo.settings.of_run import settings_of_run
         from verl_gdpo.verl_hooks.hang import begin_heartbeat
         from verl_gdpo.verl_hooks.resume import recorded_start
@@ -52,4 +78,9 @@ def extending_main(auto_set_device: Callable[[Any], Any]) -> Callable[[Any], Any
     return extend_and_set
 
 
-device.auto_set_device = extending_main(device.auto_set_device)
+def extend_device(device: Any) -> None:
+    device.auto_set_device = extending_main(device.auto_set_device)
+
+
+def extend_main_ppo(main_ppo: Any) -> None:
+    main_ppo.run_ppo = checked(main_ppo.run_ppo)

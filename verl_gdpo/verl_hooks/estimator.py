@@ -15,15 +15,14 @@ from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.of_run import refuse_kl_in_reward
-from verl_gdpo.verl_hooks.step import Step, current_step
+from verl_gdpo.verl_hooks.step import Step, current_step, fitting
 
 # the message for a trainer that passes no rewards; all trainers extended by us pass them
 NO_REWARDS = (
-    "gdpo: no rewards reached the estimator. verl-gdpo extends the trainers that verl's "
-    "get_trainer_cls returns and those derived from its legacy trainer; make another V1 trainer as "
-    "verl_gdpo.verl_hooks.v1_trainer.with_gdpo(YourTrainer)(config). A trainer that calls verl's "
-    "compute_advantage by itself has to pass a column for each reward in data.non_tensor_batch, "
-    'and their names in data.meta_info["reward_extra_keys"] or in algorithm.gdpo.rewards'
+    "gdpo: no rewards reached the estimator. verl-gdpo extends the trainers that are derived from "
+    "verl's PPOTrainer or from its legacy trainer. A trainer that calls verl's compute_advantage "
+    "by itself has to pass a column for each reward in data.non_tensor_batch, and their names in "
+    'data.meta_info["reward_extra_keys"] or in algorithm.gdpo.rewards'
 )
 
 
@@ -51,11 +50,11 @@ def compute_gdpo(
     """
     refuse_kl_in_reward(config or {})
     step = current_step()
-    if step is None or step.rows is None:
-        settings = step.settings if step else GdpoSettings.from_algorithm(config or {})
+    if step is None:
+        trainer = fitting.get()
+        settings = trainer.gdpo if trainer else GdpoSettings.from_algorithm(config or {})
         step = Step(settings, _rows_of(settings, non_tensor_batch or {}, len(response_mask)))
     rows, settings = step.rows, step.settings
-    assert rows is not None
     if len(rows) != len(response_mask):
         raise RuntimeError(
             f"gdpo: got {len(response_mask)} rows, but the rewards of {len(rows)} rows"

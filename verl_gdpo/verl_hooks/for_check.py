@@ -133,11 +133,5 @@ def one_rollout(prompt: list[int], response: list[int], columns: Mapping[str, An
             "responses": torch.tensor([response]),
             "attention_mask": torch.ones(1, len(prompt) + len(response), dtype=torch.int64),
         },
-        non_tensors={name: _single(value) for name, value in columns.items()},
+        non_tensors={k: np.fromiter([value], dtype=object) for k, value in columns.items()},
     )
-
-
-def _single(value: Any) -> Any:
-    array = np.empty(1, dtype=object)
-    array[0] = value
-    return array

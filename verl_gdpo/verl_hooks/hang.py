@@ -239,15 +239,6 @@ def begin_heartbeat(config: Any) -> None:
 _watch: Watch | None = None
 
 
-def watch(trainer: Any) -> None:
-    """Watch this trainer from now on, unless `trainer.hang_minutes` is 0."""
-    global _watch
-    end_watch()
-    if floor := seconds_of(trainer.config):
-        _watch = Watch(trainer, floor)
-        _watch.start()
-
-
 def end_watch() -> None:
     """Watch no trainer any more."""
     global _watch
@@ -258,8 +249,15 @@ def end_watch() -> None:
 
 @contextmanager
 def watched_from(trainer: Any) -> Iterator[None]:
-    """Watch the trainer from this block on; if it raises, the watch ends."""
-    watch(trainer)
+    """Watch the trainer from this block on, unless `trainer.hang_minutes` is 0.
+
+    If the block raises, the watch ends.
+    """
+    global _watch
+    end_watch()
+    if floor := seconds_of(trainer.config):
+        _watch = Watch(trainer, floor)
+        _watch.start()
     try:
         yield
     except BaseException:
@@ -270,11 +268,9 @@ def watched_from(trainer: Any) -> Iterator[None]:
 @contextmanager
 def watched(trainer: Any) -> Iterator[None]:
     """Watch the trainer during the block."""
-    watch(trainer)
-    try:
+    with watched_from(trainer):
         yield
-    finally:
-        end_watch()
+    end_watch()
 
 
 def noting_phases(marked_timer: Callable[..., Any]) -> Callable[..., Any]:

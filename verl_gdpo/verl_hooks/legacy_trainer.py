@@ -30,12 +30,10 @@ from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.estimator import NO_REWARDS
 from verl_gdpo.verl_hooks.hang import watched, watched_from
-from verl_gdpo.verl_hooks.legacy_rewards import infos_of
+from verl_gdpo.verl_hooks.legacy_batch import METRICS_KEY, infos_of
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, rollout_actors
-from verl_gdpo.verl_hooks.rollout_table import RolloutTable
-from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
-from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin, refuse_trainer, settings_at_start
-from verl_gdpo.verl_hooks.verl_metrics import METRICS_KEY
+from verl_gdpo.verl_hooks.step import Outcome, Step, current_step, fitting
+from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin
 
 Function = Callable[..., Any]
 KEYS = "gdpo_keys"  # the column with the keys that `keys_of` made
@@ -44,31 +42,36 @@ KEYS = "gdpo_keys"  # the column with the keys that `keys_of` made
 class GdpoLegacyTrainer(TrainerMixin):
     """Mixin for `RayPPOTrainer` classes, of which a run with gdpo makes its trainer an instance."""
 
+    has_tracker = False  # it is a local variable of verl's `fit`
+
     def init_workers(self) -> Any:
         with watched_from(self):
             return super().init_workers()  # type: ignore[misc]
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        assert self.gdpo is not None
-        step = Step(self.gdpo, rows=None, trainer=self)
-        with step, self._naming_the_dead(), watched(self):
+        with self._fitting():
             result = super().fit(*args, **kwargs)  # type: ignore[misc]
         if not inspect.isawaitable(result):
             return result
 
-        async def fit_in_step() -> Any:
-            with step, self._naming_the_dead(), watched(self):
+        async def fit_on() -> Any:
+            with self._fitting():
                 return await result
 
-        return fit_in_step()
+        return fit_on()
 
     @contextmanager
-    def _naming_the_dead(self) -> Iterator[None]:
+    def _fitting(self) -> Iterator[None]:
+        """Watch the trainer, let verl's functions know it, and name an actor that dies."""
+        token = fitting.set(self)
         try:
-            yield
+            with watched(self):
+                yield
         except ray.exceptions.RayError:
             RolloutGuard(functools.partial(rollout_actors, self), tolerated=0).raise_if_dead()
             raise
+        finally:
+            fitting.reset(token)
 
     def _get_gen_batch(self, batch: Any) -> Any:
         batch = super()._get_gen_batch(batch)  # type: ignore[misc]
@@ -79,8 +82,7 @@ class GdpoLegacyTrainer(TrainerMixin):
     def _log_rollout_data(self, batch: Any, infos: dict[str, Any], *args: Any) -> None:
         # not numbered again: the trainer may have left out rows since, or changed their order
         keys = batch.non_tensor_batch.get(KEYS, batch.non_tensor_batch["uid"]).tolist()
-        with self.dumping_rollouts():
-            super()._log_rollout_data(batch, {**infos, "uid": keys}, *args)  # type: ignore[misc]
+        super()._log_rollout_data(batch, {**infos, "uid": keys}, *args)
 
 
 def extending(create_dataloader: Function) -> Function:
@@ -88,17 +90,13 @@ def extending(create_dataloader: Function) -> Function:
 
     @functools.wraps(create_dataloader)
     def extend_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
-        RolloutTable.of(self.config, has_rewards=False)
+        state = GdpoLegacyTrainer.first_state(self.config)
         write_into_run_dir(self.config)
-        _, settings = settings_at_start(self.config)
-        if settings is None:
+        if state is None:
             create_dataloader(self, *args, **kwargs)
             return
-        refuse_trainer(self.config)
-        cls = type(self)
-        if not issubclass(cls, GdpoLegacyTrainer):  # a trainer may load its data again
-            self.__class__ = type(cls.__name__, (GdpoLegacyTrainer, cls), {"__module__": __name__})
-        self.read_settings(self.config)
+        self.__class__ = GdpoLegacyTrainer.in_front_of(type(self))
+        vars(self).update(state)
         create_dataloader(self, *args, **kwargs)
         self.check_rows()
 
@@ -116,15 +114,12 @@ def in_a_step(compute_advantage: Function) -> Function:
     def compute_in_step(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         data, adv_estimator = given["data"], given["adv_estimator"]
-        around = current_step()
-        if around is None and adv_estimator != "gdpo":
-            return compute_advantage(*args, **kwargs)
-        if around is not None and around.rows is not None:  # a V1 trainer has opened it
+        trainer, is_v1 = fitting.get(), current_step() is not None
+        if is_v1 or (trainer is None and adv_estimator != "gdpo"):
             return compute_advantage(*args, **kwargs)
         if adv_estimator == "gdpo":
             refuse_penalty(data)
-        trainer = around.trainer if around else None
-        settings = around.settings if around else settings_of_loop(given.get("config"))
+        settings = trainer.gdpo if trainer else settings_of_loop(given.get("config"))
         keys = keys_of(data.non_tensor_batch["uid"])
         rows = rows_of(data, keys, settings)
         if trainer is not None:
@@ -136,9 +131,9 @@ def in_a_step(compute_advantage: Function) -> Function:
         result.non_tensor_batch[KEYS] = np.array(keys, dtype=object)
         lengths = response_lengths(result.batch)
         result.meta_info[METRICS_KEY] = (
-            trainer.record(step, keys, lengths)
+            trainer.record(step, lengths)
             if trainer is not None
-            else step.metrics(adv_estimator, keys, lengths, by_source=False)
+            else step.metrics(adv_estimator, lengths, by_source=False)
         )
         return result
 

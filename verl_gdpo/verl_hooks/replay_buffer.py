@@ -8,28 +8,69 @@ Relies on verl 0.9 `ReplayBuffer`:
 - `filter_groups_metric`, which is None if `algorithm.filter_groups` is off;
 - `_dapo_classification_cache`, which holds None for each finished group that verl keeps, and the
   value of the metric for each group that verl drops.
+
+Relies on TransferQueue as verl uses it: the keys `{uid}_{session}_{index}`, the tag `is_padding`,
+and the fields `extra_fields` (with verl's `reward_extra_info`) and `data_source`.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_gdpo.batch.group_filter import SUMS, FilterMetric, classify_groups
-from verl_gdpo.batch.rows import RewardRows, group_of, split_key
+from verl_gdpo.batch.rows import RewardRows, check_names, group_of, split_key
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.verl_hooks.queue_reader import KnownRows, fetch_rows
 from verl_gdpo.verl_hooks.rollout_guard import Prompts, RolloutGuard, raise_failed
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
+# {key: verl's reward_extra_info, data_source}; they never change once a rollout is scored
+KnownRows = dict[str, tuple[Mapping[str, Any], str]]
 
-class GdpoBuffer:
-    """Mixin for verl's replay buffers.
+
+def fetch_rows(
+    keys: Sequence[str], partition_id: str, tags: Sequence[dict[str, Any]], known: KnownRows
+) -> RewardRows:
+    """Return what the reward manager returned for these rows, in the order of `keys`.
+
+    Args:
+        known: rows in it are not fetched again; all other rows are fetched and added to it.
+
+    Raises:
+        RewardError: a sample has a value under a name that verl uses.
+    """
+    unknown = [key for key in keys if key not in known]
+    if unknown:
+        fetched = tq.kv_batch_get(
+            keys=unknown, partition_id=partition_id, select_fields=["extra_fields", "data_source"]
+        )
+        infos = [
+            fields.get("reward_extra_info") or {} for fields in _column(fetched, "extra_fields")
+        ]
+        check_names(infos, unknown.__getitem__)
+        of_row = zip(infos, _column(fetched, "data_source"), strict=True)
+        known.update(zip(unknown, of_row, strict=True))
+    found = [known[key] for key in keys]
+    padding = [bool(tag.get("is_padding")) for tag in tags]
+    return RewardRows.from_keys(
+        keys, [info for info, _ in found], [source for _, source in found], padding
+    )
+
+
+def _column(fetched: Any, name: str) -> list[Any]:
+    """Return a column as a list: TransferQueue returns a list, a NonTensorStack or an array."""
+    column = fetched.get(name)
+    return column.tolist() if hasattr(column, "tolist") else list(column)
+
+
+class GdpoBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is seen as Any
+    """Stands in front of verl's replay buffers, and of those that a user derives from them.
 
     It stops the run if a sample could not be scored. This is the first place in the trainer that
     sees a rollout: group filtering has not dropped it yet, and validation comes here too. It also
@@ -37,17 +78,10 @@ class GdpoBuffer:
     prompts, because the order decides which rows share a mini-batch.
     """
 
-    partitions: dict[str, dict[str, Any]]
-    finished_keys: dict[str, set[str]]
-    failure_keys: dict[str, set[str]]
-    pending_keys: dict[str, set[str]]
-    running_keys: dict[str, set[str]]
-    prompt_global_steps: dict[str, dict[str, int]]
     trainer_mode: str = "sync"  # a buffer of the user may lack it
     guard: RolloutGuard
     in_rounds: bool = False  # True: filter only when all prompts that were sent out are done
     filter_groups_metric: str | None = None  # a buffer of the user may lack it
-    _dapo_classification_cache: dict[str, dict[str, float | None]]
     known_rows: KnownRows  # rows fetched since the last advantage step; the trainer uses them too
     gdpo: GdpoSettings | None = None  # None: verl's own rule filters groups
     metric: FilterMetric = FilterMetric(None)
@@ -66,7 +100,7 @@ class GdpoBuffer:
             )
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
-        batch, metrics = super().sample(*args, **kwargs)  # type: ignore[misc]
+        batch, metrics = super().sample(*args, **kwargs)
         rows = self._rows(batch.keys, batch.partition_id, batch.tags)
         if batch.partition_id != "val":
             self.metric.check_known(rows)
@@ -81,7 +115,7 @@ class GdpoBuffer:
         return rows
 
     def _sync_metadata_from_transfer_queue(self) -> None:
-        super()._sync_metadata_from_transfer_queue()  # type: ignore[misc]
+        super()._sync_metadata_from_transfer_queue()
         partitions = {*self.finished_keys, *self.failure_keys}
         self.guard.check({name: self._prompts_of(name) for name in partitions})
 
@@ -109,7 +143,7 @@ class GdpoBuffer:
         keys = [key for key in tags if group_of(key) in uids]
         if keys:
             self._rows(keys, partition_id, [tags[key] for key in keys])
-        super()._clear_groups(partition_id, uids)  # type: ignore[misc]
+        super()._clear_groups(partition_id, uids)
 
     def _is_early(self, partition_id: str) -> bool:
         """Return whether prompts are still running although the buffer must wait for all of them.
@@ -122,14 +156,12 @@ class GdpoBuffer:
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> Any:
         if self._is_early(partition_id):
             return set()
-        return super()._sampleable_terminal_keys(  # type: ignore[misc]
-            partition_id, eviction_reasons
-        )
+        return super()._sampleable_terminal_keys(partition_id, eviction_reasons)
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> Any:
-        select = super()._select_prompt_uids  # type: ignore[misc]
+        select = super()._select_prompt_uids
         uids: Collection[str] = sampleable_keys
         if select.__func__ is ReplayBuffer._select_prompt_uids:
             # verl sorts by the step alone; a sampler of the user gets the set, as from verl
@@ -151,20 +183,18 @@ class GdpoBuffer:
 
         keys = sorted((key for key in partition_snapshot if group_of(key) in place), key=order)
         in_order = {key: partition_snapshot[key] for key in keys}
-        return super()._materialize_batch(  # type: ignore[misc]
-            partition_id, selected_prompt_uids, in_order
-        )
+        return super()._materialize_batch(partition_id, selected_prompt_uids, in_order)
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
         self.step = global_steps
-        return super()._terminal_eviction_reasons(global_steps, partition_id)  # type: ignore[misc]
+        return super()._terminal_eviction_reasons(global_steps, partition_id)
 
     def _dapo_filtered_keys(self, partition_id: str) -> Any:
         if self._is_early(partition_id):
             return set(), Counter()
         if partition_id != "val" and self.filter_groups_metric is not None:
             self._classify_finished(partition_id)
-        return super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
+        return super()._dapo_filtered_keys(partition_id)
 
     def _classify_finished(self, partition_id: str) -> None:
         """Put new finished groups into verl's cache, which decides which groups verl keeps."""

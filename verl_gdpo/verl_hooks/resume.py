@@ -20,7 +20,7 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.run import starts
-from verl_gdpo.run.contents import Contents, file_contents, flat
+from verl_gdpo.run.contents import Contents, file_contents, flat, without_environment
 from verl_gdpo.run.resume_rules import PLACES, Change, changes, refusal, without_followers
 from verl_gdpo.run.starts import TRACKER, Start, Written
 
@@ -129,7 +129,8 @@ def _start(
         ValueError: it would go on with other settings than the checkpoint was made with.
     """
     resolved: Any = OmegaConf.to_container(config, resolve=True)
-    start = starts.here(resolved, files=file_contents(resolved), **_names(config, earlier))
+    kept, files = without_environment(config), file_contents(resolved)
+    start = starts.here(kept, files=files, **_names(config, earlier))
     if checkpoint is None:
         return start
     found, warnings = _compared(start.contents, checkpoint, earlier)
@@ -181,10 +182,9 @@ def _saved_by_hydra(checkpoint: Path) -> tuple[Path, Mapping[str, Any]] | None:
         if file.parent.parent.resolve() == own.resolve():
             continue
         try:
-            saved = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+            return file, without_environment(OmegaConf.load(file))
         except (OSError, OmegaConfBaseException):
             continue
-        return file, dict(saved)  # type: ignore[arg-type]
     return None
 
 

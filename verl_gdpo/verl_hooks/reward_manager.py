@@ -32,13 +32,7 @@ from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.rewards.task import Task
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import FACTS, check_name
-from verl_gdpo.verl_hooks.scorer_calls import (
-    SlowScoring,
-    call,
-    describe,
-    in_own_task,
-    label_of,
-)
+from verl_gdpo.verl_hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
 
 logger = logging.getLogger(__name__)
 
@@ -89,14 +83,11 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self.slow_scoring = SlowScoring()
         # `trainer.use_v1` would not tell: it is also true for trainers that do not read it
         self.reports_errors = bool(OmegaConf.select(config, "transfer_queue.enable"))
-        self.router_kwargs = (
-            {}
-            if reward_router_address is None
-            else {
-                "reward_router_address": reward_router_address,
-                "reward_model_tokenizer": reward_model_tokenizer,
-            }
-        )
+        model = {
+            "reward_router_address": reward_router_address,
+            "reward_model_tokenizer": reward_model_tokenizer,
+        }
+        self.router_kwargs = {} if reward_router_address is None else model
 
     def cannot_score(self, sources: Iterable[str]) -> str:
         """Why this machine cannot score rows of these data sources; "" if it can."""

@@ -110,33 +110,27 @@ class RolloutGuard:
             count.lost = count.kept = 0
 
     def raise_if_dead(self, seconds: float = ANSWER_SECONDS) -> None:
-        """Wait for the actors' answers, at most so long.
+        """Ask all actors, and wait for their answers, at most so long.
 
         Raises:
             RolloutError: an actor is dead.
         """
-        if dead := self._dead(seconds):
-            raise RolloutError(dead)
-
-    def _dead(self, seconds: float) -> str | None:
-        """Ask all actors, wait for their answers, and return a message about a dead one."""
         asked = {*self._questions.values()}
         for name, actor in self._actors().items():
             if name not in asked:
                 self._questions[actor.__ray_ready__.remote()] = name
+        if not self._questions:
+            return
         questions = list(self._questions)
-        if not questions:
-            return None
         for answer in ray.wait(questions, num_returns=len(questions), timeout=seconds)[0]:
             name = self._questions.pop(answer)
             try:
                 ray.get(answer)
             except ray.exceptions.ActorDiedError as error:
                 reason = " ".join(str(error).split()).partition(" Some common causes")[0]
-                return f"{name} died. {GO_ON}. Ray says: {reason}"
+                raise RolloutError(f"{name} died. {GO_ON}. Ray says: {reason}") from None
             except ray.exceptions.RayError:
                 continue  # the actor cannot be reached now; the next call asks it again
-        return None
 
 
 def raise_failed(which: str, partition: str, uid: str) -> NoReturn:

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -25,18 +25,19 @@ FIRST_SECONDS = 60.0  # time until the first line about a sample; each next line
 POLL_SECONDS = 1.0
 
 
-class ScorerEscape(RuntimeError):
+class ScorerEscape(Exception):
     """Carries an exception that must not leave a scorer's thread or task in its own type."""
 
 
-def call(function: Callable[..., T], *args: Any) -> T:
-    """Call `function` so that every exception reaches the coroutine that waits for it.
+@contextmanager
+def _contained() -> Iterator[None]:
+    """Let each exception of the block reach the coroutine that waits for it, and do nothing else.
 
-    On Python 3.11, a StopIteration would not reach it, a SystemExit would end the process, and a
-    CancelledError would cancel the session.
+    On Python 3.11, a StopIteration would not reach it, a SystemExit would end the process or the
+    event loop, and a CancelledError would look like a cancellation of the session by verl.
     """
     try:
-        return function(*args)
+        yield
     except (StopIteration, concurrent.futures.CancelledError) as error:
         raise ScorerEscape from error
     except Exception:
@@ -45,22 +46,20 @@ def call(function: Callable[..., T], *args: Any) -> T:
         raise ScorerEscape from error
 
 
-async def in_own_task(scoring: Coroutine[Any, Any, Any]) -> Any:
-    """Await a scorer in a task of its own: who waits is cancelled by verl, and not by the scorer.
+def call(function: Callable[..., T], *args: Any) -> T:
+    """Call a scorer's function; see `_contained`."""
+    with _contained():
+        return function(*args)
 
-    In the same task, a CancelledError of the scorer would look like one of verl, and a SystemExit
-    or KeyboardInterrupt would end the event loop.
-    """
 
-    async def escaping() -> Any:
-        try:
+async def in_own_task(scoring: Awaitable[Any]) -> Any:
+    """Await a scorer in a task of its own: verl cancels who waits, and a scorer does not."""
+
+    async def awaiting() -> Any:
+        with _contained():
             return await scoring
-        except Exception:
-            raise
-        except BaseException as error:
-            raise ScorerEscape from error
 
-    task = asyncio.ensure_future(escaping())
+    task = asyncio.ensure_future(awaiting())
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:

@@ -49,15 +49,10 @@ class Outcome:
 
 @dataclass(eq=False)
 class Step:
-    """One batch on its way from rows to advantages.
-
-    The legacy trainer has no place of ours around verl's `compute_advantage`, which does not know
-    the trainer. So it keeps a step without rows open during `fit`, which names the trainer.
-    """
+    """One batch on its way from rows to advantages."""
 
     settings: GdpoSettings  # as they were checked when the run started
-    rows: RewardRows | None
-    trainer: Any = None
+    rows: RewardRows
     scalars: GdpoScalars | None = None  # None: another estimator than gdpo ran
     outcome: Outcome | None = None
     _token: "Token[Step | None] | None" = field(default=None, repr=False)
@@ -65,7 +60,6 @@ class Step:
     @functools.cached_property
     def rewards(self) -> RewardMatrix:
         """The reward matrix, made once for the estimator and the metrics; see `RewardMatrix.of`."""
-        assert self.rows is not None
         rewards = RewardMatrix.of(self.rows, self.settings)
         names = tuple(rewards.weights)
         if names not in _said:  # looking through all columns at each step would take time
@@ -82,7 +76,6 @@ class Step:
 
         See `RewardMatrix.of` and `RewardMatrix.check_own_scores`.
         """
-        assert self.rows is not None
         if adv_estimator == "gdpo":
             _ = self.rewards
         else:
@@ -104,29 +97,27 @@ class Step:
             )
         return self.outcome
 
+    @property
+    def keys(self) -> list[str]:
+        """`{uid}_{session}_{index}` of each row."""
+        return [self.rows.label(row) for row in range(len(self.rows))]
+
     def metrics(
-        self,
-        adv_estimator: str,
-        keys: Sequence[str],
-        length_B: Sequence[int],
-        *,
-        by_source: bool,
+        self, adv_estimator: str, length_B: Sequence[int], *, by_source: bool
     ) -> dict[str, float]:
         """Return the metrics of the step, whose advantages are computed; see `batch_metrics`.
 
         Args:
             adv_estimator: `algorithm.adv_estimator`.
-            keys: `{uid}_{session}_{index}` of each row.
             length_B: the length of each row's response in tokens.
             by_source: whether rewards are also told by data source.
         """
-        assert self.rows is not None
         settings = settings_of_advantage(adv_estimator, self.settings)
         by_token = settings is not None and settings.batch_norm == "token"
         found = batch_metrics(
             self.rewards,
             self.rows.counted_B,
-            [group_of(key) for key in keys],
+            [group_of(key) for key in self.keys],
             # with by_token, those that are trained: rollout correction has changed the masks
             self.computed.trained_B if by_token else np.array(length_B),
             settings,
@@ -146,6 +137,8 @@ class Step:
 
 
 _current: ContextVar[Step | None] = ContextVar("verl_gdpo_step", default=None)
+# the legacy trainer whose `fit` runs in this context; verl's `compute_advantage` does not know it
+fitting: ContextVar[Any] = ContextVar("verl_gdpo_legacy_trainer", default=None)
 
 
 def current_step() -> Step | None:

@@ -8,8 +8,7 @@ Relies on verl 0.9, whose V1 and legacy trainers both have:
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import verl
@@ -19,8 +18,7 @@ from verl_gdpo.batch.rows import NOTES_KEY, OWN_KEY, as_json, as_numbers_or_text
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.of_run import settings_of_run
-from verl_gdpo.verl_hooks.dump_writer import DumpRows
-from verl_gdpo.verl_hooks.rollout_table import RolloutTable
+from verl_gdpo.verl_hooks.dump_writer import DumpRows, RolloutTable
 from verl_gdpo.verl_hooks.step import Step
 
 logger = logging.getLogger(__name__)
@@ -33,19 +31,6 @@ NOT_FULLY_ASYNC = (
 )
 
 
-def settings_at_start(config: Any) -> tuple[bool, GdpoSettings | None]:
-    """Return whether the reward manager is ours, and the settings; None if gdpo is not in use.
-
-    Raises:
-        ValueError: see `settings_of_run`.
-    """
-    # imported late: importing verl's legacy trainer must not import its reward loop
-    from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager
-
-    has_manager = runs_gdpo_manager(config)
-    return has_manager, settings_of_run(config, has_manager=has_manager)
-
-
 def refuse_trainer(config: Any) -> None:
     """Raise ValueError if the configuration is for a trainer on which gdpo must not run.
 
@@ -56,35 +41,60 @@ def refuse_trainer(config: Any) -> None:
 
 
 class TrainerMixin:
-    """Inactive unless the estimator or the reward manager is gdpo; `gdpo` is then None."""
+    """In front of the class of a trainer whose estimator or reward manager is gdpo."""
 
+    has_tracker = True  # of verl's, which can log tables
     config: Any
     global_steps: int
     logger: Any
     train_dataset: Any
     val_dataset: Any
+    gdpo: GdpoSettings
+    has_manager: bool
+    sources: set[str]  # of the training rows, as far as they are known
+    rollout_table: RolloutTable | None
+    dump_rows: DumpRows
+    is_dumping_rollouts: bool
 
-    rollout_table: RolloutTable | None = None
+    @classmethod
+    def in_front_of(cls, trainer_cls: type) -> type:
+        """Return a class of the same name, with this one in front."""
+        if issubclass(trainer_cls, cls):
+            return trainer_cls
+        return type(trainer_cls.__name__, (cls, trainer_cls), {"__module__": cls.__module__})
 
-    def read_settings(self, config: Any) -> None:
-        """Check the configuration, before anything is loaded.
+    @classmethod
+    def first_state(cls, config: Any) -> dict[str, Any] | None:
+        """Check the configuration; return the attributes of a new trainer, or None without gdpo.
 
         Raises:
-            ValueError: see `settings_of_run`.
+            ValueError: see `settings_of_run`, `RolloutTable.of` and `refuse_trainer`.
         """
-        self.has_manager, self.gdpo = settings_at_start(config)
-        if self.gdpo is not None:
-            logger.info(
-                "verl-gdpo %s replaces the gdpo of verl %s; adv_estimator=%s, "
-                "reward manager %s, %s",
-                verl_gdpo.__version__,
-                verl.__version__,
-                config.algorithm.adv_estimator,
-                config.reward.reward_manager.name,
-                self.gdpo,
-            )
-        self.sources: set[str] = set()  # of the training rows, as far as they are known
-        self.dump_rows, self.is_dumping_rollouts = DumpRows(), False
+        # imported late: importing verl's legacy trainer must not import its reward loop
+        from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager
+
+        has_manager = runs_gdpo_manager(config)
+        settings = settings_of_run(config, has_manager=has_manager)
+        table = RolloutTable.of(config, has_rewards=cls.has_tracker and settings is not None)
+        if settings is None:
+            return None
+        refuse_trainer(config)
+        logger.info(
+            "verl-gdpo %s replaces the gdpo of verl %s; adv_estimator=%s, reward manager %s, %s",
+            verl_gdpo.__version__,
+            verl.__version__,
+            config.algorithm.adv_estimator,
+            config.reward.reward_manager.name,
+            settings,
+        )
+        return {
+            "gdpo": settings,
+            "has_manager": has_manager,
+            "sources": set(),
+            "rollout_table": table,
+            "dump_rows": DumpRows(),
+            "is_dumping_rollouts": False,
+        }
 
     def check_rows(self) -> None:
         """Check the rows that our scorers will score, and learn the bounds of their rewards.
@@ -99,30 +109,27 @@ class TrainerMixin:
             if rows is not None:
                 if key == "train":
                     self.sources = {*rows["data_source"]}
-                    self.gdpo = settings_of_run(self.config, self.sources, has_manager=True)
+                    settings = settings_of_run(self.config, self.sources, has_manager=True)
+                    self.gdpo = settings or self.gdpo
                 check_ground_truths(rows, f"data.{key}_files")
 
-    def record(self, step: Step, keys: Sequence[str], lengths: Sequence[int]) -> dict[str, float]:
+    def record(self, step: Step, lengths: Sequence[int]) -> dict[str, float]:
         """Keep a batch for the dump, and return its metrics.
 
         Args:
             step: with its outcome.
-            keys: `{uid}_{session}_{index}` of each row.
             lengths: of each response, in tokens.
         """
-        assert step.rows is not None
         if self.config.trainer.get("rollout_data_dir"):
-            self.dump_rows.add(keys, lengths, step)
+            self.dump_rows.add(lengths, step)
         self.sources.update(step.rows.sources)
         estimator = self.config.algorithm.adv_estimator
-        return step.metrics(estimator, keys, lengths, by_source=len(self.sources) > 1)
+        return step.metrics(estimator, lengths, by_source=len(self.sources) > 1)
 
-    @contextmanager
-    def dumping_rollouts(self) -> Iterator[None]:
-        """While this block runs, verl dumps the rollouts of a step, and not those of validation."""
-        self.is_dumping_rollouts = self.gdpo is not None
+    def _log_rollout_data(self, *args: Any, **kwargs: Any) -> None:
+        self.is_dumping_rollouts = True  # those of a step, and not of validation
         try:
-            yield
+            super()._log_rollout_data(*args, **kwargs)  # type: ignore[misc]
         finally:
             self.is_dumping_rollouts = False
 
@@ -136,7 +143,7 @@ class TrainerMixin:
             if self.rollout_table is not None:
                 texts = kwargs["inputs"], kwargs["outputs"]
                 self.rollout_table.log(self.logger.logger, self.global_steps, *texts, ours)
-        elif self.gdpo is not None:  # validation
+        else:  # validation
             columns = {
                 str(name): [*map(as_json, values)]
                 for name, values in columns.items()
@@ -149,12 +156,11 @@ class TrainerMixin:
     def _val_metrics_update(
         self, sources: Any, uids: Any, infos: dict[str, list[Any]], *args: Any, **kwargs: Any
     ) -> Any:
-        if self.gdpo is not None:
-            infos = {
-                name: as_numbers_or_text(column)
-                for name, column in infos.items()
-                if name not in (NOTES_KEY, OWN_KEY)
-            }
+        infos = {
+            name: as_numbers_or_text(column)
+            for name, column in infos.items()
+            if name not in (NOTES_KEY, OWN_KEY)
+        }
         return super()._val_metrics_update(  # type: ignore[misc]
             sources, uids, infos, *args, **kwargs
         )

@@ -1,7 +1,7 @@
-"""Extends verl's V1 trainers, with a mixin in front of each trainer class that verl asks for.
+"""Extends verl's V1 trainers when they are made.
 
 Relies on verl 0.9:
-- `get_trainer_cls(mode)`, in both `verl.trainer.ppo.v1` and its `trainer_base`;
+- `PPOTrainer(config)`, which makes the replay buffer;
 - `PPOTrainer._setup`, which makes everything that a trainer needs before its first step;
 - the methods in `relied_on.py`, and the tag `response_len`;
 - `trainer_base.compute_advantage_for_multi_trajectories(data, ...)`, which returns `data` with the
@@ -12,112 +12,72 @@ Relies on verl 0.9:
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ray
-from verl.trainer.ppo import v1
+from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import trainer_base, utils
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 import verl_gdpo
 from verl_gdpo.run.folder import write_into_run_dir
-from verl_gdpo.settings.of_run import settings_of_run
 from verl_gdpo.verl_hooks.hang import watched, watched_from
-from verl_gdpo.verl_hooks.queue_reader import fetch_rows
-from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer
-from verl_gdpo.verl_hooks.resume import mend_tracker
-from verl_gdpo.verl_hooks.reward_manager import node_and_manager, runs_gdpo_manager
+from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer, fetch_rows
+from verl_gdpo.verl_hooks.reward_manager import node_and_manager
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
-from verl_gdpo.verl_hooks.rollout_table import RolloutTable
 from verl_gdpo.verl_hooks.step import Outcome, Step, current_step
 from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin
 
 
-@functools.cache
-def with_gdpo(trainer_cls: type) -> type:
-    """Return `trainer_cls` extended for GDPO, under the same name.
-
-    verl's `get_trainer_cls` extends every registered class. If you make a trainer in another way,
-    write `with_gdpo(MyTrainer)(config)`. A class that is already extended is returned unchanged.
-    """
-    if issubclass(trainer_cls, GdpoTrainer):
-        return trainer_cls
-    return type(trainer_cls.__name__, (GdpoTrainer, trainer_cls), {"__module__": __name__})
-
-
 class GdpoTrainer(TrainerMixin):
-    """Mixin for `PPOTrainer` classes; inactive unless the estimator or the manager is gdpo."""
+    """Mixin for `PPOTrainer` classes, of which a run with gdpo makes its trainer an instance."""
 
     replay_buffer: Any
     reward_loop_manager: Any
-    logger: Any
-
-    def __init__(self, config: Any) -> None:
-        self.read_settings(config)
-        self.rollout_table = RolloutTable.of(config, has_rewards=self.gdpo is not None)
-        super().__init__(config)  # type: ignore[call-arg]
 
     def _init_dataloader(self) -> None:
-        write_into_run_dir(self.config)
         super()._init_dataloader()  # type: ignore[misc]
         self.check_rows()
 
     def _setup(self) -> None:
-        with watched_from(self) if self.gdpo is not None else nullcontext():
+        with watched_from(self):
             super()._setup()  # type: ignore[misc]
         if self.has_manager:
             check_reward_workers(self.reward_loop_manager.reward_loop_workers, self.sources)
 
     def fit(self, agent_loop_manager: Any) -> None:
         try:
-            with watched(self) if self.gdpo is not None else nullcontext():
+            with watched(self):
                 super().fit(agent_loop_manager)  # type: ignore[misc]
         except ray.exceptions.ActorDiedError:
-            if self.gdpo is not None:
-                self.replay_buffer.guard.raise_if_dead()
+            self.replay_buffer.guard.raise_if_dead()
             raise
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()  # type: ignore[misc]
-        if self.gdpo is not None:
-            cls = type(buffer)
-            buffer.__class__ = type(cls.__name__, (GdpoBuffer, cls), {})
-            buffer.known_rows = {}
-            self.queue_actors = queue_actors()
-            tolerated = self.config.data.train_batch_size - 1
-            buffer.guard = RolloutGuard(
-                functools.partial(rollout_actors, self), tolerated=tolerated
-            )
-            is_sync = self.config.trainer.v1.trainer_mode == "sync"
-            # full_determinism asks for runs that can be repeated; asynchronous runs cannot
-            buffer.in_rounds = is_sync and self.config.actor_rollout_ref.rollout.full_determinism
-            if self.config.algorithm.adv_estimator == "gdpo":
-                buffer.filter_by(self.gdpo)
+        cls = type(buffer)
+        buffer.__class__ = type(cls.__name__, (GdpoBuffer, cls), {})
+        buffer.known_rows = {}
+        self.queue_actors = queue_actors()
+        tolerated = self.config.data.train_batch_size - 1
+        buffer.guard = RolloutGuard(functools.partial(rollout_actors, self), tolerated=tolerated)
+        is_sync = self.config.trainer.v1.trainer_mode == "sync"
+        # full_determinism asks for runs that can be repeated; asynchronous runs cannot
+        buffer.in_rounds = is_sync and self.config.actor_rollout_ref.rollout.full_determinism
+        if self.config.algorithm.adv_estimator == "gdpo":
+            buffer.filter_by(self.gdpo)
         return buffer
 
-    def _load_checkpoint(self) -> None:
-        if self.gdpo is not None and self.config.trainer.resume_mode == "auto":
-            mend_tracker(Path(self.config.trainer.default_local_dir))
-        super()._load_checkpoint()  # type: ignore[misc]
-
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        if self.gdpo is None:
-            return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         known = self.replay_buffer.known_rows
         rows = fetch_rows(batch.keys, batch.partition_id, batch.tags, known)
         known.clear()
         with Step(self.gdpo, replace(rows, step=self.global_steps)) as step:
             step.check(self.config.algorithm.adv_estimator)
             result = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        metrics.update(self.record(step, batch.keys, [tag["response_len"] for tag in batch.tags]))
+        metrics.update(self.record(step, [tag["response_len"] for tag in batch.tags]))
         return result
-
-    def _log_rollout_data(self, *args: Any, **kwargs: Any) -> None:
-        with self.dumping_rollouts():
-            super()._log_rollout_data(*args, **kwargs)  # type: ignore[misc]
 
 
 def check_reward_workers(workers: Sequence[Any], sources: Iterable[str]) -> None:
@@ -147,14 +107,18 @@ def check_reward_workers(workers: Sequence[Any], sources: Iterable[str]) -> None
             raise RuntimeError(f"reward worker on node {node}: {refusal}")
 
 
-def extending(get_trainer_cls: Callable[..., type]) -> Callable[..., type]:
-    """Return `get_trainer_cls` changed to extend each class that it returns."""
+def new_trainer(trainer_cls: type, *args: Any, **kwargs: Any) -> Any:
+    """Make a trainer, before its constructor runs: with `GdpoTrainer` in front if gdpo is in use.
 
-    @functools.wraps(get_trainer_cls)
-    def get_extended_trainer_cls(*args: Any, **kwargs: Any) -> type:
-        return with_gdpo(get_trainer_cls(*args, **kwargs))
-
-    return get_extended_trainer_cls
+    A trainer whose constructor gets something else than verl's configuration is made as it is.
+    """
+    (config, *_) = (*args, kwargs.get("config"))
+    state = GdpoTrainer.first_state(config) if OmegaConf.is_config(config) else None
+    if state is None:
+        return object.__new__(trainer_cls)
+    trainer: Any = object.__new__(GdpoTrainer.in_front_of(trainer_cls))
+    vars(trainer).update(state)
+    return trainer
 
 
 def refusing_unextended(setup: Callable[..., None]) -> Callable[..., None]:
@@ -165,16 +129,13 @@ def refusing_unextended(setup: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(setup)
     def check_and_set_up(self: Any) -> None:
-        if not isinstance(self, GdpoTrainer):
-            has_manager = runs_gdpo_manager(self.config)
-            if settings_of_run(self.config, has_manager=has_manager) is not None:
-                name = type(self).__name__
-                raise RuntimeError(
-                    f"gdpo: the trainer {type(self).__module__}.{name} is not extended by "
-                    "verl-gdpo. Make it as "
-                    f"verl_gdpo.verl_hooks.v1_trainer.with_gdpo({name})(config), or register it "
-                    "with verl's register_trainer and get it from get_trainer_cls"
-                )
+        if not isinstance(self, GdpoTrainer) and GdpoTrainer.first_state(self.config):
+            raise RuntimeError(
+                f"gdpo: the trainer {type(self).__module__}.{type(self).__name__} is not extended "
+                "by verl-gdpo, because it was made without verl's configuration as its first "
+                "argument, or as `config`"
+            )
+        write_into_run_dir(self.config)
         setup(self)
 
     return check_and_set_up
@@ -196,7 +157,7 @@ def noting_outcome(compute_advantage: Callable[..., Any]) -> Callable[..., Any]:
     return compute_and_note
 
 
-trainer_base.get_trainer_cls = v1.get_trainer_cls = extending(trainer_base.get_trainer_cls)
+PPOTrainer.__new__ = staticmethod(new_trainer)
 PPOTrainer._setup = refusing_unextended(PPOTrainer._setup)
 trainer_base.compute_advantage_for_multi_trajectories = noting_outcome(
     trainer_base.compute_advantage_for_multi_trajectories

@@ -12,7 +12,7 @@ from typing import Literal
 REPO = Path(__file__).resolve().parents[2]
 TESTS = (
     *("advantage/test_equation.py", "verl_hooks/test_estimator.py", "batch/test_metrics.py"),
-    *("batch/test_values.py", "advantage/test_variants.py", "verl_hooks/test_queue_reader.py"),
+    *("batch/test_values.py", "advantage/test_variants.py", "verl_hooks/test_replay_buffer.py"),
     "verl_hooks/test_fused_kernels.py",
 )
 HF = "verl_gdpo.cpu.hf_rollout"

@@ -33,7 +33,7 @@ import torch
 
 import verl_gdpo
 from verl_gdpo.data_prep.tool_rl import make_rows
-from verl_gdpo.run.lock import locked
+from verl_gdpo.run.processes import locked
 from workshop.tiny_policy import demonstrations, model
 from workshop.tiny_policy.demonstrations import (
     MAX_TOKENS,

@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from verl_gdpo.run.dump_reader import DUMPS_READ, dump_files, has_rewards
-from verl_gdpo.run.ends import NAMES, NOTHING, End, ends
 from verl_gdpo.run.folder import SCORE, gaps, training_rewards, validation_rewards
-from verl_gdpo.run.history import HEADER as STARTS
-from verl_gdpo.run.history import history
+from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, End, ends, history
 from verl_gdpo.run.scorer import HOW
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, compared, is_of_one_run
 from verl_gdpo.tools.report.sections import FEWEST_FOR_BAND, Table, names
@@ -28,12 +26,12 @@ def results(arms: Sequence[RunsOfArm]) -> Table:
     for name in rewards:
         for arm in arms:
             of_runs = [ends(run.metrics, name) for run in arm.runs]
-            cells = [_over_runs([e[what] for e in of_runs if what in e]) for what in NAMES]
+            cells = [_over_runs([e[what] for e in of_runs if what in e]) for what in ENDS]
             rows.append((name, arm.name, str(len(arm.runs)), *cells))
     caption = "Mean reward, higher is better"
     if any(len(arm.runs) >= FEWEST_FOR_BAND for arm in arms):
         caption += "; of five runs and more the median and, in brackets, the inter-quartile range"
-    return Table(caption, ("reward", "arm", "runs", *NAMES), rows, labels=2)
+    return Table(caption, ("reward", "arm", "runs", *ENDS), rows, labels=2)
 
 
 def _over_runs(found: Sequence[End]) -> str:

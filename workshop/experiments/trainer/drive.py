@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from verl_gdpo.run.lock import BusyError, locked
+from verl_gdpo.run.processes import BusyError, locked
 from workshop.experiments.trainer import results
 from workshop.experiments.trainer.results import Failure, Result
 from workshop.experiments.trainer.settings import Run

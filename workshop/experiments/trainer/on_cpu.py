@@ -10,7 +10,7 @@ from pathlib import Path
 
 from verl_gdpo.run.faults import failure_report
 from verl_gdpo.run.launch import launch
-from verl_gdpo.run.lock import locked
+from verl_gdpo.run.processes import locked
 from workshop.experiments.trainer import results
 from workshop.experiments.trainer.policy import make_policy, start_rates
 from workshop.experiments.trainer.results import Failure, Result

@@ -1,4 +1,4 @@
-"""The data sources of a run's rows, as far as files say them."""
+"""What is known of a run before verl starts Ray: the data sources of its rows."""
 
 import json
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
-from verl_gdpo.run.training_rows import training_sources
+from verl_gdpo.verl_hooks.driver import training_sources
 
 
 def sources(files, **data):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_gdpo.run.ray_sessions import clear_sessions
+from verl_gdpo.run.processes import clear_sessions
 
 
 def session(folder, process):
