@@ -130,7 +130,7 @@ def test_the_estimators_own_result_gives_the_same_metrics(monkeypatch, batch_nor
     given = of_rewards, counted, ids, lengths, gdpo, {}
     alone = batch_metrics(*given)
     scalars = scalars_of(of_rewards, counted, ids, gdpo, torch.from_numpy(lengths))
-    monkeypatch.setattr(metrics, "scalars_of", None)  # is not called
+    monkeypatch.setattr(metrics.advantages, "scalars_of", None)  # is not called
     assert batch_metrics(*given, scalars=scalars) == alone
     assert batch_metrics(*given, scalars=scalars._replace(S_B=scalars.S_B + 1)) != alone
 
@@ -471,7 +471,7 @@ def test_contributions_add_up(batch):
     gdpo = replace(batch["settings"], batch_norm="none", eps=1e-4)
     rewards = matrix(batch["rewards"], batch["weights"], batch["present"])
     group_B = np.unique(batch["groups"], return_inverse=True)[1]
-    scalars = metrics.scalars_of(rewards, np.ones(len(group_B), bool), group_B, gdpo)
+    scalars = metrics.advantages.scalars_of(rewards, np.ones(len(group_B), bool), group_B, gdpo)
     c_BK = contributions(
         scalars.z_BK.numpy(),
         scalars.S_B.numpy(),
