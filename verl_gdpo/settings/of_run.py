@@ -1,17 +1,14 @@
-"""Checks the settings of a whole run, before training: what cannot work together with GDPO."""
+"""The settings of a run, whose scorers declare rewards; refuses what cannot work with GDPO."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.rewards import TASK_OF, check_options, declared_bounds, declared_by
-from verl_gdpo.settings.algorithm import GdpoSettings, hint, plain
+from verl_gdpo.settings.algorithm import REWARDS, GdpoSettings, hint, plain
 from verl_gdpo.settings.reward_terms import line_of
-
-REWARDS = "algorithm.gdpo.rewards"
 
 
 def settings_of_run(
@@ -42,97 +39,75 @@ def settings_of_run(
     has_manager = uses_gdpo_manager(config) if has_manager is None else has_manager
     if not (uses_estimator or has_manager):
         return None
-    settings = GdpoSettings.from_algorithm(config.algorithm)
+    ours, options = _our_scorers(config, sources)
+    declared = scorers_bounds(config, sources) if has_manager else {}
+    settings = GdpoSettings.from_algorithm(config.algorithm, declared)
     if uses_estimator:
         _refuse_for_estimator(config)
     _refuse_reward_model(config.reward)
     _refuse_filtering_without_weights(config, settings)
-    _check_scorer_options(config, sources)
-    declared, disagreed = scorers_bounds(config, sources) if has_manager else ({}, set())
+    _check_scorer_options(config, ours, options)
     if has_manager and sources is not None and not is_recorded:
-        _refuse_partial(config, sources)
-    settings = replace(settings, bounds={**declared, **settings.bounds})
+        _refuse_partial(settings.said, ours, options)
     if uses_estimator:
+        disagreed = {name for name, pair in declared.items() if pair is None}
         later = disagreed if sources is None else set()
         used = {name for name, term in settings.terms.items() if term.is_used}
         settings.check_bounds(sorted(used - later))
     return settings
 
 
-def _refuse_partial(config: Any, sources: Iterable[str]) -> None:
-    """Raise ValueError if `algorithm.gdpo.rewards` says nothing of a reward of our scorers.
+def scorers_bounds(config: Any, sources: Iterable[str] | None) -> dict[str, Bounds | None]:
+    """Return {reward: bounds} that our scorers declare, None where they disagree.
 
     Args:
-        sources: the data sources of the rows.
+        sources: see `settings_of_run`.
     """
-    block = plain(OmegaConf.select(config, REWARDS))
-    if block is None or _custom_function(config) is not None:
-        return
+    declared = declared_bounds(*_our_scorers(config, sources))
+    return {name: pairs.pop() if len(pairs) == 1 else None for name, pairs in declared.items()}
+
+
+def _our_scorers(config: Any, sources: Iterable[str] | None) -> tuple[list[str], dict[str, Any]]:
+    """Return the data sources whose rows our scorers score, and the options of the scorers."""
+    is_custom = config.reward.custom_reward_function.path is not None
+    asked = TASK_OF if sources is None else sources
     options = plain(config.reward.get("reward_kwargs")) or {}
-    ours = sorted({*sources} & {*TASK_OF})
+    return [] if is_custom else sorted({*asked} & {*TASK_OF}), options
+
+
+def _refuse_partial(
+    said: Mapping[str, Any], ours: Sequence[str], options: Mapping[str, Any]
+) -> None:
+    """Raise ValueError if `algorithm.gdpo.rewards` says something, but nothing of some reward.
+
+    Args:
+        said: `GdpoSettings.said`.
+        ours: the data sources of the training rows that we score.
+        options: those of their scorers.
+    """
     known = {
         name: {name, *(verls for verls, our in TASK_OF[source].verl_names.items() if our == name)}
         for source in ours
         for name in declared_by(source, options)
     }
-    absent = [name for name, names in known.items() if not names & {*block}]
-    if not absent:
+    absent = [name for name, names in known.items() if not names & {*said}]
+    if not said or not absent:
         return
-    strange = [name for name in block if not any(name in names for names in known.values())]
+    strange = [name for name in said if not any(name in names for names in known.values())]
     close = "".join(f" ({name!r} is none of them{hint(name, [*known])})" for name in strange)
-    whole = {name: each for name, each in block.items() if name not in strange}
+    whole = {name: each for name, each in said.items() if name not in strange}
     raise ValueError(
-        f"{REWARDS} names {[*block]}, and says nothing of {absent}, which the scorer of the "
+        f"{REWARDS} names {[*said]}, and says nothing of {absent}, which the scorer of the "
         f"training rows ({', '.join(ours)}) returns too{close}. Give the weights that you want: "
         f"{line_of(REWARDS, {**whole, **dict.fromkeys(absent, 1.0)})}. With 0 a reward is scored "
         "and logged, and has no weight; with null it is left out"
     )
 
 
-def composed(config: Any, overrides: Sequence[str]) -> Any:
-    """Return a saved configuration with overrides, which mean what they mean to Hydra.
-
-    Relies on Hydra 1.3, whose `hydra.main` applies overrides in the same way.
-
-    Raises:
-        ValueError: an override cannot be parsed or applied.
-    """
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    changed: Any = OmegaConf.create(OmegaConf.to_container(config))
-    OmegaConf.set_struct(changed, True)
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        for override in parsed:
-            if override.is_sweep_override():
-                raise ValueError(f"{override.input_line}: expected one value")
-        ConfigLoaderImpl._apply_overrides_to_config(parsed, changed)
-        OmegaConf.resolve(changed)
-    except (HydraException, OmegaConfBaseException) as error:
-        said = " ".join(str(error).replace("use +", "use ++").split())
-        raise ValueError(f"{' '.join(overrides)}: {said}") from None
-    OmegaConf.set_struct(changed, False)
-    return changed
-
-
 def uses_gdpo_manager(config: Any) -> bool:
     """Return whether the reward manager is named gdpo. A subclass of ours may have another name."""
     manager = config.reward.reward_manager
     return bool(manager.source == "register" and manager.name == "gdpo")
-
-
-def scorers_bounds(
-    config: Any, sources: Iterable[str] | None
-) -> tuple[dict[str, tuple[float, float]], set[str]]:
-    """Return {reward: bounds} where our scorers agree, and the names of the other rewards."""
-    declared: Mapping[str, set[tuple[float, float]]] = {}
-    if _custom_function(config) is None:
-        options = plain(config.reward.get("reward_kwargs")) or {}
-        declared = declared_bounds(TASK_OF if sources is None else sources, options)
-    agreed = {name: pairs.copy().pop() for name, pairs in declared.items() if len(pairs) == 1}
-    return agreed, {*declared} - {*agreed}
 
 
 def refuse_kl_in_reward(algorithm: Any) -> None:
@@ -185,18 +160,13 @@ def _refuse_reward_model(reward: Any) -> None:
         )
 
 
-def _check_scorer_options(config: Any, sources: Iterable[str] | None) -> None:
+def _check_scorer_options(config: Any, ours: Sequence[str], options: Mapping[str, Any]) -> None:
     """Raise ValueError for `reward.reward_kwargs` that nothing reads."""
-    options = plain(config.reward.get("reward_kwargs")) or {}
     if not options or not uses_gdpo_manager(config):  # another manager may read them
         return
-    if _custom_function(config) is not None:
+    if config.reward.custom_reward_function.path is not None:
         raise ValueError(
             f"reward.reward_kwargs={options}: with reward.custom_reward_function.path set, nothing "
             "reads them. Options of your function go to reward.custom_reward_function.reward_kwargs"
         )
-    check_options(options, TASK_OF if sources is None else sources)
-
-
-def _custom_function(config: Any) -> Any:
-    return config.reward.custom_reward_function.path
+    check_options(options, ours)

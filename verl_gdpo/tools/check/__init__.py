@@ -15,7 +15,6 @@ from typing import Any
 
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.of_run import settings_of_run, uses_gdpo_manager
-from verl_gdpo.tools.check.compose import add_config_arguments, compose_given
 from verl_gdpo.tools.check.data_files import (
     DataFile,
     count_steps,
@@ -39,6 +38,7 @@ from verl_gdpo.tools.check.rules import (
     unusable_numbers,
     validate,
 )
+from verl_gdpo.tools.compose import add_config_arguments, compose_given
 
 Plan = tuple[GdpoSettings | None, list[str]]
 

@@ -5,7 +5,7 @@ the step's dump, with padding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ from verl_gdpo.batch.rows import RewardRows
 from verl_gdpo.run.dump_reader import reward_rows
 from verl_gdpo.run.folder import load_config
 from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings, hint
-from verl_gdpo.settings.of_run import composed, scorers_bounds, settings_of_run
+from verl_gdpo.settings.of_run import scorers_bounds, settings_of_run
 from verl_gdpo.settings.reward_terms import line_of
 from verl_gdpo.tools import RECIPES
+from verl_gdpo.tools.compose import composed
 
 ARMS: Mapping[str, Mapping[str, Any]] = {  # the `algorithm` block of recipes/estimator/NAME.yaml
     path.stem: OmegaConf.to_container(OmegaConf.load(path).algorithm)  # type: ignore[misc]
@@ -46,7 +47,7 @@ class Arm:
     name: str
     algorithm: Mapping[str, Any]
     settings: GdpoSettings
-    declared: Mapping[str, Bounds]  # bounds from scorers; bounds in `algorithm` replace them
+    declared: Mapping[str, Bounds | None]  # by scorers; bounds in `algorithm` replace them
     run: Any = None  # the whole configuration of the run, as a DictConfig
     sources: Iterable[str] | None = None  # of the run's rows
 
@@ -55,13 +56,12 @@ class Arm:
         cls,
         name: str,
         algorithm: Mapping[str, Any],
-        declared: Mapping[str, Bounds],
+        declared: Mapping[str, Bounds | None],
         run: Any = None,
         sources: Iterable[str] | None = None,
     ) -> "Arm":
         """Return the arm; raise ValueError for settings that `GdpoSettings` refuses."""
-        settings = GdpoSettings.from_algorithm(algorithm)
-        settings = replace(settings, bounds={**declared, **settings.bounds})
+        settings = GdpoSettings.from_algorithm(algorithm, declared)
         return cls(name, algorithm, settings, declared, run, sources)
 
     def as_arm(self, name: str) -> "Arm":
@@ -121,7 +121,7 @@ def read_run(path: Path, sources: Iterable[str] | None = None) -> Arm:
     """
     config = load_config(path)
     try:
-        declared = scorers_bounds(config, sources)[0] if "reward" in config else {}
+        declared = scorers_bounds(config, sources) if "reward" in config else {}
         algorithm: Any = OmegaConf.to_container(config.algorithm, resolve=True)
     except OmegaConfBaseException as error:
         raise ValueError(f"{path}: {error}") from None

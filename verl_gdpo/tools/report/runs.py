@@ -6,7 +6,7 @@ seeds and folders.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -241,10 +241,9 @@ def bounds_of_run(rollouts: Path | None, config: Any) -> dict[str, Bounds]:
 
 
 def _bounds_of(config: Any, sources: set[str] | None) -> dict[str, Bounds]:
-    settings = GdpoSettings.from_algorithm(config.algorithm)
-    if OmegaConf.select(config, "reward.reward_manager") and uses_gdpo_manager(config):
-        declared, _ = scorers_bounds(config, sources)
-        settings = replace(settings, bounds={**declared, **settings.bounds})
+    has_manager = OmegaConf.select(config, "reward.reward_manager") and uses_gdpo_manager(config)
+    declared = scorers_bounds(config, sources) if has_manager else {}
+    settings = GdpoSettings.from_algorithm(config.algorithm, declared)
     ranges = {name: settings.range_of(name) for name in settings.bounds}
     return {name: pair for name, pair in ranges.items() if pair is not None}
 
