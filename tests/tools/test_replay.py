@@ -52,8 +52,8 @@ def write(folder, steps, algorithm=None):
 
 
 def replayed(folder, algorithm, *others, **options):
-    arms = [Arm.of(f"other{i}", other, {}) for i, other in enumerate(others)]
-    return Replay(Arm.of("run", algorithm, {}), arms, **options).read(dump_files(folder)[0])
+    arms = [Arm(f"other{i}", other, {}) for i, other in enumerate(others)]
+    return Replay(Arm("run", algorithm, {}), arms, **options).read(dump_files(folder)[0])
 
 
 def advantages(replay, name, step=0):
@@ -178,9 +178,7 @@ def test_every_arm_is_the_oracles(tmp_path, name):
     )
     # whatever the run did, only its rewards pass to an arm
     run = {"adv_estimator": "gdpo", "gdpo": {**weights["gdpo"], "batch_norm": "none"}}
-    replay = replayed(
-        write(tmp_path, {1: rows}), run, Arm.of("run", run, {}).as_arm(name).algorithm
-    )
+    replay = replayed(write(tmp_path, {1: rows}), run, Arm("run", run, {}).as_arm(name).algorithm)
     np.testing.assert_allclose(advantages(replay, "other0"), expected, atol=2e-6)
 
 
@@ -340,7 +338,7 @@ def test_a_later_step_may_differ_more(tmp_path):
     ],
 )
 def test_overrides_mean_what_they_mean_in_training(algorithm, overrides, expected):
-    own = Arm.of("run", algorithm, {})
+    own = Arm("run", algorithm, {})
     if isinstance(expected, str):  # Hydra refuses it in training too
         with pytest.raises(ValueError, match=re.escape(expected)):
             own.changed("changed", overrides)

@@ -170,7 +170,7 @@ def _try_rewards(
 ) -> None:
     """Score made-up responses with the reward functions, and print the results."""
     from verl_gdpo.tools.check.dry_run import score_rows
-    from verl_gdpo.tools.check.score_tables import describe, same_everywhere, unused_rewards
+    from verl_gdpo.tools.check.score_tables import Tables, unused_rewards
 
     rows = pick_rows(training, validation, options.rows)
     if not rows:
@@ -186,8 +186,9 @@ def _try_rewards(
         return
     output.say(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
     output.say(unused_rewards(run, settings), WARNING)
-    for text in describe(run, settings):
+    tables = Tables(run, settings)
+    for text in tables:
         output.show(f"\n{text}")
     output.show("")
     if options.brief:  # elsewhere the tables mark them
-        output.say(same_everywhere(run, settings), WARNING)
+        output.say(tables.same_everywhere(), WARNING)

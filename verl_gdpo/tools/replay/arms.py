@@ -5,7 +5,7 @@ the step's dump, with padding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,27 +42,18 @@ READ_BY_GDPO = (*READ_BY_GRPO, *(f"algorithm.gdpo.{key}" for key in SETTING_KEYS
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to compute advantages."""
+    """One way to compute advantages; raises ValueError for settings that `GdpoSettings` refuses."""
 
     name: str
     algorithm: Mapping[str, Any]
-    settings: GdpoSettings
     declared: Mapping[str, Bounds | None]  # by scorers; bounds in `algorithm` replace them
     run: Any = None  # the whole configuration of the run, as a DictConfig
     sources: Iterable[str] | None = None  # of the run's rows
+    settings: GdpoSettings = field(init=False)
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        algorithm: Mapping[str, Any],
-        declared: Mapping[str, Bounds | None],
-        run: Any = None,
-        sources: Iterable[str] | None = None,
-    ) -> "Arm":
-        """Return the arm; raise ValueError for settings that `GdpoSettings` refuses."""
-        settings = GdpoSettings.from_algorithm(algorithm, declared)
-        return cls(name, algorithm, settings, declared, run, sources)
+    def __post_init__(self) -> None:
+        settings = GdpoSettings.from_algorithm(self.algorithm, self.declared)
+        object.__setattr__(self, "settings", settings)
 
     def as_arm(self, name: str) -> "Arm":
         """Return the arm `name` of the recipes, with rewards, weights, conditions and eps kept."""
@@ -72,7 +63,7 @@ class Arm:
         kept = {key: value for key, value in self.algorithm.items() if key not in ("gdpo", READ[1])}
         kept_in_gdpo = {key: block[key] for key in KEPT_BY_ARMS_IN_GDPO if key in block}
         algorithm = {**kept, READ[1]: True, **arm, "gdpo": {**kept_in_gdpo, **arm.get("gdpo", {})}}
-        return Arm.of(name, algorithm, self.declared, self.run, self.sources)
+        return replace(self, name=name, algorithm=algorithm)
 
     def changed(self, name: str, overrides: Sequence[str]) -> "Arm":
         """Return the arm with overrides, which mean what they mean in the training command.
@@ -83,27 +74,23 @@ class Arm:
         """
         config = OmegaConf.create({}) if self.run is None else self.run.copy()
         config.algorithm = dict(self.algorithm)
-        keys = [override.partition("=")[0].strip("+~ ") for override in overrides]
         changed = composed(config, overrides)
         algorithm: Any = OmegaConf.to_container(changed.algorithm)
-        is_grpo = algorithm.get("adv_estimator") == "grpo"
+        who, read = "gdpo", READ_BY_GDPO
+        if algorithm.get("adv_estimator") == "grpo":
+            who, read = "verl's grpo", READ_BY_GRPO
+        keys = [override.partition("=")[0].strip("+~ ") for override in overrides]
         for key, override in zip(keys, overrides, strict=True):
-            read = READ_BY_GRPO if is_grpo else READ_BY_GDPO
             if not f"{key}.".startswith(tuple(f"{known}." for known in read)):
-                who = "verl's grpo" if is_grpo else "gdpo"
                 raise ValueError(f"{override}: {who} does not read it{hint(key, read)}")
         if OmegaConf.select(changed, "reward.reward_model") is not None:
             is_recorded = not any(f"{key}.".startswith("algorithm.gdpo.rewards.") for key in keys)
             settings_of_run(changed, self.sources, is_recorded=is_recorded)
-        return Arm.of(name, algorithm, self.declared, self.run, self.sources)
+        return replace(self, name=name, algorithm=algorithm)
 
     @property
     def estimator(self) -> str:
         return str(self.algorithm.get("adv_estimator", "gdpo"))
-
-    @property
-    def is_known(self) -> bool:
-        return self.estimator in ("gdpo", "grpo")
 
     def __str__(self) -> str:
         """Return the settings that replay reads, in the syntax of overrides."""
@@ -125,7 +112,7 @@ def read_run(path: Path, sources: Iterable[str] | None = None) -> Arm:
         algorithm: Any = OmegaConf.to_container(config.algorithm, resolve=True)
     except OmegaConfBaseException as error:
         raise ValueError(f"{path}: {error}") from None
-    return Arm.of("run", algorithm, declared, config, sources)
+    return Arm("run", algorithm, declared, config, sources)
 
 
 @dataclass(frozen=True)
@@ -147,14 +134,12 @@ class Step:
             ValueError: an advantage, or the score of a dump without them, is no finite number.
         """
         has_advantages = any(row["advantage"] is not None for row in rows)
-        has_tokens = all(row["trained_tokens"] is not None for row in rows)
+        tokens = [row["trained_tokens"] for row in rows]
         return cls(
             number=number,
             rewards=reward_rows(rows, number),
             group_ids=np.array([row["group"] for row in rows]),
-            tokens_B=np.array([row["trained_tokens"] for row in rows], dtype=np.int64)
-            if has_tokens
-            else None,
+            tokens_B=None if None in tokens else np.array(tokens, dtype=np.int64),
             logged_B=_finite(rows, "advantage") if has_advantages else None,
             score_B=np.zeros(len(rows)) if has_advantages else _finite(rows, "score"),
         )

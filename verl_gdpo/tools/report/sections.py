@@ -82,12 +82,6 @@ def of_each_arm(
     return [f"{name}: {text}" for name, text in found.items()] or [otherwise]
 
 
-def listed(texts: Sequence[str], most: int = 3) -> str:
-    """The first texts, and how many more there are."""
-    more = [f"and {len(texts) - most} more"] if len(texts) > most else []
-    return ", ".join([*texts[:most], *more])
-
-
 def recent(arm: RunsOfArm, read: Read) -> float:
     """The mean over the runs of the mean over their last steps; NaN where no run has it."""
     found = over_runs(arm, read, SMOOTHED_STEPS)

@@ -12,7 +12,7 @@ from verl_gdpo.run.folder import SCORE, gaps, training_rewards, validation_rewar
 from verl_gdpo.run.history import HEADER as STARTS
 from verl_gdpo.run.history import history
 from verl_gdpo.run.scorer import HOW
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, compared, is_of_one_run
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, compared, differing
 from verl_gdpo.tools.report.sections import FEWEST_FOR_BAND, Table, names
 
 RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
@@ -73,17 +73,14 @@ def differences(arms: Sequence[RunsOfArm]) -> Table | None:
     """
     members = [(arm.name, run) for arm in arms for run in arm.runs if run.config]
     settings = compared([run for _, run in members])
-    read = [(name, one) for (name, _), one in zip(members, settings, strict=True)]
-    keys = sorted({key for _, one in read for key in one if not is_of_one_run(key)})
     rows = []
-    for key in keys:
-        values = {arm.name: dict.fromkeys(_at(key, read, arm.name)) for arm in arms}
-        if len({value for of_arm in values.values() for value in of_arm}) > 1:
-            rows.append((key, *(", ".join(of_arm) for of_arm in values.values())))
-    if not rows:
-        return None
-    header = ("key", *(arm.name for arm in arms))
-    return Table("Where the configurations differ", header, rows, labels=len(header))
+    for key in differing(settings):
+        values: dict[str, dict[str, None]] = {arm.name: {} for arm in arms}
+        for (name, _), one in zip(members, settings, strict=True):
+            values[name][one.get(key, "not there")] = None
+        rows.append((key, *map(", ".join, values.values())))
+    header, caption = ("key", *(arm.name for arm in arms)), "Where the configurations differ"
+    return Table(caption, header, rows, labels=len(header)) if rows else None
 
 
 def starts(arms: Sequence[RunsOfArm]) -> Table | None:
@@ -93,10 +90,6 @@ def starts(arms: Sequence[RunsOfArm]) -> Table | None:
         return None
     rows = [(name, *row) for name, found in of_runs.items() for row in found]
     return Table("The starts of each run", ("run", *STARTS), rows, 1 + len(STARTS), wraps=True)
-
-
-def _at(key: str, read: Sequence[tuple[str, dict[str, str]]], arm: str) -> list[str]:
-    return [one.get(key, "not there") for name, one in read if name == arm]
 
 
 def warnings(arms: Sequence[RunsOfArm]) -> list[str]:
