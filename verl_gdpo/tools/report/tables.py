@@ -15,6 +15,10 @@ from verl_gdpo.run.scorer import HOW
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, compared, differing
 from verl_gdpo.tools.report.sections import FEWEST_FOR_BAND, Table, names
 
+# what each input makes possible, and how to have it
+OF_METRICS = "curves, response length, validation"
+OF_NAMES = "curve of each reward, influence, collapse, and most findings"
+OF_CONFIG = "model, data, seeds, and weights of the rewards"
 RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
 MANAGER = "train with reward.reward_manager.name=gdpo, which works with grpo too"
 CONFIG = "name it with --config; Hydra writes outputs/DATE/TIME/.hydra/config.yaml"
@@ -156,25 +160,11 @@ def inputs(arms: Sequence[RunsOfArm]) -> Table:
 
 def inputs_of(run: Run) -> list[Input]:
     """What was found of a run, and what was not."""
-    rewards, config = named_rewards(run), run.config is not None
+    listed, config = ", ".join(named_rewards(run)), run.config is not None
     return [
-        Input(
-            "metrics",
-            f"{len(run.metrics)} steps, from {run.tracker}",
-            "curves, response length, validation",
-        ),
-        Input(
-            "rewards by name",
-            ", ".join(rewards) or "their sum alone",
-            "curve of each reward, influence, collapse, and most findings",
-            "" if rewards else MANAGER,
-        ),
-        Input(
-            "configuration",
-            "yes" if config else "no",
-            "model, data, seeds, and weights of the rewards",
-            "" if config else CONFIG,
-        ),
+        Input("metrics", f"{len(run.metrics)} steps, from {run.tracker}", OF_METRICS),
+        Input("rewards by name", listed or "their sum alone", OF_NAMES, "" if listed else MANAGER),
+        Input("configuration", "yes" if config else "no", OF_CONFIG, "" if config else CONFIG),
         *_of_rollouts(run),
     ]
 
