@@ -6,7 +6,13 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.rewards import TASK_OF, check_options, declared_bounds, declared_by
+from verl_gdpo.rewards import (
+    TASK_OF,
+    belongs_elsewhere,
+    check_options,
+    declared_bounds,
+    declared_by,
+)
 from verl_gdpo.settings.algorithm import REWARDS, GdpoSettings, hint, plain
 from verl_gdpo.settings.reward_terms import line_of
 
@@ -65,6 +71,24 @@ def scorers_bounds(config: Any, sources: Iterable[str] | None) -> dict[str, Boun
     """
     declared = declared_bounds(*_our_scorers(config, sources))
     return {name: pairs.pop() if len(pairs) == 1 else None for name, pairs in declared.items()}
+
+
+def named_rewards(
+    settings: GdpoSettings, info: Mapping[str, Any], data_source: str
+) -> dict[str, Any]:
+    """Return what a scorer of ours returned for a row, under the names that the settings use.
+
+    These may be the names of verl's own scorer. A reward that the settings name, and only rows of
+    other data sources have, does not apply: it is None.
+    """
+    task, wanted = TASK_OF.get(data_source), settings.names
+    named = dict(info)
+    for verls, ours in (task.verl_names if task else {}).items():
+        for name, other in ((verls, ours), (ours, verls)):
+            if name in wanted and name not in named and other in named:
+                named[name] = named.pop(other)
+    elsewhere = [name for name in wanted if belongs_elsewhere(name, data_source)]
+    return {**dict.fromkeys(elsewhere), **named}
 
 
 def _our_scorers(config: Any, sources: Iterable[str] | None) -> tuple[list[str], dict[str, Any]]:

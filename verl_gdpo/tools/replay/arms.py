@@ -19,11 +19,11 @@ from verl_gdpo.advantage.equation_inputs import VERL_EPS
 from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.batch.advantages import Bools, Floats, Ints, scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.rows import RewardRows
+from verl_gdpo.batch.rows import RewardRows, columns_of
 from verl_gdpo.run.dump_reader import reward_rows
 from verl_gdpo.run.folder import load_config
 from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings, hint
-from verl_gdpo.settings.of_run import scorers_bounds, settings_of_run
+from verl_gdpo.settings.of_run import named_rewards, scorers_bounds, settings_of_run
 from verl_gdpo.settings.reward_terms import line_of
 from verl_gdpo.tools import RECIPES
 from verl_gdpo.tools.compose import composed
@@ -32,6 +32,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {  # the `algorithm` block of recipes/es
     path.stem: OmegaConf.to_container(OmegaConf.load(path).algorithm)  # type: ignore[misc]
     for path in sorted((RECIPES / "estimator").glob("*.yaml"))
 }
+COMPUTED = ("gdpo", "grpo")  # estimators
 # an arm changes how rewards are normalised; these keys of `gdpo` keep their values from the run
 KEPT_BY_ARMS_IN_GDPO = ("rewards", "eps")
 # the keys that replay's grpo reads; its gdpo also reads everything in `algorithm.gdpo`
@@ -151,6 +152,17 @@ class Step:
         result: Bools = has_tokens_B & ~self.rewards.is_padding_B
         return result
 
+    def matrix(self, arm: Arm, has_our_scorers: bool) -> RewardMatrix:
+        """Return the rewards of an arm, named as the reward manager names them in training."""
+        rows = self.rewards
+        if has_our_scorers and arm.settings.rewards is not None:
+            infos = [
+                named_rewards(arm.settings, rows.info(row), source)
+                for row, source in enumerate(rows.sources)
+            ]
+            rows = replace(rows, columns=columns_of(infos))
+        return RewardMatrix.of(rows, arm.settings)
+
     def of_score(self, normalize_by_std: bool) -> Floats:
         """Return the advantages of verl's grpo on the score of the dump."""
         return self._of_sessions(self._grpo(self.score_B, normalize_by_std))
@@ -175,7 +187,10 @@ class Step:
             scores_B = rewards.values_BK @ np.array(list(rewards.weights.values()))
             A_B = self._grpo(scores_B, arm.settings.normalize_by_std)
         else:
-            raise ValueError(f"adv_estimator={arm.estimator}: replay only computes gdpo and grpo")
+            close = hint(arm.estimator, COMPUTED)
+            raise ValueError(
+                f"adv_estimator={arm.estimator}: replay only computes gdpo and grpo{close}"
+            )
         return self._of_sessions(A_B)
 
     def _grpo(self, scores_B: Floats, normalize_by_std: bool) -> Floats:

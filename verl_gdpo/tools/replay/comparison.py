@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from omegaconf import OmegaConf
 
 from verl_gdpo.advantage.zero import SAME_STD, is_apart, is_the_sum, std_or_0
 from verl_gdpo.batch.advantages import Bools, Floats, Ints, correlation, tied_pairs, within_groups
@@ -22,7 +23,7 @@ from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.terminal import printable, render
 from verl_gdpo.tools.advice.evidence import StepEvidence, look
-from verl_gdpo.tools.replay.arms import Arm, Step, group_numbers
+from verl_gdpo.tools.replay.arms import COMPUTED, Arm, Step, group_numbers
 
 LOGGED, OF_SCORE = "logged", "grpo of score"
 IDENTITY = ("group", "session", "uid", "data_source", "response_tokens", "trained_tokens")
@@ -176,6 +177,14 @@ class Replay:
     tables: list[pd.DataFrame] = field(default_factory=list)  # with `keep_table`, one a step
     evidence: list[StepEvidence] = field(default_factory=list)  # of what GDPO would change
 
+    @property
+    def has_our_scorers(self) -> bool:
+        """Whether the rewards are those of scorers of ours, as far as is known."""
+        if self.scorer is not None:
+            return self.scorer.is_task
+        path = "reward.custom_reward_function.path"
+        return self.own.run is None or OmegaConf.select(self.own.run, path) is None
+
     def read(self, files: Iterable[Path]) -> "Replay":
         """Read the files; raise ValueError if the arms cannot be computed for one of them."""
         for file in files:
@@ -188,10 +197,10 @@ class Replay:
 
     def _add(self, number: int, rows: Rows) -> None:
         step = Step.of(number, rows)
-        own = RewardMatrix.of(step.rewards, self.own.settings)
+        own = step.matrix(self.own, self.has_our_scorers)
         self.row_count += len(rows)
         reference_B = self._reference(step)
-        if self.own.estimator in ("gdpo", "grpo") and self.scorer is None:
+        if self.own.estimator in COMPUTED and self.scorer is None:
             difference_B = np.abs(step.advantages(self.own, own) - reference_B)
             row = int(difference_B.argmax())
             if self.worst is None or difference_B[row] > self.worst.difference:
@@ -201,7 +210,7 @@ class Replay:
         columns = {self.reference: Column.of(reference_B[rows_B], group_B, own, rows_B)}
         names = dict.fromkeys([*own.weights, *self.own.settings.names])
         for arm in self.alternatives:
-            matrix = RewardMatrix.of(step.rewards, arm.settings)
+            matrix = step.matrix(arm, self.has_our_scorers)
             A_B = step.advantages(arm, matrix)[rows_B]
             columns[arm.name] = Column.of(A_B, group_B, matrix, rows_B)
             names |= dict.fromkeys([*matrix.weights, *arm.settings.names])

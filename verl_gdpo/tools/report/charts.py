@@ -22,7 +22,6 @@ from verl_gdpo.tools.report.sections import (
     SMOOTHED,
     SMOOTHED_STEPS,
     Chart,
-    Read,
     Section,
     absent,
     arm_lines,
@@ -196,8 +195,12 @@ def chart_of_each_reward(arm: RunsOfArm, statistic: str) -> list[Chart]:
     """
     what, ylabel = OF_EACH_REWARD[statistic]
     read_each = partial(of_each_reward, statistic=statistic)
-    reads = {name: one_of(read_each, name) for name in names([arm], read_each)}
-    lines = _lines_of(arm, reads, REWARD_LOOKS, SMOOTHED_STEPS)
+    lines = []
+    for number, name in enumerate(names([arm], read_each)):
+        # when the looks are used up they come again with a change
+        again, which = divmod(number, len(REWARD_LOOKS))
+        look = REWARD_LOOKS[which] + again * len(REWARD_LOOKS)
+        lines += lines_of(arm, one_of(read_each, name), name, look, SMOOTHED_STEPS)
     return _chart(f"{statistic}-{arm.name}", f"{arm.name}: {what}, {SMOOTHED}", ylabel, lines)
 
 
@@ -324,8 +327,11 @@ def collapse(arms: Sequence[RunsOfArm]) -> Section:
 
 def _of_both(arm: RunsOfArm, keys: Mapping[str, str], what: str, ylabel: str) -> list[Chart]:
     """What GDPO and GRPO make of the rewards of one arm."""
-    reads: dict[str, Read] = {name: partial(curve, key=key) for name, key in keys.items()}
-    lines = _lines_of(arm, reads, range(len(reads)))
+    lines = [
+        line
+        for look, (name, key) in enumerate(keys.items())
+        for line in lines_of(arm, partial(curve, key=key), name, look)
+    ]
     says = f"{what.capitalize()} at the first to the last step"
     name, digits = f"{what.split()[0]}-{arm.name}", 3 if keys is TIED else 0
     return _chart(name, f"{arm.name}: {what}", ylabel, lines, says, digits)
@@ -333,15 +339,3 @@ def _of_both(arm: RunsOfArm, keys: Mapping[str, str], what: str, ylabel: str) ->
 
 def _absent_keys(arms: Sequence[RunsOfArm], source: str, *keys: str) -> list[str]:
     return absent(arms, {key: partial(curve, key=key) for key in keys}, source)
-
-
-def _lines_of(
-    arm: RunsOfArm, reads: Mapping[str, Read], looks: Sequence[int], smooth: int = 1
-) -> list[Line]:
-    """Several quantities of one arm; when the looks are used up they come again with a change."""
-    found = []
-    for number, (name, read) in enumerate(reads.items()):
-        again, which = divmod(number, len(looks))
-        look = looks[which] + again * len(REWARD_LOOKS)
-        found += lines_of(arm, read, name, look, smooth)
-    return found

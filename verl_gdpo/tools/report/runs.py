@@ -94,6 +94,11 @@ class Band:
     high: list[float]
     runs: int
 
+    @property
+    def edges(self) -> tuple[list[float], ...]:
+        """The quartiles; one run has none."""
+        return (self.low, self.high) if self.runs > 1 else ()
+
 
 def read_arms(
     sources: Sequence[Path | str],

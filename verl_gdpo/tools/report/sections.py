@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from verl_gdpo.run.folder import Metrics
 from verl_gdpo.tools.plots import Line, Panel
-from verl_gdpo.tools.report.runs import Band, Curve, RunsOfArm, over_runs
+from verl_gdpo.tools.report.runs import Curve, RunsOfArm, over_runs
 
 Read = Callable[[Metrics], Curve]
 ReadEach = Callable[[Metrics], Mapping[str, Curve]]
@@ -120,17 +120,18 @@ def lines_of(arm: RunsOfArm, read: Read, label: str, look: int, smooth: int = 1)
 
     Quartiles of a few runs would say more than is known.
     """
-    if len(arm.runs) >= FEWEST_FOR_BAND:
-        found = over_runs(arm, read, smooth)
-        return [] if found is None else [line(label, found, look)]
-    alone = [over_runs(RunsOfArm(arm.name, [run]), read, smooth) for run in arm.runs]
-    return [line(label, found, look) for found in alone if found is not None]
-
-
-def line(label: str, found: Band, look: int) -> Line:
-    """A band as something to draw; one run has no band around its line."""
-    low, high = (found.low, found.high) if found.runs > 1 else ((), ())
-    return Line(label, found.steps, found.median, low, high, look=look)
+    alone = [RunsOfArm(arm.name, [run]) for run in arm.runs]
+    return [
+        Line(
+            label,
+            found.steps,
+            found.median,
+            *found.edges,
+            look=look,
+        )
+        for one in ([arm] if len(arm.runs) >= FEWEST_FOR_BAND else alone)
+        if (found := over_runs(one, read, smooth))
+    ]
 
 
 def first_to_last(panel: Panel, digits: int = 2) -> str:
