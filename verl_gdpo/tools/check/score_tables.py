@@ -22,6 +22,7 @@ from verl_gdpo.tools.check.dry_run import FIRST_STEP, WORDS, DryRun
 NEVER_VARIES = "NEVER VARIES"
 STATISTICS = ("min", "max", "variance", "")  # the last is a remark
 Line = tuple[str, ...]  # cells of a table
+LEFT = {5: (0, 4), 7: (0, 2, 6)}  # {columns of a table: those with words}
 
 
 @dataclass
@@ -43,10 +44,10 @@ class Tables:
         self.places: dict[str, list[int]] = {}  # of the samples of each data source
         for place, sample in enumerate(self.run.samples):
             self.places.setdefault(sample.source, []).append(place)
-        if self.settings is None:
-            self.header, self.left, lines_of = ("", *STATISTICS), (0, 4), self._score_lines
-        else:
-            self.header, self.left = ("reward", "weight", "counts if", *STATISTICS), (0, 2, 6)
+        self.header: Line = ("", *STATISTICS)
+        lines_of = self._score_lines
+        if self.settings is not None:
+            self.header = ("reward", "weight", "counts if", *STATISTICS)
             self.rows, lines_of = _rows(self.run), self._reward_lines
             self.rewards = RewardMatrix.of(self.rows, self.settings)
         self.lines = {source: [*lines_of(here)] for source, here in self.places.items()}
@@ -54,7 +55,7 @@ class Tables:
     def __iter__(self) -> Iterator[str]:
         for source, lines in self.lines.items():
             title = f"data_source {source!r}, {len(self.places[source])} responses:"
-            yield f"{title}\n{render(self.header, lines, self.left)}"
+            yield f"{title}\n{render(self.header, lines, LEFT[len(self.header)])}"
         if self.settings is not None:
             seen = look(self.rewards, self.rows.counted_B, self.group_B.astype(str))
             yield of_made_up_responses(Evidence([seen], self.settings))
@@ -112,7 +113,7 @@ class Tables:
         columns = [*shown_BK.T, *(x.numpy() for x in (gdpo.S_B, gdpo.A_B, grpo.A_B))]
         lines = [
             (samples[i].kind, *(f"{column[i]:.3f}".replace("nan", "-") for column in columns))
-            for i in np.flatnonzero(self.group_B == 0)
+            for i in np.flatnonzero(self.group_B == 0).tolist()
         ]
         table = render(("response", *rewards.weights, "S", "gdpo", "grpo"), lines)
         return (

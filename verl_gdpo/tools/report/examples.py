@@ -141,7 +141,6 @@ def _kind(step: _Step, rows: Sequence[int]) -> str | None:
 def _example(kind: str, step: _Step, rows: Sequence[int]) -> ExampleGroup:
     """A group with its prompt, ground truth and responses, which are read now."""
     texts, matrix = read_texts(step.file, {*rows}), step.rewards
-    shown_BK = np.where(matrix.present_BK, matrix.values_BK, None)
     return ExampleGroup(
         kind=kind,
         step=int(step.file.stem),
@@ -151,7 +150,12 @@ def _example(kind: str, step: _Step, rows: Sequence[int]) -> ExampleGroup:
             Rollout(
                 output=str(texts[row]["output"] or ""),
                 tokens=step.dump[row]["response_tokens"],
-                rewards=dict(zip(matrix.weights, shown_BK[row], strict=True)),
+                rewards={
+                    name: float(value) if is_there else None
+                    for name, value, is_there in zip(
+                        matrix.weights, matrix.values_BK[row], matrix.present_BK[row], strict=True
+                    )
+                },
                 logged=step.dump[row]["advantage"],
                 grpo=float(step.grpo_B[row]),
                 gdpo=float(step.gdpo_B[row]),
