@@ -186,25 +186,21 @@ def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm
 
 def _reproduced(replay: Replay, path: Path | None) -> tuple[bool, str]:
     """Return whether the run's settings reproduce the logged advantages, and a sentence on it."""
-    worst = replay.worst
+    worst, estimator = replay.worst, replay.own.estimator
     if replay.reference == OF_SCORE:
-        is_run = replay.own.estimator == "grpo" and path is not None
+        used = f"the run may not have used: its estimator is {estimator if path else 'not known'}"
+        if path is not None and estimator == "grpo":
+            used = "is what the run trained on"
         return True, (
             "The dump holds no advantages. The arms are compared with verl's grpo on the dumped "
-            "score, which "
-            + (
-                "is what the run trained on."
-                if is_run
-                else "the run may not have "
-                "used: its estimator is " + (replay.own.estimator if path else "not known") + "."
-            )
+            f"score, which {used}."
         )
     if replay.scorer is not None:
         return True, "The logged advantages are compared as they are: --scorer has other rewards."
     if worst is None:
         return True, (
-            f"The run's adv_estimator={replay.own.estimator} is not recomputed: its logged "
-            "advantages are compared as they are."
+            f"The run's adv_estimator={estimator} is not recomputed: its logged advantages are "
+            "compared as they are."
         )
     text = f"largest |difference| {worst.difference:.2g} over {replay.row_count:,} rows"
     if worst.difference <= REPRODUCED:
