@@ -6,7 +6,8 @@ import shlex
 import pytest
 from omegaconf import OmegaConf
 
-from verl_gdpo.settings.of_run import settings_of_run
+from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.of_run import named_rewards, settings_of_run
 from verl_gdpo.tools.compose import composed
 
 
@@ -67,6 +68,21 @@ def test_a_mapping_that_accounts_for_all():
     with pytest.raises(ValueError, match=r"nothing of \['integer'\].*\(rlla, verl_gdpo/gsm8k\)"):
         settings_of_run(run(every), ["rlla", "verl_gdpo/gsm8k", "verls"])
     assert settings_of_run(run({"acc": 1}), ["openai/gsm8k"]) is not None
+
+
+def test_rewards_of_a_row_have_the_names_of_the_settings():
+    ours, verls = {"format": 1, "correctness": 2}, {"format_reward": 1, "accuracy_reward": 2}
+    for info in (ours, verls):
+        for names in (ours, verls):
+            settings = settings_of_run(run(names), ["rlla"])
+            assert named_rewards(settings, info, "rlla") == names
+    # every reward, if none are named; and another value stays as it is
+    assert named_rewards(GdpoSettings(), {**ours, "calls": 3}, "rlla") == {**ours, "calls": 3}
+    # what only rows of another task have does not apply
+    settings = settings_of_run(run({"format": 1, "correctness": 1, "acc": 1}), None)
+    assert named_rewards(settings, {"acc": 1.0}, "verls") == {
+        **{"acc": 1.0, "format": None, "correctness": None}
+    }
 
 
 def test_where_a_partial_mapping_is_nobodys_mistake():

@@ -43,6 +43,7 @@ def settings_of_run(
     """
     uses_estimator = config.algorithm.adv_estimator == "gdpo"
     has_manager = uses_gdpo_manager(config) if has_manager is None else has_manager
+    _refuse_capitals(str(config.algorithm.adv_estimator), has_manager)
     if not (uses_estimator or has_manager):
         return None
     ours, options = _our_scorers(config, sources)
@@ -71,6 +72,15 @@ def scorers_bounds(config: Any, sources: Iterable[str] | None) -> dict[str, Boun
     """
     declared = declared_bounds(*_our_scorers(config, sources))
     return {name: pairs.pop() if len(pairs) == 1 else None for name, pairs in declared.items()}
+
+
+def _refuse_capitals(estimator: str, has_manager: bool) -> None:
+    """Raise ValueError for GDPO or GRPO, of which verl knows nothing before its first update."""
+    meant = estimator.lower()
+    if meant != estimator and (meant == "gdpo" or (meant == "grpo" and has_manager)):
+        raise ValueError(
+            f"algorithm.adv_estimator={estimator}: unknown to verl{hint(estimator, [meant])}"
+        )
 
 
 def named_rewards(

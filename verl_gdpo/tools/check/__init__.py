@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         output = Output(quiet.out, options.brief)
         _look(output, options)
         output.finish()
-    for problem in output.problems:
+    for problem in dict.fromkeys(output.problems):  # verl and we may say the same
         print(f"check: {problem}", file=sys.stderr)
     if output.problems and quiet.has_kept:
         print("(-v shows what verl and others printed meanwhile)", file=sys.stderr)
