@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import asdict, field, fields, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from verl_gdpo.advantage.equation_inputs import PAPER_EPS, VERL_EPS, BatchNorm, Combine, GroupNorm
+from verl_gdpo.advantage.equation_inputs import VERL_EPS, BatchNorm, Combine, GroupNorm, Options
 from verl_gdpo.advantage.variants import VARIANTS, Bounds
 from verl_gdpo.settings.reward_terms import (
     STRICT,
@@ -35,14 +35,7 @@ SUM = "sum"
 # variants that need the whole batch, which dynamic sampling does not have when it judges a group
 BATCH_WIDE = ("dara", "sa_mrpo")
 
-_PAPER: Mapping[str, Any] = {
-    "group_norm": "per_reward",
-    "batch_norm": "sample",
-    "eps": PAPER_EPS,
-    "batch_eps": None,  # the value of eps
-    "batch_var_eps": 0.0,
-    "normalize_by_std": True,
-}
+_PAPER = {key: value for key, value in asdict(Options()).items() if key != "combine"}
 # The results agree to 1e-5 if every group has at least two samples and the batch has variance. We
 # do not copy what the others do in special cases: NaN or 0 for a missing reward (TRL leaves it out
 # as we do), rounding errors instead of 0 for a constant reward, the raw reward for a group of one.
@@ -51,15 +44,10 @@ DIALECTS: Mapping[str, Mapping[str, Any]] = {
     # TRL 1.16 GRPOTrainer, multi_objective_aggregation="normalize_then_sum"
     "trl": _PAPER,
     # NeMo-RL GDPOAdvantageEstimator, use_leave_one_out_baseline=False; no eps in the batch step
-    "nemo_rl": {**_PAPER, "eps": 1e-6, "batch_eps": 0.0},
+    "nemo_rl": _PAPER | {"eps": 1e-6, "batch_eps": 0.0},
     # verl 0.9 compute_gdpo_outcome_advantage; its whitening divides by sqrt(variance + 1e-8)
-    "verl_builtin": {
-        **_PAPER,
-        "batch_norm": "token",
-        "eps": VERL_EPS,
-        "batch_eps": 0.0,
-        "batch_var_eps": 1e-8,
-    },
+    "verl_builtin": _PAPER
+    | {"batch_norm": "token", "eps": VERL_EPS, "batch_eps": 0.0, "batch_var_eps": 1e-8},
 }
 
 
@@ -143,7 +131,7 @@ class GdpoSettings:
     """normalise `per_reward` within each group, or their weighted sum (`summed`), as GRPO does"""
     batch_norm: BatchNorm = "sample"
     """normalise over the samples of a step, over tokens (`token`), or not (`none`)"""
-    eps: NotNegative = PAPER_EPS
+    eps: NotNegative = Options.eps
     """is added to both standard deviations; the default is that of the authors' TRL code"""
     normalize_by_std: Annotated[bool, Field(strict=True)] = True
     """`false`: groups are only centred; `null`: verl's `algorithm.norm_adv_by_std_in_grpo`"""
@@ -265,11 +253,7 @@ class GdpoSettings:
         return bounds
 
 
-SETTING_KEYS = [
-    key
-    for key, field_info in GdpoSettings.__pydantic_fields__.items()  # type: ignore[attr-defined]
-    if field_info.description
-]
+SETTING_KEYS = [each.name for each in fields(GdpoSettings) if each.name not in ("bounds", "said")]
 _MAY_BE_NULL = ("rewards", "normalize_by_std", "batch_eps", "dialect")
 
 

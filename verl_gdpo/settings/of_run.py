@@ -1,6 +1,6 @@
 """The settings of a run, whose scorers declare rewards; refuses what cannot work with GDPO."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -49,11 +49,10 @@ def settings_of_run(
     ours, options = _our_scorers(config, sources)
     declared = scorers_bounds(config, sources) if has_manager else {}
     settings = GdpoSettings.from_algorithm(config.algorithm, declared)
-    if uses_estimator:
-        _refuse_for_estimator(config)
-    _refuse_reward_model(config.reward)
-    _refuse_filtering_without_weights(config, settings)
-    _check_scorer_options(config, ours, options)
+    for mistake in _mistakes(config, settings, uses_estimator):
+        raise ValueError(mistake)
+    if options and uses_gdpo_manager(config):  # another manager may read them
+        check_options(options, ours)
     if has_manager and sources is not None and not is_recorded:
         _refuse_partial(settings.said, ours, options)
     if uses_estimator:
@@ -154,53 +153,39 @@ def refuse_kl_in_reward(algorithm: Any) -> None:
         )
 
 
-def _refuse_for_estimator(config: Any) -> None:
-    """Raise ValueError for what leaves adv_estimator=gdpo nothing to work with."""
-    refuse_kl_in_reward(config.algorithm)
-    if OmegaConf.select(config, "actor_rollout_ref.rollout.n") == 1:
-        raise ValueError(
+def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iterator[str]:
+    """Yield what cannot work, and what to set instead."""
+    model, function = config.reward.reward_model, config.reward.custom_reward_function
+    options = plain(config.reward.get("reward_kwargs")) or {}
+    if uses_estimator:
+        refuse_kl_in_reward(config.algorithm)
+    if uses_estimator and OmegaConf.select(config, "actor_rollout_ref.rollout.n") == 1:
+        yield (
             "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "
             "spread, so every advantage would be 0. Set it to 2 or more"
         )
-
-
-def _refuse_filtering_without_weights(config: Any, settings: GdpoSettings) -> None:
-    """Raise ValueError for a schedule after which dynamic sampling would drop every group."""
-    if not OmegaConf.select(config, "algorithm.filter_groups.enable") or not settings.rewards:
-        return
-    step = settings.terms.silent_step(OmegaConf.select(config, "trainer.total_training_steps"))
-    if step is not None:
-        raise ValueError(
-            f"{REWARDS}: all weights are 0 at step {step}, and "
-            "algorithm.filter_groups.enable=True would drop every group there and never end. Give "
-            "a weight another schedule, or end the run before with trainer.total_training_steps"
-        )
-
-
-def _refuse_reward_model(reward: Any) -> None:
-    """Raise ValueError for a reward model that leaves no named rewards."""
-    reward_model = reward.reward_model
-    if reward_model.enable and not reward_model.enable_resource_pool:
-        raise ValueError(
+    if model.enable and not model.enable_resource_pool:
+        yield (
             "reward.reward_model.enable=True with enable_resource_pool=False: a colocated reward "
             "model hands the reward manager no ground truth, so there are no named rewards. Set "
             "reward.reward_model.enable_resource_pool=True"
         )
-    if reward_model.enable and reward.custom_reward_function.path is None:
-        raise ValueError(
+    if model.enable and function.path is None:
+        yield (
             "reward.reward_model.enable=True with reward.custom_reward_function.path=null: verl "
             "takes the model's single score without a reward manager. Set a custom reward "
             "function that queries the model and returns {name: value}"
         )
-
-
-def _check_scorer_options(config: Any, ours: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Raise ValueError for `reward.reward_kwargs` that nothing reads."""
-    if not options or not uses_gdpo_manager(config):  # another manager may read them
-        return
-    if config.reward.custom_reward_function.path is not None:
-        raise ValueError(
+    steps = OmegaConf.select(config, "trainer.total_training_steps")
+    filters = settings.rewards and OmegaConf.select(config, "algorithm.filter_groups.enable")
+    if filters and (silent := settings.terms.silent_step(steps)) is not None:
+        yield (
+            f"{REWARDS}: all weights are 0 at step {silent}, and "
+            "algorithm.filter_groups.enable=True would drop every group there and never end. Give "
+            "a weight another schedule, or end the run before with trainer.total_training_steps"
+        )
+    if options and function.path is not None and uses_gdpo_manager(config):
+        yield (
             f"reward.reward_kwargs={options}: with reward.custom_reward_function.path set, nothing "
             "reads them. Options of your function go to reward.custom_reward_function.reward_kwargs"
         )
-    check_options(options, ours)
