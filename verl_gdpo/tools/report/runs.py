@@ -95,9 +95,9 @@ class Band:
     runs: int
 
     @property
-    def edges(self) -> tuple[list[float], list[float]]:
+    def edges(self) -> tuple[Sequence[float], Sequence[float]]:
         """The quartiles; one run has none."""
-        return (self.low, self.high) if self.runs > 1 else ([], [])
+        return (self.low, self.high) if self.runs > 1 else ((), ())
 
 
 def read_arms(
