@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_gdpo.tools.check import compose
+from verl_gdpo.tools import compose
 
 composed = functools.cache(compose.compose_config)  # as long as it is itself
 

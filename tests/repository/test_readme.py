@@ -128,7 +128,7 @@ def test_the_settings_tables_are_the_schema():
     assert tables[1].strip() == table_of(RewardTerm)
     assert GdpoSettings().eps == float(shown["eps"]) and GdpoSettings().combine is None
     for schema in (GdpoSettings, RewardTerm, Condition):
-        assert {f.name for f in fields(schema)} - {"bounds"} <= {
+        assert {f.name for f in fields(schema)} - {"bounds", "said"} <= {
             name for name, f in schema.__pydantic_fields__.items() if f.description
         }
 

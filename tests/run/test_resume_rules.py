@@ -21,7 +21,7 @@ from verl_gdpo.run.resume_rules import (
     table,
     without_followers,
 )
-from verl_gdpo.tools.check.compose import keys_of
+from verl_gdpo.tools.compose import keys_of
 
 OPTIM = {"lr": 1e-6, "lr_scheduler_type": "constant", "lr_warmup_steps": -1}
 

@@ -207,6 +207,8 @@ def test_a_run_that_uses_neither_part_is_left_alone():
         }
     )
     assert settings_of_run(config) is None
+    config.algorithm.adv_estimator = "GRPO"  # verl refuses it
+    assert settings_of_run(config) is None
 
 
 def test_whether_the_manager_is_ours_may_be_known_better_than_by_its_name():
@@ -247,6 +249,8 @@ def test_the_grpo_arm_may_have_kl_in_the_reward():
     [
         ({"algorithm.use_kl_in_reward": True}, "use actor_rollout_ref.actor.use_kl_loss=True"),
         ({"reward.reward_model.enable": True}, "colocated reward model"),
+        ({"algorithm.adv_estimator": "GDPO"}, "=GDPO: unknown to verl; did you mean 'gdpo'"),
+        ({"algorithm.adv_estimator": "Grpo"}, "=Grpo: unknown to verl; did you mean 'grpo'"),
         ({"actor_rollout_ref.rollout.n": 1}, "a group of one sample has no spread"),
         (
             {

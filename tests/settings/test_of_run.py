@@ -7,8 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.settings.of_run import composed, settings_of_run
-from verl_gdpo.settings.reward_terms import line_of
+from verl_gdpo.settings.of_run import named_rewards, settings_of_run
+from verl_gdpo.tools.compose import composed
 
 
 def run(rewards, custom=None, manager="gdpo", **kwargs):
@@ -70,6 +70,21 @@ def test_a_mapping_that_accounts_for_all():
     assert settings_of_run(run({"acc": 1}), ["openai/gsm8k"]) is not None
 
 
+def test_rewards_of_a_row_have_the_names_of_the_settings():
+    ours, verls = {"format": 1, "correctness": 2}, {"format_reward": 1, "accuracy_reward": 2}
+    for info in (ours, verls):
+        for names in (ours, verls):
+            settings = settings_of_run(run(names), ["rlla"])
+            assert named_rewards(settings, info, "rlla") == names
+    # every reward, if none are named; and another value stays as it is
+    assert named_rewards(GdpoSettings(), {**ours, "calls": 3}, "rlla") == {**ours, "calls": 3}
+    # what only rows of another task have does not apply
+    settings = settings_of_run(run({"format": 1, "correctness": 1, "acc": 1}), None)
+    assert named_rewards(settings, {"acc": 1.0}, "verls") == {
+        **{"acc": 1.0, "format": None, "correctness": None}
+    }
+
+
 def test_where_a_partial_mapping_is_nobodys_mistake():
     part = {"format": 1}
     assert settings_of_run(run(part, custom="mine.py"), ["rlla"]).names == ["format"]
@@ -79,39 +94,3 @@ def test_where_a_partial_mapping_is_nobodys_mistake():
     verls_keys = run(None)
     verls_keys.algorithm.gdpo_reward_keys = ["format"]
     assert settings_of_run(verls_keys, ["rlla"]).names == ["format"]
-
-
-@pytest.mark.parametrize(
-    "before", [{}, {"gdpo": None}, {"gdpo": {"rewards": {"a": {"weight": 9}}}}]
-)
-def test_the_printed_line_sets_the_mapping_whatever_was_there(before):
-    said = {"a": {"weight": {0: 1.0, 9: 0.5}, "bounds": [0, 1]}, "b (c), =d": -0.5, "d": None}
-    line = line_of("algorithm.gdpo.rewards", said)
-    config = composed(OmegaConf.create({"algorithm": before}), shlex.split(line))
-    assert OmegaConf.to_container(config)["algorithm"]["gdpo"]["rewards"] == said
-    assert [*GdpoSettings.from_algorithm(config.algorithm).rewards] == ["a", "b (c), =d"]
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        (
-            "algorithm.gdpo.eps=1",
-            "'algorithm.gdpo.eps'. To append to your config use ++",
-        ),
-        ("+algorithm.n=1", "Could not append to config. An item is already at 'algorithm.n'"),
-        ("++algorithm.n=1,2", "expected one value"),
-        ("++algorithm.n={", "++algorithm.n={"),
-        ("++algorithm.n=${nowhere}", "nowhere"),
-    ],
-)
-def test_what_hydra_refuses_is_refused(override, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        composed(OmegaConf.create({"algorithm": {"n": 3}}), [override])
-
-
-def test_composing_leaves_the_saved_configuration_as_it_is():
-    saved = OmegaConf.create({"algorithm": {"n": 3, "twice": "${algorithm.n}"}})
-    assert composed(saved, ["algorithm.n=5"]).algorithm == {"n": 5, "twice": 5}
-    assert composed(saved, ["~algorithm.n", "++algorithm.twice=1"]).algorithm == {"twice": 1}
-    assert saved.algorithm.n == 3

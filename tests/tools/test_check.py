@@ -19,7 +19,8 @@ from tool_rows import tool_row
 
 from verl_gdpo.data_prep import coding, local_files
 from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_machine, sandbox_service
-from verl_gdpo.tools.check import compose, main
+from verl_gdpo.tools import compose
+from verl_gdpo.tools.check import main
 from verl_gdpo.tools.check.dry_run import made_up_responses
 from workshop.tiny_policy.model import make_tiny_model
 

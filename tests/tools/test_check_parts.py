@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.tools.check import gpus, machine
-from verl_gdpo.tools.check.compose import PLAIN, compose_config
 from verl_gdpo.tools.check.dry_run import WORDS, long_responses
 from verl_gdpo.tools.check.output import others_kept_away
+from verl_gdpo.tools.compose import PLAIN, compose_config
 
 
 def composed(*overrides):

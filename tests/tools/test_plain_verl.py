@@ -37,8 +37,8 @@ def plain(tmp_path, monkeypatch):
 def test_the_reference_is_what_the_run_trained_on(plain):
     """verl logged the ends of the advantages of its own grpo, over all tokens of the step."""
     scorer = Scorer.of(plain_verl_archive.SCORER)
-    own = Arm.of("run", {"adv_estimator": "grpo"}, {})
-    done = Replay(own, [Arm.of("gdpo", {"adv_estimator": "gdpo"}, {})], scorer=scorer)
+    own = Arm("run", {"adv_estimator": "grpo"}, {})
+    done = Replay(own, [Arm("gdpo", {"adv_estimator": "gdpo"}, {})], scorer=scorer)
     done.read(dump_files(plain / plain_verl_archive.DUMPS)[0])
     logged = read_logged(plain_verl_archive.METRICS).metrics
     for step in done.steps:

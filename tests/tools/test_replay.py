@@ -52,8 +52,8 @@ def write(folder, steps, algorithm=None):
 
 
 def replayed(folder, algorithm, *others, **options):
-    arms = [Arm.of(f"other{i}", other, {}) for i, other in enumerate(others)]
-    return Replay(Arm.of("run", algorithm, {}), arms, **options).read(dump_files(folder)[0])
+    arms = [Arm(f"other{i}", other, {}) for i, other in enumerate(others)]
+    return Replay(Arm("run", algorithm, {}), arms, **options).read(dump_files(folder)[0])
 
 
 def advantages(replay, name, step=0):
@@ -178,9 +178,7 @@ def test_every_arm_is_the_oracles(tmp_path, name):
     )
     # whatever the run did, only its rewards pass to an arm
     run = {"adv_estimator": "gdpo", "gdpo": {**weights["gdpo"], "batch_norm": "none"}}
-    replay = replayed(
-        write(tmp_path, {1: rows}), run, Arm.of("run", run, {}).as_arm(name).algorithm
-    )
+    replay = replayed(write(tmp_path, {1: rows}), run, Arm("run", run, {}).as_arm(name).algorithm)
     np.testing.assert_allclose(advantages(replay, "other0"), expected, atol=2e-6)
 
 
@@ -340,7 +338,7 @@ def test_a_later_step_may_differ_more(tmp_path):
     ],
 )
 def test_overrides_mean_what_they_mean_in_training(algorithm, overrides, expected):
-    own = Arm.of("run", algorithm, {})
+    own = Arm("run", algorithm, {})
     if isinstance(expected, str):  # Hydra refuses it in training too
         with pytest.raises(ValueError, match=re.escape(expected)):
             own.changed("changed", overrides)
@@ -380,6 +378,39 @@ def test_a_partial_mapping_is_refused_as_in_training(tmp_path, capsys):
     assert printed in capsys.readouterr().out
 
 
+def test_rewards_have_the_names_that_they_have_in_training(tmp_path, capsys):
+    """verl's names for them, and None where only other data sources have one."""
+    folder = of_tool_rl(tmp_path, None)
+    said = "++algorithm.gdpo.rewards={accuracy_reward: 2, format_reward: 1}"
+    ours = "++algorithm.gdpo.rewards={correctness: 2, format: 1}"
+    tables = []
+    for override in (said, ours):
+        assert main([str(folder), override, "--out", str(tmp_path / "out.parquet")]) == 1
+        tables.append(changed_advantages(tmp_path / "out.parquet"))
+    assert tables[0] == tables[1] and any(tables[0])
+    # rows of another task, which have no `correctness` in the dump of a run that names no rewards
+    dump = folder / "rollouts" / "1.jsonl"
+    others = [rollout(f"{g}_{i}_0", source="openai/gsm8k", acc=i) for g in "xy" for i in (0, 1)]
+    dump.write_text(dump.read_text() + "".join(json.dumps(row) + "\n" for row in others))
+    every = "++algorithm.gdpo.rewards={format: 1, correctness: 1, acc: 1}"
+    assert main([str(folder), every, "--out", str(tmp_path / "out.parquet")]) == 1
+    assert min(map(abs, changed_advantages(tmp_path / "out.parquet")[-4:])) > 0.1
+    # a function of the user's own: its names are as they are
+    assert main([str(folder), said, "--config", str(custom_config(tmp_path))]) == 1
+    assert "reward 'accuracy_reward' is configured, but" in capsys.readouterr().err
+
+
+def changed_advantages(file):
+    return pq.read_table(file)["advantage/changed"].to_pylist()
+
+
+def custom_config(folder):
+    config = yaml.safe_load((folder / "hydra" / ".hydra" / "config.yaml").read_text())
+    config["reward"]["custom_reward_function"]["path"] = "mine.py"
+    (folder / "custom.yaml").write_text(yaml.safe_dump(config))
+    return folder / "custom.yaml"
+
+
 def test_an_old_run_with_a_partial_mapping_is_read_as_it_was_trained(tmp_path, capsys):
     folder = str(of_tool_rl(tmp_path, {"format": 1.0}))
     for arguments in ([], ["--arm", "gdpo_token"], ["++algorithm.gdpo.batch_norm=none"]):
@@ -414,6 +445,7 @@ def test_replay_refuses_what_training_refuses(tmp_path, capsys):
         (["algorithm.gdpo.rewards={"], "algorithm.gdpo.rewards={"),
         (["++algorithm.gdpo.rewards.z=1"], "1.jsonl: p_0_0: reward 'z' is configured, but"),
         (["algorithm.adv_estimator=rloo"], "adv_estimator=rloo: replay only computes gdpo"),
+        (["algorithm.adv_estimator=GRPO"], "gdpo and grpo; did you mean 'grpo'"),
         (["--arm", "grpo", "++algorithm.gdpo.batch_norm=none"], "verl's grpo does not read it"),
         (["--steps", "7:"], "none of these is in .*, which has 1 to 1"),
         (["--group", "nobody"], "expected one group, got none"),

@@ -11,7 +11,7 @@ from repository import REPO
 
 from verl_gdpo.run.go_on import arguments
 from verl_gdpo.run.starts import starts_of
-from verl_gdpo.tools.check.compose import compose_config
+from verl_gdpo.tools.compose import compose_config
 from verl_gdpo.verl_hooks import driver
 from verl_gdpo.verl_hooks.resume import recorded_start
 

@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import asdict, field, fields, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from verl_gdpo.advantage.equation_inputs import PAPER_EPS, VERL_EPS, BatchNorm, Combine, GroupNorm
+from verl_gdpo.advantage.equation_inputs import VERL_EPS, BatchNorm, Combine, GroupNorm, Options
 from verl_gdpo.advantage.variants import VARIANTS, Bounds
 from verl_gdpo.settings.reward_terms import (
     STRICT,
@@ -30,18 +30,12 @@ from verl_gdpo.settings.reward_terms import (
 )
 
 WHERE = "algorithm.gdpo"
+REWARDS = f"{WHERE}.rewards"
 SUM = "sum"
 # variants that need the whole batch, which dynamic sampling does not have when it judges a group
 BATCH_WIDE = ("dara", "sa_mrpo")
 
-_PAPER: Mapping[str, Any] = {
-    "group_norm": "per_reward",
-    "batch_norm": "sample",
-    "eps": PAPER_EPS,
-    "batch_eps": None,  # the value of eps
-    "batch_var_eps": 0.0,
-    "normalize_by_std": True,
-}
+_PAPER = {key: value for key, value in asdict(Options()).items() if key != "combine"}
 # The results agree to 1e-5 if every group has at least two samples and the batch has variance. We
 # do not copy what the others do in special cases: NaN or 0 for a missing reward (TRL leaves it out
 # as we do), rounding errors instead of 0 for a constant reward, the raw reward for a group of one.
@@ -50,15 +44,10 @@ DIALECTS: Mapping[str, Mapping[str, Any]] = {
     # TRL 1.16 GRPOTrainer, multi_objective_aggregation="normalize_then_sum"
     "trl": _PAPER,
     # NeMo-RL GDPOAdvantageEstimator, use_leave_one_out_baseline=False; no eps in the batch step
-    "nemo_rl": {**_PAPER, "eps": 1e-6, "batch_eps": 0.0},
+    "nemo_rl": _PAPER | {"eps": 1e-6, "batch_eps": 0.0},
     # verl 0.9 compute_gdpo_outcome_advantage; its whitening divides by sqrt(variance + 1e-8)
-    "verl_builtin": {
-        **_PAPER,
-        "batch_norm": "token",
-        "eps": VERL_EPS,
-        "batch_eps": 0.0,
-        "batch_var_eps": 1e-8,
-    },
+    "verl_builtin": _PAPER
+    | {"batch_norm": "token", "eps": VERL_EPS, "batch_eps": 0.0, "batch_var_eps": 1e-8},
 }
 
 
@@ -69,9 +58,15 @@ class CombineSetting:
     name: str
     parameters: Mapping[str, Any]
 
+    @functools.cached_property
+    def keywords(self) -> list[str]:
+        """What the variant takes."""
+        parameters = inspect.signature(VARIANTS[self.name]).parameters.values()
+        return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+
     @property
     def needs_bounds(self) -> bool:
-        return "bounds_K" in _keywords(self.name)
+        return "bounds_K" in self.keywords
 
     @property
     def is_batch_wide(self) -> bool:
@@ -88,24 +83,16 @@ class CombineSetting:
         It is tried on one sample.
         """
         zero_BK, there_BK = torch.zeros(1, len(weights)), torch.ones(1, len(weights)) > 0
-        weights_K, bounds_K = (
-            torch.tensor(weights, dtype=torch.float64),
-            [(0.0, 1.0)] * len(weights),
-        )
+        weights_K = torch.tensor(weights, dtype=torch.float64)
         sample = zero_BK, zero_BK, torch.tensor([0]), weights_K, there_BK, there_BK[:, 0]
         try:
-            self.function(bounds_K)(*sample)
+            self.function([(0.0, 1.0)] * len(weights))(*sample)
         except (TypeError, ValueError) as error:
-            taken = [key for key in _keywords(self.name) if key != "bounds_K"]
+            taken = [key for key in self.keywords if key != "bounds_K"]
             raise ValueError(
                 f"{WHERE}.combine: {error}; {self.name} takes {taken}, as in "
                 "{name: NAME, PARAMETER: VALUE}"
             ) from None
-
-
-def _keywords(name: str) -> list[str]:
-    parameters = inspect.signature(VARIANTS[name]).parameters
-    return [key for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
 
 
 def _read_combine(value: Any) -> Any:
@@ -144,7 +131,7 @@ class GdpoSettings:
     """normalise `per_reward` within each group, or their weighted sum (`summed`), as GRPO does"""
     batch_norm: BatchNorm = "sample"
     """normalise over the samples of a step, over tokens (`token`), or not (`none`)"""
-    eps: NotNegative = PAPER_EPS
+    eps: NotNegative = Options.eps
     """is added to both standard deviations; the default is that of the authors' TRL code"""
     normalize_by_std: Annotated[bool, Field(strict=True)] = True
     """`false`: groups are only centred; `null`: verl's `algorithm.norm_adv_by_std_in_grpo`"""
@@ -159,12 +146,21 @@ class GdpoSettings:
     )
     """the options of another implementation; see [variants.md](variants.md#dialects)"""
 
-    # {reward: (lowest, highest)}; `settings_of_run` adds the bounds that scorers declare
+    # {reward: (lowest, highest)}, also those that scorers declare
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    # `rewards` as the user has written it, with the rewards that are left out
+    said: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def from_algorithm(cls, algorithm: Any) -> "GdpoSettings":
-        """Read verl's `algorithm` block (a mapping or DictConfig).
+    def from_algorithm(
+        cls, algorithm: Any, declared: Mapping[str, Bounds | None] | None = None
+    ) -> "GdpoSettings":
+        """Read verl's `algorithm` block. Nothing else reads which rewards count, and with what.
+
+        Args:
+            algorithm: a mapping or DictConfig.
+            declared: {reward: bounds} of its scorers, None where they disagree; bounds in
+                `algorithm` replace them.
 
         Raises:
             ValueError: names the key, its value and the allowed values.
@@ -177,7 +173,8 @@ class GdpoSettings:
                 raise ValueError(f"{WHERE}.{key}: unknown setting{hint(key, SETTING_KEYS)}")
         inherited = bool(algorithm.get("norm_adv_by_std_in_grpo", True))
         given = {k: v for k, v in block.items() if v is not None or k not in _MAY_BE_NULL}
-        where, rewards = _rewards_of(algorithm, given.pop("rewards", None))
+        said = given.pop("rewards", None)
+        where, rewards = _rewards_of(algorithm, said)
         known = DIALECTS.get(str(block.get("dialect")), _PAPER)
         values = {**known, "normalize_by_std": inherited, **given, "rewards": rewards}
         try:
@@ -186,10 +183,12 @@ class GdpoSettings:
             mistakes = error.errors(include_url=False)
             raise ValueError("; ".join(_explained(each, where) for each in mistakes)) from None
         _check_together(settings, where, given, inherited)
+        own = {name: term.bounds for name, term in settings.terms.items() if term.bounds}
         return replace(
             settings,
             batch_eps=None if settings.batch_eps == settings.eps else settings.batch_eps,
-            bounds={name: term.bounds for name, term in settings.terms.items() if term.bounds},
+            bounds={name: pair for name, pair in {**(declared or {}), **own}.items() if pair},
+            said={str(name): each for name, each in (said or {}).items()},
         )
 
     @functools.cached_property
@@ -254,11 +253,7 @@ class GdpoSettings:
         return bounds
 
 
-SETTING_KEYS = [
-    key
-    for key, field_info in GdpoSettings.__pydantic_fields__.items()  # type: ignore[attr-defined]
-    if field_info.description
-]
+SETTING_KEYS = [each.name for each in fields(GdpoSettings) if each.name not in ("bounds", "said")]
 _MAY_BE_NULL = ("rewards", "normalize_by_std", "batch_eps", "dialect")
 
 
@@ -266,11 +261,11 @@ def _rewards_of(algorithm: Any, rewards: Any) -> tuple[str, Any]:
     """Return where the rewards are named, and them; verl's two lists are another way to do so."""
     keys, weights = (plain(algorithm.get(f"gdpo_reward_{what}")) for what in ("keys", "weights"))
     if keys is None and weights is None:
-        return f"{WHERE}.rewards", rewards
+        return REWARDS, rewards
     where = "algorithm.gdpo_reward_keys"
     if rewards is not None:
         raise ValueError(
-            f"{WHERE}.rewards and {where}/gdpo_reward_weights say the same thing; give one of them"
+            f"{REWARDS} and {where}/gdpo_reward_weights say the same thing; give one of them"
         )
     names = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     if not names or len({*keys}) < len(keys):

@@ -1,17 +1,20 @@
-"""Checks the settings of a whole run, before training: what cannot work together with GDPO."""
+"""The settings of a run, whose scorers declare rewards; refuses what cannot work with GDPO."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from verl_gdpo.rewards import TASK_OF, check_options, declared_bounds, declared_by
-from verl_gdpo.settings.algorithm import GdpoSettings, hint, plain
+from verl_gdpo.advantage.variants import Bounds
+from verl_gdpo.rewards import (
+    TASK_OF,
+    belongs_elsewhere,
+    check_options,
+    declared_bounds,
+    declared_by,
+)
+from verl_gdpo.settings.algorithm import REWARDS, GdpoSettings, hint, plain
 from verl_gdpo.settings.reward_terms import line_of
-
-REWARDS = "algorithm.gdpo.rewards"
 
 
 def settings_of_run(
@@ -40,99 +43,104 @@ def settings_of_run(
     """
     uses_estimator = config.algorithm.adv_estimator == "gdpo"
     has_manager = uses_gdpo_manager(config) if has_manager is None else has_manager
+    _refuse_capitals(str(config.algorithm.adv_estimator), has_manager)
     if not (uses_estimator or has_manager):
         return None
-    settings = GdpoSettings.from_algorithm(config.algorithm)
-    if uses_estimator:
-        _refuse_for_estimator(config)
-    _refuse_reward_model(config.reward)
-    _refuse_filtering_without_weights(config, settings)
-    _check_scorer_options(config, sources)
-    declared, disagreed = scorers_bounds(config, sources) if has_manager else ({}, set())
+    ours, options = _our_scorers(config, sources)
+    declared = scorers_bounds(config, sources) if has_manager else {}
+    settings = GdpoSettings.from_algorithm(config.algorithm, declared)
+    for mistake in _mistakes(config, settings, uses_estimator):
+        raise ValueError(mistake)
+    if options and uses_gdpo_manager(config):  # another manager may read them
+        check_options(options, ours)
     if has_manager and sources is not None and not is_recorded:
-        _refuse_partial(config, sources)
-    settings = replace(settings, bounds={**declared, **settings.bounds})
+        _refuse_partial(settings.said, ours, options)
     if uses_estimator:
+        disagreed = {name for name, pair in declared.items() if pair is None}
         later = disagreed if sources is None else set()
         used = {name for name, term in settings.terms.items() if term.is_used}
         settings.check_bounds(sorted(used - later))
     return settings
 
 
-def _refuse_partial(config: Any, sources: Iterable[str]) -> None:
-    """Raise ValueError if `algorithm.gdpo.rewards` says nothing of a reward of our scorers.
+def scorers_bounds(config: Any, sources: Iterable[str] | None) -> dict[str, Bounds | None]:
+    """Return {reward: bounds} that our scorers declare, None where they disagree.
 
     Args:
-        sources: the data sources of the rows.
+        sources: see `settings_of_run`.
     """
-    block = plain(OmegaConf.select(config, REWARDS))
-    if block is None or _custom_function(config) is not None:
-        return
+    declared = declared_bounds(*_our_scorers(config, sources))
+    return {name: pairs.pop() if len(pairs) == 1 else None for name, pairs in declared.items()}
+
+
+def _refuse_capitals(estimator: str, has_manager: bool) -> None:
+    """Raise ValueError for GDPO or GRPO, of which verl knows nothing before its first update."""
+    meant = estimator.lower()
+    if meant != estimator and (meant == "gdpo" or (meant == "grpo" and has_manager)):
+        raise ValueError(
+            f"algorithm.adv_estimator={estimator}: unknown to verl{hint(estimator, [meant])}"
+        )
+
+
+def named_rewards(
+    settings: GdpoSettings, info: Mapping[str, Any], data_source: str
+) -> dict[str, Any]:
+    """Return what a scorer of ours returned for a row, under the names that the settings use.
+
+    These may be the names of verl's own scorer. A reward that the settings name, and only rows of
+    other data sources have, does not apply: it is None.
+    """
+    task, wanted = TASK_OF.get(data_source), settings.names
+    named = dict(info)
+    for verls, ours in (task.verl_names if task else {}).items():
+        for name, other in ((verls, ours), (ours, verls)):
+            if name in wanted and name not in named and other in named:
+                named[name] = named.pop(other)
+    elsewhere = [name for name in wanted if belongs_elsewhere(name, data_source)]
+    return {**dict.fromkeys(elsewhere), **named}
+
+
+def _our_scorers(config: Any, sources: Iterable[str] | None) -> tuple[list[str], dict[str, Any]]:
+    """Return the data sources whose rows our scorers score, and the options of the scorers."""
+    is_custom = config.reward.custom_reward_function.path is not None
+    asked = TASK_OF if sources is None else sources
     options = plain(config.reward.get("reward_kwargs")) or {}
-    ours = sorted({*sources} & {*TASK_OF})
+    return [] if is_custom else sorted({*asked} & {*TASK_OF}), options
+
+
+def _refuse_partial(
+    said: Mapping[str, Any], ours: Sequence[str], options: Mapping[str, Any]
+) -> None:
+    """Raise ValueError if `algorithm.gdpo.rewards` says something, but nothing of some reward.
+
+    Args:
+        said: `GdpoSettings.said`.
+        ours: the data sources of the training rows that we score.
+        options: those of their scorers.
+    """
     known = {
         name: {name, *(verls for verls, our in TASK_OF[source].verl_names.items() if our == name)}
         for source in ours
         for name in declared_by(source, options)
     }
-    absent = [name for name, names in known.items() if not names & {*block}]
-    if not absent:
+    absent = [name for name, names in known.items() if not names & {*said}]
+    if not said or not absent:
         return
-    strange = [name for name in block if not any(name in names for names in known.values())]
+    strange = [name for name in said if not any(name in names for names in known.values())]
     close = "".join(f" ({name!r} is none of them{hint(name, [*known])})" for name in strange)
-    whole = {name: each for name, each in block.items() if name not in strange}
+    whole = {name: each for name, each in said.items() if name not in strange}
     raise ValueError(
-        f"{REWARDS} names {[*block]}, and says nothing of {absent}, which the scorer of the "
+        f"{REWARDS} names {[*said]}, and says nothing of {absent}, which the scorer of the "
         f"training rows ({', '.join(ours)}) returns too{close}. Give the weights that you want: "
         f"{line_of(REWARDS, {**whole, **dict.fromkeys(absent, 1.0)})}. With 0 a reward is scored "
         "and logged, and has no weight; with null it is left out"
     )
 
 
-def composed(config: Any, overrides: Sequence[str]) -> Any:
-    """Return a saved configuration with overrides, which mean what they mean to Hydra.
-
-    Relies on Hydra 1.3, whose `hydra.main` applies overrides in the same way.
-
-    Raises:
-        ValueError: an override cannot be parsed or applied.
-    """
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    changed: Any = OmegaConf.create(OmegaConf.to_container(config))
-    OmegaConf.set_struct(changed, True)
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        for override in parsed:
-            if override.is_sweep_override():
-                raise ValueError(f"{override.input_line}: expected one value")
-        ConfigLoaderImpl._apply_overrides_to_config(parsed, changed)
-        OmegaConf.resolve(changed)
-    except (HydraException, OmegaConfBaseException) as error:
-        said = " ".join(str(error).replace("use +", "use ++").split())
-        raise ValueError(f"{' '.join(overrides)}: {said}") from None
-    OmegaConf.set_struct(changed, False)
-    return changed
-
-
 def uses_gdpo_manager(config: Any) -> bool:
     """Return whether the reward manager is named gdpo. A subclass of ours may have another name."""
     manager = config.reward.reward_manager
     return bool(manager.source == "register" and manager.name == "gdpo")
-
-
-def scorers_bounds(
-    config: Any, sources: Iterable[str] | None
-) -> tuple[dict[str, tuple[float, float]], set[str]]:
-    """Return {reward: bounds} where our scorers agree, and the names of the other rewards."""
-    declared: Mapping[str, set[tuple[float, float]]] = {}
-    if _custom_function(config) is None:
-        options = plain(config.reward.get("reward_kwargs")) or {}
-        declared = declared_bounds(TASK_OF if sources is None else sources, options)
-    agreed = {name: pairs.copy().pop() for name, pairs in declared.items() if len(pairs) == 1}
-    return agreed, {*declared} - {*agreed}
 
 
 def refuse_kl_in_reward(algorithm: Any) -> None:
@@ -145,58 +153,39 @@ def refuse_kl_in_reward(algorithm: Any) -> None:
         )
 
 
-def _refuse_for_estimator(config: Any) -> None:
-    """Raise ValueError for what leaves adv_estimator=gdpo nothing to work with."""
-    refuse_kl_in_reward(config.algorithm)
-    if OmegaConf.select(config, "actor_rollout_ref.rollout.n") == 1:
-        raise ValueError(
+def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iterator[str]:
+    """Yield what cannot work, and what to set instead."""
+    model, function = config.reward.reward_model, config.reward.custom_reward_function
+    options = plain(config.reward.get("reward_kwargs")) or {}
+    if uses_estimator:
+        refuse_kl_in_reward(config.algorithm)
+    if uses_estimator and OmegaConf.select(config, "actor_rollout_ref.rollout.n") == 1:
+        yield (
             "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "
             "spread, so every advantage would be 0. Set it to 2 or more"
         )
-
-
-def _refuse_filtering_without_weights(config: Any, settings: GdpoSettings) -> None:
-    """Raise ValueError for a schedule after which dynamic sampling would drop every group."""
-    if not OmegaConf.select(config, "algorithm.filter_groups.enable") or not settings.rewards:
-        return
-    step = settings.terms.silent_step(OmegaConf.select(config, "trainer.total_training_steps"))
-    if step is not None:
-        raise ValueError(
-            f"{REWARDS}: all weights are 0 at step {step}, and "
-            "algorithm.filter_groups.enable=True would drop every group there and never end. Give "
-            "a weight another schedule, or end the run before with trainer.total_training_steps"
-        )
-
-
-def _refuse_reward_model(reward: Any) -> None:
-    """Raise ValueError for a reward model that leaves no named rewards."""
-    reward_model = reward.reward_model
-    if reward_model.enable and not reward_model.enable_resource_pool:
-        raise ValueError(
+    if model.enable and not model.enable_resource_pool:
+        yield (
             "reward.reward_model.enable=True with enable_resource_pool=False: a colocated reward "
             "model hands the reward manager no ground truth, so there are no named rewards. Set "
             "reward.reward_model.enable_resource_pool=True"
         )
-    if reward_model.enable and reward.custom_reward_function.path is None:
-        raise ValueError(
+    if model.enable and function.path is None:
+        yield (
             "reward.reward_model.enable=True with reward.custom_reward_function.path=null: verl "
             "takes the model's single score without a reward manager. Set a custom reward "
             "function that queries the model and returns {name: value}"
         )
-
-
-def _check_scorer_options(config: Any, sources: Iterable[str] | None) -> None:
-    """Raise ValueError for `reward.reward_kwargs` that nothing reads."""
-    options = plain(config.reward.get("reward_kwargs")) or {}
-    if not options or not uses_gdpo_manager(config):  # another manager may read them
-        return
-    if _custom_function(config) is not None:
-        raise ValueError(
+    steps = OmegaConf.select(config, "trainer.total_training_steps")
+    filters = settings.rewards and OmegaConf.select(config, "algorithm.filter_groups.enable")
+    if filters and (silent := settings.terms.silent_step(steps)) is not None:
+        yield (
+            f"{REWARDS}: all weights are 0 at step {silent}, and "
+            "algorithm.filter_groups.enable=True would drop every group there and never end. Give "
+            "a weight another schedule, or end the run before with trainer.total_training_steps"
+        )
+    if options and function.path is not None and uses_gdpo_manager(config):
+        yield (
             f"reward.reward_kwargs={options}: with reward.custom_reward_function.path set, nothing "
             "reads them. Options of your function go to reward.custom_reward_function.reward_kwargs"
         )
-    check_options(options, TASK_OF if sources is None else sources)
-
-
-def _custom_function(config: Any) -> Any:
-    return config.reward.custom_reward_function.path

@@ -118,14 +118,12 @@ class RewardTerm:
         Raises:
             ValueError: the weight has a schedule and the step is not known.
         """
-        if not isinstance(self.weight, Mapping):
-            return self.weight
-        if step is None:
+        if step is None and isinstance(self.weight, Mapping):
             raise ValueError(
                 f"weight {dict(self.weight)} needs the training step, which only trainers of verl "
                 "hand over; set a number as weight"
             )
-        return float(np.interp(step, list(self.weight), list(self.weight.values())))
+        return float(np.interp(step or 0, [*self.weights], [*self.weights.values()]))
 
 
 class WeightedSum(dict[str, RewardTerm]):
@@ -134,12 +132,12 @@ class WeightedSum(dict[str, RewardTerm]):
     @cached_property
     def names(self) -> list[str]:
         """The rewards, and those that conditions read."""
-        read = [term.when.reward for term in self.values() if term.when is not None]
+        read = [term.when.reward for term in self.values() if term.when]
         return list(dict.fromkeys([*self, *read]))
 
     @cached_property
     def has_conditions(self) -> bool:
-        return any(term.when is not None for term in self.values())
+        return any(term.when for term in self.values())
 
     def weights_at(self, step: int | None) -> dict[str, float]:
         """Return {reward: weight} at a training step; see `RewardTerm.weight_at`."""
@@ -151,10 +149,9 @@ class WeightedSum(dict[str, RewardTerm]):
         None means missing. A condition reads raw values, even of a reward that has its own
         condition. A missing value meets no condition.
         """
-        values = {}
+        values = {name: raw[name] for name in self}
         for name, term in self.items():
-            values[name] = raw[name]
-            if raw[name] is not None and term.when is not None and not term.when.holds(raw):
+            if raw[name] is not None and term.when and not term.when.holds(raw):
                 values[name] = 0.0 if term.otherwise == "zero" else None
         return values
 
@@ -169,13 +166,11 @@ class WeightedSum(dict[str, RewardTerm]):
         Args:
             steps: how many steps are trained; None if this is not known.
         """
-        weights = [term.weights for term in self.values() if term.weight != 0]
-        if any(len(each) == 1 and any(each.values()) for each in weights):
-            return None
+        weights = [term.weights for term in self.values()]
         last = max(1, *map(max, weights)) if steps is None else steps
         step_S = np.arange(1, min(last, LONGEST_RUN) + 1)
-        weight_KS = [np.interp(step_S, list(each), list(each.values())) for each in weights]
-        silent_S = step_S[(np.array(weight_KS) == 0).all(axis=0)]
+        weight_KS = [np.interp(step_S, [*each], [*each.values()]) for each in weights]
+        silent_S = step_S[~np.any(weight_KS, axis=0)]
         return int(silent_S[0]) if len(silent_S) else None
 
 

@@ -226,21 +226,16 @@ def _draw_line(line: Line, axes: Any, look: Theme) -> None:
         return
     if len(line.low):
         axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
+    is_long = len(line.x) > LONG
     if len(line.behind):
-        axes.plot(
-            line.x,
-            line.behind,
-            color=colour,
-            alpha=0.45,
-            linewidth=1 if len(line.x) <= LONG else 0.5,
-        )
+        axes.plot(line.x, line.behind, color=colour, alpha=0.45, linewidth=0.5 if is_long else 1)
     # a solid line above a dashed one would hide it
     axes.plot(
         line.x,
         line.y,
         color=colour,
         linestyle=style,
-        linewidth=2 if len(line.x) <= LONG else 1.2,
+        linewidth=1.2 if is_long else 2,
         marker=marker,
         markersize=5,
         markevery=max(1, len(line.x) // 8),

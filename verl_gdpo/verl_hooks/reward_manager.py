@@ -25,12 +25,13 @@ from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 from verl_gdpo.advantage.zero import is_the_sum
 from verl_gdpo.batch.matrix import not_the_sum, rewards_among, terms_among
 from verl_gdpo.batch.rows import ERROR_KEY, NOTES_KEY, as_json, is_number, value_or_error
-from verl_gdpo.rewards import TASK_OF, belongs_elsewhere, options_for
+from verl_gdpo.rewards import TASK_OF, options_for
 from verl_gdpo.rewards.sandbox import Notes
 from verl_gdpo.rewards.sandbox_machine import cores
 from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.rewards.task import Task
 from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.of_run import named_rewards
 from verl_gdpo.settings.reward_terms import FACTS, check_name
 from verl_gdpo.verl_hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
 
@@ -176,12 +177,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         for name in info:
             check_name(name)
         if not self.is_custom:
-            task = TASK_OF.get(data_source)
-            for verl_name, name in (task.verl_names if task else {}).items():
-                if verl_name in self.settings.names and name in info:
-                    info[verl_name] = info.pop(name)
-            elsewhere = [n for n in self.settings.names if belongs_elsewhere(n, data_source)]
-            info = {**dict.fromkeys(elsewhere), **info}
+            info = named_rewards(self.settings, info, data_source)
         if self.settings.rewards is None and _is_lone_score(info):
             info["acc"] = info["score"]
         columns = {name: [value] for name, value in info.items()}

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from verl_gdpo.tools import RECIPES
-from verl_gdpo.tools.check.compose import compose_config
 from verl_gdpo.tools.check.gpus import CLASSES, memory_problems, needed_gb
+from verl_gdpo.tools.compose import compose_config
 from workshop.benchmarks.step_model import GPUS, WORKS, Work, seconds
 
 MACHINES = (("80gb", 1), ("24gb", 8), ("48gb", 8), ("80gb", 8), ("141gb", 8))

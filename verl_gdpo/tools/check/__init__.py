@@ -11,11 +11,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.of_run import settings_of_run, uses_gdpo_manager
-from verl_gdpo.tools.check.compose import add_config_arguments, compose_given
 from verl_gdpo.tools.check.data_files import (
     DataFile,
     count_steps,
@@ -39,8 +38,12 @@ from verl_gdpo.tools.check.rules import (
     unusable_numbers,
     validate,
 )
+from verl_gdpo.tools.compose import add_config_arguments, compose_given
 
-Plan = tuple[GdpoSettings | None, list[str]]
+
+class Plan(NamedTuple):
+    settings: GdpoSettings | None  # None where verl-gdpo has no part in the run
+    said: Sequence[str]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -62,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         output = Output(quiet.out, options.brief)
         _look(output, options)
         output.finish()
-    for problem in output.problems:
+    for problem in dict.fromkeys(output.problems):  # verl and we may say the same
         print(f"check: {problem}", file=sys.stderr)
     if output.problems and quiet.has_kept:
         print("(-v shows what verl and others printed meanwhile)", file=sys.stderr)
@@ -88,18 +91,22 @@ def _look(output: Output, options: argparse.Namespace) -> None:
     lacks = output.ask(what_scorers_miss, config, sources)
     output.say(lacks or [], WARNING)
     plan = output.ask(make_plan, config, training or [])
-    output.say([] if plan is None else plan[1])
+    output.say(plan.said if plan else [])
     output.say(hardly_meant(config), WARNING)
     output.problems += output.ask(broken_rules, config) or []
     environment = output.ask(check_environment, config)
     if environment is None:
         return
-    _ask_verl(output, config, environment, plan)
+    output.problems += output.ask(unknown_names, config) or []
+    output.problems += output.ask(missing_models, config) or []
+    output.say(output.ask(validate, config) or [])
+    if plan and (trainer := output.ask(check_trainer, config)):
+        output.say(f"{environment}, {trainer}")
     for key, files in (("train_files", training), ("val_files", validation)):
         output.say(output.ask(long_prompts, config, key, files or []) or [], WARNING)
     if lacks is None or plan is None or training is None or validation is None:
         return  # each response would fail, for the same reason
-    output.ask(_try_rewards, output, config, plan[0], training, validation, options)
+    output.ask(_try_rewards, output, config, plan.settings, training, validation, options)
 
 
 def _files(output: Output, config: Any, key: str) -> list[DataFile] | None:
@@ -116,7 +123,7 @@ def _files(output: Output, config: Any, key: str) -> list[DataFile] | None:
 
 
 def make_plan(config: Any, training: Sequence[DataFile]) -> Plan:
-    """Return the settings and what to say of them; None where verl-gdpo has no part in the run.
+    """Return the settings and what to say of them.
 
     The settings have the bounds that the scorers of the training rows declare.
 
@@ -136,9 +143,9 @@ def make_plan(config: Any, training: Sequence[DataFile]) -> Plan:
             "one score of each response. For GDPO: algorithm.adv_estimator=gdpo "
             "reward.reward_manager.name=gdpo"
         )
-        return None, [said]
-    values = [f"{f.name}={getattr(settings, f.name)}" for f in fields(settings)]
-    return settings, [named, ", ".join(v for v in values if not v.startswith("rewards="))]
+        return Plan(None, [said])
+    shown = [f.name for f in fields(settings) if f.repr and f.name != "rewards"]
+    return Plan(settings, [named, ", ".join(f"{key}={getattr(settings, key)}" for key in shown)])
 
 
 def _has_subclass_of_ours(config: Any) -> bool:
@@ -148,16 +155,6 @@ def _has_subclass_of_ours(config: Any) -> bool:
         return runs_gdpo_manager(config)
     except Exception:  # the dry run makes the manager later and reports the reason
         return False
-
-
-def _ask_verl(output: Output, config: Any, environment: str, plan: Plan | None) -> None:
-    """Let verl judge the configuration."""
-    output.problems += output.ask(unknown_names, config) or []
-    output.problems += output.ask(missing_models, config) or []
-    output.say(output.ask(validate, config) or [])
-    trainer = None if plan is None else output.ask(check_trainer, config)
-    if trainer:
-        output.say(f"{environment}, {trainer}")
 
 
 def _try_rewards(
@@ -170,7 +167,7 @@ def _try_rewards(
 ) -> None:
     """Score made-up responses with the reward functions, and print the results."""
     from verl_gdpo.tools.check.dry_run import score_rows
-    from verl_gdpo.tools.check.score_tables import describe, same_everywhere, unused_rewards
+    from verl_gdpo.tools.check.score_tables import Tables, unused_rewards
 
     rows = pick_rows(training, validation, options.rows)
     if not rows:
@@ -186,8 +183,9 @@ def _try_rewards(
         return
     output.say(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
     output.say(unused_rewards(run, settings), WARNING)
-    for text in describe(run, settings):
+    tables = Tables(run, settings)
+    for text in tables:
         output.show(f"\n{text}")
     output.show("")
     if options.brief:  # elsewhere the tables mark them
-        output.say(same_everywhere(run, settings), WARNING)
+        output.say(tables.same_everywhere(), WARNING)

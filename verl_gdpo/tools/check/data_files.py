@@ -108,17 +108,12 @@ def pick_rows(
     places = [(file, index) for file in training for index in range(file.table.num_rows)]
     spread = np.linspace(0, len(places) - 1, min(count, len(places))).round().astype(int)
     rows = [file.row(index) for file, index in (places[place] for place in spread)]
-    seen = {row.source for row in rows}
-    return rows + list(_first_of_each([*training, *validation], seen))
-
-
-def _first_of_each(files: Sequence[DataFile], seen: set[str]) -> Iterator[Row]:
-    for file in files:
+    for file in (*training, *validation):
         sources = file.sources
         for source in dict.fromkeys(sources):
-            if source not in seen:
-                yield file.row(sources.index(source))
-                seen = seen | {source}
+            if source not in [row.source for row in rows]:
+                rows.append(file.row(sources.index(source)))
+    return rows
 
 
 def count_steps(config: Any, row_count: int) -> list[str]:
@@ -228,19 +223,10 @@ def prompt_lengths(config: Any, tokenizer: Any, file: DataFile) -> Any:
     places = np.linspace(0, count - 1, min(count, MOST_ROWS)).round().astype(int)
     prompts = file.table[config.data.prompt_key].take(places).to_pylist()
     if tokenizer is None:
-        return np.array([sum(map(_words, prompt)) for prompt in prompts])
-    return np.array(
-        [
-            len(
-                tokenizer.apply_chat_template(
-                    prompt, add_generation_prompt=True, tokenize=True, return_dict=False, **kwargs
-                )
-            )
-            for prompt in prompts
-        ]
+        texts = [[message["content"] for message in prompt] for prompt in prompts]
+        return np.array([sum(len(t.split()) for t in of if isinstance(t, str)) for of in texts])
+    encode = functools.partial(
+        tokenizer.apply_chat_template,
+        **{"add_generation_prompt": True, "tokenize": True, "return_dict": False, **kwargs},
     )
-
-
-def _words(message: Any) -> int:
-    content = message["content"]
-    return len(content.split()) if isinstance(content, str) else 0
+    return np.array([len(encode(prompt)) for prompt in prompts])

@@ -23,9 +23,11 @@ LONGEST_SOCKET = 107  # bytes of a path, of Linux
 # what Ray 2.60 puts after its folder
 SESSION = "/session_2026-01-01_00-00-00_000000_{}/sockets/plasma_store"
 LEAST_FREE_GB = 1.0  # logs, dumps, and checkpoints of a small policy
-# names in trainer.logger for which verl 0.9's `Tracking` imports a package, mostly of that name
-TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio", "rl_insight")
-OF_OTHER_NAMES = {"vemlp_wandb": "volcengine_ml_platform"}
+# {name in trainer.logger: the package that verl 0.9's `Tracking` imports for it}
+TRACKERS = {
+    **{name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio")},
+    **{"rl_insight": "rl_insight", "vemlp_wandb": "volcengine_ml_platform"},
+}
 
 
 def check_environment(config: Any) -> str:
@@ -209,11 +211,10 @@ def missing_trackers(config: Any) -> list[str]:
     """A sentence for each tracker of `trainer.logger` that would stop the run at its first step."""
     given = config.trainer.logger
     names = [given] if isinstance(given, str) else list(given or [])
-    packages = {**dict(zip(TRACKERS, TRACKERS, strict=True)), **OF_OTHER_NAMES}
     problems = [
         f"trainer.logger={name}: the package {package} is not installed here. Install it, or set "
         "trainer.logger=[console,file]"
-        for name, package in packages.items()
+        for name, package in TRACKERS.items()
         if name in names and find_spec(package) is None
     ]
     if "wandb" in names and not _has_wandb_key(config):

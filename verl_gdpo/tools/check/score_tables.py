@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from verl_gdpo.batch.advantages import scalars_of
+from verl_gdpo.batch.advantages import Floats, Ints, scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import verl_grpo_settings
 from verl_gdpo.batch.rows import RewardRows, is_number, value_or_error
@@ -19,63 +19,108 @@ from verl_gdpo.tools.advice import of_made_up_responses
 from verl_gdpo.tools.advice.evidence import Evidence, look
 from verl_gdpo.tools.check.dry_run import FIRST_STEP, WORDS, DryRun
 
-Floats = npt.NDArray[np.float64]
-
 NEVER_VARIES = "NEVER VARIES"
+STATISTICS = ("min", "max", "variance", "")  # the last is a remark
+Line = tuple[str, ...]  # cells of a table
+LEFT = {5: (0, 4), 7: (0, 2, 6)}  # {columns of a table: those with words}
 
 
-@dataclass(frozen=True)
-class _Line:
-    """One reward of a data source, or the score of verl's own managers."""
+@dataclass
+class Tables:
+    """The tables of a dry run; those of our rewards are computed as the training does.
 
-    name: str
-    values: Floats
-    mark: str
-    weight: str = ""
-    condition: str = ""
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        if not len(self.values):
-            return "-", "-", "-", self.mark
-        statistics = (self.values.min(), self.values.max(), self.values.var())
-        return *(f"{value:.3f}" for value in statistics), self.mark
-
-
-def describe(run: DryRun, settings: GdpoSettings | None) -> Iterator[str]:
-    """Yield the tables; those of our rewards are computed by the functions of the training.
+    Without `settings`, the run trains on the scores of verl's own managers.
 
     Raises:
         RewardError: the scorers' results do not make a matrix of rewards; see `RewardMatrix.of`.
     """
-    header: tuple[str, ...] = ("min", "max", "variance", "")
-    for source, lines in _lines_of_sources(run, settings).items():
-        if settings is None:
-            table = render(("", *header), [(line.name, *line.cells) for line in lines], (0, 4))
-        else:
-            rows = [(line.name, line.weight, line.condition, *line.cells) for line in lines]
-            table = render(("reward", "weight", "counts if", *header), rows, (0, 2, 6))
-        count = sum(sample.source == source for sample in run.samples)
-        yield f"data_source {source!r}, {count} responses:\n{table}"
-    if settings is not None:
-        rows_B, rewards = _matrix(run, settings)
-        seen = look(rewards, rows_B.counted_B, _groups(run).astype(str))
-        yield of_made_up_responses(Evidence([seen], settings))
-        yield _example(run, rows_B, rewards, settings)
-        return
-    pairs = zip(run.samples, run.scores, strict=True)
-    shown = [(sample.kind, f"{float(score):.3f}") for sample, score in pairs if sample.row == 0]
-    yield f"{_prompt(run)}\n{render(('response', 'score'), shown)}"
 
+    run: DryRun
+    settings: GdpoSettings | None
 
-def same_everywhere(run: DryRun, settings: GdpoSettings | None) -> list[str]:
-    """A remark for each reward that is the same for all responses of a data source."""
-    return [
-        f"data_source {source!r}: {line.name} is the same for all made-up responses"
-        for source, lines in _lines_of_sources(run, settings).items()
-        for line in lines
-        if line.mark == NEVER_VARIES
-    ]
+    def __post_init__(self) -> None:
+        self.group_B: Ints = np.array([sample.row for sample in self.run.samples])
+        self.prompt = self.run.samples[0].label.partition(", response")[0]
+        self.places: dict[str, list[int]] = {}  # of the samples of each data source
+        for place, sample in enumerate(self.run.samples):
+            self.places.setdefault(sample.source, []).append(place)
+        self.header: Line = ("", *STATISTICS)
+        lines_of = self._score_lines
+        if self.settings is not None:
+            self.header = ("reward", "weight", "counts if", *STATISTICS)
+            self.rows, lines_of = _rows(self.run), self._reward_lines
+            self.rewards = RewardMatrix.of(self.rows, self.settings)
+        self.lines = {source: [*lines_of(here)] for source, here in self.places.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        for source, lines in self.lines.items():
+            title = f"data_source {source!r}, {len(self.places[source])} responses:"
+            yield f"{title}\n{render(self.header, lines, LEFT[len(self.header)])}"
+        if self.settings is not None:
+            seen = look(self.rewards, self.rows.counted_B, self.group_B.astype(str))
+            yield of_made_up_responses(Evidence([seen], self.settings))
+            yield self._example(self.settings)
+            return
+        pairs = zip(self.run.samples, self.run.scores, strict=True)
+        shown = [(sample.kind, f"{float(score):.3f}") for sample, score in pairs if sample.row == 0]
+        yield f"{self.prompt}\n{render(('response', 'score'), shown)}"
+
+    def same_everywhere(self) -> list[str]:
+        """A remark for each reward that is the same for all responses of a data source."""
+        return [
+            f"data_source {source!r}: {line[0]} is the same for all made-up responses"
+            for source, lines in self.lines.items()
+            for line in lines
+            if line[-1] == NEVER_VARIES
+        ]
+
+    def _score_lines(self, here: Sequence[int]) -> Iterator[Line]:
+        """The score that verl trains on, and what is beside it."""
+        scores, infos = _numbers(self.run.scores[i] for i in here), self._infos(here)
+        yield ("score", *_statistics(scores), _mark(scores, self.group_B[here]))
+        for name, values in infos.items():
+            if not np.array_equal(values, scores):  # verl's managers repeat a bare number as "acc"
+                yield (name, *_statistics(values), "not trained on")
+
+    def _reward_lines(self, here: Sequence[int]) -> Iterator[Line]:
+        infos, terms = self._infos(here), (self.settings and self.settings.rewards) or {}
+        for column, (name, weight) in enumerate(self.rewards.weights.items()):
+            if name in infos:
+                present_B = self.rewards.present_BK[here, column]
+                values = self.rewards.values_BK[here, column][present_B]
+                mark = _mark(values, self.group_B[here][present_B])
+                said = _condition(terms.get(name, RewardTerm()))
+                yield (name, f"{weight:g}", said, *_statistics(values), mark)
+        for name, values in infos.items():
+            if name not in self.rewards.weights:
+                yield (name, "-", "", *_statistics(values), "not in the sum")
+
+    def _infos(self, here: Sequence[int]) -> dict[str, Floats]:
+        """{name: numbers} of what was returned for these samples beside a score."""
+        infos = [self.run.infos[i] for i in here]
+        names = dict.fromkeys(name for info in infos for name in info if name != "score")
+        return {name: _numbers(info.get(name) for info in infos) for name in names}
+
+    def _example(self, settings: GdpoSettings) -> str:
+        """Return a table with the samples of the first row."""
+        samples, rewards = self.run.samples, self.rewards
+        lengths = torch.tensor([len(WORDS.encode(sample.response)) for sample in samples])
+        gdpo, grpo = (
+            scalars_of(rewards, self.rows.counted_B, self.group_B, each, lengths)
+            for each in (settings, verl_grpo_settings(settings))
+        )
+        shown_BK = np.where(rewards.present_BK, rewards.values_BK, np.nan)
+        columns = [*shown_BK.T, *(x.numpy() for x in (gdpo.S_B, gdpo.A_B, grpo.A_B))]
+        lines = [
+            (samples[i].kind, *(f"{column[i]:.3f}".replace("nan", "-") for column in columns))
+            for i in np.flatnonzero(self.group_B == 0).tolist()
+        ]
+        table = render(("response", *rewards.weights, "S", "gdpo", "grpo"), lines)
+        return (
+            f"{self.prompt}, normalised with all {len(samples)} responses as the batch\n"
+            "(S: the combined normalised rewards; gdpo: the advantage under these settings; grpo: "
+            f"the advantage of GRPO)\n{table}"
+        )
 
 
 def unused_rewards(run: DryRun, settings: GdpoSettings | None) -> list[str]:
@@ -90,21 +135,7 @@ def unused_rewards(run: DryRun, settings: GdpoSettings | None) -> list[str]:
     return [f"not used: {', '.join(unused)}; {named}"] if unused else []
 
 
-def _lines_of_sources(run: DryRun, settings: GdpoSettings | None) -> dict[str, list[_Line]]:
-    sources = [sample.source for sample in run.samples]
-    places = {
-        source: [i for i, other in enumerate(sources) if other == source]
-        for source in dict.fromkeys(sources)
-    }
-    if settings is None:
-        return {source: [*_score_lines(run, here)] for source, here in places.items()}
-    rewards = _matrix(run, settings)[1]
-    return {
-        source: [*_reward_lines(run, rewards, settings, here)] for source, here in places.items()
-    }
-
-
-def _matrix(run: DryRun, settings: GdpoSettings) -> tuple[RewardRows, RewardMatrix]:
+def _rows(run: DryRun) -> RewardRows:
     rows = RewardRows.from_keys(
         keys=[f"{sample.row}_{number}_0" for number, sample in enumerate(run.samples)],
         infos=run.infos,
@@ -112,40 +143,7 @@ def _matrix(run: DryRun, settings: GdpoSettings) -> tuple[RewardRows, RewardMatr
         is_padding=[False] * len(run.samples),
         step=FIRST_STEP,
     )
-    rows = replace(rows, label=lambda row: run.samples[row].label)
-    return rows, RewardMatrix.of(rows, settings)
-
-
-def _groups(run: DryRun) -> npt.NDArray[np.int64]:
-    return np.array([sample.row for sample in run.samples])
-
-
-def _score_lines(run: DryRun, here: Sequence[int]) -> Iterator[_Line]:
-    """The score that verl trains on, and what is beside it."""
-    scores = _numbers(run.scores[i] for i in here)
-    yield _Line("score", scores, _mark(scores, _groups(run)[here]))
-    infos = [run.infos[i] for i in here]
-    for name in dict.fromkeys(name for info in infos for name in info if name != "score"):
-        values = _numbers(info.get(name) for info in infos)
-        if not np.array_equal(values, scores):  # verl's managers repeat a bare number as "acc"
-            yield _Line(name, values, "not trained on")
-
-
-def _reward_lines(
-    run: DryRun, rewards: RewardMatrix, settings: GdpoSettings, here: Sequence[int]
-) -> Iterator[_Line]:
-    infos, groups_B = [run.infos[i] for i in here], _groups(run)[here]
-    names = dict.fromkeys(name for info in infos for name in info if name != "score")
-    for column, (name, weight) in enumerate(rewards.weights.items()):
-        if name in names:
-            term = (settings.rewards or {}).get(name, RewardTerm())
-            present_B = rewards.present_BK[here, column]
-            values = rewards.values_BK[here, column][present_B]
-            mark = _mark(values, groups_B[present_B])
-            yield _Line(name, values, mark, f"{weight:g}", _condition(term))
-    for name in names:
-        if name not in rewards.weights:
-            yield _Line(name, _numbers(info.get(name) for info in infos), "not in the sum", "-")
+    return replace(rows, label=lambda row: run.samples[row].label)
 
 
 def _condition(term: RewardTerm) -> str:
@@ -165,6 +163,11 @@ def _numbers(values: Iterable[Any]) -> Floats:
     return np.array([value for value in found if value is not None])
 
 
+def _statistics(values: Floats) -> Line:
+    found = (values.min(), values.max(), values.var()) if len(values) else ()
+    return tuple(f"{value:.3f}" for value in found) or ("-", "-", "-")
+
+
 def _mark(values: Floats, groups: npt.NDArray[np.int64]) -> str:
     if not len(values):
         return "never applies"
@@ -172,34 +175,3 @@ def _mark(values: Floats, groups: npt.NDArray[np.int64]) -> str:
         return NEVER_VARIES
     spreads = [np.ptp(values[groups == group]) for group in set(groups.tolist())]
     return "" if max(spreads) > 0 else "VARIES ONLY BETWEEN PROMPTS"
-
-
-def _prompt(run: DryRun) -> str:
-    return run.samples[0].label.partition(", response")[0]
-
-
-def _example(run: DryRun, rows: RewardRows, rewards: RewardMatrix, settings: GdpoSettings) -> str:
-    """Return a table with the samples of the first row."""
-    lengths = torch.tensor([len(WORDS.encode(sample.response)) for sample in run.samples])
-    gdpo, grpo = (
-        scalars_of(rewards, rows.counted_B, _groups(run), each, lengths)
-        for each in (settings, verl_grpo_settings(settings))
-    )
-    header = ("response", *rewards.weights, "S", "gdpo", "grpo")
-    shown = [i for i, sample in enumerate(run.samples) if sample.row == 0]
-    lines = [
-        (
-            run.samples[i].kind,
-            *(
-                f"{value:.3f}" if is_there else "-"
-                for value, is_there in zip(rewards.values_BK[i], rewards.present_BK[i], strict=True)
-            ),
-            *(f"{float(column[i]):.3f}" for column in (gdpo.S_B, gdpo.A_B, grpo.A_B)),
-        )
-        for i in shown
-    ]
-    return (
-        f"{_prompt(run)}, normalised with all {len(run.samples)} responses as the batch\n"
-        "(S: the combined normalised rewards; gdpo: the advantage under these settings; grpo: the "
-        f"advantage of GRPO)\n{render(header, lines)}"
-    )

@@ -7,6 +7,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -17,14 +18,21 @@ from verl_gdpo.atomic import replace_together
 from verl_gdpo.run.dump_reader import SUMMED, WRITING, data_sources, dump_files, has_rewards
 from verl_gdpo.run.folder import config_of_run
 from verl_gdpo.run.scorer import HOW, Scorer
-from verl_gdpo.terminal import printable
+from verl_gdpo.terminal import printable, render, shorten, width_of
 from verl_gdpo.tools.advice import TITLE, describe
 from verl_gdpo.tools.advice.evidence import Evidence
 from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run
-from verl_gdpo.tools.replay.comparison import OF_SCORE, Replay
-from verl_gdpo.tools.replay.step_tables import LEGEND, comparison, whole_group
+from verl_gdpo.tools.replay.comparison import (
+    LEGEND,
+    OF_SCORE,
+    Group,
+    Replay,
+    reward_table,
+    step_table,
+)
 
 FORMATS = (".parquet", ".json", ".jsonl")
+MIN_RESPONSE = 24  # a response gets at least this many columns
 EPILOG = """\
 `key=value` are overrides of the training command. They are applied to the run's configuration as
 there, and what training would refuse is refused. `++` works whether a key is set or not. With
@@ -148,9 +156,9 @@ def _run(arguments: argparse.Namespace) -> int:
 def _own(path: Path | None, folder: Path, scorer: Scorer | None, estimator: str) -> Arm:
     """The run's own settings; bounds are those of its scorers, not of another one."""
     if path is None:
-        return Arm.of("run", {"adv_estimator": estimator}, {})
+        return Arm("run", {"adv_estimator": estimator}, {})
     own = read_run(path, data_sources(folder))
-    return Arm.of("run", own.algorithm, {} if scorer else own.declared, own.run, own.sources)
+    return replace(own, declared={}) if scorer else own
 
 
 def _chosen(files: Sequence[Path], steps: range) -> list[Path]:
@@ -178,25 +186,21 @@ def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm
 
 def _reproduced(replay: Replay, path: Path | None) -> tuple[bool, str]:
     """Return whether the run's settings reproduce the logged advantages, and a sentence on it."""
-    worst = replay.worst
+    worst, estimator = replay.worst, replay.own.estimator
     if replay.reference == OF_SCORE:
-        is_run = replay.own.estimator == "grpo" and path is not None
+        used = f"the run may not have used: its estimator is {estimator if path else 'not known'}"
+        if path is not None and estimator == "grpo":
+            used = "is what the run trained on"
         return True, (
             "The dump holds no advantages. The arms are compared with verl's grpo on the dumped "
-            "score, which "
-            + (
-                "is what the run trained on."
-                if is_run
-                else "the run may not have "
-                "used: its estimator is " + (replay.own.estimator if path else "not known") + "."
-            )
+            f"score, which {used}."
         )
     if replay.scorer is not None:
         return True, "The logged advantages are compared as they are: --scorer has other rewards."
     if worst is None:
         return True, (
-            f"The run's adv_estimator={replay.own.estimator} is not recomputed: its logged "
-            "advantages are compared as they are."
+            f"The run's adv_estimator={estimator} is not recomputed: its logged advantages are "
+            "compared as they are."
         )
     text = f"largest |difference| {worst.difference:.2g} over {replay.row_count:,} rows"
     if worst.difference <= REPRODUCED:
@@ -229,3 +233,51 @@ def _rescored(replay: Replay) -> list[str]:
             "rewards and weights; weight 0 leaves one out"
         )
     return said
+
+
+def comparison(replay: Replay, name: str, width: int) -> str:
+    """Return all tables for one alternative."""
+    parts = [step_table(replay.steps, name), reward_table(replay.steps, name)]
+    groups = replay.most_different.get(name, [])
+    if groups:
+        parts.append(f"Where {replay.reference} and {name} differ most:")
+        parts += [group_table(group, width) for group in groups]
+    return "\n\n".join(parts)
+
+
+def group_table(group: Group, width: int) -> str:
+    """Return a table of a group's rewards, advantages and beginnings of responses."""
+    names = list(dict.fromkeys(name for row in group.rows for name in row["rewards"]))
+    header = ["#", *map(printable, names), *group.advantages, "response"]
+    rows = []
+    for i, row in enumerate(group.rows):
+        rewards = [_value(row["rewards"].get(name)) for name in names]
+        # + 0.0 makes -0.0 positive
+        advantages = [f"{round(of[i], 3) + 0.0:.3f}" for of in group.advantages.values()]
+        rows.append([str(i), *rewards, *advantages, ""])
+    left = width - width_of(render(header, rows).splitlines()[1]) + len("response")
+    for row, line in zip(group.rows, rows, strict=True):
+        line[-1] = shorten(str(row.get("output", "")), max(left, MIN_RESPONSE))
+    distances = ", ".join(f"{name} {value:.2f}" for name, value in group.distance.items())
+    reference = next(iter(group.advantages))
+    title = f"step {group.step}, group {printable(group.id)}; "
+    title += f"distance from {reference}: {distances}"
+    return f"{title}\n{render(header, rows, left=(len(header) - 1,))}"
+
+
+def whole_group(group: Group, width: int) -> str:
+    """Return `group_table` and the full texts of the prompt and the responses, escaped."""
+    prompt = str(group.rows[0].get("input", ""))
+    texts = [("prompt", prompt)]
+    texts += [(f"response {i}", str(row.get("output", ""))) for i, row in enumerate(group.rows)]
+    blocks = [
+        "\n".join([label, *(f"  {printable(line)}" for line in text.split("\n"))])
+        for label, text in texts
+    ]
+    return "\n\n".join([group_table(group, width), *blocks])
+
+
+def _value(value: object) -> str:
+    if isinstance(value, int | float):
+        return f"{value:.3g}"
+    return "-" if value is None else printable(str(value))

@@ -5,7 +5,7 @@ the step's dump, with padding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,20 @@ from verl_gdpo.advantage.equation_inputs import VERL_EPS
 from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.batch.advantages import Bools, Floats, Ints, scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.rows import RewardRows
+from verl_gdpo.batch.rows import RewardRows, columns_of
 from verl_gdpo.run.dump_reader import reward_rows
 from verl_gdpo.run.folder import load_config
 from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings, hint
-from verl_gdpo.settings.of_run import composed, scorers_bounds, settings_of_run
+from verl_gdpo.settings.of_run import named_rewards, scorers_bounds, settings_of_run
 from verl_gdpo.settings.reward_terms import line_of
 from verl_gdpo.tools import RECIPES
+from verl_gdpo.tools.compose import composed
 
 ARMS: Mapping[str, Mapping[str, Any]] = {  # the `algorithm` block of recipes/estimator/NAME.yaml
     path.stem: OmegaConf.to_container(OmegaConf.load(path).algorithm)  # type: ignore[misc]
     for path in sorted((RECIPES / "estimator").glob("*.yaml"))
 }
+COMPUTED = ("gdpo", "grpo")  # estimators
 # an arm changes how rewards are normalised; these keys of `gdpo` keep their values from the run
 KEPT_BY_ARMS_IN_GDPO = ("rewards", "eps")
 # the keys that replay's grpo reads; its gdpo also reads everything in `algorithm.gdpo`
@@ -41,28 +43,18 @@ READ_BY_GDPO = (*READ_BY_GRPO, *(f"algorithm.gdpo.{key}" for key in SETTING_KEYS
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to compute advantages."""
+    """One way to compute advantages; raises ValueError for settings that `GdpoSettings` refuses."""
 
     name: str
     algorithm: Mapping[str, Any]
-    settings: GdpoSettings
-    declared: Mapping[str, Bounds]  # bounds from scorers; bounds in `algorithm` replace them
+    declared: Mapping[str, Bounds | None]  # by scorers; bounds in `algorithm` replace them
     run: Any = None  # the whole configuration of the run, as a DictConfig
     sources: Iterable[str] | None = None  # of the run's rows
+    settings: GdpoSettings = field(init=False)
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        algorithm: Mapping[str, Any],
-        declared: Mapping[str, Bounds],
-        run: Any = None,
-        sources: Iterable[str] | None = None,
-    ) -> "Arm":
-        """Return the arm; raise ValueError for settings that `GdpoSettings` refuses."""
-        settings = GdpoSettings.from_algorithm(algorithm)
-        settings = replace(settings, bounds={**declared, **settings.bounds})
-        return cls(name, algorithm, settings, declared, run, sources)
+    def __post_init__(self) -> None:
+        settings = GdpoSettings.from_algorithm(self.algorithm, self.declared)
+        object.__setattr__(self, "settings", settings)
 
     def as_arm(self, name: str) -> "Arm":
         """Return the arm `name` of the recipes, with rewards, weights, conditions and eps kept."""
@@ -72,7 +64,7 @@ class Arm:
         kept = {key: value for key, value in self.algorithm.items() if key not in ("gdpo", READ[1])}
         kept_in_gdpo = {key: block[key] for key in KEPT_BY_ARMS_IN_GDPO if key in block}
         algorithm = {**kept, READ[1]: True, **arm, "gdpo": {**kept_in_gdpo, **arm.get("gdpo", {})}}
-        return Arm.of(name, algorithm, self.declared, self.run, self.sources)
+        return replace(self, name=name, algorithm=algorithm)
 
     def changed(self, name: str, overrides: Sequence[str]) -> "Arm":
         """Return the arm with overrides, which mean what they mean in the training command.
@@ -83,27 +75,23 @@ class Arm:
         """
         config = OmegaConf.create({}) if self.run is None else self.run.copy()
         config.algorithm = dict(self.algorithm)
-        keys = [override.partition("=")[0].strip("+~ ") for override in overrides]
         changed = composed(config, overrides)
         algorithm: Any = OmegaConf.to_container(changed.algorithm)
-        is_grpo = algorithm.get("adv_estimator") == "grpo"
+        who, read = "gdpo", READ_BY_GDPO
+        if algorithm.get("adv_estimator") == "grpo":
+            who, read = "verl's grpo", READ_BY_GRPO
+        keys = [override.partition("=")[0].strip("+~ ") for override in overrides]
         for key, override in zip(keys, overrides, strict=True):
-            read = READ_BY_GRPO if is_grpo else READ_BY_GDPO
             if not f"{key}.".startswith(tuple(f"{known}." for known in read)):
-                who = "verl's grpo" if is_grpo else "gdpo"
                 raise ValueError(f"{override}: {who} does not read it{hint(key, read)}")
         if OmegaConf.select(changed, "reward.reward_model") is not None:
             is_recorded = not any(f"{key}.".startswith("algorithm.gdpo.rewards.") for key in keys)
             settings_of_run(changed, self.sources, is_recorded=is_recorded)
-        return Arm.of(name, algorithm, self.declared, self.run, self.sources)
+        return replace(self, name=name, algorithm=algorithm)
 
     @property
     def estimator(self) -> str:
         return str(self.algorithm.get("adv_estimator", "gdpo"))
-
-    @property
-    def is_known(self) -> bool:
-        return self.estimator in ("gdpo", "grpo")
 
     def __str__(self) -> str:
         """Return the settings that replay reads, in the syntax of overrides."""
@@ -121,11 +109,11 @@ def read_run(path: Path, sources: Iterable[str] | None = None) -> Arm:
     """
     config = load_config(path)
     try:
-        declared = scorers_bounds(config, sources)[0] if "reward" in config else {}
+        declared = scorers_bounds(config, sources) if "reward" in config else {}
         algorithm: Any = OmegaConf.to_container(config.algorithm, resolve=True)
     except OmegaConfBaseException as error:
         raise ValueError(f"{path}: {error}") from None
-    return Arm.of("run", algorithm, declared, config, sources)
+    return Arm("run", algorithm, declared, config, sources)
 
 
 @dataclass(frozen=True)
@@ -147,14 +135,12 @@ class Step:
             ValueError: an advantage, or the score of a dump without them, is no finite number.
         """
         has_advantages = any(row["advantage"] is not None for row in rows)
-        has_tokens = all(row["trained_tokens"] is not None for row in rows)
+        tokens = [row["trained_tokens"] for row in rows]
         return cls(
             number=number,
             rewards=reward_rows(rows, number),
             group_ids=np.array([row["group"] for row in rows]),
-            tokens_B=np.array([row["trained_tokens"] for row in rows], dtype=np.int64)
-            if has_tokens
-            else None,
+            tokens_B=None if None in tokens else np.array(tokens, dtype=np.int64),
             logged_B=_finite(rows, "advantage") if has_advantages else None,
             score_B=np.zeros(len(rows)) if has_advantages else _finite(rows, "score"),
         )
@@ -165,6 +151,17 @@ class Step:
         has_tokens_B = True if self.tokens_B is None else self.tokens_B > 0
         result: Bools = has_tokens_B & ~self.rewards.is_padding_B
         return result
+
+    def matrix(self, arm: Arm, has_our_scorers: bool) -> RewardMatrix:
+        """Return the rewards of an arm, named as the reward manager names them in training."""
+        rows = self.rewards
+        if has_our_scorers and arm.settings.rewards is not None:
+            infos = [
+                named_rewards(arm.settings, rows.info(row), source)
+                for row, source in enumerate(rows.sources)
+            ]
+            rows = replace(rows, columns=columns_of(infos))
+        return RewardMatrix.of(rows, arm.settings)
 
     def of_score(self, normalize_by_std: bool) -> Floats:
         """Return the advantages of verl's grpo on the score of the dump."""
@@ -190,7 +187,10 @@ class Step:
             scores_B = rewards.values_BK @ np.array(list(rewards.weights.values()))
             A_B = self._grpo(scores_B, arm.settings.normalize_by_std)
         else:
-            raise ValueError(f"adv_estimator={arm.estimator}: replay only computes gdpo and grpo")
+            close = hint(arm.estimator, COMPUTED)
+            raise ValueError(
+                f"adv_estimator={arm.estimator}: replay only computes gdpo and grpo{close}"
+            )
         return self._of_sessions(A_B)
 
     def _grpo(self, scores_B: Floats, normalize_by_std: bool) -> Floats:

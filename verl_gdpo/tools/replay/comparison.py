@@ -1,4 +1,4 @@
-"""Compares estimators over the steps of a rollout dump; keeps the most different groups.
+"""Compares estimators over the steps of a rollout dump, in tables; keeps the most different groups.
 
 The alternatives are compared with the advantages that the run logged. verl's own dump has none;
 there they are compared with what verl's grpo makes of the dump's score. Estimators have different
@@ -6,13 +6,14 @@ scales, because GRPO has no batch step, so advantages are compared in units of t
 deviation over the step. Shape suffixes: B rollouts, G groups.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from omegaconf import OmegaConf
 
 from verl_gdpo.advantage.zero import SAME_STD, is_apart, is_the_sum, std_or_0
 from verl_gdpo.batch.advantages import Bools, Floats, Ints, correlation, tied_pairs, within_groups
@@ -20,11 +21,27 @@ from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import is_number
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.scorer import Scorer
+from verl_gdpo.terminal import printable, render
 from verl_gdpo.tools.advice.evidence import StepEvidence, look
-from verl_gdpo.tools.replay.arms import Arm, Step, group_numbers
+from verl_gdpo.tools.replay.arms import COMPUTED, Arm, Step, group_numbers
 
 LOGGED, OF_SCORE = "logged", "grpo of score"
 IDENTITY = ("group", "session", "uid", "data_source", "response_tokens", "trained_tokens")
+
+LINES = 12  # a table over steps has at most this many lines; a line may join several steps
+LEGEND = f"""\
+a | b          a is for the advantages that are compared with, b for the alternative
+correlation    between the two advantages of each rollout
+opposite sign  share of rollouts that one rewards and the other punishes
+distance       mean |difference| after each is divided by its std, because scales differ;
+               groups that are silent in both do not count in the std
+silent groups  share of groups in which every advantage is 0
+tied pairs     share of pairs in a group with different rewards, but the same advantage
+std            standard deviation of a step's advantages
+correlation with a reward: with the reward minus its mean in the group
+Advantages count as the same if they differ by less than {SAME_STD:g} of their step's std, and
+as 0 if they are smaller than that.
+A line for several steps holds means over the steps, weighted by their rollouts."""
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -105,9 +122,9 @@ class Group:
     advantages: Mapping[str, Sequence[float]]
 
     @property
-    def rewards(self) -> list[str]:
+    def rewards(self) -> tuple[str, ...]:
         """The sorted rewards, which are equal for groups with the same rewards in any order."""
-        return sorted(str(row["rewards"]) for row in self.rows)
+        return tuple(sorted(str(row["rewards"]) for row in self.rows))
 
 
 class Mismatch(NamedTuple):
@@ -160,6 +177,14 @@ class Replay:
     tables: list[pd.DataFrame] = field(default_factory=list)  # with `keep_table`, one a step
     evidence: list[StepEvidence] = field(default_factory=list)  # of what GDPO would change
 
+    @property
+    def has_our_scorers(self) -> bool:
+        """Whether the rewards are those of scorers of ours, as far as is known."""
+        if self.scorer is not None:
+            return self.scorer.is_task
+        path = "reward.custom_reward_function.path"
+        return self.own.run is None or OmegaConf.select(self.own.run, path) is None
+
     def read(self, files: Iterable[Path]) -> "Replay":
         """Read the files; raise ValueError if the arms cannot be computed for one of them."""
         for file in files:
@@ -172,10 +197,10 @@ class Replay:
 
     def _add(self, number: int, rows: Rows) -> None:
         step = Step.of(number, rows)
-        own = RewardMatrix.of(step.rewards, self.own.settings)
+        own = step.matrix(self.own, self.has_our_scorers)
         self.row_count += len(rows)
         reference_B = self._reference(step)
-        if self.own.is_known and self.scorer is None:
+        if self.own.estimator in COMPUTED and self.scorer is None:
             difference_B = np.abs(step.advantages(self.own, own) - reference_B)
             row = int(difference_B.argmax())
             if self.worst is None or difference_B[row] > self.worst.difference:
@@ -185,7 +210,7 @@ class Replay:
         columns = {self.reference: Column.of(reference_B[rows_B], group_B, own, rows_B)}
         names = dict.fromkeys([*own.weights, *self.own.settings.names])
         for arm in self.alternatives:
-            matrix = RewardMatrix.of(step.rewards, arm.settings)
+            matrix = step.matrix(arm, self.has_our_scorers)
             A_B = step.advantages(arm, matrix)[rows_B]
             columns[arm.name] = Column.of(A_B, group_B, matrix, rows_B)
             names |= dict.fromkeys([*matrix.weights, *arm.settings.names])
@@ -212,38 +237,34 @@ class Replay:
         return A_B
 
     def _keep_groups(self, report: StepReport, rows: Rows, group_B: Ints) -> None:
-        logged, *others = report.columns.items()
-        distances = {
-            name: np.bincount(group_B, column.distance_B(logged[1])) / np.bincount(group_B)
-            for name, column in others
-        }
-
-        def group(g: int) -> Group:
-            members = np.flatnonzero(group_B == g).tolist()
-            return Group(
+        reference, *others = report.columns.values()
+        names, size_G = [*report.columns][1:], np.bincount(group_B)
+        distance_G = [np.bincount(group_B, one.distance_B(reference)) / size_G for one in others]
+        order = np.argsort(group_B, kind="stable")
+        groups = [
+            Group(
                 step=report.number,
                 id=rows[members[0]]["group"],
-                distance={name: float(distance_G[g]) for name, distance_G in distances.items()},
+                distance=dict(zip(names, distances, strict=True)),
                 rows=[rows[i] for i in members],
                 advantages={name: c.A_B[members].tolist() for name, c in report.columns.items()},
             )
-
-        for name, distance_G in distances.items() if self.top else []:
-            kept = self.most_different.setdefault(name, [])
-            for g in np.argsort(-distance_G, kind="stable").tolist():
-                least = kept[-1].distance[name] if len(kept) == self.top else SAME_STD
-                if distance_G[g] <= least:
-                    break
-                candidate = group(g)
-                # a second group with the same rewards would show nothing new
-                if candidate.rewards not in [other.rewards for other in kept]:
-                    kept.append(candidate)
-                    kept.sort(key=lambda other: -other.distance[name])
-                    del kept[self.top :]
+            for members, *distances in zip(
+                np.split(order, size_G.cumsum()[:-1]), *distance_G, strict=True
+            )
+        ]
         if self.wanted is not None:
-            first_G = np.unique(group_B, return_index=True)[1].tolist()
-            ids = [rows[i]["group"] for i in first_G]
-            self.found += [group(g) for g, name in enumerate(ids) if name.startswith(self.wanted)]
+            self.found += [group for group in groups if group.id.startswith(self.wanted)]
+        for name in names if self.top else []:
+            apart = [group for group in groups if group.distance[name] > SAME_STD]
+            unlike: dict[tuple[str, ...], Group] = {}
+            for group in sorted(
+                [*self.most_different.get(name, []), *apart],
+                key=lambda group: -group.distance[name],
+            ):
+                # a second group with the same rewards would show nothing new
+                unlike.setdefault(group.rewards, group)
+            self.most_different[name] = [*unlike.values()][: self.top]
 
 
 def _table(report: StepReport, rows: Rows, rewards: Iterable[str]) -> pd.DataFrame:
@@ -254,3 +275,57 @@ def _table(report: StepReport, rows: Rows, rewards: Iterable[str]) -> pd.DataFra
         columns[f"reward/{name}"] = np.array(values, dtype=np.float64)
     columns |= {f"advantage/{name}": column.A_B for name, column in report.columns.items()}
     return pd.DataFrame(columns)
+
+
+def step_table(steps: Sequence[StepReport], name: str) -> str:
+    """Return a table of `name` against the reference; the last line is for all steps."""
+    header = ["step", "rollouts", "correlation", "opposite sign", "distance"]
+    header += ["silent groups", "tied pairs", "std"]
+    parts = np.array_split(np.arange(len(steps)), min(len(steps), LINES))
+    chunks = [[steps[i] for i in part] for part in parts]
+    rows = [_step_row(chunk, name) for chunk in chunks]
+    if len(steps) > 1:
+        rows.append(["all", *_step_row(steps, name)[1:]])
+    return render(header, rows)
+
+
+def reward_table(steps: Sequence[StepReport], name: str) -> str:
+    """Return a table with the correlation of each advantage with each reward."""
+    reference = next(iter(steps[0].columns))
+    columns = {key: [step.columns[key] for step in steps] for key in (reference, name)}
+    sizes = [len(step.columns[name].A_B) for step in steps]
+    rewards = dict.fromkeys(r for side in columns.values() for c in side for r in c.follows)
+    rows = []
+    for reward in rewards:
+        sides = ([c.follows.get(reward) for c in side] for side in columns.values())
+        rows.append([printable(reward), *(_mean(side, sizes, "{:.3f}".format) for side in sides)])
+    return render(["correlation with", *columns], rows)
+
+
+def _step_row(steps: Sequence[StepReport], name: str) -> list[str]:
+    """Return a table row with the means over the steps, weighted by their rollouts."""
+    pairs = [(next(iter(step.columns.values())), step.columns[name]) for step in steps]
+    sizes = [len(reference.A_B) for reference, _ in pairs]
+
+    def both(attribute: str, show: Callable[[float], str]) -> str:
+        sides = ([getattr(pair[i], attribute) for pair in pairs] for i in (0, 1))
+        return " | ".join(_mean(values, sizes, show) for values in sides)
+
+    return [
+        "-".join(map(str, sorted({steps[0].number, steps[-1].number}))),
+        f"{sum(sizes):,}",
+        _mean([a.correlation(b) for a, b in pairs], sizes, "{:.3f}".format),
+        _mean([a.opposite(b) for a, b in pairs], sizes, "{:.1%}".format),
+        _mean([float(a.distance_B(b).mean()) for a, b in pairs], sizes, "{:.3f}".format),
+        both("silent_groups", "{:.1%}".format),
+        both("ties", "{:.1%}".format),
+        both("std", "{:.2f}".format),
+    ]
+
+
+def _mean(
+    values: Iterable[float | None], sizes: Sequence[int], show: Callable[[float], str]
+) -> str:
+    """Return the mean of the values that are not None, weighted by their sizes."""
+    there = [(v, n) for v, n in zip(values, sizes, strict=True) if v is not None]
+    return show(sum(v * n for v, n in there) / sum(n for _, n in there)) if there else "-"

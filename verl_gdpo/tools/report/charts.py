@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.batch.advantages import correlation, scalars_of, within_groups
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardError
@@ -18,19 +17,17 @@ from verl_gdpo.run.folder import curve, of_each_reward, training_rewards, valida
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.plots import Line, Panel
 from verl_gdpo.tools.report.examples import settings_of
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, over_runs
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, listed, over_runs
 from verl_gdpo.tools.report.sections import (
     SMOOTHED,
     SMOOTHED_STEPS,
     Chart,
-    Read,
     Section,
     absent,
     arm_lines,
     decimal,
     first_to_last,
     lines_of,
-    listed,
     looks,
     names,
     of_each_arm,
@@ -76,9 +73,7 @@ def rewards(arms: Sequence[RunsOfArm]) -> Section:
         "training never shows. The lowest and the highest possible value are drawn where they are "
         "declared.",
         [
-            Chart(f"reward-{name}", panel, f"{AT_THE_END}: {said}.")
-            if (said := first_to_last(panel))
-            else Chart(f"reward-{name}", panel, "Measured in validation alone.")
+            Chart(f"reward-{name}", panel, _from_first_to_last(panel))
             for name, panel in reward_panels(arms).items()
         ],
         [
@@ -96,39 +91,36 @@ def rewards(arms: Sequence[RunsOfArm]) -> Section:
     )
 
 
+def _from_first_to_last(panel: Panel, says: str = AT_THE_END, digits: int = 2) -> str:
+    said = first_to_last(panel, digits)
+    return f"{says}: {said}." if said else "Measured in validation alone."
+
+
 def reward_panels(arms: Sequence[RunsOfArm]) -> dict[str, Panel]:
     """One panel a reward: each arm's training, smoothed, and its validation as markers."""
     panels = {}
+    is_single = len(arms) == 1 and len(arms[0].runs) == 1
     for name in dict.fromkeys([*names(arms, training_rewards), *names(arms, validation_rewards)]):
         lines = [
             drawn
             for look, arm in zip(looks(arms), arms, strict=True)
-            for drawn in _reward_lines(arm, name, look)
+            for drawn in _reward_lines(arm, name, look, with_each_step=is_single)
         ]
-        if len(arms) == 1 and len(arms[0].runs) == 1:
-            lines = [_with_each_step(arms[0], name, drawn) for drawn in lines]
-        title = f"{name}, {SMOOTHED}"
+        # None if a run declares no bounds, or if they differ
+        declared = {run.bounds.get(name) for arm in arms for run in arm.runs}
+        bounds = declared.pop() if len(declared) == 1 else None
         ylabel = "mean reward (higher is better)"
-        panels[name] = Panel(title, STEP, ylabel, lines, bounds=_bounds(arms, name))
+        panels[name] = Panel(f"{name}, {SMOOTHED}", STEP, ylabel, lines, bounds=bounds)
     return panels
 
 
-def _bounds(arms: Sequence[RunsOfArm], name: str) -> Bounds | None:
-    """Those of a reward that every run declares; None if one does not, or if they differ."""
-    declared = {run.bounds.get(name) for arm in arms for run in arm.runs}
-    return declared.pop() if len(declared) == 1 else None
-
-
-def _with_each_step(arm: RunsOfArm, name: str, drawn: Line) -> Line:
-    """The unsmoothed curve behind; more than one would hide the lines."""
-    raw = over_runs(arm, one_of(training_rewards, name))
-    return drawn if drawn.only_markers or raw is None else replace(drawn, behind=raw.median)
-
-
-def _reward_lines(arm: RunsOfArm, name: str, look: int) -> list[Line]:
-    lines = lines_of(arm, one_of(training_rewards, name), arm.name, look, SMOOTHED_STEPS)
-    measured = over_runs(arm, one_of(validation_rewards, name))
-    if measured is not None:
+def _reward_lines(arm: RunsOfArm, name: str, look: int, with_each_step: bool) -> list[Line]:
+    """The smoothed training, each step behind it if there is one run alone, and validation."""
+    read = one_of(training_rewards, name)
+    lines = lines_of(arm, read, arm.name, look, SMOOTHED_STEPS)
+    if with_each_step and (raw := over_runs(arm, read)):
+        lines = [replace(drawn, behind=raw.median) for drawn in lines]
+    if measured := over_runs(arm, one_of(validation_rewards, name)):
         marks = Line("validation", measured.steps, measured.median, look=look, only_markers=True)
         lines.append(marks)
     return lines
@@ -143,7 +135,7 @@ def influence(arms: Sequence[RunsOfArm]) -> Section:
         "one below 0 pulls against the others. Correlation: whether a reward pulls with the "
         "advantage (1), against it (-1), or neither (0). What another weight would change: "
         "`verl-gdpo replay RUN algorithm.gdpo.rewards.NAME=WEIGHT`.",
-        [*_charts_of(arms, "share"), *_charts_of(arms, "correlation")],
+        _charts_of(arms, "share", "correlation"),
         _absent_statistics(arms, "share", "correlation"),
         answer=of_each_arm(arms, _shares_in_words, NOT_LOGGED.format("share")),
     )
@@ -191,8 +183,8 @@ def recent_of_each(arm: RunsOfArm, statistic: str) -> dict[str, float]:
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def _charts_of(arms: Sequence[RunsOfArm], statistic: str) -> list[Chart]:
-    return [chart for arm in arms for chart in chart_of_each_reward(arm, statistic)]
+def _charts_of(arms: Sequence[RunsOfArm], *statistics: str) -> list[Chart]:
+    return [chart for one in statistics for arm in arms for chart in chart_of_each_reward(arm, one)]
 
 
 def chart_of_each_reward(arm: RunsOfArm, statistic: str) -> list[Chart]:
@@ -203,8 +195,12 @@ def chart_of_each_reward(arm: RunsOfArm, statistic: str) -> list[Chart]:
     """
     what, ylabel = OF_EACH_REWARD[statistic]
     read_each = partial(of_each_reward, statistic=statistic)
-    reads = {name: one_of(read_each, name) for name in names([arm], read_each)}
-    lines = _lines_of(arm, reads, REWARD_LOOKS, SMOOTHED_STEPS)
+    lines = []
+    for number, name in enumerate(names([arm], read_each)):
+        # when the looks are used up they come again with a change
+        again, which = divmod(number, len(REWARD_LOOKS))
+        look = REWARD_LOOKS[which] + again * len(REWARD_LOOKS)
+        lines += lines_of(arm, one_of(read_each, name), name, look, SMOOTHED_STEPS)
     return _chart(f"{statistic}-{arm.name}", f"{arm.name}: {what}, {SMOOTHED}", ylabel, lines)
 
 
@@ -225,7 +221,7 @@ def _chart(
         ylim = (-1.05 if any(y < 0 for line in lines for y in line.y) else -0.03, 1.05)
     is_share = ylabel.startswith("share")
     panel = Panel(title, STEP, ylabel, lines, ylim, is_share=is_share)
-    return [Chart(name, panel, f"{says}: {first_to_last(panel, digits)}.")] if lines else []
+    return [Chart(name, panel, _from_first_to_last(panel, says, digits))] if lines else []
 
 
 def _chart_of_arms(arms: Sequence[RunsOfArm], key: str, smooth: int = 1) -> list[Chart]:
@@ -331,8 +327,11 @@ def collapse(arms: Sequence[RunsOfArm]) -> Section:
 
 def _of_both(arm: RunsOfArm, keys: Mapping[str, str], what: str, ylabel: str) -> list[Chart]:
     """What GDPO and GRPO make of the rewards of one arm."""
-    reads: dict[str, Read] = {name: partial(curve, key=key) for name, key in keys.items()}
-    lines = _lines_of(arm, reads, range(len(reads)))
+    lines = [
+        line
+        for look, (name, key) in enumerate(keys.items())
+        for line in lines_of(arm, partial(curve, key=key), name, look)
+    ]
     says = f"{what.capitalize()} at the first to the last step"
     name, digits = f"{what.split()[0]}-{arm.name}", 3 if keys is TIED else 0
     return _chart(name, f"{arm.name}: {what}", ylabel, lines, says, digits)
@@ -340,15 +339,3 @@ def _of_both(arm: RunsOfArm, keys: Mapping[str, str], what: str, ylabel: str) ->
 
 def _absent_keys(arms: Sequence[RunsOfArm], source: str, *keys: str) -> list[str]:
     return absent(arms, {key: partial(curve, key=key) for key in keys}, source)
-
-
-def _lines_of(
-    arm: RunsOfArm, reads: Mapping[str, Read], looks: Sequence[int], smooth: int = 1
-) -> list[Line]:
-    """Several quantities of one arm; when the looks are used up they come again with a change."""
-    found = []
-    for number, (name, read) in enumerate(reads.items()):
-        again, which = divmod(number, len(looks))
-        look = looks[which] + again * len(REWARD_LOOKS)
-        found += lines_of(arm, read, name, look, smooth)
-    return found

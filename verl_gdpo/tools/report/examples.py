@@ -1,19 +1,18 @@
 """Groups of rollouts that show what the two estimators make of the same rewards.
 
-A dump of 8,192 long rollouts has 80 MB. So a bounded number of dumps is read, one at a time and
-without its texts, and the texts of the chosen groups alone are read at the end.
+A dump of 8,192 long rollouts has 80 MB. So a bounded number of dumps is read without texts, one at
+a time. Only those of the chosen groups are kept, and their texts are read at the end.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from verl_gdpo.advantage.zero import is_apart, to_6_decimals
-from verl_gdpo.batch.advantages import scalars_of
+from verl_gdpo.batch.advantages import Floats, scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import verl_grpo_settings
 from verl_gdpo.run.dump_reader import (
@@ -65,15 +64,15 @@ class ExampleGroup:
 
 @dataclass(frozen=True)
 class _Step:
-    """One dump with the advantages recomputed; B rows, of which `groups` index the counted."""
+    """One dump without its texts, with the advantages recomputed."""
 
-    number: int
+    file: Path
     dump: Sequence[Mapping[str, Any]]
     rewards: RewardMatrix
-    grpo_B: npt.NDArray[np.float64]
-    gdpo_B: npt.NDArray[np.float64]
-    distance_B: npt.NDArray[np.float64]  # of the two advantages, each by its own scale
-    groups: Sequence[Sequence[int]]
+    grpo_B: Floats
+    gdpo_B: Floats
+    distance_B: Floats  # of the two advantages, each by its own scale
+    groups: Sequence[Sequence[int]]  # the counted rows of each
 
 
 def example_groups(run: Run) -> list[ExampleGroup]:
@@ -87,19 +86,17 @@ def example_groups(run: Run) -> list[ExampleGroup]:
         ValueError: there is no dump, or it has no rewards and the run has no scorer.
     """
     settings = settings_of(run)
-    found: dict[str, tuple[Path, Sequence[int], ExampleGroup]] = {}
+    found: dict[str, tuple[_Step, Sequence[int]]] = {}
     most = 0.0
     for number, file in enumerate(reversed(dumps_to_read(run.dumps()))):
-        dump = read_dump(file, run.scorer, with_texts=False)
-        step = _recompute(dump, int(file.stem), settings)
+        step = _recompute(file, run, settings)
         for rows in step.groups:
             kind, distance = _kind(step, rows), float(step.distance_B[rows].max())
             if kind and kind not in found and number < LAST_DUMPS:
-                found[kind] = file, rows, _example(kind, step, rows)
+                found[kind] = step, rows
             elif kind is None and distance > most:
-                most = distance
-                found["apart"] = file, rows, _example("apart", step, rows)
-    return [_with_texts(*found[kind]) for kind in KINDS if kind in found]
+                most, found["apart"] = distance, (step, rows)
+    return [_example(kind, *found[kind]) for kind in KINDS if kind in found]
 
 
 def settings_of(run: Run) -> GdpoSettings:
@@ -109,8 +106,9 @@ def settings_of(run: Run) -> GdpoSettings:
     return GdpoSettings(rewards=GdpoSettings.from_algorithm(run.config.algorithm).rewards)
 
 
-def _recompute(dump: Sequence[Mapping[str, Any]], number: int, settings: GdpoSettings) -> _Step:
-    rows = reward_rows(dump, number)
+def _recompute(file: Path, run: Run, settings: GdpoSettings) -> _Step:
+    dump = read_dump(file, run.scorer, with_texts=False)
+    rows = reward_rows(dump, int(file.stem))
     rewards, counted_B = RewardMatrix.of(rows, settings), rows.counted_B
     ids = np.array([row["group"] for row in dump])
     rows_B, group_B = np.flatnonzero(counted_B), group_numbers(ids[counted_B])
@@ -124,7 +122,7 @@ def _recompute(dump: Sequence[Mapping[str, Any]], number: int, settings: GdpoSet
     members: dict[str, list[int]] = {}
     for row in rows_B.tolist():
         members.setdefault(ids[row], []).append(row)
-    return _Step(number, dump, rewards, grpo_B, gdpo_B, distance_B, [*members.values()])
+    return _Step(file, dump, rewards, grpo_B, gdpo_B, distance_B, [*members.values()])
 
 
 def _kind(step: _Step, rows: Sequence[int]) -> str | None:
@@ -141,34 +139,27 @@ def _kind(step: _Step, rows: Sequence[int]) -> str | None:
 
 
 def _example(kind: str, step: _Step, rows: Sequence[int]) -> ExampleGroup:
-    return ExampleGroup(kind, step.number, "", "", [_rollout(step, row) for row in rows])
-
-
-def _with_texts(file: Path, rows: Sequence[int], example: ExampleGroup) -> ExampleGroup:
-    """The example with its prompt, ground truth and responses, which are read again."""
-    texts = read_texts(file, {*rows})
-    first = texts[rows[0]]
-    return replace(
-        example,
-        prompt=str(first["input"] or ""),
-        truth=str(first["gts"] or ""),
+    """A group with its prompt, ground truth and responses, which are read now."""
+    texts, matrix = read_texts(step.file, {*rows}), step.rewards
+    return ExampleGroup(
+        kind=kind,
+        step=int(step.file.stem),
+        prompt=str(texts[rows[0]]["input"] or ""),
+        truth=str(texts[rows[0]]["gts"] or ""),
         rollouts=[
-            replace(rollout, output=str(texts[row]["output"] or ""))
-            for row, rollout in zip(rows, example.rollouts, strict=True)
+            Rollout(
+                output=str(texts[row]["output"] or ""),
+                tokens=step.dump[row]["response_tokens"],
+                rewards={
+                    name: float(value) if is_there else None
+                    for name, value, is_there in zip(
+                        matrix.weights, matrix.values_BK[row], matrix.present_BK[row], strict=True
+                    )
+                },
+                logged=step.dump[row]["advantage"],
+                grpo=float(step.grpo_B[row]),
+                gdpo=float(step.gdpo_B[row]),
+            )
+            for row in rows
         ],
-    )
-
-
-def _rollout(step: _Step, row: int) -> Rollout:
-    matrix, dumped = step.rewards, step.dump[row]
-    return Rollout(
-        output="",
-        tokens=dumped["response_tokens"],
-        rewards={
-            name: float(matrix.values_BK[row, column]) if matrix.present_BK[row, column] else None
-            for column, name in enumerate(matrix.weights)
-        },
-        logged=dumped["advantage"],
-        grpo=float(step.grpo_B[row]),
-        gdpo=float(step.gdpo_B[row]),
     )

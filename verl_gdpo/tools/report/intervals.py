@@ -8,11 +8,11 @@ known, and the risk is split evenly (Bonferroni). Runs are compared in pairs whe
 the same seeds and the same rows, and as independent (Welch) where they have not.
 """
 
-import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -46,23 +46,8 @@ class Difference:
     reward: str
     arm: str
     other: str
-    value: float
-    low: float
-    high: float
-    is_paired: bool
-
-    @property
-    def is_claimed(self) -> bool:
-        return self.low > NO_SIGNAL or self.high < -NO_SIGNAL
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """One reward of two arms, with a number of each run; of a pair of runs, their difference."""
-
-    reward: str
-    other: str
-    samples: Sequence[Floats]  # one of pairs, or two of independent runs
+    samples: Sequence[Floats]  # a number of each pair of runs, or of each run of both arms
+    risk: float = math.nan  # that the interval does not hold the true difference
 
     @property
     def is_paired(self) -> bool:
@@ -80,13 +65,27 @@ class _Comparison:
             [s * (x - x.mean()) / len(x) for s, x in zip(signs, self.samples, strict=False)]
         )
 
-    def half_width(self, risk: float) -> float:
+    @cached_property
+    def half(self) -> float:
+        """Half of the width of the interval."""
         from scipy import stats
 
         parts = [float(np.var(x, ddof=1)) / len(x) for x in self.samples]
         below = [p**2 / (len(x) - 1) for p, x in zip(parts, self.samples, strict=True)]
         freedom = sum(parts) ** 2 / sum(below) if sum(below) else 1.0
-        return math.sqrt(sum(parts)) * float(stats.t.isf(risk / 2, freedom))
+        return math.sqrt(sum(parts)) * float(stats.t.isf(self.risk / 2, freedom))
+
+    @property
+    def low(self) -> float:
+        return self.value - self.half
+
+    @property
+    def high(self) -> float:
+        return self.value + self.half
+
+    @property
+    def is_claimed(self) -> bool:
+        return self.low > NO_SIGNAL or self.high < -NO_SIGNAL
 
 
 def differences_of_arms(arms: Sequence[RunsOfArm]) -> list[Difference]:
@@ -96,23 +95,16 @@ def differences_of_arms(arms: Sequence[RunsOfArm]) -> list[Difference]:
         return []
     main = next((arm for arm in several if arm.name == MAIN_ARM), several[0])
     found = [
-        _compared(name, main, other, values, others)
+        Difference(name, main.name, other.name, _samples(main, other, values, others))
         for other in several
         if other is not main
         for name, read in _rewards(arms)
         if (values := _ends(main, read, name)) and (others := _ends(other, read, name))
     ]
-    result = []
-    for one, risk in zip(found, _risks(found), strict=True):
-        half = one.half_width(risk)
-        low, high = one.value - half, one.value + half
-        result.append(
-            Difference(one.reward, main.name, one.other, one.value, low, high, one.is_paired)
-        )
-    return result
+    return [replace(one, risk=risk) for one, risk in zip(found, _risks(found), strict=True)]
 
 
-def _risks(found: Sequence[_Comparison]) -> list[float]:
+def _risks(found: Sequence[Difference]) -> list[float]:
     """The chance to err that each comparison may have, for 1 - `CONFIDENCE` in all together."""
     families: dict[str, list[int]] = {}  # compared over the same runs
     for number, one in enumerate(found):
@@ -145,7 +137,7 @@ def risk_of_each(errors_NK: Floats, risk: float) -> float:
     return float(np.clip(2 * stats.t.sf(t, N - 1), risk / K, risk))
 
 
-@functools.cache
+@cache
 def _directions(N: int) -> Floats:
     drawn = np.random.default_rng(0).standard_normal((DRAWS, N))
     result: Floats = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
@@ -199,26 +191,18 @@ def _end(metrics: Metrics, read: ReadEach, name: str) -> float:
     return statistics.fmean(curve[step] for step in steps) if steps else math.nan
 
 
-def _compared(
-    name: str, arm: RunsOfArm, other: RunsOfArm, values: Sequence[float], others: Sequence[float]
-) -> _Comparison:
+def _samples(
+    arm: RunsOfArm, other: RunsOfArm, values: Sequence[float], others: Sequence[float]
+) -> list[Floats]:
+    """The differences of runs with the same seed and rows if all have such a partner."""
     mine, theirs = np.array(values), np.array(others)
-    seeds = _common_order(arm, other)
-    return _Comparison(name, other.name, [mine - theirs[seeds]] if seeds else [mine, theirs])
-
-
-def _common_order(arm: RunsOfArm, other: RunsOfArm) -> list[int]:
-    """For each run of `arm`, the number of the run of `other` with its seed and its rows."""
     number_of = {_rows_of(run): number for number, run in enumerate(other.runs)}
-    mine = [_rows_of(run) for run in arm.runs]
-    is_same = {*mine} == {*number_of} and len(mine) == len({*mine}) == len(other.runs)
-    return [number_of[rows] for rows in mine] if is_same and _has_seeds(arm.runs) else []
-
-
-def _has_seeds(runs: Sequence[Run]) -> bool:
-    return all(run.setting("data.seed") is not None for run in runs)
+    rows = [_rows_of(run) for run in arm.runs]
+    are_pairs = {*rows} == {*number_of} and len(rows) == len({*rows}) == len(other.runs)
+    if not are_pairs or any(run.setting("data.seed") is None for run in arm.runs):
+        return [mine, theirs]
+    return [mine - theirs[[number_of[one] for one in rows]]]
 
 
 def _rows_of(run: Run) -> tuple[str, ...]:
-    settings: Mapping[str, str] = {key: str(run.setting(key)) for key in SAME_ROWS}
-    return str(run.setting("data.seed")), *settings.values()
+    return tuple(str(run.setting(key)) for key in ("data.seed", *SAME_ROWS))

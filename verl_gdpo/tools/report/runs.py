@@ -6,7 +6,7 @@ seeds and folders.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,11 @@ class Band:
     high: list[float]
     runs: int
 
+    @property
+    def edges(self) -> tuple[Sequence[float], Sequence[float]]:
+        """The quartiles; one run has none."""
+        return (self.low, self.high) if self.runs > 1 else ((), ())
+
 
 def read_arms(
     sources: Sequence[Path | str],
@@ -132,24 +137,32 @@ def read_arms(
 def _alike(name: str, runs: Sequence[Run]) -> list[RunsOfArm]:
     """The runs of an arm; several, named after their settings, where more than seeds differ."""
     settings = compared(runs)
-    keys = sorted({key for one in settings for key in one if not is_of_one_run(key)})
-    differing = [key for key in keys if len({one.get(key) for one in settings}) > 1]
-    groups: dict[tuple[str | None, ...], list[Run]] = {}
+    keys = differing(settings)
+    groups: dict[tuple[str, ...], list[Run]] = {}
     for run, one in zip(runs, settings, strict=True):
         # a name alone does not say that two runs differ in their seed only
-        unlike = ("", str(run.folder)) if run.config is None else tuple(map(one.get, differing))
-        groups.setdefault(unlike, []).append(run)
+        pairs = [str(run.folder)]
+        if run.config is not None:
+            pairs = [f"{key}={one.get(key)}" for key in keys]
+        groups.setdefault(tuple(pairs), []).append(run)
     if len(groups) == 1:
         return [RunsOfArm(name, runs)]
-    named = []
-    for number, (values, members) in enumerate(groups.items(), start=1):
-        pairs = [str(members[0].folder)]
-        if members[0].config is not None:
-            pairs = [f"{key}={value}" for key, value in zip(differing, values, strict=True)]
-        more = f", {len(pairs) - SETTINGS_IN_A_NAME} more" if pairs[SETTINGS_IN_A_NAME:] else ""
-        said = ", ".join(pairs[:SETTINGS_IN_A_NAME]) + more
-        named.append(RunsOfArm(f"{name} {number} ({said})", members))
-    return named
+    return [
+        RunsOfArm(f"{name} {number} ({listed(pairs, SETTINGS_IN_A_NAME)})", members)
+        for number, (pairs, members) in enumerate(groups.items(), start=1)
+    ]
+
+
+def listed(texts: Sequence[str], most: int = 3) -> str:
+    """The first texts, and how many more there are."""
+    more = [f"and {len(texts) - most} more"] if len(texts) > most else []
+    return ", ".join([*texts[:most], *more])
+
+
+def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """The keys in which runs differ that say something of their arm; see `compared`."""
+    keys = sorted({key for one in settings for key in one if not is_of_one_run(key)})
+    return [key for key in keys if len({one.get(key) for one in settings}) > 1]
 
 
 def is_of_one_run(key: str) -> bool:
@@ -241,10 +254,9 @@ def bounds_of_run(rollouts: Path | None, config: Any) -> dict[str, Bounds]:
 
 
 def _bounds_of(config: Any, sources: set[str] | None) -> dict[str, Bounds]:
-    settings = GdpoSettings.from_algorithm(config.algorithm)
-    if OmegaConf.select(config, "reward.reward_manager") and uses_gdpo_manager(config):
-        declared, _ = scorers_bounds(config, sources)
-        settings = replace(settings, bounds={**declared, **settings.bounds})
+    has_manager = OmegaConf.select(config, "reward.reward_manager") and uses_gdpo_manager(config)
+    declared = scorers_bounds(config, sources) if has_manager else {}
+    settings = GdpoSettings.from_algorithm(config.algorithm, declared)
     ranges = {name: settings.range_of(name) for name in settings.bounds}
     return {name: pair for name, pair in ranges.items() if pair is not None}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from verl_gdpo.run.folder import Metrics
 from verl_gdpo.tools.plots import Line, Panel
-from verl_gdpo.tools.report.runs import Band, Curve, RunsOfArm, over_runs
+from verl_gdpo.tools.report.runs import Curve, RunsOfArm, over_runs
 
 Read = Callable[[Metrics], Curve]
 ReadEach = Callable[[Metrics], Mapping[str, Curve]]
@@ -82,12 +82,6 @@ def of_each_arm(
     return [f"{name}: {text}" for name, text in found.items()] or [otherwise]
 
 
-def listed(texts: Sequence[str], most: int = 3) -> str:
-    """The first texts, and how many more there are."""
-    more = [f"and {len(texts) - most} more"] if len(texts) > most else []
-    return ", ".join([*texts[:most], *more])
-
-
 def recent(arm: RunsOfArm, read: Read) -> float:
     """The mean over the runs of the mean over their last steps; NaN where no run has it."""
     found = over_runs(arm, read, SMOOTHED_STEPS)
@@ -126,17 +120,18 @@ def lines_of(arm: RunsOfArm, read: Read, label: str, look: int, smooth: int = 1)
 
     Quartiles of a few runs would say more than is known.
     """
-    if len(arm.runs) >= FEWEST_FOR_BAND:
-        found = over_runs(arm, read, smooth)
-        return [] if found is None else [line(label, found, look)]
-    alone = [over_runs(RunsOfArm(arm.name, [run]), read, smooth) for run in arm.runs]
-    return [line(label, found, look) for found in alone if found is not None]
-
-
-def line(label: str, found: Band, look: int) -> Line:
-    """A band as something to draw; one run has no band around its line."""
-    low, high = (found.low, found.high) if found.runs > 1 else ((), ())
-    return Line(label, found.steps, found.median, low, high, look=look)
+    alone = [RunsOfArm(arm.name, [run]) for run in arm.runs]
+    return [
+        Line(
+            label,
+            found.steps,
+            found.median,
+            *found.edges,
+            look=look,
+        )
+        for one in ([arm] if len(arm.runs) >= FEWEST_FOR_BAND else alone)
+        if (found := over_runs(one, read, smooth))
+    ]
 
 
 def first_to_last(panel: Panel, digits: int = 2) -> str:

@@ -10,9 +10,13 @@ from verl_gdpo.run.dump_reader import DUMPS_READ, dump_files, has_rewards
 from verl_gdpo.run.folder import SCORE, gaps, training_rewards, validation_rewards
 from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, End, ends, history
 from verl_gdpo.run.scorer import HOW
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, compared, is_of_one_run
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, compared, differing
 from verl_gdpo.tools.report.sections import FEWEST_FOR_BAND, Table, names
 
+# what each input makes possible, and how to have it
+OF_METRICS = "curves, response length, validation"
+OF_NAMES = "curve of each reward, influence, collapse, and most findings"
+OF_CONFIG = "model, data, seeds, and weights of the rewards"
 RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
 MANAGER = "train with reward.reward_manager.name=gdpo, which works with grpo too"
 CONFIG = "name it with --config; Hydra writes outputs/DATE/TIME/.hydra/config.yaml"
@@ -71,17 +75,14 @@ def differences(arms: Sequence[RunsOfArm]) -> Table | None:
     """
     members = [(arm.name, run) for arm in arms for run in arm.runs if run.config]
     settings = compared([run for _, run in members])
-    read = [(name, one) for (name, _), one in zip(members, settings, strict=True)]
-    keys = sorted({key for _, one in read for key in one if not is_of_one_run(key)})
     rows = []
-    for key in keys:
-        values = {arm.name: dict.fromkeys(_at(key, read, arm.name)) for arm in arms}
-        if len({value for of_arm in values.values() for value in of_arm}) > 1:
-            rows.append((key, *(", ".join(of_arm) for of_arm in values.values())))
-    if not rows:
-        return None
-    header = ("key", *(arm.name for arm in arms))
-    return Table("Where the configurations differ", header, rows, labels=len(header))
+    for key in differing(settings):
+        values: dict[str, dict[str, None]] = {arm.name: {} for arm in arms}
+        for (name, _), one in zip(members, settings, strict=True):
+            values[name][one.get(key, "not there")] = None
+        rows.append((key, *map(", ".join, values.values())))
+    header, caption = ("key", *(arm.name for arm in arms)), "Where the configurations differ"
+    return Table(caption, header, rows, labels=len(header)) if rows else None
 
 
 def starts(arms: Sequence[RunsOfArm]) -> Table | None:
@@ -91,10 +92,6 @@ def starts(arms: Sequence[RunsOfArm]) -> Table | None:
         return None
     rows = [(name, *row) for name, found in of_runs.items() for row in found]
     return Table("The starts of each run", ("run", *STARTS), rows, 1 + len(STARTS), wraps=True)
-
-
-def _at(key: str, read: Sequence[tuple[str, dict[str, str]]], arm: str) -> list[str]:
-    return [one.get(key, "not there") for name, one in read if name == arm]
 
 
 def warnings(arms: Sequence[RunsOfArm]) -> list[str]:
@@ -161,25 +158,11 @@ def inputs(arms: Sequence[RunsOfArm]) -> Table:
 
 def inputs_of(run: Run) -> list[Input]:
     """What was found of a run, and what was not."""
-    rewards, config = named_rewards(run), run.config is not None
+    listed, config = ", ".join(named_rewards(run)), run.config is not None
     return [
-        Input(
-            "metrics",
-            f"{len(run.metrics)} steps, from {run.tracker}",
-            "curves, response length, validation",
-        ),
-        Input(
-            "rewards by name",
-            ", ".join(rewards) or "their sum alone",
-            "curve of each reward, influence, collapse, and most findings",
-            "" if rewards else MANAGER,
-        ),
-        Input(
-            "configuration",
-            "yes" if config else "no",
-            "model, data, seeds, and weights of the rewards",
-            "" if config else CONFIG,
-        ),
+        Input("metrics", f"{len(run.metrics)} steps, from {run.tracker}", OF_METRICS),
+        Input("rewards by name", listed or "their sum alone", OF_NAMES, "" if listed else MANAGER),
+        Input("configuration", "yes" if config else "no", OF_CONFIG, "" if config else CONFIG),
         *_of_rollouts(run),
     ]
 

@@ -1,7 +1,8 @@
-"""Composes the configuration of a verl command, from the arguments that Hydra takes.
+"""Composes the configuration of a verl command, and overrides on a saved configuration.
 
 Relies on Hydra 1.3: `hydra.main` looks for files in the folder of --config-path (verl's own if it
-is not given), then in that of --config-dir, and `run_job` fills in the output folder.
+is not given), then in that of --config-dir, `run_job` fills in the output folder, and
+`ConfigLoaderImpl` applies overrides.
 """
 
 import argparse
@@ -15,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_automatic_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.tools import RECIPES
 
@@ -96,6 +100,28 @@ def compose_config(
         del config["hydra"]
     OmegaConf.to_container(config, resolve=True)  # verl does this too, but only after Ray started
     return config
+
+
+def composed(config: Any, overrides: Sequence[str]) -> Any:
+    """Return a saved configuration with overrides, which mean what they mean to Hydra.
+
+    Raises:
+        ValueError: an override cannot be parsed or applied.
+    """
+    changed: Any = OmegaConf.create(OmegaConf.to_container(config))
+    OmegaConf.set_struct(changed, True)
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        for override in parsed:
+            if override.is_sweep_override():
+                raise ValueError(f"{override.input_line}: expected one value")
+        ConfigLoaderImpl._apply_overrides_to_config(parsed, changed)
+        OmegaConf.resolve(changed)
+    except (HydraException, OmegaConfBaseException) as error:
+        said = " ".join(str(error).replace("use +", "use ++").split())
+        raise ValueError(f"{' '.join(overrides)}: {said}") from None
+    OmegaConf.set_struct(changed, False)
+    return changed
 
 
 def _names_our_recipes(name: str, overrides: Sequence[str]) -> bool:
