@@ -27,7 +27,7 @@ MUTANTS = [
         "verl_hooks/test_dump_writer.py::test_data_sources_that_only_the_batches_tell",
     ),
     Mutant(
-        "run/progress.py",
+        "run/console.py",
         "[known for known in self.metrics if known > step]",
         "[]",
         "run/test_launch.py::test_the_log_finds_what_the_summary_finds",

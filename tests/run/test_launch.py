@@ -13,13 +13,12 @@ import time
 import psutil
 import pytest
 
-from verl_gdpo.run.faults import failure_report, faults_from_outside
+from verl_gdpo.run.console import Progress, failure_report, faults_from_outside
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.heartbeat import START, Heartbeat
 from verl_gdpo.run.launch import End, launch, main
 from verl_gdpo.run.processes import MARK, BusyError, locked, processes_of
-from verl_gdpo.run.progress import Progress
 
 # a driver that starts a child in a session of its own, and one whose environment cannot be read, as
 # that of Ray's agents, who write their title over it; then it does `{body}`
@@ -377,7 +376,7 @@ def test_progress_lines(tmp_path, capsys):
 
 
 def test_a_sign_of_life_says_what_the_run_does(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("verl_gdpo.run.progress.HEARTBEAT_SECONDS", -1.0)
+    monkeypatch.setattr("verl_gdpo.run.console.HEARTBEAT_SECONDS", -1.0)
     progress = Progress(tmp_path, quiet=False)
     progress.show()
     Heartbeat(1, START, None, 0, limit=9.0).write(tmp_path)
@@ -395,7 +394,7 @@ def test_a_sign_of_life_says_what_the_run_does(tmp_path, capsys, monkeypatch):
 
 def test_time_left(tmp_path, capsys, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr("verl_gdpo.run.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("verl_gdpo.run.console.time.monotonic", lambda: now)
     (tmp_path / "train.log").write_text("Total training steps: 7\n")  # of an earlier start
     (tmp_path / "metrics").mkdir()
     progress = Progress(tmp_path, quiet=False)
@@ -545,7 +544,7 @@ def test_no_mishap_of_the_display_ends_a_run(tmp_path, capsys, monkeypatch):
     def fail(metrics):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("verl_gdpo.run.progress.training_rewards", fail)
+    monkeypatch.setattr("verl_gdpo.run.console.training_rewards", fail)
     assert launch(logging_driver(tmp_path, step_line(1), step_line(2)), tmp_path).exit_code == 0
     assert (tmp_path / "ended").exists()
     shown = capsys.readouterr().out

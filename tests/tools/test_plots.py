@@ -124,25 +124,11 @@ def test_a_share_that_is_no_number_is_a_gap():
     assert (b.x, b.y) == ([2, 3], [0.5, 0.5])
 
 
-def test_shares_below_a_tenth_can_be_read():
-    axes = axes_of(share_chart(shares_of({1: (0.01, 0.99), 2: (0.04, 0.96)})).panel)
-    height = axes.get_window_extent().height
-
-    def place(share):
-        return (axes.transData.transform((1, share))[1] - axes.bbox.y0) / height
-
-    # on the scale of roots .1 is at .32, and .01 at .1; with room at both ends
-    assert place(0.1) - place(0) == pytest.approx(0.1**0.5 / 1.04, abs=1e-3)
-    assert place(0.01) - place(0) == pytest.approx(0.1 / 1.04, abs=1e-3)
-    assert 0 < place(0) < 0.03 and 0.97 < place(1) < 1
-    assert [text.get_text() for text in axes.get_yticklabels()] == [
-        *("0", "0.01", "0.05", "0.1", "0.25", "0.5", "0.75", "1")
-    ]
-    assert axes.get_ylabel() == "share of the advantage (square-root scale)"
-    below = axes_of(share_chart(shares_of({1: (-0.34, 1.34)})).panel)
-    assert below.get_ylim()[0] < -0.34 and below.get_ylim()[1] > 1.34
-    labels = [text.get_text() for text in below.get_yticklabels()]
-    assert labels[:4] == [f"\N{MINUS SIGN}{tick}" for tick in (0.25, 0.1, 0.05, 0.01)]
+def test_shares_have_the_axis_of_all_shares():
+    low, high = axes_of(share_chart(shares_of({1: (0.01, 0.99), 2: (0.04, 0.96)})).panel).get_ylim()
+    assert -0.05 < low < 0 and 1 < high < 1.1
+    low, high = axes_of(share_chart(shares_of({1: (-0.34, 1.34)})).panel).get_ylim()
+    assert low < -0.34 and high > 1.34
 
 
 def test_more_rewards_than_colours_are_told_apart_without_colour():

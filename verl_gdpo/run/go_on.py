@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_gdpo.run.contents import flat
-from verl_gdpo.run.starts import COMPOSED, FOLDER, TRACKER, Written, maker_of
+from verl_gdpo.run.starts import COMPOSED, FOLDER, Written, maker_of, newest_checkpoint
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 NEWEST = {"trainer.resume_mode": "auto", "trainer.resume_from_path": "null"}
@@ -33,12 +33,8 @@ def arguments(run: Path, overrides: Sequence[str]) -> list[str]:
         ValueError: an override names another recipe, or the run has no checkpoint, or none of its
             manifests is of the start that made the checkpoint.
     """
-    checkpoints = run / "checkpoints"
-    try:
-        step = (checkpoints / TRACKER).read_text().strip()
-    except OSError as error:
-        raise ValueError(f"nothing to resume in {run}: {error}") from error
-    newest = checkpoints / f"global_step_{step}"
+    if (newest := newest_checkpoint(run / "checkpoints")) is None:
+        raise ValueError(f"nothing to resume in {run}: {run / 'checkpoints'} names no checkpoint")
     written = maker_of(newest) if newest.exists() else None
     if written is None:
         raise ValueError(

@@ -27,20 +27,17 @@ from typing import IO, Any
 
 import psutil
 
-from verl_gdpo.run.faults import ASKED, failure_report, stop_report
+from verl_gdpo.run.console import ASKED, Progress, failure_report, stop_report
 from verl_gdpo.run.folder import claim_metrics_file
 from verl_gdpo.run.heartbeat import Pulse
 from verl_gdpo.run.heartbeat import remove as remove_heartbeat
 from verl_gdpo.run.processes import MARK, BusyError, clear_sessions, end_run, locked, watchdog
-from verl_gdpo.run.progress import Progress
 from verl_gdpo.run.stacks import HANG_FILE, stacks_of
-from verl_gdpo.run.starts import ended
+from verl_gdpo.run.starts import TIME_LIMIT_EXIT, ended
 
 GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
 POLL_SECONDS = 0.2
-TIME_LIMIT_EXIT = 124  # the exit code of timeout(1)
-REFUSED_EXIT = 2
-CHECK_EXIT = HANG_EXIT = DELETED_EXIT = 1
+REFUSED_EXIT, FAILED_EXIT = 2, 1
 
 
 @dataclass(frozen=True)
@@ -144,14 +141,14 @@ class _Ends:
     def raise_if_due(self) -> None:
         """Raise Stopped if the run has to end."""
         if self.checking is not None and self.checking.poll():
-            raise Stopped(End(CHECK_EXIT, "refused", "the check found a problem"))
+            raise Stopped(End(FAILED_EXIT, "refused", "the check found a problem"))
         if time.monotonic() > self.deadline:
             raise Stopped(End(TIME_LIMIT_EXIT, "time limit"))
         if self.parent is not None and os.getppid() != self.parent:
             raise Stopped(End(128 + signal.SIGHUP, "stopped"))
         if not (self.run.exists() and self.run.stat().st_ino == self.folder):
             said = f"the run's folder {self.run} was deleted or moved"
-            raise Stopped(End(DELETED_EXIT, "folder deleted", said))
+            raise Stopped(End(FAILED_EXIT, "folder deleted", said))
         if dead := self.pulse.look(most=10 * POLL_SECONDS):
             said = (
                 f"the trainer's process {dead.process} has given no sign of life for "
@@ -159,7 +156,7 @@ class _Ends:
             )
             with contextlib.suppress(OSError):
                 (self.run / HANG_FILE).write_text(f"{said}\n\n{stacks_of(dead.process)}\n")
-            raise Stopped(End(HANG_EXIT, "hang", f"{said}. Its stacks: {self.run / HANG_FILE}"))
+            raise Stopped(End(FAILED_EXIT, "hang", f"{said}. Its stacks: {self.run / HANG_FILE}"))
 
 
 def _run(

@@ -31,7 +31,7 @@ from verl_gdpo.run.processes import MARK
 FOLDER, START, COMPOSED, END = "starts", "start.yaml", "composed.yaml", "end.yaml"
 # verl writes the step of the newest checkpoint into it, beside the checkpoints
 TRACKER = "latest_checkpointed_iteration.txt"
-SIGNALS, TIME_LIMIT_EXIT = 128, 124  # exit codes of a shell and of timeout(1)
+SIGNALS, TIME_LIMIT_EXIT = 128, 124  # exit codes of a shell, and of timeout(1)
 # packages whose versions can change a result
 PACKAGES = ("verl-gdpo", "verl", "torch", "ray", "vllm", "transformers")
 
@@ -74,7 +74,7 @@ class Start:
     @property
     def step(self) -> int:
         """The step that it went on from."""
-        return int(self.checkpoint.rpartition("global_step_")[2] or 0)
+        return step_of(Path(self.checkpoint)) if self.checkpoint else 0
 
 
 @dataclass(frozen=True)
@@ -200,6 +200,17 @@ def starts_in(folder: Path) -> list[Written]:
             end = path.with_name(END)
             found.append(Written(path.parent, _start(path), _read(end) if end.exists() else {}))
     return sorted(found, key=lambda written: written.number)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint that verl would load from the folder of checkpoints; None if it has none."""
+    tracker = folder / TRACKER
+    step = tracker.read_text().strip() if tracker.exists() else ""
+    return folder / f"global_step_{step}" if step else None
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("global_step_"))
 
 
 def maker_of(checkpoint: Path) -> Written | None:

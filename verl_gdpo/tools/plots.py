@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -24,8 +23,6 @@ STYLES = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1.2)), (0, (9, 2)),
 MARKERS = ("o", "s", "^", "D", "v", "P")
 TITLE_WIDTH = 38  # characters in a line
 LONG = 200  # steps, above which lines are thin
-SHARE_TICKS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1)
-SHARE_SCALE = "square-root scale"
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; shares have a scale on which those below 0.1 can be read."""
+    """One pair of axes."""
 
     title: str
     xlabel: str
@@ -52,7 +49,6 @@ class Panel:
     lines: Sequence[Line]
     ylim: tuple[float, float] | None = None
     bounds: tuple[float, float] | None = None  # the lowest and the highest value that y can have
-    is_share: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,8 +116,6 @@ def style(look: Theme) -> dict[Any, Any]:
 
 def _draw_panel(panel: Panel, axes: Any, look: Theme) -> None:
     axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
-    if panel.is_share:
-        _scale_shares(panel, axes)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7, min_n_ticks=1))
     axes.tick_params(length=3, color=look.quiet)
     axes.grid(color=look.quiet, linewidth=0.6, alpha=0.6)
@@ -175,26 +169,6 @@ def _handles(panel: Panel, axes: Any, look: Theme) -> list[Any]:
     lines = [line for line in drawn if line.get_label() not in markers]
     hollow: dict[str, Any] = {"marker": "o", "linestyle": "", "markerfacecolor": "none"}
     return lines + [Line2D([], [], color=look.ink, label=m, **hollow) for m in sorted(markers)]
-
-
-def _scale_shares(panel: Panel, axes: Any) -> None:
-    """From 0, or the lowest share below it, to 1, or the highest above it."""
-    values = np.concatenate([[0.0, 1.0], *(line.y for line in panel.lines)])
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    axes.set_yscale("function", functions=(_root, _square))
-    axes.set_ylim(_square(np.array([_root(low) - 0.02, _root(high) + 0.02])))
-    signed = sorted({sign * tick for tick in SHARE_TICKS for sign in (-1, 1)})
-    ticks = [tick for tick in signed if low <= tick <= high]
-    axes.set_yticks(ticks, [f"{tick:g}".replace("-", "\N{MINUS SIGN}") for tick in ticks])
-    axes.set_ylabel(f"{panel.ylabel} ({SHARE_SCALE})")
-
-
-def _root(share: Any) -> Any:
-    return np.sign(share) * np.sqrt(np.abs(share))
-
-
-def _square(root: Any) -> Any:
-    return np.sign(root) * np.square(root)
 
 
 def _draw_bounds(low: float, high: float, axes: Any, look: Theme) -> None:

@@ -11,6 +11,7 @@ from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import Metrics, gaps, training_rewards, validation_rewards
 from verl_gdpo.run.logged import EXPECTED, Logged, read_logged
 from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, ends, history
+from verl_gdpo.run.starts import newest_checkpoint
 from verl_gdpo.terminal import needs_extra, printable, render
 
 HEADER = ("reward", *ENDS)
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     parts = {
         "metrics": folder / "metrics",
         "rollouts": folder / "rollouts",
-        "checkpoint": _latest_checkpoint(folder / "checkpoints"),
+        "checkpoint": newest_checkpoint(folder / "checkpoints"),
         "log": folder / "train.log",
     }
     is_ours = any(path and path.exists() for path in parts.values())
@@ -92,9 +93,3 @@ def draw_rewards(logged: Logged, out: Path) -> Path:
     title = f"Rewards over {max(run.metrics)} training steps" + (f" of {arm}" if arm else "")
     draw([*panels.values()], picture, title=title)
     return picture
-
-
-def _latest_checkpoint(folder: Path) -> Path | None:
-    """Return the last complete checkpoint, whose step verl 0.9 writes into the tracker."""
-    tracker = folder / "latest_checkpointed_iteration.txt"
-    return folder / f"global_step_{tracker.read_text().strip()}" if tracker.exists() else None

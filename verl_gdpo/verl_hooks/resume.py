@@ -79,16 +79,12 @@ def run_folder(config: Any) -> Path:
 
 def checkpoint_to_load(config: Any) -> Path | None:
     """The folder `global_step_N` that verl will load; None if it starts anew."""
-    mode = config.trainer.get("resume_mode", "auto")
+    mode, path = config.trainer.get("resume_mode", "auto"), None
     if mode == "resume_path" and config.trainer.resume_from_path:
         path = Path(config.trainer.resume_from_path)
     elif mode == "auto":
-        folder = Path(config.trainer.default_local_dir)
-        tracker = folder / TRACKER
-        path = folder / f"global_step_{tracker.read_text().strip()}" if tracker.exists() else folder
-    else:
-        return None
-    return path.resolve() if path.is_dir() and "global_step_" in path.name else None
+        path = starts.newest_checkpoint(Path(config.trainer.default_local_dir))
+    return path.resolve() if path and path.is_dir() and "global_step_" in path.name else None
 
 
 def mend_tracker(folder: Path) -> None:

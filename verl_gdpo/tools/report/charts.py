@@ -212,15 +212,12 @@ def _chart(
     says: str = AT_THE_END,
     digits: int = 2,
 ) -> list[Chart]:
-    """The chart of some lines, if there are any.
-
-    A share has a scale of its own; a correlation begins at 0 where nothing is below.
-    """
+    """The chart of some lines, if there are any. Shares and correlations have axes from 0 to 1."""
     ylim = None
-    if ylabel == "correlation":
-        ylim = (-1.05 if any(y < 0 for line in lines for y in line.y) else -0.03, 1.05)
-    is_share = ylabel.startswith("share")
-    panel = Panel(title, STEP, ylabel, lines, ylim, is_share=is_share)
+    if ylabel == "correlation" or ylabel.startswith("share"):
+        values = [y for line in lines for y in line.y if math.isfinite(y)]
+        ylim = (min([-0.03, *(1.05 * y for y in values)]), max([1.05, *(1.05 * y for y in values)]))
+    panel = Panel(title, STEP, ylabel, lines, ylim)
     return [Chart(name, panel, _from_first_to_last(panel, says, digits))] if lines else []
 
 

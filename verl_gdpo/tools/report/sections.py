@@ -69,7 +69,8 @@ def _why_empty(panel: Panel) -> str:
     values = [y for line in panel.lines for y in line.y if math.isfinite(y)]
     if not values:
         return f"{panel.title}: there is no finite number."
-    return f"{panel.title}: 0 at every step." if panel.is_share and not any(values) else ""
+    is_share = panel.ylabel.startswith("share")
+    return f"{panel.title}: 0 at every step." if is_share and not any(values) else ""
 
 
 def of_each_arm(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from verl_gdpo.run.faults import failure_report
+from verl_gdpo.run.console import failure_report
 from verl_gdpo.run.launch import launch
 from verl_gdpo.run.processes import locked
 from workshop.experiments.trainer import results
