@@ -146,7 +146,7 @@ fi
 [ ${#allowed[@]} -eq 0 ] || overrides+=("++allow_change=[$(IFS=,; echo "${allowed[*]}")]")
 if [ -n "$manifest" ]; then
   answer=$(mktemp)
-  stage "$python" -m verl_gdpo.run.go_on "$run" "hardware=$hardware" "${overrides[@]}" >"$answer"
+  stage "$python" -m verl_gdpo.run.resume_command "$run" "hardware=$hardware" "${overrides[@]}" >"$answer"
   mapfile -d '' -t config <"$answer"
   rm "$answer"
 else

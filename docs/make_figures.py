@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.run.logged import read_logged
+from verl_gdpo.run.tracker_logs import read_logged
 from verl_gdpo.tools.plots import THEMES, draw, style
 from verl_gdpo.tools.report.charts import chart_of_each_reward
 from verl_gdpo.tools.report.runs import read_arms

@@ -15,7 +15,7 @@ from start_verl import ENVIRONMENT, verl_command
 
 from verl_gdpo.run.dump_reader import dump_files, read_dump
 from verl_gdpo.run.folder import read_metrics
-from verl_gdpo.run.go_on import arguments
+from verl_gdpo.run.resume_command import arguments
 from workshop.tiny_policy.model import make_tiny_model
 
 MARK = "VERL_GDPO_FAULT_TEST"

@@ -10,7 +10,7 @@ import yaml
 from verl_gdpo.run import starts
 from verl_gdpo.run.contents import Contents, differences, file_contents
 from verl_gdpo.run.folder import config_of_run, read_versions
-from verl_gdpo.run.go_on import arguments
+from verl_gdpo.run.resume_command import arguments
 from verl_gdpo.run.starts import Start, ended, maker_of, starts_of, write
 
 CONFIGURATION = {"algorithm": {"adv_estimator": "grpo"}, "data": {"train_files": "rows.parquet"}}
@@ -204,7 +204,7 @@ def test_nothing_to_go_on_from(tmp_path):
     with pytest.raises(ValueError, match="nothing to resume in"):
         arguments(tmp_path, [])
     checkpoint(tmp_path, 3)
-    command = [sys.executable, "-m", "verl_gdpo.run.go_on", str(tmp_path)]
+    command = [sys.executable, "-m", "verl_gdpo.run.resume_command", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "has no start that could have made" in done.stderr

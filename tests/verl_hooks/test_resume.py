@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 from repository import REPO
 
-from verl_gdpo.run.go_on import arguments
+from verl_gdpo.run.resume_command import arguments
 from verl_gdpo.run.starts import starts_of
 from verl_gdpo.tools.compose import compose_config
 from verl_gdpo.verl_hooks import driver

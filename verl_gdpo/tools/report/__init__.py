@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl_gdpo.run.logged import EXPECTED
 from verl_gdpo.run.scorer import HOW, Scorer
+from verl_gdpo.run.tracker_logs import EXPECTED
 from verl_gdpo.terminal import needs_extra
 
 

@@ -17,10 +17,10 @@ from omegaconf import OmegaConf
 from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.run.dump_reader import data_sources, dump_files
 from verl_gdpo.run.folder import Metrics, load_config, read_versions
-from verl_gdpo.run.logged import Logged, read_logged
 from verl_gdpo.run.resume_rules import ON_REQUEST
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.run.starts import starts_of
+from verl_gdpo.run.tracker_logs import Logged, read_logged
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.of_run import scorers_bounds, uses_gdpo_manager
 

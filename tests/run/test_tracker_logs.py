@@ -11,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 from verl.utils.tracking import Tracking
 
 from verl_gdpo.run.folder import training_rewards, validation_rewards
-from verl_gdpo.run.logged import read_logged
+from verl_gdpo.run.tracker_logs import read_logged
 
 STEPS = {
     0: {"val-core/math/reward/mean@1": 0.25, "val-aux/math/short/mean@1": 1.0},

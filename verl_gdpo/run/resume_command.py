@@ -1,6 +1,6 @@
 """Prints the arguments of the verl command that goes on with a run, each with a NUL behind it.
 
-python -m verl_gdpo.run.go_on RUN key=value ...
+python -m verl_gdpo.run.resume_command RUN key=value ...
 
 `run.sh --resume` calls this. The recipes are not composed again: the configuration is the one that
 the run was started with, and overrides change it.
