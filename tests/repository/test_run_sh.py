@@ -197,7 +197,7 @@ def test_paths_are_relative_to_where_the_user_stands(checkout):
 
 
 GO_ON = r"""
-if [[ $* == *verl_gdpo.run.resume_command* ]]; then printf '%s\0' --config-dir stored 'a b' "${@:4}"; fi
+[[ $* != *verl_gdpo.run.resume_command* ]] || printf '%s\0' --config-dir stored 'a b' "${@:4}"
 """
 
 
@@ -234,8 +234,8 @@ def test_a_resume_takes_the_configuration_of_the_run(checkout):
     ran = stages(checkout)
     assert sorted(ran) == [
         "verl-gdpo summary",
-        "verl_gdpo.run.resume_command",
         "verl_gdpo.run.launch",
+        "verl_gdpo.run.resume_command",
     ]
     allowed = "++allow_change=[algorithm,data.val_files]"
     given = ["hardware=cpu", "task=tool_rl", "trainer.save_freq=1", allowed]
