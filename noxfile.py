@@ -135,10 +135,11 @@ def slow(session: nox.Session) -> None:
 @nox.session
 @recorded
 def faults(session: nox.Session) -> None:
-    """Runs that fail, and are resumed; too slow for the other tests."""
+    """Runs that fail, that hang, and that are resumed, two at a time."""
     install(session)
     tests = ("tests/slow/faults.py", "tests/slow/hangs.py", "tests/slow/resume.py")
-    session.run("pytest", *tests, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    command = ("pytest", "-n", "2", *tests)
+    session.run(*command, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(default=False)

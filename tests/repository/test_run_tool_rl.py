@@ -162,6 +162,7 @@ def test_gdpo_trains(trained):
             assert f"val-aux/rlla/{name}/mean@1" in steps[step]
 
 
+@pytest.mark.slow
 def test_resumed_and_stopped(checkout, trained):
     """SIGTERM while training, of a start that goes on with the latest run."""
     run, _ = trained

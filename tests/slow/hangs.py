@@ -91,13 +91,13 @@ def test_what_is_slow_goes_on(tmp_path):
     training, trigger = hanging_training(
         tmp_path,
         "judge",
-        *("trainer.hang_minutes=1", "reward.custom_reward_function.name=judged"),
-        *("reward.num_workers=1", "trainer.test_freq=1", "trainer.total_training_steps=4"),
+        *("trainer.hang_minutes=1.5", "reward.custom_reward_function.name=judged"),
+        *("reward.num_workers=1", "trainer.test_freq=1", "trainer.total_training_steps=3"),
     )
     with training.started() as launcher:
         training.wait_for(launcher, 2)
         trigger.touch()
         exit_code, output = training.end_of(launcher, ENDED_SECONDS)
     assert exit_code == 0, output
-    timing = read_metrics(training.folder)[4]
-    assert min(timing["timing_s/gen"], timing["timing_s/testing"]) > 60
+    timing = read_metrics(training.folder)[3]
+    assert min(timing["timing_s/gen"], timing["timing_s/testing"]) > 90
