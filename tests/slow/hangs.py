@@ -25,7 +25,9 @@ def hanging_training(folder, what, *overrides):
         *overrides,
         HANG=str(trigger),
         VERL_USE_EXTERNAL_MODULES="hanging",
-        PYTHONPATH=os.pathsep.join([os.path.dirname(hanging.__file__), os.environ["PYTHONPATH"]]),
+        PYTHONPATH=os.pathsep.join(
+            [os.path.dirname(hanging.__file__), os.environ.get("PYTHONPATH", "")]
+        ),
     )
     return training, trigger
 
