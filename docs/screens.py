@@ -18,7 +18,7 @@ from verl_gdpo.tools.report.page import build_page, write
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCREEN = (1280, 1180)  # pixels
-COLUMNS = 98  # of the terminal
+COLUMNS = 102  # of the terminal
 REPLAY = ("replay", "--arm", "grpo", "--top", "2")
 MONOSPACE = "ui-monospace, Menlo, Consolas, monospace"  # a picture cannot load a font
 
