@@ -135,7 +135,7 @@ def slow(session: nox.Session) -> None:
 @nox.session
 @recorded
 def faults(session: nox.Session) -> None:
-    """Runs that fail, that hang, and that are resumed: an hour on two cores."""
+    """Runs that fail, that hang, and that are resumed; too slow for the other tests."""
     install(session)
     tests = ("tests/slow/faults.py", "tests/slow/hangs.py", "tests/slow/resume.py")
     session.run("pytest", *tests, *session.posargs, env={"OMP_NUM_THREADS": "1"})

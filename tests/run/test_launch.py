@@ -13,7 +13,12 @@ import time
 import psutil
 import pytest
 
-from verl_gdpo.run.console import Progress, failure_report, faults_from_outside
+from verl_gdpo.run.console import (
+    Progress,
+    failure_report,
+    faults_from_outside,
+    stop_report,
+)
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.heartbeat import START, Heartbeat
@@ -161,6 +166,12 @@ def test_a_run_that_is_stopped_says_how_it_goes_on_and_shows_no_log(tmp_path):
     *steps, said = stopped(tmp_path, body, "--time-limit", "3")
     assert said == f"time limit: stopped at step 7; {go_on}"
     assert "ValueError" not in "".join(steps)
+
+
+def test_a_tracker_that_holds_no_number_is_quoted(tmp_path):
+    """As a full disk or a hand may leave it; the run still ends with its one line."""
+    with_steps(tmp_path, 7, saved="5 (old)")
+    assert "the last checkpoint is of step 5 (old); go on" in stop_report(tmp_path, "stopped")
 
 
 def test_a_folder_that_is_deleted_ends_the_run(tmp_path):

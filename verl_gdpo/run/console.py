@@ -22,7 +22,7 @@ from verl_gdpo.run.folder import (
     validation_rewards,
 )
 from verl_gdpo.run.heartbeat import START, Heartbeat
-from verl_gdpo.run.starts import newest_checkpoint, step_of
+from verl_gdpo.run.starts import newest_checkpoint
 from verl_gdpo.terminal import let_go_of_stdout, printable
 
 HEARTBEAT_SECONDS = 20.0
@@ -175,7 +175,8 @@ def stop_report(run: Path, reason: str, go_on: str | None = None) -> str:
     if (saved := newest_checkpoint(run / "checkpoints")) is None:
         return f"{said}; there is no checkpoint yet, so nothing to go on with"
     command = go_on or "the same command and trainer.resume_mode=auto"
-    return f"{said}; the last checkpoint is of step {step_of(saved)}; go on with: {command}"
+    of_step = saved.name.removeprefix("global_step_")  # whatever the tracker says
+    return f"{said}; the last checkpoint is of step {of_step}; go on with: {command}"
 
 
 def failure_report(run: Path, since: int = 0, lines: int = 25, exit_code: int = 1) -> str:

@@ -74,7 +74,7 @@ class Start:
     @property
     def step(self) -> int:
         """The step that it went on from."""
-        return step_of(Path(self.checkpoint)) if self.checkpoint else 0
+        return int(self.checkpoint.rpartition("global_step_")[2] or 0)
 
 
 @dataclass(frozen=True)
@@ -207,10 +207,6 @@ def newest_checkpoint(folder: Path) -> Path | None:
     tracker = folder / TRACKER
     step = tracker.read_text().strip() if tracker.exists() else ""
     return folder / f"global_step_{step}" if step else None
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("global_step_"))
 
 
 def maker_of(checkpoint: Path) -> Written | None:
