@@ -20,6 +20,7 @@ SEAMS = ("legacy_trainer", "other_trainers", "separate_async", "v1_trainer")
 ROOT = Path(__file__).parent
 LAST_PASSES = "tests/help/last_passes.py"
 CPU_PINS = "requirements/cpu.txt"
+VLLM_PINS = "requirements/cpu_vllm.txt"
 # torch for the CPU is the one package with two indexes, and only PyPI's brings the others
 WITHOUT_HASH = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)$")
 
@@ -73,6 +74,15 @@ def pins(session: nox.Session) -> None:
     cpu = compiled(session, "cpu", CPU_PINS)
     cpu = [(name, text) for name, text in cpu if not WITHOUT_HASH.match(name)]
     write_pins(CPU_PINS, cpu)
+    # vLLM's build for CPUs names torch's, and asks for packages of pictures and sound
+    overrides = Path(session.create_tmp()) / "overrides.txt"
+    unused = ("torchvision", "torchaudio", "torchcodec")
+    overrides.write_text(
+        "torch==2.13.0\n" + "".join(f"{name}; sys_platform == 'never'\n" for name in unused)
+    )
+    options = ("--group", "cpu-vllm", "--override", str(overrides))
+    vllm = compiled(session, "cpu", VLLM_PINS, *options)
+    write_pins(VLLM_PINS, [(name, text) for name, text in vllm if not WITHOUT_HASH.match(name)])
     write_pins("requirements/gpu.txt", compiled(session, "gpu", "requirements/gpu.txt"))
     # beside one of the others, whose versions it takes
     dev = compiled(session, "dev", "requirements/dev.txt", "--constraint", CPU_PINS)
@@ -139,6 +149,15 @@ def faults(session: nox.Session) -> None:
     install(session)
     tests = ("tests/slow/faults.py", "tests/slow/hangs.py", "tests/slow/resume.py")
     session.run("pytest", *tests, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
+@recorded
+def vllm(session: nox.Session) -> None:
+    """Trains with real vLLM, without a GPU, in the environment of `./setup_env.sh cpu vllm`."""
+    session.install("pytest>=8,<10", "-e", ".")
+    command = ("pytest", "--noconftest", "tests/slow/vllm.py", *session.posargs)
+    session.run(*command, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(default=False)

@@ -84,6 +84,7 @@ if [ -n "$resume" ]; then
     was=$(sed -n '/^recipes:/,/^[^ ]/s/^  hardware: //p' "$manifest")
     hardware=${hardware:-$was}
     ! grep -qx '  attention: flash_attn' "$manifest" || extras=(flash-attn)
+    ! grep -qx '  rollout_engine: vllm_cpu' "$manifest" || extras=(vllm)
   else
     say "$run was started without a manifest: it goes on with the configuration of this command"
   fi
@@ -111,7 +112,8 @@ fi
 answer=$(mktemp)
 trap 'rm -f "$answer"' EXIT
 if [ "$hardware" = cpu ]; then
-  stage "$root/setup_env.sh" cpu >"$answer"
+  case " ${overrides[*]} " in *' rollout_engine=vllm_cpu '*) extras=(vllm) ;; esac
+  stage "$root/setup_env.sh" cpu "${extras[@]}" >"$answer"
   # verl reads it while Python starts, so no recipe can set it
   export VERL_PLATFORM=cpu
   # one thread per process, because verl starts nine processes

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv with pinned versions, and prints its folder:  ./setup_env.sh cpu|gpu [dev] [flash-attn]
+# Makes .venv with pinned versions, and prints its folder:  ./setup_env.sh cpu|gpu [dev] [flash-attn], or cpu vllm
 #
 # .venv is a link to .venv-cpu-HASH or .venv-gpu-HASH. A finished environment never changes; other
 # requirements, or another place of the checkout, get a new one. So a running training keeps its own.
@@ -12,16 +12,17 @@ die() { say "$*"; exit 2; }
 
 [ "$(uname -s)" = Linux ] || die "verl needs Linux, or WSL2 on Windows; this is $(uname -s)"
 cd -P "$(dirname "${BASH_SOURCE[0]}")"
-usage="usage: ./setup_env.sh cpu|gpu [dev] [flash-attn]; got '$*'"
+usage="usage: ./setup_env.sh cpu|gpu [dev] [flash-attn], or cpu vllm; got '$*'"
 case ${1:-} in cpu | gpu) hardware=$1 ;; *) die "$usage" ;; esac
-files=("requirements/$hardware.txt") flash_attn=''
-for extra in "${@:2}"; do
-  case $extra in
-    dev) files+=(requirements/dev.txt) ;;
-    flash-attn) flash_attn=yes ;;
-    *) die "$usage" ;;
-  esac
-done
+files=("requirements/$hardware.txt") flash_attn='' vllm=''
+case "$*" in
+  cpu | gpu) ;;
+  'cpu dev' | 'gpu dev') files+=(requirements/dev.txt) ;;
+  'gpu flash-attn') flash_attn=yes ;;
+  'gpu dev flash-attn') files+=(requirements/dev.txt) flash_attn=yes ;;
+  'cpu vllm') vllm=yes files=(requirements/cpu_vllm.txt) ;;
+  *) die "$usage" ;;
+esac
 extras=$(IFS=,; echo "$*")
 
 find_python() {
@@ -43,7 +44,7 @@ python=$(find_python)
 wanted="$extras $PWD $("$python" -c '
 import hashlib, pathlib, sys
 files = b"".join(pathlib.Path(name).read_bytes() for name in sys.argv[1:])
-print(sys.version.split()[0], hashlib.sha256(files).hexdigest())' pyproject.toml requirements/{"$hardware",dev}.txt)"
+print(sys.version.split()[0], hashlib.sha256(files).hexdigest())' pyproject.toml "${files[0]}" requirements/dev.txt)"
 stamp=verl_gdpo_env
 
 # Ends the script if the environment $1 has what the user asks for.
@@ -126,7 +127,8 @@ if [ -n "$flash_attn" ]; then # built by verl's makers for CUDA 13 and torch 2.1
   install --extra-index-url https://verl-project.github.io/verl-wheelhouse/simple/ --only-binary flash-attn flash-attn==2.8.3
 fi
 install --no-deps --no-build-isolation --editable .
-pip check
+# vLLM asks for torch under another name, and for packages of pictures and sound
+[ -n "$vllm" ] || pip check
 for other in .venv-"$hardware"-*; do
   [ "$other" = "$venv" ] || say "$other is not needed any more: remove it once nothing runs from it"
 done

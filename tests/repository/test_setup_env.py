@@ -261,7 +261,7 @@ def test_a_folder_that_cannot_be_written(checkout):
 
 def test_an_unknown_extra(checkout):
     assert (
-        "usage: ./setup_env.sh cpu|gpu [dev] [flash-attn]; got 'cpu plots'"
+        "usage: ./setup_env.sh cpu|gpu [dev] [flash-attn], or cpu vllm; got 'cpu plots'"
         in setup(checkout, "cpu", "plots")[2]
     )
 

@@ -254,6 +254,13 @@ def test_the_grpo_arm_may_have_kl_in_the_reward():
         ({"actor_rollout_ref.rollout.n": 1}, "a group of one sample has no spread"),
         (
             {
+                "actor_rollout_ref.rollout.name": "vllm",
+                "actor_rollout_ref.rollout.full_determinism": True,
+            },
+            "gives all samples of a prompt one seed",
+        ),
+        (
+            {
                 "reward.reward_model.enable": True,
                 "reward.reward_model.enable_resource_pool": True,
             },

@@ -84,6 +84,9 @@ def test_a_process_that_is_stopped(tmp_path, process, said):
         exit_code, output = training.end_of(launcher, ENDED_SECONDS)
         print(f"{process}: {time.monotonic() - start:.0f} s\n{output}")
     assert exit_code == 1
+    if "RolloutError" in output:  # Ray may give up the connection first, after two minutes
+        assert process == "RewardLoopWorker" and "reward worker 0 does not answer" in output
+        return
     assert said in output
     assert f", stopped: ray::{process}" in (training.folder / HANG_FILE).read_text()
 

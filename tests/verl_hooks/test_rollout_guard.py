@@ -89,6 +89,24 @@ def test_a_busy_actor_is_asked_once_and_is_not_dead(ray_session, tmp_path):
     assert ray.get([busy, question], timeout=30)[1]
 
 
+def test_an_actor_that_does_not_answer_is_named_where_prompts_fail(
+    ray_session, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(rollout_guard, "ANSWER_SECONDS", 1.0)
+    workers, _ = start(2)
+    busy = workers[0].wait_for.remote(str(tmp_path / "go"))
+    named = {"reward worker 0": workers[0], "reward worker 1": workers[1]}
+    monkeypatch.setattr(rollout_guard, "LEAST_TOLERATED", 0)
+    guard = RolloutGuard(lambda: named, tolerated=0)
+    with pytest.raises(RolloutError, match=r"of them\. reward worker 0 does not answer\. Why: "):
+        guard.check({"train": prompts(lost={"a"})})
+    (tmp_path / "go").touch()
+    ray.get(busy, timeout=30)
+    guard.raise_if_dead(5.0)
+    with pytest.raises(RolloutError, match=r"of them\. Why: "):
+        guard.raise_failed("all 2", "train", "a")
+
+
 def test_a_dead_actor_is_the_reason_why_prompts_fail(ray_session):
     (worker,), (pid,) = start(1)
     guard = RolloutGuard(lambda: {"reward worker 0": worker}, tolerated=100)

@@ -36,6 +36,7 @@ from typing import Any
 from wrapt import register_post_import_hook
 
 from verl_gdpo import SUPPORTED_VERL
+from verl_gdpo.cpu import vllm_rollout
 
 BACKEND = "cpu:gloo"
 POLL_INTERVAL_SECONDS = 0.1
@@ -51,11 +52,13 @@ def activate() -> bool:
         return False
     _register_platform()
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+    vllm_rollout.name_distribution()
     for name, patch in (
         ("verl.utils.distributed", _patch_process_group),
         ("verl.utils.fsdp_utils", _let_fused_kernels_run),
         ("verl.workers.engine.fsdp.transformer_impl", _patch_offload_policy),
         ("verl.trainer.ppo.v1.replay_buffer", _shorten_poll),
+        ("vllm.model_executor.layers.utils", vllm_rollout.keep_weights),
     ):
         after_import(name, patch)
     register_rollout("hf", "verl_gdpo.cpu.rollout", "HFReplica", "HFServerAdapter")

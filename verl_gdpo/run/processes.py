@@ -29,6 +29,7 @@ import psutil
 
 MARK = "VERL_GDPO_RUN"
 GIVE_UP_SECONDS = 10.0
+TRACKER_SECONDS = 5.0
 LOGS = "ray_logs"
 TEMP_DIR = re.compile(r"\+*ray_kwargs\.ray_init\._temp_dir=['\"]?([^'\"]*)")
 
@@ -104,18 +105,26 @@ def end_run(mark: str, session: int | None = None) -> list[str]:
     """
     ended: dict[str, None] = {}
     sessions = set() if session is None else {session}
-    give_up = time.monotonic() + GIVE_UP_SECONDS
+    begin = time.monotonic()
     alive, sessions = processes_of(mark, sessions)
     while alive:
-        if time.monotonic() > give_up:
+        since = time.monotonic() - begin
+        if since > GIVE_UP_SECONDS:
             raise RuntimeError(f"these processes of the run survive SIGKILL: {alive}")
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
+                if since < TRACKER_SECONDS and _removes_shared_memory(process):
+                    continue  # it ends by itself after the processes whose memory it removes
                 ended[f"{process.name()} ({process.pid})"] = None
                 process.kill()
         time.sleep(0.05)  # and not until they are reaped, which their new parent may put off
         alive, sessions = processes_of(mark, sessions)
     return list(ended)
+
+
+def _removes_shared_memory(process: psutil.Process) -> bool:
+    """Whether it is Python's resource tracker, without which /dev/shm would keep vLLM's segments."""
+    return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
 
 
 @contextlib.contextmanager

@@ -164,6 +164,14 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
             "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "
             "spread, so every advantage would be 0. Set it to 2 or more"
         )
+    rollout = OmegaConf.select(config, "actor_rollout_ref.rollout") or {}
+    is_vllm = rollout.get("name") == "vllm"
+    if uses_estimator and is_vllm and rollout.get("full_determinism", False):
+        yield (
+            "actor_rollout_ref.rollout.full_determinism=True with rollout.name=vllm: verl gives "
+            "all samples of a prompt one seed (vllm_async_server.py), so they are equal, no reward "
+            "varies in a group, and every advantage would be 0. Set it to False"
+        )
     if model.enable and not model.enable_resource_pool:
         yield (
             "reward.reward_model.enable=True with enable_resource_pool=False: a colocated reward "

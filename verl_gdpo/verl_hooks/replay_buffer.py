@@ -25,7 +25,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl_gdpo.batch.group_filter import SUMS, FilterMetric, classify_groups
 from verl_gdpo.batch.rows import RewardRows, check_names, group_of, split_key
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.verl_hooks.rollout_guard import Prompts, RolloutGuard, raise_failed
+from verl_gdpo.verl_hooks.rollout_guard import Prompts, RolloutGuard
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -168,7 +168,7 @@ class GdpoBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is seen as Any
             uids = [uid for uid in self.prompt_global_steps[partition_id] if uid in uids]
         selected = select(partition_id, uids, batch_size)
         if not {*selected[0]} & {*map(group_of, selected[1])}:
-            raise_failed(f"all {len(selected[0])}", partition_id, min(selected[0]))
+            self.guard.raise_failed(f"all {len(selected[0])}", partition_id, min(selected[0]))
         return selected
 
     def _materialize_batch(

@@ -73,6 +73,7 @@ class RolloutGuard:
         self._actors = actors
         self._tolerated = max(tolerated, LEAST_TOLERATED)
         self._questions: dict[Any, str] = {}  # open question: actor; only one for each actor
+        self._silent: set[str] = set()  # actors for whose answer it has waited in vain
         self._counts: defaultdict[str, _Count] = defaultdict(_Count)
 
     def check(self, partitions: Mapping[str, Prompts]) -> None:
@@ -101,7 +102,7 @@ class RolloutGuard:
             tolerated = LEAST_TOLERATED if name == "val" else self._tolerated
             if count.lost - count.kept - prompts.under_way > tolerated:
                 ended = count.lost + count.kept
-                raise_failed(f"{count.lost} of the last {ended}", name, count.example)
+                self.raise_failed(f"{count.lost} of the last {ended}", name, count.example)
 
     def end_batch(self, partition: str) -> None:
         """Forget the prompts of the partition so far, unless more of them were lost than kept."""
@@ -119,9 +120,11 @@ class RolloutGuard:
         for name, actor in self._actors().items():
             if name not in asked:
                 self._questions[actor.__ray_ready__.remote()] = name
-        if not self._questions:
-            return
         questions = list(self._questions)
+        if not questions:
+            return
+        if seconds:
+            self._silent |= {*self._questions.values()}
         for answer in ray.wait(questions, num_returns=len(questions), timeout=seconds)[0]:
             name = self._questions.pop(answer)
             try:
@@ -131,14 +134,15 @@ class RolloutGuard:
                 raise RolloutError(f"{name} died. {GO_ON}. Ray says: {reason}") from None
             except ray.exceptions.RayError:
                 continue  # the actor cannot be reached now; the next call asks it again
+            self._silent.discard(name)
 
-
-def raise_failed(which: str, partition: str, uid: str) -> NoReturn:
-    """Raise RolloutError for prompts that failed, `uid` among them."""
-    raise RolloutError(
-        f"{which} prompts of the partition {partition!r} failed, and verl can use nothing of them. "
-        f"Why: search the log for 'Error in _run_prompt for uid={uid}'. {GO_ON}"
-    )
+    def raise_failed(self, which: str, partition: str, uid: str) -> NoReturn:
+        """Raise RolloutError for prompts that failed, `uid` among them."""
+        silent = "".join(f"{name} does not answer. " for name in sorted(self._silent))
+        raise RolloutError(
+            f"{which} prompts of the partition {partition!r} failed, and verl can use nothing of "
+            f"them. {silent}Why: search the log for 'Error in _run_prompt for uid={uid}'. {GO_ON}"
+        )
 
 
 def queue_actors() -> dict[str, Any]:
