@@ -123,7 +123,7 @@ def end_run(mark: str, session: int | None = None) -> list[str]:
 
 
 def _removes_shared_memory(process: psutil.Process) -> bool:
-    """Whether it is Python's resource tracker, without which /dev/shm would keep vLLM's segments."""
+    """Whether it is Python's resource tracker, which removes the segments of vLLM in /dev/shm."""
     return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
 
 
