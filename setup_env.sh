@@ -130,7 +130,7 @@ install --no-deps --no-build-isolation --editable .
 # vLLM asks for torch under another name, and for packages of pictures and sound
 [ -n "$vllm" ] || pip check
 for other in .venv-"$hardware"-*; do
-  [ "$other" = "$venv" ] || say "$other is not needed any more: remove it once nothing runs from it"
+  [ "$other" = "$venv" ] || say "$other stays: remove it if nothing needs it any more"
 done
 echo "$wanted" >"$venv/$stamp"
 done_with "$venv"

@@ -371,6 +371,15 @@ def test_flash_attn_is_installed_for_its_recipe_alone(checkout):
     assert call(checkout, "attention=flash_attn", hardware=None).stderr == "gpu flash-attn\n"
 
 
+def test_vllm_without_a_gpu_is_installed_for_its_recipe_alone(checkout):
+    program(checkout / "setup_env.sh", f'#!/bin/bash\necho "$@" >&2\necho "{checkout}/venv-$1"\n')
+    assert call(checkout).stderr == "cpu\n"
+    assert call(checkout, "rollout_engine=vllm_cpu").stderr == "cpu vllm\n"
+    recorded(checkout, "tool_rl-1", "hardware: cpu", "rollout_engine: vllm_cpu")
+    run = checkout / "runs" / "tool_rl-1"
+    assert call(checkout, "--resume", run, hardware=None).stderr == "cpu vllm\n"
+
+
 @pytest.mark.parametrize("script", ["run_tool_rl.sh", "setup_env.sh", "tests/run.sh"])
 def test_another_system_is_told_what_is_needed(checkout, script):
     program(checkout.parent / "bin" / "uname", "#!/bin/sh\necho Darwin\n")

@@ -100,7 +100,7 @@ def test_an_environment_in_use_is_left_alone_when_more_is_asked_for(checkout):
     files = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
     _, second, said = setup(checkout, "cpu", "dev")
     assert second != first and (checkout / ".venv").resolve() == second
-    assert f"{first.name} is not needed any more" in said
+    assert f"{first.name} stays: remove it if" in said
     assert files == {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
     # and .venv was the first until the second was whole
     during = [line for line in calls(checkout) if line.startswith("end")][-5:]
@@ -264,6 +264,23 @@ def test_an_unknown_extra(checkout):
         "usage: ./setup_env.sh cpu|gpu [dev] [flash-attn], or cpu vllm; got 'cpu plots'"
         in setup(checkout, "cpu", "plots")[2]
     )
+
+
+def test_vllm_has_pins_of_its_own(checkout):
+    _, plain, _ = setup(checkout, "cpu")
+    code, venv, _ = setup(checkout, "cpu", "vllm")
+    assert code == 0 and venv != plain
+    asked = [line for line in calls(checkout) if "--requirement" in line]
+    assert [re.search(r"requirements/\w+.txt", line)[0] for line in asked[1::2]] == [
+        "requirements/cpu.txt",
+        "requirements/cpu_vllm.txt",
+    ]
+    # vLLM asks for packages that are left out
+    assert sum(line.startswith("begin pip") and " check" in line for line in calls(checkout)) == 1
+    # each is taken again
+    made = calls(checkout)
+    assert setup(checkout, "cpu")[1] == plain and setup(checkout, "cpu", "vllm")[1] == venv
+    assert calls(checkout) == made
 
 
 def pinned(*names):

@@ -210,5 +210,6 @@ def test_engines_that_are_not_installed(monkeypatch):
     unsaid = composed("hardware=8gpu", f"~{attention}")
     assert machine.missing_packages(unsaid) == [vllm, flash_attn]
     assert machine.missing_packages(composed("hardware=cpu")) == []
+    assert machine.missing_packages(composed("hardware=cpu", "rollout_engine=vllm_cpu")) == [vllm]
     there |= {"vllm", "flash_attn"}
     assert machine.missing_packages(both) == []

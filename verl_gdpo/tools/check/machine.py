@@ -88,20 +88,21 @@ def what_is_missing(config: Any) -> list[str]:
 
 
 def missing_packages(config: Any) -> list[str]:
-    """What the engines of a run on GPUs cannot import here, a sentence each.
+    """What the engines of a run cannot import here, a sentence each.
 
     Relies on verl 0.9's `HFModelConfig`, which takes flash_attention_2 where nothing is said, and
     on transformers 5, which takes the package `kernels` in the place of flash-attn.
     """
-    if config.trainer.device != "cuda":
-        return []
     problems = []
     engine = str(config.actor_rollout_ref.rollout.name)
     if engine in ("vllm", "sglang") and find_spec(engine) is None:
         problems.append(
             f"actor_rollout_ref.rollout.name={engine}: {engine} is not installed here. "
-            "`./setup_env.sh gpu` and `pip install 'verl-gdpo[gpu]'` bring vllm"
+            "`./setup_env.sh gpu` and `pip install 'verl-gdpo[gpu]'` bring vllm; without a GPU, "
+            "`./setup_env.sh cpu vllm` does"
         )
+    if config.trainer.device != "cuda":
+        return problems
     model = config.actor_rollout_ref.model
     attention = model.override_config.get("attn_implementation", "flash_attention_2")
     if attention == "flash_attention_2" and not (find_spec("flash_attn") or find_spec("kernels")):
