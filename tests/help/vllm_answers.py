@@ -1,13 +1,10 @@
 """Asks verl's vLLM server, without a trainer, what scorers depend on; prints the answers as JSON.
 
-    python vllm_answers.py [key=value ...]    overrides of the recipe `tool_rl` without a GPU
-
 The server has `max_num_seqs=2`. All answers are token ids unless their name says otherwise.
 """
 
 import asyncio
 import json
-import sys
 
 import ray
 from omegaconf import OmegaConf
@@ -34,8 +31,13 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
 GREEDY = {**SAMPLING, "temperature": 0.0}
 
 
-async def answers(overrides):
-    config = compose_config(REPO / "recipes", "train", [*OVERRIDES, *overrides])
+def determine(server):
+    """Let verl give its seed to each request; vLLM itself has no such mode on a CPU."""
+    object.__setattr__(server.config, "full_determinism", True)
+
+
+async def answers():
+    config = compose_config(REPO / "recipes", "train", OVERRIDES)
     OmegaConf.resolve(config)
     parts = config.actor_rollout_ref
     server = ray.remote(num_cpus=0)(vLLMHttpServer).remote(
@@ -78,7 +80,7 @@ async def answers(overrides):
         refused = ""
     except Exception as error:
         refused = str(error)
-    return {
+    got = {
         "samples": [done.token_ids for done in await ask_all(prompts[:1] * SAMPLES, SAMPLING)],
         "alone": [(await ask(prompt, GREEDY)).token_ids for prompt in prompts],
         "together": [done.token_ids for done in await ask_all(prompts, GREEDY)],
@@ -91,8 +93,13 @@ async def answers(overrides):
         "longest": max(len(done.token_ids) for done in await ask_all(prompts, SAMPLING)),
         "refused": refused,
     }
+    await server.__ray_call__.remote(determine)
+    determined = await ask_all(prompts[:1] * SAMPLES, SAMPLING)
+    got["samples_with_full_determinism"] = [done.token_ids for done in determined]
+    await server.__ray_call__.remote(lambda server: server.engine.shutdown())
+    return got
 
 
 if __name__ == "__main__":
     with ray_session():
-        print("ANSWERS " + json.dumps(asyncio.run(answers(sys.argv[1:]))), flush=True)
+        print("ANSWERS " + json.dumps(asyncio.run(answers())), flush=True)

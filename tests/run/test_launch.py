@@ -66,6 +66,13 @@ def test_exit_code_and_log_of_the_command(tmp_path, end, exit_code):
     assert not children_of(tmp_path)
 
 
+def test_vllms_sockets_are_removed(tmp_path):
+    body = "open(os.environ['VLLM_RPC_BASE_PATH'] + '/socket', 'w'); print(*os.environ.items())"
+    assert launch(driver(tmp_path, body), tmp_path, quiet=True).exit_code == 0
+    (folder,) = re.findall(r"'VLLM_RPC_BASE_PATH', '(.*?)'", (tmp_path / "train.log").read_text())
+    assert not os.path.exists(folder)
+
+
 @pytest.mark.parametrize("exit_code", [0, 5])
 def test_rays_session_is_removed_and_its_logs_are_kept_after_a_failure(tmp_path, exit_code):
     (tmp_path / "tmp").mkdir()

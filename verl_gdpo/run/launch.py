@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,9 +104,12 @@ def launch(
         if left := end_run(family):
             progress.say(f"ended processes of an earlier start of this run: {', '.join(left)}")
         mark = family + uuid.uuid4().hex
+        sockets = tempfile.mkdtemp(prefix="vg_")
         environment = {
             # of TransferQueue: with more it warns at each call, and takes as many as there are
             "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or 1)),
+            # vLLM removes none of its sockets
+            "VLLM_RPC_BASE_PATH": sockets,
             **os.environ,
             "VERL_FILE_LOGGER_PATH": str(claim_metrics_file(run).resolve()),
             **(env or {}),
@@ -114,7 +118,7 @@ def launch(
         end = End(1, "failed", "the launcher failed")
         with open(run / "train.log", "ab") as log, _signals_raise():
             try:
-                with watchdog(mark, log):
+                with watchdog(mark, sockets, log):
                     end = _run(command, check, environment, log, progress, ends)
             except Stopped as stopped:
                 end = stopped.end

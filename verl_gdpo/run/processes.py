@@ -7,10 +7,10 @@ Relies on Ray 2: the driver that starts Ray names its session `session_DATE_TIME
 folder `ray` of $RAY_TMPDIR, $TMPDIR or /tmp, or in `_temp_dir`. A cluster that was there before has
 a session of another process, which stays.
 
-python -m verl_gdpo.run.processes MARK
+python -m verl_gdpo.run.processes MARK FOLDER
 
-is the watchdog of a launcher. It ends all processes with the mark as soon as its standard input
-closes. This happens whenever the launcher ends, even by SIGKILL.
+is the watchdog of a launcher. As soon as its standard input closes, it ends all processes with the
+mark and removes the folder. This happens whenever the launcher ends, even by SIGKILL.
 """
 
 import contextlib
@@ -128,9 +128,12 @@ def _removes_shared_memory(process: psutil.Process) -> bool:
 
 
 @contextlib.contextmanager
-def watchdog(mark: str, log: IO[bytes]) -> Iterator[None]:
-    """End all processes with `mark` after the block, or when this process dies in the block."""
-    command = [sys.executable, "-m", "verl_gdpo.run.processes", mark]
+def watchdog(mark: str, sockets: str, log: IO[bytes]) -> Iterator[None]:
+    """After the block, or when this process dies in it, end all processes with `mark`.
+
+    Then the folder `sockets` of these processes is removed.
+    """
+    command = [sys.executable, "-m", "verl_gdpo.run.processes", mark, sockets]
     # in its own session, so that a signal to our process group does not reach it
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
@@ -171,6 +174,7 @@ def main() -> int:
     sys.stdin.buffer.read()
     if ended := end_run(sys.argv[1]):
         print(f"verl-gdpo: the launcher of this run is dead; ended {', '.join(ended)}", flush=True)
+    shutil.rmtree(sys.argv[2], ignore_errors=True)
     return 0
 
 
