@@ -1,0 +1,121 @@
+"""verl's asynchronous trainers as whole runs without a GPU, each until a sample cannot be scored.
+
+Trainer and rollout have processes of their own, and the checkpoint engine "gloo" between them.
+"""
+
+import itertools
+import os
+from collections import defaultdict
+
+import oracle
+import pytest
+import varied_reward
+from footprint import footprint
+from ray_session import ray_folder
+from small_trainings import check_error, overrides
+from start_verl import run_verl
+
+from verl_gdpo.rewards import tool_rl
+
+WEIGHTS = {"correctness": 1.0, "format": 1.0, "letters": 1.0, "brevity": 1.0}
+SAMPLES = 4
+MINI_BATCH = 4  # prompts
+BAD_ROW = r"extra_info.index 20: KeyError: 'a bug in the scorer' \[.*reward.py:\d+\]"
+ON_ITS_OWN = (
+    "actor_rollout_ref.hybrid_engine=False",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH}",
+    f"actor_rollout_ref.rollout.n={SAMPLES}",
+    "data.shuffle=False",
+    "trainer.val_before_train=False",
+    "trainer.test_freq=2",
+    "trainer.total_training_steps=9",
+)
+
+
+def train(tmp_path, settings):
+    """Run to the end in a folder for temporary files; nothing else may stay."""
+    with ray_folder() as temporary:
+        variable = "TMPDIR", temporary
+        with footprint(variable) as found:
+            run = run_verl(tmp_path, settings, **dict([variable]))
+        print(f"\n{found}, {len(run.steps())} steps")
+        assert found.left == ()
+    return run
+
+
+def checked_rewards(rows):
+    """The rewards of the rows, which are those of their texts."""
+    for row in rows:
+        again = tool_rl.score(row["output"], row["gts"])
+        again["letters"] = varied_reward.letters(row["output"])
+        again["brevity"] = varied_reward.brevity(row["response_tokens"])
+        assert row["rewards"] == pytest.approx(again, abs=1e-6)
+        assert row["score"] == pytest.approx(sum(again.values()), abs=1e-5)
+    return [[row["rewards"][name] for name in WEIGHTS] for row in rows]
+
+
+def difference(rows, groups):
+    """The largest distance to the oracle, if the rows of these groups were one batch.
+
+    Rejection takes a sample out of the loss, and its rewards stay in the statistics.
+    """
+    batch = [row for row in rows if row["group"] in groups]
+    expected = oracle.gdpo(checked_rewards(batch), [row["group"] for row in batch])
+    return max(
+        abs(row["advantage"] - (wanted if row["trained_tokens"] else 0.0))
+        for row, wanted in zip(batch, expected, strict=True)
+    )
+
+
+def check_mini_batches(rows, count):
+    """One way to cut the step's groups into `count` mini-batches gives the oracle's advantages.
+
+    verl's dump does not tell which group was in which.
+    """
+    assert not any(row["is_padding"] for row in rows)
+    groups = sorted({row["group"] for row in rows})
+    assert len(rows) == len(groups) * SAMPLES == count * MINI_BATCH * SAMPLES
+    assert count in (1, 2)
+    cuts = [
+        (half, tuple(g for g in groups if g not in half))
+        for half in itertools.combinations(groups, MINI_BATCH)
+        if groups[0] in half
+    ]
+    found = [max(difference(rows, part) for part in cut if part) for cut in cuts]
+    print("largest difference to the oracle", min(found), "of", len(found), "ways")
+    assert sum(one < 1e-5 for one in found) == 1
+    assert sum(abs(row["advantage"]) > 0.01 for row in rows) > len(rows) / 2
+
+
+def test_separate_async(assets, tmp_path):
+    """Two ranks, two mini-batches a step; responses go on under new weights; some are rejected."""
+    run = train(
+        tmp_path,
+        overrides(
+            assets,
+            *ON_ITS_OWN,
+            "trainer.v1.trainer_mode=separate_async",
+            "trainer.v1.separate_async.parameter_sync_step=2",
+            f"data.train_batch_size={2 * MINI_BATCH}",
+            "data.max_response_length=300",
+            "trainer.n_gpus_per_node=2",
+            "ray_kwargs.ray_init.num_gpus=3",
+            "algorithm.rollout_correction.rollout_is=token",
+            "algorithm.rollout_correction.rollout_rs=seq_mean_k1",
+            "algorithm.rollout_correction.rollout_rs_threshold='0.9_1.1'",
+            scorer="fails_for_one_row",
+        ),
+    )
+    seen = defaultdict(list)
+    for step, metrics in run.steps().items():
+        for name in ("trajectory_spans/max", "trajectory_staleness_worst/max"):
+            seen[name].append(metrics[f"training/off_policy/{name}"])
+        rows = run.dump(step)
+        seen["rejected"].append(sum(row["trained_tokens"] == 0 for row in rows))
+        seen["diff"].append(metrics["training/rollout_probs_diff_max"])
+        print(step, {k: v[-1] for k, v in seen.items()})
+        check_mini_batches(rows, 2)
+    check_error(run, BAD_ROW)
