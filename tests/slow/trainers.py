@@ -4,7 +4,6 @@ Trainer and rollout have processes of their own, and the checkpoint engine "gloo
 """
 
 import itertools
-import os
 from collections import defaultdict
 
 import oracle
@@ -20,9 +19,8 @@ from verl_gdpo.rewards import tool_rl
 WEIGHTS = {"correctness": 1.0, "format": 1.0, "letters": 1.0, "brevity": 1.0}
 SAMPLES = 4
 MINI_BATCH = 4  # prompts
-BAD_ROW = r"extra_info.index 20: KeyError: 'a bug in the scorer' \[.*reward.py:\d+\]"
+BAD_ROW = r"extra_info.index 30: KeyError: 'a bug in the scorer' \[.*reward.py:\d+\]"
 ON_ITS_OWN = (
-    "actor_rollout_ref.hybrid_engine=False",
     "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
     "actor_rollout_ref.rollout.nnodes=1",
     "actor_rollout_ref.rollout.n_gpus_per_node=1",
@@ -33,14 +31,19 @@ ON_ITS_OWN = (
     "trainer.test_freq=2",
     "trainer.total_training_steps=9",
 )
+REJECTION = (
+    "algorithm.rollout_correction.rollout_is=token",
+    "algorithm.rollout_correction.rollout_rs=seq_mean_k1",
+    "algorithm.rollout_correction.rollout_rs_threshold='0.98_1.02'",
+)
 
 
-def train(tmp_path, settings):
+def train(tmp_path, settings, **more):
     """Run to the end in a folder for temporary files; nothing else may stay."""
     with ray_folder() as temporary:
         variable = "TMPDIR", temporary
         with footprint(variable) as found:
-            run = run_verl(tmp_path, settings, **dict([variable]))
+            run = run_verl(tmp_path, settings, **more, **dict([variable]))
         print(f"\n{found}, {len(run.steps())} steps")
         assert found.left == ()
     return run
@@ -101,11 +104,10 @@ def test_separate_async(assets, tmp_path):
             "trainer.v1.separate_async.parameter_sync_step=2",
             f"data.train_batch_size={2 * MINI_BATCH}",
             "data.max_response_length=300",
+            "actor_rollout_ref.rollout.max_num_seqs=4",  # at a time, so that some are under way
             "trainer.n_gpus_per_node=2",
             "ray_kwargs.ray_init.num_gpus=3",
-            "algorithm.rollout_correction.rollout_is=token",
-            "algorithm.rollout_correction.rollout_rs=seq_mean_k1",
-            "algorithm.rollout_correction.rollout_rs_threshold='0.9_1.1'",
+            *REJECTION,
             scorer="fails_for_one_row",
         ),
     )
@@ -118,4 +120,60 @@ def test_separate_async(assets, tmp_path):
         seen["diff"].append(metrics["training/rollout_probs_diff_max"])
         print(step, {k: v[-1] for k, v in seen.items()})
         check_mini_batches(rows, 2)
+    check_error(run, BAD_ROW)
+
+
+# the main modules of verl's experimental trainers find verl's own configuration in this way
+LEGACY = (
+    "hydra.searchpath=[pkg://verl.trainer.config]",
+    "actor_rollout_ref.hybrid_engine=False",
+    "actor_rollout_ref.rollout.free_cache_engine=False",
+    "actor_rollout_ref.rollout.calculate_log_probs=True",
+    "ray_kwargs.ray_init.num_gpus=2",
+    "data.max_response_length=100",
+)
+
+
+def test_one_step_off_policy(assets, tmp_path):
+    run = train(
+        tmp_path,
+        overrides(
+            assets,
+            *ON_ITS_OWN,
+            *LEGACY,
+            f"data.train_batch_size={MINI_BATCH}",
+            "+rollout.nnodes=1",
+            "+rollout.n_gpus_per_node=1",
+            *REJECTION,
+            scorer="fails_for_one_row",
+        ),
+        main="verl.experimental.one_step_off_policy.main_ppo",
+    )
+    for step, metrics in run.steps().items():
+        rows = run.dump(step)
+        print(step, sum(row["trained_tokens"] == 0 for row in rows), metrics)
+        check_mini_batches(rows, 1)
+    check_error(run, BAD_ROW)
+
+
+def test_fully_async_policy(assets, tmp_path):
+    run = train(
+        tmp_path,
+        overrides(
+            assets,
+            *ON_ITS_OWN,
+            *LEGACY,
+            "data.train_batch_size=0",
+            "data.gen_batch_size=1",
+            "algorithm.rollout_correction.bypass_mode=True",
+            "+rollout={nnodes:1,n_gpus_per_node:1,total_rollout_steps:32}",
+            "+async_training={staleness_threshold:0.5,trigger_parameter_sync_step:2,"
+            "require_batches:1,partial_rollout:True,use_trainer_do_validate:False}",
+            scorer="fails_for_one_row",
+        ),
+        main="verl.experimental.fully_async_policy.fully_async_main",
+    )
+    for file in sorted((run.folder / "rollouts").iterdir()):
+        check_mini_batches(run.dump(file.stem), 1)
+    print(run.steps())
     check_error(run, BAD_ROW)

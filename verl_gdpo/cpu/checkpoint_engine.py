@@ -1,9 +1,9 @@
 """The checkpoint engine "gloo": sends the trainer's weights to a rollout with workers of its own.
 
 verl's asynchronous trainers need one, and verl's own need GPUs. Relies on verl 0.9
-verl.checkpoint_engine.base: for each update, CheckpointEngineManager calls `prepare` in all workers,
-gives what `build_topology` makes of the answers to their `init_process_group`, and then calls
-`send_weights` in the trainer, `receive_weights` in the rollout, and `finalize` in all.
+verl.checkpoint_engine.base: for each update, CheckpointEngineManager calls `prepare` in all
+workers, gives what `build_topology` makes of the answers to their `init_process_group`, and then
+calls `send_weights` in the trainer, `receive_weights` in the rollout, and `finalize` in all.
 
 Names, shapes and types go through a TCPStore of the first trainer worker, one tensor after the
 other, so that no more than one is held. The tensors go through a process group of its own: the
