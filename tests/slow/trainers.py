@@ -4,7 +4,6 @@ Trainer and rollout have processes of their own, and the checkpoint engine "gloo
 """
 
 import itertools
-from collections import defaultdict
 
 import oracle
 import pytest
@@ -13,12 +12,17 @@ from footprint import footprint
 from ray_session import ray_folder
 from small_trainings import check_error, overrides
 from start_verl import run_verl
+from tool_rows import tool_row
 
 from verl_gdpo.rewards import tool_rl
 
 WEIGHTS = {"correctness": 1.0, "format": 1.0, "letters": 1.0, "brevity": 1.0}
 SAMPLES = 4
 MINI_BATCH = 4  # prompts
+TRUTHS = {
+    row["prompt"][-1]["content"]: row["reward_model"]["ground_truth"]
+    for row in (tool_row(index, "train") for index in range(32))
+}
 BAD_ROW = r"extra_info.index 30: KeyError: 'a bug in the scorer' \[.*reward.py:\d+\]"
 ON_ITS_OWN = (
     "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
@@ -52,7 +56,9 @@ def train(tmp_path, settings, **more):
 def checked_rewards(rows):
     """The rewards of the rows, which are those of their texts."""
     for row in rows:
-        again = tool_rl.score(row["output"], row["gts"])
+        (truth,) = (truth for question, truth in TRUTHS.items() if question in row["input"])
+        assert row["gts"] in (truth, None)  # fully_async_policy's batches lack it
+        again = tool_rl.score(row["output"], truth)
         again["letters"] = varied_reward.letters(row["output"])
         again["brevity"] = varied_reward.brevity(row["response_tokens"])
         assert row["rewards"] == pytest.approx(again, abs=1e-6)
@@ -111,15 +117,18 @@ def test_separate_async(assets, tmp_path):
             scorer="fails_for_one_row",
         ),
     )
-    seen = defaultdict(list)
+    spans, rejected = [], []
     for step, metrics in run.steps().items():
-        for name in ("trajectory_spans/max", "trajectory_staleness_worst/max"):
-            seen[name].append(metrics[f"training/off_policy/{name}"])
         rows = run.dump(step)
-        seen["rejected"].append(sum(row["trained_tokens"] == 0 for row in rows))
-        seen["diff"].append(metrics["training/rollout_probs_diff_max"])
-        print(step, {k: v[-1] for k, v in seen.items()})
         check_mini_batches(rows, 2)
+        spans.append(metrics["training/off_policy/trajectory_spans/max"])
+        rejected.append(sum(row["trained_tokens"] == 0 for row in rows))
+        if metrics["training/off_policy/trajectory_staleness_worst/max"] == 0:
+            # for the second mini-batch too: verl goes back to the weights of the step's start
+            assert metrics["training/rollout_probs_diff_max"] < 1e-5
+    print("versions in a response", spans, "rejected", rejected)
+    assert rejected[0] == 0 < max(rejected) < len(rows)
+    assert spans[0] == 1 < max(spans)
     check_error(run, BAD_ROW)
 
 
@@ -149,10 +158,13 @@ def test_one_step_off_policy(assets, tmp_path):
         ),
         main="verl.experimental.one_step_off_policy.main_ppo",
     )
-    for step, metrics in run.steps().items():
+    rejected = []
+    for step in run.steps():
         rows = run.dump(step)
-        print(step, sum(row["trained_tokens"] == 0 for row in rows), metrics)
         check_mini_batches(rows, 1)
+        rejected.append(sum(row["trained_tokens"] == 0 for row in rows))
+    print("rejected", rejected)
+    assert 0 < max(rejected) < len(rows)
     check_error(run, BAD_ROW)
 
 
@@ -163,8 +175,10 @@ def test_fully_async_policy(assets, tmp_path):
             assets,
             *ON_ITS_OWN,
             *LEGACY,
+            "ray_kwargs.ray_init.num_cpus=40",  # logical ones: trainer and rollouter want 10 each
             "data.train_batch_size=0",
             "data.gen_batch_size=1",
+            "actor_rollout_ref.rollout.max_num_seqs=4",
             "algorithm.rollout_correction.bypass_mode=True",
             "+rollout={nnodes:1,n_gpus_per_node:1,total_rollout_steps:32}",
             "+async_training={staleness_threshold:0.5,trigger_parameter_sync_step:2,"
@@ -173,7 +187,11 @@ def test_fully_async_policy(assets, tmp_path):
         ),
         main="verl.experimental.fully_async_policy.fully_async_main",
     )
-    for file in sorted((run.folder / "rollouts").iterdir()):
+    dumps = sorted((run.folder / "rollouts").iterdir())
+    for file in dumps:
         check_mini_batches(run.dump(file.stem), 1)
-    print(run.steps())
     check_error(run, BAD_ROW)
+    parts = [m.get("fully_async/partial/max_partial_span", 0) for m in run.steps().values()]
+    print("versions more than one in a response", parts, "dumps", len(dumps))
+    assert len(dumps) >= 4
+    assert max(parts) >= 1

@@ -102,8 +102,8 @@ def extending(create_dataloader: Function) -> Function:
     @functools.wraps(create_dataloader)
     def extend_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
         is_ours = extend(self, self.config)
-        if is_ours:
-            self._init_dump_executor()  # one_step_off_policy does not, and dumps with it
+        if is_ours and not hasattr(self, "_dump_executor"):  # one_step_off_policy makes none
+            self._init_dump_executor()
         create_dataloader(self, *args, **kwargs)
         if is_ours:
             self.check_rows()
