@@ -1,21 +1,35 @@
-"""verl's asynchronous trainers as whole runs without a GPU, each until a sample cannot be scored.
+"""verl's other trainers, tools and losses as whole runs without a GPU.
 
-Trainer and rollout have processes of their own, and the checkpoint engine "gloo" between them.
+In the asynchronous trainers, rollout and training have processes of their own, and the checkpoint
+engine "gloo" between them. Each of their runs goes on until a sample cannot be scored.
 """
 
 import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import oracle
+import pandas as pd
 import pytest
+import tool_loop
 import varied_reward
 from footprint import footprint
 from ray_session import ray_folder
+from repository import REPO
+from rollout_check import check_rollouts
 from small_trainings import check_error, overrides
 from start_verl import run_verl
 from tool_rows import tool_row
 
 from verl_gdpo.rewards import tool_rl
 
+HELP = Path(tool_loop.__file__).parent
+POLICY = REPO / "verl_gdpo" / "cpu" / "tool_rl_policy"
+# of the tool, of the tool that fails, and of verl for a name that is no tool
+SAID = (tool_loop.ANSWER, f"': {tool_loop.REFUSAL}", "Unknown function '")
 WEIGHTS = {"correctness": 1.0, "format": 1.0, "letters": 1.0, "brevity": 1.0}
 SAMPLES = 4
 MINI_BATCH = 4  # prompts
@@ -195,3 +209,94 @@ def test_fully_async_policy(assets, tmp_path):
     print("versions more than one in a response", parts, "dumps", len(dumps))
     assert len(dumps) >= 4
     assert max(parts) >= 1
+
+
+# --- the default trainer: tools, ranks, losses ----------------------------------------------------
+
+
+def test_tools_for_several_turns(tmp_path):
+    """A policy that calls tools, some of which fail; odd sessions have two outputs."""
+    rows = tmp_path / "rows"
+    command = ("data", "tool_rl", "--synthetic", "64", "--size", "tiny", "--out", str(rows))
+    subprocess.run([sys.executable, "-m", "verl_gdpo", *command], check=True, timeout=300)
+    systems = pd.read_parquet(rows / "train.parquet")["prompt"].map(lambda prompt: prompt[0])
+    names = {name for one in systems for name in re.findall(r"^(\w+) {", one["content"], re.M)}
+    (tmp_path / "tools.json").write_text(tool_loop.tools_config(sorted(names)))
+    (tmp_path / "loops.yaml").write_text(tool_loop.LOOPS)
+    agent, turns = (f"actor_rollout_ref.rollout.{name}" for name in ("agent", "multi_turn"))
+    run = train(
+        tmp_path / "run",
+        [
+            *overrides(rows, f"actor_rollout_ref.model.path={POLICY}"),
+            f"{agent}.agent_loop_config_path={tmp_path}/loops.yaml",
+            f"{agent}.default_agent_loop=tools_twice",
+            f"{turns}.enable=True",
+            f"{turns}.format=parameters",
+            f"{turns}.tool_config_path={tmp_path}/tools.json",
+            f"{turns}.max_assistant_turns=3",
+            "data.max_prompt_length=80",
+            "data.max_response_length=160",
+            "trainer.val_before_train=False",
+            "trainer.total_training_steps=2",
+        ],
+        PYTHONPATH=os.pathsep.join([str(HELP), os.environ.get("PYTHONPATH", "")]),
+    )
+    assert run.exit_code == 0, run.last_lines()
+    texts, outside = "", 0
+    for step, metrics in run.steps().items():
+        if step == 0:
+            continue
+        rows_of_step = run.dump(step)
+        check_rollouts(rows_of_step, WEIGHTS)
+        texts += "".join(row["output"] for row in rows_of_step)
+        for row in rows_of_step:
+            # what a tool has said is in the response, and the loss leaves it out
+            has_said = "\ntool\n" in row["output"]
+            assert row["is_padding"] or has_said == (row["trained_tokens"] < row["response_tokens"])
+            outside += has_said
+        assert metrics["training/rollout_probs_diff_max"] < 1e-5
+        assert metrics["training/num_turns/max"] > 4  # prompt, two calls and two answers
+    counts = {text: texts.count(text) for text in SAID}
+    print("rows with an answer", outside, counts)
+    assert min(counts.values()) > 0
+
+
+def two_steps(assets, folder, *more):
+    run = train(folder, overrides(assets, "trainer.total_training_steps=2", *more))
+    assert run.exit_code == 0, run.last_lines()
+    for step in (1, 2):
+        check_rollouts(run.dump(step), WEIGHTS)
+        metrics = run.steps()[step]
+        assert metrics["training/rollout_probs_diff_max"] < 1e-5  # the rollout has the weights
+        assert 0 < metrics["actor/grad_norm"] < float("inf")
+        print(step, {name: metrics[name] for name in metrics if name.startswith("actor/")})
+    return run.steps()[2]
+
+
+def test_four_ranks_with_kl_in_the_loss_and_clip_higher(assets, tmp_path):
+    """24 rows and mini-batches of 16, on 4 ranks."""
+    actor = "actor_rollout_ref.actor"
+    metrics = two_steps(
+        assets,
+        tmp_path,
+        "trainer.n_gpus_per_node=4",
+        "ray_kwargs.ray_init.num_gpus=4",
+        f"{actor}.use_kl_loss=True",
+        f"{actor}.kl_loss_coef=0.01",
+        f"{actor}.clip_ratio_low=0.1",
+        f"{actor}.clip_ratio_high=0.3",
+        f"{actor}.loss_agg_mode=seq-mean-token-sum",
+    )
+    assert metrics["actor/kl_loss"] > 0
+
+
+def test_gspo_with_lora(assets, tmp_path):
+    actor, model = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+    two_steps(
+        assets,
+        tmp_path,
+        f"{actor}.policy_loss.loss_mode=gspo",
+        f"{actor}.loss_agg_mode=seq-mean-token-mean",
+        f"{model}.lora_rank=8",
+        f"{model}.lora.merge=True",
+    )
