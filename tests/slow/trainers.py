@@ -7,6 +7,7 @@ engine "gloo" between them. Each of their runs goes on until a sample cannot be 
 import itertools
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -38,10 +39,7 @@ TRUTHS = {
     for row in (tool_row(index, "train") for index in range(32))
 }
 BAD_ROW = r"extra_info.index 30: KeyError: 'a bug in the scorer' \[.*reward.py:\d+\]"
-ON_ITS_OWN = (
-    "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
-    "actor_rollout_ref.rollout.nnodes=1",
-    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+TRAINING = (
     f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH}",
     f"actor_rollout_ref.rollout.n={SAMPLES}",
     "data.shuffle=False",
@@ -54,6 +52,17 @@ REJECTION = (
     "algorithm.rollout_correction.rollout_rs=seq_mean_k1",
     "algorithm.rollout_correction.rollout_rs_threshold='0.98_1.02'",
 )
+
+
+def documented(main):
+    """The settings of the command of docs/trainers.md with this main module, without a GPU."""
+    page = (REPO / "docs" / "trainers.md").read_text()
+    (block,) = re.findall(r"trainers.py -->\n```bash\n(.*?)```", page, re.S)
+    commands = map(shlex.split, block.replace("\\\n", "").strip().split("\n\n"))
+    (command,) = (one for one in commands if one[2] == main)
+    recipe = ["--config-dir", "recipes", "--config-name", "train"]
+    assert command[3 : 3 + len(recipe)] == recipe
+    return [one.replace("backend=nccl", "backend=gloo") for one in command[3 + len(recipe) :]]
 
 
 def train(tmp_path, settings, **more):
@@ -120,8 +129,8 @@ def test_separate_async(assets, tmp_path):
         tmp_path,
         overrides(
             assets,
-            *ON_ITS_OWN,
-            "trainer.v1.trainer_mode=separate_async",
+            *documented("verl.trainer.main_ppo"),
+            *TRAINING,
             "trainer.v1.separate_async.parameter_sync_step=2",
             f"data.train_batch_size={2 * MINI_BATCH}",
             "data.max_response_length=300",
@@ -147,31 +156,21 @@ def test_separate_async(assets, tmp_path):
     check_error(run, BAD_ROW)
 
 
-# the main modules of verl's experimental trainers find verl's own configuration in this way
-LEGACY = (
-    "hydra.searchpath=[pkg://verl.trainer.config]",
-    "actor_rollout_ref.hybrid_engine=False",
-    "actor_rollout_ref.rollout.free_cache_engine=False",
-    "actor_rollout_ref.rollout.calculate_log_probs=True",
-    "ray_kwargs.ray_init.num_gpus=2",
-    "data.max_response_length=100",
-)
-
-
 def test_one_step_off_policy(assets, tmp_path):
+    main = "verl.experimental.one_step_off_policy.main_ppo"
     run = train(
         tmp_path,
         overrides(
             assets,
-            *ON_ITS_OWN,
-            *LEGACY,
+            *documented(main),
+            *TRAINING,
             f"data.train_batch_size={MINI_BATCH}",
-            "+rollout.nnodes=1",
-            "+rollout.n_gpus_per_node=1",
+            "data.max_response_length=100",
+            "ray_kwargs.ray_init.num_gpus=2",
             *REJECTION,
             scorer="fails_for_one_row",
         ),
-        main="verl.experimental.one_step_off_policy.main_ppo",
+        main=main,
     )
     rejected = []
     for step in run.steps():
@@ -184,23 +183,20 @@ def test_one_step_off_policy(assets, tmp_path):
 
 
 def test_fully_async_policy(assets, tmp_path):
+    main = "verl.experimental.fully_async_policy.fully_async_main"
     run = train(
         tmp_path,
         overrides(
             assets,
-            *ON_ITS_OWN,
-            *LEGACY,
-            "ray_kwargs.ray_init.num_cpus=40",  # logical ones: trainer and rollouter want 10 each
-            "data.train_batch_size=0",
-            "data.gen_batch_size=1",
+            *documented(main),
+            *TRAINING,
+            "data.max_response_length=100",
             "actor_rollout_ref.rollout.max_num_seqs=4",
-            "algorithm.rollout_correction.bypass_mode=True",
-            "+rollout={nnodes:1,n_gpus_per_node:1,total_rollout_steps:32}",
-            "+async_training={staleness_threshold:0.5,trigger_parameter_sync_step:2,"
-            "require_batches:1,partial_rollout:True,use_trainer_do_validate:False}",
+            "ray_kwargs.ray_init.num_gpus=2",
+            "ray_kwargs.ray_init.num_cpus=40",  # logical ones: trainer and rollouter want 10 each
             scorer="fails_for_one_row",
         ),
-        main="verl.experimental.fully_async_policy.fully_async_main",
+        main=main,
     )
     dumps = sorted((run.folder / "rollouts").iterdir())
     for file in dumps:
