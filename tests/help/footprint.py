@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-SHARED = Path("/dev/shm")
+SHARED = "/dev/shm/"
 
 
 def marked(variable):
@@ -31,16 +31,17 @@ def memory(processes):
     return total
 
 
-def unused_files():
-    """Files in /dev/shm that no living process has open or mapped."""
-    used = set()
-    for folder in Path("/proc").glob("[0-9]*"):
+def shared_files(processes):
+    """The files in /dev/shm that they have open or mapped."""
+    found = set()
+    for process in processes:
+        folder = Path("/proc", str(process.pid))
         with suppress(OSError):
             lines = (folder / "maps").read_text().splitlines()
-            used |= {line.split(maxsplit=5)[-1] for line in lines}
+            found |= {line.split(maxsplit=5)[-1] for line in lines}
         with suppress(OSError):
-            used |= {os.readlink(file) for file in (folder / "fd").iterdir()}
-    return {str(file) for file in SHARED.iterdir()} - used
+            found |= {os.readlink(file) for file in (folder / "fd").iterdir()}
+    return {file for file in found if file.startswith(SHARED)}
 
 
 class Footprint:
@@ -55,11 +56,13 @@ class Footprint:
 @contextmanager
 def footprint(variable):
     """Watch the processes with `variable` in their environment; the result is whole at the end."""
-    found, ended, before = Footprint(), threading.Event(), unused_files()
+    found, ended, files = Footprint(), threading.Event(), set()
 
     def watch():
-        while not ended.wait(3):
-            found.peak_bytes = max(found.peak_bytes, memory(marked(variable)))
+        while not ended.wait(2):
+            processes = marked(variable)
+            found.peak_bytes = max(found.peak_bytes, memory(processes))
+            files.update(shared_files(processes))
 
     start, thread = time.monotonic(), threading.Thread(target=watch)
     thread.start()
@@ -69,9 +72,5 @@ def footprint(variable):
         ended.set()
         thread.join()
         found.seconds = time.monotonic() - start
-        for _ in range(10):  # others on this machine make files too, and use them soon
-            processes = [" ".join(one.cmdline()) for one in marked(variable)]
-            found.left = (*processes, *sorted(unused_files() - before))
-            if not found.left:
-                break
-            time.sleep(1)
+        processes = [" ".join(one.cmdline()) for one in marked(variable)]
+        found.left = (*processes, *sorted(file for file in files if os.path.exists(file)))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import ray
 import torch
-from torch.distributed import ProcessGroupGloo, TCPStore
+from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 TIMEOUT = timedelta(minutes=10)
@@ -35,8 +35,8 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc, unused-ignor
     def __init__(self, bucket_size: int, is_master: bool = False, **extra: Any) -> None:
         # verl's bucket_size is not needed: a bucket here is one tensor
         self.is_master = is_master
-        self._store: TCPStore | None = None
-        self._group: ProcessGroupGloo | None = None
+        self._store: Any = None
+        self._group: Any = None  # None in those workers of the trainer that send nothing
 
     def prepare(self) -> Address | None:
         if not self.is_master:
