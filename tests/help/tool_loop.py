@@ -14,7 +14,7 @@ from verl.tools.schemas import ToolResponse
 
 LOOPS = "- {name: tools_twice, _target_: tool_loop.ToolsTwice}\n"
 BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
-ANSWER, REFUSAL = "fine", "the pond is closed"
+ANSWER, REFUSAL = "fine", "no service today"
 
 
 def tools_config(names):
@@ -53,10 +53,10 @@ class ParametersParser(ToolParser):
 
 
 class Tool(BaseTool):
-    """Answers, or raises if a word of the arguments is a pond."""
+    """Answers, or raises if the arguments have an odd length."""
 
     async def execute(self, instance_id, parameters, **kwargs):
-        if "pond" in json.dumps(parameters):
+        if len(json.dumps(parameters)) % 2:
             raise ValueError(REFUSAL)
         return ToolResponse(text=ANSWER), 0.0, {}
 

@@ -218,7 +218,9 @@ def test_tools_for_several_turns(tmp_path):
     subprocess.run([sys.executable, "-m", "verl_gdpo", *command], check=True, timeout=300)
     systems = pd.read_parquet(rows / "train.parquet")["prompt"].map(lambda prompt: prompt[0])
     names = {name for one in systems for name in re.findall(r"^(\w+) {", one["content"], re.M)}
-    (tmp_path / "tools.json").write_text(tool_loop.tools_config(sorted(names)))
+    missing = 3  # one in so many
+    there = [name for number, name in enumerate(sorted(names)) if number % missing]
+    (tmp_path / "tools.json").write_text(tool_loop.tools_config(there))
     (tmp_path / "loops.yaml").write_text(tool_loop.LOOPS)
     agent, turns = (f"actor_rollout_ref.rollout.{name}" for name in ("agent", "multi_turn"))
     run = train(
