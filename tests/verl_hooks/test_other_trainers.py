@@ -53,11 +53,12 @@ def test_one_step_off_policy_dumps(tmp_path):
     trainer = object.__new__(OneStepOffRayTrainer)
     trainer.config, trainer.global_steps = verl_config(), 7
     trainer.train_dataset = trainer.val_dataset = None
-    legacy_trainer.extending(lambda self: None)(trainer)
     texts = {"inputs": ["a"], "outputs": ["b"], "gts": ["c"], "scores": [1.0]}
-    trainer._dump_generations(
-        **texts, reward_extra_infos_dict={"format": [0.5]}, dump_path=str(tmp_path)
-    )
+    rows = {**texts, "reward_extra_infos_dict": {"format": [0.5]}, "dump_path": str(tmp_path)}
+    with pytest.raises(AttributeError, match="_dump_executor"):
+        trainer._dump_generations(**rows)
+    legacy_trainer.extending(lambda self: None)(trainer)
+    trainer._dump_generations(**rows)
     trainer._shutdown_dump_executor()
     assert json.loads((tmp_path / "7.jsonl").read_text())["format"] == 0.5
 
