@@ -14,7 +14,7 @@ from verl.tools.schemas import ToolResponse
 
 LOOPS = "- {name: tools_twice, _target_: tool_loop.ToolsTwice}\n"
 BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
-ANSWER, REFUSAL = "fine", "no service today"
+ANSWER, REFUSAL = "fine", "closed"
 
 
 def tools_config(names):

