@@ -160,6 +160,15 @@ def vllm(session: nox.Session) -> None:
     session.run(*command, env={"OMP_NUM_THREADS": "1"})
 
 
+@nox.session
+@recorded
+def trainers(session: nox.Session) -> None:
+    """verl's asynchronous trainers, whose rollout has processes of its own, as whole runs."""
+    install(session)
+    env = {"OMP_NUM_THREADS": "1"}
+    session.run("pytest", "-s", "tests/slow/trainers.py", *session.posargs, env=env)
+
+
 @nox.session(default=False)
 @recorded
 def policy(session: nox.Session) -> None:

@@ -28,6 +28,8 @@ from verl_gdpo.run import stacks
 
 EXTENDS = {
     "verl.experimental.agent_loop.agent_loop": "agent_loop",
+    "verl.experimental.fully_async_policy.fully_async_rollouter": "fully_async:extend_rollouter",
+    "verl.experimental.fully_async_policy.fully_async_trainer": "fully_async:extend_trainer",
     "verl.experimental.reward_loop.reward_manager": "reward_manager",
     "verl.trainer.ppo.metric_utils": "legacy_batch:extend_metrics",
     "verl.trainer.ppo.v1": "v1_trainer",

@@ -94,6 +94,8 @@ def test_nothing_happens_without_the_variable(run_python):
         "assert 'VERL_ENGINE_DEVICE' not in os.environ\n"
         "assert ('hf', 'async') not in base._ROLLOUT_REGISTRY\n"
         "assert 'hf' not in replica.RolloutReplicaRegistry._registry\n"
+        "from verl.checkpoint_engine import CheckpointEngineRegistry\n"
+        "assert 'gloo' not in CheckpointEngineRegistry._registry\n"
     )
     assert done.returncode == 0, done.stderr
 
@@ -125,7 +127,21 @@ dist.destroy_process_group()
 os.environ["DIST_INIT_METHOD"] = f"file://{sys.argv[-1]}/store2"
 assert distributed.initialize_global_process_group() == (0, 0, 1)
 dist.all_reduce(torch.ones(1))
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from verl.utils.fsdp_utils import fsdp2_sharded_load_from_cpu, fsdp2_sharded_save_to_cpu
+layer = fully_shard(torch.nn.Linear(2, 2), mesh=init_device_mesh("cpu", (1,)))
+old = layer.weight.full_tensor().clone()
+kept = fsdp2_sharded_save_to_cpu(layer)
+with torch.no_grad():
+    layer.weight.add_(1)
+fsdp2_sharded_load_from_cpu(layer, *kept)
+assert torch.equal(layer.weight.full_tensor(), old)
 dist.destroy_process_group()
+
+from verl.checkpoint_engine import CheckpointEngineRegistry
+assert CheckpointEngineRegistry.get("gloo").__module__ == "verl_gdpo.cpu.checkpoint_engine"
 
 from verl.workers.engine.fsdp import transformer_impl
 assert transformer_impl.CPUOffloadPolicy(pin_memory=True).pin_memory is False
@@ -170,7 +186,11 @@ async def use():
     out = await server.generate([65, 66], {**params, "logprobs": True}, "c", image_data=None)
     assert len(out.token_ids) == len(out.log_probs) >= 1
     assert out.stop_reason == "completed" and out.extra_fields["global_steps"] == 3
-    assert await server.abort_all_requests() == {"aborted_count": 0, "request_ids": []}
+    none = {"aborted_count": 0, "request_ids": []}
+    assert await server.abort_all_requests(reject_request=True) == none
+    back = await server.generate([65, 66], {**params, "logprobs": True}, "d")
+    assert (back.token_ids, back.stop_reason) == ([], "aborted")
+    assert await server.abort_all_requests() == none
     await server.resume_generation()
     await server.wake_up(tags=["weights"])
 
@@ -688,6 +708,32 @@ def test_abort_hands_back_and_parks_until_resume():
         return True
 
     assert asyncio.run(use())
+
+
+def test_a_server_that_leaves_hands_all_requests_back():
+    started = threading.Event()
+
+    def run(requests, should_abort):
+        started.set()
+        while not should_abort():
+            pass
+        return [Completion([5], [0.0], "aborted")]
+
+    async def use():
+        batcher = Batcher(run, max_batch=1)
+        requests = [Request([number], SamplingParams(), 1) for number in range(3)]
+        running, waiting = (asyncio.create_task(batcher.submit(one)) for one in requests[:2])
+        await asyncio.to_thread(started.wait, 10)
+        await batcher.abort(hand_back=True)
+        late = asyncio.create_task(batcher.submit(requests[2]))
+        found = await asyncio.wait_for(asyncio.gather(running, waiting, late), 10)
+        assert [out.token_ids for out in found] == [[5], [], []]
+        assert {out.finish for out in found} == {"aborted"}
+        batcher.run = fake_completions
+        batcher.resume()
+        return await asyncio.wait_for(batcher.submit(requests[0]), 10)
+
+    assert asyncio.run(use()).finish == "stop"
 
 
 def test_a_caller_that_leaves_does_not_disturb_the_batch():

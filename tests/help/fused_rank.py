@@ -15,6 +15,7 @@ os.environ |= {
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import verl  # noqa: E402, F401
+from peft import LoraConfig, get_peft_model  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import MixedPrecisionPolicy  # noqa: E402
 from transformers import AutoModelForCausalLM, Qwen2Config  # noqa: E402
@@ -25,22 +26,27 @@ SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidd
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
-def plain_model(is_tied):
+def plain_model(name):
     """A model with its log-probabilities and gradients, before verl patches its class."""
     torch.manual_seed(0)
-    config = Qwen2Config(**SIZES, **HEADS, tie_word_embeddings=is_tied)
+    config = Qwen2Config(**SIZES, **HEADS, tie_word_embeddings=name == "tied")
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
+    if name == "lora":
+        lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+        model = get_peft_model(model, lora)
     logits = model(IDS).logits[:, :-1]
     plain = logits.log_softmax(-1).gather(-1, IDS[:, 1:, None]).squeeze(-1)
     plain.pow(2).sum().backward()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    gradients = {name: p.grad.clone() for name, p in trained}
     model.zero_grad()
     return model, plain, gradients
 
 
 def worst_difference(model, plain, gradients):
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
     apply_monkey_patch(
-        model, use_remove_padding=False, use_fused_kernels=True, fused_kernels_backend="torch"
+        base, use_remove_padding=False, use_fused_kernels=True, fused_kernels_backend="torch"
     )
     mesh = init_device_mesh("cpu", (2,))
     fsdp = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(), "reshard_after_forward": True}
@@ -55,6 +61,8 @@ def worst_difference(model, plain, gradients):
             if with_gradient:
                 fused.pow(2).sum().backward()
                 for name, p in model.named_parameters():
+                    if name not in gradients:
+                        continue
                     scale = gradients[name].abs().max()
                     worst.append((p.grad.full_tensor() - gradients[name]).abs().max() / scale)
                 model.zero_grad()
@@ -65,7 +73,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 torch.manual_seed(1)
 IDS = torch.randint(0, 64, (3, 9))
-made = {name: plain_model(name == "tied") for name in ("tied", "untied")}
+made = {name: plain_model(name) for name in ("tied", "untied", "lora")}
 for name, parts in made.items():
     (FOLDER / f"{name}-{RANK}.txt").write_text(str(worst_difference(*parts)))
 dist.barrier()

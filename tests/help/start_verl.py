@@ -40,14 +40,14 @@ class Run:
         return "\n".join(self.output.splitlines()[-count:])
 
 
-def run_verl(folder, overrides, **env):
-    """Run `main_ppo` to its end; what it prints in this start is the `output`."""
+def run_verl(folder, overrides, main="verl.trainer.main_ppo", **env):
+    """Run a main module of verl to its end; what it prints in this start is the `output`."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "train.log"
     seen = log.stat().st_size if log.exists() else 0
     with ray_folder() as ray_dir:
         end = launch(
-            verl_command(folder, ray_dir, overrides),
+            verl_command(folder, ray_dir, overrides, main),
             folder,
             env={**ENVIRONMENT, **env},
             time_limit=TIME_LIMIT_SECONDS,
@@ -57,9 +57,9 @@ def run_verl(folder, overrides, **env):
     return Run(folder, end.exit_code, re.sub(r"\x1b\[[0-9;]*m", "", output))
 
 
-def verl_command(folder, ray_dir, overrides):
+def verl_command(folder, ray_dir, overrides, main="verl.trainer.main_ppo"):
     return [
-        *(sys.executable, "-m", "verl.trainer.main_ppo"),
+        *(sys.executable, "-m", main),
         *("--config-dir", str(REPO / "recipes"), "--config-name", "train", "hardware=cpu"),
         f"run_dir={folder}",
         f"+ray_kwargs.ray_init._temp_dir={ray_dir}",

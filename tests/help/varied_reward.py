@@ -54,6 +54,13 @@ def nan_in_validation(data_source, solution_str, ground_truth, extra_info):
     return rewards
 
 
+def fails_for_one_row(data_source, solution_str, ground_truth, extra_info, index=30):
+    """Raises for a single row of the training data, which is not in the first batches."""
+    if extra_info["split"] == "train" and extra_info["index"] == index:
+        raise KeyError("a bug in the scorer")
+    return compute_score(data_source, solution_str, ground_truth, extra_info)
+
+
 def patterned(data_source, solution_str, ground_truth, extra_info):
     """Whatever the response: the next row of the prompt's pattern, so 4 samples have all of it.
 
@@ -69,7 +76,5 @@ def patterned(data_source, solution_str, ground_truth, extra_info):
 
 
 def patterned_but_for_one_row(data_source, solution_str, ground_truth, extra_info):
-    """Fails for a single row of the training data, which is not in the first batches."""
-    if extra_info["split"] == "train" and extra_info["index"] == 20:
-        raise KeyError("a bug in the scorer")
+    fails_for_one_row(data_source, solution_str, ground_truth, extra_info, index=20)
     return patterned(data_source, solution_str, ground_truth, extra_info)

@@ -26,5 +26,7 @@ def test_log_probs_and_gradients_are_those_of_the_plain_model(tmp_path):
     outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     worst = {path.stem: float(path.read_text()) for path in tmp_path.glob("*.txt")}
-    assert {*worst} == {"tied-0", "tied-1", "untied-0", "untied-1"}
+    assert {*worst} == {
+        f"{model}-{rank}" for model in ("tied", "untied", "lora") for rank in (0, 1)
+    }
     assert max(worst.values()) < 1e-5, worst

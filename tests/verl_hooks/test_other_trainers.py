@@ -1,12 +1,11 @@
-"""verl's trainers with their own main module: each runs as far as a CPU allows, or is refused.
+"""verl's trainers with their own main module, in parts; `slow/trainers.py` runs them as a whole.
 
 These tests run on the installed verl, and with `nox -s verl` on another one.
 """
 
+import asyncio
 import inspect
-import os
-import subprocess
-import sys
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,17 +13,17 @@ import oracle
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from omegaconf import OmegaConf
+import ray
+from verl.experimental.fully_async_policy import fully_async_rollouter
 from verl.trainer import main_ppo
-from verl.trainer.ppo import ray_trainer
-from verl_batch import GDPO, GROUPS, REWARDS, batch, verl_config
+from verl_batch import GROUPS, REWARDS, batch, verl_config
 
+from verl_gdpo.verl_hooks import legacy_trainer
 from verl_gdpo.verl_hooks.driver import checked
-from verl_gdpo.verl_hooks.trainer_mixin import NOT_FULLY_ASYNC
 
 
 def test_one_step_off_policy_from_rewards_to_metrics():
-    """Through its own methods. Not run: generation in the background, and weights sent to it."""
+    """Through its own methods; `slow/trainers.py` runs all of it, on one version of verl."""
     from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrainer
 
     trainer = object.__new__(OneStepOffRayTrainer)
@@ -47,6 +46,23 @@ def test_one_step_off_policy_from_rewards_to_metrics():
     assert "critic/score/mean" in trainer.metrics
 
 
+def test_one_step_off_policy_dumps(tmp_path):
+    """verl's own has nothing to write with."""
+    from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrainer
+
+    trainer = object.__new__(OneStepOffRayTrainer)
+    trainer.config, trainer.global_steps = verl_config(), 7
+    trainer.train_dataset = trainer.val_dataset = None
+    texts = {"inputs": ["a"], "outputs": ["b"], "gts": ["c"], "scores": [1.0]}
+    rows = {**texts, "reward_extra_infos_dict": {"format": [0.5]}, "dump_path": str(tmp_path)}
+    with pytest.raises(AttributeError, match="_dump_executor"):
+        trainer._dump_generations(**rows)
+    legacy_trainer.extending(lambda self: None)(trainer)
+    trainer._dump_generations(**rows)
+    trainer._shutdown_dump_executor()
+    assert json.loads((tmp_path / "7.jsonl").read_text())["format"] == 0.5
+
+
 # --- before Ray starts ---------------------------------------------------------------------------
 
 
@@ -58,12 +74,6 @@ def checkpoints_elsewhere(tmp_path, monkeypatch):
 
 def run(config):
     return checked(lambda config, task_runner_class=None: "started")(config)
-
-
-def fully_async(**algorithm):
-    config = verl_config()
-    OmegaConf.set_struct(config, False)
-    return OmegaConf.merge(config, {"async_training": {}, "algorithm": algorithm})
 
 
 def test_run_ppo_is_checked():
@@ -82,42 +92,68 @@ def test_a_partial_mapping_is_refused_before_ray_starts(tmp_path):
     assert run(verl_config(*given, "++algorithm.gdpo.rewards.correctness=null")) == "started"
 
 
-def test_fully_async_policy_is_refused_with_gdpo_alone():
-    for algorithm in ({}, {"adv_estimator": "grpo"}):  # the reward manager is gdpo in both
-        with pytest.raises(ValueError, match="does not run on fully_async_policy: when a sample"):
-            run(fully_async(**algorithm))
-    config = fully_async(adv_estimator="grpo")
-    config.reward.reward_manager.name = "naive"
-    assert run(config) == "started"
+# --- fully_async_policy --------------------------------------------------------------------------
 
 
-def test_fully_async_policy_is_refused_with_a_subclass_of_our_manager(tmp_path):
-    text = "from verl_gdpo.verl_hooks.reward_manager import GdpoRewardManager as Mine"
-    (tmp_path / "mine.py").write_text(text)
-    config = fully_async(adv_estimator="grpo")
-    config.reward.reward_manager.name = "Mine"
-    config.reward.reward_manager.source = "importlib"
-    config.reward.reward_manager.module.path = f"{tmp_path}/mine.py"
-    trainer = object.__new__(ray_trainer.RayPPOTrainer)
-    trainer.config = config
-    with pytest.raises(ValueError, match="does not run on fully_async_policy"):
-        trainer._create_dataloader(None, None, None, None)
+class Signals:
+    """Of the message queue: what the rollouter puts into it."""
+
+    def __init__(self):
+        self.samples = []
+
+    async def put_sample(self, sample):
+        self.samples.append(sample)
+        return True
 
 
-def start(module, *overrides):
-    return subprocess.run(
-        [sys.executable, "-m", module, *overrides, *GDPO],
-        env={**os.environ, "HYDRA_FULL_ERROR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+async def one_prompt(rollouter):
+    await rollouter.pending_queue.put(SimpleNamespace(sample_id="sample_0_1"))
+    await rollouter.pending_queue.put(None)
 
 
-@pytest.mark.slow  # verl is started
-def test_fully_async_policy_stops_before_ray_starts(tmp_path):
-    module = "verl.experimental.fully_async_policy.fully_async_main"
-    done = start(module, f"hydra.run.dir={tmp_path}")
-    assert done.returncode == 1
-    assert done.stderr.rstrip().endswith(NOT_FULLY_ASYNC)
-    assert "Started a local Ray instance" not in done.stderr
+async def nothing(*_):
+    return None
+
+
+async def cannot_score(_sample):
+    raise RuntimeError("cannot be scored")
+
+
+def rollouter_of(rollouter_cls, *overrides, process):
+    """verl's rollouter, with doubles for the message queue, the prompts and the agent loops."""
+    rollouter = object.__new__(rollouter_cls)
+    legacy_trainer.extend(rollouter, verl_config(*overrides))
+    doubles = {
+        "async_rollout_manager": object(),
+        "message_queue_client": Signals(),
+        "_feed_samples": lambda: one_prompt(rollouter),
+        "_process_single_sample_streaming": process,
+        "_async_monitor_loop": nothing,  # it waits for 10 s
+        "_should_pause_generation": nothing,
+        "_record_active_count": lambda: None,
+    }
+    numbers = {"max_concurrent_samples": 1, "staleness_samples": 0, "active_tasks": set()}
+    vars(rollouter).update(doubles, **numbers)
+    return rollouter
+
+
+async def run_rollouter(rollouter_cls, *overrides, process):
+    rollouter = rollouter_of(rollouter_cls, *overrides, process=process)
+    rollouter.pending_queue = asyncio.Queue()
+    rollouter._init_async_objects()
+    try:
+        await rollouter_cls.fit(rollouter)  # as Ray calls it, whatever class the object has now
+    finally:
+        assert rollouter.message_queue_client.samples == [None]  # the trainer's sign to end
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_rollouter_raises_what_ended_it(is_sent):
+    rollouter_cls = fully_async_rollouter.FullyAsyncRollouter.__ray_metadata__.modified_class
+    if is_sent:  # as Ray sends it to the actor's process
+        rollouter_cls = ray.cloudpickle.loads(ray.cloudpickle.dumps(rollouter_cls))
+    with pytest.raises(RuntimeError, match="cannot be scored"):
+        asyncio.run(run_rollouter(rollouter_cls, process=cannot_score))
+    asyncio.run(run_rollouter(rollouter_cls, process=nothing))
+    without_us = ("algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive")
+    asyncio.run(run_rollouter(rollouter_cls, *without_us, process=cannot_score))

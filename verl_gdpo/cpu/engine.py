@@ -51,29 +51,39 @@ class Batcher:
         self._worker: asyncio.Task[None] | None = None
         self._open, self._abort = asyncio.Event(), threading.Event()
         self._open.set()
+        self._hands_back = False
 
     async def submit(self, request: Request) -> Completion:
         """Wait for the response; raises what the model raised for this request."""
+        if self._hands_back:
+            return Completion()
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         return await future
 
-    async def abort(self) -> int:
+    async def abort(self, hand_back: bool = False) -> int:
         """Stop the running batch and start no other until `resume`; returns how many it stopped.
 
-        Returns after the batch has ended.
+        With `hand_back`, requests that wait or arrive come back empty instead of waiting. Returns
+        after the batch has ended.
         """
         self._open.clear()
+        self._hands_back = hand_back
         aborted = self._running
         self._abort.set()
         async with self.idle:
             self._abort.clear()
+        if hand_back:
+            waiting, self._waiting = self._waiting, []
+            for _, future in waiting:
+                _settle(future, Completion())
         return aborted
 
     def resume(self) -> None:
         """Let batches start again."""
+        self._hands_back = False
         self._open.set()
 
     async def _work(self) -> None:

@@ -12,6 +12,9 @@ What is changed in verl 0.9, each right after the module has been imported:
 - verl.utils.distributed.initialize_global_process_group and initialize_global_process_group_ray:
   both build the backend "cpu:gloo,cpu:gloo", which torch rejects as naming a device twice.
 - verl.utils.fsdp_utils: see `verl_gdpo.verl_hooks.fused_kernels`. The recipe for the CPU needs it.
+- verl.utils.fsdp_utils.fsdp2_sharded_save_to_cpu: keeps weights for later by moving them to the
+  CPU, which does not copy what is there already.
+- verl.checkpoint_engine: gets the checkpoint engine "gloo".
 - verl.workers.engine.fsdp.transformer_impl.CPUOffloadPolicy: pinned host memory, which verl asks
   for in the reference model, needs an accelerator.
 - verl.workers.rollout.replica.RolloutReplicaRegistry (public) and
@@ -56,6 +59,8 @@ def activate() -> bool:
     for name, patch in (
         ("verl.utils.distributed", _patch_process_group),
         ("verl.utils.fsdp_utils", _let_fused_kernels_run),
+        ("verl.utils.fsdp_utils", _copy_saved_weights),
+        ("verl.checkpoint_engine", _add_checkpoint_engine),
         ("verl.workers.engine.fsdp.transformer_impl", _patch_offload_policy),
         ("verl.trainer.ppo.v1.replay_buffer", _shorten_poll),
         ("vllm.model_executor.layers.utils", vllm_rollout.keep_weights),
@@ -96,6 +101,21 @@ def _patch_process_group(module: ModuleType) -> None:
 def _let_fused_kernels_run(_module: ModuleType) -> None:
     """Also where the plugin `verl_gdpo` is not loaded; an import twice does it once."""
     importlib.import_module("verl_gdpo.verl_hooks.fused_kernels")
+
+
+def _copy_saved_weights(module: ModuleType) -> None:
+    original = require(module, "fsdp2_sharded_save_to_cpu", "model")
+
+    def save_copies(model: Any) -> Any:
+        shards, spec = original(model)
+        return {name: (shard.clone(), own) for name, (shard, own) in shards.items()}, spec
+
+    vars(module)["fsdp2_sharded_save_to_cpu"] = save_copies
+
+
+def _add_checkpoint_engine(module: ModuleType) -> None:
+    require(module, "CheckpointEngineRegistry.register", "backend")
+    importlib.import_module("verl_gdpo.cpu.checkpoint_engine")
 
 
 def _patch_offload_policy(module: ModuleType) -> None:

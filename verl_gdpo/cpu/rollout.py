@@ -2,8 +2,9 @@
 
 Relies on verl 0.9: verl.workers.rollout.replica (RolloutReplica, RolloutMode, TokenOutput),
 verl.workers.rollout.base.BaseRollout, verl.workers.rollout.utils.ensure_async_iterator, and on how
-verl.workers.rollout.llm_server and verl.checkpoint_engine call a server. Only the hybrid mode
-exists: trainer and rollout on the same machine, full weights sent through Ray after each update.
+verl.workers.rollout.llm_server and verl.checkpoint_engine call a server. After each update, full
+weights are sent through Ray to the server by the worker beside it: a worker of the trainer in
+verl's hybrid mode, and one that gets them from the checkpoint engine in its standalone mode.
 Methods that verl calls by name accept further keywords, because their signatures grow between
 versions of verl.
 """
@@ -119,12 +120,15 @@ class HFServer:
             extra_fields={"global_steps": steps},
         )
 
-    async def abort_all_requests(self, **extra: Any) -> dict[str, Any]:
-        """Hand unfinished responses back and hold new requests until `resume_generation`.
+    async def abort_all_requests(
+        self, reject_request: bool = False, **extra: Any
+    ) -> dict[str, Any]:
+        """Hand unfinished responses back, and hold new requests until `resume_generation`.
 
-        `reject_request` comes from the trainer separate_async alone, which needs another replica.
+        With `reject_request`, those are handed back too, for another server to take.
         """
-        return {"aborted_count": await self._engine.batcher.abort(), "request_ids": []}
+        aborted = await self._engine.batcher.abort(hand_back=reject_request)
+        return {"aborted_count": aborted, "request_ids": []}
 
     async def resume_generation(self, **extra: Any) -> None:
         self._engine.batcher.resume()
@@ -141,7 +145,7 @@ class HFServer:
 
 
 class HFReplica(RolloutReplica):  # type: ignore[misc, unused-ignore]
-    """Starts one `HFServer` beside the training workers."""
+    """Starts one `HFServer` beside its worker."""
 
     server_class: type = HFServer
 
@@ -149,10 +153,9 @@ class HFReplica(RolloutReplica):  # type: ignore[misc, unused-ignore]
         check_rollout_config(self.config)
         if self.is_reward_model or self.is_teacher_model:
             raise NotImplementedError("the rollout 'hf' serves the actor only, not reward models")
-        if self.rollout_mode is not RolloutMode.HYBRID:
+        if self.rollout_mode not in (RolloutMode.HYBRID, RolloutMode.STANDALONE):
             raise NotImplementedError(
-                f"the rollout 'hf' runs in hybrid mode only, got {self.rollout_mode}; use "
-                "trainer.v1.trainer_mode=sync or colocate_async"
+                f"the rollout 'hf' runs in hybrid and standalone mode, got {self.rollout_mode}"
             )
         options = {"name": server_name(self.replica_rank), "max_concurrency": self.max_concurrency}
         actor = ray.remote(self.server_class).options(**options)
@@ -163,7 +166,7 @@ class HFReplica(RolloutReplica):  # type: ignore[misc, unused-ignore]
 
 
 class HFServerAdapter(BaseRollout):  # type: ignore[misc, unused-ignore]
-    """Lives in a training worker and sends that worker's weights to its server."""
+    """Lives in a worker that has weights, or gets them, and sends them to its server."""
 
     def __init__(
         self,

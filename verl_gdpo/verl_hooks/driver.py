@@ -51,11 +51,9 @@ def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:
         from verl_gdpo.settings.of_run import settings_of_run
         from verl_gdpo.verl_hooks.hang import begin_heartbeat
         from verl_gdpo.verl_hooks.resume import recorded_start
-        from verl_gdpo.verl_hooks.trainer_mixin import refuse_trainer
 
         is_ours = settings_of_run(config, training_sources(config)) is not None
         if is_ours:
-            refuse_trainer(config)
             begin_heartbeat(config)
         # the recipes have `run_dir`
         with recorded_start(config, is_ours=is_ours or bool(config.get("run_dir"))):

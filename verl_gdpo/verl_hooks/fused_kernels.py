@@ -22,6 +22,8 @@ def keep_head_in_root(select: Any) -> Any:
 
     def select_targets(model: Any, classes: Any) -> list[Any]:
         targets: list[Any] = select(model, classes)
+        if hasattr(model, "get_base_model"):  # of LoRA
+            model = model.get_base_model()
         if type(model).forward.__name__ not in FUSED_FORWARDS:
             return targets
         head = model.get_output_embeddings()

@@ -15,7 +15,7 @@ The replacements are plain functions. Ray can pickle them even if a user's `__ma
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -51,14 +51,15 @@ class GdpoLegacyTrainer(TrainerMixin):
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         with self._fitting():
             result = super().fit(*args, **kwargs)  # type: ignore[misc]
-        if not inspect.isawaitable(result):
-            return result
+        return self.fit_on(result) if inspect.isawaitable(result) else result
 
-        async def fit_on() -> Any:
-            with self._fitting():
-                return await result
-
-        return fit_on()
+    async def fit_on(self, fitting: Awaitable[Any]) -> Any:
+        """Wait for verl's `fit`, and for the dumps, for which a `fit` that can wait does not."""
+        with self._fitting():
+            try:
+                return await fitting
+            finally:
+                self._shutdown_dump_executor()  # type: ignore[attr-defined]
 
     @contextmanager
     def _fitting(self) -> Iterator[None]:
@@ -85,20 +86,27 @@ class GdpoLegacyTrainer(TrainerMixin):
         super()._log_rollout_data(batch, {**infos, "uid": keys}, *args)
 
 
+def extend(trainer: Any, config: Any) -> bool:
+    """Check the configuration, and make the trainer one of ours; False without gdpo."""
+    state = GdpoLegacyTrainer.first_state(config)
+    write_into_run_dir(config)
+    if state is not None:
+        trainer.__class__ = GdpoLegacyTrainer.in_front_of(type(trainer))
+        vars(trainer).update(state)
+    return state is not None
+
+
 def extending(create_dataloader: Function) -> Function:
     """Return `create_dataloader` changed to check the configuration and extend the trainer."""
 
     @functools.wraps(create_dataloader)
     def extend_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
-        state = GdpoLegacyTrainer.first_state(self.config)
-        write_into_run_dir(self.config)
-        if state is None:
-            create_dataloader(self, *args, **kwargs)
-            return
-        self.__class__ = GdpoLegacyTrainer.in_front_of(type(self))
-        vars(self).update(state)
+        is_ours = extend(self, self.config)
+        if is_ours and not hasattr(self, "_dump_executor"):  # one_step_off_policy makes none
+            self._init_dump_executor()
         create_dataloader(self, *args, **kwargs)
-        self.check_rows()
+        if is_ours:
+            self.check_rows()
 
     return extend_and_create
 

@@ -11,6 +11,7 @@ from typing import Any
 
 V1 = "verl.trainer.ppo.v1"
 LEGACY = "verl.trainer.ppo.ray_trainer"
+FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async"
 METRICS = "verl.trainer.ppo.metric_utils"
 MANAGER = "verl.experimental.reward_loop.reward_manager"
 WORKER = "verl.experimental.agent_loop.agent_loop:AgentLoopWorker"
@@ -32,11 +33,16 @@ PARTS = {
         METRICS: "compute_data_metrics(batch) "
         "process_validation_metrics(data_sources,sample_uids,infos_dict)",
     },
+    "fully_async:extend_rollouter": {
+        f"{FULLY_ASYNC}_rollouter:FullyAsyncRollouter": "fit _streaming_generation_main",
+    },
+    "fully_async:extend_trainer": {f"{FULLY_ASYNC}_trainer:FullyAsyncTrainer": "fit"},
     "legacy_trainer": {
         LEGACY: "compute_advantage(data,adv_estimator,config)",
         f"{LEGACY}:RayPPOTrainer": "_create_dataloader init_workers fit _get_gen_batch(batch) "
         "_log_rollout_data(batch,reward_extra_infos_dict) "
-        "_dump_generations(reward_extra_infos_dict) _val_metrics_update",
+        "_dump_generations(reward_extra_infos_dict) _val_metrics_update "
+        "_init_dump_executor _shutdown_dump_executor",
         **BY_BOTH_TRAINERS,
     },
     "v1_trainer": {

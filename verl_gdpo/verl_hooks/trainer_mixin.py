@@ -24,21 +24,6 @@ from verl_gdpo.verl_hooks.step import Step
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
-NOT_FULLY_ASYNC = (
-    "when a sample cannot be scored, its rollouter ends the training as if it were finished, with "
-    "exit code 0. Use verl.trainer.main_ppo with trainer.v1.trainer_mode=colocate_async or "
-    "separate_async"
-)
-
-
-def refuse_trainer(config: Any) -> None:
-    """Raise ValueError if the configuration is for a trainer on which gdpo must not run.
-
-    Relies on verl 0.9: only `fully_async_policy` has `async_training` in its configuration.
-    """
-    if config.get("async_training") is not None:
-        raise ValueError(f"gdpo does not run on fully_async_policy: {NOT_FULLY_ASYNC}")
-
 
 class TrainerMixin:
     """In front of the class of a trainer whose estimator or reward manager is gdpo."""
@@ -68,7 +53,7 @@ class TrainerMixin:
         """Check the configuration; return the attributes of a new trainer, or None without gdpo.
 
         Raises:
-            ValueError: see `settings_of_run`, `RolloutTable.of` and `refuse_trainer`.
+            ValueError: see `settings_of_run` and `RolloutTable.of`.
         """
         # imported late: importing verl's legacy trainer must not import its reward loop
         from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager
@@ -78,7 +63,6 @@ class TrainerMixin:
         table = RolloutTable.of(config, has_rewards=cls.has_tracker and settings is not None)
         if settings is None:
             return None
-        refuse_trainer(config)
         logger.info(
             "verl-gdpo %s replaces the gdpo of verl %s; adv_estimator=%s, reward manager %s, %s",
             verl_gdpo.__version__,
