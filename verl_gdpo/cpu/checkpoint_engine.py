@@ -10,7 +10,7 @@ other, so that no more than one is held. The tensors go through a process group 
 default one exists already, and has the trainer's workers or the rollout's alone.
 """
 
-import pickle
+import json
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -75,19 +75,20 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc, unused-ignor
             if self._group is None:
                 continue
             tensor = weight.detach().cpu().contiguous()
-            self._store.set(str(number), pickle.dumps((name, tensor.shape, tensor.dtype)))
+            form = str(tensor.dtype).removeprefix("torch.")
+            self._store.set(str(number), json.dumps([name, tensor.shape, form]))
             self._group.broadcast(tensor, 0).wait()
             number += 1
         if self._group is not None:
-            self._store.set(str(number), pickle.dumps(None))
+            self._store.set(str(number), json.dumps(None))
 
     async def receive_weights(
         self, global_steps: int | None = None
     ) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
         number = 0
-        while (header := pickle.loads(self._store.get(str(number)))) is not None:
-            name, shape, dtype = header
-            tensor = torch.empty(shape, dtype=dtype)
+        while (header := json.loads(self._store.get(str(number)))) is not None:
+            name, shape, form = header
+            tensor = torch.empty(shape, dtype=getattr(torch, form))
             self._group.broadcast(tensor, 0).wait()
             yield name, tensor
             number += 1
