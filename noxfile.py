@@ -163,7 +163,7 @@ def vllm(session: nox.Session) -> None:
 @nox.session
 @recorded
 def trainers(session: nox.Session) -> None:
-    """verl's asynchronous trainers, whose rollout has processes of its own, as whole runs."""
+    """Whole runs: the asynchronous trainers, tools, four ranks, other losses, LoRA."""
     install(session)
     env = {"OMP_NUM_THREADS": "1"}
     session.run("pytest", "-s", "tests/slow/trainers.py", *session.posargs, env=env)

@@ -265,13 +265,13 @@ def test_tools_for_several_turns(tmp_path):
     assert min(counts.values()) > 0
 
 
-def two_steps(assets, folder, *more):
+def two_steps(assets, folder, *more, most=1e-5):
     run = train(folder, overrides(assets, "trainer.total_training_steps=2", *more))
     assert run.exit_code == 0, run.last_lines()
     for step in (1, 2):
         check_rollouts(run.dump(step), WEIGHTS)
         metrics = run.steps()[step]
-        assert metrics["training/rollout_probs_diff_max"] < 1e-5  # the rollout has the weights
+        assert metrics["training/rollout_probs_diff_max"] < most  # the rollout has the weights
         assert 0 < metrics["actor/grad_norm"] < float("inf")
         print(step, {name: metrics[name] for name in metrics if name.startswith("actor/")})
     return run.steps()[2]
@@ -303,4 +303,5 @@ def test_gspo_with_lora(assets, tmp_path):
         f"{actor}.loss_agg_mode=seq-mean-token-mean",
         f"{model}.lora_rank=8",
         f"{model}.lora.merge=True",
+        most=5e-4,  # verl sends what it has merged in bfloat16
     )
