@@ -153,6 +153,14 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 @recorded
+def nodes(session: nox.Session) -> None:
+    """Trains on two Ray nodes on this machine, and lets them die; too slow for the other tests."""
+    install(session)
+    session.run("pytest", "tests/slow/nodes.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
+@recorded
 def vllm(session: nox.Session) -> None:
     """Trains with real vLLM, without a GPU, in the environment of `./setup_env.sh cpu vllm`."""
     session.install("pytest>=8,<10", "-e", ".")

@@ -31,6 +31,7 @@ SHARED = {
         "repository/test_run_tool_rl.py",
         "verl_hooks/test_rollout_guard.py",
         "verl_hooks/test_hang_actors.py",
+        "verl_hooks/test_nodes.py",
         "hostile/",
     ),
     "preloaded": ("tests/test_plugin.py", "cpu/test_engine.py"),

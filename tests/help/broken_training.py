@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pandas as pd
 import psutil
@@ -39,10 +39,13 @@ def write_rows(path, place, count=20):
 
 
 class Training:
-    """A run folder, started again and again with the same command until something ends it."""
+    """A run folder, started again and again with the same command until something ends it.
 
-    def __init__(self, folder, *more, **environment):
-        self.environment = environment
+    joins: whether it joins a cluster, instead of a Ray of its own.
+    """
+
+    def __init__(self, folder, *more, joins=False, **environment):
+        self.environment, self.joins = environment, joins
         self.folder, self.data, model = folder / "run", folder / "train.parquet", folder / "model"
         self.starts = 0
         write_rows(self.data, "Oslo")
@@ -64,7 +67,7 @@ class Training:
     @contextmanager
     def started(self, *more):
         """The launcher, running."""
-        with ray_folder() as ray_dir:
+        with self._ray_folder() as ray_dir:
             command = verl_command(self.folder, ray_dir, [*self.overrides, *more])
             with self._launched(command) as launcher:
                 yield launcher
@@ -72,12 +75,15 @@ class Training:
     @contextmanager
     def resumed(self, *more):
         """The launcher, going on as `run.sh --resume` does."""
-        with ray_folder() as ray_dir:
+        with self._ray_folder() as ray_dir:
             place = f"++ray_kwargs.ray_init._temp_dir={ray_dir}"
             given = arguments(self.folder, [*more, place])
             main = [sys.executable, "-m", "verl.trainer.main_ppo"]
             with self._launched([*main, *given]) as launcher:
                 yield launcher
+
+    def _ray_folder(self):
+        return nullcontext("null") if self.joins else ray_folder()
 
     @contextmanager
     def _launched(self, command):

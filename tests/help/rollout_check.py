@@ -31,7 +31,8 @@ def last_outputs(rows):
 def check_rollouts(rows, weights, trained_on=dict):
     """Each session has the rewards of `varied_reward.compute_score`, their sum, gdpo's advantage.
 
-    `trained_on` makes the values in the sum from the raw rewards.
+    `trained_on` makes the values in the sum from the raw rewards. The result is that of
+    `check_advantages`.
     """
     padding = [row["advantage"] for row in rows if row["is_padding"]]
     assert padding == [0.0] * len(padding)
@@ -46,11 +47,11 @@ def check_rollouts(rows, weights, trained_on=dict):
         total = sum(weights[name] * trained_on(row["rewards"])[name] for name in weights)
         assert row["score"] == pytest.approx(total, abs=1e-5)
     rewards = [[trained_on(row["rewards"])[name] for name in weights] for row in real]
-    check_advantages(real, rewards, weights=list(weights.values()))
+    return check_advantages(real, rewards, weights=list(weights.values()))
 
 
 def check_advantages(rows, rewards, tolerance=1e-5, **options):
-    """The advantages of rows without padding are the oracle's."""
+    """The advantages of rows without padding are the oracle's; return the largest difference."""
     assert len(rows) == BATCH * SAMPLES
     groups = [row["group"] for row in rows]
     assert len({*groups}) == BATCH
@@ -58,3 +59,4 @@ def check_advantages(rows, rewards, tolerance=1e-5, **options):
     expected = oracle.gdpo(rewards, groups, **options)
     assert actual == pytest.approx(expected, abs=tolerance)
     assert sum(abs(a) > 0.01 for a in actual) > len(actual) / 2
+    return max(abs(a - b) for a, b in zip(actual, expected, strict=True))

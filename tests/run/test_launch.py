@@ -192,19 +192,27 @@ def test_a_folder_that_is_deleted_ends_the_run(tmp_path):
     assert not run.exists()
 
 
-def test_a_trainer_that_gives_no_sign_of_life_ends_the_run(tmp_path):
-    """It writes its heartbeat once, and holds the interpreter from then on."""
+@pytest.mark.parametrize(
+    ("machine", "stacks"), [("platform.node()", "in <module>"), ("'far'", "It runs on far.")]
+)
+def test_a_trainer_that_gives_no_sign_of_life_ends_the_run(tmp_path, machine, stacks):
+    """It writes its heartbeat once, and holds the interpreter from then on.
+
+    The process of its number is another one if it runs on another machine.
+    """
     body = (
         "from pathlib import Path; from verl_gdpo.run import stacks; stacks.register();"
-        "from verl_gdpo.run.heartbeat import Heartbeat;"
-        f"Heartbeat(os.getpid(), 'gen', 3, 5, limit=1).write(Path({str(tmp_path)!r}));"
+        "import platform; from verl_gdpo.run.heartbeat import Heartbeat;"
+        f"beat = Heartbeat(os.getpid(), 'gen', 3, 5, limit=1, machine={machine});"
+        f"beat.write(Path({str(tmp_path)!r}));"
         "import re; re.match('(a*)*b', 'a' * 60)"
     )
     process = start(tmp_path, body, stderr=subprocess.PIPE)
     errors = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 1
     assert "has given no sign of life for 1 s, in the phase 'gen' of step 3" in errors
-    assert "in <module>" in (tmp_path / "hang.txt").read_text()
+    text = (tmp_path / "hang.txt").read_text()
+    assert stacks in text and ("in <module>" in text) == (stacks == "in <module>")
     assert not (tmp_path / "heartbeat.json").exists()
     assert not children_of(tmp_path)
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from repository import REPO
 
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.tools.check import gpus, machine
@@ -139,11 +140,19 @@ def test_what_ray_fails_on(monkeypatch):
         assert problem.startswith(
             "RAY_ADDRESS=10.0.0.1:6379 with ray_kwargs.ray_init.num_cpus=16: the run would join"
         )
+        assert problem.endswith("or set ray_kwargs.ray_init.num_cpus=null")
         assert machine.what_ray_refuses(any_number) == []  # which is verl's default
         started = "+ray_kwargs.ray_init.address=local"
         assert machine.what_ray_refuses(composed("ray_kwargs.ray_init.num_cpus=16", started)) == []
         changed.setenv("RAY_ADDRESS", "local")
         assert machine.what_ray_refuses(config) == []
+        place = "+ray_kwargs.ray_init.address=10.0.0.1:6379"
+        (problem,) = machine.what_ray_refuses(
+            compose_config(REPO / "recipes", "train", ["hardware=cpu", place])
+        )
+        assert problem.startswith("ray_kwargs.ray_init.address=10.0.0.1:6379 with ray_kwargs.ray_")
+        for name in ("num_cpus", "num_gpus", "object_store_memory"):
+            assert f" ray_kwargs.ray_init.{name}=null" in problem
     with monkeypatch.context() as changed:
         changed.setenv("TMPDIR", f"{sys.prefix}/tmp")
         assert "is inside the virtual environment" in machine.what_ray_refuses(config)[0]

@@ -390,7 +390,7 @@ def test_a_dead_actor_is_named(kind, monkeypatch):
     trainer.reward_loop_manager = trainer.async_rollout_manager = SimpleNamespace(**actors)
     asked = []
 
-    def raise_if_dead(self):
+    def raise_if_dead(self, seconds):
         asked.extend(self._actors())
         raise RolloutError("reward worker 0 died")
 

@@ -18,7 +18,7 @@ from verl.experimental.fully_async_policy import fully_async_rollouter
 from verl.trainer import main_ppo
 from verl_batch import GROUPS, REWARDS, batch, verl_config
 
-from verl_gdpo.verl_hooks import legacy_trainer
+from verl_gdpo.verl_hooks import legacy_trainer, nodes
 from verl_gdpo.verl_hooks.driver import checked
 
 
@@ -81,6 +81,25 @@ def test_run_ppo_is_checked():
     assert run(verl_config()) == "started"
     with pytest.raises(ValueError, match="use_kl_in_reward"):
         run(verl_config("algorithm.use_kl_in_reward=True"))
+
+
+def test_the_nodes_are_compared_and_get_the_file_of_metrics(monkeypatch):
+    """On a cluster that was there before, a process does not inherit from the driver."""
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "runs/x/metrics/3.jsonl")
+    done, given = [], []
+    monkeypatch.setattr(nodes, "refuse_other_states", lambda: done.append("compared"))
+    runner = SimpleNamespace(remote=lambda: done.append("made"))
+
+    def run_ppo(config, task_runner_class):
+        given.append(OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {})
+        task_runner_class.remote()
+
+    checked(run_ppo)(verl_config("trainer.logger=[file]"), task_runner_class=runner)
+    assert done == ["compared", "made"]
+    assert given == [{"VERL_FILE_LOGGER_PATH": "runs/x/metrics/3.jsonl"}]
+    others = ("algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive")
+    checked(run_ppo)(verl_config(*others), task_runner_class=runner)
+    assert (done[2:], given[1:]) == (["made"], [{}])
 
 
 def test_a_partial_mapping_is_refused_before_ray_starts(tmp_path):

@@ -22,6 +22,7 @@ from verl_gdpo.verl_hooks.rollout_guard import (
     Prompts,
     RolloutError,
     RolloutGuard,
+    naming_the_trainer,
     rollout_actors,
 )
 from verl_gdpo.verl_hooks.v1_trainer import GdpoTrainer
@@ -139,6 +140,49 @@ def test_an_actor_that_dies_while_verl_calls_it(ray_session, is_ours):
     )
     with pytest.raises(error, match=said):
         trainer.fit(worker)
+
+
+def test_an_actor_that_cannot_be_reached_yet_is_asked_again(monkeypatch):
+    """Ray knows some seconds after the death of a node that its actors are dead."""
+    unavailable, died = (
+        ray.exceptions.ActorUnavailableError("not now", None),
+        ray.exceptions.ActorDiedError(),
+    )
+    answers = [unavailable, unavailable, died]
+    monkeypatch.setattr(rollout_guard.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(ray, "wait", lambda questions, **_: (questions, []))
+
+    def get(question):
+        raise question
+
+    monkeypatch.setattr(ray, "get", get)
+    ready = SimpleNamespace(remote=lambda: answers.pop(0))
+    guard = RolloutGuard(
+        lambda: {"reward worker 1": SimpleNamespace(__ray_ready__=ready)}, tolerated=0
+    )
+    with pytest.raises(RolloutError, match="reward worker 1 died"):
+        guard.raise_if_node_died()
+    assert answers == []
+
+
+@pytest.mark.parametrize("is_the_trainer", [True, False])
+def test_the_trainers_process_dies(ray_session, is_the_trainer):
+    """The driver waits for it; what it says of another actor stays as it is."""
+
+    @ray.remote(num_cpus=0)
+    class Trainer:
+        def run(self, other):
+            os.kill(os.getpid() if is_the_trainer else ray.get(other.pid.remote()), signal.SIGKILL)
+            ray.get(other.pid.remote())
+
+    (other,), _ = start(1)
+    said = r"^the trainer's process or its node died\. A start with .* Ray says: The a"
+    error = RolloutError if is_the_trainer else ray.exceptions.RayTaskError
+    with (
+        pytest.raises(error, match=said if is_the_trainer else "Trainer.run"),
+        naming_the_trainer(),
+    ):
+        ray.get(Trainer.remote().run.remote(other))
 
 
 def prompts(kept=(), lost=(), under_way=0, partly=()):

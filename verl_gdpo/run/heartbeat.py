@@ -6,10 +6,11 @@ The launcher reads it: a process that does not write can hang as a whole, and no
 
 import json
 import os
+import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 FILE = "heartbeat.json"
@@ -102,6 +103,7 @@ class Heartbeat:
     step: None before the first one.
     samples: finished in this start.
     limit: seconds after which a file that is not written again shows a process that hangs.
+    machine: on which the process runs; on a cluster it may be another one than the launcher's.
     """
 
     process: int
@@ -109,6 +111,7 @@ class Heartbeat:
     step: int | None
     samples: int
     limit: float
+    machine: str = field(default_factory=platform.node)
 
     def write(self, run: Path) -> None:
         """Write the file, or at least its time, which a full disk allows."""

@@ -14,6 +14,7 @@ folder.
 import argparse
 import contextlib
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -158,8 +159,10 @@ class _Ends:
                 f"the trainer's process {dead.process} has given no sign of life for "
                 f"{dead.limit:.0f} s, in the phase {dead.phase!r} of step {dead.step}"
             )
+            is_here = dead.machine == platform.node()
+            stacks = stacks_of(dead.process) if is_here else f"It runs on {dead.machine}."
             with contextlib.suppress(OSError):
-                (self.run / HANG_FILE).write_text(f"{said}\n\n{stacks_of(dead.process)}\n")
+                (self.run / HANG_FILE).write_text(f"{said}\n\n{stacks}\n")
             raise Stopped(End(FAILED_EXIT, "hang", f"{said}. Its stacks: {self.run / HANG_FILE}"))
 
 

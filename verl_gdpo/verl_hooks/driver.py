@@ -1,8 +1,8 @@
 """Checks the configuration, and records the start, before verl's `run_ppo` starts Ray.
 
-Relies on verl 0.9 `run_ppo(config, ...)` in `verl/trainer/main_ppo.py`, whose `main` first calls
-`verl.utils.device.auto_set_device(config)`. `python -m verl.trainer.main_ppo` runs that file as
-`__main__`, which no import hook sees, so its `run_ppo` is extended in that call.
+Relies on verl 0.9 `run_ppo(config, task_runner_class)` in `verl/trainer/main_ppo.py`, whose `main`
+first calls `verl.utils.device.auto_set_device(config)`. `python -m verl.trainer.main_ppo` runs that
+file as `__main__`, which no import hook sees, so its `run_ppo` is extended in that call.
 The main modules of `one_step_off_policy` and `fully_async_policy` import that file as a module.
 """
 
@@ -44,20 +44,29 @@ def training_sources(config: Any) -> set[str] | None:
 
 
 def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `run_ppo` extended to check the configuration and record the start first."""
+    """Return `run_ppo` extended to check the configuration and record the start first.
+
+    Once Ray runs, and before the trainer's process starts, it compares the nodes.
+    """
 
     @functools.wraps(run_ppo)
-    def check_and_run(config: Any, *args: Any, **kwargs: Any) -> Any:
+    def check_and_run(config: Any, task_runner_class: Any = None, **kwargs: Any) -> Any:
         from verl_gdpo.settings.of_run import settings_of_run
         from verl_gdpo.verl_hooks.hang import begin_heartbeat
-        from verl_gdpo.verl_hooks.resume import recorded_start
+        from verl_gdpo.verl_hooks.nodes import probing
+        from verl_gdpo.verl_hooks.resume import hand_over, recorded_start
+        from verl_gdpo.verl_hooks.rollout_guard import naming_the_trainer
 
         is_ours = settings_of_run(config, training_sources(config)) is not None
         if is_ours:
             begin_heartbeat(config)
-        # the recipes have `run_dir`
-        with recorded_start(config, is_ours=is_ours or bool(config.get("run_dir"))):
-            return run_ppo(config, *args, **kwargs)
+            task_runner_class = probing(task_runner_class)
+        is_recorded = is_ours or bool(config.get("run_dir"))  # the recipes have `run_dir`
+        with recorded_start(config, is_ours=is_recorded):
+            if is_recorded:
+                hand_over(config, "VERL_FILE_LOGGER_PATH")
+            with naming_the_trainer():
+                return run_ppo(config, task_runner_class=task_runner_class, **kwargs)
 
     return check_and_run
 

@@ -213,14 +213,13 @@ def _being_scored(workers: Mapping[str, Any]) -> str:
 
 def _stacks_on(node: str, process: int) -> str:
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from verl_gdpo.verl_hooks.nodes import on_node
 
     if node == ray.get_runtime_context().get_node_id():
         return stacks_of(process)
-    there = NodeAffinitySchedulingStrategy(node, soft=False)
-    task = ray.remote(num_cpus=0, scheduling_strategy=there)(stacks_of)
     try:
-        return str(ray.get(task.remote(process), timeout=STACK_SECONDS))
+        return str(ray.get(on_node(node, stacks_of).remote(process), timeout=STACK_SECONDS))
     except ray.exceptions.RayError as error:
         return f"no stacks: {error}"
 

@@ -69,7 +69,7 @@ class GdpoLegacyTrainer(TrainerMixin):
             with watched(self):
                 yield
         except ray.exceptions.RayError:
-            RolloutGuard(functools.partial(rollout_actors, self), tolerated=0).raise_if_dead()
+            RolloutGuard(functools.partial(rollout_actors, self), tolerated=0).raise_if_node_died()
             raise
         finally:
             fitting.reset(token)

@@ -207,7 +207,12 @@ def _join_wandb(config: Any, start: Start) -> None:
         return
     os.environ["WANDB_RUN_ID"] = start.wandb_run_id
     os.environ.setdefault("WANDB_RESUME", "allow")
-    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
+    hand_over(config, "WANDB_RUN_ID", "WANDB_RESUME")
+
+
+def hand_over(config: Any, *names: str) -> None:
+    """Give variables of this process to those that Ray starts, on whichever cluster it does."""
+    for name in {*names} & os.environ.keys():
         key = f"ray_kwargs.ray_init.runtime_env.env_vars.{name}"
         OmegaConf.update(config, key, os.environ[name], force_add=True)
 

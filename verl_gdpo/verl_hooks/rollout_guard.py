@@ -11,14 +11,17 @@ Relies on verl 0.9: the actors behind a trainer's `reward_loop_manager`, `agent_
 TransferQueue's actors. Relies on Ray's `__ray_ready__`, which every actor answers.
 """
 
+import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import ray
 
 ANSWER_SECONDS = 10.0  # after a failed prompt, actors get this time to answer
+NODE_SECONDS = 90.0  # until Ray knows that a node has died, also if its machine lost its power
 # more prompts than this may be lost than are kept, however small the batch is: by chance, prompts
 # of which less than 4 in 10 are lost do not get there
 LEAST_TOLERATED = 32
@@ -130,11 +133,23 @@ class RolloutGuard:
             try:
                 ray.get(answer)
             except ray.exceptions.ActorDiedError as error:
-                reason = " ".join(str(error).split()).partition(" Some common causes")[0]
-                raise RolloutError(f"{name} died. {GO_ON}. Ray says: {reason}") from None
+                raise RolloutError(died(name, error)) from None
             except ray.exceptions.RayError:
                 continue  # the actor cannot be reached now; the next call asks it again
             self._silent.discard(name)
+
+    def raise_if_node_died(self, seconds: float = NODE_SECONDS) -> None:
+        """Ask all actors until each has answered, so that the death of a node is known by then.
+
+        Raises:
+            RolloutError: an actor is dead.
+        """
+        give_up = time.monotonic() + seconds
+        while (left := give_up - time.monotonic()) > 0:
+            self.raise_if_dead(left)
+            if not self._silent:
+                return
+            time.sleep(1)  # Ray says first of such an actor that it cannot be reached
 
     def raise_failed(self, which: str, partition: str, uid: str) -> NoReturn:
         """Raise RolloutError for prompts that failed, `uid` among them."""
@@ -143,6 +158,23 @@ class RolloutGuard:
             f"{which} prompts of the partition {partition!r} failed, and verl can use nothing of "
             f"them. {silent}Why: search the log for 'Error in _run_prompt for uid={uid}'. {GO_ON}"
         )
+
+
+def died(name: str, error: Exception) -> str:
+    """Return one line about an actor of which Ray says this."""
+    reason = " ".join(str(error).split()).partition(" Some common causes")[0]
+    return f"{name} died. {GO_ON}. Ray says: {reason}"
+
+
+@contextmanager
+def naming_the_trainer() -> Iterator[None]:
+    """Raise RolloutError if the actor that the block waits for dies, as with its node."""
+    try:
+        yield
+    except ray.exceptions.RayActorError as error:
+        if isinstance(error, ray.exceptions.RayTaskError):  # it lives, and says this of another one
+            raise
+        raise RolloutError(died("the trainer's process or its node", error)) from None
 
 
 def queue_actors() -> dict[str, Any]:

@@ -50,8 +50,8 @@ class GdpoTrainer(TrainerMixin):
         try:
             with watched(self):
                 super().fit(agent_loop_manager)  # type: ignore[misc]
-        except ray.exceptions.ActorDiedError:
-            self.replay_buffer.guard.raise_if_dead()
+        except ray.exceptions.RayError:  # also of a rank whose peer was on a node that died
+            self.replay_buffer.guard.raise_if_node_died()
             raise
 
     def _build_replay_buffer(self) -> Any:

@@ -22,6 +22,7 @@ from verl_gdpo.tools.check.output import message_of
 LONGEST_SOCKET = 107  # bytes of a path, of Linux
 # what Ray 2.60 puts after its folder
 SESSION = "/session_2026-01-01_00-00-00_000000_{}/sockets/plasma_store"
+OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory")
 LEAST_FREE_GB = 1.0  # logs, dumps, and checkpoints of a small policy
 # {name in trainer.logger: the package that verl 0.9's `Tracking` imports for it}
 TRACKERS = {
@@ -121,17 +122,24 @@ def what_ray_refuses(config: Any) -> list[str]:
     `validate_socket_filepath`, `get_default_ray_temp_dir`, and `ray.init` with an address.
     """
     options = OmegaConf.select(config, "ray_kwargs.ray_init") or {}
-    cpus, address = options.get("num_cpus"), os.environ.get("RAY_ADDRESS", "")
-    joins = address not in ("", "local") and options.get("address") in (None, "auto")
+    key, address = "ray_kwargs.ray_init.address", options.get("address")
+    if address in (None, "auto"):
+        key, address = "RAY_ADDRESS", os.environ.get("RAY_ADDRESS", "local")
+    fixed = {
+        f"ray_kwargs.ray_init.{name}": options[name]
+        for name in OF_A_NEW_CLUSTER
+        if options.get(name) is not None
+    }
+    given = " ".join(f"{name}={value}" for name, value in fixed.items())
+    unset = " ".join(f"{name}=null" for name in fixed)
     folder = _ray_folder(config)
     inside = folder.resolve().is_relative_to(Path(sys.prefix).resolve())
     longest = f"{folder}{SESSION.format(os.getpid())}"
     table = [
         (
-            cpus is not None and joins,
-            f"RAY_ADDRESS={address} with ray_kwargs.ray_init.num_cpus={cpus}: the run would join "
-            "that cluster, whose number of CPUs Ray does not let it set. Unset RAY_ADDRESS, or set "
-            "ray_kwargs.ray_init.num_cpus=null",
+            given and address not in ("", "local"),
+            f"{key}={address} with {given}: the run would join that cluster, for which Ray does "
+            f"not let it set this. Unset {key}, or set {unset}",
         ),
         (
             sys.prefix != sys.base_prefix and inside,

@@ -1,0 +1,78 @@
+"""The file for Slurm, with stand-ins for Slurm and Python; docs/cluster.md says where it ran."""
+
+import os
+import re
+import subprocess
+
+from pages import PAGES
+from repository import REPO
+
+FILE = REPO / "examples" / "slurm" / "train.slurm"
+STAND_INS = {
+    # the options of srun come before the command
+    "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
+    "scontrol": "echo n1; echo n2",
+    "ip": 'echo "2: $6    inet 10.0.0.7/24 scope global $6"',
+    "python": """
+echo "$*" | tr '\\n' ' ' >>"$CALLS"; echo >>"$CALLS"
+case "$*" in
+  *token_hex*) echo 0123 ;;
+  *recipes) echo /recipes ;;
+  *run.launch*) exit 7 ;;
+esac
+""",
+}
+
+
+def run(tmp_path, *arguments):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, text in STAND_INS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    environment = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "CALLS": str(tmp_path / "calls"),
+        "USER": "me",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_CPUS_PER_TASK": "64",
+        "SLURM_GPUS_PER_NODE": "h100:8",
+        "NETWORK_INTERFACE": "ib0",
+    }
+    done = subprocess.run(
+        ["bash", FILE, *arguments], env=environment, capture_output=True, text=True, timeout=60
+    )
+    calls = (tmp_path / "calls").read_text().splitlines()
+    return done, calls
+
+
+def test_a_job_starts_ray_everywhere_and_the_launcher_once(tmp_path):
+    done, calls = run(tmp_path, "task=gsm8k", "run_dir=/shared/first")
+    assert done.returncode == 7, done.stderr  # the launcher's
+    starts = [call for call in calls if " start --block " in call]
+    assert all("--num-cpus=64 --num-gpus=8 " in call for call in starts)
+    assert "--head --port=6379 --node-ip-address=10.0.0.7 " in starts[0]
+    assert "--address=10.0.0.7:6379 --node-ip-address=10.0.0.7" in starts[1]
+    config = "--config-dir /recipes --config-name train task=gsm8k run_dir=/shared/first"
+    assert f"-W ignore -m verl_gdpo fetch {config} " in calls
+    (launched,) = [call for call in calls if "run.launch" in call]
+    assert launched.startswith("-m verl_gdpo.run.launch --check --run-dir /shared/first -- ")
+    joined = "trainer.nnodes=2 +ray_kwargs.ray_init.address=10.0.0.7:6379"
+    assert launched.endswith(f"-m verl.trainer.main_ppo {config} {joined} ")
+
+
+def test_without_a_folder_that_all_nodes_share(tmp_path):
+    done, _ = run(tmp_path, "task=gsm8k")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "train.slurm: expected run_dir=FOLDER, which all nodes share\n",
+    )
+
+
+def test_the_page_has_its_variables():
+    table = {*re.findall(r"`([A-Z_]+)`", "".join(re.findall(r"^\| `.*? \|", CLUSTER, re.M)))}
+    theirs = {"SLURM_GPUS_PER_NODE", "SLURM_CPUS_PER_TASK"}
+    assert table == {*re.findall(r"\$\{([A-Z_]+):-", FILE.read_text())} - theirs
+
+
+CLUSTER = PAGES["docs/cluster.md"]

@@ -1,0 +1,105 @@
+"""Asks the nodes of a Ray cluster, and refuses one that cannot run this package as the others do.
+
+Relies on Ray 2: `ray.nodes`, `NodeAffinitySchedulingStrategy`, and `max_calls`, after which the
+process of a task ends. Relies on verl 0.9: `run_ppo` makes the trainer's process by
+`task_runner_class.remote()`, or by its `options`, once Ray runs.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import verl_gdpo
+
+# an answer imports verl, which takes minutes from a slow shared disk
+ANSWER_SECONDS = 300.0
+
+
+def on_node(node_id: str, function: Callable[..., Any]) -> Any:
+    """Return the function as a task for this node, in a process that ends after it."""
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(num_cpus=0, max_calls=1, max_retries=0, scheduling_strategy=there)(function)
+
+
+def on_every_node(function: Callable[[], Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+    """Call a function once on each living node.
+
+    Args:
+        function: it has to be importable on the nodes.
+        seconds: limit for all answers together.
+
+    Returns:
+        {address of a node: what the function returned, or the exception}.
+    """
+    asked = {
+        node["NodeManagerAddress"]: on_node(node["NodeID"], function).remote()
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    ray.wait([*asked.values()], num_returns=len(asked), timeout=seconds)
+    return {node: _answer(question, seconds) for node, question in asked.items()}
+
+
+def _answer(question: Any, seconds: float) -> Any:
+    try:
+        return ray.get(question, timeout=0)
+    except ray.exceptions.GetTimeoutError:
+        ray.cancel(question, force=True)
+        return TimeoutError(f"no answer within {seconds:.0f} s")
+    except ray.exceptions.RayError as error:
+        return error
+
+
+def state() -> str:
+    """Return a hash of the code of this package.
+
+    Raises:
+        RuntimeError: verl, which is imported before this module, has not loaded the plugin.
+    """
+    if "verl_gdpo.plugin" not in sys.modules:
+        raise RuntimeError("VERL_USE_EXTERNAL_PLUGINS does not include verl_gdpo there")
+    root, whole = Path(verl_gdpo.__path__[0]), hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        whole.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
+    return whole.hexdigest()[:12]
+
+
+def refuse_other_states() -> None:
+    """Compare the package on all nodes with that of this process; one node alone is not asked.
+
+    Raises:
+        RuntimeError: names the nodes that have another state of it, or cannot answer.
+    """
+    if sum(node["Alive"] for node in ray.nodes()) < 2:
+        return
+    ours, wrong = state(), []
+    for node, answer in sorted(on_every_node(state).items()):
+        if isinstance(answer, Exception):
+            wrong.append(f"{node}: {str(answer).strip().splitlines()[-1]}")
+        elif answer != ours:
+            wrong.append(f"{node}: its files are {answer}")
+    if wrong:
+        raise RuntimeError(
+            "verl-gdpo is not the same on all nodes of the Ray cluster; its files are "
+            f"{ours} here. {'; '.join(wrong)}. Install one state of verl-gdpo "
+            f"{verl_gdpo.__version__} on every node"
+        )
+
+
+def probing(task_runner_class: Any) -> Any:
+    """Return a stand-in for a class of Ray, which first calls `refuse_other_states`."""
+
+    def method(name: str) -> Callable[..., Any]:
+        def probe_and_call(*args: Any, **kwargs: Any) -> Any:
+            refuse_other_states()
+            return getattr(task_runner_class, name)(*args, **kwargs)
+
+        return probe_and_call
+
+    return SimpleNamespace(remote=method("remote"), options=method("options"))
