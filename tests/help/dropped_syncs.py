@@ -14,13 +14,15 @@ def drop(rollout):
     original = rollout.ServerAdapter.update_weights
     count = 0
 
-    async def update_weights(self, weights, **options):
+    async def update_weights(self, weights, global_steps=None, **options):
         nonlocal count
         count += 1
         if count == KEPT:
-            return await original(self, weights, **options)
+            return await original(self, weights, global_steps=global_steps, **options)
         async for _ in ensure_async_iterator(weights):  # all ranks of the trainer take part
             pass
+        if self._ensure_server_handle():  # the number of the step alone
+            await self.server_handle.set_global_steps.remote(global_steps)
 
     rollout.ServerAdapter.update_weights = update_weights
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
+from omegaconf import OmegaConf
 from verl.experimental.fully_async_policy import fully_async_rollouter
 from verl.trainer import main_ppo
 from verl_batch import GROUPS, REWARDS, batch, verl_config
