@@ -267,7 +267,7 @@ def test_tools_for_several_turns(tmp_path):
         most.append(metrics["training/num_turns/max"])
     counts = {text: texts.count(text) for text in SAID}
     print("rows with an answer", outside, counts, "turns", most)
-    assert max(most) >= 4  # prompt, call, answer, and another turn of the policy
+    assert max(most) > 4  # prompt, call, answer, and again
     assert min(counts.values()) > 0
 
 
