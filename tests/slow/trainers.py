@@ -211,16 +211,25 @@ def test_fully_async_policy(assets, tmp_path):
 # --- the default trainer: tools, ranks, losses ----------------------------------------------------
 
 
+def with_one_tool(file):
+    """Let each row have the first of its tools alone; returns the names of all."""
+    table = pd.read_parquet(file)
+    tools = [re.findall(r"^(\w+) {", prompt[0]["content"], re.M) for prompt in table["prompt"]]
+    table["extra_info"] = [
+        {**info, "tool_selection": names[:1]}
+        for info, names in zip(table["extra_info"], tools, strict=True)
+    ]
+    table.to_parquet(file)
+    return {name for names in tools for name in names}
+
+
 def test_tools_for_several_turns(tmp_path):
     """A policy that calls tools, some of which fail; odd sessions have two outputs."""
     rows = tmp_path / "rows"
     command = ("data", "tool_rl", "--synthetic", "64", "--size", "tiny", "--out", str(rows))
     subprocess.run([sys.executable, "-m", "verl_gdpo", *command], check=True, timeout=300)
-    systems = pd.read_parquet(rows / "train.parquet")["prompt"].map(lambda prompt: prompt[0])
-    names = {name for one in systems for name in re.findall(r"^(\w+) {", one["content"], re.M)}
-    missing = 3  # one in so many
-    there = [name for number, name in enumerate(sorted(names)) if number % missing]
-    (tmp_path / "tools.json").write_text(tool_loop.tools_config(there))
+    names = {name for file in rows.glob("*.parquet") for name in with_one_tool(file)}
+    (tmp_path / "tools.json").write_text(tool_loop.tools_config(sorted(names)))
     (tmp_path / "loops.yaml").write_text(tool_loop.LOOPS)
     agent, turns = (f"actor_rollout_ref.rollout.{name}" for name in ("agent", "multi_turn"))
     run = train(
@@ -234,9 +243,6 @@ def test_tools_for_several_turns(tmp_path):
             f"{turns}.tool_config_path={tmp_path}/tools.json",
             f"{turns}.max_assistant_turns=3",
             f"{turns}.max_parallel_calls=2",
-            # verl names all tools if there is none of a name, which would not fit
-            f"{turns}.max_tool_response_length=44",
-            f"{turns}.tool_response_truncate_side=right",
             "data.max_prompt_length=80",
             "data.max_response_length=160",
             "trainer.val_before_train=False",
