@@ -286,8 +286,8 @@ MUTANTS = [
     ),
     Mutant(
         "verl_hooks/legacy_trainer.py",
-        "        self.check_rows()\n",
-        "",
+        "            self.check_rows()\n",
+        "            pass\n",
         "verl_hooks/test_legacy_trainer.py::test_the_bounds_of_our_scorers_reach_the_metrics_and_the_variants",
     ),
     Mutant(
