@@ -4,6 +4,7 @@ A tiny untrained model gets ToolRL's rewards, which are always the lowest for it
 that vary.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -35,11 +36,27 @@ def checkout(tmp_path_factory):
     for path in tracked_files():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPO / path, folder / path, follow_symlinks=False)
-    (folder / ".venv").symlink_to(Path(sys.prefix))
+    link_environment(folder)
     rows = make_rows(64, split="train", seed=0, size="tiny")
     texts = [message["content"] for row in rows for message in row["prompt"]]
     make_tiny_model(folder / "model", texts=texts, vocab_size=768, initializer_range=0.1, seed=1)
     return folder
+
+
+def link_environment(folder):
+    """Let the checkout have the environment of this test, which takes minutes to install."""
+    venv = folder / ".venv-cpu-linked"
+    venv.mkdir()
+    for path in Path(sys.prefix).iterdir():
+        (venv / path.name).symlink_to(path)
+    files = [
+        REPO / name for name in ("pyproject.toml", "requirements/cpu.txt", "requirements/dev.txt")
+    ]
+    version, whole = sys.version.split()[0], b"".join(path.read_bytes() for path in files)
+    stamp = venv / "verl_gdpo_env"
+    stamp.unlink(missing_ok=True)
+    stamp.write_text(f"cpu {folder} {version} {hashlib.sha256(whole).hexdigest()}\n")
+    (folder / ".venv").symlink_to(venv.name)
 
 
 GDPO_REWARDS = {
@@ -74,7 +91,8 @@ def start(checkout, *arguments, mark):
     return subprocess.Popen(
         command,
         cwd=checkout,
-        env={**os.environ, MARK: mark},
+        # the environment's own package is that of the repository
+        env={**os.environ, MARK: mark, "PYTHONPATH": str(checkout)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
