@@ -138,7 +138,7 @@ class Training:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         dump = self.folder / "rollouts" / f"{step}.jsonl"
-        while step is not None and not dump.read_text().endswith("\n"):
+        while step is not None and not (dump.exists() and dump.read_text().endswith("\n")):
             time.sleep(0.05)
 
     def end_of(self, launcher, seconds=ENDED_SECONDS):
