@@ -203,6 +203,7 @@ class StopsEarly(PPOTrainer):
 class BareTrainer:
     def __init__(self, config):
         self.config = config
+        self._dump_executor = None
 
     def _init_dataloader(self):
         self.train_dataset = self.val_dataset = None
