@@ -83,8 +83,10 @@ if [ -n "$resume" ]; then
   if [ -n "$manifest" ]; then
     was=$(sed -n '/^recipes:/,/^[^ ]/s/^  hardware: //p' "$manifest")
     hardware=${hardware:-$was}
-    ! grep -qx '  attention: flash_attn' "$manifest" || extras=(flash-attn)
-    ! grep -qx '  rollout_engine: vllm_cpu' "$manifest" || extras=(vllm)
+    case $hardware in
+      cpu) ! grep -qx '  rollout_engine: vllm_cpu' "$manifest" || extras=(vllm) ;;
+      *) ! grep -qx '  attention: flash_attn' "$manifest" || extras=(flash-attn) ;;
+    esac
   else
     say "$run was started without a manifest: it goes on with the configuration of this command"
   fi

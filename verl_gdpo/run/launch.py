@@ -97,7 +97,10 @@ def launch(
     """
     deadline = time.monotonic() + (time_limit or float("inf"))
     run.mkdir(parents=True, exist_ok=True)
-    with locked(run / "lock", f"the run folder {run}") as family:
+    with (
+        locked(run / "lock", f"the run folder {run}") as family,
+        tempfile.TemporaryDirectory(prefix="vg_", ignore_cleanup_errors=True) as sockets,
+    ):
         remove_heartbeat(run)
         (run / HANG_FILE).unlink(missing_ok=True)
         ends = _Ends(run, deadline, os.getppid() if end_with_parent else None)
@@ -105,7 +108,6 @@ def launch(
         if left := end_run(family):
             progress.say(f"ended processes of an earlier start of this run: {', '.join(left)}")
         mark = family + uuid.uuid4().hex
-        sockets = tempfile.mkdtemp(prefix="vg_")
         environment = {
             # of TransferQueue: with more it warns at each call, and takes as many as there are
             "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or 1)),
