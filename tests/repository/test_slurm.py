@@ -13,9 +13,13 @@ STAND_INS = {
     "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
     "scontrol": "echo n1; echo n2",
     "ip": 'echo "2: $6    inet 10.0.0.7/24 scope global $6"',
+    # one write a call, since the nodes start side by side; who waits for a node waits for its call
     "python": """
-echo "$*" | tr '\\n' ' ' >>"$CALLS"; echo >>"$CALLS"
+printf '%s\\n' "$(echo "$*" | tr '\\n' ' ')" >>"$CALLS"
 case "$*" in
+  *"ray.nodes"*)
+    nodes=$*; nodes=${nodes##*< }; nodes=${nodes%%:*}
+    until [ "$(grep -c ' start --block ' "$CALLS")" -ge "$nodes" ]; do sleep .02; done ;;
   *token_hex*) echo 0123 ;;
   *recipes) echo /recipes ;;
   *run.launch*) exit 7 ;;
