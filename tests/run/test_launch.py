@@ -23,7 +23,7 @@ from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.heartbeat import START, Heartbeat
 from verl_gdpo.run.launch import End, launch, main
-from verl_gdpo.run.processes import MARK, BusyError, locked, processes_of
+from verl_gdpo.run.processes import MARK, BusyError, locked, processes_of, segments_of
 
 # a driver that starts a child in a session of its own, and one whose environment cannot be read, as
 # that of Ray's agents, who write their title over it; then it does `{body}`
@@ -66,24 +66,77 @@ def test_exit_code_and_log_of_the_command(tmp_path, end, exit_code):
     assert not children_of(tmp_path)
 
 
-def test_vllms_sockets_are_removed(tmp_path):
-    body = "open(os.environ['VLLM_RPC_BASE_PATH'] + '/socket', 'w'); print(*os.environ.items())"
-    assert launch(driver(tmp_path, body), tmp_path, quiet=True).exit_code == 0
-    (folder,) = re.findall(r"'VLLM_RPC_BASE_PATH', '(.*?)'", (tmp_path / "train.log").read_text())
-    assert not os.path.exists(folder)
+def test_the_folder_for_temporary_files_is_the_runs_own(tmp_path, monkeypatch):
+    """Ray and the compiler stay where other runs look for them."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for variable in ("RAY_TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    body = (
+        "import json, tempfile; tempfile.mkstemp();"
+        "print(json.dumps([tempfile.gettempdir(), *map(os.environ.get, ('RAY_TMPDIR',"
+        " 'TORCHINDUCTOR_CACHE_DIR'))]))"
+    )
+    assert launch(driver(tmp_path, body), tmp_path / "run", quiet=True).exit_code == 0
+    own, ray, compiler = json.loads((tmp_path / "run" / "train.log").read_text())
+    assert os.path.dirname(own) == ray == os.path.dirname(compiler) == str(tmp_path)
+    assert not os.path.exists(own)
+
+
+# a segment and a semaphore, which stay when a process and Python's tracker of them are killed
+SEGMENTS = """
+from multiprocessing import get_context, resource_tracker, shared_memory
+segment = shared_memory.SharedMemory(create=True, size=8)
+lock = get_context("spawn").Lock()
+print(segment.name, "sem." + lock._semlock.name.strip("/"), flush=True)
+both = [resource_tracker._resource_tracker._pid, os.getpid()]
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "exit_code"),
+    [
+        (
+            "while time.sleep(.1) or not open('{looked}').read(): pass\n"
+            "for pid in both: os.kill(pid, signal.SIGKILL)",
+            137,
+        ),
+        ("time.sleep(600)", 124),
+    ],
+    ids=["ends by itself", "is ended"],
+)
+def test_shared_memory_is_removed(tmp_path, monkeypatch, end, exit_code):
+    monkeypatch.setattr("verl_gdpo.run.launch.SEGMENTS_SECONDS", 0.0)
+    monkeypatch.setattr("verl_gdpo.run.launch.GRACE_SECONDS", 0.2)
+    looked = tmp_path / "looked"
+    looked.write_text("")
+
+    def look(mark):
+        if found := segments_of(mark):
+            looked.write_text("1")
+        return found
+
+    monkeypatch.setattr("verl_gdpo.run.launch.segments_of", look)
+    command = driver(tmp_path, SEGMENTS + end.format(looked=looked))
+    limit = 4 if exit_code == 124 else 60
+    done = launch(command, tmp_path / "run", quiet=True, time_limit=limit)
+    assert done.exit_code == exit_code, (tmp_path / "run" / "train.log").read_text()
+    names = (tmp_path / "run" / "train.log").read_text().split()[:2]
+    assert len(names) == 2 and not [name for name in names if os.path.exists(f"/dev/shm/{name}")]
 
 
 @pytest.mark.parametrize("exit_code", [0, 5])
-def test_rays_session_is_removed_and_its_logs_are_kept_after_a_failure(tmp_path, exit_code):
-    (tmp_path / "tmp").mkdir()
+def test_rays_session_is_removed_and_its_logs_are_kept_after_a_failure(
+    tmp_path, monkeypatch, exit_code
+):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "tmp"))
     body = (
         "from pathlib import Path;"
-        "session = Path(os.environ['TMPDIR'], 'ray', f'session_now_{os.getpid()}');"
+        "session = Path(os.environ['RAY_TMPDIR'], 'ray', f'session_now_{os.getpid()}');"
         "(session / 'logs').mkdir(parents=True); (session / 'logs' / 'out').write_text('said');"
         f"sys.exit({exit_code})"
     )
-    environment = {"TMPDIR": str(tmp_path / "tmp")}
-    end = launch(driver(tmp_path, body), tmp_path / "run", quiet=True, env=environment)
+    end = launch(driver(tmp_path, body), tmp_path / "run", quiet=True)
     assert end.exit_code == exit_code
     assert not [*(tmp_path / "tmp" / "ray").iterdir()]
     kept = [path.read_text() for path in (tmp_path / "run").glob("ray_logs/session_now_*/out")]

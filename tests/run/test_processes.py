@@ -1,13 +1,8 @@
 """What Ray leaves outside a run's folder is removed, and its logs are kept after a failure."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from verl_gdpo.run.processes import MARK, clear_sessions, end_run
+from verl_gdpo.run.processes import clear_sessions
 
 
 def session(folder, process):
@@ -44,31 +39,3 @@ def test_a_link_to_a_session_of_others_stays(tmp_path):
     (tmp_path / "ray" / "session_latest").symlink_to(other)
     clear_sessions(77, [], {"TMPDIR": str(tmp_path)}, None)
     assert (tmp_path / "ray" / "session_latest").resolve() == other
-
-
-# the segment's owner, and a child that keeps the pipe to the owner's resource tracker open
-OWNER = """
-import subprocess, sys, time
-from multiprocessing import resource_tracker, shared_memory
-segment = shared_memory.SharedMemory(create=True, size=8)
-keep = [resource_tracker.getfd()]
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=keep)
-print(segment.name, flush=True)
-time.sleep(600)
-"""
-
-
-def test_shared_memory_of_killed_processes_is_removed():
-    mark = f"test of {os.getpid()}"
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER],
-        env={**os.environ, MARK: mark},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    segment = Path("/dev/shm", owner.stdout.readline().strip())
-    assert segment.exists()
-    end_run(mark)
-    owner.communicate()
-    assert not segment.exists()

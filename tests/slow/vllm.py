@@ -39,7 +39,8 @@ def nothing_is_left(monkeypatch):
         monkeypatch.setenv("TMPDIR", folder)
         yield
         files = [path for path in Path(folder).rglob("*") if not path.is_dir()]
-        assert not files
+        # the compiler's cache is for the next run
+        assert not [path for path in files if "torchinductor_" not in str(path)]
     assert left_behind() <= before
 
 

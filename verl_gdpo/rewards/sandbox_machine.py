@@ -187,7 +187,9 @@ _looking = threading.Lock()  # one thread of a process looks for a place, and th
 
 def _folder() -> int:
     """The folder of the places, opened."""
-    path = Path(tempfile.gettempdir()) / f"verl-gdpo-sandboxes-{os.getuid()}"
+    # TMPDIR belongs to one run, where our launcher has started it
+    around = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    path = Path(around) / f"verl-gdpo-sandboxes-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     folder = _open(str(path), os.O_PATH)

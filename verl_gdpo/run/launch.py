@@ -23,7 +23,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,12 +33,21 @@ from verl_gdpo.run.console import ASKED, Progress, failure_report, stop_report
 from verl_gdpo.run.folder import claim_metrics_file
 from verl_gdpo.run.heartbeat import Pulse
 from verl_gdpo.run.heartbeat import remove as remove_heartbeat
-from verl_gdpo.run.processes import MARK, BusyError, clear_sessions, end_run, locked, watchdog
+from verl_gdpo.run.processes import (
+    MARK,
+    BusyError,
+    clear_sessions,
+    end_run,
+    locked,
+    segments_of,
+    watchdog,
+)
 from verl_gdpo.run.stacks import HANG_FILE, stacks_of
 from verl_gdpo.run.starts import TIME_LIMIT_EXIT, ended
 
 GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
 POLL_SECONDS = 0.2
+SEGMENTS_SECONDS = 10.0
 REFUSED_EXIT, FAILED_EXIT = 2, 1
 
 
@@ -99,7 +108,7 @@ def launch(
     run.mkdir(parents=True, exist_ok=True)
     with (
         locked(run / "lock", f"the run folder {run}") as family,
-        tempfile.TemporaryDirectory(prefix="vg_", ignore_cleanup_errors=True) as sockets,
+        tempfile.TemporaryDirectory(prefix="vg_", ignore_cleanup_errors=True) as temporary,
     ):
         remove_heartbeat(run)
         (run / HANG_FILE).unlink(missing_ok=True)
@@ -108,12 +117,14 @@ def launch(
         if left := end_run(family):
             progress.say(f"ended processes of an earlier start of this run: {', '.join(left)}")
         mark = family + uuid.uuid4().hex
+        outer = tempfile.gettempdir()
         environment = {
             # of TransferQueue: with more it warns at each call, and takes as many as there are
             "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or 1)),
-            # vLLM removes none of its sockets
-            "VLLM_RPC_BASE_PATH": sockets,
+            "RAY_TMPDIR": outer,  # where Ray looks for a cluster that runs
+            "TORCHINDUCTOR_CACHE_DIR": f"{outer}/torchinductor_{os.getuid()}",  # for the next run
             **os.environ,
+            "TMPDIR": temporary,  # for what nobody removes, such as the sockets of vLLM
             "VERL_FILE_LOGGER_PATH": str(claim_metrics_file(run).resolve()),
             **(env or {}),
             MARK: mark,
@@ -121,7 +132,7 @@ def launch(
         end = End(1, "failed", "the launcher failed")
         with open(run / "train.log", "ab") as log, _signals_raise():
             try:
-                with watchdog(mark, sockets, log):
+                with watchdog(mark, temporary, log):
                     end = _run(command, check, environment, log, progress, ends)
             except Stopped as stopped:
                 end = stopped.end
@@ -183,10 +194,11 @@ def _run(
         command, env=environment, stdout=log, stderr=subprocess.STDOUT, **alone
     )
     keeps_logs = True
+    segments = _Segments(environment[MARK])
     try:
         if check:
             ends.checking = subprocess.Popen(check, env=environment, **alone)
-        end = _wait(process, progress, ends)
+        end = _wait(process, progress, ends, segments)
         keeps_logs = bool(end.exit_code)
         return end
     except Stopped as stopped:
@@ -198,17 +210,34 @@ def _run(
             process.terminate()  # gives it time to end Ray
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
-        end_run(environment[MARK], process.pid)
+        end_run(environment[MARK], process.pid, segments.found)
         process.poll()
         clear_sessions(process.pid, command, environment, ends.run if keeps_logs else None)
 
 
-def _wait(process: "subprocess.Popen[bytes]", progress: Progress, ends: _Ends) -> End:
+@dataclass
+class _Segments:
+    """What the run has had in /dev/shm; after its end, nobody can say whose it was."""
+
+    mark: str
+    found: set[Path] = field(default_factory=set)
+    looked: float = 0.0  # time.monotonic()
+
+    def look(self) -> None:
+        if time.monotonic() > self.looked + SEGMENTS_SECONDS:
+            self.found |= segments_of(self.mark)
+            self.looked = time.monotonic()
+
+
+def _wait(
+    process: "subprocess.Popen[bytes]", progress: Progress, ends: _Ends, segments: _Segments
+) -> End:
     """Wait for the driver and say how it ended; raise if the run has to end before."""
     while (code := process.poll()) is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
         progress.show()
+        segments.look()
         ends.raise_if_due()
     while code and ends.checking is not None and ends.checking.poll() is None:
         time.sleep(POLL_SECONDS)  # the check can know why the driver failed

@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -29,7 +29,9 @@ import psutil
 
 MARK = "VERL_GDPO_RUN"
 GIVE_UP_SECONDS = 10.0
-TRACKER_SECONDS = 5.0
+SHARED_MEMORY = Path("/dev/shm")
+SEGMENTS = ("psm_", "sem.mp-")  # as Python names them
+MAPPED = re.compile(r" (\d+) +/dev/shm/")  # the inode, in /proc/PID/maps
 LOGS = "ray_logs"
 TEMP_DIR = re.compile(r"\+*ray_kwargs\.ray_init\._temp_dir=['\"]?([^'\"]*)")
 
@@ -91,11 +93,42 @@ def processes_of(mark: str, known: set[int]) -> tuple[list[psutil.Process], set[
     return [process for process, session in living if session in ours], sessions
 
 
-def end_run(mark: str, session: int | None = None) -> list[str]:
+def segments_of(mark: str) -> set[Path]:
+    """Return the shared memory and semaphores of Python that a run's processes have mapped.
+
+    They stay in /dev/shm when a process is killed, as Ray does with its own at the end: vLLM leaves
+    some 400 MB a server.
+    """
+    # most runs have none, and there is no need to look at all processes
+    return _mapped_by(processes_of(mark, set())[0]) if _segments() else set()
+
+
+def _segments() -> dict[str, Path]:
+    """Those of all processes, by inode, since a semaphore is mapped under another name."""
+    found = {}
+    for path in SHARED_MEMORY.glob("*"):
+        if path.name.startswith(SEGMENTS):
+            with contextlib.suppress(FileNotFoundError):
+                found[str(path.stat().st_ino)] = path
+    return found
+
+
+def _mapped_by(processes: Iterable[psutil.Process]) -> set[Path]:
+    mapped: set[str] = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            mapped.update(MAPPED.findall(Path(f"/proc/{process.pid}/maps").read_text()))
+    return {path for inode, path in _segments().items() if inode in mapped}
+
+
+def end_run(mark: str, session: int | None = None, segments: Iterable[Path] = ()) -> list[str]:
     """End all processes with a mark that begins with `mark`, and all others in their sessions.
+
+    Then their shared memory is removed.
 
     Args:
         session: the driver's session, for processes that survive all others with the mark.
+        segments: of processes that have ended before.
 
     Returns:
         The ended processes, each as "name (id)".
@@ -104,36 +137,32 @@ def end_run(mark: str, session: int | None = None) -> list[str]:
         RuntimeError: a process survives SIGKILL.
     """
     ended: dict[str, None] = {}
+    left = {*segments}
     sessions = set() if session is None else {session}
     begin = time.monotonic()
     alive, sessions = processes_of(mark, sessions)
     while alive:
-        since = time.monotonic() - begin
-        if since > GIVE_UP_SECONDS:
+        if time.monotonic() - begin > GIVE_UP_SECONDS:
             raise RuntimeError(f"these processes of the run survive SIGKILL: {alive}")
+        left |= _mapped_by(alive)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
-                if since < TRACKER_SECONDS and _removes_shared_memory(process):
-                    continue  # it ends by itself after the processes whose memory it removes
                 ended[f"{process.name()} ({process.pid})"] = None
                 process.kill()
         time.sleep(0.05)  # and not until they are reaped, which their new parent may put off
         alive, sessions = processes_of(mark, sessions)
+    for segment in left:
+        segment.unlink(missing_ok=True)
     return list(ended)
 
 
-def _removes_shared_memory(process: psutil.Process) -> bool:
-    """Whether it is Python's resource tracker, which removes the segments of vLLM in /dev/shm."""
-    return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
-
-
 @contextlib.contextmanager
-def watchdog(mark: str, sockets: str, log: IO[bytes]) -> Iterator[None]:
+def watchdog(mark: str, temporary: str, log: IO[bytes]) -> Iterator[None]:
     """After the block, or when this process dies in it, end all processes with `mark`.
 
-    Then the folder `sockets` of these processes is removed.
+    Then the folder `temporary` of these processes is removed.
     """
-    command = [sys.executable, "-m", "verl_gdpo.run.processes", mark, sockets]
+    command = [sys.executable, "-m", "verl_gdpo.run.processes", mark, temporary]
     # in its own session, so that a signal to our process group does not reach it
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
