@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -149,7 +150,8 @@ def test_an_actor_that_cannot_be_reached_yet_is_asked_again(monkeypatch):
         ray.exceptions.ActorDiedError(),
     )
     answers = [unavailable, unavailable, died]
-    monkeypatch.setattr(rollout_guard.time, "sleep", lambda seconds: None)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: None)
+    monkeypatch.setattr(rollout_guard, "time", clock)
     monkeypatch.setattr(ray, "wait", lambda questions, **_: (questions, []))
 
     def get(question):
