@@ -22,7 +22,7 @@ from workshop.gpu_kit import install, made_work, pack, pieces, run
 from workshop.gpu_kit.results import AGREEMENT, Results, medians, problem_of_training, table
 from workshop.gpu_kit.stages import Place, Stage, stages
 
-FITTING = {"cpu": (), "cuda": ("hardware=1gpu", "gpu_memory=80gb")}
+FITTING = {"cpu": (), "cuda": ("hardware=1gpu",)}
 # as verl's file logger writes, then whatever `end` is
 TWO_STEPS = """
 import json, os, time

@@ -13,11 +13,11 @@ Its only anchor is the paper's tool calling on 8 x A100, which took 36 s a step.
 
 from dataclasses import dataclass
 
-from verl_gdpo.tools.check.gpus import ModelShape
+from verl_gdpo.tools.check.gpus import QWEN_1_5B, ModelShape
 
 FLOPS_SHARES = (0.5, 0.25)  # of the peak that dense passes reach, at best and at worst
 BANDWIDTH_SHARE = 0.6  # of the peak that decoding reaches
-MOST_AT_ONCE = 1024  # sequences of one vLLM: verl's rollout.max_num_seqs
+MOST_AT_ONCE = 256  # sequences of one vLLM: verl's rollout.max_num_seqs
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,17 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Model:
-    """A model of the paper; the numbers are those of its `config.json`."""
+class Work:
+    """One step of a recipe; token counts are means over the samples."""
 
-    name: str
     shape: ModelShape
     attention: int  # width of all heads together
     keys: int  # width of the heads of keys together; values have the same
-    tied: bool  # one matrix for the embeddings and the output
+    prompts: int
+    samples: int  # of each prompt
+    prompt_tokens: float
+    response_tokens: float
+    longest_response: float
 
     @property
     def kv_bytes(self) -> float:
@@ -46,20 +49,8 @@ class Model:
     @property
     def in_products(self) -> float:
         """Parameters that each token is multiplied with; embeddings are looked up."""
-        looked_up = 0 if self.tied else self.shape.vocabulary * self.shape.hidden
+        looked_up = 0 if self.shape.tied else self.shape.vocabulary * self.shape.hidden
         return self.shape.parameters - looked_up
-
-
-@dataclass(frozen=True)
-class Work:
-    """One step of a recipe; token counts are means over the samples."""
-
-    model: Model
-    prompts: int
-    samples: int  # of each prompt
-    prompt_tokens: float
-    response_tokens: float
-    longest_response: float
 
 
 GPUS = (
@@ -67,57 +58,29 @@ GPUS = (
     Gpu("H100 SXM", 989e12, 3.35e12, 80),
     Gpu("H200", 989e12, 4.8e12, 141),
 )
-QWEN_1_5B = Model(
-    "Qwen/Qwen2.5-1.5B-Instruct",
-    ModelShape(1_543_714_304, layers=28, hidden=1536, intermediate=8960, vocabulary=151_936),
-    attention=1536,
-    keys=256,
-    tied=True,
-)
-DEEPSEEK_1_5B = Model(
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
-    ModelShape(1_777_088_000, layers=28, hidden=1536, intermediate=8960, vocabulary=151_936),
-    attention=1536,
-    keys=256,
-    tied=False,
-)
-DEEPSEEK_7B = Model(
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
-    ModelShape(7_615_616_512, layers=28, hidden=3584, intermediate=18_944, vocabulary=152_064),
-    attention=3584,
-    keys=512,
-    tied=False,
-)
-QWEN_4B = Model(
-    "Qwen/Qwen3-4B-Instruct-2507",
-    ModelShape(4_022_468_096, layers=36, hidden=2560, intermediate=9728, vocabulary=151_936),
-    attention=4096,
-    keys=1024,
-    tied=True,
-)
 # of 399 rows of ToolRL: characters by 4, and answers as long as ground truths
-TOOL_RL = Work(QWEN_1_5B, 512, 4, 780, 85, 1024)
+TOOL_RL = Work(QWEN_1_5B, 1536, 256, 512, 4, 780, 85, 1024)
 
 
 def forward_flops(work: Work) -> float:
     """Of one forward pass over a step's rows."""
     row = work.prompt_tokens + work.response_tokens
     # a token looks at those before it
-    attention = 4 * work.model.shape.layers * work.model.attention * row / 2
-    return work.prompts * work.samples * row * (2 * work.model.in_products + attention)
+    attention = 4 * work.shape.layers * work.attention * row / 2
+    return work.prompts * work.samples * row * (2 * work.in_products + attention)
 
 
 def seconds(work: Work, gpu: Gpu, count: int, flops_share: float) -> dict[str, float]:
     """{stage: seconds} of one step on `count` GPUs, without start, transfers and Python."""
     flops, bandwidth = flops_share * gpu.flops * count, BANDWIDTH_SHARE * gpu.bytes_per_s
-    weights = 2.0 * work.model.shape.parameters
+    weights = 2.0 * work.shape.parameters
     rows = work.prompts * work.samples
     forward = forward_flops(work) / flops
-    prefill = 2 * work.model.in_products * work.prompts * work.prompt_tokens / flops
+    prefill = 2 * work.in_products * work.prompts * work.prompt_tokens / flops
     # half of the GPU's memory holds weights and cache; what does not fit waits
     cache = 0.5 * gpu.memory_gb * 1e9 - weights
     # a response is on average half written, and the samples of a prompt share its keys and values
-    held = work.model.kv_bytes * (work.prompt_tokens / work.samples + work.response_tokens / 2)
+    held = work.kv_bytes * (work.prompt_tokens / work.samples + work.response_tokens / 2)
     running = min(rows / count, cache / held, MOST_AT_ONCE)
     reads = weights + running * held
     waves = rows / count / running

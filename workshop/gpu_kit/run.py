@@ -197,7 +197,7 @@ def main() -> int:
     if options.device == "cuda" and not (here["cuda"] and here["gpus"]):
         parser.error(f"no GPU is found here: {here}. --device cpu tries the stages without one")
     # one GPU, whatever is there
-    fitting = overrides_for(find_gpus(os.environ)[:1]) if options.device == "cuda" else []
+    fitting = overrides_for("tool_rl", find_gpus(os.environ), 1) if options.device == "cuda" else []
     place = Place(
         options.device, sys.executable, options.data.resolve(), options.work.resolve(), fitting
     )
