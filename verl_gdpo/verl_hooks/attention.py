@@ -168,9 +168,11 @@ def packed_varlen(
     ends = torch.tensor(bounds, dtype=torch.int32, device=query.device)
     longest = max(end - start for start, end in pairwise(bounds))
     key, value = (repeat_kv(part, module.num_key_value_groups) for part in (key, value))
-    rows = [part[0].transpose(0, 1).contiguous() for part in (query, key, value)]
+    query, key, value = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
+    attend: Any = varlen_attn  # which returns more than one only if asked
     causal = (-1, 0)
-    output = varlen_attn(*rows, ends, ends, longest, longest, scale=scaling, window_size=causal)
+    ends_and_longest = (ends, ends, longest, longest)
+    output = attend(query, key, value, *ends_and_longest, scale=scaling, window_size=causal)
     return output[None], None
 
 
