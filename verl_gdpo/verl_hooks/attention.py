@@ -132,14 +132,13 @@ def packed_sdpa(
         ValueError: the model does not hand `position_ids` on, so the rows cannot be told apart.
     """
     import torch
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if not _is_packed(query, key, attention_mask):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return _attend(module, query, key, value, attention_mask, **options)
     # the gradient of `split` is one tensor, and that of N slices would be N tensors of all tokens
     sizes = [end - start for start, end in pairwise(_bounds(module, position_ids))]
-    rows = zip(*(part.split(sizes, dim=2) for part in (query, key, value)), strict=True)
-    outputs = [sdpa_attention_forward(module, *row, None, **options)[0] for row in rows]
+    rows = zip(*(torch.split(part, sizes, dim=2) for part in (query, key, value)), strict=True)
+    outputs = [_attend(module, *row, None, **options)[0] for row in rows]
     return torch.cat(outputs, dim=1), None
 
 
@@ -159,11 +158,11 @@ def packed_varlen(
     """
     import torch
     from torch.nn.attention.varlen import varlen_attn
-    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+    from transformers.integrations.sdpa_attention import repeat_kv
 
     if not _is_packed(query, key, attention_mask):
         options["scaling"] = scaling
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return _attend(module, query, key, value, attention_mask, **options)
     bounds = _bounds(module, position_ids)
     ends = torch.tensor(bounds, dtype=torch.int32, device=query.device)
     longest = max(end - start for start, end in pairwise(bounds))
@@ -174,6 +173,14 @@ def packed_varlen(
     ends_and_longest = (ends, ends, longest, longest)
     output = attend(query, key, value, *ends_and_longest, scale=scaling, window_size=causal)
     return output[None], None
+
+
+def _attend(*arguments: Any, **options: Any) -> tuple["Tensor", None]:
+    """PyTorch's attention, as transformers calls it."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    found: tuple[Tensor, None] = sdpa_attention_forward(*arguments, **options)
+    return found
 
 
 def _is_packed(query: "Tensor", key: "Tensor", attention_mask: "Tensor | None") -> bool:
