@@ -4,8 +4,9 @@
 #   ./run.sh TASK [--resume [RUN_FOLDER]] [--allow-change KEY] [--time-limit SECONDS]
 #            [key=value ...]
 #
-# ./run_tool_rl.sh is ./run.sh tool_rl. The script chooses recipes/hardware/ and recipes/gpu_memory/ by the GPUs that it finds and that
-# CUDA_VISIBLE_DEVICES allows; `hardware=...` overrides this choice. `key=value` are Hydra overrides
+# ./run_tool_rl.sh is ./run.sh tool_rl. The script chooses recipes/hardware/, and the keys of memory, by the GPUs that it finds and
+# that CUDA_VISIBLE_DEVICES allows; `hardware=...` overrides this choice. With VERL_GDPO_ANY_MACHINE=1 in the environment it goes on where it would
+# refuse a machine. `key=value` are Hydra overrides
 # for verl, such as estimator=grpo or trainer.total_training_steps=5. `run_dir=FOLDER` is a new
 # folder for everything that the run writes. Paths are relative to the current folder.
 # --resume goes on from a run's last checkpoint, with the configuration that it was started with and
@@ -43,7 +44,7 @@ case ${1:-} in
   -h | --help | '') task='' ;;
   *) task=$1; shift; [ -f "$root/recipes/task/$task.yaml" ] || die "expected a task first, one of: $(cd "$root/recipes/task" && echo *.yaml | sed 's/\.yaml//g'); got '$task'" ;;
 esac
-resume='' run='' hardware='' allowed=() extras=() options=(--end-with-parent) overrides=("task=$task")
+resume='' run='' hardware='' count='' active='' allowed=() extras=() options=(--end-with-parent) overrides=("task=$task")
 while [ $# -gt 0 ]; do
   case $1 in
     --resume)
@@ -54,6 +55,7 @@ while [ $# -gt 0 ]; do
     --time-limit) options+=(--time-limit "${2:?--time-limit needs seconds}"); shift ;;
     -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     hardware=*) hardware=${1#hardware=} ;;
+    trainer.n_gpus_per_node=*) count=${1#*=} overrides+=("$1") ;;
     run_dir=*) run=${1#run_dir=} ;;
     [!-]*=* | '~'*) overrides+=("$1") ;;
     *) die "expected key=value, --resume, --allow-change or --time-limit, got '$1'" ;;
@@ -96,10 +98,17 @@ fi
 
 [ -z "$hardware" ] || [ -f "$root/recipes/hardware/$hardware.yaml" ] || die "no recipes/hardware/$hardware.yaml"
 if [ "$hardware" != cpu ]; then
-  for python in python3 python3.12 python3.11 python3.10; do command -v "$python" >/dev/null && break; done
-  command -v "$python" >/dev/null || die "found no Python: install Python 3.12, as with 'uv python install 3.12' or conda, and start again"
+  case " ${overrides[*]} " in *' attention=flash_attn '*) extras=(flash-attn) ;; esac
+  [ "$hardware" != 1gpu ] || count=1
+  # the Python of the environment that will be made, or of an image that has verl
+  if active=$(python3 -c 'import importlib.metadata as m, sys; m.version("verl"), m.version("vllm"), m.version("verl-gdpo"); print(sys.executable)' 2>/dev/null); then
+    python=$active
+    say "using $python, which has verl, vllm and verl-gdpo"
+  else
+    python=$("$root/setup_env.sh" python gpu "${extras[@]}") || exit 2
+  fi
   # driver, compiler, disk and memory, before anything is installed or downloaded
-  fitting=$("$python" "$root/verl_gdpo/tools/check/gpus.py" "$root") || exit 2
+  fitting=$("$python" "$root/verl_gdpo/tools/check/gpus.py" "$task" "$root" "$count") || exit 2
   [ "$fitting" != hardware=cpu ] || [ -z "$hardware" ] || die "hardware=$hardware, but there is no GPU here"
   for choice in $fitting; do
     case $choice in
@@ -113,7 +122,9 @@ fi
 # setup_env.sh prints the environment's folder, which later starts do not change
 answer=$(mktemp)
 trap 'rm -f "$answer"' EXIT
-if [ "$hardware" = cpu ]; then
+if [ "$hardware" != cpu ] && [ -n "$active" ]; then
+  echo "${active%/bin/*}" >"$answer"
+elif [ "$hardware" = cpu ]; then
   case " ${overrides[*]} " in *' rollout_engine=vllm_cpu '*) extras=(vllm) ;; esac
   stage "$root/setup_env.sh" cpu "${extras[@]}" >"$answer"
   # verl reads it while Python starts, so no recipe can set it
@@ -121,7 +132,6 @@ if [ "$hardware" = cpu ]; then
   # one thread per process, because verl starts nine processes
   export OMP_NUM_THREADS=1
 else
-  case " ${overrides[*]} " in *' attention=flash_attn '*) extras=(flash-attn) ;; esac
   stage "$root/setup_env.sh" gpu "${extras[@]}" >"$answer"
 fi
 python=$(cat "$answer")/bin/python

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv with pinned versions, and prints its folder:  ./setup_env.sh cpu|gpu [dev] [flash-attn], or cpu vllm
+# With `python` before these words, it prints the Python that it would take, and makes nothing.
 #
 # .venv is a link to .venv-cpu-HASH or .venv-gpu-HASH. A finished environment never changes; other
 # requirements, or another place of the checkout, get a new one. So a running training keeps its own.
@@ -13,6 +14,8 @@ die() { say "$*"; exit 2; }
 [ "$(uname -s)" = Linux ] || die "verl needs Linux, or WSL2 on Windows; this is $(uname -s)"
 cd -P "$(dirname "${BASH_SOURCE[0]}")"
 usage="usage: ./setup_env.sh cpu|gpu [dev] [flash-attn], or cpu vllm; got '$*'"
+only_python=''
+if [ "${1:-}" = python ]; then only_python=yes; shift; fi
 case ${1:-} in cpu | gpu) hardware=$1 ;; *) die "$usage" ;; esac
 files=("requirements/$hardware.txt") flash_attn='' vllm=''
 case "$*" in
@@ -41,6 +44,7 @@ find_python() {
 }
 
 python=$(find_python)
+if [ -n "$only_python" ]; then echo "$python"; exit 0; fi
 wanted="$extras $PWD $("$python" -c '
 import hashlib, pathlib, sys
 files = b"".join(pathlib.Path(name).read_bytes() for name in sys.argv[1:])

@@ -31,6 +31,7 @@ EXTENDS = {
     "verl.experimental.fully_async_policy.fully_async_rollouter": "fully_async:extend_rollouter",
     "verl.experimental.fully_async_policy.fully_async_trainer": "fully_async:extend_trainer",
     "verl.experimental.reward_loop.reward_manager": "reward_manager",
+    "verl.models.transformers.monkey_patch": "attention:register",
     "verl.trainer.ppo.metric_utils": "legacy_batch:extend_metrics",
     "verl.trainer.ppo.v1": "v1_trainer",
     "verl.trainer.ppo.reward": "legacy_batch:extend_reward",

@@ -14,7 +14,6 @@ from verl.utils.config import validate_config
 from verl_gdpo.rewards import TASKS
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.of_run import settings_of_run
-from workshop.benchmarks import step_model
 
 ESTIMATORS = {  # what some arms are
     "gdpo": ("gdpo", GdpoSettings()),
@@ -217,14 +216,19 @@ def test_every_difference_from_verls_example_has_its_reason():
     assert all(reason for *_, reason in rows)
 
 
-def test_flash_attn_is_verls_way():
-    ours = flat(composed("hardware=8gpu", "attention=flash_attn"))
-    keys = ("model.use_remove_padding", "model.use_fused_kernels", "actor.use_dynamic_bsz")
-    assert all(
-        ours[f"actor_rollout_ref.{k}"] == VERLS_EXAMPLE[f"actor_rollout_ref.{k}"] for k in keys
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("auto", "auto"),
+        ("flash_attn", "flash_attention_2"),
+        ("sdpa", "packed_sdpa"),
+        ("varlen", "packed_varlen"),
+    ],
+)
+def test_ways_to_attend_differ_in_it_alone(name, chosen):
+    base, ours = (
+        flat(composed("hardware=8gpu")),
+        flat(composed("hardware=8gpu", f"attention={name}")),
     )
-    assert ours["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == 24576
-
-
-def test_the_computed_seconds_in_the_document():
-    assert step_model.table() in (RECIPES / "README.md").read_text()
+    attention = "actor_rollout_ref.model.override_config.attn_implementation"
+    assert {**base, attention: chosen} == ours

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,20 @@ TRACKER = "checkpoints/latest_checkpointed_iteration.txt"
 OWN_DATA = ("data.train_files=a", "data.val_files=b")
 
 
+# as setup_env.sh answers; `say` is what it does besides
+SETUP = """#!/bin/bash
+if [ "$1" = python ]; then echo python3; exit; fi
+{say}
+echo "{root}/venv-$1"
+"""
+TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+
+
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """A repository whose environment is there, and a folder `home` to stand in."""
     root = tmp_path / "repo"
-    program(root / "setup_env.sh", f'#!/bin/bash\necho "{root}/venv-$1"\n')
+    program(root / "setup_env.sh", SETUP.format(root=root, say=""))
     for hardware in ("cpu", "gpu"):
         program(root / f"venv-{hardware}" / "bin" / "python", PYTHON)
     for script in ("run.sh", "run_tool_rl.sh"):
@@ -46,6 +56,10 @@ def checkout(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return root
+
+
+def says_what_it_gets(checkout):
+    program(checkout / "setup_env.sh", SETUP.format(root=checkout, say='echo "$@" >&2'))
 
 
 def finds(checkout, overrides, problem=""):
@@ -249,9 +263,9 @@ def test_a_resume_takes_the_configuration_of_the_run(checkout):
 
 
 def test_a_resume_on_gpus_leaves_the_recipes_to_the_run(checkout):
-    finds(checkout, "hardware=8gpu gpu_memory=80gb trainer.n_gpus_per_node=4")
+    finds(checkout, f"hardware=8gpu trainer.n_gpus_per_node=4 {TOKENS}=5")
     recorded(checkout, "tool_rl-1", "hardware: 8gpu", "attention: flash_attn")
-    program(checkout / "setup_env.sh", f'#!/bin/bash\necho "$@" >&2\necho "{checkout}/venv-$1"\n')
+    says_what_it_gets(checkout)
     done = call(checkout, "--resume", hardware=None)
     assert (done.returncode, done.stderr) == (0, "gpu flash-attn\n")
     ran = stages(checkout)
@@ -327,17 +341,13 @@ def test_a_folder_of_the_users_choice(checkout):
     ("found", "given", "expected"),
     [
         ("hardware=cpu", [], {"hardware": "cpu"}),
-        ("hardware=1gpu gpu_memory=48gb", [], {"hardware": "1gpu", "gpu_memory": "48gb"}),
+        (f"hardware=1gpu {TOKENS}=5", [], {"hardware": "1gpu", TOKENS: 5}),
         (
-            "hardware=8gpu gpu_memory=80gb trainer.n_gpus_per_node=4",
-            ["gpu_memory=24gb", "trainer.n_gpus_per_node=2"],
-            {"hardware": "8gpu", "gpu_memory": "24gb", "trainer.n_gpus_per_node": 2},
+            f"hardware=8gpu trainer.n_gpus_per_node=4 {TOKENS}=5",
+            [f"{TOKENS}=7", "trainer.n_gpus_per_node=2"],
+            {"hardware": "8gpu", TOKENS: 7, "trainer.n_gpus_per_node": 2},
         ),
-        (
-            "hardware=8gpu gpu_memory=80gb",
-            ["hardware=1gpu"],
-            {"hardware": "1gpu", "gpu_memory": "80gb"},
-        ),
+        (f"hardware=8gpu {TOKENS}=5", ["hardware=1gpu"], {"hardware": "1gpu", TOKENS: 5}),
     ],
 )
 def test_the_recipes_fit_the_gpus(checkout, found, given, expected):
@@ -354,6 +364,38 @@ def test_the_recipes_fit_the_gpus(checkout, found, given, expected):
     assert ("verl-gdpo fetch" in ran) == (expected["hardware"] != "cpu")
 
 
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [([], ""), (["hardware=1gpu"], "1"), (["trainer.n_gpus_per_node=2"], "2")],
+)
+def test_memory_is_asked_for_the_gpus_that_are_wanted(checkout, given, count):
+    code = "import sys; print('hardware=8gpu'); print(*sys.argv[1:], sep='|', file=sys.stderr)"
+    (checkout / "verl_gdpo" / "tools" / "check" / "gpus.py").write_text(code)
+    done = call(checkout, *given, hardware=None)
+    assert (done.returncode, done.stderr) == (0, f"tool_rl|{checkout}|{count}\n")
+
+
+def test_an_active_environment_with_verl_is_used(checkout):
+    """As in verl's image: nothing is installed."""
+    finds(checkout, "hardware=8gpu")
+    says_what_it_gets(checkout)
+    there = checkout.parent / "bin" / "python3"
+    code = f"""case $* in
+  *'m.version("verl")'*) echo {checkout}/venv-gpu/bin/python ;;
+  *) exec /usr/bin/env -u PATH {sys.executable} "$@" ;;
+esac"""
+    program(there, f"#!/bin/bash\n{code}\n")
+    program(
+        checkout / "venv-gpu" / "bin" / "python",
+        f"""#!/bin/bash
+if [[ $1 == *gpus.py ]]; then exec {sys.executable} "$@"; fi
+{PYTHON.removeprefix("#!/bin/bash")}""",
+    )
+    done = call(checkout, hardware=None)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "which has verl, vllm and verl-gdpo" in done.stdout
+
+
 def test_a_machine_that_lacks_something_stops_before_all_else(checkout):
     finds(checkout, "hardware=8gpu", problem="no C compiler")
     done = call(checkout, hardware=None)
@@ -365,14 +407,14 @@ def test_a_machine_that_lacks_something_stops_before_all_else(checkout):
 
 
 def test_flash_attn_is_installed_for_its_recipe_alone(checkout):
-    finds(checkout, "hardware=1gpu gpu_memory=80gb")
-    program(checkout / "setup_env.sh", f'#!/bin/bash\necho "$@" >&2\necho "{checkout}/venv-$1"\n')
+    finds(checkout, "hardware=1gpu")
+    says_what_it_gets(checkout)
     assert call(checkout, hardware=None).stderr == "gpu\n"
     assert call(checkout, "attention=flash_attn", hardware=None).stderr == "gpu flash-attn\n"
 
 
 def test_vllm_without_a_gpu_is_installed_for_its_recipe_alone(checkout):
-    program(checkout / "setup_env.sh", f'#!/bin/bash\necho "$@" >&2\necho "{checkout}/venv-$1"\n')
+    says_what_it_gets(checkout)
     assert call(checkout).stderr == "cpu\n"
     assert call(checkout, "rollout_engine=vllm_cpu").stderr == "cpu vllm\n"
     recorded(checkout, "tool_rl-1", "hardware: cpu", "rollout_engine: vllm_cpu")

@@ -52,12 +52,15 @@ def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run_ppo)
     def check_and_run(config: Any, task_runner_class: Any = None, **kwargs: Any) -> Any:
         from verl_gdpo.settings.of_run import settings_of_run
+        from verl_gdpo.verl_hooks import attention
         from verl_gdpo.verl_hooks.hang import begin_heartbeat
         from verl_gdpo.verl_hooks.nodes import probing
         from verl_gdpo.verl_hooks.resume import hand_over, recorded_start
         from verl_gdpo.verl_hooks.rollout_guard import naming_the_trainer
 
         is_ours = settings_of_run(config, training_sources(config)) is not None
+        if said := attention.choose(config):  # before the start is recorded
+            print(f"verl-gdpo: {said}", flush=True)
         if is_ours:
             begin_heartbeat(config)
             task_runner_class = probing(task_runner_class)

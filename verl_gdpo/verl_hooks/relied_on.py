@@ -59,6 +59,7 @@ PARTS = {
     },
     "driver:extend_device": {"verl.utils.device": "auto_set_device(config)"},
     "driver:extend_main_ppo": {"verl.trainer.main_ppo": "run_ppo(config,task_runner_class)"},
+    "attention:register": {"verl.models.transformers.monkey_patch": "apply_monkey_patch(model)"},
     "hang": {"verl.utils.debug": "marked_timer(name,timing_raw)"},
     "fused_kernels": {"verl.utils.fsdp_utils": "_select_fsdp2_wrap_targets(model)"},
     "for_check": {

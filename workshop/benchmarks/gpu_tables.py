@@ -1,85 +1,69 @@
-"""Which GPUs each recipe needs, and what a step should take there: computed, not measured.
+"""Which GPUs each recipe needs: computed, not measured.
 
 python -m workshop.benchmarks.gpu_tables
 
-prints the two tables of recipes/README.md, from the recipes as they are composed, the memory that
-`verl-gdpo check` computes, and `workshop.benchmarks.step_model`.
+prints the table of recipes/README.md, from the recipes as they are composed, the keys that `run.sh`
+chooses, and the memory that `verl-gdpo check` computes.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from verl_gdpo.tools import RECIPES
-from verl_gdpo.tools.check.gpus import CLASSES, memory_problems, needed_gb
-from verl_gdpo.tools.compose import compose_config
-from workshop.benchmarks.step_model import GPUS, WORKS, Work, seconds
+from omegaconf import OmegaConf
 
-MACHINES = (("80gb", 1), ("24gb", 8), ("48gb", 8), ("80gb", 8), ("141gb", 8))
-ATTENTIONS = ("sdpa", "flash_attn")
+from verl_gdpo.tools import RECIPES
+from verl_gdpo.tools.check.gpus import (
+    DEEPSEEK_1_5B,
+    DEEPSEEK_7B,
+    OFFLOAD_POLICY,
+    QWEN_1_5B,
+    ModelShape,
+    fitting,
+    host_gb,
+    longest_row,
+    needed_gb,
+)
+from verl_gdpo.tools.compose import compose_config
+
+MIB = {24: 23_034, 40: 40_960, 48: 46_068, 80: 81_920, 141: 143_771}  # as nvidia-smi says
+MACHINES = ((1, 80), (8, 24), (8, 40), (8, 48), (8, 80), (8, 141))  # GPUs and their GB
+QWEN_4B = ModelShape(4_022_468_096, 36, 2560, 9728, 151_936, tied=True)
+WORKS = (
+    ("tool_rl", "Qwen/Qwen2.5-1.5B-Instruct", QWEN_1_5B),
+    ("gsm8k", "Qwen/Qwen2.5-1.5B-Instruct", QWEN_1_5B),
+    ("math_length", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", DEEPSEEK_1_5B),
+    ("math_length", "Qwen/Qwen3-4B-Instruct-2507", QWEN_4B),
+    ("math_length", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", DEEPSEEK_7B),
+    ("coding", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", DEEPSEEK_7B),
+)
 
 
 def memory_table() -> str:
-    """As Markdown: GB of one GPU in the update and in the rollout, or that `check` refuses."""
-    names = [f"{count} x {name.removesuffix('gb')} GB" for name, count in MACHINES]
-    rows = [
-        [*_names(work), *(_memory(work, name, count) for name, count in MACHINES)] for work in WORKS
-    ]
-    return _markdown(["task", "model", *names], rows)
+    """As Markdown: GB of one GPU in the update and in the rollout, and of the host."""
+    names = [f"{count} x {size} GB" for count, size in MACHINES]
+    lines = [f"| task | model | {' | '.join(names)} |", "|---|---" + "|---" * len(names) + "|"]
+    for task, model, shape in WORKS:
+        cells = [_memory(task, shape, *machine) for machine in MACHINES]
+        lines.append(f"| {' | '.join([task, model.partition('/')[2], *cells])} |")
+    return "\n".join(lines)
 
 
-def seconds_table() -> str:
-    """As Markdown: seconds of a step on GPUs of 80 GB, where the recipe fits."""
-    machines = [(gpu, count) for gpu in GPUS if gpu.memory_gb == 80 for count in (1, 8)]
-    rows = []
-    for work in WORKS:
-        for attention in ATTENTIONS:
-            computed = work if attention == "sdpa" else replace(work, padding=1.0)
-            cells = [
-                f"{sum(seconds(computed, gpu, count).values()):,.0f} s"
-                if not _problems(work, "80gb", count)
-                else "does not fit"
-                for gpu, count in machines
-            ]
-            tokens = f"{work.prompt_tokens:.0f} + {work.response_tokens:.0f}"
-            rows.append([*_names(work), tokens, attention, *cells])
-    names = [f"{count} x {gpu.name}" for gpu, count in machines]
-    return _markdown(["task", "model", "mean tokens", "attention", *names], rows)
-
-
-def _names(work: Work) -> tuple[str, str]:
-    return work.name, work.model.name.partition("/")[2]
-
-
-def _memory(work: Work, name: str, count: int) -> str:
-    text = " / ".join(f"{gb:.0f}" for gb in _needed(work, name, count).values())
-    return f"refused: {text}" if _problems(work, name, count) else text
-
-
-def _problems(work: Work, name: str, count: int) -> list[str]:
-    return memory_problems(_needed(work, name, count), _gpu_gb(name))
-
-
-def _needed(work: Work, name: str, count: int) -> Mapping[str, float]:
-    return needed_gb(work.model.shape, _config(work.name, name, count), _gpu_gb(name))
-
-
-def _gpu_gb(name: str) -> float:
-    """The least that a GPU of this class has."""
-    return CLASSES[name] * 2**20 / 1e9
+def _memory(task: str, shape: ModelShape, count: int, size: int) -> str:
+    config, gpu_gb = _config(task, count).copy(), MIB[size] * 2**20 / 1e9
+    keys = fitting(shape, longest_row(config), count, gpu_gb)
+    if keys is None:
+        return "too small"
+    for key, value in keys.items():
+        OmegaConf.update(config, key, value)
+    needed = [*needed_gb(shape, config, gpu_gb).values(), host_gb(shape, config)]
+    text = " / ".join(f"{gb:.0f}" for gb in needed)
+    return f"{text}, Adam on the CPU" if keys[OFFLOAD_POLICY] else text
 
 
 @functools.cache
-def _config(task: str, name: str, count: int) -> Any:
-    overrides = [f"task={task}", f"gpu_memory={name}", f"trainer.n_gpus_per_node={count}"]
-    return compose_config(RECIPES, "train", overrides)
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
-    return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]])
+def _config(task: str, count: int) -> Any:
+    return compose_config(RECIPES, "train", [f"task={task}", f"trainer.n_gpus_per_node={count}"])
 
 
 if __name__ == "__main__":
-    print(f"{memory_table()}\n\n{seconds_table()}")
+    print(memory_table())

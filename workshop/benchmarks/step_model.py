@@ -4,18 +4,20 @@ python -m workshop.benchmarks.step_model
 
 A forward pass costs 2 FLOPs a parameter and token, and attention 4 FLOPs a layer, token, token that
 it looks at, and unit of its width. A backward pass costs twice that, and gradient checkpointing one
-forward pass more. Passes in rows are padded: `padding` is how many tokens are computed for one that
-counts. Decoding reads all weights and the keys and values of all running sequences once a token.
+forward pass more. Rows are packed, so that no padding is computed. Decoding reads all weights and
+the keys and values of all running sequences once a token.
+
+What share of a GPU's peak the passes reach decides most, and is not known: so a range is computed.
+Its only anchor is the paper's tool calling on 8 x A100, which took 36 s a step.
 """
 
-import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from verl_gdpo.tools.check.gpus import ModelShape
+from verl_gdpo.tools.check.gpus import QWEN_1_5B, ModelShape
 
-FLOPS_SHARE = 0.4  # of the peak that dense passes reach
+FLOPS_SHARES = (0.5, 0.25)  # of the peak that dense passes reach, at best and at worst
 BANDWIDTH_SHARE = 0.6  # of the peak that decoding reaches
-MOST_AT_ONCE = 1024  # sequences of one vLLM: verl's rollout.max_num_seqs
+MOST_AT_ONCE = 256  # sequences of one vLLM: verl's rollout.max_num_seqs
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,17 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Model:
-    """A model of the paper; the numbers are those of its `config.json`."""
+class Work:
+    """One step of a recipe; token counts are means over the samples."""
 
-    name: str
     shape: ModelShape
     attention: int  # width of all heads together
     keys: int  # width of the heads of keys together; values have the same
-    tied: bool  # one matrix for the embeddings and the output
+    prompts: int
+    samples: int  # of each prompt
+    prompt_tokens: float
+    response_tokens: float
+    longest_response: float
 
     @property
     def kv_bytes(self) -> float:
@@ -44,22 +49,8 @@ class Model:
     @property
     def in_products(self) -> float:
         """Parameters that each token is multiplied with; embeddings are looked up."""
-        looked_up = 0 if self.tied else self.shape.vocabulary * self.shape.hidden
+        looked_up = 0 if self.shape.tied else self.shape.vocabulary * self.shape.hidden
         return self.shape.parameters - looked_up
-
-
-@dataclass(frozen=True)
-class Work:
-    """One step of a recipe; token counts are means over the samples."""
-
-    name: str
-    model: Model
-    prompts: int
-    samples: int  # of each prompt
-    prompt_tokens: float
-    response_tokens: float
-    longest_response: float
-    padding: float  # of micro-batches in rows; 1 is packed rows
 
 
 GPUS = (
@@ -67,71 +58,29 @@ GPUS = (
     Gpu("H100 SXM", 989e12, 3.35e12, 80),
     Gpu("H200", 989e12, 4.8e12, 141),
 )
-QWEN_1_5B = Model(
-    "Qwen/Qwen2.5-1.5B-Instruct",
-    ModelShape(1_543_714_304, layers=28, hidden=1536, intermediate=8960, vocabulary=151_936),
-    attention=1536,
-    keys=256,
-    tied=True,
-)
-DEEPSEEK_1_5B = Model(
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
-    ModelShape(1_777_088_000, layers=28, hidden=1536, intermediate=8960, vocabulary=151_936),
-    attention=1536,
-    keys=256,
-    tied=False,
-)
-DEEPSEEK_7B = Model(
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
-    ModelShape(7_615_616_512, layers=28, hidden=3584, intermediate=18_944, vocabulary=152_064),
-    attention=3584,
-    keys=512,
-    tied=False,
-)
-QWEN_4B = Model(
-    "Qwen/Qwen3-4B-Instruct-2507",
-    ModelShape(4_022_468_096, layers=36, hidden=2560, intermediate=9728, vocabulary=151_936),
-    attention=4096,
-    keys=1024,
-    tied=True,
-)
-# of 399 rows of ToolRL: characters by 4, answers as long as ground truths, micro-batches of 8
-TOOL_RL = Work("tool_rl", QWEN_1_5B, 512, 4, 780, 85, 1024, padding=1.7)
-# tokens assumed: a question, the instructions, and a short explanation
-GSM8K = Work("gsm8k", QWEN_1_5B, 32, 16, 150, 200, 1024, padding=1.7)
-# DeepScaleR reports 5,500 tokens for its first steps with DeepSeek-R1-Distill-Qwen-1.5B and a limit
-# of 8,000, which is assumed for all. In pairs, 3,000 to 8,000 tokens compute 1.15 times as many
-MATH_LENGTH = Work("math_length", DEEPSEEK_1_5B, 512, 16, 150, 5500, 8000, padding=1.15)
-WORKS = (
-    TOOL_RL,
-    GSM8K,
-    MATH_LENGTH,
-    replace(MATH_LENGTH, model=QWEN_4B),
-    replace(MATH_LENGTH, model=DEEPSEEK_7B),
-    replace(MATH_LENGTH, name="coding", model=DEEPSEEK_7B, prompt_tokens=500),
-)
+# of 399 rows of ToolRL: characters by 4, and answers as long as ground truths
+TOOL_RL = Work(QWEN_1_5B, 1536, 256, 512, 4, 780, 85, 1024)
 
 
 def forward_flops(work: Work) -> float:
     """Of one forward pass over a step's rows."""
-    row = (work.prompt_tokens + work.response_tokens) * work.padding
-    # in rows the kernel is given a mask, and computes what the mask hides; packed rows skip it
-    seen = row if work.padding > 1 else row / 2
-    attention = 4 * work.model.shape.layers * work.model.attention * seen
-    return work.prompts * work.samples * row * (2 * work.model.in_products + attention)
+    row = work.prompt_tokens + work.response_tokens
+    # a token looks at those before it
+    attention = 4 * work.shape.layers * work.attention * row / 2
+    return work.prompts * work.samples * row * (2 * work.in_products + attention)
 
 
-def seconds(work: Work, gpu: Gpu, count: int) -> dict[str, float]:
+def seconds(work: Work, gpu: Gpu, count: int, flops_share: float) -> dict[str, float]:
     """{stage: seconds} of one step on `count` GPUs, without start, transfers and Python."""
-    flops, bandwidth = FLOPS_SHARE * gpu.flops * count, BANDWIDTH_SHARE * gpu.bytes_per_s
-    weights = 2.0 * work.model.shape.parameters
+    flops, bandwidth = flops_share * gpu.flops * count, BANDWIDTH_SHARE * gpu.bytes_per_s
+    weights = 2.0 * work.shape.parameters
     rows = work.prompts * work.samples
     forward = forward_flops(work) / flops
-    prefill = 2 * work.model.in_products * work.prompts * work.prompt_tokens / flops
+    prefill = 2 * work.in_products * work.prompts * work.prompt_tokens / flops
     # half of the GPU's memory holds weights and cache; what does not fit waits
     cache = 0.5 * gpu.memory_gb * 1e9 - weights
     # a response is on average half written, and the samples of a prompt share its keys and values
-    held = work.model.kv_bytes * (work.prompt_tokens / work.samples + work.response_tokens / 2)
+    held = work.kv_bytes * (work.prompt_tokens / work.samples + work.response_tokens / 2)
     running = min(rows / count, cache / held, MOST_AT_ONCE)
     reads = weights + running * held
     waves = rows / count / running
@@ -146,16 +95,21 @@ def seconds(work: Work, gpu: Gpu, count: int) -> dict[str, float]:
 
 
 def table() -> str:
-    """As Markdown: a line for each number of each GPU, in rows and packed without padding."""
-    lines = ["| task | GPUs | attention | rollout | log-probabilities, twice | update | step |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for gpu, count in itertools.product(GPUS, (1, 8)):
-        for attention, work in (("sdpa", TOOL_RL), ("flash_attn", replace(TOOL_RL, padding=1.0))):
-            stages = seconds(work, gpu, count)
-            cells = [f"{value:.1f} s" for value in stages.values()]
-            cells = [work.name, f"{count} x {gpu.name}", attention, *cells]
-            lines.append(f"| {' | '.join(cells)} | {sum(stages.values()):.0f} s |")
+    """As Markdown: from and to how many seconds each part of a step of ToolRL takes on 8 GPUs."""
+    lines = [
+        "| GPUs | rollout | log-probabilities, twice | update | step |",
+        "|---|---|---|---|---|",
+    ]
+    for gpu in GPUS:
+        best, worst = ({**seconds(TOOL_RL, gpu, 8, share)} for share in FLOPS_SHARES)
+        cells = [span(best[stage], worst[stage]) for stage in best]
+        cells = [f"8 x {gpu.name}", *cells, span(sum(best.values()), sum(worst.values()))]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def span(least: float, most: float) -> str:
+    return f"{least:.0f} to {most:.0f} s" if round(least) < round(most) else f"{most:.0f} s"
 
 
 if __name__ == "__main__":

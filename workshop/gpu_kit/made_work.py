@@ -10,7 +10,7 @@ import json
 import shutil
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +49,6 @@ def response_length(rng: np.random.Generator, longest: int) -> int:
 def _length(rng: np.random.Generator, mean: float, longest: int) -> int:
     drawn = rng.lognormal(np.log(mean) - SPREAD**2 / 2, SPREAD)
     return int(np.clip(round(drawn), 1, longest))
-
-
-def padding_of(lengths: Sequence[int], micro_batch: int) -> float:
-    """Tokens computed for one that counts, in micro-batches padded to their longest row."""
-    computed = sum(
-        micro_batch * max(lengths[i : i + micro_batch])
-        for i in range(0, len(lengths) - micro_batch + 1, micro_batch)
-    )
-    counted = sum(lengths[: len(lengths) // micro_batch * micro_batch])
-    return computed / counted
 
 
 def compute_score(
@@ -128,8 +118,7 @@ def main() -> int:
         prompt_length(rng, options.longest) + response_length(rng, options.longest // 2)
         for _ in range(ROWS)
     ]
-    padding = {size: padding_of(drawn, size) for size in (4, 8, 16, 32)}
-    made = {"parameters": parameters, "tokens": statistics.mean(drawn), "padding": padding}
+    made = {"parameters": parameters, "tokens": statistics.mean(drawn)}
     (options.folder / "made.json").write_text(json.dumps(made))
     print(json.dumps(made))
     return 0

@@ -24,9 +24,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.run.folder import MetricsReader, read_config
+from verl_gdpo.run.folder import MetricsReader
 from verl_gdpo.tools.check.gpus import find_gpus, missing, overrides_for
-from workshop.benchmarks.step_model import GPUS, TOOL_RL, seconds
+from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL, seconds
 from workshop.gpu_kit.results import Results, kept, problem_of_training, table, tail
 from workshop.gpu_kit.stages import PROMPTS_OF_D, REPO, Place, Stage, stages
 
@@ -109,7 +109,7 @@ def run_stage(
     if record["status"] == "ok" and stage.steps:
         problem = problem_of_training(record["steps"], stage.steps, stage.rollout_is_the_actor)
         record |= {"status": "failed", "problem": problem} if problem else {}
-    record["computed_s"] = computed_s(stage, record, results.all["machine"]["gpus"], place.work)
+    record["computed_s"] = computed_s(stage, record, results.all["machine"]["gpus"])
     if (rows := folder / "rows.jsonl").exists():
         record["rows"] = [json.loads(line) for line in rows.read_text().splitlines()]
     results.save()
@@ -117,27 +117,20 @@ def run_stage(
 
 
 def computed_s(
-    stage: Stage, record: Mapping[str, Any], gpus: Sequence[str], work: Path
-) -> dict[str, float]:
-    """What `workshop.benchmarks.step_model` says of stage d; empty for other stages and GPUs."""
+    stage: Stage, record: Mapping[str, Any], gpus: Sequence[str]
+) -> dict[str, list[float]]:
+    """What `workshop.benchmarks.step_model` says of stage d, at best and at worst.
+
+    Empty for other stages and GPUs.
+    """
     known = [gpu for gpu in GPUS for name in gpus if gpu.name.split()[0] in name]
-    made = work / "d_model" / "made" / "made.json"
-    if not (stage.after == "d_model" and known and made.exists() and record["steps"]):
+    if not (stage.after == "d_model" and known and record["steps"]):
         return {}
-    padding = {int(size): times for size, times in json.loads(made.read_text())["padding"].items()}
-    config = read_config(work / stage.name).actor_rollout_ref
-    micro_batches = {
-        "log-probabilities, twice": config.ref.log_prob_micro_batch_size_per_gpu,
-        "update": config.actor.ppo_micro_batch_size_per_gpu,
-    }
     step = record["steps"][max(record["steps"], key=int)]
     lengths = {f"{part}_tokens": step[f"{part}_length/mean"] for part in ("prompt", "response")}
-    found = {}
-    for part, micro_batch in micro_batches.items():
-        padded = 1.0 if config.model.use_remove_padding else padding[micro_batch]
-        what = replace(TOOL_RL, prompts=PROMPTS_OF_D, padding=padded, **lengths)
-        found[part] = seconds(what, known[0], 1)[part]
-    return found
+    what = replace(TOOL_RL, prompts=PROMPTS_OF_D, **lengths)
+    spans = [seconds(what, known[0], 1, share) for share in FLOPS_SHARES]
+    return {part: [found[part] for found in spans] for part in spans[0] if part != "rollout"}
 
 
 def reason_to_leave_out(stage: Stage, place: Place, results: Results, left_s: float) -> str:
@@ -204,7 +197,7 @@ def main() -> int:
     if options.device == "cuda" and not (here["cuda"] and here["gpus"]):
         parser.error(f"no GPU is found here: {here}. --device cpu tries the stages without one")
     # one GPU, whatever is there
-    fitting = overrides_for(find_gpus(os.environ)[:1]) if options.device == "cuda" else []
+    fitting = overrides_for("tool_rl", find_gpus(os.environ), 1) if options.device == "cuda" else []
     place = Place(
         options.device, sys.executable, options.data.resolve(), options.work.resolve(), fitting
     )

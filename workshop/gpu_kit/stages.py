@@ -129,7 +129,7 @@ def _vllm(place: Place) -> Stage:
 
 
 def _wide_model(place: Place) -> list[Stage]:
-    """Qwen2.5-1.5B's shape on the paper's settings, with log-probabilities in three ways."""
+    """Qwen2.5-1.5B's shape on the paper's settings, with attention in four ways."""
     is_tiny = place.device == "cpu"
     made = place.work / "d_model" / "made"
     size = ("--longest", "128", "--tiny") if is_tiny else ()
@@ -152,9 +152,10 @@ def _wide_model(place: Place) -> list[Stage]:
         *(["~task_on_hardware"] if is_tiny else []),
     )
     ways: tuple[tuple[str, str, int, list[str], str], ...] = (
-        ("d_fused", "fused kernels, the default", 420, [], ""),
-        ("d_loop", "verl's loop over tokens", 420, list(_LOOP), ""),
-        ("d_flash", "flash-attn, packed", 300, ["attention=flash_attn"], "flash_attn"),
+        ("d_sdpa", "packed rows, PyTorch's attention a row", 420, ["attention=sdpa"], ""),
+        ("d_varlen", "packed rows, PyTorch's own kernel", 420, ["attention=varlen"], "torch"),
+        ("d_flash", "packed rows, flash-attn", 300, ["attention=flash_attn"], "flash_attn"),
+        ("d_padded", "padded rows", 420, list(_PADDED), ""),
     )
     trainings = [
         Stage(
@@ -173,12 +174,14 @@ def _wide_model(place: Place) -> list[Stage]:
     return [Stage("d_model", "that model and its rows are made", 180, make), *trainings]
 
 
-_LOOP = (
-    "actor_rollout_ref.model.use_fused_kernels=False",
-    # all logits are held: 2.5 GB in float32 for 4 rows of 1,000 tokens, some of it several times
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+_PADDED = (
+    "attention=sdpa",
+    "actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+    "actor_rollout_ref.model.use_remove_padding=False",
+    "actor_rollout_ref.actor.use_dynamic_bsz=False",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
 )
 
 
@@ -187,9 +190,7 @@ def _longer(place: Place) -> list[Stage]:
     larger = (
         "data.train_batch_size=128",
         "actor_rollout_ref.actor.ppo_mini_batch_size=128",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=128",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=128",
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=128",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=65536",
         "actor_rollout_ref.rollout.n=8",
         "actor_rollout_ref.rollout.max_num_seqs=1024",
     )

@@ -97,6 +97,7 @@ def _look(output: Output, options: argparse.Namespace) -> None:
     environment = output.ask(check_environment, config)
     if environment is None:
         return
+    output.say(output.ask(_attention, config) or [])
     output.problems += output.ask(unknown_names, config) or []
     output.problems += output.ask(missing_models, config) or []
     output.say(output.ask(validate, config) or [])
@@ -107,6 +108,14 @@ def _look(output: Output, options: argparse.Namespace) -> None:
     if lacks is None or plan is None or training is None or validation is None:
         return  # each response would fail, for the same reason
     output.ask(_try_rewards, output, config, plan.settings, training, validation, options)
+
+
+def _attention(config: Any) -> list[str]:
+    """What `attention=auto` stands for here; raise ValueError if it does not go with the rest."""
+    from verl_gdpo.verl_hooks.attention import choose
+
+    said = choose(config)
+    return [said] if said else []
 
 
 def _files(output: Output, config: Any, key: str) -> list[DataFile] | None:

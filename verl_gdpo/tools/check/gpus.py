@@ -1,14 +1,15 @@
-"""The NVIDIA GPUs of this machine, and what a training on them needs: memory, disk, a compiler.
+"""The GPUs of this machine, and what a training on them needs: memory, disk, a compiler.
 
-    python3 verl_gdpo/tools/check/gpus.py [FOLDER]
+    python3 verl_gdpo/tools/check/gpus.py TASK [FOLDER [COUNT]]
 
-prints the overrides of the recipes that fit, and ends with 1 and a line for each thing that is
-missing. `run.sh` runs it before it installs or downloads anything, so what it imports at its top
-is the standard library. FOLDER is where the environment, the model and the checkpoints will lie.
+prints the overrides that fit, and ends with 1 and a line for each thing that is missing. `run.sh`
+runs it before it installs or downloads anything, so what it imports at its top is the standard
+library. FOLDER is where the environment, the model and the checkpoints will lie, and COUNT how many
+GPUs are wanted.
 
 The memory is computed, not measured. Under FSDP2 every GPU keeps its share of the parameters, the
-gradients and Adam's two moments in float32. The rest of a training pass is what gradient
-checkpointing keeps, one layer computed again, the output layer as a whole, and a chunk of logits.
+gradients and Adam's two moments in float32. The rest of a training pass is what is gathered of the
+others' shares, what gradient checkpointing keeps, one layer computed again, and a chunk of logits.
 While vLLM generates, it takes `gpu_memory_utilization` of the GPU.
 """
 
@@ -24,19 +25,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-QUERY = ("--query-gpu=index,uuid,name,memory.total,driver_version", "--format=csv,noheader,nounits")
-# recipes/gpu_memory/NAME.yaml: the least that such a GPU has, in MiB (an L40S "of 48 GB": 46,068)
-CLASSES = {"141gb": 138_000, "80gb": 79_000, "48gb": 44_000, "24gb": 22_000}
+FIELDS = "index,uuid,name,memory.total,driver_version,compute_cap"
 LEAST_DRIVER = 580  # of CUDA 13, for which vllm 0.24 and torch 2.11 are built
+LEAST_CAPABILITY = (8, 0)  # bfloat16
 # of the recipes with the smallest model: environment 15, model 3, two checkpoints of 1.5 B 37
 LEAST_DISK_GB = 60.0
+GO_ON = "VERL_GDPO_ANY_MACHINE"  # with 1, what the machine lacks is only said
+COUNTS = (1, 2, 4, 8)  # they divide each batch of the recipes
 
 CHUNK_TOKENS = 512  # of verl's fused kernels
 CHUNK_COPIES = 5  # of a chunk of logits, in float32: logits, probabilities, one-hot, gradients
-CONTEXT_GB = 3.0  # CUDA, NCCL, what vLLM keeps while it sleeps, fragmentation
+CONTEXT_GB = 3.0  # CUDA, NCCL, what vLLM keeps while it sleeps
+FREE_SHARE = 0.06  # of a GPU, for fragmentation and for what is computed wrongly
 LEAST_CACHE_GB = 4.0  # of vLLM beside its weights
-# of the output layer: weights and gradients in bfloat16, and gradients once more in float32
-WHOLE_LAYER_BYTES = 2 + 2 + 4
+VLLM_SHARES = (0.3, 0.5)  # of a GPU: enough to be quick, and more than which helps little
+MOST_TOKENS = 24_576  # of a micro-batch, as in verl's own examples
+SHARED_MEMORY_GB = 0.5  # of a vLLM server, in /dev/shm
+PROCESS_GB = 3.0  # of host memory, of each of two processes a GPU
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
+OFFLOADS = tuple(f"{ACTOR}.fsdp_config.{what}_offload" for what in ("param", "optimizer"))
+OFFLOAD_POLICY = f"{ACTOR}.fsdp_config.offload_policy"  # FSDP2's own: Adam runs on the CPU
+VLLM_SHARE = f"{ROLLOUT}.gpu_memory_utilization"
+
+
+# --- which ones ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -46,65 +60,93 @@ class Gpu:
     name: str
     memory_mib: int
     driver: str
+    capability: tuple[int, int]
 
 
 def find_gpus(environment: Mapping[str, str]) -> list[Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves; none where there is no working nvidia-smi."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", *QUERY], capture_output=True, text=True, timeout=60, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    found = []
-    for line in done.stdout.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 5 and cells[3].isdecimal():  # not "No devices were found"
-            found.append(Gpu(cells[0], cells[1], cells[2], int(cells[3]), cells[4]))
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return found
-    wanted = [text.strip() for text in visible.split(",")]
-    named = [[g for g in found if w and (w == g.index or g.uuid.startswith(w))] for w in wanted]
-    return [gpus[0] for gpus in named if gpus]
-
-
-def overrides_for(gpus: Sequence[Gpu]) -> list[str]:
-    """The recipes' overrides for these GPUs; a power of two of them, up to 8, divides each batch.
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves.
 
     Raises:
-        ValueError: a GPU is too small.
+        ValueError: there is a GPU, but it cannot be used or nothing is known of it.
     """
-    if not gpus:
-        return ["hardware=cpu"]
-    count = max(n for n in (1, 2, 4, 8) if n <= len(gpus))
-    smallest = min(gpus, key=lambda gpu: gpu.memory_mib)
-    fitting = [name for name, least in CLASSES.items() if smallest.memory_mib >= least]
-    if not fitting:
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return []
+    if visible and "MIG-" in visible:
         raise ValueError(
-            f"GPU {smallest.name} has {smallest.memory_mib:,} MiB; expected at least "
-            f"{CLASSES['24gb']:,}. hardware=cpu trains a tiny policy without a GPU"
+            f"CUDA_VISIBLE_DEVICES={visible} is a part of a GPU (MIG), which the recipes do not "
+            "know. Give the memory's keys yourself, as in recipes/README.md"
         )
-    if count == 1 and fitting[0] == "24gb":
-        raise ValueError(
-            f"one GPU {smallest.name} of {smallest.memory_mib:,} MiB: parameters, gradients and "
-            "Adam's state of 1.5 B parameters take 24.7 GB in float32. Two GPUs of 24 GB or one of "
-            "48 GB would do; hardware=cpu trains a tiny policy without a GPU"
-        )
-    hardware = "1gpu" if count == 1 else "8gpu"
-    number = [] if count in (1, 8) else [f"trainer.n_gpus_per_node={count}"]
-    return [f"hardware={hardware}", f"gpu_memory={fitting[0]}", *number]
+    try:
+        query = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        if devices := _devices():
+            raise ValueError(f"{devices}, but nvidia-smi does not work: {error}") from None
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+    found = [_gpu(row) for row in rows if len(row) == FIELDS.count(",") + 1]
+    if not found and (devices := _devices()):
+        raise ValueError(f"{devices}, but nvidia-smi shows none: {done.stdout.strip()}")
+    if visible is None:
+        return found
+    chosen = []
+    for text in (text.strip() for text in visible.split(",")):
+        named = [g for g in found if text and (text == g.index or g.uuid.startswith(text))]
+        if not named:  # CUDA does not see those behind it either
+            break
+        chosen.append(named[0])
+    if not chosen and found:
+        raise ValueError(f"CUDA_VISIBLE_DEVICES={visible}, but the GPUs here are {_names(found)}")
+    return chosen
 
 
-def missing(gpus: Sequence[Gpu], folder: Path, disk_gb: float = LEAST_DISK_GB) -> list[str]:
-    """What a training on these GPUs lacks on this machine, a sentence each."""
-    problems = []
-    drivers = sorted({gpu.driver for gpu in gpus})
-    for driver in drivers:
-        if int(driver.split(".")[0]) < LEAST_DRIVER:
-            problems.append(
-                f"NVIDIA driver {driver}: expected {LEAST_DRIVER} or newer, which CUDA 13 needs"
-            )
+def _gpu(row: Sequence[str]) -> Gpu:
+    index, uuid, name, memory, driver, capability = row
+    try:
+        major, minor = map(int, capability.split("."))
+        return Gpu(index, uuid, name, int(memory), driver, (major, minor))
+    except ValueError:  # as "[N/A]", where memory is shared with the CPU
+        raise ValueError(
+            f"GPU {name}: nvidia-smi says memory {memory} and compute capability {capability}. "
+            "Give the memory's keys yourself, as in recipes/README.md"
+        ) from None
+
+
+def _devices() -> str:
+    """What says that there is a GPU where nvidia-smi says nothing."""
+    for pattern, what in (("dev/nvidia[0-9]*", "an NVIDIA GPU"), ("dev/dxg", "WSL2's GPU")):
+        for device in Path("/").glob(pattern):
+            return f"/{device.relative_to('/')}: {what} is here"
+    for node in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id"):
+        if node.read_text().strip() != "0":
+            return "/dev/kfd: an AMD GPU is here, and ROCm is not supported by the recipes"
+    return ""
+
+
+def _names(gpus: Sequence[Gpu]) -> str:
+    return ", ".join(sorted({gpu.name for gpu in gpus}))
+
+
+def missing(
+    gpus: Sequence[Gpu], folder: Path, disk_gb: float = LEAST_DISK_GB, *, cuda_runs: bool = False
+) -> list[str]:
+    """What a training on these GPUs lacks on this machine, a sentence each.
+
+    Args:
+        cuda_runs: torch has found them, so the driver is new enough, or made to be.
+    """
+    problems = [
+        f"NVIDIA driver {driver}: expected {LEAST_DRIVER} or newer, which CUDA 13 needs"
+        for driver in sorted({gpu.driver for gpu in gpus})
+        if not cuda_runs and int(driver.split(".")[0]) < LEAST_DRIVER
+    ]
+    problems += [
+        f"GPU {gpu.name}: compute capability {gpu.capability[0]}.{gpu.capability[1]}; expected "
+        f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or more, which bfloat16 needs"
+        for gpu in {gpu.name: gpu for gpu in gpus}.values()
+        if gpu.capability < LEAST_CAPABILITY
+    ]
     if not any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang")):
         problems.append("no C compiler: vLLM and Triton compile at run time. Install gcc")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
@@ -119,6 +161,9 @@ def missing(gpus: Sequence[Gpu], folder: Path, disk_gb: float = LEAST_DISK_GB) -
     return problems
 
 
+# --- what fits -----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """What of a model decides about its memory; `parameters` counts tied ones once."""
@@ -128,6 +173,102 @@ class ModelShape:
     hidden: int
     intermediate: int
     vocabulary: int
+    tied: bool  # one matrix for the embeddings and the output
+
+    @property
+    def ends(self) -> int:
+        """Parameters of the embeddings and of the output."""
+        return (1 if self.tied else 2) * self.vocabulary * self.hidden
+
+
+QWEN_1_5B = ModelShape(1_543_714_304, 28, 1536, 8960, 151_936, tied=True)
+DEEPSEEK_1_5B = ModelShape(1_777_088_000, 28, 1536, 8960, 151_936, tied=False)
+DEEPSEEK_7B = ModelShape(7_615_616_512, 28, 3584, 18_944, 152_064, tied=False)
+# {recipes/task: its model, and the tokens of its longest row}
+TASKS = {
+    "tool_rl": (QWEN_1_5B, 3072),
+    "gsm8k": (QWEN_1_5B, 1536),
+    "math_length": (DEEPSEEK_1_5B, 9024),
+    "coding": (DEEPSEEK_7B, 9024),
+}
+
+
+def token_gb(shape: ModelShape) -> float:
+    """Of a token of a micro-batch: the input of each layer, and some 23 vectors of the one at work.
+
+    Of those, 20 are as wide as the model and 3 as wide as its inner layer, all in bfloat16.
+    """
+    kept = 2 * shape.layers * shape.hidden
+    return (kept + 2 * (20 * shape.hidden + 3 * shape.intermediate)) / 1e9
+
+
+def update_gb(shape: ModelShape, gpus: int, *, state_bytes: int = 16) -> float:
+    """Of one GPU in the update, without the tokens.
+
+    Args:
+        state_bytes: of a parameter, its gradient and Adam's moments, in float32.
+    """
+    states = state_bytes * shape.parameters / gpus
+    layer = (shape.parameters - shape.ends) / shape.layers
+    # gathered in bfloat16, and gradients in bfloat16 and, to be reduced, in float32
+    gathered = (2 + 2 + 4) * shape.ends + (2 * 2 + 2 + 4) * layer
+    logits = CHUNK_TOKENS * shape.vocabulary * 4 * CHUNK_COPIES
+    return (states + gathered + logits) / 1e9 + CONTEXT_GB
+
+
+def fitting(shape: ModelShape, longest: int, gpus: int, gpu_gb: float) -> dict[str, Any] | None:
+    """Keys of verl that fit on GPUs of `gpu_gb`, with as little offloading as goes; or None."""
+    room = (1 - FREE_SHARE) * gpu_gb
+    weights_gb = 2 * shape.parameters / 1e9
+    for state_bytes, waiting_bytes, away in (
+        (16, 12, {}),
+        (16, 0, dict.fromkeys(OFFLOADS, True)),
+        (0, 0, {OFFLOAD_POLICY: True}),
+    ):
+        free = room - update_gb(shape, gpus, state_bytes=state_bytes)
+        tokens = int(free / token_gb(shape)) // 1024 * 1024
+        waiting_gb = waiting_bytes * shape.parameters / gpus / 1e9
+        least, most = (max(s * gpu_gb, weights_gb + LEAST_CACHE_GB) for s in VLLM_SHARES)
+        for_vllm = min(room - CONTEXT_GB - waiting_gb, most)
+        if tokens >= longest and for_vllm >= least:
+            share = int(100 * for_vllm / gpu_gb) / 100
+            keys = {TOKENS: min(tokens, MOST_TOKENS), VLLM_SHARE: share}
+            return {**keys, **dict.fromkeys((*OFFLOADS, OFFLOAD_POLICY), False), **away}
+    return None
+
+
+def used_of(gpus: Sequence[Gpu]) -> int:
+    """How many of them divide each batch of the recipes."""
+    return max((n for n in COUNTS if n <= len(gpus)), default=0)
+
+
+def overrides_for(task: str, gpus: Sequence[Gpu], count: int) -> list[str]:
+    """The overrides for `count` of these GPUs and the recipe's model.
+
+    Raises:
+        ValueError: they are too few or too small.
+    """
+    if not gpus:
+        return ["hardware=cpu"]
+    if count > len(gpus):
+        raise ValueError(f"{count} GPUs are wanted, and {len(gpus)} are here")
+    smallest = min(gpus, key=lambda gpu: gpu.memory_mib)
+    shape, longest = TASKS[task]
+    keys = fitting(shape, longest, count, smallest.memory_mib * 2**20 / 1e9)
+    if keys is None:
+        raise ValueError(
+            f"{count} x {smallest.name} of {smallest.memory_mib:,} MiB is too little for "
+            f"task={task}, whose model has {shape.parameters / 1e9:.1f} B parameters: its update "
+            f"takes {update_gb(shape, count, state_bytes=0) + longest * token_gb(shape):.0f} GB of "
+            "each GPU even if parameters and Adam's state are on the CPU (computed). hardware=cpu "
+            "trains a tiny policy without a GPU"
+        )
+    number = [] if count in (1, 8) else [f"trainer.n_gpus_per_node={count}"]
+    hardware = "1gpu" if count == 1 else "8gpu"
+    return [f"hardware={hardware}", *number, *(f"{key}={value}" for key, value in keys.items())]
+
+
+# --- what a configuration needs ------------------------------------------------------------------
 
 
 def shape_of(path: str) -> ModelShape | None:
@@ -152,34 +293,52 @@ def shape_of(path: str) -> ModelShape | None:
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,
         vocabulary=config.vocab_size,
+        tied=bool(config.tie_word_embeddings),
     )
 
 
-def needed_gb(shape: ModelShape, config: Any, gpu_gb: float) -> Mapping[str, float]:
+def needed_gb(shape: ModelShape, config: Any, gpu_gb: float) -> dict[str, float]:
     """{phase: GB of one GPU} for verl's configuration, on GPUs of `gpu_gb`."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    share = shape.parameters / gpus / 1e9
-    tokens = (config.data.max_prompt_length + config.data.max_response_length) * (
-        actor.ppo_micro_batch_size_per_gpu or 1
-    )
+    tokens = longest_row(config) * (actor.ppo_micro_batch_size_per_gpu or 1)
     if actor.use_dynamic_bsz:
         tokens = actor.ppo_max_token_len_per_gpu
-    # bytes of a token: the input of each layer, and some 20 + 3 vectors of the layer in work
-    kept = 2 * shape.layers * shape.hidden
-    in_work = 2 * (20 * shape.hidden + 3 * shape.intermediate)
-    logits = CHUNK_TOKENS * shape.vocabulary * 4 * CHUNK_COPIES
+    is_lora = config.actor_rollout_ref.model.lora_rank > 0  # whose own states are small
+    bytes_of = {"param": 4, "optimizer": 0 if is_lora else 8, "gradient": 0 if is_lora else 4}
+    if actor.fsdp_config.offload_policy:
+        bytes_of = dict.fromkeys(bytes_of, 0)
+    update = update_gb(shape, gpus, state_bytes=sum(bytes_of.values())) + tokens * token_gb(shape)
     if not config.actor_rollout_ref.model.use_fused_kernels:
-        logits = tokens * shape.vocabulary * 2 * 3  # in bfloat16, with softmax and gradient
-    states = 0.0 if actor.fsdp_config.offload_policy else 16 * share
-    whole = WHOLE_LAYER_BYTES * shape.vocabulary * shape.hidden
-    update = states + (tokens * (kept + in_work) + whole + logits) / 1e9 + CONTEXT_GB
-    waiting = 0 if actor.fsdp_config.param_offload else 4 * share
-    waiting += 0 if actor.fsdp_config.optimizer_offload else 8 * share
-    waiting = 0 if actor.fsdp_config.offload_policy else waiting
-    weights = 2 * shape.parameters / rollout.tensor_model_parallel_size / 1e9
-    for_vllm = max(rollout.gpu_memory_utilization * gpu_gb, weights + LEAST_CACHE_GB)
-    return {"update": update, "rollout": for_vllm + waiting + CONTEXT_GB}
+        # all logits, in bfloat16, with softmax and gradient
+        update += tokens * shape.vocabulary * 2 * 3 / 1e9
+    waiting = 0 if actor.fsdp_config.param_offload else bytes_of["param"]
+    waiting += 0 if actor.fsdp_config.optimizer_offload else bytes_of["optimizer"]
+    weights_gb = 2 * shape.parameters / rollout.tensor_model_parallel_size / 1e9
+    for_vllm = max(rollout.gpu_memory_utilization * gpu_gb, weights_gb + LEAST_CACHE_GB)
+    return {
+        "update": update,
+        "rollout": for_vllm + waiting * shape.parameters / gpus / 1e9 + CONTEXT_GB,
+    }
+
+
+def longest_row(config: Any) -> int:
+    return int(config.data.max_prompt_length + config.data.max_response_length)
+
+
+def host_gb(shape: ModelShape, config: Any) -> float:
+    """GB of host memory of a node: what is offloaded, the reference, and the processes.
+
+    verl moves the reference to the CPU between its passes, in float32 unless `model_dtype` says
+    otherwise.
+    """
+    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    ref = config.actor_rollout_ref.ref.fsdp_config
+    away = 16 if fsdp.offload_policy else 4 * fsdp.param_offload + 8 * fsdp.optimizer_offload
+    if config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward:
+        away += 2 if str(ref.get("model_dtype")) in ("bf16", "bfloat16") else 4
+    processes = 2 * PROCESS_GB * config.trainer.n_gpus_per_node
+    return float(away * shape.parameters / config.trainer.nnodes / 1e9 + processes)
 
 
 def needed_disk_gb(shape: ModelShape) -> float:
@@ -187,20 +346,47 @@ def needed_disk_gb(shape: ModelShape) -> float:
     return 15 + (2 + 2 * 12) * shape.parameters / 1e9
 
 
-def memory_problems(needed: Mapping[str, float], gpu_gb: float) -> list[str]:
+def memory_problems(
+    needed: Mapping[str, float], gpu_gb: float, fits: Mapping[str, Any] | None
+) -> list[str]:
     """A sentence for each phase that does not fit, with what would help."""
-    remedies = {
-        "update": "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu, more GPUs, or "
-        "actor_rollout_ref.actor.fsdp_config.offload_policy=True",
-        "rollout": "actor_rollout_ref.rollout.gpu_memory_utilization, more GPUs, or "
-        "actor_rollout_ref.actor.fsdp_config.{param_offload,optimizer_offload}=True",
-    }
+    room = (1 - FREE_SHARE) * gpu_gb
+    remedy = (
+        " ".join(f"{key}={value}" for key, value in fits.items())
+        if fits
+        else "more GPUs, or a smaller model"
+    )
     return [
         f"a GPU of {gpu_gb:.0f} GB is too small for the {phase}, which needs about {gb:.0f} GB "
-        f"(computed). What helps: gpu_memory=24gb or the like, a lower {remedies[phase]}"
+        f"(computed). What fits: {remedy}"
         for phase, gb in needed.items()
-        if gb > gpu_gb
+        if gb > room
     ]
+
+
+def host_problems(shape: ModelShape, config: Any) -> list[str]:
+    """A sentence if host memory or /dev/shm is too small."""
+    import psutil
+
+    problems = []
+    has_gb, needs_gb = psutil.virtual_memory().total / 1e9, host_gb(shape, config)
+    if needs_gb > has_gb:
+        problems.append(
+            f"host memory: {has_gb:.0f} GB; about {needs_gb:.0f} are needed (computed). "
+            "actor_rollout_ref.ref.fsdp_config.model_dtype=bf16 halves the reference's"
+        )
+    shared = Path("/dev/shm")
+    rollout = config.actor_rollout_ref.rollout
+    servers = config.trainer.n_gpus_per_node / rollout.tensor_model_parallel_size
+    needs_gb = SHARED_MEMORY_GB * servers
+    if rollout.name == "vllm" and shared.is_dir():
+        has_gb = shutil.disk_usage(shared).free / 1e9
+        if needs_gb > has_gb:
+            problems.append(
+                f"/dev/shm: {has_gb:.2f} GB free; expected at least {needs_gb:.1f} for vLLM. In a "
+                "container: --shm-size=16g, or --ipc=host"
+            )
+    return problems
 
 
 def check_gpus(config: Any) -> list[str]:
@@ -225,20 +411,27 @@ def check_gpus(config: Any) -> list[str]:
     is_fsdp = str(config.actor_rollout_ref.actor.strategy).startswith("fsdp")
     shape = shape_of(str(config.actor_rollout_ref.model.path)) if is_fsdp else None
     disk_gb = needed_disk_gb(shape) if shape else LEAST_DISK_GB
-    problems = missing(find_gpus(os.environ), there, disk_gb)
-    gpu_gb = min(torch.cuda.get_device_properties(i).total_memory for i in range(wanted)) / 1e9
-    remark = f"{found} GPUs of {gpu_gb:.0f} GB"
+    sizes = [torch.cuda.get_device_properties(i) for i in range(wanted)]
+    known = [
+        Gpu(str(i), "", size.name, size.total_memory >> 20, "", (size.major, size.minor))
+        for i, size in enumerate(sizes)
+    ]
+    problems = missing(known, there, disk_gb, cuda_runs=True)
+    gpu_gb = min(size.total_memory for size in sizes) / 1e9
+    remarks = [f"{found} GPUs of {gpu_gb:.0f} GB"]
     if shape is None:
         reason = "no language model is here yet" if is_fsdp else "the strategy is not FSDP"
-        remark += f"; {reason}, so what it needs of them is not known"
+        remarks[0] += f"; {reason}, so what it needs of them is not known"
     else:
         needed = needed_gb(shape, config, gpu_gb)
-        problems += memory_problems(needed, gpu_gb)
+        fits = fitting(shape, longest_row(config), wanted * config.trainer.nnodes, gpu_gb)
+        problems += [*memory_problems(needed, gpu_gb, fits), *host_problems(shape, config)]
         phases = ", ".join(f"{gb:.0f} GB in the {phase}" for phase, gb in needed.items())
-        remark += f"; {shape.parameters / 1e9:.2f} B parameters need about {phases} (computed)"
-    if problems:
-        raise ValueError("; ".join(problems))
-    return [remark]
+        remarks[0] += f"; {shape.parameters / 1e9:.2f} B parameters need about {phases}, and "
+        remarks[0] += f"{host_gb(shape, config):.0f} GB of host memory (computed)"
+    if problems and not os.environ.get(GO_ON):
+        raise ValueError(f"{'; '.join(problems)}. {GO_ON}=1 goes on all the same")
+    return remarks + problems
 
 
 def first_that_exists(path: Path) -> Path:
@@ -247,19 +440,25 @@ def first_that_exists(path: Path) -> Path:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the overrides; return 1 if something is missing."""
-    folder = Path(arguments[0]) if arguments else Path()
-    gpus = find_gpus(os.environ)
+    task, folder, wanted = [*arguments, *(".", "")[len(arguments) - 1 :]]
+    overrides, problems = [], []
     try:
-        overrides = overrides_for(gpus)
-        problems = missing(gpus, folder) if gpus else []
+        gpus = find_gpus(os.environ)
+        print(f"found {len(gpus)} GPUs{f' ({_names(gpus)})' if gpus else ''}", file=sys.stderr)
+        problems = missing(gpus, Path(folder)) if gpus else []
+        used = int(wanted or used_of(gpus))
+        overrides = overrides_for(task, gpus, used)
+        if used < len(gpus):
+            why = "" if wanted else ": the recipes' batches divide by 1, 2, 4 and 8"
+            print(f"{used} of them are used{why}", file=sys.stderr)
     except ValueError as error:
-        overrides, problems = [], [str(error)]
-    names = ", ".join(sorted({gpu.name for gpu in gpus}))
-    print(f"found {len(gpus)} GPUs{f' ({names})' if names else ''}", file=sys.stderr)
+        problems.append(str(error))
     for problem in problems:
         print(f"this machine: {problem}", file=sys.stderr)
+    if problems and not (overrides and os.environ.get(GO_ON)):
+        return 1
     print(" ".join(overrides))
-    return 1 if problems else 0
+    return 0
 
 
 if __name__ == "__main__":

@@ -109,8 +109,8 @@ def missing_packages(config: Any) -> list[str]:
     if attention == "flash_attention_2" and not (find_spec("flash_attn") or find_spec("kernels")):
         problems.append(
             "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2 (verl's "
-            "default): flash-attn is not installed here. Set it to sdpa (with a +; our recipes: "
-            "attention=sdpa), or install it: `./setup_env.sh gpu flash-attn`"
+            "default): flash-attn is not installed here. Set it to auto (with a +; our recipes: "
+            "attention=auto), or install it: `./setup_env.sh gpu flash-attn`"
         )
     return problems
 

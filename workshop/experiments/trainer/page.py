@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from verl_gdpo.tools.report.page import signed
-from workshop.benchmarks.step_model import GPUS, TOOL_RL
+from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL
 from workshop.benchmarks.step_model import seconds as computed_seconds
 from workshop.experiments.template import template_beside
 from workshop.experiments.trainer import compare, paper, results, task
@@ -156,9 +156,8 @@ def gpu_table() -> str:
     runs = len([*plan("8gpu")])
     lines = [f"| GPUs | a step | a run | all {runs} runs |", "|---|---|---|---|"]
     for gpu in GPUS:
-        for count in (1, 8):
-            step = sum(computed_seconds(TOOL_RL, gpu, count).values())
-            hours = step * GPU_STEPS / 3600
-            row = f"{step:.0f} s | {hours:.1f} h | {runs * hours:.0f} h"
-            lines.append(f"| {count} x {gpu.name} | {row} |")
+        steps = [sum(computed_seconds(TOOL_RL, gpu, 8, share).values()) for share in FLOPS_SHARES]
+        best, worst = (step * GPU_STEPS / 3600 for step in steps)
+        row = f"{steps[0]:.0f} to {steps[1]:.0f} s | {best:.1f} to {worst:.1f} h"
+        lines.append(f"| 8 x {gpu.name} | {row} | {runs * best:.0f} to {runs * worst:.0f} h |")
     return "\n".join(lines)

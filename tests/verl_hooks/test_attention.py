@@ -1,0 +1,200 @@
+"""Packed rows attend to themselves alone, and which attention `auto` stands for."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from composed_recipes import composed
+from omegaconf import OmegaConf
+from repository import REPO
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+
+from verl_gdpo.verl_hooks import attention
+from verl_gdpo.verl_hooks.attention import KEY, choose, packed_varlen, register
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+LENGTHS = (5, 1, 9, 1, 1, 3)
+
+
+@pytest.fixture(scope="module", params=[Qwen2Config, Qwen3Config])
+def model(request):
+    register(None)
+    torch.manual_seed(0)
+    config = request.param(**SIZES, **HEADS)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="packed_sdpa").eval()
+
+
+@pytest.fixture
+def rows():
+    return [torch.randint(0, 64, (length,)) for length in LENGTHS]
+
+
+def alone(model, rows):
+    model.set_attn_implementation("eager")
+    logits = [model(row[None], use_cache=False).logits[0] for row in rows]
+    model.set_attn_implementation("packed_sdpa")
+    return logits
+
+
+def packed(model, rows):
+    positions = torch.cat([torch.arange(len(row)) for row in rows])[None]
+    return model(torch.cat(rows)[None], position_ids=positions, use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def test_a_row_sees_itself_alone(model, rows):
+    got, expected = packed(model, rows), torch.cat(alone(model, rows))
+    assert (got - expected).abs().max() < 1e-6
+
+
+@torch.no_grad()
+def test_padded_rows_and_a_cache_have_their_mask(model, rows):
+    batch = torch.zeros(2, 9, dtype=torch.long)
+    batch[0, :5], batch[1] = rows[0], rows[2]
+    given = (torch.arange(9) < torch.tensor([[5], [9]])).long()
+    logits = model(batch, attention_mask=given, use_cache=False).logits
+    first, second = alone(model, [rows[0], rows[2]])
+    assert (logits[0, :5] - first).abs().max() < 1e-6
+    assert (logits[1] - second).abs().max() < 1e-6
+    whole = model(rows[2][None], use_cache=True)
+    begun = model(rows[2][None, :4], use_cache=True)
+    rest = model(rows[2][None, 4:], past_key_values=begun.past_key_values)
+    assert (rest.logits[0] - whole.logits[0, 4:]).abs().max() < 1e-6
+
+
+@torch.no_grad()
+def test_a_window_stays(rows):
+    """A mask of all tokens then, which is right and slow."""
+    register(None)
+    window = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}
+    config = Qwen2Config(**SIZES, **HEADS, **window)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="packed_sdpa").eval()
+    got, expected = packed(model, rows), torch.cat(alone(model, rows))
+    assert (got - expected).abs().max() < 1e-6
+
+
+@torch.no_grad()
+def test_rows_are_looked_for_once_a_pass(model, rows, monkeypatch):
+    """Reading them waits for the GPU."""
+    read = []
+    original = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: read.append(0) or original(self))
+    packed(model, rows)
+    assert len(read) == 1
+
+
+def test_a_model_that_hides_the_positions():
+    part = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(ValueError, match=r"Module does not hand on position_ids.*use_remove_pad"):
+        attention.packed_sdpa(torch.nn.Module(), part, part, part, None)
+
+
+def test_pytorchs_own_kernel_gets_the_rows(monkeypatch):
+    """It runs on GPUs alone; here a stand-in attends row by row."""
+
+    def varlen_attn(query, key, value, starts, ends, longest, same, *, scale, window_size):
+        assert query.shape == key.shape == value.shape == (20, 4, 8)
+        assert starts.dtype == torch.int32 and (starts == ends).all()
+        assert (longest, same, window_size) == (9, 9, (-1, 0))
+        sizes = starts.diff().tolist()
+        parts = zip(*(part.split(sizes) for part in (query, key, value)), strict=True)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        done = [
+            attend(*(part.transpose(0, 1) for part in row), is_causal=True, scale=scale)
+            for row in parts
+        ]
+        return torch.cat([row.transpose(0, 1) for row in done])
+
+    module = ModuleType("torch.nn.attention.varlen")
+    module.varlen_attn = varlen_attn
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
+    torch.manual_seed(0)
+    layer = torch.nn.Module()
+    layer.num_key_value_groups = 2
+    query, key, value = torch.randn(1, 4, 20, 8), torch.randn(1, 2, 20, 8), torch.randn(1, 2, 20, 8)
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    given = (layer, query, key, value, None, positions)
+    got, _ = packed_varlen(*given, scaling=0.3)
+    expected, _ = attention.packed_sdpa(*given, scaling=0.3)
+    assert got.shape == expected.shape == (1, 20, 4, 8)
+    assert (got - expected).abs().max() < 1e-6
+
+
+def test_verls_engine_on_two_ranks(tmp_path):
+    """Outputs and gradients of packed rows are those of each row alone; one rank has one row."""
+    torch.manual_seed(0)
+    folder = tmp_path / "model"
+    AutoModelForCausalLM.from_config(Qwen2Config(**SIZES, **HEADS)).save_pretrained(folder)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    script = REPO / "tests/help/packed_rank.py"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), port, tmp_path, folder],
+            env={**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for one in found:
+        assert {*one["worst"]} == {"plain", "fused", "to a fixed length"}
+        assert max(one["worst"].values()) < 1e-5, found
+    # the pass itself, and once more for the gradient; 32 where it is filled up
+    assert {*found[0]["tokens"]} == {20, 32} and {*found[1]["tokens"]} == {7, 32}
+
+
+# --- which one -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flash_attn(monkeypatch):
+    """Lets it be imported, or not."""
+
+    def set_to(found):
+        monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn") if found else None)
+
+    return set_to
+
+
+@pytest.mark.parametrize(
+    ("hardware", "found", "chosen", "said"),
+    [
+        ("8gpu", True, "flash_attention_2", "since flash_attn can be imported"),
+        ("8gpu", False, "packed_sdpa", "since flash_attn cannot be imported (ModuleNotFoundError"),
+        ("cpu", True, "packed_sdpa", "since trainer.device=cpu"),
+    ],
+)
+def test_what_auto_is(flash_attn, hardware, found, chosen, said):
+    flash_attn(found)
+    config = composed(f"hardware={hardware}")
+    assert said in choose(config)
+    assert OmegaConf.select(config, KEY) == chosen
+    assert choose(config) is None  # it is said once
+
+
+@pytest.mark.parametrize("name", ["sdpa", "varlen", "auto"])
+def test_sequence_parallelism_is_refused(flash_attn, name):
+    flash_attn(False)
+    key = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    config = composed("hardware=8gpu", f"attention={name}", f"{key}=2")
+    with pytest.raises(ValueError, match=f"{key}=2: verl splits rows .* attention=flash_attn"):
+        choose(config)
+
+
+def test_what_is_not_ours_stays(flash_attn):
+    flash_attn(True)
+    config = composed("hardware=8gpu", "attention=flash_attn")
+    assert choose(config) is None
+    assert OmegaConf.select(config, KEY) == "flash_attention_2"
