@@ -109,7 +109,7 @@ def test_a_folder_is_left_alone(hub, capsys, tmp_path):
 def test_weights_that_would_not_fit_are_not_downloaded(hub, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    size = SimpleNamespace(total_memory=23_034 * 2**20)
+    size = SimpleNamespace(name="A10G", major=8, minor=6, total_memory=23_034 * 2**20)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: size)
     monkeypatch.setattr(gpus, "missing", lambda found, folder, disk_gb: [])
     assert fetch("org/mine") == 1

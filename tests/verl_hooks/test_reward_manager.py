@@ -775,7 +775,7 @@ def test_a_sample_that_waits_for_its_turn_is_not_named(is_async):
 
     seen = []
     scoring = manager(in_the_loop if is_async else scorer)
-    scoring.loop.set_default_executor(ThreadPoolExecutor(1))
+    scoring.make_threads = lambda _: ThreadPoolExecutor(1)
     scoring.loop.run_until_complete(score_two())
     assert len(seen) == 2
     for uid, line in zip("ab", seen, strict=True):
