@@ -207,7 +207,7 @@ def test_a_run_of_megatron_is_not_computed(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     size = SimpleNamespace(name="H100", major=9, minor=0, total_memory=9 * 10**10)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: size)
-    monkeypatch.setattr(gpus, "missing", lambda found, folder, disk_gb: [])
+    monkeypatch.setattr(gpus, "missing", lambda *found, **settings: [])
     config = compose_config(None, "ppo_megatron_trainer", [])
     (remark,) = gpus.check_gpus(config)
     assert (

@@ -111,7 +111,8 @@ def test_weights_that_would_not_fit_are_not_downloaded(hub, capsys, monkeypatch)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     size = SimpleNamespace(name="A10G", major=8, minor=6, total_memory=23_034 * 2**20)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: size)
-    monkeypatch.setattr(gpus, "missing", lambda found, folder, disk_gb: [])
+    monkeypatch.setattr(gpus, "missing", lambda *found, **settings: [])
+    monkeypatch.setattr(gpus, "host_problems", lambda *_: [])
     assert fetch("org/mine") == 1
     error = capsys.readouterr().err
     assert "fetch: org/mine is not downloaded: a GPU of 24 GB is too small for the upd" in error
