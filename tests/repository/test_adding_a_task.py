@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from repository import REPO, tracked_files
 
 PAGE = (REPO / "docs" / "adding_a_task.md").read_text()
@@ -17,6 +18,7 @@ EXECUTED = re.findall(
 )
 
 
+@pytest.mark.slow
 def test_the_page(tmp_path):
     assert [kind for kind, _ in EXECUTED] == ["python", "bash", "yaml", "yaml", "bash"]
     for path in tracked_files():

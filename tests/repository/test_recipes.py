@@ -45,7 +45,9 @@ def pairs():
     assert len(names("task")) >= len(hardware) <= len(names("estimator"))
     for i, task in enumerate(names("task")):
         for k, estimator in enumerate(names("estimator")):
-            yield task, hardware[(i + k) % len(hardware)], estimator
+            # by default, each file of the recipes at least once
+            marks = () if i == 0 or k == 0 else pytest.mark.slow
+            yield pytest.param(task, hardware[(i + k) % len(hardware)], estimator, marks=marks)
 
 
 @pytest.mark.filterwarnings("ignore:Disabled critic:UserWarning")

@@ -154,6 +154,7 @@ def unlocked():
     return dict(zip(PROGRAMS, outcomes, strict=True))
 
 
+@pytest.mark.slow
 def test_without_the_lock_they_do_harm():
     """To whom the programs run as; root's have one of their own, who may do less in /proc."""
     tried = [unlocked(), *([as_nobody(unlocked)] if os.getuid() == 0 else [])]

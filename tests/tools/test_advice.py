@@ -234,7 +234,19 @@ SIMULATED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "rule", "claim"), SIMULATED)
+OF_EACH_RULE = (
+    *("two, 3:1", "two, 1:1", "two answers, range by prompt"),
+    *("two and noise of 1", "conflict, 6:1"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "claim"),
+    [
+        pytest.param(*case, marks=() if case[0] in OF_EACH_RULE else pytest.mark.slow)
+        for case in SIMULATED
+    ],
+)
 def test_the_rules_claim_what_the_simulation_found(name, rule, claim):
     assert advise(simulated(name, 100)).rule == rule
     low, high = claim

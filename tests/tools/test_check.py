@@ -499,6 +499,7 @@ def remarks_of(output):
     return [" ".join(text.split()) for text in told]
 
 
+@pytest.mark.slow
 def test_the_process_ends_although_a_reward_function_does_not(data):
     done = subprocess.run(
         [

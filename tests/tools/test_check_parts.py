@@ -26,6 +26,7 @@ def composed(*overrides):
 # --- the configuration ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_is_the_configuration_of_the_training_command(tmp_path):
     """With a folder of one's own, where verl's file of the same name wins, and Hydra's folder."""
     (tmp_path / "data").mkdir()

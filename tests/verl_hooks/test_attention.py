@@ -126,6 +126,7 @@ def test_pytorchs_own_kernel_gets_the_rows(monkeypatch):
     assert (got - expected).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_verls_engine_on_two_ranks(tmp_path):
     """Outputs and gradients of packed rows are those of each row alone; one rank has one row."""
     torch.manual_seed(0)

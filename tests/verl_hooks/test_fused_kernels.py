@@ -5,9 +5,11 @@ import socket
 import subprocess
 import sys
 
+import pytest
 from repository import REPO
 
 
+@pytest.mark.slow
 def test_log_probs_and_gradients_are_those_of_the_plain_model(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

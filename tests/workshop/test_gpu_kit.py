@@ -121,7 +121,7 @@ def overrides_of(stage):
     return list(stage.command[stage.command.index("train") + 1 :])
 
 
-@pytest.fixture(scope="module", params=FITTING)
+@pytest.fixture(scope="module", params=["cuda", pytest.param("cpu", marks=pytest.mark.slow)])
 def composed(request, tmp_path_factory):
     """A place, and each training that can run on its device with its configuration."""
     place = place_at(tmp_path_factory.mktemp(request.param), request.param)

@@ -80,6 +80,7 @@ def test_the_papers_eight_gpus_are_in_the_range_and_its_one_is_not():
     assert at_peak["update"] + at_peak["log-probabilities, twice"] > 90
 
 
+@pytest.mark.slow
 def test_the_tables_in_the_document(monkeypatch):
     monkeypatch.setattr(gpu_tables, "compose_config", compose_quickly)
     text = (RECIPES / "README.md").read_text()

@@ -263,6 +263,7 @@ def test_the_pictures_show_the_data(tmp_path):
 # --- the command ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_part_of_the_map_is_only_printed(capsys, monkeypatch):
     monkeypatch.setattr(results, "write", None)
     monkeypatch.setattr(page, "write", None)

@@ -186,6 +186,7 @@ train.make_policy(sys.argv[1], data=sys.argv[2], steps=3, batch_size=4, hidden_s
 """
 
 
+@pytest.mark.slow
 def test_two_at_once_train_once(data, tmp_path):
     def start():
         return subprocess.Popen(

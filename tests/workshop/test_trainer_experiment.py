@@ -115,6 +115,7 @@ def test_a_demonstration_is_half_right():
     assert both / 4000 == pytest.approx(1 / 64, abs=0.008)
 
 
+@pytest.mark.slow
 def test_the_starting_policy(tmp_path):
     """A seed that the comparison does not use."""
     torch.set_num_threads(1)
