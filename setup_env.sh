@@ -110,7 +110,7 @@ failed() {
   die "pip failed; all of its output is in $log"
 }
 pip() { "$venv/bin/python" -m pip "$@" --disable-pip-version-check 2>&1 | progress || failed; }
-install() { pip install --progress-bar off "$@"; }
+install() { pip install --progress-bar off --no-compile "$@"; } # pip would compile 300 MB of Python on one core
 
 # what builds the few packages without a wheel, and this one, has a hash too
 sed -n '/^setuptools==/,/[^\\]$/p' "${files[0]}" >"$venv/build.txt"
@@ -133,6 +133,8 @@ fi
 install --no-deps --no-build-isolation --editable .
 # vLLM asks for torch under another name, and for packages of pictures and sound
 [ -n "$vllm" ] || pip check
+# also for those whose Python writes no bytecode itself; a package may hold files of another Python
+"$venv/bin/python" -m compileall -qq -j 0 -x '/tests/' "$venv/lib" >>"$log" 2>&1 || true
 for other in .venv-"$hardware"-*; do
   [ "$other" = "$venv" ] || say "$other stays: remove it if nothing needs it any more"
 done

@@ -18,7 +18,7 @@ from repository import REPO
 # notes each call with what .venv is meanwhile; waits in `pip install` while ./wait is there
 PYTHON = f"""#!/bin/bash
 case "$1 $2" in
-  "-m venv" | "-m pip") ;;
+  "-m venv" | "-m pip" | "-m compileall") ;;
   *) [[ $0 != */.venv-* ]] || exit 1; exec {sys.executable} "$@" ;;
 esac
 echo "begin $2 $(readlink .venv) $*" >>calls
@@ -91,6 +91,10 @@ def test_made_once(checkout):
     assert code == 0
     assert venv == (checkout / ".venv").resolve() and venv.name.startswith(".venv-cpu-")
     made = calls(checkout)
+    # all of it is compiled once, on all cores, and not by pip on one
+    installed = [line for line in made if "begin pip" in line and " install " in line]
+    assert installed and all(" --no-compile " in line for line in installed)
+    assert sum("begin compileall" in line and "-j 0" in line for line in made) == 1
     assert setup(checkout, "cpu") == (0, venv, "")
     assert calls(checkout) == made
 
@@ -194,7 +198,7 @@ def test_a_copied_or_moved_checkout_gets_an_environment_of_its_own(checkout):
 def test_hashes_are_asked_of_all_but_torch_and_the_package(checkout):
     assert setup(checkout, "cpu", "dev")[0] == 0
     asked = [line.partition(" -m pip ")[2] for line in calls(checkout) if " -m pip " in line]
-    first, *rest = [line.removeprefix("install --progress-bar off ") for line in asked]
+    first, *rest = [line.removeprefix("install --progress-bar off --no-compile ") for line in asked]
     assert first.startswith("--retries 1 --require-hashes --no-deps --requirement .venv-cpu-")
     assert [line.removesuffix(" --disable-pip-version-check") for line in rest] == [
         "--require-hashes --no-deps --no-build-isolation --requirement=requirements/cpu.txt "
