@@ -83,6 +83,7 @@ def run_python(run_forked):
     return run
 
 
+@pytest.mark.slow
 def test_nothing_happens_without_the_variable(run_python):
     done = run_python(
         "import os, sys, verl\n"

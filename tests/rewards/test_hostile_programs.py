@@ -41,7 +41,7 @@ def kind_of(name):
 WEAK = ["weak"] if sandbox_machine.can_change_user() else []
 WHERE = [(name, False) for name in ["bubblewrap", "landlock", *WEAK]]
 if os.getuid() == 0:
-    WHERE += [("bubblewrap", True), ("landlock", True)]
+    WHERE += [pytest.param("bubblewrap", True, marks=pytest.mark.slow), ("landlock", True)]
 OLD_KERNELS = ("bubblewrap 0", "landlock 1", "landlock 3", "landlock 5")
 WHERE += [pytest.param(name, False, marks=pytest.mark.slow) for name in OLD_KERNELS]
 

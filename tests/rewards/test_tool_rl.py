@@ -684,6 +684,7 @@ HOSTILE = {
 FIVE_CALLS = tool_text(*[F] * 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_megabyte_scores_within_two_seconds(name):
     for gold in (FIVE_CALLS, FIVE_CALLS + "\n<response> done </response>", RESPONSE_GOLD):

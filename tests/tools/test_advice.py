@@ -336,6 +336,7 @@ def test_responses_that_are_made_up_show_less():
     assert "%" not in text and "exclude" not in text
 
 
+@pytest.mark.slow
 def test_replay_and_report_show_it(tmp_path, capsys):
     runs = [make_run(tmp_path / arm, arm) for arm in ("gdpo", "grpo")]
     assert replay.main([str(runs[0]), "--top", "0"]) == 0

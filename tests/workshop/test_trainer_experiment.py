@@ -203,6 +203,7 @@ def composed(run, tmp_path, monkeypatch):
         return compose("train", overrides=[path, *keys])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_arms_differ_in_the_estimator_alone(setting, tmp_path, monkeypatch):
     configs = {}
