@@ -5,8 +5,8 @@ import pytest
 from verl_gdpo.run.processes import clear_sessions
 
 
-def session(folder, process):
-    made = folder / f"session_2026-11-22_10-00-00_000001_{process}"
+def session(folder, process, time="10-00-00"):
+    made = folder / f"session_2026-11-22_{time}_000001_{process}"
     (made / "logs").mkdir(parents=True)
     (made / "logs" / "raylet.out").write_text("said\n")
     (made / "sockets").mkdir()
@@ -20,7 +20,13 @@ def test_the_sessions_of_the_driver_alone(tmp_path, variable, failed):
     run.mkdir()
     own, other = session(ray, 77), session(ray, 177)
     (ray / "session_latest").symlink_to(own)
-    clear_sessions(77, ["python"], {variable: f"{tmp_path}/tmp"}, run if failed else None)
+    clear_sessions(
+        77,
+        "2026-11-22_10-00-00",
+        ["python"],
+        {variable: f"{tmp_path}/tmp"},
+        run if failed else None,
+    )
     assert [*ray.iterdir()] == [other] and (other / "logs" / "raylet.out").exists()
     kept = run / "ray_logs" / own.name / "raylet.out"
     assert kept.exists() == failed
@@ -30,12 +36,21 @@ def test_the_sessions_of_the_driver_alone(tmp_path, variable, failed):
 def test_in_the_folder_that_the_command_names(tmp_path, quote):
     session(tmp_path, 77)
     key = f"+ray_kwargs.ray_init._temp_dir={quote}{tmp_path}{quote}"
-    clear_sessions(77, ["python", "-m", "x", key], {"TMPDIR": "/nowhere"}, None)
+    clear_sessions(
+        77, "2026-11-22_10-00-00", ["python", "-m", "x", key], {"TMPDIR": "/nowhere"}, None
+    )
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_session_of_an_earlier_process_of_this_number_stays(tmp_path):
+    """A cluster has the number of `ray start`, which has ended."""
+    earlier, own = session(tmp_path / "ray", 77, "09-59-59"), session(tmp_path / "ray", 77)
+    clear_sessions(77, "2026-11-22_10-00-00", [], {"TMPDIR": str(tmp_path)}, None)
+    assert earlier.exists() and not own.exists()
 
 
 def test_a_link_to_a_session_of_others_stays(tmp_path):
     other = session(tmp_path / "ray", 177)
     (tmp_path / "ray" / "session_latest").symlink_to(other)
-    clear_sessions(77, [], {"TMPDIR": str(tmp_path)}, None)
+    clear_sessions(77, "2026-11-22_10-00-00", [], {"TMPDIR": str(tmp_path)}, None)
     assert (tmp_path / "ray" / "session_latest").resolve() == other

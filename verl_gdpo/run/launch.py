@@ -35,6 +35,7 @@ from verl_gdpo.run.heartbeat import Pulse
 from verl_gdpo.run.heartbeat import remove as remove_heartbeat
 from verl_gdpo.run.processes import (
     MARK,
+    SESSION_TIME,
     BusyError,
     clear_sessions,
     end_run,
@@ -190,6 +191,7 @@ def _run(
     """Start the driver, and say how it ended after all processes of the run have ended."""
     # in its own session, so that Ctrl-C reaches only us, and we pass it on once
     alone: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+    since = time.strftime(SESSION_TIME)
     process = subprocess.Popen(
         command, env=environment, stdout=log, stderr=subprocess.STDOUT, **alone
     )
@@ -212,7 +214,8 @@ def _run(
                 process.wait(GRACE_SECONDS)
         end_run(environment[MARK], process.pid, segments.found)
         process.poll()
-        clear_sessions(process.pid, command, environment, ends.run if keeps_logs else None)
+        logs = ends.run if keeps_logs else None
+        clear_sessions(process.pid, since, command, environment, logs)
 
 
 @dataclass

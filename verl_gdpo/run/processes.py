@@ -33,6 +33,7 @@ SHARED_MEMORY = Path("/dev/shm")
 SEGMENTS = ("psm_", "sem.mp-")  # as Python names them
 MAPPED = re.compile(r" (\d+) +/dev/shm/")  # the inode, in /proc/PID/maps
 LOGS = "ray_logs"
+SESSION_TIME = "%Y-%m-%d_%H-%M-%S"  # in the names of Ray's sessions
 TEMP_DIR = re.compile(r"\+*ray_kwargs\.ray_init\._temp_dir=['\"]?([^'\"]*)")
 
 
@@ -171,17 +172,24 @@ def watchdog(mark: str, temporary: str, log: IO[bytes]) -> Iterator[None]:
 
 
 def clear_sessions(
-    driver: int, command: Sequence[str], environment: Mapping[str, str], run: Path | None
+    driver: int,
+    since: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    run: Path | None,
 ) -> None:
     """Remove the sessions that a driver has started, after all of its processes have ended.
 
     Args:
-        driver: its process id.
+        driver: its process id, which a cluster that runs may have had before.
+        since: the time of its start, in the form `SESSION_TIME`.
         command: its command, which may name another folder for Ray.
         run: if not None, the logs are moved into this folder first.
     """
     for folder in _folders(command, environment):
         for session in folder.glob(f"session_*_{driver}"):
+            if session.name.removeprefix("session_") < since:
+                continue
             if run is not None and run.exists():
                 with contextlib.suppress(OSError):
                     shutil.move(session / "logs", run / LOGS / session.name)
