@@ -27,6 +27,7 @@ from verl_gdpo.tools.check.machine import (
     check_environment,
     missing_models,
     what_is_missing,
+    what_may_replace_verl,
     what_scorers_miss,
 )
 from verl_gdpo.tools.check.output import WARNING, Output, others_kept_away
@@ -97,6 +98,7 @@ def _look(output: Output, options: argparse.Namespace) -> None:
     environment = output.ask(check_environment, config)
     if environment is None:
         return
+    output.say(what_may_replace_verl(), WARNING)
     output.say(output.ask(_attention, config) or [])
     output.problems += output.ask(unknown_names, config) or []
     output.problems += output.ask(missing_models, config) or []

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
+from packaging.version import Version
 
 import verl_gdpo
 from verl_gdpo.rewards import TASK_OF, options_for
@@ -57,6 +58,19 @@ def check_environment(config: Any) -> str:
         raise ValueError("verl-gdpo refuses to run: " + "; ".join(plugin.refusals))
     check_device(config.trainer.device)
     return f"verl {verls.VERSION}, verl-gdpo {verl_gdpo.__version__}"
+
+
+def what_may_replace_verl() -> list[str]:
+    """A sentence if verl is a development version, as in a checkout of its main branch."""
+    from verl_gdpo.verl_hooks.for_check import VERSION
+
+    if not Version(VERSION).is_prerelease:
+        return []
+    return [
+        f"verl {VERSION} is a development version; docs/trainers.md says which state of it was "
+        "tested. `pip install 'verl-gdpo[gpu]'` and `[cpu]` would replace it by a release: "
+        "install with --no-deps, or without these extras"
+    ]
 
 
 def check_device(device: str) -> None:
