@@ -150,12 +150,12 @@ def test_a_host_that_is_too_small(monkeypatch):
         gpus.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[str(path)])
     )
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64e9))
-    memory, shared = gpus.host_problems(gpus.DEEPSEEK_7B, config)
+    memory, shared = gpus.host_problems(gpus.DEEPSEEK_7B, config, *gpus.host_now())
     assert "host memory: 64 GB; about 78 are needed (computed)" in memory
     assert "/dev/shm: 0.06 GB free; expected at least 4.0 for vLLM" in shared
     free["/dev/shm"] = 5e9
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=80e9))
-    assert gpus.host_problems(gpus.DEEPSEEK_7B, config) == []
+    assert gpus.host_problems(gpus.DEEPSEEK_7B, config, *gpus.host_now()) == []
 
 
 def test_the_shape_of_a_model_in_a_folder(tmp_path):

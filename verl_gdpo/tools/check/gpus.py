@@ -15,6 +15,7 @@ While vLLM generates, it takes `gpu_memory_utilization` of the GPU.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -369,28 +370,32 @@ def memory_problems(
     ]
 
 
-def host_problems(shape: ModelShape, config: Any) -> list[str]:
-    """A sentence if host memory or /dev/shm is too small."""
+def host_now() -> tuple[float, float]:
+    """GB of this machine's memory, and GB free in /dev/shm (infinite where there is none)."""
     import psutil
 
+    shared = Path("/dev/shm")
+    free_gb = shutil.disk_usage(shared).free / 1e9 if shared.is_dir() else math.inf
+    return psutil.virtual_memory().total / 1e9, free_gb
+
+
+def host_problems(shape: ModelShape, config: Any, memory_gb: float, shared_gb: float) -> list[str]:
+    """A sentence if host memory or /dev/shm is too small."""
     problems = []
-    has_gb, needs_gb = psutil.virtual_memory().total / 1e9, host_gb(shape, config)
-    if needs_gb > has_gb:
+    needs_gb = host_gb(shape, config)
+    if needs_gb > memory_gb:
         problems.append(
-            f"host memory: {has_gb:.0f} GB; about {needs_gb:.0f} are needed (computed). "
+            f"host memory: {memory_gb:.0f} GB; about {needs_gb:.0f} are needed (computed). "
             "actor_rollout_ref.ref.fsdp_config.model_dtype=bf16 halves the reference's"
         )
-    shared = Path("/dev/shm")
     rollout = config.actor_rollout_ref.rollout
-    servers = config.trainer.n_gpus_per_node / rollout.tensor_model_parallel_size
-    needs_gb = SHARED_MEMORY_GB * servers
-    if rollout.name == "vllm" and shared.is_dir():
-        has_gb = shutil.disk_usage(shared).free / 1e9
-        if needs_gb > has_gb:
-            problems.append(
-                f"/dev/shm: {has_gb:.2f} GB free; expected at least {needs_gb:.1f} for vLLM. In a "
-                "container: --shm-size=16g, or --ipc=host"
-            )
+    needs_gb = SHARED_MEMORY_GB * config.trainer.n_gpus_per_node
+    needs_gb /= rollout.tensor_model_parallel_size
+    if rollout.name == "vllm" and needs_gb > shared_gb:
+        problems.append(
+            f"/dev/shm: {shared_gb:.2f} GB free; expected at least {needs_gb:.1f} for vLLM. In a "
+            "container: --shm-size=16g, or --ipc=host"
+        )
     return problems
 
 
@@ -430,7 +435,8 @@ def check_gpus(config: Any) -> list[str]:
     else:
         needed = needed_gb(shape, config, gpu_gb)
         fits = fitting(shape, longest_row(config), wanted * config.trainer.nnodes, gpu_gb)
-        problems += [*memory_problems(needed, gpu_gb, fits), *host_problems(shape, config)]
+        problems += memory_problems(needed, gpu_gb, fits)
+        problems += host_problems(shape, config, *host_now())
         phases = ", ".join(f"{gb:.0f} GB in the {phase}" for phase, gb in needed.items())
         remarks[0] += f"; {shape.parameters / 1e9:.2f} B parameters need about {phases}, and "
         remarks[0] += f"{host_gb(shape, config):.0f} GB of host memory (computed)"
