@@ -101,14 +101,17 @@ if [ "$hardware" != cpu ]; then
   case " ${overrides[*]} " in *' attention=flash_attn '*) extras=(flash-attn) ;; esac
   [ "$hardware" != 1gpu ] || count=1
   # the Python of the environment that will be made, or of an image that has verl
-  if active=$(python3 -c 'import importlib.metadata as m, sys; m.version("verl"), m.version("vllm"), m.version("verl-gdpo"); print(sys.executable)' 2>/dev/null); then
-    python=$active
-    say "using $python, which has verl, vllm and verl-gdpo"
+  if active=$(python3 -c '
+import importlib.metadata as m, sys
+print(sys.executable, ", ".join(f"{name} {m.version(name)}" for name in ("verl", "vllm", "verl-gdpo")))' 2>/dev/null); then
+    python=${active%% *}
+    say "using $python as it is: ${active#* }"
   else
     python=$("$root/setup_env.sh" python gpu "${extras[@]}") || exit 2
   fi
   # driver, compiler, disk and memory, before anything is installed or downloaded
   fitting=$("$python" "$root/verl_gdpo/tools/check/gpus.py" "$task" "$root" "$count") || exit 2
+  [ -n "$fitting$hardware" ] || die "give hardware=1gpu or hardware=8gpu, and the memory's keys, since these GPUs are not known"
   [ "$fitting" != hardware=cpu ] || [ -z "$hardware" ] || die "hardware=$hardware, but there is no GPU here"
   for choice in $fitting; do
     case $choice in
@@ -122,19 +125,17 @@ fi
 # setup_env.sh prints the environment's folder, which later starts do not change
 answer=$(mktemp)
 trap 'rm -f "$answer"' EXIT
-if [ "$hardware" != cpu ] && [ -n "$active" ]; then
-  echo "${active%/bin/*}" >"$answer"
-elif [ "$hardware" = cpu ]; then
+if [ "$hardware" = cpu ]; then
   case " ${overrides[*]} " in *' rollout_engine=vllm_cpu '*) extras=(vllm) ;; esac
   stage "$root/setup_env.sh" cpu "${extras[@]}" >"$answer"
   # verl reads it while Python starts, so no recipe can set it
   export VERL_PLATFORM=cpu
   # one thread per process, because verl starts nine processes
   export OMP_NUM_THREADS=1
-else
+elif [ -z "$active" ]; then
   stage "$root/setup_env.sh" gpu "${extras[@]}" >"$answer"
 fi
-python=$(cat "$answer")/bin/python
+[ ! -s "$answer" ] || python=$(cat "$answer")/bin/python
 rm "$answer"
 # Ray sends no usage report to its makers
 export RAY_USAGE_STATS_ENABLED=0

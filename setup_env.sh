@@ -51,6 +51,14 @@ files = b"".join(pathlib.Path(name).read_bytes() for name in sys.argv[1:])
 print(sys.version.split()[0], hashlib.sha256(files).hexdigest())' pyproject.toml "${files[0]}" requirements/dev.txt)"
 stamp=verl_gdpo_env
 
+# as a checkout of verl's main branch, which `pip install verl-gdpo[gpu]` would replace by a release
+pinned=$(sed -n 's/^verl==\([^ ]*\).*/\1/p' "${files[0]}")
+if own=$(python3 -c 'import importlib.metadata as m, sys; print(m.version("verl"), sys.executable)' 2>/dev/null) &&
+  [ "${own%% *}" != "$pinned" ]; then
+  say "${own#* } has verl ${own%% *}, which stays as it is and is not used; the environment here has verl $pinned." \
+    "To train with yours: ${own#* } -m pip install --no-deps --editable $PWD"
+fi
+
 # Ends the script if the environment $1 has what the user asks for.
 done_with() {
   local folder have

@@ -1,6 +1,7 @@
 """Every recipe composes on verl's own configuration and passes verl's validation and ours."""
 
 import re
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
 from verl_gdpo.rewards import TASKS
-from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.settings.algorithm import DIALECTS, GdpoSettings
 from verl_gdpo.settings.of_run import settings_of_run
 
 ESTIMATORS = {  # what some arms are
@@ -180,6 +181,48 @@ def test_the_papers_settings_for_coding():
     assert config.algorithm.filter_groups.enable
     assert config.reward.reward_kwargs.length_limit == 4000
     assert config.trainer.total_training_steps == 400
+
+
+@pytest.mark.parametrize("task", names("task"))
+def test_what_verl_sets_where_the_recipes_say_nothing(task):
+    """The tables compare it with the authors' scripts."""
+    config = composed(f"task={task}", "hardware=8gpu")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert (actor.entropy_coeff, actor.clip_ratio_c, actor.loss_agg_mode) == (0, 3.0, "token-mean")
+    assert (actor.optim.optimizer, actor.optim.weight_decay) == ("AdamW", 0.01)
+    assert actor.grad_clip == actor.optim.clip_grad == 1.0
+    assert (rollout.temperature, rollout.top_p, rollout.top_k) == (1.0, 1, -1)
+    assert not rollout.val_kwargs.do_sample and rollout.val_kwargs.temperature == 0
+
+
+def authors_commands():
+    section = (RECIPES / "README.md").read_text().split("## The paper's settings, and ours")[1]
+    (block,) = re.findall(r"```bash\n(.*?)```", section.split("\n## ")[0], re.S)
+    for command in block.replace("\\\n", "").splitlines():
+        script, *overrides = shlex.split(command)
+        assert script == "./run_tool_rl.sh"
+        yield overrides
+
+
+def test_what_the_authors_script_sets():
+    builtin = replace(GdpoSettings(), **DIALECTS["verl_builtin"])
+    in_both = {
+        "actor_rollout_ref.actor.entropy_coeff": 0.001,
+        "actor_rollout_ref.actor.use_kl_loss": False,
+    }
+    expected = {
+        "gdpo": (builtin, {**in_both, "algorithm.gdpo.dialect": "verl_builtin"}),
+        "grpo": (GdpoSettings(), {**in_both, "algorithm.use_kl_in_reward": True}),
+    }
+    for hardware, overrides in [(h, o) for h in ("8gpu", "cpu") for o in authors_commands()]:
+        config = composed(f"hardware={hardware}", *overrides)
+        validate_config(config, need_reference_policy(config), need_critic(config))
+        settings, changed = expected[config.algorithm.adv_estimator]
+        assert replace(settings_of_run(config, ["rlla"]), bounds={}) == settings
+        recipe = flat(composed(f"hardware={hardware}", f"estimator={config.arm}"))
+        found = flat(config)
+        assert {key: found[key] for key in found if found[key] != recipe.get(key)} == changed
+        assert config.algorithm.kl_ctrl.kl_coef == 0.001
 
 
 def test_scripts_hold_no_hyperparameter():

@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from composed_recipes import composed
 from executable import program
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from repository import REPO
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
 
 PYTHON = r"""#!/bin/bash
 call=$(mktemp "$CALLS/XXXXXX")
@@ -376,12 +379,13 @@ def test_memory_is_asked_for_the_gpus_that_are_wanted(checkout, given, count):
 
 
 def test_an_active_environment_with_verl_is_used(checkout):
-    """As in verl's image: nothing is installed."""
+    """As in verl's image, or with a checkout of verl's main branch: nothing is installed."""
     finds(checkout, "hardware=8gpu")
     says_what_it_gets(checkout)
     there = checkout.parent / "bin" / "python3"
     code = f"""case $* in
-  *'m.version("verl")'*) echo {checkout}/venv-gpu/bin/python ;;
+  *importlib.metadata*)
+    echo "{checkout}/venv-gpu/bin/python verl 0.10.0.dev0, vllm 0.24.0, verl-gdpo 0.1.0" ;;
   *) exec /usr/bin/env -u PATH {sys.executable} "$@" ;;
 esac"""
     program(there, f"#!/bin/bash\n{code}\n")
@@ -393,7 +397,125 @@ if [[ $1 == *gpus.py ]]; then exec {sys.executable} "$@"; fi
     )
     done = call(checkout, hardware=None)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "which has verl, vllm and verl-gdpo" in done.stdout
+    assert "as it is: verl 0.10.0.dev0, vllm 0.24.0, verl-gdpo 0.1.0\n" in done.stdout
+
+
+# what nvidia-smi prints for the fields that are asked, on machines as people have them, and then
+# what run.sh says, and the keys that it sets
+A100, ON_8 = "NVIDIA A100-SXM4-80GB, 81920, 580.65.06, 8.0, Disabled", {"hardware": "8gpu"}
+MACHINES = {
+    "8 x A100 80 GB": ([A100] * 8, 0, "found 8 GPUs (NVIDIA A100-SXM4-80GB)", ON_8),
+    "8 x H100": (["NVIDIA H100 80GB HBM3, 81559, 580.95.05, 9.0, Disabled"] * 8, 0, "", ON_8),
+    "8 x H200": (["NVIDIA H200, 143771, 580.95.05, 9.0, Disabled"] * 8, 0, "", ON_8),
+    "8 x B200": (["NVIDIA B200, 183359, 580.95.05, 10.0, Disabled"] * 8, 0, "", ON_8),
+    "8 x H20": (["NVIDIA H20, 97871, 580.95.05, 9.0, Disabled"] * 8, 0, "", ON_8),
+    "6 x L40S": (
+        ["NVIDIA L40S, 46068, 580.95.05, 8.9, [N/A]"] * 6,
+        *(0, "4 of them are used: the recipes' batches", ON_8 | {"trainer.n_gpus_per_node": 4}),
+    ),
+    "4 x A100 40 GB": (
+        ["NVIDIA A100-SXM4-40GB, 40960, 580.65.06, 8.0, Disabled"] * 4,
+        *(0, "", ON_8 | {"trainer.n_gpus_per_node": 4}),
+    ),
+    "A100 40 GB": (
+        ["NVIDIA A100-PCIE-40GB, 40960, 580.65.06, 8.0, Disabled"],
+        *(0, "", {"hardware": "1gpu"}),
+    ),
+    "mixed": (
+        [A100, "NVIDIA L4, 23034, 580.65.06, 8.9, [N/A]"],
+        *(0, "(NVIDIA A100-SXM4-80GB, NVIDIA L4)", ON_8 | {"trainer.n_gpus_per_node": 2}),
+    ),
+    "RTX 5090": (
+        ["NVIDIA GeForce RTX 5090, 32607, 580.95.05, 12.0, [N/A]"],
+        *(0, "", {"actor_rollout_ref.actor.fsdp_config.offload_policy": True}),
+    ),
+    "2 x RTX 4090": (
+        ["NVIDIA GeForce RTX 4090, 24564, 580.95.05, 8.9, [N/A]"] * 2,
+        *(0, "", {"trainer.n_gpus_per_node": 2}),
+    ),
+    "V100": (
+        ["Tesla V100-SXM2-32GB, 32768, 580.65.06, 7.0, [N/A]"],
+        *(2, "compute capability 7.0", {"hardware": "1gpu"}),
+    ),
+    "old driver": (
+        ["NVIDIA A100-SXM4-80GB, 81920, 570.124.06, 8.0, Disabled"],
+        *(2, "NVIDIA driver 570.124.06: expected 580", {"hardware": "1gpu"}),
+    ),
+    "GB10": (
+        ["NVIDIA GB10, [N/A], 580.95.05, 12.1, [N/A]"],
+        *(2, "GPU NVIDIA GB10: nvidia-smi says memory [N/A]", {}),
+    ),
+    "MIG": (
+        ["NVIDIA A100-SXM4-80GB, 81920, 580.65.06, 8.0, Enabled"],
+        *(2, "is cut into parts (MIG)", {}),
+    ),
+    "none": ([], 0, "found 0 GPUs", {"hardware": "cpu"}),
+}
+# the module itself, on a machine that has disk, Python.h and no device of its own
+LOOK = f"""
+import importlib.util, sys, types
+spec = importlib.util.spec_from_file_location("gpus", "{REPO}/verl_gdpo/tools/check/gpus.py")
+gpus = sys.modules["gpus"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(gpus)
+gpus._devices = lambda: ""
+gpus.shutil.disk_usage = lambda _: types.SimpleNamespace(free=5e11)
+gpus.Path.is_file = lambda _: True
+sys.exit(gpus.main(sys.argv[1:]))
+"""
+
+
+def on_machine(checkout, lines):
+    rows = "\n".join(f"{i}, GPU-{i}a0b, {line}" for i, line in enumerate(lines))
+    text = f"cat <<'EOF'\n{rows or 'No devices were found'}\nEOF\nexit {0 if rows else 6}"
+    program(checkout.parent / "bin" / "nvidia-smi", f"#!/bin/sh\n{text}\n")
+    (checkout / "verl_gdpo" / "tools" / "check" / "gpus.py").write_text(LOOK)
+
+
+def composed_of(checkout):
+    """What was launched, composed and validated as verl does."""
+    _, arguments = stages(checkout)["verl_gdpo.run.launch"]
+    given = arguments[arguments.index("train") + 1 :]
+    # with places of its own, each configuration would be composed anew
+    config = composed(*(one for one in given if not one.startswith(("run_dir=", "data_dir="))))
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    return overrides(arguments), config
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_machines(checkout, name):
+    lines, code, said, keys = MACHINES[name]
+    on_machine(checkout, lines)
+    done = call(checkout, hardware=None)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    if code:
+        assert stages(checkout) == {}
+        return
+    given, config = composed_of(checkout)
+    assert given.items() >= keys.items()
+    assert config.trainer.device == ("cuda" if lines else "cpu")
+
+
+@pytest.mark.parametrize("name", ["V100", "old driver", "GB10", "MIG"])
+def test_a_machine_that_is_used_all_the_same(checkout, name, monkeypatch):
+    lines, _, said, keys = MACHINES[name]
+    on_machine(checkout, lines)
+    monkeypatch.setenv("VERL_GDPO_ANY_MACHINE", "1")
+    done = call(checkout, hardware=None)
+    assert said in done.stderr
+    if not keys:
+        assert done.returncode == 2 and "give hardware=1gpu or hardware=8gpu" in done.stderr
+        done = call(checkout, hardware="1gpu")
+    assert done.returncode == 0, done.stderr
+    given, _ = composed_of(checkout)
+    assert given["hardware"] == "1gpu" and (TOKENS in given) == bool(keys)
+
+
+def test_a_part_of_a_gpu(checkout, monkeypatch):
+    on_machine(checkout, MACHINES["8 x A100 80 GB"][0])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-0ab1")
+    done = call(checkout, hardware=None)
+    assert done.returncode == 2 and "a part of a GPU (MIG)" in done.stderr
+    assert stages(checkout) == {}
 
 
 def test_a_machine_that_lacks_something_stops_before_all_else(checkout):

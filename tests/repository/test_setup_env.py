@@ -99,6 +99,21 @@ def test_made_once(checkout):
     assert calls(checkout) == made
 
 
+def test_a_verl_of_the_users_own_is_named_and_left_alone(checkout):
+    """A checkout of verl's main branch is neither replaced by a release nor left out in silence."""
+    own = 'case "$*" in *importlib.metadata*) echo "0.10.0.dev0 /mine/python3"; exit ;; esac\n'
+    stand_in = checkout.parent / "bin" / "python3"
+    program(stand_in, PYTHON.replace("#!/bin/bash\n", f"#!/bin/bash\n{own}"))
+    for _ in range(2):  # also where the environment is there already
+        code, _, said = setup(checkout, "gpu")
+        line = "/mine/python3 has verl 0.10.0.dev0, which stays as it is and is not used"
+        assert code == 0 and f"{line}; the environment here has verl 0.9.1." in said
+        assert f"/mine/python3 -m pip install --no-deps --editable {checkout}\n" in said
+    assert not any("/mine/" in call for call in calls(checkout))
+    code, _, said = setup(checkout, "python", "gpu")
+    assert (code, said) == (0, "")
+
+
 def test_an_environment_in_use_is_left_alone_when_more_is_asked_for(checkout):
     _, first, _ = setup(checkout, "cpu")
     files = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}

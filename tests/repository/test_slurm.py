@@ -4,8 +4,14 @@ import os
 import re
 import subprocess
 
+from composed_recipes import composed
 from pages import PAGES
 from repository import REPO
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+
+from verl_gdpo.tools.check.machine import what_ray_refuses
+from verl_gdpo.tools.check.nodes import cluster_to_ask
 
 FILE = REPO / "examples" / "slurm" / "train.slurm"
 STAND_INS = {
@@ -63,6 +69,22 @@ def test_a_job_starts_ray_everywhere_and_the_launcher_once(tmp_path):
     assert launched.startswith("-m verl_gdpo.run.launch --check --run-dir /shared/first -- ")
     joined = "trainer.nnodes=2 +ray_kwargs.ray_init.address=10.0.0.7:6379"
     assert launched.endswith(f"-m verl.trainer.main_ppo {config} {joined} ")
+    composes(config.split()[4:] + joined.split())
+
+
+def composes(overrides):
+    """And `check` lets Ray join this cluster, and asks its nodes."""
+    config = composed(*(one for one in overrides if not one.startswith("run_dir=")))
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    assert config.trainer.nnodes == 2
+    assert cluster_to_ask(config) == "10.0.0.7:6379"
+    assert not any("would join that cluster" in text for text in what_ray_refuses(config))
+
+
+def test_the_command_of_the_page_composes():
+    (command,) = re.findall(r"main_ppo (--config-dir .*?)```", CLUSTER, re.S)
+    given = command.replace("\\\n", " ").replace("HEAD", "10.0.0.7").split()
+    composes(given[4:])
 
 
 def test_without_a_folder_that_all_nodes_share(tmp_path):

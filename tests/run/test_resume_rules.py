@@ -61,6 +61,8 @@ def settings(**keys):
         ("actor_rollout_ref__rollout__log_prob_max_token_len_per_gpu", FREE),
         ("actor_rollout_ref__actor__fsdp_config__optimizer_offload", FREE),
         ("ray_kwargs__ray_init___temp_dir", FREE),
+        ("actor_rollout_ref__model__override_config__attn_implementation", FREE),
+        ("actor_rollout_ref__model__override_config__dropout", ON_REQUEST),
         ("algorithm__adv_estimator", ON_REQUEST),
         ("algorithm__gdpo__rewards__format", ON_REQUEST),
         ("actor_rollout_ref__rollout__n", ON_REQUEST),

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from packaging.specifiers import SpecifierSet
 from repository import REPO
 
+from verl_gdpo import SUPPORTED_VERL
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.tools.check import gpus, machine
 from verl_gdpo.tools.check.dry_run import WORDS, long_responses
@@ -76,6 +78,15 @@ def no_key(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     return tmp_path / "netrc"
+
+
+@pytest.mark.parametrize(("version", "is_said"), [("0.10.0.dev", True), ("0.9.1", False)])
+def test_a_checkout_of_verl_that_an_install_would_replace(monkeypatch, version, is_said):
+    monkeypatch.setattr("verl_gdpo.verl_hooks.for_check.VERSION", version)
+    said = " ".join(machine.what_may_replace_verl())
+    assert said.startswith(f"verl {version} is a development version") == is_said
+    # the extra `verl` alone keeps it
+    assert SpecifierSet(SUPPORTED_VERL).contains(version)
 
 
 def test_a_tracker_without_its_key(no_key, monkeypatch):

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -231,6 +231,42 @@ def test_a_resume_goes_on_in_the_same_run_of_wandb(monkeypatch):
     monkeypatch.delenv("WANDB_RUN_ID")
     start(recipe())
     assert "WANDB_RUN_ID" not in os.environ
+
+
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+
+
+def trained(config, flash_attn, monkeypatch):
+    """A start as verl's main module makes it; the attention that the training is given."""
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn") if flash_attn else None)
+    monkeypatch.setattr("verl_gdpo.verl_hooks.hang.begin_heartbeat", lambda config: None)
+    given = []
+    driver.checked(lambda config, task_runner_class: given.append(config))(config)
+    return OmegaConf.select(given[0], ATTENTION)
+
+
+def test_auto_chooses_again_where_a_run_goes_on(monkeypatch):
+    """Without flash-attn there, it would else fail in a worker; the change is written down."""
+    files = ("data.train_files=train.parquet", "data.val_files=test.parquet", "run_dir=run")
+    config = compose_config(REPO / "recipes", "train", ["hardware=8gpu", *files])
+    assert trained(config, True, monkeypatch) == "flash_attention_2"
+    saved()
+    for flash_attn, expected in [(False, "packed_sdpa"), (True, "flash_attention_2")]:
+        given = arguments(Path("run").resolve(), ["task=tool_rl", "hardware=8gpu"])
+        config = compose_config(Path(given[1]), given[3], given[4:])
+        assert trained(config, flash_attn, monkeypatch) == expected
+    first, second, third = starts_of(Path("run"))
+    chosen = [
+        OmegaConf.select(OmegaConf.create(one.start.configuration), ATTENTION)
+        for one in (first, second, third)
+    ]
+    assert chosen == ["flash_attention_2", "packed_sdpa", "flash_attention_2"]
+    assert second.start.changes == {ATTENTION: [*chosen[:2], "free"]}
+    assert third.start.changes == {ATTENTION: [*chosen[1:], "free"]}
+    for one in (first, second, third):
+        composed = OmegaConf.load(one.folder / "composed.yaml")
+        assert OmegaConf.select(composed, ATTENTION) == "auto"
+        assert "allow_change" not in composed
 
 
 def test_verls_main_is_extended_where_it_is_the_main_module(monkeypatch):

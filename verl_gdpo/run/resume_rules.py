@@ -146,6 +146,12 @@ RULES = (
     ),
     _rule(
         FREE,
+        "*.attn_implementation",
+        "how attention is computed, which is the same up to rounding; `auto` chooses anew on each "
+        "machine",
+    ),
+    _rule(
+        FREE,
         "trainer.total_training_steps trainer.total_epochs",
         "the number of steps at a constant learning rate",
         _has_constant_rate,

@@ -99,7 +99,7 @@ def here(configuration: Mapping[str, Any], **more: Any) -> Start:
     return Start(
         now(),
         configuration,
-        versions=_versions(),
+        versions=versions(),
         code=_code(),
         machine={
             "name": platform.node(),
@@ -256,14 +256,15 @@ def _yaml(values: Mapping[str, Any]) -> str:
     return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
+def versions() -> dict[str, str]:
+    """{package: version} of what can change a result, here."""
+    found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            versions[package] = importlib.metadata.version(package)
+            found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return versions
+    return found
 
 
 def _code() -> dict[str, Any]:

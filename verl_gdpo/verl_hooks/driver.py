@@ -9,6 +9,7 @@ The main modules of `one_step_off_policy` and `fully_async_policy` import that f
 import functools
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,14 @@ def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:
         from verl_gdpo.verl_hooks.rollout_guard import naming_the_trainer
 
         is_ours = settings_of_run(config, training_sources(config)) is not None
+        composed = deepcopy(config)
         if said := attention.choose(config):  # before the start is recorded
             print(f"verl-gdpo: {said}", flush=True)
         if is_ours:
             begin_heartbeat(config)
             task_runner_class = probing(task_runner_class)
         is_recorded = is_ours or bool(config.get("run_dir"))  # the recipes have `run_dir`
-        with recorded_start(config, is_ours=is_recorded):
+        with recorded_start(config, is_ours=is_recorded, composed=composed):
             if is_recorded:
                 hand_over(config, "VERL_FILE_LOGGER_PATH")
             with naming_the_trainer():

@@ -29,19 +29,24 @@ ALLOW = "allow_change"  # a key of ours: the keys whose change is wanted
 
 
 @contextmanager
-def recorded_start(config: Any, *, is_ours: bool) -> Iterator[None]:
+def recorded_start(config: Any, *, is_ours: bool, composed: Any = None) -> Iterator[None]:
     """Check and record a start; record the end of the block, if Python gets to it.
 
     Args:
         config: verl's configuration. `allow_change` is taken out of it, and with W&B the run's id
             is put into the environment of Ray's processes.
         is_ours: whether a run without a manifest gets one.
+        composed: `config` as Hydra composed it, where something was chosen since for this machine
+            alone. A resume goes on with it, so that it chooses again.
 
     Raises:
         ValueError: a checkpoint would be loaded that was made with other settings; or see
             `mend_tracker`.
     """
     allowed = _taken_out(config, ALLOW)
+    if composed is None:
+        composed = config
+    _taken_out(composed, ALLOW)
     if is_ours and config.trainer.get("resume_mode", "auto") == "auto":
         mend_tracker(Path(config.trainer.default_local_dir))
     checkpoint = checkpoint_to_load(config)
@@ -54,7 +59,7 @@ def recorded_start(config: Any, *, is_ours: bool) -> Iterator[None]:
         _warn(warning)
     run = run_folder(config)
     try:
-        starts.write(run, start, OmegaConf.to_yaml(config))
+        starts.write(run, start, OmegaConf.to_yaml(composed))
         starts.link(run, Path(config.trainer.default_local_dir).resolve())
     except OSError as error:
         _warn(f"the start is not recorded, so that no resume is compared with it: {error}")

@@ -8,6 +8,7 @@ are problems.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -22,13 +23,15 @@ from verl_gdpo.tools.check.data_files import (
     pick_rows,
     read_files,
 )
-from verl_gdpo.tools.check.gpus import check_gpus
+from verl_gdpo.tools.check.gpus import GO_ON, check_gpus
 from verl_gdpo.tools.check.machine import (
     check_environment,
     missing_models,
     what_is_missing,
+    what_may_replace_verl,
     what_scorers_miss,
 )
+from verl_gdpo.tools.check.nodes import ask_nodes, cluster_to_ask
 from verl_gdpo.tools.check.output import WARNING, Output, others_kept_away
 from verl_gdpo.tools.check.rules import (
     broken_rules,
@@ -82,7 +85,10 @@ def _look(output: Output, options: argparse.Namespace) -> None:
         return
     if not options.elsewhere:
         output.problems += what_is_missing(config)
-        output.say(output.ask(check_gpus, config) or [])
+        if cluster := cluster_to_ask(config):
+            _nodes(output, config, cluster)
+        else:
+            output.say(output.ask(check_gpus, config) or [])
     training, validation = (_files(output, config, key) for key in ("train_files", "val_files"))
     if training:
         rows = sum(file.table.num_rows for file in training)
@@ -97,6 +103,7 @@ def _look(output: Output, options: argparse.Namespace) -> None:
     environment = output.ask(check_environment, config)
     if environment is None:
         return
+    output.say(what_may_replace_verl(), WARNING)
     output.say(output.ask(_attention, config) or [])
     output.problems += output.ask(unknown_names, config) or []
     output.problems += output.ask(missing_models, config) or []
@@ -108,6 +115,17 @@ def _look(output: Output, options: argparse.Namespace) -> None:
     if lacks is None or plan is None or training is None or validation is None:
         return  # each response would fail, for the same reason
     output.ask(_try_rewards, output, config, plan.settings, training, validation, options)
+
+
+def _nodes(output: Output, config: Any, cluster: str) -> None:
+    """Ask the nodes of a cluster, of which this machine need not be one with GPUs."""
+    if answers := output.ask(ask_nodes, config, cluster):
+        table, problems = answers
+        output.show(f"\n{table}\n")
+        if os.environ.get(GO_ON):
+            output.say(problems, WARNING)
+        else:
+            output.problems += problems
 
 
 def _attention(config: Any) -> list[str]:

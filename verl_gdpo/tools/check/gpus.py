@@ -15,6 +15,7 @@ While vLLM generates, it takes `gpu_memory_utilization` of the GPU.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FIELDS = "index,uuid,name,memory.total,driver_version,compute_cap"
+FIELDS = "index,uuid,name,memory.total,driver_version,compute_cap,mig.mode.current"
 LEAST_DRIVER = 580  # of CUDA 13, for which vllm 0.24 and torch 2.11 are built
 LEAST_CAPABILITY = (8, 0)  # bfloat16
 # of the recipes with the smallest model: environment 15, model 3, two checkpoints of 1.5 B 37
@@ -102,7 +103,12 @@ def find_gpus(environment: Mapping[str, str]) -> list[Gpu]:
 
 
 def _gpu(row: Sequence[str]) -> Gpu:
-    index, uuid, name, memory, driver, capability = row
+    index, uuid, name, memory, driver, capability, mig = row
+    if mig == "Enabled":  # its memory is that of all parts
+        raise ValueError(
+            f"GPU {name} is cut into parts (MIG), which the recipes do not know. Give the memory's "
+            "keys yourself, as in recipes/README.md"
+        )
     try:
         major, minor = map(int, capability.split("."))
         return Gpu(index, uuid, name, int(memory), driver, (major, minor))
@@ -364,28 +370,32 @@ def memory_problems(
     ]
 
 
-def host_problems(shape: ModelShape, config: Any) -> list[str]:
-    """A sentence if host memory or /dev/shm is too small."""
+def host_now() -> tuple[float, float]:
+    """GB of this machine's memory, and GB free in /dev/shm (infinite where there is none)."""
     import psutil
 
+    shared = Path("/dev/shm")
+    free_gb = shutil.disk_usage(shared).free / 1e9 if shared.is_dir() else math.inf
+    return psutil.virtual_memory().total / 1e9, free_gb
+
+
+def host_problems(shape: ModelShape, config: Any, memory_gb: float, shared_gb: float) -> list[str]:
+    """A sentence if host memory or /dev/shm is too small."""
     problems = []
-    has_gb, needs_gb = psutil.virtual_memory().total / 1e9, host_gb(shape, config)
-    if needs_gb > has_gb:
+    needs_gb = host_gb(shape, config)
+    if needs_gb > memory_gb:
         problems.append(
-            f"host memory: {has_gb:.0f} GB; about {needs_gb:.0f} are needed (computed). "
+            f"host memory: {memory_gb:.0f} GB; about {needs_gb:.0f} are needed (computed). "
             "actor_rollout_ref.ref.fsdp_config.model_dtype=bf16 halves the reference's"
         )
-    shared = Path("/dev/shm")
     rollout = config.actor_rollout_ref.rollout
-    servers = config.trainer.n_gpus_per_node / rollout.tensor_model_parallel_size
-    needs_gb = SHARED_MEMORY_GB * servers
-    if rollout.name == "vllm" and shared.is_dir():
-        has_gb = shutil.disk_usage(shared).free / 1e9
-        if needs_gb > has_gb:
-            problems.append(
-                f"/dev/shm: {has_gb:.2f} GB free; expected at least {needs_gb:.1f} for vLLM. In a "
-                "container: --shm-size=16g, or --ipc=host"
-            )
+    needs_gb = SHARED_MEMORY_GB * config.trainer.n_gpus_per_node
+    needs_gb /= rollout.tensor_model_parallel_size
+    if rollout.name == "vllm" and needs_gb > shared_gb:
+        problems.append(
+            f"/dev/shm: {shared_gb:.2f} GB free; expected at least {needs_gb:.1f} for vLLM. In a "
+            "container: --shm-size=16g, or --ipc=host"
+        )
     return problems
 
 
@@ -425,7 +435,8 @@ def check_gpus(config: Any) -> list[str]:
     else:
         needed = needed_gb(shape, config, gpu_gb)
         fits = fitting(shape, longest_row(config), wanted * config.trainer.nnodes, gpu_gb)
-        problems += [*memory_problems(needed, gpu_gb, fits), *host_problems(shape, config)]
+        problems += memory_problems(needed, gpu_gb, fits)
+        problems += host_problems(shape, config, *host_now())
         phases = ", ".join(f"{gb:.0f} GB in the {phase}" for phase, gb in needed.items())
         remarks[0] += f"; {shape.parameters / 1e9:.2f} B parameters need about {phases}, and "
         remarks[0] += f"{host_gb(shape, config):.0f} GB of host memory (computed)"
@@ -441,7 +452,8 @@ def first_that_exists(path: Path) -> Path:
 def main(arguments: Sequence[str]) -> int:
     """Print the overrides; return 1 if something is missing."""
     task, folder, wanted = [*arguments, *(".", "")[len(arguments) - 1 :]]
-    overrides, problems = [], []
+    overrides: list[str] = []
+    problems: list[str] = []
     try:
         gpus = find_gpus(os.environ)
         print(f"found {len(gpus)} GPUs{f' ({_names(gpus)})' if gpus else ''}", file=sys.stderr)
@@ -455,7 +467,7 @@ def main(arguments: Sequence[str]) -> int:
         problems.append(str(error))
     for problem in problems:
         print(f"this machine: {problem}", file=sys.stderr)
-    if problems and not (overrides and os.environ.get(GO_ON)):
+    if problems and not os.environ.get(GO_ON):
         return 1
     print(" ".join(overrides))
     return 0

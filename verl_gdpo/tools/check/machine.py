@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
+from packaging.version import Version
 
 import verl_gdpo
 from verl_gdpo.rewards import TASK_OF, options_for
@@ -57,6 +58,19 @@ def check_environment(config: Any) -> str:
         raise ValueError("verl-gdpo refuses to run: " + "; ".join(plugin.refusals))
     check_device(config.trainer.device)
     return f"verl {verls.VERSION}, verl-gdpo {verl_gdpo.__version__}"
+
+
+def what_may_replace_verl() -> list[str]:
+    """A sentence if verl is a development version, as in a checkout of its main branch."""
+    from verl_gdpo.verl_hooks.for_check import VERSION
+
+    if not Version(VERSION).is_prerelease:
+        return []
+    return [
+        f"verl {VERSION} is a development version; docs/trainers.md says which state of it was "
+        "tested. `pip install 'verl-gdpo[gpu]'` and `[cpu]` would replace it by a release: "
+        "install with --no-deps, or without these extras"
+    ]
 
 
 def check_device(device: str) -> None:
@@ -122,9 +136,7 @@ def what_ray_refuses(config: Any) -> list[str]:
     `validate_socket_filepath`, `get_default_ray_temp_dir`, and `ray.init` with an address.
     """
     options = OmegaConf.select(config, "ray_kwargs.ray_init") or {}
-    key, address = "ray_kwargs.ray_init.address", options.get("address")
-    if address in (None, "auto"):
-        key, address = "RAY_ADDRESS", os.environ.get("RAY_ADDRESS", "local")
+    key, address = named_cluster(config)
     fixed = {
         f"ray_kwargs.ray_init.{name}": options[name]
         for name in OF_A_NEW_CLUSTER
@@ -137,7 +149,7 @@ def what_ray_refuses(config: Any) -> list[str]:
     longest = f"{folder}{SESSION.format(os.getpid())}"
     table = [
         (
-            given and address not in ("", "local"),
+            given and address,
             f"{key}={address} with {given}: the run would join that cluster, for which Ray does "
             f"not let it set this. Unset {key}, or set {unset}",
         ),
@@ -159,6 +171,15 @@ def what_ray_refuses(config: Any) -> list[str]:
         ),
     ]
     return [text for is_refused, text in table if is_refused]
+
+
+def named_cluster(config: Any) -> tuple[str, str]:
+    """The cluster that a run would join, behind the key or variable that names it; "" for none."""
+    key = "ray_kwargs.ray_init.address"
+    address = OmegaConf.select(config, key)
+    if address in (None, "auto"):
+        key, address = "RAY_ADDRESS", os.environ.get("RAY_ADDRESS")
+    return key, "" if address in (None, "local") else str(address)
 
 
 def _ray_folder(config: Any) -> Path:

@@ -109,7 +109,21 @@ def _what_does_not_fit(config: Any) -> list[tuple[bool, str]]:
         split = max(actor.ulysses_sequence_parallel_size, of_engine)
     ranks, samples = max(gpus // split, 1), actor.ppo_mini_batch_size * rollout.n
     length = rollout.max_model_len
+    longest = data.max_prompt_length + data.max_response_length
+    budgets = {  # the first follows the second, unless it is given
+        rollout.log_prob_max_token_len_per_gpu: f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
+        actor.ppo_max_token_len_per_gpu: f"{ACTOR}.ppo_max_token_len_per_gpu",
+    }
     return [
+        *(
+            (
+                is_fsdp and actor.use_dynamic_bsz and tokens * split < longest,
+                f"[{key}]: a micro-batch has to hold the longest row, which may have {longest} "
+                "tokens ([data.max_prompt_length] and [data.max_response_length]); verl stops at "
+                "a row that is longer",
+            )
+            for tokens, key in budgets.items()
+        ),
         (
             gpus % for_one != 0,
             f"[{ROLLOUT}.tensor_model_parallel_size]: an engine takes {for_one} GPUs, and the run "
