@@ -660,6 +660,16 @@ def test_why_a_run_failed(tmp_path):
     assert str(log) in report[1]
 
 
+def test_a_cluster_whose_head_node_is_gone(tmp_path):
+    """Ray ends the driver itself, without an exception."""
+    (tmp_path / "train.log").write_text(
+        "(worker) ValueError: inner\n[2026-11-23 13:06:06,701 E 28110 30003] rpc_client.h:204: Failed "
+        "to connect to GCS within 60 seconds. GCS may have been killed.\n"
+    )
+    said, _ = failure_report(tmp_path).splitlines()
+    assert said == "the head node of the Ray cluster does not answer any more; start it again"
+
+
 def test_why_a_run_failed_is_of_this_start_and_no_command_to_the_terminal(tmp_path):
     (tmp_path / "train.log").write_text("ValueError: of an earlier start\n")
     body = r"print('\x1b[2J gone'); sys.exit(1)"

@@ -37,6 +37,8 @@ STEPS_LINE = re.compile(rb"Total training steps: (\d+)")
 ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROBE_BYTES = 1 << 20
 LOG_END_BYTES = 1 << 20  # a failure's reason is searched in this much of the log's end
+# Ray 2 in a driver, which it then ends without an exception
+HEAD_IS_GONE = re.compile(r"Failed to connect to GCS within \d+ seconds")
 
 
 class Progress:
@@ -191,6 +193,8 @@ def failure_report(run: Path, since: int = 0, lines: int = 25, exit_code: int = 
         log = file.read().decode(errors="replace").splitlines()
     raised = [line for line in log if re.match(r"[\w.]*(Error|Exception)(\(\w+\))?: ", line)]
     said = [printable(line) for line in raised[-1:] or log[-lines:]]
+    if any(HEAD_IS_GONE.search(line) for line in log[-lines:]):  # Ray has ended the driver
+        said = ["the head node of the Ray cluster does not answer any more; start it again"]
     faults = faults_from_outside(run, exit_code)
     return "\n".join([*faults, *said, f"(whole log: {run / 'train.log'})"])
 
