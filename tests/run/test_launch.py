@@ -663,7 +663,8 @@ def test_why_a_run_failed(tmp_path):
 def test_a_cluster_whose_head_node_is_gone(tmp_path):
     """Ray ends the driver itself, without an exception."""
     (tmp_path / "train.log").write_text(
-        "(worker) ValueError: inner\n[2026-11-23 13:06:06,701 E 28110 30003] rpc_client.h:204: Failed "
+        "(worker) ValueError: inner\n"
+        "[2026-11-23 13:06:06,701 E 28110 30003] rpc_client.h:204: Failed "
         "to connect to GCS within 60 seconds. GCS may have been killed.\n"
     )
     said, _ = failure_report(tmp_path).splitlines()
