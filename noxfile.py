@@ -62,9 +62,12 @@ def clean_commit() -> str | None:
 def install(session: nox.Session) -> None:
     """Install what `setup_env.sh cpu dev` installs."""
     files = ("-r", CPU_PINS, "-r", "requirements/dev.txt")
-    session.install("--require-hashes", "--no-deps", *files)
-    session.install("torch==2.13.0")
+    session.install("--no-compile", "--require-hashes", "--no-deps", *files)
+    session.install("--no-compile", "torch==2.13.0")
     session.install("--no-deps", "-e", ".")
+    compile_all = ("python", "-m", "compileall", "-qq", "-j", "0", "-x", "/tests/")
+    # on all cores; a package may hold files of another Python
+    session.run(*compile_all, f"{session.virtualenv.location}/lib", success_codes=(0, 1))
 
 
 @nox.session(default=False)
