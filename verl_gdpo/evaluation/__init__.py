@@ -1,0 +1,1 @@
+"""Evaluates a trained policy: `verl-gdpo evaluate`. A benchmark is a file here with a `BENCHMARK`."""
