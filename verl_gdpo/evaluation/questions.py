@@ -63,6 +63,7 @@ class Column:
     score: with `category`: the mean of this score over its questions.
     parts: without: the mean of these columns.
     by_questions: of the parts, each counts as often as it has questions.
+    over_answers: the mean of what `take` returned over all answers, and not over questions.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Column:
     score: str = ""
     parts: tuple["Column", ...] = ()
     by_questions: bool = False
+    over_answers: bool = False
 
     def leaves(self) -> Iterator["Column"]:
         """The columns below that are means over questions."""
