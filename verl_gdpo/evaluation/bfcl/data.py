@@ -45,9 +45,6 @@ Row = dict[str, Any]
 def rows(category: str) -> list[Row]:
     """Return the package's rows of a category, each with its "ground_truth", "" if it has none.
 
-    Rows of dialogues get "function", the documents of their functions, and in "missed_function" the
-    documents that a later turn shows: {"3": [document]}.
-
     Raises:
         ValueError: the package is missing, or is another version.
     """
@@ -57,11 +54,19 @@ def rows(category: str) -> list[Row]:
     if category in WITHOUT_GROUND_TRUTH:
         return [{**row, "ground_truth": ""} for row in found]
     gold = {row["id"]: row["ground_truth"] for row in _lines(folder / "possible_answer" / file)}
-    found = [{**row, "ground_truth": gold[row["id"]]} for row in found]
-    if category in GROUPS["multi_turn"]:
-        documents = _documents(folder / "multi_turn_func_doc")
-        return [_with_functions(row, documents) for row in found]
-    return found
+    return [{**row, "ground_truth": gold[row["id"]]} for row in found]
+
+
+def documents() -> dict[str, list[Row]]:
+    """Return {class: documents of its functions}, for the dialogues.
+
+    Raises:
+        ValueError: as `rows`.
+    """
+    folder = package() / "data" / "multi_turn_func_doc"
+    mapping = importlib.import_module("bfcl_eval.constants.category_mapping")
+    files = mapping.MULTI_TURN_FUNC_DOC_FILE_MAPPING
+    return {name: _lines(folder / file) for name, file in files.items()}
 
 
 def _lines(file: Path) -> list[Row]:
@@ -76,25 +81,6 @@ def _with_names_of_their_own(found: list[Row]) -> list[Row]:
         if seen[row["id"]] > 1:
             row["id"] += f".{seen[row['id']]}"
     return found
-
-
-def _documents(folder: Path) -> dict[str, list[Row]]:
-    """{class: documents of its functions}"""
-    mapping = importlib.import_module("bfcl_eval.constants.category_mapping")
-    files = mapping.MULTI_TURN_FUNC_DOC_FILE_MAPPING
-    return {name: _lines(folder / file) for name, file in files.items()}
-
-
-def _with_functions(row: Row, documents: dict[str, list[Row]]) -> Row:
-    functions = [one for name in row["involved_classes"] for one in documents[name]]
-    by_name = {one["name"]: one for one in reversed(functions)}  # the first of a name
-    missed = {
-        turn: [by_name[name] for name in names]
-        for turn, names in row.get("missed_function", {}).items()
-    }
-    hidden = [one for later in missed.values() for one in later]
-    shown = [one for one in functions if not any(one is other for other in hidden)]
-    return {**row, "function": shown, "missed_function": missed}
 
 
 def with_hints(functions: list[Row], category: str) -> list[Row]:
