@@ -1,1 +1,1 @@
-"""Evaluates a trained policy: `verl-gdpo evaluate`. A benchmark is a file here with a `BENCHMARK`."""
+"""Evaluates a trained policy: `verl-gdpo evaluate`. A file with a `BENCHMARK` is a benchmark."""

@@ -25,14 +25,16 @@ class Benchmark:
     summary: one line for `--help`.
     questions: `questions(options)` returns all questions in an order that never changes; it raises
         ValueError or OSError, in one line, where data are missing or bad. `options` has the values
-        of `add_options`, `options.data` (a Path or None: --data), and `options.config` (the
-        configuration of a run as a DictConfig, or None for a model).
+        of `add_options`, `options.data` (a list of Paths, maybe empty: --data), `options.config`
+        (the configuration of a run as a DictConfig, or None for a model) and `options.step` (of
+        training; 0 for a model).
     columns: `columns(questions)` returns the numbers of the table, from the left to the right.
     max_tokens: the limit of output tokens, unless --max-tokens or the run says another.
     add_options: `add_options(group)` adds the benchmark's own command options with
         `group.add_argument`; their names begin with the benchmark's, so that none is taken twice.
     data_source: stands in the rollout dump.
     data_help: what `--data` names; "" if the benchmark takes none.
+    percent: the table shows the numbers as percent.
     notes: sentences for people who compare the numbers with others; they stand in the result.
     """
 
@@ -44,6 +46,7 @@ class Benchmark:
     data_source: str
     data_help: str = ""
     add_options: Callable[[Any], None] = _none
+    percent: bool = True
     notes: tuple[str, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark asks, how a policy's answers go in, and how scores become the numbers of a table.
+"""What a benchmark asks, how a policy's answers go in, and how scores become numbers of a table.
 
 An episode is one dialogue about one question. What it asks next depends on nothing but the answers
 so far, so an evaluation that was stopped goes on by giving new episodes the answers on the disk.
