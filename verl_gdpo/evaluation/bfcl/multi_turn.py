@@ -129,9 +129,7 @@ def _requests(entry: Mapping[str, Any], documents: Documents) -> list[Sequence[M
         DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING as REVEALED,
     )
 
-    by_name = {
-        tool["name"]: tool for name in entry["involved_classes"] for tool in documents[name]
-    }
+    by_name = {tool["name"]: tool for name in entry["involved_classes"] for tool in documents[name]}
     requests = list(entry["question"])
     for turn, names in entry.get("missed_function", {}).items():
         text = REVEALED.format(functions=[by_name[name] for name in names])

@@ -18,8 +18,8 @@ from verl_gdpo.evaluation.bfcl import simulators_inside
 
 LIMIT_CPU_S = 5.0  # for a dialogue, so that a busy machine changes no score; most take milliseconds
 LIMIT_WALL_S = 300.0  # for one that waits without end
-LIMIT_BYTES = 1 << 30  # address space
-MAX_REQUEST_BYTES = 1 << 26
+LIMIT_BYTES = 1 << 29  # address space
+MAX_REQUEST_BYTES = 1 << 24  # of all calls; their dialogue is longer than any policy can read
 # how calls end their process: time is up, or out of memory or of stack in compiled code
 _ENDED_BY_CALLS = (signal.SIGPROF, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV)
 
@@ -37,7 +37,6 @@ class Simulators:
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
-        self._at_end = lambda: None
 
     def results(self, entry: Entry, steps: Sequence[Sequence[str]]) -> list[list[str]]:
         """Return the result of each call of each step, as the package words it for its models.
@@ -74,17 +73,19 @@ class Simulators:
     def _ask(self, task: str, entry: Entry, *given: Any) -> Any:
         needed = {key: entry[key] for key in ("id", "initial_config", "involved_classes")}
         request = json.dumps([task, needed, *given])
-        said, died_of = None, None
+        said: Any = None
+        died_of: list[signal.Signals | int] = []
         with self._turn:
             while said is None and len(request) < MAX_REQUEST_BYTES:
-                before, said = died_of, self._reply(request)
-                died_of = self._close() if said is None else None
-                if died_of in _ENDED_BY_CALLS:
-                    break
-                if before and died_of:  # one may be killed from outside
+                said = self._reply(request)
+                if said is None:
+                    died_of.append(self._close())
+                    if died_of[-1] in _ENDED_BY_CALLS:
+                        break
+                if len(died_of) == 2:  # one may be killed from outside
                     raise OSError(
-                        f"{entry['id']}: two processes in a row ended, with {before!r} and "
-                        f"{died_of!r}, in the simulators of bfcl-eval. Is there enough memory?"
+                        f"{entry['id']}: two processes in a row ended with {died_of} in the "
+                        f"simulators of bfcl-eval; expected a reply. Is there enough memory?"
                     )
         if said is None or said == simulators_inside.LIMIT:
             raise LimitError(
@@ -97,10 +98,14 @@ class Simulators:
         """What the process replies, or None if it has died."""
         process = self._process or self._start()
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(request + "\n")
-            process.stdin.flush()
-        return _read(process)
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(request + "\n")
+                process.stdin.flush()
+            return _read(process)
+        except BaseException:  # its reply would be taken for that to the next request
+            self._close()
+            raise
 
     def _start(self) -> "subprocess.Popen[str]":
         limits = (LIMIT_CPU_S, LIMIT_WALL_S, LIMIT_BYTES)
@@ -112,7 +117,7 @@ class Simulators:
             text=True,
             encoding="ascii",
         )
-        self._at_end = weakref.finalize(self, _end, process)
+        self._end = weakref.finalize(self, _end, process)  # also at the end of Python
         failed = _read(process)
         if failed != "":
             reason = failed or f"it ended with {self._close()!r}"
@@ -123,7 +128,7 @@ class Simulators:
         """End the process; return the signal that ended it, or its exit code."""
         assert self._process is not None
         process, self._process = self._process, None
-        self._at_end()
+        self._end()
         return signal.Signals(-process.returncode) if process.returncode < 0 else process.returncode
 
 

@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any
 from unittest import mock
 
@@ -35,7 +36,7 @@ class Simulators:
     def __init__(self, question: Mapping[str, Any]) -> None:
         self.instances = {name: _instance(name, question) for name in question["involved_classes"]}
         self._room = ROOM_CHARS
-        self._methods = {
+        self._methods: dict[str, MethodType] = {
             name: method
             for instance in self.instances.values()
             for name, method in inspect.getmembers(instance, inspect.ismethod)
@@ -66,27 +67,39 @@ class Simulators:
         if name in _FORBIDDEN:
             raise ValueError(f"Function call {name} is not allowed.")
         # the package's evaluation says the same of what cannot be parsed
-        parsed = compile(call, "<string>", "eval", ast.PyCF_ONLY_AST).body  # type: ignore[attr-defined]
-        method = self._method(parsed)
+        parsed = _parsed(call)
+        method = self._method(_name(parsed.func))
         positional = [_literal(value) for value in parsed.args]
         named = {keyword.arg: _literal(keyword.value) for keyword in parsed.keywords}
         return method(*positional, **named)
 
-    def _method(self, parsed: ast.expr) -> Callable[..., Any]:
-        """The method that is called, with default arguments that no other call has changed."""
-        root: Any = parsed.func if isinstance(parsed, ast.Call) else parsed
-        is_dotted = isinstance(root, ast.Attribute)
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        if not isinstance(parsed, ast.Call) or not isinstance(root, ast.Name):
-            raise ValueError("expected the name of a function, and its arguments")
-        if is_dotted or root.id not in self._methods:
-            raise NameError(f"name {root.id!r} is not defined")
-        method = self._methods[root.id]
-        function = method.__func__
+    def _method(self, name: str) -> Callable[..., Any]:
+        """The method of a name, with default arguments that no other call has changed."""
+        if name not in self._methods:
+            raise NameError(f"name {name!r} is not defined")
+        method = self._methods[name]
+        function: Any = method.__func__
         defaults = _original_defaults.setdefault(function, copy.deepcopy(function.__defaults__))
         function.__defaults__ = copy.deepcopy(defaults)
-        return method  # type: ignore[no-any-return]
+        return method
+
+
+def _parsed(call: str) -> ast.Call:
+    parsed = ast.parse(call, "<string>", "eval").body
+    if not isinstance(parsed, ast.Call):
+        raise ValueError("expected the name of a function, and its arguments")
+    return parsed
+
+
+def _name(function: ast.expr) -> str:
+    root: Any = function
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if not isinstance(root, ast.Name):
+        raise ValueError("expected the name of a function")
+    if root is not function:  # no object has a name here, so none has attributes
+        raise NameError(f"name {root.id!r} is not defined")
+    return root.id
 
 
 def _instance(name: str, question: Mapping[str, Any]) -> Any:
@@ -103,7 +116,10 @@ def _literal(value: ast.expr) -> Any:
     for node in ast.walk(value):
         if isinstance(node, ast.Name):  # JSON's NaN, for one
             raise NameError(f"name {node.id!r} is not defined")
-    return ast.literal_eval(value)
+    try:
+        return ast.literal_eval(value)
+    except ValueError:  # its message has an address
+        raise ValueError("expected a literal as an argument") from None
 
 
 def _text(result: Any) -> str:
@@ -167,7 +183,7 @@ def work(cpu_s: float, wall_s: float, max_bytes: int) -> None:
         print(json.dumps(value), file=replies, flush=True)
 
     try:
-        from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as _checker
+        importlib.import_module("bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker")
     except BaseException as error:
         reply(f"{type(error).__name__}: {error}")
         raise SystemExit(1) from error
