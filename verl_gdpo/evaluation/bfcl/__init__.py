@@ -13,12 +13,12 @@ from verl_gdpo.evaluation.bfcl import data, multi_turn, single_turn
 from verl_gdpo.evaluation.bfcl.simulators import Simulators
 from verl_gdpo.evaluation.questions import Column, Question
 
-DATA_SOURCE = "bfcl_v3"
 SINGLE_TURN = (*data.GROUPS["non_live"], *data.GROUPS["live"])
+_SIMULATORS = Simulators()  # of all dialogues; the process starts at the first call
 
 
 def questions(options: Namespace) -> Sequence[Question]:
-    """Return the questions of the categories asked for, in the order of the package.
+    """Return the questions of the categories asked for, in the order of `data.CATEGORIES`.
 
     Raises:
         ValueError: the package is missing or is another version, or a category is unknown.
@@ -36,12 +36,9 @@ def _dialogues(category: str) -> list[Question]:
     documents = data.documents()
     hinted = {name: data.with_hints(tools, category) for name, tools in documents.items()}
     return [
-        multi_turn.question(row, row["ground_truth"], documents, hinted, SIMULATORS)
+        multi_turn.question(row, row["ground_truth"], documents, hinted, _SIMULATORS)
         for row in data.rows(category)
     ]
-
-
-SIMULATORS = Simulators()  # its process starts at the first call
 
 
 def columns(_questions: Sequence[Question]) -> Sequence[Column]:
@@ -102,7 +99,7 @@ BENCHMARK = Benchmark(
     questions=questions,
     columns=columns,
     max_tokens=4096,  # what the package asks for
-    data_source=DATA_SOURCE,
+    data_source="bfcl_v3",
     add_options=_add_options,
     notes=(
         "BFCL-v3 in ToolRL's form can be compared with the paper's numbers, and does not reproduce "

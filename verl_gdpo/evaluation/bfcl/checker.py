@@ -1,8 +1,8 @@
 """Whether the calls of an answer are right, as the package's own checker says.
 
-The package stops at some wrong answers, such as a text in the place of an object: here they are
-wrong. Its converters of Java and JavaScript match regular expressions that some thirty characters
-keep busy for years, so each such answer has a process with limits: this file is its program.
+The package stops at some wrong answers, such as a number of 5,000 digits: here they are wrong. Its
+converters of Java and JavaScript have regular expressions that a text of 200 characters keeps busy
+for years. So each such answer has a process with limits, and this file is its program.
 """
 
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # its imports take longer than all else in a process
     from verl_gdpo.evaluation.bfcl.form import Call
 
 LANGUAGES = {"java": "Java", "javascript": "JavaScript"}  # {category: language}; others: Python
-LIMIT_CPU_S = 5  # right answers take a tenth of a second, nearly all of it to start
+LIMIT_CPU_S = 2  # right answers take a tenth of a second, nearly all of it to start
 LIMIT_WALL_S = 300
 LIMIT_BYTES = 2 << 30
 # how an answer ends its process
