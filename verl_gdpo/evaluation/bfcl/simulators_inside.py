@@ -70,7 +70,7 @@ class Simulators:
         parsed = _parsed(call)
         method = self._method(_name(parsed.func))
         positional = [_literal(value) for value in parsed.args]
-        named = {keyword.arg: _literal(keyword.value) for keyword in parsed.keywords}
+        named = {keyword.arg or "": _literal(keyword.value) for keyword in parsed.keywords}
         return method(*positional, **named)
 
     def _method(self, name: str) -> Callable[..., Any]:
