@@ -114,10 +114,11 @@ def play(
                 _keep(dialogue, Record(prompt.text, None), answers)
             else:
                 asked.append((dialogue, prompt))
-        for k, answer in engine.answers([prompt for _, prompt in asked]):
-            dialogue, prompt = asked[k]
-            _keep(dialogue, Record(prompt.text, answer), answers)
-            progress.show()
+        for batch in engine.answers([prompt for _, prompt in asked]):
+            for k, answer in batch.items():
+                dialogue, prompt = asked[k]
+                _keep(dialogue, Record(prompt.text, answer), answers)
+            progress.show(len(batch))
 
 
 def _keep(dialogue: Dialogue, record: Record, answers: Answers) -> None:
@@ -143,8 +144,8 @@ class _Progress:
     def _ended(self) -> int:
         return sum(1 for one in self._dialogues if one.asks is None)
 
-    def show(self) -> None:
-        self._answers += 1
+    def show(self, more: int) -> None:
+        self._answers += more
         now = time.monotonic()
         if now - self._last < SECONDS_BETWEEN_LINES:
             return

@@ -56,8 +56,8 @@ class Engine(Protocol):
     def prompt(self, messages: Messages, seed: int) -> Prompt:
         """Return messages as the model reads them."""
 
-    def answers(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Yield (place of a prompt, its answer), in any order, as soon as they are there."""
+    def answers(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Answer]]:
+        """Yield {place of a prompt: its answer} for each batch, in any order."""
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Transformers:
         """See `Engine`."""
         return self._tokens.prompt(messages, seed)
 
-    def answers(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
+    def answers(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Answer]]:
         """See `Engine`; the longest prompts come first, so that memory is short at once."""
         from verl_gdpo.cpu.sampler import Request, sample
 
@@ -140,8 +140,7 @@ class Transformers:
                 for k in batch
             ]
             done = sample(self._model, requests, self._pad)
-            for k, request, outcome in zip(batch, requests, done, strict=True):
-                yield k, self._answer(request, outcome)
+            yield dict(zip(batch, map(self._answer, requests, done), strict=True))
 
     def _answer(self, request: "Request", outcome: "Completion | Exception") -> Answer:
         if isinstance(outcome, Exception):
@@ -178,7 +177,7 @@ class VLLM:
         """See `Engine`."""
         return self._tokens.prompt(messages, seed)
 
-    def answers(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
+    def answers(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Answer]]:
         """See `Engine`."""
         for first in range(0, len(prompts), VLLM_BATCH):
             batch = prompts[first : first + VLLM_BATCH]
@@ -187,9 +186,11 @@ class VLLM:
                 [self._params(prompt.seed) for prompt in batch],
                 use_tqdm=False,
             )
-            for k, output in enumerate(outputs, first):
-                (one,) = output.outputs
-                yield k, self._tokens.answer(one.token_ids, one.finish_reason == "length")
+            yield dict(enumerate(map(self._answer, outputs), first))
+
+    def _answer(self, output: Any) -> Answer:
+        (one,) = output.outputs
+        return self._tokens.answer(one.token_ids, one.finish_reason == "length")
 
     def _params(self, seed: int) -> Any:
         from vllm import SamplingParams

@@ -42,20 +42,23 @@ class Record:
     answer: Answer | None
 
 
-def start(folder: Path, settings: Mapping[str, Any]) -> bool:
+def start(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write the settings of a new evaluation, or compare those of one that was stopped.
 
-    Returns:
-        Whether an earlier evaluation goes on.
-
     Raises:
-        ValueError: the folder has an evaluation with other settings; the message names them.
+        ValueError: the folder has an evaluation with other settings, which the message names, or
+            answers without settings.
     """
     path = folder / SETTINGS
     asked = json.loads(json.dumps(settings))
     if not path.exists():
+        if (folder / ANSWERS).exists():
+            raise ValueError(
+                f"{folder}: has {ANSWERS} and no {SETTINGS}, so nobody knows whose answers these "
+                "are. Name another folder with --out"
+            )
         write_json(path, asked)
-        return False
+        return
     before = read_json(path)
     keys = sorted(key for key in {**before, **asked} if before.get(key) != asked.get(key))
     if keys:
@@ -66,7 +69,6 @@ def start(folder: Path, settings: Mapping[str, Any]) -> bool:
             f"{path} is of an evaluation with other settings, so its answers cannot be used "
             f"({said}). Name another folder with --out, or delete this one"
         )
-    return True
 
 
 class Answers:
@@ -88,7 +90,11 @@ class Answers:
         except OSError:
             self._file.close()
             raise ValueError(f"{self._path}: another process is evaluating into it") from None
-        self.known = self._read()
+        try:
+            self.known = self._read()
+        except ValueError:
+            self._file.close()
+            raise
 
     def _read(self) -> dict[Place, Record]:
         """All whole lines; a last line without its end, which a kill leaves, is cut off."""

@@ -1,7 +1,8 @@
 """What an evaluation leaves: the result, a table, and the answers as a rollout dump.
 
 OUT/result.json          the numbers with intervals, the settings, the scores of each question
-OUT/rollouts/STEP.jsonl  the answers, which `verl-gdpo replay` and `verl-gdpo report` read
+OUT/rollouts/STEP.jsonl  the answers, which `verl-gdpo replay` reads
+OUT/metrics/1.jsonl      the means as a validation of verl, for `verl-gdpo report` and `summary`
 """
 
 import json
@@ -82,19 +83,39 @@ def _problem(key: str, samples: Sequence[Dialogue]) -> Problem:
 def write(
     folder: Path, result: Mapping[str, Any], dialogues: Sequence[Dialogue], source: str, step: int
 ) -> None:
-    """Write both files; see the module's docstring."""
+    """Write the three files; see the module's docstring."""
     path = folder / "rollouts" / f"{step}.jsonl"
     with replace_together(path) as (temporary,), temporary.open("w", encoding="utf-8") as file:
         for dialogue in dialogues:
             for row in _rows(dialogue, source, step):
                 file.write(json.dumps(row) + "\n")
+    _write_metrics(folder / "metrics" / "1.jsonl", result, source, step)
     write_json(folder / RESULT, result)
+
+
+def _write_metrics(path: Path, result: Mapping[str, Any], source: str, step: int) -> None:
+    """Write one line of verl's file logger: the mean of each score over each category."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for problem in result["problems"].values():
+        for name, value in problem["scores"].items():
+            values.setdefault((problem["category"], name), []).append(value)
+    samples = result["settings"]["samples"]
+    data = {
+        f"val-aux/{_source(source, category)}/{name}/mean@{samples}": sum(found) / len(found)
+        for (category, name), found in values.items()
+    }
+    with replace_together(path) as (temporary,):
+        temporary.write_text(json.dumps({"step": step, "data": data}) + "\n", encoding="utf-8")
+
+
+def _source(source: str, category: str) -> str:
+    """The data source of a category: the categories of one benchmark have scores of their own."""
+    return source if category == source else f"{source}/{category}"
 
 
 def _rows(dialogue: Dialogue, source: str, step: int) -> Iterator[dict[str, Any]]:
     """The answers of a dialogue in the form of `run/dump_reader.py`, which sees it as a session."""
     question, scores = dialogue.question, dict(dialogue.episode.scores())
-    category = "" if question.category == source else f"/{question.category}"
     for turn, record in enumerate(dialogue.records):
         answer = record.answer
         tokens = 0 if answer is None else answer.tokens
@@ -107,7 +128,7 @@ def _rows(dialogue: Dialogue, source: str, step: int) -> Iterator[dict[str, Any]
             "uid": f"{question.key}_{dialogue.sample}_{turn}",
             "group": question.key,
             "session": dialogue.sample,
-            "data_source": source + category,
+            "data_source": _source(source, question.category),
             "response_tokens": tokens,
             "trained_tokens": tokens,
             "rewards": scores,
