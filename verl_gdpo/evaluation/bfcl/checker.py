@@ -2,7 +2,8 @@
 
 The package stops at some wrong answers, such as a number of 5,000 digits: here they are wrong. Its
 converters of Java and JavaScript have regular expressions that a text of 200 characters keeps busy
-for years. So each such answer has a process with limits, and this file is its program.
+for years. So where a question has lists or objects, each answer has a process with limits, and this
+file is its program.
 """
 
 import json
@@ -19,6 +20,8 @@ if TYPE_CHECKING:  # its imports take longer than all else in a process
     from verl_gdpo.evaluation.bfcl.form import Call
 
 LANGUAGES = {"java": "Java", "javascript": "JavaScript"}  # {category: language}; others: Python
+# of Java's and JavaScript's types, those whose values the package reads by such expressions
+COLLECTIONS = {"Array", "ArrayList", "HashMap", "array", "dict"}
 LIMIT_CPU_S = 2  # right answers take a tenth of a second, nearly all of it to start
 LIMIT_WALL_S = 300
 LIMIT_BYTES = 2 << 30
@@ -35,7 +38,7 @@ def is_correct(row: data.Row, category: str, found: "Sequence[Call]") -> bool:
 
     Raises:
         ValueError: the package is missing, or is another version.
-        RuntimeError: no process for Java and JavaScript can be started.
+        RuntimeError: a process fails, and not over the answer.
     """
     if category in data.WITHOUT_GROUND_TRUTH:
         return bool(found) is (category == "live_relevance")
@@ -43,7 +46,13 @@ def is_correct(row: data.Row, category: str, found: "Sequence[Call]") -> bool:
         return False
     output = [{call.name: call.parameters} for call in found]
     arguments = [row["function"], output, row["ground_truth"], category]
-    return _in_process(arguments) if category in LANGUAGES else _is_correct(*arguments)
+    may_hang = category in LANGUAGES and COLLECTIONS & _types(row["function"])
+    return _in_process(arguments) if may_hang else _is_correct(*arguments)
+
+
+def _types(functions: Sequence[Any]) -> set[str]:
+    properties = [one["parameters"]["properties"].values() for one in functions]
+    return {parameter["type"] for of_one in properties for parameter in of_one}
 
 
 def _is_correct(functions: list[Any], output: list[Any], gold: list[Any], category: str) -> bool:
