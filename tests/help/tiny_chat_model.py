@@ -11,6 +11,7 @@ TEMPLATE = (
 
 
 def make_chat_model(folder, *, positions=256, seed=0, dtype=torch.float32):
+    folder.mkdir(exist_ok=True)
     torch.manual_seed(seed)
     make_tokenizer(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)

@@ -73,22 +73,28 @@ def _gold(answer: Any) -> dict[str, Any]:
 
 
 def _score(text: str, _tokens: int, gold: Mapping[str, Any]) -> Scores:
-    """Return both scores of an answer.
+    """Return both scores of an answer; see `_loose`.
 
-    "any call" is 1 if a call is the gold one. As in ToolRL's evaluation, a line without a name or
-    without parameters stands for the parameters of the gold tool, and what is no object ends the
-    search. "all calls" is 1 if the gold call is there and no other. Source: evaluate.py and
-    generate.py of the folder above.
+    "any call" is 1 if a call is the gold one, "all calls" if it is there and no other.
     """
     calls = _calls(text)
-    objects = calls[: next((k for k, one in enumerate(calls) if not isinstance(one, dict)), None)]
-    loose = [
-        one if NAME_KEY in one and PARAMETERS_KEY in one
-        else {NAME_KEY: gold[NAME_KEY], PARAMETERS_KEY: one}
-        for one in objects
-    ]  # fmt: skip
-    is_there = any(_is_gold(one, gold) for one in loose)
+    is_there = any(_is_gold(call, gold) for call in _loose(calls, gold))
     return {ANY: float(is_there), ALL: float(len(calls) == 1 and _is_gold(calls[0], gold))}
+
+
+def _loose(calls: Sequence[Any], gold: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield calls as ToolRL's evaluation reads them.
+
+    An object without a name or without parameters stands for the parameters of the gold tool, a
+    text is read once more, and a number ends the search. Source: evaluate.py of the folder above.
+    """
+    for call in calls:
+        if isinstance(call, str):
+            call = next(iter(_calls(call)), None)
+        if call is None or isinstance(call, bool | int | float):
+            return
+        is_call = isinstance(call, dict) and NAME_KEY in call and PARAMETERS_KEY in call
+        yield call if is_call else {NAME_KEY: gold[NAME_KEY], PARAMETERS_KEY: call}
 
 
 def _is_gold(call: Any, gold: Mapping[str, Any]) -> bool:

@@ -208,5 +208,5 @@ def _between(text: str, low: float, high: float) -> float:
     except ValueError:
         value = float("nan")
     if not low <= value <= high:
-        raise argparse.ArgumentTypeError(f"got {text!r}; expected a number from {low} to {high}")
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected a number from {low:g} to {high:g}")
     return value
