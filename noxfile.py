@@ -139,7 +139,7 @@ def verl(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """Whole trainings, and long tests that rarely fail; `bash tests/run.sh` leaves them out."""
     install(session)
-    files = ("tests/slow/trainings.py", "tests/slow/mixed_tasks.py")
+    files = ("tests/slow/trainings.py", "tests/slow/mixed_tasks.py", "tests/slow/merge.py")
     env = {"OMP_NUM_THREADS": "1"}
     session.run("pytest", *files, *session.posargs, env=env)
     session.run("pytest", "-m", "slow", *session.posargs, env=env)

@@ -11,7 +11,6 @@ from tiny_chat_model import make_chat_model
 
 from verl_gdpo.evaluation.policy import find_policy
 
-pytestmark = pytest.mark.slow
 ENGINE = Path(__file__).parents[1] / "help" / "checkpoint_engine.py"
 LORA = ("model.lora_rank=4", "model.lora_alpha=8", "model.target_modules=all-linear")
 
