@@ -3,7 +3,10 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
+from types import MethodType
 
 import pytest
 
@@ -158,6 +161,8 @@ def test_what_is_in_a_module_of_the_package_stays_as_it_is(running):
         'cd(folder=f\'{open("FILE", "w")}\')',
         "cd(*[open('FILE', 'w')])",
         "cd(**{'folder': open('FILE', 'w')})",
+        "cd(*['inner'])",
+        "cd(folder=f'{1}')",
         "eval(source='open(1)')",
         "json.dumps(obj=1)",
         "touch(file_name='FILE')",
@@ -203,6 +208,35 @@ def test_what_needs_too_much_ends_its_dialogue_alone(calls, monkeypatch):
     with pytest.raises(LimitError, match=r"multi_turn_base_0: the calls need more than 0.3 s"):
         results(running, *calls)
     assert len(results(running, "pwd()")) == 1
+
+
+def test_calls_that_no_policy_could_read_are_not_made(running, monkeypatch):
+    monkeypatch.setattr(simulators, "MAX_REQUEST_BYTES", 1000)
+    with pytest.raises(LimitError):
+        results(running, *["ls()"] * 200)
+
+
+def test_no_clock_runs_between_requests():
+    program = """if 1:
+        import signal, sys
+        from verl_gdpo.evaluation.bfcl import simulators_inside
+        def clocks(*_):
+            both = signal.ITIMER_PROF, signal.ITIMER_REAL
+            return [signal.getitimer(one)[0] > 0 for one in both]
+        def lines():
+            yield '["results"]'
+            print(clocks(), file=sys.stderr)
+        sys.stdin, simulators_inside.results = lines(), clocks
+        simulators_inside.work(9, 300, 1 << 30)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ('""\n[true, true]\n', "[False, False]\n")
+
+
+def test_half_a_character_in_a_result_can_be_read():
+    made = simulators_inside.Simulators(ENTRY)
+    made._methods["ls"] = MethodType(lambda _: "\ud800", made)
+    assert made.results(["ls()"]) == ["\\ud800"]
 
 
 def test_a_dialogue_that_needs_too_much_cannot_be_right(monkeypatch):

@@ -28,10 +28,7 @@ _original_defaults: dict[Any, Any] = {}
 
 
 class Simulators:
-    """Those of one question, as they are before its first turn.
-
-    What a package's instance shares with its module is copied: credit cards, default arguments.
-    """
+    """Those of one question, as they are before its first turn."""
 
     def __init__(self, question: Mapping[str, Any]) -> None:
         self.instances = {name: _instance(name, question) for name in question["involved_classes"]}
@@ -107,9 +104,9 @@ def _instance(name: str, question: Mapping[str, Any]) -> Any:
 
     instance = getattr(importlib.import_module(utils.CLASS_FILE_PATH_MAPPING[name]), name)()
     if name not in utils.STATELESS_CLASSES:
-        configuration = copy.deepcopy(question["initial_config"].get(name, {}))
+        configuration = question["initial_config"].get(name, {})
         instance._load_scenario(configuration, long_context="long_context" in question["id"])
-    return copy.deepcopy(instance)
+    return copy.deepcopy(instance)  # or it would share parts with its module and the question
 
 
 def _literal(value: ast.expr) -> Any:
