@@ -115,6 +115,11 @@ def test_java_has_a_process_with_limits(monkeypatch):
     (((name, given),),) = bfcl_gold.right_calls(ROWS["java"], "java")
     assert is_correct("java", [(name, {**given, "at": "9" * 5000 + "L"})]) is False
     assert at_end.pop().returncode == 0
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert is_correct("java", [(name, {"items": deep})]) is False
+    assert at_end == []
     # and what is not the answer's doing stops the evaluation
     monkeypatch.setattr(checker.sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="process that checks java ended with 1; expected 0"):

@@ -42,8 +42,6 @@ def is_correct(row: data.Row, category: str, found: "Sequence[Call]") -> bool:
     """
     if category in data.WITHOUT_GROUND_TRUTH:
         return bool(found) is (category == "live_relevance")
-    if not found:
-        return False
     output = [{call.name: call.parameters} for call in found]
     arguments = [row["function"], output, row["ground_truth"], category]
     may_hang = category in LANGUAGES and COLLECTIONS & _types(row["function"])
