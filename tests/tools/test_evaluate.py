@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 from scripted_policy import ScriptedPolicy
@@ -239,3 +241,15 @@ def test_the_questions_of_a_result_are_known_by_content():
         len({one, evaluate._content(dialogue("b", "1")), evaluate._content(dialogue("a", "2"))})
         == 3
     )
+
+
+def test_the_help_loads_no_heavy_package():
+    code = (
+        "import sys\nfrom verl_gdpo.tools import evaluate\n"
+        "try:\n    evaluate.main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'transformers', 'verl', 'vllm', 'ray', 'pandas'} & {*sys.modules}\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "ToolRL's rewards on test rows" in done.stdout

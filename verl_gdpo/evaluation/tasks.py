@@ -183,7 +183,7 @@ def _benchmark(
         columns=partial(columns, kind=kind),
         max_tokens=max_tokens,
         data_source=kind.source,
-        data_help=f"files of the task {kind.task}: *.parquet of `verl-gdpo data`, or *.json",
+        data_help="*.parquet of `verl-gdpo data`, or *.json",
         percent=percent,
         add_options=_add_weak if kind is CODING else lambda group: None,
     )

@@ -182,7 +182,10 @@ def _parser(found: Mapping[str, Benchmark]) -> argparse.ArgumentParser:
 
 
 def _data_help(found: Mapping[str, Benchmark]) -> str:
-    return "; ".join(f"{one.name}: {one.data_help}" for one in found.values() if one.data_help)
+    of_help: dict[str, list[str]] = {}
+    for one in found.values():
+        of_help.setdefault(one.data_help, []).append(one.name)
+    return "; ".join(f"{', '.join(names)}: {said}" for said, names in of_help.items() if said)
 
 
 def _at_least(low: int) -> Any:
@@ -208,5 +211,7 @@ def _between(text: str, low: float, high: float) -> float:
     except ValueError:
         value = float("nan")
     if not low <= value <= high:
-        raise argparse.ArgumentTypeError(f"got {text!r}; expected a number from {low:g} to {high:g}")
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}; expected a number from {low:g} to {high:g}"
+        )
     return value
