@@ -5,7 +5,7 @@ import json
 import pytest
 
 from verl_gdpo.evaluation.bfcl import form, multi_turn, simulators
-from verl_gdpo.evaluation.bfcl.simulators import Simulators
+from verl_gdpo.evaluation.bfcl.simulators import LimitError, Simulators
 from verl_gdpo.evaluation.questions import Answer
 from verl_gdpo.rewards.tool_rl_format import render_answer
 
@@ -128,6 +128,11 @@ def test_the_accuracy_of_a_dialogue(texts, expected):
     assert episode.scores() == {"accuracy": expected}
 
 
+def test_a_call_without_parameters_is_made():
+    texts = (text.replace(', "parameters": {}', "") for text in RIGHT)
+    assert play(*texts).scores() == {"accuracy": 1}
+
+
 def test_each_answer_has_a_format():
     episode = start()
     formats = [episode.take(Answer(text, 1)) for text in (MKDIR, f"Sure. {MKDIR}", DONE)]
@@ -175,6 +180,7 @@ def test_episodes_of_a_question_share_nothing():
         play(text.replace("mkdir", "ls").replace("dir_name", "b"), episode=other)
     assert (one.scores(), other.scores()) == ({"accuracy": 1.0}, {"accuracy": 0.0})
     assert play(*RIGHT, episode=question.start()).scores() == {"accuracy": 1.0}
+    assert ENTRY["question"][1] == []
 
 
 def test_calls_that_need_too_much_end_the_dialogue_as_wrong(monkeypatch):
@@ -190,6 +196,19 @@ def test_calls_that_need_too_much_end_the_dialogue_as_wrong(monkeypatch):
     for text in (power, DONE):
         unasked.take(Answer(text, 1))
     assert unasked.scores() == {"accuracy": 0.0}
+
+
+def test_a_dialogue_that_once_needed_too_much_stays_wrong(monkeypatch):
+    episode = play(*RIGHT[:-1])
+
+    def late(*_):
+        raise LimitError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulators, "results", late)
+        assert episode.prompt() is None
+    assert episode.prompt() is None  # whatever the clock says the next time
+    assert episode.scores() == {"accuracy": 0.0}
 
 
 @pytest.mark.parametrize(

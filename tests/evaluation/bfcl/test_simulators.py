@@ -233,6 +233,11 @@ def test_no_clock_runs_between_requests():
     assert (done.stdout, done.stderr) == ('""\n[true, true]\n', "[False, False]\n")
 
 
+def test_pythons_warnings_about_a_call_are_not_printed(capfd):
+    assert "No such directory" in results(Simulators(), "cd(folder='\\d')")[0]
+    assert capfd.readouterr().err == ""
+
+
 def test_half_a_character_in_a_result_can_be_read():
     made = simulators_inside.Simulators(ENTRY)
     made._methods["ls"] = MethodType(lambda _: "\ud800", made)

@@ -115,7 +115,7 @@ class Dialogue:
         """Return the accuracy."""
         if self._is_lost or len(self._turns) < len(self._gold):
             return {"accuracy": 0.0}
-        turns = [[calls for _, calls in turn if calls] for turn in self._turns]
+        turns = [[calls for _, calls in turn] for turn in self._turns]
         try:
             is_right = self._simulators.is_right(self._entry, turns, self._gold)
         except LimitError:

@@ -62,7 +62,7 @@ class Simulators:
 
         Args:
             entry: of the package.
-            turns: the calls of each step of each turn; steps without calls are left out.
+            turns: the calls of each step of each turn; the last step may have none.
             gold: the calls of each turn.
 
         Raises:
