@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent
 LAST_PASSES = "tests/help/last_passes.py"
 CPU_PINS = "requirements/cpu.txt"
 VLLM_PINS = "requirements/cpu_vllm.txt"
+BFCL_PINS = "requirements/bfcl.txt"
 # torch for the CPU is the one package with two indexes, and only PyPI's brings the others
 WITHOUT_HASH = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)$")
 
@@ -61,7 +62,7 @@ def clean_commit() -> str | None:
 
 def install(session: nox.Session) -> None:
     """Install what `setup_env.sh cpu dev` installs."""
-    files = ("-r", CPU_PINS, "-r", "requirements/dev.txt")
+    files = ("-r", CPU_PINS, "-r", "requirements/dev.txt", "-r", BFCL_PINS)
     session.install("--no-compile", "--require-hashes", "--no-deps", *files)
     session.install("--no-compile", "torch==2.13.0")
     session.install("--no-deps", "-e", ".")
@@ -92,6 +93,8 @@ def pins(session: nox.Session) -> None:
     others = {name for name, _ in cpu}
     dev = [(name, text) for name, text in dev if not (name in others or WITHOUT_HASH.match(name))]
     write_pins("requirements/dev.txt", dev)
+    bfcl = compiled(session, "dev", BFCL_PINS, "--group", "bfcl", "--no-deps")
+    write_pins(BFCL_PINS, [(name, text) for name, text in bfcl if name == "bfcl-eval"])
 
 
 def compiled(session: nox.Session, extra: str, old: str, *options: str) -> list[tuple[str, str]]:
@@ -139,7 +142,7 @@ def verl(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """Whole trainings, and long tests that rarely fail; `bash tests/run.sh` leaves them out."""
     install(session)
-    files = ("tests/slow/trainings.py", "tests/slow/mixed_tasks.py")
+    files = ("tests/slow/trainings.py", "tests/slow/mixed_tasks.py", "tests/slow/merge.py")
     env = {"OMP_NUM_THREADS": "1"}
     session.run("pytest", *files, *session.posargs, env=env)
     session.run("pytest", "-m", "slow", *session.posargs, env=env)
@@ -196,6 +199,15 @@ def experiment(session: nox.Session) -> None:
     session.run(
         "python", "-m", "pytest", "tests/slow/experiment_run.py", env={"OMP_NUM_THREADS": "1"}
     )
+
+
+@nox.session
+@recorded
+def bfcl(session: nox.Session) -> None:
+    """Plays all questions of BFCL-v3 with scripted answers: right, wrong, and none."""
+    install(session)
+    files = ("tests/slow/bfcl.py", "tests/slow/bfcl_dialogues.py")
+    session.run("pytest", "-s", *files, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session

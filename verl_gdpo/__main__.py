@@ -14,6 +14,7 @@ COMMANDS = {
     "check": "say whether a training configuration can work, before anything starts",
     "summary": "print the table of a run and draw its curves",
     "replay": "recompute the advantages of a run under other settings, and compare them",
+    "evaluate": "evaluate a checkpoint or a model on a benchmark, and compare results",
     "report": "write a page with curves and examples of one run, or of several side by side",
 }
 

@@ -320,4 +320,71 @@ MUTANTS = [
         "name: correlation(z_B, of_group_B)",
         "tools/test_report.py::test_only_rewards_with_a_weight_follow_the_length",
     ),
+    Mutant(
+        "evaluation/numbers.py",
+        "if len(there) < len(of_parts):",
+        "if not there:",
+        "evaluation/test_numbers.py::test_a_part_that_was_not_run_gives_no_number_and_no_zero",
+    ),
+    Mutant(
+        "evaluation/numbers.py",
+        "old, new = draws.values(column, before), draws.values(column, after)",
+        "old, new = draws.values(column, before), Draws(after, 1).values(column, after)",
+        "evaluation/test_numbers.py::test_the_intervals_of_differences_are_paired_by_problem",
+    ),
+    Mutant(
+        "evaluation/records.py",
+        "self._file.truncate(end)",
+        "pass",
+        "evaluation/test_records.py::test_a_line_that_a_kill_has_cut_is_dropped_at_every_byte",
+    ),
+    Mutant(
+        "evaluation/dialogues.py",
+        'f"{seed} {place.sample} {place.turn} {place.key}"',
+        'f"{seed} {place.turn} {place.key}"',
+        "evaluation/test_dialogues.py"
+        "::test_samples_have_streams_of_their_own_that_depend_on_nothing_else",
+    ),
+    Mutant(
+        "evaluation/dialogues.py",
+        "            self.episode.abandon()\n",
+        "",
+        "evaluation/test_dialogues.py::test_a_prompt_that_leaves_no_room_counts_as_wrong",
+    ),
+    Mutant(
+        "evaluation/policy.py",
+        "    if _said(target / MADE_FROM) == times:",
+        "    if target.is_dir():",
+        "evaluation/test_policy.py::test_shards_are_merged_once_and_again_when_they_change",
+    ),
+    Mutant(
+        "evaluation/tasks.py",
+        '    {"length_needs_pass": False},',
+        "    {},",
+        "evaluation/test_tasks.py::test_coding",
+    ),
+    Mutant(
+        "evaluation/api_bank.py",
+        "text.split(CALL_TAGS[0])[-1]",
+        "text.split(CALL_TAGS[0])[0]",
+        "evaluation/test_api_bank.py::test_an_answer_scores_as_toolrl_says_and_as_we_do",
+    ),
+    Mutant(
+        "verl_hooks/merge.py",
+        '    with patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor):\n    ',
+        "    if True:\n    ",
+        "verl_hooks/test_merge.py::test_a_merged_model_has_the_logits_of_the_trainer",
+    ),
+    Mutant(
+        "verl_hooks/merge.py",
+        '    _name_dtype(target / "config.json", dtype)\n',
+        "",
+        "verl_hooks/test_merge.py::test_a_merged_model_has_the_logits_of_the_trainer",
+    ),
+    Mutant(
+        "tools/evaluate.py",
+        "said = [question.key, question.category, question.ground_truth, asked]",
+        "said = [question.key, question.category, asked]",
+        "tools/test_evaluate.py::test_the_questions_of_a_result_are_known_by_content",
+    ),
 ]

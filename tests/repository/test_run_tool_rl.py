@@ -49,9 +49,8 @@ def link_environment(folder):
     venv.mkdir()
     for path in Path(sys.prefix).iterdir():
         (venv / path.name).symlink_to(path)
-    files = [
-        REPO / name for name in ("pyproject.toml", "requirements/cpu.txt", "requirements/dev.txt")
-    ]
+    pins = [f"requirements/{name}.txt" for name in ("cpu", "dev", "bfcl")]
+    files = [REPO / name for name in ("pyproject.toml", *pins)]
     version, whole = sys.version.split()[0], b"".join(path.read_bytes() for path in files)
     stamp = venv / "verl_gdpo_env"
     stamp.unlink(missing_ok=True)

@@ -167,7 +167,7 @@ class OwnDraws(transformers.LogitsProcessor):  # type: ignore[misc, unused-ignor
         if self._params.greedy:
             tokens_B1 = log_probs_BV.argmax(dim=-1, keepdim=True)
         else:
-            uniform_B1 = self._uniform_BT[:, len(self.log_probs_TB), None]
+            uniform_B1 = self._uniform_BT[:, len(self.log_probs_TB), None].to(scores.device)
             cdf_BV = log_probs_BV.double().exp().cumsum(dim=-1)
             # float32 times float64 stays below the total, so that no cut token is taken
             tokens_B1 = torch.searchsorted(cdf_BV, uniform_B1 * cdf_BV[:, -1:], right=True)
@@ -189,9 +189,10 @@ def sample(
     FloatingPointError; the others are not affected.
     """
     (params,) = {request.params for request in requests}
+    place = model.get_input_embeddings().weight.device
     prompts = [torch.tensor(request.prompt_ids) for request in requests]
     ids_BL, mask_BL = (
-        pad_sequence(rows, batch_first=True, padding_value=padding, padding_side="left")
+        pad_sequence(rows, batch_first=True, padding_value=padding, padding_side="left").to(place)
         for rows, padding in ((prompts, pad_id), ([torch.ones_like(ids) for ids in prompts], 0))
     )
     max_tokens = max(request.max_tokens for request in requests)
@@ -206,7 +207,7 @@ def sample(
     )
 
     def abort(ids_BL: Tensor, *_: Any, **__: Any) -> Tensor:
-        return torch.full((len(ids_BL),), should_abort())
+        return torch.full((len(ids_BL),), should_abort(), device=place)
 
     ids_BL = model.generate(
         ids_BL, attention_mask=mask_BL, logits_processor=[draws], stopping_criteria=[abort]

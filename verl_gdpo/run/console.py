@@ -131,7 +131,7 @@ class Progress:
         if step == first or step >= self.last_step:
             return ""
         seconds = (self.shown[step] - self.shown[first]) / (step - first)
-        return f"  {_duration(seconds * (self.last_step - step))} left of {self.last_step} steps"
+        return f"  {duration(seconds * (self.last_step - step))} left of {self.last_step} steps"
 
     def _read_last_step(self) -> int:
         """Return the number of steps that verl has logged at this start; 0 if it has not."""
@@ -155,7 +155,7 @@ def _more(metrics: Mapping[str, float]) -> str:
     return "".join(f"  {text.format(value)}" for text, value in found)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a time such as `45 s`, `12 min` or `3 h 20 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"

@@ -62,6 +62,11 @@ PARTS = {
     "attention:register": {"verl.models.transformers.monkey_patch": "apply_monkey_patch(model)"},
     "hang": {"verl.utils.debug": "marked_timer(name,timing_raw)"},
     "fused_kernels": {"verl.utils.fsdp_utils": "_select_fsdp2_wrap_targets(model)"},
+    "merge": {
+        "verl.model_merger.base_model_merger": "ModelMergerConfig(operation,backend,local_dir,"
+        "target_dir,hf_model_config_path)",
+        "verl.model_merger.fsdp_model_merger:FSDPModelMerger": "merge_and_save",
+    },
     "for_check": {
         "verl.utils.config": "validate_config(config)",
         "verl.trainer.ppo.utils": "need_reference_policy(config) need_critic(config)",

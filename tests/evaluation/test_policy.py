@@ -1,0 +1,132 @@
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_gdpo.evaluation import policy as policies
+from verl_gdpo.evaluation.policy import choose_dtype, find_policy
+
+
+@pytest.fixture
+def merger(monkeypatch):
+    """Stands in for verl's: copies the shard, and counts."""
+    done = []
+
+    def run(command, **_):
+        actor, target = command[3:]
+        done.append(actor)
+        shutil.copytree(f"{actor}/huggingface", target)
+        shutil.copy(f"{actor}/model_world_size_1_rank_0.pt", f"{target}/model.safetensors")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(policies.subprocess, "run", run)
+    return done
+
+
+def checkpoint(folder, weights="old"):
+    actor = folder / "actor"
+    (actor / "huggingface").mkdir(parents=True)
+    (actor / "huggingface" / "config.json").write_text('{"dtype": "float32"}')
+    (actor / "fsdp_config.json").write_text("{}")
+    (actor / "model_world_size_1_rank_0.pt").write_text(weights)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with checkpoints of the steps 5 and 10."""
+    for step in (5, 10):
+        checkpoint(tmp_path / "run" / "checkpoints" / f"global_step_{step}", f"of {step}")
+    (tmp_path / "run" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("10")
+    config = tmp_path / "run" / ".hydra"
+    config.mkdir()
+    block = {"data": {"max_response_length": 56}, "algorithm": {}, "trainer": {}}
+    OmegaConf.save(block, config / "config.yaml")
+    return tmp_path / "run"
+
+
+def weights(policy):
+    return (policy.model / "model.safetensors").read_text()
+
+
+def test_a_run_is_its_newest_checkpoint_or_the_one_asked_for(run, merger):
+    newest, earlier = find_policy(run), find_policy(run, 5)
+    assert (newest.step, weights(newest)) == (10, "of 10")
+    assert (earlier.step, weights(earlier)) == (5, "of 5")
+    assert newest.run == run and newest.of_config("data.max_response_length", 1) == 56
+    assert newest.content() != earlier.content()
+    with pytest.raises(ValueError, match=r"--step 7: .* of the steps \[5, 10\]"):
+        find_policy(run, 7)
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints", "checkpoints/global_step_10"])
+def test_a_checkpoint_knows_its_run_wherever_it_is_named(run, merger, place):
+    found = find_policy(run / place)
+    assert (found.step, found.run, weights(found)) == (10, run, "of 10")
+    assert find_policy(run / "checkpoints/global_step_10/actor").step == 10
+
+
+def test_a_run_may_have_its_checkpoints_elsewhere(run, merger, tmp_path):
+    (run / "checkpoints").rename(tmp_path / "far")
+    config = OmegaConf.load(run / ".hydra" / "config.yaml")
+    config.trainer.default_local_dir = str(tmp_path / "far")
+    OmegaConf.save(config, run / ".hydra" / "config.yaml")
+    assert weights(find_policy(run)) == "of 10"
+
+
+def test_shards_are_merged_once_and_again_when_they_change(run, merger):
+    first, again = find_policy(run), find_policy(run)
+    assert len(merger) == 1 and first.content() == again.content()
+    shard = run / "checkpoints/global_step_10/actor/model_world_size_1_rank_0.pt"
+    shard.write_text("new 10")
+    os.utime(shard, ns=(1, 1))
+    assert weights(find_policy(run)) == "new 10" and len(merger) == 2
+    assert [*shard.parent.glob(".*")] == []
+
+
+def test_a_merge_that_fails_leaves_nothing_and_says_why(run, monkeypatch):
+    def fail(command, **_):
+        os.mkdir(command[-1])
+        return subprocess.CompletedProcess(command, 1, stderr="Traceback\nValueError: bad shard\n")
+
+    monkeypatch.setattr(policies.subprocess, "run", fail)
+    with pytest.raises(ValueError, match="cannot be merged: ValueError: bad shard"):
+        find_policy(run)
+    actor = run / "checkpoints" / "global_step_10" / "actor"
+    assert sorted(path.name for path in actor.iterdir()) == [
+        "fsdp_config.json",
+        "huggingface",
+        "model_world_size_1_rank_0.pt",
+    ]
+
+
+def test_a_model_is_taken_as_it_is(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    found = find_policy(tmp_path)
+    assert (found.model, found.step, found.run, found.of_config("a.b", 3)) == (tmp_path, 0, None, 3)
+    with pytest.raises(ValueError, match="is a model, and has no checkpoints"):
+        find_policy(tmp_path, 5)
+
+
+def test_what_is_no_policy_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no such folder; expected a run's folder"):
+        find_policy(tmp_path / "Qwen")
+    with pytest.raises(ValueError, match=r"no checkpoint in .*checkpoints; .*save_freq"):
+        find_policy(tmp_path)
+    (tmp_path / "global_step_1" / "actor" / "dist_ckpt").mkdir(parents=True)
+    with pytest.raises(ValueError, match="--backend megatron"):
+        find_policy(tmp_path / "global_step_1")
+
+
+def test_the_precision_is_float32_or_that_of_training_on_a_gpu(run, merger, monkeypatch):
+    found = find_policy(run)
+    assert choose_dtype(found) == "float32"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    config = found.model / "config.json"
+    config.write_text(json.dumps({"torch_dtype": "float16"}))
+    assert choose_dtype(found) == "float16"
+    OmegaConf.update(found.config, "actor_rollout_ref.rollout.dtype", "bfloat16")
+    assert choose_dtype(found) == "bfloat16"

@@ -1,0 +1,162 @@
+import json
+from argparse import Namespace
+
+import pytest
+from omegaconf import OmegaConf
+from tool_rows import tool_row
+
+from verl_gdpo.data_prep.local_files import make_row
+from verl_gdpo.data_prep.parquet import write_parquets
+from verl_gdpo.evaluation.dialogues import start_all
+from verl_gdpo.evaluation.numbers import numbers
+from verl_gdpo.evaluation.questions import Answer
+from verl_gdpo.evaluation.results import problems_of
+from verl_gdpo.evaluation.tasks import BENCHMARKS
+from verl_gdpo.rewards import TASKS
+from verl_gdpo.rewards.coding_problem import Problem, good_response
+
+BENCH = {one.name: one for one in BENCHMARKS}
+
+
+def asked(*data, config=None, step=0):
+    return Namespace(data=[*data], config=config, step=step)
+
+
+def rows_of(task, *truths):
+    return [
+        {**make_row(TASKS[task], f"{k}?", truth), "extra_info": {"index": k, "split": "test"}}
+        for k, truth in enumerate(truths)
+    ]
+
+
+def values(bench, options, *answers):
+    """{column: value} for these answers (text, tokens), one a question; None is no answer."""
+    found = BENCH[bench].questions(options)
+    dialogues = start_all(found, 1)
+    for one, answer in zip(dialogues, answers, strict=True):
+        if answer is None:
+            one.episode.abandon()
+        else:
+            one.episode.take(Answer(*answer))
+    made = numbers(BENCH[bench].columns(found), [*problems_of(dialogues).values()])
+    return {number.name: number.value for number in made}
+
+
+def test_tool_rl(tmp_path):
+    rows = [tool_row(index, "test") for index in range(3)]
+    write_parquets({tmp_path / "test.parquet": rows})
+    right = rows[0]["reward_model"]["ground_truth"]
+    # 3, and -3 for what cannot be read and for no answer
+    found = values("tool_rl", asked(tmp_path), (right, 9), ("?", 1), None)
+    assert found == {"correctness": pytest.approx(-1), "format": pytest.approx(1 / 3)}
+
+
+def test_gsm8k(tmp_path):
+    path = tmp_path / "some.parquet"
+    write_parquets({path: rows_of("gsm8k", "72", "1,080")})
+    good = "<think> t </think>\n<answer>72</answer>"
+    found = values("gsm8k", asked(path), (good, 9), ("<answer>1,080</answer>", 3))
+    assert found == {"correctness": 1.0, "integer": 0.5, "format": 0.5}
+
+
+def test_each_file_of_maths_is_a_data_set(tmp_path):
+    items = [{"problem": f"What is {n}?", "answer": n} for n in (7, 8, 9)]
+    (tmp_path / "amc.json").write_text(json.dumps(items[:2]))
+    (tmp_path / "aime").mkdir()
+    write_parquets({tmp_path / "aime" / "test.parquet": rows_of("math_length", "9")})
+    options = asked(tmp_path / "aime", tmp_path / "amc.json")
+    answers = [(r"\boxed{9}", 4001), (r"\boxed{7.0}", 4000), (r"\boxed{9}", 1)]
+    found = BENCH["math"].questions(options)
+    assert [question.key for question in found] == ["aime_0", "amc_0", "amc_1"]
+    # the mean of both files: (1 + 1/2) / 2 and (1 + 0) / 2
+    assert values("math", options, *answers) == {"accuracy": 0.75, "above the limit": 0.5}
+    columns = BENCH["math"].columns(found)
+    assert [[part.name for part in column.parts] for column in columns] == [["aime", "amc"]] * 2
+
+
+def test_two_files_with_one_name_are_refused(tmp_path):
+    for name in "ab":
+        write_parquets({tmp_path / name / "x.parquet": rows_of("gsm8k", "1")})
+    with pytest.raises(ValueError, match="two files have the name 'x'"):
+        BENCH["gsm8k"].questions(asked(tmp_path / "a/x.parquet", tmp_path / "b/x.parquet"))
+
+
+def test_coding(tmp_path, monkeypatch):
+    truth = Problem(None, [{"input": "1", "output": "2"}, {"input": "3", "output": "4"}]).text()
+    rewards = {"a": (1.0, 1.0), "b": (0.5, 1.0), "c": (0.0, 0.0)}
+
+    def score(response, ground_truth, *, response_tokens, length_needs_pass, step):
+        assert ground_truth == truth and not length_needs_pass
+        passed, bug = rewards.get(response, (0.0, 0.0))
+        return {"pass": passed, "length": float(response_tokens <= 4000), "bug": bug}
+
+    path = tmp_path / "t.parquet"
+    write_parquets({path: rows_of("coding", *[truth] * 4)})
+    of_tests = {**vars(TASKS["coding"]), "score": score, "missing": lambda **_: ()}
+    monkeypatch.setitem(TASKS, "coding", Namespace(**of_tests))
+    found = values("coding", asked(path), ("a", 10), ("b", 4001), ("c", 9000), None)
+    assert found == {"tests passed": 0.375, "solved": 0.25, "above the limit": 0.5, "bugs": 0.5}
+
+
+def test_a_program_runs_in_the_sandbox(tmp_path):
+    truth = Problem(None, [{"input": "1", "output": "1"}], solution="print(input())").text()
+    path = tmp_path / "t.parquet"
+    write_parquets({path: rows_of("coding", truth)})
+    options = Namespace(**vars(asked(path)), coding_weak_sandbox=True)
+    found = values("coding", options, (good_response(truth), 10))
+    assert found == {"tests passed": 1.0, "solved": 1.0, "above the limit": 0.0, "bugs": 0.0}
+
+
+def test_a_run_brings_its_rows_and_the_options_of_its_scorer(tmp_path):
+    path = tmp_path / "rows.parquet"
+    write_parquets({path: rows_of("gsm8k", "1,080")})
+    answer = ("<answer>1080</answer>", 3)
+    block = {"data": {"val_files": str(path)}, "reward": {"reward_kwargs": {}}}
+    config = OmegaConf.create(block)
+    assert values("gsm8k", asked(config=config), answer)["correctness"] == 0.0
+    # `granularity` is of another task's scorer
+    config.reward.reward_kwargs = {"normalize_numbers": True, "granularity": "coarse"}
+    assert values("gsm8k", asked(config=config), answer)["correctness"] == 1.0
+    config.data.val_files = [str(path)]
+    assert values("gsm8k", asked(config=config), answer)["correctness"] == 1.0
+
+
+def test_a_schedule_of_the_rewards_is_read_at_the_step_of_the_checkpoint(tmp_path):
+    path = tmp_path / "rows.parquet"
+    row = tool_row(0, "test")
+    write_parquets({path: [row]})
+    config = OmegaConf.create({"reward": {"reward_kwargs": {"schedule": "linear"}}})
+    right = (row["reward_model"]["ground_truth"], 9)
+    # format is max(1, 2 - t / 150), and the range moves from 2 to 3 in 150 steps
+    found = values("tool_rl", asked(path, config=config, step=75), right)
+    assert found == {"correctness": pytest.approx(2.5), "format": pytest.approx(1.5)}
+
+
+def test_what_is_no_file_of_the_task_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"--data FILE is needed.*verl-gdpo data math_length"):
+        BENCH["math"].questions(asked())
+    path = tmp_path / "rows.parquet"
+    write_parquets({path: [tool_row(0, "test")]})
+    with pytest.raises(ValueError, match="row 0, field data_source: got 'rlla'"):
+        BENCH["gsm8k"].questions(asked(path))
+    path.write_text("no parquet")
+    with pytest.raises(ValueError, match="no readable parquet"):
+        BENCH["gsm8k"].questions(asked(path))
+    with pytest.raises(OSError, match=r"nothing\.parquet"):
+        BENCH["gsm8k"].questions(asked(tmp_path / "nothing.parquet"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\x00\ud800", "<think>" * 9999, "{" * 99_999, "<answer>" * 9999]
+)
+@pytest.mark.parametrize("bench", ["tool_rl", "gsm8k", "math"])
+def test_any_answer_gets_a_score(tmp_path, bench, text):
+    path = tmp_path / "rows.parquet"
+    made = {
+        "tool_rl": [tool_row(0, "test")],
+        "gsm8k": rows_of("gsm8k", "1"),
+        "math": rows_of("math_length", "1"),
+    }
+    write_parquets({path: made[bench]})
+    first, *_ = values(bench, asked(path), (text, 7)).values()
+    assert first <= 0

@@ -1,0 +1,255 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from scripted_policy import ScriptedPolicy
+from tiny_chat_model import make_chat_model
+from tool_rows import tool_row
+
+from verl_gdpo.data_prep.parquet import write_parquets
+from verl_gdpo.evaluation.questions import Question
+from verl_gdpo.evaluation.results import table
+from verl_gdpo.evaluation.tasks import OneAnswer
+from verl_gdpo.run.dump_reader import read_dump, reward_rows
+from verl_gdpo.tools import evaluate, replay, report, summary
+
+ROWS = [tool_row(index, "test") for index in range(4)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a model and the rows of tool_rl."""
+    folder = tmp_path_factory.mktemp("made")
+    make_chat_model(folder / "model")
+    write_parquets({folder / "rows" / "test.parquet": ROWS})
+    return folder
+
+
+@pytest.fixture
+def run(made, tmp_path, monkeypatch):
+    """Evaluates a scripted policy in the place of the model; returns the exit code."""
+
+    def run(answer, *more, out="out", **engine):
+        scripted = ScriptedPolicy(answer, **engine)
+        monkeypatch.setattr(evaluate, "load_engine", lambda *_: scripted)
+        given = [str(made / "model"), "--bench", "tool_rl", "--data", str(made / "rows")]
+        return evaluate.main([*given, "--out", str(tmp_path / out), "--max-tokens", "50", *more])
+
+    return run
+
+
+def right(messages, seed):
+    city = messages[-1]["content"].removeprefix("Weather in ").removesuffix("?")
+    call = json.dumps({"name": "weather", "parameters": {"city": city}})
+    return f"<think> look </think>\n<tool_call>\n{call}\n</tool_call>"
+
+
+def right_in_oslo(messages, seed):
+    return right(messages, seed) if "Oslo" in messages[-1]["content"] else "?"
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_a_scripted_policy_gets_its_table(run, tmp_path, capsys):
+    assert run(right_in_oslo) == 0
+    # correctness 3 in one of four and -3 in three; format 1 in one
+    assert capsys.readouterr().out.splitlines()[:9] == [
+        "",
+        "              value    95 % interval  questions",
+        "-----------  ------  ---------------  ---------",
+        "correctness  -1.500  -3.000 to 1.500          4",
+        "format        0.250   0.000 to 0.750          4",
+        "",
+        "pass@1: greedy.",
+        "answers: 4, 0.0 % of them cut at 50 tokens; 0 of 4 dialogues wrong because a prompt was "
+        "too long for the model.",
+        f"written to {tmp_path / 'out'}",
+    ]
+    found = result(tmp_path / "out")
+    assert found["settings"]["temperature"] == 0 and found["settings"]["samples"] == 1
+    assert found["settings"]["versions"].keys() == {"transformers", "torch"}
+
+
+def test_a_kill_and_a_resume_give_the_same_result(run, tmp_path, capsys):
+    assert run(right_in_oslo, out="whole") == 0
+    for stop in range(5):
+        run(right_in_oslo, out="cut", stop_after=stop, batch=2)
+    assert run(right_in_oslo, out="cut") == 0
+    assert result(tmp_path / "cut") == result(tmp_path / "whole")
+    assert "stopped; the same command goes on" in capsys.readouterr().err
+    dumps = [(tmp_path / out / "rollouts" / "0.jsonl").read_bytes() for out in ("cut", "whole")]
+    assert dumps[0] == dumps[1]
+
+
+def test_a_resume_with_other_settings_is_refused(run, capsys):
+    assert run(right) == 0
+    assert run(right, "--temperature", "0.5") == 1
+    assert "temperature: 0.0 before, 0.5 now" in capsys.readouterr().err
+
+
+def test_samples_are_said_to_be_no_training_seeds(run, tmp_path, capsys):
+    def sometimes(messages, seed):
+        return right(messages, seed) if seed % 2 else "?"
+
+    assert run(sometimes, "--samples", "8", "--temperature", "0.7") == 0
+    said = capsys.readouterr().out
+    assert "avg@8: 8 samples of one policy at temperature 0.7. They are no training seeds" in said
+    rows = read_dump(tmp_path / "out" / "rollouts" / "0.jsonl")
+    assert [row["group"] for row in rows] == [f"rows_{k}" for k in range(4) for _ in range(8)]
+    mean = sum(row["rewards"]["format"] for row in rows) / 32
+    assert result(tmp_path / "out")["numbers"][1]["value"] == pytest.approx(mean)
+    assert 0 < mean < 1
+
+
+def test_replay_report_and_summary_read_the_answers(run, tmp_path, capsys):
+    assert run(lambda m, seed: right(m, seed) if seed % 3 else "?", *SAMPLED) == 0
+    folder = tmp_path / "out"
+    rows = read_dump(folder / "rollouts" / "0.jsonl")
+    rewards = reward_rows(rows, 0)
+    assert len(rewards) == 16 and rewards.info(0).keys() == {"correctness", "format"}
+    assert rows[0]["output"] in (right(ROWS[0]["prompt"], 0), "?")
+    assert rows[0]["gts"] == ROWS[0]["reward_model"]["ground_truth"]
+    assert replay.main([str(folder)]) == 0
+    assert "1 steps, 16 rollouts" in capsys.readouterr().out
+    assert report.main([str(folder)]) == 0
+    page = (folder / "report" / "index.html").read_text()
+    assert "Weather in Oslo?" in page and "correctness" in page
+    assert summary.main([str(folder)]) == 0
+    shown = capsys.readouterr().out
+    value = result(folder)["numbers"][1]["value"]
+    assert f"{value:.3f}" in next(line for line in shown.splitlines() if "format" in line)
+
+
+SAMPLED = ("--samples", "4", "--temperature", "1")
+
+
+def test_cut_answers_and_long_prompts_are_counted(run, tmp_path, capsys):
+    assert run(lambda *_: "word " * 60, positions=10_000, max_tokens=50) == 0
+    assert result(tmp_path / "out")["share_cut"] == 1.0
+    assert run(right, out="long", positions=51) == 0
+    found = result(tmp_path / "long")
+    assert found["too_long"] == 4 and found["answers"] == 0 and found["share_cut"] is None
+    assert "4 of 4 dialogues wrong because a prompt was too long" in capsys.readouterr().out
+    assert [one["value"] for one in found["numbers"]] == [-3, 0]
+
+
+def test_two_results_side_by_side(run, tmp_path, capsys):
+    assert run(right_in_oslo, out="a") == 0 and run(right, out="b") == 0
+    capsys.readouterr()
+    assert evaluate.main(["--compare", str(tmp_path / "a"), str(tmp_path / "b/result.json")]) == 0
+    shown = capsys.readouterr().out
+    # 3 less -1.5: 0 in Oslo and 6 in the three others
+    line = next(line for line in shown.splitlines() if line.startswith("correctness"))
+    assert line.split() == ["correctness", "-1.500", "3.000", "4.500", "1.500", "to", "6.000"]
+    assert "WARNING" not in shown
+
+
+def test_a_comparison_says_what_else_differs(run, tmp_path, capsys):
+    run(right, out="a")
+    run(right, "--temperature", "0.5", out="b")
+    capsys.readouterr()
+    assert evaluate.main(["--compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert "WARNING: temperature is 0.0 in 1, 0.5 in 2" in capsys.readouterr().out
+
+
+def test_results_of_other_questions_are_not_compared(run, made, tmp_path, capsys):
+    write_parquets({tmp_path / "other" / "test.parquet": ROWS[:2]})
+    run(right, out="a")
+    run(right, "--data", str(tmp_path / "other"), out="b")
+    assert evaluate.main(["--compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert "with other questions than" in capsys.readouterr().err
+    assert evaluate.main(["--compare", str(tmp_path / "a"), str(made)]) == 1
+    assert "result.json: cannot be read" in capsys.readouterr().err
+
+
+def test_a_real_model_is_evaluated_by_transformers(made, tmp_path, capsys):
+    model, rows, out = (str(path) for path in (made / "model", made / "rows", tmp_path / "out"))
+    command = [model, "--bench", "tool_rl", "--data", rows, "--out", out]
+    assert evaluate.main([*command, "--max-tokens", "16"]) == 0
+    first = result(tmp_path / "out")
+    assert first["settings"]["engine"] == "transformers" and first["answers"] == 4
+    answers = tmp_path / "out" / "answers.jsonl"
+    whole = answers.read_bytes()
+    answers.write_bytes(whole[: len(whole) // 2])
+    assert evaluate.main([*command, "--max-tokens", "16"]) == 0
+    assert result(tmp_path / "out") == first
+    assert evaluate.main([*command, "--max-tokens", "300", "--out", f"{out}2"]) == 1
+    assert "--max-tokens 300: the model has 256 positions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "expected RUN_OR_MODEL and --bench NAME"),
+        (["model"], "expected RUN_OR_MODEL and --bench NAME"),
+        (["model", "--bench", "mmlu"], "invalid choice: 'mmlu'"),
+        (["model", "--bench", "gsm8k", "--samples", "2"], "needs --temperature above 0"),
+        (["model", "--bench", "gsm8k", "--samples", "0"], "expected a whole number >= 1"),
+        (["model", "--bench", "gsm8k", "--temperature", "nan"], "a number from 0 to 100"),
+        (["model", "--bench", "gsm8k", "--top-p", "1.5"], "a number from 0 to 1"),
+        (["model", "--bench", "gsm8k", "--max-tokens", "-1"], "expected a whole number >= 1"),
+        (["--compare", "one"], "--compare takes two results or more"),
+        (["model", "--compare", "one", "two"], "--compare takes two results or more"),
+    ],
+)
+def test_wrong_usage(arguments, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        evaluate.main(arguments)
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_policy_that_is_not_there_is_one_line(tmp_path, capsys):
+    assert evaluate.main([str(tmp_path / "none"), "--bench", "gsm8k"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"verl-gdpo evaluate: {tmp_path / 'none'}: no such folder; expected")
+
+
+def test_a_table_shows_parts_below_the_whole_and_no_zero_for_what_was_not_run():
+    number = {"value": 0.5, "interval": [0.25, 0.75], "questions": 1200}
+    absent = {"name": "b\x1b", "value": None, "interval": None, "questions": 0}
+    whole = {**absent, "name": "all", "parts": [{**number, "name": "a"}, absent]}
+    settings = {"samples": 1, "temperature": 0.6, "max_tokens": 9}
+    counts = {"answers": 0, "share_cut": None, "too_long": 0, "dialogues": 0}
+    made = {"numbers": [whole], "percent": True, "settings": settings, "notes": ["Note."], **counts}
+    assert table(made).splitlines()[1:] == [
+        "%        value   95 % interval  questions",
+        "-------  -----  --------------  ---------",
+        "all          -               -          0",
+        "  a      50.00  25.00 to 75.00      1,200",
+        "  b\\x1b      -               -          0",
+        "",
+        "pass@1: temperature 0.6.",
+        "answers: 0, cut at 9 tokens; 0 of 0 dialogues wrong because a prompt was too long for the "
+        "model.",
+        "Note.",
+    ]
+
+
+def test_the_questions_of_a_result_are_known_by_content():
+    def dialogue(asked, truth):
+        messages = [{"role": "user", "content": asked}]
+        start = lambda: OneAnswer(messages, lambda *_: {})  # noqa: E731
+        return evaluate.dialogues_of.start_all([Question("q", "c", start, truth)], 2)
+
+    one = evaluate._content(dialogue("a", "1"))
+    assert one == evaluate._content(dialogue("a", "1"))
+    assert (
+        len({one, evaluate._content(dialogue("b", "1")), evaluate._content(dialogue("a", "2"))})
+        == 3
+    )
+
+
+def test_the_help_loads_no_heavy_package():
+    code = (
+        "import sys\nfrom verl_gdpo.tools import evaluate\n"
+        "try:\n    evaluate.main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'transformers', 'verl', 'vllm', 'ray', 'pandas'} & {*sys.modules}\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "ToolRL's rewards on test rows" in done.stdout

@@ -1,0 +1,1 @@
+"""Evaluates a trained policy: `verl-gdpo evaluate`. A file with a `BENCHMARK` is a benchmark."""

@@ -1,0 +1,107 @@
+"""BFCL-v3, the Berkeley Function Calling Leaderboard, in ToolRL's form.
+
+`--bench bfcl_v3`. The numbers can be compared with the paper's, but do not reproduce them: the code
+that made those was not published. docs/evaluate_bfcl.md says what is known and what is ours.
+"""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from verl_gdpo.evaluation.benchmark import Benchmark
+from verl_gdpo.evaluation.bfcl import data
+from verl_gdpo.evaluation.questions import Column, Question
+
+SINGLE_TURN = (*data.GROUPS["non_live"], *data.GROUPS["live"])
+
+
+def questions(options: Namespace) -> Sequence[Question]:
+    """Return the questions of the categories asked for, in the order of `data.CATEGORIES`.
+
+    Raises:
+        ValueError: the package is missing or is another version, or a category is unknown.
+    """
+    # a process of the checker imports this file too, and starts five times faster without these
+    from verl_gdpo.evaluation.bfcl import multi_turn, simulators, single_turn
+
+    shared = simulators.Simulators()  # its process starts at the first call
+    made: list[Question] = []
+    for category in data.chosen(options.bfcl_v3_categories or data.GROUPS):
+        rows = data.rows(category)
+        if category in SINGLE_TURN:
+            made += [single_turn.question(row, category) for row in rows]
+            continue
+        documents = data.documents()
+        hinted = {name: data.with_hints(tools, category) for name, tools in documents.items()}
+        made += [
+            multi_turn.question(row, row["ground_truth"], documents, hinted, shared) for row in rows
+        ]
+    return made
+
+
+def columns(_questions: Sequence[Question]) -> Sequence[Column]:
+    """Return the paper's columns, and what they are made of.
+
+    Source: the leaderboard of bfcl-eval 2025.6.8, which counts what was not run as 0.
+    """
+    non_live, live, dialogues = _non_live("accuracy"), _live("accuracy"), _multi_turn()
+    overall = Column("overall", parts=(non_live, live, dialogues))
+    single = [_leaf(category, "format", over_answers=True) for category in SINGLE_TURN]
+    steps = [_leaf(category, "format", over_answers=True) for category in data.GROUPS["multi_turn"]]
+    return (
+        live,
+        dialogues,
+        non_live,
+        overall,
+        Column("format", parts=tuple(single), by_questions=True),
+        Column("format of steps", parts=tuple(steps)),
+        _live("accuracy_after_thought", "live, after <think>"),
+        _non_live("accuracy_after_thought", "non-live, after <think>"),
+    )
+
+
+def _leaf(category: str, score: str, *, over_answers: bool = False) -> Column:
+    return Column(category, category=category, score=score, over_answers=over_answers)
+
+
+def _non_live(score: str, name: str = "non-live") -> Column:
+    languages = tuple(_leaf(category, score) for category in ("simple", "java", "javascript"))
+    others = ("multiple", "parallel", "parallel_multiple", "irrelevance")
+    simple = Column("simple, in three languages", parts=languages)
+    return Column(name, parts=(simple, *(_leaf(category, score) for category in others)))
+
+
+def _live(score: str, name: str = "live") -> Column:
+    parts = tuple(_leaf(category, score) for category in data.GROUPS["live"])
+    return Column(name, parts=parts, by_questions=True)
+
+
+def _multi_turn() -> Column:
+    parts = tuple(_leaf(category, "accuracy") for category in data.GROUPS["multi_turn"])
+    return Column("multi-turn", parts=parts)
+
+
+def _add_options(group: Any) -> None:
+    group.add_argument(
+        "--bfcl-v3-categories",
+        nargs="+",
+        metavar="NAME",
+        help=f"only these of {', '.join((*data.GROUPS, *data.CATEGORIES))}; without one of them, "
+        "the numbers that need it stay empty",
+    )
+
+
+BENCHMARK = Benchmark(
+    name="bfcl_v3",
+    summary="function calls: the Berkeley leaderboard, version 3, in ToolRL's form",
+    questions=questions,
+    columns=columns,
+    max_tokens=4096,  # what the package asks for
+    data_source="bfcl_v3",
+    add_options=_add_options,
+    notes=(
+        "BFCL-v3 in ToolRL's form can be compared with the paper's numbers, and does not reproduce "
+        "them: the code that made them was not published.",
+        "format is ours: nobody published what the paper's correct format is.",
+    ),
+)

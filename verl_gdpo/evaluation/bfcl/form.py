@@ -1,0 +1,192 @@
+"""ToolRL's form of BFCL: what a policy is asked, and which calls its answer makes.
+
+The sentences of the prompt are facts of the protocol: a policy is compared with others on the same
+prompt, so they equal those of ToolRL's public handler (qiancheng0/ToolRL, benchmarks/BFCL, commit
+8cee13e), slips included. That handler needs changes of its BFCL package which nobody published.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_gdpo.evaluation.questions import Messages
+from verl_gdpo.rewards import tool_rl
+from verl_gdpo.rewards.tool_rl_format import (
+    NAME_KEY,
+    PARAMETERS_KEY,
+    THINK_CLOSE,
+    THINK_OPEN,
+    TOOL_CALL_CLOSE,
+    TOOL_CALL_OPEN,
+    render_answer,
+)
+
+Tool = Mapping[str, Any]  # {"name": ..., "description": ..., "parameters": {"properties": ...}}
+
+# calls that a turn may make results of; one step more with calls ends the dialogue as wrong
+MAX_STEPS = 20
+
+_SYSTEM = """\
+You are a helpful multi-turn dialogue assistant capable of leveraging tool calls to solve user \
+tasks and provide structured chat responses.
+
+**Available Tools**
+In your response, you can use the following tools:
+{tools}
+
+**Steps for Each Turn**
+1. **Think:** Recall relevant context and analyze the current user goal.
+2. **Decide on Tool Usage:** If a tool is needed, specify the tool and its parameters.
+3. **Respond Appropriately:** If a response is needed, generate one while maintaining consistency \
+across user queries.
+
+**Output Format**
+```plaintext
+<think> Your thoughts and reasoning </think>
+<tool_call>
+{{"name": "Tool name", "parameters": {{"Parameter name": "Parameter content", \
+"... ...": "... ..."}}}}
+{{"name": "... ...", "parameters": {{"... ...": "... ...", "... ...": "... ..."}}}}
+...
+</tool_call>
+<response> AI's final response </response>
+```
+
+**Important Notes**
+1. You must always include the `<think>` field to outline your reasoning. Provide at least one of \
+`<tool_call>` or `<response>`. Decide whether to use `<tool_call>` (possibly multiple times), \
+`<response>`, or both.
+2. You can invoke multiple tool calls simultaneously in the `<tool_call>` fields. Each tool call \
+should be a JSON object with a "name" field and an "parameters" field containing a dictionary of \
+parameters. If no parameters are needed, leave the "parameters" field an empty dictionary.
+3. Refer to the previous dialogue records in the history, including the user's queries, previous \
+`<tool_call>`, `<response>`, and any tool feedback noted as `<obs>` (if exists).
+"""
+_SINGLE_TURN = (
+    "If there's no appropriate tools to apply or required parameters are missing, please directly "
+    "inform me in your response without any tool call, or call the tool with the name as 'None'. "
+    "Otherwise, you should use one or more necessary tool calls to complete the given task in this "
+    "turn."
+)
+_MULTI_TURN = (
+    "Use the one or more necessary tool calls to complete the task. You could perform tool calls "
+    "for multiple rounds so you can try and error. Please make a comprehensive plan about how to "
+    "achieve the goal step by step, and begin to call the tool step by step. If no tools apply or "
+    "required parameters are missing, please also directly state this in your response without "
+    "tool calls."
+)
+_AFTER_RESULTS = (
+    "If you think you have completed the current task, or the task cannot be finished, please "
+    "respond directly without additional tool calls. If you encounter an error during tool "
+    "execution or the task remains unfinished, retry with the one or more necessary tool calls "
+    "according to your thought and plan until completion. Based on the tool execution feedback, "
+    "reflect on if understanding or selectioin of tool is wrong, what tool calling step is "
+    "missing, and how to achieve the task goal from now on."
+)
+
+
+def prompt(tools: Sequence[Tool], dialogue: Messages, *, multi_turn: bool) -> Messages:
+    """Return the system message with the tools, and one user message with the whole dialogue.
+
+    Args:
+        tools: the package's documents of functions, each with its hint about the language.
+        dialogue: messages so far. The roles are user, assistant (an answer as the policy wrote it)
+            and tool (a result, whose "name" is the call as text). System messages are left out.
+        multi_turn: which of two fixed sentences follows each request.
+    """
+    listed = "\n".join(_numbered(tool, number) for number, tool in enumerate(tools, 1))
+    request = _MULTI_TURN if multi_turn else _SINGLE_TURN
+    lines = "".join(_line(message, request) for message in dialogue)
+    if dialogue and dialogue[-1]["role"] == "tool":
+        lines += f"\n<user> {_AFTER_RESULTS} </user>\n"
+    return [
+        {"role": "system", "content": _SYSTEM.format(tools=listed)},
+        {"role": "user", "content": f"**Dialogue Records History**\n{lines}".strip()},
+    ]
+
+
+def _numbered(tool: Tool, number: int) -> str:
+    parameters = json.dumps(tool["parameters"].get("properties", {}))
+    return (
+        f"{number}. Name: {tool['name']}\nDescription: {tool['description']}\n"
+        f"Parameters: {parameters}"
+    )
+
+
+def _line(message: Mapping[str, str], request: str) -> str:
+    text = message["content"].strip()
+    if message["role"] == "user":
+        return f"<user> {text}\n{request} </user>\n"
+    if message["role"] == "tool":
+        name = message["name"].strip()
+        return f"<obs> You have made the tool call {name}. Execution returns: {text} </obs>\n"
+    return f"\n{text}\n" if message["role"] == "assistant" else ""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that an answer makes; its parameters are JSON values."""
+
+    name: str
+    parameters: dict[str, Any]
+
+    def __str__(self) -> str:
+        """As Python would write it: what the policy reads about it later.
+
+        >>> str(Call("f", {"a": "b"}))
+        "f(a='b')"
+        """
+        parameters = ", ".join(f"{key}={value!r}" for key, value in self.parameters.items())
+        text = f"{self.name}({parameters})"
+        return text.encode(errors="backslashreplace").decode()  # JSON may hold half a character
+
+
+def calls(answer: str, *, multi_turn: bool) -> list[Call]:
+    """Return the calls of the last block, one JSON object a line; `<think>` is not needed.
+
+    Lines that cannot be read, and calls of the name "none", are left out. A call whose parameters
+    are not an object undoes all of them, because the package then finds no call in the answer.
+
+    Args:
+        multi_turn: a call may then lack its parameters.
+    """
+    if TOOL_CALL_OPEN not in answer:
+        return []
+    block = answer.rpartition(TOOL_CALL_OPEN)[2].partition(TOOL_CALL_CLOSE)[0]
+    found = []
+    for line in block.strip().split("\n"):
+        try:
+            read = json.loads(line)
+        except (ValueError, RecursionError):  # not JSON, or nested too deep for Python
+            continue
+        if not isinstance(read, dict) or not isinstance(read.get(NAME_KEY), str):
+            continue
+        if read[NAME_KEY].strip().lower() == "none":
+            continue
+        if PARAMETERS_KEY in read or multi_turn:
+            found.append((read[NAME_KEY], read.get(PARAMETERS_KEY, {})))
+    if not all(isinstance(parameters, dict) for _, parameters in found):
+        return []
+    return [Call(*pair) for pair in found]
+
+
+def without_thought(answer: str) -> str:
+    """Return what comes after the thought: ToolRL's rule also takes a call within it.
+
+    >>> without_thought("<think> x </think>\\n<response> y </response>")
+    '\\n<response> y </response>'
+    """
+    return answer.rpartition(THINK_CLOSE)[2].partition(THINK_OPEN)[0]
+
+
+_KINDS = [
+    render_answer("", [{NAME_KEY: "f", PARAMETERS_KEY: {}}]),
+    render_answer("", response_text=""),
+    render_answer("", [{NAME_KEY: "f", PARAMETERS_KEY: {}}], ""),
+]
+
+
+def is_correct_format(answer: str) -> bool:
+    """Whether an answer has one of the three forms that ToolRL trains: calls, a reply, or both."""
+    return any(tool_rl.score(answer, kind)["format"] == 1 for kind in _KINDS)

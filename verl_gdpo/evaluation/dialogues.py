@@ -1,0 +1,158 @@
+"""Plays all dialogues of a benchmark with a policy: those that go on advance together."""
+
+import hashlib
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from verl_gdpo.evaluation.engines import Engine, Prompt
+from verl_gdpo.evaluation.questions import Episode, Messages, Question, Scores
+from verl_gdpo.evaluation.records import Answers, Place, Record
+from verl_gdpo.run.console import duration
+
+SECONDS_BETWEEN_LINES = 20.0
+
+
+@dataclass
+class Dialogue:
+    """One sample of an answer to one question, from its first prompt to its end.
+
+    records: what was asked and answered, turn by turn.
+    of_answers: the scores of each answer.
+    asks: what the policy answers next; None at the end.
+    """
+
+    question: Question
+    sample: int
+    episode: Episode
+    records: list[Record] = field(default_factory=list)
+    of_answers: list[Scores] = field(default_factory=list)
+    asks: Messages | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.asks = self.episode.prompt()
+
+    @property
+    def place(self) -> Place:
+        """Which answer comes next."""
+        return Place(self.question.key, self.sample, len(self.records))
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether a prompt was longer than the model can read."""
+        return bool(self.records) and self.records[-1].answer is None
+
+    def go_on(self, record: Record) -> None:
+        """Take an answer, or None for a prompt that was too long."""
+        self.records.append(record)
+        if record.answer is None:
+            self.episode.abandon()
+            self.asks = None
+        else:
+            self.of_answers.append(self.episode.take(record.answer))
+            self.asks = self.episode.prompt()
+
+
+def start_all(questions: Iterable[Question], samples: int) -> list[Dialogue]:
+    """Return a new dialogue for each sample of each question; keys have to differ.
+
+    Raises:
+        ValueError: two questions have one key, or there is none.
+    """
+    known: dict[str, Question] = {}
+    for question in questions:
+        if question.key in known:
+            raise ValueError(f"two questions have the key {question.key!r}; expected one")
+        known[question.key] = question
+    if not known:
+        raise ValueError("the benchmark has no questions")
+    return [
+        Dialogue(question, sample, question.start())
+        for question in known.values()
+        for sample in range(samples)
+    ]
+
+
+def replay(dialogues: Iterable[Dialogue], known: Mapping[Place, Record]) -> None:
+    """Give dialogues the answers that they got before.
+
+    Raises:
+        ValueError: an answer belongs to no dialogue.
+    """
+    left = dict(known)
+    for dialogue in dialogues:
+        while dialogue.asks is not None and (record := left.pop(dialogue.place, None)):
+            dialogue.go_on(record)
+    if left:
+        raise ValueError(
+            f"{len(left)} of the answers on the disk belong to no dialogue, such as "
+            f"{next(iter(left))}; another version of the benchmark has asked for them. Start again "
+            "in another folder: --out"
+        )
+
+
+def play(
+    dialogues: Sequence[Dialogue], engine: Engine, answers: Answers, max_tokens: int, seed: int
+) -> None:
+    """Let all dialogues reach their ends; each answer is kept as soon as it is there.
+
+    Args:
+        max_tokens: the room that a prompt has to leave; a longer prompt ends its dialogue as wrong.
+        seed: of the samples; each draws from a random stream of its own.
+
+    Raises:
+        ValueError: the model gives no usable numbers.
+    """
+    progress = _Progress(dialogues)
+    longest = engine.positions - max_tokens
+    while active := [(one, one.asks) for one in dialogues if one.asks is not None]:
+        asked: list[tuple[Dialogue, Prompt]] = []
+        for dialogue, messages in active:
+            prompt = engine.prompt(messages, _seed(seed, dialogue.place))
+            if len(prompt.ids) > longest:
+                _keep(dialogue, Record(prompt.text, None), answers)
+            else:
+                asked.append((dialogue, prompt))
+        for batch in engine.answers([prompt for _, prompt in asked]):
+            for k, answer in batch.items():
+                dialogue, prompt = asked[k]
+                _keep(dialogue, Record(prompt.text, answer), answers)
+            progress.show(len(batch))
+
+
+def _keep(dialogue: Dialogue, record: Record, answers: Answers) -> None:
+    answers.add(dialogue.place, record)
+    dialogue.go_on(record)
+
+
+def _seed(seed: int, place: Place) -> int:
+    """A random stream for each answer, whatever the order and the batches."""
+    text = f"{seed} {place.sample} {place.turn} {place.key}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+class _Progress:
+    """A line on stderr now and then: how many dialogues have ended, and how long is left."""
+
+    def __init__(self, dialogues: Sequence[Dialogue]) -> None:
+        self._dialogues = dialogues
+        self._start = self._last = time.monotonic()
+        self._ended_before = self._ended()
+        self._answers = 0
+
+    def _ended(self) -> int:
+        return sum(1 for one in self._dialogues if one.asks is None)
+
+    def show(self, more: int) -> None:
+        self._answers += more
+        now = time.monotonic()
+        if now - self._last < SECONDS_BETWEEN_LINES:
+            return
+        self._last = now
+        ended, total = self._ended(), len(self._dialogues)
+        line = f"evaluate: {ended:,} of {total:,} dialogues, {self._answers:,} answers"
+        if done := ended - self._ended_before:
+            left = (now - self._start) / done * (total - ended)
+            line += f", {duration(left)} left"
+        print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,146 @@
+"""Turns the scores of all questions into the numbers of a table, with 95 % intervals.
+
+An interval is a percentile bootstrap over problems, drawn anew within each category: it says what
+another choice of problems would change. It says nothing about training seeds, and it is too short
+where all problems have one score.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from verl_gdpo.evaluation.questions import Column
+
+Floats = npt.NDArray[np.float64]
+
+DRAWS = 2000
+PERCENTILES = (2.5, 97.5)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The scores of one question.
+
+    scores: of its dialogues, the mean over the samples.
+    answers: {score: (sum over all answers, number of them)}.
+    """
+
+    category: str
+    scores: Mapping[str, float]
+    answers: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+
+    def share(self, column: Column) -> tuple[float, float]:
+        """Return what the problem adds to a column: to its sum, and to what this is divided by."""
+        if column.over_answers:
+            return self.answers.get(column.score, (0.0, 0))
+        if column.score not in self.scores:
+            raise ValueError(
+                f"the column {column.name!r} is of the score {column.score!r}; a question of "
+                f"{self.category!r} has {sorted(self.scores)}"
+            )
+        return self.scores[column.score], 1
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of the table; `value` is None if a part of it was not run."""
+
+    name: str
+    value: float | None
+    interval: tuple[float, float] | None
+    questions: int
+    parts: tuple["Number", ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        parts = {"parts": [part.plain() for part in self.parts]} if self.parts else {}
+        interval = None if self.interval is None else [*self.interval]
+        said = {"name": self.name, "value": self.value, "interval": interval}
+        return {**said, "questions": self.questions, **parts}
+
+
+class Draws:
+    """How often each problem counts: first once each, and then in `DRAWS` drawn sets of problems.
+
+    A set has as many problems of each category as there are.
+    """
+
+    def __init__(self, problems: Sequence[Problem], seed: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._of: dict[str, list[int]] = {}
+        for k, problem in enumerate(problems):
+            self._of.setdefault(problem.category, []).append(k)
+        self._times = {name: self._drawn(len(places)) for name, places in self._of.items()}
+
+    def _drawn(self, size: int) -> Floats:
+        drawn = self._rng.multinomial(size, np.full(size, 1 / size), size=DRAWS)
+        times: Floats = np.concatenate([np.ones((1, size)), drawn])
+        return times
+
+    def size(self, column: Column) -> int:
+        """Return how many questions a column is over."""
+        return sum(
+            len(self._of.get(name, ())) for name in {one.category for one in column.leaves()}
+        )
+
+    def values(self, column: Column, problems: Sequence[Problem]) -> Floats | None:
+        """Return a column's value, and then that of each drawn set; None if it was not run."""
+        if not column.parts:
+            if column.category not in self._of:
+                return None
+            places = self._of[column.category]
+            sums, counts = np.array([problems[k].share(column) for k in places]).T
+            times = self._times[column.category]
+            with np.errstate(invalid="ignore"):
+                found: Floats = (times @ sums) / (times @ counts)
+            return None if np.isnan(found[0]) else found
+        of_parts = [self.values(part, problems) for part in column.parts]
+        there = [value for value in of_parts if value is not None]
+        if len(there) < len(of_parts):
+            return None
+        weights = [self.size(part) if column.by_questions else 1 for part in column.parts]
+        mean: Floats = np.average(there, axis=0, weights=weights)
+        return mean
+
+
+def numbers(columns: Sequence[Column], problems: Sequence[Problem], seed: int = 0) -> list[Number]:
+    """Return the numbers of a table."""
+    draws = Draws(problems, seed)
+
+    def number(column: Column) -> Number:
+        found = draws.values(column, problems)
+        parts = tuple(number(part) for part in column.parts)
+        return _number(column, found, draws, parts)
+
+    return [number(column) for column in columns]
+
+
+def differences(
+    columns: Sequence[Column], before: Sequence[Problem], after: Sequence[Problem], seed: int = 0
+) -> list[Number]:
+    """Return `after` less `before`, column by column; the problems are the same ones in one order.
+
+    Each drawn set of problems counts for both, so what makes a problem hard cancels out.
+    """
+    draws = Draws(before, seed)
+
+    def number(column: Column) -> Number:
+        old, new = draws.values(column, before), draws.values(column, after)
+        found = None if old is None or new is None else new - old
+        return _number(column, found, draws, tuple(number(part) for part in column.parts))
+
+    return [number(column) for column in columns]
+
+
+def _number(
+    column: Column, found: Floats | None, draws: Draws, parts: tuple[Number, ...]
+) -> Number:
+    if found is None:
+        return Number(column.name, None, None, draws.size(column), parts)
+    low, high = np.nanpercentile(found[1:], PERCENTILES)
+    return Number(
+        column.name, float(found[0]), (float(low), float(high)), draws.size(column), parts
+    )

@@ -1,0 +1,214 @@
+"""The tests of our own tasks, scored by the task's own scorer: tool_rl, gsm8k, math and coding.
+
+A file is one that data preparation wrote (*.parquet), or one that it reads (*.json, *.jsonl). Each
+file is a category with the name of the file, or of its folder for a file `test.parquet`: so
+`--data aime.json amc.json` gives a number for each of the two, and their mean.
+"""
+
+import importlib
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_gdpo.data_prep import DataError
+from verl_gdpo.data_prep.local_files import read_rows
+from verl_gdpo.data_prep.parquet import parquet_rows
+from verl_gdpo.data_prep.schema import check_rows
+from verl_gdpo.data_prep.sources import WEAK
+from verl_gdpo.evaluation.benchmark import Benchmark
+from verl_gdpo.evaluation.questions import Answer, Column, Messages, Question, Scores
+from verl_gdpo.rewards import TASKS, options_for
+
+# {score: function of the task's rewards}
+Shown = Mapping[str, Callable[[Mapping[str, Any]], float]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a task becomes a benchmark.
+
+    scores: what its columns show of the rewards, in their order.
+    options: of the scorer, whatever a run has.
+    """
+
+    task: str
+    scores: Shown
+    options: Mapping[str, Any]
+
+    @property
+    def source(self) -> str:
+        """The data source of the task's rows."""
+        return TASKS[self.task].data_sources[0]
+
+
+class OneAnswer:
+    """An episode of one prompt, whose answer a scorer scores."""
+
+    def __init__(self, messages: Messages, score: Callable[[str, int], Scores]) -> None:
+        self._messages: Messages | None = messages
+        self._score = score
+        self._scores: Scores = {}
+
+    def prompt(self) -> Messages | None:
+        """See `Episode`."""
+        return self._messages
+
+    def take(self, answer: Answer) -> Scores:
+        """See `Episode`."""
+        self._messages, self._scores = None, self._score(answer.text, answer.tokens)
+        return self._scores
+
+    def abandon(self) -> None:
+        """Score an empty answer."""
+        self._messages, self._scores = None, self._score("", 0)
+
+    def scores(self) -> Scores:
+        """See `Episode`."""
+        return self._scores
+
+
+def questions(options: Namespace, kind: Kind) -> Sequence[Question]:
+    """Return a question for each row; see `Benchmark`.
+
+    Raises:
+        OSError: this machine cannot score the answers.
+    """
+    chosen = _scorer_options(options, kind)
+    TASKS[kind.task].missing(**chosen)
+    score = partial(TASKS[kind.task].score, step=options.step, **chosen)
+    found: list[Question] = []
+    for path in _files(options, kind):
+        name = path.parent.name if path.stem in ("test", "train") else path.stem
+        if any(question.category == name for question in found):
+            raise ValueError(f"--data: two files have the name {name!r}; rename one")
+        found += [_question(row, name, k, score, kind) for k, row in enumerate(_rows(path, kind))]
+    return found
+
+
+def _question(
+    row: Mapping[str, Any], name: str, number: int, score: Callable[..., Any], kind: Kind
+) -> Question:
+    truth = row["reward_model"]["ground_truth"]
+
+    def of_answer(text: str, tokens: int) -> Scores:
+        rewards = score(text, truth, response_tokens=tokens)
+        return {said: read(rewards) for said, read in kind.scores.items()}
+
+    return Question(
+        f"{name}_{number}", name, partial(OneAnswer, row["prompt"], of_answer), ground_truth=truth
+    )
+
+
+def _files(options: Namespace, kind: Kind) -> list[Path]:
+    """The files that --data names, or those that the run validated on."""
+    if options.data:
+        return [path / "test.parquet" if path.is_dir() else path for path in options.data]
+    config = options.config
+    files: Any = None if config is None else OmegaConf.select(config, "data.val_files")
+    files = OmegaConf.to_container(files) if OmegaConf.is_config(files) else files
+    if not files:
+        raise ValueError(
+            "--data FILE is needed: only a run's folder says which rows belong to it. "
+            f"`verl-gdpo data {kind.task} --out FOLDER` writes FOLDER/test.parquet"
+        )
+    return [Path(file) for file in (files if isinstance(files, list) else [files])]
+
+
+def _rows(path: Path, kind: Kind) -> Iterator[Mapping[str, Any]]:
+    """The checked rows of a file; ValueError for what is no row of the task."""
+    task = TASKS[kind.task]
+    try:
+        if path.suffix == ".parquet":
+            rows = list(parquet_rows(path))
+            check_rows(dict(enumerate(rows)), str(path))
+        else:
+            sources = importlib.import_module(f"verl_gdpo.data_prep.{kind.task}").SOURCES
+            rows = read_rows(path, "test", sources)
+    except DataError as error:
+        raise ValueError(str(error)) from error
+    for number, row in enumerate(rows):
+        if row["data_source"] not in task.data_sources:
+            raise ValueError(
+                f"{path}, row {number}, field data_source: got {row['data_source']!r}; expected "
+                f"one of {task.data_sources}"
+            )
+        yield row
+
+
+def _scorer_options(options: Namespace, kind: Kind) -> dict[str, Any]:
+    """The options that a run's scorer had, and those that the benchmark needs."""
+    config = options.config
+    found = None if config is None else OmegaConf.select(config, "reward.reward_kwargs")
+    of_run: Any = OmegaConf.to_container(found, resolve=True) if found else {}
+    weak = {WEAK: True} if getattr(options, f"{kind.task}_{WEAK}", False) else {}
+    return {**options_for(kind.source, of_run), **kind.options, **weak}
+
+
+def _add_weak(group: Any) -> None:
+    about = "let programs run in a weak sandbox, if no better one is here: docs/sandbox.md"
+    group.add_argument("--coding-weak-sandbox", action="store_true", help=about)
+
+
+def columns(questions: Sequence[Question], kind: Kind) -> Sequence[Column]:
+    """Return each score over all files; with several, it is the mean of theirs."""
+    files = list(dict.fromkeys(question.category for question in questions))
+    if len(files) == 1:
+        return [Column(name, category=files[0], score=name) for name in kind.scores]
+    return [
+        Column(name, parts=tuple(Column(file, category=file, score=name) for file in files))
+        for name in kind.scores
+    ]
+
+
+def _reward(name: str) -> Callable[[Mapping[str, Any]], float]:
+    return lambda rewards: float(rewards[name])
+
+
+def _missing(name: str) -> Callable[[Mapping[str, Any]], float]:
+    return lambda rewards: 1.0 - float(rewards[name])
+
+
+def _benchmark(
+    name: str, summary: str, kind: Kind, max_tokens: int, *, percent: bool = True
+) -> Benchmark:
+    return Benchmark(
+        name=name,
+        summary=summary,
+        questions=partial(questions, kind=kind),
+        columns=partial(columns, kind=kind),
+        max_tokens=max_tokens,
+        data_source=kind.source,
+        data_help="*.parquet of `verl-gdpo data`, or *.json",
+        percent=percent,
+        add_options=_add_weak if kind is CODING else lambda group: None,
+    )
+
+
+TOOL_RL = Kind("tool_rl", {"correctness": _reward("correctness"), "format": _reward("format")}, {})
+GSM8K = Kind("gsm8k", {name: _reward(name) for name in ("correctness", "integer", "format")}, {})
+MATH = Kind(
+    "math_length", {"accuracy": _reward("correctness"), "above the limit": _missing("length")}, {}
+)
+CODING = Kind(
+    "coding",
+    {
+        "tests passed": _reward("pass"),
+        "solved": lambda rewards: float(rewards["pass"] == 1.0),
+        "above the limit": _missing("length"),
+        "bugs": _missing("bug"),
+    },
+    {"length_needs_pass": False},  # the share of long answers is over all answers
+)
+
+# the limits of tokens are those of the paper's training; a run has its own
+BENCHMARKS = (
+    _benchmark("tool_rl", "ToolRL's rewards on test rows", TOOL_RL, 1024, percent=False),
+    _benchmark("gsm8k", "the three rewards of GSM8K", GSM8K, 1024),
+    _benchmark("math", "accuracy, and the share above 4,000 tokens", MATH, 8000),
+    _benchmark("coding", "tests passed, answers above 4,000 tokens, bugs", CODING, 8000),
+)

@@ -1,0 +1,217 @@
+"""Evaluates a policy on a benchmark, or compares results.
+
+verl-gdpo evaluate RUN_OR_MODEL --bench NAME [...]
+verl-gdpo evaluate --compare RESULT RESULT ...
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from verl_gdpo.evaluation import dialogues as dialogues_of
+from verl_gdpo.evaluation import records
+from verl_gdpo.evaluation.benchmark import Benchmark, benchmarks
+from verl_gdpo.evaluation.comparison import compare
+from verl_gdpo.evaluation.dialogues import Dialogue
+from verl_gdpo.evaluation.engines import ENGINES, Sampling, Tokens, choose_engine, load_engine
+from verl_gdpo.evaluation.policy import Policy, choose_dtype, find_policy
+from verl_gdpo.evaluation.results import result_of, table, write
+from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.terminal import printable
+
+DTYPES = ("float32", "bfloat16", "float16")
+OF_ENGINE = {"transformers": ("transformers", "torch"), "vllm": ("vllm", "torch")}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command: 0 if there is a result, 1 if something fails, 2 for wrong usage."""
+    found = benchmarks()
+    parser = _parser(found)
+    arguments = parser.parse_args(argv)
+    _check_usage(parser, arguments)
+    try:
+        if arguments.compare:
+            print(compare(arguments.compare))
+        else:
+            evaluate(found[arguments.bench], arguments)
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError) as error:
+        said = printable(" ".join(str(error).split()))
+        print(f"verl-gdpo evaluate: {said}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("verl-gdpo evaluate: stopped; the same command goes on", file=sys.stderr)
+        return 1
+    return 0
+
+
+def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
+    """Ask all questions that have no answer yet, and write and print the result.
+
+    Raises:
+        ValueError, OSError: the policy, the data or the folder cannot be used.
+    """
+    policy = find_policy(arguments.policy, arguments.step)
+    arguments.config, arguments.step = policy.config, policy.step
+    sampling = _sampling(benchmark, policy, arguments)
+    dialogues = dialogues_of.start_all(benchmark.questions(arguments), arguments.samples)
+    engine_name = choose_engine(arguments.engine)
+    template_options = policy.of_config("data.apply_chat_template_kwargs", {})
+    settings = {
+        "bench": benchmark.name,
+        "options": _own_options(benchmark, arguments),
+        "questions": _content(dialogues),
+        "model": policy.content(),
+        "step": policy.step,
+        "engine": engine_name,
+        "dtype": arguments.dtype or choose_dtype(policy),
+        **vars(sampling),
+        "samples": arguments.samples,
+        "seed": arguments.seed,
+        "template_options": template_options,
+        "versions": {name: import_module(name).__version__ for name in OF_ENGINE[engine_name]},
+    }
+    folder = arguments.out or _default_folder(benchmark, policy)
+    records.start(folder, settings)
+    answers = records.Answers(folder)
+    try:
+        dialogues_of.replay(dialogues, answers.known)
+        if any(one.asks is not None for one in dialogues):
+            tokens = Tokens.of(policy.model, template_options)
+            engine = load_engine(engine_name, policy.model, tokens, sampling, settings["dtype"])
+            _check_room(engine.positions, sampling)
+            dialogues_of.play(dialogues, engine, answers, sampling.max_tokens, arguments.seed)
+    finally:
+        answers.close()
+    result = result_of(benchmark, dialogues, settings, {"place": str(policy.place)})
+    write(folder, result, dialogues, benchmark.data_source, policy.step)
+    print(table(result))
+    print(f"written to {folder}")
+
+
+def _sampling(benchmark: Benchmark, policy: Policy, arguments: argparse.Namespace) -> Sampling:
+    """How answers are drawn; a run's own limit of tokens counts for the rows of its task."""
+    limit = benchmark.max_tokens
+    if benchmark.data_source in TASK_OF:
+        limit = policy.of_config("data.max_response_length", limit)
+    return Sampling(
+        arguments.max_tokens or int(limit),
+        arguments.temperature,
+        arguments.top_p,
+        arguments.top_k,
+    )
+
+
+def _check_room(positions: int, sampling: Sampling) -> None:
+    if sampling.max_tokens >= positions:
+        raise ValueError(
+            f"--max-tokens {sampling.max_tokens}: the model has {positions} positions, which "
+            "leaves no room for a prompt; choose a smaller limit"
+        )
+
+
+def _own_options(benchmark: Benchmark, arguments: argparse.Namespace) -> dict[str, str]:
+    prefix = f"{benchmark.name}_"
+    return {key: str(value) for key, value in vars(arguments).items() if key.startswith(prefix)}
+
+
+def _content(dialogues: Sequence[Dialogue]) -> str:
+    """A hash of what is asked first, and of what is right."""
+    whole = hashlib.sha256()
+    for one in dialogues:
+        if one.sample == 0:
+            question = one.question
+            asked = [dict(message) for message in one.asks or ()]
+            said = [question.key, question.category, question.ground_truth, asked]
+            whole.update(json.dumps(said).encode() + b"\n")
+    return whole.hexdigest()
+
+
+def _default_folder(benchmark: Benchmark, policy: Policy) -> Path:
+    if policy.run is not None:
+        return policy.run / "evaluation" / f"{benchmark.name}-step_{policy.step}"
+    return Path("evaluation") / f"{benchmark.name}-{policy.place.resolve().name}"
+
+
+def _check_usage(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    if arguments.compare:
+        if len(arguments.compare) < 2 or arguments.policy or arguments.bench:
+            parser.error("--compare takes two results or more, and nothing else")
+        return
+    if not arguments.policy or not arguments.bench:
+        parser.error("expected RUN_OR_MODEL and --bench NAME, or --compare RESULT RESULT ...")
+    if arguments.samples > 1 and not arguments.temperature:
+        parser.error(
+            f"--samples {arguments.samples} needs --temperature above 0: greedy samples are equal"
+        )
+
+
+def _parser(found: Mapping[str, Benchmark]) -> argparse.ArgumentParser:
+    names = "\n".join(f"  {one.name:<10}{one.summary}" for one in found.values())
+    parser = argparse.ArgumentParser(
+        prog="verl-gdpo evaluate",
+        description=f"Evaluate a policy on a benchmark:\n\n{names}",
+        epilog="The same command goes on with an evaluation that was stopped.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    about = "a run's folder, a checkpoint of verl, or the folder of a Hugging Face model"
+    add("policy", metavar="RUN_OR_MODEL", nargs="?", type=Path, help=about)
+    add("--bench", metavar="NAME", choices=[*found])
+    add("--step", type=_at_least(1), metavar="N", help="this checkpoint of a run, not the newest")
+    add("--data", nargs="+", default=[], type=Path, metavar="FILE", help=_data_help(found))
+    add("--out", type=Path, metavar="FOLDER", help="default: evaluation/ in the run, or here")
+    add("--engine", choices=ENGINES, help="default: vllm if it is here beside a GPU")
+    add("--dtype", choices=DTYPES, help="default: float32, and on a GPU as in training")
+    add("--max-tokens", type=_at_least(1), metavar="N", help="the limit of an answer")
+    add("--samples", type=_at_least(1), default=1, metavar="K", help="of each question; default 1")
+    add("--temperature", type=_from_0, default=0.0, metavar="T", help="default 0, greedy")
+    add("--top-p", type=_share, default=1.0, metavar="P", help="default 1, off")
+    add("--top-k", type=int, default=-1, metavar="K", help="default -1, off")
+    add("--seed", type=int, default=0, metavar="N", help="of the samples; default 0")
+    add("--compare", nargs="+", default=[], type=Path, metavar="RESULT", help="of one benchmark")
+    for one in found.values():
+        one.add_options(parser.add_argument_group(one.name))
+    return parser
+
+
+def _data_help(found: Mapping[str, Benchmark]) -> str:
+    of_help: dict[str, list[str]] = {}
+    for one in found.values():
+        of_help.setdefault(one.data_help, []).append(one.name)
+    return "; ".join(f"{', '.join(names)}: {said}" for said, names in of_help.items() if said)
+
+
+def _at_least(low: int) -> Any:
+    def number(text: str) -> int:
+        if not (text.isdecimal() and int(text) >= low):
+            raise argparse.ArgumentTypeError(f"got {text!r}; expected a whole number >= {low}")
+        return int(text)
+
+    return number
+
+
+def _from_0(text: str) -> float:
+    return _between(text, 0.0, 100.0)
+
+
+def _share(text: str) -> float:
+    return _between(text, 0.0, 1.0)
+
+
+def _between(text: str, low: float, high: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}; expected a number from {low:g} to {high:g}"
+        )
+    return value
