@@ -233,7 +233,8 @@ def test_no_clock_runs_between_requests():
     assert (done.stdout, done.stderr) == ('""\n[true, true]\n', "[False, False]\n")
 
 
-def test_pythons_warnings_about_a_call_are_not_printed(capfd):
+def test_pythons_warnings_about_a_call_are_not_printed(capfd, monkeypatch):
+    monkeypatch.setenv("PYTHONWARNINGS", "always")  # some are not shown by default
     assert "No such directory" in results(Simulators(), "cd(folder='\\d')")[0]
     assert capfd.readouterr().err == ""
 
@@ -323,8 +324,9 @@ def test_processes_that_keep_dying_raise(tmp_path, monkeypatch):
         results(Simulators(), "ls()")
 
 
-def test_a_package_that_cannot_be_imported_raises(tmp_path, monkeypatch):
-    (tmp_path / "bfcl_eval.py").write_text("raise OSError('a bad disk')")
+@pytest.mark.parametrize("name", ["bfcl_eval", "mpmath"])
+def test_a_package_that_cannot_be_imported_raises(name, tmp_path, monkeypatch):
+    (tmp_path / f"{name}.py").write_text("raise OSError('a bad disk')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(OSError, match="can be started: OSError: a bad disk"):
         results(Simulators(), "ls()")

@@ -180,7 +180,10 @@ def work(cpu_s: float, wall_s: float, max_bytes: int) -> None:
         print(json.dumps(value), file=replies, flush=True)
 
     try:
-        importlib.import_module("bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker")
+        from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
+
+        for module in multi_turn_utils.CLASS_FILE_PATH_MAPPING.values():
+            importlib.import_module(module)  # one needs mpmath
     except BaseException as error:
         reply(f"{type(error).__name__}: {error}")
         raise SystemExit(1) from error
