@@ -11,7 +11,7 @@ from tool_rows import tool_row
 from transformers import PreTrainedTokenizerFast
 
 REWARDS = """
-import asyncio, os, sys, time
+import asyncio, os, sys, threading, time
 
 def lengths(data_source, solution_str, ground_truth, extra_info):
     short = 1.0 if len(solution_str) < 20 else 0.0
@@ -74,15 +74,11 @@ def never_right(**_):
 def asks_a_judge(**_):
     return float(os.environ["KEY_OF_A_JUDGE"])
 
-together, most = 0, 0
+eight = threading.Barrier(8)
 
 def slow_judge(solution_str, ground_truth, **_):
-    global together, most
-    together += 1
-    most = max(most, together)
-    time.sleep(0.2)
-    together -= 1
-    return {"right": float(solution_str == ground_truth), "at_once": most}
+    eight.wait(60)  # until eight are here
+    return float(solution_str == ground_truth)
 
 async def hangs_on_empty(solution_str, ground_truth, **_):
     if not solution_str:

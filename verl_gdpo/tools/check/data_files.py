@@ -185,10 +185,8 @@ def measure_prompts(config: Any, files: Sequence[DataFile]) -> Lengths:
     tokenizer = load_tokenizer(
         str(model.get("tokenizer_path") or model.path), bool(model.get("trust_remote_code"))
     )
-    if tokenizer is None:
-        measure, unit = _words, "words, which are one token or more"
-    else:
-        measure, unit = _tokens_of(config, tokenizer), "tokens"
+    unit = "tokens" if tokenizer else "words, which are one token or more"
+    measure = _tokens_of(config, tokenizer) if tokenizer else _words
     found = {}
     for file in {file.path: file for file in files}.values():
         count = file.table.num_rows

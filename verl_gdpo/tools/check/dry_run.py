@@ -173,8 +173,8 @@ def _answers(
             place, answer = arrived.get(timeout=max(min(last + seconds, due) - monotonic(), 0))
             answers[place], last = answer, monotonic()
         if (now := monotonic()) >= last + seconds:
-            ended.add_done_callback(lambda _: loop.close())
             loop.call_soon_threadsafe(lambda: [t.cancel() for t in asyncio.all_tasks(loop)])
+            ended.add_done_callback(lambda _: loop.close())
             break
         if now >= due:
             news(
