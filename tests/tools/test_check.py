@@ -23,7 +23,7 @@ from verl_gdpo.data_prep import coding, local_files
 from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_machine, sandbox_service
 from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import NOT_CHECKED, machine, main
-from verl_gdpo.tools.check.dry_run import made_up_responses
+from verl_gdpo.tools.check.made_up import made_up_responses
 from workshop.tiny_policy.model import make_tiny_model
 
 PAGE = (REPO / "docs" / "check.md").read_text()

@@ -18,7 +18,7 @@ from repository import REPO
 
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.tools.check import dry_run, gpus, machine
-from verl_gdpo.tools.check.dry_run import WORDS, long_responses
+from verl_gdpo.tools.check.made_up import WORDS, long_responses
 from verl_gdpo.tools.check.output import others_kept_away
 from verl_gdpo.tools.compose import PLAIN, compose_config
 

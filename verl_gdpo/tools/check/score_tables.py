@@ -15,7 +15,8 @@ from verl_gdpo.batch.rows import RewardRows, is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import RewardTerm
 from verl_gdpo.terminal import render
-from verl_gdpo.tools.check.dry_run import FIRST_STEP, RIGHT, WORDS, DryRun
+from verl_gdpo.tools.check.dry_run import FIRST_STEP, DryRun
+from verl_gdpo.tools.check.made_up import RIGHT, WORDS
 
 NEVER_VARIES = "NEVER VARIES"
 UNUSED = NOT_SUMMED, NOT_TRAINED, NEVER_APPLIES = (
