@@ -2,7 +2,7 @@
 # Makes environment, data and policy on a bare machine, and trains on a task of recipes/task/.
 #
 #   ./run.sh TASK [--resume [RUN_FOLDER]] [--allow-change KEY] [--time-limit SECONDS]
-#            [key=value ...]
+#            [--allow-flat] [--seconds SECONDS] [key=value ...]
 #
 # ./run_tool_rl.sh is ./run.sh tool_rl. The script chooses recipes/hardware/, and the keys of memory, by the GPUs that it finds and
 # that CUDA_VISIBLE_DEVICES allows; `hardware=...` overrides this choice. With VERL_GDPO_ANY_MACHINE=1 in the environment it goes on where it would
@@ -11,6 +11,7 @@
 # folder for everything that the run writes. Paths are relative to the current folder.
 # --resume goes on from a run's last checkpoint, with the configuration that it was started with and
 # the given overrides. docs/failures.md says what may change, and what needs --allow-change.
+# --allow-flat and --seconds are those of `verl-gdpo check`, which runs meanwhile: docs/check.md.
 # Every number is in recipes/.
 set -euo pipefail
 
@@ -52,6 +53,8 @@ while [ $# -gt 0 ]; do
       if [ -d "${2:-}" ] || [[ ${2:-=} != *=* && $2 != --* ]]; then run=$2; shift; fi
       ;;
     --allow-change) allowed+=("${2:?--allow-change needs a key}"); shift ;;
+    --allow-flat) options+=(--check-option=--allow-flat) ;;
+    --seconds) options+=("--check-option=--seconds=${2:?--seconds needs a number}"); shift ;;
     --time-limit) options+=(--time-limit "${2:?--time-limit needs seconds}"); shift ;;
     -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     hardware=*) hardware=${1#hardware=} ;;

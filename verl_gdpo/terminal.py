@@ -3,9 +3,11 @@
 import os
 import signal
 import sys
+import traceback
 import unicodedata
 from collections.abc import Callable, Sequence
 
+OF_PYTHON = ("<frozen", os.path.dirname(os.__file__))
 # the extra that brings a package which not every installation has
 EXTRAS = {
     **dict.fromkeys(("matplotlib", "jinja2", "scipy", "pandas"), "plots"),
@@ -34,6 +36,13 @@ def printable(text: str) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )
+
+
+def line_of_code(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Return "FILE:LINE" of the last frame outside Python's own library: the caller's mistake."""
+    theirs = [frame for frame in frames if not frame.filename.startswith(OF_PYTHON)]
+    frame = (theirs or frames)[-1]
+    return f"{frame.filename}:{frame.lineno}"
 
 
 def shorten(text: str, width: int) -> str:

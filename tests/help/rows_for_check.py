@@ -4,10 +4,14 @@ import json
 
 import pandas as pd
 import pyarrow.parquet
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from tool_rows import tool_row
+from transformers import PreTrainedTokenizerFast
 
 REWARDS = """
-import asyncio, os, sys, time
+import asyncio, os, sys, threading, time
 
 def lengths(data_source, solution_str, ground_truth, extra_info):
     short = 1.0 if len(solution_str) < 20 else 0.0
@@ -46,10 +50,10 @@ def long_and_short(data_source, solution_str, ground_truth, extra_info):
         "tokens": tokens,
     }
 
-def prints(**_):
+def prints(solution_str, **_):
     print("noise of Python", file=sys.__stdout__)  # past pytest
     os.write(2, b"noise of the system\\n")
-    return 1.0
+    return float(solution_str == "")
 
 def leaves(**_):
     raise SystemExit(0)
@@ -63,8 +67,35 @@ async def blocks(**_):
 def sleeps(**_):
     print("noise")
     time.sleep(1000)
+
+def never_right(**_):
+    return 0.0
+
+def asks_a_judge(**_):
+    return float(os.environ["KEY_OF_A_JUDGE"])
+
+eight = threading.Barrier(8)
+
+def slow_judge(solution_str, ground_truth, **_):
+    eight.wait(60)  # until eight are here
+    return float(solution_str == ground_truth)
+
+async def hangs_on_empty(solution_str, ground_truth, **_):
+    if not solution_str:
+        await asyncio.sleep(1000)
+    return float(solution_str == ground_truth)
 """
 
+
+# a file that reads a variable of the environment while it is loaded
+KEYLESS = """
+import os
+KEY = os.environ["KEY_OF_A_JUDGE"]
+"""
+
+POSITIONS = 1024
+TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+STRICT = "{{ raise_exception('no system, please') if messages[0]['role'] == 'system' }}"
 
 MANNERS = (
     "Say as little as you can before you do it, and nothing at all after it. Nobody reads it, "
@@ -84,6 +115,7 @@ def write_check_data(folder):
     write("math", [{**row, **math} for row in rows])
     write("nowhere", [{**row, "data_source": "nowhere"} for row in rows])
     write("columns", [{"prompt": "x"}])
+    write("no_truth", [{**row, "reward_model": {"ground_truth": [1]}} for row in rows])
     write("text", [{**row, "reward_model": "gold"} for row in rows])
     write("text_prompts", [{**row, "prompt": "Weather in Oslo?"} for row in rows])
     write("wordy", [{**row, "prompt": [{"role": "user", "content": MANNERS}]} for row in rows])
@@ -94,6 +126,9 @@ def write_check_data(folder):
     lines = [json.dumps(tool_row(i, "train")) for i in range(6)]
     (folder / "good.jsonl").write_text("\n".join(lines))
     (folder / "rewards.py").write_text(REWARDS)
+    (folder / "keyless.py").write_text(KEYLESS)
+    for name, template in {"model": TEMPLATE, "base_model": None, "strict_model": STRICT}.items():
+        write_model_without_weights(folder / name, template)
     (folder / "broken.py").write_text("import no_such_module\n")
     (folder / "finished").mkdir()
     (folder / "finished" / "latest_checkpointed_iteration.txt").write_text("30")
@@ -102,3 +137,14 @@ def write_check_data(folder):
 def with_a_bad_truth(row):
     truth = "<tool_call>\nnot json\n</tool_call>"
     return {**row, "reward_model": {**row["reward_model"], "ground_truth": truth}}
+
+
+def write_model_without_weights(folder, chat_template):
+    """The files of a model that say how long a text may be, and how it becomes tokens."""
+    words = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?")
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(folder)
+    config = {"model_type": "qwen2", "max_position_embeddings": POSITIONS}
+    (folder / "config.json").write_text(json.dumps(config))

@@ -73,6 +73,7 @@ def test_another_image_is_named(image, monkeypatch, capsys):
     assert imported.startswith("check_image: import no_such_module: ModuleNotFoundError: ")
 
 
+@pytest.mark.slow
 def test_what_is_imported_can_be_without_a_gpu():
     """A build sees none; vllm and flash-attn are not in this environment."""
     names = [name for name in check_image.IMPORTED if name not in ("vllm", "flash_attn")]

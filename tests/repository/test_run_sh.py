@@ -297,6 +297,13 @@ def test_a_folder_of_any_name_is_resumed(checkout, name):
     assert given["run_dir"] == str(run)
 
 
+def test_options_of_the_check_reach_it(checkout):
+    call(checkout, "--allow-flat", "--seconds", "300", "estimator=grpo")
+    arguments = stages(checkout)["verl_gdpo.run.launch"][1]
+    told = [text for text in arguments if text.startswith("--check-option")]
+    assert told == ["--check-option=--allow-flat", "--check-option=--seconds=300"]
+
+
 def test_the_latest_run_is_resumed(checkout):
     for day in (3, 1, 2):
         (checkout / "runs" / f"tool_rl-2026-01-0{day}" / "checkpoints").mkdir(parents=True)
@@ -565,6 +572,7 @@ def test_another_system_is_told_what_is_needed(checkout, script):
         (["--steps=3"], "expected key=value"),
         (["--time-limit"], "--time-limit needs seconds"),
         (["--allow-change"], "--allow-change needs a key"),
+        (["--seconds"], "--seconds needs a number"),
     ],
 )
 def test_refused_arguments(checkout, arguments, message):

@@ -22,7 +22,7 @@ from verl_gdpo.run.console import (
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.heartbeat import START, Heartbeat
-from verl_gdpo.run.launch import End, launch, main
+from verl_gdpo.run.launch import End, _check_of, launch, main
 from verl_gdpo.run.processes import MARK, BusyError, locked, processes_of, segments_of
 
 # a driver that starts a child in a session of its own, and one whose environment cannot be read, as
@@ -594,11 +594,24 @@ def test_a_refused_run_leaves_nothing(tmp_path):
 def test_a_refused_run_leaves_what_was_there(tmp_path, monkeypatch):
     (tmp_path / "notes.txt").touch()
     refuse = [sys.executable, "-c", "raise SystemExit(1)"]
-    monkeypatch.setattr("verl_gdpo.run.launch._check_of", lambda command: refuse)
+    monkeypatch.setattr("verl_gdpo.run.launch._check_of", lambda command, options: refuse)
     arguments = ["--check", "--run-dir", str(tmp_path), "--", "sleep", "600"]
     monkeypatch.setattr(sys, "argv", ["launch", *arguments])
     assert main() == 1
     assert (tmp_path / "notes.txt").exists()
+
+
+def test_the_check_gets_its_options(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("verl_gdpo.run.launch._check_of", lambda *given: asked.append(given) or [])
+    options = ["--check", "--check-option=--seconds=300", "--check-option=--allow-flat"]
+    command = [sys.executable, "-c", "", "a=1"]
+    monkeypatch.setattr(sys, "argv", ["launch", *options, "--run-dir", str(tmp_path), *command])
+    assert main() == 0
+    assert asked == [(command, ["--seconds=300", "--allow-flat"])]
+    monkeypatch.undo()
+    told = _check_of(["python", "-m", "verl.trainer.main_ppo", "a=1"], ["--allow-flat"])
+    assert told == ["python", "-m", "verl_gdpo", "check", "--brief", "--allow-flat", "a=1"]
 
 
 def test_no_line_of_metrics_ends_a_run(tmp_path, capsys):

@@ -259,3 +259,66 @@ def test_a_run_without_verl_gdpo_has_its_score(plain):
     named = {step: {**row, "gdpo/layout/mean": 0.5} for step, row in metrics.items()}
     assert [*training_rewards(named)] == ["layout"]
     assert [*validation_rewards(named)] == ["layout", "correct"]
+
+
+# --- TRL -----------------------------------------------------------------------------------------
+
+# as GRPOTrainer puts them into its history; a reward without a value in the step is None
+HISTORY = [
+    {"step": 1, "epoch": 0.1, "loss": 0.5, "reward": 1.25, "rewards/right/mean": 0.25, "kl": 0.5},
+    {"step": 2, "epoch": 0.2, "loss": 0.25, "reward": 1.5, "rewards/right/mean": None},
+    {"step": 2, "eval_loss": 0.5, "eval_rewards/right/mean": 0.5, "eval_reward": 1.75},
+]
+
+
+def written(kind, folder, history):
+    """The path under which a user of TRL names the log."""
+    if kind == "jsonl":
+        (folder / "run.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in history))
+        return folder / "run.jsonl"
+    if kind == "trainer_state.json":
+        (folder / kind).write_text(json.dumps({"global_step": 2, "log_history": history}))
+        return folder
+    with SummaryWriter(folder) as writer:
+        for each in history:
+            for name, value in each.items():
+                phase = "eval/" if name.startswith("eval_") else "train/"
+                if value is not None and name != "step":
+                    writer.add_scalar(phase + name.removeprefix("eval_"), value, each["step"])
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "trainer_state.json", "tensorboard"])
+def test_a_log_of_trl(tmp_path, kind):
+    logged = read_logged(str(written(kind, tmp_path, HISTORY)))
+    assert logged.kind.endswith("of TRL")
+    metrics = logged.metrics
+    assert [metrics[step]["critic/score/mean"] for step in (1, 2)] == [1.25, 1.5]
+    assert metrics[1]["actor/kl_loss"] == 0.5
+    assert training_rewards(metrics)["right"][1] == 0.25
+    assert {name: curve[2] for name, curve in validation_rewards(metrics).items()} == {"right": 0.5}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "trainer_state.json", "tensorboard"])
+def test_a_log_of_trl_without_rewards_is_refused_in_one_sentence(tmp_path, kind):
+    """As of its SFTTrainer: a page about it would say that all is well."""
+    path = written(kind, tmp_path, [{"step": 1, "epoch": 0.1, "loss": 0.5}])
+    with pytest.raises(ValueError, match="no reward in it, so it is no log of TRL's GRPOTrainer"):
+        read_logged(str(path))
+
+
+def test_steps_of_trl_are_those_of_its_trainer(tmp_path):
+    """W&B counts what is logged."""
+    (tmp_path / "run.csv").write_text("_step,train/global_step,train/reward\n0,10,0.5\n1,20,1\n")
+    metrics = read_logged(str(tmp_path / "run.csv")).metrics
+    assert {step: values["critic/score/mean"] for step, values in metrics.items()} == {
+        10: 0.5,
+        20: 1.0,
+    }
+
+
+@pytest.mark.parametrize("text", ['{"log_history": 1}', "[]", "x", '{"log_history": [{"a": 1}]}'])
+def test_a_history_that_is_none(tmp_path, text):
+    (tmp_path / "trainer_state.json").write_text(text)
+    with pytest.raises(ValueError, match=r"trainer_state.json: no log of a trainer"):
+        read_logged(str(tmp_path))

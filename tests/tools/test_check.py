@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +17,13 @@ from quick_composition import compose_quickly
 from repository import REPO
 from rows_for_check import write_check_data
 from tool_rows import tool_row
+from transformers import PreTrainedTokenizerFast
 
 from verl_gdpo.data_prep import coding, local_files
 from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_machine, sandbox_service
 from verl_gdpo.tools import compose
-from verl_gdpo.tools.check import main
-from verl_gdpo.tools.check.dry_run import made_up_responses
+from verl_gdpo.tools.check import NOT_CHECKED, machine, main
+from verl_gdpo.tools.check.made_up import made_up_responses
 from workshop.tiny_policy.model import make_tiny_model
 
 PAGE = (REPO / "docs" / "check.md").read_text()
@@ -122,8 +124,7 @@ def test_yes(check, data, tmp_path):
 
 def test_the_example_is_what_the_formulas_give(check):
     _, output, _ = check(options=["--rows", "1"])
-    said = " ".join(output.split())
-    assert "made up, so only ranges count here (format 1, correctness 6). correctness has 6" in said
+    assert "GDPO helps" not in output  # responses that nobody's policy wrote decide nothing
     lines = output.split("response  ", 1)[1].split("\ncheck")[0].splitlines()[2:]
     numbers = [[float(cell) for cell in line.split()[-5:]] for line in lines if line]
     rewards, groups = [line[:2] for line in numbers], [0] * len(numbers)
@@ -182,7 +183,7 @@ def lengths(data):
     for k, row in enumerate(rows):
         row["prompt"] = [{"role": "user", "content": "Weather? " * (k + 1)}]
     pd.DataFrame(rows).to_parquet(data / "long.parquet")
-    model = make_tiny_model(data / "model", texts=["Weather?"])
+    model = make_tiny_model(data / "tiny_model", texts=["Weather?"])
     tokenizer = AutoTokenizer.from_pretrained(model)
     chats = [
         tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
@@ -211,13 +212,39 @@ def test_prompts_that_verl_leaves_out(check, data, lengths):
     code, _, messages = check(*given, "data.max_prompt_length=1", train="long")
     assert "0 rows are left, and 1 are needed" in messages
     cuts = "data.filter_overlong_prompts=False"
-    code, output, _ = check(*given, "data.max_prompt_length=1", cuts, train="long")
+    code, _, messages = check(*given, "data.max_prompt_length=1", cuts, train="long")
+    assert code == 1 and "6 of 6" in messages and "cuts off their beginnings. No" in messages
+    some = [f"data.max_prompt_length={tokens[0]}", cuts]
+    code, output, _ = check(*given, *some, train="long")
     assert code == 0 and "cuts off their beginnings" in output
 
 
-def test_prompts_are_not_counted_without_a_tokenizer(check):
+def test_words_are_counted_without_a_tokenizer(check):
     output = " ".join(check()[1].split())
-    assert "data.train_files: tokens not counted, because the tokenizer is not on" in output
+    said = "prompts are counted in words, because the tokenizer is not on this machine"
+    assert output.count(said) == 1
+
+
+def test_the_chat_template_of_the_configuration_counts(check, data):
+    given = [f"actor_rollout_ref.model.path={data}/base_model"]
+    assert check(*given)[0] == 1
+    one = "actor_rollout_ref.model.custom_chat_template=hello"
+    assert check(*given, one, "data.max_prompt_length=1")[0] == 0
+
+
+def test_more_positions_may_be_given(check, data):
+    given = [f"actor_rollout_ref.model.path={data}/model"]
+    given += ["actor_rollout_ref.rollout.max_model_len=4096"]
+    assert "has 1024 positions" in check(*given)[2]
+    key = "+actor_rollout_ref.model.override_config.max_position_embeddings"
+    assert check(*given, f"{key}=4096")[0] == 0
+
+
+def test_where_our_rows_would_be(check, plain):
+    """A file of the user's own is not made by us."""
+    ours = check("data.train_files=${data_dir}/none.parquet")
+    assert re.search(r"no such file; verl-gdpo data TASK --out \S+ makes a task's\n", ours[2])
+    assert "verl-gdpo data" not in plain("data.train_files=none.parquet")[2]
 
 
 def test_of_many_prompts_a_part_is_counted(check, lengths, monkeypatch):
@@ -302,6 +329,14 @@ def test_the_plain_command_of_the_page(plain):
     assert plain()[0] == 0
 
 
+def test_what_is_not_checked_is_one_list(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    told = capsys.readouterr().out
+    assert NOT_CHECKED in told and f"\n\n{NOT_CHECKED}\n\n" in PAGE
+    assert max(map(len, NOT_CHECKED.splitlines())) <= 100
+
+
 def test_the_table_of_broken_configurations_is_long():
     assert len(BROKEN) == PAGE.split("## Broken")[1].count("\n| `") >= 60
 
@@ -336,7 +371,8 @@ def test_a_run_without_any_of_our_parts(plain, data):
 
 
 def test_what_is_beside_the_score_is_not_trained_on(plain, data):
-    _, output, _ = plain(*GRPO, *custom(data, "scored"))
+    code, output, messages = plain(*GRPO, *custom(data, "scored"))
+    assert code == 1 and "data_source 'rlla': score is 1 for each of 8 made-up" in messages
     assert cells(output, "score")[-2:] == ["NEVER", "VARIES"]
     assert cells(output, "length")[-3:] == ["not", "trained", "on"]
 
@@ -346,6 +382,46 @@ def test_a_score_that_verl_cannot_train_on(plain, data):
         code, _, messages = plain(*GRPO, *custom(data, scorer))
         assert code == 1
         assert f"response 'ground truth': the score {reason}" in messages
+
+
+def test_a_reward_that_is_always_the_same_is_allowed_by_name(plain, check, data):
+    flat = custom(data, "never_right")
+    assert plain(*flat)[0] == 1
+    code, output, _ = plain("--allow-flat", *flat)
+    assert code == 0
+    assert "check: data_source 'rlla': acc is the same for all made-up responses" in output
+    assert plain(*flat, "trainer.val_only=True")[0] == 0  # nothing is trained on it
+    # without a right response, a reward function may well give nothing
+    assert plain(*flat, f"data.train_files={data}/no_truth.parquet")[0] == 0
+    assert check(scorer="lengths")[0] == 0  # one of three rewards is
+    weights = "++algorithm.gdpo.rewards={short: 0, row: 0, flat: 1}"
+    assert "flat is 2 for each of 54 made-up" in check(weights, scorer="lengths")[2]
+
+
+def test_a_slow_reward_function_is_asked_for_many_responses_at_once(plain, data):
+    assert plain(*custom(data, "slow_judge"))[0] == 0  # 8 responses
+
+
+def test_each_response_is_scored_once_and_each_prompt_is_counted_once(check, data, monkeypatch):
+    """So the check takes no longer than this, however many files and questions there are."""
+    asked = Counter()
+
+    def counted(name, function):
+        def call(*given, **options):
+            asked[name] += 1
+            return function(*given, **options)
+
+        return call
+
+    tokens = counted("prompts", PreTrainedTokenizerFast.apply_chat_template)
+    monkeypatch.setattr(PreTrainedTokenizerFast, "apply_chat_template", tokens)
+    score = counted("responses", TASK_OF["rlla"].score)
+    monkeypatch.setitem(TASK_OF, "rlla", replace(TASK_OF["rlla"], score=score))
+    monkeypatch.setattr(machine, "model_config", counted("models", machine.model_config))
+    train = f"data.train_files=[{data}/good.parquet,{data}/good.parquet]"
+    assert check(train, f"actor_rollout_ref.model.path={data}/model")[2] == ""
+    # 8 of 12 rows with 9 responses; before that, all three files have 6 ground truths
+    assert asked == {"prompts": 6, "responses": 8 * 9 + 3 * 6}
 
 
 def test_the_critic_is_checked_without_a_hub(plain):
@@ -443,14 +519,15 @@ def test_everything_that_is_wrong_is_listed(check):
         ("not_a_number", r"'empty'.*reward 'b' is nan.*\(6 of 54 responses failed\)"),
         ("unlike", r"'empty' has the rewards \['a'\], but row 0 of .* has \['a', 'b'\]"),
         ("leaves", "SystemExit: 0"),
-        ("hangs", "'ground truth': the reward function gave no answer within 0.5 s"),
+        ("hangs", r"'ground truth': the reward function gave no answer within 0.5 s \(54 of 54 "),
         ("blocks", "'ground truth': the reward function gave no answer within 0.5 s"),
+        ("hangs_on_empty", r"'empty': .* 5 s \(6 of 54 answers are missing\)[^-]*--seconds 10\n"),
         ("misspelt", "misspelt"),
     ],
 )
 def test_a_reward_function_that_cannot_score(check, scorer, message):
-    waits = ["--seconds", "0.5"] if scorer in ("hangs", "blocks") else []
-    code, _, messages = check(scorer=scorer, options=waits)
+    waits = {"hangs": "0.5", "blocks": "0.5", "hangs_on_empty": "5"}.get(scorer, "60")
+    code, _, messages = check(scorer=scorer, options=["--seconds", waits])
     assert code == 1
     assert re.search(message, messages), messages
 

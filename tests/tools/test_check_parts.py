@@ -4,6 +4,10 @@ import errno
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import wait
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +19,8 @@ from repository import REPO
 
 from verl_gdpo import SUPPORTED_VERL
 from verl_gdpo.rewards import TASK_OF
-from verl_gdpo.tools.check import gpus, machine
-from verl_gdpo.tools.check.dry_run import WORDS, long_responses
+from verl_gdpo.tools.check import dry_run, gpus, machine
+from verl_gdpo.tools.check.made_up import WORDS, long_responses
 from verl_gdpo.tools.check.output import others_kept_away
 from verl_gdpo.tools.compose import PLAIN, compose_config
 
@@ -257,6 +261,39 @@ def test_a_long_answer_is_as_right_as_a_short_one(source, truth):
     assert set(expected.values()) != {0.0}
     for text in long_responses(good, limit=500, share=0.5).values():
         assert task.score(text, truth, response_tokens=500) == expected
+
+
+def test_the_clock_starts_again_with_each_answer(monkeypatch):
+    """Ten answers in 300 s of a clock that a look takes 10 s forward, with 45 s for each."""
+    times = count(0, 10)
+    monkeypatch.setattr(dry_run, "monotonic", lambda: next(times))
+    news = []
+    with dry_run._event_loop() as loop:
+        answers = dry_run._answers(loop, [answer(k) for k in range(10)], 45, news.append)
+    assert answers == [*range(10)]
+    # the first line after 5 s, and each next one after twice the time
+    assert news == [f"{k} of 10 responses are scored after {30 * k} s" for k in (1, 2, 4, 8)]
+
+
+async def answer(value):
+    return value
+
+
+def test_no_more_than_so_many_at_once():
+    running, most, lock = 0, 0, threading.Lock()
+
+    def work():
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+
+    threads = dry_run.DaemonThreads(2)
+    wait([threads.submit(work) for _ in range(8)])
+    assert most == 2
 
 
 # --- silence -------------------------------------------------------------------------------------

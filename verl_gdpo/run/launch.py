@@ -290,6 +290,7 @@ def main() -> int:
     parser.add_argument(
         "--check", action="store_true", help="check the configuration of COMMAND meanwhile"
     )
+    parser.add_argument("--check-option", action="append", default=[], help="one of that check")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
@@ -300,7 +301,7 @@ def main() -> int:
         end = launch(
             command,
             run,
-            check=_check_of(command) if arguments.check else (),
+            check=_check_of(command, arguments.check_option) if arguments.check else (),
             time_limit=arguments.time_limit,
             end_with_parent=arguments.end_with_parent,
         )
@@ -319,10 +320,10 @@ def main() -> int:
     return end.exit_code
 
 
-def _check_of(command: Sequence[str]) -> list[str]:
+def _check_of(command: Sequence[str], options: Sequence[str]) -> list[str]:
     """Return the command that checks the configuration of `PYTHON -m MODULE key=value ...`."""
     python, _, _, *configuration = command
-    return [python, "-m", "verl_gdpo", "check", "--brief", *configuration]
+    return [python, "-m", "verl_gdpo", "check", "--brief", *options, *configuration]
 
 
 if __name__ == "__main__":

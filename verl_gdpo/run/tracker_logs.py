@@ -9,6 +9,9 @@ verl logs to the trackers that `trainer.logger` names. A user names a run by one
     FOLDER or FILE.csv         tables exported from W&B
     wandb:ENTITY/PROJECT/RUN   W&B's server
 
+TRL's logs are read from the same trackers, from its trainer_state.json, and from the same entries
+as JSONL; `trl_logs.py` gives their metrics verl's names.
+
 Relies on verl 0.9 `verl.utils.tracking`, for what `FileLogger` and `_TensorboardAdapter` write.
 Relies on wandb 0.31: `Api().run(path)` with `name`, `config` and `scan_history()`, which are
 documented; the records in `wandb.proto.wandb_internal_pb2`, and that run-ID.wandb holds them in the
@@ -19,13 +22,14 @@ import csv
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from verl_gdpo.run.folder import Metrics, finite_or_nan, merged, read_config, read_metrics
+from verl_gdpo.run.trl_logs import STATE, in_verls_names, is_history, read_history
 
 SERVER = "wandb:"
 EXPECTED = (
@@ -33,7 +37,7 @@ EXPECTED = (
     f"tensorboard or W&B folder, a CSV file of W&B, or {SERVER}ENTITY/PROJECT/RUN"
 )
 LOGGERS = "verl writes them with `file`, `tensorboard` or `wandb` in trainer.logger"
-FILES = ("*tfevents*", "*.wandb", "*.csv", "*.jsonl")
+FILES = ("*tfevents*", "*.wandb", "*.csv", "*.jsonl", STATE)
 # where the files of trackers are in the folder of a run; the first that has any counts
 INSIDE = ("", "tensorboard/", "*run-*/", "wandb/*run-*/")
 PARTS = ("*tfevents*", "*.csv")  # several files may be one run
@@ -74,7 +78,11 @@ def read_logged(source: str) -> Logged:
         raise ValueError(f"{path}: no such file or folder; {EXPECTED}")
     if not logged.metrics:
         raise ValueError(f"{source}: no step in it ({logged.kind}); {EXPECTED}")
-    return logged
+    try:
+        of_trl = in_verls_names(logged.metrics)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}; {EXPECTED}") from None
+    return replace(logged, metrics=of_trl, kind=f"{logged.kind} of TRL") if of_trl else logged
 
 
 def _of_folder(folder: Path) -> Logged:
@@ -131,6 +139,9 @@ def _of_files(files: Sequence[Path], name: str) -> Logged:
         return Logged(name, "CSV of W&B", _tables(files))
     if first.suffix == ".wandb":
         return _of_wandb(files, name)
+    if is_history(first):
+        name = first.resolve().parent.name if first.name == STATE else first.stem
+        return Logged(name, "history", read_history(first))
     return Logged(first.stem, "file logger", read_metrics(first), read_config(first.parent))
 
 

@@ -9,6 +9,7 @@ import argparse
 import difflib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -51,11 +52,26 @@ def compose_given(options: argparse.Namespace) -> Any:
                 f"{error}\nThe recipes of verl-gdpo are found with --config-dir {RECIPES} "
                 "--config-name train, as in the training command"
             ) from error
-        if not (key := re.match(r"Could not override '([\w.]+)'", str(error))):
+        if not (said := re.match(r"Could not override '([\w.]+)'", str(error))):
             raise
-        known = keys_of(compose_config(*where, [], options.config_path))
-        close = difflib.get_close_matches(key[1], known, 1)
-        raise ValueError(f"{error}" + "".join(f"\nDid you mean {k}?" for k in close)) from error
+        raise ValueError(_of_unknown_key(said[1], options)) from error
+
+
+def _of_unknown_key(key: str, options: argparse.Namespace) -> str:
+    """What to say of an override of a key that is not there: it is misspelt, or a new one."""
+    known = keys_of(
+        compose_config(options.config_dir, options.config_name, [], options.config_path)
+    )
+    block, _, name = key.rpartition(".")
+    beside = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == block}
+    close = [beside[one] for one in difflib.get_close_matches(name, beside, 1)]
+    meant = [*close, *(k for k in known if k.endswith(f".{key}"))][:1]
+    given = next((o for o in options.overrides if o.partition("=")[0] == key), key)
+    is_verls = options.config_name == PLAIN
+    where = "verl's configuration" if is_verls else f"the configuration {options.config_name}"
+    guess = f"; did you mean {meant[0]!r}? If not, a +" if meant else ", so a +"
+    new = shlex.quote(f"+{given}")
+    return f"{given}: {where} does not have {key}{guess} has to be put before it: {new}"
 
 
 def keys_of(config: Any) -> list[str]:

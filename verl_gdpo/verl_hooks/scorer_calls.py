@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import verl_gdpo
 from verl_gdpo.batch.rows import as_text
+from verl_gdpo.terminal import line_of_code
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ def describe(error: BaseException, fields: Mapping[str, Any]) -> str:
         frames = traceback.extract_tb(error.__traceback__) or frames
     package = Path(verl_gdpo.__file__).parent
     is_ours = not frames or Path(frames[-1].filename).is_relative_to(package)
-    place = "" if is_ours else f" [{frames[-1].filename}:{frames[-1].lineno}]"
+    place = "" if is_ours else f" [{line_of_code(frames)}]"
     try:
         reason = as_text(str(error))
     except BaseException:  # its __str__ is the scorer's too

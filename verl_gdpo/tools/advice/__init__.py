@@ -27,8 +27,6 @@ TITLE = "What would GDPO change?"
 WIDTH = 100  # columns of a terminal
 ENDS = 0.1  # of the steps: means at the start and at the end
 PAIRS_SHOWN = 6  # pairs of rewards, those with the largest correlation
-# for responses that nobody's policy wrote: what follows from ranges and weights alone
-RULES_FOR_MADE_UP = ("too few", "weights", "ranges", "equal")
 
 HEADER = (
     *("reward", "weight", "range", "spread", "mean at first", "at last"),
@@ -45,12 +43,9 @@ class Advice:
     sentence: str
 
 
-def advise(evidence: Evidence, rules: Sequence[str] | None = None) -> Advice:
-    """Return the advice of the first rule that applies; `rules` are those that may apply."""
-    for name in rules or RULES:
-        for sentence in RULES[name](evidence):
-            return Advice(name, sentence)
-    raise ValueError(f"no rule applies: {rules}")
+def advise(evidence: Evidence) -> Advice:
+    """Return the advice of the first rule that applies."""
+    return next(Advice(name, said) for name, rule in RULES.items() for said in rule(evidence))
 
 
 def _too_few(seen: Evidence) -> Iterator[str]:
@@ -202,20 +197,6 @@ class Description:
 def describe(seen: Evidence) -> Description:
     """Return the description of a run, or of a step."""
     return Description(advise(seen).sentence, _reward_rows(seen), [*_facts(seen)])
-
-
-def of_made_up_responses(seen: Evidence) -> str:
-    """Return what ranges and weights say, given responses that `verl-gdpo check` has made up."""
-    names = [name for name, used in zip(seen.names, seen.used_K, strict=True) if used]
-    ranges = [f"{size:.3g}" for size in seen.range_K[seen.used_K]]
-    listed = ", ".join(
-        f"{printable(name)} {size}" for name, size in zip(names, ranges, strict=True)
-    )
-    return _wrapped(
-        f"{TITLE} These responses are made up, so only ranges count here ({listed or 'none'}). "
-        f"{printable(advise(seen, RULES_FOR_MADE_UP).sentence)}. See {PAGE}; `verl-gdpo replay "
-        "RUN` says more, from the rollouts of a run."
-    )
 
 
 def _wrapped(text: str) -> str:

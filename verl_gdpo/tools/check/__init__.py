@@ -1,6 +1,6 @@
 """Checks whether a training configuration can work, without Ray or a model.
 
-verl-gdpo check [--rows 8] [what stands behind `python -m verl.trainer.main_ppo`]
+verl-gdpo check [OPTIONS] [what stands behind `python -m verl.trainer.main_ppo`]
 
 The arguments are those of the training command: `key=value`, and Hydra's --config-dir and
 --config-name. The command lists all problems that it can find at once. The exit code is 1 if there
@@ -20,6 +20,7 @@ from verl_gdpo.tools.check.data_files import (
     DataFile,
     count_steps,
     long_prompts,
+    measure_prompts,
     pick_rows,
     read_files,
 )
@@ -27,6 +28,7 @@ from verl_gdpo.tools.check.gpus import GO_ON, check_gpus
 from verl_gdpo.tools.check.machine import (
     check_environment,
     missing_models,
+    too_few_positions,
     what_is_missing,
     what_may_replace_verl,
     what_scorers_miss,
@@ -40,8 +42,20 @@ from verl_gdpo.tools.check.rules import (
     unknown_names,
     unusable_numbers,
     validate,
+    validates_only,
 )
 from verl_gdpo.tools.compose import add_config_arguments, compose_given
+
+# the end of --help, and a list in docs/check.md
+NOT_CHECKED = """\
+- the rewards of real responses: the made-up ones may be of a form that your function does not know
+- a reward model, a judge or a sandbox service under load; those of a reward model are not tried
+- the model's weights, and whether the rollout engine can run this model
+- whether memory suffices: for FSDP it is computed and not measured, for other strategies neither
+- other nodes than this one, and what the network between them lets through
+- files that verl fetches, your own dataset class, pictures, and more than 1,000 prompts of a file
+- what your tools and agent loops do: only their names and files are looked at
+- how fast the run is, and whether it learns"""
 
 
 class Plan(NamedTuple):
@@ -50,20 +64,35 @@ class Plan(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="verl-gdpo check", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="verl-gdpo check",
+        description=__doc__.splitlines()[0],
+        epilog=f"It does not check:\n{NOT_CHECKED}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_config_arguments(parser)
     parser.add_argument(
         "--elsewhere", action="store_true", help="the run will be on another machine, with GPUs"
     )
     parser.add_argument("--rows", type=int, default=8, help="number of rows to try the rewards on")
-    parser.add_argument("--seconds", type=float, default=20.0, help="time limit for one scoring")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="how long to wait for the next answer of the reward function (default: 60)",
+    )
+    parser.add_argument(
+        "--allow-flat",
+        action="store_true",
+        help="the rewards may be the same for all made-up responses",
+    )
     parser.add_argument(
         "--brief", action="store_true", help="print six lines, and all only if there is a problem"
     )
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="show what verl and others print meanwhile"
     )
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)  # as Hydra takes them
     with others_kept_away(options.verbose) as quiet:
         output = Output(quiet.out, options.brief)
         _look(output, options)
@@ -110,8 +139,7 @@ def _look(output: Output, options: argparse.Namespace) -> None:
     output.say(output.ask(validate, config) or [])
     if plan and (trainer := output.ask(check_trainer, config)):
         output.say(f"{environment}, {trainer}")
-    for key, files in (("train_files", training), ("val_files", validation)):
-        output.say(output.ask(long_prompts, config, key, files or []) or [], WARNING)
+    _say_what_is_too_long(output, config, training or [], validation or [])
     if lacks is None or plan is None or training is None or validation is None:
         return  # each response would fail, for the same reason
     output.ask(_try_rewards, output, config, plan.settings, training, validation, options)
@@ -126,6 +154,20 @@ def _nodes(output: Output, config: Any, cluster: str) -> None:
             output.say(problems, WARNING)
         else:
             output.problems += problems
+
+
+def _say_what_is_too_long(
+    output: Output, config: Any, training: Sequence[DataFile], validation: Sequence[DataFile]
+) -> None:
+    output.problems += output.ask(too_few_positions, config) or []
+    lengths = output.ask(measure_prompts, config, [*training, *validation])
+    if lengths is None:
+        return
+    if lengths.of and lengths.unit != "tokens":
+        said = "prompts are counted in words, because the tokenizer is not on this machine"
+        output.say(said, WARNING)
+    for key, files in (("train_files", training), ("val_files", validation)):
+        output.say(output.ask(long_prompts, config, key, files, lengths) or [], WARNING)
 
 
 def _attention(config: Any) -> list[str]:
@@ -200,7 +242,7 @@ def _try_rewards(
     if not rows:
         output.say("there are no rows, so no reward was tried", WARNING)
         return
-    run = score_rows(config, rows, options.seconds)
+    run = score_rows(config, rows, options.seconds, lambda news: output.show(f"check: {news}"))
     if run.problems and config.reward.reward_model.enable:
         said = "without the reward model's server, no reward could be tried"
         output.say([f"{said}: {problem}" for problem in run.problems], WARNING)
@@ -211,8 +253,11 @@ def _try_rewards(
     output.say(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
     output.say(unused_rewards(run, settings), WARNING)
     tables = Tables(run, settings)
+    trained = {source for file in training for source in file.sources}
+    flat = [] if validates_only(config) else tables.without_signal(trained)
+    if not options.allow_flat:
+        output.problems += flat
+    output.say(tables.same_everywhere(), WARNING)
     for text in tables:
         output.show(f"\n{text}")
     output.show("")
-    if options.brief:  # elsewhere the tables mark them
-        output.say(tables.same_everywhere(), WARNING)

@@ -1,12 +1,13 @@
 """Reads the data files of a run as verl's dataset does; counts its steps and its prompts."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet
@@ -44,6 +45,14 @@ class DataFile:
         return Row(f"row {index} of {self.path}", fields["data_source"], fields)
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """How long prompts are."""
+
+    of: Mapping[str, npt.NDArray[np.int64]]  # {path of a file: those of some of its prompts}
+    unit: str  # what is counted
+
+
 def read_files(config: Any, key: str) -> list[DataFile] | None:
     """Return the files of `data.<key>` after checking them.
 
@@ -66,10 +75,9 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
     where = f"data.{key}: {path}"
     file = Path(path).expanduser()
     if not file.exists():
-        raise ValueError(
-            f"{where} does not exist. The files of a task are made by: verl-gdpo data TASK --out "
-            f"{file.parent}"
-        )
+        of_a_task = config.get("data_dir") and file.is_relative_to(str(config.data_dir))
+        made = f"; verl-gdpo data TASK --out {file.parent} makes a task's" if of_a_task else ""
+        raise ValueError(f"{where}: there is no such file{made}")
     reader = READERS.get(file.suffix)
     if reader is None:
         raise ValueError(f"{where}: verl reads files that end in {', '.join(READERS)}")
@@ -79,7 +87,7 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
         raise ValueError(f"{where} cannot be read: {error}") from error
     absent = sorted({config.data.prompt_key, "data_source", "reward_model"} - {*table.column_names})
     if absent:
-        raise ValueError(f"{where} lacks the columns {absent}")
+        raise ValueError(f"{where} lacks the columns {absent}; it has {table.column_names}")
     kind = table.schema.field("reward_model").type
     if not pa.types.is_struct(kind):
         raise ValueError(f"{where}: reward_model is {kind}; expected {{ground_truth: ...}}")
@@ -165,44 +173,31 @@ def _finished_steps(config: Any, steps: int) -> Iterator[str]:
     yield f"trainer.resume_mode=auto: the run goes on after step {done}, from {folder}"
 
 
-def long_prompts(config: Any, key: str, files: list[DataFile]) -> list[str]:
-    """Return a remark for each file of `data.<key>` in which verl drops or cuts prompts.
+def measure_prompts(config: Any, files: Sequence[DataFile]) -> Lengths:
+    """Return the lengths of up to `MOST_ROWS` prompts of each file.
 
     Without the tokenizer it counts words, of which each is at least one token.
 
     Raises:
-        ValueError: verl drops so many that fewer rows than one batch are left.
+        ValueError: the model's chat template makes no prompt of the messages.
     """
     model = config.actor_rollout_ref.model
-    path = str(model.get("tokenizer_path") or model.path)
-    tokenizer = load_tokenizer(path, bool(model.get("trust_remote_code")))
-    unit, remarks, too_long, left = "tokens", [], [], 0
-    if tokenizer is None:
-        unit = "words, which are one token or more"
-        remarks = [f"data.{key}: tokens not counted, because the tokenizer is not on this machine"]
-    limit, drops = config.data.max_prompt_length, config.data.get("filter_overlong_prompts", False)
-    for file in files:
-        lengths = prompt_lengths(config, tokenizer, file)
-        share = float(np.mean(lengths > limit))
-        left += round(file.table.num_rows * (1 - share if drops else 1))
-        if share:
-            about = "" if len(lengths) == file.table.num_rows else "about "
-            too_long.append(
-                f"data.{key}: {about}{round(file.table.num_rows * share)} of "
-                f"{file.table.num_rows} prompts in {file.path} are longer than "
-                f"data.max_prompt_length={limit} {unit} (longest: {lengths.max()}); verl "
-                + ("leaves them out" if drops else "cuts off their beginnings")
-            )
-    least = config.data.train_batch_size if key == "train_files" else 1
-    if too_long and left < least:
-        raise ValueError(
-            f"{'; '.join(too_long)}. {left} rows are left, and {least} are needed: raise "
-            "data.max_prompt_length, or use shorter prompts"
-        )
-    return remarks + too_long
+    tokenizer = load_tokenizer(
+        str(model.get("tokenizer_path") or model.path), bool(model.get("trust_remote_code"))
+    )
+    unit = "tokens" if tokenizer else "words, which are one token or more"
+    measure = _tokens_of(config, tokenizer) if tokenizer else _words
+    found = {}
+    for file in {file.path: file for file in files}.values():
+        count = file.table.num_rows
+        places = np.linspace(0, count - 1, min(count, MOST_ROWS)).round().astype(int)
+        prompts = file.table[config.data.prompt_key].take(places).to_pylist()
+        labels = (f"row {place} of {file.path}" for place in places)
+        found[file.path] = np.array([*map(measure, labels, prompts)])
+    return Lengths(found, unit)
 
 
-@functools.cache  # training and validation files have the same
+@functools.cache
 def load_tokenizer(path: str, trusts: bool) -> Any:
     """Return the tokenizer of a model, None if it is not on this machine."""
     from transformers import AutoTokenizer
@@ -213,20 +208,65 @@ def load_tokenizer(path: str, trusts: bool) -> Any:
         return None
 
 
-def prompt_lengths(config: Any, tokenizer: Any, file: DataFile) -> Any:
-    """Return the lengths of up to `MOST_ROWS` prompts in tokens, as verl 0.9's RLHFDataset does.
+def _words(_label: str, prompt: Sequence[Mapping[str, Any]]) -> int:
+    texts = [message["content"] for message in prompt]
+    return sum(len(text.split()) for text in texts if isinstance(text, str))
 
-    Without a tokenizer, the lengths are in words.
+
+def _tokens_of(config: Any, tokenizer: Any) -> Callable[[str, Sequence[Mapping[str, Any]]], int]:
+    """What counts the tokens of a prompt, as verl 0.9's RLHFDataset does."""
+    model = config.actor_rollout_ref.model
+    named = f"actor_rollout_ref.model.path={model.path}"
+    template = model.get("custom_chat_template") or tokenizer.chat_template
+    if not template:
+        raise ValueError(
+            f"{named}: its tokenizer has no chat template, with which verl makes a prompt of "
+            "messages. Name a model that has one, such as an instruct model, or give one in "
+            "actor_rollout_ref.model.custom_chat_template"
+        )
+    asked = {"add_generation_prompt": True, "chat_template": template}
+    asked |= dict(config.data.get("apply_chat_template_kwargs") or {})
+    asked |= {"tokenize": True, "return_dict": False}
+
+    def measure(label: str, prompt: Sequence[Mapping[str, Any]]) -> int:
+        try:
+            return len(tokenizer.apply_chat_template(prompt, **asked))
+        except Exception as error:  # a template may raise anything
+            roles = [message["role"] for message in prompt]
+            raise ValueError(
+                f"{label}: the chat template of {named} refuses messages with the roles {roles}: "
+                f"{error}"
+            ) from error
+
+    return measure
+
+
+def long_prompts(config: Any, key: str, files: Sequence[DataFile], lengths: Lengths) -> list[str]:
+    """Return a remark for each file of `data.<key>` in which verl drops or cuts prompts.
+
+    Raises:
+        ValueError: verl drops so many that fewer rows than one batch are left, or cuts all.
     """
-    kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
-    count = file.table.num_rows
-    places = np.linspace(0, count - 1, min(count, MOST_ROWS)).round().astype(int)
-    prompts = file.table[config.data.prompt_key].take(places).to_pylist()
-    if tokenizer is None:
-        texts = [[message["content"] for message in prompt] for prompt in prompts]
-        return np.array([sum(len(t.split()) for t in of if isinstance(t, str)) for of in texts])
-    encode = functools.partial(
-        tokenizer.apply_chat_template,
-        **{"add_generation_prompt": True, "tokenize": True, "return_dict": False, **kwargs},
-    )
-    return np.array([len(encode(prompt)) for prompt in prompts])
+    too_long, left, whole = [], 0, 0
+    limit, drops = config.data.max_prompt_length, config.data.get("filter_overlong_prompts", False)
+    for file in files:
+        measured, count = lengths.of[file.path], file.table.num_rows
+        share = float(np.mean(measured > limit))
+        whole += round(count * (1 - share))
+        left += round(count * (1 - share if drops else 1))
+        if share:
+            about = "" if len(measured) == count else "about "
+            too_long.append(
+                f"data.{key}: {about}{round(count * share)} of {count} prompts in {file.path} are "
+                f"longer than data.max_prompt_length={limit} {lengths.unit} (longest: "
+                f"{measured.max()}); verl "
+                + ("leaves them out" if drops else "cuts off their beginnings")
+            )
+    least = config.data.train_batch_size if key == "train_files" else 1
+    reason = f"{left} rows are left, and {least} are needed" if left < least else ""
+    if too_long and (reason or not whole):
+        raise ValueError(
+            f"{'; '.join(too_long)}. {reason or 'No prompt is whole'}: raise "
+            "data.max_prompt_length, or use shorter prompts"
+        )
+    return too_long

@@ -9,55 +9,26 @@ data that `AgentLoopWorker._compute_score` passes to the manager's `run_single`.
 
 import asyncio
 import logging
-import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Any
 
 from verl_gdpo.batch.rows import ERROR_KEY, value_or_error
-from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.tools.check.data_files import Row
+from verl_gdpo.tools.check.made_up import END, WORDS, Sample, make_samples
 from verl_gdpo.tools.check.output import message_of
-
-END = 0  # the end-of-turn token
-TOKENS = re.compile(r" ?\w{1,8}|\W{1,4}")
-GARBAGE = "?" * 8
-THINK = "<think>"
-FILLER = " let us look at this once more"
 
 FIRST_STEP = 1  # verl counts its training steps from 1
 NO_SERVER = "127.0.0.1:9"  # in place of the reward model's router; it refuses connections
 THREAD_NAME = "verl-gdpo check"
-
-
-@dataclass(frozen=True)
-class Sample:
-    row: int
-    kind: str
-    response: str
-    label: str
-    source: str
-
-
-class Words:
-    """Replaces the policy's tokenizer: a token is a short word, or what is between two words."""
-
-    def __init__(self) -> None:
-        self._texts: dict[str, int] = {"": END}
-
-    def encode(self, text: str) -> list[int]:
-        return [*(self._texts.setdefault(t, len(self._texts)) for t in TOKENS.findall(text)), END]
-
-    def decode(self, ids: Any, **_options: Any) -> str:
-        texts = [*self._texts]
-        return "".join(texts[i] for i in ids.tolist())
-
-
-WORDS = Words()
+AT_ONCE = 16  # calls of a reward function that is not async; verl's workers make about as many
+FIRST_NEWS = 5.0  # seconds until progress is said; each next line waits twice as long
 
 
 @dataclass(frozen=True)
@@ -71,51 +42,114 @@ class DryRun:
 class DaemonThreads(ThreadPoolExecutor):
     """Threads for which Python does not wait at its exit: a reward function may never return."""
 
+    def __init__(self, at_once: int | None = None) -> None:
+        super().__init__(at_once or AT_ONCE)
+        self._room = threading.Semaphore(at_once or AT_ONCE)
+
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
 
         def run() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
+            with self._room:
+                try:
+                    future.set_result(fn(*args, **kwargs))
+                except BaseException as error:
+                    future.set_exception(error)
 
         threading.Thread(target=run, name=THREAD_NAME, daemon=True).start()
         return future
 
 
-def score_rows(config: Any, rows: Sequence[Row], seconds: float) -> DryRun:
-    """Score all samples of `rows`, up to the first sample that takes longer than `seconds`.
+def score_rows(
+    config: Any, rows: Sequence[Row], seconds: float, news: Callable[[str], None]
+) -> DryRun:
+    """Score all samples of `rows` at once, as verl does.
+
+    Args:
+        seconds: how long to wait for the next answer before all that are missing are given up.
+        news: gets a line about the progress, now and then.
 
     Raises:
         ValueError: the configured reward manager or function does not exist.
     """
     samples = make_samples(config, rows)
-    infos: list[Mapping[str, Any]] = []
-    scores: list[Any] = []
-    failures: dict[str, list[str]] = {}
     # this filter is never removed, because a late answer is logged after this function ends
     logging.getLogger("verl_gdpo.verl_hooks.reward_manager").addFilter(_is_not_ours)
     with _event_loop() as loop:
         manager = _load_manager(deepcopy(config))
-        for sample in samples:
-            data = _as_verl_gives_it(config, rows[sample.row].fields, sample)
-            try:
-                result = _run(loop, manager.run_single(data), seconds)
-            except (Exception, SystemExit) as error:
-                failures.setdefault(sample.source, []).append(_describe(error, sample))
-                continue
-            if result is None:
-                late = f"{sample.label}: the reward function gave no answer within {seconds:g} s"
-                return DryRun(samples, infos, scores, [late])
-            infos.append(result.get("reward_extra_info", {}))
-            scores.append(result["reward_score"])
+        scorings = [
+            manager.run_single(_as_verl_gives_it(config, rows[sample.row].fields, sample))
+            for sample in samples
+        ]
+        answers = _answers(loop, scorings, seconds, news)
+    infos: list[Mapping[str, Any]] = []
+    scores: list[Any] = []
+    failures: dict[str, list[str]] = {}
+    for sample, answer in zip(samples, answers, strict=True):
+        if answer is None:
+            missing = sum(each is None for each in answers)
+            late = (
+                f"{sample.label}: the reward function gave no answer within {seconds:g} s "
+                f"({missing} of {len(samples)} answers are missing). If it takes longer: "
+                f"--seconds {2 * seconds:g}"
+            )
+            return DryRun(samples, infos, scores, [late])
+        try:
+            result = _checked(answer)
+        except (Exception, SystemExit) as error:
+            failures.setdefault(sample.source, []).append(_describe(error, sample))
+            continue
+        infos.append(result.get("reward_extra_info", {}))
+        scores.append(result["reward_score"])
     problems = [
         f"{reasons[0]} ({len(reasons)} of {len(samples)} responses failed)"
         for reasons in failures.values()
     ]
     return DryRun(samples, infos, scores, problems)
+
+
+def _answers(
+    loop: asyncio.AbstractEventLoop,
+    scorings: Sequence[Coroutine[Any, Any, Any]],
+    seconds: float,
+    news: Callable[[str], None],
+) -> list[Any]:
+    """Return what each coroutine returned or raised, None where `seconds` bring no answer.
+
+    They run in a thread, because nothing can stop a function that blocks its event loop.
+    """
+    arrived: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+
+    async def score(place: int, scoring: Coroutine[Any, Any, Any]) -> None:
+        try:
+            arrived.put((place, await scoring))
+        except BaseException as error:  # SystemExit would end the loop
+            arrived.put((place, error))
+
+    async def score_all() -> None:
+        await asyncio.gather(*(score(place, each) for place, each in enumerate(scorings)))
+
+    ended: Future[Any] = DaemonThreads().submit(loop.run_until_complete, score_all())
+    answers: dict[int, Any] = {}
+    start = last = monotonic()
+    due = start + FIRST_NEWS
+    while len(answers) < len(scorings):
+        with suppress(Empty):
+            place, answer = arrived.get(timeout=max(min(last + seconds, due) - monotonic(), 0))
+            answers[place], last = answer, monotonic()
+        if (now := monotonic()) >= last + seconds:
+            loop.call_soon_threadsafe(lambda: [t.cancel() for t in asyncio.all_tasks(loop)])
+            ended.add_done_callback(lambda _: loop.close())
+            break
+        if now >= due:
+            news(
+                f"{len(answers)} of {len(scorings)} responses are scored after {now - start:.0f} s"
+            )
+            due = now + (now - start)
+    else:
+        wait([ended])
+    return [answers.get(place) for place in range(len(scorings))]
 
 
 def _load_manager(config: Any) -> Any:
@@ -155,16 +189,11 @@ def _as_verl_gives_it(config: Any, fields: Mapping[str, Any], sample: Sample) ->
     return one_rollout([END], WORDS.encode(sample.response), columns)
 
 
-def _run(loop: Any, coroutine: Any, seconds: float) -> Mapping[str, Any] | None:
-    """Return the manager's result, or None if it takes too long.
-
-    The coroutine runs in a thread, because nothing can stop a function that blocks its event loop.
-    """
-    outcome: Future[Any] = DaemonThreads().submit(loop.run_until_complete, coroutine)
-    if outcome in wait([outcome], timeout=seconds).not_done:
-        outcome.add_done_callback(lambda _: loop.close())
-        return None
-    result: Mapping[str, Any] = outcome.result()
+def _checked(answer: Any) -> Mapping[str, Any]:
+    """Return the manager's result; raise what it raised, or ValueError for an error in it."""
+    if isinstance(answer, BaseException):
+        raise answer
+    result: Mapping[str, Any] = answer
     if error := result.get("reward_extra_info", {}).get(ERROR_KEY):
         raise ValueError(error)
     _check_score(result["reward_score"])
@@ -208,85 +237,3 @@ def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
 def _is_not_ours(record: logging.LogRecord) -> bool:
     """Return whether a log line comes from outside the dry run, which reports its own results."""
     return record.threadName != THREAD_NAME
-
-
-def make_samples(config: Any, rows: Sequence[Row]) -> list[Sample]:
-    """Return a sample for each row and each of its made-up responses."""
-    texts = [_good_response(row) for row in rows]
-    limit = config.data.max_response_length
-    samples = []
-    for number, row in enumerate(rows):
-        same = [i for i, other in enumerate(rows) if other.source == row.source]
-        foreign = next((texts[i] for i in same if texts[i] not in (texts[number], "")), "")
-        answer = texts[number] if row.source in TASK_OF else _in_usual_forms(texts[number])
-        share = (number + 1) / (len(rows) + 1)  # so the rows have many lengths
-        responses = {
-            **made_up_responses(texts[number], foreign, answer),
-            **long_responses(answer, limit, share),
-        }
-        for kind, response in responses.items():
-            label = f"{row.label}, response {kind!r}"
-            samples.append(Sample(number, kind, response, label, row.source))
-    return samples
-
-
-def long_responses(truth: str, limit: int, share: float) -> dict[str, str]:
-    """Return {kind: response} of a good response after some thoughts, where there is room.
-
-    Args:
-        limit: the longest response in tokens.
-        share: how much of the room before that the shorter one takes.
-    """
-    room = limit - len(WORDS.encode(truth))
-    # thoughts before the tag would break a format
-    place = truth.find(THINK) + len(THINK) if THINK in truth else 0
-    filler = TOKENS.findall(FILLER)
-    kinds = {}
-    for kind, length in {"longer": int(room * share), "as long as allowed": room}.items():
-        if length > 0:
-            words = (filler * (length // len(filler) + 1))[:length]
-            kinds[kind] = truth[:place] + "".join(words) + truth[place:]
-    return kinds
-
-
-def made_up_responses(truth: str, foreign: str, answer: str) -> dict[str, str]:
-    """Return {kind: response}; a response that equals an earlier one is left out.
-
-    Args:
-        truth: a good response to the row; "" if none is known.
-        foreign: a good response to another row; "" if there is none.
-        answer: a good response in other words; it may be the same.
-    """
-    middle = len(truth) // 2
-    changed = "#" if truth[middle : middle + 1] != "#" else "_"
-    candidates = {
-        "ground truth": truth,
-        "in usual forms": answer,
-        "another row's": foreign,
-        "one character off": truth and truth[:middle] + changed + truth[middle + 1 :],
-        "cut in half": truth[:middle],
-        "without tags": re.sub(r"</?\w+>", "", truth),
-        "garbage": GARBAGE,
-    }
-    kinds: dict[str, str] = {}
-    for kind, response in candidates.items():
-        if response and response not in kinds.values():
-            kinds[kind] = response
-    return {**kinds, "empty": ""}
-
-
-def _good_response(row: Row) -> str:
-    """Return the good response of the row's task, else the ground truth, or "" if it is no text."""
-    truth = (row.fields.get("reward_model") or {}).get("ground_truth")
-    if not isinstance(truth, str):
-        return ""
-    task = TASK_OF.get(row.source)
-    return task.good_response(truth) if task else truth
-
-
-def _in_usual_forms(truth: str) -> str:
-    """Return an answer that verl's scorers find, each in the form that it looks for."""
-    if not truth:
-        return ""
-    forms = ("<answer>{}</answer>", "Answer: {}", "\\boxed{{{}}}", "#### {}")
-    return f"{THINK}</think> " + "\n".join(form.format(truth) for form in forms)

@@ -277,21 +277,32 @@ def overrides_for(task: str, gpus: Sequence[Gpu], count: int) -> list[str]:
 # --- what a configuration needs ------------------------------------------------------------------
 
 
-def shape_of(path: str) -> ModelShape | None:
-    """The shape of a language model in a folder or in the hub's cache; None if it is not there."""
-    import torch
+def model_config(path: str) -> Any:
+    """The configuration of a model in a folder or in the hub's cache; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     file = Path(path).expanduser() / "config.json"
     cached = file if file.is_file() else try_to_load_from_cache(path, "config.json")
     if not isinstance(cached, str | Path):
         return None
     try:
-        config = AutoConfig.from_pretrained(Path(cached).parent, trust_remote_code=False)
+        return AutoConfig.from_pretrained(Path(cached).parent, trust_remote_code=False)
+    except ValueError:  # with code of its own
+        return None
+
+
+def shape_of(path: str) -> ModelShape | None:
+    """The shape of a language model in a folder or in the hub's cache; None if it is not there."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if (config := model_config(path)) is None:
+        return None
+    try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-    except ValueError:  # of pictures too, or with code of its own
+    except ValueError:  # of pictures too
         return None
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),

@@ -17,7 +17,7 @@ from packaging.version import Version
 import verl_gdpo
 from verl_gdpo.rewards import TASK_OF, options_for
 from verl_gdpo.rewards.sandbox_service import Service
-from verl_gdpo.tools.check.gpus import first_that_exists
+from verl_gdpo.tools.check.gpus import first_that_exists, model_config
 from verl_gdpo.tools.check.output import message_of
 
 LONGEST_SOCKET = 107  # bytes of a path, of Linux
@@ -229,6 +229,26 @@ def missing_models(config: Any) -> list[str]:
         for key, path in models.items()
         if _is_folder(config, str(path))
         and not (Path(str(path)).expanduser() / "config.json").is_file()
+    ]
+
+
+def too_few_positions(config: Any) -> list[str]:
+    """A sentence if the rollout's `max_model_len` is more than the model has positions.
+
+    Relies on verl 0.9's `get_max_position_embeddings`, with which each rollout engine refuses it.
+    """
+    model = config.actor_rollout_ref.model
+    length = config.actor_rollout_ref.rollout.max_model_len
+    found = model_config(str(model.get("hf_config_path") or model.path)) if length else None
+    if found is None:
+        return []
+    key = "max_position_embeddings"
+    positions = model.override_config.get(key) or getattr(found.get_text_config(), key, length)
+    if length <= positions:
+        return []
+    return [
+        f"actor_rollout_ref.rollout.max_model_len={length}: actor_rollout_ref.model.path="
+        f"{model.path} has {positions} positions. Set it to {positions} or less"
     ]
 
 

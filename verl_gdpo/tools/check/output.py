@@ -17,6 +17,7 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.batch.rows import RewardError
+from verl_gdpo.terminal import line_of_code
 
 T = TypeVar("T")
 
@@ -86,10 +87,8 @@ def message_of(error: BaseException) -> str:
         return str(error)
     # if a file could not be loaded, the exception's cause has the reason
     reason = error.__cause__ or error
-    frame = traceback.extract_tb(reason.__traceback__)[-1]
-    place = (
-        f"{type(reason).__name__}: {str(reason) or frame.line} [{frame.filename}:{frame.lineno}]"
-    )
+    frames = traceback.extract_tb(reason.__traceback__)
+    place = f"{type(reason).__name__}: {str(reason) or frames[-1].line} [{line_of_code(frames)}]"
     return place if reason is error else f"{error}: {place}"
 
 

@@ -7,6 +7,7 @@ that `verl_hooks/for_check.py` looks up.
 """
 
 import importlib
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -55,14 +56,16 @@ def unusable_numbers(config: Any) -> list[str]:
     return [
         f"{key}={value}: expected a number of {LOWEST[key]} or more"
         for key, value in given.items()
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < LOWEST[key]
+        if isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not LOWEST[key] <= value < math.inf  # NaN is not
     ]
 
 
 def broken_rules(config: Any) -> list[str]:
     """A sentence for each rule that the configuration breaks."""
     table = [*_what_does_not_fit(config), *_paths(config)]
-    if not _only_validates(config):
+    if not validates_only(config):
         table = [*_what_trains_nothing(config), *table]
     return [
         *(_in_words(text, config) for is_broken, text in table if is_broken),
@@ -75,7 +78,8 @@ def _in_words(text: str, config: Any) -> str:
     return re.sub(r"\[([\w.]+)\]", lambda m: f"{m[1]}={OmegaConf.select(config, m[1])}", text)
 
 
-def _only_validates(config: Any) -> bool:
+def validates_only(config: Any) -> bool:
+    """Whether the run ends after its first validation."""
     return bool(config.trainer.val_only and config.trainer.val_before_train)
 
 
@@ -134,6 +138,7 @@ def _what_does_not_fit(config: Any) -> list[tuple[bool, str]]:
             f"[{ACTOR}.ppo_mini_batch_size] with [{ROLLOUT}.n]: {samples} samples cannot be shared "
             f"equally by {ranks} GPUs",
         ),
+        *_of_legacy_trainer(config),
         (
             not 0 < rollout.gpu_memory_utilization <= 1,
             f"[{ROLLOUT}.gpu_memory_utilization]: expected a share of the GPU's memory, above 0 "
@@ -151,6 +156,21 @@ def _what_does_not_fit(config: Any) -> list[tuple[bool, str]]:
             f"[{ACTOR}.use_dynamic_bsz]",
         ),
     ]
+
+
+def _of_legacy_trainer(config: Any) -> Iterator[tuple[bool, str]]:
+    """V1 trainers pad a batch to whole mini-batches; the legacy one fails in `make_iterator`."""
+    if config.trainer.get("use_v1", False):
+        return
+    wants = config.critic.get("enable")
+    has_critic = config.algorithm.adv_estimator == "gae" if wants is None else wants
+    for block in (ACTOR, *(["critic"] if has_critic else [])):
+        key = f"{block}.ppo_mini_batch_size"
+        yield (
+            config.data.train_batch_size % OmegaConf.select(config, key) != 0,
+            f"[data.train_batch_size] with [{key}]: verl's legacy trainer needs a multiple of the "
+            "mini-batch. Change one of them, or set trainer.use_v1=True",
+        )
 
 
 def _paths(config: Any) -> list[tuple[bool, str]]:
@@ -244,7 +264,7 @@ def hardly_meant(config: Any) -> list[str]:
     drops = config.data.get("filter_overlong_prompts", False)
     table = [
         (
-            _only_validates(config),
+            validates_only(config),
             "trainer.val_only=True: the run validates once, and trains nothing",
         ),
         (

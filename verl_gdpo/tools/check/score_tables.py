@@ -1,6 +1,6 @@
 """Tables of a dry run: the rewards of each data source, and the advantages of one prompt."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,11 +15,15 @@ from verl_gdpo.batch.rows import RewardRows, is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import RewardTerm
 from verl_gdpo.terminal import render
-from verl_gdpo.tools.advice import of_made_up_responses
-from verl_gdpo.tools.advice.evidence import Evidence, look
-from verl_gdpo.tools.check.dry_run import FIRST_STEP, WORDS, DryRun
+from verl_gdpo.tools.check.dry_run import FIRST_STEP, DryRun
+from verl_gdpo.tools.check.made_up import RIGHT, WORDS
 
 NEVER_VARIES = "NEVER VARIES"
+UNUSED = NOT_SUMMED, NOT_TRAINED, NEVER_APPLIES = (
+    "not in the sum",
+    "not trained on",
+    "never applies",
+)
 STATISTICS = ("min", "max", "variance", "")  # the last is a remark
 Line = tuple[str, ...]  # cells of a table
 LEFT = {5: (0, 4), 7: (0, 2, 6)}  # {columns of a table: those with words}
@@ -57,8 +61,6 @@ class Tables:
             title = f"data_source {source!r}, {len(self.places[source])} responses:"
             yield f"{title}\n{render(self.header, lines, LEFT[len(self.header)])}"
         if self.settings is not None:
-            seen = look(self.rewards, self.rows.counted_B, self.group_B.astype(str))
-            yield of_made_up_responses(Evidence([seen], self.settings))
             yield self._example(self.settings)
             return
         pairs = zip(self.run.samples, self.run.scores, strict=True)
@@ -74,13 +76,34 @@ class Tables:
             if line[-1] == NEVER_VARIES
         ]
 
+    def without_signal(self, sources: Collection[str]) -> list[str]:
+        """A sentence for each of these data sources in which all that is trained on is the same.
+
+        Only where a right response was tried: wrong ones may all get the lowest reward.
+        """
+        found = []
+        for source in self.lines.keys() & {*sources}:
+            lines = self.lines[source]  # a weight is the second cell, and "0" if it is none
+            used = [line for line in lines if line[-1] not in UNUSED and line[1] != "0"]
+            kinds = [self.run.samples[place].kind for place in self.places[source]]
+            if RIGHT in kinds and all(line[-1] == NEVER_VARIES for line in used):
+                # the lowest value, which is the highest too
+                low = self.header.index(STATISTICS[0])
+                said = ", ".join(f"{line[0]} is {float(line[low]):g}" for line in used)
+                found.append(
+                    f"data_source {source!r}: {said} for each of {len(kinds)} made-up responses, "
+                    "also for the right ones, so nothing would be trained. If the reward function "
+                    "only knows answers of another form: --allow-flat"
+                )
+        return found
+
     def _score_lines(self, here: Sequence[int]) -> Iterator[Line]:
         """The score that verl trains on, and what is beside it."""
         scores, infos = _numbers(self.run.scores[i] for i in here), self._infos(here)
         yield ("score", *_statistics(scores), _mark(scores, self.group_B[here]))
         for name, values in infos.items():
             if not np.array_equal(values, scores):  # verl's managers repeat a bare number as "acc"
-                yield (name, *_statistics(values), "not trained on")
+                yield (name, *_statistics(values), NOT_TRAINED)
 
     def _reward_lines(self, here: Sequence[int]) -> Iterator[Line]:
         infos, terms = self._infos(here), (self.settings and self.settings.rewards) or {}
@@ -93,7 +116,7 @@ class Tables:
                 yield (name, f"{weight:g}", said, *_statistics(values), mark)
         for name, values in infos.items():
             if name not in self.rewards.weights:
-                yield (name, "-", "", *_statistics(values), "not in the sum")
+                yield (name, "-", "", *_statistics(values), NOT_SUMMED)
 
     def _infos(self, here: Sequence[int]) -> dict[str, Floats]:
         """{name: numbers} of what was returned for these samples beside a score."""
@@ -170,7 +193,7 @@ def _statistics(values: Floats) -> Line:
 
 def _mark(values: Floats, groups: npt.NDArray[np.int64]) -> str:
     if not len(values):
-        return "never applies"
+        return NEVER_APPLIES
     if values.min() == values.max():
         return NEVER_VARIES
     spreads = [np.ptp(values[groups == group]) for group in set(groups.tolist())]
