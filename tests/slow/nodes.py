@@ -15,10 +15,9 @@ from broken_training import LAST, SAVED, Training, check_resumed
 from ray_nodes import HEAD, OTHER, THIRD, ray_nodes
 from rollout_check import check_rollouts
 from small_trainings import check_error, overrides
-from start_verl import ENVIRONMENT, run_verl
+from start_verl import ENVIRONMENT, run_verl, verl_command
 
 import verl_gdpo
-from verl_gdpo.tools import RECIPES
 from verl_gdpo.verl_hooks.nodes import state
 
 ENDED_SECONDS = 180
@@ -64,14 +63,19 @@ def test_check_asks_each_node(assets, tmp_path):
     with ray_nodes(ENVIRONMENT) as nodes:
         nodes.start(HEAD)
         nodes.start(OTHER)
-        command = [sys.executable, "-W", "ignore", "-m", "verl_gdpo", "check"]
-        command += ["--config-dir", str(RECIPES), "--config-name", "train"]
-        command += overrides(assets, *on(nodes), f"run_dir={tmp_path}/run")
+        training = verl_command(tmp_path / "run", tmp_path, overrides(assets, *on(nodes)))
+        configuration = training[training.index("--config-dir") :]
+        command = [sys.executable, "-W", "ignore", "-m", "verl_gdpo", "check", *configuration]
 
         def check():
             start = time.monotonic()
             done = subprocess.run(
-                command, env=nodes.environment, capture_output=True, text=True, timeout=300
+                command,
+                env=nodes.environment,
+                cwd=tmp_path,  # Ray's processes import from the folder of the driver too
+                capture_output=True,
+                text=True,
+                timeout=300,
             )
             print(f"{time.monotonic() - start:.0f} s, exit code {done.returncode}\n{done.stdout}")
             return done
