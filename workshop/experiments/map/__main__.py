@@ -2,7 +2,7 @@
 
 python -m workshop.experiments.map               # train what has no outcome yet; it can be stopped
 python -m workshop.experiments.map --list        # say how much that is
-python -m workshop.experiments.map --page        # docs/when_gdpo_helps.md and its pictures, from the data
+python -m workshop.experiments.map --page        # make docs/when_gdpo_helps.md from the data
 python -m workshop.experiments.map --settings "two, 1:1" --arms gdpo grpo --optimizer sgd --draws 2
 """
 
@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
-from workshop.experiments.map import page, pictures, results
+from workshop.experiments.map import results
 from workshop.experiments.map.arms import ARMS
 from workshop.experiments.map.draws import DRAWS
 from workshop.experiments.map.optimizers import OPTIMIZERS
@@ -43,8 +43,13 @@ def main() -> None:
         parser.error(f"unknown settings: {sorted(unknown)}; expected some of {[*SETTINGS]}")
     found = results.read(arguments.data)
     if arguments.page:
+        # the page reads the trainer's data too, whose packages the processes need not load
+        from workshop.experiments.map import dumps, page, pictures
+
+        if not dumps.DUMPS.exists():
+            dumps.write()
         pictures.draw(found, pictures.PICTURES)
-        page.write(found, page.PAGE)
+        page.write(found)
         return
     jobs = [
         *results.missing(

@@ -148,6 +148,7 @@ ARMS: Mapping[str, Callable[[Rewards], np.ndarray]] = {
     "gdpo_weighted": partial(gdpo, by_range=True),
     "gdpo_no_batch_norm": partial(gdpo, batch_norm=False),
     "rvpo": rvpo,
+    "rvpo_mild": partial(rvpo, k=0.3),
     "dara": dara,
     "sa_mrpo": sa_mrpo,
     "gd2po": gd2po,

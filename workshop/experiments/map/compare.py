@@ -1,4 +1,4 @@
-"""Differences between arms: the draw is the unit, and an interval holds for all settings at once."""
+"""Differences between arms: draws are the unit, and intervals hold for all settings at once."""
 
 import math
 from dataclasses import dataclass

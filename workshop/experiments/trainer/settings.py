@@ -169,7 +169,7 @@ def _used(module: ast.Module, names: set[str]) -> ast.Module:
         nodes = [defined[name] for name in left if name in defined]
         used = {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
         left = used - reached
-    kept = []
+    kept: list[ast.stmt] = []
     for node in module.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             node.names = [alias for alias in node.names if _name_of(alias) in reached]
