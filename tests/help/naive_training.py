@@ -72,7 +72,7 @@ def softmax(logits):
 
 
 def expected_hits(problem, pi):
-    """The share of each reward, from all answers that the policy can give; the small one is last."""
+    """The share of each reward, and last of the small one, from all possible answers."""
     worth = [reward.worth for reward in problem.setting.rewards]
     total_K = 0
     for tokens in np.ndindex(*[TOKENS] * POSITIONS):
@@ -80,9 +80,7 @@ def expected_hits(problem, pi):
             chance = np.prod([pi[token, place, p] for place, token in enumerate(tokens)])
             met = values(problem, tokens, p)
             # the last of those with the smallest range
-            small = min(
-                (problem.range_KSP[k, 0, p], -k) for k in range(len(met)) if worth[k]
-            )[1]
+            small = min((problem.range_KSP[k, 0, p], -k) for k in range(len(met)) if worth[k])[1]
             total_K = total_K + chance * np.array([*met, met[-small]])
     return total_K / PROMPTS
 
