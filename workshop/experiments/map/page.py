@@ -160,6 +160,18 @@ class Words:
             lines.append(f"| `{arm}` | {' | '.join([*cells, note])} |")
         return "\n".join(lines)
 
+    def mean_of(self, arm: str) -> str:
+        """GDPO minus an arm, over the settings and draws that both optimisers have of it."""
+        names = [
+            name
+            for name in SETTINGS
+            if all(gain(self.found, o, name, arm).of_draw for o in OPTIMIZERS)
+        ]
+        if not names:
+            return "not known"
+        means = [fmean(gain(self.found, o, name, arm).mean for name in names) for o in OPTIMIZERS]
+        return f"{' / '.join(signed(mean, 3) for mean in means)} in {len(names)} settings"
+
     def first(self, setting: str, arm: str) -> str:
         """GDPO minus an arm in the first edition."""
         return signed(first_edition()[setting][arm], 3)
@@ -201,9 +213,10 @@ class Words:
         return sum(mean >= MATTERS for mean in means)
 
     def half_width(self, optimizer: str) -> str:
-        """The mean half width of the intervals that hold for all settings at once."""
+        """The mean half width of the intervals, of GDPO minus GRPO and where draws are complete."""
         gains = [gain(self.found, optimizer, name) for name in SETTINGS]
-        return f"{fmean(one.half_width for one in gains if any(one.of_draw)):.3f}"
+        complete = [one for one in gains if len(one.of_draw) == draws.DRAWS and any(one.of_draw)]
+        return f"{fmean(one.half_width for one in complete or gains):.3f}"
 
     def draws_done(self) -> str:
         done = Counter(
