@@ -15,9 +15,11 @@ from workshop.experiments.map.settings import POSITIONS, PROMPTS, TOKENS
 GRPO = {"group_norm": "summed", "batch_norm": "none", "eps": 1e-6}
 
 
-def package_advantages(arm, rewards_BK, groups, bound_K):
+def package_advantages(arm, rewards_BK, groups, bound_K, range_KP):
     """The advantage of each sample of one batch, under the options that the arm stands for."""
     rewards_BK = torch.as_tensor(rewards_BK, dtype=torch.float64)
+    if arm == "grpo_prompt_range":  # no option of the package: the rewards themselves are divided
+        rewards_BK = rewards_BK / torch.as_tensor(np.asarray(range_KP).T[groups])
     by_group = torch.stack([rewards_BK[torch.as_tensor(groups) == g] for g in set(groups)])
     spread_K = by_group.var(dim=1).mean(0).sqrt()
     by_spread = torch.where(spread_K > 0, 1 / spread_K, 1.0)
@@ -25,6 +27,7 @@ def package_advantages(arm, rewards_BK, groups, bound_K):
         "gdpo": {},
         "grpo": GRPO,
         "grpo_spread": {**GRPO, "weights": by_spread},
+        "grpo_prompt_range": GRPO,
         "grpo_range": {**GRPO, "weights": [1 / bound for bound in bound_K]},
         "grpo_batch_norm": {"group_norm": "summed"},
         "grpo_no_std": {**GRPO, "normalize_by_std": False},
@@ -32,6 +35,7 @@ def package_advantages(arm, rewards_BK, groups, bound_K):
         "gdpo_weighted": {"weights": list(bound_K)},
         "gdpo_no_batch_norm": {"batch_norm": "none"},
         "rvpo": {"combine": partial(rvpo, k=1.0)},
+        "rvpo_mild": {"combine": partial(rvpo, k=0.3)},
         "dara": {"combine": dara},
         "sa_mrpo": {"combine": partial(sa_mrpo, bounds_K=[(0, bound) for bound in bound_K])},
         "gd2po": {"combine": partial(gd2po, tau=0.5)},
@@ -40,12 +44,12 @@ def package_advantages(arm, rewards_BK, groups, bound_K):
     return compute_gdpo_scalars(rewards_BK, groups, **options[arm]).A_B.numpy()
 
 
-def naive_hits(problem, arm, rate, steps):
+def naive_hits(problem, arm, rate, steps, optimizer="one scale"):
     """What `simulate.train` returns, (steps + 1, rewards), for the first seed of the problem."""
     setting = problem.setting
     logits = problem.start_VLSP[:, :, 0].copy()
     bound_K = [reward.bound for reward in setting.rewards]
-    step, hits = make_optimizer(setting.optimizer, rate), []
+    step, hits = make_optimizer(optimizer, rate), []
     for t in range(steps):
         pi = softmax(logits)
         hits.append(expected_hits(problem, pi))
@@ -54,7 +58,7 @@ def naive_hits(problem, arm, rate, steps):
             rewards(problem, tokens, t, row // PROMPTS, p)
             for row, (p, tokens) in enumerate(answers)
         ]
-        A_B = package_advantages(arm, np.array(rewards_BK), [p for p, _ in answers], bound_K)
+        A_B = package_advantages(arm, np.array(rewards_BK), [p for p, _ in answers], bound_K, problem.range_KSP[:, 0])  # fmt: skip  # noqa: E501
         gradient = np.zeros_like(logits)
         for A, (p, tokens) in zip(A_B, answers, strict=True):
             for place, token in enumerate(tokens):
@@ -68,12 +72,16 @@ def softmax(logits):
 
 
 def expected_hits(problem, pi):
-    """The share of each reward, from all answers that the policy can give."""
+    """The share of each reward, and last of the small one, from all possible answers."""
+    worth = [reward.worth for reward in problem.setting.rewards]
     total_K = 0
     for tokens in np.ndindex(*[TOKENS] * POSITIONS):
         for p in range(PROMPTS):
             chance = np.prod([pi[token, place, p] for place, token in enumerate(tokens)])
-            total_K = total_K + chance * np.array(values(problem, tokens, p))
+            met = values(problem, tokens, p)
+            # the last of those with the smallest range
+            small = min((problem.range_KSP[k, 0, p], -k) for k in range(len(met)) if worth[k])[1]
+            total_K = total_K + chance * np.array([*met, met[-small]])
     return total_K / PROMPTS
 
 

@@ -2,16 +2,18 @@
 
 import re
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from naive_training import naive_hits, package_advantages
 from repository import REPO
 
+from verl_gdpo.tools.advice.rules import rule_of
 from workshop.experiments.map import __main__ as command
-from workshop.experiments.map import compare, page, pictures, results, simulate
-from workshop.experiments.map.arms import ARMS, Rewards
+from workshop.experiments.map import compare, draws, dumps, page, pictures, results, simulate
+from workshop.experiments.map.arms import ARMS, FIRST_ARMS, Rewards
+from workshop.experiments.map.draws import Outcome
+from workshop.experiments.map.results import OPTIMIZERS, Key
 from workshop.experiments.map.settings import PROMPTS, SETTINGS, TOKENS
 
 FOUND = results.read()
@@ -31,38 +33,46 @@ def test_an_arm_is_the_packages(arm, dtype, error):
     raw_KGRP[1, :, 2] = 0  # a reward that is constant everywhere
     raw_KGRP[0, :, 3], raw_KGRP[2, :, 3] = 0, 1 - raw_KGRP[1, :, 3]  # two that are opposed
     raw_KGRP = (raw_KGRP * bound_K[:, None, None, None]).astype(dtype)
-    A_GRP = ARMS[arm](Rewards.of(raw_KGRP, bound_K.astype(dtype)))
+    range_KP = chance.uniform(0.5, 2, (K, P))
+    rewards = Rewards.of(raw_KGRP, bound_K.astype(dtype), range_KP[:, None].astype(dtype))
+    A_GRP = ARMS[arm](rewards)
     assert A_GRP.dtype == dtype
     groups = [p for _ in range(G) for p in range(P)]
     for run in range(R):
-        expected = package_advantages(arm, raw_KGRP[:, :, run].reshape(K, -1).T, groups, bound_K)
+        expected = package_advantages(
+            arm, raw_KGRP[:, :, run].reshape(K, -1).T, groups, bound_K, range_KP
+        )
         assert A_GRP[:, run].reshape(-1) == pytest.approx(expected, abs=error), run
 
 
 @pytest.mark.parametrize(
-    ("name", "arm"),
+    ("name", "optimizer", "arm"),
     [
-        ("two, 20:1", "gdpo"),
-        ("two, range by prompt", "grpo"),
-        ("two, 1:1, adam", "gdpo"),
-        pytest.param("two, 20:1, sgd", "grpo_spread", marks=pytest.mark.slow),
-        ("two and noise of 0.05", "sa_mrpo"),
-        pytest.param("wrong in 20 %, 6:1", "dara", marks=pytest.mark.slow),
-        pytest.param("as ToolRL: format x 1, graded x 6", "grpo_no_std", marks=pytest.mark.slow),
-        pytest.param("hard to have both, 6:1", "gd2po", marks=pytest.mark.slow),
-        pytest.param("two, 6:1, 4 samples", "dvao", marks=pytest.mark.slow),
-        pytest.param("two, 20:1, uneven start", "rvpo", marks=pytest.mark.slow),
-        pytest.param("conflict, 6:1, judged by range", "gdpo_weighted", marks=pytest.mark.slow),
+        ("two, 20:1", "one scale", "gdpo"),
+        ("two, range by prompt", "one scale", "grpo_prompt_range"),
+        ("two, 1:1", "adam", "gdpo"),
+        pytest.param("two, 20:1", "sgd", "grpo_spread", marks=pytest.mark.slow),
+        ("two and noise of 0.05", "one scale", "sa_mrpo"),
+        pytest.param("wrong in 20 %, 6:1", "one scale", "dara", marks=pytest.mark.slow),
+        pytest.param(
+            "as ToolRL: format x 1, graded x 6", "adam", "grpo_no_std", marks=pytest.mark.slow
+        ),
+        pytest.param("hard to have both, 6:1", "one scale", "gd2po", marks=pytest.mark.slow),
+        pytest.param("two, 6:1, 4 samples", "adam", "dvao", marks=pytest.mark.slow),
+        pytest.param("two, 20:1, uneven start", "one scale", "rvpo", marks=pytest.mark.slow),
+        pytest.param(
+            "conflict, 6:1, judged by range", "adam", "gdpo_weighted", marks=pytest.mark.slow
+        ),
     ],
 )
-def test_training_is_that_of_a_naive_loop(name, arm, monkeypatch):
+def test_training_is_that_of_a_naive_loop(name, optimizer, arm, monkeypatch):
     monkeypatch.setattr(simulate, "STEPS", 5)
     rates = (0.05, 0.3)
     problem = simulate.make_problem(SETTINGS[name], [3, 4], np.float64)
-    hit_TKQS = simulate.train(problem, ARMS[arm], rates)
+    hit_TKQS = simulate.train(problem, ARMS[arm], rates, optimizer, steps=5)
     assert hit_TKQS[0, 0, 0, 0] < hit_TKQS[-1, 0, 1].mean()
     alone = simulate.make_problem(SETTINGS[name], [4], np.float64)
-    expected = naive_hits(alone, arm, rates[1], steps=5)
+    expected = naive_hits(alone, arm, rates[1], 5, optimizer)
     assert hit_TKQS[:, :, 1, 1] == pytest.approx(expected, abs=1e-7)
 
 
@@ -108,14 +118,14 @@ def test_a_setting_is_what_its_name_says(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "rate", "same"),
+    ("name", "optimizer", "rate", "same"),
     # Adam divides gradients that are nearly 0 by themselves, so rounding chooses other tokens soon
-    [("two, 20:1", 0.15, 0.9), ("two, 1:1, adam", 0.4, 0)],
+    [("two, 20:1", "one scale", 0.15, 0.9), ("two, 1:1", "adam", 0.4, 0)],
 )
-def test_float32_is_enough(name, rate, same):
+def test_float32_is_enough(name, optimizer, rate, same):
     outcome_S = {
         dtype: simulate.train(
-            simulate.make_problem(SETTINGS[name], range(32), dtype), ARMS["gdpo"], [rate]
+            simulate.make_problem(SETTINGS[name], range(32), dtype), ARMS["gdpo"], [rate], optimizer
         ).mean((0, 1, 2))
         for dtype in (np.float32, np.float64)
     }
@@ -125,164 +135,294 @@ def test_float32_is_enough(name, rate, same):
     assert abs(difference_S.mean()) < 0.006
 
 
-# --- the comparison -------------------------------------------------------------------------------
+# --- a draw ---------------------------------------------------------------------------------------
 
 
 def test_the_best_rate_is_the_top_of_the_parabola():
-    rates = [0.1, 0.2, 0.4, 0.8]
-    # its top is at 2^0.25 times the third rate: -(x - 2.25)^2 at x = 0, 1, 2, 3
-    outcome_Q = -np.square(np.arange(4) - 2.25)
-    assert compare.best_rate(rates, outcome_Q) == (pytest.approx(0.4 * 2**0.25), False)
-    assert compare.best_rate(rates, np.array([4, 3, 2, 1])) == (0.1, True)
-    assert compare.best_rate(rates, np.array([1, 2, 3, 4])) == (0.8, True)
+    tried = []
+
+    def outcomes(rates):
+        tried.extend(rates)
+        return [-((np.log2(rate / 0.1) - 2.25) ** 2) for rate in rates]
+
+    # its top is at 2^2.25 times 0.1, and the climb stops when 0.8 is worse than 0.4
+    assert draws.best_rate(outcomes, 0.1) == pytest.approx(0.1 * 2**2.25)
+    assert tried == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8])
+    assert draws.best_rate(outcomes, 1.6) == pytest.approx(0.1 * 2**2.25)
+    # no top: 8 are tried, and the last is taken
+    assert draws.best_rate(lambda rates: [*rates], 0.1) == pytest.approx(0.1 * 2**6)
 
 
-def test_intervals():
-    """For 400 normal numbers they are those of the normal distribution."""
-    numbers = np.random.default_rng(1).normal(0.5, 1, 400)
-    interval = compare.Bootstrap(400).interval(numbers, settings=50)
-    error = numbers.std() / 20
-    assert interval.mean == pytest.approx(numbers.mean())
-    # 1.96 standard errors leave 5 % outside, and 3.29 leave 5 % / 50
-    expected = [numbers.mean() + z * error for z in (-1.96, 1.96, -3.29, 3.29)]
-    assert interval[1:] == pytest.approx(expected, abs=0.15 * error)
+def test_draws_share_no_seed(monkeypatch):
+    asked = []
+
+    def make_problem(setting, seeds):
+        asked.extend(seeds)
+        return "problem"
+
+    shape = (2, 3, 4, 5)  # T, two rewards and the small one, Q, S
+    monkeypatch.setattr(draws, "make_problem", make_problem)
+    monkeypatch.setattr(
+        draws, "train", lambda _, __, rates, ___: np.ones((*shape[:2], len(rates), shape[3]))
+    )
+    for draw in range(draws.DRAWS):
+        draws.run_draw("two, 1:1", "adam", draw, [])
+    assert len({*asked}) == len(asked) == draws.DRAWS * (draws.SEEDS + draws.TUNING_SEEDS)
+
+
+def test_arms_that_are_the_same_are_trained_once():
+    same = {"two, 1:1": {"grpo_range", "grpo_prompt_range"}, "two, 6:1": {"grpo_prompt_range"}}
+    same |= {"two answers, range by prompt": {"grpo_range"}, "two, range of one by prompt": set()}
+    for name, left_out in same.items():
+        assert {*ARMS} - {*draws.arms_of(SETTINGS[name])} == left_out, name
+    assert draws.trained_as(SETTINGS["two, 1:1"], "grpo_prompt_range") == "grpo"
+    assert draws.trained_as(SETTINGS["two, 6:1"], "grpo_prompt_range") == "grpo_range"
+    problem = simulate.make_problem(SETTINGS["two, 6:1"], [1])
+    one, other = (
+        simulate.train(problem, ARMS[arm], [0.2], steps=20)
+        for arm in ("grpo_range", "grpo_prompt_range")
+    )
+    assert np.array_equal(one, other)
+
+
+# --- the comparison -------------------------------------------------------------------------------
+
+
+def test_the_largest_t():
+    """Of one setting it is Student's own: 2.365 for 8 draws. Of 76, 5 % of the cases exceed it."""
+    assert compare.largest_t(8, settings=1) == pytest.approx(2.3646, abs=1e-4)
+    t = np.random.default_rng(0).standard_t(7, (20_000, 76))
+    assert (abs(t).max(1) > compare.largest_t(8, settings=76)).mean() == pytest.approx(
+        0.05, abs=0.006
+    )
+
+
+def outcomes_of(one_scale, adam, setting="two, 6:1"):
+    """GDPO above GRPO by the given differences, one a draw."""
+    found = {}
+    for optimizer, differences in zip(OPTIMIZERS, (one_scale, adam), strict=True):
+        for arm, sign in (("gdpo", 1), ("grpo", 0)):
+            found[Key(optimizer, setting, arm)] = {
+                draw: Outcome(0.1, 0.5 + sign * more, 0.5) for draw, more in enumerate(differences)
+            }
+    return found
+
+
+def near(mean):
+    """Eight differences with this mean and the standard deviation 0.0010690."""
+    return [mean + sign * 0.001 for sign in (1, -1) * 4]
+
+
+def test_an_interval():
+    """Eight draws: sd 0.0010690, so the standard error is 0.00037796."""
+    gain = compare.gain(outcomes_of(near(0.03), near(0.03)), "adam", "two, 6:1")
+    assert gain.mean == pytest.approx(0.03)
+    assert gain.half_width == pytest.approx(compare.largest_t(8) * 0.00037796, rel=1e-4)
+    assert (gain.low, gain.high) == (gain.mean - gain.half_width, gain.mean + gain.half_width)
 
 
 @pytest.mark.parametrize(
-    ("mean", "low", "high", "expected"),
+    ("one_scale", "adam", "expected"),
     [
-        (0.03, 0.01, 0.05, "more"),
-        (0.015, 0.01, 0.02, "a little more"),
-        (0.01, -0.01, 0.019, "no difference"),
-        (0.01, -0.01, 0.03, "open"),
-        (0.05, -0.01, 0.11, "open"),
-        (-0.015, -0.02, -0.01, "a little less"),
-        (-0.03, -0.05, -0.01, "less"),
+        (near(0.03), near(0.03), "more"),
+        (near(0.03), near(0.01), "a little more"),
+        (near(-0.03), near(-0.03), "less"),
+        (near(-0.01), near(-0.03), "a little less"),
+        (near(0.001), near(0.0), "no difference"),
+        (near(0.03), near(-0.03), "open"),  # they disagree
+        (near(0.03), near(0.0), "open"),
+        ([0.1, -0.1] * 4, [0.1, -0.1] * 4, "open"),
+        (near(0.03)[:7], near(0.03), "not complete"),
+        ([0.0] * 8, [0.0] * 8, "no difference"),  # the same training
     ],
 )
-def test_a_verdict(mean, low, high, expected):
-    # the narrower interval for a single setting decides nothing
-    assert results.verdict(compare.Interval(mean, mean, mean, low, high)) == expected
+def test_a_verdict_of_both_optimisers(one_scale, adam, expected):
+    assert compare.joint(outcomes_of(one_scale, adam), "two, 6:1") == expected
 
 
 # --- the data -------------------------------------------------------------------------------------
 
 
-def test_the_data_are_a_whole_run():
-    assert [*FOUND.rows] == [*SETTINGS] and len(SETTINGS) >= 40
-    assert all([*rows] == [*ARMS] for rows in FOUND.rows.values())
-    assert all([*parts] == [*results.PARTS] for parts in FOUND.parts.values())
-    assert FOUND.seeds == command.SEEDS
-    assert sum(path.stat().st_size for path in results.DATA.iterdir()) < 200_000
+def test_the_data_are_of_the_plan():
+    for key, by_draw in FOUND.items():
+        assert key.optimizer in OPTIMIZERS and key.arm in draws.arms_of(SETTINGS[key.setting])
+        assert {*by_draw} <= {*range(draws.DRAWS)}
+        for outcome in by_draw.values():
+            assert 0 < outcome.shares < 1 and 0 < outcome.small < 1
+            middle = draws.MIDDLE[key.optimizer]
+            # a rate at the edge of those tried would be no top
+            assert middle / 2**5 < outcome.rate < middle * 2**5, key
+    assert sum(path.stat().st_size for path in results.DATA.parent.iterdir()) < 500_000
 
 
-def test_no_best_rate_is_at_the_edge_of_those_tried():
-    edges = [(name, arm) for name, rows in FOUND.rows.items() for arm in rows if rows[arm].is_edge]
-    assert edges == []
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_the_numbers_of_a_setting_fit_each_other(name):
-    rows, parts = FOUND.rows[name], FOUND.parts[name]
-    for row in rows.values():
-        worth = [reward.worth for reward in SETTINGS[name].rewards]
-        assert row.outcome == pytest.approx(np.average(row.hits, weights=worth), abs=6e-4)
-        interval = row.less_than_gdpo
-        assert interval.mean == pytest.approx(rows["gdpo"].outcome - row.outcome, abs=2e-4)
-        assert interval.low_all <= interval.low <= interval.mean <= interval.high
-        assert interval.high <= interval.high_all
-    first = [parts[what].mean for what in [*results.PARTS][:3]]
-    assert sum(first) == pytest.approx(FOUND.gain(name).mean, abs=3e-4)
+def test_the_arms_of_the_rules_have_all_draws():
+    for name, setting in SETTINGS.items():
+        for arm in draws.arms_of(setting):
+            if arm in FIRST_ARMS:
+                done = {len(FOUND[Key(optimizer, name, arm)]) for optimizer in OPTIMIZERS}
+                assert done == {draws.DRAWS}, (name, arm)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["two, 20:1", "two and noise of 0.05"])
 def test_a_part_of_the_data_is_made_again(name):
     """In settings without Adam, in which other processors choose the same tokens."""
-    rows, _, _ = results.run_setting(name, results.FIRST, len(SETTINGS))
-    for arm, row in rows.items():
-        kept = FOUND.rows[name][arm]
-        assert row.rate == pytest.approx(kept.rate, rel=0.03), arm
-        assert row.outcome == pytest.approx(kept.of_first, abs=0.005), arm
+    for arm, outcome in draws.run_draw(name, "one scale", 1, ["gdpo", "grpo"]).items():
+        kept = FOUND[Key("one scale", name, arm)][1]
+        assert outcome.rate == pytest.approx(kept.rate, rel=0.03), arm
+        assert outcome.shares == pytest.approx(kept.shares, abs=0.003), arm
 
 
 def test_what_is_written_is_read(tmp_path):
-    results.write(FOUND, tmp_path)
-    assert results.read(tmp_path) == FOUND
-    for path in results.DATA.iterdir():
-        assert (tmp_path / path.name).read_text() == path.read_text()
+    results.write(FOUND, tmp_path / "again.csv")
+    assert results.read(tmp_path / "again.csv") == FOUND
+    assert (tmp_path / "again.csv").read_text() == results.DATA.read_text()
+
+
+def test_what_is_missing():
+    key = Key("adam", "two, 6:1", "gdpo")
+    found = {key: {0: Outcome(0.1, 0.5, 0.5), 2: Outcome(0.1, 0.5, 0.5)}}
+    jobs = [*results.missing(found, ["adam"], ["two, 6:1"], ["gdpo", "grpo"], draws=2)]
+    assert jobs == [
+        results.Job("adam", "two, 6:1", 0, ("grpo",)),
+        results.Job("adam", "two, 6:1", 1, ("gdpo", "grpo")),
+    ]
+    everything = [*results.missing({})]
+    # the arms of the rules in every draw, before any other arm
+    first = [{*job.arms} <= {*FIRST_ARMS} for job in everything]
+    assert first == sorted(first, reverse=True) and any(first) and not all(first)
+    trained = [
+        (job.optimizer, job.setting, job.draw, arm) for job in everything for arm in job.arms
+    ]
+    assert len({*trained}) == len(trained)
+    assert len(trained) == 16 * sum(len(draws.arms_of(s)) for s in SETTINGS.values())
+
+
+# --- the rules ------------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_a_dump_by_hand():
+    """One group of four samples, and one in which both rewards are constant in part."""
+    raw_KGN = np.array([[[0, 0], [0, 0], [2, 0], [2, 0]], [[0, 1], [1, 1], [0, 1], [1, 1]]], float)
+    seen = dumps.measured(np.repeat(raw_KGN[:, None, :, None], 3, axis=1))
+    assert seen.spread_ratio == pytest.approx(2) and seen.varies_ratio == 1
+    assert seen.correlation == pytest.approx(0)  # 0 1 0 1 beside 0 0 2 2
+    assert seen.prompt_factor == 1 and seen.rise == 0
+    # met in 1/4 and in 1/2 + 1/4 of the samples; both in 1/8
+    assert seen.together == pytest.approx((1 / 8) / (1 / 4 * 3 / 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["two, 20:1", "four answers, range by prompt", "conflict, 6:1"])
+def test_a_dump_is_measured_again(name):
+    """Adam's tokens depend on rounding, so the numbers are only near."""
+    for field, number in dumps.measure(name)._asdict().items():
+        assert number == pytest.approx(getattr(dumps.read()[name], field), rel=0.2, abs=0.1), field
+
+
+def test_the_rules_claim_what_was_found():
+    """Where a rule prefers GDPO it is nowhere behind, and in most settings ahead."""
+    said = {}
+    for name, measured in dumps.read().items():
+        said.setdefault(rule_of(measured).name, []).append(compare.joint(FOUND, name))
+    for rule in ("by prompt, alike", "by prompt", "large and learned", "large"):
+        ahead = sum(verdict in compare.MORE for verdict in said[rule])
+        assert 2 * ahead >= len(said[rule]), rule
+        assert not {*said[rule]} & {*compare.LESS}, rule
+    assert not {*said["noise"]} & {*compare.MORE} and "less" in said["noise"]
+    assert not {*said["large and not learned"]} & {*compare.MORE}
+    for rule in ("condition", "exclude"):
+        assert not {*said[rule]} & {*compare.MORE}, rule
 
 
 # --- the page and its pictures --------------------------------------------------------------------
 
 
-def test_the_page_is_made_from_the_data():
+def test_the_pages_are_made_from_the_data():
     assert page.PAGE.read_text() == page.render(FOUND)
+    assert page.ALL_SETTINGS.read_text() == page.render_all(FOUND)
+
+
+def test_the_first_screen_is_short():
+    first = page.PAGE.read_text().split("## ")[0]
+    assert len(re.sub(r"!\[.*?\]\(.*?\)|[#*]", "", first).split()) <= 120
+    assert first.count("![") == 1
 
 
 def test_the_template_holds_no_results():
-    """Numbers with a decimal point come from the data, except predictions and parameters."""
+    """Numbers with a decimal point come from the data, except predictions and others' numbers."""
     text = (REPO / "workshop/experiments/map/page.md.jinja").read_text()
     predicted = text.split("| predicted |")[1].split("\n\n")[0]
     cells = [line.split("|")[1] for line in predicted.splitlines() if line.startswith("| ")]
-    allowed = {"0.5", *re.findall(r"\d*\.\d+", " ".join(cells))}
-    outside = re.sub(r"\{\{.*?\}\}", "", text.replace(" ".join(cells), ""))
+    # parameters, RVPO's HealthBench, versions and arXiv's numbers
+    allowed = {
+        "0.5",
+        "0.3",
+        "0.261",
+        "0.215",
+        "0.1",
+        "0.02",
+        *re.findall(r"\d*\.\d+", " ".join(cells)),
+    }
+    outside = re.sub(r"\{\{.*?\}\}", "", text)
+    outside = re.sub(r"\[\d{4}\.\d{5}\]\(.*?\)", "", outside)
     assert {*re.findall(r"\d*\.\d+", outside)} <= allowed
-    assert len(re.findall(r"words\.", text)) > 50
+    assert len(re.findall(r"words\.", text)) > 30
 
 
-def test_the_page_is_not_written_against_the_data(tmp_path):
+def test_the_page_is_not_written_against_the_data():
     """Each sentence names the verdicts for which it is true."""
-    rows = dict(FOUND.rows)
-    swapped = {name: {**row, "grpo": row["gdpo"]} for name, row in rows.items()}
-    with pytest.raises(ValueError, match=r"two, 6:1: gdpo minus grpo; the data say"):
-        page.render(replace(FOUND, rows=swapped))
+    words = page.Words(outcomes_of(near(0.03), near(0.03)))
+    assert words.gain("two, 6:1", "grpo", "more").startswith("+0.030 [")
+    with pytest.raises(ValueError, match=r"two, 6:1: gdpo minus grpo; the data say 'more'"):
+        words.gain("two, 6:1", "grpo", "less")
     with pytest.raises(ValueError, match="'much more'"):
-        page.Words(FOUND).gain("two, 6:1", "grpo", "much more")
+        words.gain("two, 6:1", "grpo", "much more")
 
 
 def test_the_pictures_show_the_data(tmp_path):
     pictures.draw(FOUND, tmp_path)
     drawn = {path.name for path in tmp_path.iterdir()}
-    assert drawn == {path.name for path in pictures.PICTURES.iterdir()}
-    assert {f"when_gdpo_helps/{name}" for name in drawn} == {
-        *re.findall(r"\]\((when_gdpo_helps/[^)]+)\)", page.PAGE.read_text())
-    }
-    [axes] = pictures.answer(FOUND).axes
-    for container, rival in zip(axes.containers, ("grpo", "grpo_range"), strict=True):
-        shown = container.lines[0].get_xdata()
-        assert shown == pytest.approx([FOUND.gain(name, rival).mean for name in pictures.ANSWER])
-    for axes, rival in zip(pictures.heat_map(FOUND).axes, ("grpo", "grpo_range"), strict=True):
-        cells = [float(text.get_text().replace("\N{MINUS SIGN}", "-")) for text in axes.texts]
-        grid = [name for name in SETTINGS if name.startswith("format x 1, answer")]
-        assert cells == pytest.approx([FOUND.gain(n, rival).mean for n in grid], abs=6e-4)
-    for panel, name in zip(pictures.curves(FOUND), results.CURVES, strict=True):
-        assert panel.lines[0].y == FOUND.curves[name, "gdpo", 1]
+    assert drawn == {path.name for path in pictures.PICTURES.glob("*.png")}
+    linked = re.findall(r"\]\((when_gdpo_helps/[^)]+png)\)", page.PAGE.read_text())
+    assert {f"when_gdpo_helps/{name}" for name in drawn} == {*linked}
+    for axes, rival in zip(pictures.answer(FOUND).axes, pictures.NAMES, strict=True):
+        for container, optimizer in zip(axes.containers, OPTIMIZERS, strict=True):
+            shown = container.lines[0].get_xdata()
+            gains = [compare.gain(FOUND, optimizer, name, rival) for name in pictures.ANSWER]
+            assert shown == pytest.approx([gain.mean for gain in gains])
+    grid = [name for name in SETTINGS if name.startswith("format x 1, answer")]
+    panels = iter(pictures.heat_map(FOUND).axes)
+    for optimizer in OPTIMIZERS:
+        for rival in pictures.NAMES:
+            texts = [text.get_text() for text in next(panels).texts]
+            cells = [float(text.replace("\N{MINUS SIGN}", "-")) for text in texts]
+            gains = [compare.gain(FOUND, optimizer, name, rival).mean for name in grid]
+            assert cells == pytest.approx(gains, abs=6e-4)
 
 
 # --- the command ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_part_of_the_map_is_only_printed(capsys, monkeypatch):
-    monkeypatch.setattr(results, "write", None)
-    monkeypatch.setattr(page, "write", None)
-    arguments = ["--settings", "two, 1:1", "--seeds", "4", "--processes", "1"]
+def test_a_part_is_trained_and_kept(tmp_path, capsys, monkeypatch):
+    data = tmp_path / "outcomes.csv"
+    arguments = ["--settings", "two, 1:1", "--arms", "gdpo", "--optimizer", "sgd", "--draws", "1"]
+    arguments += ["--processes", "1", "--data", str(data)]
     monkeypatch.setattr(sys, "argv", ["workshop.experiments.map", *arguments])
     command.main()
-    printed = capsys.readouterr()
-    [row] = [line for line in printed.out.splitlines() if line.startswith("| two, 1:1 |")]
-    kept = FOUND.rows["two, 1:1"]["gdpo"].of_first
-    assert float(row.split("|")[2]) == pytest.approx(kept, abs=0.01)
-    assert "1/1 two, 1:1" in printed.err
+    [(key, by_draw)] = results.read(data).items()
+    assert key == Key("sgd", "two, 1:1", "gdpo") and [*by_draw] == [0]
+    assert "1 outcomes are missing" in capsys.readouterr().err
+    command.main()  # nothing is left
+    assert "0 outcomes are missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--settings", "two, 2:1"], "unknown settings: ['two, 2:1']; expected some of"),
-        (["--seeds", "1"], "--seeds: expected 2 or more, got 1"),
-        (["--page", "--seeds", "4"], "--page trains nothing"),
+        (["--arms", "ppo"], "invalid choice: 'ppo'"),
+        (["--optimizer", "muon"], "invalid choice: 'muon'"),
     ],
 )
 def test_a_wrong_argument(arguments, message, capsys, monkeypatch):
@@ -294,8 +434,10 @@ def test_a_wrong_argument(arguments, message, capsys, monkeypatch):
 
 def test_pictures_and_page_from_the_data_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(page, "ALL_SETTINGS", tmp_path / "all.md")
     monkeypatch.setattr(pictures, "PICTURES", tmp_path / "pictures")
     monkeypatch.setattr(sys, "argv", ["workshop.experiments.map", "--page"])
     command.main()
     assert (tmp_path / "page.md").read_text() == page.render(FOUND)
-    assert len([*(tmp_path / "pictures").iterdir()]) == 3
+    assert (tmp_path / "all.md").read_text() == page.render_all(FOUND)
+    assert len([*(tmp_path / "pictures").iterdir()]) == 2

@@ -176,7 +176,8 @@ def test_the_page_has_what_the_protocol_expects():
     main, control, by_prompt, _ = expected.split(";") if expected.count(";") == 3 else [""] * 4
     assert "main +0.15 to +0.21 against `grpo`, and within 0.03 against `grpo_rescaled`" in main
     assert "within 0.02" in control and "+0.05 or more against both" in by_prompt
-    assert {name: [*text.values()] for name, text in by_setting(page.EXPECTED).items()} == {
+    texts = {of: text for of, (text, _, _) in page.EXPECTED.items()}
+    assert {name: [*text.values()] for name, text in by_setting(texts).items()} == {
         "20_to_1": ["+0.15 to +0.21", "within 0.03"],
         "1_to_1": ["within 0.02"],
         "by_prompt": ["+0.05 or more"] * 2,
@@ -484,6 +485,56 @@ def test_a_verdict(values, expected):
     assert gain.verdict == expected
 
 
+def test_the_endpoints():
+    """Shares .5 and .75 of the ranges 1 and 20: (.5 + 20 x .75) / 21."""
+    values = [endpoint(SAMPLE, SETTINGS["20_to_1"]) for endpoint in compare.ENDPOINTS.values()]
+    assert values == pytest.approx([0.5, 0.75, 0.625, 15.5 / 21])
+    assert math.isnan(compare.declared(SAMPLE, SETTINGS["by_prompt"]))
+    eight = {"gdpo": HIGH + HIGH[:3], "grpo": LOW + LOW[:3]}
+    found = results_of("by_prompt", **eight)
+    assert not compare.difference(found, "by_prompt", "gdpo", "grpo", compare.declared).of_seed
+    assert "| not kept |" in page.endpoints(found)
+
+
+def test_a_missed_expectation_is_called_so():
+    lines = page.expected(FOUND).splitlines()
+    assert [line for line in lines if "missed" in line] == [
+        line for line in lines if line.startswith("| ranges 20 and 1 | GRPO |")
+    ]
+    assert sum("as expected" in line for line in lines) == 4
+
+
+def test_a_further_setting_changes_no_verdict():
+    """Who adds a setting writes a protocol of his own; the claims of this one stay."""
+    code = (
+        "from workshop.experiments.trainer import settings\n"
+        "settings.SETTINGS['fifth'] = settings.SETTINGS['1_to_1']\n"
+        "from workshop.experiments.trainer import __main__, compare, page, results\n"
+        "assert len(compare.COMPARISONS) == 7\n"
+        "text = page.PAGE.read_text()\n"
+        "found = results.read_all()\n"
+        "assert page.table(found) in text and page.endpoints(found) in text\n"
+        "assert all(line in text for line in page.conclusions(found))\n"
+        "assert __main__.main(['--list', '--only', 'fifth']) == 0\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+
+
+def test_what_the_task_does_not_use_is_not_in_the_fingerprint():
+    import ast
+
+    text = Path(task.__file__).read_text()
+    first = ast.dump(settings._used(ast.parse(text), settings.USED[task]))
+    assert first == ast.dump(ast.parse(text))  # all of it is used today
+    unused = "from math import pi\n" + text + "\ndef another(row: Row) -> float:\n    return pi\n"
+    assert ast.dump(settings._used(ast.parse(unused), settings.USED[task])) == first
+    for old, new in (("FACTOR = 8.0", "FACTOR = 9.0"), ("range(3)]", "range(4)]")):
+        assert old in text
+        changed = settings._used(ast.parse(text.replace(old, new)), settings.USED[task])
+        assert ast.dump(changed) != first, old
+
+
 def test_a_seed_counts_if_both_arms_have_it():
     found = results_of("1_to_1", gdpo=[0.5, 0.6], grpo=[0.4])
     assert compare.difference(found, "1_to_1", "gdpo", "grpo").of_seed == {1: pytest.approx(0.1)}
@@ -513,7 +564,7 @@ def test_nothing_is_claimed_of_a_setting_that_is_not_complete():
 @pytest.mark.parametrize(
     ("grpo", "control", "expected"),
     [
-        (LOW, HIGH, "as in the simulation"),
+        (LOW, HIGH, "So GDPO helps the small reward"),
         (LOW, LOW, "whatever the ranges"),
         (LOW, None, "The control with equal ranges is not complete"),
         (HIGH, HIGH, "does not show the effect"),
@@ -526,7 +577,12 @@ def test_the_main_conclusion(grpo, control, expected):
         found |= results_of("1_to_1", gdpo=HIGH, grpo=control)
     sentence = conclusions.conclusions(found)[0]
     assert expected in sentence
-    others = ("as in the simulation", "whatever the ranges", "not complete", "does not show")
+    others = (
+        "So GDPO helps the small reward",
+        "whatever the ranges",
+        "not complete",
+        "does not show",
+    )
     assert sum(words in sentence for words in others) == 1
     if grpo is LOW:
         assert "GDPO minus GRPO is +0.30 [" in sentence
@@ -572,7 +628,7 @@ def test_the_page_is_made_from_the_data():
 def test_the_sentences_of_the_readme_are_those_of_the_data():
     said = " ".join((REPO / "README.md").read_text().split())
     gains = {
-        (setting, other): compare.difference(FOUND, setting, "gdpo", other, compare.small)
+        (setting, other): compare.difference(FOUND, setting, "gdpo", other)
         for setting in ("20_to_1", "1_to_1", "by_prompt", "tool_rl")
         for other in ("grpo", "grpo_rescaled")
         if other in page.SETTINGS[setting].arms
@@ -581,6 +637,11 @@ def test_the_sentences_of_the_readme_are_those_of_the_data():
     assert matter == {("20_to_1", "grpo"), ("by_prompt", "grpo"), ("by_prompt", "grpo_rescaled")}
     assert f"earned {gains['20_to_1', 'grpo'].mean:.2f} more than GRPO where" in said
     assert f"and {gains['by_prompt', 'grpo'].mean:.2f} more where they depend on the prompt" in said
+    less = [
+        -compare.difference(FOUND, setting, "gdpo", "grpo", compare.large).mean
+        for setting in ("20_to_1", "by_prompt")
+    ]
+    assert f"Of the other reward it earned {less[0]:.2f} and {less[1]:.2f} less." in said
     assert f"{len(FOUND)} trainings" in said
 
 
@@ -609,19 +670,25 @@ def test_the_pictures_show_the_data(tmp_path):
     linked = re.findall(r"\]\(in_verls_trainer/([^)]+)\)", page.PAGE.read_text())
     assert drawn == {*linked}
     found = results_of("20_to_1", gdpo=HIGH, grpo=LOW, grpo_rescaled=HIGH[:2])
-    [axes] = pictures.differences(found).axes
+    [axes] = pictures.endpoints(found).axes
     marks = [float(bar.lines[0].get_xdata()[0]) for bar in axes.containers]
-    assert marks == pytest.approx([0.302, 0.0])  # .504 - .202, and of two equal seeds
+    # small: .504 - .202; large: .5 - .5; half of the first; (20 x 0 + .302) / 21
+    expected = [0.302, 0.0, 0.151, 0.302 / 21]
+    assert marks == pytest.approx([*expected, 0.0, 0.0, 0.0, 0.0])  # two equal seeds
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels[:2] == [
-        "ranges 20 and 1: minus GRPO",
-        "ranges 20 and 1: minus rescaled GRPO (2 of 5 seeds)",
+        "ranges 20 and 1:\nminus GRPO (5 seeds)",
+        "ranges 20 and 1:\nminus rescaled GRPO (2 of 5 seeds)",
     ]
-    panel = pictures.curves(FOUND).axes[0]
-    shown = [[*line.get_ydata()] for line in panel.lines]
-    for run, result in FOUND.items():
-        if run.setting == "20_to_1" and run.arm in pictures.NAMES:
-            assert [*result.small] in shown
+    filled = [bar.lines[0].get_markerfacecolor() for bar in axes.containers]
+    assert [colour != pictures.LOOK.background for colour in filled] == [True] + [False] * 7
+    panels = pictures.curves(FOUND).axes
+    names = [panel.get_title(loc="left") for panel in panels]
+    assert names[0] == "ranges 20 and 1:\nsmall reward (answer)" and "large" in names[4]
+    for size, panel in (("small", panels[0]), ("large", panels[4])):
+        runs = [found for run, found in FOUND.items() if run[:2] == ("20_to_1", "gdpo")]
+        mean = [sum(shares) / 5 for shares in zip(*(getattr(r, size) for r in runs), strict=True)]
+        assert [*panel.lines[0].get_ydata()] == pytest.approx(mean)
 
 
 def test_the_rerun_of_others():

@@ -28,11 +28,12 @@ class Rewards:
     bound_K: np.ndarray  # the highest value that is possible; the lowest is 0
     centred_KGRP: np.ndarray  # minus the mean of the group; exactly 0 in a constant group
     std_KRP: np.ndarray  # of the group, ddof 1
+    range_KRP: np.ndarray  # what the reward is worth for the prompt, if it is met
 
     @classmethod
-    def of(cls, raw_KGRP: np.ndarray, bound_K: np.ndarray) -> "Rewards":
+    def of(cls, raw_KGRP: np.ndarray, bound_K: np.ndarray, range_KRP: np.ndarray) -> "Rewards":
         centred, std = _centre(raw_KGRP, axis=1)
-        return cls(raw_KGRP, bound_K, centred, std)
+        return cls(raw_KGRP, bound_K, centred, std, range_KRP)
 
     def z_KGRP(self) -> np.ndarray:
         return self.centred_KGRP / (self.std_KRP + GDPO_EPS)[:, None]
@@ -74,12 +75,15 @@ def grpo(
     """Normalise the sum of the rewards, each of them first divided by its scale.
 
     Args:
-        scale: "none", "range" (what is known of the reward before training), or "spread" (the
-            reward's standard deviation within the groups, pooled over the groups of the batch).
+        scale: "none", "range" (what is known of the reward before training), "prompt range" (the
+            same for each prompt), or "spread" (the reward's standard deviation within the groups,
+            pooled over the groups of the batch).
     """
     terms = rewards.centred_KGRP
     if scale == "range":
         terms = terms / _per_reward(rewards.bound_K, terms)
+    elif scale == "prompt range":
+        terms = terms / rewards.range_KRP[:, None]
     elif scale == "spread":
         pooled = np.sqrt(np.square(rewards.std_KRP).mean(-1))[:, None, ..., None]
         terms = terms / np.where(pooled > 0, pooled, 1)
@@ -135,16 +139,19 @@ def dvao(rewards: Rewards) -> np.ndarray:
 ARMS: Mapping[str, Callable[[Rewards], np.ndarray]] = {
     "gdpo": gdpo,
     "grpo": grpo,
-    "grpo_spread": partial(grpo, scale="spread"),
     "grpo_range": partial(grpo, scale="range"),
+    "grpo_prompt_range": partial(grpo, scale="prompt range"),
+    "grpo_spread": partial(grpo, scale="spread"),
     "grpo_batch_norm": partial(grpo, batch_norm=True),
     "grpo_no_std": partial(grpo, std=False),
     "grpo_spread_no_std": partial(grpo, scale="spread", std=False),
     "gdpo_weighted": partial(gdpo, by_range=True),
     "gdpo_no_batch_norm": partial(gdpo, batch_norm=False),
     "rvpo": rvpo,
+    "rvpo_mild": partial(rvpo, k=0.3),
     "dara": dara,
     "sa_mrpo": sa_mrpo,
     "gd2po": gd2po,
     "dvao": dvao,
 }
+FIRST_ARMS = ("gdpo", "grpo", "grpo_range", "grpo_prompt_range")  # those of the rules

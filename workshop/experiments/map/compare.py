@@ -1,91 +1,92 @@
-"""What the arms of a setting achieve, each at a learning rate chosen on other seeds.
+"""Differences between arms: draws are the unit, and intervals hold for all settings at once."""
 
-Shape letters: as in `simulate`; N resamples of the bootstrap.
-"""
-
-from collections.abc import Iterable, Sequence
+import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from statistics import fmean, stdev
 
-import numpy as np
+from scipy import stats
 
-from workshop.experiments.map.arms import ARMS
-from workshop.experiments.map.settings import Setting
-from workshop.experiments.map.simulate import make_problem, train
+from workshop.experiments.map.draws import DRAWS, trained_as
+from workshop.experiments.map.results import OPTIMIZERS, Key, Outcomes
+from workshop.experiments.map.settings import SETTINGS
 
-# neighbours differ by a factor of 2; the best rate is looked for between them too
-RATES = {
-    "one scale": [0.04 * 2**i for i in range(8)],
-    "adam": [0.04 * 2**i for i in range(6)],
-    "sgd": [1.0 * 2**i for i in range(7)],
-}
-TUNING_SEEDS, FIRST_TUNING_SEED = 32, 1_000_000
-RESAMPLES = 50_000
+MATTERS = 0.02  # a smaller difference counts as none
+LEVEL = 0.95
+MORE, LESS = ("more", "a little more"), ("less", "a little less")
+VERDICTS = (*MORE, "no difference", "open", *reversed(LESS))
 
 
-class Interval(NamedTuple):
-    """A mean difference with its 95 % interval, and one that holds for all settings at once."""
+def largest_t(draws: int, settings: int = len(SETTINGS)) -> float:
+    """What the largest |t| of so many settings exceeds in 5 % of the cases, if nothing differs.
 
-    mean: float
-    low: float
-    high: float
-    low_all: float
-    high_all: float
+    Settings have random numbers of their own, so their t are independent.
+    """
+    one = LEVEL ** (1 / settings)
+    return float(stats.t.ppf((1 + one) / 2, draws - 1))
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Of one arm in one setting. The outcome is the mean of the rewards' shares, by their worth."""
+class Gain:
+    """GDPO, or another arm, minus a rival in one setting: one difference a draw."""
 
-    rate: float
-    is_edge: bool  # the best rate that was tried is the lowest or the highest
-    outcome_S: np.ndarray  # mean over training
-    final_S: np.ndarray  # of the trained policy
-    hit_TK: np.ndarray  # share of each reward before each step, mean over the seeds
+    of_draw: tuple[float, ...]
 
+    @property
+    def mean(self) -> float:
+        return fmean(self.of_draw) if self.of_draw else math.nan
 
-def outcomes(
-    setting: Setting, seeds: Sequence[int], arms: Iterable[str] = tuple(ARMS)
-) -> dict[str, Outcome]:
-    """Train every arm: on seeds of their own to choose its learning rate, then on `seeds`."""
-    rates = RATES[setting.optimizer]
-    worth_K = np.array([reward.worth for reward in setting.rewards])
-    worth_K = worth_K / worth_K.sum()
-    tuning = make_problem(setting, range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + TUNING_SEEDS))
-    problem = make_problem(setting, seeds)
-    result = {}
-    for arm in arms:
-        tried_Q = np.tensordot(worth_K, train(tuning, ARMS[arm], rates), (0, 1)).mean((0, 2))
-        rate, is_edge = best_rate(rates, tried_Q)
-        hit_TKS = train(problem, ARMS[arm], [rate])[:, :, 0]
-        outcome_TS = np.tensordot(worth_K, hit_TKS, (0, 1))
-        result[arm] = Outcome(
-            rate, is_edge, outcome_TS.mean(0), outcome_TS[-1], hit_TKS.mean(2, dtype=np.float64)
-        )
-    return result
+    @property
+    def half_width(self) -> float:
+        """Of the interval that holds for all settings at once, for one pair of arms."""
+        if len(self.of_draw) < 2:
+            return math.inf
+        draws = len(self.of_draw)
+        return largest_t(draws) * stdev(self.of_draw) / math.sqrt(draws)
 
+    @property
+    def low(self) -> float:
+        return self.mean - self.half_width
 
-def best_rate(rates: Sequence[float], outcome_Q: np.ndarray) -> tuple[float, bool]:
-    """The top of the parabola through the best rate and its neighbours, and whether it has none."""
-    best = int(outcome_Q.argmax())
-    if best in (0, len(rates) - 1):
-        return rates[best], True
-    low, top, high = outcome_Q[best - 1 : best + 2]
-    shift = 0.5 * (high - low) / (2 * top - low - high)
-    return float(rates[best] * (rates[best] / rates[best - 1]) ** shift), False
+    @property
+    def high(self) -> float:
+        return self.mean + self.half_width
+
+    @property
+    def verdict(self) -> str:
+        """In words; "not complete" claims nothing."""
+        if len(self.of_draw) < DRAWS:
+            return "not complete"
+        if not any(self.of_draw):
+            return "no difference"  # one training
+        for sign, words in ((1, MORE), (-1, LESS)):
+            if min(sign * self.low, sign * self.high) > 0:
+                return words[0] if sign * self.mean >= MATTERS else words[1]
+        return "no difference" if max(-self.low, self.high) < MATTERS else "open"
 
 
-class Bootstrap:
-    """Intervals for differences between arms that were trained on the same seeds."""
+def gain(
+    found: Outcomes,
+    optimizer: str,
+    setting: str,
+    over: str = "grpo",
+    arm: str = "gdpo",
+    field: str = "shares",
+) -> Gain:
+    """`arm` minus `over`, in the draws that both have; `field` is one of an outcome."""
+    one, other = (
+        found.get(Key(optimizer, setting, trained_as(SETTINGS[setting], name)), {})
+        for name in (arm, over)
+    )
+    both = sorted({*one} & {*other})
+    return Gain(tuple(getattr(one[d], field) - getattr(other[d], field) for d in both))
 
-    def __init__(self, seeds: int) -> None:
-        chance = np.random.default_rng(0)
-        drawn = chance.integers(seeds, size=(RESAMPLES, seeds), dtype=np.int32)
-        drawn += seeds * np.arange(RESAMPLES, dtype=np.int32)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=RESAMPLES * seeds)
-        self.share_NS = counts.reshape(RESAMPLES, seeds).astype(np.float32) / np.float32(seeds)
 
-    def interval(self, difference_S: np.ndarray, settings: int) -> Interval:
-        mean_N = self.share_NS @ difference_S.astype(np.float32)
-        tails = [0.025, 0.975, 0.025 / settings, 1 - 0.025 / settings]
-        return Interval(float(difference_S.mean()), *np.quantile(mean_N, tails).tolist())
+def joint(found: Outcomes, setting: str, over: str = "grpo", arm: str = "gdpo") -> str:
+    """The verdict of both optimisers, the weaker of two; where they disagree, it is open."""
+    one, other = (gain(found, name, setting, over, arm).verdict for name in OPTIMIZERS)
+    if "not complete" in (one, other):
+        return "not complete"
+    for words in (MORE, LESS):
+        if one in words and other in words:
+            return words[max(words.index(one), words.index(other))]
+    return one if one == other else "open"

@@ -1,141 +1,265 @@
-"""Writes docs/when_gdpo_helps.md: `page.md.jinja` says the words, and the data the numbers."""
+"""Writes docs/when_gdpo_helps.md and the table of all settings.
 
+The templates say the words, and the data the numbers.
+"""
+
+import csv
 from collections import Counter
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
+from verl_gdpo.tools.advice.rules import Rule, read_rules, rule_of, rules_file
 from verl_gdpo.tools.report.page import signed
-from workshop.experiments.map import compare, settings
-from workshop.experiments.map.arms import ARMS
-from workshop.experiments.map.compare import Interval
-from workshop.experiments.map.results import MATTERS, PARTS, REACHED, Map, verdict
+from workshop.experiments.map import against_trainer, compare, draws, dumps, settings
+from workshop.experiments.map.arms import ARMS, FIRST_ARMS
+from workshop.experiments.map.compare import MATTERS, VERDICTS, Gain, gain, joint
+from workshop.experiments.map.results import DATA, OPTIMIZERS, Outcomes
 from workshop.experiments.map.settings import SETTINGS
 from workshop.experiments.template import template_beside
 
-PAGE = Path(__file__).parents[3] / "docs" / "when_gdpo_helps.md"
-# the same to GDPO and to GRPO on rescaled rewards
-REPEATED = ("two, 1:1", "two, 3:1", "two, 6:1", "two, 20:1", "two, 100:1")
-VERDICTS = ("more", "a little more", "no difference", "open", "a little less", "less")
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = DOCS / "when_gdpo_helps.md"
+ALL_SETTINGS = DOCS / "when_gdpo_helps" / "all_settings.md"
+NOT_COMPLETE = "not complete"
+FIRST_EDITION = DATA.with_name("first_edition.csv")
 
 
-def write(found: Map, path: Path) -> None:
-    path.write_text(render(found))
+def write(found: Outcomes) -> None:
+    PAGE.write_text(render(found))
+    ALL_SETTINGS.write_text(render_all(found))
 
 
-def render(found: Map) -> str:
-    constants = vars(settings) | vars(compare) | {"MATTERS": MATTERS}
-    names = Words(found)
+def render(found: Outcomes) -> str:
+    constants = vars(settings) | vars(draws) | vars(compare)
     return template_beside(__file__).render(
-        found=found, runs=runs(found), constants=constants, arms=ARMS, words=names
+        words=Words(found), constants=constants, arms=ARMS, settings=SETTINGS, dumps=dumps
     )
 
 
+def render_all(found: Outcomes) -> str:
+    template = template_beside(__file__, "all_settings.md.jinja")
+    return template.render(words=Words(found), settings=SETTINGS)
+
+
+@cache
+def first_edition() -> dict[str, dict[str, float]]:
+    """GDPO minus each further arm, by setting: one draw of 400 seeds, one scale."""
+    with FIRST_EDITION.open(newline="") as file:
+        return {
+            line.pop("setting"): {arm: float(number) for arm, number in line.items()}
+            for line in csv.DictReader(file)
+        }
+
+
 class Words:
-    """What the template asks for. A sentence names the verdicts that it is true for.
+    """What the templates ask for. A sentence names the verdicts that it is true for.
 
     Raises:
         ValueError: the data have another verdict, so the sentence has to be written anew.
     """
 
-    def __init__(self, found: Map) -> None:
+    def __init__(self, found: Outcomes) -> None:
         self.found = found
 
-    def gain(self, setting: str, over: str = "grpo", *expected: str) -> str:
-        interval = self.found.gain(setting, over)
-        return _checked(f"{setting}: gdpo minus {over}", interval, expected)
+    def gain(self, setting: str, over: str, *expected: str, arm: str = "gdpo") -> str:
+        """Under both optimisers, and checked: what both say together."""
+        said = joint(self.found, setting, over, arm)
+        if {*expected} - {*VERDICTS}:
+            raise ValueError(f"page.md.jinja expects {expected}; verdicts are {VERDICTS}")
+        if expected and said not in (*expected, NOT_COMPLETE):
+            raise ValueError(
+                f"page.md.jinja says {expected} of {setting}: {arm} minus {over}; the data say "
+                f"{said!r}, {self._both(setting, over, arm)}"
+            )
+        return self._both(setting, over, arm)
 
-    def part(self, setting: str, what: str, *expected: str) -> str:
-        interval = self.found.parts[setting][what]
-        return _checked(f"{setting}: {what}", interval, expected)
+    def _both(self, setting: str, over: str, arm: str = "gdpo") -> str:
+        gains = [gain(self.found, name, setting, over, arm) for name in OPTIMIZERS]
+        return " / ".join(map(gain_text, gains))
 
-    def mean(self, what: str) -> str:
-        """Of a part, over the settings."""
-        return signed(fmean(parts[what].mean for parts in self.found.parts.values()), 3)
+    def rules(self) -> str:
+        """A line for each rule: where it applies, and what GDPO earned there."""
+        measured = dumps.read()
+        lines = [
+            "| your dump shows | train with | settings | GDPO minus GRPO | minus rescaled GRPO |",
+            "|---|---|---|---|---|",
+        ]
+        for rule in read_rules():
+            names = [name for name in SETTINGS if rule_of(measured[name]) == rule]
+            cells = [self._range(names, over) for over in ("grpo", "grpo_range")]
+            row = [rule.seen + _bounds(rule), rule.train_with, str(len(names)), *cells]
+            lines.append(f"| {' | '.join(row)} |")
+        return "\n".join(lines)
 
-    def number(self, over: str, *verdicts: str) -> int:
+    def _range(self, names: Sequence[str], over: str) -> str:
+        """The smallest and the largest mean of some settings, under both optimisers."""
+        ends = []
+        for optimizer in OPTIMIZERS:
+            means = [gain(self.found, optimizer, name, over).mean for name in names]
+            ends.append(f"{signed(min(means), 3)} to {signed(max(means), 3)}")
+        said = Counter(joint(self.found, name, over) for name in names)
+        counted = ", ".join(f"{number} {word}" for word, number in said.most_common())
+        return f"{' / '.join(ends)} ({counted})"
+
+    def rewards(self) -> str:
+        """A line for each kind of rewards that many train with."""
+        trainer = {(row.setting, row.rival, row.endpoint): row.trainer for row in self.beside()}
+        lines = [
+            "| rewards | nearest settings | GDPO minus GRPO there | in verl's trainer |",
+            "|---|---|---|---|",
+        ]
+        for rewards in rules_file()["rewards"]:
+            gains = "; ".join(self._both(name, "grpo") for name in rewards["nearest"])
+            key = (rewards.get("trainer", ""), "grpo", "shares")
+            shown = f"{signed(trainer[key], 3)} of both shares" if key in trainer else "not trained"
+            row = [rewards["name"], "; ".join(rewards["nearest"]), gains, shown]
+            lines.append(f"| {' | '.join(row)} |")
+        return "\n".join(lines)
+
+    def beside(self) -> list[against_trainer.Beside]:
+        return [*against_trainer.beside(self.found)]
+
+    def against_trainer(self) -> str:
+        """A line for each comparison of the trainer, with the error of both optimisers."""
+        rows = self.beside()
+        lines = [
+            "| setting | GDPO minus | of | verl's trainer | one scale | error | Adam | error |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for row in rows:
+            of = "the small reward" if row.endpoint == "small" else "both shares"
+            cells = [
+                signed(number, 3)
+                for name in OPTIMIZERS
+                for number in (row.of_optimizer[name], row.error(name))
+            ]
+            rival = "GRPO" if row.rival == "grpo" else "rescaled GRPO"
+            parts = [against_trainer.SAME[row.setting], rival, of, signed(row.trainer, 3), *cells]
+            lines.append(f"| {' | '.join(parts)} |")
+        errors = [f"{against_trainer.mean_error(rows, name):.3f}" for name in OPTIMIZERS]
+        lines.append(f"| mean of the absolute errors | | | | | {errors[0]} | | {errors[1]} |")
+        return "\n".join(lines)
+
+    def other_arms(self) -> str:
+        """A line for each further arm: the first edition, and what both optimisers say."""
+        first = first_edition()
+        lines = [
+            "| arm | first edition: mean | 0.02 or more | -0.02 or less | both optimisers |",
+            "|---|---|---|---|---|",
+        ]
+        for arm in (arm for arm in ARMS if arm not in FIRST_ARMS):
+            of = [row[arm] for row in first.values() if arm in row]
+            cells = [signed(fmean(of), 3), str(sum(x >= MATTERS for x in of))] if of else ["", ""]
+            cells.append(str(sum(x <= -MATTERS for x in of)) if of else "")
+            said = Counter(joint(self.found, name, arm) for name in SETTINGS)
+            counted = ", ".join(f"{said[word]} {word}" for word in VERDICTS if said[word])
+            done = len(SETTINGS) - said[NOT_COMPLETE]
+            note = counted if done == len(SETTINGS) else f"{done} of {len(SETTINGS)} settings"
+            lines.append(f"| `{arm}` | {' | '.join([*cells, note])} |")
+        return "\n".join(lines)
+
+    def mean_of(self, arm: str) -> str:
+        """GDPO minus an arm, over the settings and draws that both optimisers have of it."""
+        names = [
+            name
+            for name in SETTINGS
+            if all(gain(self.found, o, name, arm).of_draw for o in OPTIMIZERS)
+        ]
+        if not names:
+            return "not known"
+        means = [fmean(gain(self.found, o, name, arm).mean for name in names) for o in OPTIMIZERS]
+        return f"{' / '.join(signed(mean, 3) for mean in means)} in {len(names)} settings"
+
+    def first(self, setting: str, arm: str) -> str:
+        """GDPO minus an arm in the first edition."""
+        return signed(first_edition()[setting][arm], 3)
+
+    def first_mean(self, arm: str) -> str:
+        return signed(fmean(row[arm] for row in first_edition().values()), 3)
+
+    def parts(self, *names: str) -> str:
+        """Lines of what rescaling adds to GRPO, and GDPO to that."""
+        lines = []
+        for name in names:
+            cells = [self._both(name, "grpo", "grpo_range"), self._both(name, "grpo_range")]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        return "\n".join(lines)
+
+    def recovered(self, setting: str, by: str = "grpo_range") -> str:
+        """The share of GDPO's gain over GRPO that a rival has, under both optimisers."""
+        shares = []
+        for optimizer in OPTIMIZERS:
+            part = gain(self.found, optimizer, setting, "grpo", by).mean
+            shares.append(f"{100 * part / gain(self.found, optimizer, setting).mean:.0f} %")
+        return " / ".join(shares)
+
+    def number(self, over: str, *verdicts: str, optimizer: str = "") -> int:
         """Of settings in which GDPO minus `over` has one of these verdicts."""
-        return sum(verdict(self.found.gain(name, over)) in verdicts for name in self.found.rows)
-
-    def recovered(self, setting: str) -> str:
-        """The share of GDPO's gain that GRPO has once its rewards are rescaled."""
-        share = self.found.parts[setting]["scale"].mean / self.found.gain(setting).mean
-        return f"{100 * share:.0f} %"
-
-    def steps(self, setting: str, arm: str) -> int:
-        steps = self.found.rows[setting][arm].steps
-        if steps is None:
-            raise ValueError(f"{setting}: {arm} never reaches {REACHED}")
-        return steps
-
-    def final(self, setting: str, arm: str) -> str:
-        return f"{self.found.rows[setting][arm].final:.2f}"
-
-    def rate(self, setting: str, arm: str) -> str:
-        return f"{self.found.rows[setting][arm].rate:.2f}"
-
-    def repeated(self) -> str:
-        """What should be the same five times: GDPO minus GRPO on rescaled rewards."""
-        *most, last = (signed(gain.mean, 3) for gain in self._repeated())
-        return f"{', '.join(most)} and {last}"
-
-    def spread_of_repeated(self) -> str:
-        return f"{stdev(gain.mean for gain in self._repeated()):.3f}"
-
-    def error_of_repeated(self) -> str:
-        """The standard error of such a difference, from its 95 % interval."""
-        return f"{fmean((gain.high - gain.low) / (2 * 1.96) for gain in self._repeated()):.3f}"
-
-    def _repeated(self) -> list[Interval]:
-        return [self.found.gain(name, "grpo_range") for name in REPEATED]
-
-    def table(self) -> str:
-        return table(self.found)
-
-    def counts(self) -> str:
-        return counts(self.found)
-
-
-def _checked(what: str, interval: Interval, expected: tuple[str, ...]) -> str:
-    unknown = {*expected} - {*VERDICTS}
-    if unknown or (expected and verdict(interval) not in expected):
-        raise ValueError(
-            f"page.md.jinja says {expected} of {what}; the data say {verdict(interval)!r}, "
-            f"{interval_text(interval)}"
+        return sum(
+            (
+                gain(self.found, optimizer, name, over).verdict
+                if optimizer
+                else joint(self.found, name, over)
+            )
+            in verdicts
+            for name in SETTINGS
         )
-    return interval_text(interval)
+
+    def at_least(self, optimizer: str, over: str) -> int:
+        """Of settings in which the mean difference is at least what matters."""
+        means = (gain(self.found, optimizer, name, over).mean for name in SETTINGS)
+        return sum(mean >= MATTERS for mean in means)
+
+    def half_width(self, optimizer: str) -> str:
+        """The mean half width of the intervals, of GDPO minus GRPO and where draws are complete."""
+        gains = [gain(self.found, optimizer, name) for name in SETTINGS]
+        complete = [one for one in gains if len(one.of_draw) == draws.DRAWS and any(one.of_draw)]
+        return f"{fmean(one.half_width for one in complete or gains):.3f}"
+
+    def draws_done(self) -> str:
+        done = Counter(
+            len(gain(self.found, name, setting, over).of_draw)
+            for name in OPTIMIZERS
+            for setting in SETTINGS
+            for over in ("grpo", "grpo_range")
+        )
+        if [*done] == [draws.DRAWS]:
+            return f"All settings have {draws.DRAWS} draws."
+        parts = [f"{number} have {count}" for count, number in sorted(done.items(), reverse=True)]
+        return (
+            f"Of {sum(done.values())} comparisons of GDPO with GRPO and rescaled GRPO, "
+            f"{', '.join(parts)} draws."
+        )
+
+    def all_settings(self) -> str:
+        lines = [
+            "| setting | rule | GDPO minus GRPO: one scale | Adam | both | minus rescaled GRPO: "
+            "one scale | Adam | both |",
+            "|---" * 8 + "|",
+        ]
+        measured = dumps.read()
+        for name in SETTINGS:
+            cells = []
+            for over in ("grpo", "grpo_range"):
+                cells += [gain_text(gain(self.found, o, name, over)) for o in OPTIMIZERS]
+                cells.append(joint(self.found, name, over))
+            lines.append(f"| {' | '.join([name, rule_of(measured[name]).name, *cells])} |")
+        return "\n".join(lines)
 
 
-def runs(found: Map) -> int:
-    """How many policies were trained."""
-    tried = sum(len(compare.RATES[SETTINGS[name].optimizer]) for name in found.rows)
-    return len(ARMS) * (found.seeds * len(found.rows) + compare.TUNING_SEEDS * tried)
-
-
-def interval_text(interval: Interval) -> str:
+def gain_text(one: Gain) -> str:
     """The difference, and the interval that holds for all settings at once."""
-    low, high = signed(interval.low_all, 3), signed(interval.high_all, 3)
-    return f"{signed(interval.mean, 3)} [{low}, {high}]"
+    if not any(one.of_draw):
+        return "0, the same" if one.of_draw else "not yet"
+    part = "" if len(one.of_draw) == draws.DRAWS else f" ({len(one.of_draw)} draws)"
+    return f"{signed(one.mean, 3)} [{signed(one.low, 3)}, {signed(one.high, 3)}]{part}"
 
 
-def table(found: Map) -> str:
-    """A line for each setting: GDPO's outcome, what it is above rivals, and the parts of that."""
-    rivals = ("grpo", "grpo_range", "grpo_spread")
-    lines = [
-        "| setting | GDPO | minus GRPO | minus `grpo_range` | minus `grpo_spread` "
-        "| scale | each reward | batch norm |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, rows in found.rows.items():
-        gains = " | ".join(interval_text(found.gain(name, rival)) for rival in rivals)
-        parts = " | ".join(signed(found.parts[name][what].mean, 3) for what in [*PARTS][:3])
-        lines.append(f"| {name} | {rows['gdpo'].outcome:.3f} | {gains} | {parts} |")
-    return "\n".join(lines)
-
-
-def counts(found: Map) -> str:
-    """A line for each rival: in how many settings GDPO earns more, or less, than it."""
-    lines = [f"| arm | {' | '.join(VERDICTS)} |", "|---" * (1 + len(VERDICTS)) + "|"]
-    for arm in (arm for arm in ARMS if arm != "gdpo"):
-        number = Counter(verdict(found.gain(name, arm)) for name in found.rows)
-        lines.append(f"| `{arm}` | {' | '.join(str(number[word]) for word in VERDICTS)} |")
-    return "\n".join(lines)
+def _bounds(rule: Rule) -> str:
+    parts = []
+    for name, (low, high) in rule.bounds.items():
+        above = f"{low:g} or more" if high == float("inf") else ""
+        parts.append(f"`{name}` {above or f'{low:g} to {high:g}'}")
+    return f" ({', '.join(parts)})" if parts else ""

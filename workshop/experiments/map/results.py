@@ -1,182 +1,109 @@
-"""The data of the map: what is kept of the runs, in files of text."""
+"""The data of the map: what each arm earned in each draw, in one file of text."""
 
 import csv
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
-
-from workshop.experiments.map.compare import Bootstrap, Interval, Outcome, outcomes
+from verl_gdpo.atomic import replace_together
+from workshop.experiments.map.arms import FIRST_ARMS
+from workshop.experiments.map.draws import DRAWS, Outcome, arms_of, run_draw
 from workshop.experiments.map.settings import SETTINGS
 
-DATA = Path(__file__).parent / "data"
-MATTERS = 0.02  # a smaller difference counts as none
-FIRST = 4  # seeds whose mean is kept too, so that a few runs can be compared with the data
-REACHED = 0.8  # of the outcome
-# what tells the parts of GDPO apart: each pair differs in one thing
-PARTS = {
-    "scale": ("grpo_range", "grpo"),
-    "each reward": ("gdpo_no_batch_norm", "grpo_range"),
-    "batch norm": ("gdpo", "gdpo_no_batch_norm"),
-    "batch norm on GRPO": ("grpo_batch_norm", "grpo"),
-    "ranges as weights": ("gdpo_weighted", "grpo"),
-}
-CURVES = ("two, 20:1", "two answers, range by prompt", "two and four noises of 0.05")
-CURVE_ARMS = ("gdpo", "grpo", "grpo_range")
+DATA = Path(__file__).parent / "data" / "outcomes.csv"
+COLUMNS = ("optimizer", "setting", "arm", *Outcome._fields)
+NOT_YET = "-"
+OPTIMIZERS = ("one scale", "adam")  # of the page
 
 
-@dataclass(frozen=True)
-class Row:
-    """One arm in one setting."""
-
-    rate: float
-    is_edge: bool
-    outcome: float  # mean over training
-    final: float
-    steps: int | None  # until the mean over the seeds reaches 0.8
-    of_first: float  # the outcome of the first seeds alone
-    hits: tuple[float, ...]  # of each reward, mean over training
-    less_than_gdpo: Interval  # GDPO minus this arm
+class Key(NamedTuple):
+    optimizer: str
+    setting: str
+    arm: str
 
 
-@dataclass(frozen=True)
-class Map:
-    """Everything that the pictures and the page show."""
-
-    seeds: int
-    cpu_minutes: float
-    rows: Mapping[str, Mapping[str, Row]]  # setting, arm
-    parts: Mapping[str, Mapping[str, Interval]]  # setting, what the pair differs in
-    curves: Mapping[tuple[str, str, int], Sequence[float]]  # setting, arm, reward
-
-    def gain(self, setting: str, over: str = "grpo") -> Interval:
-        return self.rows[setting][over].less_than_gdpo
+Outcomes = Mapping[Key, Mapping[int, Outcome]]  # of each draw
+Found = dict[Key, dict[int, Outcome]]
 
 
-def verdict(interval: Interval) -> str:
-    """In words, from the interval that holds for all settings at once."""
-    for sign, word in ((1, "more"), (-1, "less")):
-        if min(sign * interval.low_all, sign * interval.high_all) > 0:
-            return word if sign * interval.mean >= MATTERS else f"a little {word}"
-    return "no difference" if max(-interval.low_all, interval.high_all) < MATTERS else "open"
+class Job(NamedTuple):
+    """What one process trains at a time."""
+
+    optimizer: str
+    setting: str
+    draw: int
+    arms: tuple[str, ...]
+
+    def run(self) -> dict[str, Outcome]:
+        return run_draw(self.setting, self.optimizer, self.draw, self.arms)
 
 
-@cache
-def _bootstrap(seeds: int) -> Bootstrap:
-    return Bootstrap(seeds)
+def missing(
+    found: Outcomes,
+    optimizers: Iterable[str] = OPTIMIZERS,
+    settings: Iterable[str] = tuple(SETTINGS),
+    arms: Sequence[str] = (),
+    draws: int = DRAWS,
+) -> Iterator[Job]:
+    """What has no outcome yet: first the arms that the rules rest on, draw after draw."""
+    rounds = [arms] if arms else [FIRST_ARMS, ()]
+    settings, optimizers = [*settings], [*optimizers]
+    given: set[tuple[str, str, int, str]] = set()
+    for some in rounds:
+        for draw in range(draws):
+            for optimizer in optimizers:
+                for name in settings:
+                    left = tuple(
+                        arm
+                        for arm in arms_of(SETTINGS[name])
+                        if (not some or arm in some)
+                        and draw not in found.get(Key(optimizer, name, arm), {})
+                        and (optimizer, name, draw, arm) not in given
+                    )
+                    given.update((optimizer, name, draw, arm) for arm in left)
+                    if left:
+                        yield Job(optimizer, name, draw, left)
 
 
-def run_setting(
-    name: str, seeds: int, settings: int
-) -> tuple[dict[str, Row], dict[str, Interval], dict[tuple[str, str, int], Sequence[float]]]:
-    """Train all arms in one setting; `settings` is the number that the intervals allow for."""
-    setting = SETTINGS[name]
-    found = outcomes(setting, range(seeds))
-    worth_K = np.array([reward.worth for reward in setting.rewards])
-
-    def more(one: str, other: str) -> Interval:
-        difference_S = found[one].outcome_S - found[other].outcome_S
-        return _bootstrap(seeds).interval(difference_S, settings)
-
-    rows = {arm: _row(outcome, worth_K, more("gdpo", arm)) for arm, outcome in found.items()}
-    parts = {what: more(*pair) for what, pair in PARTS.items()}
-    curves = {
-        (name, arm, k): found[arm].hit_TK[:, k].tolist()
-        for arm in CURVE_ARMS
-        for k, reward in enumerate(setting.rewards)
-        if name in CURVES and reward.worth
-    }
-    return rows, parts, curves
-
-
-def _row(outcome: Outcome, worth_K: np.ndarray, less_than_gdpo: Interval) -> Row:
-    reached = outcome.hit_TK @ worth_K / worth_K.sum() >= REACHED
-    return Row(
-        rate=outcome.rate,
-        is_edge=outcome.is_edge,
-        outcome=float(outcome.outcome_S.mean()),
-        final=float(outcome.final_S.mean()),
-        steps=int(reached.argmax()) if reached.any() else None,
-        of_first=float(outcome.outcome_S[:FIRST].mean()),
-        hits=tuple(outcome.hit_TK.mean(0).tolist()),
-        less_than_gdpo=less_than_gdpo,
-    )
-
-
-ARM_COLUMNS = ("setting", "arm", "rate", "is_edge", "outcome", "final", "steps", "of_first", "hits")
-INTERVAL_COLUMNS = Interval._fields
-
-
-def write(found: Map, folder: Path = DATA) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    made = {"seeds": found.seeds, "cpu_minutes": round(found.cpu_minutes, 1)}
-    (folder / "made.json").write_text(json.dumps(made) + "\n")
-    _write(folder / "arms.csv", (*ARM_COLUMNS, *INTERVAL_COLUMNS), _arm_lines(found))
-    _write(
-        folder / "parts.csv",
-        ("setting", "part", *INTERVAL_COLUMNS),
-        (
-            (name, what, *map(_text, interval))
-            for name, parts in found.parts.items()
-            for what, interval in parts.items()
-        ),
-    )
-    lines = ((*key, " ".join(map(_text, curve))) for key, curve in found.curves.items())
-    _write(folder / "curves.csv", ("setting", "arm", "reward", "steps"), lines)
-
-
-def _arm_lines(found: Map) -> Iterable[tuple[object, ...]]:
-    for name, rows in found.rows.items():
-        for arm, row in rows.items():
-            numbers = map(_text, (row.outcome, row.final))
-            steps = "" if row.steps is None else row.steps
-            hits = " ".join(f"{hit:.3f}" for hit in row.hits)
-            rest = (steps, _text(row.of_first), hits, *map(_text, row.less_than_gdpo))
-            yield (name, arm, f"{row.rate:.4g}", int(row.is_edge), *numbers, *rest)
-
-
-def _text(number: float) -> str:
-    return f"{number:.4f}"
-
-
-def _write(path: Path, columns: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
-    with path.open("w", newline="") as file:
+def write(found: Outcomes, path: Path = DATA) -> None:
+    """Write a line for each optimiser, setting and arm, whose lists have an entry for each draw."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replace_together(path) as [new], new.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(lines)
+        writer.writerow(COLUMNS)
+        for key in sorted(found, key=_place):
+            by_draw = found[key]
+            columns = (
+                " ".join(
+                    _text(field, by_draw[draw]) if draw in by_draw else NOT_YET
+                    for draw in range(max(by_draw) + 1)
+                )
+                for field in Outcome._fields
+            )
+            writer.writerow((*key, *columns))
 
 
-def read(folder: Path = DATA) -> Map:
-    made = json.loads((folder / "made.json").read_text())
-    rows: dict[str, dict[str, Row]] = {}
-    for line in _lines(folder / "arms.csv"):
-        rows.setdefault(line["setting"], {})[line["arm"]] = Row(
-            rate=float(line["rate"]),
-            is_edge=line["is_edge"] == "1",
-            outcome=float(line["outcome"]),
-            final=float(line["final"]),
-            steps=int(line["steps"]) if line["steps"] else None,
-            of_first=float(line["of_first"]),
-            hits=tuple(map(float, line["hits"].split())),
-            less_than_gdpo=_interval(line),
-        )
-    parts: dict[str, dict[str, Interval]] = {}
-    for line in _lines(folder / "parts.csv"):
-        parts.setdefault(line["setting"], {})[line["part"]] = _interval(line)
-    curves = {
-        (line["setting"], line["arm"], int(line["reward"])): [*map(float, line["steps"].split())]
-        for line in _lines(folder / "curves.csv")
-    }
-    return Map(made["seeds"], made["cpu_minutes"], rows, parts, curves)
+def _place(key: Key) -> tuple[str, int, int]:
+    settings = [*SETTINGS]
+    return key.optimizer, settings.index(key.setting), arms_of(SETTINGS[key.setting]).index(key.arm)
 
 
-def _lines(path: Path) -> list[dict[str, str]]:
+def _text(field: str, outcome: Outcome) -> str:
+    value = getattr(outcome, field)
+    return f"{value:.3g}" if field == "rate" else f"{value:.4f}".removeprefix("0")
+
+
+def read(path: Path = DATA) -> Found:
+    if not path.exists():
+        return {}
+    found = {}
     with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def _interval(line: Mapping[str, str]) -> Interval:
-    return Interval(*(float(line[column]) for column in INTERVAL_COLUMNS))
+        for line in csv.DictReader(file):
+            key = Key(line["optimizer"], line["setting"], line["arm"])
+            columns = zip(*(line[field].split() for field in Outcome._fields), strict=True)
+            found[key] = {
+                draw: Outcome(*map(float, entry))
+                for draw, entry in enumerate(columns)
+                if NOT_YET not in entry
+            }
+    return found

@@ -62,7 +62,6 @@ class Setting:
     name: str
     rewards: tuple[Reward, ...]
     samples: int = 8
-    optimizer: Literal["one scale", "adam", "sgd"] = "one scale"
     start: float = 0.0  # spread of the first logits
 
     @property
@@ -198,19 +197,7 @@ def _conditions() -> Iterator[Setting]:
     yield Setting("as ToolRL: format x 1, graded x 6", tool_rl)
 
 
-def _training() -> Iterator[Setting]:
-    correct, short = event("12 %", own=True), (Part(0, 4, own=False),)
-    useless = Reward((), 0.05, noise=1.0, worth=0.0)
-    for optimizer in ("adam", "sgd"):
-        for text, rewards in (
-            ("two, 1:1", pair()),
-            ("two, 20:1", pair(20)),
-            ("two answers, range by prompt", answers(1, 1, by_prompt="each")),
-            ("six, equal", several(1, 1, 1, 1, 1, 1)),
-            ("two and noise of 0.05", (*pair(), useless)),
-            ("short x 4 if correct", (Reward((correct,)), Reward((needing(correct, short),), 4))),
-        ):
-            yield Setting(f"{text}, {optimizer}", rewards, optimizer=optimizer)
+def _uneven() -> Iterator[Setting]:
     for big in (1, 20):
         yield Setting(f"two, {big}:1, uneven start", pair(big), start=1.0)
 
@@ -226,6 +213,6 @@ SETTINGS = {
         _noise(),
         _by_prompt(),
         _conditions(),
-        _training(),
+        _uneven(),
     )
 }

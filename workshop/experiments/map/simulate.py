@@ -65,6 +65,15 @@ class Problem:
         value_KM: np.ndarray = self.share_KE @ hit_EM.astype(self.start_VLSP.dtype)
         return value_KM
 
+    @cached_property
+    def is_small_KSP(self) -> np.ndarray:
+        """1 for the reward of the smallest range that has a worth; the last of equal ones."""
+        worth = np.array([reward.worth for reward in self.setting.rewards])[:, None, None]
+        size_KSP = np.where(worth > 0, self.range_KSP, np.inf)
+        last_SP = len(worth) - 1 - size_KSP[::-1].argmin(0)
+        is_small_KSP: np.ndarray = np.arange(len(worth))[:, None, None] == last_SP
+        return is_small_KSP.astype(self.start_VLSP.dtype)
+
 
 def make_problem(
     setting: Setting, seeds: Sequence[int], dtype: type[np.floating] = np.float32
@@ -129,26 +138,32 @@ def _accepted(setting: Setting, chance: np.random.Generator) -> np.ndarray:
 
 
 def train(
-    problem: Problem, arm: Callable[[Rewards], np.ndarray], rates: Sequence[float]
+    problem: Problem,
+    arm: Callable[[Rewards], np.ndarray],
+    rates: Sequence[float],
+    optimizer: str = "one scale",
+    steps: int = STEPS,
 ) -> np.ndarray:
     """Return hit_TKQS: each reward's mean over the prompts, over its range, before every step.
 
-    The last entry is that of the trained policy, so there are STEPS + 1.
+    The last step is that of the trained policy, so there are steps + 1. Behind the K rewards stands
+    the small one: for each prompt, that of the smallest range which is worth something.
     """
     setting = problem.setting
     S = problem.start_VLSP.shape[2]
     logits = np.repeat(problem.start_VLSP[:, :, None], len(rates), axis=2)
-    optimizer = OPTIMIZERS[setting.optimizer](np.array(rates, logits.dtype))
+    follow = OPTIMIZERS[optimizer](np.array(rates, logits.dtype))
     bound_K = np.array([reward.bound for reward in setting.rewards], logits.dtype)
-    hit_TKQS = np.empty((STEPS + 1, len(setting.rewards), len(rates), S), logits.dtype)
-    for t in range(STEPS):
+    range_KQSP = problem.range_KSP[:, None]
+    hit_TKQS = np.empty((steps + 1, len(setting.rewards) + 1, len(rates), S), logits.dtype)
+    for t in range(steps):
         pi = _softmax(logits)
         hit_TKQS[t] = _earned(problem, pi)
         tokens_LGQSP = _sample(pi, problem.draws_TLGSP[t])
         raw_KGQSP = _rewards(problem, tokens_LGQSP, t)
-        A_GQSP = arm(Rewards.of(raw_KGQSP, bound_K))
-        logits += optimizer(_gradient(pi, tokens_LGQSP, A_GQSP))
-    hit_TKQS[STEPS] = _earned(problem, _softmax(logits))
+        A_GQSP = arm(Rewards.of(raw_KGQSP, bound_K, range_KQSP))
+        logits += follow(_gradient(pi, tokens_LGQSP, A_GQSP))
+    hit_TKQS[steps] = _earned(problem, _softmax(logits))
     return hit_TKQS
 
 
@@ -159,13 +174,15 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _earned(problem: Problem, pi: np.ndarray) -> np.ndarray:
-    """Each reward's expected value over its range, mean over the prompts."""
-    hit_EQS = []
-    for event, accepts_VLSP in zip(problem.setting.events, problem.accepts_EVLSP, strict=True):
-        positions = {part.position for part in event}
-        chances = [(pi[:, at] * accepts_VLSP[:, None, at]).sum(0) for at in positions]
-        hit_EQS.append(np.prod(chances, axis=0).mean(-1))
-    return np.tensordot(problem.share_KE, np.stack(hit_EQS), 1)
+    """Each reward's expected value over its range, and the small one's; means over the prompts."""
+    events, share_KE = problem.setting.events, problem.share_KE
+    hit_EQSP = np.ones((len(events), *pi.shape[2:]), pi.dtype)
+    for hit_QSP, event, accepts_VLSP in zip(hit_EQSP, events, problem.accepts_EVLSP, strict=True):
+        for at in {part.position for part in event}:
+            hit_QSP *= np.einsum("vqsp,vsp->qsp", pi[:, at], accepts_VLSP[:, at])
+    hit_KQSP = (share_KE @ hit_EQSP.reshape(len(events), -1)).reshape(-1, *pi.shape[2:])
+    small_QSP = np.einsum("kqsp,ksp->qsp", hit_KQSP, problem.is_small_KSP)
+    return np.concatenate([hit_KQSP, small_QSP[None]]) @ np.full(PROMPTS, 1 / PROMPTS, pi.dtype)
 
 
 def _sample(pi: np.ndarray, draws_LGSP: np.ndarray) -> np.ndarray:

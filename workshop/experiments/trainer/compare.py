@@ -9,19 +9,19 @@ from typing import Literal
 from scipy import stats
 
 from workshop.experiments.trainer.results import Result
-from workshop.experiments.trainer.settings import SETTINGS, Run
+from workshop.experiments.trainer.settings import PROTOCOL, SETTINGS, Run, Setting
 
 # the seven of the protocol: setting, arm, the arm that is subtracted
 COMPARISONS = (
-    *((setting, "gdpo", "grpo") for setting in SETTINGS),
-    *((s, "gdpo", "grpo_rescaled") for s in SETTINGS if "grpo_rescaled" in SETTINGS[s].arms),
+    *((setting, "gdpo", "grpo") for setting in PROTOCOL),
+    *((s, "gdpo", "grpo_rescaled") for s in PROTOCOL if "grpo_rescaled" in SETTINGS[s].arms),
 )
 LEVEL = 1 - 0.05 / len(COMPARISONS)
 MATTERS = 0.05  # an interval within this, on both sides of 0, is no difference that matters
 POWER = 0.8
 
 Results = Mapping[Run, Result]
-Endpoint = Callable[[Result], float]
+Endpoint = Callable[[Result, Setting], float]
 Verdict = Literal[
     "difference",
     "difference, but none that matters",
@@ -31,14 +31,38 @@ Verdict = Literal[
 ]
 
 
-def small(result: Result) -> float:
+def small(result: Result, setting: Setting) -> float:
     """The primary endpoint: the share of the small reward, mean over the training."""
     return fmean(result.small)
 
 
-def both(result: Result) -> float:
-    """The secondary endpoint: the mean share of both rewards."""
+def large(result: Result, setting: Setting) -> float:
+    """The share of the large reward."""
+    return fmean(result.large)
+
+
+def both(result: Result, setting: Setting) -> float:
+    """The mean share of both rewards."""
     return (fmean(result.small) + fmean(result.large)) / 2
+
+
+def declared(result: Result, setting: Setting) -> float:
+    """The share of the score that was declared: the sum of the rewards, each with its range.
+
+    NaN where ranges depend on the prompt, because the shares of single prompts were not kept.
+    """
+    if setting.own_format:
+        return math.nan
+    least, most = min(setting.ranges.values()), max(setting.ranges.values())
+    return (least * fmean(result.small) + most * fmean(result.large)) / (least + most)
+
+
+ENDPOINTS: Mapping[str, Endpoint] = {
+    "small reward": small,
+    "large reward": large,
+    "mean of both": both,
+    "declared score": declared,
+}
 
 
 @dataclass(frozen=True)
@@ -93,12 +117,20 @@ def difference(
     level: float = LEVEL,
 ) -> Difference:
     """`arm` minus `other`, paired by seed."""
-    of_seed = {}
-    for seed in SETTINGS[setting].seeds:
+    plan, of_seed = SETTINGS[setting], {}
+    for seed in plan.seeds:
         one, two = (found.get(Run(setting, name, seed)) for name in (arm, other))
         if one and two:
-            of_seed[seed] = endpoint(one) - endpoint(two)
-    return Difference(of_seed, SETTINGS[setting].seeds, level)
+            more = endpoint(one, plan) - endpoint(two, plan)
+            if not math.isnan(more):  # an endpoint that was not kept
+                of_seed[seed] = more
+    return Difference(of_seed, plan.seeds, level)
+
+
+def in_order(found: Results) -> list[tuple[str, str, str]]:
+    """The comparisons of which there is a seed, setting after setting."""
+    rows = sorted(COMPARISONS, key=lambda row: PROTOCOL.index(row[0]))
+    return [row for row in rows if difference(found, *row).of_seed]
 
 
 def seeds_needed(effect: float, spread: float, level: float = 0.95) -> int:

@@ -1,11 +1,16 @@
 """What may be said of the results: the protocol's table of outcomes, as code."""
 
 from verl_gdpo.tools.report.page import signed
-from workshop.experiments.trainer.compare import Difference, Results, difference
-from workshop.experiments.trainer.settings import SETTINGS
+from workshop.experiments.trainer.compare import (
+    Difference,
+    Results,
+    declared,
+    difference,
+    large,
+)
 
 UNDECIDED = "so nothing is claimed."  # how a sentence ends that says nothing
-MAIN, CONTROL, BY_PROMPT, TOOL_RL = SETTINGS
+MAIN, CONTROL, BY_PROMPT, TOOL_RL = "20_to_1", "1_to_1", "by_prompt", "tool_rl"
 
 
 def conclusions(found: Results) -> list[str]:
@@ -46,8 +51,20 @@ def _against_grpo(found: Results) -> str:
             "explain."
         )
     return (
-        f"{gain}. {equal} ({control.verdict}). So GDPO helps where the larger range belongs to the "
-        "other reward, as in the simulation."
+        f"{gain}. {equal} ({control.verdict}). So GDPO helps the small reward where the larger "
+        f"range belongs to the other one. {_price(found)}"
+    )
+
+
+def _price(found: Results) -> str:
+    """What the gain of the small reward costs: endpoints of which nothing is claimed."""
+    of_large, of_score = (
+        _numbers(difference(found, MAIN, "gdpo", "grpo", endpoint, level=0.95))
+        for endpoint in (large, declared)
+    )
+    return (
+        f"Of the large reward it is {of_large}, and of the score that was declared, 20 times one "
+        f"and 1 time the other, {of_score}: who meant 20 and 1 as weights is better off with GRPO."
     )
 
 
@@ -63,7 +80,7 @@ def _against_rescaled(found: Results) -> str:
     }
     return (
         "With ranges 20 and 1, GDPO minus GRPO on rewards that are divided by their ranges is "
-        f"{_numbers(gain)}. {says[gain.verdict]}."
+        f"{_numbers(gain)} of the small reward. {says[gain.verdict]}."
     )
 
 
@@ -73,10 +90,15 @@ def _by_prompt(found: Results) -> str:
     if any(gain.verdict == "not complete" for gain in gains):
         return _not_complete(what, *gains)
     numbers = (
-        f"GDPO minus GRPO is {_numbers(gains[0])}, and minus rescaled GRPO {_numbers(gains[1])}"
+        f"GDPO minus GRPO is {_numbers(gains[0])} of the small reward, and minus rescaled GRPO "
+        f"{_numbers(gains[1])}"
     )
     if all(gain.low > 0 for gain in gains):
-        return f"{what} are GDPO's own ground: {numbers}."
+        return (
+            f"{what}, where both rewards are hard, are GDPO's own ground: {numbers}. We know of no "
+            "real reward of this kind, and GRPO on rewards divided by each prompt's known range "
+            "was not trained."
+        )
     return f"{what}: that GDPO is above both others is not shown. {numbers}."
 
 
@@ -86,6 +108,6 @@ def _tool_rl(found: Results) -> str:
     if any(gain.verdict == "not complete" for gain in gains):
         return _not_complete(what, *gains)
     return (
-        f"{what}: for the format, GDPO minus GRPO is {_numbers(gains[0])} ({gains[0].verdict}), "
-        f"and minus rescaled GRPO {_numbers(gains[1])} ({gains[1].verdict})."
+        f"{what}: for the format, the small reward, GDPO minus GRPO is {_numbers(gains[0])} "
+        f"({gains[0].verdict}), and minus rescaled GRPO {_numbers(gains[1])} ({gains[1].verdict})."
     )

@@ -10,94 +10,120 @@ from matplotlib.figure import Figure
 
 from verl_gdpo.tools.plots import THEMES, style
 from workshop.experiments.trainer.compare import (
-    COMPARISONS,
+    ENDPOINTS,
+    LEVEL,
     MATTERS,
     Difference,
     Results,
     difference,
+    in_order,
+    small,
 )
-from workshop.experiments.trainer.settings import SETTINGS, Run
+from workshop.experiments.trainer.settings import PROTOCOL, SETTINGS, Run
 
 PICTURES = Path(__file__).parents[3] / "docs" / "in_verls_trainer"
 LOOK = THEMES["light"]
 NAMES = {"gdpo": "GDPO", "grpo": "GRPO", "grpo_rescaled": "rescaled GRPO"}
+# what the small and the large reward are, by setting
+OF_REWARD = {
+    "small": {"": " (answer)", "by_prompt": "", "tool_rl": " (format)"},
+    "large": {"": " (format)", "by_prompt": "", "tool_rl": " (correctness)"},
+}
 STYLES = {"gdpo": "-", "grpo": "--", "grpo_rescaled": ":"}
 COLOURS = dict(zip(NAMES, LOOK.colours, strict=False))
+
+
+ENDPOINT_MARKERS = ("o", "s", "^", "D")
 
 
 def draw(found: Results, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(style(LOOK)):
-        differences(found).savefig(folder / "differences.png", dpi=150)
+        endpoints(found).savefig(folder / "endpoints.png", dpi=150)
         curves(found).savefig(folder / "curves.png", dpi=150)
 
 
-def differences(found: Results) -> Figure:
-    """The comparisons of the protocol that have a seed: each seed, the mean, and the interval."""
-    # in the order of the settings, from top to bottom
-    rows = sorted(COMPARISONS, key=lambda row: [*SETTINGS].index(row[0]))
-    gains = {row: gain for row in rows if (gain := difference(found, *row)).of_seed}
+def endpoints(found: Results) -> Figure:
+    """Every comparison of the protocol in every endpoint; only the filled marks decide."""
+    rows = in_order(found)
     figure = Figure(
-        figsize=(8.6, 1.6 + 0.5 * len(gains)), layout="constrained", facecolor=LOOK.background
+        figsize=(9, 1.6 + 0.8 * len(rows)), layout="constrained", facecolor=LOOK.background
     )
     axes = figure.subplots()
-    names = []
-    for place, ((setting, _, other), gain) in enumerate(gains.items()):
-        _draw_difference(axes, place, gain, COLOURS[other])
-        done, planned = len(gain.of_seed), len(gain.seeds)
-        part = "" if done == planned else f" ({done} of {planned} seeds)"
-        names.append(f"{SETTINGS[setting].title}: minus {NAMES[other]}{part}")
+    for place, row in enumerate(rows):
+        for k, (name, endpoint) in enumerate(ENDPOINTS.items()):
+            level = LEVEL if endpoint is small else 0.95
+            gain = difference(found, *row, endpoint, level)
+            if gain.of_seed:
+                _draw_difference(axes, place + 0.2 * k - 0.3, gain, k, name if place == 0 else None)
     axes.axvspan(-MATTERS, MATTERS, color=LOOK.quiet, alpha=0.5, linewidth=0)
     axes.axvline(0, color=LOOK.ink, linewidth=0.8)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_yticks(range(len(rows)), [_label(found, row) for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
-    figure.supxlabel("how much more of the small reward GDPO earns, mean over training", size=11)
+    for edge in range(1, len(rows)):
+        axes.axhline(edge - 0.5, color=LOOK.quiet, linewidth=0.8)
+    figure.legend(loc="outside upper left", ncols=4, frameon=False, columnspacing=1)
+    figure.supxlabel(
+        "GDPO's share minus the other's, mean over training (0 is nothing, 1 is all)\n"
+        "filled: decides, 95 % for all together; empty: 95 % each; grey: too small to matter",
+        size=11,
+    )
     return figure
 
 
-def _draw_difference(axes: Axes, place: int, gain: Difference, colour: str) -> None:
-    seeds = [*gain.of_seed.values()]
-    axes.plot(seeds, [place - 0.25] * len(seeds), "|", color=colour, markersize=7)
-    if len(seeds) > 1:
-        is_claimed = gain.verdict != "not complete"
-        axes.errorbar(
-            gain.mean,
-            place,
-            xerr=gain.half_width,
-            fmt="o",
-            color=colour,
-            markerfacecolor=colour if is_claimed else LOOK.background,
-            markersize=7,
-        )
+def _label(found: Results, row: tuple[str, str, str]) -> str:
+    gain = difference(found, *row)
+    done, planned = len(gain.of_seed), len(gain.seeds)
+    seeds = f"{done} seeds" if done == planned else f"{done} of {planned} seeds"
+    return f"{SETTINGS[row[0]].title}:\nminus {NAMES[row[2]]} ({seeds})"
+
+
+def _draw_difference(axes: Axes, place: float, gain: Difference, k: int, name: str | None) -> None:
+    colour = LOOK.colours[k]
+    is_claimed = k == 0 and gain.verdict != "not complete"
+    axes.errorbar(
+        gain.mean,
+        place,
+        xerr=gain.half_width if len(gain.of_seed) > 1 else 0,
+        fmt=ENDPOINT_MARKERS[k],
+        color=colour,
+        markerfacecolor=colour if is_claimed else LOOK.background,
+        markersize=6,
+        label=name,
+    )
 
 
 def curves(found: Results) -> Figure:
-    """The small reward over the steps: a thin line for each seed, and the mean of an arm."""
-    names = [name for name in SETTINGS if any(run.setting == name for run in found)]
+    """Both rewards over the steps: the mean of each arm, and a band from its lowest seed up."""
+    names = [name for name in PROTOCOL if any(run.setting == name for run in found)]
     figure = Figure(
-        figsize=(max(7, 4.0 * len(names)), 3.7), layout="constrained", facecolor=LOOK.background
+        figsize=(max(7, 2.9 * len(names)), 5.6), layout="constrained", facecolor=LOOK.background
     )
-    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-    for axes, name in zip(panels, names, strict=True):
-        _draw_curves(axes, found, name)
-    panels[0].set_ylabel("share of the small reward")
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=3, frameon=False
-    )
+    panels = figure.subplots(2, len(names), sharex="col", sharey=True, squeeze=False)
+    for row, (size, of) in zip(panels, OF_REWARD.items(), strict=True):
+        for axes, name in zip(row, names, strict=True):
+            _draw_curves(axes, found, name, size)
+            what = f"{size} reward{of.get(name, of[''])}"
+            axes.set_title(f"{SETTINGS[name].title}:\n{what}", loc="left", size=11)
+    for axes in panels[1]:
+        axes.set_xlabel("training step")
+    figure.supylabel("share of the reward that is earned", size=11)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False)
     return figure
 
 
-def _draw_curves(axes: Axes, found: Results, name: str) -> None:
+def _draw_curves(axes: Axes, found: Results, name: str, size: str) -> None:
     setting = SETTINGS[name]
-    seeds = {run.seed for run in found if run.setting == name and run.arm in NAMES}
     for arm in (arm for arm in NAMES if arm in setting.arms):
-        lines = [found[run].small for s in setting.seeds if (run := Run(name, arm, s)) in found]
-        look: dict[str, Any] = {"color": COLOURS[arm], "linestyle": STYLES[arm]}
-        for line in lines:
-            axes.plot(range(1, len(line) + 1), line, linewidth=0.8, alpha=0.5, **look)
-        if lines:
-            mean = np.mean(lines, axis=0)
-            axes.plot(range(1, len(mean) + 1), mean, linewidth=2.2, label=NAMES[arm], **look)
-    axes.set(xlabel="step", xlim=(1, None), ylim=(0, 1))
-    axes.set_title(f"{setting.title}, seeds: {len(seeds)}", loc="left")
+        runs = [run for s in setting.seeds if (run := Run(name, arm, s)) in found]
+        if runs:
+            lines = np.array([getattr(found[run], size) for run in runs])
+            steps = range(1, lines.shape[1] + 1)
+            axes.fill_between(
+                steps, lines.min(0), lines.max(0), color=COLOURS[arm], alpha=0.15, linewidth=0
+            )
+            look: dict[str, Any] = {"color": COLOURS[arm], "linestyle": STYLES[arm]}
+            axes.plot(steps, lines.mean(0), linewidth=2.2, label=NAMES[arm], **look)
+    axes.set(xlim=(1, None), ylim=(0, 1))

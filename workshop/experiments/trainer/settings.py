@@ -69,6 +69,7 @@ SETTINGS = {
         recipe="tool_rl",
     ),
 }
+PROTOCOL = ("20_to_1", "1_to_1", "by_prompt", "tool_rl")  # the settings of protocol.md
 FURTHER_ARMS = ("gdpo_no_batch_norm", "grpo_batch_norm", "grpo_no_std")  # of the first setting
 # what every run has in common, on top of recipes/
 SHARED = (
@@ -152,10 +153,50 @@ LAY = {
 }
 
 
+# what the runs use of the modules of the task
+USED = {
+    task: {"make_rows", "compute_score", "demonstration", "ranges_of"},
+    policy: {"make_policy", "start_rates"},
+}
+
+
+def _used(module: ast.Module, names: set[str]) -> ast.Module:
+    """Keep what these names of a module reach, in its order."""
+    defined = {name: node for node in module.body for name in _defines(node)}
+    reached, left = set[str](), {*names}
+    while left:
+        reached |= left
+        nodes = [defined[name] for name in left if name in defined]
+        used = {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
+        left = used - reached
+    kept: list[ast.stmt] = []
+    for node in module.body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            node.names = [alias for alias in node.names if _name_of(alias) in reached]
+            if node.names:
+                kept.append(node)
+        elif isinstance(node, ast.Expr) or reached.intersection(_defines(node)):
+            kept.append(node)
+    return ast.Module(kept, type_ignores=[])
+
+
+def _name_of(alias: ast.alias) -> str:
+    return alias.asname or alias.name.split(".")[0]
+
+
+def _defines(node: ast.stmt) -> set[str]:
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return {
+        part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)
+    }
+
+
 def fingerprint(run: Run) -> str:
     """Of everything that a run's result depends on, but for its seed and the machine.
 
-    Comments do not count.
+    Comments do not count, and neither does what the rows, the rewards and the policy do not use.
     """
     setting, (estimator, is_rescaled) = SETTINGS[run.setting], ARMS[run.arm]
     recipes = REPO / "recipes"
@@ -166,8 +207,10 @@ def fingerprint(run: Run) -> str:
         code = []
     else:
         files += [OWN_RECIPES / "task/facts.yaml"]
-        sources = [Path(str(module.__file__)).read_text() for module in (task, policy)]
-        code = [ast.dump(ast.parse(source)) for source in sources]
+        code = [
+            ast.dump(_used(ast.parse(Path(str(module.__file__)).read_text()), names))
+            for module, names in USED.items()
+        ]
         for today, then in LAY.items():
             code = [text.replace(today, then) for text in code]
     parsed: list[Any] = [yaml.safe_load(file.read_text()) for file in files]

@@ -1,0 +1,46 @@
+"""The rules of `rules.yaml`: what they are keyed on, and where each applies."""
+
+import pytest
+
+from verl_gdpo.tools.advice.rules import Measured, read_rules, rule_of, rules_file
+from workshop.experiments.map.dumps import read
+from workshop.experiments.map.settings import SETTINGS
+
+EQUAL = Measured(1.0, 1.0, 1.0, 0.0, 1.2, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "equal"),
+        ({"spread_ratio": 2.0, "varies_ratio": 0.4}, "large and learned"),
+        ({"spread_ratio": 2.0, "varies_ratio": 1.0}, "large"),
+        ({"spread_ratio": 2.0, "varies_ratio": 2.0}, "large and not learned"),
+        ({"spread_ratio": 1.9, "varies_ratio": 0.4}, "equal"),
+        ({"correlation": 0.8, "spread_ratio": 4.0}, "condition"),
+        ({"prompt_factor": 3.0}, "by prompt, alike"),
+        ({"prompt_factor": 3.0, "varies_alike": 2.0}, "by prompt"),
+        ({"rise": 0.05}, "noise"),
+        ({"together": 0.0, "spread_ratio": 6.0}, "exclude"),
+        ({"together": 0.0}, "equal"),
+    ],
+)
+def test_the_rule_that_applies(changed, expected):
+    assert rule_of(EQUAL._replace(**changed)).name == expected
+
+
+def test_the_rules_are_keyed_on_quantities_that_are_explained():
+    assert [*rules_file()["quantities"]] == [*Measured._fields]
+    rules = read_rules()
+    assert {name for rule in rules for name in rule.bounds} == {*Measured._fields} - set()
+    assert not rules[-1].bounds and all(rule.bounds for rule in rules[:-1])
+    for low, high in (bounds for rule in rules for bounds in rule.bounds.values()):
+        assert low < high
+
+
+def test_every_rule_applies_to_a_setting_of_the_simulation():
+    measured = read()
+    assert [*measured] == [*SETTINGS]
+    assert {rule_of(of).name for of in measured.values()} == {rule.name for rule in read_rules()}
+    for rewards in rules_file()["rewards"]:
+        assert {*rewards["nearest"]} <= {*SETTINGS}, rewards["name"]

@@ -1,0 +1,55 @@
+"""The rules of docs/when_gdpo_helps.md: `rules.yaml`, keyed on what a rollout dump shows."""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import yaml
+
+
+class Measured(NamedTuple):
+    """What the rewards of a dump are like; `rules.yaml` says what each number is."""
+
+    spread_ratio: float
+    varies_ratio: float
+    varies_alike: float
+    correlation: float
+    prompt_factor: float
+    together: float
+    rise: float
+
+
+class Rule(NamedTuple):
+    """A rule, in words for its page; it applies where each number is within its bounds."""
+
+    name: str
+    seen: str
+    bounds: Mapping[str, tuple[float, float]]
+    train_with: str
+
+    def applies(self, measured: Measured) -> bool:
+        return all(
+            low <= getattr(measured, name) <= high for name, (low, high) in self.bounds.items()
+        )
+
+
+@cache
+def rules_file() -> Mapping[str, Any]:
+    """All of `rules.yaml`."""
+    kept: Mapping[str, Any] = yaml.safe_load(
+        files(__package__).joinpath("rules.yaml").read_text(encoding="utf-8")
+    )
+    return kept
+
+
+def read_rules() -> list[Rule]:
+    """In their order; the last one has no bounds, so one always applies."""
+    return [
+        Rule(rule["name"], rule["seen"], rule["if"], rule["train_with"])
+        for rule in rules_file()["rules"]
+    ]
+
+
+def rule_of(measured: Measured) -> Rule:
+    return next(rule for rule in read_rules() if rule.applies(measured))
