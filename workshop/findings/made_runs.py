@@ -117,7 +117,7 @@ class _Maker:
         self.validated = self.rates[0]
         if kind == "plateau":
             self.validated = np.minimum(self.rates[0], np.quantile(self.rates[0], 0.4))
-        self.names = ("correct", "format")
+        self.names = ("correctness", "format")
 
     def _uniform(self, low: float, high: float) -> float:
         return float(self.rng.uniform(low, high))
@@ -154,7 +154,7 @@ class _Maker:
             found |= self._of_batch(found)
             if self.kind == "sources":
                 found |= self._of_sources()
-        return found | self._of_validation("reward" if plain else "correct")
+        return found | self._of_validation("reward" if plain else "correctness")
 
     def _means(self, rate: Floats, samples: int) -> Floats:
         """Samples of a group resemble each other: up to 1.3 times the noise of a binomial."""
@@ -240,7 +240,7 @@ class _Maker:
             return np.asarray(np.clip(mean + self.rng.normal(0, 1, self.steps) / few, -1, 1))
 
         result = {
-            "gdpo/format/correlation_with_correct": scatter(opposed),
+            "gdpo/format/correlation_with_correctness": scatter(opposed),
             "gdpo/length_correlation": scatter(follows),
             "gdpo/no_signal": self.rng.binomial(self.groups, silent) / self.groups,
             "gdpo/batch_norm_std": np.sqrt(weighted.sum(0) + 1e-3) * self._noise(0.08),
@@ -249,7 +249,7 @@ class _Maker:
             low = found[f"gdpo/{name}/groups_all_low"]
             result[f"gdpo/{name}/energy"] = share
             result[f"gdpo/{name}/correlation"] = scatter(np.sqrt(share) + 0.5 * opposed)
-            result[f"gdpo/{name}/update_all_low"] = np.clip(low * share * self._noise(0.2), 0, 1)
+            result[f"gdpo/{name}/update_all_low"] = np.clip(low * (1 - share) * self._noise(0.2), 0, 1)
         return result
 
     def _of_sources(self) -> Columns:
