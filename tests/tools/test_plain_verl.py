@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import plain_verl_archive
@@ -241,8 +242,13 @@ def test_the_report_of_a_plain_run(plain, capsys):
     assert "<h1>Run grpo_baseline</h1>" in text
     for name in ("reward-score", "reward-layout", "response-length"):
         assert (plain / "report" / f"{name}.png").exists()
-    assert "Most rules need the metrics of verl-gdpo, which grpo_baseline has not" in text
-    assert "no curve of each reward, influence, collapse, and most findings: train with" in text
+    assert (
+        "Rules about each reward need the metrics of verl-gdpo, which grpo_baseline has not" in text
+    )
+    assert (
+        "no curve of each reward, influence, collapse, and findings about each reward: train with"
+        in text
+    )
     assert "where GDPO and GRPO differ most" in text
     assert "&lt;tool_call&gt;" in text and ">trained<" not in text and "None tokens" not in text
 
@@ -270,7 +276,7 @@ def test_runs_of_one_name_are_no_seeds_of_each_other(plain, tmp_path_factory):
     assert [arm.name for arm in arms] == names
     config = next(plain.glob("outputs/*/*"))
     [arm] = read_arms([plain_verl_archive.METRICS, other], [config, config])
-    assert (arm.name, len(arm.runs)) == ("grpo_baseline", 2)
+    assert (arm.name, len(arm.runs)) == ("grpo", 2)
 
 
 def test_what_a_configuration_lacks(plain):
@@ -290,7 +296,39 @@ def test_the_summary_of_a_plain_run(plain, capsys):
     out = capsys.readouterr().out
     assert re.search(r"^score +0\.792 +2\.158 +0\.000 +1\.867$", out, re.M)
     assert "rollouts: no -> no examples, and no replay: train with trainer.rollout_data_dir" in out
-    assert (plain / "rewards.png").exists()
+    drawn = (plain / "rewards.png").read_bytes()
+    assert drawn.startswith(b"\x89PNG")
+
+
+def test_the_summary_overwrites_nothing(plain, capsys):
+    (plain / "rewards.png").write_text("mine")
+    assert summary.main([plain_verl_archive.METRICS]) == 0
+    assert (
+        "none: rewards.png is in this folder already, and stays as it is" in capsys.readouterr().out
+    )
+    assert (plain / "rewards.png").read_text() == "mine"
+
+
+def test_the_summary_for_a_script(plain, capsys):
+    assert summary.main([plain_verl_archive.METRICS, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["run"], record["last_step"], record["findings"]) == ("grpo_baseline", 10, [])
+    assert record["rewards"]["score"]["last step"] == pytest.approx(2.158, abs=1e-3)
+    lines = Path(plain_verl_archive.METRICS).read_text().splitlines()
+    for end, code in ((40, 3), (60, 0)):  # broken until the end, and healthy again
+        with Path("broken.jsonl").open("w") as file:
+            for step in range(1, 61):
+                data = json.loads(lines[5])["data"]
+                data |= {"actor/grad_norm": 1e6} if 30 <= step <= 40 else {"critic/score/min": None}
+                if step <= end:
+                    print(json.dumps({"step": step, "data": data}), file=file)
+        assert summary.main(["broken.jsonl", "--json"]) == code
+        record = json.loads(capsys.readouterr().out)
+        [found] = record["findings"]
+        expected = ("gradient", 30, 40, code == 0)
+        assert tuple(found[key] for key in ("topic", "first", "last", "is_over")) == expected
+        assert "critic/score/min" in record["warnings"][0]
+    assert summary.main(["nowhere", "--json"]) == 1
 
 
 def test_a_summary_of_nothing(plain, capsys):

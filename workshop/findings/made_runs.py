@@ -56,7 +56,8 @@ class MadeRun:
     steps: int
     seed: int
     rows: list[tuple[int, dict[str, float]]]
-    onset: int | None = None  # the step from which on the fault is there; None for a healthy run
+    begin: int | None = None  # the step at which the fault begins; None for a healthy run
+    onset: int | None = None  # the step from which on it is plain to see
 
 
 def healthy_runs(seeds: range, steps: int) -> Iterator[MadeRun]:
@@ -79,7 +80,7 @@ def wrecked_runs(seeds: range, steps: int) -> Iterator[MadeRun]:
             columns = run.columns(plain=bool(rng.random() < 1 / 3))
             begin = int(rng.integers(max(20, steps // 4), 3 * steps // 4))
             onset = _break(kind, columns, run, begin)
-            yield MadeRun(kind, steps, seed, _rows(columns, None), onset)
+            yield MadeRun(kind, steps, seed, _rows(columns), begin + 1, onset)
 
 
 def overfitting_runs(seeds: range, steps: int) -> Iterator[MadeRun]:
@@ -94,7 +95,9 @@ def overfitting_runs(seeds: range, steps: int) -> Iterator[MadeRun]:
             )
             run.validated[:peak] = run.rates[0][:peak]
             columns = run.columns(plain=bool(rng.random() < 1 / 3))
-            yield MadeRun(f"a fall of {fall} on {rows} rows", steps, seed, _rows(columns), peak)
+            yield MadeRun(
+                f"a fall of {fall} on {rows} rows", steps, seed, _rows(columns), peak, peak
+            )
 
 
 class _Maker:
@@ -249,7 +252,9 @@ class _Maker:
             low = found[f"gdpo/{name}/groups_all_low"]
             result[f"gdpo/{name}/energy"] = share
             result[f"gdpo/{name}/correlation"] = scatter(np.sqrt(share) + 0.5 * opposed)
-            result[f"gdpo/{name}/update_all_low"] = np.clip(low * (1 - share) * self._noise(0.2), 0, 1)
+            result[f"gdpo/{name}/update_all_low"] = np.clip(
+                low * (1 - share) * self._noise(0.2), 0, 1
+            )
         return result
 
     def _of_sources(self) -> Columns:
