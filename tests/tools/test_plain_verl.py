@@ -279,6 +279,36 @@ def test_runs_of_one_name_are_no_seeds_of_each_other(plain, tmp_path_factory):
     assert (arm.name, len(arm.runs)) == ("grpo", 2)
 
 
+def test_seeds_of_plain_runs_pool(tmp_path, capsys, monkeypatch):
+    """By their configurations without seeds and names, or as the user says."""
+    monkeypatch.chdir(tmp_path)
+    made = [("grpo", 1, 1e-6), ("gdpo", 1, 1e-6), ("grpo", 2, 1e-6), ("gdpo", 2, 1e-6)]
+    made += [("grpo", 3, 1e-5)]
+    runs, configs = [], []
+    for number, (estimator, seed, rate) in enumerate(made):
+        config = {"algorithm": {"adv_estimator": estimator}, "data": {"seed": seed}, "lr": rate}
+        config["trainer"] = {"experiment_name": f"try {number}"}
+        runs.append(Path(f"{number}.jsonl"))
+        configs.append(Path(f"{number}.yaml"))
+        line = {"step": 1, "data": {"critic/score/mean": 0.5}}
+        runs[-1].write_text(json.dumps(line) + "\n")
+        configs[-1].write_text(json.dumps(config))
+    arms = read_arms(runs, configs)
+    assert {arm.name: [run.name for run in arm.runs] for arm in arms} == {
+        "grpo 1 (lr=1e-06)": ["0", "2"],
+        "grpo 2 (lr=1e-05)": ["4"],
+        "gdpo": ["1", "3"],
+    }
+    assert report.main(["--arm", "mine=0.jsonl,4.jsonl", "--arm", "other=1.jsonl"]) == 0
+    text = Path("report/index.html").read_text()
+    assert "Comparison: mine, other" in text
+    assert '<td class="word">mine</td>\n<td>2</td>' in text  # two runs of this arm
+    for wrong in ("mine", "mine=", "=0.jsonl"):
+        with pytest.raises(SystemExit):
+            report.main(["--arm", wrong])
+        assert "expected NAME=RUN,RUN" in capsys.readouterr().err
+
+
 def test_what_a_configuration_lacks(plain):
     """Of another version of verl, or not verl's."""
     (plain / "old.yaml").write_text("algorithm: {adv_estimator: grpo}\nreward: {}\n")
