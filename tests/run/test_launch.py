@@ -13,6 +13,7 @@ import time
 import psutil
 import pytest
 
+from verl_gdpo.run import folder as run_folder
 from verl_gdpo.run.console import (
     Progress,
     failure_report,
@@ -542,10 +543,8 @@ def test_the_log_finds_what_the_summary_finds(tmp_path, capsys):
 
 def test_a_resume_reads_each_line_of_the_run_once(tmp_path, monkeypatch):
     log_steps(tmp_path, 1, range(1, 41), Progress(tmp_path, quiet=True))
-    read = []
-    monkeypatch.setattr(
-        "verl_gdpo.run.folder.json.loads", lambda line: read.append(line) or json.loads(line)
-    )
+    read, step_of = [], run_folder._step_of
+    monkeypatch.setattr(run_folder, "_step_of", lambda line: read.append(line) or step_of(line))
     resumed = Progress(tmp_path, quiet=False)
     log_steps(tmp_path, 2, range(31, 61), resumed)
     assert len(read) == 40 + 30

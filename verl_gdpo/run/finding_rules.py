@@ -21,7 +21,6 @@ DRIVEN = 0.5  # share of the squared advantages
 LOWERED = -0.1  # correlation of a reward's contribution with the advantage
 COLLAPSED = 0.1  # of the way from the lowest reward of a sample to the best level of the run
 SURE_OF_COLLAPSE = 3.0  # standard deviations of a single step's mean
-SURE_OF_FALL = 3.2  # standard deviations, in two validations in a row; a trend is sought at each
 
 
 class Seen(NamedTuple):
@@ -289,7 +288,7 @@ def falling_validation(row: Row, memory: Memory) -> Iterator[Seen]:
         begin, sure = known.fall()
         yield Seen(
             f"validation {name}",
-            sure > SURE_OF_FALL and known.rise_of_training(begin) > -2,
+            sure > known.sure_enough() and known.rise_of_training(begin) > -2,
             "validation of {name} {fall} from {best:.3f} to {now:.3f} since step {since}, while "
             "training goes from {before:.3f} to {after:.3f}",
             "The policy may learn the training rows by heart; the checkpoint of step {since} may "

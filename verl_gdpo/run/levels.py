@@ -13,6 +13,8 @@ USUAL = 20  # values that make a usual level
 RECENT = 5  # values that make a present level
 VALIDATIONS = 100  # the latest, that are remembered of a reward
 FEWEST_FALLING = 8  # validations
+# standard deviations of a fall, in two validations in a row; and how many more in a long run
+SURE, MORE_SURE, MANY = 3.4, 0.6, 30
 
 
 class Level:
@@ -75,6 +77,10 @@ class Validations:
         falls = [(-rise, begin) for begin, rise in trends([*self.values], fewest)]
         sure, begin = max(falls, default=(0.0, 0))
         return begin, sure
+
+    def sure_enough(self) -> float:
+        """How sure a fall has to be: a trend is sought in many places of a long run."""
+        return SURE + MORE_SURE * max(0, len(self.values) - MANY) / (VALIDATIONS - MANY)
 
     def rise_of_training(self, begin: int) -> float:
         tail = [*self.trained][begin:]

@@ -100,6 +100,14 @@ def overfitting_runs(seeds: range, steps: int) -> Iterator[MadeRun]:
             )
 
 
+def flat_validations(seeds: range, steps: int) -> Iterator[MadeRun]:
+    """As many validations of 500 rows as in the runs that overfit, in a run that stays as it is."""
+    for seed in seeds:
+        rng = np.random.default_rng([4, steps, seed])
+        run = _Maker(rng, steps, "flat", sizes=(500,), validations=VALIDATIONS[steps])
+        yield MadeRun("flat, many validations", steps, seed, _rows(run.columns(plain=False)))
+
+
 class _Maker:
     """Draws the size and the level of a run, and makes its metrics column by column."""
 

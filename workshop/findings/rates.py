@@ -12,13 +12,14 @@ from verl_gdpo.terminal import render
 from workshop.findings.made_runs import (
     LENGTHS,
     MadeRun,
+    flat_validations,
     healthy_runs,
     overfitting_runs,
     wrecked_runs,
 )
 
 WITHIN = 10  # steps after its onset in which a fault has to be found
-HELD_OUT = 10_000  # seeds from here on; the rules were tuned on those below
+HELD_OUT = 20_000  # seeds from here on; the rules were tuned on those below
 SIZES = {60: 504, 500: 504, 5000: 192}  # healthy runs of each length
 FAULTS = {60: 40, 500: 40, 5000: 5}  # runs of each fault
 OVERFIT = {60: 100, 500: 100, 5000: 20}
@@ -90,6 +91,7 @@ def rates(first: int, part: float = 1.0) -> Iterator[Rate]:
     """
     for steps in LENGTHS:
         yield from _healthy(healthy_runs(_seeds(first, SIZES[steps], part), steps), steps)
+        yield _flat(flat_validations(_seeds(first, OVERFIT[steps], part), steps), steps)
     for steps in LENGTHS:
         yield from _wrecked(wrecked_runs(_seeds(first, FAULTS[steps], part), steps), steps)
     yield from _overfitting(first, part)
@@ -108,6 +110,13 @@ def _healthy(runs: Iterable[MadeRun], steps: int) -> Iterator[Rate]:
         kinds.setdefault(run.kind, Rate(f"healthy, {run.kind}", str(steps))).add(found)
     yield every
     yield from (rate for rate in kinds.values() if rate.found)
+
+
+def _flat(runs: Iterable[MadeRun], steps: int) -> Rate:
+    rate = Rate("flat, many validations", str(steps))
+    for run in runs:
+        rate.add(topics(run))
+    return rate
 
 
 def _wrecked(runs: Iterable[MadeRun], steps: int) -> Iterator[Rate]:
