@@ -10,7 +10,6 @@ replay.svg is `verl-gdpo replay` in a terminal.
 """
 
 import argparse
-import shutil
 from pathlib import Path
 
 import collapse
@@ -100,7 +99,7 @@ def draw_runs(gdpo: Path, grpo: Path) -> None:
         if not charts:
             raise ValueError(f"{arm.runs[0].folder}: its metrics hold no gdpo/<reward>/share")
         draw([charts[0].panel], DOCS / f"influence_{arm.name}.png")
-    shutil.copyfile(draw_rewards(read_logged(str(gdpo)), gdpo), DOCS / "rewards_cpu.png")
+    draw_rewards(read_logged(str(gdpo)), DOCS / "rewards_cpu.png")
     screens.report([gdpo, grpo], DOCS / "report.png")
     screens.replay(gdpo, DOCS / "replay.svg")
     for name in ("rewards_cpu.png", "report.png"):

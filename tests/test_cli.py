@@ -28,9 +28,9 @@ def test_usage(monkeypatch, capsys, arguments, code):
 
 
 def test_the_exit_code_is_the_commands(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["verl-gdpo", "summary"])
-    assert main() == 2
-    assert "usage: verl-gdpo summary" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["verl-gdpo", "summary", "nowhere"])
+    assert main() == 1
+    assert "nowhere: no such file or folder" in capsys.readouterr().err
 
 
 def test_version_and_recipes(monkeypatch, capsys, tmp_path):

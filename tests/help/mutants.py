@@ -28,9 +28,27 @@ MUTANTS = [
     ),
     Mutant(
         "run/console.py",
-        "[known for known in self.metrics if known > step]",
-        "[]",
+        "            if known < step:",
+        "            if True:",
         "run/test_launch.py::test_the_log_finds_what_the_summary_finds",
+    ),
+    Mutant(
+        "run/levels.py",
+        "self.values: deque[float] = deque(maxlen=VALIDATIONS)",
+        "self.values: deque[float] = deque()",
+        "run/test_findings.py::test_a_step_costs_the_same_at_the_end",
+    ),
+    Mutant(
+        "run/finding_rules.py",
+        "        if not holds:\n",
+        "        if True:\n",
+        "run/test_findings.py::test_a_level_stays_what_it_was_while_it_is_broken",
+    ),
+    Mutant(
+        "tools/report/intervals.py",
+        "set.intersection(*of_each)",
+        "of_each[-1]",
+        "tools/test_intervals.py::test_arms_of_unequal_length_are_compared_where_both_are",
     ),
     Mutant(
         "advantage/zero.py",

@@ -5,23 +5,13 @@ import pytest
 
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.metrics import batch_metrics
-from verl_gdpo.run import findings as module
-from verl_gdpo.run.findings import HOLD, READ, stretch
+from verl_gdpo.run.finding_rules import HOLD, LIMITS, Seen
+from verl_gdpo.run.findings import Stretch, Watch, findings
+from verl_gdpo.run.levels import VALIDATIONS
 from verl_gdpo.settings.algorithm import GdpoSettings
 
-GROUPS, SAMPLES, STEPS = 32, 8, 40
+GROUPS, SAMPLES, STEPS = 32, 8, 60
 BOUNDS = {"format": (0.0, 1.0), "correctness": (0.0, 1.0), "brevity": (0.0, 1.0)}
-
-
-def findings(metrics):
-    """Every test here also sees that the rules read only what the training log remembers."""
-    remembered = {
-        step: {name: value for name, value in values.items() if READ.fullmatch(name)}
-        for step, values in metrics.items()
-    }
-    found = module.findings(metrics)
-    assert module.findings(remembered) == found
-    return found
 
 
 def learning(rng, step, low=0.15, high=0.85):
@@ -75,69 +65,48 @@ def column(k, values):
 
 
 @pytest.mark.parametrize(
-    ("value", "text", "advice"),
-    [
-        (1.0, "is reached by 100% of the samples", "Nothing has to be done"),
-        (0.0, "is at its lowest value in 100% of the samples", "use easier prompts"),
-        (0.5, "trains nothing", "Look at its scorer"),
-    ],
+    ("value", "found"), [(1.0, []), (0.0, ["constant format"]), (0.5, ["constant format"])]
 )
-def test_a_constant_reward(value, text, advice):
-    found = only(run_of(column(0, lambda rewards, step: value)))
-    assert found.what.startswith("format (mean ") and text in found.what
-    assert advice in found.advice
-    assert (found.first, found.last) == (11, STEPS)
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_constant_reward(value, found, declared):
+    metrics = run_of(column(0, lambda rewards, step: value))
+    if not declared:
+        for values in metrics.values():
+            del values["gdpo/format/at_high"]
+    if value == 0.0:  # a fall from .85 to 0 is found as well
+        metrics = {step: values for step, values in metrics.items() if step > 10}
+    assert [each.topic for each in findings(metrics)] == found
+    for each in findings(metrics):
+        assert (
+            each.what
+            == f"format is {value:.3g} and does not differ in any group: it trains nothing"
+        )
+        assert (each.first, each.last, each.is_over) == (11, STEPS, False)
 
 
-def test_a_reward_that_never_reaches_the_advantage():
-    found = only(run_of(weights=(1.0, 1.0, 0.0)))
-    assert "brevity differs in" in found.what and "rewards.brevity" in found.advice
-    assert (found.first, found.last) == (1, STEPS)
-
-
-def test_most_groups_silent_and_what_batch_norm_makes_of_it():
-    def change(rewards, step):
-        if step > 20:
-            rewards[:] = 1.0
-            rewards[:SAMPLES, 0] = np.arange(SAMPLES) % 2  # one group of 32 is left
-        return rewards
-
-    metrics = run_of(change)
-    for step in range(21, STEPS + 1):
-        metrics[step]["critic/advantages/min"] = -5.5
-    *_, silent, blown_up = findings(metrics)
-    assert silent.what == "97% of the groups have no signal: their rollouts train nothing"
-    assert blown_up.what.startswith("batch norm multiplies the few groups with signal by ")
-    assert blown_up.what.endswith("times as much as at the start; |A| is up to 5.5")
-    assert (silent.first, silent.last) == (blown_up.first, blown_up.last) == (21, STEPS)
-
-
-def test_batch_norm_makes_nothing_of_no_signal():
-    """At last every group is silent: their advantages are 0, however small the spread is."""
-
-    def change(rewards, step):
-        if step > 20:
-            rewards[:] = 1.0
-        return rewards
-
-    metrics = run_of(change)
-    assert metrics[STEPS]["gdpo/batch_norm_std"] == 0
-    assert "silent groups" in {found.topic for found in findings(metrics)}
-    assert "blown up" not in {found.topic for found in findings(metrics)}
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_reward_without_bounds_that_never_varies(value):
+    """A scorer that always returns 0 is found; one that is always content may be right."""
+    metrics = run_of(
+        lambda rewards, step: np.column_stack([0 * rewards[:, :1] + value, rewards[:, 1:]])
+    )
+    for values in metrics.values():
+        del values["gdpo/format/at_high"]
+    assert [found.topic for found in findings(metrics)] == ["constant format"] * (value == 0)
 
 
 def test_no_numbers_are_an_error():
     """A finding is advice: whatever a run has logged, it must not end the summary."""
     rng = np.random.default_rng(0)
-    names = [name for name in run_of()[STEPS] if READ.fullmatch(name)]
+    names = [*run_of()[STEPS], *LIMITS, "critic/score/mean", "critic/advantages/min"]
     names += [f"val-aux/made/{reward}/mean@1" for reward in BOUNDS]
     numbers = [0.0, -1.0, 1.0, 0.5, 1e-300, 1e300, np.inf, -np.inf, np.nan]
-    for _ in range(200):
+    for _ in range(100):
         before, after = rng.choice(numbers, (2, len(names))).tolist()
         findings(
             {
-                step: dict(zip(names, before if step < 10 else after, strict=True))
-                for step in range(20)
+                step: dict(zip(names, before if step < 30 else after, strict=True))
+                for step in range(60)
             }
         )
 
@@ -164,74 +133,198 @@ def test_some_groups_without_a_right_answer_are_healthy():
     assert findings(run_of(without_right_answers(0.4))) == []
 
 
-def test_rewards_in_conflict():
-    found = findings(run_of(column(1, lambda rewards, step: 1 - rewards[:, 0]), weights=(2, 1, 1)))
-    assert found[0].what == "format and correctness oppose each other: correlation -1.00"
-    assert found[1].what.startswith("training lowers correctness")
+def test_a_reward_that_training_lowers():
+    """The others oppose it, and it falls; one that is opposed and does not fall is no finding."""
 
+    def opposed(rewards, step):
+        rewards[:, 1] = 1 - rewards[:, 0]
+        return rewards
 
-def test_a_length_that_drifts():
-    for sign, word in ((1, "longer"), (-1, "shorter")):
-        metrics = run_of()
-        for step, values in metrics.items():
-            values["gdpo/length_correlation"] = 0.5 * sign if step > 10 else 0.0
-            values["response_length/mean"] = 100.0 * 1.02 ** (sign * step)
-        found = only(metrics)
-        assert found.what.startswith(f"responses get {word}, because the advantage follows")
-        assert (found.first, found.last) == (11, STEPS)
-
-
-def test_a_length_that_is_only_correlated_does_not_drift():
-    metrics = run_of()
+    found = findings(run_of(opposed, weights=(2, 1, 1)))
+    [lowered] = [each for each in found if each.topic == "lowered correctness"]
+    assert "its part of the advantage has the correlation -" in lowered.what
+    metrics = run_of(opposed, weights=(2, 1, 1))
     for values in metrics.values():
-        values["gdpo/length_correlation"] = 0.5
+        values["gdpo/correctness/mean"] = 0.5
     assert findings(metrics) == []
 
 
-@pytest.mark.parametrize(
-    ("scores", "expected"),
-    [
-        ((0.1, 0.6, 0.55, 0.5, 0.4), True),
-        ((0.1, 0.6, 0.3), False),  # one validation is not a trend
-        ((0.6, 0.5, 0.4, 0.4, 0.4), False),  # it has never risen
-        ((0.1, 0.6, 0.59, 0.58, 0.58), False),
-        ((0.1, 0.2, 0.3, 0.4, 0.5), False),
-    ],
-)
-def test_validation_that_falls(scores, expected):
-    metrics = run_of()
-    steps = [10 * k for k in range(len(scores))]
-    for step, score in zip(steps, scores, strict=True):
-        metrics.setdefault(step, {})["val-aux/made/format/mean@1"] = score
-    found = findings(metrics)
-    assert bool(found) == expected
-    if expected:
-        assert found[0].what == "validation of format falls while training rises: 0.600 to 0.400"
-        assert "the checkpoint of step 10" in found[0].advice
+NORMAL = {
+    "actor/grad_norm": 0.3,
+    "actor/entropy": 0.3,
+    "actor/ppo_kl": 0.001,
+    "actor/kl_loss": 0.001,
+    "actor/pg_clipfrac": 0.01,
+    "critic/advantages/min": -2.0,
+    "critic/advantages/max": 2.5,
+    "response_length/clip_ratio": 0.1,
+    "response/aborted_ratio": 0.0,
+    "critic/score/mean": 0.6,
+    "critic/score/min": 0.0,
+}
+
+
+def plain_run(since, steps=STEPS, until=10**6, **broken):
+    """What verl logs without this package, with some other values from the step `since` on."""
+    given = {name.replace("__", "/"): value for name, value in broken.items()}
+    return {step: NORMAL | (given if since <= step < until else {}) for step in range(1, steps + 1)}
 
 
 @pytest.mark.parametrize(
-    ("repeated", "what"),
+    ("name", "value", "what"),
     [
-        (lambda rewards: rewards[:, 0] + rewards[:, 1], "brevity equals format + correctness"),
-        (lambda rewards: rewards[:, 1], "correctness equals brevity"),
+        ("actor__grad_norm", 22_000.0, "the gradient norm is 2.2e+04; at the start it was 0.3"),
+        ("actor__entropy", 1e-4, "the entropy is 0.0001: all samples of a prompt"),
+        (
+            "actor__ppo_kl",
+            0.4,
+            "one update changes the policy by a KL of 0.4; before, it was 0.001",
+        ),
+        ("actor__kl_loss", 0.4, "the KL to the reference policy is 0.4, after 0.001"),
+        ("actor__pg_clipfrac", 0.7, "70% of the tokens are clipped, and train nothing; at the st"),
+        ("critic__advantages__min", -900.0, "|A| is up to 900; at the start it was up to 2.5"),
+        ("response_length__clip_ratio", 0.8, "80% of the responses are as long as the longest"),
+        ("response__aborted_ratio", 0.5, "50% of the responses are empty"),
+        ("critic__score__mean", 0.016, "score is 0.016, and was 0.6: almost all of it is lost"),
+        ("critic__score__mean", np.nan, "critic/score/mean is NaN or infinite"),
+        ("actor__grad_norm", np.nan, "actor/grad_norm is NaN or infinite"),
     ],
 )
-def test_a_reward_that_counts_twice(repeated, what):
-    def change(rewards, step):
-        rewards[:, 2] = repeated(rewards)
-        return rewards
+def test_a_plain_run_that_breaks(name, value, what):
+    """Five steps are enough, four are not, and the past is told as the past."""
+    since = 31
+    assert findings(plain_run(since, since + HOLD - 2, **{name: value})) == []
+    found = only(plain_run(since, since + HOLD - 1, **{name: value}))
+    assert found.what.startswith(what) and not found.is_over
+    if found.topic.startswith("collapse"):  # it is seen in a mean of five steps
+        return
+    assert (found.first, found.last) == (since, since + HOLD - 1)
+    over = only(plain_run(since, until=since + 8, **{name: value}))
+    assert over.is_over and over.steps == f"steps {since} to {since + 7}, and not since"
+    assert " is " not in over.what.partition(":")[0] and " are " not in over.what
+    assert findings(plain_run(since, until=since + 3, **{name: value})) == []  # a spike
 
-    found = findings(run_of(change))
-    whats = {finding.what.partition(" at every step")[0]: finding for finding in found}
-    assert (whats[what].first, whats[what].last) == (1, STEPS)
+
+def test_a_level_stays_what_it_was_while_it_is_broken():
+    [found] = findings(plain_run(31, steps=300, actor__kl_loss=0.4))
+    assert (found.first, found.last, found.is_over) == (31, 300, False)
 
 
-def test_two_rewards_that_are_constant_are_no_copies():
-    found = findings(
-        run_of(lambda rewards, step: np.column_stack([rewards[:, 0], 0 * rewards[:, :2]]))
+def test_slow_drift_of_the_kl_is_healthy():
+    metrics = plain_run(10**6, steps=500)
+    for step, values in metrics.items():
+        values["actor/kl_loss"] = 0.001 * step
+    assert findings(metrics) == []
+
+
+def test_a_curriculum_is_no_collapse():
+    assert findings(plain_run(31, critic__score__mean=0.25)) == []
+
+
+def test_a_fall_without_a_known_lowest_reward_is_measured_from_0():
+    for low, expected in ((0.2, 0), (0.01, 1)):
+        metrics = plain_run(31, critic__score__mean=low)
+        for values in metrics.values():
+            del values["critic/score/min"]
+        assert len(findings(metrics)) == expected
+
+
+def test_a_collapse_is_measured_from_the_lowest_sample():
+    """From 2.5 to -2.9, where a sample has at least -3; from 2.5 to -1 it is none."""
+    for low, expected in ((-2.9, 1), (-1.0, 0)):
+        metrics = plain_run(31, critic__score__mean=low)
+        for values in metrics.values():
+            values["critic/score/min"] = -3.0
+            values["critic/score/mean"] += 2.5 - 0.6 if values["critic/score/mean"] == 0.6 else 0
+        assert len(findings(metrics)) == expected
+
+
+def validated(scores, training, source="a", several=False, key="correct"):
+    """A validation at each fifth step; training as a function of the step."""
+    metrics = {}
+    for number, score in enumerate(scores, start=1):
+        for step in range(5 * number - 4, 5 * number + 1):
+            metrics[step] = {"gdpo/correct/mean": training(step)}
+            if several:
+                metrics[step] = {f"gdpo/correct/mean/{s}": training(step) for s in "ab"}
+        metrics[5 * number][f"val-aux/{source}/{key}/mean@1"] = score
+        if several:
+            metrics[5 * number]["val-aux/b/correct/mean@1"] = 0.5
+    return metrics
+
+
+RNG = np.random.default_rng(0)
+RISES = np.linspace(0.3, 0.6, 10)
+FALLS = np.r_[RISES, np.linspace(0.6, 0.5, 20)] + RNG.normal(0, 0.01, 30)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_validation_that_falls(several):
+    found = only(validated(FALLS, lambda step: 0.3 + step / 1000, several=several))
+    assert found.topic == "validation correct (a)"
+    assert found.what.startswith(
+        "validation of correct (a) falls from 0.592 to 0.501 since step 50"
     )
-    assert len(found) == 2 and all("lowest value" in each.what for each in found)
+    assert "while training goes from 0.3" in found.what
+    assert 40 <= found.first <= 100 and found.last == 150
+    assert "learn the training rows by heart; the checkpoint of step" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("scores", "training"),
+    [
+        (0.6 + RNG.normal(0, 0.02, 60), lambda step: 0.5),  # noise
+        (np.linspace(0.3, 0.6, 30) + RNG.normal(0, 0.01, 30), lambda step: 0.5),
+        (FALLS, lambda step: 0.9 - step / 500 + 0.01 * (step % 2)),  # harder prompts: both fall
+        ((0.1, 0.6, 0.5, 0.4), lambda step: 0.5),  # too few
+        ([0.5] * 30, lambda step: 0.5),
+    ],
+)
+def test_validation_that_does_not_fall(scores, training):
+    assert findings(validated(scores, training)) == []
+
+
+def test_a_step_costs_the_same_at_the_end():
+    """What is read of a step, and what is kept, does not grow."""
+
+    class Counted(dict):
+        reads = 0
+
+        def items(self):
+            Counted.reads += len(self)
+            return super().items()
+
+        def get(self, *given):
+            Counted.reads += 1
+            return super().get(*given)
+
+        def __getitem__(self, key):
+            Counted.reads += 1
+            return super().__getitem__(key)
+
+    def size(thing):
+        if isinstance(thing, dict):
+            return sum(map(size, thing.values()))
+        if hasattr(thing, "__dict__"):
+            return size(vars(thing))
+        return len(thing) if hasattr(thing, "__len__") and not isinstance(thing, str) else 1
+
+    watch, reads, sizes = Watch(), {}, {}
+    first = 5 * VALIDATIONS
+    for step in range(1, 10 * first):
+        before = Counted.reads
+        values = NORMAL | {f"gdpo/{r}/{s}": 0.5 for r in "ab" for s in ("mean", "varies")}
+        values["gdpo/a/mean"] += 0.1 * (step % 2)
+        if step % 5 == 0:
+            values["val-aux/made/a/mean@1"] = 0.5 + 0.01 * (step % 3)
+        watch.add(step, Counted(values))
+        reads[step], sizes[step] = Counted.reads - before, size(watch.memory)
+    assert reads[first] == reads[10 * first - 5] and sizes[first] == sizes[10 * first - 1]
+    assert watch.findings() == []
+
+
+def seen(holds):
+    return Seen("topic", holds, "", "", {})
 
 
 @pytest.mark.parametrize(
@@ -247,10 +340,22 @@ def test_two_rewards_that_are_constant_are_no_copies():
     ],
 )
 def test_hysteresis(holds, expected):
-    assert HOLD == 5
-    assert stretch({step: sign == "#" for step, sign in enumerate(holds)}) == expected
+    stretch = Stretch(HOLD)
+    for step, sign in enumerate(holds):
+        stretch.add(step, seen(sign == "#"))
+    assert (HOLD, stretch.found) == (5, expected)
 
 
-def test_a_run_without_our_metrics_has_no_findings():
+def test_what_is_over_comes_last():
+    metrics = plain_run(31, steps=90, until=41, actor__grad_norm=1e6)
+    for step in range(80, 91):
+        metrics[step] = metrics[step] | {"actor/entropy": 1e-5}
+    assert [(one.topic, one.is_over) for one in findings(metrics)] == [
+        ("entropy", False),
+        ("gradient", True),
+    ]
+
+
+def test_a_run_without_any_known_metric_has_no_findings():
     assert findings({}) == findings({1: {"critic/score/mean": 1.0}, 2: {}}) == []
     assert findings({step: {"gdpo/format/varies": float("nan")} for step in range(9)}) == []

@@ -13,6 +13,7 @@ import time
 import psutil
 import pytest
 
+from verl_gdpo.run import folder as run_folder
 from verl_gdpo.run.console import (
     Progress,
     failure_report,
@@ -494,18 +495,13 @@ def test_findings_are_shown_once(tmp_path, capsys):
     (tmp_path / "metrics").mkdir()
     with (tmp_path / "metrics" / "1.jsonl").open("a") as metrics:
         for step in range(1, 400):
-            metrics.write(step_line(step, **{"gdpo/no_signal": 0.9 if step > 7 else 0.0}))
+            metrics.write(step_line(step, **{"response/aborted_ratio": 0.9 * (step > 7)}))
             metrics.flush()
             progress.show()
     shown = capsys.readouterr().out.splitlines()
     (place,) = [k for k, line in enumerate(shown) if "FINDING" in line]
     assert "step   12" in shown[place - 1]  # the fifth of them
-    assert "90% of the groups have no signal" in shown[place]
-
-
-def spread_at(step):
-    """Half of what it was at the first steps, and at last a fifth; no 200 steps show both."""
-    return 1.0 if step < 6 else 0.5 if step < 550 else 0.2
+    assert "90% of the responses are empty" in shown[place]
 
 
 LOST_OR_REPEATED = {1: (332, 333, 334, 335), 2: (331,)}
@@ -515,15 +511,15 @@ def log_steps(run, start, steps, progress):
     (run / "metrics").mkdir(exist_ok=True)
     with (run / "metrics" / f"{start}.jsonl").open("a") as file:
         for step in steps:
-            silent = 0.9 if 100 < step < 120 else 0.0
-            others = {f"perf/{name}": 1.0 for name in range(50)}
-            values = {"gdpo/batch_norm_std": spread_at(step), "gdpo/no_signal": silent}
-            values |= {"gdpo/format/varies": 0.005 if 310 < step < 340 else 0.5}
+            values = {f"perf/{name}": 1.0 for name in range(50)}
+            values["response/aborted_ratio"] = 0.9 if 100 < step < 120 else 0.0
+            # above the level of the first steps, which only the first start has
+            values["actor/grad_norm"] = 0.3 if step < 550 else 30.0
+            values["actor/pg_clipfrac"] = 0.9 if start == 1 and 310 < step < 340 else 0.01
             # at the last four steps that are lost, and at the one before them when repeated
-            values["gdpo/length/varies"] = 0.005 if step in LOST_OR_REPEATED[start] else 0.5
-            if start == 2:  # what the resumed run repeats differs from what is lost
-                values["gdpo/format/varies"] = 0.5
-            file.write(step_line(step, **others, **values))
+            broken = step in LOST_OR_REPEATED[start]
+            values["actor/kl_loss"] = 0.4 if broken else 0.001
+            file.write(step_line(step, **values))
             if step % 5 == 0 or step == 331:
                 file.flush()
                 progress.show()
@@ -536,15 +532,22 @@ def test_the_log_finds_what_the_summary_finds(tmp_path, capsys):
     first = [line for line in capsys.readouterr().out.splitlines() if "FINDING" in line]
     log_steps(tmp_path, 2, range(301, 601), resumed)
     second = [line for line in capsys.readouterr().out.splitlines() if "FINDING" in line]
-    assert [("90% of the groups" in line) for line in first] == [True, False]  # and format
-    (blown_up,) = second  # what the first start has said is not said again
-    assert "2.5 times as much" not in blown_up and "5.0 times as much as at the start" in blown_up
+    assert ["90% of the responses" in line for line in first] == [True, False]  # and clipped tokens
+    (gradient,) = second  # what the first start has said is not said again
+    assert "the gradient norm is 30; at the start it was 0.3" in gradient
     in_all = findings(read_metrics(tmp_path))
-    assert findings(resumed.metrics) == in_all
-    assert [finding.topic for finding in in_all] == ["silent groups", "blown up"]
-    # a number for each step and metric that a rule reads
-    assert sum(map(len, resumed.metrics.values())) == 600 * 4
-    assert len({id(name) for values in resumed.metrics.values() for name in values}) == 4
+    assert resumed.watch.findings() == in_all
+    assert [(one.topic, one.is_over) for one in in_all] == [("gradient", False), ("aborted", True)]
+    assert resumed.earlier == {}
+
+
+def test_a_resume_reads_each_line_of_the_run_once(tmp_path, monkeypatch):
+    log_steps(tmp_path, 1, range(1, 41), Progress(tmp_path, quiet=True))
+    read, step_of = [], run_folder._step_of
+    monkeypatch.setattr(run_folder, "_step_of", lambda line: read.append(line) or step_of(line))
+    resumed = Progress(tmp_path, quiet=False)
+    log_steps(tmp_path, 2, range(31, 61), resumed)
+    assert len(read) == 40 + 30
 
 
 def test_a_run_whose_steps_are_not_known_shows_no_time_left(tmp_path, capsys):

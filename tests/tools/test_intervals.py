@@ -18,7 +18,8 @@ from verl_gdpo.tools.report.intervals import (
     risk_of_each,
     table_of_differences,
 )
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, ends_apart, read_arms
+from verl_gdpo.tools.report.tables import results
 
 
 def test_runs_that_differ_in_more_than_seeds_are_not_pooled(tmp_path):
@@ -200,3 +201,24 @@ def test_identical_arms_are_seldom_told_apart(rewards, correlation, is_paired):
 )
 def test_a_difference_of_two_standard_deviations_is_found(rewards, correlation, fewest):
     assert simulated_claims(rewards, 2.0, correlation)[0] >= fewest
+
+
+def test_arms_of_unequal_length_are_compared_where_both_are():
+    """Both learn alike; one stopped at step 22 of 60, and validates at other steps."""
+
+    def arm(name, steps, every):
+        curve = {step: {"gdpo/x/mean": step / 100} for step in range(1, steps + 1)}
+        for step in range(every, steps + 1, every):
+            curve[step]["val-aux/made/y/mean@1"] = step / 100
+        return RunsOfArm(
+            name, [Run(Path(f"{name}{i}"), curve, configured(name, i)) for i in (1, 2)]
+        )
+
+    arms = [arm("gdpo", 22, 6), arm("grpo", 60, 4)]
+    assert {one.reward: one.value for one in differences_of_arms(arms)} == {"x": 0, "y": 0}
+    said = " up to step 22, the last one that all runs have"
+    assert table_of_differences(arms).caption.endswith(said)
+    assert results(arms).caption.startswith(f"Mean reward{said};")
+    ends_of_x = [row[-3] for row in results(arms).rows if row[0] == "x"]
+    assert ends_of_x == ["0.220, 0.220", "0.220, 0.220"]
+    assert ends_apart(arms[:1]) == ""

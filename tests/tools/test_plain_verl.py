@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import plain_verl_archive
@@ -241,8 +242,13 @@ def test_the_report_of_a_plain_run(plain, capsys):
     assert "<h1>Run grpo_baseline</h1>" in text
     for name in ("reward-score", "reward-layout", "response-length"):
         assert (plain / "report" / f"{name}.png").exists()
-    assert "Most rules need the metrics of verl-gdpo, which grpo_baseline has not" in text
-    assert "no curve of each reward, influence, collapse, and most findings: train with" in text
+    assert (
+        "Rules about each reward need the metrics of verl-gdpo, which grpo_baseline has not" in text
+    )
+    assert (
+        "no curve of each reward, influence, collapse, and findings about each reward: train with"
+        in text
+    )
     assert "where GDPO and GRPO differ most" in text
     assert "&lt;tool_call&gt;" in text and ">trained<" not in text and "None tokens" not in text
 
@@ -270,7 +276,37 @@ def test_runs_of_one_name_are_no_seeds_of_each_other(plain, tmp_path_factory):
     assert [arm.name for arm in arms] == names
     config = next(plain.glob("outputs/*/*"))
     [arm] = read_arms([plain_verl_archive.METRICS, other], [config, config])
-    assert (arm.name, len(arm.runs)) == ("grpo_baseline", 2)
+    assert (arm.name, len(arm.runs)) == ("grpo", 2)
+
+
+def test_seeds_of_plain_runs_pool(tmp_path, capsys, monkeypatch):
+    """By their configurations without seeds and names, or as the user says."""
+    monkeypatch.chdir(tmp_path)
+    made = [("grpo", 1, 1e-6), ("gdpo", 1, 1e-6), ("grpo", 2, 1e-6), ("gdpo", 2, 1e-6)]
+    made += [("grpo", 3, 1e-5)]
+    runs, configs = [], []
+    for number, (estimator, seed, rate) in enumerate(made):
+        config = {"algorithm": {"adv_estimator": estimator}, "data": {"seed": seed}, "lr": rate}
+        config["trainer"] = {"experiment_name": f"try {number}"}
+        runs.append(Path(f"{number}.jsonl"))
+        configs.append(Path(f"{number}.yaml"))
+        line = {"step": 1, "data": {"critic/score/mean": 0.5}}
+        runs[-1].write_text(json.dumps(line) + "\n")
+        configs[-1].write_text(json.dumps(config))
+    arms = read_arms(runs, configs)
+    assert {arm.name: [run.name for run in arm.runs] for arm in arms} == {
+        "grpo 1 (lr=1e-06)": ["0", "2"],
+        "grpo 2 (lr=1e-05)": ["4"],
+        "gdpo": ["1", "3"],
+    }
+    assert report.main(["--arm", "mine=0.jsonl,4.jsonl", "--arm", "other=1.jsonl"]) == 0
+    text = Path("report/index.html").read_text()
+    assert "Comparison: mine, other" in text
+    assert '<td class="word">mine</td>\n<td>2</td>' in text  # two runs of this arm
+    for wrong in ("mine", "mine=", "=0.jsonl"):
+        with pytest.raises(SystemExit):
+            report.main(["--arm", wrong])
+        assert "expected NAME=RUN,RUN" in capsys.readouterr().err
 
 
 def test_what_a_configuration_lacks(plain):
@@ -290,7 +326,39 @@ def test_the_summary_of_a_plain_run(plain, capsys):
     out = capsys.readouterr().out
     assert re.search(r"^score +0\.792 +2\.158 +0\.000 +1\.867$", out, re.M)
     assert "rollouts: no -> no examples, and no replay: train with trainer.rollout_data_dir" in out
-    assert (plain / "rewards.png").exists()
+    drawn = (plain / "rewards.png").read_bytes()
+    assert drawn.startswith(b"\x89PNG")
+
+
+def test_the_summary_overwrites_nothing(plain, capsys):
+    (plain / "rewards.png").write_text("mine")
+    assert summary.main([plain_verl_archive.METRICS]) == 0
+    assert (
+        "none: rewards.png is in this folder already, and stays as it is" in capsys.readouterr().out
+    )
+    assert (plain / "rewards.png").read_text() == "mine"
+
+
+def test_the_summary_for_a_script(plain, capsys):
+    assert summary.main([plain_verl_archive.METRICS, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["run"], record["last_step"], record["findings"]) == ("grpo_baseline", 10, [])
+    assert record["rewards"]["score"]["last step"] == pytest.approx(2.158, abs=1e-3)
+    lines = Path(plain_verl_archive.METRICS).read_text().splitlines()
+    for end, code in ((40, 3), (60, 0)):  # broken until the end, and healthy again
+        with Path("broken.jsonl").open("w") as file:
+            for step in range(1, 61):
+                data = json.loads(lines[5])["data"]
+                data |= {"actor/grad_norm": 1e6} if 30 <= step <= 40 else {"critic/score/min": None}
+                if step <= end:
+                    print(json.dumps({"step": step, "data": data}), file=file)
+        assert summary.main(["broken.jsonl", "--json"]) == code
+        record = json.loads(capsys.readouterr().out)
+        [found] = record["findings"]
+        expected = ("gradient", 30, 40, code == 0)
+        assert tuple(found[key] for key in ("topic", "first", "last", "is_over")) == expected
+        assert "critic/score/min" in record["warnings"][0]
+    assert summary.main(["nowhere", "--json"]) == 1
 
 
 def test_a_summary_of_nothing(plain, capsys):

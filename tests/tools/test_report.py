@@ -153,7 +153,9 @@ def test_runs_are_grouped_by_the_arm_of_their_configuration(tmp_path):
     assert [row[5:7] for row in runs(arms).rows] == [("1", "4"), ("2", "6"), ("1", "4"), ("-", "4")]
     said = "\n".join(warnings(arms))
     assert "One run of gdpo, d: differences may be chance." in said
-    assert "The runs of grpo end at the steps 4, 6" in said
+    assert "The runs end at different steps (grpo at 4, 6; gdpo at 4; d at 4)." in said
+    assert "Results and differences are up to step 4, the last one that all runs have" in said
+    assert results(arms).caption.startswith("Mean reward up to step 4, the last one")
     assert warnings(read_arms(folders[1:2])) == []
     assert warnings(read_arms(folders[:2])) == ["One run per arm: differences may be chance."]
 
@@ -355,19 +357,19 @@ def test_a_run_without_rollouts_or_own_metrics_still_has_a_page(tmp_path):
 
 def test_findings_come_first(tmp_path, capsys):
     run, quiet = tmp_path / "run", tmp_path / "quiet"
-    for folder, silent in ((run, 0.9), (quiet, 0.1)):
-        data = {"gdpo/no_signal": silent, "gdpo/format/mean": 0.5}
+    for folder, aborted in ((run, 0.9), (quiet, 0.1)):
+        data = {"response/aborted_ratio": aborted, "gdpo/format/mean": 0.5}
         write_metrics(folder, [{"step": step, "data": data} for step in range(1, 8)])
     text = write(build_page([run, quiet]), tmp_path / "out").read_text()
-    found = "run: 90% of the groups have no signal: their rollouts train nothing"
-    assert text.count("of the groups have no signal") == 1
+    found = "run: 90% of the responses are empty: their rollouts were aborted"
+    assert text.count("of the responses are empty") == 1
     assert 0 < text.index(found) < text.index('<section id="summary">')
-    assert "(steps 1 to 7)" in text and "algorithm.filter_groups.enable=True" in text
+    assert "(steps 1 to 7)" in text and "Look in train.log for what" in text
     text = write(build_page([quiet]), tmp_path / "out").read_text()
     assert "Nothing in the metrics asks for attention" in text
     for folder, count in ((run, 1), (quiet, 0)):
         assert summary.main([str(folder)]) == 0
-        assert capsys.readouterr().out.count("FINDING: 90% of the groups") == count
+        assert capsys.readouterr().out.count("FINDING: 90% of the responses") == count
 
 
 def test_the_summary_draws_the_same_curves(tmp_path, capsys):
@@ -477,12 +479,12 @@ def test_a_chart_without_anything_to_see_is_a_sentence(tmp_path):
 def test_findings_beyond_the_first_can_be_opened(tmp_path):
     runs = [tmp_path / f"run{i}" for i in range(6)]
     for run in runs:
-        data = {"gdpo/no_signal": 0.9, "gdpo/format/mean": 0.5}
+        data = {"response/aborted_ratio": 0.9, "gdpo/format/mean": 0.5}
         write_metrics(run, [{"step": step, "data": data} for step in range(1, 8)])
     text = write(build_page(runs), tmp_path / "out").read_text()
-    assert text.count("of the groups have no signal") == 6
+    assert text.count("of the responses are empty") == 6
     shown, more = text.split("<details><summary>2 more</summary>")
-    assert shown.count("of the groups have no signal") == 4
+    assert shown.count("of the responses are empty") == 4
     assert more.index("run5: 90%") < more.index("</details>")
 
 

@@ -8,15 +8,16 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from verl_gdpo.run.findings import READ, findings
+from verl_gdpo.run.findings import Watch, findings
 from verl_gdpo.run.folder import (
+    Metrics,
     MetricsReader,
+    merged,
     read_metrics,
     training_rewards,
     validation_rewards,
@@ -53,13 +54,13 @@ class Progress:
         self.log = run / "train.log"
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
         self.last_step: int | None = None
-        self.metrics: dict[int, dict[str, float]] = {}  # those in `READ`, of all steps of the run
+        self.watch = Watch()
         self.found: set[str] = set()  # topics of findings that this start or an earlier one printed
+        self.earlier: Metrics = {}  # steps of earlier starts, until this start logs its first one
         self.problems_shown = 0
         with contextlib.suppress(Exception):  # `show` gets the same error and prints it
-            for step, values in self.reader.new():
-                self._keep(step, values)
-            self.found = {finding.topic for finding in findings(self.metrics)}
+            self.earlier = merged(self.reader.new())
+            self.found = {finding.topic for finding in findings(self.earlier)}
 
     def show(self) -> None:
         """Print the steps that verl has logged since the last call."""
@@ -83,7 +84,7 @@ class Progress:
 
     def _new(self) -> Iterator[str]:
         for step, metrics in self.reader.new() if self.is_on else ():
-            self._keep(step, metrics)
+            found = [*self._findings(step, metrics)]
             if step not in self.shown:
                 self.shown[step] = time.monotonic()
                 rewards = _last_values(training_rewards({step: metrics}))
@@ -92,7 +93,7 @@ class Progress:
                     yield f"step {step:4d}  {rewards}{_more(metrics)}{self._left(step)}"
                 if validation:
                     yield f"step {step:4d}  validation  {validation}"
-                yield from self._findings()
+            yield from found
         for problem in self.reader.problems[self.problems_shown :]:
             self.problems_shown += 1
             yield f"WARNING: {problem}"
@@ -106,19 +107,17 @@ class Progress:
             return f"{'running' if self.shown else 'starting Ray, the policy and its servers'} ..."
         return f"step {now.step}: {now.phase}, {now.samples} samples finished since the start ..."
 
-    def _keep(self, step: int, values: Mapping[str, float]) -> None:
-        """Remember what the rules read. A resumed run repeats its last steps: these are forgotten.
+    def _findings(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
+        """Yield what the run shows up to now, each topic once in a run.
 
-        A step takes a number for each metric, because the names are kept once.
+        A resumed run repeats the steps after its checkpoint: the earlier start's are left out.
         """
-        for later in [known for known in self.metrics if known > step]:
-            del self.metrics[later]
-        kept = {sys.intern(name): value for name, value in values.items() if READ.fullmatch(name)}
-        self.metrics.setdefault(step, {}).update(kept)
-
-    def _findings(self) -> Iterator[str]:
-        """Yield what the run shows up to now, each topic once in a run."""
-        for finding in findings(self.metrics):
+        for known, values in self.earlier.items():
+            if known < step:
+                self.watch.add(known, values)
+        self.watch.add(step, {**self.earlier.get(step, {}), **metrics})
+        self.earlier = {}
+        for finding in self.watch.findings():
             if finding.topic not in self.found:
                 self.found.add(finding.topic)
                 yield f"FINDING: {finding}"

@@ -1,10 +1,14 @@
 """Prints a run's rewards, findings and files, and draws the reward curves.
 
-verl-gdpo summary RUN
+verl-gdpo summary RUN [--json]
 """
 
+import argparse
+import json
+import math
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from verl_gdpo.run.findings import findings
@@ -15,6 +19,8 @@ from verl_gdpo.run.tracker_logs import EXPECTED, Logged, read_logged
 from verl_gdpo.terminal import needs_extra, printable, render
 
 HEADER = ("reward", *ENDS)
+FOUND = 3  # exit code
+PICTURE = "rewards.png"
 
 
 def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
@@ -28,10 +34,50 @@ def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
 
 
 def main(argv: Sequence[str]) -> int:
-    if len(argv) != 1 or argv[0].startswith("-"):
-        print(f"usage: verl-gdpo summary RUN; got {list(argv)}. RUN: {EXPECTED}", file=sys.stderr)
-        return 2
-    folder, logged = Path(argv[0]), None
+    parser = argparse.ArgumentParser(
+        prog="verl-gdpo summary",
+        description="Exit codes: 0; 1 if there is nothing to read; 2 for wrong arguments; and "
+        f"{FOUND} with --json if there is a finding that still holds at the end of the run.",
+    )
+    parser.add_argument("run", metavar="RUN", help=EXPECTED)
+    parser.add_argument("--json", action="store_true", help="print JSON, and draw nothing")
+    arguments = parser.parse_args(argv)
+    return as_json(arguments.run) if arguments.json else as_text(arguments.run)
+
+
+def as_json(source: str) -> int:
+    """Print what a script needs of a run as one JSON object; docs/tools.md has its keys."""
+    try:
+        logged = read_logged(source)
+    except ValueError as error:
+        print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
+        return 1
+    found = findings(logged.metrics)
+    rewards = dict.fromkeys(
+        [*training_rewards(logged.metrics), *validation_rewards(logged.metrics)]
+    )
+    record = {
+        "run": logged.name,
+        "tracker": logged.kind,
+        "last_step": max(logged.metrics),
+        "rewards": {
+            name: {what: _number(end.value) for what, end in ends(logged.metrics, name).items()}
+            for name in rewards
+        },
+        "findings": [asdict(finding) for finding in found],
+        "warnings": gaps(logged.metrics),
+    }
+    print(json.dumps(record, allow_nan=False))
+    return FOUND if any(not finding.is_over for finding in found) else 0
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None
+
+
+def as_text(source: str) -> int:
+    folder, logged = Path(source), None
     parts = {
         "metrics": folder / "metrics",
         "rollouts": folder / "rollouts",
@@ -40,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     }
     is_ours = any(path and path.exists() for path in parts.values())
     try:
-        logged = read_logged(argv[0])
+        logged = read_logged(source)
     except ValueError as error:
         print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
         if not is_ours:
@@ -74,20 +120,25 @@ def _print_rest(logged: Logged, source: Path, is_ours: bool) -> None:
         from verl_gdpo.tools.report.runs import run_of
         from verl_gdpo.tools.report.tables import inputs_of
 
-        print(f"{'reward curves':<14} {draw_rewards(logged, source if is_ours else Path())}")
+        picture = (source if is_ours else Path()) / PICTURE
+        if not is_ours and picture.exists():
+            drawn = f"none: {picture} is in this folder already, and stays as it is"
+        else:
+            drawn = str(draw_rewards(logged, picture))
+        print(f"{'reward curves':<14} {drawn}")
         for one in () if is_ours else inputs_of(run_of(logged, source)):
             print(printable(str(one)))
     except ImportError as error:
         print(f"{'reward curves':<14} none: {needs_extra(error)}")
 
 
-def draw_rewards(logged: Logged, out: Path) -> Path:
-    """Write the curves of a run to `rewards.png` in the folder `out`; return that path."""
+def draw_rewards(logged: Logged, picture: Path) -> Path:
+    """Write the curves of a run to `picture`; return that path."""
     from verl_gdpo.tools.plots import draw
     from verl_gdpo.tools.report.charts import reward_panels
     from verl_gdpo.tools.report.runs import RunsOfArm, run_of
 
-    run, picture = run_of(logged, Path(logged.name)), out / "rewards.png"
+    run = run_of(logged, Path(logged.name))
     panels = reward_panels([RunsOfArm("training", [run])])
     arm = run.setting("arm")
     title = f"Rewards over {max(run.metrics)} training steps" + (f" of {arm}" if arm else "")

@@ -1,6 +1,6 @@
 """A page about one run, or about arms and their seeds side by side.
 
-verl-gdpo report RUN [RUN ...] [--out FOLDER]
+verl-gdpo report RUN [RUN ...] [--arm NAME=RUN,RUN] [--out FOLDER]
 """
 
 import argparse
@@ -18,11 +18,18 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="verl-gdpo report",
         description="Writes index.html, which needs nothing else, and its pictures as PNG. Runs "
-        "are grouped by `arm` of their configuration: several seeds of an arm become a median "
-        "with the inter-quartile range.",
+        "whose configurations differ in seeds and names alone are an arm: several seeds of an arm "
+        "become a median with the inter-quartile range.",
     )
     add = parser.add_argument
-    add("runs", nargs="+", metavar="RUN", help=f"of any verl run: {EXPECTED}")
+    add("runs", nargs="*", metavar="RUN", help=f"of any verl run: {EXPECTED}")
+    add(
+        "--arm",
+        action="append",
+        default=[],
+        metavar="NAME=RUN,RUN",
+        help="these runs are seeds of one arm, whatever their configurations say",
+    )
     add("--out", type=Path, help="default: report/ in the folder of a single run, or here")
     for option, metavar, what in (
         ("--config", "FILE", "configuration, if it is not in its folder"),
@@ -33,13 +40,19 @@ def main(argv: Sequence[str]) -> int:
     add("--scorer", metavar="NAME", help=f"scores the rollouts again: {HOW}")
     add("--data-source", metavar="NAME", help="of rows without one, for --scorer")
     arguments = parser.parse_args(argv)
-    out = arguments.out or _default_out(arguments.runs)
+    arm_of: dict[Path | str, str] = {
+        run: arm for named in arguments.arm for run, arm in _runs_of(named, parser)
+    }
+    sources = [*arguments.runs, *arm_of]
+    if not sources:
+        parser.error("expected a RUN, or --arm NAME=RUN,RUN")
+    out = arguments.out or _default_out(sources)
     try:
         # torch and matplotlib take seconds to load
         from verl_gdpo.tools.report.page import build_page, write
 
         scorer = Scorer.of(arguments.scorer, arguments.data_source) if arguments.scorer else None
-        page = build_page(arguments.runs, arguments.config, arguments.rollouts, scorer)
+        page = build_page(sources, arguments.config, arguments.rollouts, scorer, arm_of)
     except (ImportError, ValueError) as error:
         said = needs_extra(error) if isinstance(error, ImportError) else str(error)
         print(f"verl-gdpo report: {said}", file=sys.stderr)
@@ -48,7 +61,16 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _default_out(runs: Sequence[str]) -> Path:
+def _runs_of(named: str, parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
+    """Return (run, arm) for each run of NAME=RUN,RUN."""
+    arm, is_named, runs = named.partition("=")
+    found = [(run, arm) for run in runs.split(",") if run]
+    if not (arm and is_named and found):
+        parser.error(f"--arm {named}: expected NAME=RUN,RUN, such as --arm grpo=runs/1,runs/2")
+    return found
+
+
+def _default_out(runs: Sequence[Path | str]) -> Path:
     """In the folder of a run of our recipes; a tracker's folder is left as it is."""
     folder = Path(runs[0])
     is_ours = len(runs) == 1 and (folder / "metrics").is_dir()

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from verl_gdpo.advantage.zero import NO_SIGNAL
-from verl_gdpo.run.folder import Metrics, training_rewards, validation_rewards
-from verl_gdpo.tools.report.runs import Run, RunsOfArm
+from verl_gdpo.run.folder import training_rewards, validation_rewards
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, ends_apart, last_common_step
 from verl_gdpo.tools.report.sections import (
     FEWEST_FOR_BAND,
     MAIN_ARM,
@@ -94,12 +94,15 @@ def differences_of_arms(arms: Sequence[RunsOfArm]) -> list[Difference]:
     if len(several) < 2:
         return []
     main = next((arm for arm in several if arm.name == MAIN_ARM), several[0])
+    last = last_common_step(arms)
     found = [
         Difference(name, main.name, other.name, _samples(main, other, values, others))
         for other in several
         if other is not main
         for name, read in _rewards(arms)
-        if (values := _ends(main, read, name)) and (others := _ends(other, read, name))
+        if (steps := _common_steps([*main.runs, *other.runs], read, name, last))
+        and (values := _ends(main, read, name, steps))
+        and (others := _ends(other, read, name, steps))
     ]
     return [replace(one, risk=risk) for one, risk in zip(found, _risks(found), strict=True)]
 
@@ -163,7 +166,7 @@ def table_of_differences(arms: Sequence[RunsOfArm]) -> Table | None:
     caption = (
         f"Differences at the end, with intervals that hold for all {len(found)} together in "
         f"{CONFIDENCE:.0%} of reports: of the last validation, or, without one, of the mean of "
-        f"the last {SMOOTHED_STEPS} steps"
+        f"the last {SMOOTHED_STEPS} steps{ends_apart(arms)}"
     )
     header = ("reward", "arms", "difference", "interval", "runs are", "which is")
     return Table(caption, header, rows, labels=2)
@@ -179,16 +182,18 @@ def _rewards(arms: Sequence[RunsOfArm]) -> list[tuple[str, ReadEach]]:
     ]
 
 
-def _ends(arm: RunsOfArm, read: ReadEach, name: str) -> list[float]:
+def _common_steps(runs: Sequence[Run], read: ReadEach, name: str, last: int) -> list[int]:
+    """The last steps that all the runs have a value of, so that none is compared later."""
+    of_each = [{s for s in read(run.metrics).get(name, {}) if 0 < s <= last} for run in runs]
+    steps = sorted(set.intersection(*of_each))
+    return steps[-(1 if read is validation_rewards else SMOOTHED_STEPS) :]
+
+
+def _ends(arm: RunsOfArm, read: ReadEach, name: str, steps: Sequence[int]) -> list[float]:
     """One number of each run; none if a run has no such number."""
-    found = [_end(run.metrics, read, name) for run in arm.runs]
+    curves = [read(run.metrics)[name] for run in arm.runs]
+    found = [statistics.fmean(curve[step] for step in steps) for curve in curves]
     return [] if any(map(math.isnan, found)) else found
-
-
-def _end(metrics: Metrics, read: ReadEach, name: str) -> float:
-    curve = {step: value for step, value in read(metrics).get(name, {}).items() if step > 0}
-    steps = sorted(curve)[-(1 if read is validation_rewards else SMOOTHED_STEPS) :]
-    return statistics.fmean(curve[step] for step in steps) if steps else math.nan
 
 
 def _samples(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
@@ -63,13 +64,14 @@ def build_page(
     configs: Sequence[Path] = (),
     rollouts: Sequence[Path] = (),
     scorer: Scorer | None = None,
+    arm_of: Mapping[Path | str, str] = MappingProxyType({}),
 ) -> Page:
     """Read the runs and put the page together; `read_arms` says what the arguments are.
 
     Raises:
         ValueError: a run cannot be read; see `read_arms`.
     """
-    arms = read_arms(sources, configs, rollouts, scorer)
+    arms = read_arms(sources, configs, rollouts, scorer, arm_of)
     names = ", ".join(arm.name for arm in arms)
     single = len(arms) == 1 and len(arms[0].runs) == 1
     title = f"Run {arms[0].runs[0].name}" if single else f"Comparison: {names}"

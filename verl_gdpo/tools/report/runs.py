@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -57,8 +58,8 @@ class Run:
 
     @property
     def arm(self) -> str:
-        """`arm` of the recipes; its name for a run without it."""
-        return str(self.setting("arm") or self.name)
+        """`arm` of the recipes, the estimator of a run without it, or else its name."""
+        return str(self.setting("arm") or self.setting("algorithm.adv_estimator") or self.name)
 
     def dumps(self) -> list[Path]:
         """Return its rollout dumps, by step.
@@ -105,6 +106,7 @@ def read_arms(
     configs: Sequence[Path] = (),
     rollouts: Sequence[Path] = (),
     scorer: Scorer | None = None,
+    arm_of: Mapping[Path | str, str] = MappingProxyType({}),
 ) -> list[RunsOfArm]:
     """Read runs; arms in the order in which they are first named.
 
@@ -113,6 +115,7 @@ def read_arms(
         configs, rollouts: each run's configuration and folder of dumps, in the order of the runs,
             where they are not in its folder; or none.
         scorer: scores the dumps again.
+        arm_of: the arm of each source that a user put into one, whatever its configuration.
 
     Raises:
         ValueError: a run is not there, is named twice, or has no metrics.
@@ -124,14 +127,31 @@ def read_arms(
                 "each run, in their order"
             )
     seen: set[Path] = set()
-    runs: dict[str, list[Run]] = {}
+    runs: dict[tuple[str, bool], list[Run]] = {}
     for source, config, folder in zip_longest(sources, configs, rollouts):
         if Path(source).resolve() in seen:
             raise ValueError(f"{source}: named twice; each run counts once")
         seen.add(Path(source).resolve())
         run = run_of(read_logged(str(source)), Path(source), config, folder, scorer)
-        runs.setdefault(run.arm, []).append(run)
-    return [arm for name, members in runs.items() for arm in _alike(name, members)]
+        runs.setdefault((arm_of.get(source, run.arm), source in arm_of), []).append(run)
+    return [
+        arm
+        for (name, is_chosen), members in runs.items()
+        for arm in ([RunsOfArm(name, members)] if is_chosen else _alike(name, members))
+    ]
+
+
+def last_common_step(arms: Sequence[RunsOfArm]) -> int:
+    """The last step that all runs have got to, of those that have trained."""
+    ends = (max(run.metrics) for arm in arms for run in arm.runs)
+    return min((end for end in ends if end > 0), default=0)
+
+
+def ends_apart(arms: Sequence[RunsOfArm]) -> str:
+    """What to say of runs that end at different steps; "" where all end at one."""
+    last = last_common_step(arms)
+    later = any(max(run.metrics) > last for arm in arms for run in arm.runs)
+    return f" up to step {last}, the last one that all runs have" if later else ""
 
 
 def _alike(name: str, runs: Sequence[Run]) -> list[RunsOfArm]:
@@ -146,7 +166,8 @@ def _alike(name: str, runs: Sequence[Run]) -> list[RunsOfArm]:
             pairs = [f"{key}={one.get(key)}" for key in keys]
         groups.setdefault(tuple(pairs), []).append(run)
     if len(groups) == 1:
-        return [RunsOfArm(name, runs)]
+        alone = len(runs) == 1 and not runs[0].setting("arm")
+        return [RunsOfArm(runs[0].name if alone else name, runs)]
     return [
         RunsOfArm(f"{name} {number} ({listed(pairs, SETTINGS_IN_A_NAME)})", members)
         for number, (pairs, members) in enumerate(groups.items(), start=1)

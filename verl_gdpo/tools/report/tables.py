@@ -7,15 +7,22 @@ from pathlib import Path
 import numpy as np
 
 from verl_gdpo.run.dump_reader import DUMPS_READ, dump_files, has_rewards
-from verl_gdpo.run.folder import SCORE, gaps, training_rewards, validation_rewards
+from verl_gdpo.run.folder import SCORE, Metrics, gaps, training_rewards, validation_rewards
 from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, End, ends, history
 from verl_gdpo.run.scorer import HOW
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, compared, differing
+from verl_gdpo.tools.report.runs import (
+    Run,
+    RunsOfArm,
+    compared,
+    differing,
+    ends_apart,
+    last_common_step,
+)
 from verl_gdpo.tools.report.sections import FEWEST_FOR_BAND, Table, names
 
 # what each input makes possible, and how to have it
 OF_METRICS = "curves, response length, validation"
-OF_NAMES = "curve of each reward, influence, collapse, and most findings"
+OF_NAMES = "curve of each reward, influence, collapse, and findings about each reward"
 OF_CONFIG = "model, data, seeds, and weights of the rewards"
 RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
 MANAGER = "train with reward.reward_manager.name=gdpo, which works with grpo too"
@@ -26,16 +33,20 @@ DUMPS = "train with trainer.rollout_data_dir=FOLDER, and name the folder with --
 def results(arms: Sequence[RunsOfArm]) -> Table:
     """Each reward of each arm, at both ends of the training."""
     rewards = dict.fromkeys([*names(arms, training_rewards), *names(arms, validation_rewards)])
-    rows = []
+    last, rows = last_common_step(arms), []
     for name in rewards:
         for arm in arms:
-            of_runs = [ends(run.metrics, name) for run in arm.runs]
+            of_runs = [ends(_until(run.metrics, last), name) for run in arm.runs]
             cells = [_over_runs([e[what] for e in of_runs if what in e]) for what in ENDS]
             rows.append((name, arm.name, str(len(arm.runs)), *cells))
-    caption = "Mean reward, higher is better"
+    caption = f"Mean reward{ends_apart(arms)}; higher is better"
     if any(len(arm.runs) >= FEWEST_FOR_BAND for arm in arms):
         caption += "; of five runs and more the median and, in brackets, the inter-quartile range"
     return Table(caption, ("reward", "arm", "runs", *ENDS), rows, labels=2)
+
+
+def _until(metrics: Metrics, last: int) -> Metrics:
+    return {step: values for step, values in metrics.items() if step <= last}
 
 
 def _over_runs(found: Sequence[End]) -> str:
@@ -101,13 +112,15 @@ def warnings(arms: Sequence[RunsOfArm]) -> list[str]:
         alone = [arm.name for arm in arms if len(arm.runs) == 1]
         who = "One run per arm" if len(alone) == len(arms) else f"One run of {', '.join(alone)}"
         found.append(f"{who}: differences may be chance.")
-    for arm in arms:
-        steps = sorted({_last_step(run) for run in arm.runs})
-        if len(steps) > 1:
-            found.append(
-                f"The runs of {arm.name} end at the steps {', '.join(map(str, steps))}: the "
-                "later part of its lines is over fewer runs."
-            )
+    if apart := ends_apart(arms):
+        ends_at = "; ".join(
+            f"{arm.name} at {', '.join(map(str, sorted({_last_step(run) for run in arm.runs})))}"
+            for arm in arms
+        )
+        found.append(
+            f"The runs end at different steps ({ends_at}). Results and differences are{apart}; "
+            "the lines go on beyond it, over fewer runs."
+        )
     for run in (run for arm in arms for run in arm.runs):
         found += [f"{run.folder}: {gap}. Lines leave it out." for gap in gaps(run.metrics)]
     return found
