@@ -235,6 +235,7 @@ def test_solutions_may_run_in_a_weak_sandbox_if_it_is_named(tmp_path, monkeypatc
         allowed.clear()
 
 
+@pytest.mark.slow
 def test_a_planted_leak_of_problems_with_several_solutions(tmp_path, capsys):
     """Four solutions a problem: all test problems are in train, and no row is."""
     solutions = ["print(2)", "print(1 + 1)", "print(3 - 1)", "n = 2\nprint(n)"]

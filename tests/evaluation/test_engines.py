@@ -39,7 +39,7 @@ def all_answers(engine, prompts):
     return [found[k] for k in range(len(prompts))]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_a_batch_of_many_equals_one_by_one(model, temperature):
     engine = engine_of(model, temperature=temperature)
     prompts = [engine.prompt(asked(text), seed) for seed, text in enumerate(TEXTS)]

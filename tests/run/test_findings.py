@@ -43,6 +43,7 @@ def run_of(change=lambda rewards, step: rewards, seed=0, weights=(1.0, 1.0, 1.0)
     return metrics
 
 
+@pytest.mark.slow
 def test_healthy_runs_have_no_findings():
     for seed in range(20):
         assert findings(run_of(seed=seed)) == []

@@ -620,6 +620,7 @@ def test_what_the_machine_cannot_give_to_a_scorer(check, monkeypatch):
     assert check()[::2] == (1, "check: no sandbox works here\n")
 
 
+@pytest.mark.slow
 def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
     """Else no run; and where it is allowed, it is called weak."""
     kinds = sandbox_machine.kinds

@@ -504,6 +504,7 @@ def test_a_missed_expectation_is_called_so():
     assert sum("as expected" in line for line in lines) == 4
 
 
+@pytest.mark.slow
 def test_a_further_setting_changes_no_verdict():
     """Who adds a setting writes a protocol of his own; the claims of this one stay."""
     code = (
