@@ -1,9 +1,6 @@
 """Packed rows attend to themselves alone, and which attention `auto` stands for."""
 
 import json
-import os
-import socket
-import subprocess
 import sys
 from types import ModuleType
 
@@ -11,8 +8,8 @@ import pytest
 import torch
 from composed_recipes import composed
 from omegaconf import OmegaConf
-from repository import REPO
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+from two_ranks import run_two_ranks
 
 from verl_gdpo.verl_hooks import attention
 from verl_gdpo.verl_hooks.attention import KEY, choose, packed_varlen, register
@@ -132,22 +129,7 @@ def test_verls_engine_on_two_ranks(tmp_path):
     torch.manual_seed(0)
     folder = tmp_path / "model"
     AutoModelForCausalLM.from_config(Qwen2Config(**SIZES, **HEADS)).save_pretrained(folder)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    script = REPO / "tests/help/packed_rank.py"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), port, tmp_path, folder],
-            env={**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    run_two_ranks("packed_rank.py", tmp_path, folder)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for one in found:
         assert {*one["worst"]} == {"plain", "fused", "to a fixed length"}
