@@ -8,9 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 from run_folder_writer import make_run
 from scipy import stats
+from verl_gdpo.tools.plots import THEMES, figure_of
 
 from verl_gdpo.run.outline import ends
-from verl_gdpo.tools.plots import THEMES, figure_of
 from verl_gdpo.tools.report.charts import reward_panels
 from verl_gdpo.tools.report.intervals import (
     CONFIDENCE,

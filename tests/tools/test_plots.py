@@ -13,13 +13,13 @@ import torch
 from oracle import gdpo
 from repository import REPO, tracked_files
 from run_folder_writer import make_run
+from verl_gdpo.tools.plots import DARK, LIGHT, MARKERS, STYLES, THEMES, Line, Panel, figure_of
+from verl_gdpo.tools.report.sections import arm_lines, looks, one_of
 
 from verl_gdpo.run.folder import read_config, training_rewards
 from verl_gdpo.tools import summary
-from verl_gdpo.tools.plots import DARK, LIGHT, MARKERS, STYLES, THEMES, Line, Panel, figure_of
 from verl_gdpo.tools.report.charts import REWARD_LOOKS, chart_of_each_reward, reward_panels
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, bounds_of_run, read_arms
-from verl_gdpo.tools.report.sections import arm_lines, looks, one_of
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 

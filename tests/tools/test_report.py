@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 from run_folder_writer import GROUPS, PROMPT, make_run, rollout_dump, write_metrics
+from verl_gdpo.tools.plots import Line, Panel
+from verl_gdpo.tools.report.sections import (
+    Chart,
+    Section,
+    decimal,
+    first_to_last,
+    without_empty_charts,
+)
 
 from verl_gdpo.tools import summary
-from verl_gdpo.tools.plots import Line, Panel
 from verl_gdpo.tools.report import main
 from verl_gdpo.tools.report.charts import (
     collapse,
@@ -30,13 +37,6 @@ from verl_gdpo.tools.report.runs import (
     over_runs,
     read_arms,
     trailing_mean,
-)
-from verl_gdpo.tools.report.sections import (
-    Chart,
-    Section,
-    decimal,
-    first_to_last,
-    without_empty_charts,
 )
 from verl_gdpo.tools.report.tables import differences, results, runs, warnings
 

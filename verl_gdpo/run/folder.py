@@ -6,7 +6,6 @@ runs/2026-01-31_12-00-00/
   rollouts/7.jsonl   the rollouts of step 7, with rewards and advantages
   validation/        the same for validation
   checkpoints/
-  rewards.png        the curves
   report/            the output of `verl-gdpo report`
   starts/2/          what the second start began with, and how it ended; see `starts.py`
   hydra/DATE_TIME/   what Hydra keeps of a start, in .hydra/

@@ -1,4 +1,4 @@
-"""Prints a run's rewards, findings and files, and draws the reward curves.
+"""Prints a run's rewards, findings and files.
 
 verl-gdpo summary RUN [--json]
 """
@@ -20,7 +20,6 @@ from verl_gdpo.terminal import needs_extra, printable, render
 
 HEADER = ("reward", *ENDS)
 FOUND = 3  # exit code
-PICTURE = "rewards.png"
 
 
 def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
@@ -40,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         f"{FOUND} with --json if there is a finding that still holds at the end of the run.",
     )
     parser.add_argument("run", metavar="RUN", help=EXPECTED)
-    parser.add_argument("--json", action="store_true", help="print JSON, and draw nothing")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
     return as_json(arguments.run) if arguments.json else as_text(arguments.run)
 
@@ -93,7 +92,9 @@ def as_text(source: str) -> int:
             return 1
     if logged is not None:
         _print_metrics(logged)
-        _print_rest(logged, folder, is_ours)
+        if not is_ours:
+            _print_inputs(logged, folder)
+        print(f"{'curves':<14} verl-gdpo report {source}")
     if starts := history(folder):
         *columns, what = STARTS
         print(f"\n{render(columns, [[*map(printable, row[:-1])] for row in starts])}")
@@ -114,33 +115,13 @@ def _print_metrics(logged: Logged) -> None:
         print(f"WARNING: {printable(gap)}")
 
 
-def _print_rest(logged: Logged, source: Path, is_ours: bool) -> None:
-    """Draw the curves, and say what a tracker does not hold."""
+def _print_inputs(logged: Logged, source: Path) -> None:
+    """Say what a tracker does not hold."""
     try:
         from verl_gdpo.tools.report.runs import run_of
         from verl_gdpo.tools.report.tables import inputs_of
 
-        picture = (source if is_ours else Path()) / PICTURE
-        if not is_ours and picture.exists():
-            drawn = f"none: {picture} is in this folder already, and stays as it is"
-        else:
-            drawn = str(draw_rewards(logged, picture))
-        print(f"{'reward curves':<14} {drawn}")
-        for one in () if is_ours else inputs_of(run_of(logged, source)):
+        for one in inputs_of(run_of(logged, source)):
             print(printable(str(one)))
     except ImportError as error:
-        print(f"{'reward curves':<14} none: {needs_extra(error)}")
-
-
-def draw_rewards(logged: Logged, picture: Path) -> Path:
-    """Write the curves of a run to `picture`; return that path."""
-    from verl_gdpo.tools.plots import draw
-    from verl_gdpo.tools.report.charts import reward_panels
-    from verl_gdpo.tools.report.runs import RunsOfArm, run_of
-
-    run = run_of(logged, Path(logged.name))
-    panels = reward_panels([RunsOfArm("training", [run])])
-    arm = run.setting("arm")
-    title = f"Rewards over {max(run.metrics)} training steps" + (f" of {arm}" if arm else "")
-    draw([*panels.values()], picture, title=title)
-    return picture
+        print(f"{'what it holds':<14} not known: {needs_extra(error)}")

@@ -19,15 +19,18 @@ import numpy.typing as npt
 
 from verl_gdpo.advantage.zero import NO_SIGNAL
 from verl_gdpo.run.folder import training_rewards, validation_rewards
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, ends_apart, last_common_step
-from verl_gdpo.tools.report.sections import (
+from verl_gdpo.tools.report.runs import (
     FEWEST_FOR_BAND,
     MAIN_ARM,
     SMOOTHED_STEPS,
     ReadEach,
-    Table,
+    Run,
+    RunsOfArm,
+    ends_apart,
+    last_common_step,
     names,
 )
+from verl_gdpo.tools.report.tables import Table
 
 Floats = npt.NDArray[np.float64]
 

@@ -26,6 +26,12 @@ from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.of_run import scorers_bounds, uses_gdpo_manager
 
 Curve = Mapping[int, float]
+Read = Callable[[Metrics], Curve]
+ReadEach = Callable[[Metrics], Mapping[str, Curve]]
+
+MAIN_ARM = "gdpo"
+SMOOTHED_STEPS = 5
+FEWEST_FOR_BAND = 5  # runs of an arm
 
 # the last words of keys in which runs of one arm may differ: seeds, names, folders and ports
 OF_ONE_RUN = {
@@ -61,6 +67,10 @@ class Run:
         """`arm` of the recipes, the estimator of a run without it, or else its name."""
         return str(self.setting("arm") or self.setting("algorithm.adv_estimator") or self.name)
 
+    @property
+    def last_step(self) -> int:
+        return max(self.metrics)
+
     def dumps(self) -> list[Path]:
         """Return its rollout dumps, by step.
 
@@ -68,7 +78,7 @@ class Run:
             ValueError: there are none.
         """
         if self.rollouts is None:
-            raise ValueError("no rollout dump; see the table of what this report is made of")
+            raise ValueError("no rollout dump; the end of this page says how to have them")
         return dump_files(self.rollouts)[0]
 
     def setting(self, key: str) -> Any:
@@ -86,19 +96,13 @@ class RunsOfArm:
 
 @dataclass(frozen=True)
 class Band:
-    """A quantity over the steps: mean, median and quartiles over the runs that have it."""
+    """A quantity over the steps: median and quartiles over the runs that have it."""
 
     steps: list[int]
-    mean: list[float]
     median: list[float]
     low: list[float]
     high: list[float]
     runs: int
-
-    @property
-    def edges(self) -> tuple[Sequence[float], Sequence[float]]:
-        """The quartiles; one run has none."""
-        return (self.low, self.high) if self.runs > 1 else ((), ())
 
 
 def read_arms(
@@ -143,14 +147,14 @@ def read_arms(
 
 def last_common_step(arms: Sequence[RunsOfArm]) -> int:
     """The last step that all runs have got to, of those that have trained."""
-    ends = (max(run.metrics) for arm in arms for run in arm.runs)
+    ends = (run.last_step for arm in arms for run in arm.runs)
     return min((end for end in ends if end > 0), default=0)
 
 
 def ends_apart(arms: Sequence[RunsOfArm]) -> str:
     """What to say of runs that end at different steps; "" where all end at one."""
     last = last_common_step(arms)
-    later = any(max(run.metrics) > last for arm in arms for run in arm.runs)
+    later = any(run.last_step > last for arm in arms for run in arm.runs)
     return f" up to step {last}, the last one that all runs have" if later else ""
 
 
@@ -282,7 +286,13 @@ def _bounds_of(config: Any, sources: set[str] | None) -> dict[str, Bounds]:
     return {name: pair for name, pair in ranges.items() if pair is not None}
 
 
-def over_runs(arm: RunsOfArm, read: Callable[[Metrics], Curve], smooth: int = 1) -> Band | None:
+def names(arms: Sequence[RunsOfArm], read: ReadEach) -> list[str]:
+    """Every name that some run has, in the order of its first appearance."""
+    found = [name for arm in arms for run in arm.runs for name in read(run.metrics)]
+    return list(dict.fromkeys(found))
+
+
+def over_runs(arm: RunsOfArm, read: Read, smooth: int = 1) -> Band | None:
     """The band of one quantity over the runs of an arm; None where no run has it.
 
     Args:
@@ -297,7 +307,7 @@ def band(curves: Sequence[Curve]) -> Band:
     """Of each step, over the curves that have a number there; NaN where none has."""
     values = pd.DataFrame(curves).sort_index(axis=1)  # a row a run, a column a step
     low, median, high = values.quantile([0.25, 0.5, 0.75]).to_numpy().tolist()
-    return Band([*values.columns], values.mean().tolist(), median, low, high, len(curves))
+    return Band([*values.columns], median, low, high, len(curves))
 
 
 def trailing_mean(curve: Curve, window: int) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""The tables at the top of the report, what it is made of, and what to warn its reader of."""
+"""The tables of the page: results, and what the page is made of."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,27 +7,46 @@ from pathlib import Path
 import numpy as np
 
 from verl_gdpo.run.dump_reader import DUMPS_READ, dump_files, has_rewards
-from verl_gdpo.run.folder import SCORE, Metrics, gaps, training_rewards, validation_rewards
+from verl_gdpo.run.folder import Metrics, of_each_reward, training_rewards, validation_rewards
 from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, End, ends, history
 from verl_gdpo.run.scorer import HOW
+from verl_gdpo.tools.report.health import named_rewards
 from verl_gdpo.tools.report.runs import (
+    FEWEST_FOR_BAND,
     Run,
     RunsOfArm,
     compared,
     differing,
     ends_apart,
     last_common_step,
+    names,
 )
-from verl_gdpo.tools.report.sections import FEWEST_FOR_BAND, Table, names
 
 # what each input makes possible, and how to have it
-OF_METRICS = "curves, response length, validation"
-OF_NAMES = "curve of each reward, influence, collapse, and findings about each reward"
+OF_METRICS = "curves"
+OF_NAMES = "curve of each reward, and findings about each"
+OF_SHARES = "which reward drives the update, which is dead"
 OF_CONFIG = "model, data, seeds, and weights of the rewards"
 RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
 MANAGER = "train with reward.reward_manager.name=gdpo, which works with grpo too"
+SHARES = "train with the estimator gdpo or grpo of verl-gdpo"
+TESTS = "train with trainer.test_freq=STEPS and trainer.val_before_train=True"
 CONFIG = "name it with --config; Hydra writes outputs/DATE/TIME/.hydra/config.yaml"
 DUMPS = "train with trainer.rollout_data_dir=FOLDER, and name the folder with --rollouts"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are text; the first `labels` columns are words, the others numbers.
+
+    wraps: the cells are sentences, which may have several lines.
+    """
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    labels: int
+    wraps: bool = False
 
 
 def results(arms: Sequence[RunsOfArm]) -> Table:
@@ -68,7 +87,7 @@ def runs(arms: Sequence[RunsOfArm]) -> Table:
             _short_path(run.setting("data.train_files")),
             _text(run.versions.get("verl")),
             _text(run.setting("data.seed")),
-            str(_last_step(run)),
+            str(run.last_step),
             _text(run.setting("data.train_batch_size")),
             _text(run.setting("actor_rollout_ref.rollout.n")),
         )
@@ -103,31 +122,6 @@ def starts(arms: Sequence[RunsOfArm]) -> Table | None:
         return None
     rows = [(name, *row) for name, found in of_runs.items() for row in found]
     return Table("The starts of each run", ("run", *STARTS), rows, 1 + len(STARTS), wraps=True)
-
-
-def warnings(arms: Sequence[RunsOfArm]) -> list[str]:
-    """What to know before two lines are compared."""
-    found = []
-    if len(arms) > 1 and any(len(arm.runs) == 1 for arm in arms):
-        alone = [arm.name for arm in arms if len(arm.runs) == 1]
-        who = "One run per arm" if len(alone) == len(arms) else f"One run of {', '.join(alone)}"
-        found.append(f"{who}: differences may be chance.")
-    if apart := ends_apart(arms):
-        ends_at = "; ".join(
-            f"{arm.name} at {', '.join(map(str, sorted({_last_step(run) for run in arm.runs})))}"
-            for arm in arms
-        )
-        found.append(
-            f"The runs end at different steps ({ends_at}). Results and differences are{apart}; "
-            "the lines go on beyond it, over fewer runs."
-        )
-    for run in (run for arm in arms for run in arm.runs):
-        found += [f"{run.folder}: {gap}. Lines leave it out." for gap in gaps(run.metrics)]
-    return found
-
-
-def _last_step(run: Run) -> int:
-    return max(run.metrics)
 
 
 def _text(value: object) -> str:
@@ -166,23 +160,26 @@ def inputs(arms: Sequence[RunsOfArm]) -> Table:
     header = ["run", "input", "found", "what it makes possible, or how to have it"]
     if len(runs) == 1:
         rows, header = [row[1:] for row in rows], header[1:]
-    return Table("What this report is made of", header, rows, labels=len(header), wraps=True)
+    return Table("What was found", header, rows, labels=len(header), wraps=True)
 
 
 def inputs_of(run: Run) -> list[Input]:
     """What was found of a run, and what was not."""
-    listed, config = ", ".join(named_rewards(run)), run.config is not None
+    listed = ", ".join(named_rewards(run))
+    rest = {
+        ("shares of rewards", OF_SHARES, SHARES): bool(of_each_reward(run.metrics, "share")),
+        ("validation", "its curve", TESTS): bool(validation_rewards(run.metrics)),
+        ("configuration", OF_CONFIG, CONFIG): run.config is not None,
+    }
     return [
         Input("metrics", f"{len(run.metrics)} steps, from {run.tracker}", OF_METRICS),
         Input("rewards by name", listed or "their sum alone", OF_NAMES, "" if listed else MANAGER),
-        Input("configuration", "yes" if config else "no", OF_CONFIG, "" if config else CONFIG),
+        *(
+            Input(name, "yes" if is_there else "no", gives, "" if is_there else need)
+            for (name, gives, need), is_there in rest.items()
+        ),
         *_of_rollouts(run),
     ]
-
-
-def named_rewards(run: Run) -> list[str]:
-    """The rewards in the metrics of training, which only verl-gdpo logs one by one."""
-    return [name for name in training_rewards(run.metrics) if name != SCORE]
 
 
 def _of_rollouts(run: Run) -> list[Input]:
