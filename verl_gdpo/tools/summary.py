@@ -121,7 +121,7 @@ def _print_inputs(logged: Logged, source: Path) -> None:
         from verl_gdpo.tools.report.runs import run_of
         from verl_gdpo.tools.report.tables import inputs_of
 
-        for one in inputs_of(run_of(logged, source)):
-            print(printable(str(one)))
+        for name, found, use in inputs_of(run_of(logged, source)):
+            print(printable(f"{name}: {found} -> {use}"))
     except ImportError as error:
         print(f"{'what it holds':<14} not known: {needs_extra(error)}")

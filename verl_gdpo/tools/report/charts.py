@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,15 @@ from verl_gdpo.tools.report.runs import (
     over_runs,
 )
 
+Axis = tuple[float, float]
+
 POINTS = 100_000  # of all lines of a page, which has about 12 bytes for each
 FEWEST_POINTS = 60  # of a line, however many lines there are
 DIGITS = 5
 FIRST_SCREEN = 4  # charts
 SMOOTHED = f"mean of {SMOOTHED_STEPS} steps"
 SHARE, CORRELATION, ZERO = (0.0, 1.0), (-1.0, 1.0), (0.0, 0.0)
-REWARD_LOOKS = (4, 5, 1, 2, 3, 0)  # the first are unlike those of two arms
+ARMS_LOOKS = 2  # those of rewards are unlike those of two arms
 
 # {metric: (title, unit, what the axis shows at least)}; the first screen has the first one
 OF_TRAINING = {
@@ -79,7 +82,7 @@ class Chart:
     about: str
     title: str
     unit: str
-    axis: tuple[float, float]  # what it shows at least
+    axis: Axis  # what it shows at least
     lines: Sequence[Line]
     id: str = ""  # in the page
 
@@ -146,9 +149,9 @@ def _rewards(arms: Sequence[RunsOfArm]) -> list[Chart]:
                 lines += lines_of(arm, trained, "each step", look, kind="each")
             label = SMOOTHED if is_single else arm.name
             lines += lines_of(arm, trained, label, look, SMOOTHED_STEPS)
-            if found := over_runs(arm, partial(_one, validation_rewards, name)):
+            if found := over_runs(arm, partial(_one, validation_rewards, name)).get(""):
                 of_arm = "validation" if is_single else f"{arm.name}, validation"
-                lines.append(Line(of_arm, found.steps, found.median, look, "points"))
+                lines.append(Line(of_arm, [*found], [*found.values()], look, "points"))
         # none if a run declares no bounds, or if they differ
         declared = {run.bounds.get(name) for arm in arms for run in arm.runs}
         bounds = declared.pop() if len(declared) == 1 else None
@@ -174,40 +177,31 @@ def _of_training(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
 def _of_each_reward(arms: Sequence[RunsOfArm], statistic: str) -> Iterator[Chart]:
     """A chart of each arm with a line for each reward."""
     read_each = partial(of_each_reward, statistic=statistic)
-    title, unit, axis = OF_EACH_REWARD[statistic]
     for arm in arms:
         lines: list[Line] = []
-        for number, name in enumerate(names([arm], read_each)):
-            # when the looks are used up they come again with a change
-            again, which = divmod(number, len(REWARD_LOOKS))
-            look = REWARD_LOOKS[which] + again * len(REWARD_LOOKS)
+        for look, name in enumerate(names([arm], read_each), start=ARMS_LOOKS):
             lines += lines_of(arm, partial(_one, read_each, name), name, look, SMOOTHED_STEPS)
         about = f"gdpo/<reward>/{statistic}"
-        yield from _chart(about, _of_arm(title, arm, arms), unit, axis, lines)
+        yield from _chart(about, *OF_EACH_REWARD[statistic], lines, arm if arms[1:] else None)
 
 
 def _of_both(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
     """What GDPO and GRPO make of the rewards of one arm."""
-    for key, (title, unit, axis) in OF_BOTH_ESTIMATORS.items():
-        for arm in arms:
-            lines = [
-                line
-                for look, name in enumerate(("GDPO", "GRPO"))
-                for line in lines_of(arm, partial(curve, key=key + name.lower()), name, look)
-            ]
-            yield from _chart(key, _of_arm(title, arm, arms), unit, axis, lines)
-
-
-def _of_arm(title: str, arm: RunsOfArm, arms: Sequence[RunsOfArm]) -> str:
-    return title if len(arms) == 1 else f"{arm.name}: {title}"
+    for (key, about), arm in product(OF_BOTH_ESTIMATORS.items(), arms):
+        gdpo, grpo = (
+            [*lines_of(arm, partial(curve, key=key + name.lower()), name, look)]
+            for look, name in enumerate(("GDPO", "GRPO"))
+        )
+        yield from _chart(key, *about, [*gdpo, *grpo], arm if arms[1:] else None)
 
 
 def _chart(
-    about: str, title: str, unit: str, axis: tuple[float, float], lines: Sequence[Line]
+    about: str, title: str, unit: str, axis: Axis, lines: list[Line], arm: RunsOfArm | None = None
 ) -> list[Chart]:
-    """The chart of some lines, if there is anything to see."""
+    """The chart of some lines, if there is anything to see; `arm` is named where there are more."""
     is_seen = any(math.isfinite(value) for line in lines for value in line.values)
-    return [Chart(about, title, unit, axis, lines)] if is_seen else []
+    named = f"{arm.name}: {title}" if arm else title
+    return [Chart(about, named, unit, axis, lines)] if is_seen else []
 
 
 def looks(arms: Sequence[RunsOfArm]) -> list[int]:
@@ -226,12 +220,9 @@ def lines_of(
     """
     is_band = len(arm.runs) >= FEWEST_FOR_BAND
     for one in [arm] if is_band else [RunsOfArm(arm.name, [run]) for run in arm.runs]:
-        if found := over_runs(one, read, smooth):
-            name = label if is_band or len(arm.runs) == 1 else f"{label}, {one.runs[0].name}"
-            yield Line(name, found.steps, found.median, look, kind)
-            if found.runs > 1:
-                yield Line(name, found.steps, found.low, look, "low")
-                yield Line(name, found.steps, found.high, look, "high")
+        name = label if is_band or len(arm.runs) == 1 else f"{label}, {one.runs[0].name}"
+        for edge, found in over_runs(one, read, smooth).items():
+            yield Line(name, [*found], [*found.values()], look, edge or kind)
 
 
 def chart_of(finding: Finding, charts: Sequence[Chart]) -> Chart | None:

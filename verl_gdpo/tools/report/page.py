@@ -3,11 +3,12 @@
 import base64
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
@@ -20,18 +21,13 @@ from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.tools.advice import TITLE, describe
 from verl_gdpo.tools.advice.evidence import Evidence
 from verl_gdpo.tools.report.charts import Section, as_data, sections
-from verl_gdpo.tools.report.examples import (
-    KINDS,
-    MEANING,
-    ExampleGroup,
-    example_groups,
-    settings_of,
-)
+from verl_gdpo.tools.report.examples import KINDS, ExampleGroup, example_groups, settings_of
 from verl_gdpo.tools.report.health import Said, all_said, verdict
 from verl_gdpo.tools.report.intervals import table_of_differences
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
 from verl_gdpo.tools.report.tables import Table, differences, inputs, results, runs, starts
 
+T = TypeVar("T")
 TEXTS = 400_000  # characters of all examples of a page
 CHARACTERS = 2500  # of one text, where there are few
 FEWEST_CHARACTERS = 200
@@ -80,7 +76,7 @@ def build_page(
         sections=found,
         advice=_advice(arms),
         tables=[table for table in tables if table],
-        examples={arm.name: _examples(arm.runs[0]) for arm in arms},
+        examples={arm.name: _or_why(example_groups, arm.runs[0]) for arm in arms},
         made_of=[table for table in made_of if table],
         gaps=[f"{run.name}: {gap}" for run in members for gap in gaps(run.metrics)],
     )
@@ -90,23 +86,21 @@ def _advice(arms: Sequence[RunsOfArm]) -> dict[str, str]:
     """What GDPO would change, or why it is not known."""
     found: dict[str, list[str]] = {}
     for arm in arms:
-        for sentence in _sentences(arm.runs[0]):
+        said = _or_why(_sentences, arm.runs[0])
+        for sentence in [said] if isinstance(said, str) else said:
             found.setdefault(sentence, []).append(arm.name)
     return {sentence: ", ".join(names) for sentence, names in found.items()}
 
 
 def _sentences(run: Run) -> list[str]:
-    try:
-        settings = replace(settings_of(run), bounds=run.bounds)
-        evidence = Evidence.of_dumps(dumps_to_read(run.dumps()), settings, run.scorer)
-        return [describe(evidence).advice]
-    except (ValueError, RewardError) as error:
-        return [str(error)]
+    settings = replace(settings_of(run), bounds=run.bounds)
+    return [describe(Evidence.of_dumps(dumps_to_read(run.dumps()), settings, run.scorer)).advice]
 
 
-def _examples(run: Run) -> list[ExampleGroup] | str:
+def _or_why(make: Callable[[Run], T], run: Run) -> T | str:
+    """What is made of a run's dumps, or why it is not."""
     try:
-        return example_groups(run)
+        return make(run)
     except (ValueError, RewardError) as error:
         return str(error)
 
@@ -133,7 +127,6 @@ def write(page: Page, out: Path) -> Path:
         sum=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=Markup(_file("uplot/uPlot.min.css") + "\n" + _file("page.css")),
         kinds=KINDS,
-        meaning=MEANING,
         version=__version__,
         advice_title=TITLE,
     )

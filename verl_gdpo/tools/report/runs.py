@@ -94,17 +94,6 @@ class RunsOfArm:
     runs: Sequence[Run]
 
 
-@dataclass(frozen=True)
-class Band:
-    """A quantity over the steps: median and quartiles over the runs that have it."""
-
-    steps: list[int]
-    median: list[float]
-    low: list[float]
-    high: list[float]
-    runs: int
-
-
 def read_arms(
     sources: Sequence[Path | str],
     configs: Sequence[Path] = (),
@@ -292,22 +281,23 @@ def names(arms: Sequence[RunsOfArm], read: ReadEach) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def over_runs(arm: RunsOfArm, read: Read, smooth: int = 1) -> Band | None:
-    """The band of one quantity over the runs of an arm; None where no run has it.
+def over_runs(arm: RunsOfArm, read: Read, smooth: int = 1) -> dict[str, Curve]:
+    """The median of one quantity over the runs of an arm, and of several its quartiles.
 
     Args:
         read: the quantity of one run, {step: value}.
         smooth: each run's curve is first replaced by the mean of its last `smooth` steps.
+
+    Returns:
+        {"": median, "low": quartile, "high": quartile}; a step without a number is NaN. It is empty
+        if no run has the quantity.
     """
-    curves = [curve for run in arm.runs if (curve := read(run.metrics))]
-    return band([trailing_mean(curve, smooth) for curve in curves]) if curves else None
-
-
-def band(curves: Sequence[Curve]) -> Band:
-    """Of each step, over the curves that have a number there; NaN where none has."""
+    curves = [trailing_mean(curve, smooth) for run in arm.runs if (curve := read(run.metrics))]
+    if not curves:
+        return {}
     values = pd.DataFrame(curves).sort_index(axis=1)  # a row a run, a column a step
-    low, median, high = values.quantile([0.25, 0.5, 0.75]).to_numpy().tolist()
-    return Band([*values.columns], median, low, high, len(curves))
+    shares = {"": 0.5} | ({"low": 0.25, "high": 0.75} if len(curves) > 1 else {})
+    return {name: values.quantile(share).to_dict() for name, share in shares.items()}
 
 
 def trailing_mean(curve: Curve, window: int) -> dict[int, float]:

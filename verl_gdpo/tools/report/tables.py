@@ -1,6 +1,6 @@
 """The tables of the page: results, and what the page is made of."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,17 +22,38 @@ from verl_gdpo.tools.report.runs import (
     names,
 )
 
-# what each input makes possible, and how to have it
-OF_METRICS = "curves"
-OF_NAMES = "curve of each reward, and findings about each"
-OF_SHARES = "which reward drives the update, which is dead"
-OF_CONFIG = "model, data, seeds, and weights of the rewards"
-RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
-MANAGER = "train with reward.reward_manager.name=gdpo, which works with grpo too"
-SHARES = "train with the estimator gdpo or grpo of verl-gdpo"
-TESTS = "train with trainer.test_freq=STEPS and trainer.val_before_train=True"
-CONFIG = "name it with --config; Hydra writes outputs/DATE/TIME/.hydra/config.yaml"
-DUMPS = "train with trainer.rollout_data_dir=FOLDER, and name the folder with --rollouts"
+OF_RUNS = {
+    "seed": "data.seed",
+    "prompts": "data.train_batch_size",
+    "rollouts": "actor_rollout_ref.rollout.n",
+    "model": "actor_rollout_ref.model.path",
+    "data": "data.train_files",
+}
+# what each thing that may be found of a run makes possible, and how to have it
+INPUTS = {
+    "metrics": ("curves", ""),
+    "rewards by name": (
+        "curve of each reward, and findings about each",
+        "train with reward.reward_manager.name=gdpo, which works with grpo too",
+    ),
+    "shares of rewards": (
+        "which reward drives the update, which is dead",
+        "train with the estimator gdpo or grpo of verl-gdpo",
+    ),
+    "validation": (
+        "its curve",
+        "train with trainer.test_freq=STEPS and trainer.val_before_train=True",
+    ),
+    "configuration": (
+        "model, data, seeds, and weights of the rewards",
+        "name it with --config; Hydra writes outputs/DATE/TIME/.hydra/config.yaml",
+    ),
+    "rollouts": (
+        "examples, what GDPO would change, and replay",
+        "train with trainer.rollout_data_dir=FOLDER, and name the folder with --rollouts",
+    ),
+    "rewards of each rollout": ("examples", f"--scorer scores them again; {HOW}"),
+}
 
 
 @dataclass(frozen=True)
@@ -78,23 +99,16 @@ def _over_runs(found: Sequence[End]) -> str:
 
 def runs(arms: Sequence[RunsOfArm]) -> Table:
     """What was run: one row a run folder."""
-    header = ("arm", "run", "model", "data", "verl", "seed", "steps", "prompts", "rollouts")
     rows = [
         (
-            arm.name,
-            run.name,
-            _short_path(run.setting("actor_rollout_ref.model.path")),
-            _short_path(run.setting("data.train_files")),
-            _text(run.versions.get("verl")),
-            _text(run.setting("data.seed")),
-            str(run.last_step),
-            _text(run.setting("data.train_batch_size")),
-            _text(run.setting("actor_rollout_ref.rollout.n")),
+            *(arm.name, run.name, run.versions.get("verl", NOTHING), str(run.last_step)),
+            *(_short(run.setting(key)) for key in OF_RUNS.values()),
         )
         for arm in arms
         for run in arm.runs
     ]
-    return Table(RUNS_CAPTION, header, rows, 5)
+    caption = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
+    return Table(caption, ("arm", "run", "verl", "steps", *OF_RUNS), rows, 2)
 
 
 def differences(arms: Sequence[RunsOfArm]) -> Table | None:
@@ -124,78 +138,50 @@ def starts(arms: Sequence[RunsOfArm]) -> Table | None:
     return Table("The starts of each run", ("run", *STARTS), rows, 1 + len(STARTS), wraps=True)
 
 
-def _text(value: object) -> str:
-    return NOTHING if value is None else str(value)
-
-
-def _short_path(value: object) -> str:
-    """The last two parts of a path or of a model's name, or of the first of several."""
+def _short(value: object) -> str:
+    """A value, the last two parts of a path or of a model's name, or of the first of several."""
     if value is None:
         return NOTHING
-    first = value if isinstance(value, str) else next(iter(value))  # type: ignore[call-overload]
+    first = (
+        next(iter(value)) if isinstance(value, Iterable) and not isinstance(value, str) else value
+    )
     return "/".join(Path(str(first)).parts[-2:])
-
-
-@dataclass(frozen=True)
-class Input:
-    """One thing that a report is made of."""
-
-    name: str
-    found: str
-    gives: str
-    need: str = ""  # how to have it; "" where it is there
-
-    @property
-    def use(self) -> str:
-        return f"no {self.gives}: {self.need}" if self.need else self.gives
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.found} -> {self.use}"
 
 
 def inputs(arms: Sequence[RunsOfArm]) -> Table:
     """The inputs of every run, as a table."""
     runs = [run for arm in arms for run in arm.runs]
-    rows = [[run.name, one.name, one.found, one.use] for run in runs for one in inputs_of(run)]
-    header = ["run", "input", "found", "what it makes possible, or how to have it"]
-    if len(runs) == 1:
-        rows, header = [row[1:] for row in rows], header[1:]
+    rows = [(run.name, *row) for run in runs for row in inputs_of(run)]
+    header = ("run", "input", "found", "what it makes possible, or how to have it")
     return Table("What was found", header, rows, labels=len(header), wraps=True)
 
 
-def inputs_of(run: Run) -> list[Input]:
-    """What was found of a run, and what was not."""
-    listed = ", ".join(named_rewards(run))
-    rest = {
-        ("shares of rewards", OF_SHARES, SHARES): bool(of_each_reward(run.metrics, "share")),
-        ("validation", "its curve", TESTS): bool(validation_rewards(run.metrics)),
-        ("configuration", OF_CONFIG, CONFIG): run.config is not None,
+def inputs_of(run: Run) -> list[tuple[str, str, str]]:
+    """(input, what was found, what it makes possible or how to have it) of a run."""
+    found = {
+        "metrics": f"{len(run.metrics)} steps, from {run.tracker}",
+        "rewards by name": ", ".join(named_rewards(run)),
+        "shares of rewards": "yes" if of_each_reward(run.metrics, "share") else "",
+        "validation": "yes" if validation_rewards(run.metrics) else "",
+        "configuration": "" if run.config is None else "yes",
+        **_of_rollouts(run),
     }
     return [
-        Input("metrics", f"{len(run.metrics)} steps, from {run.tracker}", OF_METRICS),
-        Input("rewards by name", listed or "their sum alone", OF_NAMES, "" if listed else MANAGER),
-        *(
-            Input(name, "yes" if is_there else "no", gives, "" if is_there else need)
-            for (name, gives, need), is_there in rest.items()
-        ),
-        *_of_rollouts(run),
+        (name, what or "no", INPUTS[name][0] if what else f"no {': '.join(INPUTS[name])}")
+        for name, what in found.items()
     ]
 
 
-def _of_rollouts(run: Run) -> list[Input]:
+def _of_rollouts(run: Run) -> dict[str, str]:
     try:
         files = dump_files(run.rollouts)[0] if run.rollouts else []
     except ValueError:
         files = []
     if not files:
-        named = run.setting("trainer.rollout_data_dir")
-        found = f"no, {named} of the configuration is not here" if named else "no"
-        return [Input("rollouts", found, "examples, and no replay", DUMPS)]
+        return {"rollouts": ""}
     read = f", {DUMPS_READ} of which are read" if len(files) > DUMPS_READ else ""
-    dumps = Input("rollouts", f"{len(files)} steps in {run.rollouts}{read}", "examples, and replay")
-    if has_rewards(files[-1]):
-        return [dumps]
-    scored, need = "alone", f"--scorer scores them again; {HOW}"
-    if run.scorer is not None:
-        scored, need = f"scored again by {run.scorer.name}", ""
-    return [dumps, Input("rewards of each rollout", f"their sum, {scored}", "examples", need)]
+    found = {"rollouts": f"{len(files)} steps in {run.rollouts}{read}"}
+    if not has_rewards(files[-1]):
+        by = f"their sum, scored again by {run.scorer.name}" if run.scorer else ""
+        found["rewards of each rollout"] = by
+    return found
