@@ -1,6 +1,5 @@
 """What GDPO would change: the numbers by hand and by naive loops, the rules by the simulation."""
 
-import re
 import shutil
 from itertools import combinations
 
@@ -334,14 +333,11 @@ def test_replay_and_report_show_it(tmp_path, capsys):
     assert expected.range_K.tolist() == [1, 1]
     assert shown.startswith(str(describe(expected)))
     page = build_page(runs)
-    assert str(page.advice["gdpo"]) == str(describe(expected))
+    assert page.advice == {describe(expected).advice: "gdpo, grpo"}
     text = write(page, tmp_path / "report").read_text()
-    (section,) = re.findall(r'<section id="advice">.*?</section>', text, re.S)
-    for row in page.advice["grpo"].rows:
-        for cell in row:
-            assert f">{cell}</td>" in section
+    assert "gdpo, grpo:</span> " in text
     shutil.rmtree(runs[1] / "rollouts")
-    assert "no rollout dump" in build_page(runs).advice["grpo"]
+    assert "no rollout dump" in [*build_page(runs).advice][1]
 
 
 def dumped(uid, **rewards):

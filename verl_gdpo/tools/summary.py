@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from verl_gdpo.run.findings import findings
-from verl_gdpo.run.folder import Metrics, gaps, training_rewards, validation_rewards
+from verl_gdpo.run.folder import Metrics, gaps
 from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, ends, history
 from verl_gdpo.run.starts import newest_checkpoint
 from verl_gdpo.run.tracker_logs import EXPECTED, Logged, read_logged
@@ -24,11 +24,9 @@ FOUND = 3  # exit code
 
 def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
     """Return the rows for `HEADER`, with "-" for a value that was not measured."""
-    rewards = dict.fromkeys([*training_rewards(metrics), *validation_rewards(metrics)])
-    found = {name: ends(metrics, name) for name in rewards}
     return [
         (printable(name), *(str(of_one.get(what, NOTHING)) for what in ENDS))
-        for name, of_one in found.items()
+        for name, of_one in ends(metrics).items()
     ]
 
 
@@ -52,16 +50,13 @@ def as_json(source: str) -> int:
         print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
         return 1
     found = findings(logged.metrics)
-    rewards = dict.fromkeys(
-        [*training_rewards(logged.metrics), *validation_rewards(logged.metrics)]
-    )
     record = {
         "run": logged.name,
         "tracker": logged.kind,
         "last_step": max(logged.metrics),
         "rewards": {
-            name: {what: _number(end.value) for what, end in ends(logged.metrics, name).items()}
-            for name in rewards
+            name: {what: _number(end.value) for what, end in of_one.items()}
+            for name, of_one in ends(logged.metrics).items()
         },
         "findings": [asdict(finding) for finding in found],
         "warnings": gaps(logged.metrics),

@@ -5,23 +5,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from verl_gdpo.run.finding_rules import LIMITS
 from verl_gdpo.run.findings import Finding
-from verl_gdpo.run.folder import curve, of_each_reward, training_rewards, validation_rewards
 from verl_gdpo.tools.report.runs import (
     FEWEST_FOR_BAND,
     MAIN_ARM,
     SMOOTHED_STEPS,
+    TESTED,
+    TRAINED,
+    Curve,
     Read,
+    ReadEach,
+    Run,
     RunsOfArm,
     names,
     over_runs,
 )
 
+CURVES: ReadEach = attrgetter("curves")
 Axis = tuple[float, float]
 
 POINTS = 100_000  # of all lines of a page, which has about 12 bytes for each
@@ -97,10 +103,10 @@ class Section:
 def sections(arms: Sequence[RunsOfArm]) -> list[Section]:
     """The sections that have a chart; the first one is the first screen, and has no title."""
     rewards, training = _rewards(arms), [*_of_training(arms)]
+    flat = [chart for chart in training if not any(any(line.values) for line in chart.lines)]
+    training = [chart for chart in training if chart not in flat]
     first = [*rewards[: FIRST_SCREEN - 1], *training][:FIRST_SCREEN]
-    more = [chart for chart in (*rewards, *training) if chart not in first]
-    flat = [chart for chart in more if not any(any(line.values) for line in chart.lines)]
-    rest = [chart for chart in more if chart not in flat]
+    rest = [chart for chart in (*rewards, *training) if chart not in first]
     each = partial(_of_each_reward, arms)
     found = [
         ("", "", first),
@@ -141,15 +147,15 @@ def _rewards(arms: Sequence[RunsOfArm]) -> list[Chart]:
     """Each arm's training and its validation."""
     is_single = len(arms) == 1 and len(arms[0].runs) == 1
     charts = []
-    for name in dict.fromkeys([*names(arms, training_rewards), *names(arms, validation_rewards)]):
+    for name in dict.fromkeys([*names(arms, TRAINED), *names(arms, TESTED)]):
         lines: list[Line] = []
         for look, arm in zip(looks(arms), arms, strict=True):
-            trained = partial(_one, training_rewards, name)
+            trained = partial(_one, TRAINED, name)
             if is_single:
                 lines += lines_of(arm, trained, "each step", look, kind="each")
             label = SMOOTHED if is_single else arm.name
             lines += lines_of(arm, trained, label, look, SMOOTHED_STEPS)
-            if found := over_runs(arm, partial(_one, validation_rewards, name)).get(""):
+            if found := over_runs(arm, partial(_one, TESTED, name)).get(""):
                 of_arm = "validation" if is_single else f"{arm.name}, validation"
                 lines.append(Line(of_arm, [*found], [*found.values()], look, "points"))
         # none if a run declares no bounds, or if they differ
@@ -159,9 +165,19 @@ def _rewards(arms: Sequence[RunsOfArm]) -> list[Chart]:
     return charts
 
 
-def _one(read_each: Any, name: str, metrics: Any) -> Any:
+def _one(read_each: ReadEach, name: str, run: Run) -> Curve:
     """The curve of one name, empty where there is none."""
-    return read_each(metrics).get(name, {})
+    return read_each(run).get(name, {})
+
+
+def of_each(run: Run, statistic: str) -> dict[str, Curve]:
+    """{reward: curve} of the metrics gdpo/<reward>/<statistic>."""
+    start, end = "gdpo/", f"/{statistic}"
+    return {
+        key[len(start) : -len(end)]: curve
+        for key, curve in run.curves.items()
+        if key.startswith(start) and key.endswith(end)
+    }
 
 
 def _of_training(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
@@ -169,14 +185,14 @@ def _of_training(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
         lines = [
             line
             for look, arm in zip(looks(arms), arms, strict=True)
-            for line in lines_of(arm, partial(curve, key=key), arm.name, look)
+            for line in lines_of(arm, partial(_one, CURVES, key), arm.name, look)
         ]
         yield from _chart(key, *about, lines)
 
 
 def _of_each_reward(arms: Sequence[RunsOfArm], statistic: str) -> Iterator[Chart]:
     """A chart of each arm with a line for each reward."""
-    read_each = partial(of_each_reward, statistic=statistic)
+    read_each = partial(of_each, statistic=statistic)
     for arm in arms:
         lines: list[Line] = []
         for look, name in enumerate(names([arm], read_each), start=ARMS_LOOKS):
@@ -189,7 +205,7 @@ def _of_both(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
     """What GDPO and GRPO make of the rewards of one arm."""
     for (key, about), arm in product(OF_BOTH_ESTIMATORS.items(), arms):
         gdpo, grpo = (
-            [*lines_of(arm, partial(curve, key=key + name.lower()), name, look)]
+            [*lines_of(arm, partial(_one, CURVES, key + name.lower()), name, look)]
             for look, name in enumerate(("GDPO", "GRPO"))
         )
         yield from _chart(key, *about, [*gdpo, *grpo], arm if arms[1:] else None)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from verl_gdpo.run.findings import findings
-from verl_gdpo.run.folder import SCORE, training_rewards
+from verl_gdpo.run.folder import SCORE
 from verl_gdpo.run.starts import starts_of
 from verl_gdpo.tools.report.charts import Chart, chart_of
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, ends_apart
@@ -92,4 +92,4 @@ def _of_arms(arms: Sequence[RunsOfArm]) -> Iterator[Said]:
 
 def named_rewards(run: Run) -> list[str]:
     """The rewards in the metrics of training, which only verl-gdpo logs one by one."""
-    return [name for name in training_rewards(run.metrics) if name != SCORE]
+    return [name for name in run.trained if name != SCORE]

@@ -7,7 +7,9 @@ seeds and folders.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import zip_longest
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +19,14 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.run.dump_reader import data_sources, dump_files
-from verl_gdpo.run.folder import Metrics, load_config, read_versions
+from verl_gdpo.run.folder import (
+    Metrics,
+    curves,
+    load_config,
+    read_versions,
+    training_rewards,
+    validation_rewards,
+)
 from verl_gdpo.run.resume_rules import ON_REQUEST
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.run.starts import starts_of
@@ -26,8 +35,11 @@ from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.of_run import scorers_bounds, uses_gdpo_manager
 
 Curve = Mapping[int, float]
-Read = Callable[[Metrics], Curve]
-ReadEach = Callable[[Metrics], Mapping[str, Curve]]
+Read = Callable[["Run"], Curve]
+ReadEach = Callable[["Run"], Mapping[str, Curve]]
+
+TRAINED: ReadEach = attrgetter("trained")
+TESTED: ReadEach = attrgetter("tested")
 
 MAIN_ARM = "gdpo"
 SMOOTHED_STEPS = 5
@@ -70,6 +82,20 @@ class Run:
     @property
     def last_step(self) -> int:
         return max(self.metrics)
+
+    @cached_property
+    def curves(self) -> Mapping[str, Curve]:
+        return curves(self.metrics)
+
+    @cached_property
+    def trained(self) -> Mapping[str, Curve]:
+        """Each reward in training."""
+        return training_rewards(self.metrics)
+
+    @cached_property
+    def tested(self) -> Mapping[str, Curve]:
+        """Each reward in validation."""
+        return validation_rewards(self.metrics)
 
     def dumps(self) -> list[Path]:
         """Return its rollout dumps, by step.
@@ -277,7 +303,7 @@ def _bounds_of(config: Any, sources: set[str] | None) -> dict[str, Bounds]:
 
 def names(arms: Sequence[RunsOfArm], read: ReadEach) -> list[str]:
     """Every name that some run has, in the order of its first appearance."""
-    found = [name for arm in arms for run in arm.runs for name in read(run.metrics)]
+    found = [name for arm in arms for run in arm.runs for name in read(run)]
     return list(dict.fromkeys(found))
 
 
@@ -292,12 +318,12 @@ def over_runs(arm: RunsOfArm, read: Read, smooth: int = 1) -> dict[str, Curve]:
         {"": median, "low": quartile, "high": quartile}; a step without a number is NaN. It is empty
         if no run has the quantity.
     """
-    curves = [trailing_mean(curve, smooth) for run in arm.runs if (curve := read(run.metrics))]
-    if not curves:
-        return {}
-    values = pd.DataFrame(curves).sort_index(axis=1)  # a row a run, a column a step
-    shares = {"": 0.5} | ({"low": 0.25, "high": 0.75} if len(curves) > 1 else {})
-    return {name: values.quantile(share).to_dict() for name, share in shares.items()}
+    found = [trailing_mean(curve, smooth) for run in arm.runs if (curve := read(run))]
+    if len(found) < 2:
+        return {"": found[0]} if found else {}
+    values = pd.concat([pd.Series(curve) for curve in found], axis=1).sort_index()
+    shares = {"": 0.5, "low": 0.25, "high": 0.75}
+    return {name: values.quantile(share, axis=1).to_dict() for name, share in shares.items()}
 
 
 def trailing_mean(curve: Curve, window: int) -> dict[int, float]:

@@ -1,18 +1,21 @@
 """The tables of the page: results, and what the page is made of."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from verl_gdpo.run.dump_reader import DUMPS_READ, dump_files, has_rewards
-from verl_gdpo.run.folder import Metrics, of_each_reward, training_rewards, validation_rewards
+from verl_gdpo.run.folder import Metrics
 from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, End, ends, history
 from verl_gdpo.run.scorer import HOW
+from verl_gdpo.tools.report.charts import of_each
 from verl_gdpo.tools.report.health import named_rewards
 from verl_gdpo.tools.report.runs import (
     FEWEST_FOR_BAND,
+    TESTED,
+    TRAINED,
     Run,
     RunsOfArm,
     compared,
@@ -72,13 +75,13 @@ class Table:
 
 def results(arms: Sequence[RunsOfArm]) -> Table:
     """Each reward of each arm, at both ends of the training."""
-    rewards = dict.fromkeys([*names(arms, training_rewards), *names(arms, validation_rewards)])
-    last, rows = last_common_step(arms), []
-    for name in rewards:
-        for arm in arms:
-            of_runs = [ends(_until(run.metrics, last), name) for run in arm.runs]
-            cells = [_over_runs([e[what] for e in of_runs if what in e]) for what in ENDS]
-            rows.append((name, arm.name, str(len(arm.runs)), *cells))
+    last = last_common_step(arms)
+    of_arms = [(arm, [ends(_until(run.metrics, last)) for run in arm.runs]) for arm in arms]
+    rows = [
+        (name, arm.name, str(len(arm.runs)), *_cells([one.get(name, {}) for one in of_runs]))
+        for name in dict.fromkeys([*names(arms, TRAINED), *names(arms, TESTED)])
+        for arm, of_runs in of_arms
+    ]
     caption = f"Mean reward{ends_apart(arms)}; higher is better"
     if any(len(arm.runs) >= FEWEST_FOR_BAND for arm in arms):
         caption += "; of five runs and more the median and, in brackets, the inter-quartile range"
@@ -87,6 +90,10 @@ def results(arms: Sequence[RunsOfArm]) -> Table:
 
 def _until(metrics: Metrics, last: int) -> Metrics:
     return {step: values for step, values in metrics.items() if step <= last}
+
+
+def _cells(of_runs: Sequence[Mapping[str, End]]) -> list[str]:
+    return [_over_runs([one[what] for one in of_runs if what in one]) for what in ENDS]
 
 
 def _over_runs(found: Sequence[End]) -> str:
@@ -161,8 +168,8 @@ def inputs_of(run: Run) -> list[tuple[str, str, str]]:
     found = {
         "metrics": f"{len(run.metrics)} steps, from {run.tracker}",
         "rewards by name": ", ".join(named_rewards(run)),
-        "shares of rewards": "yes" if of_each_reward(run.metrics, "share") else "",
-        "validation": "yes" if validation_rewards(run.metrics) else "",
+        "shares of rewards": "yes" if of_each(run, "share") else "",
+        "validation": "yes" if run.tested else "",
         "configuration": "" if run.config is None else "yes",
         **_of_rollouts(run),
     }
