@@ -142,9 +142,11 @@
       const room = Math.max(5, (last - first) / 2);
       const chart = charts.find(one => `#${one.id}` === link.hash);
       zoomAll(first - room, last + room);
-      chart.box.focus({ preventScroll: true });
-      // uPlot draws the zoom before the next frame
-      requestAnimationFrame(() => goTo(chart, chart.points[0].findIndex(step => step >= first)));
+      // before the next frame, uPlot has drawn the zoom, and the browser has followed the link
+      requestAnimationFrame(() => {
+        chart.box.focus({ preventScroll: true });
+        goTo(chart, chart.points[0].findIndex(step => step >= first));
+      });
     });
   }
 
