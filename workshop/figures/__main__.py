@@ -141,7 +141,7 @@ def main() -> None:
     if len(runs) not in (0, 2):
         parser.error(f"expected no run, or GDPO_RUN and GRPO_RUN; got {[*map(str, runs)]}")
     idea().savefig(DOCS / "idea.png", dpi=200)
-    collapse.collapse().savefig(DOCS / "collapse.png", dpi=200)
+    collapse.collapse().savefig(DOCS / "collapse.png", dpi=150)
     if runs:
         draw_runs(*runs)
 
