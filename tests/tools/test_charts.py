@@ -136,7 +136,7 @@ def test_the_first_screen_has_rewards_and_one_of_the_training():
     first, more = sections([RunsOfArm("gdpo", [Run(Path("run"), metrics)])])
     assert [chart.title for chart in first.charts] == ["r0", "r1", "r2", "Gradient norm"]
     assert [chart.title for chart in more.charts] == ["r3", "r4", "Response length"]
-    assert more.intro == "0 at every step: KL of one update."
+    assert more.flat == ["KL of one update"]
     # 0 is on every axis, so that noise stays small
     assert {chart.axis for chart in (*first.charts, *more.charts)} == {(0, 0)}
     ids = [chart.id for chart in (*first.charts, *more.charts)]

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import count, product
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,18 +49,14 @@ OF_TRAINING = {
     "response_length/mean": ("Response length", "mean tokens", ZERO),
     "response_length/clip_ratio": ("Responses as long as the longest", "share", SHARE),
     "response/aborted_ratio": ("Aborted responses", "share", SHARE),
-    "gdpo/length_correlation": (
-        "Does the advantage follow the length?",
-        "correlation",
-        CORRELATION,
-    ),
+    "gdpo/length_correlation": ("Does the advantage follow the length?", "", CORRELATION),
     "gdpo/no_signal": ("Groups without a gradient", "share", SHARE),
     "gdpo/cancelled": ("Rollouts whose rewards cancel", "share", SHARE),
 }
 # {statistic of each reward: the same}
 OF_EACH_REWARD = {
     "share": ("Share of each reward in the advantage", "share of the advantage", SHARE),
-    "correlation": ("Does a reward pull with the advantage?", "correlation", CORRELATION),
+    "correlation": ("Correlation of each reward with the advantage", "", CORRELATION),
     "varies": ("Groups in which a reward differs", "share of groups", SHARE),
 }
 # {metric without the estimator at its end: the same}
@@ -93,15 +89,16 @@ class Chart:
     id: str = ""  # in the page
 
 
-@dataclass(frozen=True)
-class Section:
-    title: str
-    intro: str
+class Section(NamedTuple):
+    """Charts under a heading of the template; `flat` names those that are 0 at every step."""
+
+    name: str
     charts: Sequence[Chart]
+    flat: Sequence[str] = ()
 
 
 def sections(arms: Sequence[RunsOfArm]) -> list[Section]:
-    """The sections that have a chart; the first one is the first screen, and has no title."""
+    """The sections that have a chart, and the first screen, which is the first one."""
     rewards, training = _rewards(arms), [*_of_training(arms)]
     flat = [chart for chart in training if not any(any(line.values) for line in chart.lines)]
     training = [chart for chart in training if chart not in flat]
@@ -109,38 +106,18 @@ def sections(arms: Sequence[RunsOfArm]) -> list[Section]:
     rest = [chart for chart in (*rewards, *training) if chart not in first]
     each = partial(_of_each_reward, arms)
     found = [
-        ("", "", first),
-        ("Which reward drives the update?", DRIVES, [*each("share"), *each("correlation")]),
-        ("Is a reward dead or saturated?", DEAD, [*each("varies")]),
-        ("How much do the estimators tell apart?", APART, [*_of_both(arms)]),
-        ("More of the training", _all_0(flat), rest),
+        Section("first", first),
+        Section("drives", [*each("share"), *each("correlation")]),
+        Section("dead", [*each("varies")]),
+        Section("apart", [*_of_both(arms)]),
+        Section("more", rest, [chart.title for chart in flat]),
     ]
-    numbers = iter(range(sum(len(charts) for *_, charts in found)))
+    numbers = count()
     return [
-        Section(title, intro, [replace(chart, id=f"chart-{next(numbers)}") for chart in charts])
-        for title, intro, charts in found
-        if charts or not title
+        one._replace(charts=[replace(chart, id=f"chart-{next(numbers)}") for chart in one.charts])
+        for one in found
+        if one.charts or one.name == "first"
     ]
-
-
-DRIVES = (
-    "A share is the covariance of what a reward adds to the advantage with the whole, over the "
-    "variance of the whole. The shares add up to 1, and one below 0 pulls against the others. What "
-    "another weight would change: `verl-gdpo replay RUN algorithm.gdpo.rewards.NAME=WEIGHT`."
-)
-DEAD = (
-    "A reward trains only in the groups in which it differs between rollouts. Where it differs in "
-    "none it is reached everywhere, reached nowhere, or constant."
-)
-APART = (
-    "Of the pairs of rollouts of a prompt with different rewards, an estimator gives some one "
-    "advantage. With rewards of few values GRPO does so often, and with a reward of many values "
-    "GDPO may do so more often."
-)
-
-
-def _all_0(charts: Sequence[Chart]) -> str:
-    return f"0 at every step: {', '.join(chart.title for chart in charts)}." if charts else ""
 
 
 def _rewards(arms: Sequence[RunsOfArm]) -> list[Chart]:

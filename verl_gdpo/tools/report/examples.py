@@ -28,27 +28,7 @@ from verl_gdpo.tools.replay.comparison import Column
 from verl_gdpo.tools.report.runs import Run
 
 ROLLOUTS_SHOWN = 8  # of a group
-KINDS = {  # what it is, and what it means
-    "tied": (
-        "different rewards, one advantage under GRPO",
-        "GRPO sees the weighted sum alone, so rollouts that earned it in different ways are pushed "
-        "equally. GDPO tells them apart.",
-    ),
-    "cancelled": (
-        "the rewards vary, their sum does not",
-        "GRPO finds no gradient here. GDPO has one unless the normalised rewards cancel.",
-    ),
-    "apart": (
-        "where GDPO and GRPO differ most",
-        "Of the groups of the steps that were read, the one in which the two advantages of a "
-        "rollout differ most, each in units of its standard deviation over the groups with a "
-        "gradient.",
-    ),
-    "equal": (
-        "every rollout has the same rewards",
-        "Nothing to prefer: the advantage is 0 under both.",
-    ),
-}
+KINDS = ("tied", "cancelled", "apart", "equal")  # the template says what they are
 
 
 @dataclass(frozen=True)

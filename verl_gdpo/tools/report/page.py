@@ -21,7 +21,7 @@ from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.tools.advice import TITLE, describe
 from verl_gdpo.tools.advice.evidence import Evidence
 from verl_gdpo.tools.report.charts import Section, as_data, sections
-from verl_gdpo.tools.report.examples import KINDS, ExampleGroup, example_groups, settings_of
+from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, settings_of
 from verl_gdpo.tools.report.health import Said, all_said, verdict
 from verl_gdpo.tools.report.intervals import table_of_differences
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
@@ -126,7 +126,6 @@ def write(page: Page, out: Path) -> Path:
         # nothing else runs, whatever a run's texts hold
         sum=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=Markup(_file("uplot/uPlot.min.css") + "\n" + _file("page.css")),
-        kinds=KINDS,
         version=__version__,
         advice_title=TITLE,
     )
