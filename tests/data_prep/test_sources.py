@@ -200,27 +200,6 @@ def test_failure_while_writing_the_second_file_leaves_both_as_they_were(tmp_path
     assert files_in(tmp_path) == {"train.parquet": b"old", "test.parquet": b"old"}
 
 
-@pytest.mark.parametrize("old", [{}, {"a": b"old a"}, {"a": b"old a", "b": b"old b"}])
-def test_failure_of_the_second_rename_undoes_the_first(tmp_path, monkeypatch, old):
-    for name, content in old.items():
-        (tmp_path / name).write_bytes(content)
-    replace = os.replace
-
-    def fails_for_new_b(source, target):
-        if target.name == "b" and source.suffix == ".tmp":
-            raise PermissionError("b is locked")
-        replace(source, target)
-
-    monkeypatch.setattr(atomic.os, "replace", fails_for_new_b)
-    with (
-        pytest.raises(PermissionError, match="b is locked"),
-        atomic.replace_together(tmp_path / "a", tmp_path / "b") as temporary,
-    ):
-        for path in temporary:
-            path.write_bytes(b"new")
-    assert files_in(tmp_path) == old
-
-
 def test_an_interrupt_in_the_block_leaves_nothing(tmp_path):
     with (
         pytest.raises(KeyboardInterrupt),
