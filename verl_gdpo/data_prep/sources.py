@@ -44,7 +44,6 @@ class Sources:
     mend: makes a ground truth right, for all kinds of files; see `Mend`. It runs in several
         threads, and raises LeftOut for one that it cannot make right.
     make_rows: makes synthetic rows; none, there are none.
-    synthetic_choices: {option of `make_rows`: its values, the default last}.
     base_url: of upstream; none, there is nothing to download.
     files: {split: (path below `base_url`, git blob id)}.
     dropped: keys of `extra_info` that are left out.
@@ -55,7 +54,6 @@ class Sources:
     of_parquet: RowOf = lambda item, *_: item
     mend: Mend | None = None
     make_rows: MakeRows | None = None
-    synthetic_choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
     base_url: str = ""
     files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     dropped: Sequence[str] = ()
@@ -88,9 +86,6 @@ class Sources:
         parser.add_argument("--synthetic-test", metavar="M", type=positive, help=about)
         about = "of the synthetic rows (default: 0)"
         parser.add_argument("--seed", type=partial(_whole_number, 0), help=about)
-        for name, choices in self.synthetic_choices.items():
-            about = f"of the synthetic rows (default: {choices[-1]})"
-            parser.add_argument(f"--{name}", choices=choices, help=about)
 
     def load(self, args: argparse.Namespace) -> Splits:
         """Return the checked rows of both files.
@@ -141,19 +136,18 @@ class Sources:
         assert self.make_rows is not None
         train, seed = given["synthetic"], given["seed"] or 0
         counts = {"train": train, "test": given["synthetic_test"] or max(1, train // 10)}
-        chosen = {name: given[name] or last for name, (*_, last) in self.synthetic_choices.items()}
         splits: Splits = {}
         for split, count in counts.items():
             said = f"making {count:,} synthetic {split} rows, seed {seed}"
             print(said, file=sys.stderr, flush=True)
-            rows = self.make_rows(count, split=split, seed=seed, **chosen)
+            rows = self.make_rows(count, split=split, seed=seed)
             splits[split] = local_files.numbered(rows, split, self.dropped)
         return splits
 
     def _refuse_stray_options(self, given: Mapping[str, Any]) -> None:
         of_seed, of_files = given.get("synthetic") is not None, given["source"] is not None
         stray: list[str] = [] if of_files else ["test"]
-        stray += [] if of_seed else ["synthetic_test", "seed", *self.synthetic_choices]
+        stray += [] if of_seed else ["synthetic_test", "seed"]
         stray += ["base_url", "cache"] if of_seed or of_files else []
         for name in stray:
             if given.get(name) is not None:

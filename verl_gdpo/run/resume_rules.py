@@ -228,12 +228,12 @@ def refusal(found: Iterable[Change], allowed: Iterable[str]) -> str:
     Args:
         allowed: keys, or blocks of keys such as `algorithm`, whose change is wanted.
     """
-    blocks = [*allowed]
+    blocks = tuple(f"{key}." for key in allowed)
     refused, wanting = dict[Rule, list[Change]](), dict[Rule, list[Change]]()
     for change in found:
         if change.rule.verdict == REFUSED:
             refused.setdefault(change.rule, []).append(change)
-        elif change.rule.verdict == ON_REQUEST and not is_within(change.key, blocks):
+        elif change.rule.verdict == ON_REQUEST and not f"{change.key}.".startswith(blocks):
             wanting.setdefault(change.rule, []).append(change)
     said = [f"{_listed(of_rule)} cannot change: {rule.why}" for rule, of_rule in refused.items()]
     if refused:
@@ -251,8 +251,3 @@ def refusal(found: Iterable[Change], allowed: Iterable[str]) -> str:
 def _listed(found: Sequence[Change]) -> str:
     more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
     return ", ".join(map(str, found[:LISTED])) + more
-
-
-def is_within(key: str, blocks: Iterable[str]) -> bool:
-    """Whether the key is one of these, or is in one of these blocks."""
-    return any(key == block or key.startswith(f"{block}.") for block in blocks)

@@ -69,8 +69,7 @@ def scorers_bounds(config: Any, sources: Iterable[str] | None) -> dict[str, Boun
     Args:
         sources: see `settings_of_run`.
     """
-    declared = declared_bounds(*_our_scorers(config, sources))
-    return {name: pairs.pop() if len(pairs) == 1 else None for name, pairs in declared.items()}
+    return declared_bounds(*_our_scorers(config, sources))
 
 
 def _refuse_capitals(estimator: str, has_manager: bool) -> None:

@@ -17,7 +17,6 @@ import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ import ray
 import torch
 from verl.trainer.ppo import ray_trainer
 
-from verl_gdpo.batch.rows import RewardError, RewardRows, columns_of, own_scores_of
+from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.estimator import NO_REWARDS
@@ -129,10 +128,8 @@ def in_a_step(compute_advantage: Function) -> Function:
             refuse_penalty(data)
         settings = trainer.gdpo if trainer else settings_of_loop(given.get("config"))
         keys = keys_of(data.non_tensor_batch["uid"])
-        rows = rows_of(data, keys, settings)
-        if trainer is not None:
-            rows = replace(rows, step=trainer.global_steps)
-        with Step(settings, rows) as step:
+        number = trainer.global_steps if trainer else None
+        with Step(settings, rows_of(data, keys, settings, number)) as step:
             step.check(adv_estimator)
             result = compute_advantage(*args, **kwargs)
         step.outcome = Outcome.of(result.batch)
@@ -173,28 +170,24 @@ def keys_of(uids: Iterable[str]) -> list[str]:
     return keys
 
 
-def rows_of(data: Any, keys: Sequence[str], settings: GdpoSettings) -> RewardRows:
+def rows_of(data: Any, keys: Sequence[str], settings: GdpoSettings, step: int | None) -> RewardRows:
     """Return the reward columns of verl's batch as rows.
 
     Raises:
         RewardError: the batch has no reward.
     """
     given = data.non_tensor_batch
-    infos = infos_of(data)
+    infos = infos_of(data)  # rows may have different names, as in V1
     if infos is None:
         names = data.meta_info.get("reward_extra_keys") or settings.names
-        columns = {name: given[name] for name in names if name in given}
+        columns = {name: given[name].tolist() for name in names if name in given}
         if not columns.keys() - {"score"}:
             raise RewardError(NO_REWARDS)
-    else:  # rows may have different names, as in V1
-        columns = columns_of(infos)
-    rows = RewardRows.from_columns(columns, len(data))
-    return replace(
-        rows,
-        label=keys.__getitem__,
-        sources=[*map(str, given.get("data_source", rows.sources))],
-        own_scores=own_scores_of(() if infos is None else infos),
-    )
+        infos = [
+            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+        ]
+    sources = [*map(str, given.get("data_source", [""] * len(keys)))]
+    return RewardRows.from_keys(keys, infos, sources, [False] * len(keys), step)
 
 
 def response_lengths(tensors: Any) -> list[int]:

@@ -115,7 +115,7 @@ def _prepare_tool_rl(work: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "tool_rl.lock", "ToolRL's rows", wait=True):
         rows = str(folder / "tool_rl_tiny")
-        options = ["--synthetic", "--size", "tiny", "--if-needed"]
+        options = ["--synthetic", "--if-needed"]
         if data.main(["tool_rl", *options, "--out", rows]):
             raise OSError(f"{rows}: the rows could not be made; the reason is above")
         shutil.copytree(SHIPPED, folder / "tool_rl_policy", dirs_exist_ok=True)
