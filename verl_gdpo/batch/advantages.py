@@ -15,7 +15,9 @@ import torch
 from verl_gdpo.advantage import zero
 from verl_gdpo.advantage.equation import GdpoScalars, compute_gdpo_scalars, normalize_groups
 from verl_gdpo.advantage.equation_inputs import Options
-from verl_gdpo.advantage.zero import Bools, Floats, Ints
+from verl_gdpo.advantage.zero import Bools as Bools
+from verl_gdpo.advantage.zero import Floats as Floats
+from verl_gdpo.advantage.zero import Ints as Ints
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.settings.algorithm import GdpoSettings

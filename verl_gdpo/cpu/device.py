@@ -1,8 +1,8 @@
 """verl's platform interface for a machine without an accelerator.
 
-Relies on verl 0.9: verl.plugin.platform.platform_cuda.PlatformCUDA (subclassed). Registered under the name
-"cpu" by `plugin.py`, and only there: verl auto-detects every registered platform, so importing
-this module must not register it.
+Relies on verl 0.9: verl.plugin.platform.platform_cuda.PlatformCUDA (subclassed). Registered under
+the name "cpu" by `plugin.py`, and only there: verl auto-detects every registered platform, so
+importing this module must not register it.
 """
 
 from contextlib import AbstractContextManager, nullcontext
