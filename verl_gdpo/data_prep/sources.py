@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.atomic import replace_together
-from verl_gdpo.data_prep import DataError, UsageError, local_files, progress
+from verl_gdpo.data_prep import DataError, UsageError, local_files
 from verl_gdpo.data_prep.local_files import Mend, RowOf
 from verl_gdpo.data_prep.parquet import git_blob_id
 from verl_gdpo.data_prep.schema import Row, Splits
@@ -29,7 +29,7 @@ from verl_gdpo.rewards.task import Task
 MakeRows = Callable[..., list[Row]]  # make_rows(count, split="train" or "test", seed=...)
 SYNTHETIC_ROWS = 2000
 WEAK = "weak_sandbox"  # the option of scorers that run programs
-CHUNK_BYTES, MAX_BYTES = 1 << 16, 64 << 20  # of a download
+MAX_BYTES = 64 << 20  # of a download
 TIMEOUT_S = 30.0  # without a byte
 
 
@@ -182,20 +182,16 @@ def fetch(url: str, path: Path, *, blob_id: str) -> None:
 
 def _downloaded(url: str) -> bytes:
     """The bytes at `url`; raises DataError if it cannot be read, or has too many."""
-    content = bytearray()
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-            chunks = iter(partial(response.read, CHUNK_BYTES), b"")
-            for chunk in progress(chunks, f"downloading {url}", "x 64 KiB"):
-                content += chunk
-                if len(content) > MAX_BYTES:
-                    raise ValueError(f"got more than {MAX_BYTES:,} bytes")
-    except (OSError, HTTPException, ValueError) as error:
+            content: bytes = response.read(MAX_BYTES + 1)
+    except (OSError, HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
-        said = str(error) or repr(error)
-        raise DataError(f"{url}: download failed after {len(content):,} bytes: {said}") from error
-    return bytes(content)
+        raise DataError(f"{url}: download failed: {str(error) or repr(error)}") from error
+    if len(content) > MAX_BYTES:
+        raise DataError(f"{url}: download failed: got more than {MAX_BYTES:,} bytes")
+    return content
 
 
 def questions_of(task: Task) -> Sources:
