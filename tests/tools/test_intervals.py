@@ -184,7 +184,13 @@ def simulated_claims(rewards, shift=0.0, correlation=0.0, is_paired=True):
         *((1, 0.0, True), (1, 0.0, False)),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((2, 0.0, True), (2, 0.5, True), (2, 0.9, True), (6, 0.0, True), (2, 0.5, False))
+            for case in (
+                (2, 0.0, True),
+                (2, 0.5, True),
+                (2, 0.9, True),
+                (6, 0.0, True),
+                (2, 0.5, False),
+            )
         ),
     ],
 )
