@@ -10,6 +10,7 @@ from verl_gdpo.data_prep.parquet import write_parquets
 from verl_gdpo.evaluation.dialogues import start_all
 from verl_gdpo.evaluation.numbers import numbers
 from verl_gdpo.evaluation.questions import Answer
+from verl_gdpo.evaluation.records import Record
 from verl_gdpo.evaluation.results import problems_of
 from verl_gdpo.evaluation.tasks import BENCHMARKS
 from verl_gdpo.rewards import TASKS
@@ -34,10 +35,7 @@ def values(bench, options, *answers):
     found = BENCH[bench].questions(options)
     dialogues = start_all(found, 1)
     for one, answer in zip(dialogues, answers, strict=True):
-        if answer is None:
-            one.episode.abandon()
-        else:
-            one.episode.take(Answer(*answer))
+        one.go_on(Record("", None if answer is None else Answer(*answer)))
     made = numbers(BENCH[bench].columns(found), [*problems_of(dialogues).values()])
     return {number.name: number.value for number in made}
 

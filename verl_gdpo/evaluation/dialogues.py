@@ -1,10 +1,16 @@
-"""Plays all dialogues of a benchmark with a policy: those that go on advance together."""
+"""Plays all dialogues of a benchmark with a policy: those that go on advance together.
+
+Answers are scored in threads: a scorer that takes long waits for another process.
+"""
 
 import hashlib
+import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from verl_gdpo.evaluation.engines import Engine, Prompt
 from verl_gdpo.evaluation.questions import Episode, Messages, Question, Scores
@@ -12,6 +18,8 @@ from verl_gdpo.evaluation.records import Answers, Place, Record
 from verl_gdpo.run.console import duration
 
 SECONDS_BETWEEN_LINES = 20.0
+
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -21,6 +29,7 @@ class Dialogue:
     records: what was asked and answered, turn by turn.
     of_answers: the scores of each answer.
     asks: what the policy answers next; None at the end.
+    scores: of the whole, at the end.
     """
 
     question: Question
@@ -29,9 +38,15 @@ class Dialogue:
     records: list[Record] = field(default_factory=list)
     of_answers: list[Scores] = field(default_factory=list)
     asks: Messages | None = field(init=False)
+    scores: Scores = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.asks = self.episode.prompt()
+        self._ask(self.episode.prompt())
+
+    def _ask(self, messages: Messages | None) -> None:
+        self.asks = messages
+        if messages is None:
+            self.scores = self.episode.scores()
 
     @property
     def place(self) -> Place:
@@ -48,10 +63,10 @@ class Dialogue:
         self.records.append(record)
         if record.answer is None:
             self.episode.abandon()
-            self.asks = None
+            self._ask(None)
         else:
             self.of_answers.append(self.episode.take(record.answer))
-            self.asks = self.episode.prompt()
+            self._ask(self.episode.prompt())
 
 
 def start_all(questions: Iterable[Question], samples: int) -> list[Dialogue]:
@@ -74,16 +89,20 @@ def start_all(questions: Iterable[Question], samples: int) -> list[Dialogue]:
     ]
 
 
-def replay(dialogues: Iterable[Dialogue], known: Mapping[Place, Record]) -> None:
+def replay(dialogues: Sequence[Dialogue], known: Mapping[Place, Record]) -> None:
     """Give dialogues the answers that they got before.
 
     Raises:
         ValueError: an answer belongs to no dialogue.
     """
     left = dict(known)
-    for dialogue in dialogues:
+
+    def go_on(dialogue: Dialogue) -> int:
         while dialogue.asks is not None and (record := left.pop(dialogue.place, None)):
             dialogue.go_on(record)
+        return len(dialogue.records)
+
+    _in_threads(go_on, dialogues, _Progress(dialogues))
     if left:
         raise ValueError(
             f"{len(left)} of the answers on the disk belong to no dialogue, such as "
@@ -108,22 +127,39 @@ def play(
     longest = engine.positions - max_tokens
     while active := [(one, one.asks) for one in dialogues if one.asks is not None]:
         asked: list[tuple[Dialogue, Prompt]] = []
+        too_long = []
         for dialogue, messages in active:
             prompt = engine.prompt(messages, _seed(seed, dialogue.place))
             if len(prompt.ids) > longest:
-                _keep(dialogue, Record(prompt.text, None), answers)
+                too_long.append((dialogue, Record(prompt.text, None)))
             else:
                 asked.append((dialogue, prompt))
+        _keep(too_long, answers, progress)
         for batch in engine.answers([prompt for _, prompt in asked]):
-            for k, answer in batch.items():
-                dialogue, prompt = asked[k]
-                _keep(dialogue, Record(prompt.text, answer), answers)
-            progress.show(len(batch))
+            found = ((*asked[k], answer) for k, answer in batch.items())
+            pairs = [(dialogue, Record(prompt.text, answer)) for dialogue, prompt, answer in found]
+            _keep(pairs, answers, progress)
 
 
-def _keep(dialogue: Dialogue, record: Record, answers: Answers) -> None:
-    answers.add(dialogue.place, record)
+def _keep(
+    pairs: Sequence[tuple[Dialogue, Record]], answers: Answers, progress: "_Progress"
+) -> None:
+    for dialogue, record in pairs:
+        answers.add(dialogue.place, record)
+    _in_threads(_go_on, pairs, progress)
+
+
+def _go_on(pair: tuple[Dialogue, Record]) -> int:
+    dialogue, record = pair
     dialogue.go_on(record)
+    return 1
+
+
+def _in_threads(score: Callable[[Item], int], items: Sequence[Item], progress: "_Progress") -> None:
+    """Score all items; `score` returns how many answers that were."""
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for answers in threads.map(score, items):
+            progress.show(answers)
 
 
 def _seed(seed: int, place: Place) -> int:

@@ -68,7 +68,7 @@ def problems_of(dialogues: Sequence[Dialogue]) -> dict[str, Problem]:
 
 
 def _problem(key: str, samples: Sequence[Dialogue]) -> Problem:
-    scores = [one.episode.scores() for one in samples]
+    scores = [one.scores for one in samples]
     if any(one.keys() != scores[0].keys() for one in scores):
         raise ValueError(f"question {key}: its samples have the scores {[*map(sorted, scores)]}")
     mean = {name: sum(one[name] for one in scores) / len(scores) for name in scores[0]}
@@ -115,7 +115,7 @@ def _source(source: str, category: str) -> str:
 
 def _rows(dialogue: Dialogue, source: str, step: int) -> Iterator[dict[str, Any]]:
     """The answers of a dialogue in the form of `run/dump_reader.py`, which sees it as a session."""
-    question, scores = dialogue.question, dict(dialogue.episode.scores())
+    question, scores = dialogue.question, dict(dialogue.scores)
     for turn, record in enumerate(dialogue.records):
         answer = record.answer
         tokens = 0 if answer is None else answer.tokens
