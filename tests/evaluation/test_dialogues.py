@@ -76,7 +76,7 @@ def test_a_kill_after_any_answer_gives_the_same(tmp_path):
 
 def test_answers_of_a_batch_and_those_on_the_disk_are_scored_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    together = threading.Barrier(3, timeout=60)
+    together = threading.Barrier(3, timeout=20)
     take = Counting.take
 
     def waiting(self, answer):

@@ -1,5 +1,6 @@
 import json
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -9,6 +10,7 @@ from verl_gdpo.data_prep.local_files import make_row
 from verl_gdpo.data_prep.parquet import write_parquets
 from verl_gdpo.evaluation.dialogues import start_all
 from verl_gdpo.evaluation.numbers import numbers
+from verl_gdpo.evaluation.policy import Policy
 from verl_gdpo.evaluation.questions import Answer
 from verl_gdpo.evaluation.records import Record
 from verl_gdpo.evaluation.results import problems_of
@@ -20,7 +22,8 @@ BENCH = {one.name: one for one in BENCHMARKS}
 
 
 def asked(*data, config=None, step=0):
-    return Namespace(data=[*data], config=config, step=step)
+    of_config = Policy(Path(), Path(), config=config).of_config
+    return Namespace(data=[*data], of_config=of_config, step=step)
 
 
 def rows_of(task, *truths):

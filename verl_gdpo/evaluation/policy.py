@@ -53,7 +53,7 @@ class Policy:
     def of_config(self, key: str, default: Any) -> Any:
         """Return a value of the run's configuration, or the default without one."""
         found = None if self.config is None else OmegaConf.select(self.config, key)
-        found = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+        found = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
         return default if found is None else found
 
     def content(self) -> str:
