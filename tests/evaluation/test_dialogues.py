@@ -4,6 +4,7 @@ import threading
 import pytest
 from scripted_policy import ScriptedPolicy
 
+from verl_gdpo.evaluation import dialogues
 from verl_gdpo.evaluation.dialogues import play, replay, start_all
 from verl_gdpo.evaluation.questions import Question
 from verl_gdpo.evaluation.records import Answers
@@ -40,14 +41,14 @@ def repeated(messages, seed):
 
 
 def played(folder, engine, *, samples=2, max_tokens=100, seed=0):
-    dialogues = start_all(QUESTIONS, samples)
+    started = start_all(QUESTIONS, samples)
     answers = Answers(folder)
     try:
-        replay(dialogues, answers.known)
-        play(dialogues, engine, answers, max_tokens, seed)
+        replay(started, answers.known)
+        play(started, engine, answers, max_tokens, seed)
     finally:
         answers.close()
-    return dialogues
+    return started
 
 
 def outcome(dialogues):
@@ -90,6 +91,13 @@ def test_answers_of_a_batch_and_those_on_the_disk_are_scored_at_once(tmp_path, m
     again = ScriptedPolicy(repeated)
     assert outcome(played(tmp_path, again, samples=1)) == outcome(first)
     assert again.asked == 0
+
+
+def test_a_line_says_what_has_been_done(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(dialogues, "SECONDS_BETWEEN_LINES", -1.0)
+    played(tmp_path, ScriptedPolicy(repeated))
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last == "evaluate: 18 of 18 dialogues, 24 answers, 0 s left"
 
 
 def test_samples_have_streams_of_their_own_that_depend_on_nothing_else(tmp_path):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
 
 from verl_gdpo.evaluation.engines import Engine, Prompt
 from verl_gdpo.evaluation.questions import Episode, Messages, Question, Scores
@@ -18,8 +18,6 @@ from verl_gdpo.evaluation.records import Answers, Place, Record
 from verl_gdpo.run.console import duration
 
 SECONDS_BETWEEN_LINES = 20.0
-
-Item = TypeVar("Item")
 
 
 @dataclass
@@ -97,12 +95,11 @@ def replay(dialogues: Sequence[Dialogue], known: Mapping[Place, Record]) -> None
     """
     left = dict(known)
 
-    def go_on(dialogue: Dialogue) -> int:
+    def go_on(dialogue: Dialogue) -> None:
         while dialogue.asks is not None and (record := left.pop(dialogue.place, None)):
             dialogue.go_on(record)
-        return len(dialogue.records)
 
-    _in_threads(go_on, dialogues, _Progress(dialogues))
+    _Scoring(dialogues).run([partial(go_on, one) for one in dialogues])
     if left:
         raise ValueError(
             f"{len(left)} of the answers on the disk belong to no dialogue, such as "
@@ -123,7 +120,7 @@ def play(
     Raises:
         ValueError: the model gives no usable numbers.
     """
-    progress = _Progress(dialogues)
+    scoring = _Scoring(dialogues)
     longest = engine.positions - max_tokens
     while active := [(one, one.asks) for one in dialogues if one.asks is not None]:
         asked: list[tuple[Dialogue, Prompt]] = []
@@ -134,32 +131,17 @@ def play(
                 too_long.append((dialogue, Record(prompt.text, None)))
             else:
                 asked.append((dialogue, prompt))
-        _keep(too_long, answers, progress)
+        _keep(too_long, answers, scoring)
         for batch in engine.answers([prompt for _, prompt in asked]):
             found = ((*asked[k], answer) for k, answer in batch.items())
             pairs = [(dialogue, Record(prompt.text, answer)) for dialogue, prompt, answer in found]
-            _keep(pairs, answers, progress)
+            _keep(pairs, answers, scoring)
 
 
-def _keep(
-    pairs: Sequence[tuple[Dialogue, Record]], answers: Answers, progress: "_Progress"
-) -> None:
+def _keep(pairs: Sequence[tuple[Dialogue, Record]], answers: Answers, scoring: "_Scoring") -> None:
     for dialogue, record in pairs:
         answers.add(dialogue.place, record)
-    _in_threads(_go_on, pairs, progress)
-
-
-def _go_on(pair: tuple[Dialogue, Record]) -> int:
-    dialogue, record = pair
-    dialogue.go_on(record)
-    return 1
-
-
-def _in_threads(score: Callable[[Item], int], items: Sequence[Item], progress: "_Progress") -> None:
-    """Score all items; `score` returns how many answers that were."""
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for answers in threads.map(score, items):
-            progress.show(answers)
+    scoring.run([partial(dialogue.go_on, record) for dialogue, record in pairs])
 
 
 def _seed(seed: int, place: Place) -> int:
@@ -168,27 +150,29 @@ def _seed(seed: int, place: Place) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-class _Progress:
-    """A line on stderr now and then: how many dialogues have ended, and how long is left."""
+class _Scoring:
+    """Threads; and a line on stderr now and then: what has been done, and how long is left."""
 
     def __init__(self, dialogues: Sequence[Dialogue]) -> None:
         self._dialogues = dialogues
         self._start = self._last = time.monotonic()
         self._ended_before = self._ended()
-        self._answers = 0
 
     def _ended(self) -> int:
-        return sum(1 for one in self._dialogues if one.asks is None)
+        return sum(one.asks is None for one in self._dialogues)
 
-    def show(self, more: int) -> None:
-        self._answers += more
-        now = time.monotonic()
-        if now - self._last < SECONDS_BETWEEN_LINES:
-            return
-        self._last = now
+    def run(self, calls: Sequence[Callable[[], None]]) -> None:
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            for _ in threads.map(lambda call: call(), calls):
+                if time.monotonic() - self._last > SECONDS_BETWEEN_LINES:
+                    self._show()
+
+    def _show(self) -> None:
+        self._last = time.monotonic()
         ended, total = self._ended(), len(self._dialogues)
-        line = f"evaluate: {ended:,} of {total:,} dialogues, {self._answers:,} answers"
+        answers = sum(len(one.records) for one in self._dialogues)
+        line = f"evaluate: {ended:,} of {total:,} dialogues, {answers:,} answers"
         if done := ended - self._ended_before:
-            left = (now - self._start) / done * (total - ended)
+            left = (self._last - self._start) / done * (total - ended)
             line += f", {duration(left)} left"
         print(line, file=sys.stderr, flush=True)

@@ -27,7 +27,6 @@ from verl_gdpo.terminal import printable
 
 BENCHMARKS = {one.name: one for one in (*tasks.BENCHMARKS, api_bank.BENCHMARK, bfcl.BENCHMARK)}
 DTYPES = ("float32", "bfloat16", "float16")
-OF_ENGINE = {"transformers": ("transformers", "torch"), "vllm": ("vllm", "torch")}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -76,7 +75,7 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
         "samples": arguments.samples,
         "seed": arguments.seed,
         "template_options": template_options,
-        "versions": {name: import_module(name).__version__ for name in OF_ENGINE[engine_name]},
+        "versions": {name: import_module(name).__version__ for name in (engine_name, "torch")},
     }
     folder = arguments.out or _default_folder(benchmark, policy)
     records.start(folder, settings)
