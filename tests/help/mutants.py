@@ -458,7 +458,7 @@ MUTANTS = [
         "evaluation/bfcl/simulators_inside.py",
         "    if root is not function:",
         "    if False:",
-        "evaluation/bfcl/test_simulators.py::test_results_are_those_of_the_package",
+        "evaluation/bfcl/test_simulators.py::test_an_attack_does_nothing",
     ),
     Mutant(
         "evaluation/bfcl/simulators_inside.py",

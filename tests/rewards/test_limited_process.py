@@ -179,6 +179,21 @@ def test_a_process_ends_with_its_parent(program, end):
     assert end == "killed" or parent.returncode == 0
 
 
+def test_a_thread_that_nobody_waits_for_holds_up_no_end(program):
+    code = """
+import threading, time
+process = next(one for one in pool._idle.queue if one)
+threading.Thread(target=pool.ask, args=('["half"]', "a test"), daemon=True).start()
+while process in pool._idle.queue:
+    time.sleep(0.01)
+"""
+    parent = python(STARTED + code, program)
+    process = psutil.Process(int(parent.stdout.readline()))
+    parent.communicate(timeout=30)
+    assert parent.returncode == 0
+    assert psutil.wait_procs([process], timeout=30)[1] == []
+
+
 def test_a_forked_child_has_processes_of_its_own(program):
     code = "if os.fork() == 0:\n    ask()\n    pool.forget()\n    os._exit(0)\nos.wait()\nask()\n"
     parent = python(STARTED + code, program)

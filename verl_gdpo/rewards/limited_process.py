@@ -125,20 +125,20 @@ class _Process:
     def close(self) -> signal.Signals | int:
         """End the process; return the signal that ended it, or its exit code."""
         self._end()
-        code = self.process.returncode
+        code = self.process.wait()  # another thread may be ending it
         return signal.Signals(-code) if code < 0 else code
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):  # what was still to be written has no reader
-            pipe.close()
+    assert process.stdin is not None and process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):  # what was still to be written has no reader
+        process.stdin.close()
     try:
         process.wait(timeout=0.5)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    process.stdout.close()  # a thread that reads it would hold it until the process has ended
 
 
 _pools: "weakref.WeakSet[LimitedPool]" = weakref.WeakSet()
