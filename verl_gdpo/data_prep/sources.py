@@ -78,14 +78,14 @@ class Sources:
     def _add_synthetic(
         self, parser: argparse.ArgumentParser, source: argparse._MutuallyExclusiveGroup
     ) -> None:
-        about, positive = "make N training rows (default: %(const)s)", partial(_whole_number, 1)
+        about, positive = "make N training rows (default: %(const)s)", partial(whole_number, 1)
         source.add_argument(
             "--synthetic", metavar="N", type=positive, nargs="?", const=SYNTHETIC_ROWS, help=about
         )
         about = "test rows (default: N/10, at least 1)"
         parser.add_argument("--synthetic-test", metavar="M", type=positive, help=about)
         about = "of the synthetic rows (default: 0)"
-        parser.add_argument("--seed", type=partial(_whole_number, 0), help=about)
+        parser.add_argument("--seed", type=partial(whole_number, 0), help=about)
 
     def load(self, args: argparse.Namespace) -> Splits:
         """Return the checked rows of both files.
@@ -204,7 +204,8 @@ def questions_of(task: Task) -> Sources:
     return Sources(task=task, row_of=row_of)
 
 
-def _whole_number(low: int, text: str) -> int:
+def whole_number(low: int, text: str) -> int:
+    """Return the number that an option's text is, for argparse."""
     if not (text.isdecimal() and int(text) >= low):
         raise argparse.ArgumentTypeError(f"got {text!r}; expected a whole number >= {low}")
     return int(text)
