@@ -138,7 +138,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for group in replay.found:
         print(f"\n{whole_group(group, width)}")
     if arguments.group is None:
-        print(f"\n== {TITLE} ==\n\n{describe(Evidence(replay.evidence, own.settings))}")
+        print(f"\n== {TITLE} ==\n\n{describe(Evidence(replay.evidence))}")
         for arm in alternatives:
             print(f"\n== {arm.name} ==\n\n{comparison(replay, arm.name, width)}")
         print(f"\n{LEGEND}")

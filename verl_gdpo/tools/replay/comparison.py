@@ -22,7 +22,7 @@ from verl_gdpo.batch.rows import is_number
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.terminal import printable, render
-from verl_gdpo.tools.advice.evidence import StepEvidence, look
+from verl_gdpo.tools.advice.evidence import FIRST_STEPS, StepRewards, look
 from verl_gdpo.tools.replay.arms import COMPUTED, Arm, Step, group_numbers
 
 LOGGED, OF_SCORE = "logged", "grpo of score"
@@ -175,7 +175,7 @@ class Replay:
     most_different: dict[str, list[Group]] = field(default_factory=dict)
     found: list[Group] = field(default_factory=list)
     tables: list[pd.DataFrame] = field(default_factory=list)  # with `keep_table`, one a step
-    evidence: list[StepEvidence] = field(default_factory=list)  # of what GDPO would change
+    evidence: list[StepRewards] = field(default_factory=list)  # of what GDPO would change
 
     @property
     def has_our_scorers(self) -> bool:
@@ -214,7 +214,8 @@ class Replay:
             A_B = step.advantages(arm, matrix)[rows_B]
             columns[arm.name] = Column.of(A_B, group_B, matrix, rows_B)
             names |= dict.fromkeys([*matrix.weights, *arm.settings.names])
-        self.evidence.append(look(own, step.rewards.counted_B, step.group_ids))
+        if len(self.evidence) < FIRST_STEPS:
+            self.evidence.append(look(own, step.rewards.counted_B, step.group_ids))
         report = StepReport(number, columns)
         self.steps.append(report)
         counted = [rows[row] for row in rows_B.tolist()]
