@@ -122,9 +122,9 @@ class Evidence:
     def _by_group(self, values: Any) -> Floats:
         """Sums over the samples of each group, of each column."""
         columns = np.asarray(values, float).reshape(len(self.group_B), -1).T
-        sums = [np.bincount(self.group_B, column) for column in columns]
-        summed: Floats = np.stack(sums, axis=1).reshape(-1, *np.shape(values)[1:])
-        return summed
+        sums = np.array([np.bincount(self.group_B, column) for column in columns], np.float64)
+        by_group: Floats = sums.T.reshape(-1, *np.shape(values)[1:])
+        return by_group
 
     def _spreads(self, values_BK: Floats) -> dict[str, Floats]:
         x_BK = np.zeros_like(values_BK)
