@@ -87,6 +87,12 @@ MUTANTS = [
         "tools/test_advice.py::test_few_groups_say_that_they_are_too_few",
     ),
     Mutant(
+        "run/levels.py",
+        "        of_training = 0.0 if rise_of_training > RISES else UNLESS_IT_RISES",
+        "        of_training = 0.0",
+        "run/test_levels.py::test_how_sure_a_fall_has_to_be",
+    ),
+    Mutant(
         "tools/advice/evidence.py",
         "            values_BK[there_B, k] = without_outliers(values_BK[there_B, k])\n",
         "            pass\n",
