@@ -82,9 +82,27 @@ MUTANTS = [
     ),
     Mutant(
         "tools/advice/__init__.py",
-        "        if seen.sums.have_KK[j, k]:\n",
-        "        if True:\n",
-        "tools/test_advice.py::test_nothing_to_compare",
+        "        return same >= SURE * self.said.total()",
+        "        return True",
+        "tools/test_advice.py::test_few_groups_say_that_they_are_too_few",
+    ),
+    Mutant(
+        "run/levels.py",
+        "        of_training = 0.0 if rise_of_training > RISES else UNLESS_IT_RISES",
+        "        of_training = 0.0",
+        "run/test_levels.py::test_how_sure_a_fall_has_to_be",
+    ),
+    Mutant(
+        "tools/advice/evidence.py",
+        "            values_BK[there_B, k] = without_outliers(values_BK[there_B, k])\n",
+        "            pass\n",
+        "tools/test_advice.py::test_the_verdict",
+    ),
+    Mutant(
+        "tools/advice/evidence.py",
+        '    pair_KK = (n["have"] > 0) & used_K',
+        '    pair_KK = (n["have"] >= 0) & used_K',
+        "tools/test_advice.py::test_rewards_that_no_sample_has_together",
     ),
     Mutant(
         "rewards/sandbox_lock.py",

@@ -88,7 +88,7 @@ class Words:
         ]
         for rule in read_rules():
             names = [name for name in SETTINGS if rule_of(measured[name]) == rule]
-            cells = [self._range(names, over) for over in ("grpo", "grpo_range")]
+            cells = [self._range(names, over) if names else "-" for over in ("grpo", "grpo_range")]
             row = [rule.seen + _bounds(rule), rule.train_with, str(len(names)), *cells]
             lines.append(f"| {' | '.join(row)} |")
         return "\n".join(lines)
