@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 OF_PYTHON = ("<frozen", os.path.dirname(os.__file__))
 # the extra that brings a package which not every installation has
 EXTRAS = {
-    **dict.fromkeys(("matplotlib", "jinja2", "scipy", "pandas"), "plots"),
+    **dict.fromkeys(("jinja2", "scipy", "pandas"), "plots"),
     **dict.fromkeys(("torch", "hydra", "pyarrow", "transformers", "huggingface_hub"), "verl"),
 }
 

@@ -352,9 +352,21 @@ MUTANTS = [
     ),
     Mutant(
         "tools/report/charts.py",
-        "name: correlation(np.sign(weight) * z_B, of_group_B)",
-        "name: correlation(z_B, of_group_B)",
-        "tools/test_report.py::test_only_rewards_with_a_weight_follow_the_length",
+        "int(there[of_line[there].argmin()]), ",
+        "",
+        "tools/test_charts.py::test_extremes_ends_and_gaps_survive_thinning",
+    ),
+    Mutant(
+        "tools/report/charts.py",
+        "kept |= {*gaps[:1].tolist()}",
+        "pass",
+        "tools/test_charts.py::test_extremes_ends_and_gaps_survive_thinning",
+    ),
+    Mutant(
+        "tools/report/health.py",
+        " and not finding.is_over",
+        "",
+        "tools/test_health.py::test_what_is_wrong_is_the_first_line",
     ),
     Mutant(
         "evaluation/numbers.py",

@@ -251,7 +251,7 @@ def test_summary_of_a_run(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "correctness" in done.stdout
     assert re.search(r"^checkpoint +\S+/global_step_2$", done.stdout, re.M)
-    assert (tmp_path / "rewards.png").read_bytes().startswith(b"\x89PNG")
+    assert f"curves         verl-gdpo report {tmp_path}\n" in done.stdout
 
 
 def test_summary_of_a_run_without_verls_file_logger(tmp_path):

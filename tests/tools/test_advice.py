@@ -1,6 +1,5 @@
 """What GDPO would change: the verdicts on rewards whose truth is known, and the numbers by hand."""
 
-import re
 import shutil
 from itertools import combinations
 
@@ -260,11 +259,8 @@ def test_replay_and_report_show_it(tmp_path, capsys):
     expected = Evidence.of_dumps(dump_files(runs[0])[0], DEFAULT)
     assert shown.startswith(str(describe(expected)))
     page = build_page(runs)
-    assert str(page.advice["gdpo"]) == str(describe(expected))
+    assert page.advice == {describe(expected).advice: "gdpo, grpo"}
     text = write(page, tmp_path / "report").read_text()
-    (section,) = re.findall(r'<section id="advice">.*?</section>', text, re.S)
-    for row in page.advice["grpo"].rows:
-        for cell in row:
-            assert f">{cell}</td>" in section
+    assert "gdpo, grpo:</span> " in text
     shutil.rmtree(runs[1] / "rollouts")
-    assert "no rollout dump" in build_page(runs).advice["grpo"]
+    assert "no rollout dump" in [*build_page(runs).advice][1]

@@ -203,7 +203,7 @@ def test_a_mixed_folder_is_refused(plain, capsys):
 
 
 def found(run):
-    return {one.name: (one.found, bool(one.need)) for one in inputs_of(run)}
+    return {name: (what, use.startswith("no ")) for name, what, use in inputs_of(run)}
 
 
 def test_what_each_input_makes_possible_is_said(plain, tmp_path_factory):
@@ -211,7 +211,9 @@ def test_what_each_input_makes_possible_is_said(plain, tmp_path_factory):
     [arm] = read_arms([plain_verl_archive.METRICS])
     assert found(arm.runs[0]) == {
         "metrics": ("11 steps, from file logger", False),
-        "rewards by name": ("their sum alone", True),
+        "rewards by name": ("no", True),
+        "shares of rewards": ("no", True),
+        "validation": ("yes", False),
         "configuration": ("no", True),
         "rollouts": ("no", True),
     }
@@ -219,10 +221,12 @@ def test_what_each_input_makes_possible_is_said(plain, tmp_path_factory):
     [arm] = read_arms([plain_verl_archive.TENSORBOARD], [config])
     assert found(arm.runs[0]) == {
         "metrics": ("11 steps, from tensorboard", False),
-        "rewards by name": ("their sum alone", True),
+        "rewards by name": ("no", True),
+        "shares of rewards": ("no", True),
+        "validation": ("yes", False),
         "configuration": ("yes", False),
         "rollouts": ("2 steps in dumps", False),
-        "rewards of each rollout": ("their sum, alone", True),
+        "rewards of each rollout": ("no", True),
     }
     scorer = Scorer.of(plain_verl_archive.SCORER)
     [arm] = read_arms([plain_verl_archive.METRICS], (), [plain / "dumps"], scorer)
@@ -239,16 +243,14 @@ def test_the_report_of_a_plain_run(plain, capsys):
     index = plain / "report" / "index.html"
     assert capsys.readouterr().out.strip() == "report/index.html"
     text = index.read_text()
-    assert "<h1>Run grpo_baseline</h1>" in text
-    for name in ("reward-score", "reward-layout", "response-length"):
-        assert (plain / "report" / f"{name}.png").exists()
-    assert (
-        "Rules about each reward need the metrics of verl-gdpo, which grpo_baseline has not" in text
+    assert "<h1>grpo_baseline</h1>" in text
+    titles = re.findall('<span class="strong">([^<]+)</span> <span class="soft">', text)
+    assert {"score", "layout", "Response length"} <= {*titles}
+    few = (
+        "no rule finds anything in 10 steps, which are too few for most rules; without the metrics"
     )
-    assert (
-        "no curve of each reward, influence, collapse, and findings about each reward: train with"
-        in text
-    )
+    assert f"{few} of verl-gdpo, no rule on each reward sees grpo_baseline" in text
+    assert "no curve of each reward, and findings about each: train with" in text
     assert "where GDPO and GRPO differ most" in text
     assert "&lt;tool_call&gt;" in text and ">trained<" not in text and "None tokens" not in text
 
@@ -301,7 +303,7 @@ def test_seeds_of_plain_runs_pool(tmp_path, capsys, monkeypatch):
     }
     assert report.main(["--arm", "mine=0.jsonl,4.jsonl", "--arm", "other=1.jsonl"]) == 0
     text = Path("report/index.html").read_text()
-    assert "Comparison: mine, other" in text
+    assert "<h1>mine, other</h1>" in text
     assert '<td class="word">mine</td>\n<td>2</td>' in text  # two runs of this arm
     for wrong in ("mine", "mine=", "=0.jsonl"):
         with pytest.raises(SystemExit):
@@ -316,7 +318,7 @@ def test_what_a_configuration_lacks(plain):
     assert arm.runs[0].bounds == {}
     (plain / "away.yaml").write_text("algorithm: {}\ntrainer: {rollout_data_dir: /away}\n")
     [arm] = read_arms([plain_verl_archive.METRICS], [plain / "away.yaml"])
-    assert found(arm.runs[0])["rollouts"] == ("no, /away of the configuration is not here", True)
+    assert found(arm.runs[0])["rollouts"] == ("no", True)
     with pytest.raises(ValueError, match="plain: no rollout dump"):
         read_arms([plain_verl_archive.METRICS], (), [plain / "plain"])
 
@@ -325,18 +327,8 @@ def test_the_summary_of_a_plain_run(plain, capsys):
     assert summary.main([plain_verl_archive.METRICS]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^score +0\.792 +2\.158 +0\.000 +1\.867$", out, re.M)
-    assert "rollouts: no -> no examples, and no replay: train with trainer.rollout_data_dir" in out
-    drawn = (plain / "rewards.png").read_bytes()
-    assert drawn.startswith(b"\x89PNG")
-
-
-def test_the_summary_overwrites_nothing(plain, capsys):
-    (plain / "rewards.png").write_text("mine")
-    assert summary.main([plain_verl_archive.METRICS]) == 0
-    assert (
-        "none: rewards.png is in this folder already, and stays as it is" in capsys.readouterr().out
-    )
-    assert (plain / "rewards.png").read_text() == "mine"
+    assert "rollouts: no -> no examples, what GDPO would change, and replay: train with" in out
+    assert f"curves         verl-gdpo report {plain_verl_archive.METRICS}\n" in out
 
 
 def test_the_summary_for_a_script(plain, capsys):
@@ -388,15 +380,14 @@ sys.exit(main())
 @pytest.mark.parametrize(
     ("missing", "command", "code", "message"),
     [
-        ("matplotlib", "report", 1, "report: matplotlib is not installed: pip install 'verl-gd"),
+        ("jinja2", "report", 1, "report: jinja2 is not installed: pip install 'verl-gdpo[plots]'"),
         ("tensorboard", "summary", 1, "needs tensorboard: pip install tensorboard"),
         ("torch", "replay", 1, "replay: torch is not installed: pip install 'verl-gdpo[verl]'"),
         ("hydra", "check", 1, "check: hydra is not installed: pip install 'verl-gdpo[verl]'"),
         *(
             pytest.param(*row, marks=pytest.mark.slow)
             for row in (
-                ("jinja2", "report", 1, "jinja2 is not installed: pip install 'verl-gdpo[plots]'"),
-                ("matplotlib", "summary", 0, "none: matplotlib is not installed: pip install"),
+                ("pandas", "summary", 0, "not known: pandas is not installed: pip install"),
                 ("torch", "summary", 0, "torch is not installed: pip install 'verl-gdpo[verl]'"),
             )
         ),

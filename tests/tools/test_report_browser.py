@@ -7,52 +7,72 @@ import subprocess
 from html import unescape
 
 import pytest
-from run_folder_writer import make_run
+from run_folder_writer import make_run, write_metrics
 
 from verl_gdpo.tools.report.page import build_page, write
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-WIDTHS = (1280, 390)
-SCREEN = 900  # pixels
+WIDTHS = (1280, 1280, 380, 380)  # light and dark
+HEIGHT = 800
 HOSTILE = (
     "</pre><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 )
-# the page allows no script, not even ours: it is looked at from around it
+# the page runs no script but its own: it is looked at from around it
 AROUND = """<!doctype html><body><script>
-const found = [];
+const found = [], wait = () => new Promise(done => setTimeout(done, 200));
 // what scrolls along covers the shadow at an edge that is reached
 const shadowed = style => style.backgroundAttachment === 'local, local, scroll, scroll'
   && style.backgroundImage.split('linear-gradient').length === 5;
-function look(event) {
-  const frame = event.target, page = frame.contentDocument, root = page.documentElement;
-  const images = [...page.images];
-  const scrolls = [...page.querySelectorAll('.scroll')];
-  const answers = [...page.querySelectorAll('.answers a')];
-  found.push({
+async function look(frame) {
+  const page = frame.contentDocument, root = page.documentElement;
+  const all = what => [...page.querySelectorAll(what)], one = what => page.querySelector(what);
+  const style = what => frame.contentWindow.getComputedStyle(what);
+  const box = e => e.getBoundingClientRect(), Key = frame.contentWindow.KeyboardEvent;
+  const press = key => plot.dispatchEvent(new Key('keydown', { key }));
+  const first = all('header, .screen figure, .screen aside').map(e => box(e).bottom);
+  const link = one('a[data-first]'), figure = one(link.hash), plot = figure.querySelector('.plot');
+  const live = figure.querySelector('.live'), scrolls = all('.scroll');
+  const seen = {
     asked: frame.width, width: root.clientWidth, scroll: root.scrollWidth, title: page.title,
-    images: images.length,
-    broken: images.filter(i => !i.complete || !i.naturalWidth).length,
-    dark: images.filter(i => i.currentSrc === i.parentNode.querySelector('source').srcset).length,
-    narrowest: Math.min(...images.map(i => i.getBoundingClientRect().width)),
+    dark: frame.style.colorScheme === 'dark',
+    lowest: Math.max(...first), figures: all('figure').length,
+    canvases: all('figure canvas').length,
+    narrowest: Math.min(...all('canvas').map(e => box(e).width)),
     loaded: frame.contentWindow.performance.getEntriesByType('resource')
       .map(e => e.name).filter(name => !name.startsWith('data:')),
-    scripts: page.scripts.length,
-    hidden: scrolls.filter(s => s.scrollWidth > s.clientWidth).length,
-    shadows: scrolls.filter(s => shadowed(frame.contentWindow.getComputedStyle(s))).length,
-    tables: scrolls.length,
-    answers: answers.length,
-    lowest: Math.max(...answers.map(a => a.getBoundingClientRect().bottom)),
-    lost: [...page.querySelectorAll('nav a')].filter(a => !page.querySelector(a.hash)).length,
-    background: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
-  });
+    shadows: scrolls.filter(e => shadowed(style(e))).length, tables: scrolls.length,
+    background: style(page.body).backgroundColor,
+  };
+  link.click();
+  await wait();
+  seen.linked = live.textContent;
+  seen.focused = page.activeElement === plot;
+  seen.others = all('.u-legend').map(e => e.textContent).filter(text => text.includes('22')).length;
+  press('ArrowRight');
+  seen.right = live.textContent;
+  press('Escape');
+  await wait();
+  press('Home');
+  seen.home = live.textContent;
+  figure.querySelector('details').open = true;
+  await wait();
+  seen.rows = figure.querySelectorAll('details tr').length;
+  const log = figure.querySelector('button');
+  log.click();
+  await wait();
+  seen.log = [log.getAttribute('aria-pressed'), figure.querySelectorAll('canvas').length];
+  found.push(seen);
   if (found.length === WIDTHS.length) document.body.dataset.found = JSON.stringify(found);
 }
 const WIDTHS = %s;
-for (const width of WIDTHS) {
+let queue = Promise.resolve();
+for (const [number, width] of WIDTHS.entries()) {
   const frame = document.createElement('iframe');
-  frame.width = width; frame.height = 900; frame.onload = look; frame.src = 'index.html';
+  frame.style.colorScheme = number %% 2 ? 'dark' : 'light';
+  frame.width = width; frame.height = 800; frame.src = 'index.html';
+  frame.onload = () => { queue = queue.then(() => look(frame)); };  // one has the focus
   document.body.append(frame);
 }
 </script></body>"""
@@ -66,24 +86,27 @@ needs_browser = pytest.mark.skipif(
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     runs = [
-        make_run(folder / f"{arm}{seed}", arm, seed, steps=12, output=HOSTILE)
+        make_run(folder / f"{arm}{seed}", arm, seed, steps=30, output=HOSTILE)
         for arm in ("gdpo", "a_rather_long_name_of_an_arm")
         for seed in range(2)
     ]
+    lines = [json.loads(line) for line in (runs[0] / "metrics/1.jsonl").read_text().splitlines()]
+    for line in lines:
+        step, norm = line["step"], 900.0 if line["step"] > 21 else 0.25
+        line["data"] |= {"actor/grad_norm": norm if step != 7 else None, "actor/entropy": 0.5}
+    write_metrics(runs[0], lines)
     write(build_page(runs), folder / "out")
     (folder / "out" / "around.html").write_text(AROUND % json.dumps(WIDTHS))
     return folder / "out"
 
 
 @needs_browser
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_page_in_a_browser(report, tmp_path, dark):
+def test_the_page_in_a_browser(report, tmp_path):
     done = subprocess.run(
         [
             *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
             *("--dump-dom", "--allow-file-access-from-files", "--virtual-time-budget=20000"),
             *("--enable-logging=stderr", f"--user-data-dir={tmp_path}"),
-            f"--blink-settings=preferredColorScheme={0 if dark else 1}",
             (report / "around.html").as_uri(),
         ],
         capture_output=True,
@@ -97,15 +120,19 @@ def test_the_page_in_a_browser(report, tmp_path, dark):
     assert sorted(int(frame["asked"]) for frame in frames) == sorted(WIDTHS)
     for frame in frames:
         assert frame["scroll"] <= frame["width"] == int(frame["asked"])
-        assert frame["title"] == "Comparison: gdpo, a_rather_long_name_of_an_arm"
-        assert (frame["broken"], frame["scripts"], frame["loaded"], frame["lost"]) == (0, 0, [], 0)
-        assert frame["images"] > 10 and frame["narrowest"] > 250
-        assert frame["tables"] == frame["shadows"] > 4
-        assert frame["answers"] == 3
+        assert frame["title"] == "broken: gdpo, a_rather_long_name_of_an_arm"
+        assert frame["loaded"] == []
+        assert frame["figures"] == frame["canvases"] > 10 and frame["narrowest"] > 250
+        assert frame["tables"] == frame["shadows"] == 4
         if int(frame["asked"]) > 1000:
-            assert frame["lowest"] < SCREEN
-        else:
-            assert frame["hidden"] > 0
-        assert frame["dark"] == (frame["images"] if dark else 0)
+            assert frame["lowest"] < HEIGHT
         brightness = sum(map(int, re.findall(r"\d+", frame["background"])))
-        assert brightness < 150 if dark else brightness > 600
+        assert brightness < 150 if frame["dark"] else brightness > 600
+        # the finding leads to its step, in the chart that shows it; and the keyboard goes on
+        assert frame["linked"] == "step 22: gdpo, gdpo0 900" and frame["focused"]
+        assert frame["others"] > 5
+        assert (frame["right"], frame["home"]) == (
+            "step 23: gdpo, gdpo0 900",
+            "step 0: gdpo, gdpo0 0.25",
+        )
+        assert frame["rows"] == 32 and frame["log"] == ["true", 1]

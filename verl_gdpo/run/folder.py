@@ -6,7 +6,6 @@ runs/2026-01-31_12-00-00/
   rollouts/7.jsonl   the rollouts of step 7, with rewards and advantages
   validation/        the same for validation
   checkpoints/
-  rewards.png        the curves
   report/            the output of `verl-gdpo report`
   starts/2/          what the second start began with, and how it ended; see `starts.py`
   hydra/DATE_TIME/   what Hydra keeps of a start, in .hydra/
@@ -228,16 +227,20 @@ def curve(metrics: Metrics, key: str) -> dict[int, float]:
     return {step: values[key] for step, values in metrics.items() if key in values}
 
 
-def of_each_reward(metrics: Metrics, statistic: str) -> dict[str, dict[int, float]]:
-    """Return {reward: {step: value}} of the metrics `gdpo/<reward>/<statistic>`."""
-    curves: dict[str, dict[int, float]] = {}
+def curves(metrics: Metrics) -> dict[str, dict[int, float]]:
+    """Return {metric: {step: value}}."""
+    found: dict[str, dict[int, float]] = {}
     for step, values in metrics.items():
         for key, value in values.items():
-            prefix, _, rest = key.partition("/")
-            reward, _, last = rest.rpartition("/")
-            if prefix == "gdpo" and reward and last == statistic:
-                curves.setdefault(reward, {})[step] = value
-    return curves
+            found.setdefault(key, {})[step] = value
+    return found
+
+
+def of_each_reward(metrics: Metrics, statistic: str) -> dict[str, dict[int, float]]:
+    """Return {reward: {step: value}} of the metrics `gdpo/<reward>/<statistic>`."""
+    pattern = re.compile(rf"gdpo/(.+)/{statistic}")
+    matches = ((pattern.fullmatch(key), curve) for key, curve in curves(metrics).items())
+    return {match[1]: curve for match, curve in matches if match}
 
 
 def training_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
@@ -245,11 +248,8 @@ def training_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
 
     Metrics that name no reward have the reward `score`: the sum that verl logs.
     """
-    found: dict[str, dict[int, float]] = {}
-    for step, values in metrics.items():
-        for key, value in values.items():
-            if match := TRAINING_KEY.fullmatch(key):
-                found.setdefault(f"{match['reward']} ({match['source']})", {})[step] = value
+    matches = ((TRAINING_KEY.fullmatch(key), curve) for key, curve in curves(metrics).items())
+    found = {f"{match['reward']} ({match['source']})": curve for match, curve in matches if match}
     found = found or of_each_reward(metrics, "mean")
     if not found and (score := curve(metrics, SCORE_KEY)):
         found = {SCORE: score}
@@ -264,10 +264,9 @@ def validation_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
     total = SCORE if SCORE in training_rewards(metrics) else ""
     names = {SCORE: "", SCORE_IN_VALIDATION: total}  # the two are one, and one is enough
     found: dict[tuple[str, str], dict[int, float]] = {}
-    for step, values in metrics.items():
-        for key, value in values.items():
-            match = VALIDATION_KEY.fullmatch(key)
-            if match and (name := names.get(match["reward"], match["reward"])):
-                found.setdefault((name, match["source"]), {})[step] = value
+    for key, steps in curves(metrics).items():
+        match = VALIDATION_KEY.fullmatch(key)
+        if match and (name := names.get(match["reward"], match["reward"])):
+            found.setdefault((name, match["source"]), {}).update(steps)
     alone = len({source for _, source in found}) == 1
-    return {r if alone else f"{r} ({source})": curve for (r, source), curve in found.items()}
+    return {r if alone else f"{r} ({source})": steps for (r, source), steps in found.items()}

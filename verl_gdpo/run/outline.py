@@ -48,22 +48,22 @@ class End:
         return f"{self.value:.3f}{place}"
 
 
-def ends(metrics: Metrics, reward: str) -> dict[str, End]:
-    """{one of `ENDS`: its value}; without those that were not measured.
+def ends(metrics: Metrics) -> dict[str, dict[str, End]]:
+    """{reward: {one of `ENDS`: its value}}, without those that were not measured.
 
     A validation is before the training if it is of step 0, as verl counts, and after it otherwise.
     """
     training, validation = training_rewards(metrics), validation_rewards(metrics)
     last = max((step for curve in training.values() for step in curve), default=0)
-    found = {}
-    if curve := training.get(reward):
-        found["first step"] = _end(curve, min(curve), named=1)
-        found["last step"] = _end(curve, max(curve), named=last)
-    curve = validation.get(reward, {})
-    if 0 in curve:
-        found["validation before"] = End(curve[0])
-    if later := [step for step in curve if step > 0]:
-        found["after"] = _end(curve, max(later), named=max(last, *later))
+    found: dict[str, dict[str, End]] = {name: {} for name in (*training, *validation)}
+    for name, curve in training.items():
+        found[name]["first step"] = _end(curve, min(curve), named=1)
+        found[name]["last step"] = _end(curve, max(curve), named=last)
+    for name, curve in validation.items():
+        if 0 in curve:
+            found[name]["validation before"] = End(curve[0])
+        if later := [step for step in curve if step > 0]:
+            found[name]["after"] = _end(curve, max(later), named=max(last, *later))
     return found
 
 

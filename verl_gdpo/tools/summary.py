@@ -1,4 +1,4 @@
-"""Prints a run's rewards, findings and files, and draws the reward curves.
+"""Prints a run's rewards, findings and files.
 
 verl-gdpo summary RUN [--json]
 """
@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from verl_gdpo.run.findings import findings
-from verl_gdpo.run.folder import Metrics, gaps, training_rewards, validation_rewards
+from verl_gdpo.run.folder import Metrics, gaps
 from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, ends, history
 from verl_gdpo.run.starts import newest_checkpoint
 from verl_gdpo.run.tracker_logs import EXPECTED, Logged, read_logged
@@ -20,16 +20,13 @@ from verl_gdpo.terminal import needs_extra, printable, render
 
 HEADER = ("reward", *ENDS)
 FOUND = 3  # exit code
-PICTURE = "rewards.png"
 
 
 def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
     """Return the rows for `HEADER`, with "-" for a value that was not measured."""
-    rewards = dict.fromkeys([*training_rewards(metrics), *validation_rewards(metrics)])
-    found = {name: ends(metrics, name) for name in rewards}
     return [
         (printable(name), *(str(of_one.get(what, NOTHING)) for what in ENDS))
-        for name, of_one in found.items()
+        for name, of_one in ends(metrics).items()
     ]
 
 
@@ -40,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         f"{FOUND} with --json if there is a finding that still holds at the end of the run.",
     )
     parser.add_argument("run", metavar="RUN", help=EXPECTED)
-    parser.add_argument("--json", action="store_true", help="print JSON, and draw nothing")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
     return as_json(arguments.run) if arguments.json else as_text(arguments.run)
 
@@ -53,16 +50,13 @@ def as_json(source: str) -> int:
         print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
         return 1
     found = findings(logged.metrics)
-    rewards = dict.fromkeys(
-        [*training_rewards(logged.metrics), *validation_rewards(logged.metrics)]
-    )
     record = {
         "run": logged.name,
         "tracker": logged.kind,
         "last_step": max(logged.metrics),
         "rewards": {
-            name: {what: _number(end.value) for what, end in ends(logged.metrics, name).items()}
-            for name in rewards
+            name: {what: _number(end.value) for what, end in of_one.items()}
+            for name, of_one in ends(logged.metrics).items()
         },
         "findings": [asdict(finding) for finding in found],
         "warnings": gaps(logged.metrics),
@@ -93,7 +87,9 @@ def as_text(source: str) -> int:
             return 1
     if logged is not None:
         _print_metrics(logged)
-        _print_rest(logged, folder, is_ours)
+        if not is_ours:
+            _print_inputs(logged, folder)
+        print(f"{'curves':<14} verl-gdpo report {source}")
     if starts := history(folder):
         *columns, what = STARTS
         print(f"\n{render(columns, [[*map(printable, row[:-1])] for row in starts])}")
@@ -114,33 +110,13 @@ def _print_metrics(logged: Logged) -> None:
         print(f"WARNING: {printable(gap)}")
 
 
-def _print_rest(logged: Logged, source: Path, is_ours: bool) -> None:
-    """Draw the curves, and say what a tracker does not hold."""
+def _print_inputs(logged: Logged, source: Path) -> None:
+    """Say what a tracker does not hold."""
     try:
         from verl_gdpo.tools.report.runs import run_of
         from verl_gdpo.tools.report.tables import inputs_of
 
-        picture = (source if is_ours else Path()) / PICTURE
-        if not is_ours and picture.exists():
-            drawn = f"none: {picture} is in this folder already, and stays as it is"
-        else:
-            drawn = str(draw_rewards(logged, picture))
-        print(f"{'reward curves':<14} {drawn}")
-        for one in () if is_ours else inputs_of(run_of(logged, source)):
-            print(printable(str(one)))
+        for name, found, use in inputs_of(run_of(logged, source)):
+            print(printable(f"{name}: {found} -> {use}"))
     except ImportError as error:
-        print(f"{'reward curves':<14} none: {needs_extra(error)}")
-
-
-def draw_rewards(logged: Logged, picture: Path) -> Path:
-    """Write the curves of a run to `picture`; return that path."""
-    from verl_gdpo.tools.plots import draw
-    from verl_gdpo.tools.report.charts import reward_panels
-    from verl_gdpo.tools.report.runs import RunsOfArm, run_of
-
-    run = run_of(logged, Path(logged.name))
-    panels = reward_panels([RunsOfArm("training", [run])])
-    arm = run.setting("arm")
-    title = f"Rewards over {max(run.metrics)} training steps" + (f" of {arm}" if arm else "")
-    draw([*panels.values()], picture, title=title)
-    return picture
+        print(f"{'what it holds':<14} not known: {needs_extra(error)}")

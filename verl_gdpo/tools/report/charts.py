@@ -1,338 +1,269 @@
-"""The charts of the report: rewards, what is left of them in the advantage, and the length."""
+"""The charts of the page: which there are, of which metrics, and how many of their points."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import count, product
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
-from verl_gdpo.batch.advantages import correlation, scalars_of, within_groups
-from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.rows import RewardError
-from verl_gdpo.run.dump_reader import LAST_DUMPS, read_dump, reward_rows
-from verl_gdpo.run.folder import curve, of_each_reward, training_rewards, validation_rewards
-from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.tools.plots import Line, Panel
-from verl_gdpo.tools.report.examples import settings_of
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, listed, over_runs
-from verl_gdpo.tools.report.sections import (
-    SMOOTHED,
+from verl_gdpo.run.finding_rules import LIMITS
+from verl_gdpo.run.findings import Finding
+from verl_gdpo.tools.report.runs import (
+    FEWEST_FOR_BAND,
+    MAIN_ARM,
     SMOOTHED_STEPS,
-    Chart,
-    Section,
-    absent,
-    arm_lines,
-    decimal,
-    first_to_last,
-    lines_of,
-    looks,
+    TESTED,
+    TRAINED,
+    Curve,
+    Read,
+    ReadEach,
+    Run,
+    RunsOfArm,
     names,
-    of_each_arm,
-    one_of,
-    recent,
+    over_runs,
 )
 
-STEP = "training step"
-LENGTH, FOLLOWS = "response_length/mean", "gdpo/length_correlation"
-# {statistic of each reward: (title, axis)}
+CURVES: ReadEach = attrgetter("curves")
+Axis = tuple[float, float]
+
+POINTS = 100_000  # of all lines of a page, which has about 12 bytes for each
+FEWEST_POINTS = 60  # of a line, however many lines there are
+DIGITS = 5
+FIRST_SCREEN = 4  # charts
+SMOOTHED = f"mean of {SMOOTHED_STEPS} steps"
+SHARE, CORRELATION, ZERO = (0.0, 1.0), (-1.0, 1.0), (0.0, 0.0)
+ARMS_LOOKS = 2  # those of rewards are unlike those of two arms
+
+# {metric: (title, unit, what the axis shows at least)}; the first screen has the first one
+OF_TRAINING = {
+    "actor/entropy": ("Entropy", "of a token", ZERO),
+    "actor/grad_norm": ("Gradient norm", "", ZERO),
+    "actor/kl_loss": ("KL to the reference policy", "", ZERO),
+    "actor/ppo_kl": ("KL of one update", "", ZERO),
+    "actor/pg_clipfrac": ("Clipped tokens", "share", SHARE),
+    "critic/advantages/max": ("Largest advantage", "", ZERO),
+    "response_length/mean": ("Response length", "mean tokens", ZERO),
+    "response_length/clip_ratio": ("Responses as long as the longest", "share", SHARE),
+    "response/aborted_ratio": ("Aborted responses", "share", SHARE),
+    "gdpo/length_correlation": ("Does the advantage follow the length?", "", CORRELATION),
+    "gdpo/no_signal": ("Groups without a gradient", "share", SHARE),
+    "gdpo/cancelled": ("Rollouts whose rewards cancel", "share", SHARE),
+}
+# {statistic of each reward: the same}
 OF_EACH_REWARD = {
-    "share": ("share of each reward in the advantage", "share of the advantage"),
-    "correlation": ("correlation of each reward with the advantage", "correlation"),
-    "varies": ("groups in which a reward differs", "share of groups"),
+    "share": ("Share of each reward in the advantage", "share of the advantage", SHARE),
+    "correlation": ("Correlation of each reward with the advantage", "", CORRELATION),
+    "varies": ("Groups in which a reward differs", "share of groups", SHARE),
 }
-REWARD_LOOKS = (4, 5, 1, 2, 3, 0)  # the first are unlike those of two arms
-TIED = {"GDPO": "gdpo/tied_pairs_gdpo", "GRPO": "gdpo/tied_pairs_grpo"}
-DISTINCT = {"GDPO": "gdpo/distinct_gdpo", "GRPO": "gdpo/distinct_grpo"}
-SHARES = ("gdpo/no_signal", "gdpo/cancelled")
-# {metric of an arm: (name of the chart, title, axis)}
-OF_AN_ARM = {
-    LENGTH: ("response-length", f"Response length, {SMOOTHED}", "mean tokens"),
-    FOLLOWS: (
-        "length-correlation",
-        f"Correlation of the advantage with the length, {SMOOTHED}",
-        "correlation",
-    ),
-    "gdpo/no_signal": ("gdpo-no_signal", "Groups without a gradient", "share of groups"),
-    "gdpo/cancelled": ("gdpo-cancelled", "Rollouts whose rewards cancel", "share of rollouts"),
+# {metric without the estimator at its end: the same}
+OF_BOTH_ESTIMATORS = {
+    "gdpo/tied_pairs_": ("Pairs of rollouts with one advantage", "share of pairs", SHARE),
+    "gdpo/distinct_": ("Different advantages", "in a step", ZERO),
 }
-AT_THE_END = f"First step to the {SMOOTHED} at the end"
-AT_LAST = "Share at the first to the last step"
-NOT_LOGGED = "not known, because the metrics hold no gdpo/<reward>/{}"
-WRITTEN_BY = "verl-gdpo 0.1.0 writes them with the estimators gdpo and grpo"
 
 
-def rewards(arms: Sequence[RunsOfArm]) -> Section:
-    return Section(
-        "rewards",
-        "Rewards in training",
-        f"Mean over the samples of a step. Lines are the mean of the last {SMOOTHED_STEPS} steps, "
-        "for a single run with each step behind them; hollow markers are validation, on rows that "
-        "training never shows. The lowest and the highest possible value are drawn where they are "
-        "declared.",
-        [
-            Chart(f"reward-{name}", panel, _from_first_to_last(panel))
-            for name, panel in reward_panels(arms).items()
-        ],
-        [
-            *absent(
-                arms,
-                {"gdpo/<reward>/mean": training_rewards},
-                "verl-gdpo writes them when the estimator or the reward manager is gdpo",
-            ),
-            *absent(
-                arms,
-                {"val-aux/<source>/<reward>/mean@N": validation_rewards},
-                "verl writes them with trainer.test_freq=STEPS and trainer.val_before_train=True",
-            ),
-        ],
-    )
+@dataclass(frozen=True)
+class Line:
+    """One curve; a value that is NaN is a gap."""
+
+    label: str
+    steps: Sequence[int]
+    values: Sequence[float]
+    look: int = 0  # the same number has the same colour and dashes everywhere
+    kind: str = ""  # "points"; "each" for the steps behind their mean; "low" and "high" of a band
 
 
-def _from_first_to_last(panel: Panel, says: str = AT_THE_END, digits: int = 2) -> str:
-    said = first_to_last(panel, digits)
-    return f"{says}: {said}." if said else "Measured in validation alone."
+@dataclass(frozen=True)
+class Chart:
+    """One picture, of a metric or of a reward."""
+
+    about: str
+    title: str
+    unit: str
+    axis: Axis  # what it shows at least
+    lines: Sequence[Line]
+    id: str = ""  # in the page
 
 
-def reward_panels(arms: Sequence[RunsOfArm]) -> dict[str, Panel]:
-    """One panel a reward: each arm's training, smoothed, and its validation as markers."""
-    panels = {}
+class Section(NamedTuple):
+    """Charts under a heading of the template; `flat` names those that are 0 at every step."""
+
+    name: str
+    charts: Sequence[Chart]
+    flat: Sequence[str] = ()
+
+
+def sections(arms: Sequence[RunsOfArm]) -> list[Section]:
+    """The sections that have a chart, and the first screen, which is the first one."""
+    rewards, training = _rewards(arms), [*_of_training(arms)]
+    flat = [chart for chart in training if not any(any(line.values) for line in chart.lines)]
+    training = [chart for chart in training if chart not in flat]
+    first = [*rewards[: FIRST_SCREEN - 1], *training][:FIRST_SCREEN]
+    rest = [chart for chart in (*rewards, *training) if chart not in first]
+    each = partial(_of_each_reward, arms)
+    found = [
+        Section("first", first),
+        Section("drives", [*each("share"), *each("correlation")]),
+        Section("dead", [*each("varies")]),
+        Section("apart", [*_of_both(arms)]),
+        Section("more", rest, [chart.title for chart in flat]),
+    ]
+    numbers = count()
+    return [
+        one._replace(charts=[replace(chart, id=f"chart-{next(numbers)}") for chart in one.charts])
+        for one in found
+        if one.charts or one.name == "first"
+    ]
+
+
+def _rewards(arms: Sequence[RunsOfArm]) -> list[Chart]:
+    """Each arm's training and its validation."""
     is_single = len(arms) == 1 and len(arms[0].runs) == 1
-    for name in dict.fromkeys([*names(arms, training_rewards), *names(arms, validation_rewards)]):
-        lines = [
-            drawn
-            for look, arm in zip(looks(arms), arms, strict=True)
-            for drawn in _reward_lines(arm, name, look, with_each_step=is_single)
-        ]
-        # None if a run declares no bounds, or if they differ
+    charts = []
+    for name in dict.fromkeys([*names(arms, TRAINED), *names(arms, TESTED)]):
+        lines: list[Line] = []
+        for look, arm in zip(looks(arms), arms, strict=True):
+            trained = partial(_one, TRAINED, name)
+            if is_single:
+                lines += lines_of(arm, trained, "each step", look, kind="each")
+            label = SMOOTHED if is_single else arm.name
+            lines += lines_of(arm, trained, label, look, SMOOTHED_STEPS)
+            if found := over_runs(arm, partial(_one, TESTED, name)).get(""):
+                of_arm = "validation" if is_single else f"{arm.name}, validation"
+                lines.append(Line(of_arm, [*found], [*found.values()], look, "points"))
+        # none if a run declares no bounds, or if they differ
         declared = {run.bounds.get(name) for arm in arms for run in arm.runs}
         bounds = declared.pop() if len(declared) == 1 else None
-        ylabel = "mean reward (higher is better)"
-        panels[name] = Panel(f"{name}, {SMOOTHED}", STEP, ylabel, lines, bounds=bounds)
-    return panels
+        charts += _chart(name, name, "mean reward", bounds or ZERO, lines)
+    return charts
 
 
-def _reward_lines(arm: RunsOfArm, name: str, look: int, with_each_step: bool) -> list[Line]:
-    """The smoothed training, each step behind it if there is one run alone, and validation."""
-    read = one_of(training_rewards, name)
-    lines = lines_of(arm, read, arm.name, look, SMOOTHED_STEPS)
-    if with_each_step and (raw := over_runs(arm, read)):
-        lines = [replace(drawn, behind=raw.median) for drawn in lines]
-    if measured := over_runs(arm, one_of(validation_rewards, name)):
-        marks = Line("validation", measured.steps, measured.median, look=look, only_markers=True)
-        lines.append(marks)
-    return lines
+def _one(read_each: ReadEach, name: str, run: Run) -> Curve:
+    """The curve of one name, empty where there is none."""
+    return read_each(run).get(name, {})
 
 
-def influence(arms: Sequence[RunsOfArm]) -> Section:
-    return Section(
-        "influence",
-        "Which reward drives the update?",
-        "Share: how much of the advantage comes from each reward, which is the covariance of its "
-        "contribution with the sum of all, over the variance of that sum. The shares add up to 1; "
-        "one below 0 pulls against the others. Correlation: whether a reward pulls with the "
-        "advantage (1), against it (-1), or neither (0). What another weight would change: "
-        "`verl-gdpo replay RUN algorithm.gdpo.rewards.NAME=WEIGHT`.",
-        _charts_of(arms, "share", "correlation"),
-        _absent_statistics(arms, "share", "correlation"),
-        answer=of_each_arm(arms, _shares_in_words, NOT_LOGGED.format("share")),
-    )
-
-
-def _shares_in_words(arm: RunsOfArm) -> str:
-    """`of the advantage, correctness 0.72, format 0.28`, the largest first."""
-    shares = recent_of_each(arm, "share")
-    names = sorted(shares, key=lambda name: -abs(shares[name]))
-    said = listed([f"{name} {decimal(shares[name])}" for name in names])
-    return f"of the advantage, {said}" if said else ""
-
-
-def saturation(arms: Sequence[RunsOfArm]) -> Section:
-    return Section(
-        "saturation",
-        "Is a reward dead or saturated?",
-        "A reward trains only in the groups in which it differs between rollouts. Where it differs "
-        "in none it is reached everywhere, reached nowhere, or constant: the shares of samples at "
-        "its highest and lowest possible value tell which, where these are declared.",
-        _charts_of(arms, "varies"),
-        _absent_statistics(arms, "varies"),
-        answer=of_each_arm(arms, _saturation_in_words, NOT_LOGGED.format("varies")),
-    )
-
-
-def _saturation_in_words(arm: RunsOfArm) -> str:
-    """`format differs in 5% of the groups (98% of the samples at its highest value)`."""
-    varies = recent_of_each(arm, "varies")
-    bounds = {end: recent_of_each(arm, f"at_{end}") for end in ("high", "low")}
-    said: list[str] = []
-    for name in sorted(varies, key=lambda name: varies[name]):
-        at = {end: shares.get(name, 0.0) for end, shares in bounds.items()}
-        end = max(at, key=lambda end: at[end])
-        samples = f" ({at[end]:.0%} of the samples at its {end}est value)" if at[end] > 0.5 else ""
-        where = "of the groups" if not said else ""
-        said.append(f"{name} differs in {varies[name]:.0%} {where}".rstrip() + samples)
-    return listed(said)
-
-
-def recent_of_each(arm: RunsOfArm, statistic: str) -> dict[str, float]:
-    """{reward: mean of its last steps}; without those that no run logs."""
-    read_each = partial(of_each_reward, statistic=statistic)
-    found = {name: recent(arm, one_of(read_each, name)) for name in names([arm], read_each)}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
-
-
-def _charts_of(arms: Sequence[RunsOfArm], *statistics: str) -> list[Chart]:
-    return [chart for one in statistics for arm in arms for chart in chart_of_each_reward(arm, one)]
-
-
-def chart_of_each_reward(arm: RunsOfArm, statistic: str) -> list[Chart]:
-    """A smoothed line for each reward; no chart where no run has the metrics.
-
-    Args:
-        statistic: a key of `OF_EACH_REWARD`.
-    """
-    what, ylabel = OF_EACH_REWARD[statistic]
-    read_each = partial(of_each_reward, statistic=statistic)
-    lines = []
-    for number, name in enumerate(names([arm], read_each)):
-        # when the looks are used up they come again with a change
-        again, which = divmod(number, len(REWARD_LOOKS))
-        look = REWARD_LOOKS[which] + again * len(REWARD_LOOKS)
-        lines += lines_of(arm, one_of(read_each, name), name, look, SMOOTHED_STEPS)
-    return _chart(f"{statistic}-{arm.name}", f"{arm.name}: {what}, {SMOOTHED}", ylabel, lines)
-
-
-def _chart(
-    name: str,
-    title: str,
-    ylabel: str,
-    lines: Sequence[Line],
-    says: str = AT_THE_END,
-    digits: int = 2,
-) -> list[Chart]:
-    """The chart of some lines, if there are any. Shares and correlations have axes from 0 to 1."""
-    ylim = None
-    if ylabel == "correlation" or ylabel.startswith("share"):
-        values = [y for line in lines for y in line.y if math.isfinite(y)]
-        ylim = (min([-0.03, *(1.05 * y for y in values)]), max([1.05, *(1.05 * y for y in values)]))
-    panel = Panel(title, STEP, ylabel, lines, ylim)
-    return [Chart(name, panel, _from_first_to_last(panel, says, digits))] if lines else []
-
-
-def _chart_of_arms(arms: Sequence[RunsOfArm], key: str, smooth: int = 1) -> list[Chart]:
-    """A line for each arm that has the metric, a key of `OF_AN_ARM`."""
-    name, title, ylabel = OF_AN_ARM[key]
-    lines = arm_lines(arms, partial(curve, key=key), smooth)
-    return _chart(name, title, ylabel, lines, AT_THE_END if smooth > 1 else AT_LAST)
-
-
-def _absent_statistics(arms: Sequence[RunsOfArm], *statistics: str) -> list[str]:
-    reads = {f"gdpo/<reward>/{one}": partial(of_each_reward, statistic=one) for one in statistics}
-    return absent(arms, reads, WRITTEN_BY)
-
-
-def length(arms: Sequence[RunsOfArm]) -> Section:
-    return Section(
-        "length",
-        "Why does the length change?",
-        "Responses get longer where the advantage follows the length within groups, and shorter "
-        "where it opposes it. The rewards named above are those whose advantages, if they were "
-        "alone, would follow the length most, over the last dumps of the first run. Neither longer "
-        "nor shorter is better by itself.",
-        [chart for key in (LENGTH, FOLLOWS) for chart in _chart_of_arms(arms, key, SMOOTHED_STEPS)],
-        [
-            *_absent_keys(arms, "verl writes it when `file` is in trainer.logger", LENGTH),
-            *_absent_keys(arms, "verl-gdpo writes it with the estimators gdpo and grpo", FOLLOWS),
-        ],
-        answer=of_each_arm(
-            arms, _length_in_words, f"not known, because the metrics hold no {LENGTH}"
-        ),
-    )
-
-
-def _length_in_words(arm: RunsOfArm) -> str:
-    """`31 tokens at first, 27 at the end; correlation with the advantage 0.12`."""
-    read = partial(curve, key=LENGTH)
-    tokens = over_runs(arm, read)
-    if tokens is None:
-        return ""
-    follows = recent(arm, partial(curve, key=FOLLOWS))
-    said = [f"{tokens.mean[0]:.0f} tokens at first, {recent(arm, read):.0f} at the end"]
-    if math.isfinite(follows):
-        said.append(f"correlation with the advantage {decimal(follows)}")
-    alone = follow_length(arm.runs[0])
-    ordered = sorted(alone, key=lambda name: -abs(alone[name]))
-    if alone:
-        said.append("of " + listed([f"{name} alone {decimal(alone[name])}" for name in ordered]))
-    return "; ".join(said)
-
-
-def follow_length(run: Run) -> dict[str, float]:
-    """{reward: how the advantages that it alone would give under GDPO follow the length}.
-
-    These are correlations within groups, over the last dumps; without dumps there are none.
-    """
-    try:
-        settings = settings_of(run)
-        steps = [
-            _follow_length(read_dump(file, run.scorer, with_texts=False), int(file.stem), settings)
-            for file in run.dumps()[-LAST_DUMPS:]
-        ]
-    except (ValueError, RewardError):  # the section of the examples says it
-        return {}
-    found = pd.DataFrame(steps, dtype=float).mean().dropna()
-    return {str(name): value for name, value in found.items()}
-
-
-def _follow_length(
-    dump: Sequence[Mapping[str, Any]], number: int, settings: GdpoSettings
-) -> dict[str, float | None]:
-    rows = reward_rows(dump, number)
-    matrix, counted_B = RewardMatrix.of(rows, settings), rows.counted_B
-    ids = np.array([row["group"] for row in dump])
-    z_BK = scalars_of(matrix, counted_B, ids, settings).z_BK.numpy()[counted_B]
-    group_B = np.unique(ids[counted_B], return_inverse=True)[1]
-    # verl's own dumps have no lengths; nothing correlates with equal ones
-    length_B = np.array([row["response_tokens"] or 0 for row in dump])[counted_B]
-    of_group_B = within_groups(length_B, group_B)
+def of_each(run: Run, statistic: str) -> dict[str, Curve]:
+    """{reward: curve} of the metrics gdpo/<reward>/<statistic>."""
+    start, end = "gdpo/", f"/{statistic}"
     return {
-        name: correlation(np.sign(weight) * z_B, of_group_B)
-        for (name, weight), z_B in zip(matrix.weights.items(), z_BK.T, strict=True)
-        if weight
+        key[len(start) : -len(end)]: curve
+        for key, curve in run.curves.items()
+        if key.startswith(start) and key.endswith(end)
     }
 
 
-def collapse(arms: Sequence[RunsOfArm]) -> Section:
-    tied = [_of_both(arm, TIED, "tied pairs", "share of pairs") for arm in arms]
-    shares = [_chart_of_arms(arms, key) for key in SHARES]
-    distinct = [_of_both(arm, DISTINCT, "distinct advantages", "in a step") for arm in arms]
-    return Section(
-        "collapse",
-        "Collapse of advantages",
-        "Tied pairs: of the pairs of rollouts of a group with different rewards, the share to "
-        "which an estimator gives one advantage. With rewards of few values GRPO ties many. With "
-        "a reward of many values it may tie fewer than GDPO: what GDPO changes then is which "
-        "reward counts, not what is told apart. Distinct advantages pool the groups of a step, so "
-        "that groups which differ in scale alone count as different. The shares of groups and of "
-        "rollouts are of the arm's own estimator.",
-        [chart for charts in (*tied, *shares, *distinct) for chart in charts],
-        _absent_keys(arms, WRITTEN_BY, *TIED.values(), *SHARES, *DISTINCT.values()),
-    )
+def _of_training(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
+    for key, about in OF_TRAINING.items():
+        lines = [
+            line
+            for look, arm in zip(looks(arms), arms, strict=True)
+            for line in lines_of(arm, partial(_one, CURVES, key), arm.name, look)
+        ]
+        yield from _chart(key, *about, lines)
 
 
-def _of_both(arm: RunsOfArm, keys: Mapping[str, str], what: str, ylabel: str) -> list[Chart]:
+def _of_each_reward(arms: Sequence[RunsOfArm], statistic: str) -> Iterator[Chart]:
+    """A chart of each arm with a line for each reward."""
+    read_each = partial(of_each, statistic=statistic)
+    for arm in arms:
+        lines: list[Line] = []
+        for look, name in enumerate(names([arm], read_each), start=ARMS_LOOKS):
+            lines += lines_of(arm, partial(_one, read_each, name), name, look, SMOOTHED_STEPS)
+        about = f"gdpo/<reward>/{statistic}"
+        yield from _chart(about, *OF_EACH_REWARD[statistic], lines, arm if arms[1:] else None)
+
+
+def _of_both(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
     """What GDPO and GRPO make of the rewards of one arm."""
-    lines = [
-        line
-        for look, (name, key) in enumerate(keys.items())
-        for line in lines_of(arm, partial(curve, key=key), name, look)
+    for (key, about), arm in product(OF_BOTH_ESTIMATORS.items(), arms):
+        gdpo, grpo = (
+            [*lines_of(arm, partial(_one, CURVES, key + name.lower()), name, look)]
+            for look, name in enumerate(("GDPO", "GRPO"))
+        )
+        yield from _chart(key, *about, [*gdpo, *grpo], arm if arms[1:] else None)
+
+
+def _chart(
+    about: str, title: str, unit: str, axis: Axis, lines: list[Line], arm: RunsOfArm | None = None
+) -> list[Chart]:
+    """The chart of some lines, if there is anything to see; `arm` is named where there are more."""
+    is_seen = any(math.isfinite(value) for line in lines for value in line.values)
+    named = f"{arm.name}: {title}" if arm else title
+    return [Chart(about, named, unit, axis, lines)] if is_seen else []
+
+
+def looks(arms: Sequence[RunsOfArm]) -> list[int]:
+    """A look for each arm: 0 for gdpo, or else for the first, and then in their order."""
+    names = [arm.name for arm in arms]
+    main = names.index(MAIN_ARM) if MAIN_ARM in names else 0
+    return [0 if i == main else i + (i < main) for i in range(len(arms))]
+
+
+def lines_of(
+    arm: RunsOfArm, read: Read, label: str, look: int, smooth: int = 1, kind: str = ""
+) -> Iterator[Line]:
+    """A line with a band over the runs of an arm; a line for each of fewer than five runs.
+
+    Quartiles of a few runs would say more than is known.
+    """
+    is_band = len(arm.runs) >= FEWEST_FOR_BAND
+    for one in [arm] if is_band else [RunsOfArm(arm.name, [run]) for run in arm.runs]:
+        name = label if is_band or len(arm.runs) == 1 else f"{label}, {one.runs[0].name}"
+        for edge, found in over_runs(one, read, smooth).items():
+            yield Line(name, [*found], [*found.values()], look, edge or kind)
+
+
+def chart_of(finding: Finding, charts: Sequence[Chart]) -> Chart | None:
+    """The chart that shows what a finding is about; the first one if none is of its own."""
+    metric = next((name for name, limit in LIMITS.items() if limit.topic == finding.topic), "")
+    # of other findings, the topic names the reward, and this one names metrics
+    text = metric or (finding.what if finding.topic == "no number" else finding.topic)
+    about = [one for one in charts if one.about in text or (metric and metric in one.about)]
+    return max(about, key=lambda one: len(one.about), default=next(iter(charts), None))
+
+
+def as_data(charts: Sequence[Chart]) -> list[Mapping[str, Any]]:
+    """The charts as JSON has them: lines thinned to `POINTS`, numbers rounded, gaps null."""
+    most = max(POINTS // max(sum(len(chart.lines) for chart in charts), 1), FEWEST_POINTS)
+    return [
+        {
+            **{name: getattr(chart, name) for name in ("id", "title", "unit", "axis")},
+            "lines": [
+                {
+                    **{name: getattr(line, name) for name in ("label", "look", "kind")},
+                    "x": [line.steps[i] for i in kept],
+                    "y": [_rounded(line.values[i]) for i in kept],
+                }
+                for line in chart.lines
+                for kept in [thinned(line.values, most)]
+            ],
+        }
+        for chart in charts
     ]
-    says = f"{what.capitalize()} at the first to the last step"
-    name, digits = f"{what.split()[0]}-{arm.name}", 3 if keys is TIED else 0
-    return _chart(name, f"{arm.name}: {what}", ylabel, lines, says, digits)
 
 
-def _absent_keys(arms: Sequence[RunsOfArm], source: str, *keys: str) -> list[str]:
-    return absent(arms, {key: partial(curve, key=key) for key in keys}, source)
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+
+
+def thinned(values: Sequence[float], most: int) -> list[int]:
+    """The places of at most `most` values, with both ends.
+
+    Of each stretch these are its lowest value, its highest, and its first gap.
+    """
+    if len(values) <= most:
+        return [*range(len(values))]
+    of_line = np.array(values, dtype=float)
+    is_gap = np.isnan(of_line)
+    kept = {0, len(values) - 1}
+    for places in np.array_split(np.arange(len(values)), (most - 2) // (2 + is_gap.any())):
+        gaps, there = places[is_gap[places]], places[~is_gap[places]]
+        kept |= {*gaps[:1].tolist()}
+        if len(there):
+            kept |= {int(there[of_line[there].argmin()]), int(there[of_line[there].argmax()])}
+    return sorted(kept)

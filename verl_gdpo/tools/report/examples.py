@@ -27,20 +27,8 @@ from verl_gdpo.tools.replay.arms import group_numbers
 from verl_gdpo.tools.replay.comparison import Column
 from verl_gdpo.tools.report.runs import Run
 
-KINDS = {
-    "tied": "different rewards, one advantage under GRPO",
-    "cancelled": "the rewards vary, their sum does not",
-    "apart": "where GDPO and GRPO differ most",
-    "equal": "every rollout has the same rewards",
-}
-MEANING = {
-    "tied": "GRPO sees the weighted sum alone, so rollouts that earned it in different ways are "
-    "pushed equally. GDPO tells them apart.",
-    "cancelled": "GRPO finds no gradient here. GDPO has one unless the normalised rewards cancel.",
-    "apart": "Of the groups of the steps that were read, the one in which the two advantages of a "
-    "rollout differ most, each in units of its standard deviation over the groups with a gradient.",
-    "equal": "Nothing to prefer: the advantage is 0 under both.",
-}
+ROLLOUTS_SHOWN = 8  # of a group
+KINDS = ("tied", "cancelled", "apart", "equal")  # the template says what they are
 
 
 @dataclass(frozen=True)
@@ -59,7 +47,8 @@ class ExampleGroup:
     step: int
     prompt: str
     truth: str
-    rollouts: Sequence[Rollout]
+    rollouts: Sequence[Rollout]  # at most `ROLLOUTS_SHOWN`, by their advantage under GDPO
+    of: int  # rollouts of the group
 
 
 @dataclass(frozen=True)
@@ -140,12 +129,16 @@ def _kind(step: _Step, rows: Sequence[int]) -> str | None:
 
 def _example(kind: str, step: _Step, rows: Sequence[int]) -> ExampleGroup:
     """A group with its prompt, ground truth and responses, which are read now."""
-    texts, matrix = read_texts(step.file, {*rows}), step.rewards
+    by_gdpo = sorted(rows, key=lambda row: -step.gdpo_B[row])
+    # at equal distances, and both ends
+    places = np.linspace(0, len(rows) - 1, min(ROLLOUTS_SHOWN, len(rows))).round().astype(int)
+    shown = [by_gdpo[place] for place in places]
+    texts, matrix = read_texts(step.file, {*shown}), step.rewards
     return ExampleGroup(
         kind=kind,
         step=int(step.file.stem),
-        prompt=str(texts[rows[0]]["input"] or ""),
-        truth=str(texts[rows[0]]["gts"] or ""),
+        prompt=str(texts[shown[0]]["input"] or ""),
+        truth=str(texts[shown[0]]["gts"] or ""),
         rollouts=[
             Rollout(
                 output=str(texts[row]["output"] or ""),
@@ -160,6 +153,7 @@ def _example(kind: str, step: _Step, rows: Sequence[int]) -> ExampleGroup:
                 grpo=float(step.grpo_B[row]),
                 gdpo=float(step.gdpo_B[row]),
             )
-            for row in rows
+            for row in shown
         ],
+        of=len(rows),
     )

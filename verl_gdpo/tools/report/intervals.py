@@ -18,16 +18,20 @@ import numpy as np
 import numpy.typing as npt
 
 from verl_gdpo.advantage.zero import NO_SIGNAL
-from verl_gdpo.run.folder import training_rewards, validation_rewards
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, ends_apart, last_common_step
-from verl_gdpo.tools.report.sections import (
+from verl_gdpo.tools.report.runs import (
     FEWEST_FOR_BAND,
     MAIN_ARM,
     SMOOTHED_STEPS,
+    TESTED,
+    TRAINED,
     ReadEach,
-    Table,
+    Run,
+    RunsOfArm,
+    ends_apart,
+    last_common_step,
     names,
 )
+from verl_gdpo.tools.report.tables import Table
 
 Floats = npt.NDArray[np.float64]
 
@@ -174,24 +178,24 @@ def table_of_differences(arms: Sequence[RunsOfArm]) -> Table | None:
 
 def _rewards(arms: Sequence[RunsOfArm]) -> list[tuple[str, ReadEach]]:
     """Each reward with what is read of it: validation where there is one."""
-    measured = names(arms, validation_rewards)
-    trained = [name for name in names(arms, training_rewards) if name not in measured]
+    measured = names(arms, TESTED)
+    trained = [name for name in names(arms, TRAINED) if name not in measured]
     return [
-        *((name, validation_rewards) for name in measured),
-        *((name, training_rewards) for name in trained),
+        *((name, TESTED) for name in measured),
+        *((name, TRAINED) for name in trained),
     ]
 
 
 def _common_steps(runs: Sequence[Run], read: ReadEach, name: str, last: int) -> list[int]:
     """The last steps that all the runs have a value of, so that none is compared later."""
-    of_each = [{s for s in read(run.metrics).get(name, {}) if 0 < s <= last} for run in runs]
+    of_each = [{s for s in read(run).get(name, {}) if 0 < s <= last} for run in runs]
     steps = sorted(set.intersection(*of_each))
-    return steps[-(1 if read is validation_rewards else SMOOTHED_STEPS) :]
+    return steps[-(1 if read is TESTED else SMOOTHED_STEPS) :]
 
 
 def _ends(arm: RunsOfArm, read: ReadEach, name: str, steps: Sequence[int]) -> list[float]:
     """One number of each run; none if a run has no such number."""
-    curves = [read(run.metrics)[name] for run in arm.runs]
+    curves = [read(run)[name] for run in arm.runs]
     found = [statistics.fmean(curve[step] for step in steps) for curve in curves]
     return [] if any(map(math.isnan, found)) else found
 

@@ -1,13 +1,14 @@
-"""The page about some runs: one HTML file that needs nothing else, and a PNG for each chart."""
+"""The page about some runs: one HTML file that needs nothing else."""
 
 import base64
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
@@ -15,48 +16,36 @@ from markupsafe import Markup, escape
 from verl_gdpo import __version__
 from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.run.dump_reader import dumps_to_read
-from verl_gdpo.run.findings import Finding, findings
+from verl_gdpo.run.folder import gaps
 from verl_gdpo.run.scorer import Scorer
-from verl_gdpo.tools.advice import HEADER, LEGEND, TITLE, Description, describe
+from verl_gdpo.tools.advice import TITLE, describe
 from verl_gdpo.tools.advice.evidence import Evidence
-from verl_gdpo.tools.plots import draw
-from verl_gdpo.tools.report.charts import collapse, influence, length, rewards, saturation
-from verl_gdpo.tools.report.examples import (
-    KINDS,
-    MEANING,
-    ExampleGroup,
-    example_groups,
-    settings_of,
-)
+from verl_gdpo.tools.report.charts import Section, as_data, sections
+from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, settings_of
+from verl_gdpo.tools.report.health import Said, all_said, verdict
 from verl_gdpo.tools.report.intervals import table_of_differences
-from verl_gdpo.tools.report.runs import RunsOfArm, read_arms
-from verl_gdpo.tools.report.sections import Chart, Section, Table, without_empty_charts
-from verl_gdpo.tools.report.tables import (
-    differences,
-    inputs,
-    named_rewards,
-    results,
-    runs,
-    starts,
-    warnings,
-)
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
+from verl_gdpo.tools.report.tables import Table, differences, inputs, results, runs, starts
 
-PROMPT_CHARACTERS = 1200  # its end is shown: before it there may be pages of tools
-RESPONSE_CHARACTERS = 2500  # its start
-FINDINGS_SHOWN = 4  # the others can be opened, so that the questions stay on the first screen
+T = TypeVar("T")
+TEXTS = 400_000  # characters of all examples of a page
+CHARACTERS = 2500  # of one text, where there are few
+FEWEST_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class Page:
     title: str
-    several: bool  # runs of an arm, so that there are bands to explain
-    warnings: Sequence[str]
-    findings: Sequence[tuple[str, Finding]]  # with the name of the run
-    unchecked: Sequence[str]  # names of runs without the metrics that most findings need
+    arms: Sequence[RunsOfArm]
+    level: str
+    why: str
+    said: Sequence[Said]
+    sections: Sequence[Section]  # the first one is the first screen
+    advice: Mapping[str, str]  # {sentence: the arms of whose first runs it is true}
     tables: Sequence[Table]
-    sections: Sequence[Section]
     examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none
-    advice: Mapping[str, Description | str]  # the same
+    made_of: Sequence[Table]
+    gaps: Sequence[str]
 
 
 def build_page(
@@ -72,82 +61,82 @@ def build_page(
         ValueError: a run cannot be read; see `read_arms`.
     """
     arms = read_arms(sources, configs, rollouts, scorer, arm_of)
-    names = ", ".join(arm.name for arm in arms)
-    single = len(arms) == 1 and len(arms[0].runs) == 1
-    title = f"Run {arms[0].runs[0].name}" if single else f"Comparison: {names}"
-    tables = (
-        results(arms),
-        table_of_differences(arms),
-        runs(arms),
-        differences(arms),
-        starts(arms),
-        inputs(arms),
-    )
-    sections = [make(arms) for make in (rewards, influence, saturation, length, collapse)]
+    members = [run for arm in arms for run in arm.runs]
+    found = sections(arms)
+    said = all_said(arms, [chart for section in found for chart in section.charts])
+    level, why = verdict(said, arms)
+    tables = results(arms), table_of_differences(arms), differences(arms)
+    made_of = inputs(arms), runs(arms), starts(arms)
     return Page(
-        title=title,
-        several=any(len(arm.runs) > 1 for arm in arms),
-        warnings=warnings(arms),
-        findings=[
-            (run.name, finding)
-            for arm in arms
-            for run in arm.runs
-            for finding in findings(run.metrics)
-        ],
-        unchecked=[run.name for arm in arms for run in arm.runs if not named_rewards(run)],
+        title=members[0].name if len(members) == 1 else ", ".join(arm.name for arm in arms),
+        arms=arms,
+        level=level,
+        why=why,
+        said=said,
+        sections=found,
+        advice=_advice(arms),
         tables=[table for table in tables if table],
-        sections=[*map(without_empty_charts, sections)],
-        examples={arm.name: _examples(arm) for arm in arms},
-        advice={arm.name: _advice(arm) for arm in arms},
+        examples={arm.name: _or_why(example_groups, arm.runs[0]) for arm in arms},
+        made_of=[table for table in made_of if table],
+        gaps=[f"{run.name}: {gap}" for run in members for gap in gaps(run.metrics)],
     )
 
 
-def _advice(arm: RunsOfArm) -> Description | str:
-    """Of the arm's first run; or why there is none."""
-    run = arm.runs[0]
-    try:
-        settings = replace(settings_of(run), bounds=run.bounds)
-        return describe(Evidence.of_dumps(dumps_to_read(run.dumps()), settings, run.scorer))
-    except (ValueError, RewardError) as error:
-        return str(error)
+def _advice(arms: Sequence[RunsOfArm]) -> dict[str, str]:
+    """What GDPO would change, or why it is not known."""
+    found: dict[str, list[str]] = {}
+    for arm in arms:
+        said = _or_why(_sentences, arm.runs[0])
+        for sentence in [said] if isinstance(said, str) else said:
+            found.setdefault(sentence, []).append(arm.name)
+    return {sentence: ", ".join(names) for sentence, names in found.items()}
 
 
-def _examples(arm: RunsOfArm) -> list[ExampleGroup] | str:
-    """Of the arm's first run; or why there are none."""
+def _sentences(run: Run) -> list[str]:
+    settings = replace(settings_of(run), bounds=run.bounds)
+    return [describe(Evidence.of_dumps(dumps_to_read(run.dumps()), settings, run.scorer)).advice]
+
+
+def _or_why(make: Callable[[Run], T], run: Run) -> T | str:
+    """What is made of a run's dumps, or why it is not."""
     try:
-        return example_groups(arm.runs[0])
+        return make(run)
     except (ValueError, RewardError) as error:
         return str(error)
 
 
 def write(page: Page, out: Path) -> Path:
-    """Write `out/index.html` and the pictures; return the path of the page."""
+    """Write `out/index.html`, and return its path."""
     out.mkdir(parents=True, exist_ok=True)
-    names: dict[str, str] = {}
-    for chart in (chart for section in page.sections for chart in section.charts):
-        names[chart.name] = _file_name(chart.name, set(names.values()))
-        draw([chart.panel], out / f"{names[chart.name]}.png")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"signed": signed, "prompt_end": prompt_end, "start": response_start}
-    environment.filters["with_code"] = with_code
-    template = (files("verl_gdpo.tools.report") / "page.html.jinja").read_text(encoding="utf-8")
-    text = environment.from_string(template).render(
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    texts = [groups for groups in page.examples.values() if not isinstance(groups, str)]
+    count = sum(len(group.rollouts) + 2 for groups in texts for group in groups)
+    most = min(max(TEXTS // max(count, 1), FEWEST_CHARACTERS), CHARACTERS)
+    environment.filters |= {"signed": signed, "with_code": with_code}
+    environment.filters |= {"end": lambda text: prompt_end(text, most)}
+    environment.filters |= {"start": lambda text: response_start(text, most)}
+    script = _file("uplot/uPlot.iife.min.js") + "\n" + _file("page.js")
+    text = environment.from_string(_file("page.html.jinja")).render(
         page=page,
-        kinds=KINDS,
-        meaning=MEANING,
-        picture=_picture,
+        data=as_data([chart for section in page.sections for chart in section.charts]),
+        script=Markup(script),
+        # nothing else runs, whatever a run's texts hold
+        sum=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        style=Markup(_file("uplot/uPlot.min.css") + "\n" + _file("page.css")),
         version=__version__,
-        findings_shown=FINDINGS_SHOWN,
         advice_title=TITLE,
-        advice_header=HEADER,
-        advice_legend=LEGEND,
     )
     index = out / "index.html"
     # a response may hold half a surrogate pair
     index.write_text(text, encoding="utf-8", errors="replace")
     return index
+
+
+def _file(name: str) -> str:
+    return (files("verl_gdpo.tools.report") / name).read_text(encoding="utf-8")
 
 
 def signed(value: float, digits: int = 2) -> str:
@@ -161,33 +150,12 @@ def with_code(text: str) -> Markup:
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def prompt_end(text: str) -> str:
-    return _cut(text, text[-PROMPT_CHARACTERS:], "[{} more characters before] ", before=True)
+def prompt_end(text: str, most: int = CHARACTERS) -> str:
+    """Its end: before it there may be pages of tools."""
+    cut = len(text) - most
+    return f"[{cut} more characters before] {text[cut:]}" if cut > 0 else text
 
 
-def response_start(text: str) -> str:
-    return _cut(text, text[:RESPONSE_CHARACTERS], " [{} more characters]", before=False)
-
-
-def _cut(text: str, kept: str, note: str, before: bool) -> str:
-    if len(kept) == len(text):
-        return text
-    said = note.format(len(text) - len(kept))
-    return said + kept if before else kept + said
-
-
-def _file_name(name: str, taken: set[str]) -> str:
-    """A name of a file, unlike those taken; a reward may be called anything."""
-    plain = re.sub(r"[^\w.-]+", "-", name)
-    number, result = 1, plain
-    while result in taken:
-        number += 1
-        result = f"{plain}-{number}"
-    return result
-
-
-def _picture(chart: Chart, theme: str) -> str:
-    """The chart as the data of an SVG image."""
-    buffer = BytesIO()
-    draw([chart.panel], buffer, format="svg", theme="dark" if theme == "dark" else "light")
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
+def response_start(text: str, most: int = CHARACTERS) -> str:
+    cut = len(text) - most
+    return f"{text[:most]} [{cut} more characters]" if cut > 0 else text

@@ -7,7 +7,9 @@ seeds and folders.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import zip_longest
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +19,14 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.run.dump_reader import data_sources, dump_files
-from verl_gdpo.run.folder import Metrics, load_config, read_versions
+from verl_gdpo.run.folder import (
+    Metrics,
+    curves,
+    load_config,
+    read_versions,
+    training_rewards,
+    validation_rewards,
+)
 from verl_gdpo.run.resume_rules import ON_REQUEST
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.run.starts import starts_of
@@ -26,6 +35,15 @@ from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.of_run import scorers_bounds, uses_gdpo_manager
 
 Curve = Mapping[int, float]
+Read = Callable[["Run"], Curve]
+ReadEach = Callable[["Run"], Mapping[str, Curve]]
+
+TRAINED: ReadEach = attrgetter("trained")
+TESTED: ReadEach = attrgetter("tested")
+
+MAIN_ARM = "gdpo"
+SMOOTHED_STEPS = 5
+FEWEST_FOR_BAND = 5  # runs of an arm
 
 # the last words of keys in which runs of one arm may differ: seeds, names, folders and ports
 OF_ONE_RUN = {
@@ -61,6 +79,24 @@ class Run:
         """`arm` of the recipes, the estimator of a run without it, or else its name."""
         return str(self.setting("arm") or self.setting("algorithm.adv_estimator") or self.name)
 
+    @property
+    def last_step(self) -> int:
+        return max(self.metrics)
+
+    @cached_property
+    def curves(self) -> Mapping[str, Curve]:
+        return curves(self.metrics)
+
+    @cached_property
+    def trained(self) -> Mapping[str, Curve]:
+        """Each reward in training."""
+        return training_rewards(self.metrics)
+
+    @cached_property
+    def tested(self) -> Mapping[str, Curve]:
+        """Each reward in validation."""
+        return validation_rewards(self.metrics)
+
     def dumps(self) -> list[Path]:
         """Return its rollout dumps, by step.
 
@@ -68,7 +104,7 @@ class Run:
             ValueError: there are none.
         """
         if self.rollouts is None:
-            raise ValueError("no rollout dump; see the table of what this report is made of")
+            raise ValueError("no rollout dump; the end of this page says how to have them")
         return dump_files(self.rollouts)[0]
 
     def setting(self, key: str) -> Any:
@@ -82,23 +118,6 @@ class RunsOfArm:
 
     name: str
     runs: Sequence[Run]
-
-
-@dataclass(frozen=True)
-class Band:
-    """A quantity over the steps: mean, median and quartiles over the runs that have it."""
-
-    steps: list[int]
-    mean: list[float]
-    median: list[float]
-    low: list[float]
-    high: list[float]
-    runs: int
-
-    @property
-    def edges(self) -> tuple[Sequence[float], Sequence[float]]:
-        """The quartiles; one run has none."""
-        return (self.low, self.high) if self.runs > 1 else ((), ())
 
 
 def read_arms(
@@ -143,14 +162,14 @@ def read_arms(
 
 def last_common_step(arms: Sequence[RunsOfArm]) -> int:
     """The last step that all runs have got to, of those that have trained."""
-    ends = (max(run.metrics) for arm in arms for run in arm.runs)
+    ends = (run.last_step for arm in arms for run in arm.runs)
     return min((end for end in ends if end > 0), default=0)
 
 
 def ends_apart(arms: Sequence[RunsOfArm]) -> str:
     """What to say of runs that end at different steps; "" where all end at one."""
     last = last_common_step(arms)
-    later = any(max(run.metrics) > last for arm in arms for run in arm.runs)
+    later = any(run.last_step > last for arm in arms for run in arm.runs)
     return f" up to step {last}, the last one that all runs have" if later else ""
 
 
@@ -282,22 +301,29 @@ def _bounds_of(config: Any, sources: set[str] | None) -> dict[str, Bounds]:
     return {name: pair for name, pair in ranges.items() if pair is not None}
 
 
-def over_runs(arm: RunsOfArm, read: Callable[[Metrics], Curve], smooth: int = 1) -> Band | None:
-    """The band of one quantity over the runs of an arm; None where no run has it.
+def names(arms: Sequence[RunsOfArm], read: ReadEach) -> list[str]:
+    """Every name that some run has, in the order of its first appearance."""
+    found = [name for arm in arms for run in arm.runs for name in read(run)]
+    return list(dict.fromkeys(found))
+
+
+def over_runs(arm: RunsOfArm, read: Read, smooth: int = 1) -> dict[str, Curve]:
+    """The median of one quantity over the runs of an arm, and of several its quartiles.
 
     Args:
         read: the quantity of one run, {step: value}.
         smooth: each run's curve is first replaced by the mean of its last `smooth` steps.
+
+    Returns:
+        {"": median, "low": quartile, "high": quartile}; a step without a number is NaN. It is empty
+        if no run has the quantity.
     """
-    curves = [curve for run in arm.runs if (curve := read(run.metrics))]
-    return band([trailing_mean(curve, smooth) for curve in curves]) if curves else None
-
-
-def band(curves: Sequence[Curve]) -> Band:
-    """Of each step, over the curves that have a number there; NaN where none has."""
-    values = pd.DataFrame(curves).sort_index(axis=1)  # a row a run, a column a step
-    low, median, high = values.quantile([0.25, 0.5, 0.75]).to_numpy().tolist()
-    return Band([*values.columns], values.mean().tolist(), median, low, high, len(curves))
+    found = [trailing_mean(curve, smooth) for run in arm.runs if (curve := read(run))]
+    if len(found) < 2:
+        return {"": found[0]} if found else {}
+    values = pd.concat([pd.Series(curve) for curve in found], axis=1).sort_index()
+    shares = {"": 0.5, "low": 0.25, "high": 0.75}
+    return {name: values.quantile(share, axis=1).to_dict() for name, share in shares.items()}
 
 
 def trailing_mean(curve: Curve, window: int) -> dict[int, float]:

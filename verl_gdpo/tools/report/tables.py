@@ -1,44 +1,87 @@
-"""The tables at the top of the report, what it is made of, and what to warn its reader of."""
+"""The tables of the page: results, and what the page is made of."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from verl_gdpo.run.dump_reader import DUMPS_READ, dump_files, has_rewards
-from verl_gdpo.run.folder import SCORE, Metrics, gaps, training_rewards, validation_rewards
+from verl_gdpo.run.folder import Metrics
 from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, End, ends, history
 from verl_gdpo.run.scorer import HOW
+from verl_gdpo.tools.report.charts import of_each
+from verl_gdpo.tools.report.health import named_rewards
 from verl_gdpo.tools.report.runs import (
+    FEWEST_FOR_BAND,
+    TESTED,
+    TRAINED,
     Run,
     RunsOfArm,
     compared,
     differing,
     ends_apart,
     last_common_step,
+    names,
 )
-from verl_gdpo.tools.report.sections import FEWEST_FOR_BAND, Table, names
 
-# what each input makes possible, and how to have it
-OF_METRICS = "curves, response length, validation"
-OF_NAMES = "curve of each reward, influence, collapse, and findings about each reward"
-OF_CONFIG = "model, data, seeds, and weights of the rewards"
-RUNS_CAPTION = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
-MANAGER = "train with reward.reward_manager.name=gdpo, which works with grpo too"
-CONFIG = "name it with --config; Hydra writes outputs/DATE/TIME/.hydra/config.yaml"
-DUMPS = "train with trainer.rollout_data_dir=FOLDER, and name the folder with --rollouts"
+OF_RUNS = {
+    "seed": "data.seed",
+    "prompts": "data.train_batch_size",
+    "rollouts": "actor_rollout_ref.rollout.n",
+    "model": "actor_rollout_ref.model.path",
+    "data": "data.train_files",
+}
+# what each thing that may be found of a run makes possible, and how to have it
+INPUTS = {
+    "metrics": ("curves", ""),
+    "rewards by name": (
+        "curve of each reward, and findings about each",
+        "train with reward.reward_manager.name=gdpo, which works with grpo too",
+    ),
+    "shares of rewards": (
+        "which reward drives the update, which is dead",
+        "train with the estimator gdpo or grpo of verl-gdpo",
+    ),
+    "validation": (
+        "its curve",
+        "train with trainer.test_freq=STEPS and trainer.val_before_train=True",
+    ),
+    "configuration": (
+        "model, data, seeds, and weights of the rewards",
+        "name it with --config; Hydra writes outputs/DATE/TIME/.hydra/config.yaml",
+    ),
+    "rollouts": (
+        "examples, what GDPO would change, and replay",
+        "train with trainer.rollout_data_dir=FOLDER, and name the folder with --rollouts",
+    ),
+    "rewards of each rollout": ("examples", f"--scorer scores them again; {HOW}"),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are text; the first `labels` columns are words, the others numbers.
+
+    wraps: the cells are sentences, which may have several lines.
+    """
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    labels: int
+    wraps: bool = False
 
 
 def results(arms: Sequence[RunsOfArm]) -> Table:
     """Each reward of each arm, at both ends of the training."""
-    rewards = dict.fromkeys([*names(arms, training_rewards), *names(arms, validation_rewards)])
-    last, rows = last_common_step(arms), []
-    for name in rewards:
-        for arm in arms:
-            of_runs = [ends(_until(run.metrics, last), name) for run in arm.runs]
-            cells = [_over_runs([e[what] for e in of_runs if what in e]) for what in ENDS]
-            rows.append((name, arm.name, str(len(arm.runs)), *cells))
+    last = last_common_step(arms)
+    of_arms = [(arm, [ends(_until(run.metrics, last)) for run in arm.runs]) for arm in arms]
+    rows = [
+        (name, arm.name, str(len(arm.runs)), *_cells([one.get(name, {}) for one in of_runs]))
+        for name in dict.fromkeys([*names(arms, TRAINED), *names(arms, TESTED)])
+        for arm, of_runs in of_arms
+    ]
     caption = f"Mean reward{ends_apart(arms)}; higher is better"
     if any(len(arm.runs) >= FEWEST_FOR_BAND for arm in arms):
         caption += "; of five runs and more the median and, in brackets, the inter-quartile range"
@@ -47,6 +90,10 @@ def results(arms: Sequence[RunsOfArm]) -> Table:
 
 def _until(metrics: Metrics, last: int) -> Metrics:
     return {step: values for step, values in metrics.items() if step <= last}
+
+
+def _cells(of_runs: Sequence[Mapping[str, End]]) -> list[str]:
+    return [_over_runs([one[what] for one in of_runs if what in one]) for what in ENDS]
 
 
 def _over_runs(found: Sequence[End]) -> str:
@@ -59,23 +106,16 @@ def _over_runs(found: Sequence[End]) -> str:
 
 def runs(arms: Sequence[RunsOfArm]) -> Table:
     """What was run: one row a run folder."""
-    header = ("arm", "run", "model", "data", "verl", "seed", "steps", "prompts", "rollouts")
     rows = [
         (
-            arm.name,
-            run.name,
-            _short_path(run.setting("actor_rollout_ref.model.path")),
-            _short_path(run.setting("data.train_files")),
-            _text(run.versions.get("verl")),
-            _text(run.setting("data.seed")),
-            str(_last_step(run)),
-            _text(run.setting("data.train_batch_size")),
-            _text(run.setting("actor_rollout_ref.rollout.n")),
+            *(arm.name, run.name, run.versions.get("verl", NOTHING), str(run.last_step)),
+            *(_short(run.setting(key)) for key in OF_RUNS.values()),
         )
         for arm in arms
         for run in arm.runs
     ]
-    return Table(RUNS_CAPTION, header, rows, 5)
+    caption = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
+    return Table(caption, ("arm", "run", "verl", "steps", *OF_RUNS), rows, 2)
 
 
 def differences(arms: Sequence[RunsOfArm]) -> Table | None:
@@ -105,100 +145,50 @@ def starts(arms: Sequence[RunsOfArm]) -> Table | None:
     return Table("The starts of each run", ("run", *STARTS), rows, 1 + len(STARTS), wraps=True)
 
 
-def warnings(arms: Sequence[RunsOfArm]) -> list[str]:
-    """What to know before two lines are compared."""
-    found = []
-    if len(arms) > 1 and any(len(arm.runs) == 1 for arm in arms):
-        alone = [arm.name for arm in arms if len(arm.runs) == 1]
-        who = "One run per arm" if len(alone) == len(arms) else f"One run of {', '.join(alone)}"
-        found.append(f"{who}: differences may be chance.")
-    if apart := ends_apart(arms):
-        ends_at = "; ".join(
-            f"{arm.name} at {', '.join(map(str, sorted({_last_step(run) for run in arm.runs})))}"
-            for arm in arms
-        )
-        found.append(
-            f"The runs end at different steps ({ends_at}). Results and differences are{apart}; "
-            "the lines go on beyond it, over fewer runs."
-        )
-    for run in (run for arm in arms for run in arm.runs):
-        found += [f"{run.folder}: {gap}. Lines leave it out." for gap in gaps(run.metrics)]
-    return found
-
-
-def _last_step(run: Run) -> int:
-    return max(run.metrics)
-
-
-def _text(value: object) -> str:
-    return NOTHING if value is None else str(value)
-
-
-def _short_path(value: object) -> str:
-    """The last two parts of a path or of a model's name, or of the first of several."""
+def _short(value: object) -> str:
+    """A value, the last two parts of a path or of a model's name, or of the first of several."""
     if value is None:
         return NOTHING
-    first = value if isinstance(value, str) else next(iter(value))  # type: ignore[call-overload]
+    first = (
+        next(iter(value)) if isinstance(value, Iterable) and not isinstance(value, str) else value
+    )
     return "/".join(Path(str(first)).parts[-2:])
-
-
-@dataclass(frozen=True)
-class Input:
-    """One thing that a report is made of."""
-
-    name: str
-    found: str
-    gives: str
-    need: str = ""  # how to have it; "" where it is there
-
-    @property
-    def use(self) -> str:
-        return f"no {self.gives}: {self.need}" if self.need else self.gives
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.found} -> {self.use}"
 
 
 def inputs(arms: Sequence[RunsOfArm]) -> Table:
     """The inputs of every run, as a table."""
     runs = [run for arm in arms for run in arm.runs]
-    rows = [[run.name, one.name, one.found, one.use] for run in runs for one in inputs_of(run)]
-    header = ["run", "input", "found", "what it makes possible, or how to have it"]
-    if len(runs) == 1:
-        rows, header = [row[1:] for row in rows], header[1:]
-    return Table("What this report is made of", header, rows, labels=len(header), wraps=True)
+    rows = [(run.name, *row) for run in runs for row in inputs_of(run)]
+    header = ("run", "input", "found", "what it makes possible, or how to have it")
+    return Table("What was found", header, rows, labels=len(header), wraps=True)
 
 
-def inputs_of(run: Run) -> list[Input]:
-    """What was found of a run, and what was not."""
-    listed, config = ", ".join(named_rewards(run)), run.config is not None
+def inputs_of(run: Run) -> list[tuple[str, str, str]]:
+    """(input, what was found, what it makes possible or how to have it) of a run."""
+    found = {
+        "metrics": f"{len(run.metrics)} steps, from {run.tracker}",
+        "rewards by name": ", ".join(named_rewards(run)),
+        "shares of rewards": "yes" if of_each(run, "share") else "",
+        "validation": "yes" if run.tested else "",
+        "configuration": "" if run.config is None else "yes",
+        **_of_rollouts(run),
+    }
     return [
-        Input("metrics", f"{len(run.metrics)} steps, from {run.tracker}", OF_METRICS),
-        Input("rewards by name", listed or "their sum alone", OF_NAMES, "" if listed else MANAGER),
-        Input("configuration", "yes" if config else "no", OF_CONFIG, "" if config else CONFIG),
-        *_of_rollouts(run),
+        (name, what or "no", INPUTS[name][0] if what else f"no {': '.join(INPUTS[name])}")
+        for name, what in found.items()
     ]
 
 
-def named_rewards(run: Run) -> list[str]:
-    """The rewards in the metrics of training, which only verl-gdpo logs one by one."""
-    return [name for name in training_rewards(run.metrics) if name != SCORE]
-
-
-def _of_rollouts(run: Run) -> list[Input]:
+def _of_rollouts(run: Run) -> dict[str, str]:
     try:
         files = dump_files(run.rollouts)[0] if run.rollouts else []
     except ValueError:
         files = []
     if not files:
-        named = run.setting("trainer.rollout_data_dir")
-        found = f"no, {named} of the configuration is not here" if named else "no"
-        return [Input("rollouts", found, "examples, and no replay", DUMPS)]
+        return {"rollouts": ""}
     read = f", {DUMPS_READ} of which are read" if len(files) > DUMPS_READ else ""
-    dumps = Input("rollouts", f"{len(files)} steps in {run.rollouts}{read}", "examples, and replay")
-    if has_rewards(files[-1]):
-        return [dumps]
-    scored, need = "alone", f"--scorer scores them again; {HOW}"
-    if run.scorer is not None:
-        scored, need = f"scored again by {run.scorer.name}", ""
-    return [dumps, Input("rewards of each rollout", f"their sum, {scored}", "examples", need)]
+    found = {"rollouts": f"{len(files)} steps in {run.rollouts}{read}"}
+    if not has_rewards(files[-1]):
+        by = f"their sum, scored again by {run.scorer.name}" if run.scorer else ""
+        found["rewards of each rollout"] = by
+    return found

@@ -8,13 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import FuncNorm
 from matplotlib.figure import Figure
 
-from verl_gdpo.tools.plots import THEMES, style
 from workshop.experiments.map.compare import LESS, MATTERS, MORE, gain, joint
 from workshop.experiments.map.results import OPTIMIZERS, Outcomes
 from workshop.experiments.map.settings import RANGES, SHARES, grid_name
+from workshop.looks import LOOK, style
 
 PICTURES = Path(__file__).parents[3] / "docs" / "when_gdpo_helps"
-LOOK = THEMES["light"]
 NAMES = {"grpo": "GDPO minus GRPO", "grpo_range": "GDPO minus rescaled GRPO"}
 OF_OPTIMIZER = {"one scale": "one scale for all parameters", "adam": "Adam"}
 ANSWER = {  # setting: what it is, for somebody who has not read the page

@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from verl_gdpo.tools.plots import THEMES, style
 from workshop.experiments.trainer.compare import (
     ENDPOINTS,
     LEVEL,
@@ -20,9 +19,9 @@ from workshop.experiments.trainer.compare import (
     small,
 )
 from workshop.experiments.trainer.settings import PROTOCOL, SETTINGS, Run
+from workshop.looks import LOOK, style
 
 PICTURES = Path(__file__).parents[3] / "docs" / "in_verls_trainer"
-LOOK = THEMES["light"]
 NAMES = {"gdpo": "GDPO", "grpo": "GRPO", "grpo_rescaled": "rescaled GRPO"}
 # what the small and the large reward are, by setting
 OF_REWARD = {

@@ -1,4 +1,4 @@
-"""What a person sees of `verl-gdpo report` and `verl-gdpo replay`, as pictures of this folder."""
+"""What a person sees of `verl-gdpo report` and `verl-gdpo replay`, as pictures of docs/."""
 
 import io
 import re
@@ -17,7 +17,7 @@ from rich.text import Text
 from verl_gdpo.tools.report.page import build_page, write
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-SCREEN = (1280, 1180)  # pixels
+SCREEN = (1280, 800)  # pixels
 COLUMNS = 102  # of the terminal
 REPLAY = ("replay", "--arm", "grpo", "--top", "2")
 MONOSPACE = "ui-monospace, Menlo, Consolas, monospace"  # a picture cannot load a font
@@ -36,6 +36,7 @@ def report(runs: Sequence[Path], out: Path) -> None:
         page = write(build_page(runs), Path(folder) / "report")
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         command += [f"--user-data-dir={folder}/browser", "--blink-settings=preferredColorScheme=1"]
+        command += ["--virtual-time-budget=5000"]
         command += [f"--window-size={SCREEN[0]},{SCREEN[1]}", f"--screenshot={out}", page.as_uri()]
         subprocess.run(command, check=True, capture_output=True, timeout=180)
 

@@ -1,43 +1,41 @@
-"""Draws the pictures of this folder.
+"""Draws the pictures of docs/.
 
-    python docs/make_figures.py                       # idea.png, collapse.png
-    python docs/make_figures.py GDPO_RUN GRPO_RUN     # also those of two runs, given their folders
+    python -m workshop.figures                       # idea.png, collapse.png
+    python -m workshop.figures GDPO_RUN GRPO_RUN     # also those of two runs, given their folders
 
 The two runs are those of `./run_tool_rl.sh run_dir=runs/gdpo` and of `./run_tool_rl.sh
-run_dir=runs/grpo estimator=grpo`, without a GPU. The pictures are of `verl-gdpo summary` and
-`verl-gdpo report`; report.png is its first screen, for which there must be a browser, and
+run_dir=runs/grpo estimator=grpo`, without a GPU. rewards_cpu.png has the curves of the first,
+report.png is the first screen of `verl-gdpo report` on both, for which there must be a browser, and
 replay.svg is `verl-gdpo replay` in a terminal.
 """
 
 import argparse
 from pathlib import Path
+from typing import Any
 
-import collapse
 import matplotlib as mpl
-import screens
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.run.tracker_logs import read_logged
-from verl_gdpo.tools.plots import THEMES, draw, style
-from verl_gdpo.tools.report.charts import chart_of_each_reward
-from verl_gdpo.tools.report.runs import read_arms
-from verl_gdpo.tools.summary import draw_rewards
+from verl_gdpo.run.folder import training_rewards, validation_rewards
+from verl_gdpo.tools.report.runs import SMOOTHED_STEPS, Run, read_arms, trailing_mean
+from workshop.figures import collapse, screens
+from workshop.looks import LOOK, style
 
-DOCS = Path(__file__).parent
-LOOK = THEMES["light"]  # its white background can be read on a dark page too
+DOCS = Path(__file__).parents[2] / "docs"
 
 # two prompts with two rollouts each; a rollout is (correctness, format)
 GROUPS = {"a": [(0, 0), (0, 1)], "b": [(0, 0), (1, 1)]}
 # GRPO as verl has it: the rewards are summed, and no step over the batch follows
-ESTIMATORS = {
+ESTIMATORS: dict[str, dict[str, Any]] = {
     "GRPO": {"group_norm": "summed", "batch_norm": "none", "eps": 1e-6},
     "GDPO": {},
 }
 
 
-def advantages(settings: dict) -> dict[str, list[float]]:
+def advantages(settings: dict[str, Any]) -> dict[str, list[float]]:
     """{group: the advantage of each rollout}; both groups are one batch."""
     rewards = [row for rows in GROUPS.values() for row in rows]
     ids = [name for name, rows in GROUPS.items() for _ in rows]
@@ -50,13 +48,13 @@ def advantages(settings: dict) -> dict[str, list[float]]:
 def idea() -> Figure:
     """A bar for each rollout's advantage; one pair of axes an estimator."""
     with mpl.rc_context({**style(LOOK), "font.size": 12, "axes.titlesize": 13}):
-        figure = Figure(figsize=(8, 3.9), layout="constrained", facecolor=LOOK.background)
+        layout = ConstrainedLayoutEngine(wspace=0.08, h_pad=0.08)
+        figure = Figure(figsize=(8, 3.9), layout=layout, facecolor=LOOK.background)
         axes = figure.subplots(1, 2, sharey=True)
         for where, name, colour in zip(axes, ESTIMATORS, LOOK.colours[1::-1], strict=True):
             _draw_bars(where, name, advantages(ESTIMATORS[name]), colour)
         axes[0].set(ylabel="advantage", yticks=[])
         figure.supxlabel("each bar: one rollout, with its rewards (correctness, format)", size=12)
-        figure.get_layout_engine().set(wspace=0.08, h_pad=0.08)
     return figure
 
 
@@ -66,7 +64,7 @@ def _draw_bars(axes: Axes, estimator: str, groups: dict[str, list[float]], colou
         "a and b look the same" if abs(ratio - 1) < 1e-3 else f"b counts {ratio:.3g} times as much"
     )
     axes.set_title(f"{estimator}: {seen}", fontweight="bold", pad=12)
-    ticks = {}
+    ticks: dict[float, str] = {}
     for number, (name, rows) in enumerate(GROUPS.items()):
         left = 2.7 * number
         bars = axes.bar([left, left + 1], groups[name], width=0.8, color=colour)
@@ -85,8 +83,41 @@ def _draw_bars(axes: Axes, estimator: str, groups: dict[str, list[float]], colou
     axes.margins(y=0.14)
 
 
+def curves(run: Run) -> Figure:
+    """Each reward of a run: every step, the mean of the last ones, and validation."""
+    trained, tested = training_rewards(run.metrics), validation_rewards(run.metrics)
+    with mpl.rc_context(style(LOOK)):
+        figure = Figure(
+            figsize=(4.8 * len(trained), 3.5), layout="constrained", facecolor=LOOK.background
+        )
+        columns = figure.subplots(1, len(trained), squeeze=False)[0]
+        for axes, (name, steps) in zip(columns, trained.items(), strict=True):
+            _draw_reward(axes, steps, tested.get(name, {}))
+            axes.set_title(name, loc="left", fontweight="bold")
+            if name in run.bounds:
+                axes.set_ylim(*_with_room(*run.bounds[name]))
+        columns[0].legend(frameon=False, loc="lower right")
+        figure.suptitle(f"Rewards over {run.last_step} training steps of {run.arm}")
+    return figure
+
+
+def _draw_reward(axes: Axes, trained: Any, tested: Any) -> None:
+    colour, mean = LOOK.colours[0], trailing_mean(trained, SMOOTHED_STEPS)
+    axes.plot([*trained], [*trained.values()], color=colour, alpha=0.4, linewidth=1)
+    label = f"training, mean of {SMOOTHED_STEPS} steps"
+    axes.plot([*mean], [*mean.values()], color=colour, linewidth=2, label=label)
+    hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgewidth": 1.6, "markersize": 7}
+    axes.plot([*tested], [*tested.values()], "o", color=colour, label="validation", **hollow)
+    axes.set(xlabel="training step", ylabel="mean reward (higher is better)")
+    axes.grid(color=LOOK.quiet, linewidth=0.6, alpha=0.6)
+
+
+def _with_room(low: float, high: float) -> tuple[float, float]:
+    return low - 0.05 * (high - low), high + 0.05 * (high - low)
+
+
 def draw_runs(gdpo: Path, grpo: Path) -> None:
-    """The curves of the first run, and of both what drove the update.
+    """The curves of the first run, and what a person sees of both.
 
     Raises:
         ValueError: a folder is not that of a run of its arm.
@@ -94,12 +125,7 @@ def draw_runs(gdpo: Path, grpo: Path) -> None:
     arms = read_arms([gdpo, grpo])
     if [arm.name for arm in arms] != ["gdpo", "grpo"]:
         raise ValueError(f"expected runs of gdpo and of grpo, got {[arm.name for arm in arms]}")
-    for arm in arms:
-        charts = chart_of_each_reward(arm, "share")
-        if not charts:
-            raise ValueError(f"{arm.runs[0].folder}: its metrics hold no gdpo/<reward>/share")
-        draw([charts[0].panel], DOCS / f"influence_{arm.name}.png")
-    draw_rewards(read_logged(str(gdpo)), DOCS / "rewards_cpu.png")
+    curves(arms[0].runs[0]).savefig(DOCS / "rewards_cpu.png", dpi=200)
     screens.report([gdpo, grpo], DOCS / "report.png")
     screens.replay(gdpo, DOCS / "replay.svg")
     for name in ("rewards_cpu.png", "report.png"):
@@ -107,13 +133,15 @@ def draw_runs(gdpo: Path, grpo: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draws the pictures of this folder.")
+    parser = argparse.ArgumentParser(
+        prog="python -m workshop.figures", description="Draws the pictures of docs/."
+    )
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="GDPO_RUN GRPO_RUN")
     runs = parser.parse_args().runs
     if len(runs) not in (0, 2):
         parser.error(f"expected no run, or GDPO_RUN and GRPO_RUN; got {[*map(str, runs)]}")
     idea().savefig(DOCS / "idea.png", dpi=200)
-    draw(collapse.panels(), DOCS / "collapse.png")
+    collapse.collapse().savefig(DOCS / "collapse.png", dpi=150)
     if runs:
         draw_runs(*runs)
 

@@ -7,12 +7,15 @@ apart if their sorted advantages, before any batch step, differ. Weights are 1, 
 from itertools import combinations_with_replacement, product
 from math import comb
 
+import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from verl_gdpo.advantage.equation import compute_gdpo_scalars
 from verl_gdpo.advantage.equation_inputs import GroupNorm
-from verl_gdpo.tools.plots import Line, Panel
+from workshop.looks import LOOK, style
 
 Groups = npt.NDArray[np.float64]
 
@@ -25,28 +28,26 @@ ESTIMATORS: dict[str, tuple[GroupNorm, bool]] = {
 }
 
 
-def panels() -> list[Panel]:
+def collapse() -> Figure:
     """What each estimator tells apart, over the rollouts of a group, and over its rewards."""
-    return [
-        _panel(
-            "Groups told apart, of 2 rewards",
-            "rollouts in a group, G",
-            {g: (g, 2) for g in ROLLOUTS},
-        ),
-        _panel(
-            "Groups told apart, of 4 rollouts",
-            "binary rewards, n",
-            {n: (4, n) for n in REWARDS},
-        ),
-    ]
+    with mpl.rc_context(style(LOOK)):
+        figure = Figure(figsize=(9.6, 3.6), layout="constrained", facecolor=LOOK.background)
+        left, right = figure.subplots(1, 2)
+        _draw(left, "of 2 rewards", "rollouts in a group, G", {g: (g, 2) for g in ROLLOUTS})
+        _draw(right, "of 4 rollouts", "binary rewards, n", {n: (4, n) for n in REWARDS})
+        left.legend(frameon=False, handlelength=3)
+    return figure
 
 
-def _panel(title: str, xlabel: str, sizes: dict[int, tuple[int, int]]) -> Panel:
-    lines = [
-        Line(name, [*sizes], [distinct_groups(name, *size) for size in sizes.values()], look=look)
-        for look, name in enumerate(ESTIMATORS)
-    ]
-    return Panel(title, xlabel, "distinct groups of advantages", lines)
+def _draw(axes: Axes, which: str, xlabel: str, sizes: dict[int, tuple[int, int]]) -> None:
+    for name, colour, line, mark in zip(
+        ESTIMATORS, LOOK.colours, ["-", "--", ":"], "os^", strict=False
+    ):
+        counts = [distinct_groups(name, *size) for size in sizes.values()]
+        axes.plot([*sizes], counts, color=colour, linestyle=line, marker=mark, label=name)
+    axes.set(xlabel=xlabel, ylabel="distinct groups of advantages", xticks=[*sizes])
+    axes.set_title(f"Groups told apart, {which}", loc="left", fontweight="bold")
+    axes.grid(color=LOOK.quiet, linewidth=0.6, alpha=0.6)
 
 
 def distinct_groups(estimator: str, rollouts: int, rewards: int) -> int:

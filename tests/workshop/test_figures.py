@@ -1,0 +1,135 @@
+"""The pictures of docs/: what is drawn, and that they are small, shown and made by a command."""
+
+import itertools
+import re
+import shutil
+import sys
+from html import unescape
+
+import pytest
+import torch
+from colours import contrast, lightness
+from matplotlib.colors import to_hex
+from oracle import gdpo
+from repository import REPO, tracked_files
+from run_folder_writer import make_run
+
+from verl_gdpo.tools.report.runs import read_arms
+from workshop.figures import __main__ as make_figures
+from workshop.figures.collapse import distinct_groups
+from workshop.looks import LOOK
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def test_the_colours_are_told_apart_in_grey():
+    greys = [lightness(colour) for colour in LOOK.colours]
+    assert min(abs(a - b) for a, b in itertools.combinations(greys, 2)) >= 10
+    assert abs(greys[0] - greys[1]) >= 30  # gdpo and grpo
+    assert all(contrast(colour, LOOK.background) >= 3 for colour in LOOK.colours)
+    assert contrast(LOOK.ink, LOOK.background) >= 4.5
+
+
+def test_the_curves_of_a_run_are_its_steps_their_mean_and_validation(tmp_path):
+    run = read_arms([make_run(tmp_path / "run", steps=6)])[0].runs[0]
+    figure = make_figures.curves(run)
+    assert figure.get_suptitle() == "Rewards over 6 training steps of gdpo"
+    left, _ = figure.axes
+    steps, mean, marks = left.get_lines()
+    assert left.get_title("left") == "correctness" and len(steps.get_xdata()) == 6
+    assert mean.get_ydata()[-1] == pytest.approx(sum(steps.get_ydata()[-5:]) / 5)
+    assert [*marks.get_xdata()] == [0, 3, 6]
+
+
+def test_the_idea_is_drawn_with_the_advantages_of_the_estimators():
+    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+    rewards, groups = [(0, 0), (0, 1), (0, 0), (1, 1)], ["a", "a", "b", "b"]
+    totals = torch.tensor([[float(sum(row))] for row in rewards])
+    grpo, _ = compute_grpo_outcome_advantage(totals, torch.ones(4, 1), groups)
+    left, right = make_figures.idea().axes
+    heights = {axes: [bar.get_height() for bar in axes.patches] for axes in (left, right)}
+    assert heights[left] == pytest.approx(grpo[:, 0].tolist(), abs=1e-6)
+    assert heights[left] == pytest.approx([-0.7071, 0.7071] * 2, abs=1e-4)
+    # S = -.7071, .7071, -1.4142, 1.4142 has the standard deviation 1.2910
+    assert heights[right] == pytest.approx([-0.5477, 0.5477, -1.0954, 1.0954], abs=1e-4)
+    assert heights[right] == pytest.approx(gdpo(rewards, groups), abs=1e-6)
+    assert left.get_title() == "GRPO: a and b look the same"
+    assert right.get_title() == "GDPO: b counts 2 times as much"
+    assert [tick.get_text() for tick in left.get_xticklabels()] == [str(row) for row in rewards]
+    labels = [text.get_text().replace("\N{MINUS SIGN}", "-") for text in right.texts]
+    for label in ("-0.55", "+0.55", "-1.10", "+1.10"):
+        assert label in labels
+    colours = [to_hex(axes.patches[0].get_facecolor()) for axes in (left, right)]
+    assert abs(lightness(colours[0]) - lightness(colours[1])) >= 30
+
+
+# without std only the differences of the sums count: multisets of G sums from 0 to n with least
+# sum 0 are C(n+G-1, G-1). With std and n=2, C(G,2)+1. GDPO's are from an independent count.
+@pytest.mark.parametrize(
+    ("estimator", "over_rollouts", "over_rewards"),
+    [
+        ("GRPO", [2, 4, 7, 11, 16, 22, 29, 37, 46, 56], [7, 14, 23, 41]),
+        ("GRPO w/o std", [3, 6, 10, 15, 21, 28, 36, 45, 55, 66], [10, 20, 35, 56]),
+        ("GDPO", [3, 6, 14, 26, 38, 59, 81, 109, 145, 186], [14, 45, 127, 318]),
+    ],
+)
+def test_distinct_groups(estimator, over_rollouts, over_rewards):
+    assert [distinct_groups(estimator, g, 2) for g in range(2, 12)] == over_rollouts
+    assert [distinct_groups(estimator, 4, n) for n in range(2, 6)] == over_rewards
+
+
+PICTURES = {path.name for path in tracked_files() if path.suffix in (".png", ".svg")}
+PICTURES &= {path.name for path in (REPO / "docs").iterdir()}
+
+
+def test_the_pictures_of_docs_are_small_and_shown():
+    assert {"report.png", "replay.svg", "idea.png"} <= PICTURES
+    pages = [REPO / path for path in tracked_files() if path.suffix == ".md"]
+    shown = {
+        name.rpartition("/")[2]
+        for page in pages
+        for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text())
+    }
+    assert shown >= PICTURES
+    assert {name for name in PICTURES if (REPO / "docs" / name).stat().st_size > 150_000} == set()
+
+
+def test_the_runs_of_the_pictures_are_described():
+    described = " ".join(make_figures.__doc__.split())
+    text = (REPO / "docs/tools.md").read_text()
+    blocks = re.findall(r"```bash\n(.*?)\n```", text, re.DOTALL)
+    [*runs, draw] = next(block for block in blocks if "workshop.figures" in block).splitlines()
+    assert len(runs) == 2 and all(f"`{run}`" in described for run in runs)
+    folders = [re.search(r"run_dir=(\S+)", run)[1] for run in runs]
+    assert draw == " ".join(["python -m workshop.figures", *folders])
+
+
+def test_the_picture_of_a_terminal_needs_no_font_and_holds_the_text():
+    picture = (REPO / "docs/replay.svg").read_text()
+    text = unescape(re.sub(r"<[^>]+>", "\n", picture)).replace("\N{NO-BREAK SPACE}", " ")
+    assert "http" not in picture.replace('xmlns="http://www.w3.org/2000/svg"', "").replace(
+        "<!-- Generated with Rich https://www.textualize.io -->", ""
+    )
+    for line in ("Where logged and grpo differ most:", "$ verl-gdpo replay runs/gdpo --arm grpo"):
+        assert line in text
+    assert "The run's settings reproduce the logged advantages" in text
+
+
+@pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="no browser for report.png")
+@pytest.mark.slow
+def test_the_command_draws_the_pictures_of_docs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(make_figures, "DOCS", tmp_path)
+    runs = [make_run(tmp_path / "runs" / arm, arm, steps=6) for arm in ("gdpo", "grpo")]
+    monkeypatch.setattr(sys, "argv", ["workshop.figures", *map(str, runs)])
+    make_figures.main()
+    drawn = {path.name for path in tmp_path.iterdir() if path.suffix in (".png", ".svg")}
+    assert drawn == PICTURES
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+    assert "differ&#160;most" in (tmp_path / "replay.svg").read_text()
+    with pytest.raises(ValueError, match=r"expected runs of gdpo and of grpo, got \['grpo', 'gd"):
+        make_figures.draw_runs(*reversed(runs))
+    monkeypatch.setattr(sys, "argv", ["workshop.figures", str(runs[0])])
+    with pytest.raises(SystemExit):
+        make_figures.main()
+    assert "expected no run, or GDPO_RUN and GRPO_RUN" in capsys.readouterr().err

@@ -1,0 +1,35 @@
+"""The look of the pictures in the documents: told apart in grey, on white that any page bears."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Look(NamedTuple):
+    ink: str
+    quiet: str
+    background: str
+    colours: Sequence[str]
+
+
+LOOK = Look(
+    "#1f2328",
+    "#d0d5db",
+    "#ffffff",
+    ("#003C65", "#E27101", "#A01E71", "#000000", "#008559", "#34005A"),
+)
+
+
+def style(look: Look) -> dict[Any, Any]:
+    """Return matplotlib's settings."""
+    return {
+        "font.size": 11,
+        "text.color": look.ink,
+        "axes.facecolor": look.background,
+        "axes.labelcolor": look.ink,
+        "axes.edgecolor": look.quiet,
+        "xtick.labelcolor": look.ink,
+        "ytick.labelcolor": look.ink,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlesize": 12,
+    }
