@@ -17,7 +17,7 @@ SAME = {
     "tool_rl": "as ToolRL: format x 1, graded x 6",
 }
 RIVALS = {"grpo": "grpo", "grpo_rescaled": "grpo_range"}
-ENDPOINTS = {"small": trainer.small, "shares": trainer.both}
+ENDPOINTS = {"small": trainer.primary, "shares": trainer.mean_of_all}
 
 
 class Beside(NamedTuple):

@@ -4,12 +4,11 @@ import math
 from pathlib import Path
 from statistics import fmean, median
 
-from verl_gdpo.tools.report.page import signed
 from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL
 from workshop.benchmarks.step_model import seconds as computed_seconds
 from workshop.experiments.template import template_beside
 from workshop.experiments.trainer import compare, paper, results, task
-from workshop.experiments.trainer.compare import Difference, Results, difference
+from workshop.experiments.trainer.compare import Results, difference
 from workshop.experiments.trainer.conclusions import conclusions
 from workshop.experiments.trainer.pictures import NAMES
 from workshop.experiments.trainer.settings import (
@@ -42,12 +41,13 @@ def write(found: Results) -> None:
 
 
 def render(found: Results) -> str:
+    every, found = found, {r: kept for r, kept in found.items() if r.setting in PROTOCOL}
     return template_beside(__file__).render(
         conclusions=conclusions(found),
         primary=table(found),
         endpoints=endpoints(found),
         further=further(found),
-        states=states(found),
+        states=states(every, 1),
         failed=failed(),
         outage=len(OUTAGE.read_text().splitlines()),
         starts=starts(found),
@@ -65,15 +65,6 @@ def number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3f}"
 
 
-def interval(gain: Difference) -> str:
-    """The mean difference with its interval, or what can be said of fewer than two seeds."""
-    if not gain.of_seed:
-        return "no seed"
-    if math.isnan(gain.half_width):
-        return f"{signed(gain.mean, 3)} (1 seed)"
-    return f"{signed(gain.mean, 3)} [{signed(gain.low, 3)}, {signed(gain.high, 3)}]"
-
-
 def table(found: Results) -> str:
     """A line for each setting of the protocol: what the arms earn of the small reward."""
     lines = [
@@ -85,7 +76,7 @@ def table(found: Results) -> str:
         setting = SETTINGS[name]
         means = [_mean(found, name, arm) for arm in (*RIVALS, "gdpo")]
         gains = [
-            f"{interval(gain)}; {gain.verdict}"
+            f"{gain.text()}; {gain.verdict}"
             for other in RIVALS
             if other in setting.arms
             for gain in [difference(found, name, "gdpo", other)]
@@ -108,7 +99,7 @@ def endpoints(found: Results) -> str:
             difference(found, setting, arm, other, endpoint, level=0.95)
             for endpoint in compare.ENDPOINTS.values()
         ]
-        cells = [interval(gain) if gain.of_seed else "not kept" for gain in gains]
+        cells = [gain.text() if gain.of_seed else "not kept" for gain in gains]
         row = [SETTINGS[setting].title, NAMES[other], *cells]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
@@ -117,7 +108,7 @@ def endpoints(found: Results) -> str:
 def _mean(found: Results, setting: str, arm: str) -> str:
     """Of the small reward."""
     runs = [Run(setting, arm, seed) for seed in SETTINGS[setting].seeds]
-    values = [compare.small(found[run], SETTINGS[setting]) for run in runs if run in found]
+    values = [compare.primary(found[run], SETTINGS[setting]) for run in runs if run in found]
     return number(fmean(values)) if values else ""
 
 
@@ -129,12 +120,12 @@ def further(found: Results) -> str:
         gain = difference(found, first, "gdpo", arm, level=0.95)
         mean = _mean(found, first, arm)
         if mean:
-            lines.append(f"| `{arm}` | {len(gain.of_seed)} | {mean} | {interval(gain)} |")
+            lines.append(f"| `{arm}` | {len(gain.of_seed)} | {mean} | {gain.text()} |")
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
-def states(found: Results) -> str:
-    planned = [*plan()]
+def states(found: Results, edition: int) -> str:
+    planned = [run for run in plan() if SETTINGS[run.setting].edition == edition]
     done = sum(run in found for run in planned)
     if done == len(planned):
         return f"All {done} runs are done."
@@ -174,7 +165,7 @@ def expected(found: Results) -> str:
         gain = difference(found, setting, "gdpo", other)
         held = "as expected" if low <= gain.mean <= high else "**missed**"
         said = held if gain.verdict != "not complete" else "not complete"
-        row = [SETTINGS[setting].title, NAMES[other], text, interval(gain), said]
+        row = [SETTINGS[setting].title, NAMES[other], text, gain.text(), said]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
