@@ -7,7 +7,7 @@ from statistics import fmean, median
 from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL
 from workshop.benchmarks.step_model import seconds as computed_seconds
 from workshop.experiments.template import template_beside
-from workshop.experiments.trainer import compare, paper, results, task
+from workshop.experiments.trainer import compare, paper, results, second, task
 from workshop.experiments.trainer.compare import Results, difference
 from workshop.experiments.trainer.conclusions import conclusions
 from workshop.experiments.trainer.pictures import NAMES
@@ -41,23 +41,25 @@ def write(found: Results) -> None:
 
 
 def render(found: Results) -> str:
-    every, found = found, {r: kept for r, kept in found.items() if r.setting in PROTOCOL}
+    first = {run: result for run, result in found.items() if run.setting in PROTOCOL}
     return template_beside(__file__).render(
-        conclusions=conclusions(found),
-        primary=table(found),
-        endpoints=endpoints(found),
-        further=further(found),
-        states=states(every, 1),
-        failed=failed(),
+        found=found,
+        second=second,
+        states=states,
+        failed=failed,
+        conclusions=conclusions(first),
+        primary=table(first),
+        endpoints=endpoints(first),
+        further=further(first),
         outage=len(OUTAGE.read_text().splitlines()),
-        starts=starts(found),
+        starts=starts(first),
         compare=compare,
         task=task,
         paper=paper,
-        needed=needed(found),
-        expected=expected(found),
+        needed=needed(first),
+        expected=expected(first),
         gpu_table=gpu_table(),
-        minutes=median([result.seconds / 60 for result in found.values()] or [math.nan]),
+        minutes=median([result.seconds / 60 for result in first.values()] or [math.nan]),
     )
 
 
@@ -125,16 +127,21 @@ def further(found: Results) -> str:
 
 
 def states(found: Results, edition: int) -> str:
-    planned = [run for run in plan() if SETTINGS[run.setting].edition == edition]
+    planned = _planned(edition)
     done = sum(run in found for run in planned)
     if done == len(planned):
         return f"All {done} runs are done."
     return f"So far {done} of {len(planned)} runs are done."
 
 
-def failed() -> list[str]:
+def failed(edition: int) -> list[str]:
     """A line for each try that failed."""
-    return [f"`{run}`: {failure.reason}" for run in plan() for failure in results.failures(run)]
+    runs = _planned(edition)
+    return [f"`{run}`: {failure.reason}" for run in runs for failure in results.failures(run)]
+
+
+def _planned(edition: int) -> list[Run]:
+    return [run for run in plan() if SETTINGS[run.setting].edition == edition]
 
 
 def starts(found: Results) -> tuple[float, float]:
