@@ -45,6 +45,15 @@ def beside(found: Outcomes) -> Iterator[Beside]:
             yield Beside(setting, rival, name, shown, of_map)
 
 
+def trained(setting: str) -> str:
+    """GDPO minus GRPO in verl's trainer, of the mean of all shares, or how many seeds are done."""
+    runs = read_all()
+    gain = trainer.difference(runs, setting, "gdpo", "grpo", trainer.mean_of_all, level=0.95)
+    if gain.verdict == "not complete":
+        return f"{len(gain.of_seed)} of {len(gain.seeds)} seeds are done"
+    return gain.text()
+
+
 def mean_error(rows: list[Beside], optimizer: str) -> float:
     """Of the absolute errors."""
     return fmean(abs(row.error(optimizer)) for row in rows)
