@@ -129,7 +129,7 @@ def test_the_starting_policy(tmp_path):
 
     weights = load_file(tmp_path / "policy" / "model.safetensors")
     parameters = sum(weight.numel() for weight in weights.values())
-    assert f"a policy of {round(parameters, -4):,} parameters" in page.PAGE.read_text()
+    assert f"policies of {round(parameters, -4):,} to " in page.PAGE.read_text()
 
 
 def test_the_policy_is_made_again(tmp_path, monkeypatch):
@@ -231,12 +231,16 @@ def test_arms_differ_in_the_estimator_alone(setting, tmp_path, monkeypatch):
         config.algorithm.adv_estimator, config.arm = "any", "any"
         config.trainer.experiment_name, config.algorithm.gdpo.rewards = "any", None
         assert config.seed == config.actor_rollout_ref.rollout.seed == 2
-        assert config.trainer.total_training_steps == 30
+        assert config.trainer.total_training_steps == SETTINGS[setting].steps
         assert config.trainer.test_freq == config.trainer.save_freq == -1
         assert not config.trainer.val_before_train
         assert not config.actor_rollout_ref.actor.use_kl_loss
         assert not config.algorithm.use_kl_in_reward
-        assert config.actor_rollout_ref.actor.optim.lr == (3e-4 if setting == "tool_rl" else 1e-3)
+        rate = 3e-4 if SETTINGS[setting].recipe == "tool_rl" else 1e-3
+        assert config.actor_rollout_ref.actor.optim.lr == rate
+        assert not config.algorithm.filter_groups.enable
+        mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
+        assert mini_batch == config.data.train_batch_size  # one update a step
         rest = configs.setdefault("rest", config)
         assert config == rest, arm
     assert configs["grpo"][0] == "grpo" and configs["gdpo"][0] == "gdpo"
@@ -245,7 +249,7 @@ def test_arms_differ_in_the_estimator_alone(setting, tmp_path, monkeypatch):
         assert configs["grpo_rescaled"] == ("grpo", {"format": 1 / 20, "answer": 1.0})
         arguments = configs["rest"].reward.custom_reward_function.reward_kwargs
         assert arguments == {"ranges": {"format": 20.0, "answer": 1.0}}
-    if setting == "tool_rl":
+    if SETTINGS[setting].recipe == "tool_rl":
         assert configs["grpo_rescaled"] == ("grpo", {"format": 1.0, "correctness": 1 / 6})
 
 
