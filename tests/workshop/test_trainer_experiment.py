@@ -418,9 +418,9 @@ def test_what_is_measured_in_the_dumps(tmp_path):
     dump(folder, 2, met[:1] * 2)
     found = results.measured(tmp_path, facts)
     assert found["shares"] == {"small": (0.5, 0.0), "large": (1.0, 1.0)}
-    assert found["varies"] == {"small": 0.5, "large": 0.0}
-    # one of two groups has 0 and 1, whose standard deviation is .7071, and the range is 1
-    assert found["spread"] == {"small": 0.3536, "large": 0.0}
+    assert found["varies"] == {"small": (1.0, 0.0), "large": (0.0, 0.0)}
+    # a group of 0 and 1 has the standard deviation .7071, and the range is 1
+    assert found["spread"] == {"small": (0.70711, 0.0), "large": (0.0, 0.0)}
     dump(folder, 4, met)
     with pytest.raises(ValueError, match="missing or incomplete"):
         results.measured(tmp_path, facts)
@@ -432,7 +432,7 @@ def test_what_is_measured_in_the_dumps(tmp_path):
     dump(folder, 1, [{"format": 1.0, "correctness": 3.0}, {"format": 1.0, "correctness": -1.5}])
     found = results.measured(tmp_path, tool_rl)
     assert found["shares"] == {"format": (1.0,), "correctness": (0.625,)}  # (1 + 0.25) / 2
-    assert found["spread"] == {"format": 0.0, "correctness": 3.182}  # 4.5 / sqrt(2)
+    assert found["spread"] == {"format": (0.0,), "correctness": (3.18198,)}  # 4.5 / sqrt(2)
     same = results.measured(tmp_path, SETTINGS["tool_rl"])["shares"]
     assert same == {"small": (1.0,), "large": (0.625,)}
 
@@ -454,8 +454,8 @@ def test_what_is_written_is_read(tmp_path):
 
 
 def test_the_data_are_of_the_plan_and_of_one_configuration():
-    known = {f"{run}.json" for run in plan()}
-    names = [path.name for path in results.DATA.iterdir()]
+    known = {f"{run}.json" for run in (*plan(), *settings.pilot())}
+    names = [path.name for folder in results.DATA_OF.values() for path in folder.glob("*")]
     assert {re.sub(r"\.failed-\d+", "", name) for name in names} <= known
     assert len(FOUND) == sum("failed" not in name for name in names) > 0
     of = {}
@@ -467,14 +467,14 @@ def test_the_data_are_of_the_plan_and_of_one_configuration():
         assert of.setdefault((run.setting, run.arm), result.fingerprint) == result.fingerprint
         if run.setting != "tool_rl":  # all arms have the start of the seed
             other = next(r for r in FOUND if (r.setting, r.seed) == (run.setting, run.seed))
-            assert result.start == FOUND[other].start
+            assert (result.start, result.inputs) == (FOUND[other].start, FOUND[other].inputs)
 
 
 def test_the_dip_that_the_page_explains():
     """No other run loses a fifth of the small reward in one step."""
     falls = {
         (*run[:3], step)
-        for run, found in FOUND.items()
+        for run, found in FIRST.items()
         for step in range(2, 31)
         if found.shares["small"][step - 1] < found.shares["small"][step - 2] - 0.2
     }
@@ -682,7 +682,7 @@ def test_the_sentences_of_the_readme_are_those_of_the_data():
         for setting in ("20_to_1", "by_prompt")
     ]
     assert f"Of the other reward it earned {less[0]:.2f} and {less[1]:.2f} less." in said
-    assert f"{len(FOUND)} trainings" in said
+    assert f"{len(FIRST)} trainings" in said
 
 
 def test_the_template_holds_no_results():

@@ -190,8 +190,9 @@ def test_the_horizon_has_means_of_ten_steps():
 
 def test_the_pilot_is_shown():
     shares = {"correctness": (0.0,) * 5 + (1.0,) * 5, "length": (0.5,) * 10}
-    kept = Result("a", shares, {}, 60.0, {}, {"correctness": 0.25, "length": 1.0}, dict(shares))
-    kept.spread.update(correctness=0.1, length=0.5)
+    varies = {"correctness": (0.2, 0.3), "length": (1.0,)}
+    spread = {"correctness": (0.1,) * 5 + (0.9,) * 5, "length": (0.5,) * 10}
+    kept = Result("a", shares, {}, 60.0, {}, varies, spread)
     lines = second.piloted({Run("maths", "grpo", 100): kept}).splitlines()
     assert lines[2:] == [
         "| maths and length | correctness | 25 % | 0.100 | 0.000 | 1.000 |",

@@ -122,9 +122,9 @@ def _prepare_tool_rl(work: Path) -> Path:
     """Write the rows and copy the policy of the run without a GPU that the README shows."""
     from verl_gdpo.tools import data
 
-    folder = work / "inputs"
+    folder = work / "inputs" / "tool_rl"
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "tool_rl.lock", "ToolRL's rows", wait=True):
+    with locked(folder / "lock", "ToolRL's rows", wait=True):
         rows = str(folder / "tool_rl_tiny")
         options = ["--synthetic", "--size", "tiny", "--if-needed"]
         if data.main(["tool_rl", *options, "--out", rows]):

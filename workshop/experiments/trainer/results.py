@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -26,8 +26,8 @@ class Result:
         "small" and "large" are the rewards of the smaller and of the larger range.
     start: share of 256 samples of the starting policy that meet each reward, if they are counted.
     made_with: versions of the packages.
-    varies: {reward: share of the groups in which it varies}, the mean over all steps.
-    spread: {reward: its standard deviation within a group}, the mean over all groups and steps.
+    varies: {reward: share of the groups of each step in which it varies}.
+    spread: {reward: its standard deviation within a group, the mean over the groups of each step}.
     inputs: hash of the rows and the starting policy. The first edition did not keep these three.
     """
 
@@ -36,8 +36,8 @@ class Result:
     start: Mapping[str, float]
     seconds: float
     made_with: Mapping[str, str]
-    varies: Mapping[str, float] = field(default_factory=dict)
-    spread: Mapping[str, float] = field(default_factory=dict)
+    varies: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    spread: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     inputs: str = ""
 
 
@@ -98,17 +98,31 @@ def measured(run_folder: Path, setting: Setting) -> dict[str, Any]:
     if incomplete or [int(path.stem) for path in complete] != [*range(1, len(complete) + 1)]:
         raise ValueError(f"{run_folder}: rollout dumps are missing or incomplete")
     steps = [[row for row in read_dump(path) if not row["is_padding"]] for path in complete]
-    shares, varies, spread = {}, {}, {}
+    kept: dict[str, Any] = {"shares": {}, "varies": {}, "spread": {}}
     for reward, worth in setting.worth.items():
-        of_steps = [[_share(row["rewards"], reward, setting) for row in rows] for rows in steps]
-        shares[reward] = tuple(round(fmean(values), 5) for values in of_steps)
-        groups = defaultdict(list)
-        for step, (rows, values) in enumerate(zip(steps, of_steps, strict=True)):
-            for row, value in zip(rows, values, strict=True):
-                groups[step, row["group"]].append(value * worth)
-        varies[reward] = round(fmean(min(g) < max(g) for g in groups.values()), 4)
-        spread[reward] = round(fmean(stdev(g) for g in groups.values() if len(g) > 1), 4)
-    return {"shares": shares, "varies": varies, "spread": spread}
+        of_steps = [_groups(rows, reward, setting) for rows in steps]
+        # groups are of one size
+        kept["shares"][reward] = _means(of_steps, fmean)
+        kept["varies"][reward] = _means(of_steps, lambda group: float(min(group) < max(group)))
+        kept["spread"][reward] = tuple(round(worth * sd, 5) for sd in _means(of_steps, stdev))
+    return kept
+
+
+def _means(
+    of_steps: Iterable[Iterable[Sequence[float]]], of: Callable[[Sequence[float]], float]
+) -> tuple[float, ...]:
+    """The mean over the groups of each step."""
+    return tuple(round(fmean(map(of, groups)), 5) for groups in of_steps)
+
+
+def _groups(
+    rows: Iterable[Mapping[str, Any]], reward: str, setting: Setting
+) -> Collection[list[float]]:
+    """The shares of each sample, by group."""
+    groups = defaultdict(list)
+    for row in rows:
+        groups[row["group"]].append(_share(row["rewards"], reward, setting))
+    return groups.values()
 
 
 def _share(rewards: Mapping[str, float], name: str, setting: Setting) -> float:
@@ -143,7 +157,9 @@ def read(run: Run, folder: Path | None = None) -> Result | None:
         return None
     kept = json.loads(path.read_text())
     shares = kept.pop("shares", None) or {name: kept.pop(name) for name in ("small", "large")}
-    return Result(**kept, shares={name: tuple(curve) for name, curve in shares.items()})
+    for name, curves in (("shares", shares), *((n, kept.get(n, {})) for n in ("varies", "spread"))):
+        kept[name] = {reward: tuple(curve) for reward, curve in curves.items()}
+    return Result(**kept)
 
 
 def failures(run: Run, folder: Path | None = None) -> list[Failure]:

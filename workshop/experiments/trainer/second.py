@@ -18,6 +18,7 @@ from workshop.experiments.trainer.settings import SECOND, SETTINGS, Run, pilot
 
 LONG, CODING = "20_to_1_long", "coding"
 UNTIL, LAST = (30, 60, 90, 120), 10  # a number of the horizon is the mean of so many steps
+FIVE = 5  # steps at the beginning and at the end of a pilot
 VARIES = 0.2  # the least share of the groups in the pilot
 RIVALS = ("grpo", "grpo_rescaled")
 UNKNOWN = "-"
@@ -81,14 +82,14 @@ def horizon(found: Results) -> str:
 
 def piloted(found: Results) -> str:
     """A line for each reward of each pilot."""
-    lines = _head("setting", "reward", "varies in", "spread", "first five steps", "last five steps")
+    lines = _head("setting", "reward", "varies in", "spread", "share of it at first", "at last")
     for run in pilot():
         if run in found:
             kept = found[run]
             for reward, curve in kept.shares.items():
-                cells = [f"{kept.varies[reward]:.0%}".replace("%", " %")]
-                cells += [f"{kept.spread[reward]:.3f}"]
-                cells += [_number(fmean(part)) for part in (curve[:5], curve[-5:])]
+                parts = (kept.spread[reward][:FIVE], curve[:FIVE], curve[-FIVE:])
+                cells = [f"{100 * fmean(kept.varies[reward]):.0f} %"]
+                cells += [_number(fmean(part)) for part in parts]
                 lines.append(_line(SETTINGS[run.setting].title, reward, *cells))
     return "\n".join(lines)
 

@@ -241,5 +241,6 @@ def fingerprint(run: Run) -> str:
         files += [recipes / f"task/{task}.yaml"]
         files += [recipes / f"task_on_hardware/{task}-cpu.yaml"]
     parsed: list[Any] = [yaml.safe_load(file.read_text()) for file in files]
-    scales = [is_rescaled, setting.own_format, setting.when, setting.divisors]
+    divisors = setting.divisors if is_rescaled else {}
+    scales = [is_rescaled, setting.own_format, setting.when, divisors]
     return hashlib.sha256(json.dumps([parsed, overrides(run), scales]).encode()).hexdigest()[:16]
