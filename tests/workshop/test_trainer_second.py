@@ -10,7 +10,7 @@ import pytest
 
 from verl_gdpo.rewards import TASK_OF
 from workshop.experiments import recheck
-from workshop.experiments.trainer import compare, inputs, on_cpu, page, second, settings
+from workshop.experiments.trainer import compare, inputs, on_cpu, page, results, second, settings
 from workshop.experiments.trainer.results import Result
 from workshop.experiments.trainer.settings import SETTINGS, Run
 
@@ -92,6 +92,13 @@ def test_the_protocol_has_the_plan():
         assert (SETTINGS[name].title, SETTINGS[name].primary) == (title, reward)
 
 
+def test_the_protocol_has_the_pilot():
+    assert second.piloted(results.read_all()) in PROTOCOL
+    for run in settings.pilot():
+        for varies in results.read(run).varies.values():
+            assert sum(varies) / len(varies) >= second.VARIES
+
+
 def test_conditions_and_divisors_are_keys_of_the_run():
     said = settings.weights(Run("maths_if_correct", "gdpo", 1), [])
     assert said == [
@@ -103,6 +110,11 @@ def test_conditions_and_divisors_are_keys_of_the_run():
         setting = SETTINGS[name]
         assert {*setting.divisors} == {*setting.bounds}, "of the pilot"
         assert min(setting.divisors, key=setting.divisors.get) == setting.primary
+        spread = results.read(Run(name, "grpo", settings.PILOT_SEED)).spread
+        found = {
+            reward: sum(curve[: second.FIVE]) / second.FIVE for reward, curve in spread.items()
+        }
+        assert setting.divisors == pytest.approx(found, abs=0.0005)
         keys = settings.weights(Run(name, "grpo_rescaled", 1), [])
         assert len(keys) == len(setting.bounds)
         assert str(1 / setting.divisors[setting.primary]) in "".join(keys)

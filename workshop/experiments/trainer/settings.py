@@ -37,7 +37,7 @@ class Setting:
     edition: 1 is closed, and its results have the shares "small" and "large".
     primary: the share that decides.
     when: {reward: another one, which has to be 1, or else the first is 0}.
-    divisors: what rescaled GRPO divides by, if not by the ranges.
+    divisors: what rescaled GRPO divides by, if not by the ranges: the spreads in the pilot.
     keys: what this setting adds to the recipe.
     """
 
@@ -96,6 +96,7 @@ SETTINGS = {
         "gsm8k",
         edition=2,
         primary="correctness",
+        divisors={"format": 0.506, "correctness": 0.368, "integer": 0.473},
         keys=(RATE,),
     ),
     "maths": Setting(
@@ -106,6 +107,7 @@ SETTINGS = {
         "math_length",
         edition=2,
         primary="correctness",
+        divisors={"correctness": 0.346, "length": 0.355},
         keys=NO_FILTER,
     ),
     "maths_if_correct": Setting(
@@ -117,6 +119,7 @@ SETTINGS = {
         edition=2,
         primary="length",
         when={"length": "correctness"},
+        divisors={"correctness": 0.441, "length": 0.163},
         keys=NO_FILTER,
     ),
     "tool_rl_seeds": Setting(
