@@ -45,11 +45,13 @@ def test_an_error_and_a_silent_node_are_answers(ray_session):
     assert repr(silence) == "TimeoutError('no answer within 0 s')"
 
 
+@pytest.mark.slow
 def test_a_node_tells_the_state_of_its_package(ray_session):
     (answer,) = nodes.on_every_node(nodes.state).values()
     assert answer == nodes.state()
 
 
+@pytest.mark.slow
 def test_a_node_reaches_what_listens(ray_session):
     (here,) = ray.nodes()
     address = here["NodeManagerAddress"]

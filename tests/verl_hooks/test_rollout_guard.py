@@ -118,6 +118,16 @@ def test_a_dead_actor_is_the_reason_why_prompts_fail(ray_session):
         guard.check({"train": prompts({"a"}, partly={"b"})})
 
 
+def test_an_answer_from_before_the_death_does_not_count(ray_session):
+    (worker,), (pid,) = start(1)
+    guard = RolloutGuard(lambda: {"reward worker 0": worker}, tolerated=100)
+    guard.check({})
+    ray.get([*guard._questions], timeout=30)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RolloutError, match="reward worker 0 died"):
+        guard.raise_if_node_died()
+
+
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_an_actor_that_dies_while_verl_calls_it(ray_session, is_ours):
     """verl lets Ray's error through, which says neither which actor died nor how to go on."""

@@ -425,6 +425,7 @@ def test_a_wrong_argument(arguments, message, capsys, monkeypatch):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pictures_and_page_from_the_data_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr(page, "ALL_SETTINGS", tmp_path / "all.md")

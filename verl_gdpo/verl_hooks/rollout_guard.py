@@ -119,6 +119,8 @@ class RolloutGuard:
         Raises:
             RolloutError: an actor is dead.
         """
+        if seconds:
+            self._questions.clear()  # their answers can be from before a death
         asked = {*self._questions.values()}
         for name, actor in self._actors().items():
             if name not in asked:
