@@ -1,5 +1,6 @@
 """What GDPO would change: the verdicts on rewards whose truth is known, and the numbers by hand."""
 
+import re
 import shutil
 from itertools import combinations
 
