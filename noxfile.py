@@ -249,7 +249,7 @@ def wheel(session: nox.Session) -> None:
     session.chdir(empty)
     env = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     session.run("verl-gdpo", "--version")
-    rows = ("--synthetic", "64", "--size", "tiny", "--out", "data/tool_rl_tiny")
+    rows = ("--synthetic", "64", "--out", "data/tool_rl_tiny")
     session.run("verl-gdpo", "data", "tool_rl", *rows)
     package = "import verl_gdpo; print(*verl_gdpo.__path__)"
     installed = (session.run("python", "-c", package, silent=True) or "").strip()

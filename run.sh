@@ -146,10 +146,7 @@ export RAY_USAGE_STATS_ENABLED=0
 if [ -z "$manifest" ] && { ! overridden data.train_files || ! overridden data.val_files; }; then
   say "the data: made once, and again when what makes it changes"
   source=(--out "$root/data/$task")
-  if [ "$hardware" = cpu ]; then
-    source=(--synthetic --out "$root/data/${task}_tiny")
-    [ "$task" != tool_rl ] || source+=(--size tiny)
-  fi
+  [ "$hardware" != cpu ] || source=(--synthetic --out "$root/data/${task}_tiny")
   stage env -C "$root" "$python" -m data_prep "$task" --if-needed "${source[@]}"
 fi
 if [ -z "$manifest" ] && [ "$hardware" = cpu ] && ! overridden actor_rollout_ref.model.path; then

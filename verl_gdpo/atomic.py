@@ -1,9 +1,8 @@
 """Writes files so that they appear complete or not at all."""
 
 import os
-import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,9 +12,9 @@ def replace_together(*paths: Path) -> Iterator[list[Path]]:
     """Yield one temporary path per path, and move all files into place after the block.
 
     The temporary files are in the folders of their targets, so that each move is a rename. If the
-    block or a move fails, all targets stay as they were and no temporary file is left. Only a kill
-    between two renames can leave a new file beside an old one. Missing folders are made. If a path
-    is a link, it stays a link, and the file that it points to is replaced.
+    block fails, all targets stay as they were and no temporary file is left. What ends the moves,
+    which come last, can leave a new file beside an old one. Missing folders are made. If a path is
+    a link, it stays a link, and the file that it points to is replaced.
     """
     paths = tuple(path.resolve() for path in paths)
     token = uuid.uuid4().hex
@@ -27,37 +26,10 @@ def replace_together(*paths: Path) -> Iterator[list[Path]]:
     try:
         yield temporary
         for path in temporary:
-            _flush_to_disk(path)
-        _move_all(temporary, paths)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        for source, path in zip(temporary, paths, strict=True):
+            os.replace(source, path)
     finally:
         for path in temporary:
             path.unlink(missing_ok=True)
-
-
-def _flush_to_disk(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _move_all(temporary: Sequence[Path], paths: Sequence[Path]) -> None:
-    """Rename each temporary file to its path; undo all renames if one fails."""
-    backups = [path.with_suffix(".old") for path in temporary]
-    try:
-        # nothing can fail after the last rename, so its target needs no backup
-        for path, backup in zip(paths[:-1], backups, strict=False):
-            if path.exists():
-                shutil.copy2(path, backup)
-        for source, path in zip(temporary, paths, strict=True):
-            os.replace(source, path)
-    except BaseException:
-        moved = [not source.exists() for source in temporary]
-        for path, backup, is_moved in zip(paths, backups, moved, strict=True):
-            if is_moved and not all(moved):
-                if backup.exists():
-                    os.replace(backup, path)
-                else:
-                    path.unlink()
-        raise
-    finally:
-        for backup in backups:
-            backup.unlink(missing_ok=True)

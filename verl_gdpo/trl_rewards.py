@@ -106,17 +106,11 @@ class _Scoring:
                 raise ValueError(f"expected a data_source among {sorted(self._scorers)}")
             score = self._scorers[source]
             scored = score(response, ground_truth, response_tokens=tokens, step=step)
-            return {name: _checked(name, value) for name, value in scored.items()}
+            # TRL would take NaN for a missing reward
+            return {k: value_or_error(value, f"reward {k!r} ") for k, value in scored.items()}
         except (TypeError, ValueError) as error:
             where = f"TRL rewards, completion {number} (data_source {source!r})"
             raise ValueError(f"{where}: {error}") from error
-
-
-def _checked(name: str, value: Any) -> float | None:
-    try:
-        return value_or_error(value)  # TRL would take NaN for a missing reward
-    except ValueError as error:
-        raise ValueError(f"reward {name!r} {error}") from None
 
 
 def _samples(given: Mapping[str, Any]) -> list[Sample]:

@@ -7,6 +7,7 @@ from verl_gdpo.evaluation.api_bank import ALL, ANY, BENCHMARK
 from verl_gdpo.evaluation.dialogues import start_all
 from verl_gdpo.evaluation.numbers import numbers
 from verl_gdpo.evaluation.questions import Answer
+from verl_gdpo.evaluation.records import Record
 from verl_gdpo.evaluation.results import problems_of
 
 GOLD = {"name": "Look", "parameters": {"id": "7", "n": 1}}
@@ -84,7 +85,7 @@ def test_the_whole_is_by_questions_and_the_levels_stand_beside(folder):
         *("level_1_0", "level_1_1", "level_2_0", "level_3_0")
     ]
     for one, text in zip(dialogues, [calls(LINE), "", calls(LINE), calls(LINE)], strict=True):
-        one.episode.take(Answer(text, 1))
+        one.go_on(Record("", Answer(text, 1)))
     found = numbers(BENCHMARK.columns([]), [*problems_of(dialogues).values()])
     assert [number.value for number in found] == [0.75, 0.75]
     assert [part.value for part in found[0].parts] == [0.5, 1, 1]
@@ -93,7 +94,7 @@ def test_the_whole_is_by_questions_and_the_levels_stand_beside(folder):
 def test_a_level_that_is_not_there_gives_no_whole(tmp_path):
     write(tmp_path, 1, [GOLD])
     dialogues = start_all(questions(tmp_path), 1)
-    dialogues[0].episode.take(Answer(LINE, 1))
+    dialogues[0].go_on(Record("", Answer(LINE, 1)))
     found = numbers(BENCHMARK.columns([]), [*problems_of(dialogues).values()])
     assert [number.value for number in found] == [None, None]
 

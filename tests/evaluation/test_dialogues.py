@@ -1,6 +1,10 @@
+import os
+import threading
+
 import pytest
 from scripted_policy import ScriptedPolicy
 
+from verl_gdpo.evaluation import dialogues
 from verl_gdpo.evaluation.dialogues import play, replay, start_all
 from verl_gdpo.evaluation.questions import Question
 from verl_gdpo.evaluation.records import Answers
@@ -37,18 +41,18 @@ def repeated(messages, seed):
 
 
 def played(folder, engine, *, samples=2, max_tokens=100, seed=0):
-    dialogues = start_all(QUESTIONS, samples)
+    started = start_all(QUESTIONS, samples)
     answers = Answers(folder)
     try:
-        replay(dialogues, answers.known)
-        play(dialogues, engine, answers, max_tokens, seed)
+        replay(started, answers.known)
+        play(started, engine, answers, max_tokens, seed)
     finally:
         answers.close()
-    return dialogues
+    return started
 
 
 def outcome(dialogues):
-    return [(one.place, one.records, one.episode.scores()) for one in dialogues]
+    return [(one.place, one.records, one.scores) for one in dialogues]
 
 
 def test_every_dialogue_reaches_its_end(tmp_path):
@@ -71,6 +75,31 @@ def test_a_kill_after_any_answer_gives_the_same(tmp_path):
         assert engine.asked == total - stop
 
 
+def test_answers_of_a_batch_and_those_on_the_disk_are_scored_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    together = threading.Barrier(3, timeout=20)
+    take = Counting.take
+
+    def waiting(self, answer):
+        together.wait()
+        return take(self, answer)
+
+    monkeypatch.setattr(Counting, "take", waiting)
+    asked = [Question(f"q_{k}", "a", lambda: Counting(1)) for k in range(6)]
+    monkeypatch.setitem(globals(), "QUESTIONS", asked)
+    first = played(tmp_path, ScriptedPolicy(repeated), samples=1)
+    again = ScriptedPolicy(repeated)
+    assert outcome(played(tmp_path, again, samples=1)) == outcome(first)
+    assert again.asked == 0
+
+
+def test_a_line_says_what_has_been_done(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(dialogues, "SECONDS_BETWEEN_LINES", -1.0)
+    played(tmp_path, ScriptedPolicy(repeated))
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last == "evaluate: 18 of 18 dialogues, 24 answers, 0 s left"
+
+
 def test_samples_have_streams_of_their_own_that_depend_on_nothing_else(tmp_path):
     for name in "abc":
         (tmp_path / name).mkdir()
@@ -90,7 +119,7 @@ def test_a_prompt_that_leaves_no_room_counts_as_wrong(tmp_path):
     engine = ScriptedPolicy(repeated, positions=18)
     dialogues = played(tmp_path, engine, samples=1, max_tokens=12)
     assert [one.is_too_long for one in dialogues] == [k % 4 > 1 for k in range(9)]
-    assert [one.episode.scores()["all"] for one in dialogues] == [k % 4 < 2 for k in range(9)]
+    assert [one.scores["all"] for one in dialogues] == [k % 4 < 2 for k in range(9)]
     again = ScriptedPolicy(repeated, positions=18)
     assert outcome(played(tmp_path, again, samples=1, max_tokens=12)) == outcome(dialogues)
     assert again.asked == 0

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from verl_gdpo.evaluation.numbers import Problem, differences, numbers
+from verl_gdpo.evaluation.numbers import Problem, numbers
 from verl_gdpo.evaluation.questions import Column
 
 
@@ -74,7 +74,7 @@ def test_the_intervals_of_differences_are_paired_by_problem():
     rng = np.random.default_rng(0)
     before = [Problem("a", {"right": value}) for value in rng.random(50)]
     after = [Problem("a", {"right": one.scores["right"] + 0.1}) for one in before]
-    (number,) = differences([leaf("a")], before, after)
+    (number,) = numbers([leaf("a")], after, less=before)
     assert number.value == pytest.approx(0.1)
     assert number.interval == pytest.approx((0.1, 0.1))
 

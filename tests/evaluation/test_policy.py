@@ -2,6 +2,8 @@ import json
 import os
 import shutil
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from omegaconf import OmegaConf
@@ -85,6 +87,35 @@ def test_shards_are_merged_once_and_again_when_they_change(run, merger):
     os.utime(shard, ns=(1, 1))
     assert weights(find_policy(run)) == "new 10" and len(merger) == 2
     assert [*shard.parent.glob(".*")] == []
+
+
+def test_what_a_killed_merge_has_left_goes_away(run, merger):
+    actor = run / "checkpoints/global_step_10/actor"
+    (actor / ".merged.0ab1.tmp").mkdir()
+    assert weights(find_policy(run)) == "of 10"
+    assert [*actor.glob(".*")] == []
+
+
+def test_two_evaluations_merge_a_checkpoint_once(run, monkeypatch, merger):
+    actor = run / "checkpoints/global_step_10/actor"
+    started, go_on = threading.Event(), threading.Event()
+    merge = policies.subprocess.run
+
+    def slow(command, **options):
+        started.set()
+        assert go_on.wait(60)
+        return merge(command, **options)
+
+    monkeypatch.setattr(policies.subprocess, "run", slow)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(find_policy, run)
+        assert started.wait(60)
+        second = threads.submit(find_policy, run)
+        started.clear()
+        assert not started.wait(0.3)  # it waits for the first one
+        go_on.set()
+        assert weights(first.result()) == weights(second.result()) == "of 10"
+    assert len(merger) == 1 and [*actor.glob(".*")] == []
 
 
 def test_a_merge_that_fails_leaves_nothing_and_says_why(run, monkeypatch):

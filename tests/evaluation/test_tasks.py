@@ -1,5 +1,6 @@
 import json
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -9,7 +10,9 @@ from verl_gdpo.data_prep.local_files import make_row
 from verl_gdpo.data_prep.parquet import write_parquets
 from verl_gdpo.evaluation.dialogues import start_all
 from verl_gdpo.evaluation.numbers import numbers
+from verl_gdpo.evaluation.policy import Policy
 from verl_gdpo.evaluation.questions import Answer
+from verl_gdpo.evaluation.records import Record
 from verl_gdpo.evaluation.results import problems_of
 from verl_gdpo.evaluation.tasks import BENCHMARKS
 from verl_gdpo.rewards import TASKS
@@ -19,7 +22,8 @@ BENCH = {one.name: one for one in BENCHMARKS}
 
 
 def asked(*data, config=None, step=0):
-    return Namespace(data=[*data], config=config, step=step)
+    of_config = Policy(Path(), Path(), config=config).of_config
+    return Namespace(data=[*data], of_config=of_config, step=step)
 
 
 def rows_of(task, *truths):
@@ -34,10 +38,7 @@ def values(bench, options, *answers):
     found = BENCH[bench].questions(options)
     dialogues = start_all(found, 1)
     for one, answer in zip(dialogues, answers, strict=True):
-        if answer is None:
-            one.episode.abandon()
-        else:
-            one.episode.take(Answer(*answer))
+        one.go_on(Record("", None if answer is None else Answer(*answer)))
     made = numbers(BENCH[bench].columns(found), [*problems_of(dialogues).values()])
     return {number.name: number.value for number in made}
 

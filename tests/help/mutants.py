@@ -82,9 +82,27 @@ MUTANTS = [
     ),
     Mutant(
         "tools/advice/__init__.py",
-        "        if seen.sums.have_KK[j, k]:\n",
-        "        if True:\n",
-        "tools/test_advice.py::test_nothing_to_compare",
+        "        return same >= SURE * self.said.total()",
+        "        return True",
+        "tools/test_advice.py::test_few_groups_say_that_they_are_too_few",
+    ),
+    Mutant(
+        "run/levels.py",
+        "        of_training = 0.0 if rise_of_training > RISES else UNLESS_IT_RISES",
+        "        of_training = 0.0",
+        "run/test_levels.py::test_how_sure_a_fall_has_to_be",
+    ),
+    Mutant(
+        "tools/advice/evidence.py",
+        "            values_BK[there_B, k] = without_outliers(values_BK[there_B, k])\n",
+        "            pass\n",
+        "tools/test_advice.py::test_the_verdict",
+    ),
+    Mutant(
+        "tools/advice/evidence.py",
+        '    pair_KK = (n["have"] > 0) & used_K',
+        '    pair_KK = (n["have"] >= 0) & used_K',
+        "tools/test_advice.py::test_rewards_that_no_sample_has_together",
     ),
     Mutant(
         "rewards/sandbox_lock.py",
@@ -358,8 +376,8 @@ MUTANTS = [
     ),
     Mutant(
         "evaluation/numbers.py",
-        "old, new = draws.values(column, before), draws.values(column, after)",
-        "old, new = draws.values(column, before), Draws(after, 1).values(column, after)",
+        "others = draws.values(column, less)",
+        "others = Draws(less, 1).values(column, less)",
         "evaluation/test_numbers.py::test_the_intervals_of_differences_are_paired_by_problem",
     ),
     Mutant(
@@ -383,8 +401,8 @@ MUTANTS = [
     ),
     Mutant(
         "evaluation/policy.py",
-        "    if _said(target / MADE_FROM) == times:",
-        "    if target.is_dir():",
+        "    if _said(target / MADE_FROM) == times:\n        return target\n    print",
+        "    if target.is_dir():\n        return target\n    print",
         "evaluation/test_policy.py::test_shards_are_merged_once_and_again_when_they_change",
     ),
     Mutant(
@@ -398,6 +416,112 @@ MUTANTS = [
         "text.split(CALL_TAGS[0])[-1]",
         "text.split(CALL_TAGS[0])[0]",
         "evaluation/test_api_bank.py::test_an_answer_scores_as_toolrl_says_and_as_we_do",
+    ),
+    Mutant(
+        "evaluation/policy.py",
+        "        fcntl.flock(lock, fcntl.LOCK_EX)\n",
+        "",
+        "evaluation/test_policy.py::test_two_evaluations_merge_a_checkpoint_once",
+    ),
+    Mutant(
+        "evaluation/policy.py",
+        'for left in actor.glob(f".{MERGED}.*.tmp"):',
+        "for left in [*actor.glob('none')]:",
+        "evaluation/test_policy.py::test_what_a_killed_merge_has_left_goes_away",
+    ),
+    Mutant(
+        "evaluation/dialogues.py",
+        "ThreadPoolExecutor(os.cpu_count())",
+        "ThreadPoolExecutor(1)",
+        "evaluation/test_dialogues.py"
+        "::test_answers_of_a_batch_and_those_on_the_disk_are_scored_at_once",
+    ),
+    Mutant(
+        "evaluation/bfcl/__init__.py",
+        "return Column(name, parts=parts, by_questions=True)",
+        "return Column(name, parts=parts)",
+        "evaluation/bfcl/test_columns.py::test_the_numbers_of_the_leaderboard",
+    ),
+    Mutant(
+        "evaluation/bfcl/form.py",
+        "answer.rpartition(TOOL_CALL_OPEN)[2]",
+        "answer.partition(TOOL_CALL_OPEN)[2]",
+        "evaluation/bfcl/test_form.py::test_the_calls_of_an_answer",
+    ),
+    Mutant(
+        "evaluation/bfcl/form.py",
+        "if PARAMETERS_KEY in read or multi_turn:",
+        "if True:",
+        "evaluation/bfcl/test_form.py::test_a_call_may_lack_parameters_in_a_dialogue_only",
+    ),
+    Mutant(
+        "evaluation/bfcl/single_turn.py",
+        "right if later == calls else checker.is_correct(row, category, later)",
+        "right",
+        "evaluation/bfcl/test_single_turn.py::test_an_answer",
+    ),
+    Mutant(
+        "evaluation/bfcl/single_turn.py",
+        "score, WRONG)",
+        "score)",
+        "evaluation/bfcl/test_single_turn.py::test_a_prompt_that_is_too_long_is_a_wrong_answer",
+    ),
+    Mutant(
+        "evaluation/bfcl/checker.py",
+        'return bool(found) is (category == "live_relevance")',
+        "return not found",
+        "evaluation/bfcl/test_checker.py::test_where_no_function_fits_a_call_is_wrong",
+    ),
+    Mutant(
+        "evaluation/bfcl/multi_turn.py",
+        "len(self._turns[-1]) > form.MAX_STEPS",
+        "len(self._turns[-1]) >= form.MAX_STEPS",
+        "evaluation/bfcl/test_multi_turn.py::test_a_turn_has_twenty_steps_with_calls",
+    ),
+    Mutant(
+        "evaluation/bfcl/multi_turn.py",
+        "            self._is_lost = True\n            return None",
+        "            return None",
+        "evaluation/bfcl/test_multi_turn.py::test_a_dialogue_that_once_needed_too_much_stays_wrong",
+    ),
+    Mutant(
+        "evaluation/bfcl/simulators_inside.py",
+        "    if root is not function:",
+        "    if False:",
+        "evaluation/bfcl/test_simulators.py::test_an_attack_does_nothing",
+    ),
+    Mutant(
+        "evaluation/bfcl/simulators_inside.py",
+        "return copy.deepcopy(instance)",
+        "return instance",
+        "evaluation/bfcl/test_simulators.py"
+        "::test_what_is_in_a_module_of_the_package_stays_as_it_is",
+    ),
+    Mutant(
+        "evaluation/bfcl/simulators_inside.py",
+        "        function.__defaults__ = copy.deepcopy(defaults)\n",
+        "",
+        "evaluation/bfcl/test_simulators.py"
+        "::test_a_default_argument_that_a_call_changed_is_new_in_the_next_call",
+    ),
+    Mutant(
+        "rewards/limited_process.py",
+        "self._idle.put(process if is_whole else None)",
+        "self._idle.put(process)",
+        "rewards/test_limited_process.py"
+        "::test_what_needs_too_much_ends_its_process_and_the_next_request_has_another",
+    ),
+    Mutant(
+        "rewards/limited_process.py",
+        "        limit(0, 0)\n",
+        "",
+        "rewards/test_limited_process.py::test_no_clock_runs_between_requests",
+    ),
+    Mutant(
+        "rewards/limited_process.py",
+        "            with self._turn:\n                process = self._idle.get()\n",
+        "            process = self._idle.get()\n",
+        "rewards/test_limited_process.py::test_no_thread_waits_while_others_take_their_turns",
     ),
     Mutant(
         "verl_hooks/merge.py",

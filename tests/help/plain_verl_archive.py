@@ -97,7 +97,7 @@ def train(folder):
     folder.mkdir(parents=True)
     (folder / "my_rewards.py").write_text(REWARDS)
     shutil.copytree(SHIPPED, folder / "policy")
-    make_data(["tool_rl", "--synthetic", "--size", "tiny", "--out", str(folder / "data")])
+    make_data(["tool_rl", "--synthetic", "--out", str(folder / "data")])
     with ray_folder() as ray:
         verl = [sys.executable, "-m", "verl.trainer.main_ppo", *(OVERRIDES + WITHOUT_A_GPU).split()]
         command = ["env", "-C", str(folder), "-u", "VERL_FILE_LOGGER_PATH", *verl]

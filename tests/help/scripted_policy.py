@@ -11,8 +11,6 @@ class ScriptedPolicy:
     batch: how many answers come together; `asked` counts them, `stop_after` lets a kill come then.
     """
 
-    name = "scripted"
-
     def __init__(self, answer, *, positions=10_000, max_tokens=100, batch=3, stop_after=None):
         self.answer, self.positions, self.max_tokens = answer, positions, max_tokens
         self.batch, self.stop_after, self.asked = batch, stop_after, 0

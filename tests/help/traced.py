@@ -10,7 +10,8 @@ import ray
 import verl_gdpo
 
 PACKAGE = f"{Path(verl_gdpo.__file__).parent}/"
-PASSED_BY = ("<module>", "group_of", "split_key")  # imports, and what only reads a key of verl
+# imports, what only reads a key of verl, and what hands on from verl's functions to ours
+PASSED_BY = ("<module>", "group_of", "split_key", "instead")
 
 
 class Trace:

@@ -407,55 +407,75 @@ if [[ $1 == *gpus.py ]]; then exec {sys.executable} "$@"; fi
     assert "as it is: verl 0.10.0.dev0, vllm 0.24.0, verl-gdpo 0.1.0\n" in done.stdout
 
 
-# what nvidia-smi prints for the fields that are asked, on machines as people have them, and then
-# what run.sh says, and the keys that it sets
-A100, ON_8 = "NVIDIA A100-SXM4-80GB, 81920, 580.65.06, 8.0, Disabled", {"hardware": "8gpu"}
+# What nvidia-smi prints for the fields that are asked, on machines as people have them, and then
+# what run.sh says, and the keys that it sets. The values are verbatim from public places on GitHub:
+# "captured" is utkuozdemir/nvidia_gpu_exporter, internal/captures, which has all these fields of
+# one GPU. In other places people pasted a table or some fields, and the row is composed of them.
+# Capabilities that they lack are from developer.nvidia.com/cuda/gpus
+A100 = "NVIDIA A100-SXM4-80GB, 81920, 580.119.02, 8.0, Disabled"
+A100_40 = "NVIDIA A100-SXM4-40GB, 40960, 580.126.09, 8.0, Disabled"
+B200 = "NVIDIA B200, 183359, 580.95.05, 10.0, Disabled"
+RTX_5090 = "NVIDIA GeForce RTX 5090, 32607, 595.71.05, 12.0, [N/A]"
+ON_8 = {"hardware": "8gpu"}
 MACHINES = {
+    # NVIDIA/mig-parted/issues/31; the driver is that of A800: Project-HAMi/HAMi/issues/1903
     "8 x A100 80 GB": ([A100] * 8, 0, "found 8 GPUs (NVIDIA A100-SXM4-80GB)", ON_8),
-    "8 x H100": (["NVIDIA H100 80GB HBM3, 81559, 580.95.05, 9.0, Disabled"] * 8, 0, "", ON_8),
-    "8 x H200": (["NVIDIA H200, 143771, 580.95.05, 9.0, Disabled"] * 8, 0, "", ON_8),
-    "8 x B200": (["NVIDIA B200, 183359, 580.95.05, 10.0, Disabled"] * 8, 0, "", ON_8),
-    "8 x H20": (["NVIDIA H20, 97871, 580.95.05, 9.0, Disabled"] * 8, 0, "", ON_8),
-    "6 x L40S": (
-        ["NVIDIA L40S, 46068, 580.95.05, 8.9, [N/A]"] * 6,
+    # bottlerocket-os/bottlerocket-core-kit/pull/834
+    "8 x A100 40 GB": ([A100_40] * 8, 0, "", ON_8),
+    # captured
+    "8 x H100": (["NVIDIA H100 80GB HBM3, 81559, 590.48.01, 9.0, Disabled"] * 8, 0, "", ON_8),
+    "8 x H200": (["NVIDIA H200, 143771, 590.48.01, 9.0, Disabled"] * 8, 0, "", ON_8),
+    # NVIDIA/TensorRT-LLM/issues/10278
+    "8 x B200": ([B200] * 8, 0, "", ON_8),
+    # sgl-project/sglang/issues/3685; the memory has no address, and this driver was not seen there
+    "8 x H20": (["NVIDIA H20, 97871, 580.126.09, 9.0, Disabled"] * 8, 0, "", ON_8),
+    # noonghunna/club-3090/issues/127
+    "6 x RTX 3090": (
+        ["NVIDIA GeForce RTX 3090, 24576, 595.71.05, 8.6, [N/A]"] * 6,
         *(0, "4 of them are used: the recipes' batches", ON_8 | {"trainer.n_gpus_per_node": 4}),
     ),
-    "4 x A100 40 GB": (
-        ["NVIDIA A100-SXM4-40GB, 40960, 580.65.06, 8.0, Disabled"] * 4,
+    # captured
+    "4 x L40S": (
+        ["NVIDIA L40S, 46068, 595.80, 8.9, [N/A]"] * 4,
         *(0, "", ON_8 | {"trainer.n_gpus_per_node": 4}),
     ),
-    "A100 40 GB": (
-        ["NVIDIA A100-PCIE-40GB, 40960, 580.65.06, 8.0, Disabled"],
-        *(0, "", {"hardware": "1gpu"}),
-    ),
+    "A100 40 GB": ([A100_40], 0, "", {"hardware": "1gpu"}),
+    # noonghunna/club-3090/issues/769
     "mixed": (
-        [A100, "NVIDIA L4, 23034, 580.65.06, 8.9, [N/A]"],
-        *(0, "(NVIDIA A100-SXM4-80GB, NVIDIA L4)", ON_8 | {"trainer.n_gpus_per_node": 2}),
+        [RTX_5090, "NVIDIA GeForce RTX 3090 Ti, 24564, 595.71.05, 8.6, [N/A]"],
+        *(0, "RTX 3090 Ti, NVIDIA GeForce RTX 5090)", ON_8 | {"trainer.n_gpus_per_node": 2}),
     ),
+    # noonghunna/club-3090/issues/617
     "RTX 5090": (
-        ["NVIDIA GeForce RTX 5090, 32607, 580.95.05, 12.0, [N/A]"],
-        *(0, "", {"actor_rollout_ref.actor.fsdp_config.offload_policy": True}),
+        *([RTX_5090], 0, ""),
+        {"actor_rollout_ref.actor.fsdp_config.offload_policy": True},
     ),
+    # noonghunna/club-3090/issues/46; the memory is from RLinf/RLinf/issues/255
     "2 x RTX 4090": (
-        ["NVIDIA GeForce RTX 4090, 24564, 580.95.05, 8.9, [N/A]"] * 2,
+        ["NVIDIA GeForce RTX 4090, 24564, 580.126.20, 8.9, [N/A]"] * 2,
         *(0, "", {"trainer.n_gpus_per_node": 2}),
     ),
+    # zytsyj/dsh-gpu, tests/nvidia.test.ts; MIG: Project-HAMi/HAMi/issues/347; the driver is of a T4
     "V100": (
-        ["Tesla V100-SXM2-32GB, 32768, 580.65.06, 7.0, [N/A]"],
+        ["Tesla V100-SXM2-32GB, 32768, 580.126.09, 7.0, [N/A]"],
         *(2, "compute capability 7.0", {"hardware": "1gpu"}),
     ),
+    # sgl-project/sglang/issues/8120: one of 8
     "old driver": (
-        ["NVIDIA A100-SXM4-80GB, 81920, 570.124.06, 8.0, Disabled"],
+        [B200.replace("580.95.05", "570.124.06")],
         *(2, "NVIDIA driver 570.124.06: expected 580", {"hardware": "1gpu"}),
     ),
+    # unslothai/unsloth/pull/10703; driver and MIG: snowflakedb/ArcticTraining/pull/345
     "GB10": (
-        ["NVIDIA GB10, [N/A], 580.95.05, 12.1, [N/A]"],
+        ["NVIDIA GB10, [N/A], 580.126.09, 12.1, [N/A]"],
         *(2, "GPU NVIDIA GB10: nvidia-smi says memory [N/A]", {}),
     ),
+    # captured
     "MIG": (
-        ["NVIDIA A100-SXM4-80GB, 81920, 580.65.06, 8.0, Enabled"],
+        ["NVIDIA H100 80GB HBM3, 81559, 590.48.01, 9.0, Enabled"],
         *(2, "is cut into parts (MIG)", {}),
     ),
+    # NVIDIA/open-gpu-kernel-modules/issues/862
     "none": ([], 0, "found 0 GPUs", {"hardware": "cpu"}),
 }
 # the module itself, on a machine that has disk, Python.h and no device of its own
@@ -519,7 +539,9 @@ def test_a_machine_that_is_used_all_the_same(checkout, name, monkeypatch):
 
 def test_a_part_of_a_gpu(checkout, monkeypatch):
     on_machine(checkout, MACHINES["8 x A100 80 GB"][0])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-0ab1")
+    # flashinfer-ai/flashinfer/pull/4901
+    part = "MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/2"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", part)
     done = call(checkout, hardware=None)
     assert done.returncode == 2 and "a part of a GPU (MIG)" in done.stderr
     assert stages(checkout) == {}

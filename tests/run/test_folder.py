@@ -25,7 +25,7 @@ from verl_gdpo.run.folder import (
 )
 from verl_gdpo.terminal import render
 from verl_gdpo.tools.summary import HEADER, reward_table
-from verl_gdpo.verl_hooks.legacy_trainer import extending
+from verl_gdpo.verl_hooks.legacy_trainer import extend_and_create
 
 
 def step_line(step, **data):
@@ -217,7 +217,7 @@ def start_v1(config):
 
 
 def start_legacy(config):
-    extending(BareTrainer._init_dataloader)(BareTrainer(config))
+    extend_and_create(BareTrainer._init_dataloader, BareTrainer(config))
 
 
 @pytest.mark.parametrize("start", [start_v1, start_legacy])

@@ -117,7 +117,7 @@ def test_shared_memory_is_removed(tmp_path, monkeypatch, end, exit_code):
             looked.write_text("1")
         return found
 
-    monkeypatch.setattr("verl_gdpo.run.launch.segments_of", look)
+    monkeypatch.setattr("verl_gdpo.run.processes.segments_of", look)
     command = driver(tmp_path, SEGMENTS + end.format(looked=looked))
     limit = 4 if exit_code == 124 else 60
     done = launch(command, tmp_path / "run", quiet=True, time_limit=limit)

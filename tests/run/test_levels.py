@@ -41,3 +41,15 @@ def test_training_between_two_validations():
     validations.add(3, 0.6, level)
     assert [*validations.steps] == [2, 3]
     assert [*validations.trained] == [pytest.approx(0.3), pytest.approx(0.9)]
+
+
+def test_how_sure_a_fall_has_to_be():
+    known = Validations()
+    bounds = {}
+    for count in range(1, 101):
+        known.values.append(0.5)
+        bounds[count] = known.sure_enough(rise_of_training=2.0)
+    # 1.7 + 30 over the number, and 0.05 for each one beyond 30
+    assert [bounds[n] for n in (8, 30, 50, 100)] == pytest.approx([5.45, 2.7, 3.3, 5.5])
+    assert min(bounds, key=bounds.get) == 30
+    assert known.sure_enough(rise_of_training=0.0) == pytest.approx(5.5 + 1)

@@ -17,7 +17,7 @@ CONFIGURATION = {"algorithm": {"adv_estimator": "grpo"}, "data": {"train_files":
 
 
 def start(time="2026-01-01T00:00:00+00:00", **more):
-    return Start(time, CONFIGURATION, **more)
+    return Start(time, configuration=CONFIGURATION, **more)
 
 
 def checkpoint(run, step, written_at=2e9):
@@ -31,7 +31,9 @@ def checkpoint(run, step, written_at=2e9):
 
 def test_a_start_is_read_as_it_was_written(tmp_path):
     values = {"a": [1e-6, None, True, 1], "b": {"c": "${not: resolved}"}, "ä": "x: 'y'\n"}
-    given = Start("2026-01-01T00:00:00+00:00", values, warnings=("w",), command=("a", "b c"))
+    given = Start(
+        "2026-01-01T00:00:00+00:00", configuration=values, warnings=("w",), command=("a", "b c")
+    )
     folder = write(tmp_path, given, "a: ${seed}\n")
     assert folder == tmp_path / "starts" / "1"
     (read,) = starts_of(tmp_path)
@@ -179,7 +181,9 @@ def test_a_file_that_the_environment_names_is_named_again_by_it(tmp_path):
     run = tmp_path / "run"
     there = str(tmp_path / "there")
     write(
-        run, Start("2026-01-01T00:00:00+00:00", given, files, folder=there), yaml.safe_dump(given)
+        run,
+        Start("2026-01-01T00:00:00+00:00", files, configuration=given, folder=there),
+        yaml.safe_dump(given),
     )
     checkpoint(run, 3)
     assert not [one for one in arguments(run, []) if one.startswith("data.train_files")]

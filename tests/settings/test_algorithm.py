@@ -449,10 +449,10 @@ def test_options_of_one_scorer_do_not_concern_another(monkeypatch):
         return {"exact": 1.0}
 
     add_task(monkeypatch, "gsm", score, lambda strict=False: {"exact": (0.0, 1.0 + strict)})
-    assert rewards.declared_bounds(["gsm"], {"strict": True}) == {"exact": {(0.0, 2.0)}}
+    assert rewards.declared_bounds(["gsm"], {"strict": True}) == {"exact": (0.0, 2.0)}
     assert rewards.declared_bounds(["gsm"], {"lenght": True}) == {}
     bounds = rewards.declared_bounds(["gsm", "rlla"], {"max_correctness": 2})
-    assert (bounds["exact"], bounds["correctness"]) == ({(0.0, 1.0)}, {(-2.0, 2.0)})
+    assert (bounds["exact"], bounds["correctness"]) == ((0.0, 1.0), (-2.0, 2.0))
     both = {"strict": True, "max_correctness": 2, "lenght": True}
     assert rewards.options_for("gsm", both) == {"strict": True, "lenght": True}
     assert rewards.options_for("rlla", both) == {"max_correctness": 2, "lenght": True}

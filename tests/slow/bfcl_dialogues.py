@@ -12,14 +12,12 @@ import sys
 
 import pytest
 
-from verl_gdpo.evaluation.bfcl import data, multi_turn
+from verl_gdpo.evaluation.bfcl import data, multi_turn, simulators
 from verl_gdpo.evaluation.bfcl.form import MAX_STEPS, Call
-from verl_gdpo.evaluation.bfcl.simulators import Simulators
 from verl_gdpo.evaluation.questions import Answer
 from verl_gdpo.rewards.tool_rl_format import render_answer
 
 CATEGORIES = data.GROUPS["multi_turn"]
-RUNNING = Simulators()
 DONE = render_answer("x", response_text="Done.")
 # in the place of a parameter's value
 VALUES = (
@@ -110,7 +108,7 @@ def test_the_ground_truth_is_right_also_after_wrong_answers(category, documents)
     rows = data.rows(category)
     for row in rows:
         gold = row["ground_truth"]
-        asked = multi_turn.question(row, gold, documents, documents, RUNNING)
+        asked = multi_turn.question(row, gold, documents, documents)
         calls = [[call(text, documents) for text in turn] for turn in gold]
         first = next(turn for turn in calls if turn)
         # each first turn with its last call twice over, then nothing
@@ -125,7 +123,7 @@ def test_the_ground_truth_is_right_also_after_wrong_answers(category, documents)
 def test_one_call_a_step_is_right_unless_a_turn_has_too_many(category, documents):
     for row in data.rows(category):
         gold = row["ground_truth"]
-        asked = multi_turn.question(row, gold, documents, documents, RUNNING)
+        asked = multi_turn.question(row, gold, documents, documents)
         texts = []
         for turn in gold:
             texts += [next(answers([[call(text, documents)]])) for text in turn[: MAX_STEPS + 1]]
@@ -149,7 +147,7 @@ def test_results_are_those_of_the_package(category, documents):
     ]
     expected = package_says(rows, made, is_checked=False)
     for row, calls, theirs in zip(rows, made, expected, strict=True):
-        (ours,) = RUNNING.results(row, [calls])
+        (ours,) = simulators.results(row, [calls])
         assert [*zip(calls, ours, strict=True)] == [*zip(calls, theirs, strict=True)], row["id"]
     right, every = (sum(map(len, some)) for some in (gold, made))
     print(f"{category}: {right} calls of the ground truth and {every - right} wrong ones")
@@ -185,6 +183,6 @@ def test_dialogues_are_right_where_the_packages_checker_says_so(category, docume
     ]
     expected = package_says(*zip(*asked, strict=True), is_checked=True)
     for (row, turns), theirs in zip(asked, expected, strict=True):
-        assert RUNNING.is_right(row, turns, row["ground_truth"]) is theirs, (row["id"], turns)
+        assert simulators.is_right(row, turns, row["ground_truth"]) is theirs, (row["id"], turns)
         right += theirs
     print(f"{category}: {len(asked)} dialogues, {right} of them right")

@@ -19,7 +19,7 @@ def test_a_run_is_trained(tmp_path, monkeypatch):
     [path] = (tmp_path / "data").iterdir()
     found = results.read(Run("20_to_1", "grpo_rescaled", 100), tmp_path / "data")
     assert found is not None, path.read_text()
-    assert len(found.small) == 2
+    assert len(found.shares["small"]) == 2
     rows = (tmp_path / "runs/20_to_1-grpo_rescaled-100_1/rollouts/1.jsonl").read_text()
     scored = [json.loads(line) for line in rows.splitlines()]
     assert len(scored) == 16 * 8
@@ -29,6 +29,6 @@ def test_a_run_is_trained(tmp_path, monkeypatch):
         assert row["rewards"]["small_met"] == is_met["answer"]
         # what GRPO trains on
         assert row["score"] == pytest.approx(is_met["format"] + is_met["answer"])
-    assert found.small[0] == pytest.approx(
+    assert found.shares["small"][0] == pytest.approx(
         sum(row["rewards"]["small_met"] for row in scored) / len(scored), abs=1e-5
     )

@@ -18,7 +18,7 @@ from verl_gdpo.tools import data
 from verl_gdpo.tools.summary import reward_table
 from workshop.tiny_policy.train import make_policy
 
-OPTIONS = {"tool_rl": ["--size", "tiny"], "gsm8k": [], "coding": []}
+MIXED = ("tool_rl", "gsm8k", "coding")
 REWARDS = {
     "rlla": {"format", "correctness"},
     "verl_gdpo/gsm8k": {"format", "correctness", "integer"},
@@ -31,10 +31,10 @@ STEPS = 2
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """{task: folder} of a third of a batch for each task, as `verl-gdpo data` makes them."""
-    found = {task: tmp_path_factory.mktemp(task) for task in OPTIONS}
-    for task, options in OPTIONS.items():
-        rows = ["--synthetic", str(BATCH // len(OPTIONS)), "--synthetic-test", "1"]
-        assert data.main([task, *rows, *options, "--out", str(found[task])]) == 0
+    found = {task: tmp_path_factory.mktemp(task) for task in MIXED}
+    for task in MIXED:
+        rows = ["--synthetic", str(BATCH // len(MIXED)), "--synthetic-test", "1"]
+        assert data.main([task, *rows, "--out", str(found[task])]) == 0
     return found
 
 
@@ -42,7 +42,7 @@ def folders(tmp_path_factory):
 def policy(folders, tmp_path_factory):
     """Knows these rows by heart, with bad habits: layouts, and programs that do not run."""
     rows = [row for path in folders.values() for row in [*parquet_rows(path / "train.parquet")]]
-    for row in rows[-BATCH // len(OPTIONS) :]:
+    for row in rows[-BATCH // len(MIXED) :]:
         truth = json.loads(row["reward_model"]["ground_truth"]) | {"solution": "undefined"}
         rows.append({**row, "reward_model": {"style": "rule", "ground_truth": json.dumps(truth)}})
     folder = tmp_path_factory.mktemp("policy")

@@ -226,7 +226,7 @@ def with_one_tool(file):
 def test_tools_for_several_turns(tmp_path):
     """A policy that calls tools, some of which fail; odd sessions have two outputs."""
     rows = tmp_path / "rows"
-    command = ("data", "tool_rl", "--synthetic", "64", "--size", "tiny", "--out", str(rows))
+    command = ("data", "tool_rl", "--synthetic", "64", "--out", str(rows))
     subprocess.run([sys.executable, "-m", "verl_gdpo", *command], check=True, timeout=300)
     names = {name for file in rows.glob("*.parquet") for name in with_one_tool(file)}
     (tmp_path / "tools.json").write_text(tool_loop.tools_config(sorted(names)))

@@ -40,7 +40,7 @@ def cluster(monkeypatch):
     monkeypatch.setattr(hooks, "joined", joined)
     monkeypatch.setattr(hooks, "on_every_node", lambda *asked: found.answers)
     monkeypatch.setattr(hooks, "who_reaches_whom", lambda: found.missed)
-    monkeypatch.setattr(nodes, "shape_of", lambda path: gpus.QWEN_1_5B)
+    monkeypatch.setattr(gpus, "shape_of", lambda path: gpus.QWEN_1_5B)
     return found
 
 
@@ -126,7 +126,7 @@ def test_which_cluster_is_asked(monkeypatch, overrides, address, expected):
 
 
 def test_check_shows_the_table_and_takes_the_problems(monkeypatch, capsys):
-    monkeypatch.setattr(check, "ask_nodes", lambda config, address: ("TABLE", ["a: b"]))
+    monkeypatch.setattr(nodes, "ask_nodes", lambda config, address: ("TABLE", ["a: b"]))
     output = Output(sys.stdout)
     check._nodes(output, None, "auto")
     assert output.problems == ["a: b"] and "TABLE" in capsys.readouterr().out
@@ -138,11 +138,11 @@ def test_check_shows_the_table_and_takes_the_problems(monkeypatch, capsys):
 
 def test_what_a_node_sees(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        nodes, "find_gpus", lambda visible: [gpus.Gpu("0", "", "L4", 23_034, "570.1", (8, 9))]
+        gpus, "find_gpus", lambda visible: [gpus.Gpu("0", "", "L4", 23_034, "570.1", (8, 9))]
     )
     asked = []
     monkeypatch.setattr(
-        nodes, "missing", lambda found, folder, gb, cuda_runs: [f"{folder} {gb} {cuda_runs}"]
+        gpus, "missing", lambda found, folder, gb, cuda_runs: [f"{folder} {gb} {cuda_runs}"]
     )
     monkeypatch.setattr(nodes, "_cuda_runs", lambda: asked.append(1) or True)
     seen = nodes.look(str(tmp_path), str(tmp_path / "run" / "checkpoints"), 5.0, True)
@@ -158,6 +158,6 @@ def test_gpus_of_which_nothing_is_known(monkeypatch, tmp_path):
     def find_gpus(visible):
         raise ValueError("GPU GB10: nvidia-smi says memory [N/A]")
 
-    monkeypatch.setattr(nodes, "find_gpus", find_gpus)
+    monkeypatch.setattr(gpus, "find_gpus", find_gpus)
     seen = nodes.look(str(tmp_path), str(tmp_path), 5.0, True)
     assert seen["problems"] == ["GPU GB10: nvidia-smi says memory [N/A]"]

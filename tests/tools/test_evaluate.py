@@ -1,18 +1,26 @@
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+import torch
+from repository import REPO
+from safetensors.torch import load_file
 from scripted_policy import ScriptedPolicy
+from shards import save_shards
 from tiny_chat_model import make_chat_model
 from tool_rows import tool_row
 
+from verl_gdpo import cpu
 from verl_gdpo.data_prep.parquet import write_parquets
-from verl_gdpo.evaluation.questions import Question
+from verl_gdpo.evaluation.questions import OneAnswer, Question
 from verl_gdpo.evaluation.results import table
-from verl_gdpo.evaluation.tasks import OneAnswer
 from verl_gdpo.run.dump_reader import read_dump, reward_rows
-from verl_gdpo.tools import evaluate, replay, report, summary
+from verl_gdpo.tools import data, evaluate, replay, report, summary
 
 ROWS = [tool_row(index, "test") for index in range(4)]
 
@@ -82,6 +90,53 @@ def test_a_kill_and_a_resume_give_the_same_result(run, tmp_path, capsys):
     assert "stopped; the same command goes on" in capsys.readouterr().err
     dumps = [(tmp_path / out / "rollouts" / "0.jsonl").read_bytes() for out in ("cut", "whole")]
     assert dumps[0] == dumps[1]
+
+
+# the command, with some four answers a batch
+EVALUATE = """
+import sys
+from verl_gdpo.evaluation import engines
+from verl_gdpo.tools import evaluate
+engines.BATCH_TOKENS = 1000
+sys.exit(evaluate.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_sigkill_at_some_moments_changes_nothing(tmp_path):
+    """Of a checkpoint of the policy that the package ships: within the merge, and after answers."""
+    actor, rows = tmp_path / "global_step_1" / "actor", tmp_path / "rows"
+    weights = save_shards(Path(cpu.__file__).parent / "tool_rl_policy", actor)
+    made = ("--synthetic", "8", "--synthetic-test", "48", "--out", str(rows))
+    assert data.main(["tool_rl", *made]) == 0
+
+    def start(out):
+        given = [actor.parent, "--bench", "tool_rl", "--data", rows, "--out", tmp_path / out]
+        command = [sys.executable, "-c", EVALUATE, *given, "--max-tokens", "24"]
+        return subprocess.Popen([*map(str, command)], env={**os.environ, "PYTHONPATH": str(REPO)})
+
+    def answers():
+        file = tmp_path / "cut" / "answers.jsonl"
+        return file.read_bytes().count(b"\n") if file.exists() else 0
+
+    moments = [lambda: any(actor.glob(".merged.*.tmp"))]
+    moments += [lambda least=least: answers() >= least for least in (1, 30)]
+    for has_come in moments:
+        process = start("cut")
+        while not has_come() and process.poll() is None:
+            time.sleep(0.001)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert 30 <= answers() <= 48
+    for out in ("cut", "whole"):
+        assert start(out).wait() == 0
+    assert result(tmp_path / "cut") == result(tmp_path / "whole")
+    dumps = [(tmp_path / out / "rollouts" / "1.jsonl").read_bytes() for out in ("cut", "whole")]
+    assert dumps[0] == dumps[1]
+    assert [*actor.glob(".*")] == []
+    merged = load_file(actor / "merged" / "model.safetensors")
+    assert merged.keys() == weights.keys()
+    assert all(torch.equal(merged[name], weights[name]) for name in weights)
 
 
 def test_a_resume_with_other_settings_is_refused(run, capsys):

@@ -26,14 +26,14 @@ def recorded(folder, seed=0, content="a", rows="rows.parquet", changes=(), n=4):
     }
     files = {"data.train_files": content}
     metrics = str(folder / "metrics" / "1.jsonl")
-    one = Start("2026-01-02T03:04:05+00:00", configuration, files, metrics=metrics)
+    one = Start("2026-01-02T03:04:05+00:00", files, metrics=metrics, configuration=configuration)
     write(folder, one, yaml.safe_dump(configuration))
     ended(folder, "RolloutError: a worker died", 1)
     if changes:
         two = Start(
             "2026-01-02T04:04:05+00:00",
-            configuration,
             files,
+            configuration=configuration,
             checkpoint="checkpoints/global_step_3",
             changes=dict(changes),
         )

@@ -118,7 +118,7 @@ class LegacyTrainer(ray_trainer.RayPPOTrainer):
         self.config, self.tokenizer = config, tokenizer
         self.global_steps, self.use_rm = 7, False
         self.train_dataset = self.val_dataset = None
-        legacy_trainer.extending(lambda self: None)(self)
+        legacy_trainer.extend_and_create(lambda self: None, self)
 
     def fit(self, data, generate):
         data = data.union(generate(self._get_gen_batch(data)))

@@ -4,6 +4,7 @@ These tests run on the installed verl, and with `nox -s verl` on another one.
 """
 
 import asyncio
+import functools
 import inspect
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -27,7 +28,7 @@ from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.plugin import refusals
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.verl_hooks import legacy_trainer
-from verl_gdpo.verl_hooks.legacy_batch import present_only
+from verl_gdpo.verl_hooks.legacy_batch import process_what_is_present
 from verl_gdpo.verl_hooks.rollout_guard import RolloutError, RolloutGuard
 from verl_gdpo.verl_hooks.step import current_step
 
@@ -189,7 +190,7 @@ class Trainer(ray_trainer.RayPPOTrainer):
         columns = {"data_source": [*sources], "reward_model": truths}
         dataset = SimpleNamespace(dataframe=datasets.Dataset.from_dict(columns))
         self.train_dataset, self.val_dataset = dataset, None
-        legacy_trainer.extending(lambda self, *loaded: None)(self, 1, 2)
+        legacy_trainer.extend_and_create(lambda self, *loaded: None, self, 1, 2)
 
     def fit(self, data, **arguments):
         estimator = self.config.algorithm.adv_estimator
@@ -215,7 +216,7 @@ class ReloadingTrainer(Trainer):
     """As for a curriculum, which loads other data later."""
 
     def fit(self, data, **arguments):
-        legacy_trainer.extending(lambda self, *loaded: None)(self, 1, 2)
+        legacy_trainer.extend_and_create(lambda self, *loaded: None, self, 1, 2)
         return super().fit(data, **arguments)
 
 
@@ -433,7 +434,7 @@ def test_what_is_not_ours_is_handed_on_as_it_came():
     def function(data, adv_estimator, gamma=1.0, config=None):
         return data, adv_estimator, gamma, config
 
-    wrapped = legacy_trainer.in_a_step(function)
+    wrapped = functools.partial(legacy_trainer.compute_in_step, function)
     assert wrapped("data", "gae", 0.5) == ("data", "gae", 0.5, None)
     assert wrapped(config="c", adv_estimator="grpo", data="data") == ("data", "grpo", 1.0, "c")
 
@@ -521,7 +522,7 @@ def test_validation_averages_what_is_present():
     arguments = (["x", "x", "y"], ["u", "v", "w"], infos)
     with pytest.raises(TypeError):
         means(*arguments)
-    result = present_only(means)(*arguments)
+    result = process_what_is_present(means, *arguments)
     assert {source: {k: v["mean@1"] for k, v in m.items()} for source, m in result.items()} == {
         "x": {"reward": 1.5, "a": 2.0},
         "y": {"reward": 6.0, "b": 6.0},

@@ -20,7 +20,7 @@ from verl.trainer import main_ppo
 from verl_batch import GROUPS, REWARDS, batch, verl_config
 
 from verl_gdpo.verl_hooks import legacy_trainer, nodes
-from verl_gdpo.verl_hooks.driver import checked
+from verl_gdpo.verl_hooks.driver import check_and_run
 
 
 def test_one_step_off_policy_from_rewards_to_metrics():
@@ -58,7 +58,7 @@ def test_one_step_off_policy_dumps(tmp_path):
     rows = {**texts, "reward_extra_infos_dict": {"format": [0.5]}, "dump_path": str(tmp_path)}
     with pytest.raises(AttributeError, match="_dump_executor"):
         trainer._dump_generations(**rows)
-    legacy_trainer.extending(lambda self: None)(trainer)
+    legacy_trainer.extend_and_create(lambda self: None, trainer)
     trainer._dump_generations(**rows)
     trainer._shutdown_dump_executor()
     assert json.loads((tmp_path / "7.jsonl").read_text())["format"] == 0.5
@@ -74,7 +74,7 @@ def checkpoints_elsewhere(tmp_path, monkeypatch):
 
 
 def run(config):
-    return checked(lambda config, task_runner_class=None: "started")(config)
+    return check_and_run(lambda config, task_runner_class=None: "started", config)
 
 
 def test_run_ppo_is_checked():
@@ -95,11 +95,11 @@ def test_the_nodes_are_compared_and_get_the_file_of_metrics(monkeypatch):
         given.append(OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {})
         task_runner_class.remote()
 
-    checked(run_ppo)(verl_config("trainer.logger=[file]"), task_runner_class=runner)
+    check_and_run(run_ppo, verl_config("trainer.logger=[file]"), task_runner_class=runner)
     assert done == ["compared", "made"]
     assert given == [{"VERL_FILE_LOGGER_PATH": "runs/x/metrics/3.jsonl"}]
     others = ("algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive")
-    checked(run_ppo)(verl_config(*others), task_runner_class=runner)
+    check_and_run(run_ppo, verl_config(*others), task_runner_class=runner)
     assert (done[2:], given[1:]) == (["made"], [{}])
 
 

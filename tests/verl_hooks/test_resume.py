@@ -172,20 +172,10 @@ def test_other_code_is_a_warning(monkeypatch, capsys):
     assert "commit " in warning and "-> 0ff" in warning
 
 
-def test_a_run_without_a_manifest_is_compared_with_hydras_file(capsys):
+def test_a_run_without_a_manifest_goes_on_with_a_warning(capsys):
     saved()
     start(recipe())
     assert "nothing tells whether the settings are those of its run" in capsys.readouterr().err
-    (first,) = starts_of(Path("run"))
-    for path in (first.folder / "start.yaml", first.folder / "composed.yaml"):
-        path.unlink()
-    hydra = Path("run/hydra/.hydra/config.yaml")
-    hydra.parent.mkdir(parents=True)
-    hydra.write_text(OmegaConf.to_yaml(recipe(GRPO)))
-    with pytest.raises(ValueError, match=r"'grpo' -> 'gdpo' on request only"):
-        start(recipe())
-    start(recipe(GRPO))
-    assert "files by their names only" in capsys.readouterr().err
 
 
 def test_how_it_ended():
@@ -241,7 +231,7 @@ def trained(config, flash_attn, monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn") if flash_attn else None)
     monkeypatch.setattr("verl_gdpo.verl_hooks.hang.begin_heartbeat", lambda config: None)
     given = []
-    driver.checked(lambda config, task_runner_class: given.append(config))(config)
+    driver.check_and_run(lambda config, task_runner_class: given.append(config), config)
     return OmegaConf.select(given[0], ATTENTION)
 
 
@@ -278,6 +268,6 @@ def test_verls_main_is_extended_where_it_is_the_main_module(monkeypatch):
     for name in (str(file), "another.py"):
         main = SimpleNamespace(run_ppo=asked.append, __file__=name)
         monkeypatch.setitem(sys.modules, "__main__", main)
-        driver.extending_main(lambda config: None)(None)
+        driver.extend_and_set(lambda config: None, None)
         is_extended = main.run_ppo is not asked.append and hasattr(main.run_ppo, "__wrapped__")
         assert is_extended == (name == str(file))

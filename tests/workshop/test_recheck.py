@@ -37,7 +37,7 @@ def test_the_pages_have_the_verdicts_of_the_files(tmp_path):
 def copied(tmp_path, monkeypatch):
     """The files that the script reads, to be changed."""
     here, docs = tmp_path / "workshop/experiments", tmp_path / "docs"
-    for part in ("map/data", "trainer/data"):
+    for part in ("map/data", "trainer/data", "trainer/data_2"):
         shutil.copytree(recheck.HERE / part, here / part)
     docs.mkdir()
     shutil.copyfile(recheck.DOCS / "in_verls_trainer.md", docs / "in_verls_trainer.md")

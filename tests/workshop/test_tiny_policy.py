@@ -14,6 +14,8 @@ import pandas as pd
 import pytest
 import torch
 
+from verl_gdpo.data_prep.local_files import numbered
+from verl_gdpo.data_prep.parquet import write_parquets
 from verl_gdpo.data_prep.tool_rl import make_rows
 from verl_gdpo.rewards import tool_rl
 from workshop.tiny_policy import __main__ as command
@@ -32,7 +34,7 @@ TWO_CALLS = (
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "train.parquet"
-    pd.DataFrame(make_rows(300, split="train", seed=0, size="tiny")).to_parquet(path)
+    write_parquets({path: numbered(make_rows(300, split="train", seed=0), "train")})
     return path
 
 
@@ -67,7 +69,7 @@ def test_training_moves_the_weights_and_the_global_random_state_stays(data, tmp_
     assert torch.equal(torch.rand(3), expected)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    rows = make_rows(50, split="test", seed=0, size="tiny")
+    rows = make_rows(50, split="test", seed=0)
     shown = Demonstrations(rows, AutoTokenizer.from_pretrained(longer), random.Random(0))
     model = AutoModelForCausalLM.from_pretrained(longer)
     tensors = [
@@ -143,7 +145,7 @@ def test_batches_show_every_row_once_a_pass_with_the_answer_to_be_learned(policy
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    rows = make_rows(64, split="train", seed=0, size="tiny")
+    rows = make_rows(64, split="train", seed=0)
     batches = Demonstrations(rows, tokenizer, random.Random(0)).batches(4)
     passes = [[next(batches) for _ in range(16)] for _ in range(2)]
     widths = []
@@ -169,12 +171,15 @@ def test_batches_show_every_row_once_a_pass_with_the_answer_to_be_learned(policy
     assert widths[0] != sorted(widths[0])
 
 
-def test_rows_of_full_size_are_refused(tmp_path):
-    path = tmp_path / "full.parquet"
-    pd.DataFrame(make_rows(100, split="train", seed=0)).to_parquet(path)
+def test_long_rows_are_refused(tmp_path):
+    path = tmp_path / "long.parquet"
+    rows = numbered(make_rows(100, split="train", seed=0), "train")
+    for row in rows:
+        row["prompt"][0]["content"] *= 9
+    write_parquets({path: rows})
     with pytest.raises(ValueError, match="expected at most 256, as in the rows of: verl-gdpo"):
         make_policy(tmp_path / "policy", data=path, **TINY)
-    assert files_in(tmp_path) == ["full.parquet"]
+    assert files_in(tmp_path) == ["long.parquet"]
 
 
 MAKE = """
@@ -223,8 +228,8 @@ def test_the_tokenizer_is_lossless_and_short(policy):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    rows = make_rows(1000, split="train", seed=3, size="tiny")
-    for row in rows + make_rows(1000, split="test", seed=3, size="tiny"):
+    rows = make_rows(1000, split="train", seed=3)
+    for row in rows + make_rows(1000, split="test", seed=3):
         prompt = tokenizer.apply_chat_template(
             row["prompt"], add_generation_prompt=True, tokenize=False
         )
@@ -276,7 +281,7 @@ def test_the_policy_of_the_package_says_how_it_was_made():
 
 
 def test_no_rows_are_refused(tmp_path):
-    rows = pd.DataFrame(make_rows(1, split="train", seed=0, size="tiny"))
+    rows = pd.DataFrame(make_rows(1, split="train", seed=0)).drop(columns="extra_info")
     rows[:0].to_parquet(tmp_path / "empty.parquet")
     with pytest.raises(ValueError, match=r"empty\.parquet: got no rows"):
         make_policy(tmp_path / "policy", data=tmp_path / "empty.parquet")

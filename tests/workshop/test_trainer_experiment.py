@@ -40,8 +40,10 @@ from workshop.experiments.trainer.results import Failure, Result
 from workshop.experiments.trainer.settings import SETTINGS, Run, plan
 
 FOUND = results.read_all()
+FIRST = {run: found for run, found in FOUND.items() if SETTINGS[run.setting].edition == 1}
 RUN = Run("20_to_1", "gdpo", 1)
-SAMPLE = Result("abc", (0.25, 0.75), (0.5, 1.0), {"format": 0.1}, 60.0, {"verl": "0.9.1"})
+SHARES = {"small": (0.25, 0.75), "large": (0.5, 1.0)}
+SAMPLE = Result("abc", SHARES, {"format": 0.1}, 60.0, {"verl": "0.9.1"})
 
 # --- the task -------------------------------------------------------------------------------------
 
@@ -127,7 +129,7 @@ def test_the_starting_policy(tmp_path):
 
     weights = load_file(tmp_path / "policy" / "model.safetensors")
     parameters = sum(weight.numel() for weight in weights.values())
-    assert f"a policy of {round(parameters, -4):,} parameters" in page.PAGE.read_text()
+    assert f"policies of {round(parameters, -4):,} to " in page.PAGE.read_text()
 
 
 def test_the_policy_is_made_again(tmp_path, monkeypatch):
@@ -153,21 +155,36 @@ def test_the_order_of_the_runs():
         "20_to_1-grpo-2",
     ]
     # 5 x 3, 5 x 2, 8 x 3, 5 x 3, and three further arms with 5 seeds each
-    assert len({*runs}) == len(runs) == 15 + 10 + 24 + 15 + 15
+    first, second = runs[:79], runs[79:]
+    assert len({*first}) == len(first) == 15 + 10 + 24 + 15 + 15
+    # four settings with 5 x 3, then 3 x 2 and 2 x 2
+    assert len({*second}) == len(second) == 60 + 6 + 4
     assert [*dict.fromkeys(run.setting for run in runs)] == [*SETTINGS]
+    assert [run.seed for run in second[:60]] == [seed for seed in range(1, 6) for _ in range(12)]
+    assert [*map(str, second[:4])] == [
+        *("gsm8k-grpo-1", "gsm8k-gdpo-1", "gsm8k-grpo_rescaled-1", "maths-grpo-1")
+    ]
+
+
+def test_the_pilot_has_a_seed_of_its_own():
+    assert not {(run.setting, run.seed) for run in settings.pilot()} & {
+        (run.setting, run.seed) for run in plan()
+    }
+    assert {run.arm for run in settings.pilot()} == {"grpo"}
+    assert {run.setting for run in settings.pilot()} == {*settings.SECOND, "coding"}
 
 
 def test_the_protocol_has_the_plan():
     text = (Path(settings.__file__).parent / "protocol.md").read_text()
     seeds = dict(re.findall(r"^\| `(\w+)`.*\| 1 to (\d+) \|$", text, re.M))
-    assert seeds == {name: str(len(setting.seeds)) for name, setting in SETTINGS.items()}
+    assert seeds == {name: str(len(SETTINGS[name].seeds)) for name in settings.PROTOCOL}
     assert all(setting.seeds[0] == 1 for setting in SETTINGS.values())
     assert {f"`{arm}`" for arm in settings.ARMS} <= {*re.findall(r"`\w+`", text)}
     assert "1 - 0.05/7" in text and len(compare.COMPARISONS) == 7
     assert pytest.approx(1 - 0.05 / 7) == compare.LEVEL
     assert "-0.05 and +0.05" in text and compare.MATTERS == 0.05
     assert "20 minutes in the place of 10" in text and on_cpu.TIME_LIMIT_SECONDS == 1200
-    assert "repeated once" in text and drive.MAX_TRIES == 2
+    assert "repeated once" in text and results.MAX_TRIES == 2
 
 
 def test_the_page_has_what_the_protocol_expects():
@@ -214,12 +231,16 @@ def test_arms_differ_in_the_estimator_alone(setting, tmp_path, monkeypatch):
         config.algorithm.adv_estimator, config.arm = "any", "any"
         config.trainer.experiment_name, config.algorithm.gdpo.rewards = "any", None
         assert config.seed == config.actor_rollout_ref.rollout.seed == 2
-        assert config.trainer.total_training_steps == 30
+        assert config.trainer.total_training_steps == SETTINGS[setting].steps
         assert config.trainer.test_freq == config.trainer.save_freq == -1
         assert not config.trainer.val_before_train
         assert not config.actor_rollout_ref.actor.use_kl_loss
         assert not config.algorithm.use_kl_in_reward
-        assert config.actor_rollout_ref.actor.optim.lr == (3e-4 if setting == "tool_rl" else 1e-3)
+        rate = 3e-4 if SETTINGS[setting].recipe == "tool_rl" else 1e-3
+        assert config.actor_rollout_ref.actor.optim.lr == rate
+        assert not config.algorithm.filter_groups.enable
+        mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
+        assert mini_batch == config.data.train_batch_size  # one update a step
         rest = configs.setdefault("rest", config)
         assert config == rest, arm
     assert configs["grpo"][0] == "grpo" and configs["gdpo"][0] == "gdpo"
@@ -228,7 +249,7 @@ def test_arms_differ_in_the_estimator_alone(setting, tmp_path, monkeypatch):
         assert configs["grpo_rescaled"] == ("grpo", {"format": 1 / 20, "answer": 1.0})
         arguments = configs["rest"].reward.custom_reward_function.reward_kwargs
         assert arguments == {"ranges": {"format": 20.0, "answer": 1.0}}
-    if setting == "tool_rl":
+    if SETTINGS[setting].recipe == "tool_rl":
         assert configs["grpo_rescaled"] == ("grpo", {"format": 1.0, "correctness": 1 / 6})
 
 
@@ -328,7 +349,14 @@ def test_a_failure_stays_beside_the_result(tmp_path):
     for _ in range(2):
         drive.drive([RUN], train, tmp_path / "work", tmp_path / "data")
     assert len(results.failures(RUN, tmp_path / "data")) == 1
-    assert results.read(RUN, tmp_path / "data").small == SAMPLE.small
+    assert results.read(RUN, tmp_path / "data").shares == SHARES
+
+
+def test_a_setting_that_is_complete_may_have_another_configuration(tmp_path):
+    results.write(RUN, SAMPLE, tmp_path)
+    results.check_fingerprints([RUN], tmp_path)
+    assert RUN in FOUND and FOUND[RUN].fingerprint != settings.fingerprint(RUN)
+    results.check_fingerprints(plan())
 
 
 @pytest.mark.parametrize("kept", [SAMPLE, Failure("abc", "exit code 1", 3.0)])
@@ -383,17 +411,40 @@ def dump(folder, step, rewards, end="\n"):
     (folder / f"{step}.jsonl").write_text("\n".join(lines) + end)
 
 
-def test_curves_from_the_dumps(tmp_path):
-    folder = tmp_path / "rollouts"
-    dump(folder, 1, [{"small_met": 0.0, "large_met": 1.0}, {"small_met": 1.0, "large_met": 1.0}])
-    dump(folder, 2, [{"format": 1.0, "correctness": 3.0}, {"format": 1.0, "correctness": -1.5}])
-    assert results.curves(tmp_path) == ([0.5, 1.0], [1.0, 0.625])  # (1 + 0.25) / 2
-    dump(folder, 4, [{"small_met": 0.0, "large_met": 1.0}])
+def test_what_is_measured_in_the_dumps(tmp_path):
+    folder, facts, tool_rl = tmp_path / "rollouts", SETTINGS["20_to_1"], SETTINGS["tool_rl_seeds"]
+    met = [{"small_met": 0.0, "large_met": 1.0}, {"small_met": 1.0, "large_met": 1.0}]
+    dump(folder, 1, met)
+    dump(folder, 2, met[:1] * 2)
+    found = results.measured(tmp_path, facts)
+    assert found["shares"] == {"small": (0.5, 0.0), "large": (1.0, 1.0)}
+    assert found["varies"] == {"small": (1.0, 0.0), "large": (0.0, 0.0)}
+    # a group of 0 and 1 has the standard deviation .7071, and the range is 1
+    assert found["spread"] == {"small": (0.70711, 0.0), "large": (0.0, 0.0)}
+    dump(folder, 4, met)
     with pytest.raises(ValueError, match="missing or incomplete"):
-        results.curves(tmp_path)
-    dump(folder, 3, [{"small_met": 0.0, "large_met": 1.0}], end="")
+        results.measured(tmp_path, facts)
+    dump(folder, 3, met, end="")
     with pytest.raises(ValueError, match="missing or incomplete"):
-        results.curves(tmp_path)
+        results.measured(tmp_path, facts)
+    for path in folder.iterdir():
+        path.unlink()
+    dump(folder, 1, [{"format": 1.0, "correctness": 3.0}, {"format": 1.0, "correctness": -1.5}])
+    found = results.measured(tmp_path, tool_rl)
+    assert found["shares"] == {"format": (1.0,), "correctness": (0.625,)}  # (1 + 0.25) / 2
+    assert found["spread"] == {"format": (0.0,), "correctness": (3.18198,)}  # 4.5 / sqrt(2)
+    same = results.measured(tmp_path, SETTINGS["tool_rl"])["shares"]
+    assert same == {"small": (1.0,), "large": (0.625,)}
+
+
+def test_a_reward_without_its_condition_is_not_earned(tmp_path):
+    rewards = [{"correctness": 0.0, "length": 1.0}, {"correctness": 1.0, "length": 1.0}]
+    dump(tmp_path / "rollouts", 1, rewards)
+    shares = {
+        name: results.measured(tmp_path, SETTINGS[name])["shares"]["length"]
+        for name in ("maths", "maths_if_correct")
+    }
+    assert shares == {"maths": (1.0,), "maths_if_correct": (0.5,)}
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -403,27 +454,29 @@ def test_what_is_written_is_read(tmp_path):
 
 
 def test_the_data_are_of_the_plan_and_of_one_configuration():
-    known = {f"{run}.json" for run in plan()}
-    names = [path.name for path in results.DATA.iterdir()]
+    known = {f"{run}.json" for run in (*plan(), *settings.pilot())}
+    names = [path.name for folder in results.DATA_OF.values() for path in folder.glob("*")]
     assert {re.sub(r"\.failed-\d+", "", name) for name in names} <= known
     assert len(FOUND) == sum("failed" not in name for name in names) > 0
     of = {}
     for run, result in FOUND.items():
-        assert len(result.small) == len(result.large) == 30
-        assert all(0 <= share <= 1 for share in (*result.small, *result.large))
+        setting = SETTINGS[run.setting]
+        assert {*result.shares} == {*setting.columns}
+        for curve in result.shares.values():
+            assert len(curve) == setting.steps and all(0 <= share <= 1 for share in curve)
         assert of.setdefault((run.setting, run.arm), result.fingerprint) == result.fingerprint
         if run.setting != "tool_rl":  # all arms have the start of the seed
             other = next(r for r in FOUND if (r.setting, r.seed) == (run.setting, run.seed))
-            assert result.start == FOUND[other].start
+            assert (result.start, result.inputs) == (FOUND[other].start, FOUND[other].inputs)
 
 
 def test_the_dip_that_the_page_explains():
     """No other run loses a fifth of the small reward in one step."""
     falls = {
         (*run[:3], step)
-        for run, found in FOUND.items()
+        for run, found in FIRST.items()
         for step in range(2, 31)
-        if found.small[step - 1] < found.small[step - 2] - 0.2
+        if found.shares["small"][step - 1] < found.shares["small"][step - 2] - 0.2
     }
     assert falls == {("20_to_1", "gdpo", 5, 22)}
     assert "(GDPO, ranges 20 and 1, seed 5)" in page.PAGE.read_text()
@@ -439,7 +492,7 @@ def test_rescaled_rewards_are_rewards_of_equal_range():
     ]
     assert pairs
     for rescaled, equal in pairs:
-        assert (rescaled.small, rescaled.large) == (equal.small, equal.large)
+        assert rescaled.shares == equal.shares
 
 
 # --- the comparison -------------------------------------------------------------------------------
@@ -448,7 +501,7 @@ def test_rescaled_rewards_are_rewards_of_equal_range():
 def results_of(setting, **arms):
     """Runs whose small reward is the given number all the time, one number a seed."""
     return {
-        Run(setting, arm, seed): replace(SAMPLE, small=(value,), large=(0.5,))
+        Run(setting, arm, seed): replace(SAMPLE, shares={"small": (value,), "large": (0.5,)})
         for arm, values in arms.items()
         for seed, value in enumerate(values, 1)
     }
@@ -463,7 +516,7 @@ def test_a_paired_interval():
     assert (gain.low, gain.high) == pytest.approx((0.2 - 0.0878, 0.2 + 0.0878), abs=1e-4)
     assert compare.difference(found, "1_to_1", "gdpo", "grpo").half_width > gain.half_width
     # the mean of both shares: the large one is the same, so half of it is left
-    both = compare.difference(found, "1_to_1", "gdpo", "grpo", compare.both)
+    both = compare.difference(found, "1_to_1", "gdpo", "grpo", compare.mean_of_all)
     assert both.mean == pytest.approx(0.1)
 
 
@@ -520,20 +573,6 @@ def test_a_further_setting_changes_no_verdict():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True)
     assert not done.returncode, done.stderr
-
-
-def test_what_the_task_does_not_use_is_not_in_the_fingerprint():
-    import ast
-
-    text = Path(task.__file__).read_text()
-    first = ast.dump(settings._used(ast.parse(text), settings.USED[task]))
-    assert first == ast.dump(ast.parse(text))  # all of it is used today
-    unused = "from math import pi\n" + text + "\ndef another(row: Row) -> float:\n    return pi\n"
-    assert ast.dump(settings._used(ast.parse(unused), settings.USED[task])) == first
-    for old, new in (("FACTOR = 8.0", "FACTOR = 9.0"), ("range(3)]", "range(4)]")):
-        assert old in text
-        changed = settings._used(ast.parse(text.replace(old, new)), settings.USED[task])
-        assert ast.dump(changed) != first, old
 
 
 def test_a_seed_counts_if_both_arms_have_it():
@@ -639,11 +678,11 @@ def test_the_sentences_of_the_readme_are_those_of_the_data():
     assert f"earned {gains['20_to_1', 'grpo'].mean:.2f} more than GRPO where" in said
     assert f"and {gains['by_prompt', 'grpo'].mean:.2f} more where they depend on the prompt" in said
     less = [
-        -compare.difference(FOUND, setting, "gdpo", "grpo", compare.large).mean
+        -compare.difference(FOUND, setting, "gdpo", "grpo", compare.share("large")).mean
         for setting in ("20_to_1", "by_prompt")
     ]
     assert f"Of the other reward it earned {less[0]:.2f} and {less[1]:.2f} less." in said
-    assert f"{len(FOUND)} trainings" in said
+    assert f"{len(FIRST)} trainings" in said
 
 
 def test_the_template_holds_no_results():
@@ -688,7 +727,7 @@ def test_the_pictures_show_the_data(tmp_path):
     assert names[0] == "ranges 20 and 1:\nsmall reward (answer)" and "large" in names[4]
     for size, panel in (("small", panels[0]), ("large", panels[4])):
         runs = [found for run, found in FOUND.items() if run[:2] == ("20_to_1", "gdpo")]
-        mean = [sum(shares) / 5 for shares in zip(*(getattr(r, size) for r in runs), strict=True)]
+        mean = [sum(shares) / 5 for shares in zip(*(r.shares[size] for r in runs), strict=True)]
         assert [*panel.lines[0].get_ydata()] == pytest.approx(mean)
 
 
@@ -744,12 +783,12 @@ def test_a_run_on_gpus_is_kept(tmp_path, monkeypatch):
     def script(arguments):
         folder = Path(arguments[-1].removeprefix("run_dir="))
         folder.mkdir(parents=True)
-        dump(folder / "rollouts", 1, [{"format": 1.0, "correctness": 0.0}])
+        dump(folder / "rollouts", 1, [{"format": 1.0, "correctness": 0.0}] * 2)
         return 0
 
     monkeypatch.setattr(on_gpu.subprocess, "call", script)
     found = on_gpu.train(run, tmp_path)
-    assert (found.small, found.large) == ((1.0,), (0.5,))
+    assert found.shares == {"small": (1.0,), "large": (0.5,)}
     assert found.fingerprint == settings.fingerprint(run) != settings.fingerprint(Run(*run[:3]))
     monkeypatch.setattr(on_gpu.subprocess, "call", lambda _: 1)
     assert "exit code 1; see " in on_gpu.train(run, tmp_path).reason

@@ -15,13 +15,13 @@ import torch
 from verl_gdpo.advantage import zero
 from verl_gdpo.advantage.equation import GdpoScalars, compute_gdpo_scalars, normalize_groups
 from verl_gdpo.advantage.equation_inputs import Options
+from verl_gdpo.advantage.zero import Bools as Bools
+from verl_gdpo.advantage.zero import Floats as Floats
+from verl_gdpo.advantage.zero import Ints as Ints
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.settings.algorithm import GdpoSettings
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Statistics = dict[str, float | None]
 # the settings that are options of the equation as they are
 SAME_OPTIONS = {option.name for option in fields(Options)} - {"combine"}

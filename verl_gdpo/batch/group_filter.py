@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from verl_gdpo.advantage.zero import has_signal
-from verl_gdpo.batch.advantages import Floats, scalars_of
+from verl_gdpo.advantage.zero import Floats, has_signal
+from verl_gdpo.batch.advantages import scalars_of
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.rows import ABSENT, RewardError, RewardRows, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings

@@ -11,12 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.advantage.zero import is_the_sum, with_slack
+from verl_gdpo.advantage.zero import Floats, is_the_sum, with_slack
 from verl_gdpo.batch.rows import ABSENT, RewardError, RewardRows, is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import FACTS, WeightedSum, line_of
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -123,11 +121,8 @@ def rewards_among(columns: Mapping[str, Sequence[Any]]) -> list[str]:
     """
     kinds = {name: {type(value): value for value in columns[name]} for name in _names(columns)}
     numbers = [name for name, kind in kinds.items() if any(map(is_number, kind.values()))]
-    return numbers or [name for name, kind in kinds.items() if all(map(_is_missing, kind.values()))]
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or value is ABSENT
+    no_value = {type(None), type(ABSENT)}
+    return numbers or [name for name, kind in kinds.items() if kind.keys() <= no_value]
 
 
 def _check_same_names(
@@ -177,9 +172,9 @@ def _value(name: str, value: Any, rows: RewardRows, row: int) -> float | None:
         returned = _names(rows.info(row))
         raise RewardError(f"{label}: no reward {name!r}; {rows.said(row)} {returned}")
     try:
-        return value_or_error(value)
+        return value_or_error(value, f"{label}: reward {name!r} ")
     except ValueError as error:
-        raise RewardError(f"{label}: reward {name!r} {error}") from None
+        raise RewardError(str(error)) from None
 
 
 def _check_bounds(

@@ -20,8 +20,9 @@ from verl_gdpo.advantage import zero
 from verl_gdpo.advantage.equation import GdpoScalars
 from verl_gdpo.advantage.equation_inputs import VERL_EPS, group_index
 from verl_gdpo.advantage.variants import Bounds
+from verl_gdpo.advantage.zero import Bools, Floats, Ints
 from verl_gdpo.batch import advantages
-from verl_gdpo.batch.advantages import Bools, Floats, Ints, Statistics
+from verl_gdpo.batch.advantages import Statistics
 from verl_gdpo.batch.matrix import RewardMatrix
 from verl_gdpo.batch.reward_metrics import RewardsOfStep, Sources
 from verl_gdpo.batch.rows import ABSENT, NOTES_KEY, RewardRows

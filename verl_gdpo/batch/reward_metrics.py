@@ -13,16 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.advantage.zero import with_slack
-from verl_gdpo.batch.advantages import (
-    Bools,
-    Floats,
-    Ints,
-    Statistics,
-    of_units,
-    unit,
-    within_groups,
-)
+from verl_gdpo.advantage.zero import Bools, Floats, Ints, with_slack
+from verl_gdpo.batch.advantages import Statistics, of_units, unit, within_groups
 
 MOST_SOURCES = 16  # with more, only means are told by data source
 

@@ -74,7 +74,7 @@ class RewardRows:
             session_B=np.array([last[split_key(key)[0]] for key in keys], dtype=np.int64),
             is_padding_B=np.array(is_padding, dtype=np.bool_),
             step=step,
-            own_scores=own_scores_of(infos),
+            own_scores={r: info[OWN_KEY] for r, info in enumerate(infos) if OWN_KEY in info},
         )
 
     @classmethod
@@ -144,11 +144,6 @@ def check_names(infos: Sequence[Mapping[str, Any]], label: Callable[[int], str])
             raise RewardError(f"{label(row)}: reward_extra_info has the {error}") from None
 
 
-def own_scores_of(infos: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Return {row: score} of the rows that an agent loop scored itself."""
-    return {row: info[OWN_KEY] for row, info in enumerate(infos) if OWN_KEY in info}
-
-
 def split_key(key: str) -> tuple[str, int]:
     """Split `{uid}_{session}_{index}` into `{uid}_{session}` and index."""
     session, index = key.rsplit("_", 1)
@@ -160,26 +155,27 @@ def group_of(key: str) -> str:
     return key.rsplit("_", 2)[0]
 
 
-def value_or_error(value: Any) -> float | None:
+def value_or_error(value: Any, what: str = "") -> float | None:
     """Return a Python, numpy or torch number (or bool) as a finite float. None stays None.
 
     >>> value_or_error(np.float32(0.5)), value_or_error(True), value_or_error(None)
     (0.5, 1.0, None)
-    >>> value_or_error("0.5")
+    >>> value_or_error("0.5", "reward 'acc' ")
     Traceback (most recent call last):
-    ValueError: is '0.5'; expected a finite number
+    ValueError: reward 'acc' is '0.5'; expected a finite number
 
     Raises:
-        ValueError: the value is not a finite number; the message continues "reward NAME ...".
+        ValueError: the value is not a finite number; the message begins with `what`.
     """
     if value is None:
         return None
     number = _as_float(value)
     if number is None:
         got = reprlib.repr(value) if isinstance(value, TEXT) else f"a {type(value).__name__}"
-        raise ValueError(f"is {got}; expected a finite number")
+        raise ValueError(f"{what}is {got}; expected a finite number")
     if not math.isfinite(number):
-        raise ValueError(f"is {number}; expected a finite number (None if it does not apply)")
+        expected = "a finite number (None if it does not apply)"
+        raise ValueError(f"{what}is {number}; expected {expected}")
     return number
 
 

@@ -13,7 +13,7 @@ default one exists already, and has the trainer's workers or the rollout's alone
 import json
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 import torch
@@ -21,11 +21,7 @@ from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-de
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 TIMEOUT = timedelta(minutes=10)
-
-
-class Address(NamedTuple):
-    host: str
-    port: int
+Address = tuple[str, int]  # host and port
 
 
 @CheckpointEngineRegistry.register("gloo")
@@ -43,7 +39,7 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc, unused-ignor
             return None
         host = ray.util.get_node_ip_address()
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
-        return Address(host, self._store.port)
+        return host, self._store.port
 
     @classmethod
     def build_topology(

@@ -1,8 +1,8 @@
 """verl's platform interface for a machine without an accelerator.
 
-Relies on verl 0.9: verl.plugin.platform.PlatformBase (subclassed). Registered under the name
-"cpu" by `plugin.py`, and only there: verl auto-detects every registered platform, so importing
-this module must not register it.
+Relies on verl 0.9: verl.plugin.platform.platform_cuda.PlatformCUDA (subclassed). Registered under
+the name "cpu" by `plugin.py`, and only there: verl auto-detects every registered platform, so
+importing this module must not register it.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import torch
-from verl.plugin.platform import PlatformBase
+from verl.plugin.platform.platform_cuda import PlatformCUDA
 
 
 def _nothing(*_args: Any, **_options: Any) -> None:
@@ -47,8 +47,12 @@ class CpuDeviceModule(ModuleType):
             ) from None
 
 
-class PlatformCPU(PlatformBase):  # type: ignore[misc, unused-ignore]
-    """One logical device per process: the CPU. There is no cache, no profiler and no IPC."""
+class PlatformCPU(PlatformCUDA):  # type: ignore[misc, unused-ignore]
+    """One logical device per process: the CPU. There is no cache, no profiler and no IPC.
+
+    verl counts only GPU and NPU, so Ray has logical GPUs (ray.init(num_gpus=1)), as with CUDA, and
+    sets CUDA_VISIBLE_DEVICES.
+    """
 
     device_name = vendor_name = "cpu"
     device_module = CpuDeviceModule("verl_gdpo_cpu_device")
@@ -79,17 +83,8 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc, unused-ignore]
     def communication_backend_name(self) -> str:
         return "gloo"
 
-    def visible_devices_envvar(self) -> str:
-        return "CUDA_VISIBLE_DEVICES"  # what Ray sets for its logical GPU slots
-
     def nvtx_range(self, msg: str) -> AbstractContextManager[None]:
         return nullcontext()
-
-    def ray_resource_name(self) -> str:
-        return "GPU"  # logical slots (ray.init(num_gpus=1)): verl counts only GPU and NPU
-
-    def ray_noset_envvars(self) -> list[str]:
-        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
 
     def is_ipc_supported(self) -> bool:
         return False

@@ -14,13 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_gdpo.cpu.sampler import (
-    Completion,
-    Request,
-    parse_max_tokens,
-    parse_sampling_params,
-    sample,
-)
+from verl_gdpo.cpu import sampler
+from verl_gdpo.cpu.sampler import Completion, Request
 
 # Runs a batch; must return one outcome a request, and ask the given function whether to stop.
 RunBatch = Callable[[Sequence[Request], Callable[[], bool]], list[Completion | Exception]]
@@ -212,12 +207,12 @@ class Engine:
             )
         prompt = tuple(int(token) for token in prompt_ids)
         self._check_prompt(prompt)
-        params = parse_sampling_params(
+        params = sampler.parse_sampling_params(
             sampling_params, eos_ids=self.eos_ids, ignore_eos=self.ignore_eos
         )
         room = self.prompt_length + self.response_length - len(prompt)
         longest, in_model = min(self.response_length, room), self.max_model_len - len(prompt)
-        max_tokens = parse_max_tokens(sampling_params, default=longest, room=in_model)
+        max_tokens = sampler.parse_max_tokens(sampling_params, default=longest, room=in_model)
         seed = self._seed_of(prompt, sampling_params)
         return await self.batcher.submit(Request(prompt, params, max_tokens, seed))
 
@@ -240,7 +235,7 @@ class Engine:
         for params in {request.params for request in requests}:
             places = [k for k, request in enumerate(requests) if request.params == params]
             alike = [requests[k] for k in places]
-            sampled = sample(self.model, alike, self.pad_id, should_abort)
+            sampled = sampler.sample(self.model, alike, self.pad_id, should_abort)
             outcomes |= zip(places, sampled, strict=True)
         for outcome in outcomes.values():
             if isinstance(outcome, Completion):

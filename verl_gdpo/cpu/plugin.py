@@ -9,8 +9,8 @@ What is changed in verl 0.9, each right after the module has been imported:
 - verl.plugin.platform.PlatformRegistry: gets the platform "cpu" (public).
 - the variable VERL_ENGINE_DEVICE, read by verl.workers.engine.base.EngineRegistry: verl registers
   its FSDP engine for cuda and npu only; it runs on CPU just the same.
-- verl.utils.distributed.initialize_global_process_group and initialize_global_process_group_ray:
-  both build the backend "cpu:gloo,cpu:gloo", which torch rejects as naming a device twice.
+- verl.utils.distributed.initialize_global_process_group_ray: builds the backend
+  "cpu:gloo,cpu:gloo", which torch rejects as naming a device twice.
 - verl.utils.fsdp_utils: see `verl_gdpo.verl_hooks.fused_kernels`. The recipe for the CPU needs it.
 - verl.utils.fsdp_utils.fsdp2_sharded_save_to_cpu: keeps weights for later by moving them to the
   CPU, which does not copy what is there already.
@@ -84,18 +84,12 @@ def _register_platform() -> None:
 
 
 def _patch_process_group(module: ModuleType) -> None:
-    require(module, "initialize_global_process_group", "timeout_second")
     original = require(module, "initialize_global_process_group_ray", "timeout_second", "backend")
 
-    def initialize_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
+    def initialize(timeout_second: int | None = None, backend: str | None = None) -> None:
         original(timeout_second=timeout_second, backend=backend or BACKEND)
 
-    def initialize(timeout_second: int = 36000) -> tuple[int, int, int]:
-        initialize_ray(timeout_second)
-        return int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-
-    vars(module)["initialize_global_process_group_ray"] = initialize_ray
-    vars(module)["initialize_global_process_group"] = initialize
+    vars(module)["initialize_global_process_group_ray"] = initialize
 
 
 def _let_fused_kernels_run(_module: ModuleType) -> None:

@@ -24,12 +24,12 @@ class LeftOut(Exception):
     """A row, or a test of one, is left out. The message says why, for the report."""
 
 
-def progress(items: Iterable[T], what: str, unit: str = "rows") -> Iterator[T]:
+def progress(items: Iterable[T], what: str) -> Iterator[T]:
     """Yield the items; print a line on stderr every few seconds, and nothing for short work."""
     of_total = f" of {len(items):,}" if isinstance(items, Sized) else ""
     next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
     for done, item in enumerate(items):
         if time.monotonic() >= next_line_at:
-            print(f"{what}: {done:,}{of_total} {unit}", file=sys.stderr, flush=True)
+            print(f"{what}: {done:,}{of_total} rows", file=sys.stderr, flush=True)
             next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
         yield item

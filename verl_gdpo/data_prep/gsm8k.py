@@ -43,18 +43,15 @@ def _made_row(rng: Random, split: str) -> Row:
     name, things = rng.choice(NAMES), rng.choice(THINGS)
     if rng.random() < THOUSANDS_SHARE:
         first, second = _pair(1, 49, split, rng)
+        result = f"{first + second},000"
         question = f"A shop makes {first},000 {things} in May and {second},000 in June. How many?"
-        return _as_row(question, f"{first + second},000")
-    first, second = _pair(10, 99, split, rng)
-    if rng.random() < 0.5:
-        question = f"{name} has {first} {things} and gets {second} more. How many {things} now?"
-        return _as_row(question, str(first + second))
-    first, second = max(first, second), min(first, second)
-    question = f"{name} has {first} {things} and loses {second}. How many {things} now?"
-    return _as_row(question, str(first - second))
-
-
-def _as_row(question: str, result: str) -> Row:
+    else:
+        first, second = _pair(10, 99, split, rng)
+        result, said = str(first + second), f"has {first} {things} and gets {second} more"
+        if rng.random() >= 0.5:
+            first, second = max(first, second), min(first, second)
+            result, said = str(first - second), f"has {first} {things} and loses {second}"
+        question = f"{name} {said}. How many {things} now?"
     return make_row(TASK, question, result, TASK.system_prompt)
 
 

@@ -20,8 +20,7 @@ from verl_gdpo.data_prep import LeftOut
 from verl_gdpo.data_prep.local_files import make_row, seeded
 from verl_gdpo.data_prep.schema import Row, require
 from verl_gdpo.data_prep.sources import Sources
-from verl_gdpo.rewards.math_length import INSTRUCTION, TASK, has_split_number, joined
-from verl_gdpo.rewards.math_length_pool import are_equal
+from verl_gdpo.rewards.math_length import INSTRUCTION, TASK, are_equal, has_split_number, joined
 
 # would be part of the problem, if they said something; OlympiadBench has them
 PARTS_OF_THE_PROBLEM = ("context", "image", "images")

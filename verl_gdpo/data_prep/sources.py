@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.atomic import replace_together
-from verl_gdpo.data_prep import DataError, UsageError, local_files, progress
+from verl_gdpo.data_prep import DataError, UsageError, local_files
 from verl_gdpo.data_prep.local_files import Mend, RowOf
 from verl_gdpo.data_prep.parquet import git_blob_id
 from verl_gdpo.data_prep.schema import Row, Splits
@@ -29,7 +29,7 @@ from verl_gdpo.rewards.task import Task
 MakeRows = Callable[..., list[Row]]  # make_rows(count, split="train" or "test", seed=...)
 SYNTHETIC_ROWS = 2000
 WEAK = "weak_sandbox"  # the option of scorers that run programs
-CHUNK_BYTES, MAX_BYTES = 1 << 16, 64 << 20  # of a download
+MAX_BYTES = 64 << 20  # of a download
 TIMEOUT_S = 30.0  # without a byte
 
 
@@ -44,7 +44,6 @@ class Sources:
     mend: makes a ground truth right, for all kinds of files; see `Mend`. It runs in several
         threads, and raises LeftOut for one that it cannot make right.
     make_rows: makes synthetic rows; none, there are none.
-    synthetic_choices: {option of `make_rows`: its values, the default last}.
     base_url: of upstream; none, there is nothing to download.
     files: {split: (path below `base_url`, git blob id)}.
     dropped: keys of `extra_info` that are left out.
@@ -55,7 +54,6 @@ class Sources:
     of_parquet: RowOf = lambda item, *_: item
     mend: Mend | None = None
     make_rows: MakeRows | None = None
-    synthetic_choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
     base_url: str = ""
     files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     dropped: Sequence[str] = ()
@@ -80,17 +78,14 @@ class Sources:
     def _add_synthetic(
         self, parser: argparse.ArgumentParser, source: argparse._MutuallyExclusiveGroup
     ) -> None:
-        about, positive = "make N training rows (default: %(const)s)", partial(_whole_number, 1)
+        about, positive = "make N training rows (default: %(const)s)", partial(whole_number, 1)
         source.add_argument(
             "--synthetic", metavar="N", type=positive, nargs="?", const=SYNTHETIC_ROWS, help=about
         )
         about = "test rows (default: N/10, at least 1)"
         parser.add_argument("--synthetic-test", metavar="M", type=positive, help=about)
         about = "of the synthetic rows (default: 0)"
-        parser.add_argument("--seed", type=partial(_whole_number, 0), help=about)
-        for name, choices in self.synthetic_choices.items():
-            about = f"of the synthetic rows (default: {choices[-1]})"
-            parser.add_argument(f"--{name}", choices=choices, help=about)
+        parser.add_argument("--seed", type=partial(whole_number, 0), help=about)
 
     def load(self, args: argparse.Namespace) -> Splits:
         """Return the checked rows of both files.
@@ -141,19 +136,18 @@ class Sources:
         assert self.make_rows is not None
         train, seed = given["synthetic"], given["seed"] or 0
         counts = {"train": train, "test": given["synthetic_test"] or max(1, train // 10)}
-        chosen = {name: given[name] or last for name, (*_, last) in self.synthetic_choices.items()}
         splits: Splits = {}
         for split, count in counts.items():
             said = f"making {count:,} synthetic {split} rows, seed {seed}"
             print(said, file=sys.stderr, flush=True)
-            rows = self.make_rows(count, split=split, seed=seed, **chosen)
+            rows = self.make_rows(count, split=split, seed=seed)
             splits[split] = local_files.numbered(rows, split, self.dropped)
         return splits
 
     def _refuse_stray_options(self, given: Mapping[str, Any]) -> None:
         of_seed, of_files = given.get("synthetic") is not None, given["source"] is not None
         stray: list[str] = [] if of_files else ["test"]
-        stray += [] if of_seed else ["synthetic_test", "seed", *self.synthetic_choices]
+        stray += [] if of_seed else ["synthetic_test", "seed"]
         stray += ["base_url", "cache"] if of_seed or of_files else []
         for name in stray:
             if given.get(name) is not None:
@@ -188,20 +182,16 @@ def fetch(url: str, path: Path, *, blob_id: str) -> None:
 
 def _downloaded(url: str) -> bytes:
     """The bytes at `url`; raises DataError if it cannot be read, or has too many."""
-    content = bytearray()
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-            chunks = iter(partial(response.read, CHUNK_BYTES), b"")
-            for chunk in progress(chunks, f"downloading {url}", "x 64 KiB"):
-                content += chunk
-                if len(content) > MAX_BYTES:
-                    raise ValueError(f"got more than {MAX_BYTES:,} bytes")
-    except (OSError, HTTPException, ValueError) as error:
+            content: bytes = response.read(MAX_BYTES + 1)
+    except (OSError, HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
-        said = str(error) or repr(error)
-        raise DataError(f"{url}: download failed after {len(content):,} bytes: {said}") from error
-    return bytes(content)
+        raise DataError(f"{url}: download failed: {str(error) or repr(error)}") from error
+    if len(content) > MAX_BYTES:
+        raise DataError(f"{url}: download failed: got more than {MAX_BYTES:,} bytes")
+    return content
 
 
 def questions_of(task: Task) -> Sources:
@@ -214,7 +204,8 @@ def questions_of(task: Task) -> Sources:
     return Sources(task=task, row_of=row_of)
 
 
-def _whole_number(low: int, text: str) -> int:
+def whole_number(low: int, text: str) -> int:
+    """Return the number that an option's text is, for argparse."""
     if not (text.isdecimal() and int(text) >= low):
         raise argparse.ArgumentTypeError(f"got {text!r}; expected a whole number >= {low}")
     return int(text)

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.evaluation.benchmark import Benchmark
-from verl_gdpo.evaluation.questions import Column, Question, Scores
-from verl_gdpo.evaluation.tasks import OneAnswer
+from verl_gdpo.evaluation.questions import Column, OneAnswer, Question, Scores
 from verl_gdpo.rewards.tool_rl_format import CALL_TAGS, NAME_KEY, PARAMETERS_KEY
 
 LEVELS = (1, 2, 3)
@@ -136,6 +135,5 @@ BENCHMARK = Benchmark(
     columns=columns,
     max_tokens=4096,  # as in ToolRL's generate.py
     data_source="api_bank",
-    data_help=f"the folder of {WHERE}",
     notes=("ToolRL's own evaluation is the number 'any call'.",),
 )

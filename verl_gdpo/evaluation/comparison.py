@@ -1,11 +1,12 @@
 """Puts several results of one benchmark side by side, with intervals that are paired by problem."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.evaluation.numbers import Number, differences, numbers
-from verl_gdpo.evaluation.results import NOTHING, column_of, problem_of, read_result, shown
+from verl_gdpo.evaluation.numbers import Problem, numbers
+from verl_gdpo.evaluation.results import column_of, flat, read_result, shown
 from verl_gdpo.terminal import printable, render
 
 # settings that have to differ, or may without a word
@@ -25,17 +26,19 @@ def compare(paths: Sequence[Path]) -> str:
     percent = first["percent"]
     columns = [column_of(one) for one in first["columns"]]
     keys = [*first["problems"]]
-    problems = [[problem_of(one["problems"][key]) for key in keys] for one in results]
-    values = [_flat(numbers(columns, one)) for one in problems]
-    changes = [_flat(differences(columns, problems[0], one)) for one in problems[1:]]
+    problems = [[Problem(**one["problems"][key]) for key in keys] for one in results]
+    values = [[*flat([*map(asdict, numbers(columns, one))])] for one in problems]
+    changes = [
+        [*flat([*map(asdict, numbers(columns, one, less=problems[0]))])] for one in problems[1:]
+    ]
     header = ["%" if percent else "", "1"]
     for number in range(2, len(results) + 1):
         header += [str(number), f"{number} less 1", "95 % interval"]
     rows = []
     for k, (name, base) in enumerate(values[0]):
-        row = [name, _shown(base, percent)]
+        row = [name, shown(base, percent)[0]]
         for of_one, changed in zip(values[1:], changes, strict=True):
-            row += [_shown(of_one[k][1], percent), *_difference(changed[k][1], percent)]
+            row += [shown(of_one[k][1], percent)[0], *shown(changed[k][1], percent)]
         rows.append(row)
     names = [
         f"{k}  {_name(path, one)}"
@@ -72,21 +75,3 @@ def _warnings(results: Sequence[Mapping[str, Any]]) -> list[str]:
 def _name(path: Path, result: Mapping[str, Any]) -> str:
     place = result.get("policy", {}).get("place", "")
     return printable(f"{path}: {place}, step {result['settings'].get('step')}")
-
-
-def _flat(found: Sequence[Number], depth: int = 0) -> list[tuple[str, Number]]:
-    lines = []
-    for number in found:
-        lines += [("  " * depth + printable(number.name), number), *_flat(number.parts, depth + 1)]
-    return lines
-
-
-def _shown(number: Number, percent: bool) -> str:
-    return NOTHING if number.value is None else shown(number.value, percent)
-
-
-def _difference(number: Number, percent: bool) -> list[str]:
-    if number.value is None or number.interval is None:
-        return [NOTHING, NOTHING]
-    ends = " to ".join(shown(end, percent) for end in number.interval)
-    return [shown(number.value, percent), ends]

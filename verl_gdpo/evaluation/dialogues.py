@@ -1,10 +1,16 @@
-"""Plays all dialogues of a benchmark with a policy: those that go on advance together."""
+"""Plays all dialogues of a benchmark with a policy: those that go on advance together.
+
+Answers are scored in threads: a scorer that takes long waits for another process.
+"""
 
 import hashlib
+import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from verl_gdpo.evaluation.engines import Engine, Prompt
 from verl_gdpo.evaluation.questions import Episode, Messages, Question, Scores
@@ -21,6 +27,7 @@ class Dialogue:
     records: what was asked and answered, turn by turn.
     of_answers: the scores of each answer.
     asks: what the policy answers next; None at the end.
+    scores: of the whole, at the end.
     """
 
     question: Question
@@ -29,9 +36,15 @@ class Dialogue:
     records: list[Record] = field(default_factory=list)
     of_answers: list[Scores] = field(default_factory=list)
     asks: Messages | None = field(init=False)
+    scores: Scores = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.asks = self.episode.prompt()
+        self._ask(self.episode.prompt())
+
+    def _ask(self, messages: Messages | None) -> None:
+        self.asks = messages
+        if messages is None:
+            self.scores = self.episode.scores()
 
     @property
     def place(self) -> Place:
@@ -48,10 +61,10 @@ class Dialogue:
         self.records.append(record)
         if record.answer is None:
             self.episode.abandon()
-            self.asks = None
+            self._ask(None)
         else:
             self.of_answers.append(self.episode.take(record.answer))
-            self.asks = self.episode.prompt()
+            self._ask(self.episode.prompt())
 
 
 def start_all(questions: Iterable[Question], samples: int) -> list[Dialogue]:
@@ -74,16 +87,19 @@ def start_all(questions: Iterable[Question], samples: int) -> list[Dialogue]:
     ]
 
 
-def replay(dialogues: Iterable[Dialogue], known: Mapping[Place, Record]) -> None:
+def replay(dialogues: Sequence[Dialogue], known: Mapping[Place, Record]) -> None:
     """Give dialogues the answers that they got before.
 
     Raises:
         ValueError: an answer belongs to no dialogue.
     """
     left = dict(known)
-    for dialogue in dialogues:
+
+    def go_on(dialogue: Dialogue) -> None:
         while dialogue.asks is not None and (record := left.pop(dialogue.place, None)):
             dialogue.go_on(record)
+
+    _Scoring(dialogues).run([partial(go_on, one) for one in dialogues])
     if left:
         raise ValueError(
             f"{len(left)} of the answers on the disk belong to no dialogue, such as "
@@ -104,26 +120,28 @@ def play(
     Raises:
         ValueError: the model gives no usable numbers.
     """
-    progress = _Progress(dialogues)
+    scoring = _Scoring(dialogues)
     longest = engine.positions - max_tokens
     while active := [(one, one.asks) for one in dialogues if one.asks is not None]:
         asked: list[tuple[Dialogue, Prompt]] = []
+        too_long = []
         for dialogue, messages in active:
             prompt = engine.prompt(messages, _seed(seed, dialogue.place))
             if len(prompt.ids) > longest:
-                _keep(dialogue, Record(prompt.text, None), answers)
+                too_long.append((dialogue, Record(prompt.text, None)))
             else:
                 asked.append((dialogue, prompt))
+        _keep(too_long, answers, scoring)
         for batch in engine.answers([prompt for _, prompt in asked]):
-            for k, answer in batch.items():
-                dialogue, prompt = asked[k]
-                _keep(dialogue, Record(prompt.text, answer), answers)
-            progress.show(len(batch))
+            found = ((*asked[k], answer) for k, answer in batch.items())
+            pairs = [(dialogue, Record(prompt.text, answer)) for dialogue, prompt, answer in found]
+            _keep(pairs, answers, scoring)
 
 
-def _keep(dialogue: Dialogue, record: Record, answers: Answers) -> None:
-    answers.add(dialogue.place, record)
-    dialogue.go_on(record)
+def _keep(pairs: Sequence[tuple[Dialogue, Record]], answers: Answers, scoring: "_Scoring") -> None:
+    for dialogue, record in pairs:
+        answers.add(dialogue.place, record)
+    scoring.run([partial(dialogue.go_on, record) for dialogue, record in pairs])
 
 
 def _seed(seed: int, place: Place) -> int:
@@ -132,27 +150,29 @@ def _seed(seed: int, place: Place) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-class _Progress:
-    """A line on stderr now and then: how many dialogues have ended, and how long is left."""
+class _Scoring:
+    """Threads; and a line on stderr now and then: what has been done, and how long is left."""
 
     def __init__(self, dialogues: Sequence[Dialogue]) -> None:
         self._dialogues = dialogues
         self._start = self._last = time.monotonic()
         self._ended_before = self._ended()
-        self._answers = 0
 
     def _ended(self) -> int:
-        return sum(1 for one in self._dialogues if one.asks is None)
+        return sum(one.asks is None for one in self._dialogues)
 
-    def show(self, more: int) -> None:
-        self._answers += more
-        now = time.monotonic()
-        if now - self._last < SECONDS_BETWEEN_LINES:
-            return
-        self._last = now
+    def run(self, calls: Sequence[Callable[[], None]]) -> None:
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            for _ in threads.map(lambda call: call(), calls):
+                if time.monotonic() - self._last > SECONDS_BETWEEN_LINES:
+                    self._show()
+
+    def _show(self) -> None:
+        self._last = time.monotonic()
         ended, total = self._ended(), len(self._dialogues)
-        line = f"evaluate: {ended:,} of {total:,} dialogues, {self._answers:,} answers"
+        answers = sum(len(one.records) for one in self._dialogues)
+        line = f"evaluate: {ended:,} of {total:,} dialogues, {answers:,} answers"
         if done := ended - self._ended_before:
-            left = (now - self._start) / done * (total - ended)
+            left = (self._last - self._start) / done * (total - ended)
             line += f", {duration(left)} left"
         print(line, file=sys.stderr, flush=True)

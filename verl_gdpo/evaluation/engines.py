@@ -46,11 +46,9 @@ class Prompt:
 class Engine(Protocol):
     """A model that answers.
 
-    name: of the program that runs it.
     positions: the longest prompt plus answer that the model can hold, in tokens.
     """
 
-    name: str
     positions: int
 
     def prompt(self, messages: Messages, seed: int) -> Prompt:
@@ -103,8 +101,6 @@ class Tokens:
 class Transformers:
     """Generates with a transformers model, in batches of prompts of similar length."""
 
-    name = "transformers"
-
     def __init__(self, model: Path, tokens: Tokens, sampling: Sampling, dtype: str) -> None:
         import torch
         from transformers import AutoModelForCausalLM
@@ -116,7 +112,11 @@ class Transformers:
             model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
         )
         self._model = loaded.to(place).eval()
-        self._tokens, self._max_tokens = tokens, sampling.max_tokens
+        self.prompt, self._read, self._max_tokens = (
+            tokens.prompt,
+            tokens.answer,
+            sampling.max_tokens,
+        )
         self.positions = int(loaded.config.get_text_config().max_position_embeddings)
         self._stops = _ids(loaded.generation_config.eos_token_id) | _ids(loaded.config.eos_token_id)
         if not self._stops:
@@ -125,10 +125,6 @@ class Transformers:
         self._params = SamplingParams(
             sampling.temperature, sampling.top_p, sampling.top_k, frozenset(self._stops)
         )
-
-    def prompt(self, messages: Messages, seed: int) -> Prompt:
-        """See `Engine`."""
-        return self._tokens.prompt(messages, seed)
 
     def answers(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Answer]]:
         """See `Engine`; the longest prompts come first, so that memory is short at once."""
@@ -145,7 +141,7 @@ class Transformers:
     def _answer(self, request: "Request", outcome: "Completion | Exception") -> Answer:
         if isinstance(outcome, Exception):
             raise ValueError(f"a prompt of {len(request.prompt_ids)} tokens: {outcome}")
-        return self._tokens.answer(outcome.token_ids, outcome.finish == "length")
+        return self._read(outcome.token_ids, outcome.finish == "length")
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
@@ -164,18 +160,12 @@ def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
 class VLLM:
     """Generates with vLLM's class `LLM`. Relies on vLLM 0.24: `LLM`, `SamplingParams`."""
 
-    name = "vllm"
-
     def __init__(self, model: Path, tokens: Tokens, sampling: Sampling, dtype: str) -> None:
         from vllm import LLM
 
         self._llm = LLM(model=str(model), dtype=dtype, seed=0)
-        self._tokens, self._sampling = tokens, sampling
+        self.prompt, self._read, self._sampling = tokens.prompt, tokens.answer, sampling
         self.positions = int(self._llm.llm_engine.model_config.max_model_len)
-
-    def prompt(self, messages: Messages, seed: int) -> Prompt:
-        """See `Engine`."""
-        return self._tokens.prompt(messages, seed)
 
     def answers(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Answer]]:
         """See `Engine`."""
@@ -190,7 +180,7 @@ class VLLM:
 
     def _answer(self, output: Any) -> Answer:
         (one,) = output.outputs
-        return self._tokens.answer(one.token_ids, one.finish_reason == "length")
+        return self._read(one.token_ids, one.finish_reason == "length")
 
     def _params(self, seed: int) -> Any:
         from vllm import SamplingParams

@@ -7,7 +7,6 @@ where all problems have one score.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,13 +53,6 @@ class Number:
     questions: int
     parts: tuple["Number", ...] = ()
 
-    def plain(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        parts = {"parts": [part.plain() for part in self.parts]} if self.parts else {}
-        interval = None if self.interval is None else [*self.interval]
-        said = {"name": self.name, "value": self.value, "interval": interval}
-        return {**said, "questions": self.questions, **parts}
-
 
 class Draws:
     """How often each problem counts: first once each, and then in `DRAWS` drawn sets of problems.
@@ -106,41 +98,30 @@ class Draws:
         return mean
 
 
-def numbers(columns: Sequence[Column], problems: Sequence[Problem], seed: int = 0) -> list[Number]:
-    """Return the numbers of a table."""
+def numbers(
+    columns: Sequence[Column],
+    problems: Sequence[Problem],
+    less: Sequence[Problem] | None = None,
+    seed: int = 0,
+) -> list[Number]:
+    """Return the numbers of a table.
+
+    Args:
+        less: return what `problems` has more than these, which are the same ones in one order. Each
+            drawn set of problems counts for both, so what makes a problem hard cancels out.
+    """
     draws = Draws(problems, seed)
 
     def number(column: Column) -> Number:
         found = draws.values(column, problems)
+        if less is not None and found is not None:
+            others = draws.values(column, less)
+            found = None if others is None else found - others
         parts = tuple(number(part) for part in column.parts)
-        return _number(column, found, draws, parts)
+        if found is None:
+            return Number(column.name, None, None, draws.size(column), parts)
+        low, high = np.nanpercentile(found[1:], PERCENTILES)
+        interval = (float(low), float(high))
+        return Number(column.name, float(found[0]), interval, draws.size(column), parts)
 
     return [number(column) for column in columns]
-
-
-def differences(
-    columns: Sequence[Column], before: Sequence[Problem], after: Sequence[Problem], seed: int = 0
-) -> list[Number]:
-    """Return `after` less `before`, column by column; the problems are the same ones in one order.
-
-    Each drawn set of problems counts for both, so what makes a problem hard cancels out.
-    """
-    draws = Draws(before, seed)
-
-    def number(column: Column) -> Number:
-        old, new = draws.values(column, before), draws.values(column, after)
-        found = None if old is None or new is None else new - old
-        return _number(column, found, draws, tuple(number(part) for part in column.parts))
-
-    return [number(column) for column in columns]
-
-
-def _number(
-    column: Column, found: Floats | None, draws: Draws, parts: tuple[Number, ...]
-) -> Number:
-    if found is None:
-        return Number(column.name, None, None, draws.size(column), parts)
-    low, high = np.nanpercentile(found[1:], PERCENTILES)
-    return Number(
-        column.name, float(found[0]), (float(low), float(high)), draws.size(column), parts
-    )

@@ -4,6 +4,7 @@ A checkpoint is merged once, into the folder `merged` beside its shards, and mer
 shards have changed.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -24,7 +25,7 @@ from verl_gdpo.run.starts import TRACKER, newest_checkpoint
 
 MERGE = "verl_gdpo.verl_hooks.merge"  # runs in a process of its own, which imports verl
 STEP = re.compile(r"global_step_(\d+)")
-MERGED, MADE_FROM = "merged", "merged_from.json"
+MERGED, MADE_FROM, FSDP = "merged", "merged_from.json", "fsdp_config.json"
 EXPECTED = (
     "expected a run's folder, a checkpoint of verl (global_step_N), or the folder of a Hugging "
     "Face model (config.json and *.safetensors)"
@@ -52,7 +53,7 @@ class Policy:
     def of_config(self, key: str, default: Any) -> Any:
         """Return a value of the run's configuration, or the default without one."""
         found = None if self.config is None else OmegaConf.select(self.config, key)
-        found = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+        found = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
         return default if found is None else found
 
     def content(self) -> str:
@@ -111,7 +112,7 @@ def choose_dtype(policy: Policy) -> str:
 
 def _checkpoint_in(place: Path, step: int | None) -> Path:
     """The folder `global_step_N` that a path means, or `actor` in it."""
-    if (place / "actor").is_dir() or (place / "fsdp_config.json").is_file():
+    if (place / "actor").is_dir() or (place / FSDP).is_file():
         if step is not None:
             raise ValueError(f"--step {step}: {place} is one checkpoint; name the run")
         return place
@@ -149,9 +150,9 @@ def _run_of(actor: Path) -> Path | None:
 
 
 def _check_is_fsdp(actor: Path) -> None:
-    if not (actor / "fsdp_config.json").is_file():
+    if not (actor / FSDP).is_file():
         raise ValueError(
-            f"{actor}: no fsdp_config.json, so it is no whole checkpoint of verl's FSDP engine. "
+            f"{actor}: no {FSDP}, so it is no whole checkpoint of verl's FSDP engine. "
             "Merge one of Megatron's with `python -m verl.model_merger merge --backend megatron "
             f"--local_dir {actor} --target_dir FOLDER`, and evaluate FOLDER"
         )
@@ -160,7 +161,7 @@ def _check_is_fsdp(actor: Path) -> None:
 def merged(actor: Path) -> Path:
     """Return the Hugging Face folder of a checkpoint, in the precision of its shards.
 
-    It appears whole or not at all.
+    It appears whole or not at all, and what a killed merge has left goes away.
     """
     target = actor / MERGED
     shards = sorted(actor.glob("model_world_size_*.pt"))
@@ -168,14 +169,20 @@ def merged(actor: Path) -> Path:
     if _said(target / MADE_FROM) == times:
         return target
     print(f"evaluate: merging the shards of {actor}", file=sys.stderr, flush=True)
-    temporary = actor / f".{MERGED}.{uuid.uuid4().hex}.tmp"
-    try:
-        _run_merger(actor, temporary)
-        (temporary / MADE_FROM).write_text(json.dumps(times))
-        rmtree(target, ignore_errors=True)
-        os.replace(temporary, target)
-    finally:
-        rmtree(temporary, ignore_errors=True)
+    with (actor / FSDP).open("rb+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _said(target / MADE_FROM) == times:  # another process was quicker
+            return target
+        for left in actor.glob(f".{MERGED}.*.tmp"):
+            rmtree(left, ignore_errors=True)
+        temporary = actor / f".{MERGED}.{uuid.uuid4().hex}.tmp"
+        try:
+            _run_merger(actor, temporary, lock.fileno())
+            (temporary / MADE_FROM).write_text(json.dumps(times))
+            rmtree(target, ignore_errors=True)
+            os.replace(temporary, target)
+        finally:
+            rmtree(temporary, ignore_errors=True)
     return target
 
 
@@ -186,13 +193,15 @@ def _said(path: Path) -> Mapping[str, Any] | None:
         return None
 
 
-def _run_merger(actor: Path, target: Path) -> None:
+def _run_merger(actor: Path, target: Path, lock: int) -> None:
+    """Merge in another process, which keeps the lock if this one is killed."""
     import torch
 
     platform = {} if torch.cuda.is_available() else {"VERL_PLATFORM": "cpu"}
     done = subprocess.run(
         [sys.executable, "-m", MERGE, str(actor), str(target)],
         env={**os.environ, **platform},
+        pass_fds=(lock,),
         capture_output=True,
         text=True,
         errors="replace",

@@ -41,6 +41,42 @@ class Episode(Protocol):
         """Return the scores of the whole, after the end; the same names for all of a category."""
 
 
+class OneAnswer:
+    """An episode of one prompt.
+
+    score: `score(text, tokens)` scores its answer.
+    lost: the scores without an answer; None for those of an empty one.
+    """
+
+    def __init__(
+        self,
+        messages: Messages,
+        score: Callable[[str, int], Scores],
+        lost: Scores | None = None,
+    ) -> None:
+        self._messages: Messages | None = messages
+        self._score, self._lost = score, lost
+        self._scores: Scores = {}
+
+    def prompt(self) -> Messages | None:
+        """See `Episode`."""
+        return self._messages
+
+    def take(self, answer: Answer) -> Scores:
+        """See `Episode`."""
+        self._messages, self._scores = None, self._score(answer.text, answer.tokens)
+        return self._scores
+
+    def abandon(self) -> None:
+        """See `Episode`."""
+        self._messages = None
+        self._scores = self._score("", 0) if self._lost is None else self._lost
+
+    def scores(self) -> Scores:
+        """See `Episode`."""
+        return self._scores
+
+
 @dataclass(frozen=True)
 class Question:
     """One question.

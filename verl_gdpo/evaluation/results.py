@@ -42,7 +42,7 @@ def result_of(
         "bench": benchmark.name,
         "policy": dict(policy),
         "settings": dict(settings),
-        "numbers": [number.plain() for number in numbers(columns, [*problems.values()])],
+        "numbers": [asdict(one) for one in numbers(columns, [*problems.values()])],
         "percent": benchmark.percent,
         "questions": len(problems),
         "dialogues": len(dialogues),
@@ -68,7 +68,7 @@ def problems_of(dialogues: Sequence[Dialogue]) -> dict[str, Problem]:
 
 
 def _problem(key: str, samples: Sequence[Dialogue]) -> Problem:
-    scores = [one.episode.scores() for one in samples]
+    scores = [one.scores for one in samples]
     if any(one.keys() != scores[0].keys() for one in scores):
         raise ValueError(f"question {key}: its samples have the scores {[*map(sorted, scores)]}")
     mean = {name: sum(one[name] for one in scores) / len(scores) for name in scores[0]}
@@ -115,7 +115,7 @@ def _source(source: str, category: str) -> str:
 
 def _rows(dialogue: Dialogue, source: str, step: int) -> Iterator[dict[str, Any]]:
     """The answers of a dialogue in the form of `run/dump_reader.py`, which sees it as a session."""
-    question, scores = dialogue.question, dict(dialogue.episode.scores())
+    question, scores = dialogue.question, dict(dialogue.scores)
     for turn, record in enumerate(dialogue.records):
         answer = record.answer
         tokens = 0 if answer is None else answer.tokens
@@ -140,33 +140,27 @@ def _rows(dialogue: Dialogue, source: str, step: int) -> Iterator[dict[str, Any]
 def table(result: Mapping[str, Any]) -> str:
     """Return the numbers of a result as text, and what has to be known beside them."""
     rows = [
-        (name, _value(one, result), _interval(one, result), f"{one['questions']:,}")
-        for name, one in _flat(result["numbers"])
+        (name, *shown(one, result["percent"]), f"{one['questions']:,}")
+        for name, one in flat(result["numbers"])
     ]
     header = ("%" if result["percent"] else "", "value", "95 % interval", "questions")
     return "\n".join(["", render(header, rows), "", *_remarks(result)])
 
 
-def _flat(found: Sequence[Mapping[str, Any]], depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Numbers and those that they are made of, which are indented."""
+def flat(found: Sequence[Mapping[str, Any]], depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield the names of numbers, and of those below them, which are indented."""
     for number in found:
         yield "  " * depth + printable(number["name"]), number
-        yield from _flat(number.get("parts", ()), depth + 1)
+        yield from flat(number.get("parts", ()), depth + 1)
 
 
-def _value(number: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    value = number["value"]
-    return NOTHING if value is None else shown(value, result["percent"])
-
-
-def _interval(number: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    ends = number["interval"]
-    return NOTHING if ends is None else " to ".join(shown(end, result["percent"]) for end in ends)
-
-
-def shown(value: float, percent: bool) -> str:
-    """Return a number as a table has it."""
-    return f"{100 * value:.2f}" if percent else f"{value:.3f}"
+def shown(number: Mapping[str, Any], percent: bool) -> tuple[str, str]:
+    """Return a number and its interval as a table has them."""
+    if number["value"] is None:
+        return NOTHING, NOTHING
+    values = (number["value"], *number["interval"])
+    value, low, high = (f"{100 * one:.2f}" if percent else f"{one:.3f}" for one in values)
+    return value, f"{low} to {high}"
 
 
 def _remarks(result: Mapping[str, Any]) -> Iterator[str]:
@@ -201,9 +195,3 @@ def read_result(path: Path) -> dict[str, Any]:
 def column_of(plain: Mapping[str, Any]) -> Column:
     """Return a column as `result.json` holds it."""
     return Column(**{**plain, "parts": tuple(column_of(part) for part in plain["parts"])})
-
-
-def problem_of(plain: Mapping[str, Any]) -> Problem:
-    """Return a problem as `result.json` holds it."""
-    answers = {name: (total, count) for name, (total, count) in plain["answers"].items()}
-    return Problem(plain["category"], plain["scores"], answers)

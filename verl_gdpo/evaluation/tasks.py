@@ -10,10 +10,9 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from verl_gdpo.data_prep import DataError
 from verl_gdpo.data_prep.local_files import read_rows
@@ -21,7 +20,7 @@ from verl_gdpo.data_prep.parquet import parquet_rows
 from verl_gdpo.data_prep.schema import check_rows
 from verl_gdpo.data_prep.sources import WEAK
 from verl_gdpo.evaluation.benchmark import Benchmark
-from verl_gdpo.evaluation.questions import Answer, Column, Messages, Question, Scores
+from verl_gdpo.evaluation.questions import Column, OneAnswer, Question, Scores
 from verl_gdpo.rewards import TASKS, options_for
 
 # {score: function of the task's rewards}
@@ -44,32 +43,6 @@ class Kind:
     def source(self) -> str:
         """The data source of the task's rows."""
         return TASKS[self.task].data_sources[0]
-
-
-class OneAnswer:
-    """An episode of one prompt, whose answer a scorer scores."""
-
-    def __init__(self, messages: Messages, score: Callable[[str, int], Scores]) -> None:
-        self._messages: Messages | None = messages
-        self._score = score
-        self._scores: Scores = {}
-
-    def prompt(self) -> Messages | None:
-        """See `Episode`."""
-        return self._messages
-
-    def take(self, answer: Answer) -> Scores:
-        """See `Episode`."""
-        self._messages, self._scores = None, self._score(answer.text, answer.tokens)
-        return self._scores
-
-    def abandon(self) -> None:
-        """Score an empty answer."""
-        self._messages, self._scores = None, self._score("", 0)
-
-    def scores(self) -> Scores:
-        """See `Episode`."""
-        return self._scores
 
 
 def questions(options: Namespace, kind: Kind) -> Sequence[Question]:
@@ -108,9 +81,7 @@ def _files(options: Namespace, kind: Kind) -> list[Path]:
     """The files that --data names, or those that the run validated on."""
     if options.data:
         return [path / "test.parquet" if path.is_dir() else path for path in options.data]
-    config = options.config
-    files: Any = None if config is None else OmegaConf.select(config, "data.val_files")
-    files = OmegaConf.to_container(files) if OmegaConf.is_config(files) else files
+    files = options.of_config("data.val_files", None)
     if not files:
         raise ValueError(
             "--data FILE is needed: only a run's folder says which rows belong to it. "
@@ -142,9 +113,7 @@ def _rows(path: Path, kind: Kind) -> Iterator[Mapping[str, Any]]:
 
 def _scorer_options(options: Namespace, kind: Kind) -> dict[str, Any]:
     """The options that a run's scorer had, and those that the benchmark needs."""
-    config = options.config
-    found = None if config is None else OmegaConf.select(config, "reward.reward_kwargs")
-    of_run: Any = OmegaConf.to_container(found, resolve=True) if found else {}
+    of_run = options.of_config("reward.reward_kwargs", {})
     weak = {WEAK: True} if getattr(options, f"{kind.task}_{WEAK}", False) else {}
     return {**options_for(kind.source, of_run), **kind.options, **weak}
 
@@ -165,42 +134,22 @@ def columns(questions: Sequence[Question], kind: Kind) -> Sequence[Column]:
     ]
 
 
-def _reward(name: str) -> Callable[[Mapping[str, Any]], float]:
-    return lambda rewards: float(rewards[name])
+def _benchmark(name: str, summary: str, kind: Kind, max_tokens: int, **more: Any) -> Benchmark:
+    ask, show = partial(questions, kind=kind), partial(columns, kind=kind)
+    return Benchmark(name, summary, ask, show, max_tokens, kind.source, **more)
 
 
-def _missing(name: str) -> Callable[[Mapping[str, Any]], float]:
-    return lambda rewards: 1.0 - float(rewards[name])
-
-
-def _benchmark(
-    name: str, summary: str, kind: Kind, max_tokens: int, *, percent: bool = True
-) -> Benchmark:
-    return Benchmark(
-        name=name,
-        summary=summary,
-        questions=partial(questions, kind=kind),
-        columns=partial(columns, kind=kind),
-        max_tokens=max_tokens,
-        data_source=kind.source,
-        data_help="*.parquet of `verl-gdpo data`, or *.json",
-        percent=percent,
-        add_options=_add_weak if kind is CODING else lambda group: None,
-    )
-
-
-TOOL_RL = Kind("tool_rl", {"correctness": _reward("correctness"), "format": _reward("format")}, {})
-GSM8K = Kind("gsm8k", {name: _reward(name) for name in ("correctness", "integer", "format")}, {})
-MATH = Kind(
-    "math_length", {"accuracy": _reward("correctness"), "above the limit": _missing("length")}, {}
-)
+TOOL_RL = Kind("tool_rl", {name: itemgetter(name) for name in ("correctness", "format")}, {})
+GSM8K = Kind("gsm8k", {name: itemgetter(name) for name in ("correctness", "integer", "format")}, {})
+ABOVE: Shown = {"above the limit": lambda rewards: 1 - rewards["length"]}
+MATH = Kind("math_length", {"accuracy": itemgetter("correctness"), **ABOVE}, {})
 CODING = Kind(
     "coding",
     {
-        "tests passed": _reward("pass"),
-        "solved": lambda rewards: float(rewards["pass"] == 1.0),
-        "above the limit": _missing("length"),
-        "bugs": _missing("bug"),
+        "tests passed": itemgetter("pass"),
+        "solved": lambda rewards: float(rewards["pass"] == 1),
+        **ABOVE,
+        "bugs": lambda rewards: 1 - rewards["bug"],
     },
     {"length_needs_pass": False},  # the share of long answers is over all answers
 )
@@ -210,5 +159,8 @@ BENCHMARKS = (
     _benchmark("tool_rl", "ToolRL's rewards on test rows", TOOL_RL, 1024, percent=False),
     _benchmark("gsm8k", "the three rewards of GSM8K", GSM8K, 1024),
     _benchmark("math", "accuracy, and the share above 4,000 tokens", MATH, 8000),
-    _benchmark("coding", "tests passed, answers above 4,000 tokens, bugs", CODING, 8000),
+    _benchmark(
+        *("coding", "tests passed, answers above 4,000 tokens, bugs", CODING, 8000),
+        add_options=_add_weak,
+    ),
 )

@@ -6,7 +6,6 @@ A scorer is a pure function of a response and a ground truth; see `Task.score` i
 import importlib
 import inspect
 import pkgutil
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -64,10 +63,10 @@ def _names_of(data_source: str) -> set[str]:
 
 def declared_bounds(
     sources: Iterable[str], options: Mapping[str, Any]
-) -> dict[str, set[tuple[float, float]]]:
-    """Return {reward: {(lowest, highest), ...}}, also under verl's names for the rewards.
+) -> dict[str, tuple[float, float] | None]:
+    """Return {reward: (lowest, highest)}, also under verl's names for the rewards.
 
-    A set with more than one pair means that the data sources disagree.
+    It is None where the data sources disagree.
 
     Args:
         sources: data sources. Sources without a scorer of ours declare no bounds.
@@ -76,14 +75,14 @@ def declared_bounds(
     Raises:
         ValueError: a scorer does not accept an option.
     """
-    result: dict[str, set[tuple[float, float]]] = defaultdict(set)
+    result: dict[str, tuple[float, float] | None] = {}
     for source in {*sources} & TASK_OF.keys():
         bounds = declared_by(source, options)
         for verl_name, name in TASK_OF[source].verl_names.items():
             bounds |= {verl_name: bounds[name]} if name in bounds else {}
         for name, pair in bounds.items():
-            result[name].add(pair)
-    return dict(result)
+            result[name] = pair if result.get(name, pair) == pair else None
+    return result
 
 
 def declared_by(source: str, options: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

@@ -4,20 +4,25 @@ r"""Competition maths with a length limit: correctness and length.
 
 The rewards of GDPO's experiment on DeepScaleR (arXiv 2601.05242): does the boxed answer equal the
 gold one, as `math-verify` sees it, and has the response at most 4,000 tokens? The comparison runs
-in processes of its own, see `math_length_pool.py`.
+in processes of its own, whose program is `math_length_inside.py`.
 """
 
 import importlib.util
+import json
 import re
 import zlib
 from functools import cache
 
-from verl_gdpo.rewards import math_length_pool
+from verl_gdpo.rewards import math_length_inside
+from verl_gdpo.rewards.limited_process import LimitedPool
 from verl_gdpo.rewards.task import Task, check_texts
 
 BOX = "\\boxed{"
 INSTRUCTION = f"Let's think step by step and put the final answer within {BOX}}}."
 LIMIT_TOKENS = 4000
+LIMIT_CPU_S, LIMIT_BYTES = 3.0, 4 << 30  # of a comparison; most take milliseconds
+# reward workers are many processes already: verl starts 8
+_pool = LimitedPool(math_length_inside.__file__, LIMIT_CPU_S, LIMIT_BYTES)
 # longer ones are no answers: the longest gold of MATH, AIME, AMC, Minerva and OlympiadBench has 204
 MAX_ANSWER_CHARS = 1000
 SPACE = r"(?:\\[,;: ]|\\thinspace(?![A-Za-z])|\{(?:\\[,;: ]| )\}|~|[^\S\n])"
@@ -53,14 +58,14 @@ def score(
     Returns:
         correctness: 1 if the texts of both answers are equal, or what they stand for is, with
             `joined` thousands; 0 too for an answer that math-verify cannot read, or needs more than
-            `math_length_pool.LIMIT_CPU_S` seconds or `LIMIT_BYTES` of memory for.
+            `LIMIT_CPU_S` seconds or `LIMIT_BYTES` of memory for.
         length: 1 for at most `limit_tokens` tokens. To make it count for right answers alone, set
             `algorithm.gdpo.rewards.length.when`; see recipes/README.md.
 
     Raises:
         TypeError: text that is not a str; no `response_tokens`.
         ValueError: a ground truth that is no answer; a bad option; math-verify is not installed.
-        RuntimeError: a process that compares answers cannot be started, or keeps dying.
+        OSError: a process that compares answers cannot be started, or keeps dying.
 
     Source: GDPO, arXiv 2601.05242.
     """
@@ -152,8 +157,24 @@ def _end_of_group(text: str) -> int | None:
 
 def _is_right(answer: str, ground_truth: str) -> bool:
     return answer == ground_truth or (
-        answer != "" and math_length_pool.are_equal(joined(answer), joined(ground_truth))
+        answer != "" and are_equal(joined(answer), joined(ground_truth))
     )
+
+
+def are_equal(answer: str, ground_truth: str) -> bool:
+    """Whether math-verify takes both for the same; may be called from any thread.
+
+    Raises:
+        ValueError: the ground truth cannot be read, or needs too long or too much memory.
+        OSError: no process can be started, or two in a row die of something else.
+    """
+    said, is_whole = _pool.ask(json.dumps([ground_truth, answer]), "comparing with math-verify")
+    if said[:1] != [True]:  # the first reply: the ground truth is read
+        raise ValueError(
+            f"math_length ground truth: got {ground_truth[:200]!r}, which math-verify cannot read "
+            f"within {LIMIT_CPU_S:g} s and {LIMIT_BYTES >> 30} GiB; expected LaTeX or text"
+        )
+    return is_whole and bool(said[-1])
 
 
 def _good_response(ground_truth: str) -> str:

@@ -13,15 +13,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from verl_gdpo.run import folder
 from verl_gdpo.run.findings import Watch, findings
-from verl_gdpo.run.folder import (
-    Metrics,
-    MetricsReader,
-    merged,
-    read_metrics,
-    training_rewards,
-    validation_rewards,
-)
 from verl_gdpo.run.heartbeat import START, Heartbeat
 from verl_gdpo.run.starts import newest_checkpoint
 from verl_gdpo.terminal import let_go_of_stdout, printable
@@ -49,17 +42,18 @@ class Progress:
         self.is_on = not quiet
         self.start = self.last_line = time.monotonic()
         self.run = run
-        self.reader = MetricsReader(run)
+        self.reader = folder.MetricsReader(run)
         self.shown: dict[int, float] = {}  # {step that has been printed: when}
         self.log = run / "train.log"
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
         self.last_step: int | None = None
         self.watch = Watch()
         self.found: set[str] = set()  # topics of findings that this start or an earlier one printed
-        self.earlier: Metrics = {}  # steps of earlier starts, until this start logs its first one
+        # steps of earlier starts, until this start logs its first one
+        self.earlier: folder.Metrics = {}
         self.problems_shown = 0
         with contextlib.suppress(Exception):  # `show` gets the same error and prints it
-            self.earlier = merged(self.reader.new())
+            self.earlier = folder.merged(self.reader.new())
             self.found = {finding.topic for finding in findings(self.earlier)}
 
     def show(self) -> None:
@@ -87,8 +81,8 @@ class Progress:
             found = [*self._findings(step, metrics)]
             if step not in self.shown:
                 self.shown[step] = time.monotonic()
-                rewards = _last_values(training_rewards({step: metrics}))
-                validation = _last_values(validation_rewards({step: metrics}))
+                rewards = _last_values(folder.training_rewards({step: metrics}))
+                validation = _last_values(folder.validation_rewards({step: metrics}))
                 if rewards or not validation:
                     yield f"step {step:4d}  {rewards}{_more(metrics)}{self._left(step)}"
                 if validation:
@@ -169,7 +163,7 @@ def stop_report(run: Path, reason: str, go_on: str | None = None) -> str:
         reason: "stopped", or another word, which is said too.
         go_on: the command that goes on with it.
     """
-    step = max(read_metrics(run), default=0)
+    step = max(folder.read_metrics(run), default=0)
     said = f"stopped at step {step}" if step else "stopped before the first step"
     if reason != "stopped":
         said = f"{reason}: {said}"

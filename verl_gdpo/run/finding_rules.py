@@ -286,9 +286,10 @@ def falling_validation(row: Row, memory: Memory) -> Iterator[Seen]:
         known = memory.validations.setdefault(name, Validations())
         known.add(row.step, values["validation"], trained)
         begin, sure = known.fall()
+        rise = known.rise_of_training(begin)
         yield Seen(
             f"validation {name}",
-            sure > known.sure_enough() and known.rise_of_training(begin) > -2,
+            rise > -2 and sure > known.sure_enough(rise),
             "validation of {name} {fall} from {best:.3f} to {now:.3f} since step {since}, while "
             "training goes from {before:.3f} to {after:.3f}",
             "The policy may learn the training rows by heart; the checkpoint of step {since} may "

@@ -23,26 +23,17 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
+from verl_gdpo.run import processes
 from verl_gdpo.run.console import ASKED, Progress, failure_report, stop_report
 from verl_gdpo.run.folder import claim_metrics_file
 from verl_gdpo.run.heartbeat import Pulse
 from verl_gdpo.run.heartbeat import remove as remove_heartbeat
-from verl_gdpo.run.processes import (
-    MARK,
-    SESSION_TIME,
-    BusyError,
-    clear_sessions,
-    end_run,
-    locked,
-    segments_of,
-    watchdog,
-)
 from verl_gdpo.run.stacks import HANG_FILE, stacks_of
 from verl_gdpo.run.starts import TIME_LIMIT_EXIT, ended
 
@@ -108,14 +99,14 @@ def launch(
     deadline = time.monotonic() + (time_limit or float("inf"))
     run.mkdir(parents=True, exist_ok=True)
     with (
-        locked(run / "lock", f"the run folder {run}") as family,
+        processes.locked(run / "lock", f"the run folder {run}") as family,
         tempfile.TemporaryDirectory(prefix="vg_", ignore_cleanup_errors=True) as temporary,
     ):
         remove_heartbeat(run)
         (run / HANG_FILE).unlink(missing_ok=True)
         ends = _Ends(run, deadline, os.getppid() if end_with_parent else None)
         progress = Progress(run, quiet)
-        if left := end_run(family):
+        if left := processes.end_run(family):
             progress.say(f"ended processes of an earlier start of this run: {', '.join(left)}")
         mark = family + uuid.uuid4().hex
         outer = tempfile.gettempdir()
@@ -128,12 +119,12 @@ def launch(
             "TMPDIR": temporary,  # for what nobody removes, such as the sockets of vLLM
             "VERL_FILE_LOGGER_PATH": str(claim_metrics_file(run).resolve()),
             **(env or {}),
-            MARK: mark,
+            processes.MARK: mark,
         }
         end = End(1, "failed", "the launcher failed")
         with open(run / "train.log", "ab") as log, _signals_raise():
             try:
-                with watchdog(mark, temporary, log):
+                with processes.watchdog(mark, temporary, log):
                     end = _run(command, check, environment, log, progress, ends)
             except Stopped as stopped:
                 end = stopped.end
@@ -191,16 +182,16 @@ def _run(
     """Start the driver, and say how it ended after all processes of the run have ended."""
     # in its own session, so that Ctrl-C reaches only us, and we pass it on once
     alone: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
-    since = time.strftime(SESSION_TIME)
+    since = time.strftime(processes.SESSION_TIME)
     process = subprocess.Popen(
         command, env=environment, stdout=log, stderr=subprocess.STDOUT, **alone
     )
     keeps_logs = True
-    segments = _Segments(environment[MARK])
+    mark, segments = environment[processes.MARK], set[Path]()
     try:
         if check:
             ends.checking = subprocess.Popen(check, env=environment, **alone)
-        end = _wait(process, progress, ends, segments)
+        end = _wait(process, progress, ends, mark, segments)
         keeps_logs = bool(end.exit_code)
         return end
     except Stopped as stopped:
@@ -212,35 +203,32 @@ def _run(
             process.terminate()  # gives it time to end Ray
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
-        end_run(environment[MARK], process.pid, segments.found)
+        processes.end_run(mark, process.pid, segments)
         process.poll()
         logs = ends.run if keeps_logs else None
-        clear_sessions(process.pid, since, command, environment, logs)
-
-
-@dataclass
-class _Segments:
-    """What the run has had in /dev/shm; after its end, nobody can say whose it was."""
-
-    mark: str
-    found: set[Path] = field(default_factory=set)
-    looked: float = 0.0  # time.monotonic()
-
-    def look(self) -> None:
-        if time.monotonic() > self.looked + SEGMENTS_SECONDS:
-            self.found |= segments_of(self.mark)
-            self.looked = time.monotonic()
+        processes.clear_sessions(process.pid, since, command, environment, logs)
 
 
 def _wait(
-    process: "subprocess.Popen[bytes]", progress: Progress, ends: _Ends, segments: _Segments
+    process: "subprocess.Popen[bytes]",
+    progress: Progress,
+    ends: _Ends,
+    mark: str,
+    segments: set[Path],
 ) -> End:
-    """Wait for the driver and say how it ended; raise if the run has to end before."""
+    """Wait for the driver and say how it ended; raise if the run has to end before.
+
+    Args:
+        segments: what the run has in /dev/shm is added; after its end, nobody can say whose it was.
+    """
+    looked = 0.0  # time.monotonic()
     while (code := process.poll()) is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
         progress.show()
-        segments.look()
+        if time.monotonic() > looked + SEGMENTS_SECONDS:
+            segments |= processes.segments_of(mark)
+            looked = time.monotonic()
         ends.raise_if_due()
     while code and ends.checking is not None and ends.checking.poll() is None:
         time.sleep(POLL_SECONDS)  # the check can know why the driver failed
@@ -305,7 +293,7 @@ def main() -> int:
             time_limit=arguments.time_limit,
             end_with_parent=arguments.end_with_parent,
         )
-    except (BusyError, OSError) as error:
+    except (processes.BusyError, OSError) as error:
         print(f"verl_gdpo.run.launch: {error}", file=sys.stderr)
         return REFUSED_EXIT
     if end.reason == "refused":  # the check has said why

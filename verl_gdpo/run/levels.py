@@ -13,8 +13,11 @@ USUAL = 20  # values that make a usual level
 RECENT = 5  # values that make a present level
 VALIDATIONS = 100  # the latest, that are remembered of a reward
 FEWEST_FALLING = 8  # validations
-# standard deviations of a fall, in two validations in a row; and how many more in a long run
-SURE, MORE_SURE, MANY = 3.4, 0.6, 30
+# standard deviations of a fall, in two validations in a row, while training rises by `RISES`
+SURE, RISES = 1.7, 1.0
+OF_FEW = 30.0  # over the number of validations: few of them hardly say how noisy they are
+OF_MANY, MANY = 0.05, 30  # for each one beyond `MANY`: a trend is sought once more
+UNLESS_IT_RISES = 1.0  # more, where training does not rise
 
 
 class Level:
@@ -78,9 +81,11 @@ class Validations:
         sure, begin = max(falls, default=(0.0, 0))
         return begin, sure
 
-    def sure_enough(self) -> float:
-        """How sure a fall has to be: a trend is sought in many places of a long run."""
-        return SURE + MORE_SURE * max(0, len(self.values) - MANY) / (VALIDATIONS - MANY)
+    def sure_enough(self, rise_of_training: float) -> float:
+        """How sure a fall has to be; numbers tuned on made runs, as docs/metrics.md says."""
+        count = max(len(self.values), 1)
+        of_training = 0.0 if rise_of_training > RISES else UNLESS_IT_RISES
+        return SURE + OF_FEW / count + OF_MANY * max(0, count - MANY) + of_training
 
     def rise_of_training(self, begin: int) -> float:
         tail = [*self.trained][begin:]

@@ -22,22 +22,24 @@ NEW_RUN = (
 SHOWN = 80  # characters of a value
 LISTED = 8  # changes of one kind in a message
 
-Holds = Callable[[Mapping[str, Any]], bool]
-
 
 @dataclass(frozen=True)
 class Rule:
     """What happens to changed settings.
 
-    keys: patterns of dotted keys; `*` stands for any text.
+    patterns: of dotted keys, with spaces between them; `*` stands for any text.
     why: what a change does.
     holds: whether the rule counts for a run, given the `flat` configuration that is asked for.
     """
 
     verdict: str
-    keys: tuple[str, ...]
+    patterns: str
     why: str
-    holds: Holds
+    holds: Callable[[Mapping[str, Any]], bool] = lambda _: True
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.patterns.split())
 
 
 def _has_constant_rate(flat_configuration: Mapping[str, Any]) -> bool:
@@ -54,12 +56,7 @@ def _has_constant_rate(flat_configuration: Mapping[str, Any]) -> bool:
     return bool(schedules)
 
 
-def _rule(verdict: str, keys: str, why: str, holds: Holds = lambda _: True) -> Rule:
-    """A rule whose patterns of keys stand in one text, with spaces between them."""
-    return Rule(verdict, tuple(keys.split()), why, holds)
-
-
-PLACES = _rule(
+PLACES = Rule(
     FREE,
     "run_dir data_dir arm seed ray_kwargs.* *.port trainer.project_name trainer.experiment_name "
     "*.trace.* trainer.resume_* trainer.default_local_dir trainer.default_hdfs_dir "
@@ -69,45 +66,45 @@ PLACES = _rule(
 
 # the first rule that fits a key decides
 RULES = (
-    _rule(
+    Rule(
         REFUSED,
         "data.train_files data.train_max_samples data.*overlong_prompts data.custom_cls.*",
         "the position in the rows comes from the checkpoint, and with other rows it is a place in "
         "another order",
     ),
-    _rule(
+    Rule(
         REFUSED,
         "data.max_prompt_length",
         "it decides which rows are left out as too long, and with other rows the position is a "
         "place in another order",
         lambda configuration: bool(configuration.get("data.filter_overlong_prompts")),
     ),
-    _rule(
+    Rule(
         REFUSED,
         "data.seed data.shuffle",
         "the order of the rows comes from the checkpoint: another seed has no effect, and "
         "shuffling cannot be switched on or off",
     ),
-    _rule(
+    Rule(
         REFUSED,
         "data.dataloader_num_workers",
         "verl stops with an AssertionError when it restores the position in the rows",
     ),
-    _rule(
+    Rule(
         REFUSED,
         "*.optim.lr *.optim.weight_decay *.optim.betas *.optim.optimizer *.optim.optimizer_impl "
         "*.optim.override_optimizer_config",
         "the optimizer comes from the checkpoint with its settings, so a change has no effect or "
         "does not fit",
     ),
-    _rule(
+    Rule(
         REFUSED,
         "trainer.nnodes trainer.n_gpus_per_node actor_rollout_ref.actor.strategy critic.strategy "
         "actor_rollout_ref.actor.*.fsdp_size critic.*.fsdp_size "
         "actor_rollout_ref.actor.*.*model_parallel_size critic.*.*model_parallel_size",
         "the number of processes is in the names of the checkpoint's files, each with its part",
     ),
-    _rule(
+    Rule(
         REFUSED,
         "actor_rollout_ref.model.path critic.model.path *.model.*lora*rank "
         "*.model.*target_modules *.model.*exclude_modules",
@@ -115,25 +112,16 @@ RULES = (
         "reference alone",
     ),
     PLACES,
-    _rule(
+    Rule(
         FREE,
         "trainer.save_freq trainer.max_*_ckpt_to_keep trainer.esi_redundant_time "
-        "trainer.del_local_ckpt_after_load",
-        "saving",
-    ),
-    _rule(
-        FREE,
-        "trainer.test_freq trainer.val_* data.val_batch_size data.validation_shuffle "
-        "actor_rollout_ref.rollout.val_kwargs.*",
-        "validation",
-    ),
-    _rule(
-        FREE,
-        "trainer.logger trainer.log_val_generations *profiler* *.prometheus.* *.disable_log_stats "
+        "trainer.del_local_ckpt_after_load trainer.test_freq trainer.val_* data.val_batch_size "
+        "data.validation_shuffle actor_rollout_ref.rollout.val_kwargs.* trainer.logger "
+        "trainer.log_val_generations *profiler* *.prometheus.* *.disable_log_stats "
         "trainer.hang_minutes",
-        "logging",
+        "saving, validation and logging",
     ),
-    _rule(
+    Rule(
         FREE,
         "*.*micro_batch_size *.*micro_batch_size_per_gpu *.*max_token_len_per_gpu "
         "*.*use_dynamic_bsz *.*param_offload *.*optimizer_offload *.offload_policy "
@@ -144,36 +132,36 @@ RULES = (
         "reward.num_workers actor_rollout_ref.rollout.agent.num_workers",
         "memory and processes: what one changes after running out of memory",
     ),
-    _rule(
+    Rule(
         FREE,
         "*.attn_implementation",
         "how attention is computed, which is the same up to rounding; `auto` chooses anew on each "
         "machine",
     ),
-    _rule(
+    Rule(
         FREE,
         "trainer.total_training_steps trainer.total_epochs",
         "the number of steps at a constant learning rate",
         _has_constant_rate,
     ),
-    _rule(
+    Rule(
         ON_REQUEST,
         "trainer.total_training_steps trainer.total_epochs *.optim.lr_* *.optim.min_lr_ratio "
         "*.optim.num_cycles *.optim.total_training_steps",
         "the schedule is computed anew at the step of the checkpoint: the learning rate jumps",
     ),
-    _rule(
+    Rule(
         ON_REQUEST,
         "data.train_batch_size data.gen_batch_size",
         "the place in the rows is kept, but verl computes the epoch from steps and batch size, so "
         "that the count of epochs jumps, and the last step with it",
     ),
-    _rule(
+    Rule(
         ON_REQUEST,
         "data.val_files data.val_max_samples",
         "later validations measure other rows than earlier ones",
     ),
-    _rule(
+    Rule(
         ON_REQUEST,
         "*",
         "the change takes effect from the next step on, so that one run has two settings",
@@ -240,12 +228,12 @@ def refusal(found: Iterable[Change], allowed: Iterable[str]) -> str:
     Args:
         allowed: keys, or blocks of keys such as `algorithm`, whose change is wanted.
     """
-    blocks = [*allowed]
+    blocks = tuple(f"{key}." for key in allowed)
     refused, wanting = dict[Rule, list[Change]](), dict[Rule, list[Change]]()
     for change in found:
         if change.rule.verdict == REFUSED:
             refused.setdefault(change.rule, []).append(change)
-        elif change.rule.verdict == ON_REQUEST and not is_within(change.key, blocks):
+        elif change.rule.verdict == ON_REQUEST and not f"{change.key}.".startswith(blocks):
             wanting.setdefault(change.rule, []).append(change)
     said = [f"{_listed(of_rule)} cannot change: {rule.why}" for rule, of_rule in refused.items()]
     if refused:
@@ -263,17 +251,3 @@ def refusal(found: Iterable[Change], allowed: Iterable[str]) -> str:
 def _listed(found: Sequence[Change]) -> str:
     more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
     return ", ".join(map(str, found[:LISTED])) + more
-
-
-def is_within(key: str, blocks: Iterable[str]) -> bool:
-    """Whether the key is one of these, or is in one of these blocks."""
-    return any(key == block or key.startswith(f"{block}.") for block in blocks)
-
-
-def table() -> str:
-    """The rules as the Markdown table of docs/failures.md."""
-    rows = ["| list | keys | what a change does |", "|---|---|---|"]
-    for rule in RULES:
-        keys = ", ".join(f"`{key}`" for key in rule.keys) if rule.keys != ("*",) else "every other"
-        rows.append(f"| {rule.verdict} | {keys} | {rule.why} |")
-    return "\n".join(rows)

@@ -51,7 +51,6 @@ class Start:
     """
 
     time: str
-    configuration: Mapping[str, Any]
     files: Mapping[str, str] = field(default_factory=dict)
     checkpoint: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -65,6 +64,7 @@ class Start:
     wandb_run_id: str = ""
     metrics: str = ""
     mark: str = ""
+    configuration: Mapping[str, Any] = field(default_factory=dict)  # the longest part comes last
 
     @property
     def contents(self) -> Contents:
@@ -98,7 +98,7 @@ def here(configuration: Mapping[str, Any], **more: Any) -> Start:
     """A start at this time, in this process, on this machine."""
     return Start(
         now(),
-        configuration,
+        configuration=configuration,
         versions=versions(),
         code=_code(),
         machine={
@@ -128,7 +128,7 @@ def write(run: Path, start: Start, composed: str) -> Path:
     begun = Path(tempfile.mkdtemp(prefix=".begun-", dir=folder))
     begun.chmod(0o755)
     try:
-        (begun / START).write_text(_yaml(_plain(start)))
+        (begun / START).write_text(_yaml(asdict(start)))
         (begun / COMPOSED).write_text(composed)
         number = max((one.number for one in starts_in(folder)), default=0) + 1
         while True:
@@ -244,12 +244,6 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path}: cannot be read: {' '.join(str(error).split())}. It is written once, when the "
             f"run starts; put back the file, or delete {path.parent} if you can do without"
         ) from error
-
-
-def _plain(start: Start) -> dict[str, Any]:
-    found = asdict(start)
-    configuration = found.pop("configuration")  # the longest part comes last
-    return {**found, "configuration": configuration}
 
 
 def _yaml(values: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ format of LevelDB's log, which are not.
 """
 
 import csv
+import importlib
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -147,13 +148,10 @@ def _of_files(files: Sequence[Path], name: str) -> Logged:
 
 def _tensorboard(files: Sequence[Path]) -> Metrics:
     """Every value of every scalar."""
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    except ImportError:
-        raise ValueError(f"{files[0]}: needs tensorboard: pip install tensorboard") from None
+    reader = _imported("tensorboard.backend.event_processing.event_accumulator", files[0])
     # 0 keeps all values; the default is a sample of 10,000
     given: dict[str, Any] = {"size_guidance": {"scalars": 0}, "purge_orphaned_data": False}
-    read = [EventAccumulator(str(file), **given).Reload() for file in files]
+    read = [reader.EventAccumulator(str(file), **given).Reload() for file in files]
     return merged(
         (event.step, {name: event.value})
         for events in read
@@ -177,7 +175,7 @@ def _of_server(address: str) -> Logged:
             f"{address}: expected {SERVER}ENTITY/PROJECT/RUN, where RUN is the id at the end of "
             "the run's web address"
         )
-    wandb = _wandb(address)
+    wandb = _imported("wandb", address)
     try:
         run = wandb.Api().run(path)
         # `history` would return a sample of 500 steps
@@ -196,15 +194,13 @@ def _of_wandb(files: Sequence[Path], name: str) -> Logged:
 
     A record that was cut by a crash ends a file.
     """
-    _wandb(str(files[0]))
-    from wandb.proto import wandb_internal_pb2
-
+    records = _imported("wandb.proto.wandb_internal_pb2", files[0])
     config: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for file in files:
         config = {}
         for data in _records(file.read_bytes()):
-            record = wandb_internal_pb2.Record.FromString(data)
+            record = records.Record.FromString(data)
             kind = record.WhichOneof("record_type")
             if kind == "run":
                 name = record.run.display_name or name
@@ -306,9 +302,9 @@ def _config(values: Mapping[str, Any]) -> Any:
     return OmegaConf.create(kept) if "algorithm" in kept else None
 
 
-def _wandb(source: str) -> Any:
+def _imported(module: str, source: object) -> Any:
     try:
-        import wandb
+        return importlib.import_module(module)
     except ImportError:
-        raise ValueError(f"{source}: needs wandb: pip install wandb") from None
-    return wandb
+        package = module.partition(".")[0]
+        raise ValueError(f"{source}: needs {package}: pip install {package}") from None

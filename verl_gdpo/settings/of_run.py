@@ -5,14 +5,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl_gdpo import rewards
 from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.rewards import (
-    TASK_OF,
-    belongs_elsewhere,
-    check_options,
-    declared_bounds,
-    declared_by,
-)
 from verl_gdpo.settings.algorithm import REWARDS, GdpoSettings, hint, plain
 from verl_gdpo.settings.reward_terms import line_of
 
@@ -52,7 +46,7 @@ def settings_of_run(
     for mistake in _mistakes(config, settings, uses_estimator):
         raise ValueError(mistake)
     if options and uses_gdpo_manager(config):  # another manager may read them
-        check_options(options, ours)
+        rewards.check_options(options, ours)
     if has_manager and sources is not None and not is_recorded:
         _refuse_partial(settings.said, ours, options)
     if uses_estimator:
@@ -69,8 +63,7 @@ def scorers_bounds(config: Any, sources: Iterable[str] | None) -> dict[str, Boun
     Args:
         sources: see `settings_of_run`.
     """
-    declared = declared_bounds(*_our_scorers(config, sources))
-    return {name: pairs.pop() if len(pairs) == 1 else None for name, pairs in declared.items()}
+    return rewards.declared_bounds(*_our_scorers(config, sources))
 
 
 def _refuse_capitals(estimator: str, has_manager: bool) -> None:
@@ -90,22 +83,22 @@ def named_rewards(
     These may be the names of verl's own scorer. A reward that the settings name, and only rows of
     other data sources have, does not apply: it is None.
     """
-    task, wanted = TASK_OF.get(data_source), settings.names
+    task, wanted = rewards.TASK_OF.get(data_source), settings.names
     named = dict(info)
     for verls, ours in (task.verl_names if task else {}).items():
         for name, other in ((verls, ours), (ours, verls)):
             if name in wanted and name not in named and other in named:
                 named[name] = named.pop(other)
-    elsewhere = [name for name in wanted if belongs_elsewhere(name, data_source)]
+    elsewhere = [name for name in wanted if rewards.belongs_elsewhere(name, data_source)]
     return {**dict.fromkeys(elsewhere), **named}
 
 
 def _our_scorers(config: Any, sources: Iterable[str] | None) -> tuple[list[str], dict[str, Any]]:
     """Return the data sources whose rows our scorers score, and the options of the scorers."""
     is_custom = config.reward.custom_reward_function.path is not None
-    asked = TASK_OF if sources is None else sources
+    asked = rewards.TASK_OF if sources is None else sources
     options = plain(config.reward.get("reward_kwargs")) or {}
-    return [] if is_custom else sorted({*asked} & {*TASK_OF}), options
+    return [] if is_custom else sorted({*asked} & {*rewards.TASK_OF}), options
 
 
 def _refuse_partial(
@@ -119,9 +112,12 @@ def _refuse_partial(
         options: those of their scorers.
     """
     known = {
-        name: {name, *(verls for verls, our in TASK_OF[source].verl_names.items() if our == name)}
+        name: {
+            name,
+            *(verls for verls, our in rewards.TASK_OF[source].verl_names.items() if our == name),
+        }
         for source in ours
-        for name in declared_by(source, options)
+        for name in rewards.declared_by(source, options)
     }
     absent = [name for name, names in known.items() if not names & {*said}]
     if not said or not absent:

@@ -8,14 +8,15 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
+from verl_gdpo.data_prep.sources import whole_number
+from verl_gdpo.evaluation import api_bank, bfcl, records, tasks
 from verl_gdpo.evaluation import dialogues as dialogues_of
-from verl_gdpo.evaluation import records
-from verl_gdpo.evaluation.benchmark import Benchmark, benchmarks
+from verl_gdpo.evaluation.benchmark import Benchmark
 from verl_gdpo.evaluation.comparison import compare
 from verl_gdpo.evaluation.dialogues import Dialogue
 from verl_gdpo.evaluation.engines import ENGINES, Sampling, Tokens, choose_engine, load_engine
@@ -24,21 +25,20 @@ from verl_gdpo.evaluation.results import result_of, table, write
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.terminal import printable
 
+BENCHMARKS = {one.name: one for one in (*tasks.BENCHMARKS, api_bank.BENCHMARK, bfcl.BENCHMARK)}
 DTYPES = ("float32", "bfloat16", "float16")
-OF_ENGINE = {"transformers": ("transformers", "torch"), "vllm": ("vllm", "torch")}
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command: 0 if there is a result, 1 if something fails, 2 for wrong usage."""
-    found = benchmarks()
-    parser = _parser(found)
+    parser = _parser()
     arguments = parser.parse_args(argv)
     _check_usage(parser, arguments)
     try:
         if arguments.compare:
             print(compare(arguments.compare))
         else:
-            evaluate(found[arguments.bench], arguments)
+            evaluate(BENCHMARKS[arguments.bench], arguments)
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
@@ -58,7 +58,7 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
         ValueError, OSError: the policy, the data or the folder cannot be used.
     """
     policy = find_policy(arguments.policy, arguments.step)
-    arguments.config, arguments.step = policy.config, policy.step
+    arguments.of_config, arguments.step = policy.of_config, policy.step
     sampling = _sampling(benchmark, policy, arguments)
     dialogues = dialogues_of.start_all(benchmark.questions(arguments), arguments.samples)
     engine_name = choose_engine(arguments.engine)
@@ -75,7 +75,7 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
         "samples": arguments.samples,
         "seed": arguments.seed,
         "template_options": template_options,
-        "versions": {name: import_module(name).__version__ for name in OF_ENGINE[engine_name]},
+        "versions": {name: import_module(name).__version__ for name in (engine_name, "torch")},
     }
     folder = arguments.out or _default_folder(benchmark, policy)
     records.start(folder, settings)
@@ -152,60 +152,44 @@ def _check_usage(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
         )
 
 
-def _parser(found: Mapping[str, Benchmark]) -> argparse.ArgumentParser:
-    names = "\n".join(f"  {one.name:<10}{one.summary}" for one in found.values())
+def _parser() -> argparse.ArgumentParser:
+    names = "\n".join(f"  {one.name:<10}{one.summary}" for one in BENCHMARKS.values())
     parser = argparse.ArgumentParser(
         prog="verl-gdpo evaluate",
         description=f"Evaluate a policy on a benchmark:\n\n{names}",
         epilog="The same command goes on with an evaluation that was stopped.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
+    add, from_1 = parser.add_argument, partial(whole_number, 1)
+    share, from_0 = partial(_between, 0.0, 1.0), partial(_between, 0.0, 100.0)
     about = "a run's folder, a checkpoint of verl, or the folder of a Hugging Face model"
     add("policy", metavar="RUN_OR_MODEL", nargs="?", type=Path, help=about)
-    add("--bench", metavar="NAME", choices=[*found])
-    add("--step", type=_at_least(1), metavar="N", help="this checkpoint of a run, not the newest")
-    add("--data", nargs="+", default=[], type=Path, metavar="FILE", help=_data_help(found))
+    add("--bench", metavar="NAME", choices=[*BENCHMARKS])
+    add("--step", type=from_1, metavar="N", help="this checkpoint of a run, not the newest")
+    about = "*.parquet of `verl-gdpo data`, or *.json; for api_bank, the folder of ToolRL"
+    add("--data", nargs="+", default=[], type=Path, metavar="FILE", help=about)
     add("--out", type=Path, metavar="FOLDER", help="default: evaluation/ in the run, or here")
     add("--engine", choices=ENGINES, help="default: vllm if it is here beside a GPU")
     add("--dtype", choices=DTYPES, help="default: float32, and on a GPU as in training")
-    add("--max-tokens", type=_at_least(1), metavar="N", help="the limit of an answer")
-    add("--samples", type=_at_least(1), default=1, metavar="K", help="of each question; default 1")
-    add("--temperature", type=_from_0, default=0.0, metavar="T", help="default 0, greedy")
-    add("--top-p", type=_share, default=1.0, metavar="P", help="default 1, off")
+    add("--max-tokens", type=from_1, metavar="N", help="the limit of an answer")
+    add("--samples", type=from_1, default=1, metavar="K", help="of each question; default 1")
+    add(
+        "--temperature",
+        type=from_0,
+        default=0.0,
+        metavar="T",
+        help="default 0, greedy",
+    )
+    add("--top-p", type=share, default=1.0, metavar="P", help="default 1, off")
     add("--top-k", type=int, default=-1, metavar="K", help="default -1, off")
     add("--seed", type=int, default=0, metavar="N", help="of the samples; default 0")
     add("--compare", nargs="+", default=[], type=Path, metavar="RESULT", help="of one benchmark")
-    for one in found.values():
+    for one in BENCHMARKS.values():
         one.add_options(parser.add_argument_group(one.name))
     return parser
 
 
-def _data_help(found: Mapping[str, Benchmark]) -> str:
-    of_help: dict[str, list[str]] = {}
-    for one in found.values():
-        of_help.setdefault(one.data_help, []).append(one.name)
-    return "; ".join(f"{', '.join(names)}: {said}" for said, names in of_help.items() if said)
-
-
-def _at_least(low: int) -> Any:
-    def number(text: str) -> int:
-        if not (text.isdecimal() and int(text) >= low):
-            raise argparse.ArgumentTypeError(f"got {text!r}; expected a whole number >= {low}")
-        return int(text)
-
-    return number
-
-
-def _from_0(text: str) -> float:
-    return _between(text, 0.0, 100.0)
-
-
-def _share(text: str) -> float:
-    return _between(text, 0.0, 1.0)
-
-
-def _between(text: str, low: float, high: float) -> float:
+def _between(low: float, high: float, text: str) -> float:
     try:
         value = float(text)
     except ValueError:

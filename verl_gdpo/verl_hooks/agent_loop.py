@@ -10,57 +10,52 @@ Relies on verl 0.9 `AgentLoopWorker`:
   of the first sample, and raises if another sample lacks the key or has a list of another length.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
 from verl_gdpo.batch.rows import OWN_KEY
+from verl_gdpo.verl_hooks.extending import Function, extends
 
 INFO = "reward_extra_info"  # verl's name for what was returned beside the score
 
 _finished = 0  # samples, in this process
 
 
-def with_info(compute_score: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `_compute_score` extended to mark a session that an agent loop scored itself.
+@extends(AgentLoopWorker, "_compute_score")
+async def compute_and_mark(
+    compute_score: Function, self: Any, outputs: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Mark a session that an agent loop scored itself.
 
     Its last output then has a `reward_extra_info`, with the score under `OWN_KEY`.
     """
-
-    @functools.wraps(compute_score)
-    async def compute_and_mark(self: Any, outputs: Any, *args: Any, **kwargs: Any) -> None:
-        global _finished
-        score = outputs[-1].reward_score
-        await compute_score(self, outputs, *args, **kwargs)
-        _finished += 1
-        if score is not None and _is_for_us(self.config):
-            fields = outputs[-1].extra_fields
-            info = fields.get(INFO) or {}
-            named = {name: value for name, value in info.items() if name != "score"}
-            fields[INFO] = {**named, OWN_KEY: score}
-
-    return compute_and_mark
+    global _finished
+    score = outputs[-1].reward_score
+    await compute_score(self, outputs, *args, **kwargs)
+    _finished += 1
+    if score is not None and _is_for_us(self.config):
+        fields = outputs[-1].extra_fields
+        info = fields.get(INFO) or {}
+        named = {name: value for name, value in info.items() if name != "score"}
+        fields[INFO] = {**named, OWN_KEY: score}
 
 
-def with_info_column(postprocess: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `_postprocess` changed to make one column of dicts: see `legacy_batch.py`."""
-
-    @functools.wraps(postprocess)
-    def postprocess_without_columns(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_for_us(self.config):
-            return postprocess(self, inputs, *args, **kwargs)
-        infos = np.empty(len(inputs), dtype=object)
-        infos[:] = [given.extra_fields.get(INFO) or {} for given in inputs]
-        for given in inputs:
-            given.extra_fields[INFO] = {}
-        data = postprocess(self, inputs, *args, **kwargs)
-        data.non_tensor_batch[INFO] = infos
-        return data
-
-    return postprocess_without_columns
+@extends(AgentLoopWorker, "_postprocess")
+def postprocess_without_columns(
+    postprocess: Function, self: Any, inputs: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Make one column of dicts: see `legacy_batch.py`."""
+    if not _is_for_us(self.config):
+        return postprocess(self, inputs, *args, **kwargs)
+    infos = np.empty(len(inputs), dtype=object)
+    infos[:] = [given.extra_fields.get(INFO) or {} for given in inputs]
+    for given in inputs:
+        given.extra_fields[INFO] = {}
+    data = postprocess(self, inputs, *args, **kwargs)
+    data.non_tensor_batch[INFO] = infos
+    return data
 
 
 def finished_samples(_worker: Any) -> int:
@@ -72,7 +67,3 @@ def _is_for_us(config: Any) -> bool:
     from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager
 
     return config.algorithm.adv_estimator == "gdpo" or runs_gdpo_manager(config)
-
-
-AgentLoopWorker._compute_score = with_info(AgentLoopWorker._compute_score)
-AgentLoopWorker._postprocess = with_info_column(AgentLoopWorker._postprocess)

@@ -10,7 +10,9 @@ model. On transformers 5: `AttentionInterface`, `AttentionMaskInterface`, and th
 hand `position_ids` on to the attention function.
 """
 
+import functools
 import importlib
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -77,43 +79,48 @@ def register(_monkey_patch: Any) -> None:
         AttentionMaskInterface.register(name, mask)
 
 
-def mask(
-    *,
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    attention_mask: "Tensor | None" = None,
-    local_size: int | None = None,
-    **options: Any,
-) -> "Tensor | None":
+def mask(**given: Any) -> Any:
     """Return no mask where a row of rows attends to itself, and elsewhere that of sdpa.
 
     transformers calls it once a pass. Padded rows, a cache and sliding windows need the mask.
     """
     from transformers.masking_utils import sdpa_mask
 
-    if batch_size == 1 and attention_mask is None and local_size is None and q_length == kv_length:
+    of_itself = given["batch_size"] == 1 and given["q_length"] == given["kv_length"]
+    if of_itself and given.get("attention_mask") is None and given.get("local_size") is None:
         return None
-    found: Tensor | None = sdpa_mask(
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        attention_mask=attention_mask,
-        local_size=local_size,
-        **options,
-    )
-    return found
+    return sdpa_mask(**given)
 
 
+def _of_packs(attend: Callable[..., "Tensor"]) -> Callable[..., tuple["Tensor", None]]:
+    """Make of a function for packed rows one that transformers can call, also without a pack."""
+
+    @functools.wraps(attend)
+    def attention(
+        module: Any,
+        query: "Tensor",
+        key: "Tensor",
+        value: "Tensor",
+        attention_mask: "Tensor | None",
+        position_ids: "Tensor | None" = None,
+        **options: Any,
+    ) -> tuple["Tensor", None]:
+        if attention_mask is None and query.shape[0] == 1 and query.shape[2] == key.shape[2]:
+            bounds = _bounds(module, position_ids)
+            return attend(module, query, key, value, bounds, **options), None
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        found: tuple[Tensor, None]
+        found = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return found
+
+    return attention
+
+
+@_of_packs
 def packed_sdpa(
-    module: Any,
-    query: "Tensor",
-    key: "Tensor",
-    value: "Tensor",
-    attention_mask: "Tensor | None",
-    position_ids: "Tensor | None" = None,
-    **options: Any,
-) -> tuple["Tensor", None]:
+    module: Any, query: "Tensor", key: "Tensor", value: "Tensor", bounds: list[int], **options: Any
+) -> "Tensor":
     """PyTorch's attention, once for each row of a pack.
 
     Args:
@@ -121,37 +128,34 @@ def packed_sdpa(
         query: [1, heads, tokens, width of a head].
         key: [1, heads of keys, tokens, width of a head].
         value: as `key`.
-        attention_mask: what `mask` has returned.
-        position_ids: [1, tokens].
+        bounds: where rows begin, and where the last one ends.
         options: dropout, scaling and others of transformers.
 
     Returns:
-        [1, tokens, heads, width of a head], and no weights.
+        [1, tokens, heads, width of a head]; transformers gets no weights beside it.
 
     Raises:
         ValueError: the model does not hand `position_ids` on, so the rows cannot be told apart.
     """
     import torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if not _is_packed(query, key, attention_mask):
-        return _attend(module, query, key, value, attention_mask, **options)
     # the gradient of `split` is one tensor, and that of N slices would be N tensors of all tokens
-    sizes = [end - start for start, end in pairwise(_bounds(module, position_ids))]
+    sizes = [end - start for start, end in pairwise(bounds)]
     rows = zip(*(torch.split(part, sizes, dim=2) for part in (query, key, value)), strict=True)
-    outputs = [_attend(module, *row, None, **options)[0] for row in rows]
-    return torch.cat(outputs, dim=1), None
+    return torch.cat([sdpa_attention_forward(module, *row, None, **options)[0] for row in rows], 1)
 
 
+@_of_packs
 def packed_varlen(
     module: Any,
     query: "Tensor",
     key: "Tensor",
     value: "Tensor",
-    attention_mask: "Tensor | None",
-    position_ids: "Tensor | None" = None,
+    bounds: list[int],
     scaling: float | None = None,
-    **options: Any,
-) -> tuple["Tensor", None]:
+    **_options: Any,
+) -> "Tensor":
     """PyTorch's own kernel for packed rows, on GPUs in half precision; as `packed_sdpa`.
 
     Relies on torch 2.11 or newer: `torch.nn.attention.varlen.varlen_attn(..., window_size, scale)`.
@@ -160,10 +164,6 @@ def packed_varlen(
     from torch.nn.attention.varlen import varlen_attn
     from transformers.integrations.sdpa_attention import repeat_kv
 
-    if not _is_packed(query, key, attention_mask):
-        options["scaling"] = scaling
-        return _attend(module, query, key, value, attention_mask, **options)
-    bounds = _bounds(module, position_ids)
     ends = torch.tensor(bounds, dtype=torch.int32, device=query.device)
     longest = max(end - start for start, end in pairwise(bounds))
     key, value = (repeat_kv(part, module.num_key_value_groups) for part in (key, value))
@@ -171,20 +171,8 @@ def packed_varlen(
     attend: Any = varlen_attn  # which returns more than one only if asked
     causal = (-1, 0)
     ends_and_longest = (ends, ends, longest, longest)
-    output = attend(query, key, value, *ends_and_longest, scale=scaling, window_size=causal)
-    return output[None], None
-
-
-def _attend(*arguments: Any, **options: Any) -> tuple["Tensor", None]:
-    """PyTorch's attention, as transformers calls it."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    found: tuple[Tensor, None] = sdpa_attention_forward(*arguments, **options)
-    return found
-
-
-def _is_packed(query: "Tensor", key: "Tensor", attention_mask: "Tensor | None") -> bool:
-    return attention_mask is None and query.shape[0] == 1 and query.shape[2] == key.shape[2]
+    output: Tensor = attend(query, key, value, *ends_and_longest, scale=scaling, window_size=causal)
+    return output[None]
 
 
 def _bounds(module: Any, position_ids: "Tensor | None") -> list[int]:

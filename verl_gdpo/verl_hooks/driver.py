@@ -6,15 +6,15 @@ file as `__main__`, which no import hook sees, so its `run_ppo` is extended in t
 The main modules of `one_step_off_policy` and `fully_async_policy` import that file as a module.
 """
 
-import functools
 import sys
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import verl
 from omegaconf import OmegaConf
+
+from verl_gdpo.verl_hooks.extending import Function, extends
 
 
 def training_sources(config: Any) -> set[str] | None:
@@ -44,55 +44,47 @@ def training_sources(config: Any) -> set[str] | None:
     return found
 
 
-def checked(run_ppo: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `run_ppo` extended to check the configuration and record the start first.
+def check_and_run(
+    run_ppo: Function, config: Any, task_runner_class: Any = None, **kwargs: Any
+) -> Any:
+    """Check the configuration, and record the start.
 
-    Once Ray runs, and before the trainer's process starts, it compares the nodes.
+    Once Ray runs, and before the trainer's process starts, the nodes are compared.
     """
+    from verl_gdpo.settings.of_run import settings_of_run
+    from verl_gdpo.verl_hooks import attention
+    from verl_gdpo.verl_hooks.hang import begin_heartbeat
+    from verl_gdpo.verl_hooks.nodes import probing
+    from verl_gdpo.verl_hooks.resume import hand_over, recorded_start
+    from verl_gdpo.verl_hooks.rollout_guard import naming_the_trainer
 
-    @functools.wraps(run_ppo)
-    def check_and_run(config: Any, task_runner_class: Any = None, **kwargs: Any) -> Any:
-        from verl_gdpo.settings.of_run import settings_of_run
-        from verl_gdpo.verl_hooks import attention
-        from verl_gdpo.verl_hooks.hang import begin_heartbeat
-        from verl_gdpo.verl_hooks.nodes import probing
-        from verl_gdpo.verl_hooks.resume import hand_over, recorded_start
-        from verl_gdpo.verl_hooks.rollout_guard import naming_the_trainer
-
-        is_ours = settings_of_run(config, training_sources(config)) is not None
-        composed = deepcopy(config)
-        if said := attention.choose(config):  # before the start is recorded
-            print(f"verl-gdpo: {said}", flush=True)
-        if is_ours:
-            begin_heartbeat(config)
-            task_runner_class = probing(task_runner_class)
-        is_recorded = is_ours or bool(config.get("run_dir"))  # the recipes have `run_dir`
-        with recorded_start(config, is_ours=is_recorded, composed=composed):
-            if is_recorded:
-                hand_over(config, "VERL_FILE_LOGGER_PATH")
-            with naming_the_trainer():
-                return run_ppo(config, task_runner_class=task_runner_class, **kwargs)
-
-    return check_and_run
+    is_ours = settings_of_run(config, training_sources(config)) is not None
+    composed = deepcopy(config)
+    if said := attention.choose(config):  # before the start is recorded
+        print(f"verl-gdpo: {said}", flush=True)
+    if is_ours:
+        begin_heartbeat(config)
+        task_runner_class = probing(task_runner_class)
+    is_recorded = is_ours or bool(config.get("run_dir"))  # the recipes have `run_dir`
+    with recorded_start(config, is_ours=is_recorded, composed=composed):
+        if is_recorded:
+            hand_over(config, "VERL_FILE_LOGGER_PATH")
+        with naming_the_trainer():
+            return run_ppo(config, task_runner_class=task_runner_class, **kwargs)
 
 
-def extending_main(auto_set_device: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return `auto_set_device` extended to extend `run_ppo` of the main module."""
-
-    @functools.wraps(auto_set_device)
-    def extend_and_set(config: Any) -> Any:
-        main = sys.modules["__main__"]
-        of_verl = Path(verl.__path__[0], "trainer", "main_ppo.py").resolve()
-        if Path(getattr(main, "__file__", None) or "").resolve() == of_verl:
-            main.run_ppo = checked(main.run_ppo)  # type: ignore[attr-defined]
-        return auto_set_device(config)
-
-    return extend_and_set
+def extend_and_set(auto_set_device: Function, config: Any) -> Any:
+    """Extend `run_ppo` of the main module."""
+    main = sys.modules["__main__"]
+    of_verl = Path(verl.__path__[0], "trainer", "main_ppo.py").resolve()
+    if Path(getattr(main, "__file__", None) or "").resolve() == of_verl:
+        extend_main_ppo(main)
+    return auto_set_device(config)
 
 
 def extend_device(device: Any) -> None:
-    device.auto_set_device = extending_main(device.auto_set_device)
+    extends(device, "auto_set_device")(extend_and_set)
 
 
 def extend_main_ppo(main_ppo: Any) -> None:
-    main_ppo.run_ppo = checked(main_ppo.run_ppo)
+    extends(main_ppo, "run_ppo")(check_and_run)

@@ -14,22 +14,18 @@ from typing import Any
 
 from verl.utils import fsdp_utils
 
+from verl_gdpo.verl_hooks.extending import Function, extends
+
 FUSED_FORWARDS = ("forward_with_torch_backend", "forward_with_triton_backend")
 
 
-def keep_head_in_root(select: Any) -> Any:
-    """`select` without the output embeddings of a model that runs with fused kernels."""
-
-    def select_targets(model: Any, classes: Any) -> list[Any]:
-        targets: list[Any] = select(model, classes)
-        if hasattr(model, "get_base_model"):  # of LoRA
-            model = model.get_base_model()
-        if type(model).forward.__name__ not in FUSED_FORWARDS:
-            return targets
-        head = model.get_output_embeddings()
-        return [module for module in targets if module is not head]
-
-    return select_targets
-
-
-fsdp_utils._select_fsdp2_wrap_targets = keep_head_in_root(fsdp_utils._select_fsdp2_wrap_targets)
+@extends(fsdp_utils, "_select_fsdp2_wrap_targets")
+def keep_head_in_root(select: Function, model: Any, classes: Any) -> list[Any]:
+    """Leave out the output embeddings of a model that runs with fused kernels."""
+    targets: list[Any] = select(model, classes)
+    if hasattr(model, "get_base_model"):  # of LoRA
+        model = model.get_base_model()
+    if type(model).forward.__name__ not in FUSED_FORWARDS:
+        return targets
+    head = model.get_output_embeddings()
+    return [module for module in targets if module is not head]

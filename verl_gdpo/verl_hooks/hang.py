@@ -10,15 +10,14 @@ Relies on Ray 2: `__ray_ready__`, `__ray_call__`, `ray._private.state.actors`, w
 process and node of an actor, and the function `METHOD`, which calls the methods of actors.
 """
 
-import functools
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from verl.utils import debug
 
 from verl_gdpo.run.heartbeat import FIRST_FACTOR, MINUTES, START, Clock, Heartbeat, remove
 from verl_gdpo.run.stacks import HANG_FILE, stacks_of
+from verl_gdpo.verl_hooks.extending import Function, extends
 
 logger = logging.getLogger(__name__)
 
@@ -272,20 +272,10 @@ def watched(trainer: Any) -> Iterator[None]:
     end_watch()
 
 
-def noting_phases(marked_timer: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `marked_timer` extended to tell the watch."""
-
-    @contextmanager
-    @functools.wraps(marked_timer)
-    def timer(name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        if _watch is None:
-            with marked_timer(name, *args, **kwargs) as value:
-                yield value
-            return
-        with _watch.clock.phase(name), marked_timer(name, *args, **kwargs) as value:
-            yield value
-
-    return timer
-
-
-debug.marked_timer = noting_phases(debug.marked_timer)
+@extends(debug, "marked_timer")
+@contextmanager
+def note_phases(marked_timer: Function, name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    """Tell the watch."""
+    phase = nullcontext() if _watch is None else _watch.clock.phase(name)
+    with phase, marked_timer(name, *args, **kwargs) as value:
+        yield value

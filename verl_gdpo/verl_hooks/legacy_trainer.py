@@ -8,16 +8,13 @@ Relies on verl 0.9 `verl.trainer.ppo.ray_trainer`:
 - `compute_advantage(data, adv_estimator, ..., config)`, which modules of derived trainers import by
   name. The reward columns are in `data.non_tensor_batch`, and `meta_info["reward_extra_keys"]`
   holds their names.
-
-The replacements are plain functions. Ray can pickle them even if a user's `__main__` holds them.
 """
 
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,17 +22,17 @@ import ray
 import torch
 from verl.trainer.ppo import ray_trainer
 
-from verl_gdpo.batch.rows import RewardError, RewardRows, columns_of, own_scores_of
+from verl_gdpo.batch.rows import RewardError, RewardRows
 from verl_gdpo.run.folder import write_into_run_dir
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.estimator import NO_REWARDS
+from verl_gdpo.verl_hooks.extending import Function, extends
 from verl_gdpo.verl_hooks.hang import watched, watched_from
 from verl_gdpo.verl_hooks.legacy_batch import METRICS_KEY, infos_of
 from verl_gdpo.verl_hooks.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.verl_hooks.step import Outcome, Step, current_step, fitting
 from verl_gdpo.verl_hooks.trainer_mixin import TrainerMixin
 
-Function = Callable[..., Any]
 KEYS = "gdpo_keys"  # the column with the keys that `keys_of` made
 
 
@@ -96,56 +93,45 @@ def extend(trainer: Any, config: Any) -> bool:
     return state is not None
 
 
-def extending(create_dataloader: Function) -> Function:
-    """Return `create_dataloader` changed to check the configuration and extend the trainer."""
-
-    @functools.wraps(create_dataloader)
-    def extend_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
-        is_ours = extend(self, self.config)
-        if is_ours and not hasattr(self, "_dump_executor"):  # one_step_off_policy makes none
-            self._init_dump_executor()
-        create_dataloader(self, *args, **kwargs)
-        if is_ours:
-            self.check_rows()
-
-    return extend_and_create
+@extends(ray_trainer.RayPPOTrainer, "_create_dataloader")
+def extend_and_create(create_dataloader: Function, self: Any, *args: Any, **kwargs: Any) -> None:
+    """Check the configuration, and extend the trainer."""
+    is_ours = extend(self, self.config)
+    if is_ours and not hasattr(self, "_dump_executor"):  # one_step_off_policy makes none
+        self._init_dump_executor()
+    create_dataloader(self, *args, **kwargs)
+    if is_ours:
+        self.check_rows()
 
 
-def in_a_step(compute_advantage: Function) -> Function:
-    """Return `compute_advantage` extended to open a step, and to keep what came of it.
+@extends(ray_trainer, "compute_advantage")
+def compute_in_step(compute_advantage: Function, *args: Any, **kwargs: Any) -> Any:
+    """Open a step, and keep what came of it.
 
     In a loop of the user's, without a trainer of verl's, this is done for adv_estimator=gdpo alone.
     """
-    signature = inspect.signature(compute_advantage)
-
-    @functools.wraps(compute_advantage)
-    def compute_in_step(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        data, adv_estimator = given["data"], given["adv_estimator"]
-        trainer, is_v1 = fitting.get(), current_step() is not None
-        if is_v1 or (trainer is None and adv_estimator != "gdpo"):
-            return compute_advantage(*args, **kwargs)
-        if adv_estimator == "gdpo":
-            refuse_penalty(data)
-        settings = trainer.gdpo if trainer else settings_of_loop(given.get("config"))
-        keys = keys_of(data.non_tensor_batch["uid"])
-        rows = rows_of(data, keys, settings)
-        if trainer is not None:
-            rows = replace(rows, step=trainer.global_steps)
-        with Step(settings, rows) as step:
-            step.check(adv_estimator)
-            result = compute_advantage(*args, **kwargs)
-        step.outcome = Outcome.of(result.batch)
-        result.non_tensor_batch[KEYS] = np.array(keys, dtype=object)
-        lengths = response_lengths(result.batch)
-        result.meta_info[METRICS_KEY] = (
-            trainer.record(step, lengths)
-            if trainer is not None
-            else step.metrics(adv_estimator, lengths, by_source=False)
-        )
-        return result
-
-    return compute_in_step
+    given = inspect.signature(compute_advantage).bind(*args, **kwargs).arguments
+    data, adv_estimator = given["data"], given["adv_estimator"]
+    trainer, is_v1 = fitting.get(), current_step() is not None
+    if is_v1 or (trainer is None and adv_estimator != "gdpo"):
+        return compute_advantage(*args, **kwargs)
+    if adv_estimator == "gdpo":
+        refuse_penalty(data)
+    settings = trainer.gdpo if trainer else settings_of_loop(given.get("config"))
+    keys = keys_of(data.non_tensor_batch["uid"])
+    number = trainer.global_steps if trainer else None
+    with Step(settings, rows_of(data, keys, settings, number)) as step:
+        step.check(adv_estimator)
+        result = compute_advantage(*args, **kwargs)
+    step.outcome = Outcome.of(result.batch)
+    result.non_tensor_batch[KEYS] = np.array(keys, dtype=object)
+    lengths = response_lengths(result.batch)
+    result.meta_info[METRICS_KEY] = (
+        trainer.record(step, lengths)
+        if trainer is not None
+        else step.metrics(adv_estimator, lengths, by_source=False)
+    )
+    return result
 
 
 def settings_of_loop(algorithm: Any) -> GdpoSettings:
@@ -173,28 +159,24 @@ def keys_of(uids: Iterable[str]) -> list[str]:
     return keys
 
 
-def rows_of(data: Any, keys: Sequence[str], settings: GdpoSettings) -> RewardRows:
+def rows_of(data: Any, keys: Sequence[str], settings: GdpoSettings, step: int | None) -> RewardRows:
     """Return the reward columns of verl's batch as rows.
 
     Raises:
         RewardError: the batch has no reward.
     """
     given = data.non_tensor_batch
-    infos = infos_of(data)
+    infos = infos_of(data)  # rows may have different names, as in V1
     if infos is None:
         names = data.meta_info.get("reward_extra_keys") or settings.names
-        columns = {name: given[name] for name in names if name in given}
+        columns = {name: given[name].tolist() for name in names if name in given}
         if not columns.keys() - {"score"}:
             raise RewardError(NO_REWARDS)
-    else:  # rows may have different names, as in V1
-        columns = columns_of(infos)
-    rows = RewardRows.from_columns(columns, len(data))
-    return replace(
-        rows,
-        label=keys.__getitem__,
-        sources=[*map(str, given.get("data_source", rows.sources))],
-        own_scores=own_scores_of(() if infos is None else infos),
-    )
+        infos = [
+            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+        ]
+    sources = [*map(str, given.get("data_source", [""] * len(keys)))]
+    return RewardRows.from_keys(keys, infos, sources, [False] * len(keys), step)
 
 
 def response_lengths(tensors: Any) -> list[int]:
@@ -215,8 +197,3 @@ def refuse_penalty(data: Any) -> None:
             "was added to the summed reward, such as KL by algorithm.use_kl_in_reward, and gdpo "
             "would ignore it. Make the penalty a separate reward, or put it into the loss"
         )
-
-
-trainer_cls = ray_trainer.RayPPOTrainer
-trainer_cls._create_dataloader = extending(trainer_cls._create_dataloader)
-ray_trainer.compute_advantage = in_a_step(ray_trainer.compute_advantage)

@@ -44,10 +44,18 @@ def on_every_node(
         {address of a node: what the function returned, or the exception}.
     """
     asked = {
-        node["NodeManagerAddress"]: on_node(node["NodeID"], function).remote(*arguments)
-        for node in ray.nodes()
-        if node["Alive"]
+        address: on_node(node["NodeID"], function).remote(*arguments)
+        for address, node in _living().items()
     }
+    return _answers(asked, seconds)
+
+
+def _living() -> dict[str, Any]:
+    """{address: what Ray says of a node}."""
+    return {node["NodeManagerAddress"]: node for node in ray.nodes() if node["Alive"]}
+
+
+def _answers(asked: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     ray.wait([*asked.values()], num_returns=len(asked), timeout=seconds)
     return {node: _answer(question, seconds) for node, question in asked.items()}
 
@@ -83,11 +91,7 @@ def joined(address: str, variables: Mapping[str, str]) -> Iterator[dict[str, flo
         runtime_env={"env_vars": {name: str(value) for name, value in variables.items()}},
     )
     try:
-        yield {
-            node["NodeManagerAddress"]: node["Resources"].get("GPU", 0.0)
-            for node in ray.nodes()
-            if node["Alive"]
-        }
+        yield {at: node["Resources"].get("GPU", 0.0) for at, node in _living().items()}
     finally:
         ray.shutdown()
 
@@ -116,14 +120,11 @@ def out_of_reach(ports: Mapping[str, int]) -> list[str]:
 def who_reaches_whom(seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
     """{address of a node: those that it cannot reach, or the exception}."""
     listeners = {}
-    for node in ray.nodes():
-        if node["Alive"]:
-            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            make = ray.remote(num_cpus=0, scheduling_strategy=there)(Listener)
-            listeners[node["NodeManagerAddress"]] = make.remote()
+    for address, node in _living().items():
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        listeners[address] = ray.remote(num_cpus=0, scheduling_strategy=there)(Listener).remote()
     asked = {node: listener.port.remote() for node, listener in listeners.items()}
-    ray.wait([*asked.values()], num_returns=len(asked), timeout=seconds)
-    answers = {node: _answer(question, seconds) for node, question in asked.items()}
+    answers = _answers(asked, seconds)
     ports = {node: port for node, port in answers.items() if isinstance(port, int)}
     return on_every_node(out_of_reach, ports, seconds=seconds)
 

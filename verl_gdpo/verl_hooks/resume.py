@@ -9,7 +9,7 @@ then `global_step_N/data.pt`, then N into that file, which it overwrites.
 import os
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +17,10 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.run import starts
-from verl_gdpo.run.contents import Contents, file_contents, flat, without_environment
-from verl_gdpo.run.resume_rules import PLACES, Change, changes, refusal, without_followers
+from verl_gdpo.run.contents import file_contents, flat, without_environment
+from verl_gdpo.run.resume_rules import PLACES, changes, refusal, without_followers
 from verl_gdpo.run.starts import TRACKER, Start, Written
 
 SHOWN = 12  # characters of a commit
@@ -134,17 +133,20 @@ def _start(
     start = starts.here(kept, files=files, **_names(config, earlier))
     if checkpoint is None:
         return start
-    found, warnings = _compared(start.contents, checkpoint, earlier)
+    if earlier is None:
+        unknown = "nothing tells whether the settings are those of its run"
+        said_of_it = (f"{checkpoint} was made without a manifest, so {unknown}",)
+        return replace(start, checkpoint=str(checkpoint), warnings=said_of_it)
     composed: Any = OmegaConf.to_container(config, resolve=False)
-    found = without_followers(found, flat(composed))
+    found = without_followers(changes(earlier.start.contents, start.contents), flat(composed))
     if reasons := refusal(found, allowed):
-        where = f", recorded in {earlier.folder}" if earlier else ""
         raise ValueError(
-            f"verl-gdpo: no resume from {checkpoint}, which was made with other settings{where}: "
-            f"{reasons}. Without these changes it goes on; a new run has another run_dir or "
-            "trainer.default_local_dir"
+            f"verl-gdpo: no resume from {checkpoint}, which was made with other settings, recorded "
+            f"in {earlier.folder}: {reasons}. Without these changes it goes on; a new run has "
+            "another run_dir or trainer.default_local_dir"
         )
-    if earlier and (earlier.start.code, earlier.start.versions) != (start.code, start.versions):
+    warnings = []
+    if (earlier.start.code, earlier.start.versions) != (start.code, start.versions):
         changed = _code_change(earlier.start, start)
         warnings.append(f"the code is not that of start {earlier.number}: {changed}")
     said = {
@@ -153,40 +155,6 @@ def _start(
         if change.rule != PLACES
     }
     return replace(start, checkpoint=str(checkpoint), changes=said, warnings=tuple(warnings))
-
-
-def _compared(
-    contents: Contents, checkpoint: Path, earlier: Written | None
-) -> tuple[list[Change], list[str]]:
-    """What has changed since the checkpoint, and what must be said of the comparison."""
-    if earlier is not None:
-        return changes(earlier.start.contents, contents), []
-    before = _saved_by_hydra(checkpoint)
-    if before is None:
-        return [], [
-            f"{checkpoint} was made without a manifest, so nothing tells whether the "
-            "settings are those of its run"
-        ]
-    file, saved = before
-    return changes(Contents(saved), contents), [
-        f"{checkpoint} was made without a manifest: the settings are compared with {file}, and "
-        "files by their names only"
-    ]
-
-
-def _saved_by_hydra(checkpoint: Path) -> tuple[Path, Mapping[str, Any]] | None:
-    """The newest configuration that Hydra saved beside the checkpoints before this start."""
-    own = Path(HydraConfig.get().runtime.output_dir) if HydraConfig.initialized() else Path()
-    run = checkpoint.parent.parent
-    found = [*run.glob("hydra/.hydra/config.yaml"), *run.glob("hydra/*/.hydra/config.yaml")]
-    for file in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
-        if file.parent.parent.resolve() == own.resolve():
-            continue
-        try:
-            return file, without_environment(OmegaConf.load(file))
-        except (OSError, OmegaConfBaseException):
-            continue
-    return None
 
 
 def _names(config: Any, earlier: Written | None) -> dict[str, Any]:

@@ -185,10 +185,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             raise ValueError(f"the scorer returned no number: {reprlib.repr(info)}")
         terms = terms_among(columns, self.settings)
         for name in terms.names:
-            try:
-                info[name] = value_or_error(info[name])
-            except ValueError as error:
-                raise ValueError(f"reward {name!r} {error}") from None
+            info[name] = value_or_error(info[name], f"reward {name!r} ")
         if self.settings.rewards is None and self.is_custom:
             _check_sum(info, terms)
         score = terms.score(info, step)

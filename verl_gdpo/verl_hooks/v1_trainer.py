@@ -11,7 +11,7 @@ Relies on verl 0.9:
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 import verl_gdpo
 from verl_gdpo.run.folder import write_into_run_dir
+from verl_gdpo.verl_hooks.extending import Function, extends
 from verl_gdpo.verl_hooks.hang import watched, watched_from
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer, fetch_rows
 from verl_gdpo.verl_hooks.reward_manager import node_and_manager
@@ -121,46 +122,31 @@ def new_trainer(trainer_cls: type, *args: Any, **kwargs: Any) -> Any:
     return trainer
 
 
-def refusing_unextended(setup: Callable[..., None]) -> Callable[..., None]:
-    """Return `PPOTrainer._setup` changed to refuse a trainer that is not extended.
-
-    Such a trainer would train on 0 where a reward could not be computed.
-    """
-
-    @functools.wraps(setup)
-    def check_and_set_up(self: Any) -> None:
-        if not isinstance(self, GdpoTrainer) and GdpoTrainer.first_state(self.config):
-            raise RuntimeError(
-                f"gdpo: the trainer {type(self).__module__}.{type(self).__name__} is not extended "
-                "by verl-gdpo, because it was made without verl's configuration as its first "
-                "argument, or as `config`"
-            )
-        write_into_run_dir(self.config)
-        setup(self)
-
-    return check_and_set_up
+@extends(PPOTrainer, "_setup")
+def check_and_set_up(setup: Function, self: Any) -> None:
+    """Refuse a trainer that is not extended: it would train on 0 where a reward is not known."""
+    if not isinstance(self, GdpoTrainer) and GdpoTrainer.first_state(self.config):
+        raise RuntimeError(
+            f"gdpo: the trainer {type(self).__module__}.{type(self).__name__} is not extended "
+            "by verl-gdpo, because it was made without verl's configuration as its first "
+            "argument, or as `config`"
+        )
+    write_into_run_dir(self.config)
+    setup(self)
 
 
-def noting_outcome(compute_advantage: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `compute_advantage` extended to add the outcome to the step of our trainers.
+@extends(trainer_base, "compute_advantage_for_multi_trajectories")
+def compute_and_note(compute_advantage: Function, data: Any, *args: Any, **kwargs: Any) -> Any:
+    """Add the outcome to the step of our trainers.
 
     To get the same numbers later, we would have to fetch two columns of tokens from TransferQueue.
     """
-
-    @functools.wraps(compute_advantage)
-    def compute_and_note(data: Any, *args: Any, **kwargs: Any) -> Any:
-        data = compute_advantage(data, *args, **kwargs)
-        if (step := current_step()) is not None:
-            step.outcome = Outcome.of(data.batch)
-        return data
-
-    return compute_and_note
+    data = compute_advantage(data, *args, **kwargs)
+    if (step := current_step()) is not None:
+        step.outcome = Outcome.of(data.batch)
+    return data
 
 
 PPOTrainer.__new__ = staticmethod(new_trainer)
-PPOTrainer._setup = refusing_unextended(PPOTrainer._setup)
-trainer_base.compute_advantage_for_multi_trajectories = noting_outcome(
-    trainer_base.compute_advantage_for_multi_trajectories
-)
 # the legacy trainer's hook is not on the way of a V1 trainer
 utils.compute_advantage = inspect.unwrap(utils.compute_advantage)

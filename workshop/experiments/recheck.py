@@ -33,6 +33,7 @@ TRAINER = {
     "tool_rl": ("ToolRL's rewards", 5),
 }
 TRAINER_LEVEL, TRAINER_BAND = 1 - 0.05 / 7, 0.05
+RIVALS_OF_TRAINER = ("grpo", "grpo_rescaled")
 
 
 def trainer_differences() -> dict[tuple[str, str], np.ndarray]:
@@ -45,7 +46,7 @@ def trainer_differences() -> dict[tuple[str, str], np.ndarray]:
 
     found = {}
     for setting, (_, seeds) in TRAINER.items():
-        for rival in ("grpo", "grpo_rescaled"):
+        for rival in RIVALS_OF_TRAINER:
             if (HERE / "trainer/data" / f"{setting}-{rival}-1.json").exists():
                 found[setting, rival] = np.array(
                     [
@@ -56,8 +57,8 @@ def trainer_differences() -> dict[tuple[str, str], np.ndarray]:
     return found
 
 
-def trainer_verdict(low: float, high: float) -> str:
-    is_small = low > -TRAINER_BAND and high < TRAINER_BAND
+def trainer_verdict(low: float, high: float, band: float = TRAINER_BAND) -> str:
+    is_small = low > -band and high < band
     if low > 0 or high < 0:
         return "difference, but none that matters" if is_small else "difference"
     return "no difference that matters" if is_small else "open"
@@ -65,17 +66,97 @@ def trainer_verdict(low: float, high: float) -> str:
 
 def trainer_rows() -> dict[tuple[str, str], tuple[list[float], str]]:
     """What the page says: mean, low and high, and the verdict."""
-    table = (DOCS / "in_verls_trainer.md").read_text().split("## The results")[1]
+    return rows_between("## The results", 'A "difference"', {t: s for s, (t, _) in TRAINER.items()})
+
+
+def rows_between(
+    begin: str, end: str, settings: dict[str, str]
+) -> dict[tuple[str, str], tuple[list[float], str]]:
+    """Of a table of the page, whose last two columns are the rivals."""
+    text = (DOCS / "in_verls_trainer.md").read_text().split(begin)[1].split(end)[0]
     rows = {}
-    for line in table.split('A "difference"')[0].splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
-        for setting, (title, _) in TRAINER.items():
-            if len(cells) > 7 and cells[1] == title:
-                for rival, cell in (("grpo", cells[6]), ("grpo_rescaled", cells[7])):
-                    if ";" in cell:
-                        numbers, said = cell.split("; ")
-                        rows[setting, rival] = ([*map(float, re.findall(NUMBER, numbers))], said)
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")][1:-1]
+        if cells and cells[0] in settings:
+            for rival, cell in zip(RIVALS_OF_TRAINER, cells[-2:], strict=True):
+                if ";" in cell:
+                    numbers, said = cell.split("; ")
+                    found = [*map(float, re.findall(NUMBER, numbers))]
+                    rows[settings[cells[0]], rival] = (found, said)
     return rows
+
+
+# --- its second edition: eight comparisons, Holm, a band of 0.02 ----------------------------------
+
+# setting: its name on the page, and the reward that decides
+SECOND = {
+    "gsm8k": ("GSM8K's three", "correctness"),
+    "maths": ("maths and length", "correctness"),
+    "maths_if_correct": ("length only if correct", "length"),
+    "tool_rl_seeds": ("ToolRL's rewards, again", "format"),
+}
+SECOND_SEEDS, SECOND_BAND = 5, 0.02
+
+
+def second_differences() -> dict[tuple[str, str], np.ndarray]:
+    """{(setting, rival): GDPO minus it in the primary reward, one number a seed that is done}."""
+    found = {}
+    for setting, (_, reward) in SECOND.items():
+        for rival in RIVALS_OF_TRAINER:
+            pairs = []
+            for seed in range(1, SECOND_SEEDS + 1):
+                files = [
+                    HERE / f"trainer/data_2/{setting}-{a}-{seed}.json" for a in ("gdpo", rival)
+                ]
+                if all(file.exists() for file in files):
+                    one, other = (json.loads(file.read_text()) for file in files)
+                    if one["inputs"] != other["inputs"]:
+                        raise ValueError(f"{files}: the arms had other rows or policies")
+                    pairs.append(np.mean(one["shares"][reward]) - np.mean(other["shares"][reward]))
+            found[setting, rival] = np.array(pairs)
+    return found
+
+
+def p_of(differences: np.ndarray) -> float:
+    """Of a t test; 1 if a seed is missing."""
+    if len(differences) < SECOND_SEEDS:
+        return 1.0
+    if np.ptp(differences) == 0:
+        return float(differences[0] == 0)
+    return float(stats.ttest_1samp(differences, 0).pvalue)
+
+
+def holm_levels(p_values: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+    """The level at which Holm tests each comparison."""
+    levels, tested = {}, len(p_values)
+    for key in sorted(p_values, key=lambda key: p_values[key]):
+        levels[key] = 1 - 0.05 / tested
+        tested -= p_values[key] < 0.05 / tested
+    return levels
+
+
+def check_second() -> Iterator[str]:
+    """Yield what differs from the page."""
+    found = second_differences()
+    begin, end = "## Rewards that many train with", "All endpoints"
+    rows = rows_between(begin, end, {title: name for name, (title, _) in SECOND.items()})
+    levels = holm_levels({key: p_of(differences) for key, differences in found.items()})
+    survived = []
+    for key, differences in found.items():
+        said, numbers = "not complete", []
+        if len(differences) > 1:
+            critical = stats.t.ppf((1 + levels[key]) / 2, len(differences) - 1)
+            low, high = ends(differences, critical)
+            numbers = [round(float(x), 3) for x in (differences.mean(), low, high)]
+        if len(differences) == SECOND_SEEDS:
+            said = trainer_verdict(low, high, SECOND_BAND)
+            if said.startswith("difference"):
+                survived.append(surviving(differences, critical))
+        shown, verdict = rows.get(key, ([], ""))
+        is_same = len(differences) < 2 or np.allclose(shown, numbers, atol=0.0011)
+        if verdict != said or not is_same:
+            yield f"{key}: the page says {shown} {verdict!r}, the files say {numbers} {said!r}"
+    yield from check_survival(f"trainer, second edition: {len(found)} comparisons", survived)
 
 
 # --- the simulation: eight draws, the largest t of the settings, a band of 0.02 -------------------
@@ -205,7 +286,7 @@ def check_survival(what: str, survived: list[float]) -> Iterator[str]:
 
 
 def main() -> int:
-    wrong = [*check_trainer(), *check_map()]
+    wrong = [*check_trainer(), *check_second(), *check_map()]
     for line in wrong:
         print(line, file=sys.stderr)
     print(f"{len(wrong)} differ from the pages")

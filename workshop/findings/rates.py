@@ -23,6 +23,7 @@ HELD_OUT = 20_000  # seeds from here on; the rules were tuned on those below
 SIZES = {60: 504, 500: 504, 5000: 192}  # healthy runs of each length
 FAULTS = {60: 40, 500: 40, 5000: 5}  # runs of each fault
 OVERFIT = {60: 100, 500: 100, 5000: 20}
+FLAT = {60: 300, 500: 300, 5000: 20}
 # {fault: how the topic begins that names it}
 NAMED = {
     "reward is NaN for 30 steps": "no number",
@@ -91,7 +92,7 @@ def rates(first: int, part: float = 1.0) -> Iterator[Rate]:
     """
     for steps in LENGTHS:
         yield from _healthy(healthy_runs(_seeds(first, SIZES[steps], part), steps), steps)
-        yield _flat(flat_validations(_seeds(first, OVERFIT[steps], part), steps), steps)
+        yield _flat(flat_validations(_seeds(first, FLAT[steps], part), steps), steps)
     for steps in LENGTHS:
         yield from _wrecked(wrecked_runs(_seeds(first, FAULTS[steps], part), steps), steps)
     yield from _overfitting(first, part)

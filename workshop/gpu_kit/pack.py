@@ -108,7 +108,7 @@ def add_ours(folder: Path) -> str:
     run("uv", "build", "--quiet", "--wheel", "--out-dir", str(folder / "wheels"), str(REPO))
     (wheel,) = (folder / "wheels").glob("verl_gdpo-*.whl")
     rows, policy = (str(folder / "data" / name) for name in DATA)
-    options = ("--synthetic", "--size", "tiny", "--out", rows)
+    options = ("--synthetic", "--out", rows)
     run(sys.executable, "-m", "verl_gdpo", "data", "tool_rl", *options)
     shutil.copytree(REPO / "verl_gdpo" / "cpu" / "tool_rl_policy", policy)
     return f"verl-gdpo=={wheel.name.split('-')[1]}"

@@ -86,7 +86,7 @@ class Demonstrations:
             raise ValueError(
                 f"warm start, data, row {row}: got a prompt plus answer of {length} tokens; "
                 f"expected at most {MAX_TOKENS}, as in the rows of: verl-gdpo data tool_rl "
-                "--synthetic --size tiny"
+                "--synthetic"
             )
         return {"input_ids": prompt + answer_ids, "labels": [-100] * len(prompt) + answer_ids}
 

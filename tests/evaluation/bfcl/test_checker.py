@@ -1,13 +1,13 @@
 """Calls of a single turn against the package's checker, on small questions made here."""
 
 import json
-import signal
 
 import bfcl_gold
 import pytest
 
 from verl_gdpo.evaluation.bfcl import checker
 from verl_gdpo.evaluation.bfcl.form import Call, calls
+from verl_gdpo.rewards.limited_process import LimitedPool
 
 
 def document(name, **types):
@@ -99,28 +99,28 @@ def test_a_hostile_answer_is_wrong(found):
 
 
 def test_java_has_a_process_with_limits(monkeypatch):
-    at_end = []
-    real = checker.subprocess.run
+    pool, at_end = LimitedPool(checker.__file__, 0.5, checker.LIMIT_BYTES), []
 
-    def run(*command, **options):
-        at_end.append(real(*command, **options))
-        return at_end[-1]
+    class Asked:
+        def ask(self, request, doing):
+            at_end.append(pool.ask(request, doing))
+            return at_end[-1]
 
-    monkeypatch.setattr(checker.subprocess, "run", run)
+    monkeypatch.setattr(checker, "_pool", Asked())
     # the time of the package's regular expression doubles with each pair of brackets
     text = "new Array([]" + ",[]" * 60
     assert is_correct("javascript", [("add", {"items": text})]) is False
-    assert at_end.pop().returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+    assert at_end.pop() == ([], False)
     # the package's int() raises over this one
     (((name, given),),) = bfcl_gold.right_calls(ROWS["java"], "java")
     assert is_correct("java", [(name, {**given, "at": "9" * 5000 + "L"})]) is False
-    assert at_end.pop().returncode == 0
+    assert at_end.pop() == ([False], True)
     deep = []
     for _ in range(100_000):
         deep = [deep]
     assert is_correct("java", [(name, {"items": deep})]) is False
     assert at_end == []
     # and what is not the answer's doing stops the evaluation
-    monkeypatch.setattr(checker.sys, "executable", "/bin/false")
-    with pytest.raises(RuntimeError, match="process that checks java ended with 1; expected 0"):
+    monkeypatch.setattr(checker, "_pool", LimitedPool("/nowhere", 1, checker.LIMIT_BYTES))
+    with pytest.raises(OSError, match="checker of bfcl-eval, java: no process for it can be start"):
         is_correct("java", [("List.add", {})])

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from verl_gdpo.evaluation.bfcl import form, multi_turn, simulators
-from verl_gdpo.evaluation.bfcl.simulators import LimitError, Simulators
+from verl_gdpo.evaluation.bfcl.simulators import LimitError
 from verl_gdpo.evaluation.questions import Answer
+from verl_gdpo.rewards.limited_process import LimitedPool
 from verl_gdpo.rewards.tool_rl_format import render_answer
 
 
@@ -31,11 +32,10 @@ ENTRY = {
     "missed_function": {"1": ["mkdir"]},
 }
 GOLD = [[], ["mkdir(dir_name='x')"], ["ls()"]]
-RUNNING = Simulators()
 
 
 def start(entry=ENTRY, gold=GOLD):
-    return multi_turn.question(entry, gold, DOCUMENTS, HINTED, RUNNING).start()
+    return multi_turn.question(entry, gold, DOCUMENTS, HINTED).start()
 
 
 def calling(*calls):
@@ -58,14 +58,14 @@ def play(*texts, episode=None):
 
 
 def test_a_question():
-    question = multi_turn.question(ENTRY, GOLD, DOCUMENTS, HINTED, RUNNING)
+    question = multi_turn.question(ENTRY, GOLD, DOCUMENTS, HINTED)
     assert (question.key, question.category) == ("multi_turn_miss_func_7", "multi_turn_miss_func")
     assert question.ground_truth == "\nmkdir(dir_name='x')\nls()"
 
 
 def test_turns_without_gold_raise():
     with pytest.raises(ValueError, match=r"_7: got 3 turns and the gold calls of 2; expected as"):
-        multi_turn.question(ENTRY, GOLD[1:], DOCUMENTS, HINTED, RUNNING)
+        multi_turn.question(ENTRY, GOLD[1:], DOCUMENTS, HINTED)
 
 
 def test_a_policy_reads_the_dialogue_and_the_results_of_its_calls():
@@ -173,7 +173,7 @@ def test_a_new_episode_with_the_answers_so_far_asks_the_same():
 
 
 def test_episodes_of_a_question_share_nothing():
-    question = multi_turn.question(ENTRY, GOLD, DOCUMENTS, HINTED, RUNNING)
+    question = multi_turn.question(ENTRY, GOLD, DOCUMENTS, HINTED)
     one, other = question.start(), question.start()
     for text in RIGHT:  # side by side
         play(text, episode=one)
@@ -184,10 +184,11 @@ def test_episodes_of_a_question_share_nothing():
 
 
 def test_calls_that_need_too_much_end_the_dialogue_as_wrong(monkeypatch):
-    monkeypatch.setattr(simulators, "LIMIT_CPU_S", 0.3)
+    pool = LimitedPool(simulators.simulators_inside.__file__, 0.3, simulators.LIMIT_BYTES)
+    monkeypatch.setattr(simulators, "_pool", pool)
     entry = {**ENTRY, "question": [[{"role": "user", "content": "Compute."}]]}
     del entry["missed_function"]
-    question = multi_turn.question(entry, [["ls()"]], DOCUMENTS, HINTED, Simulators())
+    question = multi_turn.question(entry, [["ls()"]], DOCUMENTS, HINTED)
     power = calling(("ls", {}), ("power", {"base": 9, "exponent": 999999999}))
     episode = play(power, episode=question.start())
     assert episode.prompt() is None
@@ -205,7 +206,7 @@ def test_a_dialogue_that_once_needed_too_much_stays_wrong(monkeypatch):
         raise LimitError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Simulators, "results", late)
+        patch.setattr(simulators, "results", late)
         assert episode.prompt() is None
     assert episode.prompt() is None  # whatever the clock says the next time
     assert episode.scores() == {"accuracy": 0.0}

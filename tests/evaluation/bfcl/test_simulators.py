@@ -1,10 +1,7 @@
 """The calls of dialogues: as the package makes them, and what hostile ones cannot do."""
 
-import gc
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import MethodType
 
@@ -12,7 +9,8 @@ import pytest
 
 from verl_gdpo.evaluation.bfcl import simulators, simulators_inside
 from verl_gdpo.evaluation.bfcl.form import Call
-from verl_gdpo.evaluation.bfcl.simulators import LimitError, Simulators
+from verl_gdpo.evaluation.bfcl.simulators import LimitError
+from verl_gdpo.rewards.limited_process import LimitedPool
 
 
 def folder(**contents):
@@ -31,14 +29,27 @@ ENTRY = {
 }
 
 
-@pytest.fixture(scope="module")
-def running():
-    return Simulators()
-
-
-def results(running, *calls, entry=ENTRY):
-    (found,) = running.results(entry, [calls])
+def results(*calls, entry=ENTRY):
+    (found,) = simulators.results(entry, [calls])
     return found
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    """Puts a pool with few seconds in the place of the one for all."""
+
+    def pool(cpu_s=simulators.LIMIT_CPU_S):
+        made = LimitedPool(simulators_inside.__file__, cpu_s, simulators.LIMIT_BYTES)
+        monkeypatch.setattr(simulators, "LIMIT_CPU_S", cpu_s)
+        monkeypatch.setattr(simulators, "_pool", made)
+        return made
+
+    return pool
+
+
+def process():
+    """The process that answered last."""
+    return simulators._pool._idle.queue[-1].process
 
 
 SAME_AS_THE_PACKAGE = (
@@ -91,7 +102,7 @@ SAME_AS_THE_PACKAGE = (
 )
 
 
-def test_results_are_those_of_the_package(running):
+def test_results_are_those_of_the_package():
     from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_utils import execute_multi_turn_func_call
 
     calls = list(SAME_AS_THE_PACKAGE)
@@ -99,26 +110,26 @@ def test_results_are_those_of_the_package(running):
         calls, ENTRY["initial_config"], ENTRY["involved_classes"], "a_test", ENTRY["id"]
     )
     assert expected[0] == '{"current_directory_content": ["inner", "notes.txt"]}'
-    assert results(running, *calls) == expected
+    assert results(*calls) == expected
 
 
-def test_calls_begin_where_the_calls_before_ended_and_each_request_begins_anew(running):
+def test_calls_begin_where_the_calls_before_ended_and_each_request_begins_anew():
     steps = [["mkdir(dir_name='new')"], ["cd(folder='new')", "pwd()"]]
     there = '{"current_working_directory": "/home/new"}'
     for _ in range(2):
-        assert running.results(ENTRY, steps)[1][1] == there
-    assert "new" not in results(running, "ls()")[0]
+        assert simulators.results(ENTRY, steps)[1][1] == there
+    assert "new" not in results("ls()")[0]
 
 
-def test_a_default_argument_that_a_call_changed_is_new_in_the_next_call(running):
+def test_a_default_argument_that_a_call_changed_is_new_in_the_next_call():
     # the package's mention() adds to the list that post_tweet() has as its default
     calls = ["post_tweet(content='x')", "mention(tweet_id=0, mentioned_usernames=['@bob'])"]
     for _ in range(2):
-        *_, again = results(running, *calls, "post_tweet(content='y')")
+        *_, again = results(*calls, "post_tweet(content='y')")
         assert '"mentions": []' in again
 
 
-def test_what_is_in_a_module_of_the_package_stays_as_it_is(running):
+def test_what_is_in_a_module_of_the_package_stays_as_it_is():
     # in long contexts, the package's module lends its credit cards to all simulators
     card = {"random_seed": 1, "access_token": "t", "token_expires_in": 9, "budget_limit": None}
     keys = ("credit_card_list", "booking_record")
@@ -142,7 +153,7 @@ def test_what_is_in_a_module_of_the_package_stays_as_it_is(running):
     balance = f"get_credit_card_balance(access_token='t', card_id={card_id!r})"
     calls = [book.replace("1432", card_id), balance]
     for _ in range(2):
-        booked, left = results(running, *calls, entry=entry)
+        booked, left = results(*calls, entry=entry)
         assert '"booking_status": true' in booked
         assert left == f'{{"card_balance": {before - 5.0}}}'
 
@@ -174,14 +185,14 @@ def test_what_is_in_a_module_of_the_package_stays_as_it_is(running):
         "add(a=" + "-" * 100_000 + "1, b=1)",
     ],
 )
-def test_an_attack_does_nothing(running, call, tmp_path):
+def test_an_attack_does_nothing(call, tmp_path):
     file = tmp_path / "file"
-    (said,) = results(running, call.replace("FILE", str(file)))
+    (said,) = results(call.replace("FILE", str(file)))
     assert said.startswith(("Error during execution: ", '{"error": '))
     assert "root:" not in said
     assert "0x" not in said  # an address would be another one each time
     assert not file.exists()
-    assert results(running, "pwd()") == ['{"current_working_directory": "/home"}']
+    assert results("pwd()") == ['{"current_working_directory": "/home"}']
 
 
 def doubled(times):
@@ -198,44 +209,27 @@ def doubled(times):
         ["round_number(number=5, decimal_places=-1000000000)"],
         [*doubled(60), "find()"],
         ["echo(content='" + "x" * simulators_inside.ROOM_CHARS + "')"],
-        ["echo(content='" + "x" * simulators.MAX_REQUEST_BYTES + "')"],
+        ["echo(content='" + "x" * simulators.MAX_REQUEST_CHARS + "')"],
     ],
     ids=["power", "round", "folders", "long result", "long call"],
 )
-def test_what_needs_too_much_ends_its_dialogue_alone(calls, monkeypatch):
-    monkeypatch.setattr(simulators, "LIMIT_CPU_S", 0.3)
-    running = Simulators()
+def test_what_needs_too_much_ends_its_dialogue_alone(calls, pool):
+    pool(0.3)
     with pytest.raises(LimitError, match=r"multi_turn_base_0: the calls need more than 0.3 s"):
-        results(running, *calls)
-    assert len(results(running, "pwd()")) == 1
+        results(*calls)
+    assert len(results("pwd()")) == 1
 
 
-def test_calls_that_no_policy_could_read_are_not_made(running, monkeypatch):
-    monkeypatch.setattr(simulators, "MAX_REQUEST_BYTES", 1000)
+def test_calls_that_no_policy_could_read_are_not_made(monkeypatch):
+    monkeypatch.setattr(simulators, "MAX_REQUEST_CHARS", 1000)
     with pytest.raises(LimitError):
-        results(running, *["ls()"] * 200)
+        results(*["ls()"] * 200)
 
 
-def test_no_clock_runs_between_requests():
-    program = """if 1:
-        import signal, sys
-        from verl_gdpo.evaluation.bfcl import simulators_inside
-        def clocks(*_):
-            both = signal.ITIMER_PROF, signal.ITIMER_REAL
-            return [signal.getitimer(one)[0] > 0 for one in both]
-        def lines():
-            yield '["results"]'
-            print(clocks(), file=sys.stderr)
-        sys.stdin, simulators_inside.results = lines(), clocks
-        simulators_inside.work(9, 300, 1 << 30)
-    """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ('""\n[true, true]\n', "[False, False]\n")
-
-
-def test_pythons_warnings_about_a_call_are_not_printed(capfd, monkeypatch):
+def test_pythons_warnings_about_a_call_are_not_printed(capfd, monkeypatch, pool):
     monkeypatch.setenv("PYTHONWARNINGS", "always")  # some are not shown by default
-    assert "No such directory" in results(Simulators(), "cd(folder='\\d')")[0]
+    pool()
+    assert "No such directory" in results("cd(folder='\\d')")[0]
     assert capfd.readouterr().err == ""
 
 
@@ -245,20 +239,20 @@ def test_half_a_character_in_a_result_can_be_read():
     assert made.results(["ls()"]) == ["\\ud800"]
 
 
-def test_a_dialogue_that_needs_too_much_cannot_be_right(monkeypatch):
-    monkeypatch.setattr(simulators, "LIMIT_CPU_S", 0.3)
+def test_a_dialogue_that_needs_too_much_cannot_be_right(pool):
+    pool(0.3)
     with pytest.raises(LimitError):
-        Simulators().is_right(ENTRY, [[["ls()", "power(base=9, exponent=999999999)"]]], [["ls()"]])
+        simulators.is_right(ENTRY, [[["ls()", "power(base=9, exponent=999999999)"]]], [["ls()"]])
 
 
-def test_memory_is_bounded(running):
+def test_memory_is_bounded():
     text = "9" * 3_000_000
     call = f"compute_exchange_rate(base_currency='USD', target_currency='JPY', value='{text}')"
     entry = {**ENTRY, "involved_classes": ["MathAPI"]}
     calls = ["logarithm(value=3, base=2, precision=9999999999)", call]
-    said = results(running, *calls, entry=entry)
+    said = results(*calls, entry=entry)
     assert all("rror" in one for one in said)
-    pid = running._process.pid
+    pid = process().pid
     peak = next(
         line.split()[1]
         for line in Path(f"/proc/{pid}/status").read_text().split("\n")
@@ -283,64 +277,32 @@ GOLD = [["mkdir(dir_name='a')", "ls()"], [], ["cd(folder='a')"]]
         ([[], [], []], False),
     ],
 )
-def test_a_dialogue_is_right_if_the_packages_checker_says_so(running, turns, expected):
-    assert running.is_right(ENTRY, turns, GOLD) is expected
-    assert running.is_right(ENTRY, [[GOLD[0]], [], [GOLD[2]]], GOLD)  # after a wrong one
+def test_a_dialogue_is_right_if_the_packages_checker_says_so(turns, expected):
+    assert simulators.is_right(ENTRY, turns, GOLD) is expected
+    assert simulators.is_right(ENTRY, [[GOLD[0]], [], [GOLD[2]]], GOLD)  # after a wrong one
 
 
-def test_folders_in_themselves_cannot_be_compared(running):
+def test_folders_in_themselves_cannot_be_compared():
     calls = ["cp(source='inner', destination='inner')"]
     with pytest.raises(LimitError):
-        running.is_right(ENTRY, [[calls]], [calls])
+        simulators.is_right(ENTRY, [[calls]], [calls])
 
 
-def test_a_process_that_was_killed_is_started_again(running):
-    results(running, "pwd()")
-    os.kill(running._process.pid, signal.SIGKILL)
-    assert results(running, "pwd()") == ['{"current_working_directory": "/home"}']
-
-
-def test_an_interrupt_leaves_no_reply_for_the_next_request(monkeypatch):
-    running = Simulators()
-    results(running, "pwd()")
-
-    def interrupted(_process):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(simulators, "_read", interrupted)
-        results(running, "ls()")
-    assert results(running, "pwd()") == ['{"current_working_directory": "/home"}']
-
-
-def test_processes_that_keep_dying_raise(tmp_path, monkeypatch):
-    program = tmp_path / "program.py"
-    monkeypatch.setattr(simulators_inside, "__file__", str(program))
-    program.write_text("print('\"\"', flush=True); input()\n")
-    with pytest.raises(OSError, match=r"multi_turn_base_0: two processes in a row ended with \[0,"):
-        results(Simulators(), "ls()")
-    program.write_text("raise SystemExit(3)\n")
-    with pytest.raises(OSError, match="can be started: it ended with 3"):
-        results(Simulators(), "ls()")
+def test_a_process_that_was_killed_is_started_again():
+    results("pwd()")
+    os.kill(process().pid, signal.SIGKILL)
+    assert results("pwd()") == ['{"current_working_directory": "/home"}']
 
 
 @pytest.mark.parametrize("name", ["bfcl_eval", "mpmath"])
-def test_a_package_that_cannot_be_imported_raises(name, tmp_path, monkeypatch):
+def test_a_package_that_cannot_be_imported_raises(name, tmp_path, monkeypatch, pool):
     (tmp_path / f"{name}.py").write_text("raise OSError('a bad disk')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(OSError, match="can be started: OSError: a bad disk"):
-        results(Simulators(), "ls()")
+    pool()
+    with pytest.raises(OSError, match=r"multi_turn_base_0: no process .*: OSError: a bad disk"):
+        results("ls()")
 
 
-def test_the_process_ends_with_its_owner():
-    running = Simulators()
-    results(running, "ls()")
-    process = running._process
-    del running
-    gc.collect()
-    assert process.returncode is not None
-
-
-def test_a_call_of_an_answer_is_a_text_that_is_understood(running):
+def test_a_call_of_an_answer_is_a_text_that_is_understood():
     call = Call("echo", {"content": 'it\'s "a" \\ new\nline', "file_name": None})
-    assert results(running, str(call)) == ['{"terminal_output": "it\'s \\"a\\" \\\\ new\\nline"}']
+    assert results(str(call)) == ['{"terminal_output": "it\'s \\"a\\" \\\\ new\\nline"}']

@@ -46,15 +46,16 @@ def test_an_answer(answer, accuracy, after_thought, form):
         "Description: Doubles. Note that the provided function is in Python 3" in system["content"]
     )
     assert "<user> Double 2.\nIf there's no appropriate tools" in user["content"]
-    assert episode.take(Answer(answer, 1)) == {"format": form}
+    expected = {"format": form, "accuracy": accuracy, "accuracy_after_thought": after_thought}
+    assert episode.take(Answer(answer, 1)) == expected
     assert episode.prompt() is None
-    assert episode.scores() == {"accuracy": accuracy, "accuracy_after_thought": after_thought}
+    assert episode.scores() == expected
 
 
 def test_where_no_function_fits_a_call_in_the_thought_counts_by_one_rule_only():
     episode = question({**ROW, "ground_truth": ""}, "irrelevance").start()
     episode.take(Answer(IN_THOUGHT, 1))
-    assert episode.scores() == {"accuracy": 0, "accuracy_after_thought": 1}
+    assert episode.scores() == {"format": 1, "accuracy": 0, "accuracy_after_thought": 1}
 
 
 def test_a_prompt_that_is_too_long_is_a_wrong_answer():
@@ -62,4 +63,4 @@ def test_a_prompt_that_is_too_long_is_a_wrong_answer():
         episode = question(ROW, category).start()
         episode.abandon()
         assert episode.prompt() is None
-        assert episode.scores() == {"accuracy": 0, "accuracy_after_thought": 0}
+        assert {*episode.scores().values()} == {0}

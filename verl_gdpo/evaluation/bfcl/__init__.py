@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from verl_gdpo.evaluation.benchmark import Benchmark
-from verl_gdpo.evaluation.bfcl import data
+from verl_gdpo.evaluation.bfcl import data, multi_turn, single_turn
 from verl_gdpo.evaluation.questions import Column, Question
 
 SINGLE_TURN = (*data.GROUPS["non_live"], *data.GROUPS["live"])
@@ -21,10 +21,6 @@ def questions(options: Namespace) -> Sequence[Question]:
     Raises:
         ValueError: the package is missing or is another version, or a category is unknown.
     """
-    # a process of the checker imports this file too, and starts five times faster without these
-    from verl_gdpo.evaluation.bfcl import multi_turn, simulators, single_turn
-
-    shared = simulators.Simulators()  # its process starts at the first call
     made: list[Question] = []
     for category in data.chosen(options.bfcl_v3_categories or data.GROUPS):
         rows = data.rows(category)
@@ -33,9 +29,7 @@ def questions(options: Namespace) -> Sequence[Question]:
             continue
         documents = data.documents()
         hinted = {name: data.with_hints(tools, category) for name, tools in documents.items()}
-        made += [
-            multi_turn.question(row, row["ground_truth"], documents, hinted, shared) for row in rows
-        ]
+        made += [multi_turn.question(row, row["ground_truth"], documents, hinted) for row in rows]
     return made
 
 

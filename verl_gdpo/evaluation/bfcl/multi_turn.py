@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_gdpo.evaluation.bfcl import form
-from verl_gdpo.evaluation.bfcl.simulators import LimitError, Simulators
+from verl_gdpo.evaluation.bfcl import form, simulators
 from verl_gdpo.evaluation.questions import Answer, Messages, Question, Scores
 
 Documents = Mapping[str, Sequence[form.Tool]]  # of the functions of each class
@@ -15,7 +14,6 @@ def question(
     gold: Sequence[Sequence[str]],
     documents: Documents,
     hinted: Documents,
-    simulators: Simulators,
 ) -> Question:
     """Return a question of a category multi_turn_*.
 
@@ -24,7 +22,6 @@ def question(
         gold: the calls of each turn.
         documents: of the package.
         hinted: the same, each with its hint about the language, as the system prompt shows them.
-        simulators: make the calls of all questions.
 
     Raises:
         ValueError: the entry and its gold have different numbers of turns.
@@ -37,7 +34,7 @@ def question(
     return Question(
         key=entry["id"],
         category=entry["id"].rpartition("_")[0],
-        start=lambda: Dialogue(entry, gold, documents, hinted, simulators),
+        start=lambda: Dialogue(entry, gold, documents, hinted),
         ground_truth="\n".join("; ".join(calls) for calls in gold),
     )
 
@@ -59,7 +56,6 @@ class Dialogue:
         gold: Sequence[Sequence[str]],
         documents: Documents,
         hinted: Documents,
-        simulators: Simulators,
     ) -> None:
         hidden = {name for names in entry.get("missed_function", {}).values() for name in names}
         self._tools = [
@@ -69,7 +65,7 @@ class Dialogue:
             if tool["name"] not in hidden
         ]
         self._requests = _requests(entry, documents)
-        self._entry, self._gold, self._simulators = entry, gold, simulators
+        self._entry, self._gold = entry, gold
         # of each turn, each answer and the calls in it
         self._turns: list[list[tuple[str, list[str]]]] = [[]]
         self._is_over = self._is_lost = False
@@ -80,8 +76,8 @@ class Dialogue:
             return None
         steps = [calls for turn in self._turns for _, calls in turn]
         try:
-            results = iter(self._simulators.results(self._entry, steps) if any(steps) else steps)
-        except LimitError:
+            results = iter(simulators.results(self._entry, steps) if any(steps) else steps)
+        except simulators.LimitError:
             self._is_lost = True
             return None
         messages: list[Mapping[str, str]] = []
@@ -117,8 +113,8 @@ class Dialogue:
             return {"accuracy": 0.0}
         turns = [[calls for _, calls in turn] for turn in self._turns]
         try:
-            is_right = self._simulators.is_right(self._entry, turns, self._gold)
-        except LimitError:
+            is_right = simulators.is_right(self._entry, turns, self._gold)
+        except simulators.LimitError:
             is_right = False
         return {"accuracy": float(is_right)}
 

@@ -1,8 +1,7 @@
-"""The program of the process that makes calls on the simulators of the package `bfcl-eval`.
+"""The program of the processes that make calls on the simulators of the package `bfcl-eval`.
 
-It says why it cannot start, or "". Then it gets requests, a line of JSON each, and replies to each
-in a line. The package would `eval` what a policy writes. Here a call is parsed and never evaluated:
-it is the name of a public method, with literals as arguments.
+`rewards/limited_process.py` runs it. The package would `eval` what a policy writes. Here a call is
+parsed and never evaluated: it is the name of a public method, with literals as arguments.
 """
 
 import ast
@@ -10,17 +9,12 @@ import copy
 import importlib
 import inspect
 import json
-import os
-import resource
-import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any
 from unittest import mock
 
 ROOM_CHARS = 1 << 22  # of all results of a dialogue: more than any policy can read
-LIMIT = "limit"  # the reply to a request that needs more than this process may use
 
 # what the package forbids, so that its `eval` does not end its own process
 _FORBIDDEN = ("kill", "exit", "quit", "remove", "unlink", "popen", "Popen", "run")
@@ -156,49 +150,15 @@ def is_right(
     return bool(said["valid"])
 
 
-def _limit(cpu_s: float, wall_s: float) -> None:
-    # their default action ends the process, even inside one long multiplication
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)
-    signal.setitimer(signal.ITIMER_REAL, wall_s)
+def prepare() -> None:
+    """Import the package's simulators, of which one needs mpmath."""
+    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
+
+    for module in multi_turn_utils.CLASS_FILE_PATH_MAPPING.values():
+        importlib.import_module(module)
 
 
-def work(cpu_s: float, wall_s: float, max_bytes: int) -> None:
-    """Reply until the input ends.
-
-    Args:
-        cpu_s, wall_s: seconds for a request, of CPU time and in all.
-        max_bytes: of address space.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
-    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # what a library prints is no reply
+def answer(_say: Any, task: str, *given: Any) -> Any:
+    """Return what `results` or `is_right` returns."""
     tasks: dict[str, Callable[..., Any]] = {"results": results, "is_right": is_right}
-
-    def reply(value: Any) -> None:
-        print(json.dumps(value), file=replies, flush=True)
-
-    try:
-        from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
-
-        for module in multi_turn_utils.CLASS_FILE_PATH_MAPPING.values():
-            importlib.import_module(module)  # one needs mpmath
-    except BaseException as error:
-        reply(f"{type(error).__name__}: {error}")
-        raise SystemExit(1) from error
-    reply("")  # nothing has failed
-    for line in sys.stdin:
-        _limit(cpu_s, wall_s)
-        try:
-            task, *given = json.loads(line)
-            said = tasks[task](*given)
-        except (MemoryError, RecursionError):  # a folder in itself is compared without end
-            said = LIMIT
-        _limit(0, 0)
-        reply(said)
-
-
-if __name__ == "__main__":
-    del sys.path[0]  # this folder, whose files are no top-level modules
-    work(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
+    return tasks[task](*given)

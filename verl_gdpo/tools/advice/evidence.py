@@ -1,15 +1,15 @@
-"""What the rewards of a run's steps show: sums over their samples, from which the advice follows.
+"""What the rewards of a run's first steps show: the numbers that `rules.yaml` is keyed on.
 
-GRPO and GDPO are those of the paper, with the run's rewards, weights and conditions, and GDPO
-without its step over the batch, which only scales. Shape suffixes: T steps, B samples, K rewards,
-G groups.
+All of them come from sums over groups, so that groups drawn again say how sure they are. GRPO and
+GDPO are those of the paper, with the run's rewards, weights and conditions, and GDPO without its
+step over the batch, which only scales. Shape suffixes: B samples, K rewards, G groups, R times that
+groups are drawn again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
-from itertools import permutations, product
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,9 +18,7 @@ from verl_gdpo.batch.advantages import (
     Bools,
     Floats,
     Ints,
-    advantages_without_eps,
     contributions,
-    covariances,
     groups_with_signal,
     scalars_of,
     within_groups,
@@ -30,64 +28,25 @@ from verl_gdpo.batch.metrics import verl_grpo_settings
 from verl_gdpo.run.dump_reader import read_dump, reward_rows
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.tools.advice.rules import Measured
 
-GDPO = GdpoSettings(batch_norm="none")
-GRPO = verl_grpo_settings(GdpoSettings())
+METHODS = {"grpo": verl_grpo_settings(GdpoSettings()), "gdpo": GdpoSettings(batch_norm="none")}
+FIRST_STEPS = 30  # the rules are keyed on what these show
+DRAWN_AGAIN = 200
+OUTLIERS = 0.01  # of the values other than the most frequent one, on either side
 
-
-@dataclass(frozen=True)
-class Sums:
-    """Sums over the samples of a step. Steps are added up by `Evidence`."""
-
-    within_K: Floats  # squares of the rewards less the mean of their group
-    within_freedom_K: Floats
-    between_K: Floats  # squares of the groups' means less the mean of the step
-    between_freedom_K: Floats
-    product_KK: Floats  # products of two rewards within groups, over samples that have both
-    square_KK: Floats  # squares of the first reward, over the same samples
-    log_ratio_KK: Floats  # squares of log(std of one / std of the other) less its mean in the step
-    log_ratio_freedom_KK: Floats
-    have_KK: Floats  # samples that have both rewards
-    met_KK: Floats  # of these, those in which the first is not at its lowest
-    met_both_KK: Floats  # those in which neither is
-    grpo_K: Floats  # covariance of contribution and S
-    gdpo_K: Floats
-    grpo: Floats  # variance of S
-    gdpo: Floats
-    grpo_and_gdpo: Floats  # covariance of the two S
-    rescaled: Floats  # the same of GRPO on rewards of equal spread
-    rescaled_and_gdpo: Floats
+Numbers = Mapping[str, Floats]  # of one group or of all; by reward, or by pair of rewards
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Numbers of pairs of samples of a group that differ in a reward with a weight."""
+class StepRewards(NamedTuple):
+    """The rewards of the samples of one step."""
 
-    different: int = 0
-    opposed: int = 0  # one reward prefers one of the two, another reward the other
-    tied_grpo: int = 0
-    tied_gdpo: int = 0
-    turned: int = 0  # GRPO prefers one of the two, and GDPO the other
-
-    def __add__(self, other: "Pairs") -> "Pairs":
-        return Pairs(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    rewards: RewardMatrix
+    group_B: Ints
 
 
-@dataclass(frozen=True)
-class StepEvidence:
-    """What one step shows."""
-
-    names: Sequence[str]
-    weights_K: Floats
-    mean_K: Floats  # NaN if no sample has the reward, as are the next two
-    low_K: Floats
-    high_K: Floats
-    sums: Sums
-    pairs: Pairs
-
-
-def look(rewards: RewardMatrix, counted_B: Bools, group_ids: Any) -> StepEvidence:
-    """Return what the rewards of one step show.
+def look(rewards: RewardMatrix, counted_B: Bools, group_ids: Any) -> StepRewards:
+    """Return what is kept of one step.
 
     Args:
         rewards: of all rows, after their conditions.
@@ -96,172 +55,29 @@ def look(rewards: RewardMatrix, counted_B: Bools, group_ids: Any) -> StepEvidenc
     """
     values_BK, present_BK = rewards.values_BK[counted_B], rewards.present_BK[counted_B]
     group_B = np.unique(np.asarray(group_ids)[counted_B], return_inverse=True)[1]
-    weights_K = np.array(list(rewards.weights.values()))
-    masked_BK = np.where(present_BK, values_BK, np.nan)
-    low_K, high_K = np.fmin.reduce(masked_BK), np.fmax.reduce(masked_BK)
-    sums = _within(values_BK, present_BK, group_B)
-    spread_K = np.sqrt(sums["within_K"] / sums["within_freedom_K"].clip(min=1))
-    sums |= _ratios(_std_of_groups(values_BK, present_BK, group_B))
-    sums |= _met(values_BK, present_BK, low_K)
-    sums |= _estimators(rewards.weights, values_BK, present_BK, spread_K, group_B)
-    gdpo_B, grpo_B = advantages_without_eps(values_BK, present_BK, weights_K, group_B)
-    used_BK = present_BK & (weights_K != 0)
-    return StepEvidence(
-        list(rewards.weights),
-        weights_K,
-        _mean_of(values_BK, present_BK),
-        low_K,
-        high_K,
-        Sums(**sums),
-        count_pairs(values_BK * weights_K, used_BK, grpo_B, gdpo_B, group_B),
-    )
-
-
-def _mean_of(values_BK: Floats, present_BK: Bools) -> Floats:
-    count_K = present_BK.sum(axis=0)
-    total_K = np.where(count_K > 0, values_BK.sum(axis=0, where=present_BK), np.nan)
-    mean_K: Floats = total_K / count_K.clip(min=1)
-    return mean_K
-
-
-def _within(values_BK: Floats, present_BK: Bools, group_B: Ints) -> dict[str, Floats]:
-    K = values_BK.shape[1]
-    of_one = ("within_K", "within_freedom_K", "between_K", "between_freedom_K")
-    found = {name: np.zeros(K) for name in of_one}
-    found |= {name: np.zeros((K, K)) for name in ("product_KK", "square_KK")}
-    for j, k in product(range(K), repeat=2):
-        both_B = present_BK[:, j] & present_BK[:, k]
-        if not both_B.any():
-            continue
-        x_B, y_B = (within_groups(values_BK[both_B, n], group_B[both_B]) for n in (j, k))
-        found["product_KK"][j, k], found["square_KK"][j, k] = x_B @ y_B, x_B @ x_B
-        if j == k:
-            groups, values = len(np.unique(group_B[both_B])), values_BK[both_B, k]
-            whole = ((values - values.mean()) ** 2).sum()
-            of_k = (x_B @ x_B, len(x_B) - groups, whole - x_B @ x_B, groups - 1)
-            for name, value in zip(of_one, of_k, strict=True):
-                found[name][k] = value
-    return found
-
-
-def _std_of_groups(values_BK: Floats, present_BK: Bools, group_B: Ints) -> Floats:
-    """Return the std of each reward in each group (ddof 1), 0 with fewer than two values."""
-    columns = []
-    for value_B, there_B in zip(values_BK.T, present_BK.T, strict=True):
-        group, size = group_B[there_B], np.bincount(group_B[there_B], minlength=group_B.max() + 1)
-        centred = within_groups(value_B[there_B], group)
-        square_G = np.bincount(group, centred**2, minlength=len(size))
-        columns.append(np.sqrt(square_G / np.maximum(size - 1, 1)))
-    return np.stack(columns, axis=1)
-
-
-def _ratios(std_GK: Floats) -> dict[str, Floats]:
-    K = std_GK.shape[1]
-    square_KK, freedom_KK = np.zeros((K, K)), np.zeros((K, K))
-    for j, k in permutations(range(K), 2):
-        both_G = (std_GK[:, j] > 0) & (std_GK[:, k] > 0)
-        if both_G.sum() > 1:
-            ratio = np.log(std_GK[both_G, j] / std_GK[both_G, k])
-            square_KK[j, k] = ((ratio - ratio.mean()) ** 2).sum()
-            freedom_KK[j, k] = len(ratio) - 1
-    return {"log_ratio_KK": square_KK, "log_ratio_freedom_KK": freedom_KK}
-
-
-def _met(values_BK: Floats, present_BK: Bools, low_K: Floats) -> dict[str, Floats]:
-    have_BK = present_BK.astype(float)
-    met_BK = (present_BK & (values_BK > low_K)).astype(float)
-    return {
-        "have_KK": have_BK.T @ have_BK,
-        "met_KK": met_BK.T @ have_BK,
-        "met_both_KK": met_BK.T @ met_BK,
-    }
-
-
-def _estimators(
-    weights: Mapping[str, float],
-    values_BK: Floats,
-    present_BK: Bools,
-    spread_K: Floats,
-    group_B: Ints,
-) -> dict[str, Floats]:
-    rescaled_BK = values_BK / np.where(spread_K > 0, spread_K, 1.0)
-    weights_K, found, S = np.array([*weights.values()]), {}, {}
-    for method, settings, x_BK in (
-        ("grpo", GRPO, values_BK),
-        ("gdpo", GDPO, values_BK),
-        ("rescaled", GRPO, rescaled_BK),
-    ):
-        matrix = RewardMatrix(weights, x_BK, present_BK)
-        scalars = scalars_of(matrix, np.ones(len(x_BK), np.bool_), group_B, settings)
-        z_BK, S_B = scalars.z_BK.numpy(), scalars.S_B.numpy()
-        c_BK = contributions(z_BK, S_B, x_BK, weights_K, group_B, settings)
-        c_BK = np.where(groups_with_signal(S_B, c_BK, group_B)[group_B, None], c_BK, 0.0)
-        found[f"{method}_K"], variance = covariances(c_BK, or_0(S_B))
-        found[method], S[method] = np.array(variance), S_B
-    del found["rescaled_K"]  # the same as that of GDPO, but for what the correlation says
-    for method in ("grpo", "rescaled"):
-        found[f"{method}_and_gdpo"] = np.array(S[method] @ S["gdpo"])
-    return found
-
-
-def count_pairs(
-    worth_BK: Floats, present_BK: Bools, grpo_B: Floats, gdpo_B: Floats, group_B: Ints
-) -> Pairs:
-    """Return the pairs of a step.
-
-    Args:
-        worth_BK: each reward times its weight; a reward that a sample of a pair lacks says nothing,
-            and makes the two different.
-        grpo_B, gdpo_B: advantages, rounded so that equal numbers are equal advantages.
-    """
-    order = np.argsort(group_B, kind="stable")
-    group_B, worth_BK, present_BK = group_B[order], worth_BK[order], present_BK[order]
-    grpo_B, gdpo_B = grpo_B[order], gdpo_B[order]
-    counts = Pairs()
-    for apart in range(1, int(np.bincount(group_B).max())):  # two rows of the sorted batch
-        same = group_B[apart:] == group_B[:-apart]
-        both = present_BK[apart:] & present_BK[:-apart]
-        more = np.where(both, worth_BK[apart:] - worth_BK[:-apart], 0.0)[same]
-        lacking = (present_BK[apart:] != present_BK[:-apart])[same].any(axis=1)
-        different = (more != 0).any(axis=1) | lacking
-        grpo, gdpo = ((A_B[apart:] - A_B[:-apart])[same] for A_B in (grpo_B, gdpo_B))
-        counts += Pairs(
-            different=int(different.sum()),
-            opposed=int(((more > 0).any(axis=1) & (more < 0).any(axis=1)).sum()),
-            tied_grpo=int((different & (grpo == 0)).sum()),
-            tied_gdpo=int((different & (gdpo == 0)).sum()),
-            turned=int((grpo * gdpo < 0).sum()),
-        )
-    return counts
+    return StepRewards(RewardMatrix(rewards.weights, values_BK, present_BK), group_B)
 
 
 class Evidence:
-    """What all steps together show. A step may lack rewards that others have.
+    """What the first steps show together. A step may lack rewards that others have."""
 
-    Args:
-        settings: of the run; its bounds are the ranges of rewards, in place of what was seen.
-    """
-
-    def __init__(self, steps: Sequence[StepEvidence], settings: GdpoSettings) -> None:
-        self.steps = steps
-        self.names = list(dict.fromkeys(name for step in steps for name in step.names))
-        self.weights_K = np.zeros(len(self.names))  # the last ones that are known
-        for step in steps:
-            self.weights_K[self._places(step)] = step.weights_K
-        self.mean_TK = self._over_steps(lambda step: step.mean_K)
-        low_K = np.fmin.reduce(self._over_steps(lambda step: step.low_K))
-        high_K = np.fmax.reduce(self._over_steps(lambda step: step.high_K))
-        seen = dict(zip(self.names, zip(low_K, high_K, strict=True), strict=True))
-        ends = [settings.range_of(name) or seen[name] for name in self.names]
-        self.range_K = np.array([high - low for low, high in ends])
-        self.pairs = sum((step.pairs for step in steps), Pairs())
-        self.sums = Sums(**{field.name: self._added(field.name) for field in fields(Sums)})
+    def __init__(self, steps: Sequence[StepRewards]) -> None:
+        steps = steps[:FIRST_STEPS]
+        self.step_count = len(steps)
+        self.weights = {k: w for step in steps for k, w in step.rewards.weights.items()}
+        parts = [self._columns(step.rewards) for step in steps]
+        self.values_BK, self.present_BK = map(np.concatenate, zip(*parts, strict=True))
+        sizes = [int(step.group_B.max()) + 1 for step in steps]
+        firsts = np.cumsum([0, *sizes[:-1]])
+        of_steps = [step.group_B + first for step, first in zip(steps, firsts, strict=True)]
+        self.group_B = np.concatenate(of_steps)
+        self.step_G = np.repeat(np.arange(len(sizes)), sizes)
 
     @classmethod
     def of_dumps(
         cls, files: Sequence[Path], settings: GdpoSettings, scorer: Scorer | None = None
     ) -> "Evidence":
-        """Read rollout dumps.
+        """Read the first of these rollout dumps.
 
         Args:
             scorer: scores dumps that hold one summed score.
@@ -271,61 +87,175 @@ class Evidence:
             RewardError: it lacks a reward that `settings` names.
         """
         steps = []
-        for file in files:
+        for file in files[:FIRST_STEPS]:
             dump = read_dump(file, scorer, with_texts=False)
             rows = reward_rows(dump, int(file.stem))
             groups = [row["group"] for row in dump]
             steps.append(look(RewardMatrix.of(rows, settings), rows.counted_B, groups))
-        return cls(steps, settings)
+        return cls(steps)
 
-    def _over_steps(self, read: Callable[[StepEvidence], Floats]) -> Floats:
-        """Return an array (T, K); NaN where a step lacks the reward."""
-        found = np.full((len(self.steps), len(self.names)), np.nan)
-        for t, step in enumerate(self.steps):
-            found[t, self._places(step)] = read(step)
+    def _columns(self, rewards: RewardMatrix) -> tuple[Floats, Bools]:
+        """Values and whether they are there, with a column for each reward of the run."""
+        shape = len(rewards.values_BK), len(self.weights)
+        values_BK, present_BK = np.zeros(shape), np.zeros(shape, np.bool_)
+        places = [[*self.weights].index(name) for name in rewards.weights]
+        values_BK[:, places], present_BK[:, places] = rewards.values_BK, rewards.present_BK
+        return values_BK, present_BK
+
+    @property
+    def weights_K(self) -> Floats:
+        return np.array([*self.weights.values()])
+
+    @cached_property
+    def of_groups(self) -> Numbers:
+        """The numbers of each group, along the first axis."""
+        values_BK = self.values_BK * np.where(self.weights_K < 0, -1.0, 1.0)
+        for k, there_B in enumerate(self.present_BK.T):
+            values_BK[there_B, k] = without_outliers(values_BK[there_B, k])
+        return {
+            **self._spreads(values_BK),
+            **self._met(values_BK),
+            **self._ends(values_BK),
+            **self._updates(),
+        }
+
+    def _by_group(self, values: Any) -> Floats:
+        """Sums over the samples of each group, of each column."""
+        columns = np.asarray(values, float).reshape(len(self.group_B), -1).T
+        sums = np.array([np.bincount(self.group_B, column) for column in columns], np.float64)
+        by_group: Floats = sums.T.reshape(-1, *np.shape(values)[1:])
+        return by_group
+
+    def _spreads(self, values_BK: Floats) -> dict[str, Floats]:
+        x_BK = np.zeros_like(values_BK)
+        for k, there_B in enumerate(self.present_BK.T):
+            x_BK[there_B, k] = within_groups(values_BK[there_B, k], self.group_B[there_B])
+        freedom_GK = (self._by_group(self.present_BK) - 1).clip(min=0)
+        std_GK = np.sqrt(self._by_group(x_BK**2) / freedom_GK.clip(min=1))
+        varies_GK = std_GK > 0
+        both_GKK = varies_GK[:, :, None] & varies_GK[:, None]
+        log_GK = np.log(np.where(varies_GK, std_GK, 1.0))
+        ratio_GKK = np.where(both_GKK, log_GK[:, :, None] - log_GK[:, None], 0.0)
+        return {
+            "freedom": freedom_GK,
+            "has": (freedom_GK > 0).astype(float),
+            "varies": varies_GK.astype(float),
+            "ratios": both_GKK.astype(float),
+            "ratio": ratio_GKK,
+            "ratio_square": ratio_GKK**2,
+            "square": self._by_group(x_BK[:, :, None] ** 2 * self.present_BK[:, None]),
+            "product": self._by_group(x_BK[:, :, None] * x_BK[:, None]),
+        }
+
+    def _met(self, values_BK: Floats) -> dict[str, Floats]:
+        """Samples with both rewards of a pair, with the first above its lowest, and with both."""
+        there_BK = self.present_BK
+        met_BK = there_BK & (values_BK > np.where(there_BK, values_BK, np.inf).min(0))
+        return {
+            "have": self._by_group(there_BK[:, :, None] & there_BK[:, None]),
+            "met": self._by_group(met_BK[:, :, None] & there_BK[:, None]),
+            "met_both": self._by_group(met_BK[:, :, None] & met_BK[:, None]),
+        }
+
+    def _ends(self, values_BK: Floats) -> dict[str, Floats]:
+        """Sums and numbers of the values of the first and of the last third of the steps."""
+        step_B, third = self.step_G[self.group_B], max(self.step_count // 3, 1)
+        found = {}
+        for end, is_in_B in ((0, step_B < third), (1, step_B >= self.step_count - third)):
+            found[f"sum_{end}"] = self._by_group(values_BK * self.present_BK * is_in_B[:, None])
+            found[f"count_{end}"] = self._by_group(self.present_BK & is_in_B[:, None])
         return found
 
-    def _places(self, step: StepEvidence) -> list[int]:
-        return [self.names.index(name) for name in step.names]
+    def _updates(self) -> dict[str, Floats]:
+        """Products of each reward's contribution with S, and of the S of both estimators."""
+        matrix = RewardMatrix(self.weights, self.values_BK, self.present_BK)
+        everything_B, S, found = np.ones(len(self.group_B), np.bool_), {}, {}
+        for method, settings in METHODS.items():
+            scalars = scalars_of(matrix, everything_B, self.group_B, settings)
+            z_BK, S_B = scalars.z_BK.numpy(), scalars.S_B.numpy()
+            c_BK = contributions(z_BK, S_B, self.values_BK, self.weights_K, self.group_B, settings)
+            signal_G = groups_with_signal(S_B, c_BK, self.group_B)
+            S[method] = or_0(S_B)[:, None]
+            found[method] = self._by_group(c_BK * S[method] * signal_G[self.group_B, None])
+            found[f"{method}_square"] = self._by_group(S[method] ** 2)
+        return {**found, "grpo_gdpo": self._by_group(S["grpo"] * S["gdpo"])}
 
-    def _added(self, name: str) -> Floats:
-        first = getattr(self.steps[0].sums, name)
-        total = np.zeros((len(self.names),) * first.ndim)
-        for step in self.steps:
-            places = self._places(step)
-            total[np.ix_(*[places] * first.ndim) if first.ndim else ()] += getattr(step.sums, name)
-        return total
+    @cached_property
+    def numbers(self) -> Numbers:
+        """Of all groups."""
+        return {name: of_group.sum(0) for name, of_group in self.of_groups.items()}
 
-    @property
-    def spread_K(self) -> Floats:
-        """Standard deviation within groups, pooled over all groups (ddof 1)."""
-        spread_K: Floats = np.sqrt(self.sums.within_K / self.sums.within_freedom_K.clip(min=1))
-        return spread_K
+    def drawn_again(self) -> Iterator[Numbers]:
+        """Of all groups, each as often as chance draws it."""
+        count_RG = np.random.default_rng(0).poisson(1.0, (DRAWN_AGAIN, len(self.step_G)))
+        drawn = {name: np.tensordot(count_RG, of, 1) for name, of in self.of_groups.items()}
+        for r in range(DRAWN_AGAIN):
+            yield {name: of_R[r] for name, of_R in drawn.items()}
 
-    @property
-    def used_K(self) -> Bools:
-        """True for the rewards that have a weight and differ within some group."""
-        used_K: Bools = (self.sums.within_K > 0) & (self.weights_K != 0)
-        return used_K
-
-    def shares_K(self, method: str) -> Floats:
+    def shares_K(self, method: str, numbers: Numbers | None = None) -> Floats:
         """Each reward's share of the update under "grpo" or "gdpo"; 0 without any signal."""
-        total = getattr(self.sums, method)
-        shares_K: Floats = getattr(self.sums, f"{method}_K") / (total or 1.0)
+        numbers = numbers or self.numbers
+        shares_K: Floats = numbers[method] / (numbers[f"{method}_square"] or 1.0)
         return shares_K
 
-    def correlation(self, j: int, k: int) -> float:
-        """The correlation of two rewards within groups; 0 if one of them is constant."""
-        squares = self.sums.square_KK[j, k] * self.sums.square_KK[k, j]
-        return float(self.sums.product_KK[j, k] / np.sqrt(squares)) if squares > 0 else 0.0
+    def measured(self, numbers: Numbers | None = None) -> tuple[Measured, dict[str, str]]:
+        """What the rules ask for, and {quantity: the rewards that it is of}."""
+        found = _quantities(numbers or self.numbers, np.abs(self.weights_K))
+        if self.step_count < FIRST_STEPS:
+            found["rise"] = np.nan, found["rise"][1]  # not long enough to tell
+        names = [*self.weights]
+        of = {key: ", ".join(names[k] for k in places) for key, (_, places) in found.items()}
+        return Measured(**{key: float(value) for key, (value, _) in found.items()}), of
 
-    def with_gdpo(self, method: str) -> float | None:
-        """The correlation of the advantages of "grpo" or "rescaled" with those of GDPO."""
-        squares = getattr(self.sums, method) * self.sums.gdpo
-        product = getattr(self.sums, f"{method}_and_gdpo")
-        return float(product / np.sqrt(squares)) if squares > 0 else None
 
-    def factor_by_prompt(self, j: int, k: int) -> float:
-        """How much the scale of one reward against the other differs between prompts; 1 is not."""
-        freedom = self.sums.log_ratio_freedom_KK[j, k]
-        return float(np.exp(np.sqrt(self.sums.log_ratio_KK[j, k] / freedom))) if freedom else 1.0
+def without_outliers(values: Floats) -> Floats:
+    """The values, less what is beyond all but one in a hundred of those that differ from most.
+
+    A rare reward keeps its values, and a single value that is far off decides nothing.
+    """
+    found, counts = np.unique(values, return_counts=True)
+    if len(found) < 3:
+        return values
+    most = found[counts.argmax()]
+    others = np.sort(values[values != most])
+    cut = int(np.ceil(OUTLIERS * (len(others) - 1)))
+    kept: Floats = values.clip(min(others[cut], most), max(others[-1 - cut], most))
+    return kept
+
+
+def _quantities(n: Numbers, weights_K: Floats) -> dict[str, tuple[float, Sequence[int]]]:
+    """{quantity of `rules.yaml`: its value, and the rewards that it is of}; NaN for no rewards."""
+    spread_K = weights_K * np.sqrt(np.diagonal(n["square"]) / n["freedom"].clip(min=1))
+    used_K = spread_K > 0
+    pair_KK = (n["have"] > 0) & used_K & used_K[:, None] & ~np.eye(len(used_K), dtype=np.bool_)
+    squares = float(n["grpo_square"][0] * n["gdpo_square"][0])
+    everything = range(len(used_K))
+    found: dict[str, tuple[float, Sequence[int]]] = {
+        "rewards": (max(pair_KK.any(0).sum(), used_K.any()), np.flatnonzero(used_K).tolist()),
+        "agree": (n["grpo_gdpo"][0] / np.sqrt(squares) if squares else np.nan, everything),
+    }
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio_KK = spread_K[:, None] / spread_K
+        varies_KK = (n["varies"] / n["has"])[:, None] / (n["varies"] / n["has"])
+        correlation_KK = n["product"] / np.sqrt(n["square"] * n["square"].T)
+        log_KK = n["ratio"] / n["ratios"]
+        variance_KK = (n["ratio_square"] / n["ratios"] - log_KK**2).clip(min=0)
+        factor_KK = np.where(n["ratios"] > 1, np.exp(np.sqrt(variance_KK)), 1.0)
+        together_KK = n["met_both"] * n["have"] / (n["met"] * n["met"].T)
+        rise_K = n["sum_1"] / n["count_1"] - n["sum_0"] / n["count_0"]
+        rise_K = np.abs(rise_K) * weights_K / spread_K
+    for key, values, sign in (
+        ("opposite", correlation_KK, -1),
+        ("spread_ratio", ratio_KK, 1),
+        ("varies_alike", varies_KK, 1),
+        ("correlation", correlation_KK, 1),
+        ("prompt_factor", factor_KK, 1),
+        ("together", together_KK, -1),
+        ("rise", rise_K, -1),
+    ):
+        is_there = (pair_KK if values.ndim == 2 else pair_KK.any(0)) & np.isfinite(values)
+        place = np.unravel_index(np.where(is_there, sign * values, -np.inf).argmax(), values.shape)
+        found[key] = values[place] if is_there.any() else np.nan, [int(at) for at in place]
+    large, small = found["spread_ratio"][1]
+    found["varies_ratio"] = varies_KK[large, small], (large, small)
+    return found

@@ -1,6 +1,6 @@
 """The rules of docs/when_gdpo_helps.md: `rules.yaml`, keyed on what a rollout dump shows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -11,6 +11,9 @@ import yaml
 class Measured(NamedTuple):
     """What the rewards of a dump are like; `rules.yaml` says what each number is."""
 
+    rewards: float
+    agree: float
+    opposite: float
     spread_ratio: float
     varies_ratio: float
     varies_alike: float
@@ -27,6 +30,7 @@ class Rule(NamedTuple):
     seen: str
     bounds: Mapping[str, tuple[float, float]]
     train_with: str
+    arms: Sequence[str]  # those that `train_with` names, as workshop/experiments/map calls them
 
     def applies(self, measured: Measured) -> bool:
         return all(
@@ -46,7 +50,7 @@ def rules_file() -> Mapping[str, Any]:
 def read_rules() -> list[Rule]:
     """In their order; the last one has no bounds, so one always applies."""
     return [
-        Rule(rule["name"], rule["seen"], rule["if"], rule["train_with"])
+        Rule(rule["name"], rule["seen"], rule["if"], rule["train_with"], rule["arms"])
         for rule in rules_file()["rules"]
     ]
 

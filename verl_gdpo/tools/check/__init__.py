@@ -16,34 +16,9 @@ from typing import Any, NamedTuple
 
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.of_run import settings_of_run, uses_gdpo_manager
-from verl_gdpo.tools.check.data_files import (
-    DataFile,
-    count_steps,
-    long_prompts,
-    measure_prompts,
-    pick_rows,
-    read_files,
-)
-from verl_gdpo.tools.check.gpus import GO_ON, check_gpus
-from verl_gdpo.tools.check.machine import (
-    check_environment,
-    missing_models,
-    too_few_positions,
-    what_is_missing,
-    what_may_replace_verl,
-    what_scorers_miss,
-)
-from verl_gdpo.tools.check.nodes import ask_nodes, cluster_to_ask
+from verl_gdpo.tools.check import data_files, gpus, machine, nodes, rules
+from verl_gdpo.tools.check.data_files import DataFile
 from verl_gdpo.tools.check.output import WARNING, Output, others_kept_away
-from verl_gdpo.tools.check.rules import (
-    broken_rules,
-    check_trainer,
-    hardly_meant,
-    unknown_names,
-    unusable_numbers,
-    validate,
-    validates_only,
-)
 from verl_gdpo.tools.compose import add_config_arguments, compose_given
 
 # the end of --help, and a list in docs/check.md
@@ -109,35 +84,35 @@ def _look(output: Output, options: argparse.Namespace) -> None:
     config = output.ask(compose_given, options)
     if config is None:
         return
-    output.problems += unusable_numbers(config)
+    output.problems += rules.unusable_numbers(config)
     if output.problems:
         return
     if not options.elsewhere:
-        output.problems += what_is_missing(config)
-        if cluster := cluster_to_ask(config):
+        output.problems += machine.what_is_missing(config)
+        if cluster := nodes.cluster_to_ask(config):
             _nodes(output, config, cluster)
         else:
-            output.say(output.ask(check_gpus, config) or [])
+            output.say(output.ask(gpus.check_gpus, config) or [])
     training, validation = (_files(output, config, key) for key in ("train_files", "val_files"))
     if training:
         rows = sum(file.table.num_rows for file in training)
-        output.say(output.ask(count_steps, config, rows) or [])
+        output.say(output.ask(data_files.count_steps, config, rows) or [])
     sources = {s for file in (*(training or []), *(validation or [])) for s in file.sources}
-    lacks = output.ask(what_scorers_miss, config, sources)
+    lacks = output.ask(machine.what_scorers_miss, config, sources)
     output.say(lacks or [], WARNING)
     plan = output.ask(make_plan, config, training or [])
     output.say(plan.said if plan else [])
-    output.say(hardly_meant(config), WARNING)
-    output.problems += output.ask(broken_rules, config) or []
-    environment = output.ask(check_environment, config)
+    output.say(rules.hardly_meant(config), WARNING)
+    output.problems += output.ask(rules.broken_rules, config) or []
+    environment = output.ask(machine.check_environment, config)
     if environment is None:
         return
-    output.say(what_may_replace_verl(), WARNING)
+    output.say(machine.what_may_replace_verl(), WARNING)
     output.say(output.ask(_attention, config) or [])
-    output.problems += output.ask(unknown_names, config) or []
-    output.problems += output.ask(missing_models, config) or []
-    output.say(output.ask(validate, config) or [])
-    if plan and (trainer := output.ask(check_trainer, config)):
+    output.problems += output.ask(rules.unknown_names, config) or []
+    output.problems += output.ask(machine.missing_models, config) or []
+    output.say(output.ask(rules.validate, config) or [])
+    if plan and (trainer := output.ask(rules.check_trainer, config)):
         output.say(f"{environment}, {trainer}")
     _say_what_is_too_long(output, config, training or [], validation or [])
     if lacks is None or plan is None or training is None or validation is None:
@@ -147,10 +122,10 @@ def _look(output: Output, options: argparse.Namespace) -> None:
 
 def _nodes(output: Output, config: Any, cluster: str) -> None:
     """Ask the nodes of a cluster, of which this machine need not be one with GPUs."""
-    if answers := output.ask(ask_nodes, config, cluster):
+    if answers := output.ask(nodes.ask_nodes, config, cluster):
         table, problems = answers
         output.show(f"\n{table}\n")
-        if os.environ.get(GO_ON):
+        if os.environ.get(gpus.GO_ON):
             output.say(problems, WARNING)
         else:
             output.problems += problems
@@ -159,15 +134,15 @@ def _nodes(output: Output, config: Any, cluster: str) -> None:
 def _say_what_is_too_long(
     output: Output, config: Any, training: Sequence[DataFile], validation: Sequence[DataFile]
 ) -> None:
-    output.problems += output.ask(too_few_positions, config) or []
-    lengths = output.ask(measure_prompts, config, [*training, *validation])
+    output.problems += output.ask(machine.too_few_positions, config) or []
+    lengths = output.ask(data_files.measure_prompts, config, [*training, *validation])
     if lengths is None:
         return
     if lengths.of and lengths.unit != "tokens":
         said = "prompts are counted in words, because the tokenizer is not on this machine"
         output.say(said, WARNING)
     for key, files in (("train_files", training), ("val_files", validation)):
-        output.say(output.ask(long_prompts, config, key, files, lengths) or [], WARNING)
+        output.say(output.ask(data_files.long_prompts, config, key, files, lengths) or [], WARNING)
 
 
 def _attention(config: Any) -> list[str]:
@@ -181,7 +156,7 @@ def _attention(config: Any) -> list[str]:
 def _files(output: Output, config: Any, key: str) -> list[DataFile] | None:
     """Return the files under `data.KEY`; none if verl fetches them, None if one cannot be used."""
     before = len(output.problems)
-    files = output.ask(read_files, config, key)
+    files = output.ask(data_files.read_files, config, key)
     if len(output.problems) > before:
         return None
     if files is None:
@@ -238,7 +213,7 @@ def _try_rewards(
     from verl_gdpo.tools.check.dry_run import score_rows
     from verl_gdpo.tools.check.score_tables import Tables, unused_rewards
 
-    rows = pick_rows(training, validation, options.rows)
+    rows = data_files.pick_rows(training, validation, options.rows)
     if not rows:
         output.say("there are no rows, so no reward was tried", WARNING)
         return
@@ -254,7 +229,7 @@ def _try_rewards(
     output.say(unused_rewards(run, settings), WARNING)
     tables = Tables(run, settings)
     trained = {source for file in training for source in file.sources}
-    flat = [] if validates_only(config) else tables.without_signal(trained)
+    flat = [] if rules.validates_only(config) else tables.without_signal(trained)
     if not options.allow_flat:
         output.problems += flat
     output.say(tables.same_everywhere(), WARNING)

@@ -410,6 +410,25 @@ def host_problems(shape: ModelShape, config: Any, memory_gb: float, shared_gb: f
     return problems
 
 
+def too_small(
+    shape: ModelShape | None, config: Any, gpu_gb: float, memory_gb: float, shared_gb: float
+) -> list[str]:
+    """A sentence for all that a run does not fit on; none if nothing is known of its model."""
+    if shape is None:
+        return []
+    gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    fits = fitting(shape, longest_row(config), gpus, gpu_gb)
+    problems = memory_problems(needed_gb(shape, config, gpu_gb), gpu_gb, fits)
+    return problems + host_problems(shape, config, memory_gb, shared_gb)
+
+
+def shape_and_disk_gb(config: Any) -> tuple[ModelShape | None, float]:
+    """What is known of the model of a run with FSDP, and how much of a disk has to be free."""
+    is_fsdp = str(config.actor_rollout_ref.actor.strategy).startswith("fsdp")
+    shape = shape_of(str(config.actor_rollout_ref.model.path)) if is_fsdp else None
+    return shape, needed_disk_gb(shape) if shape else LEAST_DISK_GB
+
+
 def check_gpus(config: Any) -> list[str]:
     """What is said of the GPUs that a run on `trainer.device=cuda` would use.
 
@@ -429,31 +448,28 @@ def check_gpus(config: Any) -> list[str]:
             "VERL_PLATFORM=cpu"
         )
     there = first_that_exists(Path(str(config.trainer.default_local_dir)))
-    is_fsdp = str(config.actor_rollout_ref.actor.strategy).startswith("fsdp")
-    shape = shape_of(str(config.actor_rollout_ref.model.path)) if is_fsdp else None
-    disk_gb = needed_disk_gb(shape) if shape else LEAST_DISK_GB
+    shape, disk_gb = shape_and_disk_gb(config)
     sizes = [torch.cuda.get_device_properties(i) for i in range(wanted)]
     known = [
         Gpu(str(i), "", size.name, size.total_memory >> 20, "", (size.major, size.minor))
         for i, size in enumerate(sizes)
     ]
-    problems = missing(known, there, disk_gb, cuda_runs=True)
     gpu_gb = min(size.total_memory for size in sizes) / 1e9
-    remarks = [f"{found} GPUs of {gpu_gb:.0f} GB"]
-    if shape is None:
-        reason = "no language model is here yet" if is_fsdp else "the strategy is not FSDP"
-        remarks[0] += f"; {reason}, so what it needs of them is not known"
-    else:
-        needed = needed_gb(shape, config, gpu_gb)
-        fits = fitting(shape, longest_row(config), wanted * config.trainer.nnodes, gpu_gb)
-        problems += memory_problems(needed, gpu_gb, fits)
-        problems += host_problems(shape, config, *host_now())
-        phases = ", ".join(f"{gb:.0f} GB in the {phase}" for phase, gb in needed.items())
-        remarks[0] += f"; {shape.parameters / 1e9:.2f} B parameters need about {phases}, and "
-        remarks[0] += f"{host_gb(shape, config):.0f} GB of host memory (computed)"
+    problems = missing(known, there, disk_gb, cuda_runs=True)
+    problems += too_small(shape, config, gpu_gb, *host_now())
     if problems and not os.environ.get(GO_ON):
         raise ValueError(f"{'; '.join(problems)}. {GO_ON}=1 goes on all the same")
-    return remarks + problems
+    is_fsdp = str(config.actor_rollout_ref.actor.strategy).startswith("fsdp")
+    reason = "no language model is here yet" if is_fsdp else "the strategy is not FSDP"
+    needs = f"{reason}, so what it needs of them is not known"
+    if shape is not None:
+        needed = needed_gb(shape, config, gpu_gb).items()
+        phases = ", ".join(f"{gb:.0f} GB in the {phase}" for phase, gb in needed)
+        needs = (
+            f"{shape.parameters / 1e9:.2f} B parameters need about {phases}, and "
+            f"{host_gb(shape, config):.0f} GB of host memory (computed)"
+        )
+    return [f"{found} GPUs of {gpu_gb:.0f} GB; {needs}", *problems]
 
 
 def first_that_exists(path: Path) -> Path:

@@ -16,22 +16,7 @@ from omegaconf import OmegaConf
 from verl_gdpo.run.starts import versions
 from verl_gdpo.settings.of_run import uses_gdpo_manager
 from verl_gdpo.terminal import render
-from verl_gdpo.tools.check.gpus import (
-    LEAST_DISK_GB,
-    LEAST_DRIVER,
-    ModelShape,
-    find_gpus,
-    first_that_exists,
-    fitting,
-    host_now,
-    host_problems,
-    longest_row,
-    memory_problems,
-    missing,
-    needed_disk_gb,
-    needed_gb,
-    shape_of,
-)
+from verl_gdpo.tools.check import gpus
 from verl_gdpo.tools.check.machine import named_cluster
 
 HEADER = (
@@ -55,14 +40,14 @@ def look(model: str, folder: str, disk_gb: float, on_gpus: bool) -> dict[str, An
     found, problems = [], []
     try:
         if on_gpus:
-            found = find_gpus({})  # Ray hides them from a process that asks for none
-            is_new = all(int(gpu.driver.split(".")[0]) >= LEAST_DRIVER for gpu in found)
-            there = first_that_exists(Path(folder))
-            problems = missing(found, there, disk_gb, cuda_runs=is_new or _cuda_runs())
+            found = gpus.find_gpus({})  # Ray hides them from a process that asks for none
+            is_new = all(int(gpu.driver.split(".")[0]) >= gpus.LEAST_DRIVER for gpu in found)
+            there = gpus.first_that_exists(Path(folder))
+            problems = gpus.missing(found, there, disk_gb, cuda_runs=is_new or _cuda_runs())
     except ValueError as error:
         problems = [str(error)]
     is_folder = Path(model).expanduser().is_dir()
-    memory_gb, shared_gb = host_now()
+    memory_gb, shared_gb = gpus.host_now()
     return {
         "gpus": [(gpu.name, gpu.memory_mib * 2**20 / 1e9) for gpu in found],
         "drivers": sorted({gpu.driver for gpu in found}),
@@ -98,16 +83,16 @@ def ask_nodes(config: Any, address: str) -> tuple[str, list[str]]:
     from verl_gdpo.verl_hooks import nodes
 
     path, on_gpus = str(config.actor_rollout_ref.model.path), config.trainer.device == "cuda"
-    is_fsdp = str(config.actor_rollout_ref.actor.strategy).startswith("fsdp")
-    shape = shape_of(path) if is_fsdp and on_gpus else None
-    disk_gb = needed_disk_gb(shape) if shape else LEAST_DISK_GB
+    shape, disk_gb = gpus.shape_and_disk_gb(config) if on_gpus else (None, gpus.LEAST_DISK_GB)
     variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
     with nodes.joined(address, variables) as counted:
         folder = str(Path(str(config.trainer.default_local_dir)).resolve())
         answers = nodes.on_every_node(look, path, folder, disk_gb, on_gpus)
         missed = nodes.who_reaches_whom()
     here = {"files": nodes.state(), "versions": versions()}
-    problems = [] if len(answers) >= config.trainer.nnodes else [_too_few(config, len(answers))]
+    wanted, problems = config.trainer.nnodes, []
+    if len(answers) < wanted:
+        problems.append(f"trainer.nnodes={wanted}, but {len(answers)} nodes are alive")
     for node, answer in sorted(answers.items()):
         if isinstance(answer, Exception):
             found = [str(answer).strip().splitlines()[-1]]
@@ -120,10 +105,6 @@ def ask_nodes(config: Any, address: str) -> tuple[str, list[str]]:
             found.append(f"no connection to a port of {', '.join(missed[node])}")
         problems += [f"{node}: {problem}" for problem in found]
     return render(HEADER, [_row(*pair) for pair in sorted(answers.items())]), problems
-
-
-def _too_few(config: Any, count: int) -> str:
-    return f"trainer.nnodes={config.trainer.nnodes}, but {count} nodes are alive"
 
 
 def differences(answer: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
@@ -140,17 +121,13 @@ def differences(answer: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]
 
 
 def _too_small(
-    config: Any, shape: ModelShape | None, answer: Mapping[str, Any], counted: float
+    config: Any, shape: gpus.ModelShape | None, answer: Mapping[str, Any], counted: float
 ) -> list[str]:
     wanted, count = config.trainer.n_gpus_per_node, len(answer["gpus"])
     if min(count, counted) < wanted:
         return [f"{count} GPUs, and {counted:.0f} for Ray; trainer.n_gpus_per_node={wanted}"]
-    if shape is None:
-        return []
     gpu_gb = min(gb for _, gb in answer["gpus"])
-    fits = fitting(shape, longest_row(config), wanted * config.trainer.nnodes, gpu_gb)
-    found = memory_problems(needed_gb(shape, config, gpu_gb), gpu_gb, fits)
-    return found + host_problems(shape, config, answer["memory_gb"], answer["shared_gb"])
+    return gpus.too_small(shape, config, gpu_gb, answer["memory_gb"], answer["shared_gb"])
 
 
 def _row(node: str, answer: Any) -> list[str]:

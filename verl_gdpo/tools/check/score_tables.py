@@ -1,22 +1,20 @@
-"""Tables of a dry run: the rewards of each data source, and the advantages of one prompt."""
+"""Tables of a dry run: the rewards of each data source, and those of one prompt's responses."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from verl_gdpo.batch.advantages import Floats, Ints, scalars_of
+from verl_gdpo.batch.advantages import Floats, Ints
 from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.metrics import verl_grpo_settings
 from verl_gdpo.batch.rows import RewardRows, is_number, value_or_error
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.reward_terms import RewardTerm
 from verl_gdpo.terminal import render
 from verl_gdpo.tools.check.dry_run import FIRST_STEP, DryRun
-from verl_gdpo.tools.check.made_up import RIGHT, WORDS
+from verl_gdpo.tools.check.made_up import RIGHT
 
 NEVER_VARIES = "NEVER VARIES"
 UNUSED = NOT_SUMMED, NOT_TRAINED, NEVER_APPLIES = (
@@ -24,9 +22,9 @@ UNUSED = NOT_SUMMED, NOT_TRAINED, NEVER_APPLIES = (
     "not trained on",
     "never applies",
 )
-STATISTICS = ("min", "max", "variance", "")  # the last is a remark
+HEADER = ("reward", "weight", "counts if", "min", "max", "variance", "")  # the last is a remark
+LEFT = (0, 2, 6)  # columns with words
 Line = tuple[str, ...]  # cells of a table
-LEFT = {5: (0, 4), 7: (0, 2, 6)}  # {columns of a table: those with words}
 
 
 @dataclass
@@ -44,28 +42,31 @@ class Tables:
 
     def __post_init__(self) -> None:
         self.group_B: Ints = np.array([sample.row for sample in self.run.samples])
-        self.prompt = self.run.samples[0].label.partition(", response")[0]
         self.places: dict[str, list[int]] = {}  # of the samples of each data source
         for place, sample in enumerate(self.run.samples):
             self.places.setdefault(sample.source, []).append(place)
-        self.header: Line = ("", *STATISTICS)
-        lines_of = self._score_lines
-        if self.settings is not None:
-            self.header = ("reward", "weight", "counts if", *STATISTICS)
-            self.rows, lines_of = _rows(self.run), self._reward_lines
-            self.rewards = RewardMatrix.of(self.rows, self.settings)
-        self.lines = {source: [*lines_of(here)] for source, here in self.places.items()}
+        self.unused, self.terms = NOT_SUMMED, dict[str, RewardTerm]()
+        if self.settings is None:
+            score_B1 = _numbers(self.run.scores)[:, None]
+            self.rewards = RewardMatrix({"score": 1.0}, score_B1, np.ones_like(score_B1, np.bool_))
+            self.unused = NOT_TRAINED
+        else:
+            self.rewards = RewardMatrix.of(_rows(self.run), self.settings)
+            self.terms |= self.settings.rewards or {}
+        self.lines = {source: [*self._lines(here)] for source, here in self.places.items()}
 
     def __iter__(self) -> Iterator[str]:
         for source, lines in self.lines.items():
             title = f"data_source {source!r}, {len(self.places[source])} responses:"
-            yield f"{title}\n{render(self.header, lines, LEFT[len(self.header)])}"
-        if self.settings is not None:
-            yield self._example(self.settings)
-            return
-        pairs = zip(self.run.samples, self.run.scores, strict=True)
-        shown = [(sample.kind, f"{float(score):.3f}") for sample, score in pairs if sample.row == 0]
-        yield f"{self.prompt}\n{render(('response', 'score'), shown)}"
+            yield f"{title}\n{render(HEADER, lines, LEFT)}"
+        shown_BK = np.where(self.rewards.present_BK, self.rewards.values_BK, np.nan)
+        of_prompt = [
+            (sample.kind, *(f"{value:.3f}".replace("nan", "-") for value in values))
+            for sample, values in zip(self.run.samples, shown_BK.tolist(), strict=True)
+            if sample.row == 0
+        ]
+        prompt = self.run.samples[0].label.partition(", response")[0]
+        yield f"{prompt}\n{render(('response', *self.rewards.weights), of_prompt)}"
 
     def same_everywhere(self) -> list[str]:
         """A remark for each reward that is the same for all responses of a data source."""
@@ -88,7 +89,7 @@ class Tables:
             kinds = [self.run.samples[place].kind for place in self.places[source]]
             if RIGHT in kinds and all(line[-1] == NEVER_VARIES for line in used):
                 # the lowest value, which is the highest too
-                low = self.header.index(STATISTICS[0])
+                low = HEADER.index("min")
                 said = ", ".join(f"{line[0]} is {float(line[low]):g}" for line in used)
                 found.append(
                     f"data_source {source!r}: {said} for each of {len(kinds)} made-up responses, "
@@ -97,53 +98,28 @@ class Tables:
                 )
         return found
 
-    def _score_lines(self, here: Sequence[int]) -> Iterator[Line]:
-        """The score that verl trains on, and what is beside it."""
-        scores, infos = _numbers(self.run.scores[i] for i in here), self._infos(here)
-        yield ("score", *_statistics(scores), _mark(scores, self.group_B[here]))
-        for name, values in infos.items():
-            if not np.array_equal(values, scores):  # verl's managers repeat a bare number as "acc"
-                yield (name, *_statistics(values), NOT_TRAINED)
-
-    def _reward_lines(self, here: Sequence[int]) -> Iterator[Line]:
-        infos, terms = self._infos(here), (self.settings and self.settings.rewards) or {}
+    def _lines(self, here: Sequence[int]) -> Iterator[Line]:
+        """What is trained on, and what was returned beside it."""
+        infos = self._infos(here)
         for column, (name, weight) in enumerate(self.rewards.weights.items()):
-            if name in infos:
-                present_B = self.rewards.present_BK[here, column]
-                values = self.rewards.values_BK[here, column][present_B]
-                mark = _mark(values, self.group_B[here][present_B])
-                said = _condition(terms.get(name, RewardTerm()))
-                yield (name, f"{weight:g}", said, *_statistics(values), mark)
+            present_B = self.rewards.present_BK[here, column]
+            values = self.rewards.values_BK[here, column][present_B]
+            if self.settings is None:  # verl's managers repeat a bare number as "acc"
+                infos = {k: v for k, v in infos.items() if not np.array_equal(v, values)}
+            elif name not in infos:
+                continue
+            mark = _mark(values, self.group_B[here][present_B])
+            said = _condition(self.terms.get(name, RewardTerm()))
+            yield (name, f"{weight:g}", said, *_statistics(values), mark)
         for name, values in infos.items():
             if name not in self.rewards.weights:
-                yield (name, "-", "", *_statistics(values), NOT_SUMMED)
+                yield (name, "-", "", *_statistics(values), self.unused)
 
-    def _infos(self, here: Sequence[int]) -> dict[str, Floats]:
+    def _infos(self, here: Sequence[int]) -> Mapping[str, Floats]:
         """{name: numbers} of what was returned for these samples beside a score."""
         infos = [self.run.infos[i] for i in here]
         names = dict.fromkeys(name for info in infos for name in info if name != "score")
         return {name: _numbers(info.get(name) for info in infos) for name in names}
-
-    def _example(self, settings: GdpoSettings) -> str:
-        """Return a table with the samples of the first row."""
-        samples, rewards = self.run.samples, self.rewards
-        lengths = torch.tensor([len(WORDS.encode(sample.response)) for sample in samples])
-        gdpo, grpo = (
-            scalars_of(rewards, self.rows.counted_B, self.group_B, each, lengths)
-            for each in (settings, verl_grpo_settings(settings))
-        )
-        shown_BK = np.where(rewards.present_BK, rewards.values_BK, np.nan)
-        columns = [*shown_BK.T, *(x.numpy() for x in (gdpo.S_B, gdpo.A_B, grpo.A_B))]
-        lines = [
-            (samples[i].kind, *(f"{column[i]:.3f}".replace("nan", "-") for column in columns))
-            for i in np.flatnonzero(self.group_B == 0).tolist()
-        ]
-        table = render(("response", *rewards.weights, "S", "gdpo", "grpo"), lines)
-        return (
-            f"{self.prompt}, normalised with all {len(samples)} responses as the batch\n"
-            "(S: the combined normalised rewards; gdpo: the advantage under these settings; grpo: "
-            f"the advantage of GRPO)\n{table}"
-        )
 
 
 def unused_rewards(run: DryRun, settings: GdpoSettings | None) -> list[str]:

@@ -80,7 +80,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--arm", action="append", default=[], metavar="NAME", help=f"one of {', '.join(ARMS)}")
     add("--steps", type=step_range, metavar="FIRST:LAST", help="these steps only; or one step")
     add("--top", type=int, default=3, help="number of groups to show for each alternative (3)")
-    add("--group", metavar="ID", help="show this group in full; ID may be the beginning of its id")
     add("--out", type=Path, metavar="FILE", help="write all rollouts as .parquet or .json (lines)")
     return parser
 
@@ -108,18 +107,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"{files[0]}: {SUMMED}")
     own = _own(path, arguments.folder, scorer, "gdpo" if has_rewards(files[0]) else "grpo")
     alternatives = choose(own, arguments.arm, arguments.overrides)
-    replay = Replay(
-        own,
-        alternatives,
-        scorer=scorer,
-        top=0 if arguments.group else arguments.top,
-        wanted=arguments.group,
-        keep_table=out is not None,
-    ).read(files)
-    if arguments.group is not None and len({group.id for group in replay.found}) != 1:
-        ids = list(dict.fromkeys(group.id for group in replay.found))
-        raise ValueError(f"--group {arguments.group}: expected one group, got {ids[:5] or 'none'}")
-
+    replay = Replay(own, alternatives, arguments.top, keep_table=out is not None, scorer=scorer)
+    replay.read(files)
     rollouts = sum(len(step.columns[replay.reference].A_B) for step in replay.steps)
     source = f"the run's settings are in {path}"
     if path is None:
@@ -135,13 +124,10 @@ def _run(arguments: argparse.Namespace) -> int:
     for line in _rescored(replay):
         print(printable(line))
     width = shutil.get_terminal_size((120, 40)).columns
-    for group in replay.found:
-        print(f"\n{whole_group(group, width)}")
-    if arguments.group is None:
-        print(f"\n== {TITLE} ==\n\n{describe(Evidence(replay.evidence, own.settings))}")
-        for arm in alternatives:
-            print(f"\n== {arm.name} ==\n\n{comparison(replay, arm.name, width)}")
-        print(f"\n{LEGEND}")
+    print(f"\n== {TITLE} ==\n\n{describe(Evidence(replay.evidence))}")
+    for arm in alternatives:
+        print(f"\n== {arm.name} ==\n\n{comparison(replay, arm.name, width)}")
+    print(f"\n{LEGEND}")
     if out is not None:
         table = pd.concat(replay.tables, ignore_index=True)
         with replace_together(out) as (written,):
@@ -263,18 +249,6 @@ def group_table(group: Group, width: int) -> str:
     title = f"step {group.step}, group {printable(group.id)}; "
     title += f"distance from {reference}: {distances}"
     return f"{title}\n{render(header, rows, left=(len(header) - 1,))}"
-
-
-def whole_group(group: Group, width: int) -> str:
-    """Return `group_table` and the full texts of the prompt and the responses, escaped."""
-    prompt = str(group.rows[0].get("input", ""))
-    texts = [("prompt", prompt)]
-    texts += [(f"response {i}", str(row.get("output", ""))) for i, row in enumerate(group.rows)]
-    blocks = [
-        "\n".join([label, *(f"  {printable(line)}" for line in text.split("\n"))])
-        for label, text in texts
-    ]
-    return "\n\n".join([group_table(group, width), *blocks])
 
 
 def _value(value: object) -> str:

@@ -22,7 +22,7 @@ from verl_gdpo.batch.rows import is_number
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.terminal import printable, render
-from verl_gdpo.tools.advice.evidence import StepEvidence, look
+from verl_gdpo.tools.advice.evidence import FIRST_STEPS, StepRewards, look
 from verl_gdpo.tools.replay.arms import COMPUTED, Arm, Step, group_numbers
 
 LOGGED, OF_SCORE = "logged", "grpo of score"
@@ -32,7 +32,6 @@ LINES = 12  # a table over steps has at most this many lines; a line may join se
 LEGEND = f"""\
 a | b          a is for the advantages that are compared with, b for the alternative
 correlation    between the two advantages of each rollout
-opposite sign  share of rollouts that one rewards and the other punishes
 distance       mean |difference| after each is divided by its std, because scales differ;
                groups that are silent in both do not count in the std
 silent groups  share of groups in which every advantage is 0
@@ -90,11 +89,6 @@ class Column:
     def correlation(self, other: "Column") -> float | None:
         """Return the correlation of the advantages; None if one column is constant."""
         return correlation(self.scaled_B, other.scaled_B)
-
-    def opposite(self, other: "Column") -> float:
-        """Return the share of rollouts that one column rewards and the other punishes."""
-        away_B = is_apart(self.scaled_B) & is_apart(other.scaled_B)
-        return float(np.mean(away_B & (self.A_B * other.A_B < 0)))
 
     def distance_B(self, other: "Column") -> Floats:
         """Return |difference|, where no group that is silent in both counts in a std.
@@ -164,7 +158,6 @@ class Replay:
     own: Arm
     alternatives: Sequence[Arm]
     top: int = 0
-    wanted: str | None = None  # beginning of the id of a group to find
     keep_table: bool = False
     scorer: Scorer | None = None  # whose rewards replace those of the dump
     reference: str = ""  # LOGGED or OF_SCORE, once something is read
@@ -173,9 +166,8 @@ class Replay:
     steps: list[StepReport] = field(default_factory=list)
     worst: Mismatch | None = None  # None if nothing is read, or the run's estimator is unknown
     most_different: dict[str, list[Group]] = field(default_factory=dict)
-    found: list[Group] = field(default_factory=list)
     tables: list[pd.DataFrame] = field(default_factory=list)  # with `keep_table`, one a step
-    evidence: list[StepEvidence] = field(default_factory=list)  # of what GDPO would change
+    evidence: list[StepRewards] = field(default_factory=list)  # of what GDPO would change
 
     @property
     def has_our_scorers(self) -> bool:
@@ -214,7 +206,8 @@ class Replay:
             A_B = step.advantages(arm, matrix)[rows_B]
             columns[arm.name] = Column.of(A_B, group_B, matrix, rows_B)
             names |= dict.fromkeys([*matrix.weights, *arm.settings.names])
-        self.evidence.append(look(own, step.rewards.counted_B, step.group_ids))
+        if len(self.evidence) < FIRST_STEPS:
+            self.evidence.append(look(own, step.rewards.counted_B, step.group_ids))
         report = StepReport(number, columns)
         self.steps.append(report)
         counted = [rows[row] for row in rows_B.tolist()]
@@ -253,8 +246,6 @@ class Replay:
                 np.split(order, size_G.cumsum()[:-1]), *distance_G, strict=True
             )
         ]
-        if self.wanted is not None:
-            self.found += [group for group in groups if group.id.startswith(self.wanted)]
         for name in names if self.top else []:
             apart = [group for group in groups if group.distance[name] > SAME_STD]
             unlike: dict[tuple[str, ...], Group] = {}
@@ -279,8 +270,7 @@ def _table(report: StepReport, rows: Rows, rewards: Iterable[str]) -> pd.DataFra
 
 def step_table(steps: Sequence[StepReport], name: str) -> str:
     """Return a table of `name` against the reference; the last line is for all steps."""
-    header = ["step", "rollouts", "correlation", "opposite sign", "distance"]
-    header += ["silent groups", "tied pairs", "std"]
+    header = ["step", "rollouts", "correlation", "distance", "silent groups", "tied pairs", "std"]
     parts = np.array_split(np.arange(len(steps)), min(len(steps), LINES))
     chunks = [[steps[i] for i in part] for part in parts]
     rows = [_step_row(chunk, name) for chunk in chunks]
@@ -315,7 +305,6 @@ def _step_row(steps: Sequence[StepReport], name: str) -> list[str]:
         "-".join(map(str, sorted({steps[0].number, steps[-1].number}))),
         f"{sum(sizes):,}",
         _mean([a.correlation(b) for a, b in pairs], sizes, "{:.3f}".format),
-        _mean([a.opposite(b) for a, b in pairs], sizes, "{:.1%}".format),
         _mean([float(a.distance_B(b).mean()) for a, b in pairs], sizes, "{:.3f}".format),
         both("silent_groups", "{:.1%}".format),
         both("ties", "{:.1%}".format),

@@ -17,7 +17,7 @@ SAME = {
     "tool_rl": "as ToolRL: format x 1, graded x 6",
 }
 RIVALS = {"grpo": "grpo", "grpo_rescaled": "grpo_range"}
-ENDPOINTS = {"small": trainer.small, "shares": trainer.both}
+ENDPOINTS = {"small": trainer.primary, "shares": trainer.mean_of_all}
 
 
 class Beside(NamedTuple):
@@ -43,6 +43,15 @@ def beside(found: Outcomes) -> Iterator[Beside]:
             }
             shown = trainer.difference(runs, setting, "gdpo", rival, endpoint).mean
             yield Beside(setting, rival, name, shown, of_map)
+
+
+def trained(setting: str) -> str:
+    """GDPO minus GRPO in verl's trainer, of the mean of all shares, or how many seeds are done."""
+    runs = read_all()
+    gain = trainer.difference(runs, setting, "gdpo", "grpo", trainer.mean_of_all, level=0.95)
+    if gain.verdict == "not complete":
+        return f"{len(gain.of_seed)} of {len(gain.seeds)} seeds are done"
+    return gain.text()
 
 
 def mean_error(rows: list[Beside], optimizer: str) -> float:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workshop.experiments.map.arms import ARMS
-from workshop.experiments.map.settings import SETTINGS, Setting
+from workshop.experiments.map.settings import Setting
 from workshop.experiments.map.simulate import Problem, make_problem, train
 
 DRAWS = 8
@@ -49,9 +49,10 @@ def trained_as(setting: Setting, arm: str) -> str:
     return trained_as(setting, "grpo_range") if arm == "grpo_prompt_range" else "grpo"
 
 
-def run_draw(name: str, optimizer: str, draw: int, arms: Iterable[str]) -> dict[str, Outcome]:
+def run_draw(
+    setting: Setting, optimizer: str, draw: int, arms: Iterable[str]
+) -> dict[str, Outcome]:
     """Train arms in one setting, each at the best rate of the draw's own tuning seeds."""
-    setting = SETTINGS[name]
     worth_K = np.array([reward.worth for reward in setting.rewards])
     worth_K = worth_K / worth_K.sum()
     first = FIRST_TUNING_SEED + draw * TUNING_SEEDS

@@ -88,7 +88,7 @@ class Words:
         ]
         for rule in read_rules():
             names = [name for name in SETTINGS if rule_of(measured[name]) == rule]
-            cells = [self._range(names, over) for over in ("grpo", "grpo_range")]
+            cells = [self._range(names, over) if names else "-" for over in ("grpo", "grpo_range")]
             row = [rule.seen + _bounds(rule), rule.train_with, str(len(names)), *cells]
             lines.append(f"| {' | '.join(row)} |")
         return "\n".join(lines)
@@ -105,15 +105,13 @@ class Words:
 
     def rewards(self) -> str:
         """A line for each kind of rewards that many train with."""
-        trainer = {(row.setting, row.rival, row.endpoint): row.trainer for row in self.beside()}
         lines = [
             "| rewards | nearest settings | GDPO minus GRPO there | in verl's trainer |",
             "|---|---|---|---|",
         ]
         for rewards in rules_file()["rewards"]:
             gains = "; ".join(self._both(name, "grpo") for name in rewards["nearest"])
-            key = (rewards.get("trainer", ""), "grpo", "shares")
-            shown = f"{signed(trainer[key], 3)} of both shares" if key in trainer else "not trained"
+            shown = "; ".join(map(against_trainer.trained, rewards["trainer"]))
             row = [rewards["name"], "; ".join(rewards["nearest"]), gains, shown]
             lines.append(f"| {' | '.join(row)} |")
         return "\n".join(lines)

@@ -35,7 +35,7 @@ class Job(NamedTuple):
     arms: tuple[str, ...]
 
     def run(self) -> dict[str, Outcome]:
-        return run_draw(self.setting, self.optimizer, self.draw, self.arms)
+        return run_draw(SETTINGS[self.setting], self.optimizer, self.draw, self.arms)
 
 
 def missing(

@@ -3,6 +3,7 @@
 python -m workshop.experiments.trainer                  # train what has no result yet
 python -m workshop.experiments.trainer --list           # say what has one
 python -m workshop.experiments.trainer --only 20_to_1   # settings, or runs such as 20_to_1-gdpo-3
+python -m workshop.experiments.trainer --pilot  # train those that were there before the protocol
 python -m workshop.experiments.trainer --page    # make docs/in_verls_trainer.md from the data
 python -m workshop.experiments.trainer --hardware 8gpu --dry-run   # the commands for Qwen2.5-1.5B
 
@@ -23,7 +24,7 @@ from verl_gdpo.terminal import printing
 from workshop.experiments.trainer import on_cpu, on_gpu, page, pictures, results
 from workshop.experiments.trainer.drive import drive
 from workshop.experiments.trainer.results import Interrupted
-from workshop.experiments.trainer.settings import REPO, Run, plan
+from workshop.experiments.trainer.settings import REPO, Run, pilot, plan
 
 WORK = REPO / "runs" / "experiments_trainer"
 
@@ -38,16 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="RUN", help="the beginnings of runs' names")
     parser.add_argument("--hardware", default="cpu", choices=["cpu", "1gpu", "8gpu"])
     parser.add_argument("--dry-run", action="store_true", help="only print the commands of GPUs")
+    parser.add_argument("--pilot", action="store_true", help="GRPO alone, of a seed of its own")
     parser.add_argument("--page", action="store_true", help="train nothing")
     parser.add_argument("--work", type=Path, default=WORK, help="gets runs; %(default)s")
-    parser.add_argument("--data", type=Path, help="results; by default data/ beside the code")
+    parser.add_argument("--data", type=Path, help="results; by default data/ and data_2/ here")
     arguments = parser.parse_args(argv)
     if arguments.page:
         return write_page()
     hardware = arguments.hardware
     # results of several machines are never in one folder
-    data = arguments.data or results.DATA.with_name("data" if hardware == "cpu" else hardware)
-    runs = [*plan(hardware)]
+    data = arguments.data or (None if hardware == "cpu" else results.DATA.with_name(hardware))
+    runs = pilot() if arguments.pilot else [*plan(hardware)]
     for only in arguments.only or ():
         if not any(_is_of(run, only) for run in runs):
             parser.error(
@@ -89,7 +91,7 @@ def _is_of(run: Run, name: str) -> bool:
     return f"{run}-".startswith(f"{name}-")
 
 
-def _state(run: Run, data: Path) -> str:
+def _state(run: Run, data: Path | None) -> str:
     failed = results.failures(run, data)
     state = "done" if results.read(run, data) else "not done"
     return f"{state}, failed {len(failed)} times" if failed else state

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Literal
 
 from scipy import stats
 
+from verl_gdpo.tools.report.page import signed
 from workshop.experiments.trainer.results import Result
-from workshop.experiments.trainer.settings import PROTOCOL, SETTINGS, Run, Setting
+from workshop.experiments.trainer.settings import PROTOCOL, SECOND, SETTINGS, Run, Setting
 
 # the seven of the protocol: setting, arm, the arm that is subtracted
 COMPARISONS = (
@@ -19,6 +20,9 @@ COMPARISONS = (
 LEVEL = 1 - 0.05 / len(COMPARISONS)
 MATTERS = 0.05  # an interval within this, on both sides of 0, is no difference that matters
 POWER = 0.8
+# the eight of the second protocol, with its limit
+COMPARISONS_2 = tuple((s, "gdpo", other) for s in SECOND for other in ("grpo", "grpo_rescaled"))
+MATTERS_2 = 0.02
 
 Results = Mapping[Run, Result]
 Endpoint = Callable[[Result, Setting], float]
@@ -31,19 +35,19 @@ Verdict = Literal[
 ]
 
 
-def small(result: Result, setting: Setting) -> float:
-    """The primary endpoint: the share of the small reward, mean over the training."""
-    return fmean(result.small)
+def share(name: str) -> Endpoint:
+    """The share of a reward, mean over the training."""
+    return lambda result, setting: fmean(result.shares[name])
 
 
-def large(result: Result, setting: Setting) -> float:
-    """The share of the large reward."""
-    return fmean(result.large)
+def primary(result: Result, setting: Setting) -> float:
+    """The share that decides."""
+    return fmean(result.shares[setting.primary])
 
 
-def both(result: Result, setting: Setting) -> float:
-    """The mean share of both rewards."""
-    return (fmean(result.small) + fmean(result.large)) / 2
+def mean_of_all(result: Result, setting: Setting) -> float:
+    """The mean of the shares of all rewards."""
+    return fmean(fmean(curve) for curve in result.shares.values())
 
 
 def declared(result: Result, setting: Setting) -> float:
@@ -53,14 +57,14 @@ def declared(result: Result, setting: Setting) -> float:
     """
     if setting.own_format:
         return math.nan
-    least, most = min(setting.ranges.values()), max(setting.ranges.values())
-    return (least * fmean(result.small) + most * fmean(result.large)) / (least + most)
+    earned = sum(size * fmean(result.shares[name]) for name, size in setting.worth.items())
+    return earned / sum(setting.worth.values())
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
-    "small reward": small,
-    "large reward": large,
-    "mean of both": both,
+    "small reward": share("small"),
+    "large reward": share("large"),
+    "mean of both": mean_of_all,
     "declared score": declared,
 }
 
@@ -72,6 +76,7 @@ class Difference:
     of_seed: Mapping[int, float]
     seeds: Sequence[int]  # of the protocol
     level: float
+    matters: float = MATTERS
 
     @property
     def mean(self) -> float:
@@ -98,11 +103,28 @@ class Difference:
         return self.mean + self.half_width
 
     @property
+    def p(self) -> float:
+        """Of a paired t test; 1 for one that is not complete."""
+        if self.verdict == "not complete":
+            return 1.0
+        if not self.spread:
+            return float(self.mean == 0)
+        error = self.spread / math.sqrt(len(self.of_seed))
+        return float(2 * stats.t.sf(abs(self.mean) / error, len(self.of_seed) - 1))
+
+    def text(self, digits: int = 3) -> str:
+        """The mean with its interval, or what can be said of fewer than two seeds."""
+        if not self.of_seed:
+            return "no seed"
+        mean, low, high = (signed(value, digits) for value in (self.mean, self.low, self.high))
+        return f"{mean} (1 seed)" if math.isnan(self.half_width) else f"{mean} [{low}, {high}]"
+
+    @property
     def verdict(self) -> Verdict:
         """What the protocol calls the interval."""
         if {*self.seeds} - {*self.of_seed}:
             return "not complete"
-        is_small = self.low > -MATTERS and self.high < MATTERS
+        is_small = self.low > -self.matters and self.high < self.matters
         if self.low > 0 or self.high < 0:
             return "difference, but none that matters" if is_small else "difference"
         return "no difference that matters" if is_small else "open"
@@ -113,7 +135,7 @@ def difference(
     setting: str,
     arm: str,
     other: str,
-    endpoint: Endpoint = small,
+    endpoint: Endpoint = primary,
     level: float = LEVEL,
 ) -> Difference:
     """`arm` minus `other`, paired by seed."""
@@ -125,6 +147,17 @@ def difference(
             if not math.isnan(more):  # an endpoint that was not kept
                 of_seed[seed] = more
     return Difference(of_seed, plan.seeds, level)
+
+
+def holm(found: Results) -> dict[tuple[str, str, str], Difference]:
+    """The comparisons of the second edition, each at the level at which Holm tests it."""
+    gains = {row: difference(found, *row) for row in COMPARISONS_2}
+    left = len(gains)
+    for row in sorted(gains, key=lambda row: gains[row].p):
+        gains[row] = replace(gains[row], level=1 - 0.05 / left, matters=MATTERS_2)
+        if gains[row].p < 0.05 / left:
+            left -= 1  # of the others, none has a smaller p, so this stops at the first failure
+    return gains
 
 
 def in_order(found: Results) -> list[tuple[str, str, str]]:

@@ -1,12 +1,11 @@
 """What may be said of the results: the protocol's table of outcomes, as code."""
 
-from verl_gdpo.tools.report.page import signed
 from workshop.experiments.trainer.compare import (
     Difference,
     Results,
     declared,
     difference,
-    large,
+    share,
 )
 
 UNDECIDED = "so nothing is claimed."  # how a sentence ends that says nothing
@@ -23,10 +22,6 @@ def conclusions(found: Results) -> list[str]:
     ]
 
 
-def _numbers(gain: Difference) -> str:
-    return f"{signed(gain.mean)} [{signed(gain.low)}, {signed(gain.high)}]"
-
-
 def _not_complete(what: str, *gains: Difference) -> str:
     done = min(len(gain.of_seed) for gain in gains)
     return f"{what}: {done} of {len(gains[0].seeds)} seeds are done, {UNDECIDED}"
@@ -36,7 +31,7 @@ def _against_grpo(found: Results) -> str:
     main, control = (difference(found, name, "gdpo", "grpo") for name in (MAIN, CONTROL))
     if main.verdict == "not complete":
         return _not_complete("Ranges 20 and 1", main)
-    gain = f"With ranges 20 and 1, GDPO minus GRPO is {_numbers(main)} of the small reward"
+    gain = f"With ranges 20 and 1, GDPO minus GRPO is {main.text(2)} of the small reward"
     if main.low <= 0:
         return (
             f"{gain} ({main.verdict}): verl's trainer does not show the effect of the simulation "
@@ -44,7 +39,7 @@ def _against_grpo(found: Results) -> str:
         )
     if control.verdict == "not complete":
         return f"{gain}. The control with equal ranges is not complete."
-    equal = f"With equal ranges it is {_numbers(control)}"
+    equal = f"With equal ranges it is {control.text(2)}"
     if control.low > 0:
         return (
             f"{gain}. {equal}: GDPO helps here whatever the ranges, which the simulation does not "
@@ -59,8 +54,8 @@ def _against_grpo(found: Results) -> str:
 def _price(found: Results) -> str:
     """What the gain of the small reward costs: endpoints of which nothing is claimed."""
     of_large, of_score = (
-        _numbers(difference(found, MAIN, "gdpo", "grpo", endpoint, level=0.95))
-        for endpoint in (large, declared)
+        difference(found, MAIN, "gdpo", "grpo", endpoint, level=0.95).text(2)
+        for endpoint in (share("large"), declared)
     )
     return (
         f"Of the large reward it is {of_large}, and of the score that was declared, 20 times one "
@@ -80,7 +75,7 @@ def _against_rescaled(found: Results) -> str:
     }
     return (
         "With ranges 20 and 1, GDPO minus GRPO on rewards that are divided by their ranges is "
-        f"{_numbers(gain)} of the small reward. {says[gain.verdict]}."
+        f"{gain.text(2)} of the small reward. {says[gain.verdict]}."
     )
 
 
@@ -90,8 +85,8 @@ def _by_prompt(found: Results) -> str:
     if any(gain.verdict == "not complete" for gain in gains):
         return _not_complete(what, *gains)
     numbers = (
-        f"GDPO minus GRPO is {_numbers(gains[0])} of the small reward, and minus rescaled GRPO "
-        f"{_numbers(gains[1])}"
+        f"GDPO minus GRPO is {gains[0].text(2)} of the small reward, and minus rescaled GRPO "
+        f"{gains[1].text(2)}"
     )
     if all(gain.low > 0 for gain in gains):
         return (
@@ -108,6 +103,6 @@ def _tool_rl(found: Results) -> str:
     if any(gain.verdict == "not complete" for gain in gains):
         return _not_complete(what, *gains)
     return (
-        f"{what}: for the format, the small reward, GDPO minus GRPO is {_numbers(gains[0])} "
-        f"({gains[0].verdict}), and minus rescaled GRPO {_numbers(gains[1])} ({gains[1].verdict})."
+        f"{what}: for the format, the small reward, GDPO minus GRPO is {gains[0].text(2)} "
+        f"({gains[0].verdict}), and minus rescaled GRPO {gains[1].text(2)} ({gains[1].verdict})."
     )

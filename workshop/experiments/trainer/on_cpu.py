@@ -6,12 +6,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from verl_gdpo.run.console import failure_report
 from verl_gdpo.run.launch import launch
 from verl_gdpo.run.processes import locked
 from workshop.experiments.trainer import results
+from workshop.experiments.trainer.inputs import make_inputs, write_rows
 from workshop.experiments.trainer.policy import make_policy, start_rates
 from workshop.experiments.trainer.results import Failure, Result
 from workshop.experiments.trainer.settings import (
@@ -58,9 +60,10 @@ def train(run: Run, work: Path) -> Result | Failure:
         return f": {failure_report(folder).splitlines()[0]}"
 
     found = results.of_ended(run, folder, end.exit_code, why, seconds)
-    if rows and isinstance(found, Result):
-        return replace(found, start=start_rates(inputs / "policy", rows))
-    return found
+    if isinstance(found, Failure):
+        return found
+    found = replace(found, inputs=hash_of(inputs))
+    return replace(found, start=start_rates(inputs / "policy", rows)) if rows else found
 
 
 def command(
@@ -86,36 +89,44 @@ def prepare(run: Run, work: Path) -> tuple[Path, list[Row]]:
     """Make rows and policy, or find them: all arms of a seed have the same.
 
     Returns:
-        Their folder, and the rows; none for ToolRL, which has rows of its own.
+        Their folder, and the rows of the experiment's own task; none for a task of recipes/.
     """
     setting = SETTINGS[run.setting]
-    if setting.recipe == "tool_rl":
+    if setting.recipe == "tool_rl" and setting.edition == 1:
         return _prepare_tool_rl(work), []
-    rows = make_rows(run.seed, own_format=setting.own_format)
-    folder = work / "inputs" / f"{'own' if setting.own_format else 'shared'}_format-{run.seed}"
+    is_own = setting.recipe == "facts"
+    rows = make_rows(run.seed, own_format=setting.own_format) if is_own else []
+    name = f"{'own' if setting.own_format else 'shared'}_format" if is_own else setting.recipe
+    folder = work / "inputs" / f"{name}-{run.seed}"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock", str(folder), wait=True):
-        # the rows are written last, so that they say that the policy is complete
-        if not (folder / "train.parquet").exists():
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-
-            from verl_gdpo.data_prep.schema import SCHEMA
-
-            make_policy(folder / "policy", rows, run.seed)
-            pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), folder / "train.parquet")
+        if not (folder / "complete").exists():
+            if is_own:
+                make_policy(folder / "policy", rows, run.seed)
+                write_rows(rows, folder)
+            else:
+                make_inputs(setting.recipe, folder, run.seed)
+            (folder / "complete").touch()
     return folder, rows
+
+
+def hash_of(inputs: Path) -> str:
+    """Of the rows that are trained on, and of the starting policy."""
+    digest = sha256()
+    for file in (*inputs.rglob("train.parquet"), *inputs.rglob("model.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _prepare_tool_rl(work: Path) -> Path:
     """Write the rows and copy the policy of the run without a GPU that the README shows."""
     from verl_gdpo.tools import data
 
-    folder = work / "inputs"
+    folder = work / "inputs" / "tool_rl"
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "tool_rl.lock", "ToolRL's rows", wait=True):
+    with locked(folder / "lock", "ToolRL's rows", wait=True):
         rows = str(folder / "tool_rl_tiny")
-        options = ["--synthetic", "--size", "tiny", "--if-needed"]
+        options = ["--synthetic", "--if-needed"]
         if data.main(["tool_rl", *options, "--out", rows]):
             raise OSError(f"{rows}: the rows could not be made; the reason is above")
         shutil.copytree(SHIPPED, folder / "tool_rl_policy", dirs_exist_ok=True)

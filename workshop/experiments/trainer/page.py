@@ -4,12 +4,11 @@ import math
 from pathlib import Path
 from statistics import fmean, median
 
-from verl_gdpo.tools.report.page import signed
 from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL
 from workshop.benchmarks.step_model import seconds as computed_seconds
 from workshop.experiments.template import template_beside
-from workshop.experiments.trainer import compare, paper, results, task
-from workshop.experiments.trainer.compare import Difference, Results, difference
+from workshop.experiments.trainer import compare, paper, results, second, task
+from workshop.experiments.trainer.compare import Results, difference
 from workshop.experiments.trainer.conclusions import conclusions
 from workshop.experiments.trainer.pictures import NAMES
 from workshop.experiments.trainer.settings import (
@@ -42,36 +41,30 @@ def write(found: Results) -> None:
 
 
 def render(found: Results) -> str:
+    first = {run: result for run, result in found.items() if run.setting in PROTOCOL}
     return template_beside(__file__).render(
-        conclusions=conclusions(found),
-        primary=table(found),
-        endpoints=endpoints(found),
-        further=further(found),
-        states=states(found),
-        failed=failed(),
+        found=found,
+        second=second,
+        states=states,
+        failed=failed,
+        conclusions=conclusions(first),
+        primary=table(first),
+        endpoints=endpoints(first),
+        further=further(first),
         outage=len(OUTAGE.read_text().splitlines()),
-        starts=starts(found),
+        starts=starts(first),
         compare=compare,
         task=task,
         paper=paper,
-        needed=needed(found),
-        expected=expected(found),
+        needed=needed(first),
+        expected=expected(first),
         gpu_table=gpu_table(),
-        minutes=median([result.seconds / 60 for result in found.values()] or [math.nan]),
+        minutes=median([result.seconds / 60 for result in first.values()] or [math.nan]),
     )
 
 
 def number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3f}"
-
-
-def interval(gain: Difference) -> str:
-    """The mean difference with its interval, or what can be said of fewer than two seeds."""
-    if not gain.of_seed:
-        return "no seed"
-    if math.isnan(gain.half_width):
-        return f"{signed(gain.mean, 3)} (1 seed)"
-    return f"{signed(gain.mean, 3)} [{signed(gain.low, 3)}, {signed(gain.high, 3)}]"
 
 
 def table(found: Results) -> str:
@@ -85,7 +78,7 @@ def table(found: Results) -> str:
         setting = SETTINGS[name]
         means = [_mean(found, name, arm) for arm in (*RIVALS, "gdpo")]
         gains = [
-            f"{interval(gain)}; {gain.verdict}"
+            f"{gain.text()}; {gain.verdict}"
             for other in RIVALS
             if other in setting.arms
             for gain in [difference(found, name, "gdpo", other)]
@@ -108,7 +101,7 @@ def endpoints(found: Results) -> str:
             difference(found, setting, arm, other, endpoint, level=0.95)
             for endpoint in compare.ENDPOINTS.values()
         ]
-        cells = [interval(gain) if gain.of_seed else "not kept" for gain in gains]
+        cells = [gain.text() if gain.of_seed else "not kept" for gain in gains]
         row = [SETTINGS[setting].title, NAMES[other], *cells]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
@@ -117,7 +110,7 @@ def endpoints(found: Results) -> str:
 def _mean(found: Results, setting: str, arm: str) -> str:
     """Of the small reward."""
     runs = [Run(setting, arm, seed) for seed in SETTINGS[setting].seeds]
-    values = [compare.small(found[run], SETTINGS[setting]) for run in runs if run in found]
+    values = [compare.primary(found[run], SETTINGS[setting]) for run in runs if run in found]
     return number(fmean(values)) if values else ""
 
 
@@ -129,21 +122,26 @@ def further(found: Results) -> str:
         gain = difference(found, first, "gdpo", arm, level=0.95)
         mean = _mean(found, first, arm)
         if mean:
-            lines.append(f"| `{arm}` | {len(gain.of_seed)} | {mean} | {interval(gain)} |")
+            lines.append(f"| `{arm}` | {len(gain.of_seed)} | {mean} | {gain.text()} |")
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
-def states(found: Results) -> str:
-    planned = [*plan()]
+def states(found: Results, edition: int) -> str:
+    planned = _planned(edition)
     done = sum(run in found for run in planned)
     if done == len(planned):
         return f"All {done} runs are done."
     return f"So far {done} of {len(planned)} runs are done."
 
 
-def failed() -> list[str]:
+def failed(edition: int) -> list[str]:
     """A line for each try that failed."""
-    return [f"`{run}`: {failure.reason}" for run in plan() for failure in results.failures(run)]
+    runs = _planned(edition)
+    return [f"`{run}`: {failure.reason}" for run in runs for failure in results.failures(run)]
+
+
+def _planned(edition: int) -> list[Run]:
+    return [run for run in plan() if SETTINGS[run.setting].edition == edition]
 
 
 def starts(found: Results) -> tuple[float, float]:
@@ -174,7 +172,7 @@ def expected(found: Results) -> str:
         gain = difference(found, setting, "gdpo", other)
         held = "as expected" if low <= gain.mean <= high else "**missed**"
         said = held if gain.verdict != "not complete" else "not complete"
-        row = [SETTINGS[setting].title, NAMES[other], text, interval(gain), said]
+        row = [SETTINGS[setting].title, NAMES[other], text, gain.text(), said]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 

@@ -16,7 +16,6 @@ from workshop.experiments.trainer.compare import (
     Results,
     difference,
     in_order,
-    small,
 )
 from workshop.experiments.trainer.settings import PROTOCOL, SETTINGS, Run
 from workshop.looks import LOOK, style
@@ -51,7 +50,7 @@ def endpoints(found: Results) -> Figure:
     axes = figure.subplots()
     for place, row in enumerate(rows):
         for k, (name, endpoint) in enumerate(ENDPOINTS.items()):
-            level = LEVEL if endpoint is small else 0.95
+            level = LEVEL if k == 0 else 0.95
             gain = difference(found, *row, endpoint, level)
             if gain.of_seed:
                 _draw_difference(axes, place + 0.2 * k - 0.3, gain, k, name if place == 0 else None)
@@ -118,7 +117,7 @@ def _draw_curves(axes: Axes, found: Results, name: str, size: str) -> None:
     for arm in (arm for arm in NAMES if arm in setting.arms):
         runs = [run for s in setting.seeds if (run := Run(name, arm, s)) in found]
         if runs:
-            lines = np.array([getattr(found[run], size) for run in runs])
+            lines = np.array([found[run].shares[size] for run in runs])
             steps = range(1, lines.shape[1] + 1)
             axes.fill_between(
                 steps, lines.min(0), lines.max(0), color=COLOURS[arm], alpha=0.15, linewidth=0

@@ -12,16 +12,8 @@ from typing import Any
 
 import torch
 
-# first, because the fingerprints of the results are of this order
+from verl_gdpo.cpu.sampler import Completion, Request, SamplingParams, sample
 from workshop.experiments.trainer.task import NAMES, OF_REWARD, PLACES, Row, demonstration, met
-
-# isort: split
-from verl_gdpo.cpu.sampler import Completion, Request, sample
-
-# isort: split
-from verl_gdpo.cpu.sampler import SamplingParams
-
-# isort: split
 from workshop.tiny_policy.model import TURN_END, make_tiny_model
 
 STEPS, BATCH, RATE = 300, 64, 3e-3

@@ -1,0 +1,196 @@
+"""Processes that answer requests within limits of time and memory, shared by a process's threads.
+
+The kernel ends them at their limits, whatever they do: Python's own signal handlers do not
+interrupt one long multiplication, and 9^{9^{9^{9}}} freezes the interpreter.
+
+This file is also their program: `limited_process.py FILE CPU_S WALL_S BYTES`. FILE has `prepare()`,
+which imports what is needed, and `answer(say, *request)`, which returns the last reply to a request
+and may `say` others before. A process says why it cannot start, or "". Then it gets requests and
+gives replies, a line of JSON each: [reply, whether it is the last]. It ends with its parent, at the
+end of its input.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# how a request ends its process: time is up, or out of memory or of stack
+ENDED_BY_REQUEST = (signal.SIGPROF, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV)
+
+
+class LimitedPool:
+    """Up to `size` processes, each started when it is first needed.
+
+    Args:
+        program: the FILE of the module's docstring.
+        cpu_s: of CPU time for a request, so that a busy machine changes no reply.
+        max_bytes: of address space.
+        wall_s: for a request, in all: for one that waits without end.
+    """
+
+    def __init__(
+        self, program: str, cpu_s: float, max_bytes: int, *, size: int = 2, wall_s: float = 300.0
+    ) -> None:
+        self._arguments = (program, str(cpu_s), str(wall_s), str(max_bytes))
+        self._size = size
+        self.forget()
+        _pools.add(self)
+
+    def forget(self) -> None:
+        """Have no process; those that there are end at once."""
+        self._turn = threading.Lock()  # or a thread that comes back would always be the first
+        self._idle: queue.LifoQueue[_Process | None] = queue.LifoQueue()  # None: yet to be started
+        for _ in range(self._size):
+            self._idle.put(None)
+
+    def ask(self, request: str, doing: str) -> tuple[list[Any], bool]:
+        """Return the replies to a request, and whether the last one is among them.
+
+        It is not if the request needs too much time or memory.
+
+        Args:
+            request: a JSON list in one line.
+            doing: what the processes do, for the messages.
+
+        Raises:
+            OSError: no process can be started, or two in a row die of something else.
+        """
+        died_of: list[signal.Signals | int] = []
+        while len(died_of) < 2:  # one may be killed from outside
+            with self._turn:
+                process = self._idle.get()
+            replies: list[Any] = []
+            is_whole = False
+            try:
+                process = process or _Process(self._arguments, doing)
+                is_whole = process.ask(request, replies)
+            finally:  # also after Ctrl-C, when its replies would be taken for those to the next one
+                if process is not None and not is_whole:
+                    died_of.append(process.close())
+                self._idle.put(process if is_whole else None)
+            if is_whole or died_of[-1] in ENDED_BY_REQUEST:
+                return replies, is_whole
+        raise OSError(
+            f"{doing}: two processes in a row ended with {died_of}; expected an answer. Is there "
+            "enough memory?"
+        )
+
+
+class _Process:
+    def __init__(self, arguments: tuple[str, ...], doing: str) -> None:
+        self.process = subprocess.Popen(
+            # warnings: of Python, about what a policy writes
+            [sys.executable, "-W", "ignore", __file__, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="ascii",
+        )
+        self._end = weakref.finalize(self, _end, self.process)  # also at the end of Python
+        failed = self._read()
+        if failed != "":
+            code = self.close()
+            reason = failed or f"it ended with {code!r}"
+            raise OSError(f"{doing}: no process for it can be started: {reason}")
+
+    def ask(self, request: str, replies: list[Any]) -> bool:
+        """Add the replies to a list; return whether the last one is there."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(request + "\n")
+            self.process.stdin.flush()
+        while said := self._read():
+            replies.append(said[0])
+            if said[1]:
+                return True
+        return False
+
+    def _read(self) -> Any:
+        """The next line, or None if the process has died."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return json.loads(line) if line.endswith("\n") else None
+
+    def close(self) -> signal.Signals | int:
+        """End the process; return the signal that ended it, or its exit code."""
+        self._end()
+        code = self.process.wait()  # another thread may be ending it
+        return signal.Signals(-code) if code < 0 else code
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    assert process.stdin is not None and process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):  # what was still to be written has no reader
+        process.stdin.close()
+    try:
+        process.wait(timeout=0.5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()  # a thread that reads it would hold it until the process has ended
+
+
+_pools: "weakref.WeakSet[LimitedPool]" = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for pool in _pools:
+        pool.forget()
+
+
+def work(
+    answer: Callable[..., Any],
+    prepare: Callable[[], None],
+    cpu_s: float,
+    wall_s: float,
+    max_bytes: int,
+) -> None:
+    """Answer until the input ends; the module's docstring says how."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
+    lines = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)  # what a library prints is no reply
+
+    def write(line: Any) -> None:
+        print(json.dumps(line), file=lines, flush=True)
+
+    def limit(cpu_s: float, wall_s: float) -> None:
+        # their default action ends the process, even inside one long multiplication
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        signal.setitimer(signal.ITIMER_REAL, wall_s)
+
+    try:
+        prepare()
+    except BaseException as error:
+        write(f"{type(error).__name__}: {error}")
+        raise SystemExit(1) from error
+    write("")  # nothing has failed
+    for line in sys.stdin:
+        limit(cpu_s, wall_s)
+        try:
+            last = answer(lambda reply: write([reply, False]), *json.loads(line))
+        except (MemoryError, RecursionError):
+            os.kill(os.getpid(), signal.SIGABRT)
+        limit(0, 0)
+        write([last, True])
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[2])  # not this folder, whose files are in a package
+    program, cpu_s, wall_s, max_bytes = sys.argv[1:]
+    parts = runpy.run_path(program)
+    work(parts["answer"], parts["prepare"], float(cpu_s), float(wall_s), int(max_bytes))
+else:
+    os.register_at_fork(after_in_child=_in_child)  # the parent's replies are not the child's

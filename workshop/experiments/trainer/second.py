@@ -1,0 +1,136 @@
+"""What docs/in_verls_trainer.md says of the second edition: tables, and a sentence a setting."""
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from workshop.experiments.trainer.compare import (
+    Difference,
+    Endpoint,
+    Results,
+    declared,
+    difference,
+    holm,
+    mean_of_all,
+    share,
+)
+from workshop.experiments.trainer.pictures import NAMES
+from workshop.experiments.trainer.settings import SECOND, SETTINGS, Run, pilot
+
+LONG, CODING = "20_to_1_long", "coding"
+UNTIL, LAST = (30, 60, 90, 120), 10  # a number of the horizon is the mean of so many steps
+FIVE = 5  # steps at the beginning and at the end of a pilot
+VARIES = 0.2  # the least share of the groups in the pilot
+RIVALS = ("grpo", "grpo_rescaled")
+UNKNOWN = "-"
+
+
+def conclusions(found: Results) -> Iterator[str]:
+    """A sentence for each setting of which something is claimed."""
+    gains = holm(found)
+    for name in SECOND:
+        setting, of = SETTINGS[name], [gains[name, "gdpo", other] for other in RIVALS]
+        if any(gain.verdict == "not complete" for gain in of):
+            yield f"{setting.title}: {_seeds(found, name)} seeds are done, so nothing is claimed."
+            continue
+        said = [
+            f"minus {NAMES[other]} {gain.text()} ({gain.verdict})"
+            for other, gain in zip(RIVALS, of, strict=True)
+        ]
+        yield f"{setting.title}: of {setting.primary}, GDPO {', and '.join(said)}."
+
+
+def primary(found: Results) -> str:
+    """A line for each of these settings: the primary endpoint of the arms, and what is claimed."""
+    gains = holm(found)
+    lines = _head("setting", "share of", "seeds", *NAMES_IN_ORDER, *_minus())
+    for name in SECOND:
+        setting = SETTINGS[name]
+        cells = [setting.title, setting.primary, _seeds(found, name)]
+        cells += [_mean(found, name, arm) for arm in (*RIVALS, "gdpo")]
+        of = [gains[name, "gdpo", other] for other in RIVALS]
+        lines.append(_line(*cells, *(f"{gain.text()}; {gain.verdict}" for gain in of)))
+    return "\n".join(lines)
+
+
+def endpoints(found: Results) -> str:
+    """A line for each endpoint of each setting, with 95 % intervals that are not corrected."""
+    lines = _head("setting", "endpoint", "seeds", *_minus())
+    for name in (*SECOND, CODING):
+        setting = SETTINGS[name]
+        for what, endpoint in _endpoints(name).items():
+            cells = [
+                _at_95(found, name, other, endpoint).text() if other in setting.arms else UNKNOWN
+                for other in RIVALS
+            ]
+            lines.append(_line(setting.title, what, _seeds(found, name), *cells))
+    return "\n".join(lines)
+
+
+def horizon(found: Results) -> str:
+    """A line for each seed and arm of the long training."""
+    until = [f"steps {step - LAST + 1} to {step}" for step in UNTIL]
+    lines = _head("seed", "arm", *(f"small, {text}" for text in until), "large, the last ones")
+    setting = SETTINGS[LONG]
+    for run in (Run(LONG, arm, seed) for seed in setting.seeds for arm in setting.arms):
+        if run in found:
+            curves = found[run].shares
+            cells = [_number(fmean(curves["small"][step - LAST : step])) for step in UNTIL]
+            last = _number(fmean(curves["large"][-LAST:]))
+            lines.append(_line(str(run.seed), NAMES[run.arm], *cells, last))
+    return "\n".join(lines) if len(lines) > 2 else "No run of it is done yet."
+
+
+def piloted(found: Results) -> str:
+    """A line for each reward of each pilot."""
+    lines = _head("setting", "reward", "varies in", "spread", "share of it at first", "at last")
+    for run in pilot():
+        if run in found:
+            kept = found[run]
+            for reward, curve in kept.shares.items():
+                parts = (kept.spread[reward][:FIVE], curve[:FIVE], curve[-FIVE:])
+                cells = [f"{100 * fmean(kept.varies[reward]):.0f} %"]
+                cells += [_number(fmean(part)) for part in parts]
+                lines.append(_line(SETTINGS[run.setting].title, reward, *cells))
+    return "\n".join(lines)
+
+
+def _endpoints(name: str) -> dict[str, Endpoint]:
+    setting = SETTINGS[name]
+    rewards = {reward: share(reward) for reward in setting.columns}
+    more = {"declared score": declared} if len({*setting.worth.values()}) > 1 else {}
+    return {**rewards, "mean of all": mean_of_all, **more}
+
+
+def _at_95(found: Results, name: str, other: str, endpoint: Endpoint) -> Difference:
+    return difference(found, name, "gdpo", other, endpoint, level=0.95)
+
+
+def _mean(found: Results, name: str, arm: str) -> str:
+    runs = [Run(name, arm, seed) for seed in SETTINGS[name].seeds]
+    values = [fmean(found[run].shares[SETTINGS[name].primary]) for run in runs if run in found]
+    return _number(fmean(values)) if values else UNKNOWN
+
+
+def _seeds(found: Results, name: str) -> str:
+    setting = SETTINGS[name]
+    done = min(sum(Run(name, arm, s) in found for s in setting.seeds) for arm in setting.arms)
+    return f"{done} of {len(setting.seeds)}"
+
+
+NAMES_IN_ORDER = tuple(NAMES[arm] for arm in (*RIVALS, "gdpo"))
+
+
+def _minus() -> list[str]:
+    return [f"GDPO minus {NAMES[other]}" for other in RIVALS]
+
+
+def _head(*cells: str) -> list[str]:
+    return [_line(*cells), "|---" * len(cells) + "|"]
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}"
