@@ -107,7 +107,7 @@ def test_sigkill_at_some_moments_changes_nothing(tmp_path):
     """Of a checkpoint of the policy that the package ships: within the merge, and after answers."""
     actor, rows = tmp_path / "global_step_1" / "actor", tmp_path / "rows"
     weights = save_shards(Path(cpu.__file__).parent / "tool_rl_policy", actor)
-    made = ("--synthetic", "8", "--synthetic-test", "48", "--size", "tiny", "--out", str(rows))
+    made = ("--synthetic", "8", "--synthetic-test", "48", "--out", str(rows))
     assert data.main(["tool_rl", *made]) == 0
 
     def start(out):
