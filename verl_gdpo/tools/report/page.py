@@ -15,7 +15,6 @@ from markupsafe import Markup, escape
 
 from verl_gdpo import __version__
 from verl_gdpo.batch.rows import RewardError
-from verl_gdpo.run.dump_reader import dumps_to_read
 from verl_gdpo.run.folder import gaps
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.tools.advice import TITLE, describe
@@ -94,7 +93,7 @@ def _advice(arms: Sequence[RunsOfArm]) -> dict[str, str]:
 
 def _sentences(run: Run) -> list[str]:
     settings = replace(settings_of(run), bounds=run.bounds)
-    return [describe(Evidence.of_dumps(dumps_to_read(run.dumps()), settings, run.scorer)).advice]
+    return [describe(Evidence.of_dumps(run.dumps(), settings, run.scorer)).advice]
 
 
 def _or_why(make: Callable[[Run], T], run: Run) -> T | str:
