@@ -55,9 +55,9 @@ OF_TRAINING = {
 }
 # {statistic of each reward: the same}
 OF_EACH_REWARD = {
-    "share": ("Share of each reward in the advantage", "share of the advantage", SHARE),
-    "correlation": ("Correlation of each reward with the advantage", "", CORRELATION),
-    "varies": ("Groups in which a reward differs", "share of groups", SHARE),
+    "share": ("Share of each reward in the advantage", SMOOTHED, SHARE),
+    "correlation": ("Correlation of each reward with the advantage", SMOOTHED, CORRELATION),
+    "varies": ("Groups in which a reward differs", f"share of groups, {SMOOTHED}", SHARE),
 }
 # {metric without the estimator at its end: the same}
 OF_BOTH_ESTIMATORS = {
@@ -138,7 +138,8 @@ def _rewards(arms: Sequence[RunsOfArm]) -> list[Chart]:
         # none if a run declares no bounds, or if they differ
         declared = {run.bounds.get(name) for arm in arms for run in arm.runs}
         bounds = declared.pop() if len(declared) == 1 else None
-        charts += _chart(name, name, "mean reward", bounds or ZERO, lines)
+        unit = "mean reward" if is_single else f"mean reward, {SMOOTHED}"
+        charts += _chart(name, name, unit, bounds or ZERO, lines)
     return charts
 
 
