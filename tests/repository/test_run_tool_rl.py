@@ -148,10 +148,10 @@ def share_without_advantage(rows):
 
 def test_from_nothing_to_the_table(checkout, trained):
     _, output = trained
-    table = output.split("reward curves")[0]
+    table = output.split("verl-gdpo report")[0]
     for name in GDPO_REWARDS:
         assert re.search(rf"^{name} +(-?\d\.\d+ +){{3}}-?\d\.\d+$", table, re.M), output
-    for label in ("reward curves", "metrics", "rollouts", "checkpoint", "log"):
+    for label in ("metrics", "rollouts", "checkpoint", "log"):
         path = re.search(rf"^{label} +(\S+)$", output, re.M)[1]
         assert (checkout / path).exists(), path
 

@@ -639,7 +639,7 @@ def test_no_mishap_of_the_display_ends_a_run(tmp_path, capsys, monkeypatch):
     def fail(metrics):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("verl_gdpo.run.console.training_rewards", fail)
+    monkeypatch.setattr("verl_gdpo.run.folder.training_rewards", fail)
     assert launch(logging_driver(tmp_path, step_line(1), step_line(2)), tmp_path).exit_code == 0
     assert (tmp_path / "ended").exists()
     shown = capsys.readouterr().out

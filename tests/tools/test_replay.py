@@ -581,7 +581,8 @@ def test_a_configuration_elsewhere(tmp_path, capsys):
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\u202eevil\u200b\x9b1m\ud800 <tag>\n第二行"
 
 
-def test_a_terminal_shows_responses_and_does_not_obey_them(tmp_path, capsys):
+def test_a_terminal_shows_responses_and_does_not_obey_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     rows = two_groups()
     for row in rows:
         row["output"] = row["input"] = HOSTILE

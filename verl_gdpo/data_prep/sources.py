@@ -185,7 +185,7 @@ def _downloaded(url: str) -> bytes:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
             content: bytes = response.read(MAX_BYTES + 1)
-    except (OSError, HTTPException) as error:
+    except (OSError, HTTPException, ValueError) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
         raise DataError(f"{url}: download failed: {str(error) or repr(error)}") from error
