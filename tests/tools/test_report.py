@@ -129,7 +129,7 @@ def test_metrics_that_are_no_number_are_a_gap_and_a_warning(tmp_path, capsys):
     assert all(
         f"run: {said_of_it}. Lines leave it out." in parts_of(text).text for said_of_it in said
     )
-    for label in ("each step", "mean of 5 steps"):
+    for label in ("each step", "5-step mean"):
         curve = data_of(text)["format"][label]
         assert [step for step, value in curve.items() if value is None] == [3, 9]
     capsys.readouterr()
@@ -423,7 +423,7 @@ def test_a_run_without_rollouts_or_own_metrics_still_has_a_page(tmp_path):
     text = write(page, tmp_path / "out").read_text()
     assert "no rollout dump" in why and text.count(why) == 2
     assert "train with trainer.test_freq=STEPS" in text
-    assert data_of(text) == {"a": {"each step": {1: 0.5}, "mean of 5 steps": {1: 0.5}}}
+    assert data_of(text) == {"a": {"each step": {1: 0.5}, "5-step mean": {1: 0.5}}}
 
 
 def test_commands_in_the_text_are_code_and_nothing_else_is_markup():

@@ -34,7 +34,7 @@ POINTS = 100_000  # of all lines of a page, which has about 12 bytes for each
 FEWEST_POINTS = 60  # of a line, however many lines there are
 DIGITS = 5
 FIRST_SCREEN = 4  # charts
-SMOOTHED = f"mean of {SMOOTHED_STEPS} steps"
+SMOOTHED = f"{SMOOTHED_STEPS}-step mean"
 SHARE, CORRELATION, ZERO = (0.0, 1.0), (-1.0, 1.0), (0.0, 0.0)
 ARMS_LOOKS = 2  # those of rewards are unlike those of two arms
 
@@ -138,7 +138,7 @@ def _rewards(arms: Sequence[RunsOfArm]) -> list[Chart]:
         # none if a run declares no bounds, or if they differ
         declared = {run.bounds.get(name) for arm in arms for run in arm.runs}
         bounds = declared.pop() if len(declared) == 1 else None
-        unit = "mean reward" if is_single else f"mean reward, {SMOOTHED}"
+        unit = "mean reward" if is_single else f"reward, {SMOOTHED}"
         charts += _chart(name, name, unit, bounds or ZERO, lines)
     return charts
 
