@@ -16,6 +16,10 @@ def save_shards(model, actor, *, noise=0.0):
     for path in model.iterdir():
         if path.suffix != ".safetensors":
             shutil.copy(path, actor / "huggingface")
+    # as verl does with a key of `override_config`; this one is not installed here
+    file = actor / "huggingface" / "config.json"
+    config = {**json.loads(file.read_text()), "attn_implementation": "flash_attention_2"}
+    file.write_text(json.dumps(config))
     weights = {
         name: weight + noise
         for name, weight in AutoModelForCausalLM.from_pretrained(model).state_dict().items()

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 from two_ranks import run_two_ranks
 
 from verl_gdpo.verl_hooks import attention
-from verl_gdpo.verl_hooks.attention import KEY, choose, packed_varlen, register
+from verl_gdpo.verl_hooks.attention import KEY, choose, make_known, packed_varlen, register
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -21,7 +21,7 @@ LENGTHS = (5, 1, 9, 1, 1, 3)
 
 @pytest.fixture(scope="module", params=[Qwen2Config, Qwen3Config])
 def model(request):
-    register(None)
+    make_known()
     torch.manual_seed(0)
     config = request.param(**SIZES, **HEADS)
     return AutoModelForCausalLM.from_config(config, attn_implementation="packed_sdpa").eval()
@@ -66,9 +66,25 @@ def test_padded_rows_and_a_cache_have_their_mask(model, rows):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("name", "kept"), [("packed_sdpa", None), ("sdpa", "sdpa")])
+def test_a_checkpoint_does_not_name_ours(tmp_path, name, kept):
+    """verl copies the key into the configuration that it saves, and nobody else knows ours."""
+    config = Qwen2Config(attn_implementation=name)
+    config.attn_implementation = name
+    passed = []
+    verls = SimpleNamespace(apply_monkey_patch=lambda model, **options: passed.append(options))
+    register(verls)
+    verls.apply_monkey_patch(model=SimpleNamespace(config=config), use_remove_padding=True)
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved.get("attn_implementation") == kept
+    assert config._attn_implementation == name
+    assert passed == [{"use_remove_padding": True}]
+
+
 def test_a_window_stays(rows):
     """A mask of all tokens then, which is right and slow."""
-    register(None)
+    make_known()
     window = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}
     config = Qwen2Config(**SIZES, **HEADS, **window)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="packed_sdpa").eval()

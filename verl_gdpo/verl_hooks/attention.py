@@ -6,8 +6,9 @@ flash-attn, or a mask whose size is the square of the whole length. Here PyTorch
 called once a row, so that nothing is padded and nothing has to be compiled.
 
 Relies on verl 0.9: its engine imports `verl.models.transformers.monkey_patch` before it makes a
-model. On transformers 5: `AttentionInterface`, `AttentionMaskInterface`, and that a model's layers
-hand `position_ids` on to the attention function.
+model, and hands each model to `apply_monkey_patch`. On transformers 5: `AttentionInterface`,
+`AttentionMaskInterface`, and that a model's layers hand `position_ids` on to the attention
+function.
 """
 
 import functools
@@ -17,6 +18,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf, open_dict
+
+from verl_gdpo.verl_hooks.extending import Function, extends
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,13 +73,28 @@ def _no_flash_attn() -> str | None:
 # --- how it is computed --------------------------------------------------------------------------
 
 
-def register(_monkey_patch: Any) -> None:
+def register(monkey_patch: Any) -> None:
+    """Make both known, and extend verl's function, which a model passes through once."""
+    make_known()
+    extends(monkey_patch, "apply_monkey_patch")(apply_and_forget)
+
+
+def make_known() -> None:
     """Make both known to transformers, whose models then find them by name."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     for name, attention in ((SDPA, packed_sdpa), (VARLEN, packed_varlen)):
         AttentionInterface.register(name, attention)
         AttentionMaskInterface.register(name, mask)
+
+
+def apply_and_forget(apply_monkey_patch: Function, *args: Any, **kwargs: Any) -> None:
+    """Let a checkpoint's config.json not name ours, which is unknown where it is loaded."""
+    apply_monkey_patch(*args, **kwargs)
+    model = kwargs["model"] if "model" in kwargs else args[0]
+    # verl copies `override_config` into the configuration, and transformers has read it by now
+    if getattr(model.config, "attn_implementation", None) in (SDPA, VARLEN):
+        del model.config.attn_implementation
 
 
 def mask(**given: Any) -> Any:

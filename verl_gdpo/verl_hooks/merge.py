@@ -37,8 +37,10 @@ def merge(checkpoint: Path, target: Path) -> None:
         target_dir=str(target),
         hf_model_config_path=str(checkpoint / "huggingface"),
     )
+    merger = FSDPModelMerger(config)
+    merger.model_config._attn_implementation = None  # the run's may not be here, as flash-attn
     with patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor):
-        FSDPModelMerger(config).merge_and_save()
+        merger.merge_and_save()
     dtype = _dtype_of(checkpoint)
     _name_dtype(target / "config.json", dtype)
     adapter = target / "lora_adapter"
