@@ -25,7 +25,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -48,6 +48,7 @@ GAPS_SHOWN = 5  # a message lists at most this many steps
 PROBLEMS_SHOWN = 10  # lines that cannot be read
 
 Metrics = Mapping[int, Mapping[str, float]]
+Curve = TypeVar("Curve", bound=Mapping[int, float])
 
 
 def claim_metrics_file(run: Path) -> Path:
@@ -236,10 +237,10 @@ def curves(metrics: Metrics) -> dict[str, dict[int, float]]:
     return found
 
 
-def of_each_reward(metrics: Metrics, statistic: str) -> dict[str, dict[int, float]]:
-    """Return {reward: {step: value}} of the metrics `gdpo/<reward>/<statistic>`."""
+def of_each_reward(found: Mapping[str, Curve], statistic: str) -> dict[str, Curve]:
+    """Return {reward: {step: value}} of the `curves` named `gdpo/<reward>/<statistic>`."""
     pattern = re.compile(rf"gdpo/(.+)/{statistic}")
-    matches = ((pattern.fullmatch(key), curve) for key, curve in curves(metrics).items())
+    matches = ((pattern.fullmatch(key), curve) for key, curve in found.items())
     return {match[1]: curve for match, curve in matches if match}
 
 
@@ -248,9 +249,10 @@ def training_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
 
     Metrics that name no reward have the reward `score`: the sum that verl logs.
     """
-    matches = ((TRAINING_KEY.fullmatch(key), curve) for key, curve in curves(metrics).items())
+    all_curves = curves(metrics)
+    matches = ((TRAINING_KEY.fullmatch(key), curve) for key, curve in all_curves.items())
     found = {f"{match['reward']} ({match['source']})": curve for match, curve in matches if match}
-    found = found or of_each_reward(metrics, "mean")
+    found = found or of_each_reward(all_curves, "mean")
     if not found and (score := curve(metrics, SCORE_KEY)):
         found = {SCORE: score}
     return found

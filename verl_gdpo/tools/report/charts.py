@@ -12,6 +12,7 @@ import numpy as np
 
 from verl_gdpo.run.finding_rules import LIMITS
 from verl_gdpo.run.findings import Finding
+from verl_gdpo.run.folder import of_each_reward
 from verl_gdpo.tools.report.runs import (
     FEWEST_FOR_BAND,
     MAIN_ARM,
@@ -148,16 +149,6 @@ def _one(read_each: ReadEach, name: str, run: Run) -> Curve:
     return read_each(run).get(name, {})
 
 
-def of_each(run: Run, statistic: str) -> dict[str, Curve]:
-    """{reward: curve} of the metrics gdpo/<reward>/<statistic>."""
-    start, end = "gdpo/", f"/{statistic}"
-    return {
-        key[len(start) : -len(end)]: curve
-        for key, curve in run.curves.items()
-        if key.startswith(start) and key.endswith(end)
-    }
-
-
 def _of_training(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
     for key, about in OF_TRAINING.items():
         lines = [
@@ -170,7 +161,10 @@ def _of_training(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
 
 def _of_each_reward(arms: Sequence[RunsOfArm], statistic: str) -> Iterator[Chart]:
     """A chart of each arm with a line for each reward."""
-    read_each = partial(of_each, statistic=statistic)
+
+    def read_each(run: Run) -> dict[str, Curve]:
+        return of_each_reward(run.curves, statistic)
+
     for arm in arms:
         lines: list[Line] = []
         for look, name in enumerate(names([arm], read_each), start=ARMS_LOOKS):

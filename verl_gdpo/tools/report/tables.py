@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from verl_gdpo.run.dump_reader import DUMPS_READ, dump_files, has_rewards
-from verl_gdpo.run.folder import Metrics
+from verl_gdpo.run.folder import Metrics, of_each_reward
 from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, End, ends, history
 from verl_gdpo.run.scorer import HOW
-from verl_gdpo.tools.report.charts import of_each
 from verl_gdpo.tools.report.health import named_rewards
 from verl_gdpo.tools.report.runs import (
     FEWEST_FOR_BAND,
@@ -168,7 +167,7 @@ def inputs_of(run: Run) -> list[tuple[str, str, str]]:
     found = {
         "metrics": f"{len(run.metrics)} steps, from {run.tracker}",
         "rewards by name": ", ".join(named_rewards(run)),
-        "shares of rewards": "yes" if of_each(run, "share") else "",
+        "shares of rewards": "yes" if of_each_reward(run.curves, "share") else "",
         "validation": "yes" if run.tested else "",
         "configuration": "" if run.config is None else "yes",
         **_of_rollouts(run),
