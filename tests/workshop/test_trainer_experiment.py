@@ -26,6 +26,7 @@ from workshop.experiments.trainer import (
     compare,
     conclusions,
     drive,
+    expectations,
     on_cpu,
     on_gpu,
     page,
@@ -189,11 +190,11 @@ def test_the_protocol_has_the_plan():
 
 def test_the_page_has_what_the_protocol_expects():
     text = (Path(settings.__file__).parent / "protocol.md").read_text()
-    expected = " ".join(text.split("Expected, from")[1].split("##")[0].split())
-    main, control, by_prompt, _ = expected.split(";") if expected.count(";") == 3 else [""] * 4
+    said = " ".join(text.split("Expected, from")[1].split("##")[0].split())
+    main, control, by_prompt, _ = said.split(";") if said.count(";") == 3 else [""] * 4
     assert "main +0.15 to +0.21 against `grpo`, and within 0.03 against `grpo_rescaled`" in main
     assert "within 0.02" in control and "+0.05 or more against both" in by_prompt
-    texts = {of: text for of, (text, _, _) in page.EXPECTED.items()}
+    texts = {of: text for of, (text, _, _) in expectations.FIRST.items()}
     assert {name: [*text.values()] for name, text in by_setting(texts).items()} == {
         "20_to_1": ["+0.15 to +0.21", "within 0.03"],
         "1_to_1": ["within 0.02"],
@@ -201,9 +202,9 @@ def test_the_page_has_what_the_protocol_expects():
     }
 
 
-def by_setting(expected):
+def by_setting(texts):
     found = {}
-    for (setting, other), text in expected.items():
+    for (setting, other), text in texts.items():
         found.setdefault(setting, {})[other] = text
     return found
 
@@ -550,7 +551,8 @@ def test_the_endpoints():
 
 
 def test_a_missed_expectation_is_called_so():
-    lines = page.expected(FOUND).splitlines()
+    gains = {row: compare.difference(FOUND, *row) for row in compare.COMPARISONS}
+    lines = expectations.table(expectations.FIRST, gains).splitlines()
     assert [line for line in lines if "missed" in line] == [
         line for line in lines if line.startswith("| ranges 20 and 1 | GRPO |")
     ]

@@ -11,7 +11,17 @@ import pytest
 
 from verl_gdpo.rewards import TASK_OF
 from workshop.experiments import recheck
-from workshop.experiments.trainer import compare, inputs, on_cpu, page, results, second, settings
+from workshop.experiments.trainer import (
+    compare,
+    expectations,
+    inputs,
+    on_cpu,
+    page,
+    pictures,
+    results,
+    second,
+    settings,
+)
 from workshop.experiments.trainer.results import Result
 from workshop.experiments.trainer.settings import SETTINGS, Run
 
@@ -126,6 +136,25 @@ def test_conditions_and_divisors_are_keys_of_the_run():
         assert str(1 / setting.divisors[setting.primary]) in "".join(keys)
 
 
+def test_what_the_protocol_expects():
+    said = " ".join(PROTOCOL.split("## What is expected")[1].split("##")[0].split())
+    assert "`gdpo` minus `grpo` +0.02 or more in `gsm8k` and in `maths`" in said
+    assert "between -0.02 and +0.04 in `maths_if_correct`; within 0.02 in `tool_rl_seeds`" in said
+    assert "`gdpo` minus `grpo_rescaled` within 0.02 everywhere" in said
+    texts = {of: text for of, (text, _, _) in expectations.SECOND.items()}
+    assert texts.keys() == {(name, other) for name, _, other in compare.COMPARISONS_2}
+    assert {text for (_, other), text in texts.items() if other == "grpo_rescaled"} == {
+        "within 0.02"
+    }
+    assert [text for (_, other), text in texts.items() if other == "grpo"] == [
+        *("+0.02 or more", "+0.02 or more", "-0.02 to +0.04", "within 0.02")
+    ]
+    gains = compare.holm(made("gsm8k", gdpo=HIGH, grpo=NEAR, grpo_rescaled=LOW))
+    lines = expectations.table(expectations.SECOND, gains).splitlines()
+    assert ["**missed**" in line for line in lines[2:4]] == [True, True]
+    assert all(line.endswith("| not complete |") for line in lines[4:])
+
+
 # --- the comparison -------------------------------------------------------------------------------
 
 
@@ -184,6 +213,21 @@ def test_a_complete_setting_has_its_verdicts():
     lines = [line for line in second.endpoints(found).splitlines() if "again" in line]
     assert [line.split("|")[4].split("[")[0].strip() for line in lines] == [
         *("+0.302", "0.000", "+0.151", "+0.043")
+    ]
+
+
+def test_the_picture_shows_the_reward_that_decides():
+    found = made("gsm8k", gdpo=HIGH, grpo=LOW, grpo_rescaled=LOW[:2])
+    [axes] = pictures.second(found).axes
+    marks = [bar.lines[0] for bar in axes.containers]
+    # .504 - .202, and a third of it of all three; the two seeds of the other arm have +.305
+    values = [float(mark.get_xdata()[0]) for mark in marks]
+    assert values == pytest.approx([0.302, 0.302 / 3, 0.305, 0.305 / 3])
+    filled = [mark.get_markerfacecolor() != pictures.LOOK.background for mark in marks]
+    assert filled == [True, False, False, False]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "GSM8K's three, correctness:\nminus GRPO (5 seeds)",
+        "GSM8K's three, correctness:\nminus rescaled GRPO (2 of 5 seeds)",
     ]
 
 

@@ -1,5 +1,6 @@
 """The pictures of docs/in_verls_trainer.md. Draws only."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workshop.experiments.trainer.compare import (
+    COMPARISONS_2,
     ENDPOINTS,
     LEVEL,
     MATTERS,
+    MATTERS_2,
     Difference,
     Results,
     difference,
+    holm,
     in_order,
+    mean_of_all,
 )
 from workshop.experiments.trainer.settings import PROTOCOL, SETTINGS, Run
 from workshop.looks import LOOK, style
@@ -38,25 +43,54 @@ def draw(found: Results, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(style(LOOK)):
         endpoints(found).savefig(folder / "endpoints.png", dpi=150)
+        second(found).savefig(folder / "second.png", dpi=150)
         curves(found).savefig(folder / "curves.png", dpi=150)
 
 
 def endpoints(found: Results) -> Figure:
     """Every comparison of the protocol in every endpoint; only the filled marks decide."""
-    rows = in_order(found)
+    rows = {
+        _label(found, row, SETTINGS[row[0]].title): [
+            difference(found, *row, endpoint, LEVEL if k == 0 else 0.95)
+            for k, endpoint in enumerate(ENDPOINTS.values())
+        ]
+        for row in in_order(found)
+    }
+    return _differences(rows, [*ENDPOINTS], MATTERS)
+
+
+def second(found: Results) -> Figure:
+    """The comparisons of the second edition: the reward that decides, and the mean of all."""
+    gains = holm(found)
+    rows = {
+        _label(found, row, f"{SETTINGS[row[0]].title}, {SETTINGS[row[0]].primary}"): [
+            gains[row],
+            difference(found, *row, mean_of_all, level=0.95),
+        ]
+        for row in COMPARISONS_2
+        if gains[row].of_seed
+    }
+    return _differences(rows, ["the reward in the line", "mean of all rewards"], MATTERS_2)
+
+
+def _differences(
+    rows: Mapping[str, Sequence[Difference]], names: Sequence[str], matters: float
+) -> Figure:
+    """Rows of differences with their intervals; the first of each row decides."""
     figure = Figure(
-        figsize=(9, 1.6 + 0.8 * len(rows)), layout="constrained", facecolor=LOOK.background
+        figsize=(9, 1.6 + (0.2 + 0.15 * len(names)) * len(rows)),
+        layout="constrained",
+        facecolor=LOOK.background,
     )
     axes = figure.subplots()
-    for place, row in enumerate(rows):
-        for k, (name, endpoint) in enumerate(ENDPOINTS.items()):
-            level = LEVEL if k == 0 else 0.95
-            gain = difference(found, *row, endpoint, level)
+    for place, gains in enumerate(rows.values()):
+        for k, (name, gain) in enumerate(zip(names, gains, strict=True)):
             if gain.of_seed:
-                _draw_difference(axes, place + 0.2 * k - 0.3, gain, k, name if place == 0 else None)
-    axes.axvspan(-MATTERS, MATTERS, color=LOOK.quiet, alpha=0.5, linewidth=0)
+                up = 0.2 * (k - (len(names) - 1) / 2)
+                _draw_difference(axes, place + up, gain, k, name if place == 0 else None)
+    axes.axvspan(-matters, matters, color=LOOK.quiet, alpha=0.5, linewidth=0)
     axes.axvline(0, color=LOOK.ink, linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [_label(found, row) for row in rows])
+    axes.set_yticks(range(len(rows)), [*rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     for edge in range(1, len(rows)):
@@ -70,11 +104,11 @@ def endpoints(found: Results) -> Figure:
     return figure
 
 
-def _label(found: Results, row: tuple[str, str, str]) -> str:
+def _label(found: Results, row: tuple[str, str, str], title: str) -> str:
     gain = difference(found, *row)
     done, planned = len(gain.of_seed), len(gain.seeds)
     seeds = f"{done} seeds" if done == planned else f"{done} of {planned} seeds"
-    return f"{SETTINGS[row[0]].title}:\nminus {NAMES[row[2]]} ({seeds})"
+    return f"{title}:\nminus {NAMES[row[2]]} ({seeds})"
 
 
 def _draw_difference(axes: Axes, place: float, gain: Difference, k: int, name: str | None) -> None:
