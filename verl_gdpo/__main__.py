@@ -12,7 +12,7 @@ COMMANDS = {
     "fetch": "download the model of a configuration",
     "recipes": "print the folder of the recipes, for --config-dir",
     "check": "say whether a training configuration can work, before anything starts",
-    "summary": "print the table of a run and draw its curves",
+    "summary": "print the table and the findings of a run",
     "replay": "recompute the advantages of a run under other settings, and compare them",
     "evaluate": "evaluate a checkpoint or a model on a benchmark, and compare results",
     "report": "write a page with curves and examples of one run, or of several side by side",

@@ -86,8 +86,8 @@ def test_coding(tmp_path, monkeypatch):
     truth = Problem(None, [{"input": "1", "output": "2"}, {"input": "3", "output": "4"}]).text()
     rewards = {"a": (1.0, 1.0), "b": (0.5, 1.0), "c": (0.0, 0.0)}
 
-    def score(response, ground_truth, *, response_tokens, length_needs_pass, step):
-        assert ground_truth == truth and not length_needs_pass
+    def score(response, ground_truth, *, response_tokens, length_needs_pass, max_tests, **_):
+        assert ground_truth == truth and not length_needs_pass and max_tests > 10**6
         passed, bug = rewards.get(response, (0.0, 0.0))
         return {"pass": passed, "length": float(response_tokens <= 4000), "bug": bug}
 
@@ -120,6 +120,25 @@ def test_a_run_brings_its_rows_and_the_options_of_its_scorer(tmp_path):
     assert values("gsm8k", asked(config=config), answer)["correctness"] == 1.0
     config.data.val_files = [str(path)]
     assert values("gsm8k", asked(config=config), answer)["correctness"] == 1.0
+
+
+def test_a_run_on_several_tasks_brings_the_rows_of_one(tmp_path):
+    path = tmp_path / "rows.parquet"
+    write_parquets({path: [tool_row(0, "test"), *rows_of("gsm8k", "1")]})
+    config = OmegaConf.create({"data": {"val_files": [str(path)]}})
+    assert len(BENCH["gsm8k"].questions(asked(config=config))) == 1
+    with pytest.raises(
+        ValueError, match=r"no row of \('verl_gdpo/math_length',\).*pass --data FILE"
+    ):
+        BENCH["math"].questions(asked(config=config))
+
+
+def test_two_results_have_to_share_the_options_of_the_scorer():
+    config = OmegaConf.create({"reward": {"reward_kwargs": {"limit_tokens": 20, "seconds": 9.0}}})
+    of_model, of_run = (BENCH["math"].scorer(asked(config=one)) for one in (None, config))
+    assert (of_model["limit_tokens"], of_run["limit_tokens"]) == (4000, 20)
+    assert of_model.keys() == of_run.keys()  # `seconds` is of another task
+    assert BENCH["coding"].scorer(asked())["length_needs_pass"] is False
 
 
 def test_a_schedule_of_the_rewards_is_read_at_the_step_of_the_checkpoint(tmp_path):

@@ -28,7 +28,13 @@ case "$*" in
     until [ "$(grep -c ' start --block ' "$CALLS")" -ge "$nodes" ]; do sleep .02; done ;;
   *token_hex*) echo 0123 ;;
   *recipes) echo /recipes ;;
-  *run.launch*) exit 7 ;;
+  *run.launch*)
+    if [[ $* == *task=endless* ]]; then
+      trap 'echo signalled >>"$CALLS"; exit 143' TERM
+      kill -TERM "$JOB"
+      while :; do sleep .05; done
+    fi
+    exit 7 ;;
 esac
 """,
 }
@@ -50,7 +56,11 @@ def run(tmp_path, *arguments):
         "NETWORK_INTERFACE": "ib0",
     }
     done = subprocess.run(
-        ["bash", FILE, *arguments], env=environment, capture_output=True, text=True, timeout=60
+        ["bash", "-c", f'JOB=$$ exec bash {FILE} "$@"', "job", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     calls = (tmp_path / "calls").read_text().splitlines()
     return done, calls
@@ -70,6 +80,12 @@ def test_a_job_starts_ray_everywhere_and_the_launcher_once(tmp_path):
     joined = "trainer.nnodes=2 +ray_kwargs.ray_init.address=10.0.0.7:6379"
     assert launched.endswith(f"-m verl.trainer.main_ppo {config} {joined} ")
     composes(config.split()[4:] + joined.split())
+
+
+def test_the_launcher_gets_the_signal_of_the_job(tmp_path):
+    done, calls = run(tmp_path, "task=endless", "run_dir=/shared/first")
+    assert calls[-1] == "signalled"
+    assert done.returncode == 143
 
 
 def composes(overrides):

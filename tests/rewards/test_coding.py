@@ -213,6 +213,27 @@ PRINTED = [  # what was printed, what is expected, whether that is right to us, 
 ]
 
 
+@pytest.mark.parametrize(
+    ("output", "expected", "is_right"),
+    [
+        ("0", "inf", False),
+        ("5", "Infinity", False),
+        ("-3", "-INF", False),
+        ("inf", "inf", True),
+        ("-Infinity", "-Infinity", True),
+        ("1_0", "10", False),
+    ],
+)
+def test_what_is_no_finite_number_is_a_word(output, expected, is_right):
+    """A number within 1e-5 of infinity would be any number."""
+    assert coding._is_right(output, {"output": expected}) == is_right
+    if "_" not in output:
+        value = float(expected)
+        assert (
+            coding._is_right(output.replace("inf", "Infinity"), {"accepted": [value]}) == is_right
+        )
+
+
 @pytest.mark.parametrize(("output", "expected", "is_right"), [row[:3] for row in PRINTED])
 def test_printed_text(output, expected, is_right):
     assert coding._is_right(output, {"output": expected}) == is_right

@@ -1,5 +1,6 @@
 """The clock that says when a run makes no progress, with made-up times; and its file."""
 
+import errno
 import os
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ def test_the_start_and_the_first_of_each_phase_have_a_floor_of_their_own():
     assert after(clock, 1)
     for name in ("gen", "update_actor"):
         with clock.phase(name):
-            assert not after(clock, 1800)
+            assert not after(clock, 7200)
             assert after(clock, 1)
     with clock.phase("old_log_prob"):
         clock.tick(1)
@@ -57,6 +58,23 @@ def test_what_is_inside_is_not_part_of_a_phase():
         assert (clock.current, clock.limit) == ("step", 5 * 200)
         with clock.phase("update_actor"):
             assert (clock.current, clock.limit) == ("update_actor", 5 * 1000)
+
+
+def test_phases_may_overlap():
+    """A coroutine of `one_step_off_policy` goes on generating while the step waits for it."""
+    clock = Clock(FLOOR)
+    step, generation, waiting = (clock.phase(name) for name in ("step", "generate", "gen"))
+    step.__enter__()
+    generation.__enter__()
+    waiting.__enter__()
+    clock.tick(900)
+    generation.__exit__(None, None, None)
+    assert clock.current == "gen"
+    clock.tick(100)
+    waiting.__exit__(None, None, None)
+    assert clock.current == "step"
+    with clock.phase("gen"):
+        assert clock.limit == 5 * 1000
 
 
 def test_a_phase_that_raises_has_ended():
@@ -119,6 +137,16 @@ def test_each_write_is_a_beat(tmp_path, monkeypatch):
     assert pulse.look(most=60) == beat
     heartbeat.remove(tmp_path)
     assert pulse.look(most=60) is None
+
+
+def test_a_disk_that_is_away_is_no_hang(tmp_path, monkeypatch):
+    def away(*_):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    Heartbeat(1, "gen", 3, 5, limit=0).write(tmp_path)
+    pulse = Pulse(tmp_path)
+    monkeypatch.setattr(os, "stat", away)
+    assert [pulse.look(most=60) for _ in range(3)] == [None] * 3
 
 
 def test_a_full_disk_is_no_hang(tmp_path, monkeypatch):

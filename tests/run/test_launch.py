@@ -1,5 +1,6 @@
 """The launcher: exit codes, progress, and that no process survives the end of a run."""
 
+import errno
 import json
 import os
 import re
@@ -9,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from verl_gdpo.run import folder as run_folder
+from verl_gdpo.run import processes
 from verl_gdpo.run.console import (
     Progress,
     failure_report,
@@ -23,7 +26,7 @@ from verl_gdpo.run.console import (
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.heartbeat import START, Heartbeat
-from verl_gdpo.run.launch import End, _check_of, launch, main
+from verl_gdpo.run.launch import End, _check_of, _Ends, launch, main
 from verl_gdpo.run.processes import MARK, BusyError, locked, processes_of, segments_of
 
 # a driver that starts a child in a session of its own, and one whose environment cannot be read, as
@@ -407,6 +410,18 @@ def test_a_lock_is_refused_or_waited_for(tmp_path):
         assert waiter.communicate()[0] == b"held\n"
 
 
+def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
+    def no_locks(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with (
+        pytest.raises(OSError, match=r"lock: its file system has no locks \(No locks available\)"),
+        locked(tmp_path / "lock", "it"),
+    ):
+        pass
+
+
 def test_other_processes_are_left_alone(tmp_path):
     bystander = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"],
@@ -581,6 +596,51 @@ def test_a_check_that_fails_ends_the_run(tmp_path, capfd):
 def test_a_check_that_fails_after_the_driver_explains_it(tmp_path):
     assert checked(tmp_path, "sys.exit(3)", 1, seconds=1).reason == "refused"
     assert checked(tmp_path, "sys.exit(3)", 0).exit_code == 3
+
+
+def test_a_check_that_dies_says_so_and_leaves_the_log(tmp_path, monkeypatch, capfd):
+    """It calls the user's reward function, which can end the interpreter."""
+    dies = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    monkeypatch.setattr("verl_gdpo.run.launch._check_of", lambda command, options: dies)
+    run = tmp_path / "run"
+    monkeypatch.setattr(sys, "argv", ["launch", "--check", "--run-dir", str(run), "sleep", "600"])
+    assert main() == 1
+    assert "the check itself ended, with exit code -9" in capfd.readouterr().err
+    assert (run / "train.log").exists()
+
+
+def test_a_disk_that_is_away_for_a_moment_ends_no_run(tmp_path, monkeypatch):
+    stat, away = Path.stat, []
+
+    def away_once(path, **options):
+        if path == tmp_path and len(away) < 3:
+            away.append(path)
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return stat(path, **options)
+
+    ends = _Ends(tmp_path, float("inf"), None)
+    monkeypatch.setattr(Path, "stat", away_once)
+    for _ in range(4):
+        ends.raise_if_due()
+    assert len(away) == 3
+
+
+def test_why_a_run_ended_is_said_if_a_process_survives(tmp_path, monkeypatch, capfd):
+    """As one that waits for a dead file server does."""
+
+    def survives(mark, session=None, segments=()):
+        if session is not None:
+            raise RuntimeError("these processes of the run survive SIGKILL: [7]")
+        return []
+
+    monkeypatch.setattr(processes, "end_run", survives)
+    try:
+        end = launch(driver(tmp_path, "sys.exit(3)"), tmp_path)
+    finally:
+        for pid in children_of(tmp_path):
+            os.kill(pid, signal.SIGKILL)
+    assert (end.exit_code, end.reason) == (3, "failed")
+    assert "survive SIGKILL: [7]" in capfd.readouterr().out
 
 
 def test_a_refused_run_leaves_nothing(tmp_path):

@@ -175,6 +175,20 @@ def test_what_goes_on_with_a_run(tmp_path, monkeypatch):
     ]
 
 
+def test_a_list_of_files_is_found_from_another_folder(tmp_path):
+    files = {"data.train_files": "f00"}
+    configuration = {"data": {"train_files": ["a.parquet", "/b.parquet", "${oc.env:C}/c.parquet"]}}
+    run = tmp_path / "run"
+    write(
+        run,
+        Start("2026-01-01T00:00:00+00:00", files, configuration=configuration, folder="/there"),
+        yaml.safe_dump(configuration),
+    )
+    checkpoint(run, 3)
+    there = "['/there/a.parquet','/b.parquet','${oc.env:C}/c.parquet']"
+    assert f"data.train_files={there}" in arguments(run, [])
+
+
 def test_a_file_that_the_environment_names_is_named_again_by_it(tmp_path):
     files = {"data.train_files": "f00"}
     given = {"data": {"train_files": "${oc.env:ROWS}/rows.parquet"}}

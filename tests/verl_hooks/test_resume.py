@@ -1,5 +1,6 @@
 """A start is recorded, and compared with the run whose checkpoint it would load."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from repository import REPO
 
+from verl_gdpo.run import starts
 from verl_gdpo.run.resume_command import arguments
 from verl_gdpo.run.starts import starts_of
 from verl_gdpo.tools.compose import compose_config
@@ -186,6 +188,16 @@ def test_how_it_ended():
     assert ends == ["finished", "ZeroDivisionError: last line"]
 
 
+def test_a_full_disk_at_the_end_fails_no_run(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(starts, "ended", full)
+    start(recipe())
+    with pytest.raises(ZeroDivisionError), recorded_start(recipe(), is_ours=True):
+        raise ZeroDivisionError
+
+
 def test_a_folder_that_cannot_be_written_is_said(capsys):
     Path("run").touch()
     start(recipe())
@@ -257,6 +269,15 @@ def test_auto_chooses_again_where_a_run_goes_on(monkeypatch):
         composed = OmegaConf.load(one.folder / "composed.yaml")
         assert OmegaConf.select(composed, ATTENTION) == "auto"
         assert "allow_change" not in composed
+
+
+def test_the_folder_of_a_run_is_one_for_all_processes(monkeypatch):
+    """Ray's processes on a cluster that runs have the current folder of `ray start`."""
+    files = ("data.train_files=train.parquet", "data.val_files=test.parquet", "run_dir=run")
+    config = compose_config(REPO / "recipes", "train", ["hardware=8gpu", *files])
+    trained(config, True, monkeypatch)
+    assert config.run_dir == str(Path("run").resolve())
+    assert config.trainer.default_local_dir == f"{Path('run').resolve()}/checkpoints"
 
 
 def test_verls_main_is_extended_where_it_is_the_main_module(monkeypatch):

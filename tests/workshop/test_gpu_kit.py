@@ -323,6 +323,6 @@ def test_the_model_has_the_shape_of_the_recipes():
 
 
 def test_the_pages_commands_are_the_codes():
-    page = (REPO / "docs" / "gpu_kit.md").read_text()
+    page = (REPO / "workshop" / "gpu_kit" / "README.md").read_text()
     for stage in stages(place_at(Path("/tmp"), "cuda")):
         assert f"`{stage.name}`" in page

@@ -1,7 +1,7 @@
 """The record that describes a benchmark to `verl-gdpo evaluate`."""
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ class Benchmark:
     add_options: `add_options(group)` adds the benchmark's own command options with
         `group.add_argument`; their names begin with the benchmark's, so that none is taken twice.
     data_source: stands in the rollout dump.
+    scorer: `scorer(options)` returns the options of what scores the answers, which two results
+        have to share.
     percent: the table shows the numbers as percent.
     notes: sentences for people who compare the numbers with others; they stand in the result.
     """
@@ -38,5 +40,6 @@ class Benchmark:
     max_tokens: int
     data_source: str
     add_options: Callable[[Any], None] = _none
+    scorer: Callable[[Namespace], Mapping[str, Any]] = lambda _options: {}
     percent: bool = True
     notes: tuple[str, ...] = ()

@@ -6,6 +6,8 @@ file is a category with the name of the file, or of its folder for a file `test.
 """
 
 import importlib
+import inspect
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from verl_gdpo.data_prep.schema import check_rows
 from verl_gdpo.data_prep.sources import WEAK
 from verl_gdpo.evaluation.benchmark import Benchmark
 from verl_gdpo.evaluation.questions import Column, OneAnswer, Question, Scores
-from verl_gdpo.rewards import TASKS, options_for
+from verl_gdpo.rewards import TASKS, options_for, options_of
 
 # {score: function of the task's rewards}
 Shown = Mapping[str, Callable[[Mapping[str, Any]], float]]
@@ -55,11 +57,16 @@ def questions(options: Namespace, kind: Kind) -> Sequence[Question]:
     TASKS[kind.task].missing(**chosen)
     score = partial(TASKS[kind.task].score, step=options.step, **chosen)
     found: list[Question] = []
-    for path in _files(options, kind):
+    paths, is_given = _files(options, kind)
+    for path in paths:
         name = path.parent.name if path.stem in ("test", "train") else path.stem
         if any(question.category == name for question in found):
             raise ValueError(f"--data: two files have the name {name!r}; rename one")
-        found += [_question(row, name, k, score, kind) for k, row in enumerate(_rows(path, kind))]
+        rows = _rows(path, kind, is_given)
+        found += [_question(row, name, k, score, kind) for k, row in enumerate(rows)]
+    if not found:
+        sources = TASKS[kind.task].data_sources
+        raise ValueError(f"no row of {sources} is in {[*map(str, paths)]}; pass --data FILE")
     return found
 
 
@@ -77,21 +84,24 @@ def _question(
     )
 
 
-def _files(options: Namespace, kind: Kind) -> list[Path]:
-    """The files that --data names, or those that the run validated on."""
+def _files(options: Namespace, kind: Kind) -> tuple[list[Path], bool]:
+    """The files that --data names, or those that the run validated on; and whether it does."""
     if options.data:
-        return [path / "test.parquet" if path.is_dir() else path for path in options.data]
+        return [path / "test.parquet" if path.is_dir() else path for path in options.data], True
     files = options.of_config("data.val_files", None)
     if not files:
         raise ValueError(
             "--data FILE is needed: only a run's folder says which rows belong to it. "
             f"`verl-gdpo data {kind.task} --out FOLDER` writes FOLDER/test.parquet"
         )
-    return [Path(file) for file in (files if isinstance(files, list) else [files])]
+    return [Path(file) for file in (files if isinstance(files, list) else [files])], False
 
 
-def _rows(path: Path, kind: Kind) -> Iterator[Mapping[str, Any]]:
-    """The checked rows of a file; ValueError for what is no row of the task."""
+def _rows(path: Path, kind: Kind, is_given: bool) -> Iterator[Mapping[str, Any]]:
+    """The checked rows of a file; ValueError for what is no row of the task in a given one.
+
+    A run may validate on several tasks.
+    """
     task = TASKS[kind.task]
     try:
         if path.suffix == ".parquet":
@@ -103,12 +113,13 @@ def _rows(path: Path, kind: Kind) -> Iterator[Mapping[str, Any]]:
     except DataError as error:
         raise ValueError(str(error)) from error
     for number, row in enumerate(rows):
-        if row["data_source"] not in task.data_sources:
+        if row["data_source"] in task.data_sources:
+            yield row
+        elif is_given:
             raise ValueError(
                 f"{path}, row {number}, field data_source: got {row['data_source']!r}; expected "
                 f"one of {task.data_sources}"
             )
-        yield row
 
 
 def _scorer_options(options: Namespace, kind: Kind) -> dict[str, Any]:
@@ -116,6 +127,16 @@ def _scorer_options(options: Namespace, kind: Kind) -> dict[str, Any]:
     of_run = options.of_config("reward.reward_kwargs", {})
     weak = {WEAK: True} if getattr(options, f"{kind.task}_{WEAK}", False) else {}
     return {**options_for(kind.source, of_run), **kind.options, **weak}
+
+
+def _scorer(options: Namespace, kind: Kind) -> dict[str, Any]:
+    """All options of the scorer, those that nobody has set too."""
+    score = TASKS[kind.task].score
+    defaults = {
+        name: parameter.default for name, parameter in inspect.signature(score).parameters.items()
+    }
+    said = {name: defaults[name] for name in options_of(TASKS[kind.task])}
+    return {**said, **_scorer_options(options, kind)}
 
 
 def _add_weak(group: Any) -> None:
@@ -136,6 +157,7 @@ def columns(questions: Sequence[Question], kind: Kind) -> Sequence[Column]:
 
 def _benchmark(name: str, summary: str, kind: Kind, max_tokens: int, **more: Any) -> Benchmark:
     ask, show = partial(questions, kind=kind), partial(columns, kind=kind)
+    more |= {"scorer": partial(_scorer, kind=kind)}
     return Benchmark(name, summary, ask, show, max_tokens, kind.source, **more)
 
 
@@ -151,7 +173,11 @@ CODING = Kind(
         **ABOVE,
         "bugs": lambda rewards: 1 - rewards["bug"],
     },
-    {"length_needs_pass": False},  # the share of long answers is over all answers
+    {
+        "length_needs_pass": False,  # the share of long answers is over all answers
+        "max_tests": sys.maxsize,
+        "wall_seconds": 120.0,  # of all tests; the first one at its own limit is the last
+    },
 )
 
 # the limits of tokens are those of the paper's training; a run has its own

@@ -144,17 +144,20 @@ def _is_same(result: Any, expected: Any) -> bool:
         is_dict = isinstance(result, dict) and {*result} == {*expected}
         return is_dict and all(_is_same(result[key], value) for key, value in expected.items())
     if isinstance(expected, float) and isinstance(result, int | float):
-        return _is_same_number(result, expected)
+        return result == expected or _is_same_number(result, expected)
     return bool(result == expected)
 
 
 def _is_same_number(got: str | float, expected: str | float, exactly: bool = False) -> bool:
     try:
         number, wanted = Decimal(got), Decimal(expected)
-        slack = ABSOLUTE + RELATIVE * abs(wanted)
-        return number == wanted if exactly else abs(number - wanted) <= slack
-    except ArithmeticError:  # one of them is no number, or none that is finite
+    except ArithmeticError:  # one of them is no number
         return False
+    if not (number.is_finite() and wanted.is_finite()) or "_" in str(got):  # as in 1_0
+        return False
+    if exactly:
+        return number == wanted
+    return abs(number - wanted) <= ABSOLUTE + RELATIVE * abs(wanted)
 
 
 TASK = Task(

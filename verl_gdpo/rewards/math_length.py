@@ -168,13 +168,14 @@ def are_equal(answer: str, ground_truth: str) -> bool:
         ValueError: the ground truth cannot be read, or needs too long or too much memory.
         OSError: no process can be started, or two in a row die of something else.
     """
-    said, is_whole = _pool.ask(json.dumps([ground_truth, answer]), "comparing with math-verify")
-    if said[:1] != [True]:  # the first reply: the ground truth is read
-        raise ValueError(
-            f"math_length ground truth: got {ground_truth[:200]!r}, which math-verify cannot read "
-            f"within {LIMIT_CPU_S:g} s and {LIMIT_BYTES >> 30} GiB; expected LaTeX or text"
-        )
-    return is_whole and bool(said[-1])
+    for _ in range(2):  # a process may have stood still for too long, or be full of other answers
+        said, is_whole = _pool.ask(json.dumps([ground_truth, answer]), "comparing with math-verify")
+        if said[:1] == [True]:  # the first reply: the ground truth is read
+            return is_whole and bool(said[-1])
+    raise ValueError(
+        f"math_length ground truth: got {ground_truth[:200]!r}, which math-verify cannot read "
+        f"within {LIMIT_CPU_S:g} s and {LIMIT_BYTES >> 30} GiB; expected LaTeX or text"
+    )
 
 
 def _good_response(ground_truth: str) -> str:

@@ -166,7 +166,12 @@ def _find(allow_weak: bool) -> Kind:
             logger.warning("verl-gdpo: sandbox %r: %s. %s", kind.name, kind.lacks, machine.advice())
         return kind
     tried = "; ".join(reasons) or "neither bubblewrap nor Landlock is here"
-    weak = ". Weaker, as root alone: reward.reward_kwargs.weak_sandbox=True" * (not allow_weak)
+    weak = ""
+    if not allow_weak:
+        weak = (
+            ". Weaker, as root alone: +reward.reward_kwargs.weak_sandbox=True in training, "
+            "--weak-sandbox in `data` and `replay`, --coding-weak-sandbox in `evaluate`"
+        )
     raise SandboxError(
         f"no sandbox for programs works on this machine ({tried}). {machine.advice()}{weak}"
     )

@@ -15,12 +15,14 @@ from pathlib import Path
 
 FILE = "heartbeat.json"
 MINUTES = 10.0  # if `trainer.hang_minutes` does not say another floor
-FIRST_FACTOR = 3  # the start, and the first of each phase, may take this many times as long
+START_FACTOR = 3  # the start may take this many times as long
+# and the first phase of each name: an update of long answers on few GPUs takes more than an hour
+FIRST_FACTOR = 12
 LONGEST_FACTOR = 5  # a phase may take this many times the longest so far
 START, BETWEEN = "start", "between steps"
 
 
-@dataclass
+@dataclass(eq=False)
 class _Phase:
     name: str
     seconds: float = 0.0  # without phases inside it
@@ -31,8 +33,8 @@ class Clock:
 
     A phase ends, another one begins, or a sample is finished: each of these is progress. The time
     since then has a limit: `LONGEST_FACTOR` times the longest phase of this name, and at least the
-    floor; `FIRST_FACTOR` times the floor if there was none. A phase inside another one is not part
-    of its time.
+    floor; `FIRST_FACTOR` times the floor if there was none, and `START_FACTOR` times before the
+    first phase. A phase inside another one is not part of its time.
 
     Time passes in `tick` alone, so that a machine or a run that stands still for a while, and then
     goes on, is not taken for one that hangs.
@@ -56,13 +58,14 @@ class Clock:
         """The block is a phase of the run."""
         self._credit()
         self._phases[0].name = BETWEEN
-        self._phases.append(_Phase(name))
+        phase = _Phase(name)
+        self._phases.append(phase)
         try:
             yield
         finally:
             self._credit()
-            spent = self._phases.pop().seconds
-            self._longest[name] = max(spent, self._longest.get(name, 0.0))
+            self._phases.remove(phase)  # not the last one: coroutines have phases that overlap
+            self._longest[name] = max(phase.seconds, self._longest.get(name, 0.0))
 
     def _credit(self) -> None:
         self._phases[-1].seconds += self._now - self._credited
@@ -87,7 +90,7 @@ class Clock:
         """How long this time may become in the current phase."""
         longest = self._longest.get(self.current)
         if longest is None:
-            return FIRST_FACTOR * self.floor
+            return (START_FACTOR if self.current == START else FIRST_FACTOR) * self.floor
         return max(self.floor, LONGEST_FACTOR * longest)
 
     @property
@@ -152,7 +155,7 @@ class Pulse:
         self._last = now
         try:
             written = os.stat(self._run / FILE).st_mtime_ns
-        except FileNotFoundError:
+        except OSError:  # it is not there, or its disk is away for a moment
             written = None
         if written is None or written != self._written:
             self._written, self._silent = written, 0.0

@@ -41,6 +41,7 @@ GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
 POLL_SECONDS = 0.2
 SEGMENTS_SECONDS = 10.0
 REFUSED_EXIT, FAILED_EXIT = 2, 1
+CHECK_REFUSES = (1, 2)  # problems, or a wrong option: it has said which
 
 
 @dataclass(frozen=True)
@@ -150,13 +151,19 @@ class _Ends:
 
     def raise_if_due(self) -> None:
         """Raise Stopped if the run has to end."""
-        if self.checking is not None and self.checking.poll():
-            raise Stopped(End(FAILED_EXIT, "refused", "the check found a problem"))
+        if self.checking is not None and (code := self.checking.poll()):
+            if code in CHECK_REFUSES:
+                raise Stopped(End(FAILED_EXIT, "refused", "the check found a problem"))
+            said = (
+                f"the check itself ended, with exit code {code}, perhaps in the reward function: "
+                "verl-gdpo check -v, with the same arguments, shows more"
+            )
+            raise Stopped(End(FAILED_EXIT, "failed", said))
         if time.monotonic() > self.deadline:
             raise Stopped(End(TIME_LIMIT_EXIT, "time limit"))
         if self.parent is not None and os.getppid() != self.parent:
             raise Stopped(End(128 + signal.SIGHUP, "stopped"))
-        if not (self.run.exists() and self.run.stat().st_ino == self.folder):
+        if self._is_gone():
             said = f"the run's folder {self.run} was deleted or moved"
             raise Stopped(End(FAILED_EXIT, "folder deleted", said))
         if dead := self.pulse.look(most=10 * POLL_SECONDS):
@@ -169,6 +176,14 @@ class _Ends:
             with contextlib.suppress(OSError):
                 (self.run / HANG_FILE).write_text(f"{said}\n\n{stacks}\n")
             raise Stopped(End(FAILED_EXIT, "hang", f"{said}. Its stacks: {self.run / HANG_FILE}"))
+
+    def _is_gone(self) -> bool:
+        try:
+            return self.run.stat().st_ino != self.folder
+        except FileNotFoundError:
+            return True
+        except OSError:  # a disk that is away for a moment
+            return False
 
 
 def _run(
@@ -203,7 +218,10 @@ def _run(
             process.terminate()  # gives it time to end Ray
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
-        processes.end_run(mark, process.pid, segments)
+        try:
+            processes.end_run(mark, process.pid, segments)
+        except RuntimeError as error:  # why the run ended is worth more
+            progress.say(str(error))
         process.poll()
         logs = ends.run if keeps_logs else None
         processes.clear_sessions(process.pid, since, command, environment, logs)
@@ -293,7 +311,7 @@ def main() -> int:
             time_limit=arguments.time_limit,
             end_with_parent=arguments.end_with_parent,
         )
-    except (processes.BusyError, OSError) as error:
+    except (RuntimeError, OSError) as error:
         print(f"verl_gdpo.run.launch: {error}", file=sys.stderr)
         return REFUSED_EXIT
     if end.reason == "refused":  # the check has said why

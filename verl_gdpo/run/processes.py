@@ -69,6 +69,11 @@ def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[str]:
                 ) from None
             print(f"{what} is in use by {holder}; waiting for it", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise OSError(
+                f"{path}: its file system has no locks ({error.strerror}); expected one that has, "
+                "so choose another folder for the run, or mount this one with locks"
+            ) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

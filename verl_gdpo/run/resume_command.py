@@ -95,8 +95,15 @@ def _files(written: Written) -> dict[str, str]:
         return {}
     found = {}
     for key, value in flat(start.configuration).items():
-        if key in start.files and isinstance(value, str) and not value.startswith(("/", "${")):
-            found[key] = quoted(os.path.join(start.folder, value))
+        if key in start.files:
+            files = [value] if isinstance(value, str) else value
+            there = [
+                file if file.startswith("${") else os.path.join(start.folder, file)
+                for file in files
+            ]
+            if there != [*files]:
+                named = ",".join(map(quoted, there))
+                found[key] = named if isinstance(value, str) else f"[{named}]"
     return found
 
 

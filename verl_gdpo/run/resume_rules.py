@@ -75,8 +75,8 @@ RULES = (
     Rule(
         REFUSED,
         "data.max_prompt_length",
-        "it decides which rows are left out as too long, and with other rows the position is a "
-        "place in another order",
+        "with data.filter_overlong_prompts it decides which rows are left out as too long, and "
+        "with other rows the position is a place in another order",
         lambda configuration: bool(configuration.get("data.filter_overlong_prompts")),
     ),
     Rule(

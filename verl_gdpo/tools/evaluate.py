@@ -66,6 +66,7 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
     settings = {
         "bench": benchmark.name,
         "options": _own_options(benchmark, arguments),
+        "scorer": benchmark.scorer(arguments),
         "questions": _content(dialogues),
         "model": policy.content(),
         "step": policy.step,
@@ -168,7 +169,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--step", type=from_1, metavar="N", help="this checkpoint of a run, not the newest")
     about = "*.parquet of `verl-gdpo data`, or *.json; for api_bank, the folder of ToolRL"
     add("--data", nargs="+", default=[], type=Path, metavar="FILE", help=about)
-    add("--out", type=Path, metavar="FOLDER", help="default: evaluation/ in the run, or here")
+    add(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="default: evaluation/NAME-... in the run, or here",
+    )
     add("--engine", choices=ENGINES, help="default: vllm if it is here beside a GPU")
     add("--dtype", choices=DTYPES, help="default: float32, and on a GPU as in training")
     add("--max-tokens", type=from_1, metavar="N", help="the limit of an answer")

@@ -58,6 +58,8 @@ def check_and_run(
     from verl_gdpo.verl_hooks.resume import hand_over, recorded_start
     from verl_gdpo.verl_hooks.rollout_guard import naming_the_trainer
 
+    if config.get("run_dir"):  # Ray's processes on a cluster that runs have another folder
+        config.run_dir = str(Path(config.run_dir).resolve())
     is_ours = settings_of_run(config, training_sources(config)) is not None
     composed = deepcopy(config)
     if said := attention.choose(config):  # before the start is recorded

@@ -24,7 +24,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from verl.utils import debug
 
-from verl_gdpo.run.heartbeat import FIRST_FACTOR, MINUTES, START, Clock, Heartbeat, remove
+from verl_gdpo.run.heartbeat import MINUTES, START, START_FACTOR, Clock, Heartbeat, remove
 from verl_gdpo.run.stacks import HANG_FILE, stacks_of
 from verl_gdpo.verl_hooks.extending import Function, extends
 
@@ -232,7 +232,7 @@ def begin_heartbeat(config: Any) -> None:
     """
     floor, folder = seconds_of(config), config.get("run_dir")
     if floor and folder and Path(folder).is_dir():
-        Heartbeat(os.getpid(), START, None, 0, FIRST_FACTOR * floor).write(Path(folder))
+        Heartbeat(os.getpid(), START, None, 0, START_FACTOR * floor).write(Path(folder))
 
 
 _watch: Watch | None = None

@@ -10,7 +10,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,8 @@ def recorded_start(config: Any, *, is_ours: bool, composed: Any = None) -> Itera
         why = f"{type(error).__name__}: {last}"
         raise
     finally:
-        starts.ended(run, why)
+        with suppress(OSError):  # a full disk: how the run ended is worth more
+            starts.ended(run, why)
 
 
 def run_folder(config: Any) -> Path:

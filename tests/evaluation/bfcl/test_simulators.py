@@ -233,6 +233,17 @@ def test_pythons_warnings_about_a_call_are_not_printed(capfd, monkeypatch, pool)
     assert capfd.readouterr().err == ""
 
 
+def test_an_error_that_cannot_be_printed_is_named():
+    """Python prints no number of more than 4,300 digits, which a call can hold in hexadecimal."""
+
+    def ls(_):
+        raise KeyError(16**5000)
+
+    made = simulators_inside.Simulators(ENTRY)
+    made._methods["ls"] = MethodType(ls, made)
+    assert made.results(["ls()"]) == ["Error during execution: KeyError"]
+
+
 def test_half_a_character_in_a_result_can_be_read():
     made = simulators_inside.Simulators(ENTRY)
     made._methods["ls"] = MethodType(lambda _: "\ud800", made)

@@ -42,7 +42,7 @@ class Simulators:
         try:
             text = _text(self._make(call))
         except Exception as error:  # whatever the simulator raises is what the policy reads
-            text = f"Error during execution: {error}"
+            text = f"Error during execution: {_said(error)}"
         self._room -= len(text)
         if self._room < 0:
             raise MemoryError
@@ -73,6 +73,13 @@ class Simulators:
         defaults = _original_defaults.setdefault(function, copy.deepcopy(function.__defaults__))
         function.__defaults__ = copy.deepcopy(defaults)
         return method
+
+
+def _said(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # a KeyError of a number with more digits than Python prints
+        return type(error).__name__
 
 
 def _parsed(call: str) -> ast.Call:

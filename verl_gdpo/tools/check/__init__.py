@@ -1,4 +1,4 @@
-"""Checks whether a training configuration can work, without Ray or a model.
+"""Checks whether a training configuration can work. It starts no Ray, and loads no model.
 
 verl-gdpo check [OPTIONS] [what stands behind `python -m verl.trainer.main_ppo`]
 
@@ -27,7 +27,7 @@ NOT_CHECKED = """\
 - a reward model, a judge or a sandbox service under load; those of a reward model are not tried
 - the model's weights, and whether the rollout engine can run this model
 - whether memory suffices: for FSDP it is computed and not measured, for other strategies neither
-- other nodes than this one, and what the network between them lets through
+- other nodes, unless the command names a Ray cluster that runs (6); the speed of their network
 - files that verl fetches, your own dataset class, pictures, and more than 1,000 prompts of a file
 - what your tools and agent loops do: only their names and files are looked at
 - how fast the run is, and whether it learns"""

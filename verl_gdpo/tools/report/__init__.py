@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     """Write the report and print where it is; 1 when there is nothing to report on."""
     parser = argparse.ArgumentParser(
         prog="verl-gdpo report",
-        description="Writes index.html, which needs nothing else, and its pictures as PNG. Runs "
+        description="Writes index.html, which needs nothing else. Runs "
         "whose configurations differ in seeds and names alone are an arm: several seeds of an arm "
         "become a median with the inter-quartile range.",
     )
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("expected a RUN, or --arm NAME=RUN,RUN")
     out = arguments.out or _default_out(sources)
     try:
-        # torch and matplotlib take seconds to load
+        # torch takes seconds to load
         from verl_gdpo.tools.report.page import build_page, write
 
         scorer = Scorer.of(arguments.scorer, arguments.data_source) if arguments.scorer else None

@@ -46,12 +46,10 @@ def beside(found: Outcomes) -> Iterator[Beside]:
 
 
 def trained(setting: str) -> str:
-    """GDPO minus GRPO in verl's trainer, of the mean of all shares, or how many seeds are done."""
+    """GDPO minus GRPO in verl's trainer, of the mean of all shares."""
     runs = read_all()
     gain = trainer.difference(runs, setting, "gdpo", "grpo", trainer.mean_of_all, level=0.95)
-    if gain.verdict == "not complete":
-        return f"{len(gain.of_seed)} of {len(gain.seeds)} seeds are done"
-    return gain.text()
+    return "not complete" if gain.verdict == "not complete" else gain.text()
 
 
 def mean_error(rows: list[Beside], optimizer: str) -> float:

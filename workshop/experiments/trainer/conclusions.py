@@ -59,7 +59,8 @@ def _price(found: Results) -> str:
     )
     return (
         f"Of the large reward it is {of_large}, and of the score that was declared, 20 times one "
-        f"and 1 time the other, {of_score}: who meant 20 and 1 as weights is better off with GRPO."
+        f"and 1 time the other, {of_score}; of these two nothing is claimed. GDPO with weights 20 "
+        "and 1 was not trained."
     )
 
 
@@ -103,6 +104,6 @@ def _tool_rl(found: Results) -> str:
     if any(gain.verdict == "not complete" for gain in gains):
         return _not_complete(what, *gains)
     return (
-        f"{what}: for the format, the small reward, GDPO minus GRPO is {gains[0].text(2)} "
-        f"({gains[0].verdict}), and minus rescaled GRPO {gains[1].text(2)} ({gains[1].verdict})."
+        f"{what}: for the format, the small reward, GDPO minus GRPO is {gains[0].text()} "
+        f"({gains[0].verdict}), and minus rescaled GRPO {gains[1].text()} ({gains[1].verdict})."
     )

@@ -27,7 +27,7 @@ from workshop.experiments.trainer.settings import (
 from workshop.experiments.trainer.task import Row, make_rows
 from workshop.tiny_policy.train import SHIPPED
 
-TIME_LIMIT_SECONDS = 1200.0
+TIME_LIMIT_SECONDS = 1200.0  # of 30 steps
 ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
     "OMP_NUM_THREADS": "1",
@@ -51,7 +51,7 @@ def train(run: Run, work: Path) -> Result | Failure:
             command(run, rows, inputs, folder, ray_folder),
             folder,
             env=ENVIRONMENT,
-            time_limit=TIME_LIMIT_SECONDS,
+            time_limit=TIME_LIMIT_SECONDS * SETTINGS[run.setting].steps / 30,
             quiet=True,
         )
     seconds = round(time.monotonic() - start, 1)

@@ -47,7 +47,7 @@ def render(found: Results) -> str:
         compare=compare,
         task=task,
         paper=paper,
-        needed=needed(first),
+        needed=needed(found),
         expectations=expectations,
         first_gains={row: difference(first, *row) for row in compare.COMPARISONS},
         second_gains=compare.holm(found),
@@ -122,9 +122,12 @@ def further(found: Results) -> str:
 def states(found: Results, edition: int) -> str:
     planned = _planned(edition)
     done = sum(run in found for run in planned)
-    if done == len(planned):
-        return f"All {done} runs are done."
-    return f"So far {done} of {len(planned)} runs are done."
+    left = [run for run in planned if run not in found]
+    given_up = sum(len(results.failures(run)) >= results.MAX_TRIES for run in left)
+    lost = f", {given_up} failed twice" if given_up else ""
+    if done + given_up == len(planned):
+        return f"All {len(planned)} runs have ended{lost}."
+    return f"So far {done} of {len(planned)} runs are done{lost}."
 
 
 def failed(edition: int) -> list[str]:
@@ -149,7 +152,7 @@ def needed(found: Results) -> str:
         f"| setting | GDPO minus | s | seeds for {' | for '.join(map(str, EFFECTS))} |",
         "|---|---|---|---|---|---|",
     ]
-    for setting, arm, other in compare.COMPARISONS:
+    for setting, arm, other in (*compare.COMPARISONS, *compare.COMPARISONS_2):
         gain = difference(found, setting, arm, other)
         if gain.verdict != "not complete":
             counts = [str(compare.seeds_needed(effect, gain.spread)) for effect in EFFECTS]

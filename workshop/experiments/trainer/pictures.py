@@ -56,7 +56,7 @@ def endpoints(found: Results) -> Figure:
         ]
         for row in in_order(found)
     }
-    return _differences(rows, [*ENDPOINTS], MATTERS)
+    return _differences(rows, [*ENDPOINTS], MATTERS, "95 % for all together")
 
 
 def second(found: Results) -> Figure:
@@ -70,11 +70,12 @@ def second(found: Results) -> Figure:
         for row in COMPARISONS_2
         if gains[row].of_seed
     }
-    return _differences(rows, ["the reward in the line", "mean of all rewards"], MATTERS_2)
+    names = ["the reward in the line", "mean of all rewards"]
+    return _differences(rows, names, MATTERS_2, "at the level of Holm's test")
 
 
 def _differences(
-    rows: Mapping[str, Sequence[Difference]], names: Sequence[str], matters: float
+    rows: Mapping[str, Sequence[Difference]], names: Sequence[str], matters: float, level: str
 ) -> Figure:
     """Rows of differences with their intervals; the first of each row decides."""
     figure = Figure(
@@ -98,7 +99,7 @@ def _differences(
     figure.legend(loc="outside upper left", ncols=4, frameon=False, columnspacing=1)
     figure.supxlabel(
         "GDPO's share minus the other's, mean over training (0 is nothing, 1 is all)\n"
-        "filled: decides, 95 % for all together; empty: 95 % each; grey: too small to matter",
+        f"filled: decides, {level}; empty: 95 % each; grey: too small to matter",
         size=11,
     )
     return figure

@@ -1,8 +1,9 @@
 """What docs/in_verls_trainer.md says of the second edition: tables, and a sentence a setting."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
+from verl_gdpo.tools.report.page import signed
 from workshop.experiments.trainer.compare import (
     Difference,
     Endpoint,
@@ -33,10 +34,10 @@ def conclusions(found: Results) -> Iterator[str]:
             yield f"{setting.title}: {_seeds(found, name)} seeds are done, so nothing is claimed."
             continue
         said = [
-            f"minus {NAMES[other]} {gain.text()} ({gain.verdict})"
+            f"minus {NAMES[other]} is {gain.text()} ({gain.verdict})"
             for other, gain in zip(RIVALS, of, strict=True)
         ]
-        yield f"{setting.title}: of {setting.primary}, GDPO {', and '.join(said)}."
+        yield f"{setting.title}, {setting.primary}: GDPO {', and '.join(said)}."
 
 
 def primary(found: Results) -> str:
@@ -67,17 +68,26 @@ def endpoints(found: Results) -> str:
 
 
 def horizon(found: Results) -> str:
-    """A line for each seed and arm of the long training."""
+    """For each seed of the long training, a line for each arm and their difference."""
     until = [f"steps {step - LAST + 1} to {step}" for step in UNTIL]
     lines = _head("seed", "arm", *(f"small, {text}" for text in until), "large, the last ones")
-    setting = SETTINGS[LONG]
-    for run in (Run(LONG, arm, seed) for seed in setting.seeds for arm in setting.arms):
-        if run in found:
-            curves = found[run].shares
-            cells = [_number(fmean(curves["small"][step - LAST : step])) for step in UNTIL]
-            last = _number(fmean(curves["large"][-LAST:]))
-            lines.append(_line(str(run.seed), NAMES[run.arm], *cells, last))
+    for seed in SETTINGS[LONG].seeds:
+        of_arm = {
+            arm: _at_ends(found[run].shares)
+            for arm in SETTINGS[LONG].arms
+            if (run := Run(LONG, arm, seed)) in found
+        }
+        for arm, cells in of_arm.items():
+            lines.append(_line(str(seed), NAMES[arm], *map(_number, cells)))
+        if len(of_arm) == 2:
+            more = [gdpo - grpo for gdpo, grpo in zip(of_arm["gdpo"], of_arm["grpo"], strict=True)]
+            lines.append(_line(str(seed), "GDPO minus GRPO", *(signed(one, 3) for one in more)))
     return "\n".join(lines) if len(lines) > 2 else "No run of it is done yet."
+
+
+def _at_ends(curves: Mapping[str, Sequence[float]]) -> list[float]:
+    small = [fmean(curves["small"][step - LAST : step]) for step in UNTIL]
+    return [*small, fmean(curves["large"][-LAST:])]
 
 
 def piloted(found: Results) -> str:
