@@ -190,8 +190,8 @@ MUTANTS = [
     ),
     Mutant(
         "rewards/coding.py",
-        "slack = ABSOLUTE +",
-        "slack = RELATIVE +",
+        "<= ABSOLUTE + RELATIVE",
+        "<= RELATIVE + RELATIVE",
         "rewards/test_coding.py::test_printed_text",
     ),
     Mutant(
@@ -407,9 +407,39 @@ MUTANTS = [
     ),
     Mutant(
         "evaluation/tasks.py",
-        '    {"length_needs_pass": False},',
-        "    {},",
+        '"length_needs_pass": False,',
+        '"length_needs_pass": True,',
         "evaluation/test_tasks.py::test_coding",
+    ),
+    Mutant(
+        "rewards/coding.py",
+        "if not (number.is_finite() and wanted.is_finite())",
+        "if not number.is_finite()",
+        "rewards/test_coding.py::test_what_is_no_finite_number_is_a_word",
+    ),
+    Mutant(
+        "run/heartbeat.py",
+        "self._phases.remove(phase)",
+        "self._phases.pop()",
+        "run/test_heartbeat.py::test_phases_may_overlap",
+    ),
+    Mutant(
+        "tools/report/health.py",
+        "LOOK if code in WANTED",
+        "LOOK if code > 128",
+        "tools/test_health.py::test_a_training_that_stopped_is_said_before_its_metrics",
+    ),
+    Mutant(
+        "evaluation/bfcl/simulators_inside.py",
+        "execution: {_said(error)}",
+        "execution: {error}",
+        "evaluation/bfcl/test_simulators.py::test_an_error_that_cannot_be_printed_is_named",
+    ),
+    Mutant(
+        "run/launch.py",
+        "if code in CHECK_REFUSES",
+        "if code",
+        "run/test_launch.py::test_a_check_that_dies_says_so_and_leaves_the_log",
     ),
     Mutant(
         "evaluation/api_bank.py",

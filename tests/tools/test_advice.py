@@ -159,6 +159,14 @@ def test_weights_count():
     assert describe(found).rows[1][4] == f"{1 - float(describe(found).rows[0][4]):.3g}"
 
 
+def test_a_weight_that_follows_a_schedule_counts_with_its_mean():
+    chance = np.random.default_rng(0)
+    steps = [step(equal(t, chance), weights=[1.0, float(t < 29)]) for t in range(FIRST_STEPS)]
+    found = Evidence(steps)
+    assert [*found.weights.values()] == [1.0, pytest.approx(29 / 30)]
+    assert advise(found).rule.name == advise(seen(equal)).rule.name == "equal"
+
+
 def test_rewards_that_no_sample_has_together():
     """Two tasks, each with its own reward."""
     present = np.stack([GROUPS % 2 == 0, GROUPS % 2 == 1], axis=1)
@@ -173,7 +181,7 @@ def test_rewards_that_no_sample_has_together():
 def test_nothing_that_varies():
     found = seen(lambda t, chance: np.ones((len(GROUPS), 2)))
     assert advise(found).rule.name == "one reward" and found.measured()[0].rewards == 0
-    describe(found)
+    assert not any("ratio" in fact for fact in describe(found).facts)  # of no rewards
 
 
 # --- the numbers ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 from quick_composition import compose_quickly
 from repository import REPO
 from rows_for_check import write_check_data
@@ -21,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from verl_gdpo.data_prep import coding, local_files
 from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_machine, sandbox_service
 from verl_gdpo.tools import compose
-from verl_gdpo.tools.check import NOT_CHECKED, machine, main
+from verl_gdpo.tools.check import NOT_CHECKED, data_files, machine, main
 from verl_gdpo.tools.check.made_up import made_up_responses
 from workshop.tiny_policy.model import make_tiny_model
 
@@ -421,6 +422,17 @@ def test_the_critic_is_checked_without_a_hub(plain):
     first, second = messages_of(messages)
     assert first.startswith("critic.model.path=./critic: no model is there")
     assert second == "train_batch_size (6) must be >= critic.ppo_mini_batch_size (7)"
+
+
+def test_a_tracker_without_a_step(tmp_path):
+    trainer = {"default_local_dir": str(tmp_path), "resume_mode": "auto"}
+    config = OmegaConf.create({"trainer": trainer})
+    tracker = tmp_path / "latest_checkpointed_iteration.txt"
+    tracker.touch()  # as a full disk leaves it; `mend_tracker` mends it
+    assert "is empty" in "".join(data_files._finished_steps(config, 10))
+    tracker.write_text("seven")
+    with pytest.raises(ValueError, match=r"got 'seven'; expected the number of a step"):
+        list(data_files._finished_steps(config, 10))
 
 
 def test_what_is_allowed_but_hardly_meant(plain, data):

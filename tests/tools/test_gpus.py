@@ -99,6 +99,10 @@ def test_what_lowers_the_memory():
         return needed_gb(QWEN_1_5B, composed("hardware=1gpu", *overrides), 85.9)
 
     fsdp, base = "actor_rollout_ref.actor.fsdp_config", needs()
+    eight = needs("trainer.n_gpus_per_node=8")
+    assert needs("trainer.n_gpus_per_node=8", f"{fsdp}.fsdp_size=8") == eight
+    # every GPU has all shards
+    assert needs("trainer.n_gpus_per_node=8", f"{fsdp}.fsdp_size=1") == base
     rollout = "actor_rollout_ref.rollout.gpu_memory_utilization"
     # 16 bytes of 1.5437 B parameters, 8 of 233 M at the ends, 10 of 46.8 M of a layer, a chunk of
     # logits, 24,576 tokens of 201 kB, and 3 GB
@@ -135,6 +139,8 @@ def test_host_memory():
         (away, 91.4 + 30.5 + 48),
         ((*away, half), 91.4 + 15.2 + 48),
         ((*away, "trainer.nnodes=2"), (91.4 + 30.5) / 2 + 48),
+        # each node has all shards
+        ((*away, "trainer.nnodes=2", f"{fsdp}.fsdp_size=8"), 91.4 + 30.5 + 48),
         ((*away, "actor_rollout_ref.actor.use_kl_loss=false"), 91.4 + 48),
     ):
         config = composed(
@@ -167,7 +173,8 @@ def test_the_shape_of_a_model_in_a_folder(tmp_path):
         tmp_path
     )
     assert shape_of(str(tmp_path)) == QWEN_1_5B
-    assert shape_of("no-one/not-in-the-cache") is None
+    for name in ("no-one/not-in-the-cache", "/no/such/model", "./models/qwen", "hdfs://a/b/c"):
+        assert shape_of(name) is None, name
 
 
 @pytest.fixture

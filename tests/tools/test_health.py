@@ -91,7 +91,12 @@ def test_arms_of_unequal_length_are_to_be_looked_at():
 
 
 @pytest.mark.parametrize(
-    ("code", "level"), [(0, "healthy"), (1, "broken"), (130, "look at this"), (None, "healthy")]
+    ("code", "level"),
+    [
+        *((0, "healthy"), (1, "broken"), (None, "healthy")),
+        *((124, "look at this"), (130, "look at this"), (143, "look at this")),  # wanted
+        *((134, "broken"), (137, "broken"), (139, "broken")),  # such as out of memory
+    ],
 )
 def test_a_training_that_stopped_is_said_before_its_metrics(tmp_path, code, level):
     run = make_run(tmp_path / "run", steps=30)

@@ -25,6 +25,7 @@ from verl_gdpo.tools.report.page import (
 from verl_gdpo.tools.report.runs import (
     Run,
     RunsOfArm,
+    _told_apart,
     is_of_one_run,
     over_runs,
     read_arms,
@@ -410,9 +411,19 @@ def test_runs_that_the_report_refuses(tmp_path, capsys):
     ):
         assert main([str(folder) for folder in folders]) == 1
         assert message in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stopped:
-        main([])
-    assert stopped.value.code == 2
+    for wrong in ([], ["--arm", "a=one,two", "--arm", "b=two"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(wrong)
+        assert stopped.value.code == 2
+    assert "--arm: two is named twice" in capsys.readouterr().err
+
+
+def test_arms_of_one_name_are_told_apart(tmp_path):
+    """Two runs of one script, whose folders have the name of the experiment."""
+    runs = [make_run(tmp_path / arm / "exp", arm=arm, steps=3) for arm in ("gdpo", "grpo")]
+    arms = [RunsOfArm("exp", read_arms([run])[0].runs) for run in runs]
+    names = [arm.name for arm in _told_apart(arms)]
+    assert names == ["exp 1 (gdpo)", "exp 2 (grpo)"]
 
 
 def test_a_run_without_rollouts_or_own_metrics_still_has_a_page(tmp_path):

@@ -103,8 +103,9 @@ def advantage_shares(
     """
     scale = np.abs(c_BK).max() or 1.0  # keeps the squares of small numbers above 0
     energy_K = ((c_BK / scale) ** 2).sum(axis=0)
-    covariance_K, variance = covariances(c_BK / scale, zero.or_0(S_B) / scale)
-    A_B = zero.or_0(A_B)
+    S_B, A_B = zero.or_0(S_B) / scale, zero.or_0(A_B)
+    centred_B = S_B - S_B.mean()
+    covariance_K, variance = (c_BK / scale).T @ centred_B, float(centred_B @ centred_B)
     found: Statistics = {}
     for k, name in enumerate(names):
         found[f"{name}/share"] = covariance_K[k] / variance if variance else None
@@ -112,12 +113,6 @@ def advantage_shares(
         has_B = present_BK[:, k]
         found[f"{name}/correlation"] = correlation(c_BK[has_B, k], A_B[has_B])
     return found
-
-
-def covariances(c_BK: Floats, S_B: Floats) -> tuple[Floats, float]:
-    """Return, both times the number of samples, cov(c, S) of each reward and var(S)."""
-    centred_B = S_B - S_B.mean()
-    return c_BK.T @ centred_B, float(centred_B @ centred_B)
 
 
 def groups_with_signal(S_B: Floats, c_BK: Floats, group_B: Ints) -> Bools:

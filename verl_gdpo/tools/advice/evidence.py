@@ -9,6 +9,7 @@ groups are drawn again.
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,7 +65,11 @@ class Evidence:
     def __init__(self, steps: Sequence[StepRewards]) -> None:
         steps = steps[:FIRST_STEPS]
         self.step_count = len(steps)
-        self.weights = {k: w for step in steps for k, w in step.rewards.weights.items()}
+        weights: dict[str, list[float]] = {}
+        for step in steps:
+            for name, weight in step.rewards.weights.items():
+                weights.setdefault(name, []).append(weight)
+        self.weights = {name: fmean(of_steps) for name, of_steps in weights.items()}
         parts = [self._columns(step.rewards) for step in steps]
         self.values_BK, self.present_BK = map(np.concatenate, zip(*parts, strict=True))
         sizes = [int(step.group_B.max()) + 1 for step in steps]
@@ -257,5 +262,6 @@ def _quantities(n: Numbers, weights_K: Floats) -> dict[str, tuple[float, Sequenc
         place = np.unravel_index(np.where(is_there, sign * values, -np.inf).argmax(), values.shape)
         found[key] = values[place] if is_there.any() else np.nan, [int(at) for at in place]
     large, small = found["spread_ratio"][1]
-    found["varies_ratio"] = varies_KK[large, small], (large, small)
+    is_known = np.isfinite(found["spread_ratio"][0])
+    found["varies_ratio"] = varies_KK[large, small] if is_known else np.nan, (large, small)
     return found

@@ -28,6 +28,7 @@ NOT_CHECKED = """\
 - the model's weights, and whether the rollout engine can run this model
 - whether memory suffices: for FSDP it is computed and not measured, for other strategies neither
 - other nodes, unless the command names a Ray cluster that runs (6); the speed of their network
+- the GPUs of a rollout with nodes of its own (`separate_async` and the like)
 - files that verl fetches, your own dataset class, pictures, and more than 1,000 prompts of a file
 - what your tools and agent loops do: only their names and files are looked at
 - how fast the run is, and whether it learns"""

@@ -163,7 +163,19 @@ def _finished_steps(config: Any, steps: int) -> Iterator[str]:
     tracker = folder / "latest_checkpointed_iteration.txt"
     if config.trainer.resume_mode != "auto" or not tracker.is_file():
         return
-    done = int(tracker.read_text())
+    text = tracker.read_text().strip()
+    if not text:
+        yield (
+            f"{tracker} is empty, as a full disk leaves it: with verl-gdpo the run goes on from "
+            "the newest checkpoint, and verl alone stops"
+        )
+        return
+    if not text.isdigit():
+        raise ValueError(
+            f"{tracker}: got {text!r}; expected the number of a step. Write that of the last whole "
+            "global_step_N into it, or set trainer.resume_mode=disable"
+        )
+    done = int(text)
     if done >= steps:
         raise ValueError(
             f"trainer.default_local_dir={folder} has the checkpoint of step {done}, and "

@@ -277,17 +277,28 @@ def overrides_for(task: str, gpus: Sequence[Gpu], count: int) -> list[str]:
 # --- what a configuration needs ------------------------------------------------------------------
 
 
+def cached_config(name: str) -> Path | None:
+    """The config.json of a model in the hub's cache; None if it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # no name of the hub's: a folder that is not here, or an address
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
 def model_config(path: str) -> Any:
     """The configuration of a model in a folder or in the hub's cache; None if it is not there."""
-    from huggingface_hub import try_to_load_from_cache
     from transformers import AutoConfig
 
     file = Path(path).expanduser() / "config.json"
-    cached = file if file.is_file() else try_to_load_from_cache(path, "config.json")
-    if not isinstance(cached, str | Path):
+    cached = file if file.is_file() else cached_config(path)
+    if cached is None:
         return None
     try:
-        return AutoConfig.from_pretrained(Path(cached).parent, trust_remote_code=False)
+        return AutoConfig.from_pretrained(cached.parent, trust_remote_code=False)
     except ValueError:  # with code of its own
         return None
 
@@ -318,6 +329,8 @@ def needed_gb(shape: ModelShape, config: Any, gpu_gb: float) -> dict[str, float]
     """{phase: GB of one GPU} for verl's configuration, on GPUs of `gpu_gb`."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    if 0 < actor.fsdp_config.fsdp_size < gpus:  # the shards; other GPUs have copies of them
+        gpus = actor.fsdp_config.fsdp_size
     tokens = longest_row(config) * (actor.ppo_micro_batch_size_per_gpu or 1)
     if actor.use_dynamic_bsz:
         tokens = actor.ppo_max_token_len_per_gpu
@@ -351,11 +364,14 @@ def host_gb(shape: ModelShape, config: Any) -> float:
     """
     fsdp = config.actor_rollout_ref.actor.fsdp_config
     ref = config.actor_rollout_ref.ref.fsdp_config
+    nodes, of_node = config.trainer.nnodes, config.trainer.n_gpus_per_node
+    if fsdp.fsdp_size > 0:  # on so many nodes are the shards
+        nodes = max(1, min(nodes, fsdp.fsdp_size / of_node))
     away = 16 if fsdp.offload_policy else 4 * fsdp.param_offload + 8 * fsdp.optimizer_offload
     if config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward:
         away += 2 if str(ref.get("model_dtype")) in ("bf16", "bfloat16") else 4
-    processes = 2 * PROCESS_GB * config.trainer.n_gpus_per_node
-    return float(away * shape.parameters / config.trainer.nnodes / 1e9 + processes)
+    processes = 2 * PROCESS_GB * of_node
+    return float(away * shape.parameters / nodes / 1e9 + processes)
 
 
 def needed_disk_gb(shape: ModelShape) -> float:

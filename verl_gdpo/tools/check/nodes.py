@@ -33,8 +33,6 @@ def look(model: str, folder: str, disk_gb: float, on_gpus: bool) -> dict[str, An
         folder: of the checkpoints, where `disk_gb` have to be free.
         on_gpus: whether GPUs are needed.
     """
-    from huggingface_hub import try_to_load_from_cache
-
     from verl_gdpo.verl_hooks.nodes import state
 
     found, problems = [], []
@@ -55,7 +53,7 @@ def look(model: str, folder: str, disk_gb: float, on_gpus: bool) -> dict[str, An
         "problems": problems,
         "memory_gb": memory_gb,
         "shared_gb": shared_gb,
-        "model": is_folder or isinstance(try_to_load_from_cache(model, "config.json"), str),
+        "model": is_folder or gpus.cached_config(model) is not None,
         "files": state(),
         "versions": versions(),
     }

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from verl_gdpo.run.console import ASKED
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import SCORE
-from verl_gdpo.run.starts import starts_of
+from verl_gdpo.run.starts import TIME_LIMIT_EXIT, starts_of
 from verl_gdpo.tools.report.charts import Chart, chart_of
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, ends_apart
 
@@ -13,7 +14,8 @@ LEVELS = BROKEN, LOOK, NOTE, HEALTHY = "broken", "look at this", "note", "health
 # topics of findings that end what a training is for, as long as they hold
 BREAKS = ("no number", "gradient", "entropy", "aborted", "collapse")
 ENOUGH = 20  # steps, for most rules
-BY_SIGNAL = 128  # exit codes above it, as a shell has them: a user may have stopped the run
+# exit codes of what somebody asked for: a time limit, or one of the signals that ask
+WANTED = (TIME_LIMIT_EXIT, *(128 + number for number in ASKED))
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def _of_run(run: Run, charts: Sequence[Chart], who: str) -> Iterator[Said]:
     starts = starts_of(run.folder) if run.folder.is_dir() else []
     end = starts[-1].end if starts else {}
     if code := end.get("exit_code"):
-        level = LOOK if code > BY_SIGNAL else BROKEN
+        level = LOOK if code in WANTED else BROKEN
         yield Said(level, f"{who}the training stopped at step {run.last_step}: {end.get('why')}")
     for finding in findings(run.metrics):
         breaks = finding.topic.startswith(BREAKS) and not finding.is_over

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -92,8 +92,7 @@ def _advice(arms: Sequence[RunsOfArm]) -> dict[str, str]:
 
 
 def _sentences(run: Run) -> list[str]:
-    settings = replace(settings_of(run), bounds=run.bounds)
-    return [describe(Evidence.of_dumps(run.dumps(), settings, run.scorer)).advice]
+    return [describe(Evidence.of_dumps(run.dumps(), settings_of(run), run.scorer)).advice]
 
 
 def _or_why(make: Callable[[Run], T], run: Run) -> T | str:

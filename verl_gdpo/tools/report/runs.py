@@ -5,8 +5,8 @@ quantiles give them. Runs of one arm are pooled only if their configurations dif
 seeds and folders.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
 from operator import attrgetter
@@ -153,11 +153,21 @@ def read_arms(
         seen.add(Path(source).resolve())
         run = run_of(read_logged(str(source)), Path(source), config, folder, scorer)
         runs.setdefault((arm_of.get(source, run.arm), source in arm_of), []).append(run)
-    return [
+    arms = [
         arm
         for (name, is_chosen), members in runs.items()
         for arm in ([RunsOfArm(name, members)] if is_chosen else _alike(name, members))
     ]
+    return [*_told_apart(arms)]
+
+
+def _told_apart(arms: Sequence[RunsOfArm]) -> Iterator[RunsOfArm]:
+    """The arms, each with a name of its own: two runs of one script may share theirs."""
+    names = [arm.name for arm in arms]
+    for number, arm in enumerate(arms, start=1):
+        if names.count(arm.name) > 1:
+            arm = replace(arm, name=f"{arm.name} {number} ({arm.runs[0].arm})")
+        yield arm
 
 
 def last_common_step(arms: Sequence[RunsOfArm]) -> int:
