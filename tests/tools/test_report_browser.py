@@ -23,7 +23,7 @@ HOSTILE = (
 AROUND = """<!doctype html><body><script>
 const found = [], wait = () => new Promise(done => setTimeout(done, 200));
 // a busy machine draws later than the clock of the test says
-const until = async seen => { for (let i = 0; i < 40 && !seen(); i++) await wait(); };
+const until = async seen => { for (let i = 0; i < 700 && !seen(); i++) await wait(); };
 // what scrolls along covers the shadow at an edge that is reached
 const shadowed = style => style.backgroundAttachment === 'local, local, scroll, scroll'
   && style.backgroundImage.split('linear-gradient').length === 5;
@@ -107,7 +107,7 @@ def test_the_page_in_a_browser(report, tmp_path):
     done = subprocess.run(
         [
             *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-            *("--dump-dom", "--allow-file-access-from-files", "--virtual-time-budget=60000"),
+            *("--dump-dom", "--allow-file-access-from-files", "--virtual-time-budget=600000"),
             *("--enable-logging=stderr", f"--user-data-dir={tmp_path}"),
             (report / "around.html").as_uri(),
         ],
