@@ -141,6 +141,7 @@ def test_host_memory():
         ((*away, "trainer.nnodes=2"), (91.4 + 30.5) / 2 + 48),
         # each node has all shards
         ((*away, "trainer.nnodes=2", f"{fsdp}.fsdp_size=8"), 91.4 + 30.5 + 48),
+        ((*away, f"{fsdp}.fsdp_size=4"), 2 * 121.85 + 48),  # twice
         ((*away, "actor_rollout_ref.actor.use_kl_loss=false"), 91.4 + 48),
     ):
         config = composed(

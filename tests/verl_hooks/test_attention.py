@@ -65,7 +65,6 @@ def test_padded_rows_and_a_cache_have_their_mask(model, rows):
     assert (rest.logits[0] - whole.logits[0, 4:]).abs().max() < 1e-6
 
 
-@torch.no_grad()
 @pytest.mark.parametrize(("name", "kept"), [("packed_sdpa", None), ("sdpa", "sdpa")])
 def test_a_checkpoint_does_not_name_ours(tmp_path, name, kept):
     """verl copies the key into the configuration that it saves, and nobody else knows ours."""
@@ -82,6 +81,7 @@ def test_a_checkpoint_does_not_name_ours(tmp_path, name, kept):
     assert passed == [{"use_remove_padding": True}]
 
 
+@torch.no_grad()
 def test_a_window_stays(rows):
     """A mask of all tokens then, which is right and slow."""
     make_known()

@@ -57,12 +57,12 @@ def questions(options: Namespace, kind: Kind) -> Sequence[Question]:
     TASKS[kind.task].missing(**chosen)
     score = partial(TASKS[kind.task].score, step=options.step, **chosen)
     found: list[Question] = []
-    paths, is_given = _files(options, kind)
+    paths = _files(options, kind)
     for path in paths:
         name = path.parent.name if path.stem in ("test", "train") else path.stem
         if any(question.category == name for question in found):
             raise ValueError(f"--data: two files have the name {name!r}; rename one")
-        rows = _rows(path, kind, is_given)
+        rows = _rows(path, kind, is_given=bool(options.data))
         found += [_question(row, name, k, score, kind) for k, row in enumerate(rows)]
     if not found:
         sources = TASKS[kind.task].data_sources
@@ -84,17 +84,17 @@ def _question(
     )
 
 
-def _files(options: Namespace, kind: Kind) -> tuple[list[Path], bool]:
-    """The files that --data names, or those that the run validated on; and whether it does."""
+def _files(options: Namespace, kind: Kind) -> list[Path]:
+    """The files that --data names, or those that the run validated on."""
     if options.data:
-        return [path / "test.parquet" if path.is_dir() else path for path in options.data], True
+        return [path / "test.parquet" if path.is_dir() else path for path in options.data]
     files = options.of_config("data.val_files", None)
     if not files:
         raise ValueError(
             "--data FILE is needed: only a run's folder says which rows belong to it. "
             f"`verl-gdpo data {kind.task} --out FOLDER` writes FOLDER/test.parquet"
         )
-    return [Path(file) for file in (files if isinstance(files, list) else [files])], False
+    return [Path(file) for file in (files if isinstance(files, list) else [files])]
 
 
 def _rows(path: Path, kind: Kind, is_given: bool) -> Iterator[Mapping[str, Any]]:
@@ -131,12 +131,10 @@ def _scorer_options(options: Namespace, kind: Kind) -> dict[str, Any]:
 
 def _scorer(options: Namespace, kind: Kind) -> dict[str, Any]:
     """All options of the scorer, those that nobody has set too."""
-    score = TASKS[kind.task].score
-    defaults = {
-        name: parameter.default for name, parameter in inspect.signature(score).parameters.items()
-    }
-    said = {name: defaults[name] for name in options_of(TASKS[kind.task])}
-    return {**said, **_scorer_options(options, kind)}
+    task = TASKS[kind.task]
+    parameters = inspect.signature(task.score).parameters
+    defaults = {name: parameters[name].default for name in options_of(task)}
+    return {**defaults, **_scorer_options(options, kind)}
 
 
 def _add_weak(group: Any) -> None:
@@ -157,8 +155,8 @@ def columns(questions: Sequence[Question], kind: Kind) -> Sequence[Column]:
 
 def _benchmark(name: str, summary: str, kind: Kind, max_tokens: int, **more: Any) -> Benchmark:
     ask, show = partial(questions, kind=kind), partial(columns, kind=kind)
-    more |= {"scorer": partial(_scorer, kind=kind)}
-    return Benchmark(name, summary, ask, show, max_tokens, kind.source, **more)
+    of_scorer = partial(_scorer, kind=kind)
+    return Benchmark(name, summary, ask, show, max_tokens, kind.source, scorer=of_scorer, **more)
 
 
 TOOL_RL = Kind("tool_rl", {name: itemgetter(name) for name in ("correctness", "format")}, {})

@@ -365,8 +365,8 @@ def host_gb(shape: ModelShape, config: Any) -> float:
     fsdp = config.actor_rollout_ref.actor.fsdp_config
     ref = config.actor_rollout_ref.ref.fsdp_config
     nodes, of_node = config.trainer.nnodes, config.trainer.n_gpus_per_node
-    if fsdp.fsdp_size > 0:  # on so many nodes are the shards
-        nodes = max(1, min(nodes, fsdp.fsdp_size / of_node))
+    if fsdp.fsdp_size > 0:  # the shards are on so many nodes, or on a part of one
+        nodes = min(nodes, fsdp.fsdp_size / of_node)
     away = 16 if fsdp.offload_policy else 4 * fsdp.param_offload + 8 * fsdp.optimizer_offload
     if config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward:
         away += 2 if str(ref.get("model_dtype")) in ("bf16", "bfloat16") else 4

@@ -167,7 +167,8 @@ class Words:
             return "not known"
         means = [fmean(gain(self.found, o, name, arm).mean for name in names) for o in OPTIMIZERS]
         text = " / ".join(signed(mean, 3) for mean in means)
-        return f"{text} in {len(names)} settings (one draw)"
+        done = max(len(gain(self.found, OPTIMIZERS[0], name, arm).of_draw) for name in names)
+        return f"{text} in {len(names)} settings ({done} of {draws.DRAWS} draws)"
 
     def first(self, setting: str, arm: str) -> str:
         """GDPO minus an arm in the first edition."""
