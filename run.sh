@@ -45,7 +45,7 @@ case ${1:-} in
   -h | --help | '') task='' ;;
   *) task=$1; shift; [ -f "$root/recipes/task/$task.yaml" ] || die "expected a task first, one of: $(cd "$root/recipes/task" && echo *.yaml | sed 's/\.yaml//g'); got '$task'" ;;
 esac
-resume='' run='' hardware='' count='' active='' allowed=() extras=() options=(--end-with-parent) overrides=("task=$task")
+resume='' run='' data=$root/data hardware='' count='' active='' allowed=() extras=() options=(--end-with-parent) overrides=("task=$task")
 while [ $# -gt 0 ]; do
   case $1 in
     --resume)
@@ -60,6 +60,7 @@ while [ $# -gt 0 ]; do
     hardware=*) hardware=${1#hardware=} ;;
     trainer.n_gpus_per_node=*) count=${1#*=} overrides+=("$1") ;;
     run_dir=*) run=${1#run_dir=} ;;
+    data_dir=*) data=$(realpath -m -- "${1#data_dir=}") overrides+=("$1") ;;
     [!-]*=* | '~'*) overrides+=("$1") ;;
     *) die "expected key=value, --resume, --allow-change or --time-limit, got '$1'" ;;
   esac
@@ -106,9 +107,9 @@ if [ "$hardware" != cpu ]; then
   # the Python of the environment that will be made, or of an image that has verl
   if active=$(python3 -c '
 import importlib.metadata as m, sys
-print(sys.executable, ", ".join(f"{name} {m.version(name)}" for name in ("verl", "vllm", "verl-gdpo")))' 2>/dev/null); then
-    python=${active%% *}
-    say "using $python as it is: ${active#* }"
+print(sys.executable, ", ".join(f"{name} {m.version(name)}" for name in ("verl", "vllm", "verl-gdpo")), sep="\n")' 2>/dev/null); then
+    python=${active%%$'\n'*}
+    say "using $python as it is: ${active#*$'\n'}"
   else
     python=$("$root/setup_env.sh" python gpu "${extras[@]}") || exit 2
   fi
@@ -143,19 +144,24 @@ rm "$answer"
 # Ray sends no usage report to its makers
 export RAY_USAGE_STATS_ENABLED=0
 
-if [ -z "$manifest" ] && { ! overridden data.train_files || ! overridden data.val_files; }; then
-  say "the data: made once, and again when what makes it changes"
-  source=(--out "$root/data/$task")
-  [ "$hardware" != cpu ] || source=(--synthetic --out "$root/data/${task}_tiny")
-  stage env -C "$root" "$python" -m data_prep "$task" --if-needed "${source[@]}"
-fi
+policy=''
 if [ -z "$manifest" ] && [ "$hardware" = cpu ] && ! overridden actor_rollout_ref.model.path; then
   if [ "$task" = tool_rl ]; then # the package has this policy
     overrides+=("actor_rollout_ref.model.path=$(quoted "$root/verl_gdpo/cpu/tool_rl_policy")")
   else
-    say "the tiny policy: a short supervised training, cached"
-    stage env -C "$root" "$python" -m workshop.tiny_policy --data "$root/data/${task}_tiny/train.parquet" --out "$root/data/${task}_policy"
+    policy=$data/${task}_policy
   fi
+fi
+# a policy is made of the rows, also for a user who trains it on others
+if [ -n "$policy" ] || { [ -z "$manifest" ] && { ! overridden data.train_files || ! overridden data.val_files; }; }; then
+  say "the data: made once, and again when what makes it changes"
+  source=(--out "$data/$task")
+  [ "$hardware" != cpu ] || source=(--synthetic --out "$data/${task}_tiny")
+  stage env -C "$root" "$python" -m data_prep "$task" --if-needed --keep-others "${source[@]}"
+fi
+if [ -n "$policy" ]; then
+  say "the tiny policy: a short supervised training, cached"
+  stage env -C "$root" "$python" -m workshop.tiny_policy --data "$data/${task}_tiny/train.parquet" --out "$policy"
 fi
 
 [ ${#allowed[@]} -eq 0 ] || overrides+=("++allow_change=[$(IFS=,; echo "${allowed[*]}")]")
@@ -165,7 +171,7 @@ if [ -n "$manifest" ]; then
   mapfile -d '' -t config <"$answer"
   rm "$answer"
 else
-  config=(--config-dir "$root/recipes" --config-name train "hardware=$hardware" "data_dir=$(quoted "$root/data")" "${overrides[@]}")
+  config=(--config-dir "$root/recipes" --config-name train "hardware=$hardware" "data_dir=$(quoted "$data")" "${overrides[@]}")
 fi
 if [ "$hardware" != cpu ]; then
   say "the model: downloaded once"

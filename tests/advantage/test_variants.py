@@ -173,7 +173,7 @@ def test_dara_equals_the_loop(batch, mode, maximum):
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(batch=batches(weight=ANY), gamma=st.sampled_from([0.0, 0.5, 2.0]))
+@given(batch=batches(), gamma=st.sampled_from([0.0, 0.5, 2.0]))
 def test_sa_mrpo_equals_the_loop(batch, gamma):
     bounds = [BOUNDS] * len(batch["weights"])
     combine = functools.partial(sa_mrpo, bounds_K=bounds, gamma=gamma)
@@ -544,6 +544,11 @@ SIMPLE = ([[0.0, 1.0], [1.0, 3.0]], [0, 0])
             "sa_mrpo gamma: expected a number at least 0, got -1",
         ),
         (functools.partial(sa_mrpo, bounds_K=[(0, 1)]), {}, "bounds_K: expected 2, got 1"),
+        (
+            functools.partial(sa_mrpo, bounds_K=[(0, 1), (0, 3)]),
+            {"weights": [1, -1]},
+            "sa_mrpo: expected weights of 0 or more",
+        ),
         (functools.partial(sa_mrpo, bounds_K=[(0, 1), None]), {}, r"bounds_K\[1\]: expected \("),
         (functools.partial(sa_mrpo, bounds_K=[(1, 1), (0, 3)]), {}, r"bounds_K\[0\]: expected \("),
         (

@@ -258,6 +258,38 @@ def test_a_missing_file_and_other_arguments_are_made_good(tmp_path, capsys):
     assert files_in(tmp_path) != whole
 
 
+def test_rows_that_a_person_made_with_other_options_are_kept(tmp_path, capsys):
+    """`run.sh` says --keep-others."""
+    assert run(capsys, "--out", tmp_path, "--synthetic", 7, "--seed", 3)[0] == 0
+    whole = files_in(tmp_path)
+    code, output, _ = if_needed(capsys, tmp_path, "--keep-others")
+    assert code == 0 and files_in(tmp_path) == whole
+    assert "kept as `verl-gdpo data tool_rl --synthetic 7 --seed 3` made it" in output
+    (tmp_path / "test.parquet").unlink()  # half of them is no data
+    assert if_needed(capsys, tmp_path, "--keep-others")[0] == 0
+    assert files_in(tmp_path) != whole
+    # its own are made again when the code changes, and a file that somebody changed is refused
+    assert "up to date" in if_needed(capsys, tmp_path, "--keep-others")[1]
+    edit(tmp_path / "train.parquet")
+    code, _, error = if_needed(capsys, tmp_path, "--keep-others")
+    assert code == 1 and "it was changed after data_prep wrote it" in error
+
+
+def test_without_a_source_rows_that_are_there_are_kept(tmp_path, capsys):
+    """A task without upstream: run.sh cannot know where its rows come from."""
+
+    def prepare(*arguments):
+        code = main(["math_length", "--out", str(tmp_path), *arguments])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    code, said = prepare("--if-needed", "--keep-others")
+    assert code == 2 and "math_length has no rows to download; expected --from FILE or" in said
+    assert prepare("--synthetic", "6")[0] == 0
+    code, said = prepare("--if-needed", "--keep-others")
+    assert code == 0 and "kept as `verl-gdpo data math_length --synthetic 6`" in said
+
+
 def test_other_code_makes_new_files(tmp_path, capsys, monkeypatch):
     assert {path.name for path in parquet._code("tool_rl")} >= {
         *("schema.py", "local_files.py", "sources.py", "tool_rl.py", "tool_rl.json"),
@@ -599,9 +631,8 @@ def test_bad_lines_of_a_task_are_refused_with_one_line(tmp_path, monkeypatch, ca
         assert main(["mine", "--out", str(tmp_path / "out"), *files]) == 1
         error = capsys.readouterr().err
         assert re.search(words, error) and error.count("\n") == 1 and str(path) in error
-    with pytest.raises(SystemExit):
-        main(["mine", "--out", str(tmp_path / "out")])
-    assert "--from" in capsys.readouterr().err
+    assert main(["mine", "--out", str(tmp_path / "out")]) == 2
+    assert "mine has no rows to download; expected --from FILE\n" in capsys.readouterr().err
 
 
 def test_a_row_behind_one_that_is_left_out_is_called_by_its_place_in_the_file(tmp_path, capsys):

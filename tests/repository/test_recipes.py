@@ -179,7 +179,7 @@ def test_the_papers_settings_for_coding():
     kl = (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type)
     assert kl == (True, 0.0005, "mse")
     assert config.algorithm.filter_groups.enable
-    assert config.reward.reward_kwargs.length_limit == 4000
+    assert config.reward.reward_kwargs.limit_tokens == 4000
     assert config.trainer.total_training_steps == 400
 
 

@@ -200,6 +200,26 @@ def test_what_is_overridden_is_not_made(checkout, prefix):
     assert launched(checkout)[1]["actor_rollout_ref.model.path"] == "m"
 
 
+def test_a_policy_has_rows_also_where_the_user_trains_on_others(checkout):
+    task = {"script": checkout / "run.sh", "hardware": None}
+    assert call(checkout, "gsm8k", "hardware=cpu", *OWN_DATA, **task).returncode == 0
+    ran = stages(checkout)
+    rows = f"{checkout}/data/gsm8k_tiny"
+    assert ran["data_prep"][1][-2:] == ["--out", rows]
+    assert ran["workshop.tiny_policy"][1][-4:-2] == ["--data", f"{rows}/train.parquet"]
+
+
+def test_data_dir_is_one_folder_for_all_stages(checkout):
+    home = checkout.parent / "deep" / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    task = {"script": checkout / "run.sh", "hardware": None}
+    assert call(checkout, "gsm8k", "hardware=cpu", "data_dir=my data", **task).returncode == 0
+    ran = stages(checkout)
+    assert ran["data_prep"][1][-2:] == ["--out", f"{home}/my data/gsm8k_tiny"]
+    assert ran["workshop.tiny_policy"][1][-1] == f"{home}/my data/gsm8k_policy"
+    assert overrides(ran["verl_gdpo.run.launch"][1])["data_dir"] == "my data"
+
+
 def test_paths_are_relative_to_where_the_user_stands(checkout):
     home = checkout.parent / "deep" / "home"
     (home / "run" / "checkpoints").mkdir(parents=True)
@@ -392,12 +412,12 @@ def test_an_active_environment_with_verl_is_used(checkout):
     there = checkout.parent / "bin" / "python3"
     code = f"""case $* in
   *importlib.metadata*)
-    echo "{checkout}/venv-gpu/bin/python verl 0.10.0.dev0, vllm 0.24.0, verl-gdpo 0.1.0" ;;
+    echo "{checkout}/my venv/bin/python"; echo "verl 0.10.0.dev0, vllm 0.24.0, verl-gdpo 0.1.0" ;;
   *) exec /usr/bin/env -u PATH {sys.executable} "$@" ;;
 esac"""
     program(there, f"#!/bin/bash\n{code}\n")
     program(
-        checkout / "venv-gpu" / "bin" / "python",
+        checkout / "my venv" / "bin" / "python",
         f"""#!/bin/bash
 if [[ $1 == *gpus.py ]]; then exec {sys.executable} "$@"; fi
 {PYTHON.removeprefix("#!/bin/bash")}""",

@@ -139,7 +139,7 @@ def test_length():
     assert [length(good, tokens) for tokens in (None, 1, 4000, 4001)] == [1, 1, 1, 0]
     assert [length(half, tokens) for tokens in (1, 4001)] == [0, 0]
     assert [length(half, t, length_needs_pass=False) for t in (1, 4000, 4001)] == [1, 1, 0]
-    assert [length(good, tokens, length_limit=18) for tokens in (18, 19)] == [1, 0]
+    assert [length(good, tokens, limit_tokens=18) for tokens in (18, 19)] == [1, 0]
 
 
 def test_only_so_many_tests_run():
@@ -172,6 +172,9 @@ def test_replay_may_allow_the_weak_sandbox_too(monkeypatch):
     monkeypatch.setattr(sandbox, "run", lambda *_, **options: given.update(options) or [outcome])
     for options in ({}, {"weak_sandbox": True}):
         row = {"output": block("x"), "gts": truth([{"input": "", "output": ""}])}
+        with pytest.raises(ValueError, match="--scorer coding: its reward 'length' counts tokens"):
+            Scorer.of("coding", **options).rewards(row, None)
+        row["response_tokens"] = 3
         Scorer.of("coding", **options).rewards(row, None)
         assert given["allow_weak"] == bool(options)
 
@@ -222,12 +225,14 @@ PRINTED = [  # what was printed, what is expected, whether that is right to us, 
         ("inf", "inf", True),
         ("-Infinity", "-Infinity", True),
         ("1_0", "10", False),
+        ("1e1000000", "0.5", False),  # decimal.Overflow in a difference
+        ("1e-1000000", "0.5", False),
     ],
 )
 def test_what_is_no_finite_number_is_a_word(output, expected, is_right):
     """A number within 1e-5 of infinity would be any number."""
     assert coding._is_right(output, {"output": expected}) == is_right
-    if "_" not in output:
+    if "_" not in output and "e" not in output:
         value = float(expected)
         assert (
             coding._is_right(output.replace("inf", "Infinity"), {"accepted": [value]}) == is_right
@@ -321,7 +326,7 @@ def test_what_is_no_text():
 @pytest.mark.parametrize(
     "option",
     [
-        {"length_limit": 0},
+        {"limit_tokens": 0},
         {"max_tests": 0},
         {"seconds": math.nan},
         {"wall_seconds": 0},

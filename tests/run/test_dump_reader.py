@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from verl_gdpo.run.dump_reader import dump_files, read_dump, reward_rows
+from verl_gdpo.run.dump_reader import data_sources, dump_files, read_dump, reward_rows
 
 
 def line(uid, **changes):
@@ -75,3 +75,13 @@ def test_dumps_without_an_end_are_left_out(tmp_path, end):
     files, unfinished = dump_files(tmp_path)
     assert [path.stem for path in files] == ["1", "2", "10", "12"]
     assert unfinished == [tmp_path / "11.jsonl"]
+
+
+def test_the_data_sources_of_dumps(tmp_path):
+    (tmp_path / "1.jsonl").write_text(line("p_0_0") + line("q_0_0", data_source='a "b" \u00e9'))
+    said = 'not "data_source": "said", but a text'
+    (tmp_path / "2.jsonl").write_text(line("p_0_0", data_source="gsm8k", output=said))
+    assert data_sources(dump_files(tmp_path)[0]) == {"rlla", 'a "b" \u00e9', "gsm8k"}
+    without = {key: value for key, value in json.loads(line("p_0_0")).items() if "data" not in key}
+    (tmp_path / "2.jsonl").write_text(json.dumps(without) + "\n")
+    assert data_sources([tmp_path / "2.jsonl"]) is None

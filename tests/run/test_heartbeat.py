@@ -161,3 +161,10 @@ def test_a_full_disk_is_no_hang(tmp_path, monkeypatch):
     assert os.stat(file).st_mtime_ns > 1
     file.write_text("{")
     assert Heartbeat.read(tmp_path) is None
+
+
+def test_a_loop_without_phases_may_take_two_hours():
+    """A `fit` of the user's own, with timers that we do not know."""
+    clock = Clock(FLOOR, heartbeat.BETWEEN)
+    assert not after(clock, 7200)
+    assert after(clock, 1)

@@ -173,6 +173,18 @@ def test_a_schedule_needs_the_step():
         ),
         ({"gdpo_reward_weights": [1]}, "gdpo_reward_keys: expected a list of different"),
         (
+            {"gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [1, "heavy"]},
+            "algorithm.gdpo_reward_weights.b.weight: expected a finite number, got 'heavy'",
+        ),
+        (
+            {"gdpo_reward_keys": ["a"], "gdpo_reward_weights": [0]},
+            "algorithm.gdpo_reward_weights: expected at least one reward with a weight",
+        ),
+        (
+            {"gdpo_reward_keys": ["a/b"], "gdpo_reward_weights": [1]},
+            "algorithm.gdpo_reward_keys.a/b",
+        ),
+        (
             {"gdpo_reward_keys": ["a"], "gdpo": {"rewards": {"a": 1}}},
             "say the same thing; give one of them",
         ),
@@ -366,6 +378,10 @@ def test_combine():
         ({"dialect": "verl_builtin", "batch_eps": 1e-4}, "gdpo.batch_eps=0.0001 contradicts"),
         ({"dialect": "paper", "batch_eps": 0}, "which stands for batch_eps=null"),
         ({"dialect": "nemo_rl", "batch_var_eps": 1e-8}, "gdpo.batch_var_eps=1e-08 contradicts"),
+        (
+            {"dialect": "trl", "combine": "dara"},
+            "gdpo.combine=dara contradicts algorithm.gdpo.dial",
+        ),
         ({"batch_eps": -1.0}, "algorithm.gdpo.batch_eps: expected at least 0, got -1.0"),
         ({"batch_eps": "x"}, "algorithm.gdpo.batch_eps: expected a finite number, got 'x'"),
         ({"batch_var_eps": -1.0}, "algorithm.gdpo.batch_var_eps: expected at least 0, got -1.0"),
@@ -422,7 +438,7 @@ def test_bounds_of_a_run():
             },
         }
     )
-    bounds = settings_of_run(config, ["rlla"]).bounds
+    bounds = settings_of_run(config, ["rlla", "other"]).bounds
     assert (bounds["correctness"], bounds["length"]) == ((-1, 1), (0, 1))
     assert (bounds["format"], bounds["mine"]) == ((-1, 2), (0, 9))
     # another scorer, another manager: nothing is known of their rewards

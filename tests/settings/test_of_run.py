@@ -94,3 +94,60 @@ def test_where_a_partial_mapping_is_nobodys_mistake():
     verls_keys = run(None)
     verls_keys.algorithm.gdpo_reward_keys = ["format"]
     assert settings_of_run(verls_keys, ["rlla"]).names == ["format"]
+
+
+MIXED = ["rlla", "verl_gdpo/gsm8k", "verl_gdpo/coding"]
+
+
+def test_a_mixture_is_weighed_by_one_mapping():
+    """The line of recipes/README.md: tool calling has a length too, but not without its option."""
+    names = ("format", "correctness", "integer", "pass", "length", "bug")
+    settings = settings_of_run(run(dict.fromkeys(names, 1.0)), MIXED)
+    calls = named_rewards(settings, {"format": 1.0, "correctness": 3.0}, "rlla")
+    others = dict.fromkeys(("integer", "pass", "length", "bug"))
+    assert calls == {"format": 1.0, "correctness": 3.0, **others}
+    programs = named_rewards(settings, {"pass": 1.0, "length": 0.0, "bug": 1.0}, MIXED[2])
+    assert programs == {
+        **{"pass": 1.0, "length": 0.0, "bug": 1.0},
+        **dict.fromkeys(("format", "correctness", "integer")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("rewards", "sources", "message"),
+    [
+        (
+            {"format": 1, "correctness": 1, "integer": 1, "length": 0.5},
+            ["verl_gdpo/gsm8k"],
+            r"names 'length', which no scorer of the training rows \(verl_gdpo/gsm8k\) returns",
+        ),
+        ({"format": 1, "correctness": 1, "fromat": 1}, ["rlla"], "did you mean 'format'"),
+        ({"acc": 1, "length": 0.5}, ["math_dapo"], r"'length', which no scorer .*\(math_dapo\)"),
+        (
+            {
+                "format": {"when": {"reward": "pass", "at_least": 1}},
+                **dict.fromkeys(("correctness", "integer"), 1),
+            },
+            ["verl_gdpo/gsm8k"],
+            "names 'pass', which no scorer",
+        ),
+        (
+            {
+                "length": {"when": {"reward": "correctness", "at_least": 1}},
+                **dict.fromkeys(("correctness", "pass", "bug"), 1),
+            },
+            ["verl_gdpo/math_length", "verl_gdpo/coding"],
+            r"rewards\.length\.when\.reward=correctness: rows of 'verl_gdpo/coding' have 'length' "
+            "and no 'correctness'",
+        ),
+    ],
+)
+def test_what_would_be_missing_in_every_row_is_refused(rewards, sources, message):
+    with pytest.raises(ValueError, match=message):
+        settings_of_run(run(rewards), sources)
+    settings_of_run(run(rewards, custom="mine.py"), sources)  # its names are its own
+    settings_of_run(run(rewards), None)  # the rows are not known yet
+
+
+def test_verls_scorers_may_return_any_name_but_ours():
+    assert settings_of_run(run({"acc": 1, "em": 1}), ["math_dapo"]).names == ["acc", "em"]

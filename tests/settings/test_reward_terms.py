@@ -187,7 +187,7 @@ def test_rewards_that_cannot_be_meant(rewards, message):
         ),
         (
             {"gdpo_reward_keys": ["a"], "gdpo_reward_weights": ["1"]},
-            "algorithm.gdpo_reward_keys.a.weight: expected a finite number, got '1'",
+            "algorithm.gdpo_reward_weights.a.weight: expected a finite number, got '1'",
         ),
     ],
 )

@@ -64,6 +64,21 @@ GDPO = {"adv_estimator": "gdpo"}
 GRPO = {"adv_estimator": "grpo"}
 
 
+def test_each_batch_of_a_step_has_a_batch_norm_of_its_own(tmp_path):
+    """As verl's asynchronous trainers compute them: two mini-batches in one dump."""
+    batches = [[(0, 0), (1, 1), (0, 1)], [(0, 2), (5, 5), (1, 0)]]
+    rows = []
+    for batch, values in enumerate(batches):
+        A = oracle.gdpo(values, ["g"] * 3)
+        for i, ((x, y), a) in enumerate(zip(values, A, strict=True)):
+            rows.append({**rollout(f"g{batch}_{i}_0", a, x=x, y=y), "batch": batch})
+    replay = replayed(write(tmp_path / "two", {1: rows}), GDPO)
+    assert replay.worst.difference < 1e-6
+    for row in rows:
+        del row["batch"]
+    assert replayed(write(tmp_path / "one", {1: rows}), GDPO).worst.difference > 0.01
+
+
 def two_groups(lengths=(3, 3, 3, 3)):
     """The README's batch: rewards (0,0) (0,1) and (0,0) (1,1)."""
     values = {"p_0_0": (0, 0), "p_1_0": (0, 1), "q_0_0": (0, 0), "q_1_0": (1, 1)}

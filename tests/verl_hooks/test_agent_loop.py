@@ -24,6 +24,7 @@ from agent_loop_worker import (
     results,
 )
 from memory_queue import MemoryQueue
+from omegaconf import OmegaConf
 from repository import REPO
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 from verl.trainer.ppo import ray_trainer
@@ -32,7 +33,7 @@ from verl_batch import verl_config
 
 from verl_gdpo.batch.rows import OWN_KEY, RewardError
 from verl_gdpo.settings.reward_terms import TAKEN
-from verl_gdpo.verl_hooks import legacy_trainer
+from verl_gdpo.verl_hooks import agent_loop, legacy_trainer, reward_manager
 
 KEYS_OF_N = ("n", "val_kwargs.n")
 # NeMo Gym's example: three components of 0 or 1, and `reward` as their sum
@@ -414,3 +415,12 @@ def test_what_is_only_logged_may_differ(trainer):
         assert not [line for line in lines if OWN_KEY in str(line)]
         assert sorted(str(line.get("parts")) for line in lines) == ["None", "None", "[1, 2]", "[1]"]
         assert {line.get("note") for line in lines} == {None, "x"}
+
+
+def test_a_worker_asks_once_whether_its_run_has_gdpo(workers, monkeypatch):
+    """verl may run the file of the user's manager for the answer."""
+    asked = []
+    monkeypatch.setattr(reward_manager, "runs_gdpo_manager", lambda config: asked.append(config))
+    worker = SimpleNamespace(config=OmegaConf.create({"reward": {}}))  # without `algorithm`
+    assert [agent_loop._is_for_us(worker) for _ in range(3)] == [False] * 3
+    assert asked == [worker.config]

@@ -9,6 +9,7 @@ import torch
 from composed_recipes import composed
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+from transformers.masking_utils import create_causal_mask
 from two_ranks import run_two_ranks
 
 from verl_gdpo.verl_hooks import attention
@@ -100,6 +101,29 @@ def test_rows_are_looked_for_once_a_pass(model, rows, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: read.append(0) or original(self))
     packed(model, rows)
     assert len(read) == 1
+
+
+@torch.no_grad()
+def test_a_mask_of_the_models_own_stays(model):
+    """As of an image, whose tokens see each other."""
+    embedded, positions = torch.zeros(1, 4, 32), torch.arange(4)[None]
+    of_all = create_causal_mask(
+        config=model.config,
+        inputs_embeds=embedded,
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=positions,
+        or_mask_function=lambda batch, head, query, key: key < 3,
+    )
+    assert of_all[0, 0].tolist() == [[True, True, True, False]] * 3 + [[True] * 4]
+
+
+@pytest.mark.parametrize("option", ["softcap", "s_aux"])
+@pytest.mark.parametrize("attend", [attention.packed_sdpa, packed_varlen])
+def test_an_option_that_pytorch_does_not_know_is_refused(attend, option):
+    part = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(ValueError, match=f"Module hands '{option}' .*attention=flash_attn"):
+        attend(torch.nn.Module(), part, part, part, None, **{option: 50.0})
 
 
 def test_a_model_that_hides_the_positions():

@@ -5,7 +5,10 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
+from quick_composition import compose_quickly as compose_config
+from repository import REPO
 
+from verl_gdpo.verl_hooks import driver, rollout_guard
 from verl_gdpo.verl_hooks.driver import training_sources
 
 
@@ -16,7 +19,7 @@ def sources(files, **data):
 def test_files_say_their_data_sources(tmp_path):
     table, lines = tmp_path / "a.parquet", tmp_path / "b.jsonl"
     pq.write_table(pa.table({"data_source": ["rlla", "mine", "rlla"], "x": [1, 2, 3]}), table)
-    lines.write_text(json.dumps({"data_source": "other", "x": 1}) + "\n")
+    lines.write_text(json.dumps({"x": {"y": [1]}, "data_source": "other"}) + "\n")
     assert sources(str(table)) == {"rlla", "mine"}
     assert sources([str(table), str(lines)]) == {"rlla", "mine", "other"}
 
@@ -30,3 +33,20 @@ def test_what_only_verl_can_read(tmp_path):
     pq.write_table(pa.table({"data_source": ["rlla"]}), table)
     assert sources(str(table), custom_cls={"path": "mine.py"}) is None
     assert training_sources(OmegaConf.create({})) is None
+
+
+def test_a_run_without_gdpo_reads_no_rows(monkeypatch):
+    """Nor is the end of its trainer named in our words."""
+
+    def forbidden(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(driver, "training_sources", forbidden)
+    monkeypatch.setattr(rollout_guard, "naming_the_trainer", forbidden)
+    config = compose_config(REPO / "recipes", "train", ["hardware=cpu", "estimator=grpo"])
+    config.reward.reward_manager.name = "naive"
+    OmegaConf.set_struct(config, False)
+    config.run_dir = None
+    given = []
+    driver.check_and_run(lambda config, **_: given.append(config), config)
+    assert given == [config]

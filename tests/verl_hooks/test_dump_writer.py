@@ -172,6 +172,7 @@ def test_a_step_of_two_batches_has_one_dump(queue, tmp_path):
     expected = [-half, half, -half, half]
     assert [row["advantage"] for row in rows] == pytest.approx(expected, abs=1e-3)
     assert [row["rewards"]["a"] for row in rows] == [0.0, 0.0, 0.0, 1.0]
+    assert [row["batch"] for row in rows] == [0, 0, 1, 1]
     trainer._init_dump_executor()
     trainer.global_steps = 8
     queue.add_group("w", infos, lengths=(2, 3))
@@ -206,7 +207,7 @@ def test_what_json_cannot_hold_does_not_end_the_run(queue, tmp_path):
     assert rows[3]["advantage"] == pytest.approx(A_OF["v_1_0"], abs=1e-4)
 
 
-def validate(queue, trainer):
+def validate(queue, trainer, more=lambda prompt, sample: {}):
     """verl's own `_validate` on two prompts of two samples."""
     prompts = {"raw_prompt": np.array(["p", "q"], dtype=object)}
     trainer.val_dataloader = [{**prompts, "data_source": np.array(["d", "d"], dtype=object)}]
@@ -216,7 +217,8 @@ def validate(queue, trainer):
         for number, uid in enumerate(batch["uid"]):
             infos = [
                 {"a": float(number), "b": 1.0, "score": 1.0, **ODD, "mixed": mixed}
-                for mixed in (1.0, "one")
+                | more(number, sample)
+                for sample, mixed in enumerate((1.0, "one"))
             ]
             queue.add_group(uid, infos, lengths=(2, 3), partition="val")
 
@@ -236,6 +238,14 @@ def test_validation_survives_what_json_cannot_hold(queue, tmp_path):
     rows = read_strictly(tmp_path / "7.jsonl")
     assert [row["mixed"] for row in rows] == [1.0, "one"] * 2
     assert rows[0]["raw"] == r"b'\xff'" and rows[0]["answer"] == "four"
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_an_accuracy_that_does_not_apply_is_no_0(queue, tmp_path):
+    """verl counts a session that failed as 0, and takes a None for one."""
+    trainer = ours(tmp_path, *NAMED, "actor_rollout_ref.rollout.val_kwargs.n=2")
+    metrics = validate(queue, trainer, lambda prompt, sample: {"acc": None if prompt else 1.0})
+    assert metrics["val-core/d/acc/mean@2"] == 1.0
 
 
 def test_plain_verl_does_not(queue, tmp_path):

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from tensordict.tensorclass import NonTensorData, NonTensorStack
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_gdpo.batch.rows import ERROR_KEY, OWN_KEY, RewardError
+from verl_gdpo.batch.rows import ERROR_KEY, OWN_KEY, RewardError, RewardRows
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.verl_hooks.replay_buffer import GdpoBuffer, fetch_rows
 
@@ -213,6 +213,20 @@ def test_a_metric_may_be_missing(queue, caplog):
     assert sum("other_0_0 has no value of it" in line for line in caplog.messages) == 1
     assert filtering.metric.metrics() == {"gdpo/filter_metric_missing": 5 / 12}
     assert filtering.metric.metrics() == {}
+
+
+def test_a_metric_that_is_never_there_stops_the_run(queue):
+    filtering = buffer("acc")
+    filtering.filter_by(GdpoSettings())
+    put(queue, filtering, {"u": [(0, 3), (0, 5)]})
+    for info in infos(queue, "u"):
+        info["acc"] = None
+    filtering._dapo_filtered_keys("train")
+    rows = RewardRows.from_keys(["u_0_0"], [infos(queue, "u")[0]], ["d"], [False])
+    with pytest.raises(
+        RewardError, match=r"metric=acc: .*'acc'\], this one always None\. Name one"
+    ):
+        filtering.metric.check_known(rows)
 
 
 def test_a_metric_that_is_no_number_is_refused(queue):

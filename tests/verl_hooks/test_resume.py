@@ -43,9 +43,8 @@ SETTINGS = {
 
 def recipe(*overrides):
     """As much of the recipes' configuration as is read here."""
-    places = OmegaConf.create(
-        {"run_dir": "run", "trainer": {"default_local_dir": "${run_dir}/checkpoints"}}
-    )
+    trainer = {"default_local_dir": "${run_dir}/checkpoints", "hang_minutes": 10}
+    places = OmegaConf.create({"run_dir": "run", "trainer": trainer})
     return OmegaConf.merge(SETTINGS, places, OmegaConf.from_dotlist([*overrides]))
 
 
@@ -205,6 +204,10 @@ def test_a_folder_that_cannot_be_written_is_said(capsys):
 
 
 def test_a_run_that_is_not_ours_is_left_alone():
+    others = OmegaConf.create({"run_dir": {"root": "x"}, "allow_change": "mine"})
+    config = OmegaConf.merge(plain("algorithm.adv_estimator=grpo"), others)
+    start(config, is_ours=False)
+    assert (config.allow_change, config.run_dir.root) == ("mine", "x")
     start(plain("algorithm.adv_estimator=grpo"), is_ours=False)
     assert not Path("checkpoints").exists()
     start(plain("algorithm.adv_estimator=gdpo"))

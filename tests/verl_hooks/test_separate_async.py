@@ -88,6 +88,11 @@ def test_the_batch_is_a_mini_batch(queue, refills):
         expected = oracle.gdpo(rewards, [key[0] for key in keys])
         actual = [queue[key]["advantages"][0].item() for key in keys]
         assert actual == pytest.approx(expected, abs=1e-6)
+    dumped = trainer.dump_rows.columns([*batch.keys])["batch"]
+    assert dict(zip((key[0] for key in batch.keys), dumped, strict=True)) == {
+        **dict.fromkeys("uv", 0),
+        **dict.fromkeys("wx", 1),
+    }
     assert metrics["gdpo/a/max"] == 5.0
     assert refills == [1]
     assert "advantages" not in queue["opposed_0_0"]

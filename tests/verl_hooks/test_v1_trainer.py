@@ -87,7 +87,8 @@ def test_v1_sessions_padding_and_row_order(batch_norm):
     expected = oracle.gdpo(
         [REWARDS[i] for i in counted],
         [keys[i][0] for i in counted],
-        lengths=[i + 1 for i in counted],
+        # the tokens of all rows of a session count
+        lengths=[1 + 6 if i == 5 else i + 1 for i in counted],
         batch_norm=batch_norm,
     )
     assert actual[counted, 0].tolist() == pytest.approx(expected, abs=1e-6)

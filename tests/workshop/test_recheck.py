@@ -40,7 +40,8 @@ def copied(tmp_path, monkeypatch):
     for part in ("map/data", "trainer/data", "trainer/data_2"):
         shutil.copytree(recheck.HERE / part, here / part)
     docs.mkdir()
-    shutil.copyfile(recheck.DOCS / "in_verls_trainer.md", docs / "in_verls_trainer.md")
+    for page in ("in_verls_trainer.md", "when_gdpo_helps.md"):
+        shutil.copyfile(recheck.DOCS / page, docs / page)
     shutil.copytree(recheck.DOCS / "when_gdpo_helps", docs / "when_gdpo_helps")
     monkeypatch.setattr(recheck, "HERE", here)
     monkeypatch.setattr(recheck, "DOCS", docs)
@@ -64,6 +65,18 @@ def test_a_wrong_verdict_of_the_simulation_is_found(copied, capsys):
     page.write_text("\n".join(lines))
     assert recheck.main() == 1
     assert "two, 20:1, grpo: the page says 'less'" in capsys.readouterr().err
+
+
+def test_a_wrong_count_of_another_estimator_is_found(copied, capsys):
+    page = copied / "docs/when_gdpo_helps.md"
+    lines = page.read_text().splitlines()
+    [place] = [k for k, line in enumerate(lines) if line.startswith("| `dara` |")]
+    cells = lines[place].split("|")
+    cells[3] = f" {int(cells[3]) + 1} "
+    lines[place] = "|".join(cells)
+    page.write_text("\n".join(lines))
+    assert recheck.main() == 1
+    assert "dara: the page says" in capsys.readouterr().err
 
 
 def test_what_survives_a_permutation():

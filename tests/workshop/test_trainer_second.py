@@ -210,6 +210,9 @@ def test_a_complete_setting_has_its_verdicts():
     assert sentence.startswith("ToolRL's rewards, again, format: GDPO minus GRPO is +0.30")
     assert "(difference), and minus rescaled GRPO is 0.000 [" in sentence
     assert sentence.endswith("(no difference that matters).")
+    assert second.verdicts(found) == (
+        "of 8 comparisons, 6 not complete, 1 difference, 1 no difference that matters"
+    )
     # (1 x .302 + 6 x 0) / 7 of the declared score, and half of it of both
     lines = [line for line in second.endpoints(found).splitlines() if "again" in line]
     assert [line.split("|")[4].split("[")[0].strip() for line in lines] == [
@@ -239,6 +242,18 @@ def test_coding_has_no_rescaled_arm():
     assert "| 3 of 3 | +0.133 [" in lines[1]
 
 
+def test_a_run_that_was_made_on_two_machines_is_shown():
+    run = Run("maths_if_correct", "grpo", 4)
+    first, again = results.read_replaced(run), results.read(run)
+    assert first.fingerprint == again.fingerprint and first.inputs != again.inputs
+    at_first = [
+        {name: round(128 * curve[0]) for name, curve in r.shares.items()} for r in (first, again)
+    ]
+    assert at_first == [{"correctness": 31, "length": 17}, {"correctness": 31, "length": 18}]
+    said = second.twice({run: again, Run("maths", "grpo", 4): again})
+    assert said == "`maths_if_correct-grpo-4`: correctness 0.563 and 0.431, length 0.293 and 0.312"
+
+
 def test_the_horizon_has_means_of_ten_steps():
     curve = tuple(step / 120 for step in range(1, 121))
     half = tuple(share / 2 for share in curve)
@@ -254,6 +269,10 @@ def test_the_horizon_has_means_of_ten_steps():
         "| 1 | GDPO | 0.212 | 0.463 | 0.713 | 0.963 | 1.000 |",
         "| 1 | GDPO minus GRPO | +0.106 | +0.231 | +0.356 | +0.481 | 0.000 |",
     ]
+    assert second.shrinks(found) == (
+        "GDPO minus GRPO is +0.11 in the steps up to 30, and +0.48 in those up to 120, as the mean "
+        "of 1 seeds."
+    )
 
 
 def test_the_pilot_is_shown():

@@ -118,10 +118,11 @@ def sa_mrpo(
         bounds_K: (low, high) of each raw reward. It may be None for a reward of weight 0.
 
     Raises:
-        ValueError: gamma is below 0, a reward with a weight has no bounds, or a value is outside
-            its bounds.
+        ValueError: gamma or a weight is below 0, a reward with a weight has no bounds, or a value
+            is outside its bounds.
     """
     _check_number("sa_mrpo gamma", gamma, "at least 0")
+    _check_weights("sa_mrpo", weights_K)
     if len(bounds_K) != len(weights_K):
         raise ValueError(f"sa_mrpo bounds_K: expected {len(weights_K)}, got {len(bounds_K)}")
     S_B = torch.zeros_like(z_BK[:, 0])

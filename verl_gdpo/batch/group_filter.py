@@ -29,7 +29,7 @@ class FilterMetric:
     """
 
     name: str | None
-    is_known: bool = False  # whether any sample had this name
+    is_known: bool = False  # whether any sample had a value
     is_said: bool = False  # that a sample had no value
     samples: int = 0  # since the last batch
     missing: int = 0  # of these, without a value
@@ -44,12 +44,12 @@ class FilterMetric:
             return None
         value_B = np.full(len(rows), np.nan)
         column = rows.columns.get(self.name, [None] * len(rows))
-        self.is_known |= self.name in rows.columns
         for row in np.flatnonzero(rows.counted_B).tolist():
             try:
                 number = None if column[row] is ABSENT else value_or_error(column[row])
             except ValueError as error:
                 raise RewardError(f"{rows.label(row)}: {self._key} {error}") from None
+            self.is_known |= number is not None
             self.samples += 1
             self.missing += number is None
             value_B[row] = np.nan if number is None else number
@@ -64,11 +64,12 @@ class FilterMetric:
         return value_B
 
     def check_known(self, rows: RewardRows) -> None:
-        """Raise RewardError if no sample until the first batch, `rows`, has the name."""
+        """Raise RewardError if no sample until the first batch, `rows`, has a value of it."""
         if self.name is not None and not self.is_known:
+            always = ", this one always None" if self.name in rows.columns else ""
             raise RewardError(
-                f"{self._key}: the scorer returned {[*rows.columns]}. Name one of these, or set "
-                "algorithm.filter_groups.metric=reward for GDPO's own signal alone"
+                f"{self._key}: the scorer returned {[*rows.columns]}{always}. Name one with "
+                "values, or set algorithm.filter_groups.metric=reward for GDPO's own signal alone"
             )
 
     def metrics(self) -> dict[str, float]:

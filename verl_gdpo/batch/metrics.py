@@ -64,7 +64,8 @@ def batch_metrics(
         rewards: the rewards of all rows, after their conditions.
         counted_B: True for the rows that are samples.
         group_ids: one id per row; samples of one prompt share an id.
-        length_B: response tokens of each row; with batch_norm="token", only the trained tokens.
+        length_B: response tokens of each row's session; with batch_norm="token", only the trained
+            ones.
         settings: the result of `settings_of_advantage`; with None, only the statistics of the
             rewards are computed.
         bounds: {reward: (low, high)} of the rewards with declared bounds.

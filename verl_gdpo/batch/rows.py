@@ -117,6 +117,10 @@ class RewardRows:
         stands_for_itself_B: npt.NDArray[np.bool_] = self.session_B == np.arange(len(self))
         return stands_for_itself_B & ~self.is_padding_B
 
+    def over_sessions(self, count_B: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the sum of a count over the rows of each session, in its last row; else 0."""
+        return np.bincount(self.session_B, count_B, minlength=len(self)).astype(np.int64)
+
     def raise_on_error(self) -> None:
         """Raise RewardError if the reward manager could not score a sample."""
         errors = zip(self.columns.get(ERROR_KEY, []), self.is_padding_B, strict=False)

@@ -7,8 +7,8 @@ reads each answer here, in two spellings. A problem without an answer, with seve
 that it does not read as it is meant, is left out, and said so. Other fields (solution, difficulty,
 ...) are not read.
 
-Synthetic problems are short sums, as `What is 7 + 8?`. The test split uses pairs of numbers that
-the train split never shows.
+Synthetic problems are short sums, as `What is 7 + 8?`. The test split uses ordered pairs of numbers
+that the train split never shows.
 """
 
 import math

@@ -20,7 +20,10 @@ from verl_gdpo.data_prep import DataError, progress
 from verl_gdpo.data_prep.schema import SCHEMA, Row, check_rows
 
 CODE = Path(__file__).parent
-MADE_FROM, CONTENT = b"verl_gdpo.made_from", b"verl_gdpo.content"  # keys in a file's metadata
+# keys in a file's metadata
+MADE_FROM, CONTENT, OPTIONS = (
+    b"verl_gdpo." + key for key in (b"made_from", b"content", b"options")
+)
 ROWS_PER_GROUP = 8192  # limits memory, and keeps each column below Arrow's limit of 2 GB
 ROWS_AT_ONCE = 1024  # that are read
 
@@ -33,14 +36,16 @@ def _content_id(rows: Iterable[Mapping[str, Any]]) -> bytes:
     return digest.hexdigest().encode()
 
 
-def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]], made_from: str = "") -> None:
+def write_parquets(
+    files: Mapping[Path, Sequence[Mapping[str, Any]]], made_from: str = "", options: str = ""
+) -> None:
     """Check all rows, then write all files or none. Existing files are replaced.
 
     The same rows and the same version of pyarrow give the same bytes.
 
     Args:
         files: {path: rows}.
-        made_from: text that is stored in the metadata of each file.
+        made_from, options: texts that are stored in the metadata of each file.
 
     Raises:
         DataError: a row is refused; see `check_rows`.
@@ -50,7 +55,8 @@ def write_parquets(files: Mapping[Path, Sequence[Mapping[str, Any]]], made_from:
         check_rows(dict(enumerate(rows)), str(path))
     with replace_together(*files) as temporary:
         for target, path, rows in zip(temporary, files, files.values(), strict=True):
-            described = SCHEMA.with_metadata({MADE_FROM: made_from, CONTENT: _content_id(rows)})
+            said = {MADE_FROM: made_from, CONTENT: _content_id(rows), OPTIONS: options}
+            described = SCHEMA.with_metadata(said)
             unwritten = progress(rows, f"writing {path}")
             with pq.ParquetWriter(target, described) as writer:
                 while group := [*islice(unwritten, ROWS_PER_GROUP)]:
@@ -97,6 +103,14 @@ def is_there(paths: Sequence[Path], wanted: str) -> bool:
     """Return whether all files exist as they were made from `wanted`."""
     are_made = (_said(path).get(MADE_FROM) == wanted.encode() for path in paths)
     return all(are_made) and not any(map(_foreign, paths))
+
+
+def options_of(paths: Sequence[Path]) -> str | None:
+    """Return the options that made all files; None if they differ, or somebody changed a file."""
+    said = {_said(path).get(OPTIONS) for path in paths}
+    if len(said) > 1 or None in said or any(map(_foreign, paths)):
+        return None
+    return said.pop().decode()  # type: ignore[union-attr]
 
 
 def refuse_to_replace(paths: Sequence[Path]) -> None:

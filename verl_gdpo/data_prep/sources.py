@@ -60,7 +60,7 @@ class Sources:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the options that say where the rows come from; upstream, if any, needs none."""
-        source = parser.add_mutually_exclusive_group(required=not self.base_url)
+        source = parser.add_mutually_exclusive_group()
         about = "local .json, .jsonl or .parquet; it is split unless --test is given"
         source.add_argument("--from", dest="source", metavar="FILE", type=Path, help=about)
         parser.add_argument("--test", metavar="FILE", type=Path, help="with --from: the test rows")
@@ -102,6 +102,9 @@ class Sources:
             return chosen.from_files(args.source, args.test)
         if given.get("synthetic") is not None:
             return self._from_seed(given)
+        if not self.base_url:
+            ways = "--from FILE or --synthetic N" if self.make_rows else "--from FILE"
+            raise UsageError(f"{self.task.name} has no rows to download; expected {ways}")
         cache = args.cache or Path.home() / ".cache" / "verl-gdpo"
         return self._from_upstream(args.base_url or self.base_url, cache)
 

@@ -50,15 +50,15 @@ TASK_OF: Mapping[str, Task] = _by_data_source(TASKS.values())
 
 
 def belongs_elsewhere(name: str, data_source: str) -> bool:
-    """Return whether only rows of other data sources have the reward `name`."""
-    here = _names_of(data_source)
-    others = {name for source in TASK_OF for name in _names_of(source)} | {*VERL_REWARD_NAMES}
-    return name in others - here
-
-
-def _names_of(data_source: str) -> set[str]:
-    task = TASK_OF.get(data_source)
-    return {*task.reward_names, *task.verl_names} if task else {*VERL_REWARD_NAMES}
+    """Return whether rows of another task may have the reward `name`, which a row here lacks."""
+    own = TASK_OF.get(data_source)
+    others = {
+        name
+        for task in TASK_OF.values()
+        if task is not own
+        for name in (*task.reward_names, *task.verl_names)
+    }
+    return name in (others | {*VERL_REWARD_NAMES} if own else others - {*VERL_REWARD_NAMES})
 
 
 def declared_bounds(

@@ -28,7 +28,7 @@ def score(
     *,
     response_tokens: int | None = None,
     step: int | None = None,
-    length_limit: int = 4000,
+    limit_tokens: int = 4000,
     length_needs_pass: bool = True,
     max_tests: int = 10,
     seconds: float = 4.0,
@@ -41,7 +41,7 @@ def score(
     """Score one response; every value is between 0 and 1.
 
     "pass": tests passed / tests. The first test that a limit ends is the last one that runs, and
-    those after it are not passed. "length": 1 for at most `length_limit` tokens, if all tests pass;
+    those after it are not passed. "length": 1 for at most `limit_tokens` tokens, if all tests pass;
     else 0. "bug": 1 for a program that runs without compilation or runtime errors, in the words of
     the paper; else 0: it ends every test without an exception and within its limits. A program that
     prints nothing in any test, where something is expected, counts as one that does not run: it may
@@ -57,7 +57,7 @@ def score(
         ground_truth: in the form of `coding_problem.py`.
         response_tokens: length of the response; None counts as 0.
         step: part of every scorer's signature; unused.
-        length_limit: in tokens; 4,000 in the paper.
+        limit_tokens: in tokens; 4,000 in the paper.
         length_needs_pass: whether the length counts only if all tests pass.
         max_tests: only so many tests run, the first ones, as in verl's own scorer.
         seconds: CPU time of one test, on this machine.
@@ -75,14 +75,14 @@ def score(
             fails.
     """
     check_texts("coding", response=response)
-    limits = {"length_limit": length_limit, "max_tests": max_tests, "seconds": seconds}
+    limits = {"limit_tokens": limit_tokens, "max_tests": max_tests, "seconds": seconds}
     limits |= {"wall_seconds": wall_seconds, "memory_mb": memory_mb}
     for name, value in limits.items():
         least = 128 if name == "memory_mb" else 1
         if not least <= value < math.inf:
             raise ValueError(f"coding {name}: got {value}; expected at least {least}, and finite")
     problem = form.parse(ground_truth)
-    is_short = (response_tokens or 0) <= length_limit
+    is_short = (response_tokens or 0) <= limit_tokens
     program = form.program_of(response)
     passed, has_no_bug = 0.0, False
     if program is not None:
@@ -152,13 +152,13 @@ def _is_same(result: Any, expected: Any) -> bool:
 def _is_same_number(got: str | float, expected: str | float, exactly: bool = False) -> bool:
     try:
         number, wanted = Decimal(got), Decimal(expected)
-    except ArithmeticError:  # one of them is no number
+        if not (number.is_finite() and wanted.is_finite()):
+            return False
+        if exactly:
+            return number == wanted
+        return abs(number - wanted) <= ABSOLUTE + RELATIVE * abs(wanted)
+    except ArithmeticError:  # one of them is no number, or is as large as 1e1000000
         return False
-    if not (number.is_finite() and wanted.is_finite()):
-        return False
-    if exactly:
-        return number == wanted
-    return abs(number - wanted) <= ABSOLUTE + RELATIVE * abs(wanted)
 
 
 TASK = Task(

@@ -64,14 +64,20 @@ def claim_metrics_file(run: Path) -> Path:
             return path
 
 
+def of_recipes(config: Any) -> bool:
+    """Return whether the configuration is of our recipes: others may have a `run_dir` too."""
+    minutes = OmegaConf.select(config, "trainer.hang_minutes")  # a key that nobody else has
+    return bool(config.get("run_dir")) and minutes is not None
+
+
 def write_into_run_dir(config: Any) -> None:
-    """Make verl's loggers write into `run_dir`, a key of our recipes.
+    """Make verl's loggers write into `run_dir` of our recipes.
 
     By default they write into the current folder. This function sets environment variables, unless
     the user has set them. Relies on verl 0.9 `verl.utils.tracking`, which reads them when
     training starts.
     """
-    if not config.get("run_dir"):
+    if not of_recipes(config):
         return
     run = Path(config.run_dir).resolve()
     run.mkdir(parents=True, exist_ok=True)

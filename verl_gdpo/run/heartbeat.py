@@ -33,20 +33,21 @@ class Clock:
 
     A phase ends, another one begins, or a sample is finished: each of these is progress. The time
     since then has a limit: `LONGEST_FACTOR` times the longest phase of this name, and at least the
-    floor; `FIRST_FACTOR` times the floor if there was none, and `START_FACTOR` times before the
-    first phase. A phase inside another one is not part of its time.
+    floor; `FIRST_FACTOR` times the floor if there was none, and between phases; `START_FACTOR`
+    times in the start. A phase inside another one is not part of its time.
 
     Time passes in `tick` alone, so that a machine or a run that stands still for a while, and then
     goes on, is not taken for one that hangs.
 
     Args:
         floor: seconds.
+        base: what goes on outside of all phases, until the first one.
     """
 
-    def __init__(self, floor: float) -> None:
+    def __init__(self, floor: float, base: str = START) -> None:
         self.floor = floor
         self._now = self._credited = self._progress = 0.0
-        self._phases = [_Phase(START)]  # from the outermost one
+        self._phases = [_Phase(base)]  # from the outermost one
         self._longest: dict[str, float] = {}
 
     def tick(self, seconds: float) -> None:

@@ -66,6 +66,11 @@ class Scorer:
             ValueError: the function raised, or returned neither a number nor {name: reward}.
         """
         length = row.get("response_tokens")
+        if self.is_task and length is None and "length" in TASKS[self.name].bounds():
+            raise ValueError(
+                f"--scorer {self.name}: its reward 'length' counts tokens, and a dump of verl "
+                "without verl-gdpo does not say how many a response has"
+            )
         try:
             if self.is_task:
                 result = self.function(

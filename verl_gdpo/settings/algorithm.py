@@ -262,7 +262,7 @@ def _rewards_of(algorithm: Any, rewards: Any) -> tuple[str, Any]:
     keys, weights = (plain(algorithm.get(f"gdpo_reward_{what}")) for what in ("keys", "weights"))
     if keys is None and weights is None:
         return REWARDS, rewards
-    where = "algorithm.gdpo_reward_keys"
+    where, where_weights = "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"
     if rewards is not None:
         raise ValueError(
             f"{REWARDS} and {where}/gdpo_reward_weights say the same thing; give one of them"
@@ -270,13 +270,13 @@ def _rewards_of(algorithm: Any, rewards: Any) -> tuple[str, Any]:
     names = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     if not names or len({*keys}) < len(keys):
         raise ValueError(f"{where}: expected a list of different names, got {keys!r}")
-    weights = [1.0] * len(keys) if weights is None else weights
+    given, weights = weights, [1.0] * len(keys) if weights is None else weights
     if not isinstance(weights, list) or len(weights) != len(keys):
         raise ValueError(
-            f"algorithm.gdpo_reward_weights: expected {len(keys)} numbers, one for each of "
+            f"{where_weights}: expected {len(keys)} numbers, one for each of "
             f"gdpo_reward_keys={keys}, got {weights!r}"
         )
-    return where, dict(zip(keys, weights, strict=True))
+    return where if given is None else where_weights, dict(zip(keys, weights, strict=True))
 
 
 def _check_together(
@@ -305,6 +305,11 @@ def _check_together(
             )
     if combine is None:
         return
+    if settings.dialect:
+        raise ValueError(
+            f"{WHERE}.combine={combine.name} contradicts {WHERE}.dialect={settings.dialect}, which "
+            "adds the rewards up; leave one of them out"
+        )
     if settings.group_norm == "summed":
         raise ValueError(
             f"{WHERE}.combine={combine.name} with group_norm=summed: the rewards are already added "
@@ -334,6 +339,8 @@ def _explained(mistake: Any, where_rewards: str) -> str:
     """Say of a mistake that pydantic found where it is, what is expected, and what was given."""
     kind, loc, got = mistake["type"], mistake["loc"], mistake["input"]
     keys = [key for i, key in enumerate(loc) if i < 2 or key not in ("number", "schedule")]
+    if "[key]" in loc:  # the name is wrong, and not its weight
+        where_rewards = where_rewards.replace("gdpo_reward_weights", "gdpo_reward_keys")
     keys = [WHERE, *keys] if keys[0] != "rewards" else [where_rewards, *keys[1:]]
     where = ".".join(str(key) for key in keys if key != "[key]")
     if kind == "unexpected_keyword_argument":

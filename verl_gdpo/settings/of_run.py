@@ -1,6 +1,6 @@
 """The settings of a run, whose scorers declare rewards; refuses what cannot work with GDPO."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -48,7 +48,10 @@ def settings_of_run(
     if options and uses_gdpo_manager(config):  # another manager may read them
         rewards.check_options(options, ours)
     if has_manager and sources is not None and not is_recorded:
-        _refuse_partial(settings.said, ours, options)
+        returned = _returned(ours, options)
+        _refuse_partial(settings.said, returned)
+        if sources and _our_scorers_alone(config) and all(returned.values()):
+            _refuse_never_returned(settings, {*sources}, returned)
     if uses_estimator:
         disagreed = {name for name, pair in declared.items() if pair is None}
         later = disagreed if sources is None else set()
@@ -80,8 +83,8 @@ def named_rewards(
 ) -> dict[str, Any]:
     """Return what a scorer of ours returned for a row, under the names that the settings use.
 
-    These may be the names of verl's own scorer. A reward that the settings name, and only rows of
-    other data sources have, does not apply: it is None.
+    These may be the names of verl's own scorer. A reward that the settings name, and that the row
+    lacks but rows of another task may have, does not apply: it is None.
     """
     task, wanted = rewards.TASK_OF.get(data_source), settings.names
     named = dict(info)
@@ -89,8 +92,9 @@ def named_rewards(
         for name, other in ((verls, ours), (ours, verls)):
             if name in wanted and name not in named and other in named:
                 named[name] = named.pop(other)
-    elsewhere = [name for name in wanted if rewards.belongs_elsewhere(name, data_source)]
-    return {**dict.fromkeys(elsewhere), **named}
+    absent = [name for name in wanted if name not in named]
+    elsewhere = [name for name in absent if rewards.belongs_elsewhere(name, data_source)]
+    return {**named, **dict.fromkeys(elsewhere)}
 
 
 def _our_scorers(config: Any, sources: Iterable[str] | None) -> tuple[list[str], dict[str, Any]]:
@@ -101,24 +105,37 @@ def _our_scorers(config: Any, sources: Iterable[str] | None) -> tuple[list[str],
     return [] if is_custom else sorted({*asked} & {*rewards.TASK_OF}), options
 
 
+def _our_scorers_alone(config: Any) -> bool:
+    """Whether nothing of the user's own returns rewards, as far as the configuration tells."""
+    has_function = config.reward.custom_reward_function.path is not None
+    loops = OmegaConf.select(config, "actor_rollout_ref.rollout.agent.agent_loop_config_path")
+    return uses_gdpo_manager(config) and not has_function and loops is None
+
+
+def _returned(sources: Iterable[str], options: Mapping[str, Any]) -> dict[str, dict[str, set[str]]]:
+    """Return {data source that we score: {its reward: the names that it may have}}."""
+    return {
+        source: {
+            name: {
+                name,
+                *(v for v, our in rewards.TASK_OF[source].verl_names.items() if our == name),
+            }
+            for name in rewards.declared_by(source, options)
+        }
+        for source in sources
+    }
+
+
 def _refuse_partial(
-    said: Mapping[str, Any], ours: Sequence[str], options: Mapping[str, Any]
+    said: Mapping[str, Any], returned: Mapping[str, Mapping[str, set[str]]]
 ) -> None:
     """Raise ValueError if `algorithm.gdpo.rewards` says something, but nothing of some reward.
 
     Args:
         said: `GdpoSettings.said`.
-        ours: the data sources of the training rows that we score.
-        options: those of their scorers.
+        returned: of the training rows that we score; see `_returned`.
     """
-    known = {
-        name: {
-            name,
-            *(verls for verls, our in rewards.TASK_OF[source].verl_names.items() if our == name),
-        }
-        for source in ours
-        for name in rewards.declared_by(source, options)
-    }
+    known = {name: names for of in returned.values() for name, names in of.items()}
     absent = [name for name, names in known.items() if not names & {*said}]
     if not said or not absent:
         return
@@ -127,10 +144,41 @@ def _refuse_partial(
     whole = {name: each for name, each in said.items() if name not in strange}
     raise ValueError(
         f"{REWARDS} names {[*said]}, and says nothing of {absent}, which the scorer of the "
-        f"training rows ({', '.join(ours)}) returns too{close}. Give the weights that you want: "
-        f"{line_of(REWARDS, {**whole, **dict.fromkeys(absent, 1.0)})}. With 0 a reward is scored "
-        "and logged, and has no weight; with null it is left out"
+        f"training rows ({', '.join(returned)}) returns too{close}. Give the weights that you "
+        f"want: {line_of(REWARDS, {**whole, **dict.fromkeys(absent, 1.0)})}. With 0 a reward is "
+        "scored and logged, and has no weight; with null it is left out"
     )
+
+
+def _refuse_never_returned(
+    settings: GdpoSettings,
+    sources: set[str],
+    returned: Mapping[str, Mapping[str, set[str]]],
+) -> None:
+    """Raise ValueError for a name that would be missing, or a condition unmet, in every row.
+
+    Args:
+        sources: of all training rows. Those that verl scores may return any name but ours.
+        returned: of the sources that we score; see `_returned`.
+    """
+    names_of = {source: set().union(*of.values()) for source, of in returned.items()}
+    known = {name for names in names_of.values() for name in names}
+    others = sources - {*returned}
+    for name in settings.names:
+        if name not in known and all(rewards.belongs_elsewhere(name, each) for each in others):
+            raise ValueError(
+                f"{REWARDS} names {name!r}, which no scorer of the training rows "
+                f"({', '.join(sorted(sources))}) returns{hint(name, sorted(known))}. Leave it out, "
+                "or set the option in reward.reward_kwargs with which the scorer returns it"
+            )
+    for name, term in settings.terms.items():
+        for source, names in names_of.items():
+            if term.when is not None and name in names and term.when.reward not in names:
+                raise ValueError(
+                    f"{REWARDS}.{name}.when.reward={term.when.reward}: rows of {source!r} have "
+                    f"{name!r} and no {term.when.reward!r}, so none of them would ever meet the "
+                    "condition. Train these rows in a run of their own, or without the condition"
+                )
 
 
 def uses_gdpo_manager(config: Any) -> bool:

@@ -9,20 +9,26 @@ file is written), and 2 for wrong usage.
 import argparse
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from verl_gdpo import data_prep
 from verl_gdpo.data_prep import DataError, UsageError
-from verl_gdpo.data_prep.parquet import is_there, made_from, refuse_to_replace, write_parquets
+from verl_gdpo.data_prep.parquet import (
+    is_there,
+    made_from,
+    options_of,
+    refuse_to_replace,
+    write_parquets,
+)
 from verl_gdpo.data_prep.schema import overlap, table
 from verl_gdpo.data_prep.sources import Sources, questions_of
 from verl_gdpo.rewards import TASKS
 from verl_gdpo.rewards.task import Task
 
 # options that do not change the rows
-OTHER_OPTIONS = ("sources", "out", "if_needed", "force", "base_url", "cache")
+OTHER_OPTIONS = ("sources", "out", "if_needed", "keep_others", "force", "base_url", "cache")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -56,12 +62,17 @@ def prepare(args: argparse.Namespace) -> None:
     if args.if_needed and is_there(paths, made_from(task.name, options)):
         print(f"{' and '.join(map(str, paths))}: up to date")
         return
+    said = as_typed(options)
+    if args.keep_others and (made := options_of(paths)) is not None and made != said:
+        command = f"verl-gdpo data {task.name} {made}".strip()
+        print(f"{args.out}: kept as `{command}` made it; delete it for other rows")
+        return
     if not args.force:
         refuse_to_replace(paths)
     splits = args.sources.load(args)
     shared = overlap(splits)
     files = {args.out / f"{split}.parquet": rows for split, rows in splits.items()}
-    write_parquets(files, made_from(task.name, options))
+    write_parquets(files, made_from(task.name, options), said)
     print(table(splits, task))
     for path in files:
         print(f"wrote {path} ({path.stat().st_size:,} bytes)")
@@ -72,6 +83,15 @@ def prepare(args: argparse.Namespace) -> None:
             "generalisation",
             file=sys.stderr,
         )
+
+
+def as_typed(options: Mapping[str, Any]) -> str:
+    """The options of a command that were given, as a user writes them."""
+    names = {name: name.replace("_", "-") for name in options} | {"source": "from"}
+    given = {names[name]: value for name, value in options.items() if value not in (None, False)}
+    return " ".join(
+        f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items()
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,6 +108,11 @@ def _parser() -> argparse.ArgumentParser:
             "--if-needed",
             action="store_true",
             help="write nothing if the same arguments and code have already written the files",
+        )
+        task_parser.add_argument(
+            "--keep-others",
+            action="store_true",
+            help="write nothing if other options of this command have written the files",
         )
         task_parser.add_argument(
             "--force",

@@ -13,12 +13,15 @@ Relies on verl 0.9 `AgentLoopWorker`:
 from typing import Any
 
 import numpy as np
+from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
 from verl_gdpo.batch.rows import OWN_KEY
 from verl_gdpo.verl_hooks.extending import Function, extends
 
 INFO = "reward_extra_info"  # verl's name for what was returned beside the score
+
+IS_OURS = "_is_for_gdpo"  # our attribute of a worker: its configuration, and the answer
 
 _finished = 0  # samples, in this process
 
@@ -35,7 +38,7 @@ async def compute_and_mark(
     score = outputs[-1].reward_score
     await compute_score(self, outputs, *args, **kwargs)
     _finished += 1
-    if score is not None and _is_for_us(self.config):
+    if score is not None and _is_for_us(self):
         fields = outputs[-1].extra_fields
         info = fields.get(INFO) or {}
         named = {name: value for name, value in info.items() if name != "score"}
@@ -47,7 +50,7 @@ def postprocess_without_columns(
     postprocess: Function, self: Any, inputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Make one column of dicts: see `legacy_batch.py`."""
-    if not _is_for_us(self.config):
+    if not _is_for_us(self):
         return postprocess(self, inputs, *args, **kwargs)
     infos = np.empty(len(inputs), dtype=object)
     infos[:] = [given.extra_fields.get(INFO) or {} for given in inputs]
@@ -63,7 +66,13 @@ def finished_samples(_worker: Any) -> int:
     return _finished
 
 
-def _is_for_us(config: Any) -> bool:
-    from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager
+def _is_for_us(worker: Any) -> bool:
+    """Whether the worker's run has gdpo; asked once, as verl may run a manager's file for it."""
+    config, said = getattr(worker, IS_OURS, (None, False))
+    if config is not worker.config:
+        from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager
 
-    return config.algorithm.adv_estimator == "gdpo" or runs_gdpo_manager(config)
+        estimator = OmegaConf.select(worker.config, "algorithm.adv_estimator")
+        said = estimator == "gdpo" or runs_gdpo_manager(worker.config)
+        setattr(worker, IS_OURS, (worker.config, said))
+    return bool(said)

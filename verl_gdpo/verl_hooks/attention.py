@@ -100,12 +100,14 @@ def apply_and_forget(apply_monkey_patch: Function, *args: Any, **kwargs: Any) ->
 def mask(**given: Any) -> Any:
     """Return no mask where a row of rows attends to itself, and elsewhere that of sdpa.
 
-    transformers calls it once a pass. Padded rows, a cache and sliding windows need the mask.
+    transformers calls it once a pass. Padded rows, a cache, sliding windows and masks of a model's
+    own need the mask.
     """
     from transformers.masking_utils import sdpa_mask
 
     of_itself = given["batch_size"] == 1 and given["q_length"] == given["kv_length"]
-    if of_itself and given.get("attention_mask") is None and given.get("local_size") is None:
+    is_causal = given.get("local_size") is None and not given.get("use_vmap")  # as with images
+    if of_itself and is_causal and given.get("attention_mask") is None:
         return None
     return sdpa_mask(**given)
 
@@ -123,6 +125,12 @@ def _of_packs(attend: Callable[..., "Tensor"]) -> Callable[..., tuple["Tensor", 
         position_ids: "Tensor | None" = None,
         **options: Any,
     ) -> tuple["Tensor", None]:
+        for option in ("softcap", "s_aux"):
+            if options.get(option) is not None:
+                raise ValueError(
+                    f"{type(module).__name__} hands {option!r} to its attention, which PyTorch's "
+                    "attention does not know: install flash-attn, and set attention=flash_attn"
+                )
         if attention_mask is None and query.shape[0] == 1 and query.shape[2] == key.shape[2]:
             bounds = _bounds(module, position_ids)
             return attend(module, query, key, value, bounds, **options), None

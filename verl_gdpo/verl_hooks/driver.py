@@ -7,6 +7,7 @@ The main modules of `one_step_off_policy` and `fully_async_policy` import that f
 """
 
 import sys
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,10 @@ def training_sources(config: Any) -> set[str] | None:
         try:
             if path.suffix == ".parquet":
                 table = pa.parquet.read_table(path, columns=["data_source"])
-            else:
-                table = pa.json.read_json(path)
+            else:  # texts may be gigabytes
+                schema = pa.schema([("data_source", pa.string())])
+                alone = pa.json.ParseOptions(schema, unexpected_field_behavior="ignore")
+                table = pa.json.read_json(path, parse_options=alone)
             found |= {*table["data_source"].unique().to_pylist()}
         except (OSError, KeyError, pa.ArrowException):
             return None
@@ -51,6 +54,7 @@ def check_and_run(
 
     Once Ray runs, and before the trainer's process starts, the nodes are compared.
     """
+    from verl_gdpo.run.folder import of_recipes
     from verl_gdpo.settings.of_run import settings_of_run
     from verl_gdpo.verl_hooks import attention
     from verl_gdpo.verl_hooks.hang import begin_heartbeat
@@ -58,20 +62,22 @@ def check_and_run(
     from verl_gdpo.verl_hooks.resume import hand_over, recorded_start
     from verl_gdpo.verl_hooks.rollout_guard import naming_the_trainer
 
-    if config.get("run_dir"):  # Ray's processes on a cluster that runs have another folder
+    if of_recipes(config):  # Ray's processes on a cluster that runs have another folder
         config.run_dir = str(Path(config.run_dir).resolve())
-    is_ours = settings_of_run(config, training_sources(config)) is not None
+    is_ours = settings_of_run(config) is not None
+    if is_ours:
+        settings_of_run(config, training_sources(config))
     composed = deepcopy(config)
     if said := attention.choose(config):  # before the start is recorded
         print(f"verl-gdpo: {said}", flush=True)
     if is_ours:
         begin_heartbeat(config)
         task_runner_class = probing(task_runner_class)
-    is_recorded = is_ours or bool(config.get("run_dir"))  # the recipes have `run_dir`
+    is_recorded = is_ours or of_recipes(config)
     with recorded_start(config, is_ours=is_recorded, composed=composed):
         if is_recorded:
             hand_over(config, "VERL_FILE_LOGGER_PATH")
-        with naming_the_trainer():
+        with naming_the_trainer() if is_ours else nullcontext():
             return run_ppo(config, task_runner_class=task_runner_class, **kwargs)
 
 

@@ -36,6 +36,7 @@ class DumpRows:
 
     def __init__(self) -> None:
         self._step: int | None = None
+        self._batches = 0  # of the step
         self._rows: dict[str, dict[str, Any]] = {}  # {key: {column: value}}
 
     def add(self, response_length_B: Sequence[int], step: Step) -> None:
@@ -48,7 +49,7 @@ class DumpRows:
         rows, outcome = step.rows, step.computed
         if rows.step != self._step:  # some trainers dump none
             self._rows.clear()
-            self._step = rows.step
+            self._step, self._batches = rows.step, 0
         for number, key in enumerate(step.keys):
             group, session = split_key(split_key(key)[0])
             shown = {k: v for k, v in rows.info(number).items() if k not in ("score", NOTES_KEY)}
@@ -60,8 +61,10 @@ class DumpRows:
                 "trained_tokens": int(outcome.trained_B[number]),
                 "rewards": {str(name): as_json(value) for name, value in shown.items()},
                 "advantage": float(outcome.advantage_B[number]),
+                "batch": self._batches,
                 "is_padding": bool(rows.is_padding_B[number]),
             }
+        self._batches += 1
 
     def columns(self, keys: Sequence[str]) -> dict[str, list[Any]]:
         """Return {name: values in the order of `keys`}.

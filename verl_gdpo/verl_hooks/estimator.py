@@ -61,7 +61,8 @@ def compute_gdpo(
         )
     token_count_B = None
     if settings.batch_norm == "token":
-        token_count_B = (response_mask != 0).sum(dim=1).cpu()
+        trained_B = (response_mask != 0).sum(dim=1).cpu().numpy()
+        token_count_B = torch.from_numpy(rows.over_sessions(trained_B))
     step.scalars = scalars_of(step.rewards, rows.counted_B, index, settings, token_count_B)
     # every row of a session gets the advantage of its last row; padding keeps 0
     A_B = step.scalars.A_B[torch.from_numpy(rows.session_B)]

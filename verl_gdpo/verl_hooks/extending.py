@@ -4,7 +4,9 @@ What is put there is a plain function, which Ray can pickle even if a user's `__
 """
 
 import functools
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 Function = Callable[..., Any]
@@ -12,6 +14,9 @@ Function = Callable[..., Any]
 
 def extends(owner: Any, name: str) -> Callable[[Function], Function]:
     """Call a function of ours in the place of one of verl's, with verl's as its first argument.
+
+    Modules that have imported verl's function by its name get ours too: those of
+    `VERL_USE_EXTERNAL_MODULES` are loaded before us.
 
     Args:
         owner: the module or class that has verl's function.
@@ -25,6 +30,9 @@ def extends(owner: Any, name: str) -> Callable[[Function], Function]:
             return function(original, *args, **kwargs)
 
         setattr(owner, name, instead)
+        for module in [*sys.modules.values()] if isinstance(owner, ModuleType) else ():
+            if getattr(module, "__dict__", {}).get(name) is original:
+                setattr(module, name, instead)
         return function
 
     return extend

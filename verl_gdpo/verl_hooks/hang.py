@@ -24,7 +24,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from verl.utils import debug
 
-from verl_gdpo.run.heartbeat import MINUTES, START, START_FACTOR, Clock, Heartbeat, remove
+from verl_gdpo.run.folder import of_recipes
+from verl_gdpo.run.heartbeat import BETWEEN, MINUTES, START, START_FACTOR, Clock, Heartbeat, remove
 from verl_gdpo.run.stacks import HANG_FILE, stacks_of
 from verl_gdpo.verl_hooks.extending import Function, extends
 
@@ -59,12 +60,12 @@ def seconds_of(config: Any) -> float:
 class Watch(threading.Thread):
     """Watches the trainer of this process until `end`."""
 
-    def __init__(self, trainer: Any, floor: float) -> None:
+    def __init__(self, trainer: Any, floor: float, base: str = START) -> None:
         super().__init__(daemon=True)
-        self.clock = Clock(floor)
+        self.clock = Clock(floor, base)
         self._trainer = trainer
-        folder = trainer.config.get("run_dir")
-        self._run = Path(folder).resolve() if folder else None
+        config = trainer.config
+        self._run = Path(config.run_dir).resolve() if of_recipes(config) else None
         self._ended = threading.Event()
         self._message = ""
         self._has_warned = False
@@ -230,9 +231,9 @@ def begin_heartbeat(config: Any) -> None:
     Raises:
         ValueError: see `seconds_of`.
     """
-    floor, folder = seconds_of(config), config.get("run_dir")
-    if floor and folder and Path(folder).is_dir():
-        Heartbeat(os.getpid(), START, None, 0, START_FACTOR * floor).write(Path(folder))
+    floor = seconds_of(config)
+    if floor and of_recipes(config) and Path(config.run_dir).is_dir():
+        Heartbeat(os.getpid(), START, None, 0, START_FACTOR * floor).write(Path(config.run_dir))
 
 
 _watch: Watch | None = None
@@ -247,15 +248,18 @@ def end_watch() -> None:
 
 
 @contextmanager
-def watched_from(trainer: Any) -> Iterator[None]:
+def watched_from(trainer: Any, base: str = START) -> Iterator[None]:
     """Watch the trainer from this block on, unless `trainer.hang_minutes` is 0.
 
     If the block raises, the watch ends.
+
+    Args:
+        base: what goes on outside of all phases; see `Clock`.
     """
     global _watch
     end_watch()
     if floor := seconds_of(trainer.config):
-        _watch = Watch(trainer, floor)
+        _watch = Watch(trainer, floor, base)
         _watch.start()
     try:
         yield
@@ -266,8 +270,8 @@ def watched_from(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def watched(trainer: Any) -> Iterator[None]:
-    """Watch the trainer during the block."""
-    with watched_from(trainer):
+    """Watch the trainer during its `fit`, whose steps may have no phases that we know."""
+    with watched_from(trainer, BETWEEN):
         yield
     end_watch()
 

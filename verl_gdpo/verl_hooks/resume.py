@@ -20,6 +20,7 @@ from omegaconf import OmegaConf, open_dict
 
 from verl_gdpo.run import starts
 from verl_gdpo.run.contents import file_contents, flat, without_environment
+from verl_gdpo.run.folder import of_recipes
 from verl_gdpo.run.resume_rules import PLACES, changes, refusal, without_followers
 from verl_gdpo.run.starts import TRACKER, Start, Written
 
@@ -42,10 +43,6 @@ def recorded_start(config: Any, *, is_ours: bool, composed: Any = None) -> Itera
         ValueError: a checkpoint would be loaded that was made with other settings; or see
             `mend_tracker`.
     """
-    allowed = _taken_out(config, ALLOW)
-    if composed is None:
-        composed = config
-    _taken_out(composed, ALLOW)
     if is_ours and config.trainer.get("resume_mode", "auto") == "auto":
         mend_tracker(Path(config.trainer.default_local_dir))
     checkpoint = checkpoint_to_load(config)
@@ -53,6 +50,10 @@ def recorded_start(config: Any, *, is_ours: bool, composed: Any = None) -> Itera
     if not (is_ours or earlier):
         yield
         return
+    allowed = _taken_out(config, ALLOW)
+    if composed is None:
+        composed = config
+    _taken_out(composed, ALLOW)
     start = _start(config, checkpoint, earlier, allowed)
     for warning in start.warnings:
         _warn(warning)
@@ -79,7 +80,9 @@ def recorded_start(config: Any, *, is_ours: bool, composed: Any = None) -> Itera
 
 def run_folder(config: Any) -> Path:
     """`run_dir` of our recipes, or the folder of checkpoints."""
-    return Path(config.get("run_dir") or config.trainer.default_local_dir).resolve()
+    return Path(
+        config.run_dir if of_recipes(config) else config.trainer.default_local_dir
+    ).resolve()
 
 
 def checkpoint_to_load(config: Any) -> Path | None:

@@ -176,7 +176,7 @@ def naming_the_trainer() -> Iterator[None]:
     except ray.exceptions.RayActorError as error:
         if isinstance(error, ray.exceptions.RayTaskError):  # it lives, and says this of another one
             raise
-        raise RolloutError(died("the trainer's process or its node", error)) from None
+        raise RolloutError(died("the trainer's process or its node", error)) from error
 
 
 def queue_actors() -> dict[str, Any]:

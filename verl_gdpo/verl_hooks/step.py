@@ -119,7 +119,7 @@ class Step:
             self.rows.counted_B,
             [group_of(key) for key in self.keys],
             # with by_token, those that are trained: rollout correction has changed the masks
-            self.computed.trained_B if by_token else np.array(length_B),
+            self.rows.over_sessions(self.computed.trained_B if by_token else np.array(length_B)),
             settings,
             self.settings.bounds,
             self.rows.sources if by_source else None,

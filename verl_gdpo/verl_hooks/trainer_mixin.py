@@ -8,6 +8,7 @@ Relies on verl 0.9, whose V1 and legacy trainers both have:
 """
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -145,6 +146,15 @@ class TrainerMixin:
             for name, column in infos.items()
             if name not in (NOTES_KEY, OWN_KEY)
         }
+        if expected := kwargs.get("expected_acc_counts"):  # since verl 0.9.1
+            # verl takes a missing `acc` for a session that failed, and counts it as 0
+            absent = Counter(
+                (str(source), str(uid))
+                for source, uid, acc in zip(sources, uids, infos.get("acc", ()), strict=False)
+                if acc is None
+            )
+            counts = {key: count - absent[key] for key, count in expected.items()}
+            kwargs["expected_acc_counts"] = counts
         return super()._val_metrics_update(  # type: ignore[misc]
             sources, uids, infos, *args, **kwargs
         )

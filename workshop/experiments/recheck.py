@@ -11,7 +11,8 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -163,6 +164,7 @@ def check_second() -> Iterator[str]:
 
 MAP_BAND, DRAWS, OPTIMIZERS = 0.02, 8, ("one scale", "adam")
 RIVALS = ("grpo", "grpo_range")
+VERDICTS = ("more", "a little more", "no difference", "open", "a little less", "less")
 
 
 def map_outcomes() -> dict[tuple[str, str, str], dict[int, float]]:
@@ -176,13 +178,13 @@ def map_outcomes() -> dict[tuple[str, str, str], dict[int, float]]:
         }
 
 
-def map_differences() -> dict[tuple[str, str, str], np.ndarray]:
+def map_differences(rivals: Sequence[str]) -> dict[tuple[str, str, str], np.ndarray]:
     """{(optimiser, setting, rival): GDPO minus it, one number a draw}."""
     outcomes = map_outcomes()
     found = {}
     for optimizer, setting, arm in outcomes:
         if arm == "gdpo":
-            for rival in RIVALS:
+            for rival in rivals:
                 # where all ranges are equal, rescaled GRPO is GRPO and has no line
                 key = (optimizer, setting, rival)
                 other = outcomes.get(key, outcomes[optimizer, setting, "grpo"])
@@ -214,6 +216,18 @@ def map_rows() -> dict[tuple[str, str], str]:
         cells = [cell.strip() for cell in line.split("|")]
         if len(cells) == 10 and cells[1] not in ("setting", "---"):
             rows[cells[1], "grpo"], rows[cells[1], "grpo_range"] = cells[5], cells[8]
+    return rows
+
+
+def map_others() -> dict[str, tuple[list[float], list[int]]]:
+    """{estimator: both means, and how many settings have each verdict} on the page."""
+    text = (DOCS / "when_gdpo_helps.md").read_text().split("## The other estimators")[1]
+    rows = {}
+    for line in text.split("\n## ")[0].splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if line.startswith("| `"):
+            means = [*map(float, re.findall(NUMBER, cells[2]))]
+            rows[cells[1].strip("`")] = (means, [*map(int, cells[3:-1])])
     return rows
 
 
@@ -254,28 +268,53 @@ def check_trainer() -> Iterator[str]:
 
 
 def check_map() -> Iterator[str]:
-    """Yield what differs from the page."""
-    rows, survived = map_rows(), []
-    found = map_differences()
+    """Yield what differs from the page of all settings."""
+    rows, survived = map_rows(), list[float]()
+    found = map_differences(RIVALS)
     settings = {setting for _, setting, _ in found}
     if {*rows} != {*product(settings, RIVALS)}:
         yield f"the page has {len(rows)} verdicts, the files {2 * len(settings)}"
-    one = (1 + 0.95 ** (1 / len(settings))) / 2
     for setting, rival in rows:
-        verdicts = []
-        for optimizer in OPTIMIZERS:
-            differences = found[optimizer, setting, rival]
-            if len(differences) < DRAWS:
-                verdicts.append("not complete")
-                continue
-            critical = stats.t.ppf(one, DRAWS - 1)
-            verdicts.append(map_verdict(*ends(differences, critical)))
-            if "more" in verdicts[-1] or "less" in verdicts[-1]:
-                survived.append(surviving(differences, critical))
-        said = "not complete" if "not complete" in verdicts else both(*verdicts)
+        of = [found[optimizer, setting, rival] for optimizer in OPTIMIZERS]
+        said = map_said(of, len(settings), survived)
         if rows[setting, rival] != said:
             yield f"{setting}, {rival}: the page says {rows[setting, rival]!r}, the files {said!r}"
     yield from check_survival(f"simulation: {len(rows)} verdicts of both optimisers", survived)
+
+
+def check_others() -> Iterator[str]:
+    """Yield what differs from the table of the other estimators."""
+    rows, survived = map_others(), list[float]()
+    found = map_differences([*rows])
+    settings = {setting for _, setting, _ in found}
+    arms = {arm for _, _, arm in map_outcomes()} - {"gdpo", "grpo", "grpo_range"}
+    if {*rows} != arms - {"grpo_prompt_range"}:
+        yield f"the page has the estimators {sorted(rows)}, the files {sorted(arms)}"
+    for rival, (means, counts) in rows.items():
+        of_setting = {
+            setting: [found[optimizer, setting, rival] for optimizer in OPTIMIZERS]
+            for setting in settings
+        }
+        said = Counter(map_said(of, len(settings), survived) for of in of_setting.values())
+        expected = [np.mean([of[k].mean() for of in of_setting.values()]) for k in (0, 1)]
+        if counts != [said[verdict] for verdict in VERDICTS] or not np.allclose(
+            means, expected, atol=0.0006
+        ):
+            yield f"{rival}: the page says {means} {counts}, the files {expected} {said}"
+    yield from check_survival(f"simulation: {len(rows)} other estimators", survived)
+
+
+def map_said(of_optimizer: list[np.ndarray], settings: int, survived: list[float]) -> str:
+    """The verdict of both optimisers; adds what permuted draws claim, for each one that claims."""
+    critical = stats.t.ppf((1 + 0.95 ** (1 / settings)) / 2, DRAWS - 1)
+    verdicts = []
+    for differences in of_optimizer:
+        if len(differences) < DRAWS:
+            return "not complete"
+        verdicts.append(map_verdict(*ends(differences, critical)))
+        if "more" in verdicts[-1] or "less" in verdicts[-1]:
+            survived.append(surviving(differences, critical))
+    return both(*verdicts)
 
 
 def check_survival(what: str, survived: list[float]) -> Iterator[str]:
@@ -286,7 +325,7 @@ def check_survival(what: str, survived: list[float]) -> Iterator[str]:
 
 
 def main() -> int:
-    wrong = [*check_trainer(), *check_second(), *check_map()]
+    wrong = [*check_trainer(), *check_second(), *check_map(), *check_others()]
     for line in wrong:
         print(line, file=sys.stderr)
     print(f"{len(wrong)} differ from the pages")

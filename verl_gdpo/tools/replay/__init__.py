@@ -105,7 +105,7 @@ def _run(arguments: argparse.Namespace) -> int:
     path = arguments.config or config_of_run(arguments.folder)
     if scorer is None and not has_rewards(files[0]):
         raise ValueError(f"{files[0]}: {SUMMED}")
-    own = _own(path, arguments.folder, scorer, "gdpo" if has_rewards(files[0]) else "grpo")
+    own = _own(path, files, scorer, "gdpo" if has_rewards(files[0]) else "grpo")
     alternatives = choose(own, arguments.arm, arguments.overrides)
     replay = Replay(own, alternatives, arguments.top, keep_table=out is not None, scorer=scorer)
     replay.read(files)
@@ -139,11 +139,11 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0 if reproduced else 1
 
 
-def _own(path: Path | None, folder: Path, scorer: Scorer | None, estimator: str) -> Arm:
+def _own(path: Path | None, files: Sequence[Path], scorer: Scorer | None, estimator: str) -> Arm:
     """The run's own settings; bounds are those of its scorers, not of another one."""
     if path is None:
         return Arm("run", {"adv_estimator": estimator}, {})
-    own = read_run(path, data_sources(folder))
+    own = read_run(path, data_sources(files))
     return replace(own, declared={}) if scorer else own
 
 

@@ -63,6 +63,8 @@ class Arm:
         block, arm = self.algorithm.get("gdpo") or {}, ARMS[name]
         kept = {key: value for key, value in self.algorithm.items() if key not in ("gdpo", READ[1])}
         kept_in_gdpo = {key: block[key] for key in KEPT_BY_ARMS_IN_GDPO if key in block}
+        if block.get("dialect"):
+            kept_in_gdpo["eps"] = self.settings.eps
         algorithm = {**kept, READ[1]: True, **arm, "gdpo": {**kept_in_gdpo, **arm.get("gdpo", {})}}
         return replace(self, name=name, algorithm=algorithm)
 
@@ -123,6 +125,7 @@ class Step:
     number: int
     rewards: RewardRows
     group_ids: npt.NDArray[Any]
+    batch_B: Ints  # the batch of each row: each has a batch norm of its own
     tokens_B: Ints | None  # number of trained tokens; None in a dump of verl itself
     logged_B: Floats | None  # None in a dump of verl itself
     score_B: Floats  # the sum that verl trained on; only read without `logged_B`
@@ -140,6 +143,7 @@ class Step:
             number=number,
             rewards=reward_rows(rows, number),
             group_ids=np.array([row["group"] for row in rows]),
+            batch_B=np.array([row["batch"] for row in rows], dtype=np.int64),
             tokens_B=None if None in tokens else np.array(tokens, dtype=np.int64),
             logged_B=_finite(rows, "advantage") if has_advantages else None,
             score_B=np.zeros(len(rows)) if has_advantages else _finite(rows, "score"),
@@ -180,9 +184,15 @@ class Step:
                     f"{arm.name} normalises over tokens (batch_norm=token), and verl's own dump "
                     "does not say how many a rollout has; train with verl-gdpo to have them"
                 )
-            tokens_B = None if self.tokens_B is None else torch.from_numpy(self.tokens_B)
-            scalars = scalars_of(rewards, counted_B, self.group_ids, arm.settings, tokens_B)
-            A_B = scalars.A_B.numpy()
+            tokens_B = None
+            if self.tokens_B is not None:
+                tokens_B = torch.from_numpy(self.rewards.over_sessions(self.tokens_B))
+            A_B = np.zeros(len(counted_B))
+            for batch in np.unique(self.batch_B).tolist():
+                here_B = counted_B & (self.batch_B == batch)
+                A_B += scalars_of(
+                    rewards, here_B, self.group_ids, arm.settings, tokens_B
+                ).A_B.numpy()
         elif arm.estimator == "grpo":
             scores_B = rewards.values_BK @ np.array(list(rewards.weights.values()))
             A_B = self._grpo(scores_B, arm.settings.normalize_by_std)

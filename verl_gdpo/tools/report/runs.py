@@ -6,6 +6,7 @@ seeds and folders.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -18,7 +19,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.run.dump_reader import data_sources, dump_files
+from verl_gdpo.run.dump_reader import data_sources, dump_files, dumps_to_read
 from verl_gdpo.run.folder import (
     Metrics,
     curves,
@@ -291,7 +292,10 @@ def bounds_of_run(rollouts: Path | None, config: Any) -> dict[str, Bounds]:
     """
     if config is None:
         return {}
-    sources = None if rollouts is None else data_sources(rollouts)
+    sources = None
+    if rollouts is not None:
+        with suppress(ValueError):  # no dump is complete yet
+            sources = data_sources(dumps_to_read(dump_files(rollouts)[0]))
     try:
         found = _bounds_of(config, sources)
         if sources is not None and len(sources) > 1:

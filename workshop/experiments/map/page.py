@@ -3,10 +3,8 @@
 The templates say the words, and the data the numbers.
 """
 
-import csv
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 
@@ -15,7 +13,7 @@ from verl_gdpo.tools.report.page import signed
 from workshop.experiments.map import against_trainer, compare, draws, dumps, settings
 from workshop.experiments.map.arms import ARMS, FIRST_ARMS
 from workshop.experiments.map.compare import MATTERS, VERDICTS, Gain, gain, joint
-from workshop.experiments.map.results import DATA, OPTIMIZERS, Outcomes
+from workshop.experiments.map.results import OPTIMIZERS, Outcomes
 from workshop.experiments.map.settings import SETTINGS
 from workshop.experiments.template import template_beside
 
@@ -23,7 +21,6 @@ DOCS = Path(__file__).parents[3] / "docs"
 PAGE = DOCS / "when_gdpo_helps.md"
 ALL_SETTINGS = DOCS / "when_gdpo_helps" / "all_settings.md"
 NOT_COMPLETE = "not complete"
-FIRST_EDITION = DATA.with_name("first_edition.csv")
 
 
 def write(found: Outcomes) -> None:
@@ -37,7 +34,6 @@ def render(found: Outcomes) -> str:
         words=Words(found),
         constants=constants,
         arms=ARMS,
-        first_arms=FIRST_ARMS,
         settings=SETTINGS,
         dumps=dumps,
     )
@@ -46,16 +42,6 @@ def render(found: Outcomes) -> str:
 def render_all(found: Outcomes) -> str:
     template = template_beside(__file__, "all_settings.md.jinja")
     return template.render(words=Words(found), settings=SETTINGS)
-
-
-@cache
-def first_edition() -> dict[str, dict[str, float]]:
-    """GDPO minus each further arm, by setting: one draw of 400 seeds, one scale."""
-    with FIRST_EDITION.open(newline="") as file:
-        return {
-            line.pop("setting"): {arm: float(number) for arm, number in line.items()}
-            for line in csv.DictReader(file)
-        }
 
 
 class Words:
@@ -146,36 +132,24 @@ class Words:
         return "\n".join(lines)
 
     def other_arms(self) -> str:
-        """A line for each further arm of the first edition."""
-        first = first_edition()
-        lines = ["| arm | mean | 0.02 or more | -0.02 or less |", "|---|---|---|---|"]
+        """A line for each estimator that no rule rests on: GDPO minus it, over all settings."""
+        lines = [
+            f"| estimator | mean: one scale / Adam | {' | '.join(VERDICTS)} |",
+            "|---" * (2 + len(VERDICTS)) + "|",
+        ]
         for arm in (arm for arm in ARMS if arm not in FIRST_ARMS):
-            if of := [row[arm] for row in first.values() if arm in row]:
-                counts = [sum(x >= MATTERS for x in of), sum(x <= -MATTERS for x in of)]
-                cells = [signed(fmean(of), 3), *map(str, counts)]
-                lines.append(f"| `{arm}` | {' | '.join(cells)} |")
+            said = Counter(joint(self.found, name, arm) for name in SETTINGS)
+            cells = [self.mean_of(arm), *(str(said[verdict]) for verdict in VERDICTS)]
+            lines.append(f"| `{arm}` | {' | '.join(cells)} |")
         return "\n".join(lines)
 
     def mean_of(self, arm: str) -> str:
-        """GDPO minus an arm, over the settings and draws that both optimisers have of it."""
-        names = [
-            name
-            for name in SETTINGS
-            if all(gain(self.found, o, name, arm).of_draw for o in OPTIMIZERS)
-        ]
-        if not names:
-            return "not known"
-        means = [fmean(gain(self.found, o, name, arm).mean for name in names) for o in OPTIMIZERS]
-        text = " / ".join(signed(mean, 3) for mean in means)
-        done = max(len(gain(self.found, OPTIMIZERS[0], name, arm).of_draw) for name in names)
-        return f"{text} in {len(names)} settings ({done} of {draws.DRAWS} draws)"
-
-    def first(self, setting: str, arm: str) -> str:
-        """GDPO minus an arm in the first edition."""
-        return signed(first_edition()[setting][arm], 3)
-
-    def first_mean(self, arm: str) -> str:
-        return signed(fmean(row[arm] for row in first_edition().values()), 3)
+        """GDPO minus an arm, over all settings, under both optimisers."""
+        means = (
+            fmean(gain(self.found, optimizer, name, arm).mean for name in SETTINGS)
+            for optimizer in OPTIMIZERS
+        )
+        return " / ".join(signed(mean, 3) for mean in means)
 
     def parts(self, *names: str) -> str:
         """Lines of what rescaling adds to GRPO, and GDPO to that."""
@@ -227,6 +201,11 @@ class Words:
         """Of settings in which the mean difference is at least what matters."""
         means = (gain(self.found, optimizer, name, over).mean for name in SETTINGS)
         return sum(mean >= MATTERS for mean in means)
+
+    def largest(self, optimizer: str, over: str) -> str:
+        """The mean difference that is furthest from 0."""
+        means = (gain(self.found, optimizer, name, over).mean for name in SETTINGS)
+        return signed(max(means, key=abs), 3)
 
     def half_width(self, optimizer: str) -> str:
         """The mean half width of the intervals, of GDPO minus GRPO and where draws are complete."""

@@ -152,7 +152,15 @@ def write(run: Run, found: Result | Failure, folder: Path | None = None) -> None
 
 def read(run: Run, folder: Path | None = None) -> Result | None:
     """Return the result of a run, or None if there is none."""
-    path = folder_of(run, folder) / f"{run}.json"
+    return _read(folder_of(run, folder) / f"{run}.json")
+
+
+def read_replaced(run: Run, folder: Path | None = None) -> Result | None:
+    """Return the result that a run had on another machine, before it was made again."""
+    return _read(folder_of(run, folder) / f"{run}.replaced.json")
+
+
+def _read(path: Path) -> Result | None:
     if not path.exists():
         return None
     kept = json.loads(path.read_text())

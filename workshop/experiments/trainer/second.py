@@ -1,5 +1,6 @@
 """What docs/in_verls_trainer.md says of the second edition: tables, and a sentence a setting."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
@@ -15,6 +16,7 @@ from workshop.experiments.trainer.compare import (
     share,
 )
 from workshop.experiments.trainer.pictures import NAMES
+from workshop.experiments.trainer.results import read_replaced
 from workshop.experiments.trainer.settings import SECOND, SETTINGS, Run, pilot
 
 LONG, CODING = "20_to_1_long", "coding"
@@ -38,6 +40,13 @@ def conclusions(found: Results) -> Iterator[str]:
             for other, gain in zip(RIVALS, of, strict=True)
         ]
         yield f"{setting.title}, {setting.primary}: GDPO {', and '.join(said)}."
+
+
+def verdicts(found: Results) -> str:
+    """How many comparisons have each verdict."""
+    said = Counter(gain.verdict for gain in holm(found).values())
+    parts = [f"{number} {verdict}" for verdict, number in said.most_common()]
+    return f"of {sum(said.values())} comparisons, {', '.join(parts)}"
 
 
 def primary(found: Results) -> str:
@@ -67,22 +76,53 @@ def endpoints(found: Results) -> str:
     return "\n".join(lines)
 
 
+def twice(found: Results) -> str:
+    """What the runs earned that were made on two machines: the mean over all steps."""
+    parts = []
+    for run, again in found.items():
+        if first := read_replaced(run):
+            of = [
+                f"{reward} {fmean(curve):.3f} and {fmean(again.shares[reward]):.3f}"
+                for reward, curve in first.shares.items()
+            ]
+            parts.append(f"`{run}`: {', '.join(of)}")
+    return "; ".join(parts)
+
+
 def horizon(found: Results) -> str:
     """For each seed of the long training, a line for each arm and their difference."""
     until = [f"steps {step - LAST + 1} to {step}" for step in UNTIL]
     lines = _head("seed", "arm", *(f"small, {text}" for text in until), "large, the last ones")
     for seed in SETTINGS[LONG].seeds:
-        of_arm = {
-            arm: _at_ends(found[run].shares)
-            for arm in SETTINGS[LONG].arms
-            if (run := Run(LONG, arm, seed)) in found
-        }
+        of_arm = _of_long(found, seed)
         for arm, cells in of_arm.items():
             lines.append(_line(str(seed), NAMES[arm], *map(_number, cells)))
         if len(of_arm) == 2:
-            more = [gdpo - grpo for gdpo, grpo in zip(of_arm["gdpo"], of_arm["grpo"], strict=True)]
-            lines.append(_line(str(seed), "GDPO minus GRPO", *(signed(one, 3) for one in more)))
+            more = [signed(gain, 3) for gain in _gains(of_arm)]
+            lines.append(_line(str(seed), "GDPO minus GRPO", *more))
     return "\n".join(lines) if len(lines) > 2 else "No run of it is done yet."
+
+
+def shrinks(found: Results) -> str:
+    """The gain of the small reward at the first and at the last of these ends, over the seeds."""
+    arms = [_of_long(found, seed) for seed in SETTINGS[LONG].seeds]
+    gains = [_gains(of_arm) for of_arm in arms if len(of_arm) == 2]
+    if not gains:
+        return ""
+    first, last = (fmean(row[place] for row in gains) for place in (0, len(UNTIL) - 1))
+    return (
+        f"GDPO minus GRPO is {signed(first, 2)} in the steps up to {UNTIL[0]}, and "
+        f"{signed(last, 2)} in those up to {UNTIL[-1]}, as the mean of {len(gains)} seeds."
+    )
+
+
+def _of_long(found: Results, seed: int) -> dict[str, list[float]]:
+    runs = {arm: Run(LONG, arm, seed) for arm in SETTINGS[LONG].arms}
+    return {arm: _at_ends(found[run].shares) for arm, run in runs.items() if run in found}
+
+
+def _gains(of_arm: Mapping[str, Sequence[float]]) -> list[float]:
+    return [gdpo - grpo for gdpo, grpo in zip(of_arm["gdpo"], of_arm["grpo"], strict=True)]
 
 
 def _at_ends(curves: Mapping[str, Sequence[float]]) -> list[float]:
