@@ -39,8 +39,11 @@ def test_a_schedule(stage, step, weight):
 @pytest.mark.parametrize("batch_norm", ["sample", "token", "none"])
 def test_batch_norm(stage, batch_norm):
     prompts = [[A, [C, {**B, "long": "x" * 99}]], [{**C, "long": "y" * 50}, A, B]]
-    last = [one[-1] if isinstance(one, list) else one for group in prompts for one in group]
-    lengths = [len(stage.tokenizer.encode(json.dumps(said))) for said in last]
+    sessions = [one if isinstance(one, list) else [one] for group in prompts for one in group]
+    lengths = [
+        sum(len(stage.tokenizer.encode(json.dumps(said))) for said in outputs)
+        for outputs in sessions
+    ]
     played = stage.train(prompts, settings={"algorithm.gdpo.batch_norm": batch_norm})
     rewards = {"a": 1.0, "b": 1.0}
     expected = oracle_of(prompts, rewards, batch_norm=batch_norm, lengths=lengths)

@@ -151,7 +151,11 @@ def test_the_scorer_may_use_the_weak_sandbox(monkeypatch):
         (f"{__name__}:needs_a_source", [], "raised KeyError: None.*--data-source NAME gives it"),
         (f"{__name__}:needs_a_source", ["--data-source", "mat"], "KeyError: 'mat'"),
         (f"{__name__}:returns_nothing", [], "returned None; expected a number or"),
-        ("math_length", [], "raised TypeError: math_length response_tokens"),
+        (
+            "math_length",
+            [],
+            "--scorer math_length: its reward 'length' counts tokens, and a dump of verl",
+        ),
         (plain_verl_archive.SCORER, ["--arm", "gdpo_token"], "gdpo_token normalises over tokens"),
     ],
 )

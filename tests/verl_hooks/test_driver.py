@@ -27,7 +27,16 @@ def test_files_say_their_data_sources(tmp_path):
 def test_what_only_verl_can_read(tmp_path):
     without = tmp_path / "c.parquet"
     pq.write_table(pa.table({"x": [1]}), without)
-    for files in (str(without), str(tmp_path / "none.parquet"), "hdfs://far/d.parquet", None, []):
+    lines = tmp_path / "c.jsonl"
+    lines.write_text('{"x": 1}\n')
+    for files in (
+        str(without),
+        str(lines),
+        str(tmp_path / "none.parquet"),
+        "hdfs://far/d.parquet",
+        None,
+        [],
+    ):
         assert sources(files) is None
     table = tmp_path / "a.parquet"
     pq.write_table(pa.table({"data_source": ["rlla"]}), table)

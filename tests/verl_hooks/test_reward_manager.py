@@ -271,9 +271,11 @@ def test_configured_rewards_of_other_data_sources_are_missing():
         "acc": 0.5,
         "score": 0.5,
     }
-    # `length` is a reward of these very rows, which is not switched on: no other source has it
+    # these rows may have a `length` too, if it is switched on; in a mixture it is that of others
     unasked = manager(gdpo={"rewards": {"format": 1.0, "length": 1.0}})
-    assert "'length' is configured" in score(unasked, GOLD)["reward_extra_info"][ERROR_KEY]
+    assert score(unasked, GOLD)["reward_extra_info"]["length"] is None
+    nobodys = manager(gdpo={"rewards": {"format": 1.0, "lenght": 1.0}})
+    assert "'lenght' is configured" in score(nobodys, GOLD)["reward_extra_info"][ERROR_KEY]
 
 
 def test_other_sources_go_to_verls_default():

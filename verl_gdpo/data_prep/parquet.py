@@ -107,10 +107,9 @@ def is_there(paths: Sequence[Path], wanted: str) -> bool:
 
 def options_of(paths: Sequence[Path]) -> str | None:
     """Return the options that made all files; None if they differ, or somebody changed a file."""
-    said = {_said(path).get(OPTIONS) for path in paths}
-    if len(said) > 1 or None in said or any(map(_foreign, paths)):
-        return None
-    return said.pop().decode()  # type: ignore[union-attr]
+    first, *others = (_said(path).get(OPTIONS) for path in paths)
+    is_one = all(other == first for other in others) and not any(map(_foreign, paths))
+    return first.decode() if first is not None and is_one else None
 
 
 def refuse_to_replace(paths: Sequence[Path]) -> None:

@@ -31,7 +31,7 @@ def training_sources(config: Any) -> set[str] | None:
     files = OmegaConf.select(config, "data.train_files")
     if not files or OmegaConf.select(config, "data.custom_cls.path"):
         return None
-    found: set[str] = set()
+    found: set[Any] = set()
     for file in [files] if isinstance(files, str) else files:
         path = Path(str(file)).expanduser()
         try:
@@ -44,7 +44,7 @@ def training_sources(config: Any) -> set[str] | None:
             found |= {*table["data_source"].unique().to_pylist()}
         except (OSError, KeyError, pa.ArrowException):
             return None
-    return found
+    return None if None in found else found
 
 
 def check_and_run(
