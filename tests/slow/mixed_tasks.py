@@ -24,7 +24,16 @@ REWARDS = {
     "verl_gdpo/gsm8k": {"format", "correctness", "integer"},
     "verl_gdpo/coding": {"pass", "length", "bug"},
 }
-NAMES = sorted(set().union(*REWARDS.values()))
+# the line of recipes/README.md
+WEIGHTS = {
+    "format": 1.0,
+    "correctness": 1.0,
+    "integer": 1.0,
+    "pass": 2.0,
+    "length": 1.0,
+    "bug": 1.0,
+}
+NAMES = [*WEIGHTS]
 STEPS = 2
 
 
@@ -61,14 +70,16 @@ def check_step(rows, metrics):
     for row in rows:
         score = TASK_OF[row["data_source"]].score
         again = score(row["output"], row["gts"], response_tokens=row["response_tokens"])
-        assert row["rewards"] == pytest.approx(again, abs=1e-6)
-        assert {*row["rewards"]} == REWARDS[row["data_source"]]
-        assert row["score"] == pytest.approx(sum(again.values()), abs=1e-5)
+        assert {*again} == REWARDS[row["data_source"]]
+        assert row["rewards"] == pytest.approx({**dict.fromkeys(NAMES), **again}, abs=1e-6)
+        weighted = sum(WEIGHTS[name] * value for name, value in again.items())
+        assert row["score"] == pytest.approx(weighted, abs=1e-5)
     columns = {name: [row["rewards"].get(name) for row in rows] for name in NAMES}
     expected = oracle.gdpo(
         [[value or 0.0 for value in values] for values in zip(*columns.values(), strict=True)],
         [row["group"] for row in rows],
         present=[[v is not None for v in values] for values in zip(*columns.values(), strict=True)],
+        weights=[*WEIGHTS.values()],
     )
     assert [row["advantage"] for row in rows] == pytest.approx(expected, abs=1e-5)
     for name, column in columns.items():
@@ -99,6 +110,7 @@ def test_three_tasks_in_each_batch(folders, policy, tmp_path):
             f"actor_rollout_ref.model.path={policy}",
             *SIZES,
             "+reward.reward_kwargs.length_needs_pass=true",  # of the coding task alone
+            f"++algorithm.gdpo.rewards={{{', '.join(f'{n}: {w}' for n, w in WEIGHTS.items())}}}",
             f"trainer.total_training_steps={STEPS}",
             f"trainer.test_freq={STEPS}",
             "trainer.val_before_train=False",
