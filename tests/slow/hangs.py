@@ -11,7 +11,7 @@ from broken_training import Training
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.stacks import HANG_FILE
 
-FLOOR_MINUTES = 2  # the start, and the first of each phase: 6
+FLOOR_MINUTES = 2  # the start: 6; the first of each phase: 24
 ENDED_SECONDS = 900
 RANKS = ("ray_kwargs.ray_init.num_gpus=2", "trainer.n_gpus_per_node=2")
 

@@ -21,9 +21,8 @@ from verl_gdpo.data_prep.schema import SCHEMA, Row, check_rows
 
 CODE = Path(__file__).parent
 # keys in a file's metadata
-MADE_FROM, CONTENT, OPTIONS = (
-    b"verl_gdpo." + key for key in (b"made_from", b"content", b"options")
-)
+MADE_FROM, CONTENT = b"verl_gdpo.made_from", b"verl_gdpo.content"
+OPTIONS = b"verl_gdpo.options"
 ROWS_PER_GROUP = 8192  # limits memory, and keeps each column below Arrow's limit of 2 GB
 ROWS_AT_ONCE = 1024  # that are read
 

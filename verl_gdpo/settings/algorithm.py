@@ -270,13 +270,14 @@ def _rewards_of(algorithm: Any, rewards: Any) -> tuple[str, Any]:
     names = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     if not names or len({*keys}) < len(keys):
         raise ValueError(f"{where}: expected a list of different names, got {keys!r}")
-    given, weights = weights, [1.0] * len(keys) if weights is None else weights
+    if weights is None:
+        return where, dict.fromkeys(keys, 1.0)
     if not isinstance(weights, list) or len(weights) != len(keys):
         raise ValueError(
             f"{where_weights}: expected {len(keys)} numbers, one for each of "
             f"gdpo_reward_keys={keys}, got {weights!r}"
         )
-    return where if given is None else where_weights, dict(zip(keys, weights, strict=True))
+    return where_weights, dict(zip(keys, weights, strict=True))
 
 
 def _check_together(
