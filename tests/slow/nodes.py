@@ -15,10 +15,9 @@ from broken_training import LAST, SAVED, Training, check_resumed
 from ray_nodes import HEAD, OTHER, THIRD, ray_nodes
 from rollout_check import check_rollouts
 from small_trainings import check_error, overrides
-from start_verl import ENVIRONMENT, run_verl, verl_command
+from start_verl import ENVIRONMENT, run_verl
 
 import verl_gdpo
-from verl_gdpo.verl_hooks.nodes import state
 
 ENDED_SECONDS = 180
 STEPS = 12
@@ -56,43 +55,6 @@ def lasting(nodes):
         for process, title in nodes.processes(node).items()
         if not any(word in title for word in ("ray::IDLE", "default_worker.py"))
     }
-
-
-def test_check_asks_each_node(assets, tmp_path):
-    """Two nodes of one machine; then a third one without this package."""
-    with ray_nodes(ENVIRONMENT) as nodes:
-        nodes.start(HEAD)
-        nodes.start(OTHER)
-        training = verl_command(tmp_path / "run", tmp_path, overrides(assets, *on(nodes)))
-        configuration = training[training.index("--config-dir") :]
-        command = [sys.executable, "-W", "ignore", "-m", "verl_gdpo", "check", *configuration]
-
-        def check():
-            start = time.monotonic()
-            done = subprocess.run(
-                command,
-                env=nodes.environment,
-                cwd=tmp_path,  # Ray's processes import from the folder of the driver too
-                capture_output=True,
-                text=True,
-                timeout=300,
-            )
-            print(f"{time.monotonic() - start:.0f} s, exit code {done.returncode}\n{done.stdout}")
-            return done
-
-        before = lasting(nodes)
-        done = check()
-        assert done.returncode == 0, done.stderr
-        files = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("127.")]
-        assert files == [state()] * 2
-        deadline = time.monotonic() + ENDED_SECONDS
-        while lasting(nodes) != before:  # what asked has ended
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
-        nodes.start(THIRD, python_without_us(tmp_path / "without"), PYTHONPATH="")
-        done = check()
-        assert done.returncode == 1
-        assert f"{THIRD}: ModuleNotFoundError: No module named 'verl_gdpo'" in done.stderr
 
 
 def test_two_nodes_train_and_stay(assets, tmp_path):

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import sys
 import time
 from types import SimpleNamespace
@@ -49,48 +48,6 @@ def test_an_error_and_a_silent_node_are_answers(ray_session):
 def test_a_node_tells_the_state_of_its_package(ray_session):
     (answer,) = nodes.on_every_node(nodes.state).values()
     assert answer == nodes.state()
-
-
-@pytest.mark.slow
-def test_a_node_reaches_what_listens(ray_session):
-    (here,) = ray.nodes()
-    address = here["NodeManagerAddress"]
-    assert nodes.who_reaches_whom() == {address: []}
-
-
-def test_what_cannot_be_reached():
-    listener = nodes.Listener()
-    open_port = listener.port()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        closed = server.getsockname()[1]
-    ports = {"127.0.0.1": closed, "127.0.0.2": open_port}
-    assert nodes.out_of_reach(ports) == ["127.0.0.1"]
-    listener.server.close()
-
-
-def test_a_cluster_that_is_not_there(monkeypatch):
-    """Ray itself would try for minutes."""
-    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("asked"))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        closed = server.getsockname()[1]
-    with (
-        pytest.raises(ConnectionError, match=f"no Ray cluster at 127.0.0.1:{closed}, or no way"),
-        nodes.joined(f"127.0.0.1:{closed}", {}),
-    ):
-        pytest.fail("joined")
-
-
-def test_a_cluster_is_left_again(monkeypatch):
-    done = []
-    monkeypatch.setattr(ray, "init", lambda address, **options: done.append((address, options)))
-    monkeypatch.setattr(ray, "shutdown", lambda: done.append("left"))
-    alive = {**node(NEAR), "Resources": {"GPU": 8.0, "CPU": 64.0}}
-    monkeypatch.setattr(ray, "nodes", lambda: [alive, node(FAR, alive=False)])
-    with pytest.raises(KeyError), nodes.joined("auto", {"N": 1}) as counted:
-        assert counted == {NEAR: 8.0}
-        raise KeyError
-    assert done[0][0] == "auto" and done[0][1]["runtime_env"] == {"env_vars": {"N": "1"}}
-    assert done[1:] == ["left"]
 
 
 def test_a_dead_node_is_not_asked(monkeypatch):

@@ -1,15 +1,13 @@
 """Asks the nodes of a Ray cluster, and refuses one that cannot run this package as the others do.
 
-Relies on Ray 2: `ray.init` with an address, `ray.nodes`, `NodeAffinitySchedulingStrategy`, and
-`max_calls`, after which the process of a task ends. Relies on verl 0.9: `run_ppo` makes the
-trainer's process by `task_runner_class.remote()`, or by its `options`, once Ray runs.
+Relies on Ray 2: `ray.nodes`, `NodeAffinitySchedulingStrategy`, and `max_calls`, after which the
+process of a task ends. Relies on verl 0.9: `run_ppo` makes the trainer's process by
+`task_runner_class.remote()`, or by its `options`, once Ray runs.
 """
 
 import hashlib
-import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +19,6 @@ import verl_gdpo
 
 # an answer imports verl, which takes minutes from a slow shared disk
 ANSWER_SECONDS = 300.0
-REACH_SECONDS = 5.0  # for a connection from one node to another
 
 
 def on_node(node_id: str, function: Callable[..., Any]) -> Any:
@@ -30,32 +27,21 @@ def on_node(node_id: str, function: Callable[..., Any]) -> Any:
     return ray.remote(num_cpus=0, max_calls=1, max_retries=0, scheduling_strategy=there)(function)
 
 
-def on_every_node(
-    function: Callable[..., Any], *arguments: Any, seconds: float = ANSWER_SECONDS
-) -> dict[str, Any]:
+def on_every_node(function: Callable[[], Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
     """Call a function once on each living node.
 
     Args:
         function: it has to be importable on the nodes.
-        arguments: what it is called with.
         seconds: limit for all answers together.
 
     Returns:
         {address of a node: what the function returned, or the exception}.
     """
     asked = {
-        address: on_node(node["NodeID"], function).remote(*arguments)
-        for address, node in _living().items()
+        node["NodeManagerAddress"]: on_node(node["NodeID"], function).remote()
+        for node in ray.nodes()
+        if node["Alive"]
     }
-    return _answers(asked, seconds)
-
-
-def _living() -> dict[str, Any]:
-    """{address: what Ray says of a node}."""
-    return {node["NodeManagerAddress"]: node for node in ray.nodes() if node["Alive"]}
-
-
-def _answers(asked: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     ray.wait([*asked.values()], num_returns=len(asked), timeout=seconds)
     return {node: _answer(question, seconds) for node, question in asked.items()}
 
@@ -68,65 +54,6 @@ def _answer(question: Any, seconds: float) -> Any:
         return TimeoutError(f"no answer within {seconds:.0f} s")
     except ray.exceptions.RayError as error:
         return error
-
-
-@contextmanager
-def joined(address: str, variables: Mapping[str, str]) -> Iterator[dict[str, float]]:
-    """Join a cluster that runs, and leave it; yields {address of a living node: GPUs of Ray}.
-
-    Args:
-        address: as in `ray.init`.
-        variables: of the environment of the processes on the nodes.
-
-    Raises:
-        ConnectionError: there is no such cluster, or none from here.
-    """
-    host, _, port = address.rpartition(":")
-    if port.isdigit() and out_of_reach({host: int(port)}):  # Ray would try for minutes
-        raise ConnectionError(f"there is no Ray cluster at {address}, or no way to it from here")
-    ray.init(
-        address,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env={"env_vars": {name: str(value) for name, value in variables.items()}},
-    )
-    try:
-        yield {at: node["Resources"].get("GPU", 0.0) for at, node in _living().items()}
-    finally:
-        ray.shutdown()
-
-
-class Listener:
-    """Lets others connect to a free port of its node, as the processes of a run do."""
-
-    def __init__(self) -> None:
-        self.server = socket.create_server(("", 0))
-
-    def port(self) -> int:
-        return int(self.server.getsockname()[1])
-
-
-def out_of_reach(ports: Mapping[str, int]) -> list[str]:
-    """Those of these nodes, given with a port, to which this node cannot connect."""
-    missed = []
-    for node, port in ports.items():
-        try:
-            socket.create_connection((node, port), timeout=REACH_SECONDS).close()
-        except OSError:
-            missed.append(node)
-    return missed
-
-
-def who_reaches_whom(seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-    """{address of a node: those that it cannot reach, or the exception}."""
-    listeners = {}
-    for address, node in _living().items():
-        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        listeners[address] = ray.remote(num_cpus=0, scheduling_strategy=there)(Listener).remote()
-    asked = {node: listener.port.remote() for node, listener in listeners.items()}
-    answers = _answers(asked, seconds)
-    ports = {node: port for node, port in answers.items() if isinstance(port, int)}
-    return on_every_node(out_of_reach, ports, seconds=seconds)
 
 
 def state() -> str:

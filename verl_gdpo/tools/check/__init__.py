@@ -8,7 +8,6 @@ are problems.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.settings.of_run import settings_of_run, uses_gdpo_manager
-from verl_gdpo.tools.check import data_files, gpus, machine, nodes, rules
+from verl_gdpo.tools.check import data_files, gpus, machine, rules
 from verl_gdpo.tools.check.data_files import DataFile
 from verl_gdpo.tools.check.output import WARNING, Output, others_kept_away
 from verl_gdpo.tools.compose import add_config_arguments, compose_given
@@ -27,7 +26,7 @@ NOT_CHECKED = """\
 - a reward model, a judge or a sandbox service under load; those of a reward model are not tried
 - the model's weights, and whether the rollout engine can run this model
 - whether memory suffices: for FSDP it is computed and not measured, for other strategies neither
-- other nodes, unless the command names a Ray cluster that runs (6); the speed of their network
+- the nodes of a Ray cluster that runs; the start of the run compares their files of verl-gdpo
 - the GPUs of a rollout with nodes of its own (`separate_async` and the like)
 - files that verl fetches, your own dataset class, pictures, and more than 1,000 prompts of a file
 - what your tools and agent loops do: only their names and files are looked at
@@ -90,8 +89,8 @@ def _look(output: Output, options: argparse.Namespace) -> None:
         return
     if not options.elsewhere:
         output.problems += machine.what_is_missing(config)
-        if cluster := nodes.cluster_to_ask(config):
-            _nodes(output, config, cluster)
+        if address := machine.other_nodes(config):
+            output.say(f"GPUs and memory: not checked on the nodes of the cluster at {address}")
         else:
             output.say(output.ask(gpus.check_gpus, config) or [])
     training, validation = (_files(output, config, key) for key in ("train_files", "val_files"))
@@ -119,17 +118,6 @@ def _look(output: Output, options: argparse.Namespace) -> None:
     if lacks is None or plan is None or training is None or validation is None:
         return  # each response would fail, for the same reason
     output.ask(_try_rewards, output, config, plan.settings, training, validation, options)
-
-
-def _nodes(output: Output, config: Any, cluster: str) -> None:
-    """Ask the nodes of a cluster, of which this machine need not be one with GPUs."""
-    if answers := output.ask(nodes.ask_nodes, config, cluster):
-        table, problems = answers
-        output.show(f"\n{table}\n")
-        if os.environ.get(gpus.GO_ON):
-            output.say(problems, WARNING)
-        else:
-            output.problems += problems
 
 
 def _say_what_is_too_long(

@@ -182,6 +182,11 @@ def named_cluster(config: Any) -> tuple[str, str]:
     return key, "" if address in (None, "local") else str(address)
 
 
+def other_nodes(config: Any) -> str:
+    """The address of the cluster that a run on several nodes would join; "" for none."""
+    return named_cluster(config)[1] if config.trainer.nnodes > 1 else ""
+
+
 def _ray_folder(config: Any) -> Path:
     given = OmegaConf.select(config, "ray_kwargs.ray_init._temp_dir")
     around = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
