@@ -97,44 +97,6 @@ def test_a_later_start_wins_in_tensorboard(tmp_path):
     assert {step: row["a"] for step, row in metrics.items()} == {1: 11, 2: 12, 3: 23, 4: 24, 5: 25}
 
 
-@pytest.fixture
-def wandb_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    log("wandb")
-    wandb.teardown()  # its service writes the file after finish() has returned
-    (folder,) = tmp_path.glob("wandb/offline-run-*")
-    return folder
-
-
-def test_wandb_on_this_machine(wandb_folder, tmp_path):
-    (file,) = wandb_folder.glob("*.wandb")
-    for source in (wandb_folder, file, wandb_folder.parent, tmp_path):
-        logged = read_logged(str(source))
-        assert same(logged.metrics, STEPS)
-        assert (logged.name, logged.config.trainer.nnodes) == ("run", 3)
-    # a run that was killed has half of a record at its end
-    content = file.read_bytes()
-    file.write_bytes(content[: content.rindex(b"response_length/mean")])
-    assert same(read_logged(str(file)).metrics, {step: STEPS[step] for step in (0, 1)})
-    other = wandb_folder.with_name("offline-run-2")
-    other.mkdir()
-    (other / "run-2.wandb").write_bytes(content)
-    with pytest.raises(ValueError, match=r"holds several runs; name one: offline-run-2"):
-        read_logged(str(wandb_folder.parent))
-
-
-def test_a_resumed_run_of_wandb_is_one_run(wandb_folder):
-    """W&B makes a folder for each start, and a file of the same name in it; a later one wins."""
-    (file,) = wandb_folder.glob("*.wandb")
-    later = wandb_folder.with_name("offline-run-99990101_000000-later")
-    later.mkdir()
-    content = file.read_bytes()
-    (later / file.name).write_bytes(content)
-    file.write_bytes(content[: content.rindex(b"response_length/mean")])
-    assert same(read_logged(str(wandb_folder.parent)).metrics, STEPS)
-
-
 class Server:
     """W&B's public API, as its reference documents it; no test can ask the real one."""
 
@@ -173,47 +135,6 @@ def test_wandbs_server_refuses(monkeypatch):
         read_logged("wandb:lab/project/x")
     with pytest.raises(ValueError, match=r"expected wandb:ENTITY/PROJECT/RUN"):
         read_logged("wandb:project/x")
-
-
-PANELS = {
-    "a.csv": '"Step","run - 1 - critic/score/mean","run - 1 - critic/score/mean__MIN",'
-    '"run - 1 - critic/score/mean__MAX","run - 1 - _step"\n'
-    '"1","0.5","0.5","0.5","1"\n"2","NaN","","",""\n"3","","","",""\n',
-    "b.csv": '"Step","run - 1 - response_length/mean"\n"2","7"\n',
-}
-
-
-def test_panels_that_wandb_exported(tmp_path):
-    for name, text in PANELS.items():
-        (tmp_path / name).write_text(text)
-    expected = {1: {"critic/score/mean": 0.5}}
-    two = {"critic/score/mean": math.nan, "response_length/mean": 7.0}
-    assert same(read_logged(str(tmp_path)).metrics, {**expected, 2: two})
-    assert read_logged(str(tmp_path / "b.csv")).metrics == {2: {"response_length/mean": 7.0}}
-
-
-def test_a_history_as_a_table(tmp_path):
-    """As `run.history().to_csv()` writes it."""
-    file = tmp_path / "history.csv"
-    file.write_text(",_step,_runtime,critic/score/mean,a - b\n0,1,9.5,0.5,1\n1,2,9.9,,2\n")
-    assert read_logged(str(file)).metrics == {
-        1: {"critic/score/mean": 0.5, "a - b": 1},
-        2: {"a - b": 2},
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('"Step","one - a","two - a"\n"1","0","1"\n', r"the runs \['one', 'two'\]; expected one"),
-        ('"Relative Time","one - a"\n"1","0"\n', r"no column _step or Step .*with the step on"),
-        ('"Step","one - a"\n', "no step in it"),
-    ],
-)
-def test_tables_that_are_refused(tmp_path, text, message):
-    (tmp_path / "a.csv").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_logged(str(tmp_path / "a.csv"))
 
 
 def test_folders_that_are_refused(tmp_path, plain):
@@ -307,10 +228,14 @@ def test_a_log_of_trl_without_rewards_is_refused_in_one_sentence(tmp_path, kind)
         read_logged(str(path))
 
 
-def test_steps_of_trl_are_those_of_its_trainer(tmp_path):
+def test_steps_of_trl_are_those_of_its_trainer(monkeypatch):
     """W&B counts what is logged."""
-    (tmp_path / "run.csv").write_text("_step,train/global_step,train/reward\n0,10,0.5\n1,20,1\n")
-    metrics = read_logged(str(tmp_path / "run.csv")).metrics
+    rows = [
+        {"_step": 0, "train/global_step": 10, "train/reward": 0.5},
+        {"_step": 1, "train/global_step": 20, "train/reward": 1.0},
+    ]
+    monkeypatch.setattr(wandb, "Api", Server(rows).Api)
+    metrics = read_logged("wandb:lab/project/a1b2").metrics
     assert {step: values["critic/score/mean"] for step, values in metrics.items()} == {
         10: 0.5,
         20: 1.0,

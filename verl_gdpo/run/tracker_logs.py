@@ -1,28 +1,22 @@
-"""Reads what a tracker kept of a run: its metrics, and from W&B also its configuration.
+"""Reads what a tracker kept of a run: its metrics, and from W&B's server its configuration.
 
 verl logs to the trackers that `trainer.logger` names. A user names a run by one of these:
 
     FOLDER                     a run of our recipes, with metrics/1.jsonl
     PROJECT/EXPERIMENT.jsonl   verl's file logger; or PROJECT, if it has one experiment
     tensorboard_log/.../       events.out.tfevents.*; or one such file
-    wandb/run-DATE-ID/         W&B on this machine, run-ID.wandb; or that file
-    FOLDER or FILE.csv         tables exported from W&B
-    wandb:ENTITY/PROJECT/RUN   W&B's server
+    wandb:ENTITY/PROJECT/RUN   W&B's server; `wandb sync` brings a run there that was offline
 
 TRL's logs are read from the same trackers, from its trainer_state.json, and from the same entries
 as JSONL; `trl_logs.py` gives their metrics verl's names.
 
 Relies on verl 0.9 `verl.utils.tracking`, for what `FileLogger` and `_TensorboardAdapter` write.
 Relies on wandb 0.31: `Api().run(path)` with `name`, `config` and `scan_history()`, which are
-documented; the records in `wandb.proto.wandb_internal_pb2`, and that run-ID.wandb holds them in the
-format of LevelDB's log, which are not.
+documented.
 """
 
-import csv
 import importlib
-import json
-import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,21 +29,15 @@ from verl_gdpo.run.trl_logs import STATE, in_verls_names, is_history, read_histo
 SERVER = "wandb:"
 EXPECTED = (
     "expected the folder of a run, a file of verl's file logger (PROJECT/EXPERIMENT.jsonl), a "
-    f"tensorboard or W&B folder, a CSV file of W&B, or {SERVER}ENTITY/PROJECT/RUN"
+    f"tensorboard folder, or {SERVER}ENTITY/PROJECT/RUN (`wandb sync FOLDER` brings a run there)"
 )
 LOGGERS = "verl writes them with `file`, `tensorboard` or `wandb` in trainer.logger"
-FILES = ("*tfevents*", "*.wandb", "*.csv", "*.jsonl", STATE)
+FILES = ("*tfevents*", "*.jsonl", STATE)
 # where the files of trackers are in the folder of a run; the first that has any counts
-INSIDE = ("", "tensorboard/", "*run-*/", "wandb/*run-*/")
-PARTS = ("*tfevents*", "*.csv")  # several files may be one run
+INSIDE = ("", "tensorboard/")
 SHOWN = 8  # names in a message
 
-STEP_COLUMNS = ("_step", "Step", "training/global_step")  # of a history, of a panel, verl's own
-EDGES = ("__MIN", "__MAX")  # columns of a panel that are no metric of their own
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as W&B writes them into JSON
-
-HEADER_BYTES, BLOCK_BYTES, RECORD_HEADER = 7, 32768, struct.Struct("<IHB")
-WHOLE, LAST = 1, 4  # kinds of LevelDB's records, which may be cut at the end of a block
 
 
 @dataclass(frozen=True)
@@ -99,9 +87,8 @@ def _files_in(folder: Path) -> list[Path]:
     for inside in INSIDE:
         for pattern in FILES:
             found = sorted(path for path in folder.glob(inside + pattern) if _is_metrics(path))
-            # W&B writes a file of the same name for each start of a resumed run
-            runs_of_wandb = {path.name for path in found if path.suffix == ".wandb"}
-            if len(found) > 1 and pattern not in PARTS and len(runs_of_wandb) != 1:
+            # each start of a resumed run has a file of events
+            if len(found) > 1 and pattern != "*tfevents*":
                 raise ValueError(f"{folder}: holds several runs; name one: {_few(folder, found)}")
             if found:
                 return found
@@ -136,10 +123,6 @@ def _of_files(files: Sequence[Path], name: str) -> Logged:
     first = files[0]
     if "tfevents" in first.name:
         return Logged(name, "tensorboard", _tensorboard(files))
-    if first.suffix == ".csv":
-        return Logged(name, "CSV of W&B", _tables(files))
-    if first.suffix == ".wandb":
-        return _of_wandb(files, name)
     if is_history(first):
         name = first.resolve().parent.name if first.name == STATE else first.stem
         return Logged(name, "history", read_history(first))
@@ -189,76 +172,6 @@ def _of_server(address: str) -> Logged:
         ) from error
 
 
-def _of_wandb(files: Sequence[Path], name: str) -> Logged:
-    """Return a run from the files of its starts, which W&B keeps on the machine, offline or not.
-
-    A record that was cut by a crash ends a file.
-    """
-    records = _imported("wandb.proto.wandb_internal_pb2", files[0])
-    config: dict[str, Any] = {}
-    rows: list[dict[str, Any]] = []
-    for file in files:
-        config = {}
-        for data in _records(file.read_bytes()):
-            record = records.Record.FromString(data)
-            kind = record.WhichOneof("record_type")
-            if kind == "run":
-                name = record.run.display_name or name
-                config |= _values(record.run.config.update)
-            elif kind == "config":
-                config |= _values(record.config.update)
-            elif kind == "history":
-                rows.append(_values(record.history.item))
-    return Logged(name, "W&B", _of_rows(rows), _config(config))
-
-
-def _tables(files: Sequence[Path]) -> Metrics:
-    """Return the metrics of one run from tables that W&B exported.
-
-    A table is a panel ("Step", "RUN - METRIC", ...) or a history ("_step", METRIC, ...).
-
-    Raises:
-        ValueError: a table has no column of steps, or the tables have several runs.
-    """
-    runs: set[str] = set()
-    rows: list[dict[str, Any]] = []
-    for file in files:
-        with file.open(newline="", encoding="utf-8-sig") as text:
-            table = csv.DictReader(text)
-            columns = list(table.fieldnames or ())
-            step = next((name for name in STEP_COLUMNS if name in columns), None)
-            if step is None:
-                raise ValueError(
-                    f"{file}: no column {' or '.join(STEP_COLUMNS)}, got {columns[:4]}; export a "
-                    "panel with the step on its x axis"
-                )
-            names = {column: _metric_of(column, step == "Step") for column in columns}
-            runs |= {run for run, _ in names.values() if run}
-            for row in table:
-                cells = {names[c][1]: _cell(row[c]) for c in columns if names[c][1]}
-                rows.append({**cells, "_step": row[step]})
-    if len(runs) > 1:
-        raise ValueError(
-            f"{', '.join(map(str, files))}: the runs {sorted(runs)[:4]}; expected one. Export the "
-            f"panel with one run shown, or name a run on the server: {SERVER}ENTITY/PROJECT/RUN"
-        )
-    return _of_rows(rows)
-
-
-def _metric_of(column: str, is_panel: bool) -> tuple[str, str]:
-    """(run, metric) of a column; the metric is "" for what is none."""
-    run, _, metric = column.rpartition(" - ") if is_panel else ("", "", column)
-    is_edge = is_panel and (not run or metric.endswith(EDGES))
-    return run, "" if is_edge else metric
-
-
-def _cell(text: str | None) -> Any:
-    try:
-        return float(text or "-")
-    except ValueError:
-        return None
-
-
 def _of_rows(rows: Iterable[Mapping[str, Any]]) -> Metrics:
     """The metrics in rows of W&B, without its own columns; NaN where W&B has no finite number."""
 
@@ -269,31 +182,8 @@ def _of_rows(rows: Iterable[Mapping[str, Any]]) -> Metrics:
             if not name.startswith("_") and (isinstance(value, int | float) or value in NOT_FINITE)
         }
 
-    with_steps = (row for row in rows if row.get("_step") not in (None, ""))
-    found = merged((int(float(row["_step"])), metrics_of(row)) for row in with_steps)
+    found = merged((int(row["_step"]), metrics_of(row)) for row in rows if "_step" in row)
     return {step: values for step, values in found.items() if values}
-
-
-def _records(data: bytes) -> Iterator[bytes]:
-    """The records of LevelDB's log, after W&B's header."""
-    position, record = HEADER_BYTES, b""
-    while position + RECORD_HEADER.size <= len(data):
-        left_in_block = -position % BLOCK_BYTES
-        if 0 < left_in_block < RECORD_HEADER.size:
-            position += left_in_block
-            continue
-        _crc, size, kind = RECORD_HEADER.unpack_from(data, position)
-        start, position = position + RECORD_HEADER.size, position + RECORD_HEADER.size + size
-        if position > len(data) or kind == 0:
-            return
-        record += data[start:position]
-        if kind in (WHOLE, LAST):
-            yield record
-            record = b""
-
-
-def _values(items: Iterable[Any]) -> dict[str, Any]:
-    return {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
 
 
 def _config(values: Mapping[str, Any]) -> Any:
