@@ -7,7 +7,8 @@
 # ./run_tool_rl.sh is ./run.sh tool_rl. The script chooses recipes/hardware/, and the keys of memory, by the GPUs that it finds and
 # that CUDA_VISIBLE_DEVICES allows; `hardware=...` overrides this choice. With VERL_GDPO_ANY_MACHINE=1 in the environment it goes on where it would
 # refuse a machine. `key=value` are Hydra overrides
-# for verl, such as estimator=grpo or trainer.total_training_steps=5. `run_dir=FOLDER` is a new
+# for verl, such as estimator=grpo or trainer.total_training_steps=5. With hydra.searchpath=[FOLDER],
+# TASK may be one of FOLDER/task/: docs/adding_a_task.md. `run_dir=FOLDER` is a new
 # folder for everything that the run writes. Paths are relative to the current folder.
 # --resume goes on from a run's last checkpoint, with the configuration that it was started with and
 # the given overrides. docs/failures.md says what may change, and what needs --allow-change.
@@ -43,7 +44,11 @@ trap 'stop 129' HUP
 
 case ${1:-} in
   -h | --help | '') task='' ;;
-  *) task=$1; shift; [ -f "$root/recipes/task/$task.yaml" ] || die "expected a task first, one of: $(cd "$root/recipes/task" && echo *.yaml | sed 's/\.yaml//g'); got '$task'" ;;
+  *)
+    task=$1; shift
+    # the recipe of a task of another distribution is found through hydra.searchpath
+    [ -f "$root/recipes/task/$task.yaml" ] || [[ " $* " == *' hydra.searchpath='* || " $* " == *' --resume '* ]] || die "expected a task first, one of: $(cd "$root/recipes/task" && echo *.yaml | sed 's/\.yaml//g'), or another with hydra.searchpath=[FOLDER], where task/$task.yaml is; got '$task'"
+    ;;
 esac
 resume='' run='' data=$root/data hardware='' count='' active='' allowed=() extras=() options=(--end-with-parent) overrides=("task=$task")
 while [ $# -gt 0 ]; do
@@ -114,7 +119,7 @@ print(sys.executable, ", ".join(f"{name} {m.version(name)}" for name in ("verl",
     python=$("$root/setup_env.sh" python gpu "${extras[@]}") || exit 2
   fi
   # driver, compiler, disk and memory, before anything is installed or downloaded
-  fitting=$("$python" "$root/verl_gdpo/tools/check/gpus.py" "$task" "$root" "$count") || exit 2
+  fitting=$("$python" "$root/verl_gdpo/tools/check/gpus.py" "$task" "$root" "$count" "${overrides[@]}" ${manifest:+--resume}) || exit 2
   [ -n "$fitting$hardware" ] || die "give hardware=1gpu or hardware=8gpu, and the memory's keys, since these GPUs are not known"
   [ "$fitting" != hardware=cpu ] || [ -z "$hardware" ] || die "hardware=$hardware, but there is no GPU here"
   for choice in $fitting; do

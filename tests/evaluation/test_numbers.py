@@ -51,9 +51,10 @@ def test_no_answer_at_all_gives_no_number():
     assert only(column, [Problem("a", {})]).value is None
 
 
-def test_a_column_of_an_unknown_score_is_named():
-    with pytest.raises(ValueError, match=r"'wrong'.*has \['right'\]"):
-        numbers([Column("x", category="a", score="wrong")], A_AND_B)
+def test_a_question_without_the_score_does_not_count():
+    made = [*problems("a", 1, 0), Problem("a", {"other": 1.0})]
+    assert only(leaf("a"), made).value == 0.5
+    assert only(Column("x", category="a", score="nothing"), made).value is None
 
 
 def test_the_interval_of_a_share_is_that_of_the_normal_law():

@@ -1,5 +1,6 @@
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,11 @@ from verl_gdpo.evaluation.policy import Policy
 from verl_gdpo.evaluation.questions import Answer
 from verl_gdpo.evaluation.records import Record
 from verl_gdpo.evaluation.results import problems_of
-from verl_gdpo.evaluation.tasks import BENCHMARKS
+from verl_gdpo.evaluation.tasks import benchmark_of
 from verl_gdpo.rewards import TASKS
 from verl_gdpo.rewards.coding_problem import Problem, good_response
 
-BENCH = {one.name: one for one in BENCHMARKS}
+BENCH = {name: benchmark_of(task) for name, task in TASKS.items()}
 
 
 def asked(*data, config=None, step=0):
@@ -67,11 +68,11 @@ def test_each_file_of_maths_is_a_data_set(tmp_path):
     write_parquets({tmp_path / "aime" / "test.parquet": rows_of("math_length", "9")})
     options = asked(tmp_path / "aime", tmp_path / "amc.json")
     answers = [(r"\boxed{9}", 4001), (r"\boxed{7.0}", 4000), (r"\boxed{9}", 1)]
-    found = BENCH["math"].questions(options)
+    found = BENCH["math_length"].questions(options)
     assert [question.key for question in found] == ["aime_0", "amc_0", "amc_1"]
     # the mean of both files: (1 + 1/2) / 2 and (1 + 0) / 2
-    assert values("math", options, *answers) == {"accuracy": 0.75, "above the limit": 0.5}
-    columns = BENCH["math"].columns(found)
+    assert values("math_length", options, *answers) == {"accuracy": 0.75, "above the limit": 0.5}
+    columns = BENCH["math_length"].columns(found)
     assert [[part.name for part in column.parts] for column in columns] == [["aime", "amc"]] * 2
 
 
@@ -93,8 +94,8 @@ def test_coding(tmp_path, monkeypatch):
 
     path = tmp_path / "t.parquet"
     write_parquets({path: rows_of("coding", *[truth] * 4)})
-    of_tests = {**vars(TASKS["coding"]), "score": score, "missing": lambda **_: ()}
-    monkeypatch.setitem(TASKS, "coding", Namespace(**of_tests))
+    task = replace(TASKS["coding"], score=score, missing=lambda **_: ())
+    monkeypatch.setitem(BENCH, "coding", benchmark_of(task))
     found = values("coding", asked(path), ("a", 10), ("b", 4001), ("c", 9000), None)
     assert found == {"tests passed": 0.375, "solved": 0.25, "above the limit": 0.5, "bugs": 0.5}
 
@@ -130,12 +131,12 @@ def test_a_run_on_several_tasks_brings_the_rows_of_one(tmp_path):
     with pytest.raises(
         ValueError, match=r"no row of \('verl_gdpo/math_length',\).*pass --data FILE"
     ):
-        BENCH["math"].questions(asked(config=config))
+        BENCH["math_length"].questions(asked(config=config))
 
 
 def test_two_results_have_to_share_the_options_of_the_scorer():
     config = OmegaConf.create({"reward": {"reward_kwargs": {"limit_tokens": 20, "seconds": 9.0}}})
-    of_model, of_run = (BENCH["math"].scorer(asked(config=one)) for one in (None, config))
+    of_model, of_run = (BENCH["math_length"].scorer(asked(config=one)) for one in (None, config))
     assert (of_model["limit_tokens"], of_run["limit_tokens"]) == (4000, 20)
     assert of_model.keys() == of_run.keys()  # `seconds` is of another task
     assert BENCH["coding"].scorer(asked())["length_needs_pass"] is False
@@ -154,7 +155,7 @@ def test_a_schedule_of_the_rewards_is_read_at_the_step_of_the_checkpoint(tmp_pat
 
 def test_what_is_no_file_of_the_task_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"--data FILE is needed.*verl-gdpo data math_length"):
-        BENCH["math"].questions(asked())
+        BENCH["math_length"].questions(asked())
     path = tmp_path / "rows.parquet"
     write_parquets({path: [tool_row(0, "test")]})
     with pytest.raises(ValueError, match="row 0, field data_source: got 'rlla'"):
@@ -169,13 +170,13 @@ def test_what_is_no_file_of_the_task_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "\x00\ud800", "<think>" * 9999, "{" * 99_999, "<answer>" * 9999]
 )
-@pytest.mark.parametrize("bench", ["tool_rl", "gsm8k", "math"])
+@pytest.mark.parametrize("bench", ["tool_rl", "gsm8k", "math_length"])
 def test_any_answer_gets_a_score(tmp_path, bench, text):
     path = tmp_path / "rows.parquet"
     made = {
         "tool_rl": [tool_row(0, "test")],
         "gsm8k": rows_of("gsm8k", "1"),
-        "math": rows_of("math_length", "1"),
+        "math_length": rows_of("math_length", "1"),
     }
     write_parquets({path: made[bench]})
     first, *_ = values(bench, asked(path), (text, 7)).values()

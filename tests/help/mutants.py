@@ -406,7 +406,7 @@ MUTANTS = [
         "evaluation/test_policy.py::test_shards_are_merged_once_and_again_when_they_change",
     ),
     Mutant(
-        "evaluation/tasks.py",
+        "rewards/coding.py",
         '"length_needs_pass": False,',
         '"length_needs_pass": True,',
         "evaluation/test_tasks.py::test_coding",

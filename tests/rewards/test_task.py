@@ -9,9 +9,7 @@ from ground_truths import GROUND_TRUTHS
 from repository import REPO
 from verl.utils.reward_score import default_compute_score
 
-from verl_gdpo import rewards
 from verl_gdpo.rewards import GIVEN_BY_MANAGER, TASK_OF, TASKS, check_ground_truths
-from verl_gdpo.rewards.tool_rl import TASK as TOOL_RL
 
 
 def test_every_task_is_tried():
@@ -78,11 +76,6 @@ def test_verls_names_are_names_of_rewards(name):
 def test_no_data_source_is_one_that_verl_scores_by_itself(source):
     with pytest.raises(NotImplementedError):
         default_compute_score(source, "72", "72")
-
-
-def test_two_tasks_with_one_data_source():
-    with pytest.raises(ValueError, match=r"data_source 'rlla' belongs to the tasks 'tool_rl' and"):
-        rewards._by_data_source([TOOL_RL, TOOL_RL])
 
 
 def test_a_bad_ground_truth_is_named(monkeypatch):

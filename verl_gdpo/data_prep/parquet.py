@@ -6,6 +6,7 @@ that somebody has changed.
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -14,10 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_gdpo import rewards
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.data_prep import DataError, progress
 from verl_gdpo.data_prep.schema import SCHEMA, Row, check_rows
+from verl_gdpo.rewards.task import Task
 
 CODE = Path(__file__).parent
 # keys in a file's metadata
@@ -82,7 +83,7 @@ def git_blob_id(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def made_from(task: str, options: Mapping[str, Any]) -> str:
+def made_from(task: Task, options: Mapping[str, Any]) -> str:
     """Return a hash of the code and the options that determine rows; files count by content."""
     digest = hashlib.sha256()
     for path in _code(task):
@@ -92,10 +93,15 @@ def made_from(task: str, options: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _code(task: str) -> list[Path]:
-    """The files that determine a task's rows: those of this folder, and the scorer's."""
-    scorers = Path(str(rewards.__file__)).parent
-    return sorted([*CODE.glob("*.py"), *CODE.glob("*.json"), *scorers.glob(f"{task}*.py")])
+def _code(task: Task) -> list[Path]:
+    """The files that determine a task's rows: of this folder, of the scorer, of their own module.
+
+    Those beside the scorer whose names begin with the task's are there too.
+    """
+    modules = [task.score.__module__, *filter(None, [task.rows])]
+    scorer, *rows = [Path(str(sys.modules[name].__file__)) for name in modules]
+    beside = scorer.parent.glob(f"{task.name}*.py")
+    return sorted({*CODE.glob("*.py"), *CODE.glob("*.json"), *beside, scorer, *rows})
 
 
 def is_there(paths: Sequence[Path], wanted: str) -> bool:

@@ -3,11 +3,12 @@
 Upstream's files are pinned: each is checked against its git blob id.
 
 A task whose objects in *.json have a form of their own, or whose rows have another source than
-local files, has a file with its name in this folder, and `SOURCES` in it. Other tasks have files of
+local files, has a module with `SOURCES`: its `Task.rows`. Other tasks have files of
 objects {"question": ..., "answer": ...}: the user's message, and the ground truth.
 """
 
 import argparse
+import importlib
 import sys
 import urllib.error
 import urllib.request
@@ -16,14 +17,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.data_prep import DataError, UsageError, local_files
 from verl_gdpo.data_prep.local_files import Mend, RowOf
 from verl_gdpo.data_prep.parquet import git_blob_id
 from verl_gdpo.data_prep.schema import Row, Splits
-from verl_gdpo.rewards import options_of
+from verl_gdpo.rewards import TaskError, options_of
 from verl_gdpo.rewards.task import Task
 
 MakeRows = Callable[..., list[Row]]  # make_rows(count, split="train" or "test", seed=...)
@@ -197,8 +198,24 @@ def _downloaded(url: str) -> bytes:
     return content
 
 
-def questions_of(task: Task) -> Sources:
-    """The source of a task that has no file of its own here."""
+def sources_of(task: Task) -> Sources:
+    """Return the sources of a task's rows.
+
+    Raises:
+        TaskError: its module cannot be imported, or has none.
+    """
+    if not task.rows:
+        return _questions_of(task)
+    try:
+        return cast(Sources, importlib.import_module(task.rows).SOURCES)
+    except Exception as error:
+        raise TaskError(
+            f"the rows of the task {task.name!r} of {task.origin}: {task.rows}.SOURCES cannot be "
+            f"imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _questions_of(task: Task) -> Sources:
 
     def row_of(item: Any, *_: Any) -> Row:
         fields = local_files.strings_of(item, ("question", "answer"))

@@ -8,10 +8,6 @@ from typing import Any
 from verl_gdpo.evaluation.questions import Column, Question
 
 
-def _none(_parser: Any) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Benchmark:
     """A benchmark.
@@ -39,7 +35,7 @@ class Benchmark:
     columns: Callable[[Sequence[Question]], Sequence[Column]]
     max_tokens: int
     data_source: str
-    add_options: Callable[[Any], None] = _none
+    add_options: Callable[[Any], None] = lambda _group: None
     scorer: Callable[[Namespace], Mapping[str, Any]] = lambda _options: {}
     percent: bool = True
     notes: tuple[str, ...] = ()

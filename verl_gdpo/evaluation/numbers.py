@@ -35,12 +35,7 @@ class Problem:
         """Return what the problem adds to a column: to its sum, and to what this is divided by."""
         if column.over_answers:
             return self.answers.get(column.score, (0.0, 0))
-        if column.score not in self.scores:
-            raise ValueError(
-                f"the column {column.name!r} is of the score {column.score!r}; a question of "
-                f"{self.category!r} has {sorted(self.scores)}"
-            )
-        return self.scores[column.score], 1
+        return (self.scores[column.score], 1) if column.score in self.scores else (0.0, 0)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,18 @@
-"""The tasks that verl-gdpo scores. To add a task, add a file with a `TASK` to this folder.
+"""The registry of tasks, which rewards, data preparation and evaluation ask.
 
-A scorer is a pure function of a response and a ground truth; see `Task.score` in `task.py`.
+Ours are the files with a `TASK` in this folder. Those of other distributions are their entry points
+in the group `verl_gdpo.tasks`; docs/adding_a_task.md makes one. A scorer is a pure function of a
+response and a ground truth; see `Task.score` in `task.py`.
 """
 
+import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections import UserDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from importlib.metadata import entry_points
 from typing import Any
 
 from verl_gdpo.rewards.task import Task
@@ -19,34 +25,69 @@ VERL_REWARD_NAMES = ("acc",)
 GIVEN_BY_MANAGER = ("response_tokens", "step", "service", "notes")
 
 
-def _find_tasks() -> dict[str, Task]:
-    names = [module.name for module in pkgutil.iter_modules(__path__)]
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    return {module.TASK.name: module.TASK for module in modules if hasattr(module, "TASK")}
+GROUP = "verl_gdpo.tasks"  # of entry points
 
 
-# {name: task}
-TASKS: Mapping[str, Task] = _find_tasks()
-
-# the rewards that say whether an answer is right
-MAIN_REWARDS = {*VERL_REWARD_NAMES, *(task.main_reward for task in TASKS.values())}
+class TaskError(ValueError):
+    """A task cannot be used. The message names the distribution that has it."""
 
 
-def _by_data_source(tasks: Iterable[Task]) -> dict[str, Task]:
-    found: dict[str, Task] = {}
-    for task in tasks:
-        for source in task.data_sources:
-            if source in found:
-                raise ValueError(
-                    f"data_source {source!r} belongs to the tasks {found[source].name!r} and "
-                    f"{task.name!r} (verl_gdpo/rewards/); rename one"
+class Tasks(UserDict[str, Task]):
+    """Tasks by a key. Those of other distributions are there when a key is not one of ours."""
+
+    def __missing__(self, key: str) -> Task:
+        _add_others()
+        return self.data[key]
+
+    __contains__ = Mapping.__contains__  # it asks for the item
+
+    def __iter__(self) -> Iterator[str]:
+        _add_others()
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+TASKS = Tasks()  # {name: task}
+TASK_OF = Tasks()  # {value of verl's column `data_source`: task}
+
+
+def _add(task: Task) -> None:
+    for tasks, keys in ((TASKS, (task.name,)), (TASK_OF, task.data_sources)):
+        for key in keys:
+            if (other := tasks.data.setdefault(key, task)) != task:
+                what = "task" if tasks is TASKS else "data_source"
+                raise TaskError(
+                    f"{what} {key!r} is in {other.origin} (task {other.name!r}) and in "
+                    f"{task.origin} (task {task.name!r}); rename one, or uninstall one"
                 )
-            found[source] = task
-    return found
 
 
-# {value of verl's column `data_source`: task}
-TASK_OF: Mapping[str, Task] = _by_data_source(TASKS.values())
+@functools.cache
+def _add_others() -> None:
+    """Add the tasks of other distributions; after an error, the next call tries again."""
+    for entry in entry_points(group=GROUP):
+        assert entry.dist is not None
+        origin = f"{entry.dist.name} {entry.dist.version}"
+        try:
+            task = replace(entry.load(), origin=origin)
+        except Exception as error:
+            raise TaskError(
+                f"the entry point {entry.name} = {entry.value} in the group {GROUP} of {origin} "
+                f"gives no Task: {type(error).__name__}: {error}. Mend or uninstall {origin}"
+            ) from error
+        _add(task)
+
+
+for _module in pkgutil.iter_modules(__path__):
+    if _task := getattr(importlib.import_module(f"{__name__}.{_module.name}"), "TASK", None):
+        _add(_task)
+
+
+def main_rewards() -> set[str]:
+    """Return the rewards that say whether an answer is right."""
+    return {*VERL_REWARD_NAMES, *(task.main_reward for task in TASKS.values())}
 
 
 def belongs_elsewhere(name: str, data_source: str) -> bool:

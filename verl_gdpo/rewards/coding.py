@@ -7,6 +7,7 @@ expected result.
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from decimal import Decimal
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Any
 from verl_gdpo.rewards import coding_problem as form
 from verl_gdpo.rewards import sandbox
 from verl_gdpo.rewards.sandbox_service import Service
-from verl_gdpo.rewards.task import Task, check_texts
+from verl_gdpo.rewards.task import Evaluation, Task, check_texts
 
 # verl's, of a number that is expected with a fraction: numpy's allclose
 ABSOLUTE, RELATIVE = Decimal("1e-8"), Decimal("1e-5")
@@ -167,10 +168,25 @@ TASK = Task(
     score=score,
     bounds=bounds,
     reward_names=("pass", "length", "bug"),
+    rows="verl_gdpo.data_prep.coding",
     main_reward="pass",
     good_response=form.good_response,
     system_prompt=form.SYSTEM_PROMPT,
     labels=form.labels,
     missing=lambda weak_sandbox=False, **_: sandbox.missing(weak_sandbox),
     takes_service=True,
+    evaluation=Evaluation(
+        {
+            "tests passed": lambda rewards: rewards["pass"],
+            "solved": lambda rewards: float(rewards["pass"] == 1),
+            "above the limit": lambda rewards: 1 - rewards["length"],
+            "bugs": lambda rewards: 1 - rewards["bug"],
+        },
+        {
+            "length_needs_pass": False,  # the share of long answers is over all answers
+            "max_tests": sys.maxsize,
+            "wall_seconds": 120.0,  # of all tests; the first one at its own limit is the last
+        },
+        max_tokens=8000,  # as in the paper's training
+    ),
 )

@@ -131,6 +131,7 @@ TASK = Task(
     score=score,
     bounds=bounds,
     reward_names=("format", "correctness", "integer"),
+    rows="verl_gdpo.data_prep.gsm8k",
     main_reward="correctness",
     good_response=_good_response,
     system_prompt=f"""\

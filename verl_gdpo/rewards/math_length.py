@@ -15,7 +15,7 @@ from functools import cache
 
 from verl_gdpo.rewards import math_length_inside
 from verl_gdpo.rewards.limited_process import LimitedPool
-from verl_gdpo.rewards.task import Task, check_texts
+from verl_gdpo.rewards.task import Evaluation, Task, check_texts
 
 BOX = "\\boxed{"
 INSTRUCTION = f"Let's think step by step and put the final answer within {BOX}}}."
@@ -190,7 +190,15 @@ TASK = Task(
     score=score,
     bounds=bounds,
     reward_names=("correctness", "length"),
+    rows="verl_gdpo.data_prep.math_length",
     main_reward="correctness",
     good_response=_good_response,
     system_prompt=None,  # the reasoning models want none; `INSTRUCTION` follows the problem
+    evaluation=Evaluation(
+        {
+            "accuracy": lambda rewards: rewards["correctness"],
+            "above the limit": lambda rewards: 1 - rewards["length"],
+        },
+        max_tokens=8000,  # as in the paper's training
+    ),
 )

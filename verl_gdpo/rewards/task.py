@@ -19,6 +19,20 @@ def check_texts(task: str, **texts: Any) -> None:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """How `verl-gdpo evaluate` scores the answers to the rows of a task.
+
+    columns: {column of the table: function of the rewards}. With none, each reward is one.
+    options: of the scorer, whatever a run has.
+    max_tokens: the limit of an answer, unless a run or --max-tokens has another.
+    """
+
+    columns: Mapping[str, Callable[[Mapping[str, Any]], float]] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int = 1024
+
+
+@dataclass(frozen=True)
 class Task:
     """One task: its rows, its rewards and its answers.
 
@@ -43,6 +57,10 @@ class Task:
         verl's block `reward.sandbox_fusion` names; `check` then asks the service in the place of
         `missing`. It also takes `notes`, a `sandbox.Notes` that it fills in, for the log.
     main_reward: the reward that says whether an answer is right, for the findings about a run.
+    rows: the module whose `SOURCES` (`data_prep.sources.Sources`) says where rows come from, which
+        only data preparation imports. Without one, they are files of questions and answers.
+    evaluation: see `Evaluation`.
+    origin: the distribution that has the task; the registry sets it.
     """
 
     name: str
@@ -57,6 +75,9 @@ class Task:
     missing: Callable[..., Sequence[str]] = _nothing
     takes_service: bool = False
     main_reward: str = ""
+    rows: str = ""
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    origin: str = "verl-gdpo"
 
     def check_ground_truth(self, ground_truth: Any) -> None:
         """Score an empty response, to find a bad ground truth before training.

@@ -345,6 +345,7 @@ TASK = Task(
     score=score,
     bounds=bounds,
     reward_names=("format", "correctness", "length"),
+    rows="verl_gdpo.data_prep.tool_rl",
     main_reward="correctness",
     good_response=str,  # ToolRL's ground truths have the form of a response
     system_prompt=None,  # each row lists its own tools; see `tool_rl_format.system_prompt`

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from verl_gdpo.rewards import MAIN_REWARDS
+from verl_gdpo.rewards import main_rewards
 from verl_gdpo.run.folder import SCORE, SCORE_IN_VALIDATION, TRAINING_KEY, VALIDATION_KEY
 from verl_gdpo.run.levels import Level, Validations
 
@@ -241,7 +241,7 @@ def constant_rewards(row: Row, memory: Memory) -> Iterator[Seen]:
 def wrong_answers(row: Row, _: Memory) -> Iterator[Seen]:
     """Groups without any right answer drive the update: the rewards beside the main one do."""
     for name, values in row.of_names():
-        if name in MAIN_REWARDS and {"update_all_low", "varies"} <= values.keys():
+        if name in main_rewards() and {"update_all_low", "varies"} <= values.keys():
             share = values["update_all_low"]
             yield Seen(
                 f"wrong answers {name}",

@@ -17,7 +17,7 @@ from typing import Any
 from verl_gdpo.batch.rows import is_number
 from verl_gdpo.rewards import TASKS, options_of
 
-HOW = f"FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task: {', '.join(TASKS)}"
+HOW = "FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task of `verl-gdpo data`"
 
 
 @dataclass(frozen=True)

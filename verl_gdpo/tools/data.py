@@ -7,13 +7,11 @@ file is written), and 2 for wrong usage.
 """
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from verl_gdpo import data_prep
 from verl_gdpo.data_prep import DataError, UsageError
 from verl_gdpo.data_prep.parquet import (
     is_there,
@@ -23,9 +21,8 @@ from verl_gdpo.data_prep.parquet import (
     write_parquets,
 )
 from verl_gdpo.data_prep.schema import overlap, table
-from verl_gdpo.data_prep.sources import Sources, questions_of
-from verl_gdpo.rewards import TASKS
-from verl_gdpo.rewards.task import Task
+from verl_gdpo.data_prep.sources import sources_of
+from verl_gdpo.rewards import TASKS, TaskError
 
 # options that do not change the rows
 OTHER_OPTIONS = ("sources", "out", "if_needed", "keep_others", "force", "base_url", "cache")
@@ -38,12 +35,11 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code; raise SystemExit(2) for malformed arguments."""
-    args = _parser().parse_args(argv)
     try:
-        prepare(args)
+        prepare(_parser().parse_args(argv))
     except BrokenPipeError:
         raise
-    except (DataError, OSError) as error:
+    except (DataError, TaskError, OSError) as error:
         print(f"data_prep: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
@@ -59,7 +55,7 @@ def prepare(args: argparse.Namespace) -> None:
     task = args.sources.task
     paths = [args.out / name for name in ("train.parquet", "test.parquet")]
     options = {k: v for k, v in vars(args).items() if k not in OTHER_OPTIONS}
-    if args.if_needed and is_there(paths, made_from(task.name, options)):
+    if args.if_needed and is_there(paths, made_from(task, options)):
         print(f"{' and '.join(map(str, paths))}: up to date")
         return
     said = as_typed(options)
@@ -72,7 +68,7 @@ def prepare(args: argparse.Namespace) -> None:
     splits = args.sources.load(args)
     shared = overlap(splits)
     files = {args.out / f"{split}.parquet": rows for split, rows in splits.items()}
-    write_parquets(files, made_from(task.name, options), said)
+    write_parquets(files, made_from(task, options), said)
     print(table(splits, task))
     for path in files:
         print(f"wrote {path} ({path.stat().st_size:,} bytes)")
@@ -98,36 +94,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="verl-gdpo data", description="Prepare a task's data for verl.")
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True)
     for name, task in TASKS.items():
-        summary, sources = _sources_of(task)
+        sources = sources_of(task)
+        where = sys.modules[task.rows].__doc__ if task.rows else "Rows from local files."
+        summary = (where or "").split("\n")[0]
         task_parser = tasks.add_parser(name, help=summary, description=summary)
         task_parser.set_defaults(sources=sources)
-        task_parser.add_argument(
-            "--out", metavar="DIR", type=Path, required=True, help="folder for both files"
+        add = task_parser.add_argument
+        add("--out", metavar="DIR", type=Path, required=True, help="folder for both files")
+        about = "write nothing if the same arguments and code have already written the files"
+        add("--if-needed", help=about, action="store_true")
+        about = "write nothing if other options of this command have written the files"
+        add("--keep-others", help=about, action="store_true")
+        about = (
+            "replace files that data_prep did not write, or that were changed, and those that "
+            "links lead to"
         )
-        task_parser.add_argument(
-            "--if-needed",
-            action="store_true",
-            help="write nothing if the same arguments and code have already written the files",
-        )
-        task_parser.add_argument(
-            "--keep-others",
-            action="store_true",
-            help="write nothing if other options of this command have written the files",
-        )
-        task_parser.add_argument(
-            "--force",
-            action="store_true",
-            help="replace files that data_prep did not write, or that were changed, and those that "
-            "links lead to",
-        )
+        add("--force", help=about, action="store_true")
         sources.add_arguments(task_parser)
     return parser
-
-
-def _sources_of(task: Task) -> tuple[str, Sources]:
-    """What help says of the sources of a task's rows, and the sources."""
-    own = f"{data_prep.__name__}.{task.name}"
-    if not importlib.util.find_spec(own):
-        return "Rows from local files.", questions_of(task)
-    module = importlib.import_module(own)
-    return (module.__doc__ or "").split("\n")[0], module.SOURCES

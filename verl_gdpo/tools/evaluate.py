@@ -8,7 +8,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -22,23 +22,24 @@ from verl_gdpo.evaluation.dialogues import Dialogue
 from verl_gdpo.evaluation.engines import ENGINES, Sampling, Tokens, choose_engine, load_engine
 from verl_gdpo.evaluation.policy import Policy, choose_dtype, find_policy
 from verl_gdpo.evaluation.results import result_of, table, write
-from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.rewards import TASK_OF, TASKS
 from verl_gdpo.terminal import printable
 
-BENCHMARKS = {one.name: one for one in (*tasks.BENCHMARKS, api_bank.BENCHMARK, bfcl.BENCHMARK)}
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command: 0 if there is a result, 1 if something fails, 2 for wrong usage."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    _check_usage(parser, arguments)
     try:
+        ours = map(tasks.benchmark_of, TASKS.values())
+        benchmarks = {one.name: one for one in (*ours, api_bank.BENCHMARK, bfcl.BENCHMARK)}
+        parser = _parser(benchmarks)
+        arguments = parser.parse_args(argv)
+        _check_usage(parser, arguments)
         if arguments.compare:
             print(compare(arguments.compare))
         else:
-            evaluate(BENCHMARKS[arguments.bench], arguments)
+            evaluate(benchmarks[arguments.bench], arguments)
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
@@ -101,12 +102,8 @@ def _sampling(benchmark: Benchmark, policy: Policy, arguments: argparse.Namespac
     limit = benchmark.max_tokens
     if benchmark.data_source in TASK_OF:
         limit = policy.of_config("data.max_response_length", limit)
-    return Sampling(
-        arguments.max_tokens or int(limit),
-        arguments.temperature,
-        arguments.top_p,
-        arguments.top_k,
-    )
+    tokens = arguments.max_tokens or int(limit)
+    return Sampling(tokens, arguments.temperature, arguments.top_p, arguments.top_k)
 
 
 def _check_room(positions: int, sampling: Sampling) -> None:
@@ -153,8 +150,8 @@ def _check_usage(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
         )
 
 
-def _parser() -> argparse.ArgumentParser:
-    names = "\n".join(f"  {one.name:<10}{one.summary}" for one in BENCHMARKS.values())
+def _parser(benchmarks: Mapping[str, Benchmark]) -> argparse.ArgumentParser:
+    names = "\n".join(f"  {one.name:<10}{one.summary}" for one in benchmarks.values())
     parser = argparse.ArgumentParser(
         prog="verl-gdpo evaluate",
         description=f"Evaluate a policy on a benchmark:\n\n{names}",
@@ -165,32 +162,22 @@ def _parser() -> argparse.ArgumentParser:
     share, from_0 = partial(_between, 0.0, 1.0), partial(_between, 0.0, 100.0)
     about = "a run's folder, a checkpoint of verl, or the folder of a Hugging Face model"
     add("policy", metavar="RUN_OR_MODEL", nargs="?", type=Path, help=about)
-    add("--bench", metavar="NAME", choices=[*BENCHMARKS])
+    add("--bench", metavar="NAME", choices=[*benchmarks])
     add("--step", type=from_1, metavar="N", help="this checkpoint of a run, not the newest")
     about = "*.parquet of `verl-gdpo data`, or *.json; for api_bank, the folder of ToolRL"
     add("--data", nargs="+", default=[], type=Path, metavar="FILE", help=about)
-    add(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="default: evaluation/NAME-... in the run, or here",
-    )
+    about = "default: evaluation/NAME-... in the run, or here"
+    add("--out", type=Path, metavar="FOLDER", help=about)
     add("--engine", choices=ENGINES, help="default: vllm if it is here beside a GPU")
     add("--dtype", choices=DTYPES, help="default: float32, and on a GPU as in training")
     add("--max-tokens", type=from_1, metavar="N", help="the limit of an answer")
     add("--samples", type=from_1, default=1, metavar="K", help="of each question; default 1")
-    add(
-        "--temperature",
-        type=from_0,
-        default=0.0,
-        metavar="T",
-        help="default 0, greedy",
-    )
+    add("--temperature", type=from_0, default=0.0, metavar="T", help="default 0, greedy")
     add("--top-p", type=share, default=1.0, metavar="P", help="default 1, off")
     add("--top-k", type=int, default=-1, metavar="K", help="default -1, off")
     add("--seed", type=int, default=0, metavar="N", help="of the samples; default 0")
     add("--compare", nargs="+", default=[], type=Path, metavar="RESULT", help="of one benchmark")
-    for one in BENCHMARKS.values():
+    for one in benchmarks.values():
         one.add_options(parser.add_argument_group(one.name))
     return parser
 

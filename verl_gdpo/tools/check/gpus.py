@@ -1,11 +1,12 @@
 """The GPUs of this machine, and what a training on them needs: memory, disk, a compiler.
 
-    python3 verl_gdpo/tools/check/gpus.py TASK [FOLDER [COUNT]]
+    python3 verl_gdpo/tools/check/gpus.py TASK [FOLDER [COUNT [KEY=VALUE ...]]]
 
 prints the overrides that fit, and ends with 1 and a line for each thing that is missing. `run.sh`
 runs it before it installs or downloads anything, so what it imports at its top is the standard
 library. FOLDER is where the environment, the model and the checkpoints will lie, and COUNT how many
-GPUs are wanted.
+GPUs are wanted. KEY=VALUE are the command's own overrides: for a task that is not in `TASKS`, they
+have to have the keys of memory, or to say `--resume`, as the run that goes on has them.
 
 The memory is computed, not measured. Under FSDP2 every GPU keeps its share of the parameters, the
 gradients and Adam's two moments in float32. The rest of a training pass is what is gathered of the
@@ -248,17 +249,25 @@ def used_of(gpus: Sequence[Gpu]) -> int:
     return max((n for n in COUNTS if n <= len(gpus)), default=0)
 
 
-def overrides_for(task: str, gpus: Sequence[Gpu], count: int) -> list[str]:
+def overrides_for(task: str, gpus: Sequence[Gpu], count: int, *given: str) -> list[str]:
     """The overrides for `count` of these GPUs and the recipe's model.
 
+    Args:
+        given: the overrides of the command.
+
     Raises:
-        ValueError: they are too few or too small.
+        ValueError: they are too few or too small, or nothing is known of the task's model.
     """
     if not gpus:
         return ["hardware=cpu"]
     if count > len(gpus):
         raise ValueError(f"{count} GPUs are wanted, and {len(gpus)} are here")
+    number = [] if count in (1, 8) else [f"trainer.n_gpus_per_node={count}"]
+    hardware = [f"hardware={'1gpu' if count == 1 else '8gpu'}", *number]
     smallest = min(gpus, key=lambda gpu: gpu.memory_mib)
+    if task not in TASKS:
+        _ask_for_sizes(task, given)
+        return hardware
     shape, longest = TASKS[task]
     keys = fitting(shape, longest, count, smallest.memory_mib * 2**20 / 1e9)
     if keys is None:
@@ -269,9 +278,18 @@ def overrides_for(task: str, gpus: Sequence[Gpu], count: int) -> list[str]:
             "each GPU even if parameters and Adam's state are on the CPU (computed). hardware=cpu "
             "trains a tiny policy without a GPU"
         )
-    number = [] if count in (1, 8) else [f"trainer.n_gpus_per_node={count}"]
-    hardware = "1gpu" if count == 1 else "8gpu"
-    return [f"hardware={hardware}", *number, *(f"{key}={value}" for key, value in keys.items())]
+    return [*hardware, *(f"{key}={value}" for key, value in keys.items())]
+
+
+def _ask_for_sizes(task: str, given: Sequence[str]) -> None:
+    """Raise ValueError unless the command has the keys of memory, or a run that goes on has."""
+    keys = {override.lstrip("+").partition("=")[0] for override in given}
+    if "--resume" not in keys and not {TOKENS, VLLM_SHARE} <= keys:
+        raise ValueError(
+            f"the size of the model of task={task} is not known here. Give {TOKENS}=N (tokens of a "
+            f"micro-batch: at least the longest row) and {VLLM_SHARE}=X (vLLM's share of a GPU, "
+            "such as 0.5); for a large model, also the other keys of memory in recipes/README.md"
+        )
 
 
 # --- what a configuration needs ------------------------------------------------------------------
@@ -494,7 +512,7 @@ def first_that_exists(path: Path) -> Path:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the overrides; return 1 if something is missing."""
-    task, folder, wanted = [*arguments, *(".", "")[len(arguments) - 1 :]]
+    task, folder, wanted, *given = [*arguments, *(".", "")[len(arguments) - 1 :]]
     overrides: list[str] = []
     problems: list[str] = []
     try:
@@ -502,7 +520,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"found {len(gpus)} GPUs{f' ({_names(gpus)})' if gpus else ''}", file=sys.stderr)
         problems = missing(gpus, Path(folder)) if gpus else []
         used = int(wanted or used_of(gpus))
-        overrides = overrides_for(task, gpus, used)
+        overrides = overrides_for(task, gpus, used, *given)
         if used < len(gpus):
             why = "" if wanted else ": the recipes' batches divide by 1, 2, 4 and 8"
             print(f"{used} of them are used{why}", file=sys.stderr)
