@@ -1,14 +1,18 @@
-"""docs/adding_a_task.md in a copy of the repository, block by block, except the training."""
+"""docs/adding_a_task.md, block by block: a task in a distribution outside the package."""
 
+import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from repository import REPO, tracked_files
+from executable import program
+from ray_session import ray_folder
+from repository import REPO
+
+from verl_gdpo.run.folder import read_metrics
 
 PAGE = (REPO / "docs" / "adding_a_task.md").read_text()
 EXECUTED = re.findall(
@@ -16,41 +20,81 @@ EXECUTED = re.findall(
     PAGE,
     re.DOTALL,
 )
+# pip has no index here, and leaves the environment of the tests as it is
+PIP = """#!/bin/sh
+test "$1" = install && shift
+exec "{python}" -m pip install --no-build-isolation --no-deps --target "{site}" "$@"
+"""
+COMMAND = """#!/bin/sh
+exec "{python}" -W ignore -m verl_gdpo "$@"
+"""
+
+
+def run(arguments, folder, **env):
+    """What a command prints; it must end well."""
+    done = subprocess.run(
+        arguments,
+        cwd=folder,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=580,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
 
 
 @pytest.mark.slow
 def test_the_page(tmp_path):
-    assert [kind for kind, _ in EXECUTED] == ["python", "bash", "yaml", "yaml", "bash"]
-    for path in tracked_files():
-        if (
-            path.parts[0] in ("verl_gdpo", "data_prep", "recipes", "workshop")
-            and not path.is_symlink()
-        ):
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(REPO / path, tmp_path / path)
-    (tmp_path / "verl_gdpo" / "recipes").symlink_to("../recipes")
-    (tmp_path / "bin").mkdir()
-    command = f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m verl_gdpo "$@"\n'
-    (tmp_path / "bin" / "verl-gdpo").write_text(command)
-    (tmp_path / "bin" / "verl-gdpo").chmod(0o755)
+    kinds = [kind for kind, _ in EXECUTED]
+    assert kinds == ["toml", "python", "yaml", "yaml", "bash", "bash", "bash"]
+    site = tmp_path / "site"
+    program(tmp_path / "bin" / "pip", PIP.format(python=sys.executable, site=site))
+    program(tmp_path / "bin" / "verl-gdpo", COMMAND.format(python=sys.executable))
     path = f"{tmp_path}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "PYTHONPATH": str(tmp_path)}
+    env = {"PATH": path, "PYTHONPATH": f"{REPO}:{site}", "HF_HUB_OFFLINE": "1"}
     printed = ""
-    for kind, text in EXECUTED:
-        if kind == "bash":
-            done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", text],
-                cwd=tmp_path,
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=500,
-            )
-            printed += done.stdout
-            assert done.returncode == 0, done.stdout
-        else:
-            file = re.search(r"^# (\S+\.\w+)$", text, re.M)[1]
-            assert not (tmp_path / file).exists()
-            (tmp_path / file).write_text(text)
+    with ray_folder() as ray_dir:
+        for kind, text in EXECUTED:
+            if kind == "bash":
+                bash = ["bash", "-euo", "pipefail", "-c", text]
+                printed += run(bash, tmp_path, **env, RAY_TMPDIR=ray_dir)
+            else:
+                file = tmp_path / re.search(r"^# (\S+\.\w+)$", text, re.M)[1]
+                assert not file.exists()
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
     assert re.search(r"^correct .*0\.000 .*1\.000", printed, re.M), printed
+    check_training(tmp_path / "runs" / "echo")
+    result = json.loads((tmp_path / "runs/echo/evaluation/echo-step_2/result.json").read_text())
+    assert [one["name"] for one in result["numbers"]] == ["correct", "short"]
+    check_sizes(tmp_path, env)
+
+
+def check_training(folder):
+    """Two steps, whose rewards are those of the task's scorer."""
+    assert sorted(read_metrics(folder)) == [0, 1, 2]
+    for step in (1, 2):
+        rows = [json.loads(line) for line in (folder / f"rollouts/{step}.jsonl").open()]
+        assert {row["data_source"] for row in rows} == {"echo"}
+        for row in rows:
+            said = row["output"].partition("<say>")[2].partition("</say>")[0].strip()
+            correct, short = float(said == row["gts"]), float(row["response_tokens"] <= 12)
+            assert row["rewards"] == {"correct": correct, "short": short}
+
+
+def check_sizes(folder, env):
+    """Before the installation, nothing is known of the task's model on a GPU."""
+    gpu = "0, GPU-0, NVIDIA A100-SXM4-80GB, 81920, 580.119.02, 8.0, Disabled"
+    program(folder / "bin" / "nvidia-smi", f"#!/bin/sh\necho '{gpu}'\n")
+    sizes = REPO / "verl_gdpo" / "tools" / "check" / "gpus.py"
+    asked = [sys.executable, sizes, "echo", folder, ""]
+    env = {**env, "VERL_GDPO_ANY_MACHINE": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    keys = [
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+    ]
+    said = run(asked, folder, **env)
+    assert "task=echo is not known here. Give" in said and all(f"{key}=" in said for key in keys)
+    assert run([*asked, *(f"{key}=1" for key in keys)], folder, **env).endswith("\nhardware=1gpu\n")

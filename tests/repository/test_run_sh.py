@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -174,7 +175,7 @@ def test_a_task_that_is_not_there(checkout):
         done = call(checkout, *arguments, script=checkout / "run.sh", hardware=None)
         assert done.returncode == 2 and "expected a task first" in done.stderr
     assert (
-        "one of: gsm8k tool_rl; got 'gsm9k'"
+        "one of: gsm8k tool_rl, or another with"
         in call(checkout, "gsm9k", script=checkout / "run.sh", hardware=None).stderr
     )
     assert stages(checkout) == {}
@@ -555,6 +556,51 @@ def test_a_machine_that_is_used_all_the_same(checkout, name, monkeypatch):
     assert done.returncode == 0, done.stderr
     given, _ = composed_of(checkout)
     assert given["hardware"] == "1gpu" and (TOKENS in given) == bool(keys)
+
+
+FOUND = "hydra.searchpath=[pkg://echo_task.recipes]"
+
+
+def call_echo(checkout, *arguments):
+    """A start of a task whose recipe is in another distribution."""
+    script = checkout / "run.sh"
+    return call(checkout, "echo", *OWN_DATA, *arguments, script=script, hardware=None)
+
+
+def test_a_recipe_of_another_distribution(checkout):
+    policy = "actor_rollout_ref.model.path=policy"
+    assert "or another with hydra.searchpath=[FOLDER]" in call_echo(checkout, policy).stderr
+    assert call_echo(checkout, FOUND, policy).returncode == 0
+    run, given, _ = launched(checkout)
+    assert (given["task"], given["hydra.searchpath"]) == ("echo", ["pkg://echo_task.recipes"])
+    (run / TRACKER).parent.mkdir()
+    (run / TRACKER).write_text("3")
+    assert call_echo(checkout, "--resume", policy).returncode == 0
+
+
+def test_a_task_whose_size_is_not_known(checkout):
+    on_machine(checkout, [A100])
+    done = call_echo(checkout, FOUND)
+    assert done.returncode == 2 and stages(checkout) == {}
+    assert re.search(
+        r"this machine: the size of the model of task=echo is not known here. Give "
+        r"actor_rollout_ref.actor.ppo_max_token_len_per_gpu=N .* and "
+        r"actor_rollout_ref.rollout.gpu_memory_utilization=X ",
+        done.stderr,
+    )
+    keys = {TOKENS: 9000, "actor_rollout_ref.rollout.gpu_memory_utilization": 0.4}
+    first, second = (f"{key}={value}" for key, value in keys.items())
+    assert call_echo(checkout, FOUND, first).returncode == 2
+    assert call_echo(checkout, FOUND, first, second).returncode == 0
+    _, given, _ = launched(checkout)
+    assert given.items() >= {**keys, "hardware": "1gpu"}.items()
+
+
+def test_a_resume_is_not_asked_for_sizes(checkout):
+    on_machine(checkout, [A100])
+    recorded(checkout, "echo-1", "hardware: 1gpu")
+    done = call_echo(checkout, "--resume")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_part_of_a_gpu(checkout, monkeypatch):
