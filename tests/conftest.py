@@ -29,6 +29,7 @@ SHARED = {
     # The training has a session of its own, so it ends before the one that the others share starts
     "ray": (
         "repository/test_run_tool_rl.py",
+        "repository/test_adding_a_task.py",
         "verl_hooks/test_rollout_guard.py",
         "verl_hooks/test_hang_actors.py",
         "verl_hooks/test_nodes.py",
@@ -37,7 +38,7 @@ SHARED = {
     "preloaded": ("tests/test_plugin.py", "cpu/test_engine.py"),
 }
 # these start first, so that no worker is left with a long one at the end
-LONG = (*SHARED["ray"], "tools/test_check.py", "repository/test_adding_a_task.py")
+LONG = (*SHARED["ray"], "tools/test_check.py")
 
 
 def pytest_collection_modifyitems(items):

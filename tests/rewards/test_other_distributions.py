@@ -115,7 +115,7 @@ def test_its_rows_are_prepared(echo, tmp_path, capsys):
 
 ROWS = '''
 """Words from nowhere."""
-from echo_task import TASK
+from say_back import TASK
 from verl_gdpo.data_prep.local_files import make_row, seeded
 from verl_gdpo.data_prep.sources import Sources
 
@@ -127,12 +127,12 @@ SOURCES = Sources(task=TASK, row_of=lambda item, _: item, make_rows=seeded("echo
 
 
 def test_its_rows_may_have_a_source_of_their_own(site, tmp_path, capsys):
-    text = ECHO.replace('name="echo"', 'name="echo", rows="echo_rows"')
-    modules = {"echo_task": text, "echo_rows": ROWS}
-    install(site, "echo-task", modules, ["echo = echo_task:TASK"])
+    text = ECHO.replace('name="echo"', 'name="echo", rows="its_words"')
+    modules = {"say_back": text, "its_words": ROWS}
+    install(site, "echo-task", modules, ["echo = say_back:TASK"])
     assert data.main(["echo", "--synthetic", "3", "--out", str(tmp_path / "echo")]) == 0
     assert len([*parquet_rows(tmp_path / "echo" / "train.parquet")]) == 3
-    assert {site / "echo_task.py", site / "echo_rows.py"} < {*_code(TASKS["echo"])}
+    assert {site / "say_back.py", site / "its_words.py"} < {*_code(TASKS["echo"])}
     with pytest.raises(SystemExit):
         data.main(["--help"])
     assert "Words from nowhere." in capsys.readouterr().out

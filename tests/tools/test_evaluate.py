@@ -307,4 +307,4 @@ def test_the_help_loads_no_heavy_package():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "ToolRL's rewards on test rows" in done.stdout
+    assert "  tool_rl     correctness, format" in done.stdout

@@ -151,7 +151,7 @@ def _check_usage(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
 
 
 def _parser(benchmarks: Mapping[str, Benchmark]) -> argparse.ArgumentParser:
-    names = "\n".join(f"  {one.name:<10}{one.summary}" for one in benchmarks.values())
+    names = "\n".join(f"  {one.name:<11} {one.summary}" for one in benchmarks.values())
     parser = argparse.ArgumentParser(
         prog="verl-gdpo evaluate",
         description=f"Evaluate a policy on a benchmark:\n\n{names}",
