@@ -24,7 +24,6 @@ VERL_REWARD_NAMES = ("acc",)
 # set them
 GIVEN_BY_MANAGER = ("response_tokens", "step", "service", "notes")
 
-
 GROUP = "verl_gdpo.tasks"  # of entry points
 
 
