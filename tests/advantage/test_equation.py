@@ -1,6 +1,7 @@
 """The advantage, compared with the paper's numbers, a naive loop, and laws that must hold."""
 
 import itertools
+import math
 import re
 from math import comb, sqrt
 
@@ -281,6 +282,74 @@ def test_missing_values_leave_the_group_statistics():
     # fewer than two present values say nothing
     present[1][1] = False
     assert scalars(rewards, [0] * 4, present_BK=present).z_BK[:, 1].tolist() == [0.0] * 4
+
+
+def test_samples_without_any_reward_leave_the_batch_step():
+    """24 pairs with the rewards 0 and 1, and 26 pairs of which nobody has a reward: 52 of 100.
+
+    S is -+h with h = sqrt(1/2) in the 48 samples that have one, and its squares add up to 24. So
+    the std is sqrt(24 / 47), and A is -+h sqrt(47 / 24) = -+0.98953. With the 52 others as S = 0
+    the std was sqrt(24 / 99), and A was 1.45 times as large: -+1.43614.
+    """
+    rewards, groups = [[0.0], [1.0]] * 50, [i // 2 for i in range(100)]
+    present = [[i < 48] for i in range(100)]
+    A = scalars(rewards, groups, present_BK=present, eps=0).A_B
+    assert A.tolist() == pytest.approx([-0.98953, 0.98953] * 24 + [0] * 52, abs=1e-5)
+    # the only sample of a group that has a reward has S = 0 too, and counts: h sqrt(48 / 24)
+    present[99] = [True]
+    A = scalars(rewards, groups, present_BK=present, eps=0).A_B
+    assert A[1].item() == pytest.approx(1)
+    assert A[48:].tolist() == [0] * 52
+
+
+def test_samples_without_any_reward_beside_token_norm_and_a_variant():
+    """S is -h h h -h, and 3 and 1 of its tokens count; the last two samples have no reward.
+
+    Tokens 1 3 3 1: the mean is (6 - 2) h / 8 = h / 2, the squares are (2 * 9/4 + 6 / 4) h^2 = 3,
+    the std is sqrt(3 / 7). A of -h is -3/2 h sqrt(7/3) = -1.62019, A of h a third of it.
+    """
+    rewards, groups = [[0.0], [1.0], [1.0], [0.0], [0.0], [1.0]], list("aabbcc")
+    present, tokens = [[True]] * 4 + [[False]] * 2, [1, 3, 3, 1, 9, 9]
+    given = {"present_BK": present, "eps": 0}
+    A = scalars(rewards, groups, batch_norm="token", token_count_B=tokens, **given).A_B
+    assert A.tolist() == pytest.approx([-1.62019, 0.54006, 0.54006, -1.62019, 0, 0], abs=1e-5)
+
+    def shifted(z_BK, *_):
+        return z_BK[:, 0] + 1
+
+    without = scalars(rewards[:4], groups[:4], combine=shifted, eps=0).A_B
+    for batch_norm in ("sample", "none"):
+        result = scalars(rewards, groups, combine=shifted, batch_norm=batch_norm, **given)
+        assert not result.S_B[4:].any() and not result.A_B[4:].any()
+    torch.testing.assert_close(scalars(rewards, groups, combine=shifted, **given).A_B[:4], without)
+
+
+def test_a_summed_reward_without_any_part_is_0_in_its_group_alone():
+    """As in verl's grpo. Sums 0 2 and 1 0, the last without a reward: S -h h h -h; step 3 counts 3.
+
+    Their mean is h / 3 and their std sqrt((16 + 4 + 4) / 9 / 2 * 1 / 2) = sqrt(2 / 3).
+    """
+    rewards, present = [[0.0], [2.0], [1.0], [9.0]], [[True]] * 3 + [[False]]
+    given = {"present_BK": present, "group_norm": "summed", "eps": 0}
+    grpo = scalars(rewards, list("aabb"), batch_norm="none", **given).A_B
+    h = math.sqrt(0.5)
+    assert grpo.tolist() == pytest.approx([-h, h, h, -h])
+    A = scalars(rewards, list("aabb"), **given).A_B
+    high = h * 2 / 3 / math.sqrt(2 / 3)
+    assert A.tolist() == pytest.approx([-2 * high, high, high, 0])
+
+
+@pytest.mark.parametrize("group_norm", ["per_reward", "summed"])
+@pytest.mark.parametrize("batch_norm", ["sample", "token", "none"])
+def test_a_batch_without_any_reward_has_no_advantage(group_norm, batch_norm):
+    rewards, absent = [[0.0, 1.0], [1.0, 3.0]], [[False, False]] * 2
+    options = {"group_norm": group_norm, "batch_norm": batch_norm, "token_count_B": [1, 2]}
+    assert scalars(rewards, "aa", present_BK=absent, **options).A_B.tolist() == [0.0, 0.0]
+    # a reward of weight 0 is none
+    absent = [[True, False]] * 2
+    weights = [0.0, 1.0]
+    result = scalars(rewards, "aa", present_BK=absent, weights=weights, **options)
+    assert result.A_B.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])

@@ -385,6 +385,26 @@ def test_token_weights_that_do_no_harm_are_not_warned_of(warnings_of):
     assert not warnings_of.records
 
 
+@pytest.mark.parametrize("batch_norm", ["sample", "token"])
+def test_samples_without_any_reward_leave_the_batch_norm(warnings_of, batch_norm):
+    # S -h h in the one pair that has rewards, of 3 tokens each: the std is 1, or sqrt(3 / 5)
+    present = [[True], [True], [False], [False], [False], [False]]
+    by_norm = replace(EXACT, batch_norm=batch_norm)
+    result = of_batch(by_norm, [[0], [1]] * 3, list("aabbcc"), [3] * 6, present=present)
+    std = 1 if batch_norm == "sample" else math.sqrt(3 / 5)
+    assert result["gdpo/batch_norm_std"] == pytest.approx(std)
+    assert result["gdpo/batch_norm_mean"] == 0
+    assert not warnings_of.records
+
+
+def test_sums_without_any_reward_are_warned_of(warnings_of):
+    # sums 0 2 and 1 0, the last without a reward: S -h h h -h, and the mean of three is h / 3
+    summed, present = replace(EXACT, group_norm="summed"), [[True], [True], [True], [False]]
+    result = of_batch(summed, [[0], [2], [1], [9]], list("aabb"), [3] * 4, present=present)
+    assert result["gdpo/batch_norm_mean"] == pytest.approx(math.sqrt(0.5) / 3)
+    assert "because group_norm=summed counts samples without any reward" in warnings_of.text
+
+
 def test_a_reward_too_large_for_its_spread(warnings_of):
     of_batch(EXACT, [[1e15], [1e15 + 1], [1e15 + 1]], list("aaa"), [1] * 3)
     assert "float64 cannot resolve it" in warnings_of.text

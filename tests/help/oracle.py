@@ -29,6 +29,11 @@ def gdpo(
     weights = weights or [1.0] * k
     present = present or [[True] * k for _ in range(n)]
     valid = valid or [True] * n
+    # step 3 is over the samples that have a reward with a weight
+    counted = [
+        v and any(p and w != 0 for p, w in zip(there, weights, strict=True))
+        for v, there in zip(valid, present, strict=True)
+    ]
     if group_norm == "summed":
         rewards = [
             [sum(w * r for w, r, p in zip(weights, row, there, strict=True) if p)]
@@ -51,9 +56,9 @@ def gdpo(
     if batch_norm == "none":
         return summed
     counts = [1] * n if batch_norm == "sample" else list(lengths)
-    rows = [i for i in range(n) if valid[i] and counts[i]]
+    rows = [i for i in range(n) if counted[i] and counts[i]]
     values = [summed[i] for i in rows]
     if not values or min(values) == max(values):
         return [0.0] * n
     mean, std = mean_std(values, [counts[i] for i in rows])
-    return [(summed[i] - mean) / (std + eps) if valid[i] else 0.0 for i in range(n)]
+    return [(summed[i] - mean) / (std + eps) if counted[i] else 0.0 for i in range(n)]

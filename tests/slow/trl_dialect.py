@@ -91,11 +91,10 @@ def test_missing_rewards(num_generations, seed):
     generator = torch.Generator().manual_seed(seed)
     rewards_BK = torch.randn(32, 3, generator=generator, dtype=torch.float64)
     present_BK = torch.rand(32, 3, generator=generator) < 0.5
-    # a sample without any reward is no part of TRL's batch; ours has it as 0 if it is valid
+    # a sample without any reward is no part of the batch step
     has_one_B = present_BK.any(dim=1)
     assert has_one_B.any() and not has_one_B.all()
-    options = {"present_BK": present_BK, "valid_B": has_one_B}
-    actual = ours(rewards_BK, torch.ones(3), num_generations, **options)
+    actual = ours(rewards_BK, torch.ones(3), num_generations, present_BK=present_BK)
     expected = trls(rewards_BK.masked_fill(~present_BK, torch.nan), torch.ones(3), num_generations)
     torch.testing.assert_close(actual, expected.float(), rtol=0, atol=1e-5)
     assert expected.abs().max() > 0.5

@@ -4,7 +4,7 @@ Liu et al., "GDPO", arXiv 2601.05242. For B samples, K rewards, and the group g(
 
     (1) group   z[i,k] = (r[i,k] - mean_g r[.,k]) / (std_g r[.,k] + eps)     per reward, per group
     (2) sum     S[i]   = sum_k w_k z[i,k]                                    or variants.py
-    (3) batch   A[i]   = (S[i] - mean S) / (std S + eps)                     over all samples
+    (3) batch   A[i]   = (S[i] - mean S) / (std S + eps)                     over the samples
     (4) tokens  A[i,t] = A[i] * response_mask[i,t]
 
 Both std are unbiased (ddof 1). Shape suffixes: B samples, K rewards, G groups, T tokens.
@@ -71,9 +71,10 @@ def compute_gdpo_advantage(
         sample have the same number, all other tokens have 0.
 
     A reward that is constant in a group contributes exactly 0 there. A group with a single sample
-    has S = 0 and stays in the statistics of step 3. S is set to exactly 0 where rewards
-    cancel up to the rounding errors of the rewards and of step 1. Rewards in float32 are known to
-    its precision; whole numbers up to 2^24, and a reward that varies alone in its group, exactly.
+    has S = 0 and stays in the statistics of step 3. A sample that has no reward with a weight is
+    left out of step 3, and its A is 0. S is set to exactly 0 where rewards cancel up to the
+    rounding errors of the rewards and of step 1. Rewards in float32 are known to its precision;
+    whole numbers up to 2^24, and a reward that varies alone in its group, exactly.
 
     Raises:
         ValueError: shapes disagree, a reward of a valid sample is NaN or infinite, an option has a
@@ -142,6 +143,7 @@ def compute_gdpo_scalars(
     valid_B = inputs.row_mask("valid_B", valid_B, (B,), device)
     present_BK = inputs.row_mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
     weights_K = inputs.reward_weights(weights, K, device)
+    counted_B = inputs.has_a_reward(present_BK, weights_K)
     arrived_as = rewards_BK.dtype
     rewards_BK = inputs.finite_rewards(rewards_BK, present_BK)
     precision_K = zero.precision_of(rewards_BK, arrived_as)
@@ -158,20 +160,20 @@ def compute_gdpo_scalars(
         S_B = (z_BK * weights_K).sum(dim=1)
     else:
         S_B = chosen.combine(z_BK, rewards_BK, groups[0], weights_K, present_BK, valid_B)
-        S_B = torch.where(valid_B, _checked_sum(S_B, B), 0.0)
+        S_B = torch.where(counted_B, _checked_sum(S_B, B), 0.0)
         # a variant may divide by a weight below 1; a reward of weight 0 leaves no rounding either
         weights_K = weights_K.abs().clamp(min=1.0) * (weights_K != 0)
     S_B = zero.sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)
     if chosen.batch_norm == "none":
         return GdpoScalars(z_BK, S_B, S_B)
-    count_B = valid_B
+    count_B = counted_B
     if chosen.batch_norm == "token":
         if token_count_B is None:
             raise ValueError("batch_norm='token' needs token_count_B, the response lengths")
         count_B = count_B * torch.as_tensor(token_count_B, device=device)
     eps = chosen.eps if chosen.batch_eps is None else chosen.batch_eps
     return GdpoScalars(
-        z_BK, S_B, _normalize_batch(S_B, count_B, valid_B, eps, chosen.batch_var_eps)
+        z_BK, S_B, _normalize_batch(S_B, count_B, counted_B, eps, chosen.batch_var_eps)
     )
 
 
@@ -237,15 +239,17 @@ def _checked_sum(S_B: Any, B: int) -> Tensor:
 
 
 def _normalize_batch(
-    S_B: Tensor, count_B: Tensor, valid_B: Tensor, eps: float, var_eps: float
+    S_B: Tensor, count_B: Tensor, counted_B: Tensor, eps: float, var_eps: float
 ) -> Tensor:
-    """Return A_B (step 3), counting sample i `count_B[i]` times. A constant S gives exactly 0."""
+    """Return A_B (step 3), counting sample i `count_B[i]` times. A constant S gives exactly 0.
+
+    A sample that is not in `counted_B` gets 0. One that is may have no tokens to count.
+    """
     total = count_B.sum()
-    counted_B = count_B > 0
-    low = S_B.masked_fill(~counted_B, torch.inf).min()
-    high = S_B.masked_fill(~counted_B, -torch.inf).max()
+    low = S_B.masked_fill(count_B == 0, torch.inf).min()
+    high = S_B.masked_fill(count_B == 0, -torch.inf).max()
     # complete groups sum to 0, so a mean that is only rounding must not move groups without signal
     mean = zero.mean_without_rounding((S_B * count_B).sum() / total, S_B)
     variance = ((S_B - mean).square() * count_B).sum() / (total - 1)
     A_B = (S_B - mean) / ((variance + var_eps).sqrt() + eps)
-    return torch.where(valid_B & (high > low), A_B, 0.0)
+    return torch.where(counted_B & (high > low), A_B, 0.0)

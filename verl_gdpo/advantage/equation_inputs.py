@@ -137,3 +137,11 @@ def row_mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.device)
     if tensor.shape != shape:
         raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
     return tensor.to(torch.bool)
+
+
+def has_a_reward(present_BK: Any, weights_K: Any) -> Any:
+    """Return which samples have a reward with a weight, (B,) bool; tensors or arrays.
+
+    The others can say nothing about the policy, so step 3 leaves them out, as TRL does.
+    """
+    return (present_BK & (weights_K != 0)).any(1)

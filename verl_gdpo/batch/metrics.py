@@ -18,7 +18,7 @@ import torch
 
 from verl_gdpo.advantage import zero
 from verl_gdpo.advantage.equation import GdpoScalars
-from verl_gdpo.advantage.equation_inputs import VERL_EPS, group_index
+from verl_gdpo.advantage.equation_inputs import VERL_EPS, group_index, has_a_reward
 from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.advantage.zero import Bools, Floats, Ints
 from verl_gdpo.batch import advantages
@@ -93,8 +93,10 @@ def batch_metrics(
         found |= _of_advantage(step, c_BK, S_B, A_B, length_B[rows_B], told)
         found |= _of_ties(step, weights_K)
         if settings.batch_norm != "none":
-            by_token = settings.batch_norm == "token"
-            found |= _of_batch_norm(S_B, c_BK, length_B[rows_B] if by_token else None)
+            count_B = has_a_reward(step.present_BK, weights_K)
+            if settings.batch_norm == "token":
+                count_B = count_B * length_B[rows_B]
+            found |= _of_batch_norm(S_B, c_BK, count_B)
     return {f"gdpo/{name}": float(value) for name, value in found.items() if value is not None}
 
 
@@ -115,7 +117,7 @@ def mean_and_std(S_B: Floats, count_B: npt.NDArray[Any] | None = None) -> tuple[
     return float(mean), float(np.sqrt(variance))
 
 
-def why_mean_is_not_0(S_B: Floats, c_BK: Floats, count_B: Ints | None) -> str | None:
+def why_mean_is_not_0(S_B: Floats, c_BK: Floats, count_B: npt.NDArray[Any] | None) -> str | None:
     """Return why the mean of S is not 0 in this batch; None if it is about 0.
 
     In every group, the z of a reward sum to 0 over the samples that have it. So the weighted sum
@@ -125,6 +127,11 @@ def why_mean_is_not_0(S_B: Floats, c_BK: Floats, count_B: Ints | None) -> str | 
     if _is_about_0(S_B, count_B):
         return None
     if _is_about_0(S_B):
+        if count_B is not None and count_B.max() <= 1:
+            return (
+                "group_norm=summed counts samples without any reward as 0 in their groups, and the "
+                "batch step leaves them out"
+            )
         return "batch_norm=token counts samples by their tokens, and S depends on the length"
     if _is_about_0(c_BK.sum(axis=1)):
         return "algorithm.gdpo.combine gives an S that is not 0 on average"
@@ -167,7 +174,7 @@ def _of_ties(step: RewardsOfStep, weights_K: Floats) -> Statistics:
     return found
 
 
-def _of_batch_norm(S_B: Floats, c_BK: Floats, count_B: Ints | None) -> Statistics:
+def _of_batch_norm(S_B: Floats, c_BK: Floats, count_B: npt.NDArray[Any]) -> Statistics:
     if (reason := why_mean_is_not_0(S_B, c_BK, count_B)) is not None:
         _warn_once(reason)
     mean, std = mean_and_std(S_B, count_B)
@@ -179,5 +186,5 @@ def _warn_once(reason: str) -> None:
     logger.warning("verl-gdpo: gdpo/batch_norm_mean is not about 0, because %s", reason)
 
 
-def _is_about_0(S_B: Floats, count_B: Ints | None = None) -> bool:
+def _is_about_0(S_B: Floats, count_B: npt.NDArray[Any] | None = None) -> bool:
     return zero.is_mean_0(*mean_and_std(S_B, count_B))

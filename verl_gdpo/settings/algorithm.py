@@ -130,7 +130,7 @@ class GdpoSettings:
     group_norm: GroupNorm = "per_reward"
     """normalise `per_reward` within each group, or their weighted sum (`summed`), as GRPO does"""
     batch_norm: BatchNorm = "sample"
-    """normalise over the samples of a step, over tokens (`token`), or not (`none`)"""
+    """normalise over a step's samples with a reward, their tokens (`token`), or not (`none`)"""
     eps: NotNegative = Options.eps
     """is added to both standard deviations; the default is that of the authors' TRL code"""
     normalize_by_std: Annotated[bool, Field(strict=True)] = True
