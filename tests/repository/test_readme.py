@@ -16,6 +16,7 @@ from verl_gdpo import SUPPORTED_VERL, __version__
 from verl_gdpo.__main__ import COMMANDS
 from verl_gdpo.advantage.variants import VARIANTS
 from verl_gdpo.settings.algorithm import DIALECTS, SETTING_KEYS, GdpoSettings
+from verl_gdpo.settings.of_run import LIMITS
 from verl_gdpo.settings.reward_terms import Condition, RewardTerm
 from verl_gdpo.verl_hooks.dump_writer import KEY
 
@@ -138,6 +139,7 @@ def test_the_keys_are_verls_or_ours():
     # which are not in the configuration until somebody adds them
     known = {f"algorithm.gdpo_reward_{what}" for what in ("keys", "weights")}
     known |= {"reward.reward_kwargs", "reward.custom_reward_function.reward_kwargs", KEY}
+    known |= {f"reward.{key}" for key in LIMITS}
     groups = "actor_rollout_ref|algorithm|critic|data|reward|trainer"
     pattern = rf"[`+ ]((?:{groups})(?:\.(?!py\b|jsonl\b)[a-z]\w*)+)"
     # test_check.py executes the rest of that page, in which some keys are wrong

@@ -4,6 +4,7 @@ import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from omegaconf import OmegaConf
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
@@ -59,3 +60,13 @@ def test_a_run_without_gdpo_reads_no_rows(monkeypatch):
     given = []
     driver.check_and_run(lambda config, **_: given.append(config), config)
     assert given == [config]
+
+
+def test_limits_that_only_verls_manager_reads_are_refused_before_ray_starts():
+    limits = ["+reward.max_concurrent=2", "+reward.max_rpm=60", "+reward.timeout=30"]
+    for estimator in ("gdpo", "grpo"):
+        config = compose_config(
+            REPO / "recipes", "train", ["hardware=cpu", f"estimator={estimator}", *limits]
+        )
+        with pytest.raises(ValueError, match=r"^reward\.max_concurrent=2, reward\.max_rpm=60"):
+            driver.check_and_run(pytest.fail, config)

@@ -10,6 +10,8 @@ from verl_gdpo.advantage.variants import Bounds
 from verl_gdpo.settings.algorithm import REWARDS, GdpoSettings, hint, plain
 from verl_gdpo.settings.reward_terms import line_of
 
+LIMITS = ("max_concurrent", "max_rpm", "max_tpm", "estimated_tokens_per_request", "timeout")
+
 
 def settings_of_run(
     config: Any,
@@ -185,6 +187,20 @@ def uses_gdpo_manager(config: Any) -> bool:
     """Return whether the reward manager is named gdpo. A subclass of ours may have another name."""
     manager = config.reward.reward_manager
     return bool(manager.source == "register" and manager.name == "gdpo")
+
+
+def refuse_limits(config: Any) -> None:
+    """Raise ValueError for limits that verl's manager `rate_limited` reads, and ours does not."""
+    values = {f"reward.{key}": config.reward.get(key) for key in LIMITS}
+    given = ", ".join(f"{key}={value}" for key, value in values.items() if value is not None)
+    if given and uses_gdpo_manager(config):
+        raise ValueError(
+            f"{given}: only verl's reward manager rate_limited reads this, so that requests would "
+            "have no such limit. Leave it out, and let your async reward function wait for an "
+            "asyncio.Semaphore and call asyncio.wait_for; each of the reward.num_workers processes "
+            "has its own. Or train with algorithm.adv_estimator=grpo and "
+            "reward.reward_manager.name=rate_limited"
+        )
 
 
 def refuse_kl_in_reward(algorithm: Any) -> None:

@@ -55,7 +55,7 @@ def check_and_run(
     Once Ray runs, and before the trainer's process starts, the nodes are compared.
     """
     from verl_gdpo.run.folder import of_recipes
-    from verl_gdpo.settings.of_run import settings_of_run
+    from verl_gdpo.settings.of_run import refuse_limits, settings_of_run
     from verl_gdpo.verl_hooks import attention
     from verl_gdpo.verl_hooks.hang import begin_heartbeat
     from verl_gdpo.verl_hooks.nodes import probing
@@ -66,6 +66,7 @@ def check_and_run(
         config.run_dir = str(Path(config.run_dir).resolve())
     is_ours = settings_of_run(config) is not None
     if is_ours:
+        refuse_limits(config)
         settings_of_run(config, training_sources(config))
     composed = deepcopy(config)
     if said := attention.choose(config):  # before the start is recorded

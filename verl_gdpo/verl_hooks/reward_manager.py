@@ -31,7 +31,7 @@ from verl_gdpo.rewards.sandbox_machine import cores
 from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.rewards.task import Task
 from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.settings.of_run import named_rewards
+from verl_gdpo.settings.of_run import named_rewards, refuse_limits
 from verl_gdpo.settings.reward_terms import FACTS, check_name
 from verl_gdpo.verl_hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
 
@@ -69,6 +69,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         reward_router_address: str | None = None,
         reward_model_tokenizer: Any = None,
     ) -> None:
+        refuse_limits(config)
         super().__init__(config, tokenizer, compute_score)
         self.settings = GdpoSettings.from_algorithm(config.algorithm)
         self.is_custom = config.reward.custom_reward_function.path is not None
