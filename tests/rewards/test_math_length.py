@@ -110,6 +110,73 @@ def test_powers_of_ten(answer, gold, expected):
     assert correctness(answer, gold) == expected
 
 
+SAME = [  # one answer each, in the forms in which golds and policies write it
+    [
+        "50",
+        r"50\%",
+        "50%",
+        r"50 \%",
+        r"50\,\%",
+        r"50\text{ percent}",
+        "50 percent",
+        "50.",
+        r"50\%.",
+    ],
+    ["62.5", r"62.5\%", "62.5%", r"\frac{125}{2}\%", r"62\frac{1}{2}\%"],
+    [
+        "90",
+        r"90^\circ",
+        r"90^{\circ}",
+        "90°",
+        r"90\degree",
+        r"90^\degree",
+        r"90\text{ degrees}",
+        "90°.",
+    ],
+    ["1080", r"1,080^\circ", "1{,}080°", r"1\,080^\circ"],
+    ["5", r"\$5", "$5", r"\$5.00", r"5\text{ dollars}", "5 dollars", r"\approx 5."],
+    ["7", r"7\text{ cm}^2", r"7~\mathrm{cm}", "7 cm^2", "7 square centimeters", r"7\mbox{ units.}"],
+    [r"\cos 60^\circ", r"\cos 60°", r"\cos 60\degree"],
+    [r"(45^{\circ}, 60^{\circ})", "(45°,60°)"],
+    [r"-\frac{5}{3}.", r"-\frac53", "-5/3"],
+    [r"20\%, 30\%", "20%,30%", "20,30"],
+]
+
+
+@pytest.mark.parametrize("forms", SAME, ids=lambda forms: forms[0])
+def test_marks_that_one_writes_and_another_leaves_out(forms):
+    for gold in forms:
+        assert [answer for answer in forms if not correctness(answer, gold)] == []
+        others = [other for group in SAME for other in group[:2] if group != forms]
+        assert [answer for answer in others if correctness(answer, gold)] == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        (r"5\%", "50"),
+        (r"0.5\%", r"50\%"),
+        ("0.5", r"50\%"),
+        (r"50\%", "0.5"),
+        (r"90\%", r"90^\circ"),  # a percentage is no angle, length or amount
+        (r"90^\circ", r"90\%"),
+        (r"5\%", r"5\text{ cm}"),
+        ("5 cm", r"5\%"),
+        (r"\$5", r"5\%"),
+        (r"90\%", "90°"),
+        (r"90\%", r"90\degree"),
+        (r"f \circ g", "f g"),
+        ("2 pi", "2"),
+        ("5x", "5"),
+        ("1, 2, ...", "1,2"),
+        ("%", "0"),
+        (".", "0"),
+    ],
+)
+def test_marks_that_make_another_answer(answer, gold):
+    assert correctness(answer, gold) == 0
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -152,11 +219,12 @@ def test_what_is_no_number_with_a_space(text):
 
 
 @pytest.mark.parametrize(
-    "piece", ["9", "1 ", "1.", "1,", r"\thinspace ", r"1\,", "{ }", r"\frac 1 "]
+    "piece", ["9", "1 ", "1.", "1,", r"\thinspace ", r"1\,", "{ }", r"\frac 1 ", "%", " ", "~", "."]
 )
 def test_a_hostile_answer_of_digits_and_spaces_costs_little(piece):
     before = time.thread_time()
-    math_length.joined((piece * 1000)[:1000] + "x")
+    for end in ("x", ".", "%", r"^\circ"):
+        math_length.without_marks(math_length.joined((piece * 1000)[:1000] + end))
     assert time.thread_time() - before < 1
 
 

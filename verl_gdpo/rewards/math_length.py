@@ -33,6 +33,16 @@ SIDE_BY_SIDE = re.compile(
     rf"|(?<!\d)(?<!\d[.,])(?P<numbers>\d+(?:[.,]\d+)*(?:{SPACE}+\d+(?:[.,]\d+)*)+)"
 )
 
+TEXT = r"\\(?:text|textrm|mathrm|mbox)"
+PERCENT = re.compile(rf"(?:{SPACE})*(?:\\?%|{TEXT}\{{\s*percent\s*\}}|\bpercent\b)")
+DEGREE = re.compile(r"\^\s*\{?\\(?:circ|degree)\b\}?|\\degree\b|°")
+UNIT = re.compile(rf"{DEGREE.pattern}|{TEXT}|\\\$|[\d}}]\s*[A-Za-z]{{2,}}(?:\^\S+)?$")
+# math-verify takes the other units away
+BARE_UNIT = re.compile(
+    r"(?<=[\d}])\s+(?:square |cubic )?(?:dollars?|euros?|units?|feet|foot|inch(?:es)?|[ckm]m"
+    r"|(?:centi|milli|kilo)?met(?:er|re)s?)(?:\^\{?[23]\}?)?$"
+)
+
 
 def score(
     response: str,
@@ -57,8 +67,8 @@ def score(
 
     Returns:
         correctness: 1 if the texts of both answers are equal, or what they stand for is, with
-            `joined` thousands; 0 too for an answer that math-verify cannot read, or needs more than
-            `LIMIT_CPU_S` seconds or `LIMIT_BYTES` of memory for.
+            `joined` thousands and `without_marks`; 0 too for an answer that math-verify cannot
+            read, or needs more than `LIMIT_CPU_S` seconds or `LIMIT_BYTES` of memory for.
         length: 1 for at most `limit_tokens` tokens. To make it count for right answers alone, set
             `algorithm.gdpo.rewards.length.when`; see recipes/README.md.
 
@@ -123,6 +133,17 @@ def joined(text: str) -> str:
     return SIDE_BY_SIDE.sub(join, text)
 
 
+def without_marks(text: str) -> str:
+    r"""The text without what one writes and another leaves out: percent, degree, unit, final dot.
+
+    >>> [without_marks(text) for text in (r"50\,\%", "1{,}080°", "7 cm^2", r"5~\text{m}.")]
+    ['50', '1{,}080', '7', '5 \\text{m}']
+    """
+    plain = text.replace("~", " ").strip()
+    plain = re.sub(r"(?<!\.)\s*\.$", "", plain).removeprefix("\\approx").strip()
+    return BARE_UNIT.sub("", DEGREE.sub("", PERCENT.sub("", plain))) or text
+
+
 def has_split_number(text: str) -> bool:
     """Whether numbers stand side by side that may be one, two, or a factor each: `12 34`."""
     return any(found["numbers"] for found in SIDE_BY_SIDE.finditer(joined(text)))
@@ -162,14 +183,20 @@ def _is_right(answer: str, ground_truth: str) -> bool:
 
 
 def are_equal(answer: str, ground_truth: str) -> bool:
-    """Whether math-verify takes both for the same; may be called from any thread.
+    """Whether math-verify takes both for the same, `without_marks`; called from any thread.
+
+    A percentage is also the number alone, but no length, angle or amount of money.
 
     Raises:
         ValueError: the ground truth cannot be read, or needs too long or too much memory.
         OSError: no process can be started, or two in a row die of something else.
     """
+    percents = [bool(PERCENT.search(text)) for text in (answer, ground_truth)]
+    if percents[0] != percents[1] and UNIT.search(ground_truth if percents[0] else answer):
+        return False
+    pair = json.dumps([without_marks(ground_truth), without_marks(answer)])
     for _ in range(2):  # a process may have stood still for too long, or be full of other answers
-        said, is_whole = _pool.ask(json.dumps([ground_truth, answer]), "comparing with math-verify")
+        said, is_whole = _pool.ask(pair, "comparing with math-verify")
         if said[:1] == [True]:  # the first reply: the ground truth is read
             return is_whole and bool(said[-1])
     raise ValueError(
