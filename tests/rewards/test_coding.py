@@ -59,7 +59,8 @@ STOPS_AT_4 = "n = int(input())\nassert n != 4\nprint(n + 7)"
         (block("n = int(input())\nif n == 4: print(0)"), 0, 1),
         (block("import os\nos.write(1, b'10')\nos._exit(0)"), 0.5, 1),
         (block("while True: pass"), 0, 0),
-        ("print(int(input()) + 7)", 0, 0),  # no block, no program
+        ("print(int(input()) + 7)", 1, 1),
+        ("I would print(int(input()) + 7).", 0, 0),  # no block, no program
         ("", 0, 0),
     ],
 )
@@ -194,10 +195,18 @@ PRINTED = [  # what was printed, what is expected, whether that is right to us, 
     ("", "", True, True),
     ("", "0", False, False),
     # one number in each line
-    ("0", "0.0000001", False, False),
-    ("0.00000010000001", "0.0000001", True, True),
+    ("0", "0.000002", False, False),
+    ("0.000002000001", "0.000002", True, True),
+    ("0.3333333333333333", "0.33333333", True, True),
+    ("0.1", "0.2", False, False),  # nor is the last of few digits a small one
+    # an absolute error of 1e-6, which verl does not allow
+    ("0", "0.0000001", True, False),
+    ("0.0000009", "0.0", True, False),
+    ("0.000002", "0.0", False, False),
+    ("1e-7", "0", False, False),
     ("0.500004", "0.5", True, True),
     ("0.50001", "0.5", False, False),
+    ("0.500007", "0.5", False, False),
     ("1000000.5", "1000000.0", True, True),
     ("2.0", "2", True, True),
     ("2", "2.0", True, True),
@@ -266,7 +275,10 @@ def test_printed_text_in_verls_own_scorer(monkeypatch, output, expected, verls):
         ("null", [None], True),
         ("null", [0], False),
         ("0.30000000000000004", [0.3], True),
-        ("0", [1e-7], False),
+        ("0", [1e-7], True),
+        ("0", [2e-6], False),
+        ("1e-7", [0], False),
+        ("[2.0000001, 0.5]", [[2, 0.5]], False),
         ("3", [3.0], True),
         ("[[0.30000000000000004]]", [[[0.3]]], True),
         ("3.0000001", [3], False),
@@ -386,6 +398,43 @@ def test_nothing_else_of_the_response_is_the_program():
     assert program_of("no block") is None
     assert program_of("a ```python\nx\n``` b ```\ny\n```") == "\nx\n"
     assert program_of("a ```\nx\n``` b") == "\nx\n"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        *(f"```{label}\nx = 1\n```" for label in ("", "py", "python3", "Python", "python3.11")),
+        "```python\ny\n``` or\n```py\nx = 1\n``` prints\n```\n7\n```",
+        "```py\nx = 1\n``` prints\n```text\n7\n```",
+        "```python3\nx = 1",
+        "x = 1",
+        "<think>\nMaybe y = 2?\n</think>\n\nx = 1\n",
+    ],
+)
+def test_a_program_is_found_in_any_fence_and_in_none(response):
+    assert program_of(response).strip() == "x = 1"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "",
+        "The answer is 1.",
+        "I would import sys and read n.",
+        "# Solution\n\nRead n.",
+        "<think>\nx = 1",
+        "<think>\nx = 1\n</think>\nI give up.",
+    ],
+)
+def test_words_alone_are_no_program(response):
+    assert program_of(response) is None
+
+
+def test_a_program_without_a_fence_is_scored():
+    assert score("print(int(input()) + 7)", PRINTS)["pass"] == 1
+    assert score("```py\nprint(int(input()) + 7)\n```", PRINTS)["pass"] == 1
+    # what looks like one, and is none
+    assert score("If n is 3, print 10.".lower(), PRINTS) == {"pass": 0, "length": 0, "bug": 0}
 
 
 METHOD = "def add(self, n: List[int]): return n + 7"

@@ -19,8 +19,9 @@ from verl_gdpo.rewards import sandbox
 from verl_gdpo.rewards.sandbox_service import Service
 from verl_gdpo.rewards.task import Evaluation, Task, check_texts
 
-# verl's, of a number that is expected with a fraction: numpy's allclose
-ABSOLUTE, RELATIVE = Decimal("1e-8"), Decimal("1e-5")
+# of a number that is expected with a fraction; verl's, but that its absolute error is 1e-8, where
+# problems allow an absolute or relative error of 1e-6
+ABSOLUTE, RELATIVE = Decimal("1e-6"), Decimal("1e-5")
 
 
 def score(
@@ -51,7 +52,7 @@ def score(
     A function's result is right if it is equal to one that is accepted, as JSON: a tuple is a list.
     Printed text is right if it has the same lines, and each line the same words; blank lines and
     the white space around words do not count. A number may be written in another way, as 2.0 for 2.
-    Where the expected number is no integer, the result may differ from it by 1e-8 + 1e-5 of it.
+    Where the expected number is no integer, the result may differ from it by 1e-6 + 1e-5 of it.
 
     Args:
         response: decoded text without special tokens. No string raises.

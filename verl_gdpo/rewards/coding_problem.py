@@ -13,6 +13,7 @@ Both may have a "solution": a program that passes. It is shown to nobody but `ch
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,11 @@ from typing import Any
 from verl_gdpo.rewards.task import check_texts
 
 FENCE, PYTHON = "```", "python"
+OPENING = re.compile(rf"{FENCE}(?:{PYTHON}|py)[\d.]*(?!\w)", re.IGNORECASE)
+# of a program; no comment, which is a heading in Markdown
+FIRST_LINE = re.compile(
+    r"(?:import|from|def|class|for|while|if|try|with|print)\b|@|[A-Za-z_][\w,.\[\] ]*="
+)
 SYSTEM_PROMPT = (
     "Solve the problem in Python, with its standard library alone. The program reads standard "
     "input and prints the answer, unless the problem asks for a function or a class. End with the "
@@ -95,14 +101,16 @@ def _bad(where: str, got: Any, expected: str) -> ValueError:
 def program_of(response: str) -> str | None:
     """The program of a response, None without one: the last block that begins with ```python.
 
-    Without any such block, the last that begins with ```. One that does not end goes to the end of
-    the response. This is what verl takes, but that it takes the whole response without a block.
+    ```py and ```python3 are the same. Without any such block, the last that begins with ```. One
+    that does not end goes to the end of the response. Without any block, what follows the thoughts,
+    if its first line looks like Python.
     """
-    _, opening, rest = response.rpartition(FENCE + PYTHON)
-    if opening:
-        return rest.partition(FENCE)[0]
+    openings = [*OPENING.finditer(response)]
+    if openings:
+        return response[openings[-1].end() :].partition(FENCE)[0]
     blocks = response.split(FENCE)[1::2]
-    return blocks[-1] if blocks else None
+    answer = response.rpartition("</think>")[2].strip()
+    return blocks[-1] if blocks else answer if FIRST_LINE.match(answer) else None
 
 
 def good_response(ground_truth: str) -> str:
