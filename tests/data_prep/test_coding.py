@@ -201,6 +201,56 @@ def test_files_of_problems(tmp_path, capsys):
     assert str(test) not in said
 
 
+SEVERAL = [
+    "If there are multiple answers, print any of them.",
+    "If there are several such permutations, you may print any of them.",
+    "If there is more than one solution, you can output any.",
+    "If there are multiple such integers, output any. It can be shown that one exists.",
+    "Otherwise, print any suitable value of d.",
+    "You may return the answer in any order.",
+    "Note that the returned array may be in any order.",
+    "The integers in the lists may be returned in any order.",
+    "Return any valid permutation.",
+    "For each test, output n integers, any suitable matrix.",
+]
+ONE = [
+    "You can finish the tasks in any order you like. Return the minimum energy.",
+    "You may swap them multiple times and in any order. Print the least distance.",
+    "If there are multiple rooms, return the room with the lowest number.",
+    "Print YES if the base does not contain any of the squares.",
+    "There are several test cases. Print the sum.",
+]
+
+
+def test_problems_that_take_any_of_several_answers_are_left_out(tmp_path, capsys):
+    rows = [{**GOOD, "problem": f"{n:02}: {text}"} for n, text in enumerate((*SEVERAL, *ONE))]
+    files = (
+        "--from",
+        write(tmp_path / "a.json", rows),
+        "--test",
+        write(tmp_path / "b.json", [GOOD]),
+    )
+    code, (train, _) = prepare(tmp_path, *files)
+    assert code == 0
+    assert [row["prompt"][1]["content"][4:] for row in train] == ONE
+    why = "it takes any of several answers, and its tests know one"
+    assert f"10 x left out ({why}): row 0, 1, 2, 3, 4, 5, 6, 7, 8, 9\n" in capsys.readouterr().err
+    code, (train, _) = prepare(tmp_path, *files, "--keep-several")
+    assert len(train) == len(rows)
+    assert f"10 x kept ({why}): row 0," in capsys.readouterr().err
+
+
+def test_verls_problems_that_take_any_of_several_answers(tmp_path):
+    tests = json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})
+    path = verls(tmp_path / "eurus.parquet", [("taco", tests), ("apps", tests)])
+    table = pq.read_table(path).to_pylist()
+    table[0]["prompt"][0]["content"] = "Print any of them."
+    pq.write_table(pa.Table.from_pylist(table), path)
+    files = ("--from", path, "--test", path)
+    assert len(prepare(tmp_path, *files)[1][0]) == 1
+    assert len(prepare(tmp_path, *files, "--keep-several")[1][0]) == 2
+
+
 def test_a_solution_is_run_and_a_row_that_contradicts_it_is_left_out(tmp_path, capsys):
     solutions = ["print(2)", "print(3)", "import numpy\nprint(2)", ["print(3)", "1 / 0"], [], None]
     rows = [{**GOOD, "problem": f"Add {n}.", "solutions": s} for n, s in enumerate(solutions)]
@@ -353,6 +403,7 @@ def test_our_own_parquet_comes_back_as_it_is(tmp_path):
         (),
         ("--from", "x.json", "--synthetic", 3),
         ("--synthetic", 3, "--test", "x.json"),
+        ("--synthetic", 3, "--keep-several"),
         ("--from", "x.json", "--seed", 3),
         ("--from", "x.json", "--synthetic-test", 3),
         ("--synthetic", 0),

@@ -2,7 +2,8 @@
 
 A row of *.json or *.jsonl is {"problem": ..., "tests": ...}, with "solutions" or without. A parquet
 file is in our schema, or in verl's: of a file like that of Eurus-2-RL, those rows are taken which
-verl scores as code. `coding_tests.py` has the forms of the tests. Each solution is run.
+verl scores as code. `coding_tests.py` has the forms of the tests. Each solution is run. A
+problem that takes any of several answers is left out: its tests know one of them.
 
 Synthetic problems have one line:
 
@@ -16,6 +17,7 @@ pairs of operator and number that the train split never shows.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -38,11 +40,20 @@ OPERATORS = {"+": add, "-": sub, "*": mul}
 LONG_SHARE = 0.5
 TESTS = 4
 TEST_EVERY = 5  # of the pairs
+# a problem that takes any of several answers, in the words of Codeforces and LeetCode
+SEVERAL = re.compile(
+    r"\b(?:print|output|return)(?:s|ed)?\s+any\b"
+    r"|\b(?:print|output|return)\w*\b[^.\n]{0,80}\b(?:in any order|any suitable)\b"
+    r"|\b(?:multiple|several|many|more than one)\b(?! times)[^.\n]{0,80}\bany\b(?! number)",
+    re.IGNORECASE,
+)
 PRINTS = ("print(int(input()) {what})", "n = int(input())\nr = n {what}\nprint(r)")
 RETURNS = ("def f(n):\n    return n {what}", "def f(n):\n    r = n {what}\n    return r")
 
 
-def _row_of(item: Any, note: Callable[[str], None], **options: Any) -> Row:
+def _row_of(
+    item: Any, note: Callable[[str], None], keep_several: bool = False, **options: Any
+) -> Row:
     require(isinstance(item, dict), "", item, "an object")
     for key in (*KEYS, *item):
         if key not in item:
@@ -54,6 +65,7 @@ def _row_of(item: Any, note: Callable[[str], None], **options: Any) -> Row:
     require(isinstance(item["problem"], str), "problem", item["problem"], "a str")
     for text in solutions:
         require(isinstance(text, str), "solutions", text, "a str")
+    _look_for_several(item["problem"], note, keep_several)
     problem = _problem(item["tests"], "tests", note)
     first, *others = [replace(problem, solution=one) for one in solutions] or [problem]
     if others:  # the first that passes; `_mend` tries a single one
@@ -61,13 +73,16 @@ def _row_of(item: Any, note: Callable[[str], None], **options: Any) -> Row:
     return make_row(TASK, item["problem"], first.text(), TASK.system_prompt)
 
 
-def _row_of_parquet(row: Any, note: Callable[[str], None]) -> Row:
+def _row_of_parquet(row: Any, note: Callable[[str], None], keep_several: bool = False) -> Row:
     """One of ours as it is; of verl's, the prompt as it is and the ground truth in our form."""
     source = row.get("data_source")
     if source in (None, *TASK.data_sources):
         return dict(row)
     if source not in VERLS_SOURCES:
         raise LeftOut("another task")
+    prompt = row.get("prompt")
+    messages = [one for one in prompt if isinstance(one, dict)] if isinstance(prompt, list) else []
+    _look_for_several("\n".join(str(one.get("content")) for one in messages), note, keep_several)
     field = "reward_model.ground_truth"
     try:
         tests = json.loads(row["reward_model"]["ground_truth"])
@@ -75,6 +90,15 @@ def _row_of_parquet(row: Any, note: Callable[[str], None]) -> Row:
         raise ValueError(f"field {field}: got no JSON ({error!r})") from error
     made = make_row(TASK, "", _problem(tests, field, note).text())
     return {**made, "prompt": row.get("prompt")}
+
+
+def _look_for_several(problem: str, note: Callable[[str], None], keep: bool) -> None:
+    """Leave out, or note, a problem that takes answers that its tests do not know."""
+    if SEVERAL.search(problem):
+        why = "it takes any of several answers, and its tests know one"
+        if not keep:
+            raise LeftOut(why)
+        note(f"kept ({why})")
 
 
 def _problem(tests: Any, field: str, note: Callable[[str], None]) -> Problem:
@@ -123,5 +147,10 @@ def _made_row(rng: Random, split: str) -> Row:
 
 make_rows = seeded(TASK.name, _made_row)
 SOURCES = Sources(
-    task=TASK, row_of=_row_of, of_parquet=_row_of_parquet, mend=_mend, make_rows=make_rows
+    task=TASK,
+    row_of=_row_of,
+    of_parquet=_row_of_parquet,
+    mend=_mend,
+    make_rows=make_rows,
+    flags={"keep_several": "keep problems that take any of several answers"},
 )

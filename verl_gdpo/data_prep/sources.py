@@ -48,6 +48,7 @@ class Sources:
     base_url: of upstream; none, there is nothing to download.
     files: {split: (path below `base_url`, git blob id)}.
     dropped: keys of `extra_info` that are left out.
+    flags: {option of `row_of` and `of_parquet` that is on if it is named: what it does}.
     """
 
     task: Task
@@ -58,6 +59,7 @@ class Sources:
     base_url: str = ""
     files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     dropped: Sequence[str] = ()
+    flags: Mapping[str, str] = field(default_factory=dict)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the options that say where the rows come from; upstream, if any, needs none."""
@@ -70,6 +72,8 @@ class Sources:
         if WEAK in options_of(self.task):
             about = "let the rows' solutions run in a weak sandbox, if no better one is here"
             parser.add_argument("--weak-sandbox", action="store_true", help=about)
+        for name, about in self.flags.items():
+            parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=about)
         if not self.base_url:
             return
         parser.add_argument("--base-url", metavar="URL", help=f"a mirror of {self.base_url}")
@@ -100,6 +104,9 @@ class Sources:
         self._refuse_stray_options(given)
         if args.source is not None:
             chosen = self._in_weak_sandbox() if given.get(WEAK) else self
+            flags = {name: True for name in self.flags if given[name]}
+            row_of, of_parquet = chosen.row_of, partial(chosen.of_parquet, **flags)
+            chosen = replace(chosen, row_of=partial(row_of, **flags), of_parquet=of_parquet)
             return chosen.from_files(args.source, args.test)
         if given.get("synthetic") is not None:
             return self._from_seed(given)
@@ -150,7 +157,7 @@ class Sources:
 
     def _refuse_stray_options(self, given: Mapping[str, Any]) -> None:
         of_seed, of_files = given.get("synthetic") is not None, given["source"] is not None
-        stray: list[str] = [] if of_files else ["test"]
+        stray: list[str] = [] if of_files else ["test", *filter(given.get, self.flags)]
         stray += [] if of_seed else ["synthetic_test", "seed"]
         stray += ["base_url", "cache"] if of_seed or of_files else []
         for name in stray:
