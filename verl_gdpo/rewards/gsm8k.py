@@ -16,8 +16,11 @@ ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 TAGS = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 GOLD_MARK = "####"  # stands before the result in GSM8K's worked solutions
 
+_DIGITS = r"(\d+|\d{1,3}(?:,\d{3})+)"
 # 109200000, 109,200,000 or -7; group 2 has the digits
-_WHOLE_NUMBER = re.compile(r"([+-]?)(\d+|\d{1,3}(?:,\d{3})+)", re.ASCII)
+_WHOLE_NUMBER = re.compile(rf"([+-]?){_DIGITS}", re.ASCII)
+# the same as $7 or 7%, or at the end of a sentence
+_AS_WRITTEN = re.compile(rf"([+-]?)(?:\\?\$ ?)?{_DIGITS}(?: ?\\?%)?\.?", re.ASCII)
 
 
 def score(
@@ -47,7 +50,8 @@ def score(
         step: the same.
         normalize_numbers: False, the reference: correctness compares texts, and integer asks
             `str.isdigit()`, so that no answer to "1,080" or "-7" has both. True: signs and commas
-            between thousands are read; 1080, 1,080 and +1080 are one number, and an integer.
+            between thousands are read; 1080, 1,080 and +1080 are one number, and an integer. $1080,
+            1080% and 1080. are the same number, and no integer.
 
     Returns:
         format: 1 for `<think>...</think>`, a new line and `<answer>...</answer>`, with nothing
@@ -97,7 +101,7 @@ def _has_layout(response: str) -> bool:
 
 def _plain_digits(text: str) -> str:
     """A whole number in one spelling; any other text as it is."""
-    number = _WHOLE_NUMBER.fullmatch(text)
+    number = _AS_WRITTEN.fullmatch(text)
     if number is None:
         return text
     # as text: Python makes no int of thousands of digits
