@@ -15,7 +15,7 @@ TRL itself. Relies on how TRL 1.16 calls a reward function: with `completions`, 
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from verl_gdpo.rewards.task import Task
 Sample = tuple[str, str, Any, int, int | None]
 
 
-def reward_funcs(*tasks: Task, **options: Any) -> list[Callable[..., list[float | None]]]:
+def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
     """Return one function for each reward of the tasks, in alphabetical order.
 
     A function has the name of its reward, under which TRL logs it. A completion is scored once,
@@ -62,10 +62,28 @@ def reward_funcs(*tasks: Task, **options: Any) -> list[Callable[..., list[float 
             f"expected some of {sorted(taken)}"
         )
     scoring = _Scoring(tasks, options)
-    functions = {name: partial(scoring.rewards, name) for name in scoring.reward_names}
-    for name, function in functions.items():
-        function.__name__ = name  # type: ignore[attr-defined]
-    return [*functions.values()]
+    return [RewardFunction(name, scoring) for name in scoring.reward_names]
+
+
+class RewardFunction:
+    """One reward as TRL calls it. It is no partial, of which TRL logs the name of what is inside."""
+
+    def __init__(self, name: str, scoring: "_Scoring") -> None:
+        self.__name__ = name
+        self._scoring = scoring
+
+    def __call__(self, **given: Any) -> list[float | None]:
+        """Return the reward of each completion, None where it does not apply.
+
+        Args:
+            given: TRL's arguments. Of the rows' columns, `data_source` and `reward_model` are used,
+                as `verl-gdpo data` writes them.
+
+        Raises:
+            ValueError: a column is missing, a completion is not one text, a row is of none of the
+                tasks, its ground truth is bad, or its reward is not finite.
+        """
+        return [rewards.get(self.__name__) for rewards in self._scoring.rewards(_samples(given))]
 
 
 class _Scoring:
@@ -81,23 +99,13 @@ class _Scoring:
         self.reward_names = sorted(names)
         self._last: tuple[list[Sample], list[dict[str, float | None]]] = ([], [])
 
-    def rewards(self, name: str, **given: Any) -> list[float | None]:
-        """Return the reward of each completion, None where it does not apply.
-
-        Args:
-            given: TRL's arguments. Of the rows' columns, `data_source` and `reward_model` are used,
-                as `verl-gdpo data` writes them.
-
-        Raises:
-            ValueError: a column is missing, a completion is not one text, a row is of none of the
-                tasks, its ground truth is bad, or its reward is not finite.
-        """
-        samples = _samples(given)
+    def rewards(self, samples: list[Sample]) -> list[dict[str, float | None]]:
+        """Return the rewards of each sample; those of the latest batch are kept."""
         if samples != self._last[0]:
             # most scorers that take long wait for another process
             with ThreadPoolExecutor(os.cpu_count()) as threads:
                 self._last = samples, [*threads.map(self._score, range(len(samples)), samples)]
-        return [sample.get(name) for sample in self._last[1]]
+        return self._last[1]
 
     def _score(self, number: int, sample: Sample) -> dict[str, float | None]:
         source, response, ground_truth, tokens, step = sample
