@@ -1,6 +1,7 @@
 """The plugin in new processes: how it is loaded, what it registers, and how it refuses to run."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -127,7 +128,15 @@ SUBCLASS = 'lambda: __import__("verl_gdpo.verl_hooks.reward_manager"),'
             "verl 0.8.0 is not supported; supported: verl>=0.9",
             marks=pytest.mark.slow,
         ),
-        ("0.10.0", "", MANAGER + SUBCLASS, "verl 0.10.0 is not supported; supported: verl>=0.9"),
+        (
+            "0.11.0",
+            "import verl.experimental.agent_loop.agent_loop as a\n"
+            "del a.AgentLoopWorker._postprocess",
+            "",
+            "verl has no verl.experimental.agent_loop.agent_loop:"
+            "AgentLoopWorker._postprocess(inputs) "
+            "(verl 0.11.0; supported: verl>=0.9.dev0,<=0.10.dev0)",
+        ),
         (
             "0.9.1",
             "import verl.trainer.ppo.v1.trainer_base as t; del t.PPOTrainer._init_dataloader",
@@ -144,7 +153,7 @@ SUBCLASS = 'lambda: __import__("verl_gdpo.verl_hooks.reward_manager"),'
             "RewardManagerBase.run_single(data) (verl 0.9.1; supported: verl>=0.9",
         ),
     ],
-    ids=["older", "newer", "symbol", "parameter"],
+    ids=["older", "newer, symbol", "symbol", "parameter"],
 )
 def test_another_verl_is_refused_before_a_model_is_loaded(
     python, version, break_verl, attempts, reason
@@ -167,6 +176,58 @@ def test_supported_versions_are_not_refused(python, version):
     code = f"import verl; verl.__version__ = {version!r}\nimport verl_gdpo.plugin\n{REPORT}"
     done = python(code, VERL_USE_EXTERNAL_PLUGINS="none")
     assert (done.stdout, done.returncode) == (OURS, 0), done.stderr
+
+
+NEWER = """
+import sys, verl
+verl.__version__ = {version!r}
+sys.modules.update({{name: None for name in {gone!r}}})  # as if verl had no such module
+import verl_gdpo.plugin
+from omegaconf import OmegaConf
+from verl.trainer.ppo.utils import need_critic
+def ask(estimator):
+    print(estimator, file=sys.stderr)
+    need_critic(OmegaConf.create(dict(
+        algorithm=dict(adv_estimator=estimator), critic=dict(enable=None),
+        trainer=dict(use_v1={use_v1}))))
+ask("grpo")
+try:
+    ask("gdpo")
+    ask("gdpo")
+except RuntimeError as error:
+    print(error)
+"""
+NEW = "supported: verl>=0.9.dev0,<=0.10.dev0"
+
+
+@pytest.mark.parametrize("version", ["0.10.0rc1", "0.10.0", "0.11"])
+def test_a_newer_verl_with_all_names_runs_with_a_warning(python, version):
+    code = NEWER.format(version=version, gone=[], use_v1=True)
+    done = python(code + REPORT, VERL_USE_EXTERNAL_PLUGINS="none")
+    # `light` is of what was imported by then, which the names were looked up in
+    assert (done.stdout, done.returncode) == (OURS.replace("True", "False", 1), 0), done.stderr
+    # whoever does not use gdpo reads nothing about it
+    warning = f"verl-gdpo: gdpo was not tested with this verl (verl {version}; {NEW})"
+    lines = [line for line in done.stderr.splitlines() if re.match(r"grpo|gdpo|verl-gdpo", line)]
+    assert lines == ["grpo", "gdpo", warning, "gdpo"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "use_v1", "is_refused"),
+    [
+        # what has another name is never imported, so nothing of ours extends it
+        ("verl.models.transformers.monkey_patch", True, True),
+        ("verl.trainer.ppo.v1", True, True),
+        # as verl's branch neo, which has the legacy trainer alone
+        ("verl.trainer.ppo.v1", False, False),
+    ],
+)
+def test_a_newer_verl_without_a_module(python, gone, use_v1, is_refused):
+    code = NEWER.format(version="0.10.0", gone=[gone], use_v1=use_v1)
+    done = python(code, VERL_USE_EXTERNAL_PLUGINS="none")
+    refusal = rf"verl-gdpo cannot run: verl has no {gone}\S*:.* \(verl 0\.10\.0; {NEW}\)"
+    assert bool(re.search(refusal, done.stdout)) == is_refused, done.stderr
+    assert ("was not tested with this verl" in done.stderr) != is_refused
 
 
 def test_nothing_that_we_rely_on_is_missing():

@@ -6,8 +6,9 @@ Importing this package loads neither torch nor verl. verl loads `verl_gdpo.plugi
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-SUPPORTED_VERL = ">=0.9.dev0,<=0.10.dev0"  # others are refused; as in pyproject.toml
-__all__ = ["SUPPORTED_VERL", "compute_gdpo_advantage"]
+REQUIRED_VERL = ">=0.9.dev0"  # older ones are refused; as in pyproject.toml
+SUPPORTED_VERL = f"{REQUIRED_VERL},<=0.10.dev0"  # newer ones are refused if they lack a name
+__all__ = ["REQUIRED_VERL", "SUPPORTED_VERL", "compute_gdpo_advantage"]
 
 if TYPE_CHECKING:
     from verl_gdpo.advantage.equation import compute_gdpo_advantage

@@ -8,6 +8,9 @@ verl imports its own, and ours then replaces what it extends. One that extends s
 verl has a function for each, named behind a colon. If verl lacks a module, ours is never imported:
 verl's branch `neo` cannot import `verl.trainer.ppo.v1`.
 
+A verl that is newer than the supported versions is asked for all names that a run uses, once a
+configuration names gdpo. If it has them, a line says that nobody has tested it.
+
 If gdpo cannot run, verl must not use its own estimator and manager of the same name in our place.
 So both are replaced, and `GATES` refuse a configuration that names one of them: functions to which
 verl passes it at the start of its main modules, and in the constructor of each trainer.
@@ -22,6 +25,7 @@ from typing import Any
 
 import verl
 import wrapt
+from packaging.specifiers import SpecifierSet
 
 from verl_gdpo import SUPPORTED_VERL
 from verl_gdpo.run import stacks
@@ -87,11 +91,29 @@ def refuse_configurations(verls: Any) -> None:
     def refuse_or_go_on(config: Any) -> Any:
         from omegaconf import OmegaConf
 
-        if refusals and "gdpo" in [OmegaConf.select(config, key) for key in NAMED_IN]:
-            refuse()
+        if "gdpo" in [OmegaConf.select(config, key) for key in NAMED_IN]:
+            look_into_newer(bool(OmegaConf.select(config, "trainer.use_v1")))
+            if refusals:
+                refuse()
         return gate(config)
 
     setattr(verls, name, refuse_or_go_on)
+
+
+@functools.cache
+def look_into_newer(is_v1: bool) -> None:
+    """Refuse a verl that is newer than the supported ones if it lacks a name, else warn."""
+    if refusals or SpecifierSet(SUPPORTED_VERL).contains(verl.__version__, prereleases=True):
+        return
+    from verl_gdpo.verl_hooks.relied_on import RELIED_ON, missing
+
+    # a trainer that verl lacks cannot run, so only the configured one needs its part
+    others = {"fully_async", "legacy_trainer" if is_v1 else "v1_trainer"}
+    parts = [ours for ours in EXTENDS.values() if ours.partition(":")[0] not in others]
+    if lacking := missing(name for ours in parts for name in RELIED_ON[ours]):
+        _refuse(f"verl has no {', '.join(lacking)} ({_versions()})")
+    else:
+        print(f"verl-gdpo: gdpo was not tested with this verl ({_versions()})", file=sys.stderr)
 
 
 def _importing(ours: str) -> Callable[[Any], None]:
@@ -109,10 +131,13 @@ def _importing(ours: str) -> Callable[[Any], None]:
             if function:
                 getattr(module, function)(verls)
         except Exception as error:  # verl must keep working for users who do not use gdpo
-            supported = f"verl {verl.__version__}; supported: verl{SUPPORTED_VERL}"
-            _refuse(f"verl_hooks.{ours}: {type(error).__name__}: {error} ({supported})")
+            _refuse(f"verl_hooks.{ours}: {type(error).__name__}: {error} ({_versions()})")
 
     return import_ours
+
+
+def _versions() -> str:
+    return f"verl {verl.__version__}; supported: verl{SUPPORTED_VERL}"
 
 
 def _refuse(reason: str) -> None:

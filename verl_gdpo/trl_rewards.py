@@ -66,7 +66,7 @@ def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
 
 
 class RewardFunction:
-    """One reward as TRL calls it. It is no partial, of which TRL logs the name of what is inside."""
+    """One reward as TRL calls it. Of a partial, TRL would log the name of the function inside."""
 
     def __init__(self, name: str, scoring: "_Scoring") -> None:
         self.__name__ = name

@@ -224,18 +224,21 @@ def test_a_missing_symbol_is_named_with_the_supported_range(monkeypatch):
     stub.__version__ = "0.99.0"
     monkeypatch.setitem(sys.modules, "verl", stub)
     module = types.ModuleType("verl.utils.distributed")
+    monkeypatch.setitem(sys.modules, "verl.utils.distributed", module)
     with pytest.raises(ImportError) as caught:
         plugin._patch_process_group(module)
     for part in ("initialize_global_process_group_ray", "verl 0.99.0", f"verl {SUPPORTED_VERL}"):
         assert part in str(caught.value)
     module.initialize_global_process_group_ray = lambda timeout_second: None
-    with pytest.raises(ImportError, match=r"_ray\(timeout_second, backend\)"):
+    with pytest.raises(ImportError, match=r"_ray\(timeout_second,backend\)"):
         plugin._patch_process_group(module)
 
 
 def test_failed_activation_is_printed_and_raised(monkeypatch, capsys):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    monkeypatch.setitem(sys.modules, "verl", types.ModuleType("verl"))
+    stub = types.ModuleType("verl")
+    stub.__version__ = "0.99.0"
+    monkeypatch.setitem(sys.modules, "verl", stub)
     monkeypatch.delitem(sys.modules, "verl.plugin", raising=False)
     monkeypatch.delitem(sys.modules, "verl.plugin.platform", raising=False)
     with pytest.raises(ImportError, match=r"verl\.plugin\.platform"):

@@ -34,6 +34,7 @@ def made_output(number):
         response_mask=[1] * (2 + number),
         num_turns=4,
         metrics=AgentLoopMetrics(),
+        extra_fields={},  # verl 0.9.0 and its main want it set
     )
 
 

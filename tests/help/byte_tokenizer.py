@@ -14,5 +14,7 @@ def make_tokenizer(folder):
     tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), Decoder()
     tokenizer.train_from_iterator([], BpeTrainer(initial_alphabet=ByteLevel.alphabet()))
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    # verl 0.9.0 and its main ask for a chat template
+    fast.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     fast.add_special_tokens({"eos_token": "<eos>", "pad_token": "<pad>"})
     fast.save_pretrained(folder)

@@ -19,7 +19,7 @@ import varied_reward
 from footprint import footprint
 from ray_session import ray_folder
 from repository import REPO
-from rollout_check import check_rollouts
+from rollout_check import GRPO, check_rollouts
 from small_trainings import check_error, overrides
 from start_verl import run_verl
 from tool_rows import tool_row
@@ -88,20 +88,20 @@ def checked_rewards(rows):
     return [[row["rewards"][name] for name in WEIGHTS] for row in rows]
 
 
-def difference(rows, groups):
+def difference(rows, groups, **options):
     """The largest distance to the oracle, if the rows of these groups were one batch.
 
     Rejection takes a sample out of the loss, and its rewards stay in the statistics.
     """
     batch = [row for row in rows if row["group"] in groups]
-    expected = oracle.gdpo(checked_rewards(batch), [row["group"] for row in batch])
+    expected = oracle.gdpo(checked_rewards(batch), [row["group"] for row in batch], **options)
     return max(
         abs(row["advantage"] - (wanted if row["trained_tokens"] else 0.0))
         for row, wanted in zip(batch, expected, strict=True)
     )
 
 
-def check_mini_batches(rows, count):
+def check_mini_batches(rows, count, tolerance=1e-5, **options):
     """The dump tells the mini-batches apart, and each of them has the oracle's advantages."""
     assert not any(row["is_padding"] for row in rows)
     assert len(rows) == count * MINI_BATCH * SAMPLES
@@ -109,9 +109,9 @@ def check_mini_batches(rows, count):
     for row in rows:
         groups[row["batch"]].add(row["group"])
     assert [*map(len, groups.values())] == [MINI_BATCH] * count
-    distances = [difference(rows, of_batch) for of_batch in groups.values()]
+    distances = [difference(rows, of_batch, **options) for of_batch in groups.values()]
     print("largest difference to the oracle", max(distances))
-    assert max(distances) < 1e-5
+    assert max(distances) < tolerance
     trained = [row for row in rows if row["trained_tokens"]]
     assert sum(abs(row["advantage"]) > 0.01 for row in trained) > len(trained) / 2
 
@@ -199,6 +199,45 @@ def test_fully_async_policy(assets, tmp_path):
     print("versions more than one in a response", parts, "dumps", len(dumps))
     assert len(dumps) >= 4
     assert max(parts) >= 1
+
+
+LEGACY_STEPS = 4
+
+
+@pytest.mark.parametrize(
+    ("estimator", "tolerance", "options"),
+    [("gdpo", 1e-5, {}), ("grpo", 1e-4, GRPO)],  # verl's own grpo is in float32
+)
+def test_legacy(assets, tmp_path, estimator, tolerance, options):
+    """verl's trainer before 0.9: two mini-batches a step, of one batch of advantages."""
+    run = train(
+        tmp_path,
+        overrides(
+            assets,
+            *TRAINING,
+            "trainer.use_v1=False",
+            f"estimator={estimator}",
+            f"data.train_batch_size={MINI_BATCH}",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH // 2}",
+            "data.max_response_length=100",
+            f"trainer.total_training_steps={LEGACY_STEPS}",
+        ),
+    )
+    assert run.exit_code == 0, run.last_lines()
+    steps = run.steps()
+    assert [*steps] == [*range(1, LEGACY_STEPS + 1)]
+    for step, metrics in steps.items():
+        rows = run.dump(step)
+        check_mini_batches(rows, 1, tolerance, **options)
+        for name in WEIGHTS:
+            values = [row["rewards"][name] for row in rows]
+            assert metrics[f"gdpo/{name}/mean"] == pytest.approx(sum(values) / len(values))
+        assert metrics["training/rollout_probs_diff_max"] < 1e-5  # the rollout has the weights
+        assert 0 < metrics["actor/grad_norm"] < float("inf")
+        # test_freq is 2
+        assert any("letters" in name for name in metrics if name.startswith("val-")) == (
+            step % 2 == 0
+        )
 
 
 # --- the default trainer: tools, ranks, losses ----------------------------------------------------

@@ -28,11 +28,11 @@ What is changed in verl 0.9, each right after the module has been imported:
 
 import functools
 import importlib
-import inspect
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -45,14 +45,14 @@ BACKEND = "cpu:gloo"
 POLL_INTERVAL_SECONDS = 0.1
 
 
-def activate() -> bool:
-    """Set verl up for the CPU if VERL_PLATFORM=cpu; returns whether it did.
+def activate() -> None:
+    """Set verl up for the CPU if VERL_PLATFORM=cpu.
 
     Raises:
         ImportError: verl lacks something that this module replaces; names it.
     """
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":  # normalised as verl does
-        return False
+        return
     _register_platform()
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     vllm_rollout.name_distribution()
@@ -67,17 +67,10 @@ def activate() -> bool:
     ):
         after_import(name, patch)
     register_rollout("hf", "verl_gdpo.cpu.rollout", "HFReplica", "HFServerAdapter")
-    return True
 
 
 def _register_platform() -> None:
-    try:
-        import verl.plugin.platform as platform
-    except ImportError as error:
-        raise ImportError(
-            f"verl_gdpo.cpu needs verl.plugin.platform ({error}); supported: verl {SUPPORTED_VERL}"
-        ) from error
-    register = require(platform, "PlatformRegistry.register", "platform")
+    register = require("verl.plugin.platform", "PlatformRegistry.register", "platform")
     from verl_gdpo.cpu.device import PlatformCPU
 
     register(platform="cpu")(PlatformCPU)
@@ -180,21 +173,20 @@ def report_failure(function: Callable[..., Any]) -> Callable[..., Any]:
     return reporting
 
 
-def require(module: ModuleType, symbol: str, *parameters: str) -> Any:
+def require(module: ModuleType | str, symbol: str, *parameters: str) -> Any:
     """Return `module.symbol` after checking that it exists and takes `parameters`."""
-    value: Any = module
-    for part in symbol.split("."):
-        value = getattr(value, part, None)
-    missing = value is None or any(p not in inspect.signature(value).parameters for p in parameters)
-    if missing:
-        import verl
+    import verl
 
-        arguments = f"({', '.join(parameters)})" if parameters else ""
+    from verl_gdpo.verl_hooks.relied_on import missing
+
+    name = module if isinstance(module, str) else module.__name__
+    arguments = f"({','.join(parameters)})" if parameters else ""
+    if missing([f"{name}:{symbol}{arguments}"]):
         raise ImportError(
-            f"verl_gdpo.cpu needs {module.__name__}.{symbol}{arguments}, which verl "
-            f"{getattr(verl, '__version__', '?')} does not have; supported: verl {SUPPORTED_VERL}"
+            f"verl_gdpo.cpu needs {name}.{symbol}{arguments}, which verl "
+            f"{verl.__version__} does not have; supported: verl {SUPPORTED_VERL}"
         )
-    return value
+    return attrgetter(symbol)(sys.modules[name])
 
 
 report_failure(activate)()

@@ -8,12 +8,12 @@ Relies on these functions of verl 0.9, which the trainers import by name:
   `infos_dict` separately.
 """
 
+import inspect
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import verl
-from packaging.version import Version
 
 from verl_gdpo.batch.rows import ABSENT, as_numbers_or_text, check_names, columns_of
 from verl_gdpo.verl_hooks.extending import Function, extends
@@ -58,20 +58,16 @@ def process_what_is_present(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Ignore None in each column."""
-    with_gaps = [name for name, column in infos_dict.items() if any(v is None for v in column)]
-    whole = {name: column for name, column in infos_dict.items() if name not in with_gaps}
-    result = process_validation_metrics(data_sources, sample_uids, whole, *args, **kwargs)
-    for name in with_gaps:
-        rows = [i for i, value in enumerate(infos_dict[name]) if value is not None]
-        part = process_validation_metrics(
-            [data_sources[i] for i in rows],
-            [sample_uids[i] for i in rows],
-            {name: [infos_dict[name][i] for i in rows]},
-            *args,
-            **kwargs,
-        )
-        for source, metrics in part.items():
+    """Ignore None in each column: those that have values in the same rows go to verl together."""
+    present: defaultdict[tuple[int, ...], dict[str, Any]] = defaultdict(dict)
+    for name, column in infos_dict.items():
+        rows = tuple(i for i, value in enumerate(column) if value is not None)
+        present[rows][name] = [column[i] for i in rows]
+    result: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for rows, columns in present.items():
+        given = ([column[i] for i in rows] for column in (data_sources, sample_uids))
+        metrics_of = process_validation_metrics(*given, columns, *args, **kwargs)
+        for source, metrics in metrics_of.items():
             result[source].update(metrics)
     return result
 
@@ -82,5 +78,6 @@ def extend_reward(reward: Any) -> None:
 
 def extend_metrics(verls: Any) -> None:
     extends(verls, "compute_data_metrics")(compute_all_metrics)
-    if Version(verl.__version__) < Version("0.9.1"):  # 0.9.0 cannot average None
+    # 0.9.0 and 0.10.0.dev cannot average None; 0.9.1 can, since it takes this parameter
+    if "expected_acc_counts" not in inspect.signature(verls.process_validation_metrics).parameters:
         extends(verls, "process_validation_metrics")(process_what_is_present)
