@@ -6,6 +6,7 @@ These tests run on the installed verl, and with `nox -s verl` on another one.
 import asyncio
 import functools
 import inspect
+import types
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
@@ -28,7 +29,7 @@ from verl_gdpo.batch.rows import RewardError
 from verl_gdpo.plugin import refusals
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.verl_hooks import legacy_trainer
-from verl_gdpo.verl_hooks.legacy_batch import process_what_is_present
+from verl_gdpo.verl_hooks.legacy_batch import extend_metrics, process_what_is_present
 from verl_gdpo.verl_hooks.rollout_guard import RolloutError, RolloutGuard
 from verl_gdpo.verl_hooks.step import current_step
 
@@ -502,7 +503,31 @@ def test_a_main_module_that_holds_verls_functions_can_be_pickled():
         assert inspect.unwrap(again).__code__ == inspect.unwrap(function).__code__
 
 
-# --- validation in verl 0.9.0 --------------------------------------------------------------------
+# --- validation: verl 0.9.0 and its main cannot average None --------------------------------------
+
+
+def test_validation_of_any_verl_averages_what_is_present():
+    infos = {"reward": [1.0, 2.0], "a": [None, 2.0], "b": [None, None]}
+    found = ray_trainer.process_validation_metrics(["x", "x"], ["u", "v"], infos)["x"]
+    assert found["reward"]["mean@1"] == 1.5
+    assert found["a"]["mean@1"] == 2.0
+    assert not found.get("b")
+
+
+def of_0_9_0(data_sources, sample_uids, infos_dict, seed=42):
+    return "verl's own"
+
+
+def of_0_9_1(data_sources, sample_uids, infos_dict, seed=42, expected_acc_counts=None):
+    return "verl's own"
+
+
+@pytest.mark.parametrize(("verls", "is_extended"), [(of_0_9_0, True), (of_0_9_1, False)])
+def test_verls_own_validation_is_kept_where_it_takes_none(verls, is_extended):
+    module = types.ModuleType("metric_utils")
+    module.process_validation_metrics, module.compute_data_metrics = verls, lambda batch: {}
+    extend_metrics(module)
+    assert (module.process_validation_metrics is not verls) == is_extended
 
 
 def means(data_sources, sample_uids, infos_dict):
