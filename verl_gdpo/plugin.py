@@ -54,14 +54,14 @@ refusals: list[str] = []
 
 
 def refuse(*_args: Any, **_kwargs: Any) -> Any:
-    """Raise RuntimeError with the reasons why gdpo cannot run."""
-    raise RuntimeError("verl-gdpo cannot run: " + "; ".join(refusals))
+    """Raise RuntimeError with the reasons why gdpo cannot run, if there are any."""
+    if refusals:
+        raise RuntimeError("verl-gdpo cannot run: " + "; ".join(refusals))
 
 
 def estimator(*args: Any, **kwargs: Any) -> Any:
     """Call our estimator, which is imported at the first call."""
-    if refusals:
-        refuse()
+    refuse()
     from verl_gdpo.verl_hooks.estimator import compute_gdpo
 
     return compute_gdpo(*args, **kwargs)
@@ -93,8 +93,7 @@ def refuse_configurations(verls: Any) -> None:
 
         if "gdpo" in [OmegaConf.select(config, key) for key in NAMED_IN]:
             look_into_newer(bool(OmegaConf.select(config, "trainer.use_v1")))
-            if refusals:
-                refuse()
+            refuse()
         return gate(config)
 
     setattr(verls, name, refuse_or_go_on)

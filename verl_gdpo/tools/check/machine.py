@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import verl_gdpo
@@ -61,15 +62,15 @@ def check_environment(config: Any) -> str:
 
 
 def what_may_replace_verl() -> list[str]:
-    """A sentence if verl is a development version, as in a checkout of its main branch."""
+    """A sentence if verl is a development version, or newer than the supported ones."""
     from verl_gdpo.verl_hooks.for_check import VERSION
 
-    if not Version(VERSION).is_prerelease:
+    if VERSION in SpecifierSet(verl_gdpo.SUPPORTED_VERL) and not Version(VERSION).is_prerelease:
         return []
     return [
-        f"verl {VERSION} is a development version; docs/trainers.md says which state of it was "
-        "tested. `pip install 'verl-gdpo[gpu]'` and `[cpu]` would replace it by a release: "
-        "install with --no-deps, or without these extras"
+        f"verl {VERSION} is a development version, or newer than the supported ones; "
+        "docs/trainers.md says what was tested. `pip install 'verl-gdpo[gpu]'` and `[cpu]` would "
+        "replace it by a release: install with --no-deps, or without these extras"
     ]
 
 
