@@ -415,9 +415,9 @@ def test_options_that_do_not_go_together(tmp_path, options):
 
 
 def test_synthetic_rows():
-    rows = coding.make_rows(30, split="train", seed=3)
-    assert rows[:10] == coding.make_rows(10, split="train", seed=3)
-    assert rows[:10] != coding.make_rows(10, split="train", seed=4)
+    rows = [*coding.make_rows(30, split="train", seed=3)]
+    assert rows[:10] == [*coding.make_rows(10, split="train", seed=3)]
+    assert rows[:10] != [*coding.make_rows(10, split="train", seed=4)]
     truths = [row["reward_model"]["ground_truth"] for row in rows]
     assert {parse(truth).function for truth in truths} == {None, "f"}
     # both lengths of both kinds
@@ -428,7 +428,7 @@ def test_synthetic_rows():
 
 def test_synthetic_splits_share_no_pair():
     def pairs(split):
-        rows = coding.make_rows(300, split=split, seed=0)
+        rows = [*coding.make_rows(300, split=split, seed=0)]
         return {tuple(row["prompt"][-1]["content"].rstrip(".").split()[-2:]) for row in rows}
 
     train, test = pairs("train"), pairs("test")

@@ -108,9 +108,9 @@ def test_made_results_are_right_and_the_tests_pairs_are_new(split):
 
 
 def test_more_made_rows_continue_fewer_and_seeds_differ():
-    rows = make_rows(30, split="train", seed=0)
-    assert make_rows(20, split="train", seed=0) == rows[:20]
-    assert make_rows(30, split="train", seed=1) != rows
+    rows = [*make_rows(30, split="train", seed=0)]
+    assert [*make_rows(20, split="train", seed=0)] == rows[:20]
+    assert [*make_rows(30, split="train", seed=1)] != rows
 
 
 def test_made_rows_are_written(tmp_path, capsys):

@@ -80,7 +80,7 @@ def run(capsys, *arguments):
 
 
 def read_rows(path, split):
-    return local_files.read_rows(path, split, SOURCES)
+    return [*local_files.read_rows(path, split, SOURCES)]
 
 
 # ---- schema
@@ -105,13 +105,13 @@ def test_rows_of_several_row_groups_keep_their_order(tmp_path, monkeypatch):
     assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 3  # 2 + 2 + 1
 
 
-def test_check_rows_accepts_several_turns_and_every_kind():
+def test_checked_accepts_several_turns_and_every_kind():
     several_turns = row()
     several_turns["prompt"] = [
         {"role": role, "content": ""} for role in ("system", "user", "assistant")
     ] + [{"role": "user", "content": "x"}]
     rows = [row(ground_truth=text) for text in (TOOL, RESPONSE, BOTH, NEITHER)]
-    schema.check_rows(dict(enumerate([several_turns, *rows])), "rows")
+    assert [*schema.checked([several_turns, *rows], "rows")] == [several_turns, *rows]
 
 
 # place in a row, what is put there (... removes it), the field and the words of the message
@@ -169,11 +169,11 @@ def test_a_refusal_names_row_and_field(tmp_path, place, value, field, words):
 
 def test_rows_that_are_no_rows_are_refused():
     with pytest.raises(DataError, match=r"^here: got no rows"):
-        schema.check_rows({}, "here")
+        [*schema.checked([], "here")]
     with pytest.raises(
         DataError, match=r"^here, row 0, the whole row: got 'x'; expected an object"
     ):
-        schema.check_rows({0: "x"}, "here")
+        [*schema.checked(["x"], "here")]
 
 
 # ---- files that appear whole or not at all
@@ -591,8 +591,11 @@ def test_one_parquet_file_is_split_as_json_is(tmp_path):
     write_json(tmp_path / "a.json", items(60))
     rows = read_rows(tmp_path / "a.json", "train")
     write_parquets({tmp_path / "a.parquet": rows})
-    splits = SOURCES.from_files(tmp_path / "a.parquet", None)
-    assert splits == SOURCES.from_files(tmp_path / "a.json", None)
+    of_json, of_parquet = (
+        {split: [*rows] for split, rows in SOURCES.from_files(path, None).items()}
+        for path in (tmp_path / "a.json", tmp_path / "a.parquet")
+    )
+    assert of_json == of_parquet and len(of_json["train"]) == 59
 
 
 def test_a_task_without_a_source_of_its_own_reads_questions_and_answers(tmp_path, monkeypatch):
@@ -760,7 +763,8 @@ def test_a_planted_leak_is_found(prepared, capsys):
     ]
     printed = capsys.readouterr()
     assert re.search(r"test problems in train +3\n", printed.out)
-    assert "WARNING: 3 of 6 test rows, such as row 3, ask what a training row asks" in printed.err
+    said = "3 of 6 validation rows ask what a training row asks, such as row 3 of test.parquet what"
+    assert f"WARNING: {said} row 5 of train.parquet asks" in printed.err
 
 
 def test_rows_that_disagree_on_the_answer_are_left_out_and_named(prepared, tmp_path, capsys):
@@ -870,12 +874,13 @@ def test_report_of_prompt_lengths():
 def test_overlap_is_of_what_is_asked():
     train = [row(user="a"), row(user="b c")]
     test = [row(user="d"), row(user=" a\n"), row(user="b\tc", ground_truth=RESPONSE), row(user="A")]
-    assert schema.overlap({"train": train, "test": test}) == [1, 2]
+    assert schema.overlap({"train": train, "test": test}).equal == {1: 0, 2: 1, 3: 0}
 
 
 def test_table_has_a_column_per_file():
     splits = {"train": [row(), row(1)], "test": [row(ground_truth=RESPONSE)]}
-    lines = [line.split() for line in schema.table(splits, TASK).splitlines()]
+    shared = schema.overlap(splits)
+    lines = [line.split() for line in schema.table(splits, TASK, shared).splitlines()]
     assert lines[:4] == [
         ["train", "test"],
         ["rows", "2", "1"],
@@ -884,9 +889,10 @@ def test_table_has_a_column_per_file():
     ]
     assert ["calls:", "0", "0", "1"] in lines and ["calls:", "1", "2", "0"] in lines
     assert ["prompt", "chars,", "high", "20", "20"] in lines  # 8 + len("What is new?")
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         ["repeated", "problems", "1", "0"],
         ["test", "problems", "in", "train", "1"],
+        ["nearly", "in", "train", "0"],
     ]
 
 
@@ -895,7 +901,7 @@ def test_overlap_is_reported_loudly_and_not_refused(tmp_path, capsys):
     code, output, errors = run(capsys, "--out", tmp_path / "out", "--from", path, "--test", path)
     assert code == 0
     assert re.search(r"test problems in train +3\n", output)
-    assert "data_prep: WARNING: 3 of 3 test rows, such as row 0, ask what a training" in errors
+    assert "data_prep: WARNING: 3 of 3 validation rows ask what a training row asks" in errors
 
 
 # ---- command line
@@ -944,7 +950,7 @@ def test_long_work_shows_progress_on_stderr(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(data_prep, "SECONDS_BETWEEN_LINES", 0.0)
     path = write_json(tmp_path / "a.json", items(3))
     _, output, errors = run(capsys, "--out", tmp_path / "out", "--from", path, "--test", path)
-    assert f"checking {path}: 2 of 3 rows\n" in errors
+    assert f"reading {path}: 2 of 3 rows\n" in errors
     assert f"writing {tmp_path / 'out' / 'train.parquet'}: 0 of 3 rows\n" in errors
     assert "checking" not in output
 

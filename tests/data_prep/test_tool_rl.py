@@ -17,7 +17,7 @@ COUNT = 1500
 
 @pytest.fixture(scope="module")
 def splits():
-    return {split: make_rows(COUNT, split=split, seed=7) for split in ("train", "test")}
+    return {split: [*make_rows(COUNT, split=split, seed=7)] for split in ("train", "test")}
 
 
 def answer(row):
@@ -93,21 +93,21 @@ def test_the_test_split_is_new(splits):
 
 def test_sizes():
     # characters; the tests of the warm start count tokens
-    rows = make_rows(COUNT, split="train", seed=3)
+    rows = [*make_rows(COUNT, split="train", seed=3)]
     assert max(len(text(row)) for row in rows) < 330
     assert max(len(answer(row)) for row in rows) < 330
 
 
 def test_more_rows_continue_fewer_and_the_seed_matters():
-    rows = make_rows(30, split="test", seed=1)
-    assert make_rows(10, split="test", seed=1) == rows[:10]
-    assert make_rows(30, split="test", seed=2) != rows
+    rows = [*make_rows(30, split="test", seed=1)]
+    assert [*make_rows(10, split="test", seed=1)] == rows[:10]
+    assert [*make_rows(30, split="test", seed=2)] != rows
 
 
 def test_the_same_rows_in_another_process():
     code = (
         "import json; from verl_gdpo.data_prep.tool_rl import make_rows; "
-        "print(json.dumps(make_rows(50, split='train', seed=5)))"
+        "print(json.dumps([*make_rows(50, split='train', seed=5)]))"
     )
     for hash_seed in ("1", "2"):
         done = subprocess.run(
@@ -119,7 +119,7 @@ def test_the_same_rows_in_another_process():
             timeout=60,
             check=True,
         )
-        assert json.loads(done.stdout) == make_rows(50, split="train", seed=5)
+        assert json.loads(done.stdout) == [*make_rows(50, split="train", seed=5)]
 
 
 # --- the format ----------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ async def answers():
     )
     await server.launch_server.remote()
     tokenizer = hf_tokenizer(str(POLICY))
-    rows = make_rows(SAMPLES, split="test", seed=0)
+    rows = [*make_rows(SAMPLES, split="test", seed=0)]
     prompts = [
         tokenizer.apply_chat_template(
             row["prompt"], add_generation_prompt=True, tokenize=True, return_dict=False

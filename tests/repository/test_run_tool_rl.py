@@ -37,7 +37,7 @@ def checkout(tmp_path_factory):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPO / path, folder / path, follow_symlinks=False)
     link_environment(folder)
-    rows = make_rows(64, split="train", seed=0)
+    rows = [*make_rows(64, split="train", seed=0)]
     texts = [message["content"] for row in rows for message in row["prompt"]]
     make_tiny_model(folder / "model", texts=texts, vocab_size=768, initializer_range=0.1, seed=1)
     return folder

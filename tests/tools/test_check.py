@@ -630,7 +630,7 @@ def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
     monkeypatch.setattr(sandbox_machine, "can_change_user", lambda: True)
     monkeypatch.setattr(sandbox, "_try", lambda kind: None)
     sandbox._find.cache_clear()
-    rows = coding.make_rows(6, split="train", seed=0)
+    rows = [*coding.make_rows(6, split="train", seed=0)]
     pd.DataFrame(local_files.numbered(rows, "train")).to_parquet(data / "coding.parquet")
     code, _, problems = check(train="coding")
     assert code == 1 and "no sandbox for programs works on this machine" in problems
@@ -643,7 +643,7 @@ def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
 def test_a_service_that_is_not_there_is_one_message(check, data, monkeypatch):
     """And no response is tried, of which each would wait for it."""
     monkeypatch.setattr(sandbox_service, "RETRY_SECONDS", 0.0)
-    rows = coding.make_rows(6, split="train", seed=0)
+    rows = [*coding.make_rows(6, split="train", seed=0)]
     pd.DataFrame(local_files.numbered(rows, "train")).to_parquet(data / "coding.parquet")
     url = "http://127.0.0.1:9/run_code"
     code, said, problems = check(f"reward.sandbox_fusion.url={url}", train="coding")

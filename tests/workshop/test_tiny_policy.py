@@ -69,7 +69,7 @@ def test_training_moves_the_weights_and_the_global_random_state_stays(data, tmp_
     assert torch.equal(torch.rand(3), expected)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    rows = make_rows(50, split="test", seed=0)
+    rows = [*make_rows(50, split="test", seed=0)]
     shown = Demonstrations(rows, AutoTokenizer.from_pretrained(longer), random.Random(0))
     model = AutoModelForCausalLM.from_pretrained(longer)
     tensors = [
@@ -145,7 +145,7 @@ def test_batches_show_every_row_once_a_pass_with_the_answer_to_be_learned(policy
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    rows = make_rows(64, split="train", seed=0)
+    rows = [*make_rows(64, split="train", seed=0)]
     batches = Demonstrations(rows, tokenizer, random.Random(0)).batches(4)
     passes = [[next(batches) for _ in range(16)] for _ in range(2)]
     widths = []
@@ -228,8 +228,8 @@ def test_the_tokenizer_is_lossless_and_short(policy):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    rows = make_rows(1000, split="train", seed=3)
-    for row in rows + make_rows(1000, split="test", seed=3):
+    rows = [*make_rows(1000, split="train", seed=3)]
+    for row in [*rows, *make_rows(1000, split="test", seed=3)]:
         prompt = tokenizer.apply_chat_template(
             row["prompt"], add_generation_prompt=True, tokenize=False
         )
@@ -281,7 +281,7 @@ def test_the_policy_of_the_package_says_how_it_was_made():
 
 
 def test_no_rows_are_refused(tmp_path):
-    rows = pd.DataFrame(make_rows(1, split="train", seed=0)).drop(columns="extra_info")
+    rows = pd.DataFrame([*make_rows(1, split="train", seed=0)]).drop(columns="extra_info")
     rows[:0].to_parquet(tmp_path / "empty.parquet")
     with pytest.raises(ValueError, match=r"empty\.parquet: got no rows"):
         make_policy(tmp_path / "policy", data=tmp_path / "empty.parquet")

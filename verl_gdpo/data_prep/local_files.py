@@ -1,21 +1,25 @@
 """Reads the rows of a task from files on this machine, one row for each problem."""
 
 import json
-import re
 import sys
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from verl_gdpo.data_prep import DataError, LeftOut, progress
-from verl_gdpo.data_prep.parquet import parquet_rows
-from verl_gdpo.data_prep.schema import Row, Splits, check_rows, repetitions, require
+from verl_gdpo.data_prep.packed_rows import PackedRows, PickedRows
+from verl_gdpo.data_prep.parquet import ROWS_AT_ONCE, parquet_rows
+from verl_gdpo.data_prep.schema import Row, Splits, check_row, refuse, repetitions, require
+from verl_gdpo.rewards.bad_rows import BadRows
 from verl_gdpo.rewards.task import Task
 
 if TYPE_CHECKING:
@@ -27,9 +31,11 @@ SHOWN = 20  # numbers of rows that are left out or repaired
 RowOf = Callable[[Any, Callable[[str], None]], Row]
 Mend = Callable[[str], tuple[str, str]]  # ground truth -> the one to write, what was repaired
 Notes = dict[str, list[int]]  # what happened -> to which rows
+Found = tuple[Sequence[int], PackedRows]  # places in the file, and the rows from there
+T = TypeVar("T")
 
 
-def read_rows(path: Path, split: str, sources: "Sources") -> list[Row]:
+def read_rows(path: Path, split: str, sources: "Sources") -> Sequence[Row]:
     """Return one row for each problem of a file, checked, with a new index and split.
 
     What is left out or repaired is printed. Of rows that ask the same, the first is kept, if they
@@ -40,35 +46,32 @@ def read_rows(path: Path, split: str, sources: "Sources") -> list[Row]:
         sources: the task, and how to make its rows.
 
     Raises:
-        DataError: the file is not readable, or a row is bad. The message names the file, and for a
-            bad row its number (from 0) and the field.
+        DataError: the file is not readable, or rows are bad. The message names the file, and of the
+            first ten bad rows the numbers (from 0) and the fields.
         OSError: the file cannot be opened.
     """
+    items: Iterable[Any]
+    row_of: Callable[[Any, Callable[[str], None]], Row]
     if path.suffix == ".parquet":
         items, row_of = parquet_rows(path), sources.of_parquet
-    elif path.suffix in (".json", ".jsonl"):
-        items, row_of = iter(_read_json(path)), sources.row_of
+    elif path.suffix == ".jsonl":
+        items, row_of = _lines(path), lambda line, note: sources.row_of(_parsed(*line), note)
+    elif path.suffix == ".json":
+        items, row_of = _read_json(path), sources.row_of
     else:
         raise DataError(
             f"{path}: got suffix {path.suffix!r}; expected '.json', '.jsonl' or '.parquet'"
         )
     with _printed(path) as notes:
-        found = _rows_of(items, path, row_of, notes)
-        found = dict(zip(found, numbered([*found.values()], split, sources.dropped), strict=True))
-        check_rows(found, str(path))
-        for number, row in found.items():
-            if row["data_source"] not in sources.task.data_sources:
-                raise DataError(
-                    f"{path}, row {number}, field data_source: got {row['data_source']!r}; "
-                    f"expected {' or '.join(map(repr, sources.task.data_sources))}"
-                )
+        found = _rows_of(items, path, partial(_row_of, row_of, split, sources), notes)
         if sources.mend is not None:
             found = _mended(found, path, sources.mend, notes)
-        for what, numbers in repetitions(found, sources.task).items():
-            notes[f"left out ({what})"] = sorted(numbers)
-            for number in numbers:
-                del found[number]
-    return numbered([*found.values()], split)
+        numbers, rows = found
+        kept = np.ones(len(rows), bool)
+        for what, places in repetitions(rows, sources.task).items():
+            notes[f"left out ({what})"] = [numbers[place] for place in sorted(places)]
+            kept[places] = False
+    return PickedRows(rows, np.flatnonzero(kept), split)
 
 
 @contextmanager
@@ -79,51 +82,78 @@ def _printed(path: Path) -> Iterator[Notes]:
         yield notes
     finally:
         for what, numbers in notes.items():
-            rows = [*dict.fromkeys(map(str, numbers))]
-            shown = ", ".join(rows[:SHOWN]) + (", ..." if len(rows) > SHOWN else "")
+            *rows, more = [*islice(dict.fromkeys(numbers), SHOWN + 1), ""][: SHOWN + 1]
+            shown = ", ".join(map(str, rows)) + (", ..." if more != "" else "")
             print(f"{path}: {len(numbers):,} x {what}: row {shown}", file=sys.stderr)
 
 
-def _rows_of(items: Iterable[Any], path: Path, row_of: RowOf, notes: Notes) -> dict[int, Row]:
-    """{place in the file: row}, without those that are left out."""
-    rows: dict[int, Row] = {}
+def _rows_of(items: Iterable[Any], path: Path, row_of: RowOf, notes: Notes) -> Found:
+    """The rows without those that are left out; raises DataError if any is bad, or all are gone."""
+    numbers, rows, bad = array("q"), PackedRows(), BadRows(str(path))
     for number, item in enumerate(progress(items, f"reading {path}")):
 
         def note(what: str, number: int = number) -> None:
             notes[what].append(number)
 
         try:
-            rows[number] = row_of(item, note)
+            rows.append(row_of(item, note))
+            numbers.append(number)
         except LeftOut as why:
             note(f"left out ({why})")
         except ValueError as error:
-            raise DataError(f"{path}, row {number}, {error}") from error
-    return rows
+            bad.add(number, f", {error}")
+    refuse(bad, len(rows))
+    return numbers, rows
 
 
-def _mended(rows: dict[int, Row], path: Path, mend: Mend, notes: Notes) -> dict[int, Row]:
+def _row_of(
+    row_of: RowOf, split: str, sources: "Sources", item: Any, note: Callable[[str], None]
+) -> Row:
+    """The checked row of an object; raises ValueError for a bad one."""
+    [row] = numbered([row_of(item, note)], split, sources.dropped)
+    check_row(row)
+    wanted = sources.task.data_sources
+    is_known = row["data_source"] in wanted
+    require(is_known, "data_source", row["data_source"], " or ".join(map(repr, wanted)))
+    return row
+
+
+def _mended(found: Found, path: Path, mend: Mend, notes: Notes) -> Found:
     """The rows with the ground truths that `mend` makes of theirs."""
 
-    def try_to_mend(number: int) -> tuple[str | None, str]:
+    def try_to_mend(row: Row) -> tuple[str | ValueError | None, str]:
         try:
-            truth, what = mend(rows[number]["reward_model"]["ground_truth"])
+            truth, what = mend(row["reward_model"]["ground_truth"])
         except LeftOut as why:
             return None, f"left out ({why})"
         except ValueError as error:
-            field = "field reward_model.ground_truth"
-            raise DataError(f"{path}, row {number}, {field}: {error}") from error
+            return error, ""
         return truth, what and f"repaired ({what})"
 
-    mended: dict[int, Row] = {}
+    numbers, rows, bad = array("q"), PackedRows(), BadRows(str(path))
     with ThreadPoolExecutor() as pool:
-        results = zip(rows.items(), pool.map(try_to_mend, rows), strict=True)
-        for (number, row), (truth, what) in progress(results, f"trying the answers of {path}"):
+        results = _in_parts(pool, try_to_mend, found[1])
+        tried = zip(found[0], results, strict=True)
+        for number, (row, (truth, what)) in progress(tried, f"trying the answers of {path}"):
             if what:
                 notes[what].append(number)
-            if truth is not None:
+            if isinstance(truth, ValueError):
+                bad.add(number, f", field reward_model.ground_truth: {truth}")
+            elif truth is not None:
                 reward_model = {**row["reward_model"], "ground_truth": truth}
-                mended[number] = {**row, "reward_model": reward_model}
-    return mended
+                rows.append({**row, "reward_model": reward_model})
+                numbers.append(number)
+    refuse(bad, len(found[1]))
+    return numbers, rows
+
+
+def _in_parts(
+    pool: ThreadPoolExecutor, work: Callable[[Row], T], rows: Iterable[Row]
+) -> Iterator[tuple[Row, T]]:
+    """Each row and what `work` makes of it. A pool would hold all rows that it is given."""
+    remaining = iter(rows)
+    while part := [*islice(remaining, ROWS_AT_ONCE)]:
+        yield from zip(part, pool.map(work, part), strict=True)
 
 
 def strings_of(item: Any, keys: Sequence[str]) -> dict[str, str]:
@@ -157,28 +187,28 @@ def make_row(
     }
 
 
-def seeded(name: str, row_of: Callable[[Random, str], Row]) -> Callable[..., list[Row]]:
+def seeded(name: str, row_of: Callable[[Random, str], Row]) -> Callable[..., Iterator[Row]]:
     """Return `make_rows(count, *, split, seed)`, whose row i depends on i, split and seed alone.
 
     Args:
         row_of: makes a row of the split "train" or "test" out of random numbers.
     """
 
-    def make_rows(count: int, *, split: str, seed: int) -> list[Row]:
+    def make_rows(count: int, *, split: str, seed: int) -> Iterator[Row]:
         # a string seeds Random through SHA-512: the same in every process, unlike hash()
         seeds = (f"verl-gdpo {name} {split} {seed} {index}" for index in range(count))
-        return [row_of(Random(text), split) for text in seeds]
+        return (row_of(Random(text), split) for text in seeds)
 
     return make_rows
 
 
-def numbered(rows: Sequence[Row], split: str, dropped: Sequence[str] = ()) -> list[Row]:
+def numbered(rows: Iterable[Row], split: str, dropped: Sequence[str] = ()) -> list[Row]:
     """Return the rows with index and split in `extra_info`, and without its `dropped` keys."""
 
     def placed(row: Row, index: int) -> Row:
         extra = row.get("extra_info") or {}
         if not isinstance(extra, Mapping):
-            return row  # check_rows refuses it
+            return row  # check_row refuses it
         kept = {key: value for key, value in extra.items() if key not in dropped}
         return {**row, "extra_info": {**kept, "index": index, "split": split}}
 
@@ -202,18 +232,33 @@ def split_rows(rows: Sequence[Row], where: str) -> Splits:
         )
     order = np.arange(len(rows))
     np.random.RandomState(SPLIT_SEED).shuffle(order)
-    shuffled = [rows[i] for i in order.tolist()]
-    parts = {"train": shuffled[:-test_count], "test": shuffled[-test_count:]}
-    return {split: numbered(part, split) for split, part in parts.items()}
+    parts = {"train": order[:-test_count], "test": order[-test_count:]}
+    return {split: PickedRows(rows, part, split) for split, part in parts.items()}
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines that hold something, with their numbers from 1."""
+    with path.open("rb") as file:
+        encoding = json.detect_encoding(file.read(4))  # with a BOM or without
+    try:
+        with path.open(encoding=encoding, newline="\n") as lines:
+            yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    except UnicodeError as error:
+        raise DataError(f"{path}: got no readable JSON ({error})") from error
+
+
+def _parsed(number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = str(error).partition(": line 1 ")[0]
+        raise ValueError(f"got no readable JSON ({reason}, in line {number})") from error
 
 
 def _read_json(path: Path) -> list[Any]:
     try:
         content = path.read_bytes()
-        text = content.decode(json.detect_encoding(content)).strip()  # with a BOM or without
-        if path.suffix == ".jsonl":  # made one list; the line numbers in errors stay right
-            text = "[" + re.sub(r"\n(?=[^\S\n]*\S)", "\n,", text) + "]"
-        items = json.loads(text)
+        items = json.loads(content.decode(json.detect_encoding(content)))  # with a BOM or without
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: got no readable JSON ({error})") from error
     if not isinstance(items, list):

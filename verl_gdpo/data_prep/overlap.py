@@ -36,12 +36,12 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Prompts(NamedTuple):
-    count: int
+    number: int
     read: Callable[[], Iterable[Messages]]
 
     def spread(self, most: int) -> tuple[int, Iterator[Messages]]:
         """The distance between evenly spread prompts, and at most so many of them."""
-        step = max(1, -(-self.count // most))
+        step = max(1, -(-self.number // most))
         return step, islice(self.read(), 0, None, step)
 
 
@@ -98,7 +98,7 @@ class _Triples:
         self.step, spread = validation.spread(MOST)
         rows, ids = _triples_of(spread)
         others, ids_of_others = _triples_of(training.spread(MOST_FOR_COMMON)[1])
-        self.compared = -(-validation.count // self.step)
+        self.compared = -(-validation.number // self.step)
         prompts = self.compared + (int(others[-1]) + 1 if len(others) else 0)
         triples, counts = np.unique(np.concatenate([ids, ids_of_others]), return_counts=True)
         self.common = triples[counts > max(ALWAYS_COUNTS, COMMON * prompts)]

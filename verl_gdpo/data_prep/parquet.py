@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.data_prep import DataError, progress
-from verl_gdpo.data_prep.schema import SCHEMA, Row, check_rows
+from verl_gdpo.data_prep.schema import SCHEMA, Row, checked
 from verl_gdpo.rewards.task import Task
 
 CODE = Path(__file__).parent
@@ -26,6 +26,7 @@ MADE_FROM, CONTENT = b"verl_gdpo.made_from", b"verl_gdpo.content"
 OPTIONS = b"verl_gdpo.options"
 ROWS_PER_GROUP = 8192  # limits memory, and keeps each column below Arrow's limit of 2 GB
 ROWS_AT_ONCE = 1024  # that are read
+BYTES_AT_ONCE = 1 << 20
 
 
 def _content_id(rows: Iterable[Mapping[str, Any]]) -> bytes:
@@ -48,14 +49,16 @@ def write_parquets(
         made_from, options: texts that are stored in the metadata of each file.
 
     Raises:
-        DataError: a row is refused; see `check_rows`.
+        DataError: a row is refused; see `checked`.
         OSError: a file cannot be written; all files stay as they were.
     """
-    for path, rows in files.items():
-        check_rows(dict(enumerate(rows)), str(path))
+    ids = {
+        path: _content_id(checked(progress(rows, f"checking {path}"), str(path)))
+        for path, rows in files.items()
+    }
     with replace_together(*files) as temporary:
-        for target, path, rows in zip(temporary, files, files.values(), strict=True):
-            said = {MADE_FROM: made_from, CONTENT: _content_id(rows), OPTIONS: options}
+        for target, (path, rows) in zip(temporary, files.items(), strict=True):
+            said = {MADE_FROM: made_from, CONTENT: ids[path], OPTIONS: options}
             described = SCHEMA.with_metadata(said)
             unwritten = progress(rows, f"writing {path}")
             with pq.ParquetWriter(target, described) as writer:
@@ -88,8 +91,16 @@ def made_from(task: Task, options: Mapping[str, Any]) -> str:
     digest = hashlib.sha256()
     for path in _code(task):
         digest.update(path.read_bytes())
-    said = json.dumps(options, sort_keys=True, default=lambda file: git_blob_id(file.read_bytes()))
+    said = json.dumps(options, sort_keys=True, default=_file_id)
     digest.update(said.encode())
+    return digest.hexdigest()
+
+
+def _file_id(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(BYTES_AT_ONCE):
+            digest.update(part)
     return digest.hexdigest()
 
 

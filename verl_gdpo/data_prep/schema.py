@@ -11,18 +11,21 @@ Every task has the same columns, so verl can train on several tasks at once.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from verl_gdpo.data_prep import DataError, progress
+from verl_gdpo.data_prep import DataError
+from verl_gdpo.data_prep.overlap import Overlap, Prompts, compare
 from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.rewards.bad_rows import BadRows
 from verl_gdpo.rewards.task import Task
 
 Row = dict[str, Any]
-Splits = dict[str, list[Row]]  # "train" and "test" -> rows
+Splits = dict[str, Sequence[Row]]  # "train" and "test" -> rows
 
 SCHEMA = pa.schema(
     [
@@ -38,27 +41,39 @@ ROLES = ("system", "user", "assistant")
 CHARS = [f"prompt chars, {part}" for part in ("low", "median", "p95", "high")]
 
 
-def check_rows(rows: Mapping[int, Mapping[str, Any]], where: str) -> None:
-    """Refuse rows on which verl or a scorer would fail.
+def checked(rows: Iterable[Any], where: str) -> Iterator[Row]:
+    """Yield the rows on which neither verl nor a scorer would fail.
 
     Args:
-        rows: {number in the message: any value}; the values are checked completely.
+        rows: any values; they are checked completely.
         where: name of the rows in the message, such as the file's path.
 
     Raises:
-        DataError: a row is bad. The message names `where`, the row, the field, the value and what
-            was expected.
+        DataError: after the last row, if there is none or a bad one. The message names `where`, and
+            of the first ten bad ones the row, the field, the value and what was expected.
     """
-    if not rows:
-        raise DataError(f"{where}: got no rows; expected at least one")
-    for number in progress(rows, f"checking {where}"):
-        row = rows[number]
+    number, bad = -1, BadRows(where)
+    for number, row in enumerate(rows):
         try:
-            _check_type(row, ROW_TYPE, "")
-            _check_prompt(row["prompt"])
-            _check_ground_truth(row["data_source"], row["reward_model"]["ground_truth"])
+            check_row(row)
         except ValueError as error:
-            raise DataError(f"{where}, row {number}, {error}") from error
+            bad.add(number, f", {error}")
+        else:
+            yield row
+    refuse(bad, number + 1)
+
+
+def refuse(bad: BadRows, count: int) -> None:
+    """Raise DataError if there are bad rows, or none at all."""
+    if said := bad.describe() or ("" if count else f"{bad.where}: got no rows; expected one"):
+        raise DataError(said)
+
+
+def check_row(row: Any) -> None:
+    """Raise ValueError for a row on which verl or a scorer would fail."""
+    _check_type(row, ROW_TYPE, "")
+    _check_prompt(row["prompt"])
+    _check_ground_truth(row["data_source"], row["reward_model"]["ground_truth"])
 
 
 def _check_type(value: Any, expected: pa.DataType, field: str) -> None:
@@ -128,14 +143,16 @@ def question_of(row: Row) -> tuple[tuple[str, str], ...]:
     return tuple((part["role"], " ".join(part["content"].split())) for part in row["prompt"])
 
 
-def repetitions(rows: Mapping[int, Row], task: Task) -> dict[str, list[int]]:
+def repetitions(rows: Sequence[Row], task: Task) -> dict[str, list[int]]:
     """Return {reason: numbers of the rows to leave out}, so that each problem is asked once.
 
     The first row of a problem is kept, if all of its rows agree on the answer; else none of them.
     """
+    asked = _questions_of(rows)
+    found, counts = np.unique(asked, return_counts=True)
     numbers_of = defaultdict(list)
-    for number, row in rows.items():
-        numbers_of[question_of(row)].append(number)
+    for number in np.flatnonzero(np.isin(asked, found[counts > 1])).tolist():
+        numbers_of[question_of(rows[number])].append(number)
     gone: dict[str, list[int]] = defaultdict(list)
     for first, *others in numbers_of.values():
         truths = [rows[number]["reward_model"]["ground_truth"] for number in (first, *others)]
@@ -144,6 +161,11 @@ def repetitions(rows: Mapping[int, Row], task: Task) -> dict[str, list[int]]:
         elif others:
             gone["an earlier row asks the same"] += others
     return gone
+
+
+def _questions_of(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
+    """A hash of what each row asks, in this process."""
+    return np.fromiter((hash(question_of(row)) for row in rows), np.int64)
 
 
 def _agree(task: Task, first: str, second: str) -> bool:
@@ -163,30 +185,35 @@ def numbers_of(rows: Sequence[Row], task: Task) -> dict[str, int]:
     (nearest rank) and the highest value. A repeated problem is a row that asks what an earlier one
     asks.
     """
-    labels = Counter(
-        label for row in rows for label in task.labels(row["reward_model"]["ground_truth"])
-    )
-    chars = [sum(len(message["content"]) for message in row["prompt"]) for row in rows]
+    labels: Counter[str] = Counter()
+    chars = np.zeros(len(rows), int)
+    for number, row in enumerate(rows):
+        labels.update(task.labels(row["reward_model"]["ground_truth"]))
+        chars[number] = sum(len(message["content"]) for message in row["prompt"])
     spread = np.quantile(chars, (0, 0.5, 0.95, 1), method="inverted_cdf").tolist()
     return {
         "rows": len(rows),
         **{label: labels[label] for label in sorted(labels)},
         **dict(zip(CHARS, spread, strict=True)),
-        "repeated problems": len(rows) - len({question_of(row) for row in rows}),
+        "repeated problems": len(rows) - len(np.unique(_questions_of(rows))),
     }
 
 
-def overlap(splits: Splits) -> list[int]:
-    """Return the numbers of the test rows that ask what a training row asks."""
-    train = {question_of(row) for row in splits["train"]}
-    return [number for number, row in enumerate(splits["test"]) if question_of(row) in train]
+def overlap(splits: Splits) -> Overlap:
+    """Return which test rows ask what a training row asks, or nearly that."""
+
+    def prompts(rows: Sequence[Row]) -> Prompts:
+        return Prompts(len(rows), lambda: (row["prompt"] for row in rows))
+
+    return compare(prompts(splits["train"]), prompts(splits["test"]))
 
 
-def table(splits: Splits, task: Task) -> str:
-    """Return a table with one column per file; the last line is the overlap."""
+def table(splits: Splits, task: Task, shared: Overlap) -> str:
+    """Return a table with one column per file; the last lines are the overlap."""
     columns = [numbers_of(rows, task) for rows in splits.values()]
     labels = {name for column in columns for name in column} - {"rows", *CHARS, "repeated problems"}
     names = ("rows", *sorted(labels), *CHARS, "repeated problems")
     lines = [f"{name:24}" + "".join(f"{c.get(name, 0):>12,}" for c in columns) for name in names]
     head = f"{'':24}" + "".join(f"{split:>12}" for split in splits)
-    return "\n".join([head, *lines, f"{'test problems in train':24}{len(overlap(splits)):>24,}"])
+    lines += [f"{'test problems in train':24}{len(shared.equal):>24,}"]
+    return "\n".join([head, *lines, f"{'nearly in train':24}{len(shared.near):>24,}"])

@@ -12,22 +12,25 @@ import importlib
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.data_prep import DataError, UsageError, local_files
 from verl_gdpo.data_prep.local_files import Mend, RowOf
+from verl_gdpo.data_prep.packed_rows import PackedRows, PickedRows
 from verl_gdpo.data_prep.parquet import git_blob_id
 from verl_gdpo.data_prep.schema import Row, Splits
 from verl_gdpo.rewards import TaskError, options_of
 from verl_gdpo.rewards.task import Task
 
-MakeRows = Callable[..., list[Row]]  # make_rows(count, split="train" or "test", seed=...)
+MakeRows = Callable[..., Iterable[Row]]  # make_rows(count, split="train" or "test", seed=...)
 SYNTHETIC_ROWS = 2000
 WEAK = "weak_sandbox"  # the option of scorers that run programs
 MAX_BYTES = 64 << 20  # of a download
@@ -151,8 +154,10 @@ class Sources:
         for split, count in counts.items():
             said = f"making {count:,} synthetic {split} rows, seed {seed}"
             print(said, file=sys.stderr, flush=True)
-            rows = self.make_rows(count, split=split, seed=seed)
-            splits[split] = local_files.numbered(rows, split, self.dropped)
+            rows = PackedRows()
+            for row in self.make_rows(count, split=split, seed=seed):
+                rows.append(*local_files.numbered([row], split, self.dropped))
+            splits[split] = PickedRows(rows, np.arange(len(rows)), split)
         return splits
 
     def _refuse_stray_options(self, given: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from verl_gdpo.data_prep import DataError
 from verl_gdpo.data_prep.local_files import read_rows
 from verl_gdpo.data_prep.parquet import parquet_rows
-from verl_gdpo.data_prep.schema import check_rows
+from verl_gdpo.data_prep.schema import checked
 from verl_gdpo.data_prep.sources import WEAK, sources_of
 from verl_gdpo.evaluation.benchmark import Benchmark
 from verl_gdpo.evaluation.questions import Column, OneAnswer, Question, Scores
@@ -86,8 +86,7 @@ def _rows(path: Path, task: Task, is_given: bool) -> Iterator[Mapping[str, Any]]
     """
     try:
         if path.suffix == ".parquet":
-            rows = list(parquet_rows(path))
-            check_rows(dict(enumerate(rows)), str(path))
+            rows: Sequence[Mapping[str, Any]] = [*checked(parquet_rows(path), str(path))]
         else:
             rows = read_rows(path, "test", sources_of(task))
     except DataError as error:

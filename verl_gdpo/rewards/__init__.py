@@ -15,6 +15,7 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
+from verl_gdpo.rewards.bad_rows import BadRows
 from verl_gdpo.rewards.task import Task
 
 # the usual reward of verl's own scorers, which score the rows of all other data sources
@@ -180,8 +181,10 @@ def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:
         where: name of the rows in the message, such as "data.train_files".
 
     Raises:
-        ValueError: a ground truth is bad; the message names the row and the reason.
+        ValueError: a ground truth is bad; the message counts the bad rows, and names the first ten
+            with their reasons.
     """
+    bad = BadRows(where)
     for number, row in enumerate(rows):
         task = TASK_OF.get(row["data_source"])
         if task is None:
@@ -190,6 +193,6 @@ def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:
         try:
             task.check_ground_truth(ground_truth)
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{where}, row {number} (data_source {row['data_source']!r}): {error}"
-            ) from error
+            bad.add(number, f" (data_source {row['data_source']!r}): {error}")
+    if bad.count:
+        raise ValueError(bad.describe())

@@ -40,7 +40,8 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (DataError, TaskError, OSError) as error:
-        print(f"data_prep: error: {' '.join(str(error).split())}", file=sys.stderr)
+        said = "\n  ".join(" ".join(line.split()) for line in str(error).splitlines())
+        print(f"data_prep: error: {said}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         print("data_prep: error: interrupted", file=sys.stderr)
@@ -69,16 +70,11 @@ def prepare(args: argparse.Namespace) -> None:
     shared = overlap(splits)
     files = {args.out / f"{split}.parquet": rows for split, rows in splits.items()}
     write_parquets(files, made_from(task, options), said)
-    print(table(splits, task))
+    print(table(splits, task, shared))
     for path in files:
         print(f"wrote {path} ({path.stat().st_size:,} bytes)")
-    if shared:
-        print(
-            f"data_prep: WARNING: {len(shared)} of {len(splits['test'])} test rows, such as row "
-            f"{shared[0]}, ask what a training row asks; a score on them does not show "
-            "generalisation",
-            file=sys.stderr,
-        )
+    if said := shared.describe("row {} of test.parquet".format, "row {} of train.parquet".format):
+        print(f"data_prep: WARNING: {said}", file=sys.stderr)
 
 
 def as_typed(options: Mapping[str, Any]) -> str:

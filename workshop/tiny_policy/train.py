@@ -84,7 +84,7 @@ def make_policy(
     settings |= {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers}
     if target.exists() and not (target / MARKER).is_file():
         raise FileExistsError(f"{target} exists and is no warm start; choose another folder")
-    rows = make_rows(ROWS, split="train", seed=seed) if data is None else load_rows(data)
+    rows = [*make_rows(ROWS, split="train", seed=seed)] if data is None else load_rows(data)
     if not rows:
         raise ValueError(f"warm start, data {data}: got no rows; expected at least one")
     fingerprint = _fingerprint(settings, rows)

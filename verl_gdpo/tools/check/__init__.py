@@ -98,6 +98,9 @@ def _look(output: Output, options: argparse.Namespace) -> None:
         rows = sum(file.table.num_rows for file in training)
         output.say(output.ask(data_files.count_steps, config, rows) or [])
     sources = {s for file in (*(training or []), *(validation or [])) for s in file.sources}
+    if training and validation:
+        shared = output.ask(data_files.shared_prompts, config, training, validation)
+        output.say(shared or [], WARNING)
     lacks = output.ask(machine.what_scorers_miss, config, sources)
     output.say(lacks or [], WARNING)
     plan = output.ask(make_plan, config, training or [])

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pyarrow.json
 import pyarrow.parquet
 from omegaconf import ListConfig, OmegaConf
 
+from verl_gdpo.data_prep.overlap import Prompts, compare
+from verl_gdpo.data_prep.parquet import ROWS_AT_ONCE
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings.of_run import uses_gdpo_manager
 
@@ -95,9 +98,13 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
         raise ValueError(f"{where} holds no rows")
     _check_prompts(f"{where}: {config.data.prompt_key}", table.schema.field(config.data.prompt_key))
     if uses_gdpo_manager(config) and config.reward.custom_reward_function.path is None:
-        rows = table.select(["data_source", "reward_model"]).to_pylist()
-        check_ground_truths(rows, f"data.{key} {path}")
+        check_ground_truths(_rows(table, "data_source", "reward_model"), f"data.{key} {path}")
     return table
+
+
+def _rows(table: pa.Table, *columns: str) -> Iterator[Mapping[str, Any]]:
+    for batch in table.select(columns).to_batches(ROWS_AT_ONCE):
+        yield from batch.to_pylist()
 
 
 def _check_prompts(where: str, field: pa.Field) -> None:
@@ -107,6 +114,27 @@ def _check_prompts(where: str, field: pa.Field) -> None:
     names = {part.name for part in kind.value_type} if messages else set()
     if not {"role", "content"} <= names:
         raise ValueError(f"{where} is {kind}; expected a list of {{role: ..., content: ...}}")
+
+
+def shared_prompts(
+    config: Any, training: Sequence[DataFile], validation: Sequence[DataFile]
+) -> str:
+    """Say how many validation rows ask what a training row asks, or nearly that; "" for none."""
+    key = config.data.prompt_key
+
+    def prompts(files: Sequence[DataFile]) -> Prompts:
+        rows = sum(file.table.num_rows for file in files)
+        return Prompts(rows, lambda: (row[key] for file in files for row in _rows(file.table, key)))
+
+    def label(files: Sequence[DataFile], number: int) -> str:
+        for file in files:
+            if number < file.table.num_rows:
+                break
+            number -= file.table.num_rows
+        return file.row(number).label
+
+    shared = compare(prompts(training), prompts(validation))
+    return shared.describe(partial(label, validation), partial(label, training))
 
 
 def pick_rows(

@@ -67,11 +67,11 @@ def make_inputs(task: str, folder: Path, seed: int) -> None:
     """Write the rows and the policy of a seed where the CPU recipe of the task looks for them."""
     data, policy = folder / f"{task}_tiny", folder / f"{task}_policy"
     if task == "tool_rl":  # which copies what is asked for, so it needs no row twice
-        write_rows(tool_rl.make_rows(TOOL_RL_ROWS, split="train", seed=seed), data)
+        write_rows([*tool_rl.make_rows(TOOL_RL_ROWS, split="train", seed=seed)], data)
         make_policy(policy, seed=seed)
         return
     kind = KINDS[task]
-    rows = kind.make_rows(ROWS, split="train", seed=seed)
+    rows = [*kind.make_rows(ROWS, split="train", seed=seed)]
     truths, chance = [row["reward_model"]["ground_truth"] for row in rows], random.Random(seed)
     shown = []
     for row in rows * COPIES:
