@@ -14,9 +14,10 @@ compared: `MOST`, evenly spread.
 
 import re
 import unicodedata
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,12 +38,11 @@ Numbers = npt.NDArray[np.int64]
 
 class Prompts(NamedTuple):
     number: int
-    read: Callable[[], Iterable[Messages]]
+    read: Callable[[int], Iterable[Messages]]  # each one of that many, from the first
 
-    def spread(self, most: int) -> tuple[int, Iterator[Messages]]:
-        """The distance between evenly spread prompts, and at most so many of them."""
-        step = max(1, -(-self.number // most))
-        return step, islice(self.read(), 0, None, step)
+    def step(self, most: int) -> int:
+        """The distance between evenly spread ones, of which there are at most so many."""
+        return max(1, -(-self.number // most))
 
 
 class Overlap(NamedTuple):
@@ -71,11 +71,11 @@ class Overlap(NamedTuple):
 
 def compare(training: Prompts, validation: Prompts) -> Overlap:
     """Compare each validation row with all training rows; both are read twice."""
-    keys = np.fromiter(map(key_of, validation.read()), np.int64)
+    keys = np.fromiter(map(key_of, validation.read(1)), np.int64)
     known = np.unique(keys)
     triples = _Triples(training, validation)
     first: dict[int, int] = {}
-    for start, batch in _batches(training.read()):
+    for start, batch in _batches(training.read(1)):
         asked = np.fromiter(map(key_of, batch), np.int64)
         places = np.searchsorted(known, asked).clip(max=len(known) - 1)
         for number in np.flatnonzero(known[places] == asked).tolist():
@@ -95,9 +95,9 @@ class _Triples:
     """The triples of validation rows, in which those of training rows are looked up."""
 
     def __init__(self, training: Prompts, validation: Prompts) -> None:
-        self.step, spread = validation.spread(MOST)
-        rows, ids = _triples_of(spread)
-        others, ids_of_others = _triples_of(training.spread(MOST_FOR_COMMON)[1])
+        self.step = validation.step(MOST)
+        rows, ids = _triples_of(validation.read(self.step))
+        others, ids_of_others = _triples_of(training.read(training.step(MOST_FOR_COMMON)))
         self.compared = -(-validation.number // self.step)
         prompts = self.compared + (int(others[-1]) + 1 if len(others) else 0)
         triples, counts = np.unique(np.concatenate([ids, ids_of_others]), return_counts=True)
@@ -141,18 +141,13 @@ def _batches(prompts: Iterable[Messages]) -> Iterator[tuple[int, list[Messages]]
 
 def _triples_of(prompts: Iterable[Messages]) -> tuple[Numbers, Numbers]:
     """The different triples of words of each prompt: the prompts' numbers, and hashes."""
-    parts = [np.zeros((2, 0), np.int64)]
-    for start, batch in _batches(prompts):
-        asked = ([m for m in prompt if m["role"] != "system"] for prompt in batch)
-        words = [_words_of(messages)[-MOST_WORDS:] for messages in asked]
-        rows = np.repeat(np.arange(len(words)) + start, [len(each) for each in words])
-        ids = np.fromiter(map(hash, chain(*words)), np.int64)
-        within = rows[:-2] == rows[2:]
-        # multiplied by odd numbers, modulo 2**64, so that the order of the words counts
-        mixed = (ids[:-2] * 0x1E3779B97F4A7C15 + ids[1:-1]) * 0x42B2AE3D27D4EB4F + ids[2:]
-        parts.append(np.unique(np.stack([rows[:-2][within], mixed[within]]), axis=1))
-    rows, ids = np.concatenate(parts, axis=1)
-    return rows, ids
+    rows, ids = array("q"), array("q")
+    for row, prompt in enumerate(prompts):
+        words = _words_of([m for m in prompt if m["role"] != "system"])[-MOST_WORDS:]
+        found = {hash(triple) for triple in zip(words, words[1:], words[2:], strict=False)}
+        ids.extend(found)
+        rows.extend([row] * len(found))
+    return np.array(rows), np.array(ids)
 
 
 def _words_of(messages: Messages) -> list[str]:

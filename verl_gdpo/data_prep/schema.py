@@ -15,11 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from verl_gdpo.data_prep import DataError
-from verl_gdpo.data_prep.overlap import Overlap, Prompts, compare
+from verl_gdpo.data_prep.overlap import Messages, Overlap, Prompts, compare
 from verl_gdpo.rewards import TASK_OF
 from verl_gdpo.rewards.bad_rows import BadRows
 from verl_gdpo.rewards.task import Task
@@ -148,7 +147,7 @@ def repetitions(rows: Sequence[Row], task: Task) -> dict[str, list[int]]:
 
     The first row of a problem is kept, if all of its rows agree on the answer; else none of them.
     """
-    asked = _questions_of(rows)
+    asked = np.fromiter((hash(question_of(row)) for row in rows), np.int64)
     found, counts = np.unique(asked, return_counts=True)
     numbers_of = defaultdict(list)
     for number in np.flatnonzero(np.isin(asked, found[counts > 1])).tolist():
@@ -161,11 +160,6 @@ def repetitions(rows: Sequence[Row], task: Task) -> dict[str, list[int]]:
         elif others:
             gone["an earlier row asks the same"] += others
     return gone
-
-
-def _questions_of(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
-    """A hash of what each row asks, in this process."""
-    return np.fromiter((hash(question_of(row)) for row in rows), np.int64)
 
 
 def _agree(task: Task, first: str, second: str) -> bool:
@@ -186,16 +180,17 @@ def numbers_of(rows: Sequence[Row], task: Task) -> dict[str, int]:
     asks.
     """
     labels: Counter[str] = Counter()
-    chars = np.zeros(len(rows), int)
+    chars, asked = np.zeros((2, len(rows)), np.int64)
     for number, row in enumerate(rows):
         labels.update(task.labels(row["reward_model"]["ground_truth"]))
         chars[number] = sum(len(message["content"]) for message in row["prompt"])
+        asked[number] = hash(question_of(row))
     spread = np.quantile(chars, (0, 0.5, 0.95, 1), method="inverted_cdf").tolist()
     return {
         "rows": len(rows),
         **{label: labels[label] for label in sorted(labels)},
         **dict(zip(CHARS, spread, strict=True)),
-        "repeated problems": len(rows) - len(np.unique(_questions_of(rows))),
+        "repeated problems": len(rows) - len(np.unique(asked)),
     }
 
 
@@ -203,7 +198,10 @@ def overlap(splits: Splits) -> Overlap:
     """Return which test rows ask what a training row asks, or nearly that."""
 
     def prompts(rows: Sequence[Row]) -> Prompts:
-        return Prompts(len(rows), lambda: (row["prompt"] for row in rows))
+        def read(step: int) -> Iterator[Messages]:
+            return (rows[number]["prompt"] for number in range(0, len(rows), step))
+
+        return Prompts(len(rows), read)
 
     return compare(prompts(splits["train"]), prompts(splits["test"]))
 

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow.json
 import pyarrow.parquet
 from omegaconf import ListConfig, OmegaConf
 
-from verl_gdpo.data_prep.overlap import Prompts, compare
+from verl_gdpo.data_prep.overlap import Messages, Prompts, compare
 from verl_gdpo.data_prep.parquet import ROWS_AT_ONCE
 from verl_gdpo.rewards import check_ground_truths
 from verl_gdpo.settings.of_run import uses_gdpo_manager
@@ -123,8 +124,11 @@ def shared_prompts(
     key = config.data.prompt_key
 
     def prompts(files: Sequence[DataFile]) -> Prompts:
-        rows = sum(file.table.num_rows for file in files)
-        return Prompts(rows, lambda: (row[key] for file in files for row in _rows(file.table, key)))
+        def read(step: int) -> Iterator[Messages]:
+            rows = (row[key] for file in files for row in _rows(file.table, key))
+            return islice(rows, 0, None, step)
+
+        return Prompts(sum(file.table.num_rows for file in files), read)
 
     def label(files: Sequence[DataFile], number: int) -> str:
         for file in files:
