@@ -5,9 +5,11 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,7 +35,7 @@ from verl_gdpo.data_prep import (
 from verl_gdpo.data_prep.parquet import parquet_rows, write_parquets
 from verl_gdpo.data_prep.sources import Sources
 from verl_gdpo.data_prep.tool_rl import SOURCES
-from verl_gdpo.rewards import TASKS
+from verl_gdpo.rewards import TASKS, check_ground_truths
 from verl_gdpo.rewards.tool_rl import TASK
 from verl_gdpo.tools.data import main
 
@@ -228,6 +230,72 @@ def test_a_link_stays_one_and_its_file_is_replaced(tmp_path, exists):
         temporary.write_bytes(b"new")
     assert (tmp_path / "link").is_symlink()
     assert files_in(tmp_path / "disk") == {"a": b"new"}
+
+
+HELD = """
+import os, signal, sys, time
+from pathlib import Path
+from verl_gdpo.atomic import replace_together
+with replace_together(*map(Path, sys.argv[2:])) as temporary:
+    for path in temporary:
+        path.write_bytes(b"half")
+    print("writing", flush=True)
+    if sys.argv[1] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def writer(end, *paths):
+    """A process that is writing the files, and dies or waits."""
+    command = [sys.executable, "-c", HELD, end, *map(str, paths)]
+    with subprocess.Popen(
+        command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "writing\n"
+        if end == "dies":
+            assert process.wait(30) == -signal.SIGKILL
+        yield
+        process.stdin.close()
+
+
+def test_a_new_start_removes_what_a_killed_writer_left_and_nothing_else(tmp_path):
+    paths = [tmp_path / "a[1].parquet", tmp_path / "b.parquet"]
+    with writer("waits", *paths), writer("dies", *paths):
+        assert len(files_in(tmp_path)) == 4
+        others = {
+            name: tmp_path / name for name in (".c.tmp", ".b.parquet.tmp", ".ab.parquet.x.tmp")
+        }
+        for path in others.values():
+            path.write_bytes(b"mine")
+        with atomic.replace_together(*paths) as temporary:
+            for path in temporary:
+                path.write_bytes(b"new")
+            assert len(files_in(tmp_path)) == 2 + 2 + len(others)  # of the living, and of this one
+        assert [path.read_bytes() for path in paths] == [b"new", b"new"]
+    assert {*files_in(tmp_path)} == {*others, *(path.name for path in paths)}
+    assert [path.read_bytes() for path in paths] == [b"half", b"half"]  # the living one came last
+
+
+def test_a_temporary_file_that_is_taken_for_a_leftover_is_made_again(tmp_path, monkeypatch):
+    """Between its making and its lock, another start may remove it; nor need there be locks."""
+    taken = []
+
+    def flock(file, _):
+        taken.append(file)
+        if len(taken) == 1:
+            next(tmp_path.iterdir()).unlink()
+        else:
+            raise OSError("no locks here")
+
+    monkeypatch.setattr(atomic.fcntl, "flock", flock)
+    for content in (b"1", b"2"):
+        with atomic.replace_together(tmp_path / "a") as (temporary,):
+            assert temporary.exists()
+            temporary.write_bytes(content)
+        assert files_in(tmp_path) == {"a": content}
+    assert len(taken) == 3
 
 
 # ---- made once, and again when what makes it changes
@@ -636,6 +704,62 @@ def test_bad_lines_of_a_task_are_refused_with_one_line(tmp_path, monkeypatch, ca
         assert re.search(words, error) and error.count("\n") == 1 and str(path) in error
     assert main(["mine", "--out", str(tmp_path / "out")]) == 2
     assert "mine has no rows to download; expected --from FILE\n" in capsys.readouterr().err
+
+
+def lines_of(error):
+    first, *others = error.splitlines()
+    assert all(other.startswith("  ") for other in others)
+    return [first, *(other.strip() for other in others)]
+
+
+def test_bad_rows_are_counted_and_the_first_ten_are_named(tmp_path, capsys):
+    """Of each kind: no JSON, no row, no ground truth, none of this task's."""
+    good = json.dumps(items(1)[0])
+    bad = ["{", "[]", good.replace("<response>", "").replace("<tool_call>", "<tool_call> x"), "3"]
+    path = tmp_path / "a.jsonl"
+    for count, end in ((4, ":"), (10, ":"), (12, ", of which the first 10 are:")):
+        lines = [line for number in range(count) for line in (good, bad[number % 4])]
+        path.write_text("\n".join(lines))
+        code, _, errors = run(capsys, "--out", tmp_path / "out", "--from", path, "--test", path)
+        head, *named = lines_of(errors)
+        assert code == 1 and head == f"data_prep: error: {path} has {count} bad rows{end}"
+        assert [name.split(",")[0] for name in named] == [f"row {n}" for n in range(1, 21, 2)][
+            :count
+        ]
+        assert "got no readable JSON (Expecting property name" in named[0]
+        assert named[0].endswith("in line 2)")
+        assert named[1].startswith("row 3, the whole row: got []; expected an object")
+        assert named[2].startswith("row 5, field reward_model.ground_truth: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_rows_of_every_stage_are_counted(tmp_path):
+    def mend(truth):
+        if truth.count("Get News") == 2:
+            raise ValueError("got two\ncalls")
+        return truth, ""
+
+    source = replace(SOURCES, mend=mend)
+    rows = [row(n, user=f"question {n}", ground_truth=[TOOL, BOTH][n % 2]) for n in range(26)]
+    write_parquets({tmp_path / "a.parquet": rows})
+    with pytest.raises(DataError, match=r"a\.parquet has 13 bad rows, of which") as caught:
+        local_files.read_rows(tmp_path / "a.parquet", "train", source)
+    assert [line.split(",")[0] for line in lines_of(str(caught.value))[1:]] == [
+        f"row {number}" for number in range(1, 20, 2)
+    ]
+    with pytest.raises(DataError, match=r"b\.parquet has 2 bad rows:\n  row 0, .*\n  row 2, "):
+        write_parquets({tmp_path / "b.parquet": [{}, row(), "x"]})
+    assert not (tmp_path / "b.parquet").exists()
+
+
+def test_bad_ground_truths_are_counted(tmp_path):
+    rows = [row(n, ground_truth=TOOL if n % 2 else 2 * TOOL) for n in range(24)]
+    with pytest.raises(ValueError, match=r"^data\.train_files has 12 bad rows, of which") as caught:
+        check_ground_truths(rows, "data.train_files")
+    named = lines_of(str(caught.value))[1:]
+    assert [name.split(" (data_source 'rlla'): ")[0] for name in named] == [
+        f"row {number}" for number in range(0, 20, 2)
+    ]
 
 
 def test_a_row_behind_one_that_is_left_out_is_called_by_its_place_in_the_file(tmp_path, capsys):

@@ -237,6 +237,35 @@ def test_where_our_rows_would_be(check, plain):
     assert "verl-gdpo data" not in plain("data.train_files=none.parquet")[2]
 
 
+def test_validation_rows_that_training_rows_ask(check, data, tmp_path):
+    """Over all files of both sides, with other case, spacing and marks, and with other words."""
+    rows = pd.read_parquet(data / "train.parquet")
+    words = " ".join(f"{a}{b}" for a in ("ba", "de", "fo") for b in "klmnprst")
+    fresh = [*rows["prompt"][:4]]
+    for prompt, text in zip(
+        fresh, ("One more?", words, f"  {words.title()}!", f"{words} x"), strict=True
+    ):
+        prompt[-1]["content"] = text
+    parts = {"a": fresh[:1], "b": fresh[1:2], "c": [[{"role": "user", "content": "?"}]]}
+    parts["d"] = fresh[2:]
+    for name, prompts in parts.items():
+        part = rows[: len(prompts)].copy()
+        part["prompt"] = prompts
+        part.to_parquet(tmp_path / f"{name}.parquet")
+
+    def files(*names):
+        return f"[{','.join(str(tmp_path / name) + '.parquet' for name in names)}]"
+
+    _, output, _ = check(f"data.train_files={files('a', 'b')}", f"data.val_files={files('c', 'd')}")
+    said = " ".join(output.split())
+    asked = f"row 0 of {tmp_path / 'b.parquet'} asks"
+    assert (
+        "check: 1 of 3 validation rows ask what a training row asks, such as row 0 of "
+        f"{tmp_path / 'd.parquet'} what {asked}; 1 of 3 validation rows ask nearly what a training "
+        f"row asks, such as row 1 of {tmp_path / 'd.parquet'} what {asked}. A score on them" in said
+    )
+
+
 def test_of_many_prompts_a_part_is_counted(check, lengths, monkeypatch):
     model, tokens = lengths
     monkeypatch.setattr("verl_gdpo.tools.check.data_files.MOST_ROWS", 3)  # rows 0, 2 and 5

@@ -12,7 +12,7 @@ class BadRows:
     def add(self, number: int, reason: str) -> None:
         self.count += 1
         if self.count <= NAMED:
-            self.named.append(f"row {number}{reason}")
+            self.named.append(" ".join(f"row {number}{reason}".split()))
 
     def describe(self) -> str:
         """One line for one bad row, and one more for each with several; "" if there is none."""
