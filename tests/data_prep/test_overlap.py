@@ -127,7 +127,6 @@ def naive(training, validation):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_it_finds_what_a_naive_comparison_finds(monkeypatch, seed):
-    monkeypatch.setattr(overlap, "ROWS_AT_ONCE", 7)
     rng = random.Random(seed)
     sources = [rng.choices(FRESH[:30], k=rng.randint(1, 40)) for _ in range(20)]
 

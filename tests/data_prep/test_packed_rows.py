@@ -42,8 +42,7 @@ def test_a_row_more_takes_few_bytes(tmp_path, monkeypatch, source):
     """Python's own memory. As objects, a row took 3 kB."""
     monkeypatch.setattr(parquet, "ROWS_PER_GROUP", 64)
     monkeypatch.setattr(local_files, "ROWS_AT_ONCE", 64)
-    for limit in ("MOST", "MOST_FOR_COMMON", "ROWS_AT_ONCE"):
-        monkeypatch.setattr(overlap, limit, 64)
+    monkeypatch.setattr(overlap, "MOST", 64)
     monkeypatch.setattr(overlap, "_words", overlap._words.__wrapped__)  # remembers 1,024 texts
 
     def peak(count):
