@@ -113,7 +113,8 @@ def test_checked_accepts_several_turns_and_every_kind():
         {"role": role, "content": ""} for role in ("system", "user", "assistant")
     ] + [{"role": "user", "content": "x"}]
     rows = [row(ground_truth=text) for text in (TOOL, RESPONSE, BOTH, NEITHER)]
-    assert [*schema.checked([several_turns, *rows], "rows")] == [several_turns, *rows]
+    given = [*enumerate([several_turns, *rows])]
+    assert [*schema.checked(given, "rows")] == given
 
 
 # place in a row, what is put there (... removes it), the field and the words of the message
@@ -175,7 +176,7 @@ def test_rows_that_are_no_rows_are_refused():
     with pytest.raises(
         DataError, match=r"^here, row 0, the whole row: got 'x'; expected an object"
     ):
-        [*schema.checked(["x"], "here")]
+        [*schema.checked([(0, "x")], "here")]
 
 
 # ---- files that appear whole or not at all

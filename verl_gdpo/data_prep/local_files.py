@@ -5,21 +5,19 @@ import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from verl_gdpo.data_prep import DataError, LeftOut, progress
 from verl_gdpo.data_prep.packed_rows import PackedRows, PickedRows
 from verl_gdpo.data_prep.parquet import ROWS_AT_ONCE, parquet_rows
-from verl_gdpo.data_prep.schema import Row, Splits, check_row, refuse, repetitions, require
-from verl_gdpo.rewards.bad_rows import BadRows
+from verl_gdpo.data_prep.schema import Row, Splits, checked, repetitions, require
 from verl_gdpo.rewards.task import Task
 
 if TYPE_CHECKING:
@@ -31,8 +29,6 @@ SHOWN = 20  # numbers of rows that are left out or repaired
 RowOf = Callable[[Any, Callable[[str], None]], Row]
 Mend = Callable[[str], tuple[str, str]]  # ground truth -> the one to write, what was repaired
 Notes = dict[str, list[int]]  # what happened -> to which rows
-Found = tuple[Sequence[int], PackedRows]  # places in the file, and the rows from there
-T = TypeVar("T")
 
 
 def read_rows(path: Path, split: str, sources: "Sources") -> Sequence[Row]:
@@ -63,10 +59,16 @@ def read_rows(path: Path, split: str, sources: "Sources") -> Sequence[Row]:
             f"{path}: got suffix {path.suffix!r}; expected '.json', '.jsonl' or '.parquet'"
         )
     with _printed(path) as notes:
-        found = _rows_of(items, path, partial(_row_of, row_of, split, sources), notes)
+
+        def made(number: int, item: Any) -> Row:
+            row = row_of(item, lambda what: notes[what].append(number))
+            source, wanted = row.get("data_source", ""), ("", *sources.task.data_sources)
+            require(source in wanted, "data_source", source, " or ".join(map(repr, wanted[1:])))
+            return numbered([row], split, sources.dropped)[0]
+
+        numbers, rows = _found(enumerate(progress(items, f"reading {path}")), path, made, notes)
         if sources.mend is not None:
-            found = _mended(found, path, sources.mend, notes)
-        numbers, rows = found
+            numbers, rows = _mended(zip(numbers, rows, strict=True), path, sources.mend, notes)
         kept = np.ones(len(rows), bool)
         for what, places in repetitions(rows, sources.task).items():
             notes[f"left out ({what})"] = [numbers[place] for place in sorted(places)]
@@ -87,73 +89,52 @@ def _printed(path: Path) -> Iterator[Notes]:
             print(f"{path}: {len(numbers):,} x {what}: row {shown}", file=sys.stderr)
 
 
-def _rows_of(items: Iterable[Any], path: Path, row_of: RowOf, notes: Notes) -> Found:
-    """The rows without those that are left out; raises DataError if any is bad, or all are gone."""
-    numbers, rows, bad = array("q"), PackedRows(), BadRows(str(path))
-    for number, item in enumerate(progress(items, f"reading {path}")):
+def _found(
+    items: Iterable[tuple[int, Any]], path: Path, row_of: Callable[[int, Any], Row], notes: Notes
+) -> tuple[Sequence[int], PackedRows]:
+    """The numbers of the rows that are not left out, and these rows, checked."""
 
-        def note(what: str, number: int = number) -> None:
-            notes[what].append(number)
-
+    def unless_left_out(number: int, item: Any) -> Row | None:
         try:
-            rows.append(row_of(item, note))
-            numbers.append(number)
+            return row_of(number, item)
         except LeftOut as why:
-            note(f"left out ({why})")
-        except ValueError as error:
-            bad.add(number, f", {error}")
-    refuse(bad, len(rows))
+            notes[f"left out ({why})"].append(number)
+            return None
+
+    numbers, rows = array("q"), PackedRows()
+    for number, row in checked(items, str(path), unless_left_out):
+        numbers.append(number)
+        rows.append(row)
     return numbers, rows
 
 
-def _row_of(
-    row_of: RowOf, split: str, sources: "Sources", item: Any, note: Callable[[str], None]
-) -> Row:
-    """The checked row of an object; raises ValueError for a bad one."""
-    [row] = numbered([row_of(item, note)], split, sources.dropped)
-    check_row(row)
-    wanted = sources.task.data_sources
-    is_known = row["data_source"] in wanted
-    require(is_known, "data_source", row["data_source"], " or ".join(map(repr, wanted)))
-    return row
-
-
-def _mended(found: Found, path: Path, mend: Mend, notes: Notes) -> Found:
+def _mended(
+    items: Iterator[tuple[int, Row]], path: Path, mend: Mend, notes: Notes
+) -> tuple[Sequence[int], PackedRows]:
     """The rows with the ground truths that `mend` makes of theirs."""
 
-    def try_to_mend(row: Row) -> tuple[str | ValueError | None, str]:
+    def start(item: tuple[int, Row]) -> tuple[int, tuple[Row, Future[tuple[str, str]]]]:
+        number, row = item
+        return number, (row, pool.submit(mend, row["reward_model"]["ground_truth"]))
+
+    def mended(number: int, item: tuple[Row, Future[tuple[str, str]]]) -> Row:
+        row, tried = item
         try:
-            truth, what = mend(row["reward_model"]["ground_truth"])
-        except LeftOut as why:
-            return None, f"left out ({why})"
+            truth, what = tried.result()
         except ValueError as error:
-            return error, ""
-        return truth, what and f"repaired ({what})"
+            raise ValueError(f"field reward_model.ground_truth: {error}") from error
+        if what:
+            notes[f"repaired ({what})"].append(number)
+        return {**row, "reward_model": {**row["reward_model"], "ground_truth": truth}}
 
-    numbers, rows, bad = array("q"), PackedRows(), BadRows(str(path))
-    with ThreadPoolExecutor() as pool:
-        results = _in_parts(pool, try_to_mend, found[1])
-        tried = zip(found[0], results, strict=True)
-        for number, (row, (truth, what)) in progress(tried, f"trying the answers of {path}"):
-            if what:
-                notes[what].append(number)
-            if isinstance(truth, ValueError):
-                bad.add(number, f", field reward_model.ground_truth: {truth}")
-            elif truth is not None:
-                reward_model = {**row["reward_model"], "ground_truth": truth}
-                rows.append({**row, "reward_model": reward_model})
-                numbers.append(number)
-    refuse(bad, len(found[1]))
-    return numbers, rows
-
-
-def _in_parts(
-    pool: ThreadPoolExecutor, work: Callable[[Row], T], rows: Iterable[Row]
-) -> Iterator[tuple[Row, T]]:
-    """Each row and what `work` makes of it. A pool would hold all rows that it is given."""
-    remaining = iter(rows)
-    while part := [*islice(remaining, ROWS_AT_ONCE)]:
-        yield from zip(part, pool.map(work, part), strict=True)
+    pool = ThreadPoolExecutor()
+    try:
+        # in parts, because a pool holds all that waits
+        parts = iter(lambda: [*map(start, islice(items, ROWS_AT_ONCE))], [])
+        tried = progress(chain.from_iterable(parts), f"trying the answers of {path}")
+        return _found(tried, path, mended, notes)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def strings_of(item: Any, keys: Sequence[str]) -> dict[str, str]:
@@ -208,7 +189,7 @@ def numbered(rows: Iterable[Row], split: str, dropped: Sequence[str] = ()) -> li
     def placed(row: Row, index: int) -> Row:
         extra = row.get("extra_info") or {}
         if not isinstance(extra, Mapping):
-            return row  # check_row refuses it
+            return row  # which is refused
         kept = {key: value for key, value in extra.items() if key not in dropped}
         return {**row, "extra_info": {**kept, "index": index, "split": split}}
 

@@ -83,7 +83,8 @@ def compare(training: Prompts, validation: Prompts) -> Overlap:
         for number, count in shared.items() if len(triples) >= LEAST else ():
             if count >= ALIKE * (len(triples) + sizes[number] - count):
                 near.setdefault(number, row)
-    equal = {n: row for n, key in enumerate(keys) if (row := first[key]) is not None}
+    asked = ((number, first[key]) for number, key in enumerate(keys))
+    equal = {number: other for number, other in asked if other is not None}
     near = {number: near[number] for number in sorted(near.keys() - equal.keys())}
     return Overlap(equal, near, len(keys), len(sample))
 

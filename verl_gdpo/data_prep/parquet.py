@@ -26,7 +26,6 @@ MADE_FROM, CONTENT = b"verl_gdpo.made_from", b"verl_gdpo.content"
 OPTIONS = b"verl_gdpo.options"
 ROWS_PER_GROUP = 8192  # limits memory, and keeps each column below Arrow's limit of 2 GB
 ROWS_AT_ONCE = 1024  # that are read
-BYTES_AT_ONCE = 1 << 20
 
 
 def _content_id(rows: Iterable[Mapping[str, Any]]) -> bytes:
@@ -53,7 +52,7 @@ def write_parquets(
         OSError: a file cannot be written; all files stay as they were.
     """
     ids = {
-        path: _content_id(checked(progress(rows, f"checking {path}"), str(path)))
+        path: _content_id(row for _, row in checked(enumerate(rows), str(path)))
         for path, rows in files.items()
     }
     with replace_together(*files) as temporary:
@@ -99,7 +98,7 @@ def made_from(task: Task, options: Mapping[str, Any]) -> str:
 def _file_id(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while part := file.read(BYTES_AT_ONCE):
+        for part in iter(lambda: file.read(1 << 20), b""):
             digest.update(part)
     return digest.hexdigest()
 

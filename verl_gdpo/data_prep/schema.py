@@ -11,7 +11,7 @@ Every task has the same columns, so verl can train on several tasks at once.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from verl_gdpo.data_prep import DataError
 from verl_gdpo.data_prep.overlap import Messages, Overlap, Prompts, compare
-from verl_gdpo.rewards import TASK_OF
-from verl_gdpo.rewards.bad_rows import BadRows
+from verl_gdpo.rewards import TASK_OF, bad_rows
 from verl_gdpo.rewards.task import Task
 
 Row = dict[str, Any]
@@ -40,32 +39,36 @@ ROLES = ("system", "user", "assistant")
 CHARS = [f"prompt chars, {part}" for part in ("low", "median", "p95", "high")]
 
 
-def checked(rows: Iterable[Any], where: str) -> Iterator[Row]:
-    """Yield the rows on which neither verl nor a scorer would fail.
+def checked(
+    items: Iterable[tuple[int, Any]],
+    where: str,
+    row_of: Callable[[int, Any], Row | None] = lambda _, item: item,
+) -> Iterator[tuple[int, Row]]:
+    """Yield the rows on which neither verl nor a scorer would fail, and their numbers.
 
     Args:
-        rows: any values; they are checked completely.
+        items: numbers in the message, and any values; they are checked completely.
         where: name of the rows in the message, such as the file's path.
+        row_of: makes a row of number and value, or None of one that is left out. It raises
+            ValueError for a bad one.
 
     Raises:
         DataError: after the last row, if there is none or a bad one. The message names `where`, and
             of the first ten bad ones the row, the field, the value and what was expected.
     """
-    number, bad = -1, BadRows(where)
-    for number, row in enumerate(rows):
+    bad, is_any = [], False
+    for number, item in items:
         try:
+            if (row := row_of(number, item)) is None:
+                continue
             check_row(row)
         except ValueError as error:
-            bad.add(number, f", {error}")
+            bad.append(f"row {number}, {error}")
         else:
-            yield row
-    refuse(bad, number + 1)
-
-
-def refuse(bad: BadRows, count: int) -> None:
-    """Raise DataError if there are bad rows, or none at all."""
-    if said := bad.describe() or ("" if count else f"{bad.where}: got no rows; expected one"):
-        raise DataError(said)
+            is_any = True
+            yield number, row
+    if bad or not is_any:
+        raise DataError(bad_rows(where, bad) or f"{where}: got no rows; expected at least one")
 
 
 def check_row(row: Any) -> None:

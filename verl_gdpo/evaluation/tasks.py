@@ -86,7 +86,9 @@ def _rows(path: Path, task: Task, is_given: bool) -> Iterator[Mapping[str, Any]]
     """
     try:
         if path.suffix == ".parquet":
-            rows: Sequence[Mapping[str, Any]] = [*checked(parquet_rows(path), str(path))]
+            rows: Sequence[Mapping[str, Any]] = [
+                row for _, row in checked(enumerate(parquet_rows(path)), str(path))
+            ]
         else:
             rows = read_rows(path, "test", sources_of(task))
     except DataError as error:

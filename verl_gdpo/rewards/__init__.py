@@ -10,12 +10,11 @@ import importlib
 import inspect
 import pkgutil
 from collections import UserDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
-from verl_gdpo.rewards.bad_rows import BadRows
 from verl_gdpo.rewards.task import Task
 
 # the usual reward of verl's own scorers, which score the rows of all other data sources
@@ -24,6 +23,7 @@ VERL_REWARD_NAMES = ("acc",)
 # keywords that the reward manager passes, the last two where a task runs programs; users cannot
 # set them
 GIVEN_BY_MANAGER = ("response_tokens", "step", "service", "notes")
+NAMED_ROWS = 10  # bad ones, in a message
 
 GROUP = "verl_gdpo.tasks"  # of entry points
 
@@ -184,7 +184,7 @@ def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:
         ValueError: a ground truth is bad; the message counts the bad rows, and names the first ten
             with their reasons.
     """
-    bad = BadRows(where)
+    bad = []
     for number, row in enumerate(rows):
         task = TASK_OF.get(row["data_source"])
         if task is None:
@@ -193,6 +193,15 @@ def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:
         try:
             task.check_ground_truth(ground_truth)
         except (TypeError, ValueError) as error:
-            bad.add(number, f" (data_source {row['data_source']!r}): {error}")
-    if bad.count:
-        raise ValueError(bad.describe())
+            bad.append(f"row {number} (data_source {row['data_source']!r}): {error}")
+    if bad:
+        raise ValueError(bad_rows(where, bad))
+
+
+def bad_rows(where: str, reasons: Sequence[str]) -> str:
+    """One line for one bad row, and one more for each of the first ten of several; "" for none."""
+    named = [" ".join(reason.split()) for reason in reasons[:NAMED_ROWS]]
+    if len(reasons) <= 1:
+        return "".join(f"{where}, {name}" for name in named)
+    end = f", of which the first {NAMED_ROWS} are" if len(reasons) > NAMED_ROWS else ""
+    return "\n  ".join([f"{where} has {len(reasons):,} bad rows{end}:", *named])

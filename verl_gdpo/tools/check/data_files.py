@@ -131,11 +131,9 @@ def shared_prompts(
         return Prompts(sum(file.table.num_rows for file in files), read)
 
     def label(files: Sequence[DataFile], number: int) -> str:
-        for file in files:
-            if number < file.table.num_rows:
-                break
-            number -= file.table.num_rows
-        return file.row(number).label
+        places = ((file, row) for file in files for row in range(file.table.num_rows))
+        file, row = next(islice(places, number, None))
+        return file.row(row).label
 
     shared = compare(prompts(training), prompts(validation))
     return shared.describe(partial(label, validation), partial(label, training))
