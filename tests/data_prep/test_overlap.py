@@ -80,6 +80,13 @@ def test_nearly_equal_is_a_fifth_of_the_triples_that_either_has(replaced, is_nea
     assert (shared.rows, shared.compared) == (2, 2)
 
 
+@pytest.mark.parametrize(("shared", "is_near"), [(5, True), (4, False)])
+def test_nearly_equal_prompts_share_five_triples(shared, is_near):
+    """8 and 8 triples: with 4 in both of the 12 that either has, it is a third of them."""
+    ask, copy = FRESH[:10], [*FRESH[: shared + 2], *FRESH[50 : 58 - shared]]
+    assert found(user(" ".join(ask)), user(" ".join(copy))).near == ({0: 0} if is_near else {})
+
+
 def test_what_most_prompts_have_makes_none_alike():
     instruction = "Think step by step, check what you found, and write the end result in a box."
     asked = [f"{' '.join(FRESH[n : n + 12])} {instruction}" for n in range(0, 72, 12)]
@@ -121,7 +128,9 @@ def naive(training, validation):
         number
         for number, asked in enumerate(second)
         if len(asked) >= 8
-        and any(len(row) >= 8 and len(asked & row) >= 0.2 * len(asked | row) for row in first)
+        and any(
+            len(row) >= 8 and len(asked & row) >= max(5, 0.2 * len(asked | row)) for row in first
+        )
     }
 
 

@@ -3,10 +3,11 @@
 Two prompts are *equal* if all their messages are, once case, spacing and punctuation are gone.
 Numbers stay apart, and so do `+ * / ^ = < >` and a minus before a number.
 
-They are *nearly equal* if at least `ALIKE` of the triples of words that either has are in both. The
-words are those of all messages but the system's. A triple that more than `COMMON` of the prompts
-have, such as one of an instruction that stands in all of them, does not count. A prompt with fewer
-than `LEAST` triples says too little for that. docs/check.md has the rates of errors.
+They are *nearly equal* if at least `ALIKE` of the triples of words that either has, and at least
+`SHARED`, are in both. The words are those of all messages but the system's. A triple that more than
+`COMMON` of the prompts have, such as one of an instruction that stands in all of them, does not
+count. A prompt with fewer than `LEAST` triples says too little for that. docs/check.md has the
+rates of errors.
 
 Time grows with the number of rows, and memory with that of the validation rows.
 """
@@ -19,7 +20,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-ALIKE, COMMON, LEAST = 0.2, 0.01, 8
+ALIKE, SHARED, COMMON, LEAST = 0.2, 5, 0.01, 8
 ALWAYS_COUNTS = 10  # prompts that may have a triple, where `COMMON` of them are fewer
 MOST = 5000  # validation rows whose triples are compared, evenly spread; training rows for `COMMON`
 MOST_WORDS = 300  # of a prompt, the last ones
@@ -81,7 +82,7 @@ def compare(training: Prompts, validation: Prompts) -> Overlap:
         triples = _triples_of(prompt) - common
         shared = Counter(chain.from_iterable(places.get(t, ()) for t in triples))
         for number, count in shared.items() if len(triples) >= LEAST else ():
-            if count >= ALIKE * (len(triples) + sizes[number] - count):
+            if count >= max(SHARED, ALIKE * (len(triples) + sizes[number] - count)):
                 near.setdefault(number, row)
     asked = ((number, first[key]) for number, key in enumerate(keys))
     equal = {number: other for number, other in asked if other is not None}
