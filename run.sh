@@ -84,13 +84,14 @@ overridden() {
   return 1
 }
 
+# The manifest of the start that trained up to the checkpoint of $run, or nothing if it is not recorded; fails without a checkpoint.
+# Any Python will do, also that of an environment that was made before.
+trained_up_to() { PATH=$PATH:$root/.venv/bin python3 "$root/verl_gdpo/run/checkpoints.py" "${run:-runs}"; }
+
 manifest=''
 if [ -n "$resume" ]; then
   run=${run:-$(find "$root/runs" -maxdepth 1 -name "$task-*" 2>/dev/null | sort | tail -n 1 || true)}
-  # verl writes this file when a checkpoint is complete
-  [ -f "$run/checkpoints/latest_checkpointed_iteration.txt" ] || die "nothing to resume in '${run:-runs}': no checkpoint"
-  # the last start that wrote its configuration; runs of before have none
-  manifest=$(find "$run/starts" -maxdepth 2 -name start.yaml 2>/dev/null | sort -V | tail -n 1 || true)
+  manifest=$(trained_up_to) || die "to start anew, without --resume: $(printf '%q ' "$root/run.sh" "${overrides[@]#task=}")"
   if [ -n "$manifest" ]; then
     was=$(sed -n '/^recipes:/,/^[^ ]/s/^  hardware: //p' "$manifest")
     hardware=${hardware:-$was}
@@ -99,9 +100,10 @@ if [ -n "$resume" ]; then
       *) ! grep -qx '  attention: flash_attn' "$manifest" || extras=(flash-attn) ;;
     esac
   else
-    say "$run was started without a manifest: it goes on with the configuration of this command"
+    say "no start is recorded that trained up to the checkpoint of $run: it goes on with the configuration of this command"
   fi
 elif [ -n "$(ls -A -- "$run" 2>/dev/null)" ]; then
+  trained_up_to >/dev/null || die "run_dir=$run is not empty; choose another, or start anew in it after: rm -r $(printf '%q' "$run")"
   die "run_dir=$run is not empty; choose another, or go on with it: --resume $run"
 fi
 

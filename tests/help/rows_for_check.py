@@ -4,6 +4,7 @@ import json
 
 import pandas as pd
 import pyarrow.parquet
+from saved_checkpoint import save_checkpoint
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -130,8 +131,7 @@ def write_check_data(folder):
     for name, template in {"model": TEMPLATE, "base_model": None, "strict_model": STRICT}.items():
         write_model_without_weights(folder / name, template)
     (folder / "broken.py").write_text("import no_such_module\n")
-    (folder / "finished").mkdir()
-    (folder / "finished" / "latest_checkpointed_iteration.txt").write_text("30")
+    save_checkpoint(folder / "finished", 30)
 
 
 def with_a_bad_truth(row):

@@ -162,8 +162,8 @@ def no_logger_variables(monkeypatch):
 
 
 def training(run_dir, *loggers):
-    keys = {"logger": list(loggers), "hang_minutes": 10}
-    return OmegaConf.create({"run_dir": run_dir, "trainer": keys})
+    keys = {"logger": list(loggers)}
+    return OmegaConf.create({"recipes": "verl-gdpo", "run_dir": run_dir, "trainer": keys})
 
 
 def test_verls_loggers_write_into_run_dir(tmp_path, monkeypatch, no_logger_variables):
@@ -191,11 +191,9 @@ def test_what_the_environment_says_of_loggers_holds(
 
 def test_a_configuration_without_run_dir_is_left_alone(no_logger_variables):
     write_into_run_dir(OmegaConf.create({"trainer": {"logger": ["file"]}}))
-    others = {
-        "run_dir": {"root": "x"},
-        "trainer": {"logger": ["file"]},
-    }  # a script of somebody else
-    write_into_run_dir(OmegaConf.create(others))
+    for run_dir in ({"root": "x"}, "runs/x"):  # of a script of somebody else
+        trainer = {"logger": ["file"], "hang_minutes": 0}  # as docs/failures.md says
+        write_into_run_dir(OmegaConf.create({"run_dir": run_dir, "trainer": trainer}))
     assert not {*LOGGER_VARIABLES} & os.environ.keys()
 
 

@@ -211,7 +211,7 @@ def test_signals_end_every_process(tmp_path, number):
     said, _ = process.communicate(timeout=15)
     assert process.returncode == 128 + number
     assert not children_of(tmp_path)
-    nothing = "there is no checkpoint yet, so nothing to go on with"
+    nothing = "there is no checkpoint yet, so start anew with the same command"
     assert said.decode() == f"stopped before the first step; {nothing}\n"
 
 

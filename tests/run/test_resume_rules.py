@@ -10,7 +10,6 @@ from composed_recipes import composed
 from omegaconf import OmegaConf
 from repository import REPO
 
-from verl_gdpo.run.contents import Contents
 from verl_gdpo.run.resume_rules import (
     FREE,
     ON_REQUEST,
@@ -20,6 +19,7 @@ from verl_gdpo.run.resume_rules import (
     refusal,
     without_followers,
 )
+from verl_gdpo.run.starts import Start
 from verl_gdpo.tools.compose import keys_of
 
 OPTIM = {"lr": 1e-6, "lr_scheduler_type": "constant", "lr_warmup_steps": -1}
@@ -34,7 +34,7 @@ def settings(**keys):
         for name in path:
             block = block.setdefault(name, {})
         block[last] = value
-    return Contents(made)
+    return Start("", configuration=made)
 
 
 @pytest.mark.parametrize(

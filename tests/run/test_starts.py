@@ -1,17 +1,23 @@
 """The manifests of a run's starts, and the arguments that go on with it."""
 
+import errno
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
+from saved_checkpoint import save_checkpoint
 
 from verl_gdpo.run import starts
-from verl_gdpo.run.contents import Contents, differences, file_contents
+from verl_gdpo.run.contents import file_contents
 from verl_gdpo.run.folder import config_of_run, read_versions
 from verl_gdpo.run.resume_command import arguments
-from verl_gdpo.run.starts import Start, ended, maker_of, starts_of, write
+from verl_gdpo.run.resume_rules import changes, missing_files
+from verl_gdpo.run.starts import Start, Written, code_change, ended, starts_of, write
 
 CONFIGURATION = {"algorithm": {"adv_estimator": "grpo"}, "data": {"train_files": "rows.parquet"}}
 
@@ -20,13 +26,8 @@ def start(time="2026-01-01T00:00:00+00:00", **more):
     return Start(time, configuration=CONFIGURATION, **more)
 
 
-def checkpoint(run, step, written_at=2e9):
-    folder = run / "checkpoints" / f"global_step_{step}"
-    folder.mkdir(parents=True)
-    (folder / "data.pt").touch()
-    os.utime(folder / "data.pt", (written_at, written_at))
-    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
-    return folder
+def checkpoint(run, step):
+    return save_checkpoint(run / "checkpoints", step)
 
 
 def test_a_start_is_read_as_it_was_written(tmp_path):
@@ -51,15 +52,28 @@ def test_no_start_is_overwritten(tmp_path):
 
 def test_two_starts_at_once_have_two_numbers(tmp_path, monkeypatch):
     write(tmp_path, start(), "")
-    monkeypatch.setattr(starts, "starts_in", lambda _: [])  # the other one is not there yet
+    monkeypatch.setattr(starts, "manifests_in", lambda _: [])  # the other one is not there yet
     assert write(tmp_path, start(), "").name == "2"
 
 
-def test_a_start_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(starts, "_yaml", lambda _: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        write(tmp_path, start(), "")
-    assert not os.listdir(tmp_path / "starts")
+@pytest.mark.parametrize("name", ["composed.yaml", "start.yaml"])
+def test_a_start_that_cannot_be_written_is_none(tmp_path, monkeypatch, name):
+    """Not even as a file that is cut, which a full disk leaves."""
+
+    def fills_up(path, text, write_text=Path.write_text):
+        if name in path.name:
+            write_text(path, text[:5])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_text(path, text)
+
+    monkeypatch.setattr(Path, "write_text", fills_up)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path, start(), "a: 1\n")
+    assert starts_of(tmp_path) == []
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    monkeypatch.undo()
+    write(tmp_path, start(), "")
+    assert len(starts_of(tmp_path)) == 1
 
 
 def test_why_a_start_ended(tmp_path):
@@ -97,21 +111,65 @@ def test_starts_are_found_from_the_checkpoints(tmp_path):
     assert not os.listdir(inside)
 
 
-def test_the_start_that_made_a_checkpoint(tmp_path):
-    """A start that began anew after the checkpoint was written is not its maker."""
-    made = checkpoint(tmp_path, 3, written_at=1_800_000_000)  # 2027
-    assert maker_of(made) is None
-    write(tmp_path, start("2026-01-01T00:00:00+00:00"), "")
-    write(tmp_path, start("2028-01-01T00:00:00+00:00"), "")
-    assert maker_of(made).number == 1
-    write(tmp_path, start("2028-01-02T00:00:00+00:00", checkpoint=str(made)), "")
-    assert maker_of(made).number == 3
-
-
-def test_a_damaged_manifest_says_so(tmp_path):
-    (write(tmp_path, start(), "") / "start.yaml").write_text("a: [")
+@pytest.mark.parametrize("text", ["a: [", "", "time: 2026\n", "time: '2026'\nunknown: 1\n"])
+def test_a_damaged_manifest_says_so(tmp_path, text):
+    (write(tmp_path, start(), "") / "start.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"start.yaml: cannot be read: .* put back"):
         starts_of(tmp_path)
+
+
+def test_a_manifest_that_is_cut_anywhere_says_so(tmp_path):
+    """Also where what is left is YAML."""
+    manifest = write(tmp_path, start(), "") / "start.yaml"
+    lines = manifest.read_text().splitlines(keepends=True)
+    for count in range(len(lines)):
+        manifest.write_text("".join(lines[:count]))
+        with pytest.raises(ValueError, match=r"start.yaml: cannot be read: .* put back"):
+            starts_of(tmp_path)
+
+
+def test_a_manifest_of_before_is_read(tmp_path):
+    """Which has no marks at its ends."""
+    manifest = write(tmp_path, start(), "") / "start.yaml"
+    manifest.write_text(manifest.read_text().removeprefix("---\n").removesuffix("...\n"))
+    assert starts_of(tmp_path)[0].start == start()
+
+
+def test_another_edit_of_the_checkout_is_other_code(tmp_path, monkeypatch):
+    """Also of a file that git does not know yet."""
+    module = tmp_path / "verl_gdpo" / "run" / "starts.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("a")
+
+    def git(*arguments):
+        who = ("-c", "user.name=n", "-c", "user.email=e")
+        subprocess.run(["git", "-C", tmp_path, *who, *arguments], check=True, capture_output=True)
+
+    def code():
+        monkeypatch.setattr(starts, "__file__", str(module))
+        return starts._code()
+
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    assert (code()["changed"], code()["edits"]) == (False, "")
+    found = []
+    for text in ("b", "c", "ü".encode("latin-1")):
+        module.write_bytes(text if isinstance(text, bytes) else text.encode())
+        found.append(code())
+    for text in ("1", "2"):
+        (tmp_path / "verl_gdpo" / "new.py").write_text(text)
+        found.append(code())
+    assert all(one["changed"] and one["commit"] == found[0]["commit"] for one in found)
+    assert len({one["edits"] for one in found}) == 5
+    (before, after) = (Written(tmp_path / "1", start(code=one), {}) for one in found[:2])
+    (said,) = code_change(before, after.start)
+    assert said.startswith("the code is not that of start 1: edits ")
+    assert code_change(before, before.start) == ()
+
+
+def differences(before, after):
+    return {change.key for change in changes(before, after)}
 
 
 def test_files_are_compared_by_content(tmp_path, monkeypatch):
@@ -119,18 +177,35 @@ def test_files_are_compared_by_content(tmp_path, monkeypatch):
     for name, text in {"a": "1", "b": "1", "c": "2"}.items():
         (tmp_path / name).write_text(text)
 
-    def contents(*names):
+    def of_files(*names):
         configuration = {"data": {"train_files": [*names]}}
-        return Contents(configuration, file_contents(configuration))
+        return Start("", file_contents(configuration), configuration=configuration)
 
-    assert differences(contents("a"), contents("b")) == {}
-    assert differences(contents("a", "c"), contents("c", "a")).keys() == {"data.train_files"}
-    before = contents("a")
+    assert differences(of_files("a"), of_files("b")) == set()
+    assert differences(of_files("a", "c"), of_files("c", "a")) == {"data.train_files"}
+    before = of_files("a")
     (tmp_path / "a").write_text("3")
-    assert differences(before, contents("a")).keys() == {"data.train_files"}
+    assert differences(before, of_files("a")) == {"data.train_files"}
     # without the content, the names count
-    assert differences(Contents(before.configuration), contents("a")) == {}
-    assert differences(Contents(before.configuration), contents("c")) != {}
+    assert differences(replace(before, files={}), of_files("a")) == set()
+    assert differences(replace(before, files={}), of_files("c")) == {"data.train_files"}
+
+
+def test_a_file_that_is_missing(tmp_path, monkeypatch):
+    def of_files(**keys):
+        configuration = {"data": {"val_files": "b", **keys}}
+        return Start("", file_contents(configuration), configuration=configuration)
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    before = of_files(train_files=["a", "b"])
+    assert missing_files(before, before) == []
+    (tmp_path / "b").unlink()
+    now = of_files(train_files=["a", "b"])
+    assert missing_files(before, now) == ["data.train_files=['a', 'b']", "data.val_files=b"]
+    assert missing_files(before, of_files(val_files=None)) == []
+    assert missing_files(before, of_files(train_files="a", val_files="hdfs://host/b")) == []
 
 
 def test_a_models_folder_is_compared_by_content(tmp_path):
@@ -145,8 +220,8 @@ def test_a_models_folder_is_compared_by_content(tmp_path):
 
 
 def test_nothing_and_no_key_are_one():
-    before, after = Contents({"a": None, "b": 1, "c": []}), Contents({"b": 1.0})
-    assert differences(before, after) == {}
+    before, after = ({"a": None, "b": 1, "c": []}, {"b": 1.0})
+    assert differences(Start("", configuration=before), Start("", configuration=after)) == set()
 
 
 def made_run(tmp_path, **more):
@@ -166,6 +241,7 @@ def test_what_goes_on_with_a_run(tmp_path, monkeypatch):
     assert found[:4] == ["--config-dir", f"{run}/starts/1", "--config-name", "composed"]
     quoted = str(run).replace("'", "\\'")
     assert found[4:] == [
+        "++recipes=verl-gdpo",
         f"run_dir='{quoted}'",
         f"hydra.run.dir='{quoted}/hydra/${{now:%Y-%m-%d_%H-%M-%S}}'",
         f"data.train_files='{tmp_path}/rows.parquet'",
@@ -221,8 +297,26 @@ def test_another_recipe_is_refused(tmp_path):
 def test_nothing_to_go_on_from(tmp_path):
     with pytest.raises(ValueError, match="nothing to resume in"):
         arguments(tmp_path, [])
-    checkpoint(tmp_path, 3)
+    folder = checkpoint(tmp_path, 3)
+    (folder / "data.pt").rename(folder / "moved.pt")
+    with pytest.raises(ValueError, match=r"says '3', but .* has no whole checkpoints"):
+        arguments(tmp_path, [])
+    (folder / "moved.pt").rename(folder / "data.pt")
     command = [sys.executable, "-m", "verl_gdpo.run.resume_command", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "has no start that could have made" in done.stderr
+
+
+def test_what_is_said_before_a_run_goes_on(tmp_path):
+    """On stderr, which is the user's terminal: verl's own output goes into train.log."""
+    run = made_run(tmp_path, code={"commit": "0ff"})
+    after = run / "checkpoints" / "global_step_3"
+    for changed in ({}, {"data.seed": [1, 2, "free"]}):
+        write(run, start(checkpoint=str(after), changes=changed), "")
+    command = [sys.executable, "-m", "verl_gdpo.run.resume_command", str(run)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and f"\0run_dir='{run}'\0" in done.stdout
+    code, kept = done.stderr.splitlines()
+    assert re.search(r"WARNING: the code is not that of start 1: .*commit 0ff -> ", code)
+    assert "start 3 changed data.seed and saved no checkpoint: give these changes again" in kept

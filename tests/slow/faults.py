@@ -11,8 +11,8 @@ from broken_training import SAVED, Training, check_resumed, train_until_killed, 
 from small_trainings import check_error, overrides
 from start_verl import run_verl
 
+from verl_gdpo.run.checkpoints import TRACKER
 from verl_gdpo.run.folder import read_metrics
-from verl_gdpo.run.starts import TRACKER
 
 
 def fill_disk(training):

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from quick_composition import compose_quickly
 from repository import REPO
 from rows_for_check import write_check_data
+from saved_checkpoint import save_checkpoint
 from tool_rows import tool_row
 from transformers import PreTrainedTokenizerFast
 
@@ -456,18 +457,20 @@ def test_the_critic_is_checked_without_a_hub(plain):
 def test_a_tracker_without_a_step(tmp_path):
     trainer = {"default_local_dir": str(tmp_path), "resume_mode": "auto"}
     config = OmegaConf.create({"trainer": trainer})
+    assert list(data_files._finished_steps(config, 10)) == []
+    save_checkpoint(tmp_path, 3)
     tracker = tmp_path / "latest_checkpointed_iteration.txt"
-    tracker.touch()  # as a full disk leaves it; `mend_tracker` mends it
-    assert "is empty" in "".join(data_files._finished_steps(config, 10))
+    tracker.write_text("")  # as a full disk leaves it; `mend_tracker` mends it
+    said = "".join(data_files._finished_steps(config, 10))
+    assert "is empty" in said and "goes on after step 3" in said
     tracker.write_text("seven")
-    with pytest.raises(ValueError, match=r"got 'seven'; expected the number of a step"):
+    with pytest.raises(ValueError, match=r"says 'seven', but .* has \[3\] whole checkpoints"):
         list(data_files._finished_steps(config, 10))
 
 
 def test_what_is_allowed_but_hardly_meant(plain, data):
     added = [*custom(data, "waits"), "trainer.default_local_dir=begun", "trainer.val_only=True"]
-    Path("begun").mkdir()
-    Path("begun/latest_checkpointed_iteration.txt").write_text("29")
+    save_checkpoint(Path("begun"), 29)
     code, output, _ = plain(
         *GRPO, *added, "actor_rollout_ref.rollout.n=1", "trainer.total_epochs=30"
     )

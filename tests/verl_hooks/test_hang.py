@@ -16,7 +16,8 @@ from verl_gdpo.verl_hooks.hang import HangError
 
 
 def trainer(folder, **keys):
-    config = OmegaConf.create({"run_dir": str(folder), "trainer": {"hang_minutes": 10, **keys}})
+    recipe = {"recipes": "verl-gdpo", "run_dir": str(folder)}
+    config = OmegaConf.create({**recipe, "trainer": {"hang_minutes": 10, **keys}})
     return SimpleNamespace(config=config, global_steps=7)
 
 

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 from repository import REPO
+from saved_checkpoint import save_checkpoint
 
 from verl_gdpo.run import starts
 from verl_gdpo.run.resume_command import arguments
@@ -43,8 +44,8 @@ SETTINGS = {
 
 def recipe(*overrides):
     """As much of the recipes' configuration as is read here."""
-    trainer = {"default_local_dir": "${run_dir}/checkpoints", "hang_minutes": 10}
-    places = OmegaConf.create({"run_dir": "run", "trainer": trainer})
+    trainer = {"default_local_dir": "${run_dir}/checkpoints"}
+    places = OmegaConf.create({"recipes": "verl-gdpo", "run_dir": "run", "trainer": trainer})
     return OmegaConf.merge(SETTINGS, places, OmegaConf.from_dotlist([*overrides]))
 
 
@@ -60,11 +61,7 @@ def start(config, is_ours=True):
 
 
 def saved(folder="run/checkpoints", step=3):
-    checkpoint = Path(folder) / f"global_step_{step}"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "data.pt").touch()
-    (Path(folder) / "latest_checkpointed_iteration.txt").write_text(str(step))
-    return checkpoint
+    return save_checkpoint(Path(folder), step)
 
 
 def test_a_grpo_run_that_is_resumed_without_a_word_stays_grpo():
@@ -103,8 +100,39 @@ def test_another_estimator_is_refused(make, mode):
     changes = {"algorithm.adv_estimator": ["grpo", "gdpo", "on request"]}
     assert second.start.changes == changes
     assert "allow_change" not in (second.folder / "composed.yaml").read_text()
-    start(make("algorithm.adv_estimator=gdpo", *how))  # the last start is what counts
+    start(make("algorithm.adv_estimator=grpo", *how))
     assert starts_of(run)[2].start.changes == {}
+
+
+def test_a_start_counts_once_it_has_trained_up_to_a_checkpoint():
+    """A change of one that was stopped before is not that of the run."""
+    start(recipe(GRPO))
+    saved()
+    start(recipe("allow_change=[algorithm]"))
+    with pytest.raises(ValueError, match=r"'grpo' -> 'gdpo' on request only"):
+        start(recipe())
+    start(recipe("allow_change=[algorithm]"))
+    saved(step=6)
+    start(recipe())
+    changes = [one.start.changes for one in starts_of(Path("run"))]
+    changed = {"algorithm.adv_estimator": ["grpo", "gdpo", "on request"]}
+    assert changes == [{}, changed, changed, {}]
+    assert arguments(Path("run").resolve(), [])[1].endswith(f"starts{os.sep}3")
+
+
+def test_a_file_that_is_missing_lets_no_other_rows_in(place):
+    """Neither at this resume, nor at the next."""
+    start(recipe())
+    saved()
+    train = place / "train.parquet"
+    train.rename(place / "away.parquet")
+    with pytest.raises(ValueError, match=r"cannot be read now, in data.train_files=train.parquet"):
+        start(recipe())
+    train.write_text("other rows")
+    with pytest.raises(ValueError, match=r"data.train_files: 'sha256 .* cannot change: the posit"):
+        start(recipe())
+    assert len(starts_of(Path("run"))) == 1
+    start(recipe("data.train_files=away.parquet"))
 
 
 def test_what_loads_no_checkpoint_is_not_compared():
@@ -256,10 +284,11 @@ def test_auto_chooses_again_where_a_run_goes_on(monkeypatch):
     config = compose_config(REPO / "recipes", "train", ["hardware=8gpu", *files])
     assert trained(config, True, monkeypatch) == "flash_attention_2"
     saved()
-    for flash_attn, expected in [(False, "packed_sdpa"), (True, "flash_attention_2")]:
+    for step, flash_attn, expected in [(6, False, "packed_sdpa"), (9, True, "flash_attention_2")]:
         given = arguments(Path("run").resolve(), ["task=tool_rl", "hardware=8gpu"])
         config = compose_config(Path(given[1]), given[3], given[4:])
         assert trained(config, flash_attn, monkeypatch) == expected
+        saved(step=step)
     first, second, third = starts_of(Path("run"))
     chosen = [
         OmegaConf.select(OmegaConf.create(one.start.configuration), ATTENTION)

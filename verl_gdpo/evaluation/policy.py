@@ -20,12 +20,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl_gdpo.run.checkpoints import FSDP, TRACKER, newest_checkpoint
 from verl_gdpo.run.folder import read_config
-from verl_gdpo.run.starts import TRACKER, newest_checkpoint
 
 MERGE = "verl_gdpo.verl_hooks.merge"  # runs in a process of its own, which imports verl
 STEP = re.compile(r"global_step_(\d+)")
-MERGED, MADE_FROM, FSDP = "merged", "merged_from.json", "fsdp_config.json"
+MERGED, MADE_FROM = "merged", "merged_from.json"
 EXPECTED = (
     "expected a run's folder, a checkpoint of verl (global_step_N), or the folder of a Hugging "
     "Face model (config.json and *.safetensors)"

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from verl_gdpo.run import folder
+from verl_gdpo.run.checkpoints import newest_checkpoint
 from verl_gdpo.run.findings import Watch, findings
 from verl_gdpo.run.heartbeat import START, Heartbeat
-from verl_gdpo.run.starts import newest_checkpoint
 from verl_gdpo.terminal import let_go_of_stdout, printable
 
 HEARTBEAT_SECONDS = 20.0
@@ -168,7 +168,7 @@ def stop_report(run: Path, reason: str, go_on: str | None = None) -> str:
     if reason != "stopped":
         said = f"{reason}: {said}"
     if (saved := newest_checkpoint(run / "checkpoints")) is None:
-        return f"{said}; there is no checkpoint yet, so nothing to go on with"
+        return f"{said}; there is no checkpoint yet, so start anew with the same command"
     command = go_on or "the same command and trainer.resume_mode=auto"
     of_step = saved.name.removeprefix("global_step_")  # whatever the tracker says
     return f"{said}; the last checkpoint is of step {of_step}; go on with: {command}"

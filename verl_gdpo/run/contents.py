@@ -2,8 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,54 +63,24 @@ def file_contents(configuration: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True)
-class Contents:
-    """A resolved configuration, and the `file_contents` that it had when the run started."""
-
-    configuration: Mapping[str, Any]
-    files: Mapping[str, str] = field(default_factory=dict)
-
-    def compared(self, known: Container[str] | None = None) -> dict[str, Any]:
-        """{dotted key: value}, where the content of files stands for their names.
-
-        Args:
-            known: the keys whose files are meant; None for all.
-        """
-        files = {
-            key: f"sha256 {value}"
-            for key, value in self.files.items()
-            if known is None or key in known
-        }
-        return {**flat(self.configuration), **files}
-
-
-def differences(before: Contents, after: Contents) -> dict[str, tuple[Any, Any]]:
-    """{dotted key: (before, after)} where two differ, with None for a key without a value.
-
-    Files are compared by content if it is known on both sides, and else by name.
-    """
-    known = before.files.keys() & after.files.keys()
-    old, new = before.compared(known), after.compared(known)
-    pairs = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+def by_content(configuration: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
+    """{dotted key: value}, where the content of files stands for their names."""
+    return {**flat(configuration), **{key: f"sha256 {value}" for key, value in files.items()}}
 
 
 def _content(path: Path) -> str | None:
     """The hash of a file or of a model's folder; None for anything else."""
     whole = hashlib.sha256()
     try:
-        if path.is_file():
+        if (path / "config.json").is_file():
+            for part in sorted(filter(Path.is_file, path.iterdir())):
+                size = part.stat().st_size
+                whole.update(f"{part.name} {size}\n".encode())
+                whole.update(part.read_bytes() if size < SMALL_BYTES else b"")
+        else:
             with path.open("rb") as file:
                 while block := file.read(SMALL_BYTES):
                     whole.update(block)
-        elif (path / "config.json").is_file():
-            for part in sorted(part for part in path.iterdir() if part.is_file()):
-                size = part.stat().st_size
-                whole.update(f"{part.name} {size}\n".encode())
-                if size < SMALL_BYTES:
-                    whole.update(part.read_bytes())
-        else:
-            return None
-    except (OSError, ValueError):  # not readable, or no path at all
+    except (OSError, ValueError):  # a folder, not readable, or no path at all
         return None
     return whole.hexdigest()

@@ -31,7 +31,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from verl_gdpo.run.starts import COMPOSED, FOLDER, starts_in, starts_of
+from verl_gdpo.run.checkpoints import STARTS, manifests_in
+from verl_gdpo.run.starts import COMPOSED, starts_of
 from verl_gdpo.terminal import printable
 
 # `val-aux/<data source>/<reward>/mean@<samples>`; verl uses val-core for a reward named acc
@@ -44,6 +45,7 @@ SCORE, SCORE_KEY, SCORE_IN_VALIDATION = "score", "critic/score/mean", "reward"
 # `gdpo/<reward>/mean/<data source>`, which a run on several data sources has
 TRAINING_KEY = re.compile(r"gdpo/(?P<reward>.+?)/mean/(?P<source>.+)")
 
+RECIPES = "verl-gdpo"  # `recipes` of recipes/train.yaml
 GAPS_SHOWN = 5  # a message lists at most this many steps
 PROBLEMS_SHOWN = 10  # lines that cannot be read
 
@@ -66,8 +68,7 @@ def claim_metrics_file(run: Path) -> Path:
 
 def of_recipes(config: Any) -> bool:
     """Return whether the configuration is of our recipes: others may have a `run_dir` too."""
-    minutes = OmegaConf.select(config, "trainer.hang_minutes")  # a key that nobody else has
-    return bool(config.get("run_dir")) and minutes is not None
+    return bool(config.get("recipes") == RECIPES and config.get("run_dir"))
 
 
 def write_into_run_dir(config: Any) -> None:
@@ -195,8 +196,8 @@ def config_of_run(folder: Path) -> Path | None:
     """
     folder = folder.parent if folder.is_file() else folder
     for run in (folder, folder.parent) if folder.name == "rollouts" else (folder,):
-        if recorded := starts_in(run / FOLDER):
-            return recorded[-1].folder / COMPOSED
+        if recorded := manifests_in(run / STARTS):
+            return recorded[-1].with_name(COMPOSED)
         for place in ("hydra/*/", "hydra/", ""):
             if found := sorted(run.glob(f"{place}.hydra/config.yaml")):
                 return found[-1]

@@ -6,7 +6,6 @@ python -m verl_gdpo.run.resume_command RUN key=value ...
 the run was started with, and overrides change it.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -15,8 +14,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl_gdpo.run.checkpoints import STARTS, whole_checkpoint
 from verl_gdpo.run.contents import flat
-from verl_gdpo.run.starts import COMPOSED, FOLDER, Written, maker_of, newest_checkpoint
+from verl_gdpo.run.folder import RECIPES as OURS
+from verl_gdpo.run.starts import COMPOSED, Written, code_change, here, maker_of, starts_of
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 NEWEST = {"trainer.resume_mode": "auto", "trainer.resume_from_path": "null"}
@@ -30,23 +31,17 @@ def arguments(run: Path, overrides: Sequence[str]) -> list[str]:
         overrides: Hydra's `key=value`. A recipe such as `estimator=grpo` has to be the run's own.
 
     Raises:
-        ValueError: an override names another recipe, or the run has no checkpoint, or none of its
-            manifests is of the start that made the checkpoint.
+        ValueError: an override names another recipe, or the run has no whole checkpoint, or none of
+            its manifests is of the start that trained up to it.
     """
-    if (newest := newest_checkpoint(run / "checkpoints")) is None:
-        raise ValueError(f"nothing to resume in {run}: {run / 'checkpoints'} names no checkpoint")
-    written = maker_of(newest) if newest.exists() else None
-    if written is None:
-        raise ValueError(
-            f"{run / FOLDER} has no start that could have made {newest}; give the whole command of "
-            "verl, which compares what it can"
-        )
+    written = _to_go_on_with(run)
     known = OmegaConf.load(written.folder / COMPOSED)
     kept = [
         _again(override, known) for override in overrides if not _is_recipe_of(written, override)
     ]
     given = {override.lstrip("+~").partition("=")[0] for override in kept}
     ours = {
+        "++recipes": OURS,  # runs before this key have none
         "run_dir": quoted(str(run)),
         "hydra.run.dir": quoted(f"{run}/hydra/${{now:%Y-%m-%d_%H-%M-%S}}"),
         **_files(written),
@@ -56,6 +51,31 @@ def arguments(run: Path, overrides: Sequence[str]) -> list[str]:
         *("--config-dir", str(written.folder), "--config-name", COMPOSED.removesuffix(".yaml")),
         *(f"{key}={value}" for key, value in ours.items() if key not in given),
         *filter(None, kept),
+    ]
+
+
+def _to_go_on_with(run: Path) -> Written:
+    if (newest := whole_checkpoint(run / "checkpoints")) is None:
+        raise ValueError(f"nothing to resume in {run}: {run / 'checkpoints'} names no checkpoint")
+    if (written := maker_of(newest)) is None:
+        raise ValueError(
+            f"{run / STARTS} has no start that could have made {newest}; give the whole command of "
+            "verl, which compares what it can"
+        )
+    return written
+
+
+def remarks(run: Path) -> list[str]:
+    """What a user should know before the run goes on: other code, and changes that are not kept."""
+    written = _to_go_on_with(run)
+    return [
+        *code_change(written, here({})),
+        *(
+            f"start {one.number} changed {', '.join(one.start.changes)} and saved no checkpoint: "
+            "give these changes again if the run shall keep them"
+            for one in starts_of(run)
+            if one.number > written.number and one.start.changes
+        ),
     ]
 
 
@@ -108,13 +128,12 @@ def _files(written: Written) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("run", type=Path)
-    parser.add_argument("overrides", nargs=argparse.REMAINDER, metavar="key=value")
-    given = parser.parse_args()
+    run, *overrides = sys.argv[1:]
     try:
-        for argument in arguments(given.run.resolve(), given.overrides):
+        for argument in arguments(Path(run).resolve(), overrides):
             print(argument, end="\0")
+        for remark in remarks(Path(run).resolve()):
+            print(f"WARNING: {remark}", file=sys.stderr)
     except ValueError as error:
         print(f"--resume: {error}", file=sys.stderr)
         return 2

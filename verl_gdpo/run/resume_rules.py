@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from verl_gdpo.run.contents import Contents, differences, flat
+from verl_gdpo.run.contents import by_content, flat
+from verl_gdpo.run.starts import Start
 
 REFUSED, ON_REQUEST, FREE = "refused", "on request", "free"
 NEW_RUN = (
-    "merge the weights (python -m verl.model_merger merge --backend fsdp --local_dir "
-    "CHECKPOINT/actor --target_dir MODEL) and start a new run with "
+    "merge the weights (python -m verl_gdpo.verl_hooks.merge CHECKPOINT/actor MODEL) and start a "
+    "new run with "
     "actor_rollout_ref.model.path=MODEL; the state of the optimizer is lost"
 )
 SHOWN = 80  # characters of a value
@@ -45,22 +46,22 @@ class Rule:
 def _has_constant_rate(flat_configuration: Mapping[str, Any]) -> bool:
     """Whether no learning rate depends on the number of steps."""
     schedules = [key for key in flat_configuration if key.endswith(".optim.lr_scheduler_type")]
-    for key in schedules:
-        one = {
-            name: flat_configuration.get(key.replace("lr_scheduler_type", name), 0)
+
+    def is_constant(key: str) -> bool:
+        steps, share = (
+            flat_configuration.get(key.replace("lr_scheduler_type", name), 0)
             for name in ("lr_warmup_steps", "lr_warmup_steps_ratio")
-        }
-        counts_from_all = one["lr_warmup_steps"] <= 0 < one["lr_warmup_steps_ratio"]
-        if flat_configuration[key] != "constant" or counts_from_all:
-            return False
-    return bool(schedules)
+        )
+        return flat_configuration[key] == "constant" and not steps <= 0 < share
+
+    return bool(schedules) and all(map(is_constant, schedules))
 
 
 PLACES = Rule(
     FREE,
-    "run_dir data_dir arm seed ray_kwargs.* *.port trainer.project_name trainer.experiment_name "
-    "*.trace.* trainer.resume_* trainer.default_local_dir trainer.default_hdfs_dir "
-    "trainer.rollout_data_dir trainer.validation_data_dir",
+    "recipes run_dir data_dir arm seed ray_kwargs.* *.port trainer.project_name "
+    "trainer.experiment_name *.trace.* trainer.resume_* trainer.default_local_dir "
+    "trainer.default_hdfs_dir trainer.rollout_data_dir trainer.validation_data_dir",
     "names and places of the run; `seed` of the recipes counts where the keys that it sets do",
 )
 
@@ -129,14 +130,9 @@ RULES = (
         "*.entropy_from_logits_* *.reshard_after_forward *.rollout.gpu_memory_utilization "
         "*.rollout.free_cache_engine *.rollout.max_num_batched_tokens *.rollout.max_num_seqs "
         "*.rollout.enforce_eager *.rollout.layered_summon data.filter_overlong_prompts_workers "
-        "reward.num_workers actor_rollout_ref.rollout.agent.num_workers",
-        "memory and processes: what one changes after running out of memory",
-    ),
-    Rule(
-        FREE,
-        "*.attn_implementation",
-        "how attention is computed, which is the same up to rounding; `auto` chooses anew on each "
-        "machine",
+        "reward.num_workers actor_rollout_ref.rollout.agent.num_workers *.attn_implementation",
+        "memory, processes, and how attention is computed: what one changes after running out of "
+        "memory, or on another machine",
     ),
     Rule(
         FREE,
@@ -155,11 +151,6 @@ RULES = (
         "data.train_batch_size data.gen_batch_size",
         "the place in the rows is kept, but verl computes the epoch from steps and batch size, so "
         "that the count of epochs jumps, and the last step with it",
-    ),
-    Rule(
-        ON_REQUEST,
-        "data.val_files data.val_max_samples",
-        "later validations measure other rows than earlier ones",
     ),
     Rule(
         ON_REQUEST,
@@ -197,11 +188,32 @@ def rule_of(key: str, flat_configuration: Mapping[str, Any]) -> Rule:
     )
 
 
-def changes(before: Contents, after: Contents) -> list[Change]:
-    """Every setting that differs, with its rule."""
+def changes(before: Start, after: Start) -> list[Change]:
+    """Every setting that differs, with its rule; None is a key without a value.
+
+    Files are compared by content if it is known on both sides, and else by name.
+    """
+    known = before.files.keys() & after.files.keys()
+    old, new = (
+        by_content(one.configuration, {key: one.files[key] for key in known})
+        for one in (before, after)
+    )
     asked = flat(after.configuration)
-    found = differences(before, after)
-    return [Change(key, *pair, rule_of(key, asked)) for key, pair in found.items()]
+    return [
+        Change(key, old.get(key), new.get(key), rule_of(key, asked))
+        for key in {**old, **new}
+        if old.get(key) != new.get(key)
+    ]
+
+
+def missing_files(before: Start, after: Start) -> list[str]:
+    """The `key=files` whose content was known before, and of which one cannot be read now."""
+    asked = flat(after.configuration)
+    return [
+        f"{key}={asked[key]}"
+        for key in sorted(before.files.keys() & asked.keys() - after.files.keys())
+        if rule_of(key, asked).verdict != FREE and "://" not in str(asked[key])
+    ]
 
 
 def without_followers(found: Iterable[Change], composed: Mapping[str, Any]) -> list[Change]:

@@ -8,15 +8,14 @@ RUN is `run_dir` of our recipes, and else `trainer.default_local_dir`, the folde
 """
 
 import contextlib
+import hashlib
 import importlib.metadata
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -25,12 +24,13 @@ from typing import Any
 import yaml
 
 from verl_gdpo.atomic import replace_together
-from verl_gdpo.run.contents import Contents
+from verl_gdpo.run import checkpoints
+from verl_gdpo.run.checkpoints import START, STARTS, manifests_in, manifests_of, unreadable
 from verl_gdpo.run.processes import MARK
 
-FOLDER, START, COMPOSED, END = "starts", "start.yaml", "composed.yaml", "end.yaml"
-# verl writes the step of the newest checkpoint into it, beside the checkpoints
-TRACKER = "latest_checkpointed_iteration.txt"
+COMPOSED, END = "composed.yaml", "end.yaml"
+FIRST, LAST = "---\n", "...\n"  # around a file of YAML, so that a cut one is seen
+SHOWN = 12  # characters of a commit
 SIGNALS, TIME_LIMIT_EXIT = 128, 124  # exit codes of a shell, and of timeout(1)
 # packages whose versions can change a result
 PACKAGES = ("verl-gdpo", "verl", "torch", "ray", "vllm", "transformers")
@@ -41,10 +41,12 @@ class Start:
     """One start of a run.
 
     checkpoint: the folder `global_step_N` that it went on from; "" for none.
-    changes: {key: [before, after]} of the settings that differ from the start before.
+    changes: {key: [before, after, verdict]} of the settings that differ from those of the start
+        that trained up to the checkpoint.
     warnings: what was said of the resume.
     recipes: the chosen recipes, such as {"estimator": "grpo"}.
-    code: "commit" and "changed", of the checkout that holds this package; or nothing.
+    code: "commit", "changed" and a hash of the "edits" since, of the checkout that holds this
+        package; or nothing.
     files: {key: SHA-256} of the files that the configuration names.
     metrics: the file in which verl's file logger wrote.
     mark: of the launcher; "" without one.
@@ -67,14 +69,9 @@ class Start:
     configuration: Mapping[str, Any] = field(default_factory=dict)  # the longest part comes last
 
     @property
-    def contents(self) -> Contents:
-        """What is compared with other starts."""
-        return Contents(self.configuration, self.files)
-
-    @property
     def step(self) -> int:
         """The step that it went on from."""
-        return int(self.checkpoint.rpartition("global_step_")[2] or 0)
+        return checkpoints.step_of(self.checkpoint)
 
 
 @dataclass(frozen=True)
@@ -123,36 +120,31 @@ def write(run: Path, start: Start, composed: str) -> Path:
     Raises:
         OSError: the run's folder cannot be written.
     """
-    folder = run / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    begun = Path(tempfile.mkdtemp(prefix=".begun-", dir=folder))
-    begun.chmod(0o755)
-    try:
-        (begun / START).write_text(_yaml(asdict(start)))
-        (begun / COMPOSED).write_text(composed)
-        number = max((one.number for one in starts_in(folder)), default=0) + 1
-        while True:
-            try:
-                # fails if another start took this number
-                return begun.rename(folder / str(number))
-            except OSError:
-                if not (folder / str(number)).exists():
-                    raise
-                number += 1
-    finally:
-        shutil.rmtree(begun, ignore_errors=True)
+    manifest, folder = _yaml(asdict(start)), run / STARTS
+    number = max((int(one.parent.name) for one in manifests_in(folder)), default=0) + 1
+    while True:
+        with contextlib.suppress(FileExistsError):  # another start took this number
+            (folder / str(number)).mkdir(parents=True)
+            break
+        number += 1
+    # the manifest comes last: without it, the start is none
+    places = (folder / str(number) / name for name in (COMPOSED, START))
+    with replace_together(*places) as files:
+        for file, text in zip(files, (composed, manifest), strict=True):
+            file.write_text(text)
+    return folder / str(number)
 
 
-def link(run: Path, checkpoints: Path) -> None:
+def link(run: Path, folder: Path) -> None:
     """Let the starts be found from the folder of checkpoints, where it is not in that of the run.
 
     Raises:
         OSError: the folder of checkpoints cannot be written.
     """
-    if run in (checkpoints, checkpoints.parent) or (checkpoints / FOLDER).exists():
+    if run in (folder, folder.parent) or (folder / STARTS).exists():
         return
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    (checkpoints / FOLDER).symlink_to(run / FOLDER)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STARTS).symlink_to(run / STARTS)
 
 
 def ended(run: Path, why: str, exit_code: int | None = None, mark: str | None = None) -> None:
@@ -186,68 +178,49 @@ def _of_code(exit_code: int) -> str:
 
 def starts_of(run: Path) -> list[Written]:
     """The starts of a run, in their order; given its folder, or that of its checkpoints."""
-    for folder in (run, run / "checkpoints", run.parent):
-        if found := starts_in(folder / FOLDER):
-            return found
-    return []
-
-
-def starts_in(folder: Path) -> list[Written]:
-    """The starts in a folder `starts`."""
-    found = []
-    for path in folder.glob(f"*/{START}"):
-        if path.parent.name.isdecimal():
-            end = path.with_name(END)
-            found.append(Written(path.parent, _start(path), _read(end) if end.exists() else {}))
-    return sorted(found, key=lambda written: written.number)
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint that verl would load from the folder of checkpoints; None if it has none."""
-    tracker = folder / TRACKER
-    step = tracker.read_text().strip() if tracker.exists() else ""
-    return folder / f"global_step_{step}" if step else None
+    return [_written(manifest) for manifest in manifests_of(run)]
 
 
 def maker_of(checkpoint: Path) -> Written | None:
-    """The start whose configuration a run goes on with; None if no start is recorded.
-
-    It is the last start that had begun when the checkpoint was written, or that went on from an
-    earlier checkpoint.
-
-    Args:
-        checkpoint: a folder `global_step_N`, in the folder of checkpoints.
-    """
-    rows = checkpoint / "data.pt"  # written when the weights are whole
-    made = (rows if rows.exists() else checkpoint).stat().st_mtime
-    fitting = [
-        one
-        for one in starts_of(checkpoint.resolve().parent)
-        if one.start.checkpoint or datetime.fromisoformat(one.start.time).timestamp() <= made
-    ]
-    return fitting[-1] if fitting else None
+    """The start whose configuration a run goes on with: see `checkpoints.maker_of`."""
+    manifest = checkpoints.maker_of(checkpoint)
+    return None if manifest is None else _written(manifest)
 
 
-def _start(path: Path) -> Start:
-    read = _read(path)
-    read |= {key: tuple(read[key]) for key in ("warnings", "command")}
-    return Start(**read)
+def _written(manifest: Path) -> Written:
+    end = manifest.with_name(END)
+    return Written(manifest.parent, _read(manifest, _start), _read(end) if end.exists() else {})
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _start(read: Mapping[str, Any]) -> Start:
+    return Start(**{**read, **{key: tuple(read[key]) for key in ("warnings", "command")}})
+
+
+def _read(path: Path, made_of: Callable[[Mapping[str, Any]], Any] = dict) -> Any:
     try:
-        return dict(
-            yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        )
-    except (yaml.YAMLError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path}: cannot be read: {' '.join(str(error).split())}. It is written once, when the "
-            f"run starts; put back the file, or delete {path.parent} if you can do without"
-        ) from error
+        text = path.read_text()
+        if text.startswith(FIRST) and not text.endswith(LAST):
+            raise ValueError("it is cut")
+        return made_of(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(unreadable(path, error)) from error
 
 
 def _yaml(values: Mapping[str, Any]) -> str:
-    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+    return f"{FIRST}{text}{LAST}"
+
+
+def code_change(earlier: Written, now: Start) -> tuple[str, ...]:
+    """A warning if code or versions are not those of an earlier start."""
+    old, new = ({**one.versions, **one.code} for one in (earlier.start, now))
+    changed = [
+        f"{key} {str(old.get(key))[:SHOWN]} -> {str(new.get(key))[:SHOWN]}"
+        for key in {**old, **new}
+        if old.get(key) != new.get(key)
+    ]
+    said = f"the code is not that of start {earlier.number}: {', '.join(changed)}"
+    return (said,) if changed else ()
 
 
 def versions() -> dict[str, str]:
@@ -262,16 +235,20 @@ def versions() -> dict[str, str]:
 
 
 def _code() -> dict[str, Any]:
-    """The commit of the checkout that holds this package, and whether its files were changed."""
+    """The commit of the checkout that holds this package, and a hash of what was changed since."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return {}
 
-    def git(*arguments: str) -> str:
+    def git(*arguments: str) -> bytes:
         command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, check=True).stdout
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
+        commit, changed = git("rev-parse", "HEAD").decode().strip(), bool(git("status", "-s"))
+        edits = hashlib.sha256(git("diff", "HEAD"))
+        for name in git("ls-files", "-zo", "--exclude-standard", "verl_gdpo").split(b"\0")[:-1]:
+            edits.update(name + (root / os.fsdecode(name)).read_bytes())
     except (OSError, subprocess.CalledProcessError):  # no git here, or another user's checkout
         return {}
+    return {"commit": commit, "changed": changed, "edits": edits.hexdigest() if changed else ""}

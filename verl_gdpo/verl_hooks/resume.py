@@ -19,12 +19,18 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from verl_gdpo.run import starts
+from verl_gdpo.run.checkpoints import TRACKER, newest_checkpoint, step_of, whole_checkpoint
 from verl_gdpo.run.contents import file_contents, flat, without_environment
 from verl_gdpo.run.folder import of_recipes
-from verl_gdpo.run.resume_rules import PLACES, changes, refusal, without_followers
-from verl_gdpo.run.starts import TRACKER, Start, Written
+from verl_gdpo.run.resume_rules import (
+    PLACES,
+    changes,
+    missing_files,
+    refusal,
+    without_followers,
+)
+from verl_gdpo.run.starts import Start, Written
 
-SHOWN = 12  # characters of a commit
 ALLOW = "allow_change"  # a key of ours: the keys whose change is wanted
 
 
@@ -91,7 +97,7 @@ def checkpoint_to_load(config: Any) -> Path | None:
     if mode == "resume_path" and config.trainer.resume_from_path:
         path = Path(config.trainer.resume_from_path)
     elif mode == "auto":
-        path = starts.newest_checkpoint(Path(config.trainer.default_local_dir))
+        path = newest_checkpoint(Path(config.trainer.default_local_dir))
     return path.resolve() if path and path.is_dir() and "global_step_" in path.name else None
 
 
@@ -105,23 +111,12 @@ def mend_tracker(folder: Path) -> None:
         folder: `trainer.default_local_dir`. If it holds no tracker, nothing happens.
 
     Raises:
-        ValueError: the tracker names a checkpoint that does not exist, or it is empty and no
-            checkpoint is complete.
+        ValueError: see `whole_checkpoint`.
     """
-    tracker = folder / TRACKER
-    if not tracker.exists():
-        return
-    said = tracker.read_text().strip()
-    whole = [path.parent.name for path in folder.glob("global_step_*/data.pt")]
-    steps = sorted(int(name.removeprefix("global_step_")) for name in whole)
-    if said == "" and steps:
-        tracker.write_text(str(steps[-1]))
-        _warn(f"{tracker} was empty; it says {steps[-1]} again")
-    elif not (folder / f"global_step_{said}").is_dir():
-        raise ValueError(
-            f"{tracker} says {said!r}, but {folder} has {steps or 'no'} whole checkpoints. Write "
-            "one of these numbers into it, or delete it to start anew"
-        )
+    newest, tracker = whole_checkpoint(folder), folder / TRACKER
+    if newest and not tracker.read_text().strip():
+        tracker.write_text(str(step_of(newest.name)))
+        _warn(f"{tracker} was empty; it says {step_of(newest.name)} again")
 
 
 def _start(
@@ -141,24 +136,26 @@ def _start(
         unknown = "nothing tells whether the settings are those of its run"
         said_of_it = (f"{checkpoint} was made without a manifest, so {unknown}",)
         return replace(start, checkpoint=str(checkpoint), warnings=said_of_it)
+    if gone := missing_files(earlier.start, start):
+        raise ValueError(
+            f"verl-gdpo: no resume from {checkpoint}: start {earlier.number} read a file that "
+            f"cannot be read now, in {', '.join(gone)}. Put it back, or name where it lies"
+        )
     composed: Any = OmegaConf.to_container(config, resolve=False)
-    found = without_followers(changes(earlier.start.contents, start.contents), flat(composed))
+    found = without_followers(changes(earlier.start, start), flat(composed))
     if reasons := refusal(found, allowed):
         raise ValueError(
             f"verl-gdpo: no resume from {checkpoint}, which was made with other settings, recorded "
             f"in {earlier.folder}: {reasons}. Without these changes it goes on; a new run has "
             "another run_dir or trainer.default_local_dir"
         )
-    warnings = []
-    if (earlier.start.code, earlier.start.versions) != (start.code, start.versions):
-        changed = _code_change(earlier.start, start)
-        warnings.append(f"the code is not that of start {earlier.number}: {changed}")
+    code_changed = starts.code_change(earlier, start)
     said = {
         change.key: [change.before, change.after, change.rule.verdict]
         for change in found
         if change.rule != PLACES
     }
-    return replace(start, checkpoint=str(checkpoint), changes=said, warnings=tuple(warnings))
+    return replace(start, checkpoint=str(checkpoint), changes=said, warnings=code_changed)
 
 
 def _names(config: Any, earlier: Written | None) -> dict[str, Any]:
@@ -192,16 +189,6 @@ def hand_over(config: Any, *names: str) -> None:
     for name in {*names} & os.environ.keys():
         key = f"ray_kwargs.ray_init.runtime_env.env_vars.{name}"
         OmegaConf.update(config, key, os.environ[name], force_add=True)
-
-
-def _code_change(before: Start, now: Start) -> str:
-    old, new = ({**start.versions, **start.code} for start in (before, now))
-    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return ", ".join(f"{key} {_short(old.get(key))} -> {_short(new.get(key))}" for key in changed)
-
-
-def _short(value: Any) -> str:
-    return str(value)[:SHOWN]
 
 
 def _taken_out(config: Any, key: str) -> list[str]:

@@ -19,6 +19,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from verl_gdpo.advantage.variants import Bounds
+from verl_gdpo.run.contents import by_content
 from verl_gdpo.run.dump_reader import data_sources, dump_files, dumps_to_read
 from verl_gdpo.run.folder import (
     Metrics,
@@ -49,7 +50,7 @@ FEWEST_FOR_BAND = 5  # runs of an arm
 # the last words of keys in which runs of one arm may differ: seeds, names, folders and ports
 OF_ONE_RUN = {
     *("arm", "seed", "project_name", "experiment_name", "resume_mode", "resume_from_path"),
-    *("dir", "save_path", "timeline_json_file", "port", "ports", "address"),
+    *("recipes", "dir", "save_path", "timeline_json_file", "port", "ports", "address"),
 }
 # where a key of such a name may say what is trained
 OF_AN_ARM = ("data_dir", "algorithm.", "reward.reward_kwargs.", "reward.custom_reward_function.")
@@ -236,7 +237,7 @@ def compared(runs: Sequence[Run]) -> list[dict[str, str]]:
         {
             **{
                 key: str(value)
-                for key, value in starts[-1].start.contents.compared().items()
+                for key, value in by_content(last.configuration, last.files).items()
                 if key != "data_dir"  # what is in it counts
             },
             **{
@@ -247,6 +248,7 @@ def compared(runs: Sequence[Run]) -> list[dict[str, str]]:
             },
         }
         for starts in recorded
+        for last in [starts[-1].start]
     ]
 
 
