@@ -16,15 +16,17 @@ from composed_recipes import composed
 from executable import program
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from repository import REPO
+from saved_checkpoint import save_checkpoint
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
+
+from verl_gdpo.run.starts import Start, now, write
 
 PYTHON = r"""#!/bin/bash
 call=$(mktemp "$CALLS/XXXXXX")
 printf '%s\0' "$PWD" "$@" >"$call"
 [[ $* != *verl_gdpo.run.launch* ]] || exit "${LAUNCH_EXIT:-0}"
 """
-TRACKER = "checkpoints/latest_checkpointed_iteration.txt"
 OWN_DATA = ("data.train_files=a", "data.val_files=b")
 
 
@@ -53,6 +55,8 @@ def checkout(tmp_path, monkeypatch):
     for task in ("tool_rl", "gsm8k"):
         (root / "recipes" / "task" / f"{task}.yaml").touch()
     (root / "verl_gdpo" / "tools" / "check").mkdir(parents=True)
+    (root / "verl_gdpo" / "run").mkdir()
+    shutil.copy(REPO / "verl_gdpo" / "run" / "checkpoints.py", root / "verl_gdpo" / "run")
     finds(root, "hardware=cpu")
     for folder in ("deep/home", "calls", "bin"):
         (tmp_path / folder).mkdir(parents=True)
@@ -161,8 +165,7 @@ def test_another_task(checkout):
     assert policy == ["--data", rows, "--out", f"{checkout}/data/gsm8k_policy"]
     (run,) = (checkout / "runs").iterdir()
     assert run.name.startswith("gsm8k-")
-    (run / TRACKER).parent.mkdir(parents=True)
-    (run / TRACKER).write_text("3")
+    save_checkpoint(run / "checkpoints", 3)
     resume = ("hardware=cpu", "--resume")
     done = call(checkout, "gsm8k", *resume, script=checkout / "run.sh", hardware=None)
     assert done.returncode == 0
@@ -223,8 +226,7 @@ def test_data_dir_is_one_folder_for_all_stages(checkout):
 
 def test_paths_are_relative_to_where_the_user_stands(checkout):
     home = checkout.parent / "deep" / "home"
-    (home / "run" / "checkpoints").mkdir(parents=True)
-    (home / "run" / TRACKER).write_text("3")
+    save_checkpoint(home / "run" / "checkpoints", 3)
     call(checkout, "data.train_files=my.parquet", "--resume", "run/")
     ran = stages(checkout)
     assert ran["data_prep"][0] == checkout
@@ -240,19 +242,17 @@ GO_ON = r"""
 
 
 def recorded(checkout, name, *recipes):
-    """A run with a manifest and a checkpoint."""
+    """A run with manifests and a checkpoint, up to which its tenth start trained."""
     run = checkout / "runs" / name
-    for folder, file, text in (
-        ("checkpoints", TRACKER.rpartition("/")[2], "3"),
-        ("starts/2", "start.yaml", "recipes:\n  hardware: 1gpu\nconfiguration:\n"),
-        (
-            "starts/10",
-            "start.yaml",
-            "".join(["recipes:\n", *(f"  {one}\n" for one in recipes), "configuration:\n"]),
-        ),
+    saved = save_checkpoint(run / "checkpoints", 3)
+    chosen = dict(one.split(": ") for one in recipes)
+    for number, checkpoint, of_start in (
+        (2, "", {"hardware": "1gpu"}),
+        (10, "", chosen),
+        (11, str(saved), {"hardware": "8gpu", "attention": "flash_attn"}),
     ):
-        (run / folder).mkdir(parents=True)
-        (run / folder / file).write_text(text)
+        made = write(run, Start(now(), checkpoint=checkpoint, recipes=of_start), "")
+        made.rename(made.with_name(str(number)))
     for hardware in ("cpu", "gpu"):
         program(checkout / f"venv-{hardware}" / "bin" / "python", PYTHON + GO_ON)
     return run
@@ -303,15 +303,14 @@ def test_a_run_without_a_manifest_goes_on_with_the_command(checkout):
     run = recorded(checkout, "tool_rl-1")
     shutil.rmtree(run / "starts")
     done = call(checkout, "--resume", "estimator=grpo")
-    assert "was started without a manifest" in done.stdout
+    assert "no start is recorded that trained up to the checkpoint of" in done.stdout
     assert launched(checkout)[1]["estimator"] == "grpo"
 
 
 @pytest.mark.parametrize("name", ["a,b=c", "d (e", "it's", "#f", "ä ö", "[g]", "{h: i}", "$j"])
 def test_a_folder_of_any_name_is_resumed(checkout, name):
     run = checkout.parent / "deep" / "home" / name
-    (run / "checkpoints").mkdir(parents=True)
-    (run / TRACKER).write_text("3")
+    save_checkpoint(run / "checkpoints", 3)
     assert call(checkout, "--resume", name).returncode == 0
     folder, given, _ = launched(checkout)
     assert folder == run
@@ -327,20 +326,43 @@ def test_options_of_the_check_reach_it(checkout):
 
 def test_the_latest_run_is_resumed(checkout):
     for day in (3, 1, 2):
-        (checkout / "runs" / f"tool_rl-2026-01-0{day}" / "checkpoints").mkdir(parents=True)
+        (checkout / "runs" / f"tool_rl-2026-01-0{day}").mkdir(parents=True)
     latest = checkout / "runs" / "tool_rl-2026-01-03"
-    (latest / TRACKER).write_text("3")
+    save_checkpoint(latest / "checkpoints", 3)
     for more in ([], ["estimator=grpo"], ["--time-limit", "1"]):
         call(checkout, "--resume", *more)
         assert launched(checkout)[0] == latest
 
 
 def test_a_run_without_a_whole_checkpoint_is_not_resumed(checkout):
-    (checkout / "runs" / "tool_rl-1" / "checkpoints" / "global_step_3").mkdir(parents=True)
-    done = call(checkout, "--resume")
-    assert done.returncode == 2
-    assert f"nothing to resume in '{checkout}/runs/tool_rl-1': no checkpoint" in done.stderr
-    assert stages(checkout) == {}
+    run = checkout / "runs" / "tool_rl-1"
+    saved = save_checkpoint(run / "checkpoints", 3)
+    tracker = run / "checkpoints" / "latest_checkpointed_iteration.txt"
+    for text, said in {
+        "4": f"{tracker} says '4', but {run}/checkpoints has [3] whole checkpoints",
+        "3": f"{tracker} says '3', but {run}/checkpoints has no whole checkpoints",
+        "": f"{tracker} says '', but {run}/checkpoints has no whole checkpoints",
+        None: f"nothing to resume in '{run}': no checkpoint",
+    }.items():
+        if text is None:
+            tracker.unlink()
+        else:
+            tracker.write_text(text)
+        done = call(checkout, "--resume", "estimator=grpo")
+        assert done.returncode == 2 and said in done.stderr
+        anew = f"start anew, without --resume: {checkout}/run.sh tool_rl estimator=grpo"
+        assert anew in done.stderr
+        assert stages(checkout) == {}
+        if text == "4":
+            shutil.rmtree(saved / "actor")
+
+
+def test_a_tracker_that_a_full_disk_left_empty_is_no_obstacle(checkout):
+    run = recorded(checkout, "tool_rl-1", "hardware: cpu")
+    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("")
+    done = call(checkout, "--resume", hardware=None)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert stages(checkout)["verl_gdpo.run.resume_command"][1][3] == "hardware=cpu"
 
 
 def test_two_starts_in_one_second_have_two_folders(checkout):
@@ -364,6 +386,10 @@ def test_a_folder_of_the_users_choice(checkout):
     assert folder == mine and given["run_dir"] == str(mine)
     assert not (checkout / "runs").exists()
     (mine / "metrics").mkdir(parents=True)
+    done = call(checkout, "run_dir=deep/mine")
+    assert done.returncode == 2 and "--resume" not in done.stderr
+    assert "choose another, or start anew in it after: rm -r deep/mine\n" in done.stderr
+    save_checkpoint(mine / "checkpoints", 3)
     done = call(checkout, "run_dir=deep/mine")
     assert done.returncode == 2 and "go on with it: --resume deep/mine" in done.stderr
 
