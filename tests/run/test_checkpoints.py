@@ -116,7 +116,7 @@ def asked(run):
 
 
 def test_what_run_sh_is_told(tmp_path):
-    assert asked(tmp_path) == (2, "", f"run.sh: nothing to resume in '{tmp_path}': no checkpoint\n")
+    assert asked(tmp_path) == (1, "", f"run.sh: nothing to resume in '{tmp_path}': no checkpoint\n")
     folder = tmp_path / "checkpoints"
     save_checkpoint(folder, 3)
     assert asked(tmp_path) == (0, "\n", "")
@@ -125,5 +125,5 @@ def test_what_run_sh_is_told(tmp_path):
     assert asked(tmp_path) == (0, f"{first}/start.yaml\n", "")
     (folder / TRACKER).write_text("6")
     code, _, said = asked(tmp_path)
-    assert code == 2 and re.search(r"says '6', but \S+ has \[3\] whole", said)
+    assert code == 1 and re.search(r"says '6', but \S+ has \[3\] whole", said)
     assert Path(folder / TRACKER).read_text() == "6"

@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 import uuid
@@ -20,11 +19,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.run.checkpoints import FSDP, TRACKER, newest_checkpoint
+from verl_gdpo.run.checkpoints import FSDP, TRACKER, newest_checkpoint, step_of
 from verl_gdpo.run.folder import read_config
 
 MERGE = "verl_gdpo.verl_hooks.merge"  # runs in a process of its own, which imports verl
-STEP = re.compile(r"global_step_(\d+)")
 MERGED, MADE_FROM = "merged", "merged_from.json"
 EXPECTED = (
     "expected a run's folder, a checkpoint of verl (global_step_N), or the folder of a Hugging "
@@ -90,10 +88,9 @@ def find_policy(place: Path, step: int | None = None) -> Policy:
     checkpoint = _checkpoint_in(place, step)
     actor = checkpoint / "actor" if checkpoint.name != "actor" else checkpoint
     _check_is_fsdp(actor)
-    of_step = STEP.search(actor.parent.name)
     run = _run_of(actor)
     config = None if run is None else read_config(run)
-    return Policy(checkpoint, merged(actor), int(of_step[1]) if of_step else 0, run, config)
+    return Policy(checkpoint, merged(actor), step_of(actor.parent.name), run, config)
 
 
 def choose_dtype(policy: Policy) -> str:
@@ -117,11 +114,9 @@ def _checkpoint_in(place: Path, step: int | None) -> Path:
             raise ValueError(f"--step {step}: {place} is one checkpoint; name the run")
         return place
     folder = _checkpoints_of(place)
-    steps = sorted(
-        int(found[1]) for path in folder.glob("*") if (found := STEP.fullmatch(path.name))
-    )
     if step is not None:
-        if step not in steps:
+        if not (folder / f"global_step_{step}").is_dir():
+            steps = sorted(step_of(path.name) for path in folder.glob("global_step_*"))
             raise ValueError(f"--step {step}: {folder} has checkpoints of the steps {steps}")
         return folder / f"global_step_{step}"
     newest = newest_checkpoint(folder)

@@ -119,7 +119,7 @@ def unreadable(manifest: Path, why: object) -> str:
     )
 
 
-def main() -> int:
+def main() -> None:
     run = Path(sys.argv[1])
     try:
         checkpoint = whole_checkpoint(run / "checkpoints")
@@ -127,10 +127,8 @@ def main() -> int:
             raise ValueError(f"nothing to resume in '{run}': no checkpoint")
         print(maker_of(checkpoint) or "")
     except (OSError, ValueError) as error:
-        print(f"run.sh: {error}", file=sys.stderr)
-        return 2
-    return 0
+        sys.exit(f"run.sh: {error}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

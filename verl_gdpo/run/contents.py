@@ -1,8 +1,8 @@
 """What a configuration says, in a form in which two of them can be compared: files by content."""
 
 import hashlib
-import os
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +50,12 @@ def flat(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 def file_contents(configuration: Mapping[str, Any]) -> dict[str, str]:
     """{key: SHA-256 of the content} of the keys that name files or models on this machine."""
-    found, known = {}, dict[str, str | None]()
+    content, found = cache(_content), {}
     for key, value in flat(configuration).items():
         if key.rpartition(".")[2].rpartition("_")[2] not in NAMES_FILES or key in NOT_READ:
             continue
         named = value if isinstance(value, list) else [value]
-        for path in {*map(str, named)} - {*known}:
-            known[path] = _content(Path(os.path.expanduser(path)))
-        contents = [known[str(path)] for path in named]
+        contents = [content(str(path)) for path in named]
         if None not in contents:
             found[key] = " ".join(map(str, contents))
     return found
@@ -68,9 +66,9 @@ def by_content(configuration: Mapping[str, Any], files: Mapping[str, str]) -> di
     return {**flat(configuration), **{key: f"sha256 {value}" for key, value in files.items()}}
 
 
-def _content(path: Path) -> str | None:
+def _content(name: str) -> str | None:
     """The hash of a file or of a model's folder; None for anything else."""
-    whole = hashlib.sha256()
+    path, whole = Path(name).expanduser(), hashlib.sha256()
     try:
         if (path / "config.json").is_file():
             for part in sorted(filter(Path.is_file, path.iterdir())):

@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.run.checkpoints import STARTS, whole_checkpoint
+from verl_gdpo.run.checkpoints import whole_checkpoint
 from verl_gdpo.run.contents import flat
 from verl_gdpo.run.folder import RECIPES as OURS
 from verl_gdpo.run.starts import COMPOSED, Written, code_change, here, maker_of, starts_of
@@ -55,27 +55,21 @@ def arguments(run: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def _to_go_on_with(run: Path) -> Written:
-    if (newest := whole_checkpoint(run / "checkpoints")) is None:
-        raise ValueError(f"nothing to resume in {run}: {run / 'checkpoints'} names no checkpoint")
-    if (written := maker_of(newest)) is None:
-        raise ValueError(
-            f"{run / STARTS} has no start that could have made {newest}; give the whole command of "
-            "verl, which compares what it can"
-        )
+    newest = whole_checkpoint(run / "checkpoints")
+    if newest is None or (written := maker_of(newest)) is None:
+        lacking = "checkpoint" if newest is None else f"start that trained up to it, {newest}"
+        raise ValueError(f"nothing to resume in {run}: no {lacking}")
     return written
 
 
 def remarks(run: Path) -> list[str]:
     """What a user should know before the run goes on: other code, and changes that are not kept."""
     written = _to_go_on_with(run)
-    return [
-        *code_change(written, here({})),
-        *(
-            f"start {one.number} changed {', '.join(one.start.changes)} and saved no checkpoint: "
-            "give these changes again if the run shall keep them"
-            for one in starts_of(run)
-            if one.number > written.number and one.start.changes
-        ),
+    later = [one for one in starts_of(run) if one.number > written.number and one.start.changes]
+    return [*code_change(written, here({}))] + [
+        f"start {one.number} changed {', '.join(one.start.changes)} and did not train up to the "
+        "checkpoint: give these changes again if the run shall keep them"
+        for one in later
     ]
 
 
@@ -111,8 +105,6 @@ def _again(override: str, known: Any) -> str:
 def _files(written: Written) -> dict[str, str]:
     """The files that the run named relative to the folder that it was started in."""
     start = written.start
-    if Path(start.folder) == Path.cwd():
-        return {}
     found = {}
     for key, value in flat(start.configuration).items():
         if key in start.files:

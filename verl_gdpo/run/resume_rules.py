@@ -20,7 +20,6 @@ NEW_RUN = (
     "new run with "
     "actor_rollout_ref.model.path=MODEL; the state of the optimizer is lost"
 )
-SHOWN = 80  # characters of a value
 LISTED = 8  # changes of one kind in a message
 
 
@@ -82,14 +81,9 @@ RULES = (
     ),
     Rule(
         REFUSED,
-        "data.seed data.shuffle",
-        "the order of the rows comes from the checkpoint: another seed has no effect, and "
-        "shuffling cannot be switched on or off",
-    ),
-    Rule(
-        REFUSED,
-        "data.dataloader_num_workers",
-        "verl stops with an AssertionError when it restores the position in the rows",
+        "data.seed data.shuffle data.dataloader_num_workers",
+        "the order of the rows comes from the checkpoint: another seed has no effect, shuffling "
+        "cannot be switched on or off, and with other workers verl stops with an AssertionError",
     ),
     Rule(
         REFUSED,
@@ -170,12 +164,7 @@ class Change:
     rule: Rule
 
     def __str__(self) -> str:
-        return f"{self.key}: {_short(self.before)} -> {_short(self.after)}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+        return f"{self.key}: {self.before!r:.80} -> {self.after!r:.80}"
 
 
 def rule_of(key: str, flat_configuration: Mapping[str, Any]) -> Rule:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from verl_gdpo.run.processes import MARK
 
 COMPOSED, END = "composed.yaml", "end.yaml"
 FIRST, LAST = "---\n", "...\n"  # around a file of YAML, so that a cut one is seen
-SHOWN = 12  # characters of a commit
 SIGNALS, TIME_LIMIT_EXIT = 128, 124  # exit codes of a shell, and of timeout(1)
 # packages whose versions can change a result
 PACKAGES = ("verl-gdpo", "verl", "torch", "ray", "vllm", "transformers")
@@ -45,8 +45,8 @@ class Start:
         that trained up to the checkpoint.
     warnings: what was said of the resume.
     recipes: the chosen recipes, such as {"estimator": "grpo"}.
-    code: "commit", "changed" and a hash of the "edits" since, of the checkout that holds this
-        package; or nothing.
+    code: "commit", and "changed", a hash of what was changed since, or False; of the checkout that
+        holds this package. Or nothing.
     files: {key: SHA-256} of the files that the configuration names.
     metrics: the file in which verl's file logger wrote.
     mark: of the launcher; "" without one.
@@ -98,11 +98,7 @@ def here(configuration: Mapping[str, Any], **more: Any) -> Start:
         configuration=configuration,
         versions=versions(),
         code=_code(),
-        machine={
-            "name": platform.node(),
-            "system": platform.platform(),
-            "cpus": os.cpu_count(),
-        },
+        machine={"name": platform.node(), "system": platform.platform(), "cpus": os.cpu_count()},
         command=tuple(sys.argv),
         folder=str(Path.cwd()),
         metrics=os.environ.get("VERL_FILE_LOGGER_PATH", ""),
@@ -120,19 +116,17 @@ def write(run: Path, start: Start, composed: str) -> Path:
     Raises:
         OSError: the run's folder cannot be written.
     """
-    manifest, folder = _yaml(asdict(start)), run / STARTS
-    number = max((int(one.parent.name) for one in manifests_in(folder)), default=0) + 1
-    while True:
+    last = max((int(one.parent.name) for one in manifests_in(run / STARTS)), default=0)
+    for number in count(last + 1):
+        folder = run / STARTS / str(number)
         with contextlib.suppress(FileExistsError):  # another start took this number
-            (folder / str(number)).mkdir(parents=True)
+            folder.mkdir(parents=True)
             break
-        number += 1
     # the manifest comes last: without it, the start is none
-    places = (folder / str(number) / name for name in (COMPOSED, START))
-    with replace_together(*places) as files:
-        for file, text in zip(files, (composed, manifest), strict=True):
-            file.write_text(text)
-    return folder / str(number)
+    with replace_together(folder / COMPOSED, folder / START) as [configuration, manifest]:
+        configuration.write_text(composed)
+        manifest.write_text(_yaml(asdict(start)))
+    return folder
 
 
 def link(run: Path, folder: Path) -> None:
@@ -215,7 +209,7 @@ def code_change(earlier: Written, now: Start) -> tuple[str, ...]:
     """A warning if code or versions are not those of an earlier start."""
     old, new = ({**one.versions, **one.code} for one in (earlier.start, now))
     changed = [
-        f"{key} {str(old.get(key))[:SHOWN]} -> {str(new.get(key))[:SHOWN]}"
+        f"{key} {old.get(key)!s:.12} -> {new.get(key)!s:.12}"
         for key in {**old, **new}
         if old.get(key) != new.get(key)
     ]
@@ -227,10 +221,8 @@ def versions() -> dict[str, str]:
     """{package: version} of what can change a result, here."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -251,4 +243,4 @@ def _code() -> dict[str, Any]:
             edits.update(name + (root / os.fsdecode(name)).read_bytes())
     except (OSError, subprocess.CalledProcessError):  # no git here, or another user's checkout
         return {}
-    return {"commit": commit, "changed": changed, "edits": edits.hexdigest() if changed else ""}
+    return {"commit": commit, "changed": changed and edits.hexdigest()}

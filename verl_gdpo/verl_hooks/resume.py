@@ -18,17 +18,10 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
-from verl_gdpo.run import starts
+from verl_gdpo.run import resume_rules, starts
 from verl_gdpo.run.checkpoints import TRACKER, newest_checkpoint, step_of, whole_checkpoint
 from verl_gdpo.run.contents import file_contents, flat, without_environment
 from verl_gdpo.run.folder import of_recipes
-from verl_gdpo.run.resume_rules import (
-    PLACES,
-    changes,
-    missing_files,
-    refusal,
-    without_followers,
-)
 from verl_gdpo.run.starts import Start, Written
 
 ALLOW = "allow_change"  # a key of ours: the keys whose change is wanted
@@ -57,8 +50,7 @@ def recorded_start(config: Any, *, is_ours: bool, composed: Any = None) -> Itera
         yield
         return
     allowed = _taken_out(config, ALLOW)
-    if composed is None:
-        composed = config
+    composed = config if composed is None else composed
     _taken_out(composed, ALLOW)
     start = _start(config, checkpoint, earlier, allowed)
     for warning in start.warnings:
@@ -132,41 +124,37 @@ def _start(
     start = starts.here(kept, files=files, **_names(config, earlier))
     if checkpoint is None:
         return start
+    start = replace(start, checkpoint=str(checkpoint))
     if earlier is None:
         unknown = "nothing tells whether the settings are those of its run"
-        said_of_it = (f"{checkpoint} was made without a manifest, so {unknown}",)
-        return replace(start, checkpoint=str(checkpoint), warnings=said_of_it)
-    if gone := missing_files(earlier.start, start):
+        return replace(start, warnings=(f"no start is recorded that made {checkpoint}: {unknown}",))
+    if gone := resume_rules.missing_files(earlier.start, start):
         raise ValueError(
             f"verl-gdpo: no resume from {checkpoint}: start {earlier.number} read a file that "
             f"cannot be read now, in {', '.join(gone)}. Put it back, or name where it lies"
         )
     composed: Any = OmegaConf.to_container(config, resolve=False)
-    found = without_followers(changes(earlier.start, start), flat(composed))
-    if reasons := refusal(found, allowed):
+    found = resume_rules.changes(earlier.start, start)
+    found = resume_rules.without_followers(found, flat(composed))
+    if reasons := resume_rules.refusal(found, allowed):
         raise ValueError(
             f"verl-gdpo: no resume from {checkpoint}, which was made with other settings, recorded "
             f"in {earlier.folder}: {reasons}. Without these changes it goes on; a new run has "
             "another run_dir or trainer.default_local_dir"
         )
-    code_changed = starts.code_change(earlier, start)
     said = {
         change.key: [change.before, change.after, change.rule.verdict]
         for change in found
-        if change.rule != PLACES
+        if change.rule != resume_rules.PLACES
     }
-    return replace(start, checkpoint=str(checkpoint), changes=said, warnings=code_changed)
+    return replace(start, changes=said, warnings=starts.code_change(earlier, start))
 
 
 def _names(config: Any, earlier: Written | None) -> dict[str, Any]:
     """The chosen recipes and the id of the run in W&B: those of the run that goes on."""
-    if earlier is not None:
-        recipes = dict(earlier.start.recipes)
-    else:
-        choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
-        recipes = {
-            str(k): str(v) for k, v in choices.items() if "/" not in str(k) and "@" not in str(k)
-        }
+    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    chosen = {str(k): str(v) for k, v in choices.items() if not {*"/@"} & {*str(k)}}
+    recipes = dict(earlier.start.recipes) if earlier else chosen
     logger = config.trainer.get("logger") or []
     if "wandb" not in ([logger] if isinstance(logger, str) else logger):
         return {"recipes": recipes}

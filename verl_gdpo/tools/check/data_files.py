@@ -18,7 +18,7 @@ from omegaconf import ListConfig, OmegaConf
 from verl_gdpo.data_prep.overlap import Messages, Prompts, compare
 from verl_gdpo.data_prep.parquet import ROWS_AT_ONCE
 from verl_gdpo.rewards import check_ground_truths
-from verl_gdpo.run.checkpoints import TRACKER, step_of, whole_checkpoint
+from verl_gdpo.run.checkpoints import step_of, whole_checkpoint
 from verl_gdpo.settings.of_run import uses_gdpo_manager
 
 MOST_ROWS = 1000  # of a file, evenly spread: this takes a second, where 50,000 rows take a minute
@@ -193,12 +193,7 @@ def _finished_steps(config: Any, steps: int) -> Iterator[str]:
     folder = Path(str(config.trainer.default_local_dir))
     if config.trainer.resume_mode != "auto" or not (newest := whole_checkpoint(folder)):
         return
-    tracker, done = folder / TRACKER, step_of(newest.name)
-    if not tracker.read_text().strip():
-        yield (
-            f"{tracker} is empty, as a full disk leaves it: with verl-gdpo the run goes on from "
-            "the newest checkpoint, and verl alone stops"
-        )
+    done = step_of(newest.name)
     if done >= steps:
         raise ValueError(
             f"trainer.default_local_dir={folder} has the checkpoint of step {done}, and "
