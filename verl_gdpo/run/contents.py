@@ -1,6 +1,7 @@
 """What a configuration says, in a form in which two of them can be compared: files by content."""
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,6 @@ from omegaconf.resolvers import oc
 
 # the last word of keys that may name files, such as `data.train_files`
 NAMES_FILES = ("path", "files")
-NOT_READ = ("trainer.resume_from_path",)  # a checkpoint, of which nothing is compared
 SMALL_BYTES = 1 << 20  # larger files of a model's folder are compared by their size
 
 
@@ -52,7 +52,7 @@ def file_contents(configuration: Mapping[str, Any]) -> dict[str, str]:
     """{key: SHA-256 of the content} of the keys that name files or models on this machine."""
     content, found = cache(_content), {}
     for key, value in flat(configuration).items():
-        if key.rpartition(".")[2].rpartition("_")[2] not in NAMES_FILES or key in NOT_READ:
+        if key.rpartition(".")[2].rpartition("_")[2] not in NAMES_FILES:
             continue
         named = value if isinstance(value, list) else [value]
         contents = [content(str(path)) for path in named]
@@ -68,7 +68,7 @@ def by_content(configuration: Mapping[str, Any], files: Mapping[str, str]) -> di
 
 def _content(name: str) -> str | None:
     """The hash of a file or of a model's folder; None for anything else."""
-    path, whole = Path(name).expanduser(), hashlib.sha256()
+    path, whole = Path(os.path.expanduser(name)), hashlib.sha256()
     try:
         if (path / "config.json").is_file():
             for part in sorted(filter(Path.is_file, path.iterdir())):
