@@ -120,6 +120,16 @@ def test_a_start_counts_once_it_has_trained_up_to_a_checkpoint():
     assert arguments(Path("run").resolve(), [])[1].endswith(f"starts{os.sep}3")
 
 
+@pytest.mark.parametrize("mode", ["auto", "resume_path"])
+def test_a_checkpoint_that_is_not_whole_is_seen_before_the_model_is_loaded(mode):
+    start(recipe())
+    checkpoint = saved()
+    (checkpoint / "actor" / "model_world_size_1_rank_0.pt").unlink()
+    given = [f"trainer.resume_mode={mode}", f"trainer.resume_from_path={checkpoint}"]
+    with pytest.raises(ValueError, match=r"data\.pt and, in actor/, the files of all ranks"):
+        start(recipe(*given))
+
+
 def test_a_file_that_is_missing_lets_no_other_rows_in(place):
     """Neither at this resume, nor at the next."""
     start(recipe())

@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 TRACKER, FSDP = "latest_checkpointed_iteration.txt", "fsdp_config.json"
+PARTS = "data.pt and, in actor/, the files of all ranks"  # of a whole checkpoint
 STARTS, START = "starts", "start.yaml"  # the manifests, which `starts.py` writes
 # of a file that each rank of FSDP writes
 SHARD = re.compile(r"(.+_world_size_(\d+)_rank_)\d+\.pt")
@@ -62,8 +63,8 @@ def whole_checkpoint(folder: Path) -> Path | None:
     if tracker.exists() and not (newest and is_whole(newest)):
         raise ValueError(
             f"{tracker} says {tracker.read_text().strip()!r}, but {folder} has "
-            f"{whole_steps(folder) or 'no'} whole checkpoints, with data.pt and all shards in "
-            "actor/. Write one of these numbers into it, or delete it to start anew"
+            f"{whole_steps(folder) or 'no'} whole checkpoints, with {PARTS}. Write one of these "
+            "numbers into it, or delete it to start anew"
         )
     return newest
 

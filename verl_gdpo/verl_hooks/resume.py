@@ -19,7 +19,14 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from verl_gdpo.run import resume_rules, starts
-from verl_gdpo.run.checkpoints import TRACKER, newest_checkpoint, step_of, whole_checkpoint
+from verl_gdpo.run.checkpoints import (
+    PARTS,
+    TRACKER,
+    is_whole,
+    newest_checkpoint,
+    step_of,
+    whole_checkpoint,
+)
 from verl_gdpo.run.contents import file_contents, flat, without_environment
 from verl_gdpo.run.folder import of_recipes
 from verl_gdpo.run.starts import Start, Written
@@ -117,13 +124,16 @@ def _start(
     """The start to record.
 
     Raises:
-        ValueError: it would go on with other settings than the checkpoint was made with.
+        ValueError: it would go on with other settings than the checkpoint was made with, or the
+            checkpoint is not whole.
     """
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     kept, files = without_environment(config), file_contents(resolved)
     start = starts.here(kept, files=files, **_names(config, earlier))
     if checkpoint is None:
         return start
+    if not is_whole(checkpoint):  # verl would say so after it has loaded the model
+        raise ValueError(f"verl-gdpo: no resume from {checkpoint}, which lacks {PARTS}")
     start = replace(start, checkpoint=str(checkpoint))
     if earlier is None:
         unknown = "nothing tells whether the settings are those of its run"
