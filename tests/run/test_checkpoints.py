@@ -43,6 +43,14 @@ def test_a_checkpoint_without_a_part_is_not_whole(tmp_path, missing):
         whole_checkpoint(tmp_path)
 
 
+def test_a_checkpoint_without_weights_is_not_whole(tmp_path):
+    checkpoint = save_checkpoint(tmp_path, 3)
+    (checkpoint / "actor" / "optim_world_size_1_rank_0.pt").unlink()
+    assert is_whole(checkpoint)  # of `save_contents` without the optimizer
+    (checkpoint / "actor" / "model_world_size_1_rank_0.pt").unlink()
+    assert not is_whole(checkpoint)
+
+
 def test_a_checkpoint_whose_shards_were_deleted_is_not_whole(tmp_path):
     """As `trainer.del_local_ckpt_after_load` does it."""
     checkpoint = save_checkpoint(tmp_path, 3)

@@ -20,7 +20,7 @@ TRACKER, FSDP = "latest_checkpointed_iteration.txt", "fsdp_config.json"
 PARTS = "data.pt and, in actor/, the files of all ranks"  # of a whole checkpoint
 STARTS, START = "starts", "start.yaml"  # the manifests, which `starts.py` writes
 # of a file that each rank of FSDP writes
-SHARD = re.compile(r"(.+_world_size_(\d+)_rank_)\d+\.pt")
+SHARD = re.compile(r"(.+)_world_size_(\d+)_rank_\d+\.pt")
 # of a manifest; a long name of a checkpoint goes on in the next line
 HEAD = re.compile(r"^time: '(.+)'$.*?^checkpoint:(.*?)^\w", re.M | re.S)
 
@@ -31,8 +31,12 @@ def is_whole(checkpoint: Path) -> bool:
     if not (actor.is_dir() and (checkpoint / "data.pt").is_file()):
         return False
     names = {path.name for path in actor.iterdir()}
-    shards = [found for found in map(SHARD.fullmatch, names) if found]
-    expected = {f"{shard[1]}{rank}.pt" for shard in shards for rank in range(int(shard[2]))}
+    expected = {
+        f"{kind}_world_size_{found[2]}_rank_{rank}.pt"
+        for found in filter(None, map(SHARD.fullmatch, names))
+        for kind in ("model", found[1])
+        for rank in range(int(found[2]))
+    }
     return expected <= names and bool(expected if FSDP in names else names)
 
 

@@ -186,9 +186,8 @@ def changes(before: Start, after: Start) -> list[Change]:
         by_content(one.configuration, {key: one.files[key] for key in known})
         for one in (before, after)
     )
-    asked = flat(after.configuration)
     return [
-        Change(key, old.get(key), new.get(key), rule_of(key, asked))
+        Change(key, old.get(key), new.get(key), rule_of(key, new))
         for key in {**old, **new}
         if old.get(key) != new.get(key)
     ]

@@ -18,15 +18,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
-from verl_gdpo.run import resume_rules, starts
-from verl_gdpo.run.checkpoints import (
-    PARTS,
-    TRACKER,
-    is_whole,
-    newest_checkpoint,
-    step_of,
-    whole_checkpoint,
-)
+from verl_gdpo.run import checkpoints, resume_rules, starts
 from verl_gdpo.run.contents import file_contents, flat, without_environment
 from verl_gdpo.run.folder import of_recipes
 from verl_gdpo.run.starts import Start, Written
@@ -85,9 +77,8 @@ def recorded_start(config: Any, *, is_ours: bool, composed: Any = None) -> Itera
 
 def run_folder(config: Any) -> Path:
     """`run_dir` of our recipes, or the folder of checkpoints."""
-    return Path(
-        config.run_dir if of_recipes(config) else config.trainer.default_local_dir
-    ).resolve()
+    folder = config.run_dir if of_recipes(config) else config.trainer.default_local_dir
+    return Path(folder).resolve()
 
 
 def checkpoint_to_load(config: Any) -> Path | None:
@@ -96,7 +87,7 @@ def checkpoint_to_load(config: Any) -> Path | None:
     if mode == "resume_path" and config.trainer.resume_from_path:
         path = Path(config.trainer.resume_from_path)
     elif mode == "auto":
-        path = newest_checkpoint(Path(config.trainer.default_local_dir))
+        path = checkpoints.newest_checkpoint(Path(config.trainer.default_local_dir))
     return path.resolve() if path and path.is_dir() and "global_step_" in path.name else None
 
 
@@ -112,10 +103,10 @@ def mend_tracker(folder: Path) -> None:
     Raises:
         ValueError: see `whole_checkpoint`.
     """
-    newest, tracker = whole_checkpoint(folder), folder / TRACKER
+    newest, tracker = checkpoints.whole_checkpoint(folder), folder / checkpoints.TRACKER
     if newest and not tracker.read_text().strip():
-        tracker.write_text(str(step_of(newest.name)))
-        _warn(f"{tracker} was empty; it says {step_of(newest.name)} again")
+        tracker.write_text(newest.name.removeprefix("global_step_"))
+        _warn(f"{tracker} was empty; it names {newest.name} again")
 
 
 def _start(
@@ -132,8 +123,8 @@ def _start(
     start = starts.here(kept, files=files, **_names(config, earlier))
     if checkpoint is None:
         return start
-    if not is_whole(checkpoint):  # verl would say so after it has loaded the model
-        raise ValueError(f"verl-gdpo: no resume from {checkpoint}, which lacks {PARTS}")
+    if not checkpoints.is_whole(checkpoint):  # verl would say so after it has loaded the model
+        raise ValueError(f"verl-gdpo: no resume from {checkpoint}, which lacks {checkpoints.PARTS}")
     start = replace(start, checkpoint=str(checkpoint))
     if earlier is None:
         unknown = "nothing tells whether the settings are those of its run"
