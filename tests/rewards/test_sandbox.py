@@ -8,16 +8,20 @@ import fcntl
 import json
 import logging
 import os
+import re
 import resource
 import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
+import sandbox_kind
 from sandbox_kind import kind_of
 
 from verl_gdpo.rewards import sandbox, sandbox_inside, sandbox_machine
@@ -283,6 +287,46 @@ def test_a_program_does_not_outlive_what_started_it(monkeypatch):
             assert select.select([handle], [], [], 30)[0], "it still runs"
         finally:
             signal.pidfd_send_signal(handle.fileno(), signal.SIGKILL)
+
+
+CALLER = """
+import sys, threading
+from verl_gdpo.rewards import sandbox
+sys.path.insert(0, {helpers!r})
+from sandbox_kind import kind_of
+print(sandbox.run("print(1)", [{{"input": ""}}], kind=kind_of({kind!r})), flush=True)
+program = "import time\\ntime.sleep(3600)"
+thread = threading.Thread(target=lambda: sandbox.run(
+    program, [{{"input": ""}}], wall_seconds=3600, kind=kind_of({kind!r})))
+thread.start()
+"""
+
+
+def test_a_program_ends_when_its_caller_is_killed(kind):
+    """Its alarm is an hour away. The caller's thread is a worker's, as in a training."""
+    helpers = str(Path(sandbox_kind.__file__).parent)
+    code = CALLER.format(helpers=helpers, kind=kind.name)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as caller:
+        assert b"finished=True" in caller.stdout.readline()
+        programs = []
+        end = time.monotonic() + 60
+        while not programs and time.monotonic() < end:
+            below = psutil.Process(caller.pid).children(recursive=True)
+            programs = [process for process in below if locks(process.pid) > locks(os.getpid())]
+        caller.kill()
+    assert len(programs) == 1
+    _, alive = psutil.wait_procs(programs, timeout=30)
+    for process in alive:
+        process.kill()
+    assert not alive, "it still runs"
+
+
+def locks(pid):
+    """How many filters of seccomp a process has: all have one in some containers."""
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(re.search(r"\nSeccomp_filters:\t(\d+)", status)[1])
+    return 0
 
 
 def locked_children(pid):

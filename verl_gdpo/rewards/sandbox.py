@@ -107,7 +107,6 @@ def run(
     kind, notes = kind or _kind(allow_weak), notes or Notes()
     request = {
         "cpu_seconds": max(1, round(seconds)),
-        "wall_seconds": wall_seconds,
         "memory_mb": memory_mb,
         "program": program.encode("utf-8", "replace").decode(),
         "tests": tests,
@@ -194,16 +193,19 @@ def _user() -> int | None:
 def _start(kind: Kind, given: int, said: int, errors: int, wall_seconds: float) -> None:
     """Run what is inside, and wait for its end or end it."""
     texts = [Path(str(module.__file__)).read_text() for module in (sandbox_lock, sandbox_inside)]
-    with subprocess.Popen(
-        (*kind.command, "-c", "\n".join([*texts, "main(lock)\n"])),
-        stdin=given,
-        stdout=said,
-        stderr=errors,
-        cwd="/",
-        env=machine.ENVIRONMENT,
-        pass_fds=kind.files,
-        start_new_session=True,
-    ) as process:
+    with (
+        os.fdopen(os.pidfd_open(os.getpid())) as caller,
+        subprocess.Popen(
+            (*kind.command, "-c", "\n".join([*texts, f"main(lock, {caller.fileno()})\n"])),
+            stdin=given,
+            stdout=said,
+            stderr=errors,
+            cwd="/",
+            env=machine.ENVIRONMENT,
+            pass_fds=(*kind.files, caller.fileno()),
+            start_new_session=True,
+        ) as process,
+    ):
         try:
             _wait(process.pid, errors, wall_seconds)
         finally:

@@ -13,7 +13,7 @@ import json
 import os
 import random
 import resource
-import signal
+import select
 import sys
 import threading
 import types
@@ -38,8 +38,14 @@ STACK_BYTES = 8 << 20  # of a thread, unless a program asks for more or less
 MOST_TASKS = 1 << 22  # of a machine, for Linux
 
 
-def main(lock: Callable[..., None]) -> None:
-    request = json.loads(sys.stdin.buffer.read())
+def main(lock: Callable[..., None], caller: int) -> None:
+    """Run the program of the request on standard input.
+
+    Args:
+        lock: of `sandbox_lock.py`.
+        caller: a pidfd of the process that waits for the outcomes.
+    """
+    request = json.loads(sys.stdin.buffer.read()) | {"caller": caller}
     confine(request)
     namespace = prelude(request)
     # where the program cannot take it back: nothing of it has run, and it never gets this file
@@ -77,7 +83,6 @@ def prelude(request: Any) -> dict[str, Any]:
 
 def confine(request: Any) -> None:
     """Set limits that hold for this process and all that it starts, and stop being root."""
-    signal.alarm(STARTUP_SECONDS + int(request["wall_seconds"]))  # should nobody else do it
     megabytes = request["memory_mb"] << 20
     everything = request["output_bytes"] * (len(request["tests"]) + 1) * 6  # as escaped JSON
     largest_input = max(len(test.get("input", "").encode()) for test in request["tests"])
@@ -134,11 +139,13 @@ def run(request: Any, test: Any, namespace: Any, lock: Callable[..., None]) -> t
         os.lseek(given, 0, os.SEEK_SET)
     child = os.fork()
     if child == 0:
+        os.close(request["caller"])
         become_the_program(request, given, output)
         libraries = (f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64")
         lock([*request["readable"], *libraries], request["folder"], request["landlock"])
         execute(request, test, namespace)
         sys.exit(0)  # as any program ends: after its threads, `atexit` and buffers
+    wait(child, request["caller"])
     status = os.waitpid(child, 0)[1]
     os.lseek(output, 0, os.SEEK_SET)
     text = os.read(output, request["output_bytes"])
@@ -150,9 +157,22 @@ def run(request: Any, test: Any, namespace: Any, lock: Callable[..., None]) -> t
     return (FAILED if os.WIFEXITED(status) else STOPPED), b""
 
 
+def wait(child: int, caller: int) -> None:
+    """Wait for the end of the child; end with the caller, and then the child ends too.
+
+    The signal of a parent's death would not do: it is lost when the user changes, and would also
+    come when a thread of the caller ends.
+    """
+    poll, handle = select.poll(), os.pidfd_open(child)
+    for process in (handle, caller):
+        poll.register(process, select.POLLIN)
+    if caller in dict(poll.poll()):
+        os._exit(1)
+    os.close(handle)
+
+
 def become_the_program(request: Any, given: int, output: int) -> None:
     """In the child: only the program's own files stay open, and tighter limits hold."""
-    signal.alarm(0)
     random.seed(0)  # the same program gives the same output, unless it reads the clock
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(given, 0)
