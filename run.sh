@@ -22,13 +22,20 @@ die() { echo "run.sh: $*" >&2; exit 2; }
 [ "$(uname -s)" = Linux ] || die "verl needs Linux, or WSL2 on Windows; this is $(uname -s)"
 root=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 
-# Each stage runs in its own session, so that a signal to this script can end all its processes.
+# Each stage runs in its own session, so that a signal to this script can end all its processes. If this script
+# gets SIGKILL, what reads the other end of its pipe ends them.
 child=''
+# shellcheck disable=SC2016 # the other bash expands it
+exec {alive}> >(exec setsid bash -c '
+  while read -r line; do child=$line; done
+  [ -z "$child" ] || kill -TERM -- "-$child"' 2>/dev/null)
 stage() {
-  setsid "$@" &
+  setsid "$@" {alive}>&- &
   child=$!
+  echo "$child" >&"$alive"
   wait "$child"
   child=''
+  echo >&"$alive"
 }
 stop() {
   trap '' INT TERM HUP
@@ -134,8 +141,11 @@ print(sys.executable, ", ".join(f"{name} {m.version(name)}" for name in ("verl",
 fi
 
 # setup_env.sh prints the environment's folder, which later starts do not change
-answer=$(mktemp)
-trap 'rm -f "$answer"' EXIT
+answer=$(mktemp 2>/dev/null) ||
+  die "cannot make a file in TMPDIR=${TMPDIR:-/tmp}; expected a folder that can be written to: make it with mkdir -p, or unset TMPDIR"
+exec {scratch}<>"$answer" # has no name from here on, so that nothing can leave it behind
+rm "$answer"
+answer=/dev/fd/$scratch
 if [ "$hardware" = cpu ]; then
   case " ${overrides[*]} " in *' rollout_engine=vllm_cpu '*) extras=(vllm) ;; esac
   stage "$root/setup_env.sh" cpu "${extras[@]}" >"$answer"
@@ -147,7 +157,6 @@ elif [ -z "$active" ]; then
   stage "$root/setup_env.sh" gpu "${extras[@]}" >"$answer"
 fi
 [ ! -s "$answer" ] || python=$(cat "$answer")/bin/python
-rm "$answer"
 # Ray sends no usage report to its makers
 export RAY_USAGE_STATS_ENABLED=0
 
@@ -173,10 +182,8 @@ fi
 
 [ ${#allowed[@]} -eq 0 ] || overrides+=("++allow_change=[$(IFS=,; echo "${allowed[*]}")]")
 if [ -n "$manifest" ]; then
-  answer=$(mktemp)
   stage "$python" -m verl_gdpo.run.resume_command "$run" "hardware=$hardware" "${overrides[@]}" >"$answer"
   mapfile -d '' -t config <"$answer"
-  rm "$answer"
 else
   config=(--config-dir "$root/recipes" --config-name train "hardware=$hardware" "data_dir=$(quoted "$data")" "${overrides[@]}")
 fi

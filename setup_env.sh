@@ -94,7 +94,8 @@ log=$PWD/$venv/install.log
 count=$(cat "${files[@]}" | grep -c ==)
 say "making $venv for [$extras] with $("$python" --version): some $count packages, minutes, once; pip's output is in $log"
 rm -rf "$venv" # an interrupted start may have left an incomplete one
-mkdir "$venv"
+mkdir -p "$venv/tmp"
+export TMPDIR=$PWD/$venv/tmp # what pip unpacks, gigabytes, goes with the environment if this is killed
 "$python" -m venv "$venv" >"$log" 2>&1 ||
   die "'$python -m venv' failed: on Debian or Ubuntu, install python3-venv; $log says more"
 
@@ -148,5 +149,6 @@ install --no-deps --no-build-isolation --editable .
 for other in .venv-"$hardware"-*; do
   [ "$other" = "$venv" ] || say "$other stays: remove it if nothing needs it any more"
 done
+rm -rf "$TMPDIR"
 echo "$wanted" >"$venv/$stamp"
 done_with "$venv"

@@ -11,11 +11,9 @@ command -v chromium >/dev/null || missing+=(chromium)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 if [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   echo "== installing with apt-get: ${missing[*]}"
-  log=$(mktemp)
   export DEBIAN_FRONTEND=noninteractive
-  timeout 300 sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"' - "${missing[@]}" >"$log" 2>&1 ||
-    { echo "apt-get failed:"; tail -n 5 "$log"; } >&2
-  rm "$log"
+  said=$(timeout 300 sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"' - "${missing[@]}" 2>&1) ||
+    { echo "apt-get failed:"; tail -n 5 <<<"$said"; } >&2
 elif [ ${#missing[@]} -gt 0 ]; then
   echo "== not here: ${missing[*]}; install with: sudo apt-get install ${missing[*]}" >&2
 fi

@@ -3,14 +3,17 @@
 `test_run_tool_rl.py` runs the real stages.
 """
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from composed_recipes import composed
 from executable import program
@@ -152,6 +155,46 @@ def test_a_set_up_that_fails_leaves_no_file(checkout, monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(temporary))
     assert call(checkout).returncode == 3
     assert not [*temporary.iterdir()]
+
+
+def test_sigkill_in_the_set_up_leaves_no_process_and_no_file(checkout, monkeypatch, tmp_path):
+    """The script cannot do anything any more; `sleep` stands for pip."""
+    started = tmp_path / "started"
+    program(
+        checkout / "setup_env.sh",
+        f"#!/bin/bash\nsleep 600 &\necho $! >{started}.new\nmv {started}.new {started}\nwait\n",
+    )
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    script = subprocess.Popen([checkout / "run_tool_rl.sh", "hardware=cpu"])
+    wait_for(started.exists)
+    installing = int(started.read_text())
+    script.kill()
+    script.wait()
+    wait_for(lambda: not is_alive(installing))
+    assert not [*temporary.iterdir()]
+
+
+def is_alive(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_folder_for_temporary_files_that_is_not_there(checkout, monkeypatch):
+    monkeypatch.setenv("TMPDIR", "/nowhere/at all")
+    done = call(checkout)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "cannot make a file in TMPDIR=/nowhere/at all; expected a folder that" in done.stderr
+    assert "make it with mkdir -p, or unset TMPDIR" in done.stderr
 
 
 def test_another_task(checkout):

@@ -170,6 +170,19 @@ def test_half_an_environment_is_never_used(checkout, how):
     assert not (half / "left").exists()
 
 
+def test_what_pip_unpacks_is_below_the_environment(checkout, monkeypatch):
+    """Also where TMPDIR names nothing; and it is gone when the environment is made."""
+    for stand_in in ("python3", "python3.12"):
+        text = PYTHON.replace("  pip) ", "  pip) mktemp >>unpacked; ")
+        program(checkout.parent / "bin" / stand_in, text)
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    code, venv, _ = setup(checkout, "cpu")
+    assert code == 0
+    unpacked = (checkout / "unpacked").read_text().splitlines()
+    assert unpacked and {Path(path).parent for path in unpacked} == {venv / "tmp"}
+    assert not (venv / "tmp").exists()
+
+
 def test_a_folder_of_the_name_is_kept_beside(checkout):
     (checkout / ".venv").mkdir()
     (checkout / ".venv" / "mine").touch()
