@@ -27,14 +27,18 @@ from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.heartbeat import START, Heartbeat
 from verl_gdpo.run.launch import End, _check_of, _Ends, launch, main
-from verl_gdpo.run.processes import MARK, BusyError, locked, processes_of, segments_of
+from verl_gdpo.run.processes import MARK, BusyError, locked
 
-# a driver that starts a child in a session of its own, and one whose environment cannot be read, as
-# that of Ray's agents, who write their title over it; then it does `{body}`
+# a driver that starts a child in a session of its own, one whose environment cannot be read, as
+# that of Ray's agents, who write their title over it, and one with neither; then it does `{body}`
 DRIVER = """
 import os, signal, subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
-children = [subprocess.Popen(sleep, start_new_session=True), subprocess.Popen(sleep, env={{}})]
+children = [
+    subprocess.Popen(sleep, start_new_session=True),
+    subprocess.Popen(sleep, env={{}}),
+    subprocess.Popen(["env", "-i", "setsid", *sleep]),
+]
 open("{folder}/new", "w").write(" ".join(str(child.pid) for child in children))
 os.rename("{folder}/new", "{folder}/children")
 {body}
@@ -97,6 +101,20 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
 
 
+# a keeper that looks often, and writes when it has found both
+LOOKS = """
+import sys
+from verl_gdpo.run import processes
+processes.SEGMENTS_SECONDS, look = 0.0, processes._mapped_by
+def looked(found):
+    if len(found := look(found)) == 2:
+        open("{looked}", "w").write("1")
+    return found
+processes._mapped_by = looked
+sys.exit(processes.main())
+"""
+
+
 @pytest.mark.parametrize(
     ("end", "exit_code"),
     [
@@ -110,17 +128,12 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ids=["ends by itself", "is ended"],
 )
 def test_shared_memory_is_removed(tmp_path, monkeypatch, end, exit_code):
-    monkeypatch.setattr("verl_gdpo.run.launch.SEGMENTS_SECONDS", 0.0)
-    monkeypatch.setattr("verl_gdpo.run.launch.GRACE_SECONDS", 0.2)
     looked = tmp_path / "looked"
     looked.write_text("")
-
-    def look(mark):
-        if len(found := segments_of(mark)) == 2:
-            looked.write_text("1")
-        return found
-
-    monkeypatch.setattr("verl_gdpo.run.processes.segments_of", look)
+    keeper = [sys.executable, "-c", LOOKS.format(looked=looked)]
+    monkeypatch.setattr(
+        processes, "keeper", lambda *given: [*keeper, *map(str, given[:2]), *given[2]]
+    )
     command = driver(tmp_path, SEGMENTS + end.format(looked=looked))
     limit = 4 if exit_code == 124 else 60
     done = launch(command, tmp_path / "run", quiet=True, time_limit=limit)
@@ -158,9 +171,8 @@ def test_transfer_queue_is_told_how_many_cores_there_are(tmp_path, monkeypatch, 
     assert (tmp_path / "train.log").read_text() == f"{given or 2}\n"
 
 
-def test_time_limit(tmp_path, monkeypatch):
+def test_time_limit(tmp_path):
     """Of a driver that will not listen."""
-    monkeypatch.setattr("verl_gdpo.run.launch.GRACE_SECONDS", 0.2)
     body = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     assert launch(driver(tmp_path, body), tmp_path, time_limit=2) == End(124, "time limit")
     assert not children_of(tmp_path)
@@ -301,17 +313,17 @@ def test_a_killed_launcher_takes_the_run_with_it(tmp_path):
     wait_for(lambda: said in (tmp_path / "train.log").read_text())
 
 
-def watchdogs_of(process):
+def keepers_of(process):
     children = psutil.Process(process.pid).children()
     return [child for child in children if "verl_gdpo.run.processes" in child.cmdline()]
 
 
 def test_what_a_dead_run_left_is_named_and_ended_at_the_next_start(tmp_path, capsys):
     process = start(tmp_path)
-    for each in (*watchdogs_of(process), process):
+    for each in (*keepers_of(process), process):
         each.kill()
     process.wait()
-    assert len(children_of(tmp_path)) == 2
+    assert len(children_of(tmp_path)) == 3
     assert launch([sys.executable, "-c", ""], tmp_path) == End(0, "finished")
     assert "ended processes of an earlier start of this run: python" in capsys.readouterr().out
     assert not children_of(tmp_path)
@@ -322,7 +334,7 @@ def test_a_copy_of_a_living_run_is_another_run(tmp_path):
     try:
         shutil.copytree(tmp_path / "run", tmp_path / "copy")
         assert launch([sys.executable, "-c", ""], tmp_path / "copy", quiet=True).exit_code == 0
-        assert len(children_of(tmp_path / "run")) == 2
+        assert len(children_of(tmp_path / "run")) == 3
     finally:
         process.terminate()
         process.wait(15)
@@ -433,12 +445,6 @@ def test_other_processes_are_left_alone(tmp_path):
     finally:
         bystander.kill()
         bystander.wait()
-
-
-def test_our_own_session_is_never_part_of_a_run():
-    with subprocess.Popen(["sleep", "600"], env={MARK: "of a test:1"}) as marked:
-        assert processes_of("of a test:", set())[0] == []
-        marked.kill()
 
 
 def step_line(step, **data):
@@ -605,7 +611,7 @@ def test_a_check_that_dies_says_so_and_leaves_the_log(tmp_path, monkeypatch, cap
     run = tmp_path / "run"
     monkeypatch.setattr(sys, "argv", ["launch", "--check", "--run-dir", str(run), "sleep", "600"])
     assert main() == 1
-    assert "the check itself ended, with exit code -9" in capfd.readouterr().err
+    assert "the check itself ended, with exit code 137" in capfd.readouterr().err
     assert (run / "train.log").exists()
 
 
@@ -628,12 +634,12 @@ def test_a_disk_that_is_away_for_a_moment_ends_no_run(tmp_path, monkeypatch):
 def test_why_a_run_ended_is_said_if_a_process_survives(tmp_path, monkeypatch, capfd):
     """As one that waits for a dead file server does."""
 
-    def survives(mark, session=None, segments=()):
-        if session is not None:
+    def survives(find):
+        if (tmp_path / "children").exists():
             raise RuntimeError("these processes of the run survive SIGKILL: [7]")
         return []
 
-    monkeypatch.setattr(processes, "end_run", survives)
+    monkeypatch.setattr(processes, "end", survives)
     try:
         end = launch(driver(tmp_path, "sys.exit(3)"), tmp_path)
     finally:

@@ -4,6 +4,8 @@ import pytest
 
 from verl_gdpo.run.processes import clear_sessions
 
+SINCE = "2026-11-22_10-00-00"
+
 
 def session(folder, process, time="10-00-00"):
     made = folder / f"session_2026-11-22_{time}_000001_{process}"
@@ -15,18 +17,14 @@ def session(folder, process, time="10-00-00"):
 
 @pytest.mark.parametrize("variable", ["TMPDIR", "RAY_TMPDIR"])
 @pytest.mark.parametrize("failed", [False, True])
-def test_the_sessions_of_the_driver_alone(tmp_path, variable, failed):
+def test_the_sessions_of_the_driver_alone(tmp_path, monkeypatch, variable, failed):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv(variable, f"{tmp_path}/tmp")
     ray, run = tmp_path / "tmp" / "ray", tmp_path / "run"
     run.mkdir()
     own, other = session(ray, 77), session(ray, 177)
     (ray / "session_latest").symlink_to(own)
-    clear_sessions(
-        77,
-        "2026-11-22_10-00-00",
-        ["python"],
-        {variable: f"{tmp_path}/tmp"},
-        run if failed else None,
-    )
+    clear_sessions(77, SINCE, ["python"], run if failed else None)
     assert [*ray.iterdir()] == [other] and (other / "logs" / "raylet.out").exists()
     kept = run / "ray_logs" / own.name / "raylet.out"
     assert kept.exists() == failed
@@ -36,21 +34,21 @@ def test_the_sessions_of_the_driver_alone(tmp_path, variable, failed):
 def test_in_the_folder_that_the_command_names(tmp_path, quote):
     session(tmp_path, 77)
     key = f"+ray_kwargs.ray_init._temp_dir={quote}{tmp_path}{quote}"
-    clear_sessions(
-        77, "2026-11-22_10-00-00", ["python", "-m", "x", key], {"TMPDIR": "/nowhere"}, None
-    )
+    clear_sessions(77, SINCE, ["python", "-m", "x", key], None)
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_session_of_an_earlier_process_of_this_number_stays(tmp_path):
+def test_a_session_of_an_earlier_process_of_this_number_stays(tmp_path, monkeypatch):
     """A cluster has the number of `ray start`, which has ended."""
     earlier, own = session(tmp_path / "ray", 77, "09-59-59"), session(tmp_path / "ray", 77)
-    clear_sessions(77, "2026-11-22_10-00-00", [], {"TMPDIR": str(tmp_path)}, None)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    clear_sessions(77, SINCE, [], None)
     assert earlier.exists() and not own.exists()
 
 
-def test_a_link_to_a_session_of_others_stays(tmp_path):
+def test_a_link_to_a_session_of_others_stays(tmp_path, monkeypatch):
     other = session(tmp_path / "ray", 177)
     (tmp_path / "ray" / "session_latest").symlink_to(other)
-    clear_sessions(77, "2026-11-22_10-00-00", [], {"TMPDIR": str(tmp_path)}, None)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    clear_sessions(77, SINCE, [], None)
     assert (tmp_path / "ray" / "session_latest").resolve() == other

@@ -5,14 +5,14 @@
 verl and Ray print hundreds of lines and start a dozen processes. All output goes to RUN/train.log.
 With --check, `verl-gdpo check` looks at the configuration while verl starts, which takes longer,
 and a problem ends the run.
-Some of the processes survive the driver, so the launcher ends them all after success, failure,
-Ctrl-C or the time limit. A watchdog ends them if the launcher itself gets SIGKILL. If processes
-survive even that, the next start in the folder ends them. Only one launcher at a time can use a run
-folder.
+Some of the processes survive the driver. Its keeper ends them all after success, failure, Ctrl-C or
+the time limit, and when the launcher itself gets SIGKILL: see `processes.py`. If both are killed,
+the next start in the folder ends what is left. Only one launcher at a time can use a run folder.
 """
 
 import argparse
 import contextlib
+import errno
 import os
 import platform
 import shutil
@@ -37,9 +37,7 @@ from verl_gdpo.run.heartbeat import remove as remove_heartbeat
 from verl_gdpo.run.stacks import HANG_FILE, stacks_of
 from verl_gdpo.run.starts import TIME_LIMIT_EXIT, ended
 
-GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
 POLL_SECONDS = 0.2
-SEGMENTS_SECONDS = 10.0
 REFUSED_EXIT, FAILED_EXIT = 2, 1
 CHECK_REFUSES = (1, 2)  # problems, or a wrong option: it has said which
 
@@ -95,8 +93,10 @@ def launch(
     Raises:
         BusyError: a living process uses the folder.
         OSError: the folder cannot be written, or the command does not exist.
-        RuntimeError: a process of the run survives SIGKILL.
+        RuntimeError: a process of an earlier start survives SIGKILL.
     """
+    if shutil.which(command[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     deadline = time.monotonic() + (time_limit or float("inf"))
     run.mkdir(parents=True, exist_ok=True)
     with (
@@ -107,7 +107,7 @@ def launch(
         (run / HANG_FILE).unlink(missing_ok=True)
         ends = _Ends(run, deadline, os.getppid() if end_with_parent else None)
         progress = Progress(run, quiet)
-        if left := processes.end_run(family):
+        if left := processes.end(lambda: processes.marked(family)):
             progress.say(f"ended processes of an earlier start of this run: {', '.join(left)}")
         mark = family + uuid.uuid4().hex
         outer = tempfile.gettempdir()
@@ -125,8 +125,7 @@ def launch(
         end = End(1, "failed", "the launcher failed")
         with open(run / "train.log", "ab") as log, _signals_raise():
             try:
-                with processes.watchdog(mark, temporary, log):
-                    end = _run(command, check, environment, log, progress, ends)
+                end = _run(command, check, environment, log, progress, ends)
             except Stopped as stopped:
                 end = stopped.end
             finally:
@@ -195,58 +194,38 @@ def _run(
     ends: _Ends,
 ) -> End:
     """Start the driver, and say how it ended after all processes of the run have ended."""
-    # in its own session, so that Ctrl-C reaches only us, and we pass it on once
-    alone: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
-    since = time.strftime(processes.SESSION_TIME)
-    process = subprocess.Popen(
-        command, env=environment, stdout=log, stderr=subprocess.STDOUT, **alone
-    )
-    keeps_logs = True
-    mark, segments = environment[processes.MARK], set[Path]()
+
+    def keep(command: Sequence[str], **streams: Any) -> "subprocess.Popen[bytes]":
+        keeper = processes.keeper(ends.run, environment["TMPDIR"], command)
+        # in its own session, so that Ctrl-C reaches only us, and we pass it on once
+        streams |= {"stdin": subprocess.PIPE, "start_new_session": True}
+        return subprocess.Popen(keeper, env=environment, **streams)
+
+    keepers, said = [keep(command, stdout=log, stderr=subprocess.STDOUT)], b"ended"
     try:
         if check:
-            ends.checking = subprocess.Popen(check, env=environment, **alone)
-        end = _wait(process, progress, ends, mark, segments)
-        keeps_logs = bool(end.exit_code)
-        return end
+            ends.checking = keep(check)
+            keepers.append(ends.checking)
+        return _wait(keepers[0], progress, ends)
     except Stopped as stopped:
-        keeps_logs = not stopped.end.is_wanted
+        said = processes.WANTED if stopped.end.is_wanted else said
         raise
     finally:
         _ignore_signals()
-        if process.poll() is None:
-            process.terminate()  # gives it time to end Ray
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_SECONDS)
+        for keeper in reversed(keepers):
+            keeper.communicate(said)
         try:
-            processes.end_run(mark, process.pid, segments)
+            processes.end(lambda: processes.marked(environment[processes.MARK]))
         except RuntimeError as error:  # why the run ended is worth more
             progress.say(str(error))
-        process.poll()
-        logs = ends.run if keeps_logs else None
-        processes.clear_sessions(process.pid, since, command, environment, logs)
 
 
-def _wait(
-    process: "subprocess.Popen[bytes]",
-    progress: Progress,
-    ends: _Ends,
-    mark: str,
-    segments: set[Path],
-) -> End:
-    """Wait for the driver and say how it ended; raise if the run has to end before.
-
-    Args:
-        segments: what the run has in /dev/shm is added; after its end, nobody can say whose it was.
-    """
-    looked = 0.0  # time.monotonic()
+def _wait(process: "subprocess.Popen[bytes]", progress: Progress, ends: _Ends) -> End:
+    """Wait for the driver and say how it ended; raise if the run has to end before."""
     while (code := process.poll()) is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
         progress.show()
-        if time.monotonic() > looked + SEGMENTS_SECONDS:
-            segments |= processes.segments_of(mark)
-            looked = time.monotonic()
         ends.raise_if_due()
     while code and ends.checking is not None and ends.checking.poll() is None:
         time.sleep(POLL_SECONDS)  # the check can know why the driver failed

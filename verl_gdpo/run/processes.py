@@ -1,35 +1,42 @@
-"""Gives a run's folder to one launcher, ends the run's processes, and clears what Ray leaves.
+"""Gives a run's folder to one launcher, and runs a command so that no process of it is left.
 
-The processes are found by a mark in their environment and by their session. Ray's processes inherit
-both. The session is needed for Ray's agents, which overwrite their environment with their title.
+python -m verl_gdpo.run.processes RUN TEMPORARY COMMAND...
+
+is the keeper of a command. It is a child subreaper: Linux makes it the parent of each process below
+it whose own parent ends, so it finds all that the command has started, whatever their sessions and
+environments. When the command ends, or the keeper's input closes, which SIGKILL of the launcher
+does too, it ends them all. Then it removes their shared memory and Ray's session, and the folder
+TEMPORARY if the launcher is dead.
+
+If the keeper itself gets SIGKILL, a mark in the environment is what finds the processes: for the
+launcher, or, if that is dead too, for the next one in this folder.
 
 Relies on Ray 2: the driver that starts Ray names its session `session_DATE_TIME_PROCESS`, in the
 folder `ray` of $RAY_TMPDIR, $TMPDIR or /tmp, or in `_temp_dir`. A cluster that was there before has
 a session of another process, which stays.
-
-python -m verl_gdpo.run.processes MARK FOLDER
-
-is the watchdog of a launcher. As soon as its standard input closes, it ends all processes with the
-mark and removes the folder. This happens whenever the launcher ends, even by SIGKILL.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import re
+import select
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 import psutil
 
 MARK = "VERL_GDPO_RUN"
-GIVE_UP_SECONDS = 10.0
-SHARED_MEMORY = Path("/dev/shm")
+WANTED = b"wanted"  # what a launcher says on the input if somebody asked for the end
+SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
+POLL_SECONDS, SEGMENTS_SECONDS, GIVE_UP_SECONDS = 0.2, 10.0, 10.0
+SHARED_MEMORY = "/dev/shm"
 SEGMENTS = ("psm_", "sem.mp-")  # as Python names them
 MAPPED = re.compile(r" (\d+) +/dev/shm/")  # the inode, in /proc/PID/maps
 LOGS = "ray_logs"
@@ -81,59 +88,75 @@ def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[str]:
         yield f"{status.st_dev:x}:{status.st_ino:x}:"
 
 
-def processes_of(mark: str, known: set[int]) -> tuple[list[psutil.Process], set[int]]:
-    """Return the living processes of a run, and the sessions that are its own.
-
-    The sessions are the `known` ones and those of all processes with this mark. A driver starts in
-    its own session, so these sessions only hold processes of the run.
-    """
-    living, sessions = [], {*known}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                session = os.getsid(process.pid)
-                living.append((process, session))
-                if process.environ().get(MARK, "").startswith(mark):
-                    sessions.add(session)
-    ours = sessions - {os.getsid(0)}
-    return [process for process, session in living if session in ours], sessions
+def keeper(run: Path, temporary: str, command: Sequence[str]) -> list[str]:
+    """Return the command that keeps a command, and ends with its exit code as a shell has it."""
+    return [sys.executable, "-m", "verl_gdpo.run.processes", str(run), temporary, *command]
 
 
-def segments_of(mark: str) -> set[Path]:
-    """Return the shared memory and semaphores of Python that a run's processes have mapped.
-
-    They stay in /dev/shm when a process is killed, as Ray does with its own at the end: vLLM leaves
-    some 400 MB a server.
-    """
-    # most runs have none, and there is no need to look at all processes
-    return _mapped_by(processes_of(mark, set())[0]) if _segments() else set()
-
-
-def _segments() -> dict[str, Path]:
-    """Those of all processes, by inode, since a semaphore is mapped under another name."""
-    found = {}
-    for path in SHARED_MEMORY.glob("*"):
-        if path.name.startswith(SEGMENTS):
-            with contextlib.suppress(FileNotFoundError):
-                found[str(path.stat().st_ino)] = path
-    return found
-
-
-def _mapped_by(processes: Iterable[psutil.Process]) -> set[Path]:
-    mapped: set[str] = set()
-    for process in processes:
-        with contextlib.suppress(OSError):
-            mapped.update(MAPPED.findall(Path(f"/proc/{process.pid}/maps").read_text()))
-    return {path for inode, path in _segments().items() if inode in mapped}
+def main() -> int:
+    run, temporary, *command = sys.argv[1:]
+    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    since = time.strftime(SESSION_TIME)
+    driver = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    segments, asked = set[Path](), None
+    if not _wait(driver, segments):
+        asked = sys.stdin.buffer.read()
+        driver.terminate()  # gives it time to end Ray
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            driver.wait(GRACE_SECONDS)
+    try:
+        if (ended := end(_descendants, segments)) and asked == b"":
+            print(f"verl-gdpo: the launcher of this run is dead; ended {', '.join(ended)}")
+    except RuntimeError as error:
+        print(f"verl-gdpo: {error}")
+    keeps_logs = driver.returncode != 0 and asked != WANTED
+    clear_sessions(driver.pid, since, command, Path(run) if keeps_logs else None)
+    if asked == b"":
+        shutil.rmtree(temporary, ignore_errors=True)
+    code = driver.returncode or 0  # nobody asks for that of one that had to be killed
+    return code if code >= 0 else 128 - code
 
 
-def end_run(mark: str, session: int | None = None, segments: Iterable[Path] = ()) -> list[str]:
-    """End all processes with a mark that begins with `mark`, and all others in their sessions.
-
-    Then their shared memory is removed.
+def _wait(driver: "subprocess.Popen[bytes]", segments: set[Path]) -> bool:
+    """Return whether the driver has ended; it has not if the input closes first.
 
     Args:
-        session: the driver's session, for processes that survive all others with the mark.
+        segments: what its processes have in /dev/shm is added; after their end, nobody can say
+            whose it was.
+    """
+    looked = time.monotonic()
+    while driver.poll() is None:
+        if select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
+            return False
+        if time.monotonic() > looked + SEGMENTS_SECONDS:
+            below = _descendants()
+            segments |= _mapped_by(below)
+            # the dead ones have no other parent
+            psutil.wait_procs([one for one in below if one.pid != driver.pid], timeout=0)
+            looked = time.monotonic()
+    return True
+
+
+def _descendants() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def marked(mark: str) -> Iterator[psutil.Process]:
+    """Yield the processes with a mark that begins with `mark`, and all below them."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK, "").startswith(mark):
+                yield process
+                yield from process.children(recursive=True)
+
+
+def end(find: Callable[[], Iterable[psutil.Process]], segments: Iterable[Path] = ()) -> list[str]:
+    """End the processes that are found, until none is found any more; remove their shared memory.
+
+    It stays in /dev/shm when a process is killed, as Ray does with its own at the end: vLLM leaves
+    some 400 MB a server.
+
+    Args:
         segments: of processes that have ended before.
 
     Returns:
@@ -144,45 +167,35 @@ def end_run(mark: str, session: int | None = None, segments: Iterable[Path] = ()
     """
     ended: dict[str, None] = {}
     left = {*segments}
-    sessions = set() if session is None else {session}
-    begin = time.monotonic()
-    alive, sessions = processes_of(mark, sessions)
-    while alive:
-        if time.monotonic() - begin > GIVE_UP_SECONDS:
+    give_up = time.monotonic() + GIVE_UP_SECONDS
+    while alive := [*find()]:
+        if time.monotonic() > give_up:
             raise RuntimeError(f"these processes of the run survive SIGKILL: {alive}")
         left |= _mapped_by(alive)
         for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.Error):
                 ended[f"{process.name()} ({process.pid})"] = None
                 process.kill()
-        time.sleep(0.05)  # and not until they are reaped, which their new parent may put off
-        alive, sessions = processes_of(mark, sessions)
+        psutil.wait_procs(alive, timeout=0.05)  # those of another parent may take longer
     for segment in left:
         segment.unlink(missing_ok=True)
     return list(ended)
 
 
-@contextlib.contextmanager
-def watchdog(mark: str, temporary: str, log: IO[bytes]) -> Iterator[None]:
-    """After the block, or when this process dies in it, end all processes with `mark`.
+def _mapped_by(processes: Iterable[psutil.Process]) -> set[Path]:
+    """Return the shared memory and semaphores of Python that the processes have mapped."""
+    segments, mapped = {}, set[str]()
+    with contextlib.suppress(FileNotFoundError):
+        for file in os.scandir(SHARED_MEMORY):
+            if file.name.startswith(SEGMENTS):  # a semaphore is mapped under another name
+                segments[str(file.inode())] = Path(file)
+    for process in processes if segments else ():  # most runs have none
+        with contextlib.suppress(OSError):
+            mapped.update(MAPPED.findall(Path(f"/proc/{process.pid}/maps").read_text()))
+    return {path for inode, path in segments.items() if inode in mapped}
 
-    Then the folder `temporary` of these processes is removed.
-    """
-    command = [sys.executable, "-m", "verl_gdpo.run.processes", mark, temporary]
-    # in its own session, so that a signal to our process group does not reach it
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
-    ):
-        yield
 
-
-def clear_sessions(
-    driver: int,
-    since: str,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    run: Path | None,
-) -> None:
+def clear_sessions(driver: int, since: str, command: Sequence[str], run: Path | None) -> None:
     """Remove the sessions that a driver has started, after all of its processes have ended.
 
     Args:
@@ -191,7 +204,7 @@ def clear_sessions(
         command: its command, which may name another folder for Ray.
         run: if not None, the logs are moved into this folder first.
     """
-    for folder in _folders(command, environment):
+    for folder in _folders(command):
         for session in folder.glob(f"session_*_{driver}"):
             if session.name.removeprefix("session_") < since:
                 continue
@@ -204,20 +217,12 @@ def clear_sessions(
             latest.unlink()
 
 
-def _folders(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Path]:
-    base = environment.get("RAY_TMPDIR") or environment.get("TMPDIR") or "/tmp"
+def _folders(command: Sequence[str]) -> Iterator[Path]:
+    base = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     yield Path(base) / "ray"
     for argument in command:
         if found := TEMP_DIR.match(argument):
             yield Path(found[1])
-
-
-def main() -> int:
-    sys.stdin.buffer.read()
-    if ended := end_run(sys.argv[1]):
-        print(f"verl-gdpo: the launcher of this run is dead; ended {', '.join(ended)}", flush=True)
-    shutil.rmtree(sys.argv[2], ignore_errors=True)
-    return 0
 
 
 if __name__ == "__main__":
