@@ -76,7 +76,8 @@ def test_exit_code_and_log_of_the_command(tmp_path, end, exit_code):
 
 def test_the_folder_for_temporary_files_is_the_runs_own(tmp_path, monkeypatch):
     """Ray and the compiler stay where other runs look for them."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     for variable in ("RAY_TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
         monkeypatch.delenv(variable, raising=False)
     body = (
@@ -131,9 +132,7 @@ def test_shared_memory_is_removed(tmp_path, monkeypatch, end, exit_code):
     looked = tmp_path / "looked"
     looked.write_text("")
     keeper = [sys.executable, "-c", LOOKS.format(looked=looked)]
-    monkeypatch.setattr(
-        processes, "keeper", lambda *given: [*keeper, *map(str, given[:2]), *given[2]]
-    )
+    monkeypatch.setattr(processes, "keeper", lambda run, command: [*keeper, str(run), *command])
     command = driver(tmp_path, SEGMENTS + end.format(looked=looked))
     limit = 4 if exit_code == 124 else 60
     done = launch(command, tmp_path / "run", quiet=True, time_limit=limit)
@@ -305,17 +304,31 @@ def test_nohup_is_obeyed(tmp_path):
 
 
 def test_a_killed_launcher_takes_the_run_with_it(tmp_path):
-    process = start(tmp_path)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = start(tmp_path / "run", env={**os.environ, "TMPDIR": str(temporary)})
+    assert [*temporary.iterdir()]
     process.kill()
     process.wait()
-    wait_for(lambda: not children_of(tmp_path))
+    wait_for(lambda: not children_of(tmp_path / "run"))
+    wait_for(lambda: not [*temporary.iterdir()])
     said = "the launcher of this run is dead; ended python"
-    wait_for(lambda: said in (tmp_path / "train.log").read_text())
+    wait_for(lambda: said in (tmp_path / "run" / "train.log").read_text())
 
 
 def keepers_of(process):
     children = psutil.Process(process.pid).children()
     return [child for child in children if "verl_gdpo.run.processes" in child.cmdline()]
+
+
+def test_a_run_whose_keeper_is_killed_ends(tmp_path):
+    process = start(tmp_path, stderr=subprocess.PIPE)
+    (keeper,) = keepers_of(process)
+    assert len(children_of(tmp_path)) == 3
+    keeper.kill()
+    errors = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 137 and "was ended by SIGKILL" in errors
+    assert not children_of(tmp_path)
 
 
 def test_what_a_dead_run_left_is_named_and_ended_at_the_next_start(tmp_path, capsys):
@@ -742,15 +755,23 @@ def test_why_a_run_failed(tmp_path):
     assert str(log) in report[1]
 
 
-def test_a_cluster_whose_head_node_is_gone(tmp_path):
+@pytest.mark.parametrize(
+    ("began", "message"),
+    [
+        ("Connected to Ray cluster.", "the head node of the Ray cluster does not answer any more"),
+        ("Started a local Ray instance.", "Ray's gcs_server of this run does not answer any more"),
+    ],
+)
+def test_a_ray_whose_server_is_gone(tmp_path, began, message):
     """Ray ends the driver itself, without an exception."""
+    earlier = "INFO worker.py:2038 -- Started a local Ray instance.\n"
     (tmp_path / "train.log").write_text(
-        "(worker) ValueError: inner\n"
+        f"{earlier}INFO worker.py:2038 -- {began}\n(worker) ValueError: inner\n"
         "[2026-11-23 13:06:06,701 E 28110 30003] rpc_client.h:204: Failed "
         "to connect to GCS within 60 seconds. GCS may have been killed.\n"
     )
-    said, _ = failure_report(tmp_path).splitlines()
-    assert said == "the head node of the Ray cluster does not answer any more; start it again"
+    said, _ = failure_report(tmp_path, since=len(earlier)).splitlines()
+    assert said.startswith(message)
 
 
 def test_why_a_run_failed_is_of_this_start_and_no_command_to_the_terminal(tmp_path):

@@ -75,6 +75,16 @@ def test_the_starts_of_a_run_are_shown(tmp_path, capsys):
     assert "start 1 changed" not in said and "RolloutError: a worker died" in said
 
 
+def test_a_long_reason_takes_one_short_line(tmp_path, capsys):
+    run = recorded(tmp_path / "run")
+    why = "ActorDiedError: The actor died unexpectedly " + "before finishing\nthis task " * 20
+    ended(run, why, 1)
+    assert summary([str(run)]) == 0
+    (line,) = [text for text in capsys.readouterr().out.splitlines() if "ActorDiedError" in text]
+    assert len(line) < 140 and "The actor died unexpectedly before finishing" in line
+    assert yaml.safe_load((run / "starts" / "1" / "end.yaml").read_text())["why"] == why
+
+
 def test_a_run_whose_manifest_is_damaged_is_refused(tmp_path):
     run = recorded(tmp_path / "run")
     (run / "starts" / "1" / "start.yaml").write_text(json.dumps([1])[:-1])

@@ -30,9 +30,12 @@ MORE = {
 STEPS_LINE = re.compile(rb"Total training steps: (\d+)")
 ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROBE_BYTES = 1 << 20
-LOG_END_BYTES = 1 << 20  # a failure's reason is searched in this much of the log's end
-# Ray 2 in a driver, which it then ends without an exception
-HEAD_IS_GONE = re.compile(r"Failed to connect to GCS within \d+ seconds")
+LOG_BYTES = 1 << 20  # a failure's reason is searched in this much of the log's end
+# Ray 2 in a driver, which it then ends without an exception; and what it says at the begin
+GCS_IS_GONE = re.compile(r"Failed to connect to GCS within \d+ seconds")
+OWN_RAY = b"Started a local Ray instance"
+OWN_IS_GONE = "Ray's gcs_server of this run does not answer any more (out of memory? see dmesg)"
+OTHER_IS_GONE = "the head node of the Ray cluster does not answer any more; start it again"
 
 
 class Progress:
@@ -182,12 +185,14 @@ def failure_report(run: Path, since: int = 0, lines: int = 25, exit_code: int = 
         lines: number of the last lines to return if the log has no exception.
     """
     with (run / "train.log").open("rb") as file:
-        file.seek(max(since, file.seek(0, os.SEEK_END) - LOG_END_BYTES))
+        file.seek(since)
+        is_own = OWN_RAY in file.read(LOG_BYTES)
+        file.seek(max(since, file.seek(0, os.SEEK_END) - LOG_BYTES))
         log = file.read().decode(errors="replace").splitlines()
     raised = [line for line in log if re.match(r"[\w.]*(Error|Exception)(\(\w+\))?: ", line)]
     said = [printable(line) for line in raised[-1:] or log[-lines:]]
-    if any(HEAD_IS_GONE.search(line) for line in log[-lines:]):  # Ray has ended the driver
-        said = ["the head node of the Ray cluster does not answer any more; start it again"]
+    if any(GCS_IS_GONE.search(line) for line in log[-lines:]):  # Ray has ended the driver
+        said = [OWN_IS_GONE if is_own else OTHER_IS_GONE]
     faults = faults_from_outside(run, exit_code)
     return "\n".join([*faults, *said, f"(whole log: {run / 'train.log'})"])
 

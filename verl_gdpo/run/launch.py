@@ -99,10 +99,7 @@ def launch(
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     deadline = time.monotonic() + (time_limit or float("inf"))
     run.mkdir(parents=True, exist_ok=True)
-    with (
-        processes.locked(run / "lock", f"the run folder {run}") as family,
-        tempfile.TemporaryDirectory(prefix="vg_", ignore_cleanup_errors=True) as temporary,
-    ):
+    with processes.locked(run / "lock", f"the run folder {run}") as family:
         remove_heartbeat(run)
         (run / HANG_FILE).unlink(missing_ok=True)
         ends = _Ends(run, deadline, os.getppid() if end_with_parent else None)
@@ -117,7 +114,6 @@ def launch(
             "RAY_TMPDIR": outer,  # where Ray looks for a cluster that runs
             "TORCHINDUCTOR_CACHE_DIR": f"{outer}/torchinductor_{os.getuid()}",  # for the next run
             **os.environ,
-            "TMPDIR": temporary,  # for what nobody removes, such as the sockets of vLLM
             "VERL_FILE_LOGGER_PATH": str(claim_metrics_file(run).resolve()),
             **(env or {}),
             processes.MARK: mark,
@@ -196,7 +192,7 @@ def _run(
     """Start the driver, and say how it ended after all processes of the run have ended."""
 
     def keep(command: Sequence[str], **streams: Any) -> "subprocess.Popen[bytes]":
-        keeper = processes.keeper(ends.run, environment["TMPDIR"], command)
+        keeper = processes.keeper(ends.run, command)
         # in its own session, so that Ctrl-C reaches only us, and we pass it on once
         streams |= {"stdin": subprocess.PIPE, "start_new_session": True}
         return subprocess.Popen(keeper, env=environment, **streams)

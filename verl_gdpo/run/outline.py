@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 
 from verl_gdpo.run.folder import Metrics, MetricsReader, training_rewards, validation_rewards
 from verl_gdpo.run.starts import Written, starts_of
@@ -10,6 +11,7 @@ from verl_gdpo.run.starts import Written, starts_of
 STARTS = ("start", "time", "from step", "to step", "end", "changed")
 ENDS = ("first step", "last step", "validation before", "after")
 NOTHING = "-"
+END_CHARACTERS = 80  # Ray's messages have hundreds
 
 
 def history(run: Path) -> list[tuple[str, ...]]:
@@ -31,7 +33,8 @@ def _row(run: Path, written: Written) -> tuple[str, ...]:
         start.time[: len("2026-01-01T00:00")].replace("T", " "),
         str(start.step),
         str(max(steps, default=NOTHING)),
-        str(written.end.get("why", "not recorded")),
+        # all of it stays in the start's end.yaml
+        shorten(str(written.end.get("why", "not recorded")), END_CHARACTERS, placeholder=" ..."),
         "; ".join([*changed, *start.warnings]) or NOTHING,
     )
 

@@ -1,12 +1,12 @@
 """Gives a run's folder to one launcher, and runs a command so that no process of it is left.
 
-python -m verl_gdpo.run.processes RUN TEMPORARY COMMAND...
+python -m verl_gdpo.run.processes RUN COMMAND...
 
 is the keeper of a command. It is a child subreaper: Linux makes it the parent of each process below
 it whose own parent ends, so it finds all that the command has started, whatever their sessions and
 environments. When the command ends, or the keeper's input closes, which SIGKILL of the launcher
-does too, it ends them all. Then it removes their shared memory and Ray's session, and the folder
-TEMPORARY if the launcher is dead.
+does too, it ends them all. Then it removes their shared memory, Ray's session, and their folder for
+temporary files.
 
 If the keeper itself gets SIGKILL, a mark in the environment is what finds the processes: for the
 launcher, or, if that is dead too, for the next one in this folder.
@@ -25,6 +25,7 @@ import select
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -88,31 +89,31 @@ def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[str]:
         yield f"{status.st_dev:x}:{status.st_ino:x}:"
 
 
-def keeper(run: Path, temporary: str, command: Sequence[str]) -> list[str]:
+def keeper(run: Path, command: Sequence[str]) -> list[str]:
     """Return the command that keeps a command, and ends with its exit code as a shell has it."""
-    return [sys.executable, "-m", "verl_gdpo.run.processes", str(run), temporary, *command]
+    return [sys.executable, "-m", "verl_gdpo.run.processes", str(run), *command]
 
 
 def main() -> int:
-    run, temporary, *command = sys.argv[1:]
+    run, *command = sys.argv[1:]
     ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    since = time.strftime(SESSION_TIME)
-    driver = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    segments, asked = set[Path](), None
-    if not _wait(driver, segments):
-        asked = sys.stdin.buffer.read()
-        driver.terminate()  # gives it time to end Ray
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            driver.wait(GRACE_SECONDS)
-    try:
-        if (ended := end(_descendants, segments)) and asked == b"":
-            print(f"verl-gdpo: the launcher of this run is dead; ended {', '.join(ended)}")
-    except RuntimeError as error:
-        print(f"verl-gdpo: {error}")
+    since, segments, asked = time.strftime(SESSION_TIME), set[Path](), None
+    # for what nobody removes, such as the sockets of vLLM
+    with tempfile.TemporaryDirectory(prefix="vg_", ignore_cleanup_errors=True) as temporary:
+        environment = {**os.environ, "TMPDIR": temporary}
+        driver = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+        if not _wait(driver, segments):
+            asked = sys.stdin.buffer.read()
+            driver.terminate()  # gives it time to end Ray
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                driver.wait(GRACE_SECONDS)
+        try:
+            if (ended := end(_descendants, segments)) and asked == b"":
+                print(f"verl-gdpo: the launcher of this run is dead; ended {', '.join(ended)}")
+        except RuntimeError as error:
+            print(f"verl-gdpo: {error}")
     keeps_logs = driver.returncode != 0 and asked != WANTED
     clear_sessions(driver.pid, since, command, Path(run) if keeps_logs else None)
-    if asked == b"":
-        shutil.rmtree(temporary, ignore_errors=True)
     code = driver.returncode or 0  # nobody asks for that of one that had to be killed
     return code if code >= 0 else 128 - code
 
@@ -204,7 +205,9 @@ def clear_sessions(driver: int, since: str, command: Sequence[str], run: Path | 
         command: its command, which may name another folder for Ray.
         run: if not None, the logs are moved into this folder first.
     """
-    for folder in _folders(command):
+    base = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    named = [found[1] for argument in command if (found := TEMP_DIR.match(argument))]
+    for folder in (Path(base) / "ray", *map(Path, named)):
         for session in folder.glob(f"session_*_{driver}"):
             if session.name.removeprefix("session_") < since:
                 continue
@@ -215,14 +218,6 @@ def clear_sessions(driver: int, since: str, command: Sequence[str], run: Path | 
         latest = folder / "session_latest"
         if latest.is_symlink() and not latest.exists():
             latest.unlink()
-
-
-def _folders(command: Sequence[str]) -> Iterator[Path]:
-    base = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    yield Path(base) / "ray"
-    for argument in command:
-        if found := TEMP_DIR.match(argument):
-            yield Path(found[1])
 
 
 if __name__ == "__main__":
