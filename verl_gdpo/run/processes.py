@@ -139,7 +139,7 @@ def _wait(driver: "subprocess.Popen[bytes]", segments: set[Path]) -> bool:
 
 
 def _descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    return [*psutil.Process().children(recursive=True)]
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:
