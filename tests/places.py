@@ -1,0 +1,260 @@
+"""Runs `tests/run.sh` in many places: long base folders, odd paths, other users, other settings.
+
+    python tests/places.py [--combined] [--only WORD ...] [--minutes N] [-- ARGUMENTS OF PYTEST]
+
+Each place is a clean clone of this commit. One thing differs from the usual at a time; with
+--combined five places hold each of these things at least once. `--only space` runs the places whose
+name holds "space". It takes two cores for as long as all these runs do, and ends with a table.
+
+As root it makes a user for the places of another user, and removes it. "Without bubblewrap" means
+a PATH of links to all programs but it. A clone has this checkout's environment, as hard links and
+with its paths changed, if both take the same Python; else `setup_env.sh` installs one.
+"""
+
+import argparse
+import contextlib
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+USER = "verl-gdpo-places"
+HIDDEN = ("bwrap",)
+STAMP = "verl_gdpo_env"
+COUNTS = ("passed", "failed", "errors", "skipped")
+
+
+@dataclass(frozen=True)
+class Place:
+    """base: the length of the base folder's path; None: drawn by `tests/run.sh`."""
+
+    name: str
+    base: int | None = None
+    checkout: str = "checkout"
+    mode: int = 0o755
+    other_user: bool = False
+    has_bubblewrap: bool = True
+    settings: tuple[tuple[str, str], ...] = ()
+
+
+TMPDIR = (("TMPDIR", "{place}/temporary"),)
+C = (("LANG", "C"), ("LC_ALL", "C"))
+WIDE, NARROW = (("COLUMNS", "200"),), (("COLUMNS", "40"),)
+ONE_BY_ONE = [
+    *(Place(f"base folder of {length}", base=length) for length in (20, 37, 38, 60, 120)),
+    Place("path with ü", checkout="prüfung"),
+    Place("path with a space", checkout="a place"),
+    Place("folder of mode 700", mode=0o700),
+    Place("other user", other_user=True),
+    Place("other user without bubblewrap", other_user=True, has_bubblewrap=False),
+    Place("40 columns", settings=NARROW),
+    Place("200 columns", settings=WIDE),
+    Place("LANG=C", settings=C),
+    Place("TMPDIR set", settings=TMPDIR),
+]
+COMBINED = [
+    Place("20, ü, 40 columns, LANG=C", 20, "prüfung", settings=NARROW + C),
+    Place("37, space, other user", 37, "a place", other_user=True, settings=WIDE),
+    Place("38, mode 700, TMPDIR", 38, mode=0o700, settings=TMPDIR),
+    Place("60, other user without bubblewrap", 60, other_user=True, has_bubblewrap=False),
+    Place("120, space, 40 columns", 120, "a place", settings=NARROW),
+]
+
+
+@contextlib.contextmanager
+def another_user():
+    """A user of this machine, who is removed with their home."""
+    subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", USER], check=True)
+    try:
+        yield pwd.getpwnam(USER)
+    finally:
+        subprocess.run(["userdel", "--remove", USER], check=True, stderr=subprocess.DEVNULL)
+
+
+def without(programs, path, folder):
+    """A PATH of links to all programs of this one but these."""
+    folder.mkdir()
+    for name in path:
+        for program in Path(name).glob("*"):
+            if program.name not in programs and not (folder / program.name).is_symlink():
+                (folder / program.name).symlink_to(program)
+    return str(folder)
+
+
+class Run:
+    """One place: its folder, its environment variables and its user."""
+
+    def __init__(self, place, folder, user):
+        self.place, self.folder, self.user = place, folder, user
+        self.checkout = folder / place.checkout
+        folder.mkdir()
+        clone = ["git", "clone", "--quiet", "--no-hardlinks", str(REPO), str(self.checkout)]
+        subprocess.run(clone, check=True)
+        (folder / "temporary").mkdir()
+        self.environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+        for name in ("TESTS_BASE_LENGTH", "COLUMNS", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"):
+            self.environment.pop(name, None)
+        if place.base:
+            self.environment["TESTS_BASE_LENGTH"] = str(place.base)
+        for name, value in place.settings:
+            self.environment[name] = value.format(place=folder)
+        if user:
+            self.environment |= {"HOME": user.pw_dir, "USER": user.pw_name}
+            self.environment["PATH"] = "/usr/local/bin:/usr/bin:/bin"
+        if not place.has_bubblewrap:
+            path = self.environment["PATH"].split(os.pathsep)
+            self.environment["PATH"] = without(HIDDEN, path, folder / "programs")
+        if user:
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+        folder.chmod(place.mode)
+
+    def start(self, *command, **options):
+        ids = {"user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": []}
+        return subprocess.Popen(
+            command,
+            cwd=self.checkout,
+            env=self.environment,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            **(ids if self.user else {}),
+            **options,
+        )
+
+    def ask(self, *command):
+        with self.start(*command, stdout=subprocess.PIPE, text=True) as process:
+            answer = process.stdout.read().strip()
+        return answer if process.returncode == 0 else ""
+
+    def test(self, arguments, log, limit):
+        """The exit code of `tests/run.sh`, or "ended" after `limit` seconds."""
+        with log.open("w") as out:
+            process = self.start(
+                *("bash", "tests/run.sh", *arguments), stdout=out, stderr=subprocess.STDOUT
+            )
+            try:
+                return process.wait(limit)
+            except subprocess.TimeoutExpired:
+                return "ended"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def take_environment(self):
+        """Give the clone this checkout's environment, if that fits."""
+        source = (REPO / ".venv").resolve()
+        if not (source / STAMP).exists():
+            return
+        extras, rest = (source / STAMP).read_text().strip().split(" ", 1)
+        old, version, digest = rest.rsplit(" ", 2)
+        python = self.ask("./setup_env.sh", "python", "cpu", "dev")
+        asked = "import sys; print(sys.version.split()[0], sys.base_prefix, sep='\\n')"
+        own, base = self.ask(python, "-c", asked).split("\n")
+        if own.split(".")[:2] != version.split(".")[:2]:
+            return
+        made = self.folder / "environment"
+        if subprocess.run(["cp", "-al", str(source), str(made)]).returncode:
+            shutil.rmtree(made)  # on another disk
+            return
+        for path in (*made.glob("bin/*"), *made.glob("lib/*/site-packages/*verl_gdpo*/*.json")):
+            replace_in(path, {str(source): str(made), old: str(self.checkout)})
+        for path in made.glob("lib/*/site-packages/__editable__*verl_gdpo*"):
+            replace_in(path, {f"{old}/": f"{self.checkout}/"})
+        for link in made.glob("bin/python*"):
+            link.unlink()
+            link.symlink_to(Path(base, "bin", f"python{own.rpartition('.')[0]}"))
+        replace_text(made / "pyvenv.cfg", f"home = {base}/bin\nversion = {own}\n")
+        replace_text(made / STAMP, f"{extras} {self.checkout} {own} {digest}\n")
+        (self.checkout / ".venv").symlink_to(made)
+
+
+def replace_in(path, changes):
+    with contextlib.suppress(UnicodeDecodeError):
+        if path.is_file() and not path.is_symlink():
+            old = text = path.read_text("utf-8")
+            for before, after in changes.items():
+                text = text.replace(before, after)
+            if text != old:
+                replace_text(path, text)
+
+
+def replace_text(path, text):
+    """Write a new file in its place: the old one has another link elsewhere."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text, "utf-8")
+    shutil.copymode(path, new)
+    new.replace(path)
+
+
+def result(place, code, log, seconds):
+    """The cells of the place in the table: how it ended, and pytest's counts."""
+    lines = re.findall(
+        r"^=* ?((?:\d+ \w+,? ?)+) in [\d.]+s.*$", log.read_text(errors="replace"), re.M
+    )
+    counts = dict.fromkeys(COUNTS, 0)
+    for number, what in re.findall(r"(\d+) (\w+)", lines[-1] if lines else ""):
+        counts[what if what != "error" else "errors"] = int(number)
+    how = {0: "passed", "ended": "ended: too long"}.get(code, f"exit code {code}")
+    return [place.name, how, *(str(counts[name]) for name in COUNTS), f"{seconds:.0f}"]
+
+
+def show(rows):
+    header = ["place", "result", *COUNTS, "seconds"]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, ["-" * width for width in widths], *rows):
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip(), flush=True)
+
+
+def run_all(places, arguments, limit, folder, user):
+    rows = []
+    for number, place in enumerate(places, 1):
+        print(f"== {place.name}: {folder}/{number:02}.log", flush=True)
+        begun = time.monotonic()
+        run = Run(place, folder / f"{number:02}", user if place.other_user else None)
+        run.take_environment()
+        log = folder / f"{number:02}.log"
+        code = run.test(arguments, log, limit)
+        rows.append(result(place, code, log, time.monotonic() - begun))
+        show(rows[-1:])
+        shutil.rmtree(run.folder)
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--combined", action="store_true", help="five places for all factors")
+    parser.add_argument(
+        "--only", action="append", metavar="WORD", help="places with it in the name"
+    )
+    parser.add_argument("--minutes", type=float, default=60, help="at most, for each place")
+    parser.add_argument("arguments", nargs="*", help="of pytest, after --")
+    given = parser.parse_args()
+    places = COMBINED if given.combined else ONE_BY_ONE
+    if given.only:
+        places = [place for place in places if any(word in place.name for word in given.only)]
+    is_root = os.getuid() == 0
+    if not is_root:
+        print("not root: the places of another user are left out", flush=True)
+        places = [place for place in places if not place.other_user]
+    folder = Path(tempfile.mkdtemp(prefix="vg-places-", dir="/tmp"))
+    folder.chmod(0o755)
+    makes_user = is_root and any(place.other_user for place in places)
+    with another_user() if makes_user else contextlib.nullcontext() as user:
+        rows = run_all(places, given.arguments, 60 * given.minutes, folder, user)
+    print(f"\nLogs: {folder}")
+    show(rows)
+    return int(any(row[1] != "passed" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
