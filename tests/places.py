@@ -118,14 +118,15 @@ class Run:
         folder.chmod(place.mode)
 
     def start(self, *command, **options):
-        ids = {"user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": []}
+        user = self.user
+        ids = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
         return subprocess.Popen(
             command,
             cwd=self.checkout,
             env=self.environment,
             start_new_session=True,
             stdin=subprocess.DEVNULL,
-            **(ids if self.user else {}),
+            **ids,
             **options,
         )
 
