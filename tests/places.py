@@ -98,6 +98,8 @@ class Run:
         folder.mkdir()
         clone = ["git", "clone", "--quiet", "--no-hardlinks", str(REPO), str(self.checkout)]
         subprocess.run(clone, check=True)
+        if (REPO / ".mypy_cache").exists():  # it fits what has not changed
+            shutil.copytree(REPO / ".mypy_cache", self.checkout / ".mypy_cache")
         (folder / "temporary").mkdir()
         self.environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
         for name in ("TESTS_BASE_LENGTH", "COLUMNS", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"):
