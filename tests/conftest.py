@@ -7,6 +7,8 @@ from importlib.util import find_spec
 import pytest
 from preloaded import run_code
 
+from verl_gdpo import terminal
+
 if find_spec("hydra"):  # not in the environments of some nox sessions
     import faster_composition  # noqa: F401
 
@@ -14,6 +16,9 @@ if find_spec("hydra"):  # not in the environments of some nox sessions
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_worker_register_timeout_seconds", "240")
 os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
+
+# messages are compared as they are, and not as a long path or the terminal of a machine breaks them
+terminal.WIDTH = 10**6
 
 gc.disable()  # until the tests are collected: what they import stays
 
@@ -75,6 +80,12 @@ def pytest_runtest_teardown(item, nextitem):
 
         ray.shutdown()
     return result
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """As `terminal.WIDTH` above, for what asks the terminal."""
+    monkeypatch.setenv("COLUMNS", "1000")
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,12 @@
 import os
 import signal
 import sys
+import textwrap
 import traceback
 import unicodedata
 from collections.abc import Callable, Sequence
 
+WIDTH = 100  # columns
 OF_PYTHON = ("<frozen", os.path.dirname(os.__file__))
 # the extra that brings a package which not every installation has
 EXTRAS = {
@@ -35,6 +37,18 @@ def printable(text: str) -> str:
     """Return text that is safe for a terminal: characters that are not printable are escaped."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def wrapped(text: str, first: str = "", others: str = "  ") -> str:
+    """Return the text in lines of `WIDTH` columns, which begin with `first` and `others`."""
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

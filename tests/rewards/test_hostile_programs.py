@@ -14,13 +14,13 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pandas as pd
 import pytest
 from hostile_programs import DRIVER, PROGRAMS
+from of_machine import kind_of
 from repository import REPO
 
 from verl_gdpo.rewards import coding, sandbox, sandbox_machine
@@ -28,14 +28,6 @@ from verl_gdpo.rewards.coding_problem import Problem
 
 NOBODY = 65534
 CHUNK = 20  # programs that share a start of Python; each has a process and files of its own
-
-
-def kind_of(name):
-    """ "landlock 3" is the kind "landlock", with version 3 of Landlock."""
-    name, _, version = name.partition(" ")
-    kind = next((k for k in sandbox_machine.kinds(allow_weak=True) if k.name == name), None)
-    assert kind, f"{name} is not on this machine. {sandbox_machine.advice()}"
-    return replace(kind, landlock=int(version)) if version else kind
 
 
 WEAK = ["weak"] if sandbox_machine.can_change_user() else []

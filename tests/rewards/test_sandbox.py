@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-import sandbox_kind
-from sandbox_kind import kind_of
+import of_machine
+from of_machine import kind_of
 
 from verl_gdpo.rewards import sandbox, sandbox_inside, sandbox_machine
 from verl_gdpo.rewards.sandbox import Notes, Outcome, SandboxError, run
@@ -293,7 +293,7 @@ CALLER = """
 import sys, threading
 from verl_gdpo.rewards import sandbox
 sys.path.insert(0, {helpers!r})
-from sandbox_kind import kind_of
+from of_machine import kind_of
 print(sandbox.run("print(1)", [{{"input": ""}}], kind=kind_of({kind!r})), flush=True)
 program = "import time\\ntime.sleep(3600)"
 thread = threading.Thread(target=lambda: sandbox.run(
@@ -304,7 +304,7 @@ thread.start()
 
 def test_a_program_ends_when_its_caller_is_killed(kind):
     """Its alarm is an hour away. The caller's thread is a worker's, as in a training."""
-    helpers = str(Path(sandbox_kind.__file__).parent)
+    helpers = str(Path(of_machine.__file__).parent)
     code = CALLER.format(helpers=helpers, kind=kind.name)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as caller:
         assert b"finished=True" in caller.stdout.readline()

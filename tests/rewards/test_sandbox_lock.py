@@ -7,7 +7,7 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-from sandbox_kind import kind_of
+from of_machine import kind_of
 
 from verl_gdpo.rewards import sandbox
 from verl_gdpo.rewards.sandbox import Outcome, run
@@ -207,8 +207,7 @@ HONEST = {
 @pytest.mark.parametrize("name", ["bubblewrap", "bubblewrap 0", "landlock", "landlock 1"])
 def test_honest_programs(name):
     """As they run without a sandbox."""
-    kind, version = kind_of(name.split()[0]), name.partition(" ")[2]
-    kind = replace(kind, landlock=int(version)) if version else kind
+    kind = kind_of(name)
     said = {}
     with mock.patch.object(sandbox, "_kind", lambda *_: kind):
         for what, code in HONEST.items():

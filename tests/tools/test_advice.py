@@ -254,7 +254,8 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
 # --- words ----------------------------------------------------------------------------------------
 
 
-def test_a_terminal_gets_no_control_characters():
+def test_a_terminal_gets_no_control_characters(monkeypatch):
+    monkeypatch.setattr("verl_gdpo.terminal.WIDTH", 100)
     found = seen(small_length, names=("good", "\x1b[31mred"))
     assert "\x1b" not in str(describe(found))
     assert all(len(line) <= 100 for line in str(describe(found)).splitlines())

@@ -2,18 +2,15 @@
 
 import json
 import re
-import shutil
 import subprocess
 from html import unescape
 
 import pytest
+from of_machine import browser
 from run_folder_writer import make_run, write_metrics
 
 from verl_gdpo.tools.report.page import build_page, write
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 WIDTHS = (1280, 1280, 380, 380)  # light and dark
 HEIGHT = 800
 HOSTILE = (
@@ -79,10 +76,6 @@ for (const [number, width] of WIDTHS.entries()) {
 }
 </script></body>"""
 
-needs_browser = pytest.mark.skipif(
-    BROWSER is None, reason="no browser: apt-get install chromium, or put google-chrome on PATH"
-)
-
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
@@ -102,11 +95,10 @@ def report(tmp_path_factory):
     return folder / "out"
 
 
-@needs_browser
 def test_the_page_in_a_browser(report, tmp_path):
     done = subprocess.run(
         [
-            *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+            *(browser(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
             *("--dump-dom", "--allow-file-access-from-files", "--virtual-time-budget=600000"),
             *("--enable-logging=stderr", f"--user-data-dir={tmp_path}"),
             (report / "around.html").as_uri(),

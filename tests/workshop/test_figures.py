@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import shutil
 import sys
 from html import unescape
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from colours import contrast, lightness
 from matplotlib.colors import to_hex
+from of_machine import browser
 from oracle import gdpo
 from repository import REPO, tracked_files
 from run_folder_writer import make_run
@@ -18,8 +18,6 @@ from verl_gdpo.tools.report.runs import read_arms
 from workshop.figures import __main__ as make_figures
 from workshop.figures.collapse import distinct_groups
 from workshop.looks import LOOK
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def test_the_colours_are_told_apart_in_grey():
@@ -116,9 +114,9 @@ def test_the_picture_of_a_terminal_needs_no_font_and_holds_the_text():
     assert "The run's settings reproduce the logged advantages" in text
 
 
-@pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="no browser for report.png")
 @pytest.mark.slow
 def test_the_command_draws_the_pictures_of_docs(tmp_path, monkeypatch, capsys):
+    browser()
     monkeypatch.setattr(make_figures, "DOCS", tmp_path)
     runs = [make_run(tmp_path / "runs" / arm, arm, steps=6) for arm in ("gdpo", "grpo")]
     monkeypatch.setattr(sys, "argv", ["workshop.figures", *map(str, runs)])

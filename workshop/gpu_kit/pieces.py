@@ -62,7 +62,8 @@ def join(pieces: Path, level: str, folder: Path) -> None:
                 shutil.copyfileobj(piece, archive, BUFFER_BYTES)
         archive.seek(0)
         with tarfile.open(fileobj=archive) as tar:
-            tar.extractall(folder, filter="data")
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)
+            tar.extractall(folder)
 
 
 def sha256(path: Path) -> str:

@@ -5,7 +5,6 @@ is right. The shares of the update say what GDPO changes. Groups that are drawn 
 both are.
 """
 
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from verl_gdpo.batch.advantages import Floats
-from verl_gdpo.terminal import printable, render
+from verl_gdpo.terminal import printable, render, wrapped
 from verl_gdpo.tools.advice.evidence import METHODS, Evidence
 from verl_gdpo.tools.advice.rules import Measured, Rule, read_rules, rule_of
 
@@ -23,7 +22,6 @@ TITLE = "What would GDPO change?"
 SURE = 0.8  # of groups drawn again have to say the same
 MATTERS = 0.1  # of the update; a smaller change of a share is hardly one
 INTERVAL = (2.5, 97.5)  # percentiles
-WIDTH = 100  # columns of a terminal
 
 HEADER = (
     *("reward", "weight", "spread", "varies", "mean at first", "at last"),
@@ -77,8 +75,10 @@ class Description:
     def __str__(self) -> str:
         """Return it for a terminal."""
         table = render(HEADER, [[*map(printable, row)] for row in self.rows])
-        facts = "\n".join(_wrapped(f"- {printable(fact)}") for fact in self.facts)
-        advice = "\n".join(_wrapped(f"{printable(sentence)}.") for sentence in self.sentences)
+        facts = "\n".join(wrapped(printable(fact), "- ") for fact in self.facts)
+        advice = "\n".join(
+            wrapped(f"{printable(sentence)}.") for sentence in self.sentences
+        )
         return f"{advice}\n\n{table}\n{LEGEND}\n\nWhat the rules of {PAGE} read:\n{facts}"
 
 
@@ -144,9 +144,3 @@ def _reward_rows(seen: Evidence) -> list[list[str]]:
     weight, spread, first, last = columns
     rows = zip(seen.weights, weight, spread, varies, first, last, *shares, strict=True)
     return [[*row] for row in rows]
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(
-        text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )

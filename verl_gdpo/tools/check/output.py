@@ -6,7 +6,6 @@ are turned away.
 
 import os
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,11 +16,10 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.batch.rows import RewardError
-from verl_gdpo.terminal import line_of_code
+from verl_gdpo.terminal import line_of_code, wrapped
 
 T = TypeVar("T")
 
-WIDTH = 100
 BRIEF = 6  # lines
 WARNING, REMARK, TABLE = range(3)  # the most important first
 
@@ -49,8 +47,7 @@ class Output:
 
     def say(self, remarks: str | Iterable[str], kind: int = REMARK) -> None:
         for text in [remarks] if isinstance(remarks, str) else remarks:
-            lines = textwrap.wrap(text, WIDTH - 7, break_long_words=False, break_on_hyphens=False)
-            self.show("check: " + "\n       ".join(lines), kind)
+            self.show(wrapped(text, "check: ", " " * 7), kind)
 
     def show(self, text: str, kind: int = TABLE) -> None:
         self._kept.append((kind, text))

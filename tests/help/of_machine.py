@@ -1,0 +1,33 @@
+"""What tests need of the machine. Without it they are skipped, and CI counts that as a failure."""
+
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from verl_gdpo.rewards import sandbox_machine
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def kind_of(name):
+    """The sandbox of this name. "landlock 3" is the kind "landlock", with version 3 of Landlock."""
+    name, _, version = name.partition(" ")
+    kinds = sandbox_machine.kinds(allow_weak=True)
+    kind = next((kind for kind in kinds if kind.name == name), None)
+    if kind is None:
+        not_here(f"{name} is not on this machine. {sandbox_machine.advice()}")
+    return replace(kind, landlock=int(version)) if version else kind
+
+
+def browser():
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    return found or not_here("no browser: apt-get install chromium, or put google-chrome on PATH")
+
+
+def not_here(text):
+    """End this test. CI=true is what GitHub sets, and others."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(text)
+    pytest.skip(text)
