@@ -1,7 +1,9 @@
 """What tests need of the machine. Without it they are skipped, and CI counts that as a failure."""
 
+import functools
 import os
 import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -16,9 +18,18 @@ def kind_of(name):
     name, _, version = name.partition(" ")
     kinds = sandbox_machine.kinds(allow_weak=True)
     kind = next((kind for kind in kinds if kind.name == name), None)
-    if kind is None:
-        not_here(f"{name} is not on this machine. {sandbox_machine.advice()}")
+    if kind is None or not _works(kind):
+        not_here(f"{name} does not work on this machine. {sandbox_machine.advice()}")
     return replace(kind, landlock=int(version)) if version else kind
+
+
+@functools.cache
+def _works(kind):
+    """Bubblewrap may be there and have no rights, as in many a container."""
+    if kind.name != "bubblewrap":
+        return True
+    bare = subprocess.run([kind.command[0], "--unshare-all", "--ro-bind", "/", "/", "true"])
+    return bare.returncode == 0
 
 
 def browser():

@@ -27,6 +27,7 @@ from verl_gdpo.rewards import coding, sandbox, sandbox_machine
 from verl_gdpo.rewards.coding_problem import Problem
 
 NOBODY = 65534
+OF_EVERYBODY = "/tmp"  # TMPDIR and this checkout may be where only root can read
 CHUNK = 20  # programs that share a start of Python; each has a process and files of its own
 
 
@@ -41,7 +42,7 @@ WHERE += [pytest.param(name, False, marks=pytest.mark.slow) for name in OLD_KERN
 @contextlib.contextmanager
 def targets(programs):
     """What each program may try to harm, of this user, and open to everybody."""
-    base = Path(tempfile.mkdtemp(prefix="verl-gdpo-hostile-"))
+    base = Path(tempfile.mkdtemp(prefix="verl-gdpo-hostile-", dir=OF_EVERYBODY))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, base)
         base.chmod(0o755)
@@ -96,8 +97,27 @@ def run_all(kind, programs):
     return outcomes
 
 
+@contextlib.contextmanager
+def readable():
+    """What nobody has to read of this checkout, and their folder for temporary files."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=OF_EVERYBODY))
+        os.chown(folder, NOBODY, NOBODY)
+        stack.enter_context(mock.patch.object(tempfile, "tempdir", folder))
+        for module in (sandbox.sandbox_lock, sandbox.sandbox_inside):
+            copy = Path(shutil.copy(module.__file__, folder))
+            copy.chmod(0o644)
+            stack.enter_context(mock.patch.object(module, "__file__", str(copy)))
+        yield
+
+
 def as_nobody(function, *args):
     """What the function returns in a process of the user nobody."""
+    with readable():
+        return _as_nobody(function, *args)
+
+
+def _as_nobody(function, *args):
     receive, send = multiprocessing.Pipe(duplex=False)
     child = os.fork()
     if child == 0:
@@ -160,7 +180,7 @@ import glob, re
 for name in glob.glob('/proc/[0-9]*/cmdline'):
     try: said = open(name).read()
     except OSError: continue
-    if found := re.search(r'data.train_files=([^\0]+hostile[^\0]+)', said):
+    if found := re.search(r'data.train_files=([^\0]+hostile.parquet)', said):
         print(re.search(rb'the answer \d+', open(found[1], 'rb').read())[0].decode())
 """
 
@@ -172,9 +192,9 @@ def test_the_expected_results_in_the_training_data(name, tmp_path, monkeypatch):
         pytest.skip("only root has it")
     monkeypatch.setattr(sandbox, "_kind", lambda *_: kind_of(name))
     truth = Problem(None, ({"input": "", "output": "the answer 4711"},)).text()
-    with targets([]) as _, tempfile.TemporaryDirectory(prefix="verl-gdpo-hostile-") as folder:
+    with targets([]) as _, tempfile.TemporaryDirectory(dir=OF_EVERYBODY) as folder:
         Path(folder).chmod(0o755)
-        file = f"{folder}/train.parquet"
+        file = f"{folder}/hostile.parquet"
         pd.DataFrame({"truth": [truth]}).to_parquet(file, compression=None)
         command = [sys.executable, "-c", "input()", f"data.train_files={file}"]
         with subprocess.Popen(command, stdin=subprocess.PIPE):

@@ -537,6 +537,7 @@ def test_what_is_missing_is_said_once(untried, caplog):
 
 
 def test_the_best_kind_lacks_nothing(untried):
+    kind_of("bubblewrap")
     assert sandbox._kind().name == "bubblewrap" and sandbox.missing() == []
 
 
@@ -546,6 +547,8 @@ def names_of_kinds(**options):
 
 def test_the_weak_kind_has_to_be_allowed(untried):
     """And it is root's alone: it keeps a program from other users, not from the training's own."""
+    untried.setattr(sandbox_machine.shutil, "which", lambda _: "/no/bwrap")
+    untried.setattr(sandbox_machine, "landlock_version", lambda: 5)
     untried.setattr(sandbox_machine, "can_change_user", lambda: True)
     assert names_of_kinds() == ["bubblewrap", "landlock"]
     assert names_of_kinds(allow_weak=True) == ["bubblewrap", "landlock", "weak"]
