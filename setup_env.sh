@@ -2,7 +2,8 @@
 # Makes .venv with pinned versions, and prints its folder:  ./setup_env.sh cpu|gpu [dev] [flash-attn], or cpu vllm
 # With `python` before these words, it prints the Python that it would take, and makes nothing.
 #
-# .venv is a link to .venv-cpu-HASH or .venv-gpu-HASH. A finished environment never changes; other
+# .venv is a link to .venv-cpu-HASH or .venv-gpu-HASH, which is beside it, or in ~/.cache/verl-gdpo if the
+# checkout's path has a space or another sign of the shell. A finished environment never changes; other
 # requirements, or another place of the checkout, get a new one. So a running training keeps its own.
 # pip installs everything, so pip's settings hold. Each package has a hash in requirements/, except
 # torch for the CPU with what it brings, which has two indexes, and flash-attn. `nox -s pins` renews the hashes.
@@ -59,10 +60,22 @@ if own=$(python3 -c 'import importlib.metadata as m, sys; print(m.version("verl"
     "To train with yours: ${own#* } -m pip install --no-deps --editable $PWD"
 fi
 
+# Ray 2.60 gives the path of Python to a shell without quotes, so none of these may be in it
+signs=$'[][ \t\n\\\'"`$&;|<>(){}*?]'
+environments=.venv
+if [[ $PWD =~ $signs ]]; then
+  cache=${XDG_CACHE_HOME:-$HOME/.cache}/verl-gdpo/$(sha256sum <<<"$PWD" | cut -c 1-12)
+  [[ ! $cache =~ $signs ]] || die "Ray starts no worker with a Python in a path like $PWD or $cache." \
+    "Set XDG_CACHE_HOME to a folder whose path has no space, quote or other sign of the shell, and start again"
+  mkdir -p "$cache"
+  environments=$cache/.venv
+fi
+
 # Ends the script if the environment $1 has what the user asks for.
 done_with() {
   local folder have
   folder=$(readlink -f "$1") && have=$(cat "$folder/$stamp" 2>/dev/null) || return 0
+  [[ ! $folder =~ $signs ]] || return 0 # of an earlier version of this script
   # an environment for cpu,dev also serves cpu
   if [ "$have" = "$wanted" ] || [[ $have == "$extras",* && ${have#* } == "${wanted#* }" ]]; then
     if ! [ .venv -ef "$folder" ]; then
@@ -87,10 +100,10 @@ if [ -d .venv ] && [ ! -L .venv ]; then # not made by this version of the script
   mv -T .venv "$kept"
   say ".venv was a folder, and becomes a link; the folder is $kept now"
 fi
-for made in .venv-*; do done_with "$made"; done
+for made in "$environments"-*; do done_with "$made"; done
 
-venv=.venv-$hardware-$(sha256sum <<<"$wanted" | cut -c 1-12)
-log=$PWD/$venv/install.log
+venv=$environments-$hardware-$(sha256sum <<<"$wanted" | cut -c 1-12)
+log=$(readlink -m "$venv")/install.log
 count=$(cat "${files[@]}" | grep -c ==)
 say "making $venv for [$extras] with $("$python" --version): some $count packages, minutes, once; pip's output is in $log"
 rm -rf "$venv" # an interrupted start may have left an incomplete one
@@ -146,7 +159,7 @@ install --no-deps --no-build-isolation --editable .
 [[ " $* " != *' dev '* ]] || install --require-hashes --no-deps --requirement "$bfcl"
 # also for those whose Python writes no bytecode itself; a package may hold files of another Python
 "$venv/bin/python" -m compileall -qq -j 0 -x '/tests/' "$venv/lib" >>"$log" 2>&1 || true
-for other in .venv-"$hardware"-*; do
+for other in "$environments-$hardware"-*; do
   [ "$other" = "$venv" ] || say "$other stays: remove it if nothing needs it any more"
 done
 rm -rf "$TMPDIR"

@@ -223,6 +223,38 @@ def test_a_copied_or_moved_checkout_gets_an_environment_of_its_own(checkout):
         assert setup(place, "cpu") == (0, venv, "")  # and only once
 
 
+# those of a shell, and two that are none
+@pytest.mark.parametrize(
+    ("sign", "is_moved"), [*((s, True) for s in " '$&(["), *((s, False) for s in "ü+")]
+)
+def test_a_path_that_ray_gives_to_a_shell(checkout, monkeypatch, sign, is_moved):
+    """The environment is where Ray can start its Python, and .venv leads to it."""
+    cache = checkout.parent / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    odd = checkout.rename(checkout.with_name(f"check{sign}out"))
+    (odd / ".venv-cpu-1").mkdir()  # as an earlier version made it
+    code, venv, said = setup(odd, "cpu")
+    assert code == 0 and venv == (odd / ".venv").resolve()
+    assert venv.is_relative_to(cache if is_moved else odd) and str(venv / "install.log") in said
+    assert setup(odd, "cpu") == (0, venv, "")
+    if is_moved:
+        (odd / ".venv").unlink()  # what it was then is never taken
+        shutil.copytree(venv, odd / ".venv-cpu-1", dirs_exist_ok=True)
+        (odd / ".venv").symlink_to(".venv-cpu-1")
+        assert setup(odd, "cpu") == (0, venv, "") and (odd / ".venv").resolve() == venv
+        second = shutil.copytree(odd, odd.with_name(f"second{sign}"), symlinks=True)
+        assert setup(second, "cpu")[1].parent not in (venv.parent, second)
+
+
+def test_no_place_that_ray_can_start_python_in(checkout, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(checkout.parent / "a cache"))
+    odd = checkout.rename(checkout.with_name("check out"))
+    code, _, said = setup(odd, "cpu")
+    assert code == 2 and "Ray starts no worker with a Python in a path like" in said
+    assert "Set XDG_CACHE_HOME to a folder whose path has no space" in said
+    assert not calls(odd) and not (checkout.parent / "a cache").exists()
+
+
 def test_hashes_are_asked_of_all_but_torch_and_the_package(checkout):
     assert setup(checkout, "cpu", "dev")[0] == 0
     asked = [line.partition(" -m pip ")[2] for line in calls(checkout) if " -m pip " in line]

@@ -178,6 +178,12 @@ def test_what_ray_fails_on(monkeypatch):
         changed.setenv("RAY_TMPDIR", "/tmp")  # which Ray prefers
         assert machine.what_ray_refuses(config) == []
     with monkeypatch.context() as changed:
+        changed.setattr(sys, "executable", "/home/jürgen/my env/bin/python")
+        (problem,) = machine.what_ray_refuses(config)
+        assert problem.startswith("Ray starts no worker with /home/jürgen/my env/bin/python, beca")
+        changed.setattr(sys, "executable", "/home/jürgen/my_env-3.11+x@y/bin/python3.11")
+        assert machine.what_ray_refuses(config) == []
+    with monkeypatch.context() as changed:
         changed.setattr("socket.create_connection", unreachable)
         (problem,) = machine.what_ray_refuses(config)
         assert problem.startswith("127.0.0.1 cannot be used on this machine")

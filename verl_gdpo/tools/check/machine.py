@@ -1,6 +1,7 @@
 """What a run needs on this machine: verl and us, a device, a place for Ray, models, W&B's key."""
 
 import os
+import re
 import shutil
 import socket
 import sys
@@ -24,6 +25,7 @@ from verl_gdpo.tools.check.output import message_of
 LONGEST_SOCKET = 107  # bytes of a path, of Linux
 # what Ray 2.60 puts after its folder
 SESSION = "/session_2026-01-01_00-00-00_000000_{}/sockets/plasma_store"
+SIGNS = re.compile(r"""[\s\\'"`$&;|<>(){}*?\[\]]""")  # of a shell; those of setup_env.sh
 OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory")
 LEAST_FREE_GB = 1.0  # logs, dumps, and checkpoints of a small policy
 # {name in trainer.logger: the package that verl 0.9's `Tracking` imports for it}
@@ -158,6 +160,12 @@ def what_ray_refuses(config: Any) -> list[str]:
             sys.prefix != sys.base_prefix and inside,
             f"TMPDIR={folder.parent} is inside the virtual environment {sys.prefix}, where Ray "
             "starts no worker. Set TMPDIR=/tmp",
+        ),
+        (
+            SIGNS.search(sys.executable),
+            f"Ray starts no worker with {sys.executable}, because it gives this path to a shell "
+            "without quotes. Take a Python whose path has no space, quote or other sign of the "
+            "shell: ./setup_env.sh puts its environment into such a path",
         ),
         (
             len(longest.encode()) > LONGEST_SOCKET,
