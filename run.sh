@@ -57,6 +57,8 @@ case ${1:-} in
     [ -f "$root/recipes/task/$task.yaml" ] || [[ " $* " == *' hydra.searchpath='* || " $* " == *' --resume '* ]] || die "expected a task first, one of: $(cd "$root/recipes/task" && echo *.yaml | sed 's/\.yaml//g'), or another with hydra.searchpath=[FOLDER], where task/$task.yaml is; got '$task'"
     ;;
 esac
+# quotes a value for Hydra, so that `,`, `=` and other signs have no meaning
+quoted() { local quote="'"; echo "'${1//$quote/\\$quote}'"; }
 resume='' run='' data=$root/data hardware='' count='' active='' allowed=() extras=() options=(--end-with-parent) overrides=("task=$task")
 while [ $# -gt 0 ]; do
   case $1 in
@@ -72,7 +74,7 @@ while [ $# -gt 0 ]; do
     hardware=*) hardware=${1#hardware=} ;;
     trainer.n_gpus_per_node=*) count=${1#*=} overrides+=("$1") ;;
     run_dir=*) run=${1#run_dir=} ;;
-    data_dir=*) data=$(realpath -m -- "${1#data_dir=}") overrides+=("$1") ;;
+    data_dir=*) data=$(realpath -m -- "${1#data_dir=}"); overrides+=("data_dir=$(quoted "$data")") ;;
     [!-]*=* | '~'*) overrides+=("$1") ;;
     *) die "expected key=value, --resume, --allow-change or --time-limit, got '$1'" ;;
   esac
@@ -80,8 +82,6 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$task" ] || die "expected a task first: ./run.sh TASK ... (--help says more)"
 
-# quotes a value for Hydra, so that `,`, `=` and other signs have no meaning
-quoted() { local quote="'"; echo "'${1//$quote/\\$quote}'"; }
 # Whether an override of the user sets $1.
 overridden() {
   local given

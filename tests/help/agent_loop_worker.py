@@ -22,6 +22,8 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.tensordict_utils import get_tensordict
 from verl_batch import verl_config
 
+from verl_gdpo.run.resume_command import quoted
+
 SELF_SCORED = "scores_itself"
 NOT_SET = object()
 results = {}
@@ -67,7 +69,7 @@ def make_worker(cls, folder):
             **sizes,
         ).save_pretrained(folder)
     config = verl_config(
-        f"actor_rollout_ref.model.path={folder}",
+        f"actor_rollout_ref.model.path={quoted(str(folder))}",
         "actor_rollout_ref.rollout.name=vllm",
         f"actor_rollout_ref.rollout.agent.default_agent_loop={SELF_SCORED}",
         "actor_rollout_ref.rollout.prompt_length=4",

@@ -15,7 +15,7 @@ from start_verl import ENVIRONMENT, verl_command
 
 from verl_gdpo.run.dump_reader import dump_files, read_dump
 from verl_gdpo.run.folder import read_metrics
-from verl_gdpo.run.resume_command import arguments
+from verl_gdpo.run.resume_command import arguments, quoted
 from workshop.tiny_policy.model import make_tiny_model
 
 MARK = "VERL_GDPO_FAULT_TEST"
@@ -53,11 +53,11 @@ class Training:
         make_tiny_model(model, texts=texts, initializer_range=0.1, seed=1)
         self.overrides = [
             *(f"data.{split}_files={self.data}" for split in ("train", "val")),
-            f"actor_rollout_ref.model.path={model}",
+            f"actor_rollout_ref.model.path={quoted(str(model))}",
             *SIZES,
             *("data.max_prompt_length=64", "data.max_response_length=16"),
             "actor_rollout_ref.actor.optim.lr=1e-3",
-            f"reward.custom_reward_function.path={varied_reward.__file__}",
+            f"reward.custom_reward_function.path={quoted(varied_reward.__file__)}",
             *("trainer.total_training_steps=100000", "trainer.total_epochs=100000"),
             *("trainer.val_before_train=False", "trainer.test_freq=-1"),
             f"trainer.save_freq={SAVED}",

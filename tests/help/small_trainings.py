@@ -6,22 +6,24 @@ from pathlib import Path
 import varied_reward
 from rollout_check import SIZES
 
+from verl_gdpo.run.resume_command import quoted
+
 REWARD_FILE = Path(varied_reward.__file__)
 
 
 def overrides(assets, *more, scorer="compute_score"):
     return [
-        f"data.train_files={assets}/train.parquet",
-        f"data.val_files={assets}/test.parquet",
+        f"data.train_files={quoted(f'{assets}/train.parquet')}",
+        f"data.val_files={quoted(f'{assets}/test.parquet')}",
         "data.max_prompt_length=64",
         "data.max_response_length=16",
         "data.filter_overlong_prompts=True",
-        f"actor_rollout_ref.model.path={assets}/model",
+        f"actor_rollout_ref.model.path={quoted(f'{assets}/model')}",
         *SIZES,
         "actor_rollout_ref.actor.optim.lr=1e-3",
         *(
             [
-                f"reward.custom_reward_function.path={REWARD_FILE}",
+                f"reward.custom_reward_function.path={quoted(str(REWARD_FILE))}",
                 f"reward.custom_reward_function.name={scorer}",
             ]
             if scorer

@@ -11,6 +11,7 @@ from repository import REPO
 
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.launch import launch
+from verl_gdpo.run.resume_command import quoted
 
 TIME_LIMIT_SECONDS = 480
 ENVIRONMENT = {
@@ -61,7 +62,7 @@ def verl_command(folder, ray_dir, overrides, main="verl.trainer.main_ppo"):
     return [
         *(sys.executable, "-m", main),
         *("--config-dir", str(REPO / "recipes"), "--config-name", "train", "hardware=cpu"),
-        f"run_dir={folder}",
+        f"run_dir={quoted(str(folder))}",
         f"+ray_kwargs.ray_init._temp_dir={ray_dir}",
         *overrides,
     ]

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl_batch import verl_config
 
+from verl_gdpo.run.resume_command import quoted
+
 # the README's batch, whose advantages are -+ .5477 and -+ 1.0954
 REWARDS = {"u": [(0, 0), (0, 1)], "v": [(0, 0), (1, 1)]}
 A_OF = {"u_0_0": -0.54768, "u_1_0": 0.54768, "v_0_0": -1.09536, "v_1_0": 1.09536}
@@ -26,8 +28,8 @@ def fill(queue, copies=1, **more):
 def make_trainer(cls, folder, *overrides):
     config = verl_config(
         "data.train_batch_size=2",
-        f"trainer.rollout_data_dir={folder}",
-        f"trainer.validation_data_dir={folder}",
+        f"trainer.rollout_data_dir={quoted(str(folder))}",
+        f"trainer.validation_data_dir={quoted(str(folder))}",
         *overrides,
     )
     trainer = cls(config)

@@ -15,6 +15,7 @@ from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
 from verl_gdpo.data_prep.tool_rl import make_rows
+from verl_gdpo.run.resume_command import quoted
 from verl_gdpo.tools.compose import compose_config
 
 POLICY = REPO / "verl_gdpo" / "cpu" / "tool_rl_policy"
@@ -22,7 +23,7 @@ SAMPLES = 4
 OVERRIDES = (
     "hardware=cpu",
     "rollout_engine=vllm_cpu",
-    f"actor_rollout_ref.model.path={POLICY}",
+    f"actor_rollout_ref.model.path={quoted(str(POLICY))}",
     "actor_rollout_ref.rollout.load_format=auto",
     "actor_rollout_ref.rollout.max_num_seqs=2",
     "actor_rollout_ref.rollout.max_model_len=136",

@@ -260,11 +260,11 @@ def test_data_dir_is_one_folder_for_all_stages(checkout):
     home = checkout.parent / "deep" / "home"
     home.mkdir(parents=True, exist_ok=True)
     task = {"script": checkout / "run.sh", "hardware": None}
-    assert call(checkout, "gsm8k", "hardware=cpu", "data_dir=my data", **task).returncode == 0
+    assert call(checkout, "gsm8k", "hardware=cpu", "data_dir=für my data", **task).returncode == 0
     ran = stages(checkout)
-    assert ran["data_prep"][1][-2:] == ["--out", f"{home}/my data/gsm8k_tiny"]
-    assert ran["workshop.tiny_policy"][1][-1] == f"{home}/my data/gsm8k_policy"
-    assert overrides(ran["verl_gdpo.run.launch"][1])["data_dir"] == "my data"
+    assert ran["data_prep"][1][-2:] == ["--out", f"{home}/für my data/gsm8k_tiny"]
+    assert ran["workshop.tiny_policy"][1][-1] == f"{home}/für my data/gsm8k_policy"
+    assert overrides(ran["verl_gdpo.run.launch"][1])["data_dir"] == f"{home}/für my data"
 
 
 def test_paths_are_relative_to_where_the_user_stands(checkout):

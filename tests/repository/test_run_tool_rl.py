@@ -23,6 +23,7 @@ from rollout_check import SIZES, check_rollouts
 
 from verl_gdpo.data_prep.tool_rl import make_rows
 from verl_gdpo.run.folder import read_metrics
+from verl_gdpo.run.resume_command import quoted
 from workshop.tiny_policy.model import make_tiny_model
 
 SCRIPTS = ["run.sh", "run_tool_rl.sh", "setup_env.sh", "tests/run.sh", ".ci/run"]
@@ -79,11 +80,11 @@ def conditioned(rewards):
 def start(checkout, *arguments, mark):
     command = [
         *("./run_tool_rl.sh", "hardware=cpu"),
-        f"actor_rollout_ref.model.path={checkout}/model",
+        f"actor_rollout_ref.model.path={quoted(f'{checkout}/model')}",
         *SIZES,
         *("actor_rollout_ref.actor.optim.lr=1e-3", "data.val_max_samples=8"),
         *(f"+algorithm.gdpo.rewards.{name}={w}" for name, w in GDPO_REWARDS.items()),
-        f"reward.custom_reward_function.path={varied_reward.__file__}",
+        f"reward.custom_reward_function.path={quoted(varied_reward.__file__)}",
         *("trainer.total_training_steps=3", "trainer.test_freq=3", "trainer.save_freq=3"),
         *arguments,
     ]

@@ -30,6 +30,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from verl_gdpo.run.resume_command import quoted
 from verl_gdpo.tools.compose import compose_config
 from workshop.benchmarks.measure import Row, peak_bytes
 from workshop.tiny_policy.model import make_tiny_model
@@ -235,7 +236,7 @@ def make_trainer(cls: type, size: Size, folder: Path, tokenizer: Any, *overrides
         [
             f"data.train_batch_size={size.prompts}",
             f"actor_rollout_ref.rollout.n={size.group}",
-            f"trainer.rollout_data_dir={folder}",
+            f"trainer.rollout_data_dir={quoted(str(folder))}",
             "algorithm.filter_groups.enable=True",
             "algorithm.filter_groups.metric=score",
             *overrides,

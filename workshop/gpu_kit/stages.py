@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from verl_gdpo.run.resume_command import quoted
+
 REPO = Path(__file__).resolve().parents[2]
 TESTS = (
     *("advantage/test_equation.py", "verl_hooks/test_estimator.py", "batch/test_metrics.py"),
@@ -138,15 +140,15 @@ def _wide_model(place: Place) -> list[Stage]:
     prompts = 4 if is_tiny else PROMPTS_OF_D
     steps = 2 if is_tiny else 3
     settings = (
-        f"data.train_files={made}/train.parquet",
-        f"data.val_files={made}/train.parquet",
+        f"data.train_files={quoted(f'{made}/train.parquet')}",
+        f"data.val_files={quoted(f'{made}/train.parquet')}",
         f"data.train_batch_size={prompts}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
         *(("data.max_prompt_length=128", "data.max_response_length=64") if is_tiny else ()),
-        f"actor_rollout_ref.model.path={made}/model",
+        f"actor_rollout_ref.model.path={quoted(f'{made}/model')}",
         "actor_rollout_ref.rollout.name=made",
         "actor_rollout_ref.rollout.dtype=float32",
-        f"reward.custom_reward_function.path={REPO}/workshop/gpu_kit/made_work.py",
+        f"reward.custom_reward_function.path={quoted(f'{REPO}/workshop/gpu_kit/made_work.py')}",
         f"trainer.total_training_steps={steps}",
         # the recipe for no GPU has one of its own
         *(["~task_on_hardware"] if is_tiny else []),
@@ -218,6 +220,6 @@ def _training(place: Place, name: str, *overrides: str) -> list[str]:
         "trainer.total_epochs=1000",
     )
     recipes = ("--config-dir", str(REPO / "recipes"), "--config-name", "train")
-    places = (f"data_dir={place.data}", f"run_dir={place.work / name}")
+    places = (f"data_dir={quoted(str(place.data))}", f"run_dir={quoted(str(place.work / name))}")
     main = (place.python, "-m", "verl.trainer.main_ppo", *recipes)
     return [*main, *hardware, *few, *whole, *places, *overrides]

@@ -12,6 +12,7 @@ from pathlib import Path
 from verl_gdpo.run.console import failure_report
 from verl_gdpo.run.launch import launch
 from verl_gdpo.run.processes import locked
+from verl_gdpo.run.resume_command import quoted
 from workshop.experiments.trainer import results
 from workshop.experiments.trainer.inputs import make_inputs, write_rows
 from workshop.experiments.trainer.policy import make_policy, start_rates
@@ -74,13 +75,13 @@ def command(
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo"),
         *("--config-dir", str(REPO / "recipes"), "--config-name", "train"),
-        f"hydra.searchpath=[file://{OWN_RECIPES}]",
+        f"hydra.searchpath=[{quoted(f'file://{OWN_RECIPES}')}]",
         *overrides(run),
         *weights(run, rows),
-        *([f"reward.custom_reward_function.path={scorer}"] if rows else []),
+        *([f"reward.custom_reward_function.path={quoted(str(scorer))}"] if rows else []),
         f"seed={run.seed}",
-        f"run_dir={folder}",
-        f"data_dir={inputs}",
+        f"run_dir={quoted(str(folder))}",
+        f"data_dir={quoted(str(inputs))}",
         f"+ray_kwargs.ray_init._temp_dir={ray_folder}",
     ]
 
