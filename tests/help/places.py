@@ -1,6 +1,6 @@
 """Runs `tests/run.sh` in many places: long base folders, odd paths, other users, other settings.
 
-    python tests/places.py [--combined] [--only WORD ...] [--minutes N] [-- ARGUMENTS OF PYTEST]
+    python tests/help/places.py [--combined] [--only WORD ...] [--minutes N] [-- ARGUMENTS OF PYTEST]
 
 Each place is a clean clone of this commit. One thing differs from the usual at a time; with
 --combined five places hold each of these things at least once. `--only space` runs the places whose
@@ -25,7 +25,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parents[1]
+from repository import REPO
+
 USER = "verl-gdpo-places"
 HIDDEN = ("bwrap",)
 STAMP = "verl_gdpo_env"

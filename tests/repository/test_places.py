@@ -1,0 +1,127 @@
+"""Where the tests run: the folders of `tests/run.sh`, the table of `tests/places.py`, and skips."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+
+import of_machine
+import pytest
+from repository import REPO
+
+sys.path.insert(0, str(REPO / "tests"))
+import places
+
+USUAL = places.Place("")
+
+
+@pytest.fixture
+def tests_run(tmp_path):
+    """(environment) -> the arguments of pytest and TMPDIR, of `tests/run.sh` with stand-ins."""
+    checkout = tmp_path / "checkout"
+    (checkout / "tests").mkdir(parents=True)
+    shutil.copy(REPO / "tests" / "run.sh", checkout / "tests")
+    programs = tmp_path / "venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("ruff", "lint-imports", "mypy", "bwrap", "chromium", "python"):
+        (programs / name).write_text(
+            '#!/bin/sh\n[ "$2" != pytest ] || { printf "%s\\n" "$TMPDIR" "$@" >../said; mkdir "$6"; }\n'
+        )
+        (programs / name).chmod(0o755)
+    (checkout / "setup_env.sh").write_text(f"#!/bin/sh\necho {programs.parent}\n")
+    (checkout / "setup_env.sh").chmod(0o755)
+
+    def run(**environment):
+        path = f"{programs}:{os.environ['PATH']}"
+        command = ["bash", "tests/run.sh", "-k", "some"]
+        env = {**os.environ, "PATH": path, **environment}
+        done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        temporary, *arguments = (tmp_path / "said").read_text().splitlines()
+        assert arguments[:5] == ["-m", "pytest", "-n", "2", "--basetemp"]
+        assert arguments[6:] == ["-k", "some"]
+        return temporary, arguments[5], done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("length", [20, 37, 120])
+def test_the_base_folder_has_the_length_that_is_asked_for(tests_run, length):
+    temporary, base, said = tests_run(TESTS_BASE_LENGTH=str(length), TMPDIR="/tmp")
+    assert len(base) == length and f"TESTS_BASE_LENGTH={length} " in said
+    # Ray's sockets are in the short one of the two, and nothing is left of both
+    assert len(temporary) == len("/tmp/vg-123456/t") and base.startswith(temporary[:-1])
+    assert not os.path.exists(temporary[:-1])
+
+
+def test_the_length_is_drawn(tests_run, tmp_path):
+    folder = tmp_path / "t"
+    folder.mkdir()
+    lengths = {len(tests_run(TESTS_BASE_LENGTH="", TMPDIR=str(folder))[1]) for _ in range(4)}
+    assert [*folder.iterdir()] == [] and min(lengths) > len(str(folder))
+    lengths = {len(tests_run(TESTS_BASE_LENGTH="", TMPDIR="/tmp")[1]) for _ in range(8)}
+    assert len(lengths) > 2 and min(lengths) >= 20 and max(lengths) <= 120
+
+
+def test_five_places_hold_every_factor():
+    for field in fields(places.Place)[1:]:
+        of_one = {getattr(place, field.name) for place in places.ONE_BY_ONE}
+        combined = [getattr(place, field.name) for place in places.COMBINED]
+        if field.name == "settings":
+            of_one, combined = ({*sum(all_of, ())} for all_of in (of_one, combined))
+        assert of_one - {getattr(USUAL, field.name)} <= {*combined}, field.name
+    for place in places.ONE_BY_ONE:
+        changed = [
+            f.name for f in fields(place)[1:] if getattr(place, f.name) != getattr(USUAL, f.name)
+        ]
+        assert len(changed) == 1 or not place.has_bubblewrap
+
+
+def test_a_clone_changes_nothing_of_the_environment_that_it_is_lent(tmp_path):
+    old, lent = tmp_path / "old", tmp_path / "lent"
+    old.write_text("#!/a/bin/python\n")
+    old.chmod(0o755)
+    os.link(old, lent)
+    places.replace_in(lent, {"/a": "/prüf b"})
+    assert (old.read_text(), lent.read_text()) == ("#!/a/bin/python\n", "#!/prüf b/bin/python\n")
+    assert os.access(lent, os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "cells"),
+    [
+        ("= 7 failed, 1963 passed, 1 skipped, 85 errors in 200.03s (0:03:20) =", 1,
+         ["exit code 1", "1963", "7", "85", "1"]),
+        ("12 passed in 3.10s", 0, ["passed", "12", "0", "0", "0"]),
+        ("setup_env: no Python", 2, ["exit code 2", "0", "0", "0", "0"]),
+        ("", "ended", ["ended: too long", "0", "0", "0", "0"]),
+    ],
+)  # fmt: skip
+def test_the_cells_of_a_place(tmp_path, line, code, cells):
+    log = tmp_path / "log"
+    log.write_text(f"1 passed in x\n{line}\n")
+    assert places.result(USUAL, code, log, 3.4) == ["", *cells, "3"]
+
+
+def test_what_is_not_here_is_said_in_a_line_and_fails_in_ci(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CI", "false")
+    with pytest.raises(pytest.skip.Exception, match=r"apt-get install bubblewrap"):
+        of_machine.kind_of("bubblewrap")
+    with pytest.raises(pytest.skip.Exception, match=r"apt-get install chromium"):
+        of_machine.browser()
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match=r"apt-get install bubblewrap"):
+        of_machine.kind_of("bubblewrap")
+    with pytest.raises(pytest.fail.Exception, match=r"apt-get install chromium"):
+        of_machine.browser()
+
+
+def test_bubblewrap_without_rights_is_not_here_either(monkeypatch, tmp_path):
+    (tmp_path / "bwrap").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CI", "false")
+    with pytest.raises(pytest.skip.Exception, match=r"^bubblewrap .*kernel.unprivileged_userns"):
+        of_machine.kind_of("bubblewrap")
