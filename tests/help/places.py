@@ -1,6 +1,6 @@
 """Runs `tests/run.sh` in many places: long base folders, odd paths, other users, other settings.
 
-    python tests/help/places.py [--combined] [--only WORD ...] [--minutes N] [-- ARGUMENTS OF PYTEST]
+    python tests/help/places.py [--combined] [--only WORD] [--minutes N] [-- PYTEST'S ARGUMENTS]
 
 Each place is a clean clone of this commit. One thing differs from the usual at a time; with
 --combined five places hold each of these things at least once. `--only space` runs the places whose
