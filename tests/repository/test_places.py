@@ -14,6 +14,11 @@ sys.path.insert(0, str(REPO / "tests"))
 import places
 
 USUAL = places.Place("")
+PROGRAM = """#!/bin/sh
+[ "$2" = pytest ] || exit 0
+printf '%s\\n' "$TMPDIR" "$@" >../said
+mkdir "$6"
+"""
 
 
 @pytest.fixture
@@ -25,9 +30,7 @@ def tests_run(tmp_path):
     programs = tmp_path / "venv" / "bin"
     programs.mkdir(parents=True)
     for name in ("ruff", "lint-imports", "mypy", "bwrap", "chromium", "python"):
-        (programs / name).write_text(
-            '#!/bin/sh\n[ "$2" = pytest ] || exit 0\nprintf "%s\\n" "$TMPDIR" "$@" >../said\nmkdir "$6"\n'
-        )
+        (programs / name).write_text(PROGRAM)
         (programs / name).chmod(0o755)
     (checkout / "setup_env.sh").write_text(f"#!/bin/sh\necho {programs.parent}\n")
     (checkout / "setup_env.sh").chmod(0o755)
