@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=$(./setup_env.sh cpu dev)
 PATH=$venv/bin:$PATH
-# one test opens the report in a real browser, and is skipped without one; the tests of the sandbox fail without bubblewrap
+# one test opens the report in a real browser, and tests of the sandbox need bubblewrap: they are skipped without it
 missing=()
 command -v chromium >/dev/null || missing+=(chromium)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
