@@ -24,16 +24,17 @@ python -m compileall -q verl_gdpo # where Python writes no bytecode, each of the
 nice -n 10 mypy --no-error-summary & # Ray must not wait for it
 types=$!
 # Temporary files lie in one folder that is removed. The path of pytest's base folder has another length each time,
-# so that no test depends on it
-made=$(mktemp -d "${TMPDIR:-/tmp}/vg-XXXXXX")
+# so that no test depends on it. Ray's sockets need a short one
+around=${TMPDIR:-/tmp}
+[ ${#around} -le 28 ] || around=/tmp
+made=$(mktemp -d "$around/vg-XXXXXX")
 trap 'rm -rf "$made"' EXIT
 chmod 755 "$made" # tests as root start programs as another user
 length=${TESTS_BASE_LENGTH:-$((RANDOM % 101 + 20))}
 padding=$(printf '%*s' "$((length > ${#made} + 1 ? length - ${#made} - 1 : 1))" '')
 base=$made/${padding// /b}
 echo "== the path of the base folder has ${#base} characters; the same length again: TESTS_BASE_LENGTH=${#base} bash tests/run.sh"
-mkdir "$made/t"
 # one thread per process, and a worker a core: more would starve the start of Ray. `-n 0` runs without workers
-TMPDIR=$made/t OMP_NUM_THREADS=1 python -m pytest -n 2 --basetemp "$base" "$@"
+TMPDIR=$made OMP_NUM_THREADS=1 python -m pytest -n 2 --basetemp "$base" "$@"
 wait "$types"
 python tests/help/last_passes.py

@@ -46,7 +46,7 @@ class Place:
     settings: tuple[tuple[str, str], ...] = ()
 
 
-TMPDIR = (("TMPDIR", "{place}/temporary"),)
+TMPDIR = (("TMPDIR", "{place}/t"),)
 C = (("LANG", "C"), ("LC_ALL", "C"))
 WIDE, NARROW = (("COLUMNS", "200"),), (("COLUMNS", "40"),)
 ONE_BY_ONE = [
@@ -101,7 +101,7 @@ class Run:
         subprocess.run(clone, check=True)
         if (REPO / ".mypy_cache").exists():  # it fits what has not changed
             shutil.copytree(REPO / ".mypy_cache", self.checkout / ".mypy_cache")
-        (folder / "temporary").mkdir()
+        (folder / "t").mkdir()
         self.environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
         for name in ("TESTS_BASE_LENGTH", "COLUMNS", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"):
             self.environment.pop(name, None)
@@ -250,7 +250,7 @@ def main():
     if not is_root:
         print("not root: the places of another user are left out", flush=True)
         places = [place for place in places if not place.other_user]
-    folder = Path(tempfile.mkdtemp(prefix="vg-places-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="vg", dir="/tmp"))
     folder.chmod(0o755)
     makes_user = is_root and any(place.other_user for place in places)
     with another_user() if makes_user else contextlib.nullcontext() as user:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tempfile
 import sys
 from dataclasses import fields
 
@@ -54,15 +55,22 @@ def test_the_base_folder_has_the_length_that_is_asked_for(tests_run, length):
     temporary, base, said = tests_run(TESTS_BASE_LENGTH=str(length), TMPDIR="/tmp")
     assert len(base) == length and f"TESTS_BASE_LENGTH={length} " in said
     # Ray's sockets are in the short one of the two, and nothing is left of both
-    assert len(temporary) == len("/tmp/vg-123456/t") and base.startswith(temporary[:-1])
-    assert not os.path.exists(temporary[:-1])
+    assert len(temporary) == len("/tmp/vg-123456") and base.startswith(f"{temporary}/")
+    assert not os.path.exists(temporary)
 
 
-def test_the_length_is_drawn(tests_run, tmp_path):
-    folder = tmp_path / "t"
-    folder.mkdir()
-    lengths = {len(tests_run(TESTS_BASE_LENGTH="", TMPDIR=str(folder))[1]) for _ in range(4)}
-    assert [*folder.iterdir()] == [] and min(lengths) > len(str(folder))
+def test_a_folder_for_temporary_files(tests_run, tmp_path):
+    """It is used, if it is short enough for Ray."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        temporary, base, _ = tests_run(TESTS_BASE_LENGTH="20", TMPDIR=folder)
+        assert temporary.startswith(f"{folder}/vg-") and len(base) == len(temporary) + 2
+        assert not os.listdir(folder)
+    far = tmp_path / ("t" * 28)
+    far.mkdir()
+    assert tests_run(TMPDIR=str(far))[0].startswith("/tmp/vg-")
+
+
+def test_the_length_is_drawn(tests_run):
     lengths = {len(tests_run(TESTS_BASE_LENGTH="", TMPDIR="/tmp")[1]) for _ in range(8)}
     assert len(lengths) > 2 and min(lengths) >= 20 and max(lengths) <= 120
 
