@@ -3,8 +3,8 @@
 import os
 import shutil
 import subprocess
-import tempfile
 import sys
+import tempfile
 from dataclasses import fields
 
 import of_machine
