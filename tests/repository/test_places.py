@@ -1,18 +1,15 @@
-"""Where the tests run: the folders of `tests/run.sh`, the table of `tests/places.py`, and skips."""
+"""Where the tests run: the folders of `tests/run.sh`, the table of `tests/help/places.py`, and skips."""
 
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import fields
 
 import of_machine
+import places
 import pytest
 from repository import REPO
-
-sys.path.insert(0, str(REPO / "tests"))
-import places
 
 USUAL = places.Place("")
 PROGRAM = """#!/bin/sh
