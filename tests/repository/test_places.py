@@ -1,4 +1,4 @@
-"""Where the tests run: the folders of `tests/run.sh`, the table of `tests/help/places.py`, and skips."""
+"""Where the tests run: the folders of `tests/run.sh`, the table of places, and what is skipped."""
 
 import os
 import shutil
