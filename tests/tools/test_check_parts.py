@@ -180,7 +180,7 @@ def test_what_ray_fails_on(monkeypatch):
     with monkeypatch.context() as changed:
         changed.setattr(sys, "executable", "/home/jürgen/my env/bin/python")
         (problem,) = machine.what_ray_refuses(config)
-        assert problem.startswith("Ray starts no worker with /home/jürgen/my env/bin/python, beca")
+        assert problem.startswith("Ray starts no worker with /home/jürgen/my env/bin/python: a s")
         changed.setattr(sys, "executable", "/home/jürgen/my_env-3.11+x@y/bin/python3.11")
         assert machine.what_ray_refuses(config) == []
     with monkeypatch.context() as changed:

@@ -163,9 +163,8 @@ def what_ray_refuses(config: Any) -> list[str]:
         ),
         (
             SIGNS.search(sys.executable),
-            f"Ray starts no worker with {sys.executable}, because it gives this path to a shell "
-            "without quotes. Take a Python whose path has no space, quote or other sign of the "
-            "shell: ./setup_env.sh puts its environment into such a path",
+            f"Ray starts no worker with {sys.executable}: a shell gets this path without quotes. "
+            "Take a Python whose path has no space, quote or such sign, as ./setup_env.sh does",
         ),
         (
             len(longest.encode()) > LONGEST_SOCKET,
