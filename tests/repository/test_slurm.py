@@ -55,7 +55,7 @@ def run(tmp_path, *arguments):
         "NETWORK_INTERFACE": "ib0",
     }
     done = subprocess.run(
-        ["bash", "-c", f'JOB=$$ exec bash {FILE} "$@"', "job", *arguments],
+        ["bash", "-c", 'JOB=$$ exec bash "$0" "$@"', FILE, *arguments],
         env=environment,
         capture_output=True,
         text=True,
