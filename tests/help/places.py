@@ -77,7 +77,8 @@ def another_user():
     try:
         yield pwd.getpwnam(USER)
     finally:
-        subprocess.run(["userdel", "--remove", USER], check=True, stderr=subprocess.DEVNULL)
+        command = ["userdel", "--force", "--remove", USER]
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
 
 
 def without(programs, path, folder):
@@ -243,6 +244,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=60, help="at most, for each place")
     parser.add_argument("arguments", nargs="*", help="of pytest, after --")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the user is removed
     places = COMBINED if given.combined else ONE_BY_ONE
     if given.only:
         places = [place for place in places if any(word in place.name for word in given.only)]
