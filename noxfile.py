@@ -1,18 +1,23 @@
-"""Tests that need their own environment: run `nox` for the default ones, or `nox -s NAME`.
+"""Long tests, and those that need something else installed: run `nox -s NAME`, or `nox` for most.
 
-pip installs, so its settings hold. The sessions start from the pins of requirements/, so they run
-what `setup_env.sh cpu` makes; `wheel`, `trl` and `workspace` install something else on purpose.
+Most sessions run in the environment of `setup_env.sh cpu dev`. `trl` and `wheel` install something
+else on purpose, and have one of their own. Each session names the paths that it covers, and its
+passes are noted (`tests/help/last_passes.py`).
 """
 
 import functools
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nox
 
@@ -24,26 +29,35 @@ BFCL_PINS = "requirements/bfcl.txt"
 # torch for the CPU is the one package with two indexes, and only PyPI's brings the others
 WITHOUT_HASH = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)$")
 
-nox.options.default_venv_backend = "virtualenv"
+nox.options.default_venv_backend = "none"
 nox.options.reuse_venv = "yes"
 
-Session = Callable[[nox.Session], None]
+OWN = "virtualenv"  # of a session that has an environment of its own
+JUNIT = ("tests", "failures", "errors", "skipped")
+
+Counts = Counter[str]  # of tests that passed, failed and were skipped
+Session = Callable[[nox.Session], Counts]
 
 
-def recorded(function: Session) -> Session:
-    """Note the commit and the date of each whole pass, for `tests/run.sh` to print."""
+def recorded(*covered: str) -> Callable[[Session], Callable[[nox.Session], None]]:
+    """Note each whole pass of a session that covers these paths; a folder ends in /."""
 
-    @functools.wraps(function)
-    def run(session: nox.Session) -> None:
-        before = clean_commit()
-        function(session)
-        if session.posargs or before is None or before != clean_commit():
-            session.log("not noted as a pass: it had arguments, or files differ from the commit")
-        else:
-            command = [sys.executable, LAST_PASSES, function.__name__, before]
-            subprocess.run(command, cwd=ROOT, check=True)
+    def decorate(function: Session) -> Callable[[nox.Session], None]:
+        @functools.wraps(function)
+        def run(session: nox.Session) -> None:
+            before, start = clean_commit(), time.monotonic()
+            counts = function(session)
+            seconds = round(time.monotonic() - start)
+            session.log(f"{dict(counts)} in {seconds} s")
+            if session.posargs or before is None or before != clean_commit():
+                session.log("not noted as a pass: it had arguments, or files are not committed")
+            else:
+                command = [sys.executable, LAST_PASSES, function.__name__, before, str(seconds)]
+                subprocess.run([*command, json.dumps(counts)], cwd=ROOT, check=True)
 
-    return run
+        return run
+
+    return decorate
 
 
 def clean_commit() -> str | None:
@@ -59,18 +73,43 @@ def clean_commit() -> str | None:
     return done[1].stdout.strip() if clean else None
 
 
-def install(session: nox.Session) -> None:
-    """Install what `setup_env.sh cpu dev` installs."""
-    files = ("-r", CPU_PINS, "-r", "requirements/dev.txt", "-r", BFCL_PINS)
-    session.install("--no-compile", "--require-hashes", "--no-deps", *files)
-    session.install("--no-compile", "torch==2.13.0")
-    session.install("--no-deps", "-e", ".")
-    compile_all = ("python", "-m", "compileall", "-qq", "-j", "0", "-x", "/tests/")
-    # on all cores; a package may hold files of another Python
-    session.run(*compile_all, f"{session.virtualenv.location}/lib", success_codes=(0, 1))
+def shared_python() -> str:
+    """Return the Python of the environment of `setup_env.sh cpu dev`, made where it is missing."""
+    command = ["./setup_env.sh", "cpu", "dev"]
+    made = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return f"{made.stdout.strip()}/bin/python"
 
 
-@nox.session(default=False)
+def environment(python: str, path: str = "") -> dict[str, str]:
+    """Return the variables for this Python; the packages of the folder `path` come first."""
+    env = {"OMP_NUM_THREADS": "1", "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
+    return {**env, "PYTHONPATH": path} if path else env
+
+
+def tested(session: nox.Session, *arguments: str, python: str = "", path: str = "") -> Counts:
+    """Run pytest, with the shared Python or another one, and return the counts of its tests."""
+    python = python or shared_python()
+    # not `session.create_tmp()`, which would move Ray's temporary files too
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "tests.xml"
+        command = (python, "-m", "pytest", f"--junitxml={report}", *arguments)
+        session.run(*command, env=environment(python, path), external=True)
+        suites = [*ElementTree.parse(report).getroot().iter("testsuite")]
+    all_, failures, errors, skipped = (sum(int(one.get(key, 0)) for one in suites) for key in JUNIT)
+    failed = failures + errors
+    return Counter(passed=all_ - failed - skipped, failed=failed, skipped=skipped)
+
+
+def installed_beside(session: nox.Session, *packages: str) -> str:
+    """Return a new folder of packages, for PYTHONPATH."""
+    folder = ROOT / ".nox" / f"{session.name}-packages"
+    shutil.rmtree(folder, ignore_errors=True)
+    pip = (shared_python(), "-m", "pip", "install", "--quiet", "--target", str(folder))
+    session.run(*pip, *packages, external=True)
+    return str(folder)
+
+
+@nox.session(default=False, venv_backend=OWN)
 def pins(session: nox.Session) -> None:
     """Renews requirements/. Versions that fit stay; `nox -s pins -- --upgrade` takes new ones."""
     session.install("uv==0.13.9")
@@ -118,123 +157,182 @@ def write_pins(file: str, pins: list[tuple[str, str]]) -> None:
 
 
 @nox.session
-@recorded
-def verl(session: nox.Session) -> None:
+@recorded("verl_gdpo/verl_hooks/", "verl_gdpo/plugin.py", "tests/verl_hooks/")
+def verl(session: nox.Session) -> Counts:
     """Runs our tests of verl's inside on another verl, and prints which of its names remain.
 
     It is verl 0.9.0, or the first argument, such as the folder of a checkout: what pip takes. The
     other arguments go to pytest.
     """
     verl, *arguments = session.posargs or ["verl==0.9.0"]
-    install(session)
-    session.install(
-        "--no-deps", "--force-reinstall", verl
-    )  # it runs with the dependencies of 0.9.1
-    session.run("python", "-W", "ignore", "tests/slow/verl_symbols.py")
+    path = installed_beside(session, "--no-deps", verl)  # it runs with the dependencies of 0.9.1
+    symbols = (shared_python(), "-W", "ignore", "tests/slow/verl_symbols.py")
+    session.run(*symbols, env=environment(symbols[0], path), external=True)
     # a verl without V1 fails the files that import it, and runs the others
     tests = ("--continue-on-collection-errors", "tests/verl_hooks", "tests/test_plugin.py")
-    session.run("pytest", "-m", "", *tests, *arguments, env={"OMP_NUM_THREADS": "1"})
+    return tested(session, "-m", "", *tests, *arguments, path=path)
 
 
 @nox.session
-@recorded
-def slow(session: nox.Session) -> None:
+@recorded(
+    "run.sh",
+    "run_tool_rl.sh",
+    "data_prep/",
+    "docker/",
+    "examples/wandb_workspace.py",
+    "recipes/",
+    "verl_gdpo/cpu/",
+    "verl_gdpo/data_prep/",
+    "verl_gdpo/evaluation/",
+    "verl_gdpo/recipes",
+    "verl_gdpo/rewards/",
+    "verl_gdpo/run/",
+    "verl_gdpo/tools/",
+    "verl_gdpo/verl_hooks/",
+    "workshop/",
+    "tests/slow/trainings.py",
+    "tests/slow/mixed_tasks.py",
+    "tests/slow/merge.py",
+)
+def slow(session: nox.Session) -> Counts:
     """Whole trainings, and long tests that rarely fail; `bash tests/run.sh` leaves them out."""
-    install(session)
     files = ("tests/slow/trainings.py", "tests/slow/mixed_tasks.py", "tests/slow/merge.py")
-    env = {"OMP_NUM_THREADS": "1"}
-    session.run("pytest", *files, *session.posargs, env=env)
-    session.run("pytest", "-m", "slow", *session.posargs, env=env)
+    whole = tested(session, *files, *session.posargs)
+    return whole + tested(session, "-m", "slow", "-n", "2", *session.posargs)
 
 
 @nox.session
-@recorded
-def faults(session: nox.Session) -> None:
+@recorded(
+    "verl_gdpo/run/folder.py",
+    "verl_gdpo/run/heartbeat.py",
+    "verl_gdpo/run/launch.py",
+    "verl_gdpo/run/processes.py",
+    "verl_gdpo/run/resume_command.py",
+    "verl_gdpo/run/resume_rules.py",
+    "verl_gdpo/run/stacks.py",
+    "verl_gdpo/run/starts.py",
+    "verl_gdpo/run/tracker_logs.py",
+    "verl_gdpo/verl_hooks/driver.py",
+    "verl_gdpo/verl_hooks/hang.py",
+    "verl_gdpo/verl_hooks/resume.py",
+    "verl_gdpo/verl_hooks/rollout_guard.py",
+    "verl_gdpo/verl_hooks/trainer_mixin.py",
+    "verl_gdpo/verl_hooks/v1_trainer.py",
+    "tests/slow/faults.py",
+    "tests/slow/hangs.py",
+    "tests/slow/resume.py",
+)
+def faults(session: nox.Session) -> Counts:
     """Runs that fail, that hang, and that are resumed; too slow for the other tests."""
-    install(session)
     tests = ("tests/slow/faults.py", "tests/slow/hangs.py", "tests/slow/resume.py")
-    session.run("pytest", *tests, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    return tested(session, *tests, *session.posargs)
 
 
 @nox.session
-@recorded
-def nodes(session: nox.Session) -> None:
+@recorded(
+    "examples/slurm/",
+    "verl_gdpo/run/launch.py",
+    "verl_gdpo/run/processes.py",
+    "verl_gdpo/tools/check/",
+    "verl_gdpo/verl_hooks/driver.py",
+    "verl_gdpo/verl_hooks/nodes.py",
+    "verl_gdpo/verl_hooks/rollout_guard.py",
+    "tests/slow/nodes.py",
+)
+def nodes(session: nox.Session) -> Counts:
     """Trains on two Ray nodes on this machine, and lets them die; too slow for the other tests."""
-    install(session)
-    session.run("pytest", "tests/slow/nodes.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    return tested(session, "tests/slow/nodes.py", *session.posargs)
 
 
 @nox.session
-@recorded
-def vllm(session: nox.Session) -> None:
+@recorded(
+    "setup_env.sh",
+    "requirements/cpu_vllm.txt",
+    "verl_gdpo/cpu/plugin.py",
+    "verl_gdpo/cpu/vllm_rollout.py",
+    "recipes/rollout_engine/",
+    "tests/slow/vllm.py",
+)
+def vllm(session: nox.Session) -> Counts:
     """Trains with real vLLM, without a GPU, in the environment of `./setup_env.sh cpu vllm`."""
-    session.install("pytest>=8,<10", "-e", ".")
-    command = ("pytest", "--noconftest", "tests/slow/vllm.py", *session.posargs)
-    session.run(*command, env={"OMP_NUM_THREADS": "1"})
+    return tested(session, "tests/slow/vllm.py", *session.posargs)
 
 
 @nox.session
-@recorded
-def trainers(session: nox.Session) -> None:
+@recorded("verl_gdpo/cpu/", "verl_gdpo/verl_hooks/", "tests/slow/trainers.py")
+def trainers(session: nox.Session) -> Counts:
     """Whole runs: the asynchronous trainers, tools, four ranks, other losses, LoRA."""
-    install(session)
-    env = {"OMP_NUM_THREADS": "1"}
-    session.run("pytest", "-s", "tests/slow/trainers.py", *session.posargs, env=env)
+    return tested(session, "-s", "tests/slow/trainers.py", *session.posargs)
 
 
 @nox.session(default=False)
-@recorded
-def policy(session: nox.Session) -> None:
+@recorded(
+    "verl_gdpo/cpu/tool_rl_policy/",
+    "verl_gdpo/data_prep/tool_rl.json",
+    "verl_gdpo/data_prep/tool_rl.py",
+    "verl_gdpo/rewards/tool_rl_format.py",
+    "workshop/tiny_policy/",
+    "tests/slow/shipped_policy.py",
+)
+def policy(session: nox.Session) -> Counts:
     """The policy in the package is what its command makes: 1,000 steps, some 4 minutes."""
-    install(session)
-    session.run("pytest", "tests/slow/shipped_policy.py", env={"OMP_NUM_THREADS": "1"})
+    return tested(session, "tests/slow/shipped_policy.py", *session.posargs)
 
 
 @nox.session
-@recorded
-def experiment(session: nox.Session) -> None:
+@recorded("workshop/experiments/trainer/", "verl_gdpo/cpu/", "tests/slow/experiment_run.py")
+def experiment(session: nox.Session) -> Counts:
     """Trains two steps of `workshop/experiments/trainer` with verl."""
-    install(session)
-    session.run(
-        "python", "-m", "pytest", "tests/slow/experiment_run.py", env={"OMP_NUM_THREADS": "1"}
-    )
+    return tested(session, "tests/slow/experiment_run.py", *session.posargs)
 
 
 @nox.session
-@recorded
-def bfcl(session: nox.Session) -> None:
+@recorded(
+    "requirements/bfcl.txt",
+    "verl_gdpo/evaluation/bfcl/",
+    "tests/slow/bfcl.py",
+    "tests/slow/bfcl_dialogues.py",
+)
+def bfcl(session: nox.Session) -> Counts:
     """Plays all questions of BFCL-v3 with scripted answers: right, wrong, and none."""
-    install(session)
     files = ("tests/slow/bfcl.py", "tests/slow/bfcl_dialogues.py")
-    session.run("pytest", "-s", *files, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    return tested(session, "-s", *files, *session.posargs)
 
 
-@nox.session
-@recorded
-def trl(session: nox.Session) -> None:
+@nox.session(venv_backend=OWN)
+@recorded(
+    "examples/trl_gsm8k.py",
+    "verl_gdpo/advantage/",
+    "verl_gdpo/rewards/gsm8k.py",
+    "verl_gdpo/trl_rewards.py",
+    "tests/slow/trl_dialect.py",
+    "tests/slow/trl_example.py",
+)
+def trl(session: nox.Session) -> Counts:
     """Compares us with TRL's own code, without verl; pytest does not collect these tests itself."""
     session.install("torch==2.13.0")
     session.install("-e", ".[trl]", "trl==1.16.0", "pytest>=8,<10")
-    # TRL's imports emit warnings, which are errors in this project's tests
+    # TRL's imports emit warnings, which are errors in this project's tests; and the fixtures of
+    # the other slow tests need more packages
+    options = ("-W", "ignore", "--noconftest")
     files = ("tests/slow/trl_dialect.py", "tests/slow/trl_example.py")
-    # the fixtures of the other slow tests need more packages
-    command = ("pytest", "-W", "ignore", "--noconftest", *files)
-    session.run(*command, *session.posargs, env={"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"})
+    python = f"{session.bin}/python"
+    return tested(session, *options, *files, *session.posargs, python=python, path=".")
 
 
-@nox.session
-@recorded
-def workspace(session: nox.Session) -> None:
-    """Builds the W&B workspace of examples/ with W&B's own package, offline."""
-    session.install("wandb-workspaces==0.4.13", "pytest>=8,<10")
-    # as for `trl`
-    command = ("pytest", "-W", "ignore", "--noconftest", "tests/slow/wandb_workspace_spec.py")
-    session.run(*command, *session.posargs, env={"PYTHONPATH": "."})
-
-
-@nox.session(default=False)
-@recorded
-def wheel(session: nox.Session) -> None:
+@nox.session(default=False, venv_backend=OWN)
+@recorded(
+    "pyproject.toml",
+    "MANIFEST.in",
+    "verl_gdpo/__init__.py",
+    "verl_gdpo/__main__.py",
+    "verl_gdpo/atomic.py",
+    "verl_gdpo/plugin.py",
+    "verl_gdpo/py.typed",
+    "verl_gdpo/recipes",
+    "verl_gdpo/terminal.py",
+)
+def wheel(session: nox.Session) -> Counts:
     """Installs the wheel and, in an empty folder, makes rows and trains two steps."""
     # not `session.create_tmp()`: Ray's temporary files must not lie in a virtual environment
     made = Path(tempfile.mkdtemp(prefix="wheel-"))
@@ -264,42 +362,57 @@ def wheel(session: nox.Session) -> None:
     )
     session.run("verl-gdpo", "summary", "runs/first")
     shutil.rmtree(made)
+    return Counter(passed=5)  # commands of the wheel
 
 
 @nox.session(default=False)
-@recorded
-def mutants(session: nox.Session) -> None:
+@recorded(
+    "tests/batch/",
+    "tests/data_prep/",
+    "tests/evaluation/",
+    "tests/help/mutants.py",
+    "tests/rewards/",
+    "tests/run/",
+    "tests/slow/try_mutants.py",
+    "tests/tools/",
+    "tests/verl_hooks/",
+)
+def mutants(session: nox.Session) -> Counts:
     """Makes each fault of tests/help/mutants.py in a copy, where its test must find it."""
-    install(session)
-    session.run(
-        "pytest", "tests/slow/try_mutants.py", *session.posargs, env={"OMP_NUM_THREADS": "1"}
-    )
+    return tested(session, "tests/slow/try_mutants.py", *session.posargs)
 
 
 @nox.session(default=False)
-@recorded
-def mutmut(session: nox.Session) -> None:
+@recorded(
+    "verl_gdpo/advantage/",
+    "verl_gdpo/batch/",
+    "verl_gdpo/settings/",
+    "verl_gdpo/verl_hooks/estimator.py",
+    "verl_gdpo/verl_hooks/legacy_trainer.py",
+    "verl_gdpo/verl_hooks/replay_buffer.py",
+    "verl_gdpo/verl_hooks/reward_manager.py",
+)
+def mutmut(session: nox.Session) -> Counts:
     """Finds changes of the code between rewards and advantages that no test notices (15 minutes).
 
     At most one change in twenty may be missed: most of these have no effect, others need a GPU or
     only change the text of a message.
     """
-    install(session)
-    session.install("mutmut==3.8.1")
-    copy = Path(session.create_tmp()).resolve() / "copy"
+    copy = ROOT / ".nox" / "mutmut-copy"
     shutil.rmtree(copy, ignore_errors=True)
     hidden = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "outputs", "*.egg-info")
-    shutil.copytree(Path(__file__).parent, copy, ignore=hidden)
+    shutil.copytree(ROOT, copy, ignore=hidden)
     with_decorators_below(copy / "verl_gdpo" / "advantage" / "equation.py")
+    python, path = shared_python(), installed_beside(session, "mutmut==3.8.1")
     session.chdir(copy)
-    session.run("mutmut", "run", *session.posargs, env={"OMP_NUM_THREADS": "1"})
-    session.run("mutmut", "results")
-    session.run("mutmut", "export-cicd-stats", silent=True)
+    for command in (("run", *session.posargs), ("results",), ("export-cicd-stats",)):
+        session.run(python, "-m", "mutmut", *command, env=environment(python, path), external=True)
     found = json.loads((copy / "mutants" / "mutmut-cicd-stats.json").read_text())
     missed = found["survived"] + found["no_tests"]
     session.log(f"{missed} of {found['total']} mutants were not found")
     if missed > found["total"] / 20:
         session.error(f"more than one in twenty: see `mutmut browse` in {copy}")
+    return Counter(passed=found["total"] - missed, failed=missed)
 
 
 def with_decorators_below(file: Path) -> None:

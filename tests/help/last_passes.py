@@ -1,51 +1,146 @@
-"""Prints how old the last passes of the nox sessions are, or notes one: arguments NAME COMMIT.
+"""Says which nox sessions are due, or notes a pass: arguments NAME COMMIT SECONDS COUNTS.
 
-noxfile.py notes a pass only if it ran the whole session on a commit, so nobody writes the file by
-hand. `tests/run.sh` prints the ages.
+A session is due if a path that it covers has changed since its last pass. noxfile.py names the
+paths, and notes a pass only if it ran the whole session on a commit, so nobody writes the file by
+hand. `tests/run.sh` ends with the sessions that are due.
 """
 
+import ast
 import datetime
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 FILE = "tests/slow/last_passes.json"
+MOST_COMMITS = 100  # that touch what a session covers, since its last pass
 
 
-def sessions(repo: Path) -> list[str]:
-    """Return the names of the sessions whose passes are noted."""
-    return re.findall(r"^@recorded\ndef (\w+)", (repo / "noxfile.py").read_text(), re.M)
+class UnknownError(Exception):
+    """git does not tell, so nobody knows what has changed since a pass."""
 
 
-def note(repo: Path, name: str, commit: str) -> None:
-    passes = json.loads((repo / FILE).read_text())
-    passes[name] = {"commit": commit, "date": str(datetime.date.today())}
+def git(repo: Path, *command: str) -> str:
+    """Return what git prints.
+
+    Raises:
+        UnknownError: it fails, or is not there.
+    """
+    try:
+        done = subprocess.run(["git", *command], cwd=repo, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise UnknownError("git is not installed") from None
+    if done.returncode:
+        raise UnknownError(done.stderr.strip())
+    return done.stdout.strip()
+
+
+def check_history(repo: Path) -> None:
+    """Check that the repository has all its commits.
+
+    Raises:
+        UnknownError: it is a shallow clone, or an archive without git.
+    """
+    if Path(git(repo, "rev-parse", "--show-toplevel")).resolve() != repo.resolve():
+        raise UnknownError(f"{repo} is no repository of git's")
+    if git(repo, "rev-parse", "--is-shallow-repository") == "true":
+        raise UnknownError(f"{repo} is a shallow clone: `git fetch --unshallow` gets its commits")
+
+
+def covered(repo: Path) -> dict[str, list[str]]:
+    """Return the paths that each session covers: the arguments of its `@recorded`."""
+    functions = ast.parse((repo / "noxfile.py").read_text()).body
+    return {
+        function.name: [ast.literal_eval(path) for path in decorator.args]
+        for function in functions
+        if isinstance(function, ast.FunctionDef)
+        for decorator in function.decorator_list
+        if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "recorded"
+    }
+
+
+def is_under(file: str, paths: list[str]) -> bool:
+    return any(file == path or (path.endswith("/") and file.startswith(path)) for path in paths)
+
+
+def read(repo: Path) -> dict[str, dict]:
+    return json.loads((repo / FILE).read_text())
+
+
+def note(repo: Path, name: str, commit: str, seconds: int, counts: dict[str, int]) -> None:
+    one = {"commit": commit, "date": str(datetime.date.today()), "seconds": seconds}
+    one |= {key: counts.get(key, 0) for key in ("passed", "failed", "skipped")}
+    sessions = covered(repo)
+    passes = {key: last for key, last in read(repo).items() if key in sessions}
+    passes[name] = {**one, "covers": sessions[name]}
     (repo / FILE).write_text(json.dumps(passes, indent=2, sort_keys=True) + "\n")
 
 
-def ages(repo: Path, today: datetime.date) -> list[str]:
-    """Return a line for each session."""
-    passes = json.loads((repo / FILE).read_text())
-    lines = []
-    for name in sessions(repo):
+def changed(repo: Path, commit: str, paths: list[str]) -> list[str]:
+    """Return the files below the paths that differ from the commit, or are new."""
+    differ = git(repo, "diff", "--name-only", commit, "--", *paths)
+    new = git(repo, "ls-files", "--others", "--exclude-standard", "--", *paths)
+    return sorted({*differ.splitlines(), *new.splitlines()})
+
+
+def due(repo: Path) -> list[str]:
+    """Return a line for each session that is due: its command, and why.
+
+    Raises:
+        UnknownError: as `check_history`.
+    """
+    check_history(repo)
+    passes, lines = read(repo), []
+    for name, paths in covered(repo).items():
         if name not in passes:
-            lines.append(f"{name:<12}never noted")
+            lines.append(f"nox -s {name:<12}no pass is noted")
             continue
-        commit, date = passes[name]["commit"], passes[name]["date"]
-        days = (today - datetime.date.fromisoformat(date)).days
-        command = ["git", "rev-list", "--count", f"{commit}..HEAD"]
-        counted = subprocess.run(command, cwd=repo, capture_output=True, text=True)
-        commits = counted.stdout.strip() if counted.returncode == 0 else "an unknown number of"
-        lines.append(f"{name:<12}{days} days and {commits} commits ago, {date} at {commit[:10]}")
+        last = passes[name]
+        try:
+            files = changed(repo, last["commit"], paths)
+        except UnknownError:
+            lines.append(f"nox -s {name:<12}commit {last['commit'][:10]} of its pass is not here")
+            continue
+        if files:
+            more = f" and {len(files) - 1} more" if files[1:] else ""
+            when = f"{last['date']} at {last['commit'][:10]}, {last.get('seconds', '?')} s"
+            lines.append(f"nox -s {name:<12}{files[0]}{more} changed since its pass ({when})")
     return lines
 
 
+def overdue(repo: Path) -> list[str]:
+    """Return a line for each session whose pass is missing or too old.
+
+    Raises:
+        UnknownError: as `check_history`.
+    """
+    check_history(repo)
+    passes, lines = read(repo), []
+    for name, paths in covered(repo).items():
+        try:
+            since = f"{passes[name]['commit']}..HEAD"
+            commits = int(git(repo, "rev-list", "--count", since, "--", *paths))
+        except (KeyError, UnknownError):
+            lines.append(f"nox -s {name}: no pass is noted, or its commit is not here")
+            continue
+        if commits > MOST_COMMITS:
+            lines.append(f"nox -s {name}: {commits} commits have touched what it covers")
+    return lines
+
+
+def main(arguments: list[str]) -> None:
+    if arguments:
+        name, commit, seconds, counts = arguments
+        note(REPO, name, commit, int(seconds), json.loads(counts))
+        return
+    try:
+        lines = due(REPO)
+    except UnknownError as error:
+        print(f"Which nox sessions are due is not known: {error}")
+        return
+    print("Nox sessions that are due:" if lines else "No nox session is due.", *lines, sep="\n  ")
+
+
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        note(REPO, *sys.argv[1:])
-    else:
-        print("Last pass of each nox session (CONTRIBUTING.md says which change needs which):")
-        print("\n".join(ages(REPO, datetime.date.today())))
+    main(sys.argv[1:])

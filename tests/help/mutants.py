@@ -1,6 +1,7 @@
 """Faults that no test found once, each with the test that finds it now.
 
-`nox -s mutants` tries all of them; `test_mutants.py` checks the table.
+`nox -s mutants` tries all of them; `test_mutants.py` checks the table. The files that
+`nox -s mutmut` changes are not in it.
 """
 
 from typing import NamedTuple
@@ -14,12 +15,6 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
-    Mutant(
-        "settings/reward_terms.py",
-        "weights, values = self.weights_at(step), self.gate(raw)",
-        "weights, values = self.weights_at(step), raw",
-        "verl_hooks/test_reward_manager.py::test_reward_score_obeys_conditions_and_the_raw_values_stay",
-    ),
     Mutant(
         "verl_hooks/trainer_mixin.py",
         "self.sources.update(step.rows.sources)",
@@ -49,24 +44,6 @@ MUTANTS = [
         "set.intersection(*of_each)",
         "of_each[-1]",
         "tools/test_intervals.py::test_arms_of_unequal_length_are_compared_where_both_are",
-    ),
-    Mutant(
-        "advantage/zero.py",
-        "(varies_GK & (weights_K != 0)).sum(dim=1) > 1",
-        "varies_GK.sum(dim=1) >= 1",
-        "advantage/test_equation.py::test_a_reward_alone_is_the_same_in_float32_and_float64",
-    ),
-    Mutant(
-        "advantage/zero.py",
-        "torch.where(is_whole_BK.all(dim=0), exact_K, EPS32)",
-        "torch.full_like(exact_K, EPS32)",
-        "advantage/test_equation.py::test_whole_numbers_are_exact_in_float32",
-    ),
-    Mutant(
-        "advantage/equation.py",
-        ".clamp(min=1.0) * (weights_K != 0)",
-        ".clamp(min=1.0)",
-        "advantage/test_equation.py::test_rewards_of_weight_0_leave_no_rounding_in_a_variant",
     ),
     Mutant(
         "batch/metrics.py",
@@ -201,70 +178,10 @@ MUTANTS = [
         "data_prep/test_coding.py::test_forms",
     ),
     Mutant(
-        "verl_hooks/reward_manager.py",
-        "pool = self._pool(task)",
-        "pool = None",
-        "verl_hooks/test_reward_manager.py::test_a_scorer_that_waits_holds_up_no_other",
-    ),
-    Mutant(
-        "verl_hooks/reward_manager.py",
-        "self.programs_at_once if runs_programs else None",
-        "None",
-        "verl_hooks/test_reward_manager.py::test_as_many_programs_at_once_as_there_are_places",
-    ),
-    Mutant(
         "rewards/coding.py",
         'for key in ("input", "args", "kwargs") if key in test',
         "for key in test",
         "rewards/test_coding.py::test_a_program_sees_its_inputs_and_no_expected_results",
-    ),
-    Mutant(
-        "verl_hooks/reward_manager.py",
-        "fields = data[-1].non_tensor_batch",
-        "fields = data[0].non_tensor_batch",
-        "verl_hooks/test_reward_manager.py::test_the_last_row_of_a_session_is_scored",
-    ),
-    Mutant(
-        "verl_hooks/reward_manager.py",
-        "await self._score(data[-1])",
-        "await self._score(data[0])",
-        "verl_hooks/test_reward_manager.py::test_the_last_row_of_a_session_is_scored",
-    ),
-    Mutant(
-        "verl_hooks/reward_manager.py",
-        "        if inspect.isawaitable(result):\n",
-        "        if is_async:\n",
-        "verl_hooks/test_reward_manager.py::test_what_only_turns_out_to_be_async_is_awaited",
-    ),
-    Mutant(
-        "verl_hooks/reward_manager.py",
-        "            **self.router_kwargs,\n",
-        "",
-        "verl_hooks/test_reward_manager.py::test_a_scorer_that_asks_a_reward_model_knows_where",
-    ),
-    Mutant(
-        "batch/rows.py",
-        '        return cls(\n            label="row {}".format,',
-        '        raise RuntimeError\n        return cls(\n            label="row {}".format,',
-        "verl_hooks/test_estimator.py::test_columns_of_a_trainer_that_is_not_ours",
-    ),
-    Mutant(
-        "verl_hooks/estimator.py",
-        "        step = Step(settings, _rows_of(",
-        "        raise RuntimeError\n        step = Step(settings, _rows_of(",
-        "verl_hooks/test_estimator.py::test_columns_of_a_trainer_that_is_not_ours",
-    ),
-    Mutant(
-        "verl_hooks/estimator.py",
-        "if len(rows) != len(response_mask):",
-        "if False:",
-        "verl_hooks/test_estimator.py::test_rewards_of_another_number_of_rows",
-    ),
-    Mutant(
-        "verl_hooks/estimator.py",
-        "(response_mask != 0).sum(dim=1)",
-        "response_mask.sum(dim=1)",
-        "verl_hooks/test_estimator.py::test_a_token_counts_once_whatever_marks_it",
     ),
     Mutant(
         "verl_hooks/step.py",
@@ -279,28 +196,10 @@ MUTANTS = [
         "verl_hooks/test_dump_writer.py::test_the_metrics_of_token_batch_norm_count_the_tokens_that_are_trained",
     ),
     Mutant(
-        "verl_hooks/replay_buffer.py",
-        'if partition_id != "val" and self.filter_groups_metric',
-        "if self.filter_groups_metric",
-        "verl_hooks/test_replay_buffer.py::test_without_filtering_and_in_validation_nothing_is_read",
-    ),
-    Mutant(
         "verl_hooks/scorer_calls.py",
         "return_exceptions=True)\n        raise\n",
         "return_exceptions=True)\n",
         "verl_hooks/test_reward_manager.py::test_a_cancellation_by_verl_stays_one",
-    ),
-    Mutant(
-        "verl_hooks/legacy_trainer.py",
-        'settings = trainer.gdpo if trainer else settings_of_loop(given.get("config"))',
-        'settings = settings_of_loop(given.get("config") or {})',
-        "verl_hooks/test_legacy_trainer.py::test_the_settings_of_the_start_hold_for_a_trainer_that_hands_none_over",
-    ),
-    Mutant(
-        "verl_hooks/legacy_trainer.py",
-        "number = trainer.global_steps if trainer else None",
-        "number = None",
-        "verl_hooks/test_legacy_trainer.py::test_weights_with_a_schedule",
     ),
     Mutant(
         "verl_hooks/v1_trainer.py",
@@ -309,34 +208,10 @@ MUTANTS = [
         "verl_hooks/test_v1_trainer.py::test_a_v1_trainer_does_not_pass_through_the_hook_of_the_legacy_trainer",
     ),
     Mutant(
-        "verl_hooks/legacy_trainer.py",
-        "(mask_BT != 0).sum(dim=1)",
-        "mask_BT.sum(dim=1)",
-        "verl_hooks/test_legacy_trainer.py::test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it",
-    ),
-    Mutant(
         "verl_hooks/trainer_mixin.py",
         "has_manager = runs_gdpo_manager(config)",
         "has_manager = False",
         "verl_hooks/test_legacy_trainer.py::test_the_rewards_of_the_grpo_arm_are_looked_at_where_the_manager_is_ours",
-    ),
-    Mutant(
-        "verl_hooks/legacy_trainer.py",
-        "        self.check_rows()\n",
-        "        pass\n",
-        "verl_hooks/test_legacy_trainer.py::test_the_bounds_of_our_scorers_reach_the_metrics_and_the_variants",
-    ),
-    Mutant(
-        "advantage/equation.py",
-        "    S_B = zero.sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)\n",
-        "",
-        "advantage/test_equation.py::test_rewards_that_cancel_give_exactly_0",
-    ),
-    Mutant(
-        "advantage/equation.py",
-        "(variance + var_eps).sqrt()",
-        "variance.sqrt()",
-        "settings/test_dialects.py::test_verl_builtin_where_the_batch_has_next_to_no_variance",
     ),
     Mutant(
         "tools/replay/comparison.py",

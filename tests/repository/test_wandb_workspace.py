@@ -1,8 +1,13 @@
-"""examples/wandb_workspace.py shows metrics that exist; `nox -s workspace` builds it."""
+"""examples/wandb_workspace.py shows metrics that exist, and W&B's own package takes it."""
 
+import os
 import re
+import subprocess
+import sys
 
+import pytest
 from metrics_of_batch import of_batch
+from repository import REPO
 
 from examples.wandb_workspace import SECTIONS, TABLE
 from verl_gdpo.verl_hooks.dump_writer import NAME
@@ -26,3 +31,35 @@ def test_no_metric_is_in_two_panels():
 
 def test_the_table_is_the_one_that_is_logged():
     assert TABLE == NAME
+
+
+BUILD = """if 1:
+    from examples.wandb_workspace import NAME, SECTIONS, TABLE, workspace
+    made = workspace("somebody", "something")
+    view = made._to_model()  # what `save` sends
+    assert view.display_name == NAME
+    *sections, table = view.spec.section.panel_bank_config.sections
+    assert [section.name for section in sections] == [*SECTIONS]
+    for section, panels in zip(sections, SECTIONS.values(), strict=True):
+        configs = [panel.config for panel in section.panels]
+        assert [c.chart_title for c in configs] == [*panels]
+        assert [c.metric_regex for c in configs] == [*panels.values()]
+        assert all(c.use_metric_regex for c in configs)
+    assert TABLE in table.model_dump_json(by_alias=True)
+    # what comes back from W&B is the same
+    again = type(made)._from_model(view)
+    assert [section.name for section in again.sections][: len(SECTIONS)] == [*SECTIONS]
+"""
+
+
+@pytest.mark.slow  # it needs a package index
+def test_wandbs_package_takes_the_specification(tmp_path):
+    text = (REPO / "examples" / "wandb_workspace.py").read_text()
+    (package,) = re.findall(r"pip install (wandb-workspaces==\S+)", text)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path]
+    subprocess.run([*pip, package], check=True, timeout=300)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPO)])}
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
