@@ -1,4 +1,4 @@
-"""Starts, breaks and resumes a training for `faults.py`."""
+"""Starts, breaks and resumes a training for the tests of `nox -s faults` and `nox -s nodes`."""
 
 import os
 import subprocess
@@ -6,6 +6,7 @@ import sys
 import time
 from contextlib import contextmanager, nullcontext
 
+import hanging
 import pandas as pd
 import psutil
 import varied_reward
@@ -16,6 +17,7 @@ from start_verl import ENVIRONMENT, verl_command
 from verl_gdpo.run.dump_reader import dump_files, read_dump
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.resume_command import arguments, quoted
+from verl_gdpo.run.stacks import HANG_FILE
 from workshop.tiny_policy.model import make_tiny_model
 
 MARK = "VERL_GDPO_FAULT_TEST"
@@ -198,3 +200,27 @@ def check_resumed(training, launcher, expected):
     outputs = [{row[1] for row in rows} for rows in expected.values()]
     assert all(len(found) > SAMPLES for found in outputs)
     assert len(set().union(*outputs)) > max(map(len, outputs))  # the policy changes
+
+
+def hanging_training(folder, what, *overrides):
+    """(a training in which something of `hanging.py` hangs as soon as a file exists, this file)."""
+    trigger, imported = folder / what, os.path.dirname(hanging.__file__)
+    training = Training(
+        folder,
+        f"reward.custom_reward_function.path={hanging.__file__}",
+        *overrides,
+        HANG=str(trigger),
+        VERL_USE_EXTERNAL_MODULES="hanging",
+        PYTHONPATH=os.pathsep.join([imported, os.environ.get("PYTHONPATH", "")]),
+    )
+    return training, trigger
+
+
+def check_hang(training, launcher):
+    """The lines with which a run ends that makes no progress."""
+    start = time.monotonic()
+    exit_code, output = training.end_of(launcher)
+    print(f"{time.monotonic() - start:.0f} s\n{output}")
+    assert exit_code == 1
+    assert (training.folder / HANG_FILE).exists(), output
+    return output

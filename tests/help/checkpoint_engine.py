@@ -1,12 +1,14 @@
-"""Saves or loads a checkpoint with verl's FSDP engine, as the trainer's workers do.
+"""Saves and loads checkpoints with verl's FSDP engine, as the trainer's workers do.
 
-python checkpoint_engine.py save|load FOLDER MODEL RANKS key=value ...
+python checkpoint_engine.py RANKS save|load FOLDER MODEL key=value ... [-- save|load ...]
 
-A key with a dot is one of the model, such as `model.lora_rank`; another one is the engine's.
-Prints a digest of the weights, as rank 0 has them.
+A key with a dot is one of the model, such as `model.lora_rank`; another one is the engine's. For
+each case it prints a line: a digest of the weights as rank 0 has them, or, with one rank, the error
+of a load.
 """
 
 import hashlib
+import json
 import os
 import socket
 import sys
@@ -14,6 +16,8 @@ import sys
 import torch
 import yaml
 from torch import distributed, multiprocessing
+
+OUTCOME = "outcome "  # what such a line begins with
 
 
 def digest(engine):
@@ -24,11 +28,7 @@ def digest(engine):
     return found.hexdigest()
 
 
-def work(rank, what, folder, model, ranks, port, model_keys, engine_keys):
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), MASTER_PORT=str(port)
-    )
-    distributed.init_process_group("gloo")
+def outcome(what, folder, model, model_keys, engine_keys):
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import (
         FSDPEngineConfig,
@@ -57,23 +57,45 @@ def work(rank, what, folder, model, ranks, port, model_keys, engine_keys):
         engine.save_checkpoint(local_path=folder)
     else:
         engine.load_checkpoint(local_path=folder)
-    weights = digest(engine)
-    if rank == 0:
-        print("weights", weights)
+    return digest(engine)
+
+
+def work(rank, ranks, port, cases):
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), MASTER_PORT=str(port)
+    )
+    distributed.init_process_group("gloo")
+    for what, *case in cases:
+        try:
+            found = outcome(what, *case)
+        except Exception as error:
+            if what == "save" or ranks > 1:  # another rank could wait for this one
+                raise
+            found = repr(error)
+        if rank == 0:
+            print(OUTCOME + json.dumps(found), flush=True)
     distributed.destroy_process_group()
 
 
-def main():
-    what, folder, model, ranks, *keys = sys.argv[1:]
+def case_of(what, folder, model, *keys):
     given = {key: yaml.safe_load(value) for key, value in (one.split("=", 1) for one in keys)}
     model_keys = {k.removeprefix("model."): v for k, v in given.items() if k.startswith("model.")}
     engine_keys = {key: value for key, value in given.items() if "." not in key}
+    return what, folder, model, model_keys, engine_keys
+
+
+def main():
+    ranks, *words = sys.argv[1:]
+    cases = []
+    while words:
+        end = words.index("--") if "--" in words else len(words)
+        cases.append(case_of(*words[:end]))
+        words = words[end + 1 :]
     os.environ.update(MASTER_ADDR="127.0.0.1", VERL_PLATFORM="cpu")
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    arguments = (what, folder, model, int(ranks), port, model_keys, engine_keys)
-    multiprocessing.spawn(work, arguments, nprocs=int(ranks))
+    multiprocessing.spawn(work, (int(ranks), port, cases), nprocs=int(ranks))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def test_two_ranks(tmp_path, settings):
     model = make_chat_model(tmp_path / "model")
     actor = tmp_path / "global_step_5" / "actor"
     subprocess.run(
-        [sys.executable, "-W", "ignore", ENGINE, "save", actor, model, "2", *settings],
+        [sys.executable, "-W", "ignore", ENGINE, "2", "save", actor, model, *settings],
         check=True,
         timeout=300,
     )
