@@ -643,8 +643,7 @@ def test_a_recipe_of_another_distribution(checkout):
     assert call_echo(checkout, FOUND, policy).returncode == 0
     run, given, _ = launched(checkout)
     assert (given["task"], given["hydra.searchpath"]) == ("echo", ["pkg://echo_task.recipes"])
-    (run / TRACKER).parent.mkdir()
-    (run / TRACKER).write_text("3")
+    save_checkpoint(run / "checkpoints", 3)
     assert call_echo(checkout, "--resume", policy).returncode == 0
 
 

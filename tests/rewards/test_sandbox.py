@@ -19,9 +19,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import of_machine
 import psutil
 import pytest
-import of_machine
 from of_machine import kind_of
 
 from verl_gdpo.rewards import sandbox, sandbox_inside, sandbox_machine
