@@ -403,7 +403,12 @@ def mutmut(session: nox.Session) -> Counts:
     hidden = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "outputs", "*.egg-info")
     shutil.copytree(ROOT, copy, ignore=hidden)
     with_decorators_below(copy / "verl_gdpo" / "advantage" / "equation.py")
-    python, path = shared_python(), installed_beside(session, "mutmut==3.8.1")
+    python = shared_python()
+    # what it needs too comes in the versions of the environment
+    frozen = session.run(python, "-m", "pip", "freeze", silent=True, external=True) or ""
+    pins = copy.with_name("mutmut-constraints.txt")
+    pins.write_text("".join(re.findall(r"^[\w.-]+==.*\n", frozen, re.M)))
+    path = installed_beside(session, "--constraint", str(pins), "mutmut==3.8.1")
     session.chdir(copy)
     for command in (("run", *session.posargs), ("results",), ("export-cicd-stats",)):
         session.run(python, "-m", "mutmut", *command, env=environment(python, path), external=True)
