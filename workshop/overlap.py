@@ -39,10 +39,10 @@ def prompts_of(path: Path) -> list[Messages]:
 
 
 def overlap(training: Sequence[Messages], validation: Sequence[Messages]) -> Overlap:
-    first, second = (
-        Prompts(len(side), lambda step, side=side: side[::step]) for side in (training, validation)
-    )
-    return compare(first, second)
+    def prompts(rows: Sequence[Messages]) -> Prompts:
+        return Prompts(len(rows), lambda step: rows[::step])
+
+    return compare(prompts(training), prompts(validation))
 
 
 def changed(prompt: Messages, share: float, words: Sequence[str], rng: random.Random) -> Messages:
