@@ -98,10 +98,10 @@ def main() -> int:
     run, *command = sys.argv[1:]
     ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     since, segments, asked = time.strftime(SESSION_TIME), set[Path](), None
-    # for what nobody removes, such as the sockets of vLLM
     with tempfile.TemporaryDirectory(prefix="vg_", ignore_cleanup_errors=True) as temporary:
-        environment = {**os.environ, "TMPDIR": temporary}
-        driver = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+        os.environ["TMPDIR"] = temporary  # for what nobody removes, such as the sockets of vLLM
+        # in its own session, whose signals do not reach the keeper
+        driver = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         if not _wait(driver, segments):
             asked = sys.stdin.buffer.read()
             driver.terminate()  # gives it time to end Ray
