@@ -321,6 +321,23 @@ def test_a_program_ends_when_its_caller_is_killed(kind):
     assert not alive, "it still runs"
 
 
+def test_a_program_gets_no_handle_of_its_caller(kind):
+    """Also where the caller has so many files open that its number is high."""
+    program = (
+        "import os\n"
+        "for n in range(3, 1000):\n"
+        "    try: os.fstat(n)\n"
+        "    except OSError: continue\n"
+        "    print(n)"
+    )
+    before = only(program).output
+    with contextlib.ExitStack() as files:
+        for _ in range(200):
+            files.enter_context(open(os.devnull))
+        assert only(program).output == before
+    assert len(before.split()) <= len(kind.files)
+
+
 def locks(pid):
     """How many filters of seccomp a process has: all have one in some containers."""
     with contextlib.suppress(OSError):
