@@ -39,8 +39,8 @@ def prompts_of(path: Path) -> list[Messages]:
 
 
 def overlap(training: Sequence[Messages], validation: Sequence[Messages]) -> Overlap:
-    def prompts(rows: Sequence[Messages]) -> Prompts:
-        return Prompts(len(rows), lambda step: rows[::step])
+    def prompts(side: Sequence[Messages]) -> Prompts:
+        return Prompts(len(side), lambda step: side[::step])
 
     return compare(prompts(training), prompts(validation))
 

@@ -918,7 +918,7 @@ def test_what_is_one_problem():
 @pytest.mark.parametrize("task", TASKS)
 def test_made_rows_share_no_problem(tmp_path, capsys, task):
     assert main([task, "--out", str(tmp_path), "--synthetic", "300", "--synthetic-test", "99"]) == 0
-    assert re.search(r"test problems in train +0\n", capsys.readouterr().out)
+    assert re.search(r"test problems in train +0\nnearly in train +0\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
