@@ -1076,6 +1076,8 @@ def test_long_work_shows_progress_on_stderr(tmp_path, capsys, monkeypatch):
     path = write_json(tmp_path / "a.json", items(3))
     _, output, errors = run(capsys, "--out", tmp_path / "out", "--from", path, "--test", path)
     assert f"reading {path}: 2 of 3 rows\n" in errors
+    assert "comparing prompts: 2 of 3 rows\n" in errors
+    assert f"checking {tmp_path / 'out' / 'train.parquet'}: 2 of 3 rows\n" in errors
     assert f"writing {tmp_path / 'out' / 'train.parquet'}: 0 of 3 rows\n" in errors
     assert "checking" not in output
 

@@ -172,6 +172,24 @@ MUTANTS = [
         "rewards/test_coding.py::test_printed_text",
     ),
     Mutant(
+        "data_prep/overlap.py",
+        "max(SHARED, ALIKE * (len(triples) + sizes[number] - count))",
+        "ALIKE * (len(triples) + sizes[number] - count)",
+        "data_prep/test_overlap.py::test_nearly_equal_prompts_share_five_triples",
+    ),
+    Mutant(
+        "data_prep/packed_rows.py",
+        "self._first = self._first or text",
+        "pass",
+        "data_prep/test_packed_rows.py::test_a_row_more_takes_few_bytes",
+    ),
+    Mutant(
+        "atomic.py",
+        "        _remove_leftovers(path)\n",
+        "",
+        "data_prep/test_sources.py::test_a_new_start_removes_what_a_killed_writer_left_and_nothing_else",
+    ),
+    Mutant(
         "data_prep/coding_tests.py",
         "if not all(isinstance(result, list) and len(result) == 1",
         "if not any(isinstance(result, list) and len(result) == 1",

@@ -52,8 +52,9 @@ def write_parquets(
         OSError: a file cannot be written; all files stay as they were.
     """
     ids = {
-        path: _content_id(row for _, row in checked(enumerate(rows), str(path)))
+        path: _content_id(row for _, row in checked(enumerate(looked_at), str(path)))
         for path, rows in files.items()
+        for looked_at in [progress(rows, f"checking {path}")]
     }
     with replace_together(*files) as temporary:
         for target, (path, rows) in zip(temporary, files.items(), strict=True):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from verl_gdpo.data_prep import DataError
+from verl_gdpo.data_prep import DataError, progress
 from verl_gdpo.data_prep.overlap import Messages, Overlap, Prompts, compare
 from verl_gdpo.rewards import TASK_OF, bad_rows
 from verl_gdpo.rewards.task import Task
@@ -202,7 +202,8 @@ def overlap(splits: Splits) -> Overlap:
 
     def prompts(rows: Sequence[Row]) -> Prompts:
         def read(step: int) -> Iterator[Messages]:
-            return (rows[number]["prompt"] for number in range(0, len(rows), step))
+            numbers = progress(range(0, len(rows), step), "comparing prompts")
+            return (rows[number]["prompt"] for number in numbers)
 
         return Prompts(len(rows), read)
 
