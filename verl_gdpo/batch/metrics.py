@@ -93,9 +93,8 @@ def batch_metrics(
         found |= _of_advantage(step, c_BK, S_B, A_B, length_B[rows_B], told)
         found |= _of_ties(step, weights_K)
         if settings.batch_norm != "none":
-            count_B = has_a_reward(step.present_BK, weights_K)
-            if settings.batch_norm == "token":
-                count_B = count_B * length_B[rows_B]
+            times_B = length_B[rows_B] if settings.batch_norm == "token" else 1
+            count_B = has_a_reward(step.present_BK, weights_K) * times_B
             found |= _of_batch_norm(S_B, c_BK, count_B)
     return {f"gdpo/{name}": float(value) for name, value in found.items() if value is not None}
 
@@ -128,10 +127,7 @@ def why_mean_is_not_0(S_B: Floats, c_BK: Floats, count_B: npt.NDArray[Any] | Non
         return None
     if _is_about_0(S_B):
         if count_B is not None and count_B.max() <= 1:
-            return (
-                "group_norm=summed counts samples without any reward as 0 in their groups, and the "
-                "batch step leaves them out"
-            )
+            return "group_norm=summed counts samples without any reward, and this step does not"
         return "batch_norm=token counts samples by their tokens, and S depends on the length"
     if _is_about_0(c_BK.sum(axis=1)):
         return "algorithm.gdpo.combine gives an S that is not 0 on average"

@@ -34,7 +34,9 @@ from verl_gdpo.rewards.coding import TASK
 from verl_gdpo.rewards.coding_problem import Problem, parse
 from verl_gdpo.rewards.task import Rewards
 
+Note = Callable[[str], None]
 KEYS = ("problem", "tests")
+FLAGS = {"keep_several": "keep problems that take any of several answers"}
 VERLS_SOURCES = ("codecontests", "apps", "codeforces", "taco")  # `default_compute_score` has them
 OPERATORS = {"+": add, "-": sub, "*": mul}
 LONG_SHARE = 0.5
@@ -51,9 +53,7 @@ PRINTS = ("print(int(input()) {what})", "n = int(input())\nr = n {what}\nprint(r
 RETURNS = ("def f(n):\n    return n {what}", "def f(n):\n    r = n {what}\n    return r")
 
 
-def _row_of(
-    item: Any, note: Callable[[str], None], keep_several: bool = False, **options: Any
-) -> Row:
+def _row_of(item: Any, note: Note, keep_several: bool = False, **options: Any) -> Row:
     require(isinstance(item, dict), "", item, "an object")
     for key in (*KEYS, *item):
         if key not in item:
@@ -73,16 +73,14 @@ def _row_of(
     return make_row(TASK, item["problem"], first.text(), TASK.system_prompt)
 
 
-def _row_of_parquet(row: Any, note: Callable[[str], None], keep_several: bool = False) -> Row:
+def _row_of_verl(row: Any, note: Note, keep_several: bool = False) -> Row:
     """One of ours as it is; of verl's, the prompt as it is and the ground truth in our form."""
     source = row.get("data_source")
     if source in (None, *TASK.data_sources):
         return dict(row)
     if source not in VERLS_SOURCES:
         raise LeftOut("another task")
-    prompt = row.get("prompt")
-    messages = [one for one in prompt if isinstance(one, dict)] if isinstance(prompt, list) else []
-    _look_for_several("\n".join(str(one.get("content")) for one in messages), note, keep_several)
+    _look_for_several(str(row.get("prompt")).replace("\\n", "."), note, keep_several)
     field = "reward_model.ground_truth"
     try:
         tests = json.loads(row["reward_model"]["ground_truth"])
@@ -92,7 +90,7 @@ def _row_of_parquet(row: Any, note: Callable[[str], None], keep_several: bool = 
     return {**made, "prompt": row.get("prompt")}
 
 
-def _look_for_several(problem: str, note: Callable[[str], None], keep: bool) -> None:
+def _look_for_several(problem: str, note: Note, keep: bool) -> None:
     """Leave out, or note, a problem that takes answers that its tests do not know."""
     if SEVERAL.search(problem):
         why = "it takes any of several answers, and its tests know one"
@@ -101,7 +99,7 @@ def _look_for_several(problem: str, note: Callable[[str], None], keep: bool) -> 
         note(f"kept ({why})")
 
 
-def _problem(tests: Any, field: str, note: Callable[[str], None]) -> Problem:
+def _problem(tests: Any, field: str, note: Note) -> Problem:
     left_out: Counter[str] = Counter()
     problem = problem_of(tests, field, left_out)
     for reason in left_out.elements():
@@ -147,10 +145,5 @@ def _made_row(rng: Random, split: str) -> Row:
 
 make_rows = seeded(TASK.name, _made_row)
 SOURCES = Sources(
-    task=TASK,
-    row_of=_row_of,
-    of_parquet=_row_of_parquet,
-    mend=_mend,
-    make_rows=make_rows,
-    flags={"keep_several": "keep problems that take any of several answers"},
+    task=TASK, row_of=_row_of, of_parquet=_row_of_verl, mend=_mend, make_rows=make_rows, flags=FLAGS
 )

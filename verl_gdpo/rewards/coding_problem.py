@@ -23,9 +23,7 @@ from verl_gdpo.rewards.task import check_texts
 FENCE, PYTHON = "```", "python"
 OPENING = re.compile(rf"{FENCE}(?:{PYTHON}|py)[\d.]*(?!\w)", re.IGNORECASE)
 # of a program; no comment, which is a heading in Markdown
-FIRST_LINE = re.compile(
-    r"(?:import|from|def|class|for|while|if|try|with|print)\b|@|[A-Za-z_][\w,.\[\] ]*="
-)
+FIRST_LINE = re.compile(r"(?:import|from|def|class|for|print)\b|@|[A-Za-z_][\w,.\[\] ]*=")
 SYSTEM_PROMPT = (
     "Solve the problem in Python, with its standard library alone. The program reads standard "
     "input and prints the answer, unless the problem asks for a function or a class. End with the "

@@ -33,14 +33,12 @@ SIDE_BY_SIDE = re.compile(
     rf"|(?<!\d)(?<!\d[.,])(?P<numbers>\d+(?:[.,]\d+)*(?:{SPACE}+\d+(?:[.,]\d+)*)+)"
 )
 
-TEXT = r"\\(?:text|textrm|mathrm|mbox)"
-PERCENT = re.compile(rf"(?:{SPACE})*(?:\\?%|{TEXT}\{{\s*percent\s*\}}|\bpercent\b)")
+PERCENT = re.compile(rf"(?:{SPACE})*(?:\\?%|\\text\{{\s*percent\s*\}}|\bpercent\b)")
 DEGREE = re.compile(r"\^\s*\{?\\(?:circ|degree)\b\}?|\\degree\b|°")
-UNIT = re.compile(rf"{DEGREE.pattern}|{TEXT}|\\\$|[\d}}]\s*[A-Za-z]{{2,}}(?:\^\S+)?$")
+UNIT = re.compile(rf"{DEGREE.pattern}|\\(?:text|mathrm|mbox|\$)|[\d}}]\s*[A-Za-z]{{2,}}(?:\^\S+)?$")
 # math-verify takes the other units away
 BARE_UNIT = re.compile(
-    r"(?<=[\d}])\s+(?:square |cubic )?(?:dollars?|euros?|units?|feet|foot|inch(?:es)?|[ckm]m"
-    r"|(?:centi|milli|kilo)?met(?:er|re)s?)(?:\^\{?[23]\}?)?$"
+    r"(?<=[\d}])\s+(?:square |cubic )?(?:dollars?|units?|[ckm]m|[a-z]*met(?:er|re)s?)(?:\^\S+)?$"
 )
 
 

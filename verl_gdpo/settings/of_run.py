@@ -191,15 +191,13 @@ def uses_gdpo_manager(config: Any) -> bool:
 
 def refuse_limits(config: Any) -> None:
     """Raise ValueError for limits that verl's manager `rate_limited` reads, and ours does not."""
-    values = {f"reward.{key}": config.reward.get(key) for key in LIMITS}
-    given = ", ".join(f"{key}={value}" for key, value in values.items() if value is not None)
+    given = [f"reward.{k}={v}" for k, v in config.reward.items() if k in LIMITS and v is not None]
     if given and uses_gdpo_manager(config):
         raise ValueError(
-            f"{given}: only verl's reward manager rate_limited reads this, so that requests would "
-            "have no such limit. Leave it out, and let your async reward function wait for an "
-            "asyncio.Semaphore and call asyncio.wait_for; each of the reward.num_workers processes "
-            "has its own. Or train with algorithm.adv_estimator=grpo and "
-            "reward.reward_manager.name=rate_limited"
+            f"{', '.join(given)}: only verl's reward manager rate_limited reads this. Leave it out, "
+            "and let your async reward function wait for an asyncio.Semaphore, of which each reward "
+            "worker has its own, and call asyncio.wait_for. Or train with "
+            "algorithm.adv_estimator=grpo reward.reward_manager.name=rate_limited"
         )
 
 
