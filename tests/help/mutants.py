@@ -46,6 +46,12 @@ MUTANTS = [
         "tools/test_intervals.py::test_arms_of_unequal_length_are_compared_where_both_are",
     ),
     Mutant(
+        "rewards/math_length.py",
+        "if percents[0] != percents[1] and",
+        "if False and",
+        "rewards/test_math_length.py::test_marks_that_make_another_answer",
+    ),
+    Mutant(
         "batch/metrics.py",
         "        if scalars is None:\n",
         "        if True:\n",
