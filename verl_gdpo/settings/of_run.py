@@ -194,9 +194,9 @@ def refuse_limits(config: Any) -> None:
     given = [f"reward.{k}={v}" for k, v in config.reward.items() if k in LIMITS and v is not None]
     if given and uses_gdpo_manager(config):
         raise ValueError(
-            f"{', '.join(given)}: only verl's reward manager rate_limited reads this. Leave it out, "
-            "and let your async reward function wait for an asyncio.Semaphore, of which each reward "
-            "worker has its own, and call asyncio.wait_for. Or train with "
+            f"{', '.join(given)}: only verl's reward manager rate_limited reads this. Leave it "
+            "out, and let your async reward function wait for an asyncio.Semaphore, of which each "
+            "reward worker has its own, and call asyncio.wait_for. Or train with "
             "algorithm.adv_estimator=grpo reward.reward_manager.name=rate_limited"
         )
 
