@@ -150,9 +150,10 @@ class Run:
             except subprocess.TimeoutExpired:
                 return "ended"
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                for number in (signal.SIGTERM, signal.SIGKILL):  # the first lets it clean up
+                    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                        os.killpg(process.pid, number)
+                        process.wait(20)
 
     def take_environment(self):
         """Give the clone this checkout's environment, if that fits."""
@@ -226,12 +227,14 @@ def run_all(places, arguments, limit, folder, user):
         print(f"== {place.name}: {folder}/{number:02}.log", flush=True)
         begun = time.monotonic()
         run = Run(place, folder / f"{number:02}", user if place.other_user else None)
-        run.take_environment()
         log = folder / f"{number:02}.log"
-        code = run.test(arguments, log, limit)
+        try:
+            run.take_environment()
+            code = run.test(arguments, log, limit)
+        finally:
+            shutil.rmtree(run.folder)
         rows.append(result(place, code, log, time.monotonic() - begun))
         show(rows[-1:])
-        shutil.rmtree(run.folder)
     return rows
 
 
