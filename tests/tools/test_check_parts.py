@@ -234,10 +234,7 @@ def test_a_run_of_megatron_is_not_computed(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: size)
     monkeypatch.setattr(gpus, "missing", lambda *found, **settings: [])
     config = compose_config(None, "ppo_megatron_trainer", [])
-    (remark,) = gpus.check_gpus(config)
-    assert (
-        remark == "8 GPUs of 90 GB; the strategy is not FSDP, so what it needs of them is not known"
-    )
+    assert gpus.check_gpus(config) == ["8 GPUs of 90 GB"]
 
 
 # --- responses -----------------------------------------------------------------------------------

@@ -65,6 +65,41 @@ def test_the_work_is_that_of_the_recipes():
         assert TASKS[task] == (shapes[task, path], longest)
 
 
+def test_what_lowers_the_memory():
+    def needs(*overrides):
+        return gpu_tables.needed_gb(QWEN_1_5B, composed("hardware=1gpu", *overrides), 85.9)
+
+    fsdp, base = "actor_rollout_ref.actor.fsdp_config", needs()
+    eight = needs("trainer.n_gpus_per_node=8")
+    assert needs("trainer.n_gpus_per_node=8", f"{fsdp}.fsdp_size=8") == eight
+    # every GPU has all shards
+    assert needs("trainer.n_gpus_per_node=8", f"{fsdp}.fsdp_size=1") == base
+    rollout = "actor_rollout_ref.rollout.gpu_memory_utilization"
+    # 16 bytes of 1.5437 B parameters, 8 of 233 M at the ends, 10 of 46.8 M of a layer, a chunk of
+    # logits, 24,576 tokens of 201 kB, and 3 GB
+    by_hand = 24.70 + 1.87 + 0.47 + 1.56 + 4.94 + 3
+    assert base["update"] == pytest.approx(by_hand, abs=0.05)
+    assert base["rollout"] == pytest.approx(0.5 * 85.9 + 12 * 1.5437 + 3, abs=0.05)
+    fewer = needs("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=6144")
+    assert fewer["update"] == pytest.approx(by_hand - 0.75 * 4.94, abs=0.05)
+    assert needs(f"{rollout}=0.3")["rollout"] == pytest.approx(base["rollout"] - 0.2 * 85.9)
+    assert needs(f"{rollout}=0.01")["rollout"] > 3.1 + 4  # its weights, and some cache
+    offloaded = needs(f"{fsdp}.optimizer_offload=true", f"{fsdp}.param_offload=true")
+    assert offloaded["rollout"] == pytest.approx(base["rollout"] - 12 * 1.5437, abs=0.05)
+    on_cpu = needs(f"{fsdp}.offload_policy=true")
+    assert on_cpu["update"] == pytest.approx(by_hand - 24.70, abs=0.05)
+    # gradients and moments of the adapters are small
+    assert needs("actor_rollout_ref.model.lora_rank=8")["update"] == pytest.approx(
+        by_hand - 0.75 * 24.70, abs=0.05
+    )
+    assert needs("actor_rollout_ref.model.use_fused_kernels=false")["update"] > 45
+    eight = needs("trainer.n_gpus_per_node=8")["update"]
+    assert eight == pytest.approx(by_hand - 24.70 * 7 / 8, abs=0.05)
+    padded = ("actor_rollout_ref.actor.use_dynamic_bsz=False",)
+    rows = needs(*padded, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8")
+    assert rows["update"] == base["update"]  # 8 x 3,072
+
+
 def test_flops_by_hand():
     """2,048 rows of 865 tokens; 2 a parameter, and 4 x 28 layers x 1,536 x half of the tokens."""
     row = 865

@@ -2,9 +2,9 @@
 
 verl-gdpo fetch [what stands behind `python -m verl.trainer.main_ppo`]
 
-Nothing is done where the model is a folder, or is
-complete in the hub's cache. Where there are GPUs, the model's configuration is downloaded first,
-and the weights only if they fit. HF_ENDPOINT names another hub, HF_HOME another cache.
+Nothing is done where the model is a folder, or is complete in the hub's cache. Where there are
+GPUs, the model's configuration is downloaded first, and the weights only if `check` would let a run
+start on them. HF_ENDPOINT names another hub, HF_HOME another cache.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 python -m workshop.benchmarks.gpu_tables
 
 prints the table of recipes/README.md, from the recipes as they are composed, the keys that `run.sh`
-chooses, and the memory that `verl-gdpo check` computes.
+chooses, and a formula of the memory that a run needs.
 """
 
 import functools
@@ -13,15 +13,17 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.tools import RECIPES
 from verl_gdpo.tools.check.gpus import (
+    CONTEXT_GB,
     DEEPSEEK_1_5B,
     DEEPSEEK_7B,
+    LEAST_CACHE_GB,
     OFFLOAD_POLICY,
     QWEN_1_5B,
     ModelShape,
     fitting,
-    host_gb,
     longest_row,
-    needed_gb,
+    token_gb,
+    update_gb,
 )
 from verl_gdpo.tools.compose import compose_config
 
@@ -39,7 +41,7 @@ WORKS = (
 
 
 def memory_table() -> str:
-    """As Markdown: GB of one GPU in the update and in the rollout, and of the host."""
+    """As Markdown: GB of one GPU in the update and in the rollout."""
     names = [f"{count} x {size} GB" for count, size in MACHINES]
     lines = [f"| task | model | {' | '.join(names)} |", "|---|---" + "|---" * len(names) + "|"]
     for task, model, shape in WORKS:
@@ -55,9 +57,35 @@ def _memory(task: str, shape: ModelShape, count: int, size: int) -> str:
         return "too small"
     for key, value in keys.items():
         OmegaConf.update(config, key, value)
-    needed = [*needed_gb(shape, config, gpu_gb).values(), host_gb(shape, config)]
-    text = " / ".join(f"{gb:.0f}" for gb in needed)
+    text = " / ".join(f"{gb:.0f}" for gb in needed_gb(shape, config, gpu_gb).values())
     return f"{text}, Adam on the CPU" if keys[OFFLOAD_POLICY] else text
+
+
+def needed_gb(shape: ModelShape, config: Any, gpu_gb: float) -> dict[str, float]:
+    """{phase: GB of one GPU} for verl's configuration, on GPUs of `gpu_gb`."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    if 0 < actor.fsdp_config.fsdp_size < gpus:  # the shards; other GPUs have copies of them
+        gpus = actor.fsdp_config.fsdp_size
+    tokens = longest_row(config) * (actor.ppo_micro_batch_size_per_gpu or 1)
+    if actor.use_dynamic_bsz:
+        tokens = actor.ppo_max_token_len_per_gpu
+    is_lora = config.actor_rollout_ref.model.lora_rank > 0  # whose own states are small
+    bytes_of = {"param": 4, "optimizer": 0 if is_lora else 8, "gradient": 0 if is_lora else 4}
+    if actor.fsdp_config.offload_policy:
+        bytes_of = dict.fromkeys(bytes_of, 0)
+    update = update_gb(shape, gpus, state_bytes=sum(bytes_of.values())) + tokens * token_gb(shape)
+    if not config.actor_rollout_ref.model.use_fused_kernels:
+        # all logits, in bfloat16, with softmax and gradient
+        update += tokens * shape.vocabulary * 2 * 3 / 1e9
+    waiting = 0 if actor.fsdp_config.param_offload else bytes_of["param"]
+    waiting += 0 if actor.fsdp_config.optimizer_offload else bytes_of["optimizer"]
+    weights_gb = 2 * shape.parameters / rollout.tensor_model_parallel_size / 1e9
+    for_vllm = max(rollout.gpu_memory_utilization * gpu_gb, weights_gb + LEAST_CACHE_GB)
+    return {
+        "update": update,
+        "rollout": for_vllm + waiting * shape.parameters / gpus / 1e9 + CONTEXT_GB,
+    }
 
 
 @functools.cache

@@ -8,7 +8,8 @@ library. FOLDER is where the environment, the model and the checkpoints will lie
 GPUs are wanted. KEY=VALUE are the command's own overrides: for a task that is not in `TASKS`, they
 have to have the keys of memory, or to say `--resume`, as the run that goes on has them.
 
-The memory is computed, not measured. Under FSDP2 every GPU keeps its share of the parameters, the
+The memory is computed, not measured, so nothing is refused for it but what no offloading would
+let run. Under FSDP2 every GPU keeps its share of the parameters, the
 gradients and Adam's two moments in float32. The rest of a training pass is what is gathered of the
 others' shares, what gradient checkpointing keeps, one layer computed again, and a chunk of logits.
 While vLLM generates, it takes `gpu_memory_utilization` of the GPU.
@@ -16,7 +17,6 @@ While vLLM generates, it takes `gpu_memory_utilization` of the GPU.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import subprocess
@@ -43,7 +43,6 @@ LEAST_CACHE_GB = 4.0  # of vLLM beside its weights
 VLLM_SHARES = (0.3, 0.5)  # of a GPU: enough to be quick, and more than which helps little
 MOST_TOKENS = 24_576  # of a micro-batch, as in verl's own examples
 SHARED_MEMORY_GB = 0.5  # of a vLLM server, in /dev/shm
-PROCESS_GB = 3.0  # of host memory, of each of two processes a GPU
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
@@ -343,53 +342,8 @@ def shape_of(path: str) -> ModelShape | None:
     )
 
 
-def needed_gb(shape: ModelShape, config: Any, gpu_gb: float) -> dict[str, float]:
-    """{phase: GB of one GPU} for verl's configuration, on GPUs of `gpu_gb`."""
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    if 0 < actor.fsdp_config.fsdp_size < gpus:  # the shards; other GPUs have copies of them
-        gpus = actor.fsdp_config.fsdp_size
-    tokens = longest_row(config) * (actor.ppo_micro_batch_size_per_gpu or 1)
-    if actor.use_dynamic_bsz:
-        tokens = actor.ppo_max_token_len_per_gpu
-    is_lora = config.actor_rollout_ref.model.lora_rank > 0  # whose own states are small
-    bytes_of = {"param": 4, "optimizer": 0 if is_lora else 8, "gradient": 0 if is_lora else 4}
-    if actor.fsdp_config.offload_policy:
-        bytes_of = dict.fromkeys(bytes_of, 0)
-    update = update_gb(shape, gpus, state_bytes=sum(bytes_of.values())) + tokens * token_gb(shape)
-    if not config.actor_rollout_ref.model.use_fused_kernels:
-        # all logits, in bfloat16, with softmax and gradient
-        update += tokens * shape.vocabulary * 2 * 3 / 1e9
-    waiting = 0 if actor.fsdp_config.param_offload else bytes_of["param"]
-    waiting += 0 if actor.fsdp_config.optimizer_offload else bytes_of["optimizer"]
-    weights_gb = 2 * shape.parameters / rollout.tensor_model_parallel_size / 1e9
-    for_vllm = max(rollout.gpu_memory_utilization * gpu_gb, weights_gb + LEAST_CACHE_GB)
-    return {
-        "update": update,
-        "rollout": for_vllm + waiting * shape.parameters / gpus / 1e9 + CONTEXT_GB,
-    }
-
-
 def longest_row(config: Any) -> int:
     return int(config.data.max_prompt_length + config.data.max_response_length)
-
-
-def host_gb(shape: ModelShape, config: Any) -> float:
-    """GB of host memory of a node: what is offloaded, the reference, and the processes.
-
-    verl moves the reference to the CPU between its passes, in float32 unless `model_dtype` says
-    otherwise.
-    """
-    fsdp = config.actor_rollout_ref.actor.fsdp_config
-    ref = config.actor_rollout_ref.ref.fsdp_config
-    nodes, of_node = config.trainer.nnodes, config.trainer.n_gpus_per_node
-    if fsdp.fsdp_size > 0:  # the shards are on so many nodes, or on a part of one
-        nodes = min(nodes, fsdp.fsdp_size / of_node)
-    away = 16 if fsdp.offload_policy else 4 * fsdp.param_offload + 8 * fsdp.optimizer_offload
-    if config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward:
-        away += 2 if str(ref.get("model_dtype")) in ("bf16", "bfloat16") else 4
-    processes = 2 * PROCESS_GB * of_node
-    return float(away * shape.parameters / nodes / 1e9 + processes)
 
 
 def needed_disk_gb(shape: ModelShape) -> float:
@@ -397,77 +351,55 @@ def needed_disk_gb(shape: ModelShape) -> float:
     return 15 + (2 + 2 * 12) * shape.parameters / 1e9
 
 
-def memory_problems(
-    needed: Mapping[str, float], gpu_gb: float, fits: Mapping[str, Any] | None
-) -> list[str]:
-    """A sentence for each phase that does not fit, with what would help."""
-    room = (1 - FREE_SHARE) * gpu_gb
-    remedy = (
-        " ".join(f"{key}={value}" for key, value in fits.items())
-        if fits
-        else "more GPUs, or a smaller model"
+def larger_than(fits: Mapping[str, Any], config: Any) -> str:
+    """Return those of these overrides that ask for less memory of a GPU than the configuration."""
+    from omegaconf import OmegaConf
+
+    given = {key: OmegaConf.select(config, key) for key in fits}
+    if not config.actor_rollout_ref.actor.use_dynamic_bsz:
+        rows = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu or 1
+        given[TOKENS] = rows * longest_row(config)
+    # what is away from the GPU is True, and the others are limits
+    return " ".join(
+        f"{key}={value}"
+        for key, value in fits.items()
+        if (value and not given[key] if isinstance(value, bool) else given[key] > value)
     )
+
+
+def doubts(config: Any, shape: ModelShape, gpu_gb: float) -> list[str]:
+    """A sentence where the model may not fit on GPUs of `gpu_gb`; no GPU has confirmed it."""
+    if config.actor_rollout_ref.model.lora_rank > 0:  # its own states are small
+        return []
+    count = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    fits = fitting(shape, longest_row(config), count, gpu_gb)
+    remedy = larger_than(fits, config) if fits else "more GPUs, or a smaller model"
+    size = f"{shape.parameters / 1e9:.2f} B parameters on {count} x {gpu_gb:.0f} GB"
+    return [f"{size} may not fit (computed, not measured). What fits: {remedy}"] if remedy else []
+
+
+def small_shared_memory(config: Any) -> list[str]:
+    """A sentence if /dev/shm is too small."""
+    from omegaconf import OmegaConf
+
+    rollout, shared = config.actor_rollout_ref.rollout, Path("/dev/shm")
+    if OmegaConf.select(rollout, "name") != "vllm" or not shared.is_dir():
+        return []
+    free_gb = shutil.disk_usage(shared).free / 1e9
+    servers = config.trainer.n_gpus_per_node / rollout.tensor_model_parallel_size
+    if free_gb >= SHARED_MEMORY_GB * servers:
+        return []
     return [
-        f"a GPU of {gpu_gb:.0f} GB is too small for the {phase}, which needs about {gb:.0f} GB "
-        f"(computed). What fits: {remedy}"
-        for phase, gb in needed.items()
-        if gb > room
+        f"{shared}: {free_gb:.2f} GB free; expected at least {SHARED_MEMORY_GB * servers:.1f} for "
+        "vLLM. In a container: --shm-size=16g, or --ipc=host"
     ]
 
 
-def host_now() -> tuple[float, float]:
-    """GB of this machine's memory, and GB free in /dev/shm (infinite where there is none)."""
-    import psutil
-
-    shared = Path("/dev/shm")
-    free_gb = shutil.disk_usage(shared).free / 1e9 if shared.is_dir() else math.inf
-    return psutil.virtual_memory().total / 1e9, free_gb
-
-
-def host_problems(shape: ModelShape, config: Any, memory_gb: float, shared_gb: float) -> list[str]:
-    """A sentence if host memory or /dev/shm is too small."""
-    problems = []
-    needs_gb = host_gb(shape, config)
-    if needs_gb > memory_gb:
-        problems.append(
-            f"host memory: {memory_gb:.0f} GB; about {needs_gb:.0f} are needed (computed). "
-            "actor_rollout_ref.ref.fsdp_config.model_dtype=bf16 halves the reference's"
-        )
-    rollout = config.actor_rollout_ref.rollout
-    needs_gb = SHARED_MEMORY_GB * config.trainer.n_gpus_per_node
-    needs_gb /= rollout.tensor_model_parallel_size
-    if rollout.name == "vllm" and needs_gb > shared_gb:
-        problems.append(
-            f"/dev/shm: {shared_gb:.2f} GB free; expected at least {needs_gb:.1f} for vLLM. In a "
-            "container: --shm-size=16g, or --ipc=host"
-        )
-    return problems
-
-
-def too_small(
-    shape: ModelShape | None, config: Any, gpu_gb: float, memory_gb: float, shared_gb: float
-) -> list[str]:
-    """A sentence for all that a run does not fit on; none if nothing is known of its model."""
-    if shape is None:
-        return []
-    gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    fits = fitting(shape, longest_row(config), gpus, gpu_gb)
-    problems = memory_problems(needed_gb(shape, config, gpu_gb), gpu_gb, fits)
-    return problems + host_problems(shape, config, memory_gb, shared_gb)
-
-
-def shape_and_disk_gb(config: Any) -> tuple[ModelShape | None, float]:
-    """What is known of the model of a run with FSDP, and how much of a disk has to be free."""
-    is_fsdp = str(config.actor_rollout_ref.actor.strategy).startswith("fsdp")
-    shape = shape_of(str(config.actor_rollout_ref.model.path)) if is_fsdp else None
-    return shape, needed_disk_gb(shape) if shape else LEAST_DISK_GB
-
-
 def check_gpus(config: Any) -> list[str]:
-    """What is said of the GPUs that a run on `trainer.device=cuda` would use.
+    """What is said of the GPUs of a run on `trainer.device=cuda`: a remark, and then doubts.
 
     Raises:
-        ValueError: there are too few, they are too small, or the machine lacks what they need.
+        ValueError: there are too few, or the machine lacks what they need.
     """
     if config.trainer.device != "cuda":
         return []
@@ -481,29 +413,21 @@ def check_gpus(config: Any) -> list[str]:
             "be on another machine: --elsewhere. Our recipes run without a GPU: hardware=cpu and "
             "VERL_PLATFORM=cpu"
         )
-    there = first_that_exists(Path(str(config.trainer.default_local_dir)))
-    shape, disk_gb = shape_and_disk_gb(config)
+    is_fsdp = str(config.actor_rollout_ref.actor.strategy).startswith("fsdp")
+    shape = shape_of(str(config.actor_rollout_ref.model.path)) if is_fsdp else None
     sizes = [torch.cuda.get_device_properties(i) for i in range(wanted)]
     known = [
         Gpu(str(i), "", size.name, size.total_memory >> 20, "", (size.major, size.minor))
         for i, size in enumerate(sizes)
     ]
-    gpu_gb = min(size.total_memory for size in sizes) / 1e9
-    problems = missing(known, there, disk_gb, cuda_runs=True)
-    problems += too_small(shape, config, gpu_gb, *host_now())
+    there = first_that_exists(Path(str(config.trainer.default_local_dir)))
+    disk_gb = needed_disk_gb(shape) if shape else LEAST_DISK_GB
+    problems = missing(known, there, disk_gb, cuda_runs=True) + small_shared_memory(config)
     if problems and not os.environ.get(GO_ON):
         raise ValueError(f"{'; '.join(problems)}. {GO_ON}=1 goes on all the same")
-    is_fsdp = str(config.actor_rollout_ref.actor.strategy).startswith("fsdp")
-    reason = "no language model is here yet" if is_fsdp else "the strategy is not FSDP"
-    needs = f"{reason}, so what it needs of them is not known"
-    if shape is not None:
-        needed = needed_gb(shape, config, gpu_gb).items()
-        phases = ", ".join(f"{gb:.0f} GB in the {phase}" for phase, gb in needed)
-        needs = (
-            f"{shape.parameters / 1e9:.2f} B parameters need about {phases}, and "
-            f"{host_gb(shape, config):.0f} GB of host memory (computed)"
-        )
-    return [f"{found} GPUs of {gpu_gb:.0f} GB; {needs}", *problems]
+    gpu_gb = min(size.total_memory for size in sizes) / 1e9
+    of_model = doubts(config, shape, gpu_gb) if shape else []
+    return [f"{found} GPUs of {gpu_gb:.0f} GB", *of_model, *problems]
 
 
 def first_that_exists(path: Path) -> Path:
