@@ -220,7 +220,7 @@ def test_check_of_a_gpu_run(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     size = SimpleNamespace(total_memory=A100_40 * 2**20, name="a GPU", major=8, minor=0)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: size)
-    monkeypatch.setattr(gpus, "missing", lambda found, folder, disk_gb, cuda_runs: [])
+    monkeypatch.setattr(gpus, "missing", lambda found, folder, disk_gb: [])
     monkeypatch.setattr(gpus, "shape_of", lambda path: None)
     assert gpus.check_gpus(config) == ["2 GPUs of 43 GB"]
     monkeypatch.setattr(gpus, "shape_of", lambda path: QWEN_1_5B)
@@ -233,7 +233,7 @@ def test_check_of_a_gpu_run(monkeypatch):
     size.total_memory = 8 * 10**9
     assert gpus.check_gpus(config)[1].endswith("What fits: more GPUs, or a smaller model")
     size.total_memory = A100 * 2**20
-    monkeypatch.setattr(gpus, "missing", lambda found, folder, disk_gb, **_: [f"{disk_gb:.0f}"])
+    monkeypatch.setattr(gpus, "missing", lambda found, folder, disk_gb: [f"{disk_gb:.0f}"])
     with pytest.raises(ValueError, match=r"^55\. "):  # 15, 3 and two checkpoints of 18.5 GB
         gpus.check_gpus(config)
 

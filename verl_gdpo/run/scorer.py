@@ -48,7 +48,7 @@ class Scorer:
             return cls(name, score, True, data_source or task.data_sources[0])
         where, colon, function = name.rpartition(":")
         if not colon:
-            raise ValueError(f"--scorer {name}: expected {HOW}")
+            raise ValueError(f"--scorer {name}: expected {HOW} ({', '.join(TASKS)})")
         names = _names_in(where)
         found = names.get(function)
         if not callable(found):

@@ -60,7 +60,7 @@ class Gpu:
     uuid: str
     name: str
     memory_mib: int
-    driver: str
+    driver: str  # "" if torch has found the GPU, whatever the driver
     capability: tuple[int, int]
 
 
@@ -134,18 +134,12 @@ def _names(gpus: Sequence[Gpu]) -> str:
     return ", ".join(sorted({gpu.name for gpu in gpus}))
 
 
-def missing(
-    gpus: Sequence[Gpu], folder: Path, disk_gb: float = LEAST_DISK_GB, *, cuda_runs: bool = False
-) -> list[str]:
-    """What a training on these GPUs lacks on this machine, a sentence each.
-
-    Args:
-        cuda_runs: torch has found them, so the driver is new enough, or made to be.
-    """
+def missing(gpus: Sequence[Gpu], folder: Path, disk_gb: float = LEAST_DISK_GB) -> list[str]:
+    """What a training on these GPUs lacks on this machine, a sentence each."""
     problems = [
         f"NVIDIA driver {driver}: expected {LEAST_DRIVER} or newer, which CUDA 13 needs"
-        for driver in sorted({gpu.driver for gpu in gpus})
-        if not cuda_runs and int(driver.split(".")[0]) < LEAST_DRIVER
+        for driver in sorted({gpu.driver for gpu in gpus} - {""})
+        if int(driver.split(".")[0]) < LEAST_DRIVER
     ]
     problems += [
         f"GPU {gpu.name}: compute capability {gpu.capability[0]}.{gpu.capability[1]}; expected "
@@ -294,29 +288,14 @@ def _ask_for_sizes(task: str, given: Sequence[str]) -> None:
 # --- what a configuration needs ------------------------------------------------------------------
 
 
-def cached_config(name: str) -> Path | None:
-    """The config.json of a model in the hub's cache; None if it is not there."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:  # no name of the hub's: a folder that is not here, or an address
-        return None
-    return Path(found) if isinstance(found, str) else None
-
-
 def model_config(path: str) -> Any:
     """The configuration of a model in a folder or in the hub's cache; None if it is not there."""
     from transformers import AutoConfig
 
-    file = Path(path).expanduser() / "config.json"
-    cached = file if file.is_file() else cached_config(path)
-    if cached is None:
-        return None
+    place = str(Path(path).expanduser())
     try:
-        return AutoConfig.from_pretrained(cached.parent, trust_remote_code=False)
-    except ValueError:  # with code of its own
+        return AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError):  # also of a model with code of its own
         return None
 
 
@@ -375,7 +354,8 @@ def doubts(config: Any, shape: ModelShape, gpu_gb: float) -> list[str]:
     fits = fitting(shape, longest_row(config), count, gpu_gb)
     remedy = larger_than(fits, config) if fits else "more GPUs, or a smaller model"
     size = f"{shape.parameters / 1e9:.2f} B parameters on {count} x {gpu_gb:.0f} GB"
-    return [f"{size} may not fit (computed, not measured). What fits: {remedy}"] if remedy else []
+    said = f"{size} may not fit (computed, not measured). What fits: {remedy}"
+    return [said] if remedy else []
 
 
 def small_shared_memory(config: Any) -> list[str]:
@@ -422,7 +402,7 @@ def check_gpus(config: Any) -> list[str]:
     ]
     there = first_that_exists(Path(str(config.trainer.default_local_dir)))
     disk_gb = needed_disk_gb(shape) if shape else LEAST_DISK_GB
-    problems = missing(known, there, disk_gb, cuda_runs=True) + small_shared_memory(config)
+    problems = missing(known, there, disk_gb) + small_shared_memory(config)
     if problems and not os.environ.get(GO_ON):
         raise ValueError(f"{'; '.join(problems)}. {GO_ON}=1 goes on all the same")
     gpu_gb = min(size.total_memory for size in sizes) / 1e9
