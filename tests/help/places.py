@@ -178,7 +178,10 @@ class Run:
         for link in made.glob("bin/python*"):
             link.unlink()
             link.symlink_to(Path(base, "bin", f"python{own.rpartition('.')[0]}"))
-        replace_text(made / "pyvenv.cfg", f"home = {base}/bin\nversion = {own}\n")
+        replace_text(
+            made / "pyvenv.cfg",
+            f"home = {base}/bin\ninclude-system-site-packages = false\nversion = {own}\n",
+        )
         replace_text(made / STAMP, f"{extras} {self.checkout} {own} {digest}\n")
         (self.checkout / ".venv").symlink_to(made)
 
