@@ -203,6 +203,7 @@ def slow(session: nox.Session) -> Counts:
 
 @nox.session
 @recorded(
+    "verl_gdpo/run/checkpoints.py",
     "verl_gdpo/run/folder.py",
     "verl_gdpo/run/heartbeat.py",
     "verl_gdpo/run/launch.py",
@@ -233,7 +234,6 @@ def faults(session: nox.Session) -> Counts:
     "examples/slurm/",
     "verl_gdpo/run/launch.py",
     "verl_gdpo/run/processes.py",
-    "verl_gdpo/tools/check/",
     "verl_gdpo/verl_hooks/driver.py",
     "verl_gdpo/verl_hooks/nodes.py",
     "verl_gdpo/verl_hooks/rollout_guard.py",
