@@ -103,12 +103,13 @@ fi
 for made in "$environments"-*; do done_with "$made"; done
 
 venv=$environments-$hardware-$(sha256sum <<<"$wanted" | cut -c 1-12)
-log=$(readlink -m "$venv")/install.log
+whole=$(readlink -m "$venv")
+log=$whole/install.log
 count=$(cat "${files[@]}" | grep -c ==)
 say "making $venv for [$extras] with $("$python" --version): some $count packages, minutes, once; pip's output is in $log"
 rm -rf "$venv" # an interrupted start may have left an incomplete one
 mkdir -p "$venv/tmp"
-export TMPDIR=$PWD/$venv/tmp # what pip unpacks, gigabytes, goes with the environment if this is killed
+export TMPDIR=$whole/tmp # what pip unpacks, gigabytes, goes with the environment if this is killed
 "$python" -m venv "$venv" >"$log" 2>&1 ||
   die "'$python -m venv' failed: on Debian or Ubuntu, install python3-venv; $log says more"
 

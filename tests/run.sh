@@ -27,7 +27,7 @@ types=$!
 # so that no test depends on it. Ray's sockets need a short one
 around=${TMPDIR:-/tmp}
 [ ${#around} -le 28 ] || around=/tmp
-made=$(mktemp -d "$around/vg-XXXXXX")
+made=$(mktemp -d "$around/vg-XXXXXX") || { echo "TMPDIR=$around: expected a folder that can be written to" >&2; exit 2; }
 trap 'rm -rf "$made"' EXIT
 chmod 755 "$made" # tests as root start programs as another user
 length=${TESTS_BASE_LENGTH:-$((RANDOM % 101 + 20))}

@@ -170,12 +170,15 @@ def test_half_an_environment_is_never_used(checkout, how):
     assert not (half / "left").exists()
 
 
-def test_what_pip_unpacks_is_below_the_environment(checkout, monkeypatch):
+@pytest.mark.parametrize("name", ["checkout", "a check out"])
+def test_what_pip_unpacks_is_below_the_environment(checkout, monkeypatch, name):
     """Also where TMPDIR names nothing; and it is gone when the environment is made."""
     for stand_in in ("python3", "python3.12"):
         text = PYTHON.replace("  pip) ", "  pip) mktemp >>unpacked; ")
         program(checkout.parent / "bin" / stand_in, text)
     monkeypatch.setenv("TMPDIR", "/nowhere")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(checkout.parent / "cache"))
+    checkout = checkout.rename(checkout.parent / name)
     code, venv, _ = setup(checkout, "cpu")
     assert code == 0
     unpacked = (checkout / "unpacked").read_text().splitlines()
