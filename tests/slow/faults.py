@@ -125,6 +125,7 @@ def test_without_the_plugin_verls_own_gdpo_fails(assets, tmp_path):
             assets,
             "+algorithm.gdpo_reward_keys=[letters,brevity]",
             "trainer.val_before_train=False",
+            "attention=sdpa",  # the plugin chooses in the place of `auto`
             scorer="with_score",
         ),
         VERL_USE_EXTERNAL_PLUGINS="verl_gdpo_cpu",
