@@ -125,7 +125,8 @@ def test_without_the_plugin_verls_own_gdpo_fails(assets, tmp_path):
             assets,
             "+algorithm.gdpo_reward_keys=[letters,brevity]",
             "trainer.val_before_train=False",
-            "attention=sdpa",  # the plugin chooses in the place of `auto`
+            # the plugin chooses in the place of `auto`
+            "actor_rollout_ref.model.override_config.attn_implementation=sdpa",
             scorer="with_score",
         ),
         VERL_USE_EXTERNAL_PLUGINS="verl_gdpo_cpu",

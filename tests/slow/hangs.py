@@ -30,5 +30,6 @@ def test_a_slow_judge_and_then_a_trainer_that_is_stopped(tmp_path):
         output = check_hang(training, launcher)
     assert read_metrics(training.folder)[3]["timing_s/gen"] > FLOOR_SECONDS
     # it may be stopped before it has noted that step 4 began
-    assert re.search(r"has given no sign of life for \d+ s, in the phase '\w+' of step [34]", output)
+    where = r"has given no sign of life for \d+ s, in the phase '\w+' of step [34]"
+    assert re.search(where, output)
     assert ", stopped: ray::TaskRunner" in (training.folder / HANG_FILE).read_text()
