@@ -298,7 +298,7 @@ def test_a_planted_leak_of_problems_with_several_solutions(tmp_path, capsys):
     assert code == 0 and [len(split) for split in splits] == [8, 8]
     printed = capsys.readouterr()
     assert re.search(r"test problems in train +8\n", printed.out)
-    assert "WARNING: 8 of 8 test rows" in printed.err
+    assert "WARNING: 8 of 8 validation rows" in printed.err
     assert f"{train}: 16 x left out (an earlier row asks the same): row 8, 9, 10," in printed.err
 
 
