@@ -326,7 +326,7 @@ def test_combine():
         ),
         (
             {"combine": "gd2po"},
-            "gdpo.combine: gd2po() missing 1 required keyword-only argument: 'tau'",
+            "missing 1 required keyword-only argument: 'tau'; gd2po takes ['tau']",
         ),
         (
             {"combine": {"name": "rvpo", "K": 1}},
