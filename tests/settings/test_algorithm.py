@@ -330,7 +330,7 @@ def test_combine():
         ),
         (
             {"combine": {"name": "rvpo", "K": 1}},
-            "gdpo.combine: rvpo() got an unexpected keyword argument 'K'; rvpo takes ['k']",
+            "got an unexpected keyword argument 'K'; rvpo takes ['k']",
         ),
         (
             {"combine": {"name": "sum", "k": 1}},
