@@ -237,7 +237,8 @@ def test_a_run_that_is_stopped_and_resumed(tmp_path):
     assert "algorithm.adv_estimator: 'grpo' -> 'gdpo' on request only" in output
     n = "actor_rollout_ref.rollout.n"
     allowed = (f"{n}=2", f"++allow_change=[{n}]")
-    with training.resumed(*FREE, *allowed, "trainer.total_training_steps=6") as launcher:
+    # the second start may have saved step 8 too
+    with training.resumed(*FREE, *allowed, "trainer.total_training_steps=10") as launcher:
         assert training.end_of(launcher)[0] == 0
 
     starts = starts_of(training.folder)
@@ -249,7 +250,7 @@ def test_a_run_that_is_stopped_and_resumed(tmp_path):
     assert starts[2].start.changes[n] == [4, 2, "on request"]
     ids = {path.name[-8:] for path in training.folder.glob("wandb/offline-run-*")}
     assert ids == {starts[0].start.wandb_run_id}
-    (saved,) = {path.name for path in training.folder.glob("checkpoints/*_6/actor/model_*")}
+    (saved,) = {path.name for path in training.folder.glob("checkpoints/*_10/actor/model_*")}
     assert "world_size_1_" in saved  # why the number of processes is refused
 
     for command, where in (("summary", []), ("report", ["--out", str(tmp_path / "report")])):
