@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from colours import contrast, lightness
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from repository import REPO
 from run_folder_writer import make_run
@@ -225,6 +225,7 @@ def test_bounds_follow_the_options_of_the_scorer(tmp_path):
     st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=400),
     st.integers(8, 60),
 )
+@example([0.0] * 20 + [math.nan] + [0.0] * 20, 8)  # chance alone would seldom try one gap
 def test_extremes_ends_and_gaps_survive_thinning(values, most):
     kept = thinned(values, most)
     assert kept == sorted({*kept}) and len(kept) <= most
