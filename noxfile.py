@@ -157,7 +157,7 @@ def write_pins(file: str, pins: list[tuple[str, str]]) -> None:
 
 
 @nox.session
-@recorded("verl_gdpo/verl_hooks/", "verl_gdpo/plugin.py", "tests/verl_hooks/")
+@recorded("verl_gdpo/hooks/", "verl_gdpo/plugin.py", "tests/hooks/")
 def verl(session: nox.Session) -> Counts:
     """Runs our tests of verl's inside on another verl, and prints which of its names remain.
 
@@ -169,7 +169,7 @@ def verl(session: nox.Session) -> Counts:
     symbols = (shared_python(), "-W", "ignore", "tests/slow/verl_symbols.py")
     session.run(*symbols, env=environment(symbols[0], path), external=True)
     # a verl without V1 fails the files that import it, and runs the others
-    tests = ("--continue-on-collection-errors", "tests/verl_hooks", "tests/test_plugin.py")
+    tests = ("--continue-on-collection-errors", "tests/hooks", "tests/test_plugin.py")
     return tested(session, "-m", "", *tests, *arguments, path=path)
 
 
@@ -182,13 +182,13 @@ def verl(session: nox.Session) -> Counts:
     "examples/wandb_workspace.py",
     "recipes/",
     "verl_gdpo/cpu/",
-    "verl_gdpo/data_prep/",
     "verl_gdpo/evaluation/",
     "verl_gdpo/recipes",
-    "verl_gdpo/rewards/",
     "verl_gdpo/run/",
+    "verl_gdpo/sandbox/",
+    "verl_gdpo/tasks/",
     "verl_gdpo/tools/",
-    "verl_gdpo/verl_hooks/",
+    "verl_gdpo/hooks/",
     "workshop/",
     "tests/slow/trainings.py",
     "tests/slow/mixed_tasks.py",
@@ -213,12 +213,12 @@ def slow(session: nox.Session) -> Counts:
     "verl_gdpo/run/stacks.py",
     "verl_gdpo/run/starts.py",
     "verl_gdpo/run/tracker_logs.py",
-    "verl_gdpo/verl_hooks/driver.py",
-    "verl_gdpo/verl_hooks/hang.py",
-    "verl_gdpo/verl_hooks/resume.py",
-    "verl_gdpo/verl_hooks/rollout_guard.py",
-    "verl_gdpo/verl_hooks/trainer_mixin.py",
-    "verl_gdpo/verl_hooks/v1_trainer.py",
+    "verl_gdpo/hooks/driver.py",
+    "verl_gdpo/hooks/hang.py",
+    "verl_gdpo/hooks/resume.py",
+    "verl_gdpo/hooks/rollout_guard.py",
+    "verl_gdpo/hooks/trainer_mixin.py",
+    "verl_gdpo/hooks/v1_trainer.py",
     "tests/slow/faults.py",
     "tests/slow/hangs.py",
     "tests/slow/resume.py",
@@ -234,9 +234,9 @@ def faults(session: nox.Session) -> Counts:
     "examples/slurm/",
     "verl_gdpo/run/launch.py",
     "verl_gdpo/run/processes.py",
-    "verl_gdpo/verl_hooks/driver.py",
-    "verl_gdpo/verl_hooks/nodes.py",
-    "verl_gdpo/verl_hooks/rollout_guard.py",
+    "verl_gdpo/hooks/driver.py",
+    "verl_gdpo/hooks/nodes.py",
+    "verl_gdpo/hooks/rollout_guard.py",
     "tests/slow/nodes.py",
 )
 def nodes(session: nox.Session) -> Counts:
@@ -259,7 +259,7 @@ def vllm(session: nox.Session) -> Counts:
 
 
 @nox.session
-@recorded("verl_gdpo/cpu/", "verl_gdpo/verl_hooks/", "tests/slow/trainers.py")
+@recorded("verl_gdpo/cpu/", "verl_gdpo/hooks/", "tests/slow/trainers.py")
 def trainers(session: nox.Session) -> Counts:
     """Whole runs: the asynchronous trainers, tools, four ranks, other losses, LoRA."""
     return tested(session, "-s", "tests/slow/trainers.py", *session.posargs)
@@ -268,9 +268,9 @@ def trainers(session: nox.Session) -> Counts:
 @nox.session(default=False)
 @recorded(
     "verl_gdpo/cpu/tool_rl_policy/",
-    "verl_gdpo/data_prep/tool_rl.json",
-    "verl_gdpo/data_prep/tool_rl.py",
-    "verl_gdpo/rewards/tool_rl_format.py",
+    "verl_gdpo/tasks/tool_rl/tool_rl.json",
+    "verl_gdpo/tasks/tool_rl/rows.py",
+    "verl_gdpo/tasks/tool_rl/form.py",
     "workshop/tiny_policy/",
     "tests/slow/shipped_policy.py",
 )
@@ -302,8 +302,8 @@ def bfcl(session: nox.Session) -> Counts:
 @nox.session(venv_backend=OWN)
 @recorded(
     "examples/trl_gsm8k.py",
-    "verl_gdpo/advantage/",
-    "verl_gdpo/rewards/gsm8k.py",
+    "verl_gdpo/algorithm/",
+    "verl_gdpo/tasks/gsm8k/score.py",
     "verl_gdpo/trl_rewards.py",
     "tests/slow/trl_dialect.py",
     "tests/slow/trl_example.py",
@@ -367,15 +367,15 @@ def wheel(session: nox.Session) -> Counts:
 
 @nox.session(default=False)
 @recorded(
-    "tests/batch/",
-    "tests/data_prep/",
+    "tests/algorithm/",
     "tests/evaluation/",
     "tests/help/mutants.py",
-    "tests/rewards/",
+    "tests/hooks/",
+    "tests/sandbox/",
     "tests/run/",
     "tests/slow/try_mutants.py",
+    "tests/tasks/",
     "tests/tools/",
-    "tests/verl_hooks/",
 )
 def mutants(session: nox.Session) -> Counts:
     """Makes each fault of tests/help/mutants.py in a copy, where its test must find it."""
@@ -384,13 +384,13 @@ def mutants(session: nox.Session) -> Counts:
 
 @nox.session(default=False)
 @recorded(
-    "verl_gdpo/advantage/",
-    "verl_gdpo/batch/",
-    "verl_gdpo/settings/",
-    "verl_gdpo/verl_hooks/estimator.py",
-    "verl_gdpo/verl_hooks/legacy_trainer.py",
-    "verl_gdpo/verl_hooks/replay_buffer.py",
-    "verl_gdpo/verl_hooks/reward_manager.py",
+    "verl_gdpo/algorithm/",
+    "verl_gdpo/algorithm/",
+    "verl_gdpo/algorithm/",
+    "verl_gdpo/hooks/estimator.py",
+    "verl_gdpo/hooks/legacy_trainer.py",
+    "verl_gdpo/hooks/replay_buffer.py",
+    "verl_gdpo/hooks/reward_manager.py",
 )
 def mutmut(session: nox.Session) -> Counts:
     """Finds changes of the code between rewards and advantages that no test notices (15 minutes).

@@ -11,7 +11,7 @@ from pathlib import Path
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from verl_gdpo.rewards import TASKS
+from verl_gdpo.tasks import TASKS
 from verl_gdpo.trl_rewards import reward_funcs
 
 PROMPTS, GENERATIONS = 8, 16  # a step, and of a prompt

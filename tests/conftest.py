@@ -35,9 +35,9 @@ SHARED = {
     "ray": (
         "repository/test_run_tool_rl.py",
         "repository/test_adding_a_task.py",
-        "verl_hooks/test_rollout_guard.py",
-        "verl_hooks/test_hang_actors.py",
-        "verl_hooks/test_nodes.py",
+        "hooks/test_rollout_guard.py",
+        "hooks/test_hang_actors.py",
+        "hooks/test_nodes.py",
         "hostile/",
     ),
     "preloaded": ("tests/test_plugin.py", "cpu/test_engine.py"),

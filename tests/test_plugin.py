@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from verl_gdpo.hooks.relied_on import RELIED_ON, missing
 from verl_gdpo.plugin import EXTENDS
-from verl_gdpo.verl_hooks.relied_on import RELIED_ON, missing
 
 REPORT = """
 import sys, verl
@@ -33,8 +33,8 @@ OURS = """light True
 same True
 estimator verl_gdpo.plugin
 other verl.trainer.ppo.core_algos
-manager verl_gdpo.verl_hooks.reward_manager
-trainers verl_gdpo.verl_hooks.v1_trainer
+manager verl_gdpo.hooks.reward_manager
+trainers verl_gdpo.hooks.v1_trainer
 times 1
 """
 
@@ -72,7 +72,7 @@ def test_left_out_on_request(python):
 
 def test_the_package_itself_is_light():
     code = """
-import sys, verl_gdpo, verl_gdpo.rewards.tool_rl
+import sys, verl_gdpo, verl_gdpo.tasks.tool_rl.score
 heavy = {"torch", "verl", "ray", "vllm", "transformers"} & {*sys.modules}
 print(heavy)
 print(verl_gdpo.compute_gdpo_advantage.__name__)
@@ -117,7 +117,7 @@ for attempt in (
 """
 # verl's own manager must not run in the place of ours, and nobody derives one from ours
 MANAGER = 'lambda: get_reward_manager_cls("gdpo")(config=None, tokenizer=None),'
-SUBCLASS = 'lambda: __import__("verl_gdpo.verl_hooks.reward_manager"),'
+SUBCLASS = 'lambda: __import__("verl_gdpo.hooks.reward_manager"),'
 
 
 @pytest.mark.parametrize(

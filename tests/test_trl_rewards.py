@@ -14,7 +14,7 @@ from added_task import add_task
 from ground_truths import GROUND_TRUTHS
 from repository import REPO, tracked_files
 
-from verl_gdpo.rewards import TASKS
+from verl_gdpo.tasks import TASKS
 from verl_gdpo.trl_rewards import reward_funcs
 
 GOOD = "<think>6 * 7</think>\n<answer>42</answer>"
@@ -220,7 +220,7 @@ def test_scoring_needs_neither_verl_nor_torch():
     program = """
 import sys
 sys.modules.update(dict.fromkeys(["verl", "ray", "torch", "tensordict", "transformers", "trl"]))
-from verl_gdpo.rewards import TASKS
+from verl_gdpo.tasks import TASKS
 from verl_gdpo.trl_rewards import reward_funcs
 columns = {"data_source": ["verl_gdpo/gsm8k"], "reward_model": [{"ground_truth": "42"}]}
 for function in reward_funcs(*TASKS.values()):

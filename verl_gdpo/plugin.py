@@ -62,7 +62,7 @@ def refuse(*_args: Any, **_kwargs: Any) -> Any:
 def estimator(*args: Any, **kwargs: Any) -> Any:
     """Call our estimator, which is imported at the first call."""
     refuse()
-    from verl_gdpo.verl_hooks.estimator import compute_gdpo
+    from verl_gdpo.hooks.estimator import compute_gdpo
 
     return compute_gdpo(*args, **kwargs)
 
@@ -104,7 +104,7 @@ def look_into_newer(is_v1: bool) -> None:
     """Refuse a verl that is newer than the supported ones if it lacks a name, else warn."""
     if refusals or SpecifierSet(SUPPORTED_VERL).contains(verl.__version__, prereleases=True):
         return
-    from verl_gdpo.verl_hooks.relied_on import RELIED_ON, missing
+    from verl_gdpo.hooks.relied_on import RELIED_ON, missing
 
     # a trainer that verl lacks cannot run, so only the configured one needs its part
     others = {"fully_async", "legacy_trainer" if is_v1 else "v1_trainer"}
@@ -122,11 +122,11 @@ def _importing(ours: str) -> Callable[[Any], None]:
         if refusals:
             return
         try:
-            from verl_gdpo.verl_hooks.relied_on import RELIED_ON, missing
+            from verl_gdpo.hooks.relied_on import RELIED_ON, missing
 
             if lacking := missing(RELIED_ON[ours]):
                 raise ImportError(f"verl has no {', '.join(lacking)}")
-            module = importlib.import_module(f"verl_gdpo.verl_hooks.{name}")
+            module = importlib.import_module(f"verl_gdpo.hooks.{name}")
             if function:
                 getattr(module, function)(verls)
         except Exception as error:  # verl must keep working for users who do not use gdpo
@@ -147,7 +147,7 @@ def _refuse(reason: str) -> None:
 
 def _activate() -> None:
     try:
-        importlib.import_module("verl_gdpo.verl_hooks")
+        importlib.import_module("verl_gdpo.hooks")
     except ImportError as error:
         _refuse(str(error))
     else:

@@ -1,7 +1,7 @@
 """Our tasks as the `reward_funcs` of TRL's trainers, with GDPO as TRL computes it.
 
     from trl import GRPOConfig, GRPOTrainer
-    from verl_gdpo.rewards import TASKS
+    from verl_gdpo.tasks import TASKS
     from verl_gdpo.trl_rewards import reward_funcs
 
     GRPOTrainer(
@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from verl_gdpo.batch.rows import value_or_error
-from verl_gdpo.rewards import options_of
-from verl_gdpo.rewards.task import Task
+from verl_gdpo.algorithm.samples import value_or_error
+from verl_gdpo.tasks import options_of
+from verl_gdpo.tasks.task import Task
 
 # data source, response, ground truth (unchecked), response tokens, training step
 Sample = tuple[str, str, Any, int, int | None]
@@ -35,7 +35,7 @@ def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
     whichever function is asked first, and the completions of a batch are scored at the same time.
     The functions can be pickled, as a list.
 
-    >>> from verl_gdpo.rewards import TASKS
+    >>> from verl_gdpo.tasks import TASKS
     >>> functions = reward_funcs(TASKS["gsm8k"])
     >>> [function.__name__ for function in functions]
     ['correctness', 'format', 'integer']
@@ -45,7 +45,7 @@ def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
     [[1.0], [1.0], [1.0]]
 
     Args:
-        tasks: one or several of `verl_gdpo.rewards.TASKS`. A row is scored by the task of its
+        tasks: one or several of `verl_gdpo.tasks.TASKS`. A row is scored by the task of its
             `data_source`; a reward that only other tasks have is None.
         options: keyword arguments of the tasks' scorers, such as `normalize_numbers=True`.
 
@@ -53,7 +53,7 @@ def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
         ValueError: no task; a bad option, or one that no task takes.
     """
     if not tasks:
-        raise ValueError("TRL rewards: got no task; expected some of verl_gdpo.rewards.TASKS")
+        raise ValueError("TRL rewards: got no task; expected some of verl_gdpo.tasks.TASKS")
     taken = {option for task in tasks for option in options_of(task)}
     if unknown := {*options} - taken:
         names = [task.name for task in tasks]

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from verl_gdpo.data_prep.overlap import Messages, Overlap, Prompts, compare
-from verl_gdpo.data_prep.parquet import parquet_rows
+from verl_gdpo.tasks.preparation.overlap import Messages, Overlap, Prompts, compare
+from verl_gdpo.tasks.preparation.parquet import parquet_rows
 
 SETS = {  # name: (training, validation)
     "GSM8K": ("gsm8k/train.jsonl", "gsm8k/test.jsonl"),

@@ -7,8 +7,6 @@ import pytest
 from omegaconf import OmegaConf
 from tool_rows import tool_row
 
-from verl_gdpo.data_prep.local_files import make_row
-from verl_gdpo.data_prep.parquet import write_parquets
 from verl_gdpo.evaluation.dialogues import start_all
 from verl_gdpo.evaluation.numbers import numbers
 from verl_gdpo.evaluation.policy import Policy
@@ -16,8 +14,10 @@ from verl_gdpo.evaluation.questions import Answer
 from verl_gdpo.evaluation.records import Record
 from verl_gdpo.evaluation.results import problems_of
 from verl_gdpo.evaluation.tasks import benchmark_of
-from verl_gdpo.rewards import TASKS
-from verl_gdpo.rewards.coding_problem import Problem, good_response
+from verl_gdpo.tasks import TASKS
+from verl_gdpo.tasks.coding.problem import Problem, good_response
+from verl_gdpo.tasks.preparation.local_files import make_row
+from verl_gdpo.tasks.preparation.parquet import write_parquets
 
 BENCH = {name: benchmark_of(task) for name, task in TASKS.items()}
 

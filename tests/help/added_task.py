@@ -1,7 +1,7 @@
 """A task that only one test uses."""
 
-from verl_gdpo.rewards import TASK_OF
-from verl_gdpo.rewards.task import Task
+from verl_gdpo.tasks import TASK_OF
+from verl_gdpo.tasks.task import Task
 
 
 def add_task(monkeypatch, name, score, bounds=dict, **fields):

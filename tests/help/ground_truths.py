@@ -1,6 +1,9 @@
 """Ground truths of each task."""
 
-from verl_gdpo.data_prep import coding, gsm8k, math_length, tool_rl
+from verl_gdpo.tasks.coding import rows as coding
+from verl_gdpo.tasks.gsm8k import rows as gsm8k
+from verl_gdpo.tasks.math_length import rows as math_length
+from verl_gdpo.tasks.tool_rl import rows as tool_rl
 
 
 def ground_truths(make_rows, count=20):

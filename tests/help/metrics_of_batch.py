@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.metrics import batch_metrics
-from verl_gdpo.settings.algorithm import GdpoSettings
+from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.metrics import batch_metrics
+from verl_gdpo.algorithm.settings import GdpoSettings
 
 # a: the rewards oppose each other. b: they agree. c: they are constant. d: y alone varies
 GROUPS = list("aabbccdd")

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from verl_gdpo.advantage.equation import compute_gdpo_scalars
-from verl_gdpo.advantage.variants import dara, dvao, gd2po, rvpo, sa_mrpo
+from verl_gdpo.algorithm.equation import compute_gdpo_scalars
+from verl_gdpo.algorithm.variants import dara, dvao, gd2po, rvpo, sa_mrpo
 from workshop.experiments.map.settings import POSITIONS, PROMPTS, TOKENS
 
 GRPO = {"group_norm": "summed", "batch_norm": "none", "eps": 1e-6}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from verl_gdpo.rewards import sandbox_machine
+from verl_gdpo.sandbox import machine as sandbox_machine
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 

@@ -2,12 +2,12 @@
 
 import sys
 
-from verl_gdpo import rewards
-from verl_gdpo.rewards import TASK_OF, TASKS
+from verl_gdpo import tasks as rewards
+from verl_gdpo.tasks import TASK_OF, TASKS
 
 ECHO = '''
 """A scorer."""
-from verl_gdpo.rewards.task import Task
+from verl_gdpo.tasks.task import Task
 
 def score(response, ground_truth, *, response_tokens=None, step=None):
     if not ground_truth.isalpha():

@@ -31,7 +31,7 @@ from verl.workers.config import (  # noqa: E402
 )
 from verl.workers.engine import EngineRegistry  # noqa: E402
 
-from verl_gdpo.verl_hooks import attention  # noqa: E402
+from verl_gdpo.hooks import attention  # noqa: E402
 
 LENGTHS = ((5, 1, 9, 1, 1, 3), (7,))  # of the rows of each rank
 FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}

@@ -4,7 +4,7 @@ import oracle
 import pytest
 import varied_reward
 
-from verl_gdpo.rewards import tool_rl
+from verl_gdpo.tasks.tool_rl import score as tool_rl
 
 # 6 prompts x 4 samples in mini-batches of 4 x 4: verl pads 24 rows to 32, and 36 to 48
 BATCH, MINI_BATCH, SAMPLES = 6, 4, 4

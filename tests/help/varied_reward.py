@@ -5,7 +5,7 @@ verl loads it through `reward.custom_reward_function.path`.
 
 import itertools
 
-from verl_gdpo.rewards import tool_rl
+from verl_gdpo.tasks.tool_rl import score as tool_rl
 
 # rewards (a, b, c) of the samples of a prompt, by its index modulo 5
 PATTERNS = {

@@ -14,8 +14,8 @@ from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
-from verl_gdpo.data_prep.tool_rl import make_rows
 from verl_gdpo.run.resume_command import quoted
+from verl_gdpo.tasks.tool_rl.rows import make_rows
 from verl_gdpo.tools.compose import compose_config
 
 POLICY = REPO / "verl_gdpo" / "cpu" / "tool_rl_policy"

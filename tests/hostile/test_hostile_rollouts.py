@@ -7,8 +7,8 @@ import pytest
 from scripted import Scored
 from stage import oracle_of
 
-from verl_gdpo.batch.rows import RewardError
-from verl_gdpo.verl_hooks.rollout_guard import RolloutError
+from verl_gdpo.algorithm.samples import RewardError
+from verl_gdpo.hooks.rollout_guard import RolloutError
 
 A, B, C = {"a": 0.0, "b": 3.0}, {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": -1.0}
 FAILED = RuntimeError("the server is gone")

@@ -15,7 +15,7 @@ import torch
 from stage import oracle_of
 from verl import DataProto
 
-from verl_gdpo.batch.rows import RewardError
+from verl_gdpo.algorithm.samples import RewardError
 
 A, B, C = {"a": 0, "b": 3}, {"a": 1, "b": 1}, {"a": 2, "b": 0}
 LAST = {"a": 9, "b": 9}  # what the cases wait for
@@ -111,7 +111,7 @@ def slow(stage):
 
     def set_limits(first, poll):
         def change(worker):
-            from verl_gdpo.verl_hooks import scorer_calls
+            from verl_gdpo.hooks import scorer_calls
 
             before = scorer_calls.FIRST_SECONDS, scorer_calls.POLL_SECONDS
             scorer_calls.FIRST_SECONDS, scorer_calls.POLL_SECONDS = first, poll

@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 from pages import PAGES
 from repository import REPO
 
-from verl_gdpo.rewards import TASK_OF, declared_by
-from verl_gdpo.settings.of_run import settings_of_run
+from verl_gdpo.hooks.configuration import settings_of_run
+from verl_gdpo.tasks import TASK_OF, declared_by
 from verl_gdpo.tools.compose import composed
 
 GROUPS = "actor_rollout_ref|algorithm|critic|data|reward|trainer|ray_kwargs"

@@ -15,11 +15,11 @@ from repository import REPO
 
 from verl_gdpo import REQUIRED_VERL, SUPPORTED_VERL, __version__
 from verl_gdpo.__main__ import COMMANDS
-from verl_gdpo.advantage.variants import VARIANTS
-from verl_gdpo.settings.algorithm import DIALECTS, SETTING_KEYS, GdpoSettings
-from verl_gdpo.settings.of_run import LIMITS
-from verl_gdpo.settings.reward_terms import Condition, RewardTerm
-from verl_gdpo.verl_hooks.dump_writer import KEY
+from verl_gdpo.algorithm.reward_terms import Condition, RewardTerm
+from verl_gdpo.algorithm.settings import DIALECTS, SETTING_KEYS, GdpoSettings
+from verl_gdpo.algorithm.variants import VARIANTS
+from verl_gdpo.hooks.configuration import LIMITS
+from verl_gdpo.hooks.dump_writer import KEY
 
 LINKS = [
     (page, target, anchor)

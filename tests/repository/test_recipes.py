@@ -12,9 +12,9 @@ from repository import tracked_files
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from verl_gdpo.rewards import TASKS
-from verl_gdpo.settings.algorithm import DIALECTS, GdpoSettings
-from verl_gdpo.settings.of_run import settings_of_run
+from verl_gdpo.algorithm.settings import DIALECTS, GdpoSettings
+from verl_gdpo.hooks.configuration import settings_of_run
+from verl_gdpo.tasks import TASKS
 
 ESTIMATORS = {  # what some arms are
     "gdpo": ("gdpo", GdpoSettings()),

@@ -21,9 +21,9 @@ import varied_reward
 from repository import REPO, tracked_files
 from rollout_check import SIZES, check_rollouts
 
-from verl_gdpo.data_prep.tool_rl import make_rows
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.resume_command import quoted
+from verl_gdpo.tasks.tool_rl.rows import make_rows
 from workshop.tiny_policy.model import make_tiny_model
 
 SCRIPTS = ["run.sh", "run_tool_rl.sh", "setup_env.sh", "tests/run.sh", ".ci/run"]

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.metrics import batch_metrics
+from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.metrics import batch_metrics
+from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.run.finding_rules import HOLD, LIMITS, Seen
 from verl_gdpo.run.findings import Stretch, Watch, findings
 from verl_gdpo.run.levels import VALIDATIONS
-from verl_gdpo.settings.algorithm import GdpoSettings
 
 GROUPS, SAMPLES, STEPS = 32, 8, 60
 BOUNDS = {"format": (0.0, 1.0), "correctness": (0.0, 1.0), "brevity": (0.0, 1.0)}

@@ -14,6 +14,7 @@ from repository import REPO
 from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils.tracking import Tracking
 
+from verl_gdpo.hooks.legacy_trainer import extend_and_create
 from verl_gdpo.run import folder as run_folder
 from verl_gdpo.run.folder import (
     MetricsReader,
@@ -25,7 +26,6 @@ from verl_gdpo.run.folder import (
 )
 from verl_gdpo.terminal import render
 from verl_gdpo.tools.summary import HEADER, reward_table
-from verl_gdpo.verl_hooks.legacy_trainer import extend_and_create
 
 
 def step_line(step, **data):

@@ -748,10 +748,10 @@ def test_why_a_run_failed(tmp_path):
     log = tmp_path / "train.log"
     log.write_text(
         "(worker) ValueError: inner\nTraceback:\n  x\nray.exceptions.RayTaskError(ValueError): a\n"
-        "verl_gdpo.batch.rows.RewardError: reward 'a' is nan\n\nSet HYDRA_FULL_ERROR=1\n"
+        "verl_gdpo.algorithm.samples.RewardError: reward 'a' is nan\n\nSet HYDRA_FULL_ERROR=1\n"
     )
     report = failure_report(tmp_path).splitlines()
-    assert report[0] == "verl_gdpo.batch.rows.RewardError: reward 'a' is nan"
+    assert report[0] == "verl_gdpo.algorithm.samples.RewardError: reward 'a' is nan"
     assert str(log) in report[1]
 
 

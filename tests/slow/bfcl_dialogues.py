@@ -15,7 +15,7 @@ import pytest
 from verl_gdpo.evaluation.bfcl import data, multi_turn, simulators
 from verl_gdpo.evaluation.bfcl.form import MAX_STEPS, Call
 from verl_gdpo.evaluation.questions import Answer
-from verl_gdpo.rewards.tool_rl_format import render_answer
+from verl_gdpo.tasks.tool_rl.form import render_answer
 
 CATEGORIES = data.GROUPS["multi_turn"]
 DONE = render_answer("x", response_text="Done.")

@@ -11,9 +11,9 @@ import pytest
 from rollout_check import BATCH, SAMPLES, SIZES
 from start_verl import run_verl
 
-from verl_gdpo.data_prep.local_files import numbered
-from verl_gdpo.data_prep.parquet import parquet_rows, write_parquets
-from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.tasks import TASK_OF
+from verl_gdpo.tasks.preparation.local_files import numbered
+from verl_gdpo.tasks.preparation.parquet import parquet_rows, write_parquets
 from verl_gdpo.tools import data
 from verl_gdpo.tools.summary import reward_table
 from workshop.tiny_policy.train import make_policy

@@ -24,7 +24,7 @@ from small_trainings import check_error, overrides
 from start_verl import run_verl
 from tool_rows import tool_row
 
-from verl_gdpo.rewards import tool_rl
+from verl_gdpo.tasks.tool_rl import score as tool_rl
 
 HELP = Path(tool_loop.__file__).parent
 POLICY = REPO / "verl_gdpo" / "cpu" / "tool_rl_policy"

@@ -2,7 +2,7 @@
 
 import verl
 
-from verl_gdpo.verl_hooks.relied_on import RELIED_ON, missing
+from verl_gdpo.hooks.relied_on import RELIED_ON, missing
 
 print(f"verl {verl.__version__}, {verl.__file__}")
 for ours, symbols in RELIED_ON.items():

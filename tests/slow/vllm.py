@@ -16,9 +16,9 @@ import oracle
 import pytest
 from repository import REPO
 
-from verl_gdpo.rewards import tool_rl
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.launch import launch
+from verl_gdpo.tasks.tool_rl import score as tool_rl
 
 HELP = REPO / "tests" / "help"
 SHARED = ("/dev/shm/*", "/tmp/rl-colocate-*")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from run_folder_writer import make_run
 
-from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.metrics import batch_metrics, verl_grpo_settings
+from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.metrics import batch_metrics, verl_grpo_settings
+from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.run.dump_reader import dump_files
-from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools import replay
 from verl_gdpo.tools.advice import advise, describe
 from verl_gdpo.tools.advice.evidence import FIRST_STEPS, Evidence, look, without_outliers

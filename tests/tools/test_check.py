@@ -20,8 +20,12 @@ from saved_checkpoint import save_checkpoint
 from tool_rows import tool_row
 from transformers import PreTrainedTokenizerFast
 
-from verl_gdpo.data_prep import coding, local_files
-from verl_gdpo.rewards import TASK_OF, sandbox, sandbox_machine, sandbox_service
+from verl_gdpo import sandbox
+from verl_gdpo.sandbox import machine as sandbox_machine
+from verl_gdpo.sandbox import service as sandbox_service
+from verl_gdpo.tasks import TASK_OF
+from verl_gdpo.tasks.coding import rows as coding
+from verl_gdpo.tasks.preparation import local_files
 from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import NOT_CHECKED, data_files, machine, main
 from verl_gdpo.tools.check.made_up import made_up_responses

@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 from repository import REPO
 
 from verl_gdpo import REQUIRED_VERL
-from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.tasks import TASK_OF
 from verl_gdpo.tools.check import dry_run, gpus, machine
 from verl_gdpo.tools.check.made_up import WORDS, long_responses
 from verl_gdpo.tools.check.output import others_kept_away
@@ -89,7 +89,7 @@ def no_key(monkeypatch, tmp_path):
     ("version", "is_said"), [("0.10.0.dev", True), ("0.11.0", True), ("0.9.1", False)]
 )
 def test_a_checkout_of_verl_that_an_install_would_replace(monkeypatch, version, is_said):
-    monkeypatch.setattr("verl_gdpo.verl_hooks.for_check.VERSION", version)
+    monkeypatch.setattr("verl_gdpo.hooks.verl_questions.VERSION", version)
     said = " ".join(machine.what_may_replace_verl())
     assert said.startswith(f"verl {version} is a development version, or newer") == is_said
     # the extra `verl` alone keeps it

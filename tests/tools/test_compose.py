@@ -6,8 +6,8 @@ import shlex
 import pytest
 from omegaconf import OmegaConf
 
-from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.settings.reward_terms import line_of
+from verl_gdpo.algorithm.reward_terms import line_of
+from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.tools.compose import composed
 
 

@@ -16,10 +16,10 @@ from tiny_chat_model import make_chat_model
 from tool_rows import tool_row
 
 from verl_gdpo import cpu
-from verl_gdpo.data_prep.parquet import write_parquets
 from verl_gdpo.evaluation.questions import OneAnswer, Question
 from verl_gdpo.evaluation.results import table
 from verl_gdpo.run.dump_reader import read_dump, reward_rows
+from verl_gdpo.tasks.preparation.parquet import write_parquets
 from verl_gdpo.tools import data, evaluate, replay, report, summary
 
 ROWS = [tool_row(index, "test") for index in range(4)]

@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 import torch
 
-from verl_gdpo.data_prep.local_files import numbered
-from verl_gdpo.data_prep.parquet import write_parquets
-from verl_gdpo.data_prep.tool_rl import make_rows
-from verl_gdpo.rewards import tool_rl
+from verl_gdpo.tasks.preparation.local_files import numbered
+from verl_gdpo.tasks.preparation.parquet import write_parquets
+from verl_gdpo.tasks.tool_rl import score as tool_rl
+from verl_gdpo.tasks.tool_rl.rows import make_rows
 from workshop.tiny_policy import __main__ as command
 from workshop.tiny_policy import train
 from workshop.tiny_policy.demonstrations import HABITS, Demonstrations, imperfect

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.tasks import TASK_OF
 from workshop.experiments import recheck
 from workshop.experiments.trainer import (
     compare,

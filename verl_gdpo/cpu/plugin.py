@@ -11,7 +11,7 @@ What is changed in verl 0.9, each right after the module has been imported:
   its FSDP engine for cuda and npu only; it runs on CPU just the same.
 - verl.utils.distributed.initialize_global_process_group_ray: builds the backend
   "cpu:gloo,cpu:gloo", which torch rejects as naming a device twice.
-- verl.utils.fsdp_utils: see `verl_gdpo.verl_hooks.fused_kernels`. The recipe for the CPU needs it.
+- verl.utils.fsdp_utils: see `verl_gdpo.hooks.fused_kernels`. The recipe for the CPU needs it.
 - verl.utils.fsdp_utils.fsdp2_sharded_save_to_cpu: keeps weights for later by moving them to the
   CPU, which does not copy what is there already.
 - verl.checkpoint_engine: gets the checkpoint engine "gloo".
@@ -87,7 +87,7 @@ def _patch_process_group(module: ModuleType) -> None:
 
 def _let_fused_kernels_run(_module: ModuleType) -> None:
     """Also where the plugin `verl_gdpo` is not loaded; an import twice does it once."""
-    importlib.import_module("verl_gdpo.verl_hooks.fused_kernels")
+    importlib.import_module("verl_gdpo.hooks.fused_kernels")
 
 
 def _copy_saved_weights(module: ModuleType) -> None:
@@ -177,7 +177,7 @@ def require(module: ModuleType | str, symbol: str, *parameters: str) -> Any:
     """Return `module.symbol` after checking that it exists and takes `parameters`."""
     import verl
 
-    from verl_gdpo.verl_hooks.relied_on import missing
+    from verl_gdpo.hooks.relied_on import missing
 
     name = module if isinstance(module, str) else module.__name__
     arguments = f"({','.join(parameters)})" if parameters else ""

@@ -18,7 +18,7 @@ from typing import Any
 
 from verl_gdpo.evaluation.benchmark import Benchmark
 from verl_gdpo.evaluation.questions import Column, OneAnswer, Question, Scores
-from verl_gdpo.rewards.tool_rl_format import CALL_TAGS, NAME_KEY, PARAMETERS_KEY
+from verl_gdpo.tasks.tool_rl.form import CALL_TAGS, NAME_KEY, PARAMETERS_KEY
 
 LEVELS = (1, 2, 3)
 ANY, ALL = "any call", "all calls"

@@ -13,15 +13,15 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.data_prep import DataError
-from verl_gdpo.data_prep.local_files import read_rows
-from verl_gdpo.data_prep.parquet import parquet_rows
-from verl_gdpo.data_prep.schema import checked
-from verl_gdpo.data_prep.sources import WEAK, sources_of
 from verl_gdpo.evaluation.benchmark import Benchmark
 from verl_gdpo.evaluation.questions import Column, OneAnswer, Question, Scores
-from verl_gdpo.rewards import options_for, options_of
-from verl_gdpo.rewards.task import Task
+from verl_gdpo.tasks import options_for, options_of
+from verl_gdpo.tasks.preparation import DataError
+from verl_gdpo.tasks.preparation.local_files import read_rows
+from verl_gdpo.tasks.preparation.parquet import parquet_rows
+from verl_gdpo.tasks.preparation.schema import checked
+from verl_gdpo.tasks.preparation.sources import WEAK, sources_of
+from verl_gdpo.tasks.task import Task
 
 # {column: function of the rewards}, which is None where a reward does not apply to the row
 Shown = Mapping[str, Callable[[Mapping[str, Any]], float | None]]

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.batch.rows import RewardRows, group_of, is_number, split_key
+from verl_gdpo.algorithm.samples import RewardRows, group_of, is_number, split_key
 from verl_gdpo.run.scorer import HOW, Scorer
 
 VERL_KEYS = ("input", "output", "gts", "score", "step")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from verl_gdpo.rewards import main_rewards
 from verl_gdpo.run.folder import SCORE, SCORE_IN_VALIDATION, TRAINING_KEY, VALIDATION_KEY
 from verl_gdpo.run.levels import Level, Validations
+from verl_gdpo.tasks import main_rewards
 
 HOLD = 5  # steps, for what is broken
 LONG = 20  # steps, for what a mini-batch of small runs shows by chance

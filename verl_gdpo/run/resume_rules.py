@@ -16,7 +16,7 @@ from verl_gdpo.run.starts import Start
 
 REFUSED, ON_REQUEST, FREE = "refused", "on request", "free"
 NEW_RUN = (
-    "merge the weights (python -m verl_gdpo.verl_hooks.merge CHECKPOINT/actor MODEL) and start a "
+    "merge the weights (python -m verl_gdpo.hooks.merge CHECKPOINT/actor MODEL) and start a "
     "new run with actor_rollout_ref.model.path=MODEL; the state of the optimizer is lost"
 )
 LISTED = 8  # changes of one kind in a message

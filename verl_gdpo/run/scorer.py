@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.batch.rows import is_number
-from verl_gdpo.rewards import TASKS, options_of
+from verl_gdpo.algorithm.samples import is_number
+from verl_gdpo.tasks import TASKS, options_of
 
 HOW = "FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task of `verl-gdpo data`"
 

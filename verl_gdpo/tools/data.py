@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from verl_gdpo.data_prep import DataError, UsageError
-from verl_gdpo.data_prep.parquet import (
+from verl_gdpo.tasks import TASKS, TaskError
+from verl_gdpo.tasks.preparation import DataError, UsageError
+from verl_gdpo.tasks.preparation.parquet import (
     is_there,
     made_from,
     options_of,
     refuse_to_replace,
     write_parquets,
 )
-from verl_gdpo.data_prep.schema import overlap, table
-from verl_gdpo.data_prep.sources import sources_of
-from verl_gdpo.rewards import TASKS, TaskError
+from verl_gdpo.tasks.preparation.schema import overlap, table
+from verl_gdpo.tasks.preparation.sources import sources_of
 
 # options that do not change the rows
 OTHER_OPTIONS = ("sources", "out", "if_needed", "keep_others", "force", "base_url", "cache")

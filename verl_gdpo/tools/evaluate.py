@@ -13,7 +13,6 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from verl_gdpo.data_prep.sources import whole_number
 from verl_gdpo.evaluation import api_bank, bfcl, records, tasks
 from verl_gdpo.evaluation import dialogues as dialogues_of
 from verl_gdpo.evaluation.benchmark import Benchmark
@@ -22,7 +21,8 @@ from verl_gdpo.evaluation.dialogues import Dialogue
 from verl_gdpo.evaluation.engines import ENGINES, Sampling, Tokens, choose_engine, load_engine
 from verl_gdpo.evaluation.policy import Policy, choose_dtype, find_policy
 from verl_gdpo.evaluation.results import result_of, table, write
-from verl_gdpo.rewards import TASK_OF, TASKS
+from verl_gdpo.tasks import TASK_OF, TASKS
+from verl_gdpo.tasks.preparation.sources import whole_number
 from verl_gdpo.terminal import printable
 
 DTYPES = ("float32", "bfloat16", "float16")

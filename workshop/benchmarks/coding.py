@@ -17,10 +17,11 @@ from unittest.mock import patch
 import torch
 from verl.utils.reward_score import prime_code
 
-from verl_gdpo.data_prep.coding import make_rows
-from verl_gdpo.rewards import coding, sandbox
-from verl_gdpo.rewards.coding_problem import good_response, parse
-from verl_gdpo.rewards.sandbox_machine import Kind, kinds
+from verl_gdpo import sandbox
+from verl_gdpo.sandbox.machine import Kind, kinds
+from verl_gdpo.tasks.coding import score as coding
+from verl_gdpo.tasks.coding.problem import good_response, parse
+from verl_gdpo.tasks.coding.rows import make_rows
 from workshop.benchmarks.measure import Row, seconds_of
 
 PROBLEMS, TESTS, ROUNDS = 8, 10, 5

@@ -16,12 +16,12 @@ import torch
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage as built_in
 
-from verl_gdpo.batch.advantages import scalars_of
-from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.metrics import batch_metrics
-from verl_gdpo.batch.rows import RewardRows
-from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.verl_hooks.estimator import compute_gdpo
+from verl_gdpo.algorithm.advantages import scalars_of
+from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.metrics import batch_metrics
+from verl_gdpo.algorithm.samples import RewardRows
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.hooks.estimator import compute_gdpo
 from workshop.benchmarks.measure import Row, peak_bytes, seconds_of
 
 PROMPT_TOKENS = 16

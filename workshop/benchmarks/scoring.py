@@ -12,10 +12,12 @@ from verl.utils.reward_score import gsm8k as verls_gsm8k
 from verl.utils.reward_score import math_verify as verls_math_verify
 from verl.utils.reward_score import rlla
 
-from verl_gdpo.data_prep.gsm8k import make_rows as make_gsm8k_rows
-from verl_gdpo.data_prep.tool_rl import make_rows
-from verl_gdpo.rewards import gsm8k, math_length, tool_rl
-from verl_gdpo.rewards.tool_rl_format import THINK_CLOSE, TOOL_CALL_CLOSE
+from verl_gdpo.tasks.gsm8k import score as gsm8k
+from verl_gdpo.tasks.gsm8k.rows import make_rows as make_gsm8k_rows
+from verl_gdpo.tasks.math_length import score as math_length
+from verl_gdpo.tasks.tool_rl import score as tool_rl
+from verl_gdpo.tasks.tool_rl.form import THINK_CLOSE, TOOL_CALL_CLOSE
+from verl_gdpo.tasks.tool_rl.rows import make_rows
 from workshop.benchmarks.measure import Row, seconds_of
 
 PAIRS = 500

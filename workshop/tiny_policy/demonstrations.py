@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from verl_gdpo.rewards import TASK_OF
-from verl_gdpo.rewards.tool_rl_format import THINK_CLOSE
+from verl_gdpo.tasks import TASK_OF
+from verl_gdpo.tasks.tool_rl.form import THINK_CLOSE
 from workshop.tiny_policy.model import TURN_END
 
 # share of the demonstrations, pattern, replacement: what goes wrong in them, independently

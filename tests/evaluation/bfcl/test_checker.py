@@ -7,7 +7,7 @@ import pytest
 
 from verl_gdpo.evaluation.bfcl import checker
 from verl_gdpo.evaluation.bfcl.form import Call, calls
-from verl_gdpo.rewards.limited_process import LimitedPool
+from verl_gdpo.sandbox.limited_process import LimitedPool
 
 
 def document(name, **types):

@@ -7,8 +7,8 @@ import pytest
 from verl_gdpo.evaluation.bfcl import form, multi_turn, simulators
 from verl_gdpo.evaluation.bfcl.simulators import LimitError
 from verl_gdpo.evaluation.questions import Answer
-from verl_gdpo.rewards.limited_process import LimitedPool
-from verl_gdpo.rewards.tool_rl_format import render_answer
+from verl_gdpo.sandbox.limited_process import LimitedPool
+from verl_gdpo.tasks.tool_rl.form import render_answer
 
 
 def document(name, hint=""):

@@ -10,7 +10,7 @@ import pytest
 from verl_gdpo.evaluation.bfcl import simulators, simulators_inside
 from verl_gdpo.evaluation.bfcl.form import Call
 from verl_gdpo.evaluation.bfcl.simulators import LimitError
-from verl_gdpo.rewards.limited_process import LimitedPool
+from verl_gdpo.sandbox.limited_process import LimitedPool
 
 
 def folder(**contents):

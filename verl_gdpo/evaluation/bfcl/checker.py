@@ -3,7 +3,7 @@
 The package stops at some wrong answers, such as a number of 5,000 digits: here they are wrong. Its
 converters of Java and JavaScript have regular expressions that a text of 200 characters keeps busy
 for years. So where a question has lists or objects, a process with limits checks the answer, and
-this file is its program, which `rewards/limited_process.py` runs.
+this file is its program, which `sandbox/limited_process.py` runs.
 """
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from verl_gdpo.evaluation.bfcl import data
-from verl_gdpo.rewards.limited_process import LimitedPool
+from verl_gdpo.sandbox.limited_process import LimitedPool
 
 if TYPE_CHECKING:
     from verl_gdpo.evaluation.bfcl.form import Call

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_gdpo.evaluation.questions import Messages
-from verl_gdpo.rewards import tool_rl
-from verl_gdpo.rewards.tool_rl_format import (
+from verl_gdpo.tasks.tool_rl import score as tool_rl
+from verl_gdpo.tasks.tool_rl.form import (
     NAME_KEY,
     PARAMETERS_KEY,
     THINK_CLOSE,

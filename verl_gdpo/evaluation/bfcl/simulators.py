@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_gdpo.evaluation.bfcl import simulators_inside
-from verl_gdpo.rewards.limited_process import LimitedPool
+from verl_gdpo.sandbox.limited_process import LimitedPool
 
 LIMIT_CPU_S = 5.0  # for a dialogue; most take milliseconds
 LIMIT_BYTES = 1 << 29

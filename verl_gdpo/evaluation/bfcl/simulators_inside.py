@@ -1,6 +1,6 @@
 """The program of the processes that make calls on the simulators of the package `bfcl-eval`.
 
-`rewards/limited_process.py` runs it. The package would `eval` what a policy writes. Here a call is
+`sandbox/limited_process.py` runs it. The package would `eval` what a policy writes. Here a call is
 parsed and never evaluated: it is the name of a public method, with literals as arguments.
 """
 

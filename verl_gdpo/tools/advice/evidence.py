@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_gdpo.advantage.zero import or_0
-from verl_gdpo.batch.advantages import (
+from verl_gdpo.algorithm.advantages import (
     Bools,
     Floats,
     Ints,
@@ -24,11 +23,12 @@ from verl_gdpo.batch.advantages import (
     scalars_of,
     within_groups,
 )
-from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.metrics import verl_grpo_settings
+from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.metrics import verl_grpo_settings
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.zero import or_0
 from verl_gdpo.run.dump_reader import read_dump, reward_rows
 from verl_gdpo.run.scorer import Scorer
-from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.advice.rules import Measured
 
 METHODS = {"grpo": verl_grpo_settings(GdpoSettings()), "gdpo": GdpoSettings(batch_norm="none")}

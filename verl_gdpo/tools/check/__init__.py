@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.settings.of_run import settings_of_run, uses_gdpo_manager
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.hooks.configuration import settings_of_run, uses_gdpo_manager
 from verl_gdpo.tools.check import data_files, gpus, machine, rules
 from verl_gdpo.tools.check.data_files import DataFile
 from verl_gdpo.tools.check.output import WARNING, Output, others_kept_away
@@ -141,7 +141,7 @@ def _say_what_is_too_long(
 
 def _attention(config: Any) -> list[str]:
     """What `attention=auto` stands for here; raise ValueError if it does not go with the rest."""
-    from verl_gdpo.verl_hooks.attention import choose
+    from verl_gdpo.hooks.attention import choose
 
     said = choose(config)
     return [said] if said else []
@@ -187,7 +187,7 @@ def make_plan(config: Any, training: Sequence[DataFile]) -> Plan:
 
 
 def _has_subclass_of_ours(config: Any) -> bool:
-    from verl_gdpo.verl_hooks.reward_manager import runs_gdpo_manager
+    from verl_gdpo.hooks.reward_manager import runs_gdpo_manager
 
     try:
         return runs_gdpo_manager(config)

@@ -15,11 +15,11 @@ import pyarrow.json
 import pyarrow.parquet
 from omegaconf import ListConfig, OmegaConf
 
-from verl_gdpo.data_prep.overlap import Messages, Prompts, compare
-from verl_gdpo.data_prep.parquet import ROWS_AT_ONCE
-from verl_gdpo.rewards import check_ground_truths
+from verl_gdpo.hooks.configuration import uses_gdpo_manager
 from verl_gdpo.run.checkpoints import step_of, whole_checkpoint
-from verl_gdpo.settings.of_run import uses_gdpo_manager
+from verl_gdpo.tasks import check_ground_truths
+from verl_gdpo.tasks.preparation.overlap import Messages, Prompts, compare
+from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE
 
 MOST_ROWS = 1000  # of a file, evenly spread: this takes a second, where 50,000 rows take a minute
 READERS = {

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
-from verl_gdpo.batch.rows import ERROR_KEY, value_or_error
+from verl_gdpo.algorithm.samples import ERROR_KEY, value_or_error
 from verl_gdpo.tools.check.data_files import Row
 from verl_gdpo.tools.check.made_up import END, WORDS, Sample, make_samples
 from verl_gdpo.tools.check.output import message_of
@@ -75,7 +75,7 @@ def score_rows(
     """
     samples = make_samples(config, rows)
     # this filter is never removed, because a late answer is logged after this function ends
-    logging.getLogger("verl_gdpo.verl_hooks.reward_manager").addFilter(_is_not_ours)
+    logging.getLogger("verl_gdpo.hooks.reward_manager").addFilter(_is_not_ours)
     with _event_loop() as loop:
         manager = _load_manager(deepcopy(config))
         scorings = [
@@ -153,7 +153,7 @@ def _answers(
 
 
 def _load_manager(config: Any) -> Any:
-    from verl_gdpo.verl_hooks.for_check import make_reward_manager
+    from verl_gdpo.hooks.verl_questions import make_reward_manager
 
     server = {}
     if config.reward.reward_model.enable:
@@ -173,7 +173,7 @@ def _load_manager(config: Any) -> Any:
 
 def _as_verl_gives_it(config: Any, fields: Mapping[str, Any], sample: Sample) -> Any:
     """Return one rollout, as verl's agent loop passes it to a reward manager."""
-    from verl_gdpo.verl_hooks.for_check import one_rollout
+    from verl_gdpo.hooks.verl_questions import one_rollout
 
     extra_info = dict(fields.get("extra_info") or {})
     columns = {

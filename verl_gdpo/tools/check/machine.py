@@ -17,8 +17,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import verl_gdpo
-from verl_gdpo.rewards import TASK_OF, options_for
-from verl_gdpo.rewards.sandbox_service import Service
+from verl_gdpo.sandbox.service import Service
+from verl_gdpo.tasks import TASK_OF, options_for
 from verl_gdpo.tools.check.gpus import first_that_exists, model_config
 from verl_gdpo.tools.check.output import message_of
 
@@ -38,7 +38,7 @@ TRACKERS = {
 def check_environment(config: Any) -> str:
     """Return the versions; raise ValueError if verl does not load us, or lacks a dependency."""
     try:
-        from verl_gdpo.verl_hooks import for_check as verls
+        from verl_gdpo.hooks import verl_questions as verls
     except Exception as error:
         raise ValueError(f"verl cannot be used: {message_of(error)}") from error
     plugin = sys.modules.get("verl_gdpo.plugin")
@@ -65,7 +65,7 @@ def check_environment(config: Any) -> str:
 
 def what_may_replace_verl() -> list[str]:
     """A sentence if verl is a development version, or newer than the supported ones."""
-    from verl_gdpo.verl_hooks.for_check import VERSION
+    from verl_gdpo.hooks.verl_questions import VERSION
 
     if VERSION in SpecifierSet(verl_gdpo.SUPPORTED_VERL) and not Version(VERSION).is_prerelease:
         return []
@@ -228,7 +228,7 @@ def full_disks(config: Any) -> list[str]:
 
 def missing_models(config: Any) -> list[str]:
     """A sentence for each model that is a folder without a model; verl looks up names on a hub."""
-    from verl_gdpo.verl_hooks.for_check import trains_critic
+    from verl_gdpo.hooks.verl_questions import trains_critic
 
     models = {"actor_rollout_ref.model.path": config.actor_rollout_ref.model.path}
     if trains_critic(config):

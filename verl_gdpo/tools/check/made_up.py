@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_gdpo.rewards import TASK_OF
+from verl_gdpo.tasks import TASK_OF
 from verl_gdpo.tools.check.data_files import Row
 
 END = 0  # the end-of-turn token

@@ -15,7 +15,7 @@ from typing import Any, TextIO, TypeVar
 from hydra.errors import HydraException, InstantiationException
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_gdpo.batch.rows import RewardError
+from verl_gdpo.algorithm.samples import RewardError
 from verl_gdpo.terminal import line_of_code, wrapped
 
 T = TypeVar("T")

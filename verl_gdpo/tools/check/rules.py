@@ -3,7 +3,7 @@
 verl refuses much of it late: in a worker, after the model was loaded, or at the first step. The
 rules are those of verl 0.9: `ActorRolloutRefWorker.init_model`, `train_mini_batch`,
 `EngineRegistry`, `build_optimizer`, `copy_to_local`, `PPOTrainer._load_checkpoint`, and the names
-that `verl_hooks/for_check.py` looks up.
+that `hooks/verl_questions.py` looks up.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import ListConfig, OmegaConf
 
-from verl_gdpo.settings.algorithm import hint
+from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.tools.check.output import message_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -204,7 +204,7 @@ def unknown_names(config: Any) -> list[str]:
 
 
 def _unknown_registered(config: Any) -> Iterator[str]:
-    from verl_gdpo.verl_hooks.for_check import known_names, knows_kl_penalty
+    from verl_gdpo.hooks.verl_questions import known_names, knows_kl_penalty
 
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     for key in NAMED:
@@ -287,7 +287,7 @@ def validate(config: Any) -> list[str]:
     Raises:
         Exception: the exception of verl for a wrong configuration.
     """
-    from verl_gdpo.verl_hooks import for_check as verls
+    from verl_gdpo.hooks import verl_questions as verls
 
     printed = verls.what_validation_prints(config)
     verls.make_rollout_config_and_dataset_class(config)
@@ -296,7 +296,7 @@ def validate(config: Any) -> list[str]:
 
 def check_trainer(config: Any) -> str:
     """Return the trainer's name; raise ValueError if it refuses the configuration."""
-    from verl_gdpo.verl_hooks.for_check import make_v1_trainer
+    from verl_gdpo.hooks.verl_questions import make_v1_trainer
 
     wanted = OmegaConf.select(config, "algorithm.filter_groups")
     filters = bool(wanted and wanted.enable)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from verl_gdpo.batch.advantages import Floats, Ints
-from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.rows import RewardRows, is_number, value_or_error
-from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.settings.reward_terms import RewardTerm
+from verl_gdpo.algorithm.advantages import Floats, Ints
+from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.reward_terms import RewardTerm
+from verl_gdpo.algorithm.samples import RewardRows, is_number, value_or_error
+from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.terminal import render
 from verl_gdpo.tools.check.dry_run import FIRST_STEP, DryRun
 from verl_gdpo.tools.check.made_up import RIGHT

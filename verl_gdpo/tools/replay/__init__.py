@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from verl_gdpo.advantage.zero import REPRODUCED
+from verl_gdpo.algorithm.zero import REPRODUCED
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.run.dump_reader import SUMMED, WRITING, data_sources, dump_files, has_rewards
 from verl_gdpo.run.folder import config_of_run

@@ -15,16 +15,16 @@ import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_gdpo.advantage.equation_inputs import VERL_EPS
-from verl_gdpo.advantage.variants import Bounds
-from verl_gdpo.batch.advantages import Bools, Floats, Ints, scalars_of
-from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.rows import RewardRows, columns_of
+from verl_gdpo.algorithm.advantages import Bools, Floats, Ints, scalars_of
+from verl_gdpo.algorithm.equation_inputs import VERL_EPS
+from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.reward_terms import line_of
+from verl_gdpo.algorithm.samples import RewardRows, columns_of
+from verl_gdpo.algorithm.settings import SETTING_KEYS, GdpoSettings, hint
+from verl_gdpo.algorithm.variants import Bounds
+from verl_gdpo.hooks.configuration import named_rewards, scorers_bounds, settings_of_run
 from verl_gdpo.run.dump_reader import reward_rows
 from verl_gdpo.run.folder import load_config
-from verl_gdpo.settings.algorithm import SETTING_KEYS, GdpoSettings, hint
-from verl_gdpo.settings.of_run import named_rewards, scorers_bounds, settings_of_run
-from verl_gdpo.settings.reward_terms import line_of
 from verl_gdpo.tools import RECIPES
 from verl_gdpo.tools.compose import composed
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from verl_gdpo.advantage.zero import is_apart, to_6_decimals
-from verl_gdpo.batch.advantages import Floats, scalars_of
-from verl_gdpo.batch.matrix import RewardMatrix
-from verl_gdpo.batch.metrics import verl_grpo_settings
+from verl_gdpo.algorithm.advantages import Floats, scalars_of
+from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.metrics import verl_grpo_settings
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.zero import is_apart, to_6_decimals
 from verl_gdpo.run.dump_reader import (
     LAST_DUMPS,
     dumps_to_read,
@@ -22,7 +23,6 @@ from verl_gdpo.run.dump_reader import (
     read_texts,
     reward_rows,
 )
-from verl_gdpo.settings.algorithm import GdpoSettings
 from verl_gdpo.tools.replay.arms import group_numbers
 from verl_gdpo.tools.replay.comparison import Column
 from verl_gdpo.tools.report.runs import Run

@@ -17,7 +17,7 @@ from functools import cache, cached_property
 import numpy as np
 import numpy.typing as npt
 
-from verl_gdpo.advantage.zero import NO_SIGNAL
+from verl_gdpo.algorithm.zero import NO_SIGNAL
 from verl_gdpo.tools.report.runs import (
     FEWEST_FOR_BAND,
     MAIN_ARM,

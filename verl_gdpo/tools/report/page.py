@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from verl_gdpo import __version__
-from verl_gdpo.batch.rows import RewardError
+from verl_gdpo.algorithm.samples import RewardError
 from verl_gdpo.run.folder import gaps
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.tools.advice import TITLE, describe

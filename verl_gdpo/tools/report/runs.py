@@ -18,7 +18,9 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from verl_gdpo.advantage.variants import Bounds
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.variants import Bounds
+from verl_gdpo.hooks.configuration import scorers_bounds, uses_gdpo_manager
 from verl_gdpo.run.contents import by_content
 from verl_gdpo.run.dump_reader import data_sources, dump_files, dumps_to_read
 from verl_gdpo.run.folder import (
@@ -33,8 +35,6 @@ from verl_gdpo.run.resume_rules import ON_REQUEST
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.run.starts import starts_of
 from verl_gdpo.run.tracker_logs import Logged, read_logged
-from verl_gdpo.settings.algorithm import GdpoSettings
-from verl_gdpo.settings.of_run import scorers_bounds, uses_gdpo_manager
 
 Curve = Mapping[int, float]
 Read = Callable[["Run"], Curve]

@@ -1,6 +1,6 @@
 """The advantages of every arm, for many runs at once.
 
-`verl_gdpo.advantage` computes one batch at a time, and a map of hundreds of thousands of runs needs
+`verl_gdpo.algorithm` computes one batch at a time, and a map of hundreds of thousands of runs needs
 thousands of batches at once. So the equation is written here a second time, for binary and bounded
 rewards without missing values; `tests/workshop/test_map.py` compares each arm with the package to
 1e-6.
@@ -102,7 +102,7 @@ def gdpo(rewards: Rewards, by_range: bool = False, batch_norm: bool = True) -> n
     return _batch_norm(S_GRP) if batch_norm else S_GRP
 
 
-# the variants: their formulas and sources are in `verl_gdpo.advantage.variants`
+# the variants: their formulas and sources are in `verl_gdpo.algorithm.variants`
 
 
 def rvpo(rewards: Rewards, k: float = 1.0) -> np.ndarray:

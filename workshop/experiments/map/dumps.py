@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_gdpo.batch.matrix import RewardMatrix
+from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.tools.advice.evidence import FIRST_STEPS, Evidence, look
 from verl_gdpo.tools.advice.rules import Measured
 from workshop.experiments.map.arms import ARMS, Rewards

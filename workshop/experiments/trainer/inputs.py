@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_gdpo.data_prep import coding, gsm8k, math_length, tool_rl
-from verl_gdpo.data_prep.local_files import numbered
-from verl_gdpo.data_prep.schema import SCHEMA
-from verl_gdpo.data_prep.sources import MakeRows
-from verl_gdpo.rewards.coding_problem import parse
+from verl_gdpo.tasks.coding import rows as coding
+from verl_gdpo.tasks.coding.problem import parse
+from verl_gdpo.tasks.gsm8k import rows as gsm8k
+from verl_gdpo.tasks.math_length import rows as math_length
+from verl_gdpo.tasks.preparation.local_files import numbered
+from verl_gdpo.tasks.preparation.schema import SCHEMA
+from verl_gdpo.tasks.preparation.sources import MakeRows
+from verl_gdpo.tasks.tool_rl import rows as tool_rl
 from workshop.tiny_policy.train import make_policy
 
 Row = dict[str, Any]

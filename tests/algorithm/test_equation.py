@@ -1,0 +1,741 @@
+"""The advantage, compared with the paper's numbers, a naive loop, and laws that must hold."""
+
+import itertools
+import math
+import re
+from math import comb, sqrt
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parity_batch import PARITY_GROUPS, PARITY_LENGTHS, PARITY_REWARDS, mask_of
+
+from verl_gdpo import compute_gdpo_advantage
+from verl_gdpo.algorithm.equation import compute_gdpo_scalars, spread_over_tokens
+
+GRPO = {"group_norm": "summed", "batch_norm": "none"}
+DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
+
+
+def per_sample(rewards, groups, **options):
+    mask = torch.ones(len(rewards), 1)
+    return compute_gdpo_advantage(torch.tensor(rewards), groups, mask, **options)[:, 0].tolist()
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rewards", "grpo", "grpo_without_std", "gdpo"),
+    [
+        ([[0, 0], [0, 1]], [-0.7071, 0.7071], [-0.5, 0.5], [-0.7071, 0.7071]),
+        ([[0, 1], [1, 1]], [-0.7071, 0.7071], [-0.5, 0.5], [-0.7071, 0.7071]),
+        # both rewards agree: GRPO cannot tell it from the line above
+        ([[0, 0], [1, 1]], [-0.7071, 0.7071], [-1, 1], [-1.4142, 1.4142]),
+        ([[1, 0], [0, 1]], [0, 0], [0, 0], [0, 0]),
+    ],
+)
+def test_toy_table(rewards, grpo, grpo_without_std, gdpo):
+    def of(**options):
+        return pytest.approx(per_sample(rewards, [7, 7], eps=0, **options), abs=5e-5)
+
+    assert grpo == of(**GRPO)
+    assert grpo_without_std == of(**GRPO, normalize_by_std=False)
+    assert gdpo == of(batch_norm="none")
+
+
+def test_two_groups_in_one_batch():
+    rewards, groups = [[0, 0], [0, 1], [0, 0], [1, 1]], ["x", "x", "y", "y"]
+    # S = -s, s, -2s, 2s with s = 1/sqrt(2); std S = sqrt((2 * .5 + 2 * 2) / 3) = sqrt(5/3)
+    unit = 1 / sqrt(2) / sqrt(5 / 3)
+    expected = [-unit, unit, -2 * unit, 2 * unit]
+    assert per_sample(rewards, groups, eps=0) == pytest.approx(expected, abs=1e-6)
+    assert expected == pytest.approx([-0.5477, 0.5477, -1.0954, 1.0954], abs=5e-5)
+    default_eps = per_sample(rewards, groups)
+    assert default_eps[1::2] == pytest.approx([0.54768, 1.09536], abs=5e-6)
+
+
+@pytest.mark.parametrize(("agree", "expected"), [(1, 0.7071), (2, 0.7071)])
+def test_one_group_alone_hides_how_many_rewards_agree(agree, expected):
+    rewards = [[0, 0], [1, 1] if agree == 2 else [0, 1]]
+    assert per_sample(rewards, [0, 0], eps=0) == pytest.approx([-expected, expected], abs=5e-5)
+
+
+def distinct_advantage_groups(n, G, **options):
+    """Of all multisets of rollouts; or of rewards, which are fewer where n is above G."""
+    size, length = (G, n) if n <= G else (n, G)
+    vectors = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * length)
+    groups = list(itertools.combinations_with_replacement(range(2**length), size))
+    rewards = vectors[torch.tensor(groups)]
+    rewards = (rewards if n <= G else rewards.mT).reshape(-1, n)
+    ids = np.repeat(np.arange(len(groups)), G)
+    A_B = compute_gdpo_scalars(rewards, ids, eps=0, **options).A_B
+    sorted_GG = A_B.reshape(-1, G).sort(dim=1).values
+    return len({*map(tuple, (sorted_GG * 1e6).round().tolist())})
+
+
+@pytest.mark.parametrize(
+    ("n", "G", "gdpo"),
+    [
+        *((2, G, count) for G, count in enumerate([3, 6, 14, 26, 38, 59, 81, 109, 145, 186], 2)),
+        *((3, 4, 45), (4, 4, 127), (5, 4, 318), (6, 4, 722)),
+    ],
+)
+def test_count_of_distinct_advantage_groups(n, G, gdpo):
+    assert distinct_advantage_groups(n, G, batch_norm="none") == gdpo
+    if n == 2:
+        assert distinct_advantage_groups(n, G, **GRPO) == comb(G, 2) + 1
+        without_std = distinct_advantage_groups(n, G, **GRPO, normalize_by_std=False)
+        assert without_std == comb(G + 1, 2)
+    else:
+        grpo = {3: 14, 4: 23, 5: 41, 6: 56}[n]
+        assert distinct_advantage_groups(n, G, **GRPO) == grpo
+
+
+@pytest.mark.parametrize(("ones", "high", "low"), [(1, 1.5, -0.5), (2, 0.8660, -0.8660)])
+def test_binary_group_of_four(ones, high, low):
+    # s = sqrt(k (G - k) / (G (G - 1))): sqrt(3/12) = .5 for k = 1, sqrt(4/12) for k = 2
+    rewards = [[1]] * ones + [[0]] * (4 - ones)
+    z = per_sample(rewards, [0] * 4, eps=0, batch_norm="none")
+    assert z == pytest.approx([high] * ones + [low] * (4 - ones), abs=5e-5)
+
+
+def test_token_and_sample_batch_norm():
+    # S = -.7071, .7071, 0, 0 with 10, 30, 20, 20 tokens
+    rewards, groups, lengths = [[0], [1], [5], [5]], [0, 0, 1, 1], [10, 30, 20, 20]
+
+    def first_token(batch_norm):
+        advantages = compute_gdpo_advantage(
+            rewards, groups, mask_of(lengths), batch_norm=batch_norm, eps=0
+        )
+        return advantages[:, 0].tolist()
+
+    # tokens: mean = .7071 * 20/80 = .1768, variance = (.5 * 40 - 80 * .1768^2) / 79
+    assert first_token("token") == pytest.approx([-1.878, 1.1268, -0.3756, -0.3756], abs=5e-4)
+    # samples: mean 0, std = sqrt(1 / 3)
+    assert first_token("sample") == pytest.approx([-1.2247, 1.2247, 0, 0], abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("batch_norm", "expected"),
+    [
+        ("sample", [1.915, 0, 0, -1.915, 0.827, 0.827, -1.509, -0.146, 0, 0, 0, 0]),
+        (
+            "token",
+            [1.756, -0.188, -0.188, -2.132, 0.652, 0.652, -1.719, -0.336, *[-0.188] * 4],
+        ),
+    ],
+)
+def test_parity_batch(batch_norm, expected):
+    advantages = compute_gdpo_advantage(
+        PARITY_REWARDS, PARITY_GROUPS, mask_of(PARITY_LENGTHS), batch_norm=batch_norm
+    )
+    assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-3)
+
+
+# --- the naive loop as oracle --------------------------------------------------------------------
+
+REWARD = st.one_of(
+    st.sampled_from([-3.0, 0.0, 0.1, 0.3, 1.0, 3.0, 2000.3]),
+    st.floats(-100, 100, allow_nan=False, width=32),
+)
+
+
+@st.composite
+def batches(draw):
+    n, k = draw(st.integers(1, 14)), draw(st.integers(1, 4))
+
+    def rows_of(strategy):
+        return draw(st.lists(strategy, min_size=n, max_size=n))
+
+    return {
+        "rewards": rows_of(st.lists(REWARD, min_size=k, max_size=k)),
+        "groups": rows_of(st.sampled_from(["a", "b", "c"])),
+        "present": rows_of(st.lists(st.booleans(), min_size=k, max_size=k)),
+        "valid": rows_of(st.booleans()),
+        "lengths": rows_of(st.integers(0, 9)),
+        "weights": draw(st.lists(st.floats(-3, 3, width=32), min_size=k, max_size=k)),
+    }
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    batch=batches(),
+    eps=st.sampled_from([1e-6, 1e-4, 0.1]),
+    group_norm=st.sampled_from(["per_reward", "summed"]),
+    batch_norm=st.sampled_from(["sample", "token", "none"]),
+    normalize_by_std=st.booleans(),
+)
+def test_equals_the_naive_loop(batch, **options):
+    expected = oracle.gdpo(**batch, **options)
+    actual = compute_gdpo_scalars(
+        torch.tensor(batch["rewards"], dtype=torch.float64),
+        batch["groups"],
+        token_count_B=torch.tensor(batch["lengths"]),
+        weights=batch["weights"],
+        present_BK=batch["present"],
+        valid_B=batch["valid"],
+        **options,
+    ).A_B
+    assert actual.tolist() == pytest.approx(expected, abs=1e-6, rel=1e-6)
+
+
+# --- laws ----------------------------------------------------------------------------------------
+
+
+def random_batch(seed=0, n=24, k=3, G=4):
+    generator = torch.Generator().manual_seed(seed)
+    rewards = torch.rand((n, k), generator=generator, dtype=torch.float64).round(decimals=1)
+    return rewards, [i // G for i in range(n)]
+
+
+def scalars(rewards, groups, **options):
+    return compute_gdpo_scalars(rewards, groups, **options)
+
+
+def test_batch_mean_of_complete_groups_is_zero():
+    rewards, groups = random_batch()
+    result = scalars(rewards, groups)
+    assert abs(result.S_B.mean()) < 1e-12
+    assert abs(result.A_B.mean()) < 1e-12
+    assert result.A_B.std().item() == pytest.approx(1, abs=1e-3)
+
+
+def test_shift_and_scale_of_one_reward_change_nothing():
+    rewards, groups = random_batch()
+    other = rewards * torch.tensor([1.0, 50.0, 1.0]) + torch.tensor([0.0, 7.0, -1e6])
+    torch.testing.assert_close(
+        scalars(rewards, groups, eps=0).A_B, scalars(other, groups, eps=0).A_B, rtol=0, atol=1e-8
+    )
+
+
+def test_scale_of_all_weights_changes_nothing_and_ratios_do():
+    rewards, groups = random_batch()
+    A_B = scalars(rewards, groups, eps=0, weights=[1, 2, 3]).A_B
+    torch.testing.assert_close(A_B, scalars(rewards, groups, eps=0, weights=[5, 10, 15]).A_B)
+    assert not torch.allclose(A_B, scalars(rewards, groups, eps=0, weights=[3, 2, 1]).A_B)
+
+
+def test_order_of_rows_and_names_of_groups_change_nothing():
+    rewards, groups = random_batch()
+    order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(1))
+    shuffled = scalars(rewards[order], [f"uid-{groups[i]}" for i in order]).A_B
+    torch.testing.assert_close(shuffled, scalars(rewards, groups).A_B[order], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("constant", [0.1, 0.3, 2000.3, -3.0, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("eps", [0, 1e-4])
+def test_a_constant_reward_contributes_exactly_zero(constant, dtype, eps):
+    varied = torch.tensor([[0.0], [1.0], [3.0], [1.0], [1.0]], dtype=dtype)
+    both = torch.cat([varied, torch.full_like(varied, constant)], dim=1)
+    result = scalars(both, [0] * 5, eps=eps)
+    assert result.z_BK[:, 1].tolist() == [0.0] * 5
+    assert result.A_B.tolist() == scalars(varied, [0] * 5, eps=eps).A_B.tolist()
+
+
+def test_a_group_without_signal_is_exactly_zero_beside_others():
+    rewards, groups = random_batch(n=40)
+    rewards[8:12] = 0.3
+    assert scalars(rewards, groups).A_B[8:12].tolist() == [0.0] * 4
+
+
+def test_opposed_rewards_cancel_only_at_equal_weights():
+    rewards = [[0, 1], [1, 0], [0, 1], [1, 0]]
+    assert per_sample(rewards, [0] * 4, batch_norm="none") == [0.0] * 4
+    assert 0.0 not in per_sample(rewards, [0] * 4, weights=[2, 1], batch_norm="none")
+
+
+def test_three_rewards_do_not_cancel_though_their_sums_tie():
+    rewards = [[0, 0, 1], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
+    S = per_sample(rewards, [0] * 4, batch_norm="none", eps=0)
+    # z(1), z(0): .8660, -.8660 at two ones of four; 1.5, -.5 at one
+    low, high = 0.8660254 - 0.5 - 0.5, 1.5 - 0.8660254 - 0.5
+    assert pytest.approx([low, low, high, high], abs=1e-6) == S
+    assert (low, high) == pytest.approx((-0.13397, 0.13397), abs=5e-6)
+    assert per_sample(rewards, [0] * 4, **GRPO) == [0.0] * 4
+
+
+def test_singleton_is_zero_and_counts_in_the_batch():
+    alone = per_sample([[0], [1]], [0, 0], eps=0)
+    beside = per_sample([[0], [1], [9]], [0, 0, 1], eps=0)
+    assert alone == pytest.approx([-0.7071, 0.7071], abs=5e-5)
+    # S = -.7071, .7071, 0: std = sqrt(1 / 2)
+    assert beside == pytest.approx([-1, 1, 0], abs=1e-6)
+
+
+def test_one_reward_is_grpo_up_to_one_scale():
+    rewards, groups = random_batch(k=1)
+    gdpo = scalars(rewards, groups).A_B
+    grpo = scalars(rewards, groups, **GRPO).A_B
+    torch.testing.assert_close(gdpo, grpo / (grpo.std() + 1e-4), rtol=0, atol=1e-9)
+
+
+def test_missing_values_leave_the_group_statistics():
+    rewards = [[0.0, 5.0], [1.0, 7.0], [3.0, 99.0], [0.0, -99.0]]
+    present = [[True, True], [True, True], [True, False], [True, False]]
+    z = scalars(rewards, [0] * 4, present_BK=present, eps=0).z_BK
+    assert z[:, 1].tolist() == pytest.approx([-0.70711, 0.70711, 0, 0], abs=1e-5)
+    # fewer than two present values say nothing
+    present[1][1] = False
+    assert scalars(rewards, [0] * 4, present_BK=present).z_BK[:, 1].tolist() == [0.0] * 4
+
+
+def test_samples_without_any_reward_leave_the_batch_step():
+    """24 pairs with the rewards 0 and 1, and 26 pairs of which nobody has a reward: 52 of 100.
+
+    S is -+h with h = sqrt(1/2) in the 48 samples that have one, and its squares add up to 24. So
+    the std is sqrt(24 / 47), and A is -+h sqrt(47 / 24) = -+0.98953. With the 52 others as S = 0
+    the std was sqrt(24 / 99), and A was 1.45 times as large: -+1.43614.
+    """
+    rewards, groups = [[0.0], [1.0]] * 50, [i // 2 for i in range(100)]
+    present = [[i < 48] for i in range(100)]
+    A = scalars(rewards, groups, present_BK=present, eps=0).A_B
+    assert A.tolist() == pytest.approx([-0.98953, 0.98953] * 24 + [0] * 52, abs=1e-5)
+    # the only sample of a group that has a reward has S = 0 too, and counts: h sqrt(48 / 24)
+    present[99] = [True]
+    A = scalars(rewards, groups, present_BK=present, eps=0).A_B
+    assert A[1].item() == pytest.approx(1)
+    assert A[48:].tolist() == [0] * 52
+
+
+def test_samples_without_any_reward_beside_token_norm_and_a_variant():
+    """S is -h h h -h, and 3 and 1 of its tokens count; the last two samples have no reward.
+
+    Tokens 1 3 3 1: the mean is (6 - 2) h / 8 = h / 2, the squares are (2 * 9/4 + 6 / 4) h^2 = 3,
+    the std is sqrt(3 / 7). A of -h is -3/2 h sqrt(7/3) = -1.62019, A of h a third of it.
+    """
+    rewards, groups = [[0.0], [1.0], [1.0], [0.0], [0.0], [1.0]], list("aabbcc")
+    present, tokens = [[True]] * 4 + [[False]] * 2, [1, 3, 3, 1, 9, 9]
+    given = {"present_BK": present, "eps": 0}
+    A = scalars(rewards, groups, batch_norm="token", token_count_B=tokens, **given).A_B
+    assert A.tolist() == pytest.approx([-1.62019, 0.54006, 0.54006, -1.62019, 0, 0], abs=1e-5)
+
+    def shifted(z_BK, *_):
+        return z_BK[:, 0] + 1
+
+    without = scalars(rewards[:4], groups[:4], combine=shifted, eps=0).A_B
+    for batch_norm in ("sample", "none"):
+        result = scalars(rewards, groups, combine=shifted, batch_norm=batch_norm, **given)
+        assert not result.S_B[4:].any() and not result.A_B[4:].any()
+    torch.testing.assert_close(scalars(rewards, groups, combine=shifted, **given).A_B[:4], without)
+
+
+def test_a_summed_reward_without_any_part_is_0_in_its_group_alone():
+    """As in verl's grpo. Sums 0 2 and 1 0, the last without a reward: S -h h h -h; step 3 counts 3.
+
+    Their mean is h / 3 and their std sqrt((16 + 4 + 4) / 9 / 2 * 1 / 2) = sqrt(2 / 3).
+    """
+    rewards, present = [[0.0], [2.0], [1.0], [9.0]], [[True]] * 3 + [[False]]
+    given = {"present_BK": present, "group_norm": "summed", "eps": 0}
+    grpo = scalars(rewards, list("aabb"), batch_norm="none", **given).A_B
+    h = math.sqrt(0.5)
+    assert grpo.tolist() == pytest.approx([-h, h, h, -h])
+    A = scalars(rewards, list("aabb"), **given).A_B
+    high = h * 2 / 3 / math.sqrt(2 / 3)
+    assert A.tolist() == pytest.approx([-2 * high, high, high, 0])
+
+
+@pytest.mark.parametrize("group_norm", ["per_reward", "summed"])
+@pytest.mark.parametrize("batch_norm", ["sample", "token", "none"])
+def test_a_batch_without_any_reward_has_no_advantage(group_norm, batch_norm):
+    rewards, absent = [[0.0, 1.0], [1.0, 3.0]], [[False, False]] * 2
+    options = {"group_norm": group_norm, "batch_norm": batch_norm, "token_count_B": [1, 2]}
+    assert scalars(rewards, "aa", present_BK=absent, **options).A_B.tolist() == [0.0, 0.0]
+    # a reward of weight 0 is none
+    absent = [[True, False]] * 2
+    weights = [0.0, 1.0]
+    result = scalars(rewards, "aa", present_BK=absent, weights=weights, **options)
+    assert result.A_B.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_the_batch_step_takes_no_mean_for_rounding_but_what_is(scale):
+    """Whatever the unit of S."""
+    S_B = torch.tensor([1.0, 2.0, 4.0, 0.0], dtype=torch.float64)
+
+    def given(*_):
+        return scale * S_B
+
+    rewards, groups = [[0.0], [1.0], [0.0], [1.0]], [0, 0, 1, 1]
+    A = scalars(rewards, groups, combine=given, **BARE).A_B
+    torch.testing.assert_close(A, (S_B - 1.75) / S_B.std())
+    means = []
+    for seed in range(10):
+        rewards, groups = random_batch(seed, n=40)
+        rewards[8:12] = 0.3
+        result = scalars(rewards, groups, weights=[scale] * 3, **BARE)
+        means.append(result.S_B.mean().item())
+        assert not result.A_B[8:12].any()
+    assert any(means)
+
+
+def test_an_S_that_is_constant_is_0_without_eps_and_beside_padding():
+    def constant(*_):
+        return torch.full((4,), 0.3, dtype=torch.float64)
+
+    rewards, groups, padding = [[0.0], [1.0], [0.0], [1.0]], [0, 0, 1, 1], [True] * 3 + [False]
+    for valid in (None, padding):
+        result = scalars(rewards, groups, combine=constant, valid_B=valid, **BARE)
+        assert not result.A_B.any()
+    by_token = {"batch_norm": "token", "token_count_B": [3, 2, 1, 0]}
+    assert not scalars(rewards, groups, combine=constant, **by_token, **BARE).A_B.any()
+    assert not scalars([[1.0]], [0], **BARE).A_B.any()
+
+
+def test_samples_without_tokens_are_no_constant_batch():
+    """Step 3 goes over tokens; a sample without any still gets an advantage."""
+    rewards, groups = [[0.0], [1.0], [5.0], [9.0]], [0, 0, 1, 1]
+    counts = {"batch_norm": "token", "token_count_B": [4, 4, 0, 0], "eps": 0}
+    # the tokens have S = -h and h: std^2 = 8 h^2 / 7
+    expected = sqrt(7 / 8)
+    A = scalars(rewards, groups, **counts).A_B.tolist()
+    assert pytest.approx([-expected, expected] * 2) == A
+
+
+def test_padding_enters_no_statistic_whatever_it_holds():
+    rewards, groups = random_batch(n=8)
+    nan = torch.full((3, 3), float("nan"), dtype=torch.float64)
+    padded = torch.cat([nan, rewards])
+    mask = torch.tensor([[0]] * 3 + [[1]] * 8)
+    ids = [0, 0, 99, *groups]
+    advantages = compute_gdpo_advantage(padded, ids, mask)
+    expected = compute_gdpo_advantage(rewards, groups, torch.ones(8, 1))
+    assert advantages[:3].tolist() == [[0.0]] * 3
+    torch.testing.assert_close(advantages[3:], expected)
+
+
+def test_a_rejected_sample_counts_when_the_caller_says_what_is_padding():
+    rewards, groups = [[0.0], [1.0], [0.0], [3.0]], [0, 0, 1, 1]
+    mask = torch.tensor([[1], [1], [0], [1]])
+    inferred = compute_gdpo_advantage(rewards, groups, mask)
+    told = compute_gdpo_advantage(rewards, groups, mask, valid_B=[True] * 4)
+    assert inferred[3].item() == 0.0  # left alone in its group
+    assert told[3].item() > 0.8
+    assert told[2].item() == 0.0  # its tokens are still rejected
+
+
+# --- rounding ------------------------------------------------------------------------------------
+
+# no eps hides what rounding leaves of rewards that cancel, and the batch step scales it up
+BARE = {"eps": 0, "batch_eps": 0}
+
+
+def opposed(a, scale=1.0):
+    """Rewards a and 5 - scale a: their z are opposite, and scale a + the other is constant."""
+    return np.stack([a, 5 - scale * a], axis=1)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**31),
+    G=st.sampled_from([2, 3, 4, 7, 16, 50]),
+    low=st.sampled_from([0.0, 0.9, -40.0, 1e6]),
+    spread=st.sampled_from([1.0, 1e-3]),
+    decimals=st.sampled_from([1, 4, 17]),
+    scale=st.sampled_from([1.0, 3.0, 0.01]),
+    pairs=st.integers(1, 4),
+)
+def test_rewards_that_cancel_give_exactly_0(seed, G, low, spread, decimals, scale, pairs):
+    a_BK = low + spread * np.random.default_rng(seed).random((8 * G, pairs)).round(decimals)
+    rewards = np.concatenate([opposed(a, scale) for a in a_BK.T], axis=1)
+    groups = np.arange(8 * G) % 8
+    gdpo = scalars(rewards, groups, **BARE)
+    assert gdpo.z_BK.abs().max() > 0.5 or decimals == 1
+    assert not gdpo.S_B.any() and not gdpo.A_B.any()
+    grpo = scalars(rewards, groups, weights=[scale, 1] * pairs, group_norm="summed", **BARE)
+    assert not grpo.S_B.any() and not grpo.A_B.any()
+
+
+@pytest.mark.parametrize("G", [2, 4, 16])
+@pytest.mark.parametrize("group_norm", ["per_reward", "summed"])
+def test_rewards_that_cancel_in_float32_give_exactly_0(G, group_norm):
+    a = torch.rand(4096, generator=torch.Generator().manual_seed(0)).square()
+    rewards = torch.stack([a, 1 - a], dim=1)
+    assert rewards.double().sum(dim=1).std() > 1e-9  # the sum is not constant in float64
+    result = scalars(rewards, np.arange(4096) // G, group_norm=group_norm, **BARE)
+    assert not result.S_B.any() and not result.A_B.any()
+    # as float64 the same numbers are taken at their word
+    exact = scalars(rewards.double(), np.arange(4096) // G, group_norm=group_norm, **BARE)
+    # but in pairs, z is the root of 1/2 whatever the two values are
+    assert exact.A_B.abs().max() > 1 or (G == 2 and group_norm == "per_reward")
+
+
+def test_numbers_of_python_are_float64():
+    rewards = [[0.1, 0.9], [0.7, 0.3], [0.2, 0.8]]
+    assert not scalars(rewards, [0] * 3, **BARE).S_B.any()
+    nearly = [[0.0], [1.0], [1.0 + 1e-12]]
+    assert scalars(nearly, [0] * 3).z_BK[1:, 0].diff().item() > 0
+
+
+def test_a_sample_whose_rewards_cancel_is_0_beside_others():
+    rewards = [[0.1, 0.4], [0.2, 0.3], [0.3, 0.1], [0.4, 0.2]]
+    S = scalars(rewards, [0] * 4, **BARE).S_B.tolist()
+    # z = -1.16, -.39, .39, 1.16: the second reward has the ranks 4, 3, 1, 2 of the first
+    step = 0.1 / sqrt(0.05 / 3)
+    assert S[:2] == [0.0, 0.0]
+    assert S[2:] == pytest.approx([-step, step])
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**31),
+    G=st.integers(2, 16),
+    low=st.sampled_from([0.0, -3.0, 1e3]),
+    group_norm=st.sampled_from(["per_reward", "summed"]),
+)
+def test_a_millionth_of_the_rewards_is_no_rounding(seed, G, low, group_norm):
+    a = low + np.random.default_rng(seed).random(3 * G)
+    weights, groups = [1.0, 1.0 - 1e-6], np.arange(3 * G) % 3
+    options = {"group_norm": group_norm, "normalize_by_std": False, "batch_norm": "none"}
+    of_one = scalars(a[:, None], groups, **options).S_B
+    left = scalars(opposed(a), groups, weights=weights, **options).S_B
+    torch.testing.assert_close(left, 1e-6 * of_one, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("low", "step", "dtype"),
+    [(2000.3, 0.0005, torch.float32), (1e15, 1.0, torch.float64), (-1e15, 1.0, torch.float64)],
+)
+@pytest.mark.parametrize("beside", [[], [7.0]])
+def test_a_reward_alone_is_never_taken_for_rounding(low, step, dtype, beside):
+    rewards = torch.tensor([[low, *beside], [low + step, *beside]], dtype=dtype)
+    assert rewards[0, 0] != rewards[1, 0]
+    S = scalars(rewards, [0, 0], **BARE).S_B.tolist()
+    assert pytest.approx([-sqrt(0.5), sqrt(0.5)]) == S
+
+
+def test_a_reward_alone_is_the_same_in_float32_and_float64():
+    # 8,000,000 to 8,000,003: z = -1.16, -.39, .39, 1.16 with std sqrt(5/3)
+    rewards = 8e6 + torch.arange(4.0)[:, None]
+    S = scalars(rewards, [0] * 4, eps=0, batch_norm="none").S_B.tolist()
+    assert pytest.approx([x / sqrt(5 / 3) for x in (-1.5, -0.5, 0.5, 1.5)]) == S
+    # whatever the values are; beside a reward that is constant, or that counts nothing
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        values = (10.0 ** rng.integers(0, 8) + rng.random((24, 1))).astype(np.float32)
+        beside = [np.full_like(values, 0.3), rng.random((24, 1)).astype(np.float32)]
+        rewards, groups = np.hstack([values, *beside]), np.arange(24) % 3
+        for group_norm in ("per_reward", "summed"):
+            options = {"weights": [1.0, 1.0, 0.0], "group_norm": group_norm, **BARE}
+            A_B = scalars(rewards, groups, **options).A_B
+            assert torch.equal(A_B, scalars(rewards.astype(float), groups, **options).A_B)
+
+
+@pytest.mark.parametrize("combine", [None, lambda z_BK, *_: z_BK.sum(dim=1)])
+def test_whole_numbers_are_exact_in_float32(combine):
+    # z of the second is .87, -.87, -.87, .87: S of .48 is less than float32 could err by
+    rewards = 8e6 * torch.tensor([[1.0, 0.0]]) + torch.tensor([[0, 1], [1, 0], [2, 0], [3, 1]])
+    exact, S_B = (scalars(r, [0] * 4, combine=combine).S_B for r in (rewards.double(), rewards))
+    assert torch.equal(S_B, exact) and exact[1:3].abs().min() > 0.4
+    halves = rewards + torch.tensor([0.5, 0.0])  # which may stand for 8,000,000.3
+    assert not scalars(halves, [0] * 4, combine=combine).S_B[2]
+
+
+def test_rewards_of_weight_0_leave_no_rounding_in_a_variant():
+    rewards = [[0.0, 1e15], [0.0, 1e15 + 1], [0.0, 1e15 + 2], [1.0, 1e15 + 3]]
+    S = scalars(rewards, [0] * 4, weights=[1, 0], eps=0, combine=lambda z_BK, *_: z_BK[:, 0]).S_B
+    assert S.tolist() == pytest.approx([-0.5, -0.5, -0.5, 1.5])
+
+
+# --- inputs --------------------------------------------------------------------------------------
+
+
+OPTIONS = {
+    "weights": [1.0, 5.0],
+    "present_BK": [[True, i % 3 > 0] for i in range(12)],
+    "valid_B": [i != 5 for i in range(12)],
+    "group_norm": "summed",
+    "normalize_by_std": False,
+    "batch_norm": "token",
+    "eps": 0.25,
+    "batch_eps": 0.5,
+    "batch_var_eps": 2.0,
+    "combine": lambda z_BK, *_: z_BK[:, 0],
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_both_functions_have_the_same_options(name):
+    mask, option = mask_of(PARITY_LENGTHS), {name: OPTIONS[name]}
+    lengths = {"token_count_B": PARITY_LENGTHS} if name == "batch_norm" else {}
+    expected = scalars(PARITY_REWARDS, PARITY_GROUPS, **option, **lengths).A_B
+    assert (expected - scalars(PARITY_REWARDS, PARITY_GROUPS).A_B).abs().max() > 1e-3
+    actual = compute_gdpo_advantage(PARITY_REWARDS, PARITY_GROUPS, mask, **option)
+    torch.testing.assert_close(actual, spread_over_tokens(expected, mask))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64, torch.float32])
+def test_output_is_float32_on_the_mask_device(device, mask_dtype):
+    mask = mask_of(PARITY_LENGTHS).to(device, mask_dtype)
+    advantages = compute_gdpo_advantage(
+        np.array(PARITY_REWARDS), np.array(PARITY_GROUPS, dtype=object), mask
+    )
+    assert advantages.dtype == torch.float32
+    assert advantages.device == mask.device
+    assert torch.equal(advantages != 0, (mask != 0) & (advantages[:, :1] != 0))
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        PARITY_GROUPS,
+        np.array(PARITY_GROUPS),
+        np.array(PARITY_GROUPS, dtype=object),
+        torch.tensor([2**60] * 4 + [-1] * 4 + [7] * 4),
+        np.repeat([5, 3, 4], 4),
+        list(np.repeat([5, 3, 4], 4)),
+        [np.int64(5)] * 2 + [5] * 2 + [np.uint8(3)] * 4 + [4] * 4,
+        np.array([np.int32(5)] * 2 + [5] * 2 + [3] * 4 + [4] * 4, dtype=object),
+        list(np.array(PARITY_GROUPS)[:2]) + PARITY_GROUPS[2:],
+        np.array([np.str_("a"), *PARITY_GROUPS[1:]], dtype=object),
+    ],
+)
+def test_group_ids_of_any_kind(ids):
+    expected = compute_gdpo_scalars(PARITY_REWARDS, [0] * 4 + [1] * 4 + [2] * 4)
+    assert torch.equal(compute_gdpo_scalars(PARITY_REWARDS, ids).A_B, expected.A_B)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [0.5, 0.5],
+        [None, None],
+        [1, "1"],
+        [np.int64(1), np.str_("1")],
+        [True, "a"],
+        [True, False],
+        [True, 1],
+        np.array([True, False]),
+        [np.True_, np.False_],
+        torch.tensor([0.5, 0.5]),
+        [torch.tensor(1), torch.tensor(1)],
+        [("a",), ("b",)],
+        [b"a", b"a"],
+    ],
+)
+def test_other_group_ids_are_refused(ids):
+    got = sorted({type(i).__name__ for i in (ids.tolist() if hasattr(ids, "tolist") else ids)})
+    message = f"group_ids: expected all integers or all strings, got {got}"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        compute_gdpo_scalars([[1.0], [2.0]], ids)
+
+
+def test_nan_names_its_place():
+    with pytest.raises(ValueError, match=r"rewards_BK\[1, 0\] is nan"):
+        compute_gdpo_scalars([[1.0], [float("nan")]], [0, 0])
+    with pytest.raises(ValueError, match=r"rewards_BK\[0, 0\] is inf"):
+        compute_gdpo_scalars([[float("inf")], [1.0]], [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": [1.0, 2.0, 3.0]}, "weights: expected 2 finite numbers"),
+        ({"weights": [1.0, float("nan")]}, "weights: expected 2 finite numbers"),
+        ({"group_norm": "sum"}, "group_norm: expected one of"),
+        ({"batch_norm": "tokens"}, "batch_norm: expected one of"),
+        ({"eps": -1e-4}, "^eps: expected a finite number >= 0, got -0.0001"),
+        ({"batch_eps": float("nan")}, "^batch_eps: expected a finite number >= 0, got nan"),
+        ({"batch_var_eps": -1.0}, "^batch_var_eps: expected a finite number >= 0, got -1.0"),
+        ({"present_BK": [[True]] * 12}, "present_BK: expected shape"),
+        ({"valid_B": [True]}, "valid_B: expected shape"),
+    ],
+)
+def test_bad_arguments_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        compute_gdpo_advantage(PARITY_REWARDS, PARITY_GROUPS, mask_of(PARITY_LENGTHS), **options)
+
+
+def test_bad_shapes_are_named():
+    with pytest.raises(ValueError, match="group_ids: expected 2"):
+        compute_gdpo_scalars([[1.0], [2.0]], [0])
+    with pytest.raises(ValueError, match="rewards_BK: expected shape"):
+        compute_gdpo_scalars([1.0, 2.0], [0, 0])
+    with pytest.raises(ValueError, match="response_mask_BT: expected shape"):
+        compute_gdpo_advantage([[1.0]], [0], [1])
+
+
+@pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
+def other_default_dtype(request):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(before)
+
+
+def test_the_default_dtype_changes_nothing(other_default_dtype):
+    rewards = [[0.1, 0.7], [0.4, 0.2], [0.3, 0.3], [0.2, 0.9]]
+    advantages = compute_gdpo_advantage(rewards, "aabb", [[1, 1]] * 4, weights=[0.3, 0.7])
+    assert advantages.dtype == torch.float32
+    expected = oracle.gdpo(rewards, "aabb", weights=[0.3, 0.7])
+    assert advantages[:, 1].tolist() == pytest.approx(expected, rel=1e-6)
+    # meta is a device other than the CPU
+    elsewhere = spread_over_tokens(torch.zeros(4), torch.ones(4, 2, device="meta"))
+    assert (elsewhere.dtype, elsewhere.device.type) == (torch.float32, "meta")
+
+
+@pytest.mark.parametrize("batch_norm", ["sample", "token"])
+@pytest.mark.parametrize("group_norm", ["per_reward", "summed"])
+def test_the_default_device_changes_nothing(batch_norm, group_norm):
+    rewards, mask = torch.tensor(PARITY_REWARDS), mask_of(PARITY_LENGTHS)
+    options = {"group_norm": group_norm, "batch_norm": batch_norm}
+    expected = compute_gdpo_advantage(rewards, PARITY_GROUPS, mask, **options)
+    given = {"weights": [1, 1], "valid_B": [True] * 12, "present_BK": [[True, True]] * 12}
+    with torch.device("meta"):  # without data, so that what were made there could not be used
+        for also in ({}, given):
+            assert torch.equal(
+                compute_gdpo_advantage(rewards, PARITY_GROUPS, mask, **options, **also), expected
+            )
+        lengths = {"token_count_B": PARITY_LENGTHS}
+        A_B = compute_gdpo_scalars(rewards, PARITY_GROUPS, **options, **lengths).A_B
+    assert torch.equal(spread_over_tokens(A_B, mask), expected)
+
+
+@pytest.mark.parametrize("kind", [int, float, np.int8])
+def test_masks_of_numbers(kind):
+    present = [[True, i % 3 > 0] for i in range(12)]
+    valid = [i != 5 for i in range(12)]
+    expected = scalars(PARITY_REWARDS, PARITY_GROUPS, present_BK=present, valid_B=valid)
+    numbers = {"present_BK": np.array(present, dtype=kind), "valid_B": [kind(v) for v in valid]}
+    actual = scalars(PARITY_REWARDS, PARITY_GROUPS, **numbers)
+    assert torch.equal(actual.z_BK, expected.z_BK) and torch.equal(actual.A_B, expected.A_B)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("group_norm", ["per_reward", "summed"])
+def test_the_advantage_has_no_gradient(mode, group_norm):
+    rewards = torch.tensor(PARITY_REWARDS, requires_grad=True)
+    mask = mask_of(PARITY_LENGTHS).float().requires_grad_()
+    weights = torch.ones(2, requires_grad=True)
+    with mode():
+        given = {"weights": weights, "group_norm": group_norm}
+        advantages = compute_gdpo_advantage(rewards, PARITY_GROUPS, mask, **given)
+        steps = compute_gdpo_scalars(rewards, PARITY_GROUPS, **given)
+        spread = spread_over_tokens(steps.A_B, mask)
+    assert not any(tensor.requires_grad for tensor in (advantages, *steps, spread))
+    without = compute_gdpo_advantage(PARITY_REWARDS, PARITY_GROUPS, mask > 0, group_norm=group_norm)
+    assert torch.equal(advantages, without)
+
+
+def test_inference_tensors_are_taken():
+    with torch.inference_mode():
+        rewards, mask = torch.tensor(PARITY_REWARDS), mask_of(PARITY_LENGTHS).float()
+    advantages = compute_gdpo_advantage(rewards, PARITY_GROUPS, mask)
+    ratio = torch.ones_like(advantages, requires_grad=True)
+    (ratio * advantages).sum().backward()
+    assert torch.equal(ratio.grad, advantages)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_python_loop_over_samples(device):
+    # 200,000 samples would take minutes one by one
+    rewards = torch.rand(200_000, 2, device=device)
+    advantages = compute_gdpo_advantage(
+        rewards, np.arange(200_000) // 4, torch.ones(200_000, 1, device=device)
+    )
+    assert abs(advantages.mean().item()) < 1e-6

@@ -1,0 +1,570 @@
+"""The gdpo/ metrics: small batches computed by hand, and laws that hold for all batches."""
+
+import logging
+import math
+import re
+import time
+from dataclasses import replace
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from metrics_of_batch import EXACT, GROUPS, LENGTHS, REWARDS, matrix, of_batch
+from repository import REPO
+
+from verl_gdpo.algorithm import metrics
+from verl_gdpo.algorithm.advantages import (
+    advantages_without_eps,
+    contributions,
+    correlation,
+    scalars_of,
+)
+from verl_gdpo.algorithm.metrics import (
+    batch_metrics,
+    mean_and_std,
+    scoring_metrics,
+    settings_of_advantage,
+    why_mean_is_not_0,
+)
+from verl_gdpo.algorithm.reward_metrics import MOST_SOURCES
+from verl_gdpo.algorithm.samples import NOTES_KEY, RewardRows
+from verl_gdpo.algorithm.settings import GdpoSettings
+
+PAGE = REPO / "docs" / "metrics.md"
+
+
+# --- one batch, all metrics ----------------------------------------------------------------------
+
+
+def test_gdpo_by_hand():
+    # z is -+1/sqrt(2) where a pair differs, so with h = sqrt(1/2)
+    #   x: -h h | -h h | 0 0 | 0 0     y: h -h | -h h | 0 0 | -h h
+    #   S:  0 0 | -2h 2h | 0 0 | -h h  with sum 0 and sum of squares 4h^2 * 2 + h^2 * 2 = 5
+    assert of_batch(bounds={"x": (0, 1)}) == pytest.approx(
+        {
+            "gdpo/x/mean": 4 / 8,
+            "gdpo/x/std": 0.5,
+            "gdpo/x/min": 0,
+            "gdpo/x/max": 1,
+            "gdpo/x/varies": 2 / 4,  # a, b
+            "gdpo/x/missing": 0,
+            "gdpo/x/at_low": 4 / 8,
+            "gdpo/x/at_high": 4 / 8,
+            "gdpo/x/groups_all_high": 1 / 4,  # c
+            "gdpo/x/groups_all_low": 1 / 4,  # d
+            "gdpo/y/mean": 5 / 8,
+            "gdpo/y/std": math.sqrt(15) / 8,  # of 5 ones in 8: sqrt(5/8 * 3/8)
+            "gdpo/y/min": 0,
+            "gdpo/y/max": 1,
+            "gdpo/y/varies": 3 / 4,  # a, b, d
+            "gdpo/y/missing": 0,
+            "gdpo/y/groups_all_high": 1 / 4,  # c
+            "gdpo/y/groups_all_low": 0,
+            # they oppose each other in a, and agree as much in b
+            "gdpo/x/correlation_with_y": 0,
+            # b and d have a signal: 2 and 4 contributions of h^2
+            "gdpo/x/energy": 2 / 6,
+            "gdpo/y/energy": 4 / 6,
+            # x.S = 2 * h * 2h = 2, and y.S = 2 + 1, of S.S = 5
+            "gdpo/x/share": 2 / 5,
+            "gdpo/y/share": 3 / 5,
+            # A is S up to a scale; |x| = 1, |y| = sqrt(2)
+            "gdpo/x/correlation": 2 / math.sqrt(5),
+            "gdpo/y/correlation": 3 / math.sqrt(2 * 5),
+            "gdpo/cancelled": 2 / 8,  # a; nothing contributes in c
+            "gdpo/no_signal": 2 / 4,  # a, c
+            # a, b and d are pairs with different rewards; both tie a
+            "gdpo/tied_pairs_gdpo": 1 / 3,
+            "gdpo/tied_pairs_grpo": 1 / 3,
+            # squares 4 4 in b and 1 1 in d, where y alone varies: x is 0 in d, and y nowhere
+            "gdpo/x/update_all_low": 2 / 10,
+            "gdpo/y/update_all_low": 0,
+            "gdpo/distinct_gdpo": 5,  # 0, +-2h, +-h
+            "gdpo/distinct_grpo": 3,  # sums 1 1 | 0 2 | 2 2 | 0 1: 0, +-h
+            "gdpo/batch_norm_mean": 0,
+            "gdpo/batch_norm_std": math.sqrt(5 / 7),
+            # deviations from the groups' means: 0 0 | -10 10 | 0 0 | -5 5, squares 250;
+            # times S: 2h * 20 + h * 10 = 50h
+            "gdpo/length_correlation": 50 * math.sqrt(0.5) / math.sqrt(250 * 5),
+        },
+        abs=1e-12,
+    )
+
+
+def test_grpo_by_hand():
+    # sums 1 1 | 0 2 | 2 2 | 0 1, so S: 0 0 | -h h | 0 0 | -h h. Contributions:
+    #   b, divided by sqrt(2): x -+.5/sqrt(2), y the same;   d, divided by h: y -+.5/h = -+h
+    #   a, whose sum is constant: left out
+    result = of_batch(replace(settings_of_advantage("grpo", EXACT), eps=0.0))
+    energy_x = 2 * 0.125
+    energy_y = energy_x + 2 * 0.5
+    assert result["gdpo/x/energy"] == pytest.approx(energy_x / (energy_x + energy_y))
+    # x.S = 2 * .5/sqrt(2) * h = .5, |S|^2 = 2
+    assert result["gdpo/x/correlation"] == pytest.approx(0.5 / math.sqrt(energy_x * 2))
+    assert result["gdpo/cancelled"] == 2 / 8
+    assert result["gdpo/no_signal"] == 2 / 4
+    assert (result["gdpo/distinct_gdpo"], result["gdpo/distinct_grpo"]) == (5, 3)
+    assert not any("batch_norm" in name for name in result)
+
+
+def test_estimators_that_ours_does_not_describe():
+    assert settings_of_advantage("rloo", EXACT) is None
+    everything = of_batch()
+    of_rewards = of_batch(None)
+    assert of_rewards == {name: everything[name] for name in of_rewards}
+    assert {name.rsplit("/", 1)[1] for name in of_rewards} == {
+        *("mean", "std", "min", "max", "varies", "missing", "correlation_with_y"),
+        *("groups_all_high", "groups_all_low"),
+    }
+
+
+@pytest.mark.parametrize("batch_norm", ["sample", "token", "none"])
+@pytest.mark.parametrize("group_norm", ["per_reward", "summed"])
+def test_the_estimators_own_result_gives_the_same_metrics(monkeypatch, batch_norm, group_norm):
+    gdpo = GdpoSettings(batch_norm=batch_norm, group_norm=group_norm)
+    counted = np.array([True] * 7 + [False])  # the last row is padding
+    ids, lengths, of_rewards = np.array(GROUPS), np.array(LENGTHS), matrix(REWARDS)
+    given = of_rewards, counted, ids, lengths, gdpo, {}
+    alone = batch_metrics(*given)
+    scalars = scalars_of(of_rewards, counted, ids, gdpo, torch.from_numpy(lengths))
+    monkeypatch.setattr(metrics.advantages, "scalars_of", None)  # is not called
+    assert batch_metrics(*given, scalars=scalars) == alone
+    assert batch_metrics(*given, scalars=scalars._replace(S_B=scalars.S_B + 1)) != alone
+
+
+def test_padding_and_other_rows_of_a_session_change_nothing():
+    result = of_batch(
+        rewards=[*REWARDS, [9, 9], [5, -5]],
+        groups=[*GROUPS, "pad", "a"],
+        lengths=[*LENGTHS, 1, 999],
+        counted=[True] * 8 + [False] * 2,
+        bounds={"y": (0, 1)},
+    )
+    assert result == pytest.approx(of_batch(bounds={"y": (0, 1)}), abs=1e-12)
+
+
+def test_missing_rewards():
+    # x is left in the samples 0, 1 (group a), 4 (c, alone) and 6, 7 (d)
+    present = [[row in (0, 1, 4, 6, 7), True] for row in range(8)]
+    result = of_batch(present=present, bounds={"x": (0, 1)})
+    assert result["gdpo/x/missing"] == 3 / 8
+    assert result["gdpo/x/mean"] == 2 / 5
+    assert result["gdpo/x/varies"] == 1 / 3  # a of a, c, d
+    assert result["gdpo/x/at_high"] == 2 / 5
+    # less the groups' means, x -.5 .5 | 0 | 0 0 and y .5 -.5 | 0 | -.5 .5
+    assert result["gdpo/x/correlation_with_y"] == pytest.approx(-0.5 / math.sqrt(0.5 * 1))
+
+
+def test_a_reward_that_no_sample_has():
+    result = of_batch(present=[[False, True]] * 8, bounds={"x": (0, 1)})
+    assert {name for name in result if "/x/" in name} == {
+        *("gdpo/x/missing", "gdpo/x/energy", "gdpo/x/share")
+    }
+    assert result["gdpo/x/missing"] == 1
+    assert result["gdpo/x/energy"] == 0
+
+
+def test_two_tasks_in_a_batch():
+    # x belongs to the groups a and b, y to c and d, u to all but for padding; weights 1
+    #   x -h h | -h h        y -h h | 0 0        u 0 0 | 0 0 | 0 0 | 0 0
+    rewards = [[0, 9, 4], [1, 9, 4], [0, 9, 4], [1, 9, 4]]
+    rewards += [[9, 0, 2], [9, 1, 2], [9, 1, 2], [9, 1, 2], [9, 9, 9]]
+    result = of_batch(
+        rewards=rewards,
+        present=[[True, False, True]] * 4 + [[False, True, True]] * 5,
+        groups=[*GROUPS, "pad"],
+        lengths=[*LENGTHS, 1],
+        counted=[True] * 8 + [False],
+        sources=["p/p"] * 4 + ["q"] * 5,
+    )
+    assert result["gdpo/x/missing"] == result["gdpo/y/missing"] == 4 / 8
+    assert result["gdpo/x/varies"] == 1  # in each group that has it
+    assert result["gdpo/y/varies"] == 1 / 2
+    # nothing but x moves the advantage where x is
+    assert result["gdpo/x/correlation"] == pytest.approx(1)
+    assert result["gdpo/y/correlation"] == pytest.approx(1)
+    by_source = {name: value for name, value in result.items() if name.endswith(("/p/p", "/q"))}
+    assert by_source == {
+        "gdpo/x/mean/p/p": 1 / 2,
+        "gdpo/x/varies/p/p": 1,
+        "gdpo/x/groups_all_high/p/p": 0,
+        "gdpo/x/groups_all_low/p/p": 0,
+        "gdpo/y/mean/q": 3 / 4,
+        "gdpo/y/varies/q": 1 / 2,
+        "gdpo/y/groups_all_high/q": 1 / 2,
+        "gdpo/y/groups_all_low/q": 0,
+        "gdpo/u/mean/p/p": 4,
+        "gdpo/u/mean/q": 2,
+        "gdpo/u/varies/p/p": 0,
+        "gdpo/u/varies/q": 0,
+        # 2 and 4 are the lowest and the highest value of the step
+        "gdpo/u/groups_all_high/p/p": 1,
+        "gdpo/u/groups_all_high/q": 0,
+        "gdpo/u/groups_all_low/p/p": 0,
+        "gdpo/u/groups_all_low/q": 1,
+        "gdpo/no_signal/p/p": 0,
+        "gdpo/no_signal/q": 1 / 2,
+    }
+
+
+def test_groups_of_one_keep_their_sources():
+    result = of_batch(
+        rewards=[[1], [2], [3]], groups=list("cab"), lengths=[1] * 3, sources=["p", "q", "q"]
+    )
+    assert result["gdpo/x/groups_all_low/p"] == 1 and result["gdpo/x/groups_all_high/p"] == 0
+    assert result["gdpo/x/groups_all_low/q"] == 0 and result["gdpo/x/groups_all_high/q"] == 1 / 2
+
+
+def test_many_sources_are_told_by_their_means_alone():
+    for count, others in ((MOST_SOURCES, True), (MOST_SOURCES + 1, False)):
+        rows = [[k % 2] for k in range(2 * count)]
+        groups = [k // 2 for k in range(2 * count)]
+        sources = [f"s{group}" for group in groups]
+        result = of_batch(rewards=rows, groups=groups, lengths=[1] * len(rows), sources=sources)
+        for what in ("x/varies", "x/groups_all_high", "no_signal"):
+            assert (f"gdpo/{what}/s0" in result) == others
+        assert result[f"gdpo/x/mean/s{count - 1}"] == 1 / 2
+
+
+def test_groups_that_are_all_high_or_all_low():
+    # a: 1 1, b: 0 0, c: 0 1; bounds say that 1 is not the highest value, and 0 not the lowest one
+    rewards = [[1, 5], [1, 5], [0, 5], [0, 5], [0, 5], [1, 5]]
+    seen = of_batch(rewards=rewards, groups=list("aabbcc"), lengths=[1] * 6)
+    assert seen["gdpo/x/groups_all_high"] == seen["gdpo/x/groups_all_low"] == 1 / 3
+    # nothing says whether 5 is high or low
+    assert not {"gdpo/y/groups_all_high", "gdpo/y/groups_all_low"} & {*seen}
+    bounds = {"x": (-1, 2), "y": (0, 5)}
+    declared = of_batch(rewards=rewards, groups=list("aabbcc"), lengths=[1] * 6, bounds=bounds)
+    assert declared["gdpo/x/groups_all_high"] == declared["gdpo/x/groups_all_low"] == 0
+    assert declared["gdpo/y/groups_all_high"] == 1 and declared["gdpo/y/groups_all_low"] == 0
+
+
+def test_without_any_signal_nothing_undefined_is_logged():
+    result = of_batch(rewards=[[0.1, 0.3]] * 8)
+    assert result["gdpo/no_signal"] == 1
+    assert result["gdpo/cancelled"] == result["gdpo/batch_norm_std"] == 0
+    assert result["gdpo/distinct_gdpo"] == result["gdpo/distinct_grpo"] == 1
+    undefined = ("correlation", "energy", "share", "tied")
+    assert not any(word in name for name in result for word in undefined)
+
+
+def test_correlations_are_those_within_groups():
+    """Hard prompts lower both rewards and lengthen answers; within each group it is otherwise."""
+    rewards = [[0, 1], [1, 0], [10, 11], [11, 10]]
+    lengths = [120, 100, 20, 5]
+    result = of_batch(rewards=rewards, weights=[2.0, 1.0], groups=list("aabb"), lengths=lengths)
+    assert np.corrcoef(np.array(rewards).T)[0, 1] > 0.97
+    assert result["gdpo/x/correlation_with_y"] == pytest.approx(-1)
+    # S is -h h | -h h, and lengths less their groups' means are 10 -10 | 7.5 -7.5
+    expected = -(20 + 15) / math.sqrt(4 * (2 * 10**2 + 2 * 7.5**2))
+    assert result["gdpo/length_correlation"] == pytest.approx(expected)
+    assert abs(np.corrcoef([-1, 1, -1, 1], lengths)[0, 1]) < 0.2
+
+
+def test_two_rewards_that_cancel_have_no_share_but_energy():
+    # u is 1 - x, so S is z of y alone: 1.5 -.5 -.5 -.5; x is .8660 .8660 -.8660 -.8660
+    rewards = [[1, 0, 1], [1, 0, 0], [0, 1, 0], [0, 1, 0]]
+    result = of_batch(rewards=[[x, y, u] for x, u, y in rewards], groups=[0] * 4, lengths=[1] * 4)
+    share = (1.5 * 0.75**0.5 - 0.5 * 0.75**0.5 + 2 * 0.5 * 0.75**0.5) / 3
+    found = [result[f"gdpo/{name}/share"] for name in "xyu"]
+    assert found == pytest.approx([share, 1, -share])
+    assert [result[f"gdpo/{name}/energy"] for name in "xyu"] == pytest.approx([1 / 3] * 3)
+
+
+def test_silent_groups_change_no_share_of_grpo():
+    """A group with the sums 5, 5 has no gradient, however large its rewards are."""
+    grpo = replace(settings_of_advantage("grpo", EXACT), eps=0.0)
+    rewards, groups = [[0, 0], [0, 1], [0, 0], [2, 1]], list("aabb")
+    alone = of_batch(grpo, rewards, groups, [1] * 4)
+    silent = of_batch(grpo, [*rewards, [5, 0], [0, 5]], [*groups, "c", "c"], [1] * 6)
+    for name in ("x/share", "y/share", "x/energy", "y/energy", "x/correlation"):
+        assert silent[f"gdpo/{name}"] == pytest.approx(alone[f"gdpo/{name}"]), name
+    assert alone["gdpo/x/share"] + alone["gdpo/y/share"] == pytest.approx(1)
+
+
+def test_tied_pairs_do_not_depend_on_scale():
+    # within a and b nothing is tied, and their advantages differ for GDPO by their scale alone
+    result = of_batch(
+        rewards=[[0, 0], [0, 1], [0, 0], [1, 1]], groups=list("aabb"), lengths=[1] * 4
+    )
+    assert (result["gdpo/distinct_gdpo"], result["gdpo/distinct_grpo"]) == (4, 2)
+    assert result["gdpo/tied_pairs_gdpo"] == result["gdpo/tied_pairs_grpo"] == 0
+
+
+def test_rewards_that_cancel_everywhere_leave_rounding_that_is_no_correlation():
+    rewards = [[0.1, 0.9], [0.7, 0.3], [0.2, 0.8], [0.6, 0.4]]
+    result = of_batch(GdpoSettings(), rewards, list("aabb"), [1, 2, 3, 4])
+    assert result["gdpo/cancelled"] == result["gdpo/no_signal"] == 1
+    assert not {"gdpo/x/correlation", "gdpo/length_correlation"} & {*result}
+    assert result["gdpo/x/correlation_with_y"] == pytest.approx(-1)
+
+
+def test_a_float32_reward_is_at_its_bound():
+    rewards = np.array([[0.7], [0.7], [0.2], [0.1]], dtype=np.float32)
+    result = of_batch(EXACT, rewards, list("aabb"), [1] * 4, bounds={"x": (0.1, 0.7)})
+    assert result["gdpo/x/at_high"] == 2 / 4
+    assert result["gdpo/x/at_low"] == 1 / 4
+
+
+# --- the number of distinct advantages -----------------------------------------------------------
+
+
+def distinct(rewards, groups, weights=(1.0, 1.0)):
+    m = matrix(rewards)
+    group_B = np.unique(groups, return_inverse=True)[1]
+    of_both = advantages_without_eps(m.values_BK, m.present_BK, np.array(weights), group_B)
+    return tuple(len(np.unique(A_B)) for A_B in of_both)
+
+
+def test_groups_that_differ_in_scale_alone_are_one_for_grpo():
+    # sums 0 1 | 0 2: with eps=1e-6 GRPO's 6th decimals differ
+    rewards = [[0, 0], [0, 1], [0, 0], [1, 1]]
+    assert distinct(rewards, list("aabb")) == (4, 2)
+    assert distinct(rewards, list("aabb"), [1e-9, 1e-9]) == (4, 2)
+    assert distinct(rewards, list("aabb"), [1.0, 0.5]) == (4, 2)
+
+
+def test_rounding_errors_of_the_input_are_no_advantages():
+    # 0.1 + 0.2 is not 0.3 in floating point: the sums are constant but for that, then a reward is
+    assert distinct([[0.1, 0.2], [0.3, 0.0]], [0, 0]) == (1, 1)
+    assert distinct([[0.1 + 0.2, 0.0], [0.3, 0.0]], [0, 0]) == (1, 1)
+
+
+def test_the_papers_count_for_groups_of_four():
+    # all multisets of 4 binary vectors, n=2. z(1) of k ones in 4 is (1 - k/4)/s, s^2 = k(4-k)/12:
+    # GRPO's sums are those of 4 numbers in 0..2
+    vectors = [[0, 0], [0, 1], [1, 0], [1, 1]]
+    indices = [
+        (i, j, k, m)
+        for i in range(4)
+        for j in range(i, 4)
+        for k in range(j, 4)
+        for m in range(k, 4)
+    ]
+    rewards = [vectors[i] for group in indices for i in group]
+    groups = [number for number in range(len(indices)) for _ in range(4)]
+    expected = [
+        {
+            round(a, 6) + 0.0
+            for a in oracle.gdpo(rewards, groups, group_norm=norm, batch_norm="none", eps=1e-12)
+        }
+        for norm in ("per_reward", "summed")
+    ]
+    assert distinct(rewards, groups) == tuple(map(len, expected))
+
+
+# --- the mean of the batch step ------------------------------------------------------------------
+
+
+@pytest.fixture
+def warnings_of(caplog):
+    metrics._warn_once.cache_clear()
+    caplog.set_level(logging.WARNING, logger="verl_gdpo.algorithm.metrics")
+    yield caplog
+    metrics._warn_once.cache_clear()
+
+
+def test_token_weights_are_warned_of_once(warnings_of):
+    by_token = replace(EXACT, batch_norm="token")
+    result = of_batch(by_token)
+    of_batch(by_token)
+    # S times length: 2h * 20 + h * 10 = 50h, over 140 tokens
+    assert result["gdpo/batch_norm_mean"] == pytest.approx(50 * math.sqrt(0.5) / 140)
+    assert [record.getMessage() for record in warnings_of.records] == [
+        "verl-gdpo: gdpo/batch_norm_mean is not about 0, because batch_norm=token counts samples "
+        "by their tokens, and S depends on the length"
+    ]
+
+
+def test_token_weights_that_do_no_harm_are_not_warned_of(warnings_of):
+    result = of_batch(replace(EXACT, batch_norm="token"), lengths=[7] * 8)
+    assert result["gdpo/batch_norm_mean"] == pytest.approx(0, abs=1e-12)
+    assert not warnings_of.records
+
+
+@pytest.mark.parametrize("batch_norm", ["sample", "token"])
+def test_samples_without_any_reward_leave_the_batch_norm(warnings_of, batch_norm):
+    # S -h h in the one pair that has rewards, of 3 tokens each: the std is 1, or sqrt(3 / 5)
+    present = [[True], [True], [False], [False], [False], [False]]
+    by_norm = replace(EXACT, batch_norm=batch_norm)
+    result = of_batch(by_norm, [[0], [1]] * 3, list("aabbcc"), [3] * 6, present=present)
+    std = 1 if batch_norm == "sample" else math.sqrt(3 / 5)
+    assert result["gdpo/batch_norm_std"] == pytest.approx(std)
+    assert result["gdpo/batch_norm_mean"] == 0
+    assert not warnings_of.records
+
+
+def test_sums_without_any_reward_are_warned_of(warnings_of):
+    # sums 0 2 and 1 0, the last without a reward: S -h h h -h, and the mean of three is h / 3
+    summed, present = replace(EXACT, group_norm="summed"), [[True], [True], [True], [False]]
+    result = of_batch(summed, [[0], [2], [1], [9]], list("aabb"), [3] * 4, present=present)
+    assert result["gdpo/batch_norm_mean"] == pytest.approx(math.sqrt(0.5) / 3)
+    assert "because group_norm=summed counts samples without any reward" in warnings_of.text
+
+
+def test_a_reward_too_large_for_its_spread(warnings_of):
+    of_batch(EXACT, [[1e15], [1e15 + 1], [1e15 + 1]], list("aaa"), [1] * 3)
+    assert "float64 cannot resolve it" in warnings_of.text
+
+
+def test_a_sum_that_is_not_the_weighted_one():
+    c_BK = np.array([[1.0, 0.5], [-1.0, -0.5]])
+    assert why_mean_is_not_0(c_BK.sum(axis=1), c_BK, None) is None
+    # the minimum of both, as of a variant
+    assert "gdpo.combine" in why_mean_is_not_0(np.array([0.5, -1.0]), c_BK, None)
+
+
+def test_mean_and_std_are_those_that_gave_the_advantage():
+    lengths = np.array(LENGTHS)
+    S_B = np.array(oracle.gdpo(REWARDS, GROUPS, batch_norm="none"))
+    for batch_norm, count in (("sample", None), ("token", lengths)):
+        A_B = oracle.gdpo(REWARDS, GROUPS, lengths=LENGTHS, batch_norm=batch_norm)
+        mean, std = mean_and_std(S_B, count)
+        assert ((S_B - mean) / (std + 1e-4)).tolist() == pytest.approx(A_B, abs=1e-12)
+
+
+# --- laws ----------------------------------------------------------------------------------------
+
+VALUES = st.one_of(
+    st.sampled_from([0.0, 1.0, 0.5, -3.0, 0.1 + 0.2, 0.3]),
+    st.floats(-1e6, 1e6),
+)
+
+
+@st.composite
+def batches(draw):
+    size, rewards = draw(st.integers(1, 12)), draw(st.integers(1, 4))
+
+    def rows_of(values):
+        row = st.lists(values, min_size=rewards, max_size=rewards)
+        return draw(st.lists(row, min_size=size, max_size=size))
+
+    def column_of(values):
+        return draw(st.lists(values, min_size=size, max_size=size))
+
+    return {
+        "rewards": rows_of(VALUES),
+        "present": rows_of(st.booleans()),
+        "weights": draw(st.lists(st.floats(-5, 5), min_size=rewards, max_size=rewards)),
+        "groups": column_of(st.sampled_from("abc")),
+        "lengths": column_of(st.integers(0, 9)),
+        "settings": GdpoSettings(
+            group_norm=draw(st.sampled_from(["per_reward", "summed"])),
+            batch_norm=draw(st.sampled_from(["sample", "token", "none"])),
+            normalize_by_std=draw(st.booleans()),
+            eps=draw(st.sampled_from([1e-8, 1e-6, 1e-4])),
+        ),
+    }
+
+
+@settings(deadline=None)
+@given(batches())
+def test_no_nan_and_shares_are_shares(batch):
+    bounds = {"x": (-1.0, 1.0)}
+    result = of_batch(bounds=bounds, **batch)
+    assert all(type(value) is float and math.isfinite(value) for value in result.values())
+    for name, value in result.items():
+        what = name.rsplit("/", 1)[1]
+        if what.startswith("groups_all") or what in (
+            "missing",
+            "varies",
+            "at_low",
+            "at_high",
+            "energy",
+            "cancelled",
+            "no_signal",
+        ):
+            assert 0 <= value <= 1, name
+        if "correlation" in what:
+            assert -1 <= value <= 1, name
+    energies = [value for name, value in result.items() if name.endswith("/energy")]
+    if energies:
+        assert sum(energies) == pytest.approx(1)
+
+
+@settings(deadline=None)
+@given(batches())
+def test_contributions_add_up(batch):
+    gdpo = replace(batch["settings"], batch_norm="none", eps=1e-4)
+    rewards = matrix(batch["rewards"], batch["weights"], batch["present"])
+    group_B = np.unique(batch["groups"], return_inverse=True)[1]
+    scalars = metrics.advantages.scalars_of(rewards, np.ones(len(group_B), bool), group_B, gdpo)
+    c_BK = contributions(
+        scalars.z_BK.numpy(),
+        scalars.S_B.numpy(),
+        rewards.values_BK,
+        np.array(batch["weights"]),
+        group_B,
+        gdpo,
+    )
+    expected = oracle.gdpo(
+        batch["rewards"],
+        batch["groups"],
+        weights=batch["weights"],
+        present=batch["present"],
+        group_norm=gdpo.group_norm,
+        normalize_by_std=gdpo.normalize_by_std,
+        batch_norm="none",
+    )
+    # rounding of terms as large as these
+    tolerance = 1e-12 * max(1.0, np.abs(c_BK).max(), np.abs(rewards.values_BK).max() * 1e4)
+    assert c_BK.sum(axis=1) == pytest.approx(expected, abs=tolerance)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=9),
+    st.floats(1e-3, 1e3),
+)
+def test_correlation_is_numpys(pairs, scale):
+    x, y = np.array(pairs).T
+    result = correlation(x, y)
+    assert (result is None) == (np.ptp(x) == 0 or np.ptp(y) == 0)
+    if np.ptp(x) > 1e-3 and np.ptp(y) > 1e-3:
+        assert result == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-6)
+        assert correlation(-scale * x, y) == pytest.approx(-result, abs=1e-6)
+
+
+def test_the_cost_at_the_papers_size():
+    rng = np.random.default_rng(0)
+    groups = [f"prompt-{number}" for number in range(512) for _ in range(4)]
+    rewards, lengths = rng.integers(0, 2, (2048, 2)), rng.integers(1, 1024, 2048)
+    of_batch(GdpoSettings(), rewards, groups, lengths)
+    start = time.process_time()
+    of_batch(GdpoSettings(), rewards, groups, lengths)
+    assert time.process_time() - start < 0.1  # 1 % of 10 s, of which the paper's step takes 36
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def of_scoring():
+    """Two programs of three samples and of a row that is padding."""
+    notes = [{"stopped": 1.0, "seconds_waited": 3.0}, {"stopped": 0.0, "seconds_waited": 0.5}]
+    infos = [{NOTES_KEY: note, "a": 1.0} for note in (*notes, notes[0])]
+    keys, padding = [f"u_{n}_0" for n in range(4)], [False, False, True, False]
+    rows = RewardRows.from_keys(keys, [*infos, {"a": 1.0}], ["x"] * 4, padding)
+    return scoring_metrics(rows)
+
+
+def test_what_scorers_note():
+    assert of_scoring() == {"gdpo/scoring/stopped": 0.5, "gdpo/scoring/seconds_waited": 1.75}
+    assert scoring_metrics(RewardRows.from_keys(["u_0_0"], [{"a": 1.0}], ["x"], [False])) == {}
+
+
+def test_the_page_explains_each_metric_and_no_other():
+    explained = set(re.findall(r"^\| `(gdpo/[^`]+)` \|", PAGE.read_text(), re.M))
+    logged = of_batch(bounds={"x": (0, 1), "y": (0, 1)}, sources=["p"] * 8) | of_scoring()
+    generic = {re.sub("/[xy]/", "/<reward>/", name).replace("_y", "_<other>") for name in logged}
+    generic = {re.sub("/p$", "/<data source>", name) for name in generic}
+    assert explained == generic
+
+
+def test_rewards_of_different_spread_cancel_too():
+    # in a, eps=1e-4 leaves S of about 9e-5 of z that are -.7070 and .7071
+    rewards = [[0, 10], [1, 0], [0, 7], [1, 7]]
+    found = of_batch(GdpoSettings(), rewards, list("aabb"), [1] * 4)
+    assert (found["gdpo/cancelled"], found["gdpo/no_signal"]) == (0.5, 0.5)

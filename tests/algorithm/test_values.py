@@ -1,0 +1,98 @@
+"""How dumps and metrics handle the values that a scorer may return in addition to its rewards."""
+
+import datetime
+import json
+import math
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from verl_gdpo.algorithm.samples import LONGEST, as_json, as_numbers_or_text
+
+
+class Hostile:
+    def __repr__(self):
+        raise KeyError("no repr")
+
+
+ITSELF = object()
+RING = []
+RING.append(RING)
+
+
+@pytest.mark.parametrize(
+    ("value", "dumped"),
+    [
+        *[(value, ITSELF) for value in (None, True, 3, 0.5, "text", [1, "a"], {"a": [None]})],
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3.0),
+        (np.bool_(True), 1.0),
+        (torch.tensor(1.5), 1.5),
+        (Fraction(1, 4), 0.25),
+        (Decimal("0.1"), 0.1),
+        (np.array([1, 2]), "array([1, 2])"),
+        (torch.ones(2), "tensor([1., 1.])"),
+        ({1}, "{1}"),
+        (b"\xff", r"b'\xff'"),
+        (1 + 2j, "(1+2j)"),
+        (datetime.date(2026, 11, 21), "datetime.date(2026, 11, 21)"),
+        ({(1, 2): 3}, "{(1, 2): 3}"),
+        ([{1}], "[{1}]"),
+        (math.nan, "nan"),
+        ([math.inf], "[inf]"),
+        ("\ud800", r"\ud800"),
+        (RING, "[[...]]"),
+        ([10**5000], "<list without a repr>"),
+        (Hostile(), "<Hostile without a repr>"),
+    ],
+)
+def test_a_value_in_a_dump(value, dumped):
+    result = as_json(value)
+    if dumped is ITSELF:
+        assert result is value
+    else:
+        assert (type(result), result) == (type(dumped), dumped)
+    json.dumps(result, ensure_ascii=False, allow_nan=False).encode()
+
+
+def test_a_dump_holds_a_beginning_of_what_is_long():
+    for value in ("x" * LONGEST, [1] * LONGEST, {i: "x" for i in range(LONGEST)}):
+        text = as_json(value)
+        full = value if isinstance(value, str) else repr(value)
+        assert text.startswith(full[:LONGEST]) and len(text) < LONGEST + 40
+    assert f"({len(full)} characters)" in text
+    assert as_json("x" * (LONGEST - 2)) == "x" * (LONGEST - 2)
+
+
+@pytest.mark.parametrize(
+    ("column", "result"),
+    [
+        ([1, None, True, np.float32(0.5), Fraction(1, 4)], [1.0, None, 1.0, 0.5, 0.25]),
+        ([1.0, "1"], ["1.0", "1"]),
+        (["1", "2"], ["1", "2"]),
+        ([None, b"1"], [None, "b'1'"]),
+        ([{1}, 2], ["{1}", "2"]),
+        ([torch.ones(2), 1.0], ["tensor([1., 1.])", "1.0"]),
+        ([datetime.date(2026, 11, 21)], ["datetime.date(2026, 11, 21)"]),
+        ([[1, 2], [3]], ["[1, 2]", "[3]"]),
+        ([None, None], [None, None]),
+    ],
+)
+def test_a_column_in_validation(column, result):
+    assert as_numbers_or_text(column) == result
+
+
+def test_nan_is_a_number_to_validation():
+    assert math.isnan(as_numbers_or_text([math.nan])[0])
+
+
+def test_what_is_just_not_too_long_is_kept():
+    fits = ["x" * (LONGEST - 4)]  # as JSON: two brackets and two quotes more
+    assert as_json(fits) is fits
+    assert type(as_json([fits[0] + "x"])) is str
+    text = "\ud800" + "x" * (LONGEST - 6)  # which JSON cannot hold, and is six characters as text
+    assert as_json(text) == r"\ud800" + "x" * (LONGEST - 6)
+    assert as_json(text + "x").endswith(f"... ({LONGEST + 1} characters)")

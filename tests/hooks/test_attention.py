@@ -1,0 +1,223 @@
+"""Packed rows attend to themselves alone, and which attention `auto` stands for."""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from composed_recipes import composed
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+from transformers.masking_utils import create_causal_mask
+from two_ranks import run_two_ranks
+
+from verl_gdpo.hooks import attention
+from verl_gdpo.hooks.attention import KEY, choose, make_known, packed_varlen, register
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+LENGTHS = (5, 1, 9, 1, 1, 3)
+
+
+@pytest.fixture(scope="module", params=[Qwen2Config, Qwen3Config])
+def model(request):
+    make_known()
+    torch.manual_seed(0)
+    config = request.param(**SIZES, **HEADS)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="packed_sdpa").eval()
+
+
+@pytest.fixture
+def rows():
+    return [torch.randint(0, 64, (length,)) for length in LENGTHS]
+
+
+def alone(model, rows):
+    model.set_attn_implementation("eager")
+    logits = [model(row[None], use_cache=False).logits[0] for row in rows]
+    model.set_attn_implementation("packed_sdpa")
+    return logits
+
+
+def packed(model, rows):
+    positions = torch.cat([torch.arange(len(row)) for row in rows])[None]
+    return model(torch.cat(rows)[None], position_ids=positions, use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def test_a_row_sees_itself_alone(model, rows):
+    got, expected = packed(model, rows), torch.cat(alone(model, rows))
+    assert (got - expected).abs().max() < 1e-6
+
+
+@torch.no_grad()
+def test_padded_rows_and_a_cache_have_their_mask(model, rows):
+    batch = torch.zeros(2, 9, dtype=torch.long)
+    batch[0, :5], batch[1] = rows[0], rows[2]
+    given = (torch.arange(9) < torch.tensor([[5], [9]])).long()
+    logits = model(batch, attention_mask=given, use_cache=False).logits
+    first, second = alone(model, [rows[0], rows[2]])
+    assert (logits[0, :5] - first).abs().max() < 1e-6
+    assert (logits[1] - second).abs().max() < 1e-6
+    whole = model(rows[2][None], use_cache=True)
+    begun = model(rows[2][None, :4], use_cache=True)
+    rest = model(rows[2][None, 4:], past_key_values=begun.past_key_values)
+    assert (rest.logits[0] - whole.logits[0, 4:]).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(("name", "kept"), [("packed_sdpa", None), ("sdpa", "sdpa")])
+def test_a_checkpoint_does_not_name_ours(tmp_path, name, kept):
+    """verl copies the key into the configuration that it saves, and nobody else knows ours."""
+    config = Qwen2Config(attn_implementation=name)
+    config.attn_implementation = name
+    passed = []
+    verls = SimpleNamespace(apply_monkey_patch=lambda model, **options: passed.append(options))
+    register(verls)
+    verls.apply_monkey_patch(model=SimpleNamespace(config=config), use_remove_padding=True)
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved.get("attn_implementation") == kept
+    assert config._attn_implementation == name
+    assert passed == [{"use_remove_padding": True}]
+
+
+@torch.no_grad()
+def test_a_window_stays(rows):
+    """A mask of all tokens then, which is right and slow."""
+    make_known()
+    window = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}
+    config = Qwen2Config(**SIZES, **HEADS, **window)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="packed_sdpa").eval()
+    got, expected = packed(model, rows), torch.cat(alone(model, rows))
+    assert (got - expected).abs().max() < 1e-6
+
+
+@torch.no_grad()
+def test_rows_are_looked_for_once_a_pass(model, rows, monkeypatch):
+    """Reading them waits for the GPU."""
+    read = []
+    original = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: read.append(0) or original(self))
+    packed(model, rows)
+    assert len(read) == 1
+
+
+@torch.no_grad()
+def test_a_mask_of_the_models_own_stays(model):
+    """As of an image, whose tokens see each other."""
+    embedded, positions = torch.zeros(1, 4, 32), torch.arange(4)[None]
+    of_all = create_causal_mask(
+        config=model.config,
+        inputs_embeds=embedded,
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=positions,
+        or_mask_function=lambda batch, head, query, key: key < 3,
+    )
+    assert of_all[0, 0].tolist() == [[True, True, True, False]] * 3 + [[True] * 4]
+
+
+@pytest.mark.parametrize("option", ["softcap", "s_aux"])
+@pytest.mark.parametrize("attend", [attention.packed_sdpa, packed_varlen])
+def test_an_option_that_pytorch_does_not_know_is_refused(attend, option):
+    part = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(ValueError, match=f"Module hands '{option}' .*attention=flash_attn"):
+        attend(torch.nn.Module(), part, part, part, None, **{option: 50.0})
+
+
+def test_a_model_that_hides_the_positions():
+    part = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(ValueError, match=r"Module does not hand on position_ids.*use_remove_pad"):
+        attention.packed_sdpa(torch.nn.Module(), part, part, part, None)
+
+
+def test_pytorchs_own_kernel_gets_the_rows(monkeypatch):
+    """It runs on GPUs alone; here a stand-in attends row by row."""
+
+    def varlen_attn(query, key, value, starts, ends, longest, same, *, scale, window_size):
+        assert query.shape == key.shape == value.shape == (20, 4, 8)
+        assert starts.dtype == torch.int32 and (starts == ends).all()
+        assert (longest, same, window_size) == (9, 9, (-1, 0))
+        sizes = starts.diff().tolist()
+        parts = zip(*(part.split(sizes) for part in (query, key, value)), strict=True)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        done = [
+            attend(*(part.transpose(0, 1) for part in row), is_causal=True, scale=scale)
+            for row in parts
+        ]
+        return torch.cat([row.transpose(0, 1) for row in done])
+
+    module = ModuleType("torch.nn.attention.varlen")
+    module.varlen_attn = varlen_attn
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
+    torch.manual_seed(0)
+    layer = torch.nn.Module()
+    layer.num_key_value_groups = 2
+    query, key, value = torch.randn(1, 4, 20, 8), torch.randn(1, 2, 20, 8), torch.randn(1, 2, 20, 8)
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    given = (layer, query, key, value, None, positions)
+    got, _ = packed_varlen(*given, scaling=0.3)
+    expected, _ = attention.packed_sdpa(*given, scaling=0.3)
+    assert got.shape == expected.shape == (1, 20, 4, 8)
+    assert (got - expected).abs().max() < 1e-6
+
+
+@pytest.mark.slow
+def test_verls_engine_on_two_ranks(tmp_path):
+    """Outputs and gradients of packed rows are those of each row alone; one rank has one row."""
+    torch.manual_seed(0)
+    folder = tmp_path / "model"
+    AutoModelForCausalLM.from_config(Qwen2Config(**SIZES, **HEADS)).save_pretrained(folder)
+    run_two_ranks("packed_rank.py", tmp_path, folder)
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for one in found:
+        assert {*one["worst"]} == {"plain", "fused", "to a fixed length"}
+        assert max(one["worst"].values()) < 1e-5, found
+    # the pass itself, and once more for the gradient; 32 where it is filled up
+    assert {*found[0]["tokens"]} == {20, 32} and {*found[1]["tokens"]} == {7, 32}
+
+
+# --- which one -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flash_attn(monkeypatch):
+    """Lets it be imported, or not."""
+
+    def set_to(found):
+        monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn") if found else None)
+
+    return set_to
+
+
+@pytest.mark.parametrize(
+    ("hardware", "found", "chosen", "said"),
+    [
+        ("8gpu", True, "flash_attention_2", "since flash_attn can be imported"),
+        ("8gpu", False, "packed_sdpa", "since flash_attn cannot be imported (ModuleNotFoundError"),
+        ("cpu", True, "packed_sdpa", "since trainer.device=cpu"),
+    ],
+)
+def test_what_auto_is(flash_attn, hardware, found, chosen, said):
+    flash_attn(found)
+    config = composed(f"hardware={hardware}")
+    assert said in choose(config)
+    assert OmegaConf.select(config, KEY) == chosen
+    assert choose(config) is None  # it is said once
+
+
+@pytest.mark.parametrize("name", ["sdpa", "varlen", "auto"])
+def test_sequence_parallelism_is_refused(flash_attn, name):
+    flash_attn(False)
+    key = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    config = composed("hardware=8gpu", f"attention={name}", f"{key}=2")
+    with pytest.raises(ValueError, match=f"{key}=2: verl splits rows .* attention=flash_attn"):
+        choose(config)
+
+
+def test_what_is_not_ours_stays(flash_attn):
+    flash_attn(True)
+    config = composed("hardware=8gpu", "attention=flash_attn")
+    assert choose(config) is None
+    assert OmegaConf.select(config, KEY) == "flash_attention_2"

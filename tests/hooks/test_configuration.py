@@ -1,0 +1,177 @@
+"""A mapping accounts for every reward of the task, and overrides mean the same everywhere."""
+
+import inspect
+import re
+import shlex
+
+import pytest
+from omegaconf import OmegaConf
+from verl.experimental.reward_loop.reward_manager import limited
+
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.hooks.configuration import LIMITS, named_rewards, refuse_limits, settings_of_run
+from verl_gdpo.tools.compose import composed
+
+
+def run(rewards, custom=None, manager="gdpo", **kwargs):
+    return OmegaConf.create(
+        {
+            "algorithm": {"adv_estimator": "gdpo", "gdpo": {"rewards": rewards}},
+            "reward": {
+                "reward_manager": {"source": "register", "name": manager},
+                "reward_model": {"enable": False, "enable_resource_pool": False},
+                "custom_reward_function": {"path": custom},
+                "reward_kwargs": kwargs,
+            },
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "absent", "line"),
+    [
+        ({"format": 0.5}, {}, ["correctness"], "{format: 0.5, correctness: 1.0}"),
+        ({"format_reward": 2}, {}, ["correctness"], "{format_reward: 2, correctness: 1.0}"),
+        (
+            {"correctness": {"weight": {0: 1.0}, "when": {"reward": "format", "at_least": 1}}},
+            {"length": True},
+            ["format", "length"],
+            "{correctness: {weight: {0: 1.0}, when: {reward: format, at_least: 1}}, format: 1.0, "
+            "length: 1.0}",
+        ),
+        (
+            {"format": None, "corectness": 1},
+            {},
+            ["correctness"],
+            "{format: null, correctness: 1.0}",
+        ),
+    ],
+)
+def test_a_partial_mapping_is_refused_with_the_whole_line(rewards, options, absent, line):
+    with pytest.raises(ValueError, match=re.escape(f"says nothing of {absent}")) as error:
+        settings_of_run(run(rewards, **options), ["rlla"])
+    (pasted,) = re.findall(r"('\+\+.*?'|\+\+\S+)\. With", str(error.value))
+    assert pasted == f"'++algorithm.gdpo.rewards={line}'"
+    whole = composed(run(rewards, **options), shlex.split(pasted))
+    if "corectness" in rewards:
+        assert "'corectness' is none of them; did you mean 'correctness'?" in str(error.value)
+        del whole.algorithm.gdpo.rewards.corectness
+    assert settings_of_run(whole, ["rlla"]).rewards.keys() >= {*absent}
+
+
+def test_a_mapping_that_accounts_for_all():
+    every = {"format": 1, "correctness": 0}
+    assert [*settings_of_run(run(every), ["rlla"]).rewards] == ["format", "correctness"]
+    # null: left out, and may be absent
+    null = settings_of_run(run({"format": 1, "correctness": None}), ["rlla"])
+    assert null.names == ["format"] and [*null.terms_for(["format"])] == ["format"]
+    # verl's names for the rewards; several tasks; rows that verl scores
+    assert settings_of_run(run({"format": 1, "accuracy_reward": 1}), ["rlla"]) is not None
+    with pytest.raises(ValueError, match=r"nothing of \['integer'\].*\(rlla, verl_gdpo/gsm8k\)"):
+        settings_of_run(run(every), ["rlla", "verl_gdpo/gsm8k", "verls"])
+    assert settings_of_run(run({"acc": 1}), ["openai/gsm8k"]) is not None
+
+
+def test_rewards_of_a_row_have_the_names_of_the_settings():
+    ours, verls = {"format": 1, "correctness": 2}, {"format_reward": 1, "accuracy_reward": 2}
+    for info in (ours, verls):
+        for names in (ours, verls):
+            settings = settings_of_run(run(names), ["rlla"])
+            assert named_rewards(settings, info, "rlla") == names
+    # every reward, if none are named; and another value stays as it is
+    assert named_rewards(GdpoSettings(), {**ours, "calls": 3}, "rlla") == {**ours, "calls": 3}
+    # what only rows of another task have does not apply
+    settings = settings_of_run(run({"format": 1, "correctness": 1, "acc": 1}), None)
+    assert named_rewards(settings, {"acc": 1.0}, "verls") == {
+        **{"acc": 1.0, "format": None, "correctness": None}
+    }
+
+
+def test_where_a_partial_mapping_is_nobodys_mistake():
+    part = {"format": 1}
+    assert settings_of_run(run(part, custom="mine.py"), ["rlla"]).names == ["format"]
+    assert settings_of_run(run(part, manager="naive"), ["rlla"]).names == ["format"]
+    assert settings_of_run(run(part), None).names == ["format"]  # the rows are not known yet
+    assert settings_of_run(run(part), ["rlla"], is_recorded=True).names == ["format"]
+    verls_keys = run(None)
+    verls_keys.algorithm.gdpo_reward_keys = ["format"]
+    assert settings_of_run(verls_keys, ["rlla"]).names == ["format"]
+
+
+@pytest.mark.parametrize("key", LIMITS)
+def test_a_limit_that_nothing_reads_is_refused(key):
+    config = run(None)
+    config.reward[key] = 0.5
+    with pytest.raises(ValueError, match=rf"^reward\.{key}=0.5: only verl's reward manager rate_"):
+        refuse_limits(config)
+    config.reward.reward_manager.name = "rate_limited"
+    refuse_limits(config)
+    # a manager of the user may read it
+    config.reward.reward_manager = {"source": "importlib", "name": "gdpo"}
+    refuse_limits(config)
+    config = run(None)
+    config.reward[key] = None
+    refuse_limits(config)
+
+
+def test_these_are_all_limits_that_verl_reads():
+    source = inspect.getsource(limited)
+    keys = re.findall(r'(?:rm_cfg|config\.reward)\.get\("(\w+)"', source)
+    assert {*keys} == {*LIMITS}
+
+
+MIXED = ["rlla", "verl_gdpo/gsm8k", "verl_gdpo/coding"]
+
+
+def test_a_mixture_is_weighed_by_one_mapping():
+    """The line of recipes/README.md: tool calling has a length too, but not without its option."""
+    names = ("format", "correctness", "integer", "pass", "length", "bug")
+    settings = settings_of_run(run(dict.fromkeys(names, 1.0)), MIXED)
+    calls = named_rewards(settings, {"format": 1.0, "correctness": 3.0}, "rlla")
+    others = dict.fromkeys(("integer", "pass", "length", "bug"))
+    assert calls == {"format": 1.0, "correctness": 3.0, **others}
+    programs = named_rewards(settings, {"pass": 1.0, "length": 0.0, "bug": 1.0}, MIXED[2])
+    assert programs == {
+        **{"pass": 1.0, "length": 0.0, "bug": 1.0},
+        **dict.fromkeys(("format", "correctness", "integer")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("rewards", "sources", "message"),
+    [
+        (
+            {"format": 1, "correctness": 1, "integer": 1, "length": 0.5},
+            ["verl_gdpo/gsm8k"],
+            r"names 'length', which no scorer of the training rows \(verl_gdpo/gsm8k\) returns",
+        ),
+        ({"format": 1, "correctness": 1, "fromat": 1}, ["rlla"], "did you mean 'format'"),
+        ({"acc": 1, "length": 0.5}, ["math_dapo"], r"'length', which no scorer .*\(math_dapo\)"),
+        (
+            {
+                "format": {"when": {"reward": "pass", "at_least": 1}},
+                **dict.fromkeys(("correctness", "integer"), 1),
+            },
+            ["verl_gdpo/gsm8k"],
+            "names 'pass', which no scorer",
+        ),
+        (
+            {
+                "length": {"when": {"reward": "correctness", "at_least": 1}},
+                **dict.fromkeys(("correctness", "pass", "bug"), 1),
+            },
+            ["verl_gdpo/math_length", "verl_gdpo/coding"],
+            r"rewards\.length\.when\.reward=correctness: rows of 'verl_gdpo/coding' have 'length' "
+            "and no 'correctness'",
+        ),
+    ],
+)
+def test_what_would_be_missing_in_every_row_is_refused(rewards, sources, message):
+    with pytest.raises(ValueError, match=message):
+        settings_of_run(run(rewards), sources)
+    settings_of_run(run(rewards, custom="mine.py"), sources)  # its names are its own
+    settings_of_run(run(rewards), None)  # the rows are not known yet
+
+
+def test_verls_scorers_may_return_any_name_but_ours():
+    assert settings_of_run(run({"acc": 1, "em": 1}), ["math_dapo"]).names == ["acc", "em"]

@@ -1,0 +1,72 @@
+"""What is known of a run before verl starts Ray: the data sources of its rows."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from omegaconf import OmegaConf
+from quick_composition import compose_quickly as compose_config
+from repository import REPO
+
+from verl_gdpo.hooks import driver, rollout_guard
+from verl_gdpo.hooks.driver import training_sources
+
+
+def sources(files, **data):
+    return training_sources(OmegaConf.create({"data": {"train_files": files, **data}}))
+
+
+def test_files_say_their_data_sources(tmp_path):
+    table, lines = tmp_path / "a.parquet", tmp_path / "b.jsonl"
+    pq.write_table(pa.table({"data_source": ["rlla", "mine", "rlla"], "x": [1, 2, 3]}), table)
+    lines.write_text(json.dumps({"x": {"y": [1]}, "data_source": "other"}) + "\n")
+    assert sources(str(table)) == {"rlla", "mine"}
+    assert sources([str(table), str(lines)]) == {"rlla", "mine", "other"}
+
+
+def test_what_only_verl_can_read(tmp_path):
+    without = tmp_path / "c.parquet"
+    pq.write_table(pa.table({"x": [1]}), without)
+    lines = tmp_path / "c.jsonl"
+    lines.write_text('{"x": 1}\n')
+    for files in (
+        str(without),
+        str(lines),
+        str(tmp_path / "none.parquet"),
+        "hdfs://far/d.parquet",
+        None,
+        [],
+    ):
+        assert sources(files) is None
+    table = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"data_source": ["rlla"]}), table)
+    assert sources(str(table), custom_cls={"path": "mine.py"}) is None
+    assert training_sources(OmegaConf.create({})) is None
+
+
+def test_a_run_without_gdpo_reads_no_rows(monkeypatch):
+    """Nor is the end of its trainer named in our words."""
+
+    def forbidden(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(driver, "training_sources", forbidden)
+    monkeypatch.setattr(rollout_guard, "naming_the_trainer", forbidden)
+    config = compose_config(REPO / "recipes", "train", ["hardware=cpu", "estimator=grpo"])
+    config.reward.reward_manager.name = "naive"
+    OmegaConf.set_struct(config, False)
+    config.run_dir = None
+    given = []
+    driver.check_and_run(lambda config, **_: given.append(config), config)
+    assert given == [config]
+
+
+def test_limits_that_only_verls_manager_reads_are_refused_before_ray_starts():
+    limits = ["+reward.max_concurrent=2", "+reward.max_rpm=60", "+reward.timeout=30"]
+    for estimator in ("gdpo", "grpo"):
+        config = compose_config(
+            REPO / "recipes", "train", ["hardware=cpu", f"estimator={estimator}", *limits]
+        )
+        with pytest.raises(ValueError, match=r"^reward\.max_concurrent=2, reward\.max_rpm=60"):
+            driver.check_and_run(pytest.fail, config)

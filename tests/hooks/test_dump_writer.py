@@ -1,0 +1,254 @@
+"""What a step of verl's V1 trainer reads from TransferQueue, and what its dumps hold.
+
+verl's own constructors, replay buffer, `_compute_advantage`, `_log_rollout_data` and `_validate`
+run. TransferQueue, the tokenizer and the agent loops are doubles.
+"""
+
+import json
+from collections import Counter
+from decimal import Decimal
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from memory_queue import MemoryQueue
+from torch.utils._python_dispatch import TorchDispatchMode
+from transfer_queue import KVBatchMeta
+from v1_step import A_OF, REWARDS, dump, fill, make_trainer, ours, sample_and_train
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from verl_gdpo.algorithm import metrics as metrics_module
+from verl_gdpo.algorithm.advantages import scalars_of
+from verl_gdpo.hooks import estimator as estimator_module
+from verl_gdpo.run.dump_reader import read_dump
+
+VERLS_OWN = ["algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive"]
+FILTER = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=score"]
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    return MemoryQueue(monkeypatch)
+
+
+def read_strictly(path):
+    """Rows of a file in which NaN and Infinity are errors, as they are to other JSON readers."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line, parse_constant=pytest.fail) for line in lines]
+
+
+def test_a_step_reads_what_verls_own_reads(queue, tmp_path):
+    reads = []
+    for trainer in (
+        make_trainer(PPOTrainerSync, tmp_path / "verls", *VERLS_OWN, *FILTER),
+        ours(tmp_path / "ours", *FILTER),
+    ):
+        queue.reads.clear()
+        prompts = fill(queue, copies=2)
+        dump(trainer, sample_and_train(trainer, len(prompts)))
+        reads.append(Counter(queue.reads))
+    verls, of_ours = reads
+    assert of_ours - verls == {("data_source", 8): 1}
+    assert verls - of_ours == {}
+
+
+def test_without_filter_groups_the_rewards_are_read_once(queue, tmp_path):
+    trainer = ours(tmp_path)
+    dump(trainer, sample_and_train(trainer, len(fill(queue))))
+    assert queue.reads["extra_fields", 4] == 1
+    assert not trainer.replay_buffer.known_rows  # the next step has other rows
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_the_metrics_reuse_the_scalars_of_the_estimator(queue, tmp_path, monkeypatch, estimator):
+    """verl's grpo has none, so its metrics compute them."""
+    count = Counter()
+    for module in (estimator_module, metrics_module.advantages):
+        monkeypatch.setattr(
+            module, "scalars_of", lambda *given: count.update(["scalars"]) or scalars_of(*given)
+        )
+    trainer = ours(tmp_path, f"algorithm.adv_estimator={estimator}")
+    fill(queue)
+    metrics = {}
+    batch, _ = trainer.replay_buffer.sample(7, "train", 2)
+    trainer._compute_advantage(batch, metrics)
+    assert count["scalars"] == 1
+    assert metrics["gdpo/a/share"] == pytest.approx(0.25 if estimator == "grpo" else 0.4)
+
+
+def test_data_sources_that_only_the_batches_tell(queue, tmp_path):
+    """With a reward function of the user, nobody has looked at the data sources before."""
+    trainer, metrics = ours(tmp_path), {}
+    for number, source in enumerate(["d", "e", "d"]):
+        info = {"a": float(number), "score": float(number)}
+        queue.add_group(f"u{number}", [info, info], lengths=(2, 3), data_source=source)
+        batch, _ = trainer.replay_buffer.sample(7, "train", 1)
+        metrics[number] = {}
+        trainer._compute_advantage(batch, metrics[number])
+    told = [
+        {name for name in logged if name.startswith("gdpo/a/mean/")} for logged in metrics.values()
+    ]
+    # a curve of a source must not end because one step has no other source
+    assert told == [set(), {"gdpo/a/mean/e"}, {"gdpo/a/mean/d"}]
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dump_does_no_tensor_operation_of_its_own(queue, tmp_path):
+    # indexing a jagged tensor by row unbinds all rows each time: 4,096 rows took minutes
+    counts = []
+    for trainer in (
+        make_trainer(PPOTrainerSync, tmp_path / "verls", *VERLS_OWN),
+        ours(tmp_path / "ours"),
+    ):
+        batch = sample_and_train(trainer, len(fill(queue, copies=4)))
+        with Operations() as operations:
+            dump(trainer, batch)
+        counts.append(operations.counts)
+    assert counts[0] == counts[1]
+    assert counts[0].total() > 0
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_the_rows_of_a_dump(queue, tmp_path, estimator):
+    fill(queue)
+    # the middle token of the second row of u is a tool's; no token of the first of v is trained
+    queue.rows["u_1_0"]["response_mask"] = torch.tensor([1, 0, 1])
+    queue.rows["v_0_0"]["response_mask"] = torch.tensor([0, 0])
+    trainer = ours(tmp_path, f"algorithm.adv_estimator={estimator}")
+    rows = read_dump(dump(trainer, sample_and_train(trainer, 2)))
+    assert [(r["uid"], r["response_tokens"], r["trained_tokens"]) for r in rows] == [
+        ("u_0_0", 2, 2),
+        ("u_1_0", 3, 2),
+        ("v_0_0", 2, 0),
+        ("v_1_0", 3, 3),
+    ]
+    half = 0.5**0.5  # in GRPO both groups are -+ .7071
+    A = A_OF if estimator == "gdpo" else dict(zip(A_OF, [-half, half, -half, half], strict=True))
+    expected = {**A, "v_0_0": 0.0}  # where nothing is trained
+    assert {row["uid"]: row["advantage"] for row in rows} == pytest.approx(expected, abs=1e-4)
+    assert rows[1]["rewards"] == {"a": 0.0, "b": 1.0}
+    assert (rows[3]["group"], rows[3]["session"], rows[3]["data_source"]) == ("v", 1, "d")
+
+
+def test_the_metrics_of_token_batch_norm_count_the_tokens_that_are_trained(queue, tmp_path):
+    """Rollout correction rejects tokens after the lengths of the responses are known."""
+    fill(queue)
+    queue.rows["u_1_0"]["response_mask"] = torch.tensor([1, 0, 0])
+    trainer = ours(tmp_path, "+algorithm.gdpo.batch_norm=token", "+algorithm.gdpo.eps=0")
+    batch, _ = trainer.replay_buffer.sample(7, "train", 2)
+    metrics = {}
+    trainer._compute_advantage(batch, metrics)
+    # z of a and b: u 0 and -+ .7071, v -+ .7071 each; tokens 2 1 2 3
+    S, tokens = np.array([-1, 1, -2, 2]) * 0.5**0.5, np.array([2, 1, 2, 3])
+    mean = (S * tokens).sum() / 8
+    std = np.sqrt(((S - mean) ** 2 * tokens).sum() / 7)
+    assert metrics["gdpo/batch_norm_mean"] == pytest.approx(mean)
+    assert metrics["gdpo/batch_norm_std"] == pytest.approx(std)
+
+
+def test_a_step_of_two_batches_has_one_dump(queue, tmp_path):
+    trainer = ours(tmp_path, "data.train_batch_size=1")
+    batches = []
+    for uid in ("u", "v"):
+        infos = [{"a": float(a), "b": float(b), "score": float(a + b)} for a, b in REWARDS[uid]]
+        queue.add_group(uid, infos, lengths=(2, 3))
+        batches.append(sample_and_train(trainer, 1))
+    keys = [key for batch in reversed(batches) for key in batch.keys]
+    tags = [queue.tags[key][1] for key in keys]
+    both = KVBatchMeta(partition_id="train", keys=keys, tags=tags)
+    rows = read_dump(dump(trainer, both))
+    # each group is a batch of its own: -+ .7071
+    half = 0.5**0.5
+    expected = [-half, half, -half, half]
+    assert [row["advantage"] for row in rows] == pytest.approx(expected, abs=1e-3)
+    assert [row["rewards"]["a"] for row in rows] == [0.0, 0.0, 0.0, 1.0]
+    assert [row["batch"] for row in rows] == [0, 0, 1, 1]
+    trainer._init_dump_executor()
+    trainer.global_steps = 8
+    queue.add_group("w", infos, lengths=(2, 3))
+    sample_and_train(trainer, 1)
+    with pytest.raises(RuntimeError, match=r"4 of 4 rows were in no batch .* such as u_0_0"):
+        dump(trainer, both)  # the step before is forgotten
+
+
+ODD = {
+    "tests": {1},
+    "raw": b"\xff",
+    "vector": np.arange(2),
+    "tensor": torch.ones(2),
+    "exact": Decimal("0.5"),
+    "ratio": np.float32(0.25),
+    "unknown": float("nan"),
+    "by_case": {(1, 2): 3},
+    "answer": "four",
+    "mixed": None,
+    "cut": "x" * 20_000,
+}
+NAMED = ["+algorithm.gdpo.rewards.a=1.0", "+algorithm.gdpo.rewards.b=1.0"]
+
+
+def test_what_json_cannot_hold_does_not_end_the_run(queue, tmp_path):
+    trainer = ours(tmp_path, *NAMED)
+    rows = read_strictly(dump(trainer, sample_and_train(trainer, len(fill(queue, **ODD)))))
+    rewards = rows[3]["rewards"]
+    assert {*rewards} == {"a", "b", *ODD}
+    assert (rewards["tests"], rewards["exact"], rewards["unknown"]) == ("{1}", 0.5, "nan")
+    assert len(rewards["cut"]) < 11_000
+    assert rows[3]["advantage"] == pytest.approx(A_OF["v_1_0"], abs=1e-4)
+
+
+def validate(queue, trainer, more=lambda prompt, sample: {}):
+    """verl's own `_validate` on two prompts of two samples."""
+    prompts = {"raw_prompt": np.array(["p", "q"], dtype=object)}
+    trainer.val_dataloader = [{**prompts, "data_source": np.array(["d", "d"], dtype=object)}]
+    trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
+
+    def generate_sequences(batch):
+        for number, uid in enumerate(batch["uid"]):
+            infos = [
+                {"a": float(number), "b": 1.0, "score": 1.0, **ODD, "mixed": mixed}
+                | more(number, sample)
+                for sample, mixed in enumerate((1.0, "one"))
+            ]
+            queue.add_group(uid, infos, lengths=(2, 3), partition="val")
+
+    trainer.agent_loop_manager = SimpleNamespace(generate_sequences=generate_sequences)
+    metrics = trainer._validate()
+    trainer._shutdown_dump_executor()
+    return metrics
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the NaN
+def test_validation_survives_what_json_cannot_hold(queue, tmp_path):
+    metrics = validate(queue, ours(tmp_path, *NAMED, "actor_rollout_ref.rollout.val_kwargs.n=2"))
+    assert metrics["val-aux/d/a/mean@2"] == 0.5
+    assert metrics["val-aux/d/exact/mean@2"] == 0.5
+    # as verl does with text, there is no metric of what is no number
+    assert not [name for name in metrics if "/tests/" in name or "/mixed/" in name]
+    rows = read_strictly(tmp_path / "7.jsonl")
+    assert [row["mixed"] for row in rows] == [1.0, "one"] * 2
+    assert rows[0]["raw"] == r"b'\xff'" and rows[0]["answer"] == "four"
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_an_accuracy_that_does_not_apply_is_no_0(queue, tmp_path):
+    """verl counts a session that failed as 0, and takes a None for one."""
+    trainer = ours(tmp_path, *NAMED, "actor_rollout_ref.rollout.val_kwargs.n=2")
+    metrics = validate(queue, trainer, lambda prompt, sample: {"acc": None if prompt else 1.0})
+    assert metrics["val-core/d/acc/mean@2"] == 1.0
+
+
+def test_plain_verl_does_not(queue, tmp_path):
+    """When it does, our own handling of validation can go."""
+    with pytest.raises(TypeError):
+        validate(queue, make_trainer(PPOTrainerSync, tmp_path, *VERLS_OWN))

@@ -1,0 +1,170 @@
+"""The estimator as verl calls it, for a trainer that passes its reward columns itself."""
+
+import functools
+
+import numpy as np
+import oracle
+import pytest
+import torch
+
+from verl_gdpo import compute_gdpo_advantage
+from verl_gdpo.algorithm.advantages import scalars_of
+from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.samples import RewardError, RewardRows
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.variants import rvpo, sa_mrpo
+from verl_gdpo.hooks.estimator import compute_gdpo
+from verl_gdpo.hooks.step import Step
+
+REWARDS = [[1, 1], [1, 0], [0, 1], [0, 0], [3, 1], [3, 1], [-3, 1], [0.5, 1]]
+GROUPS = np.array(list("aaaabbbb"), dtype=object)
+COLUMNS = {"a": np.array(REWARDS)[:, 0], "b": np.array(REWARDS, dtype=object)[:, 1]}
+NAMED = {"rewards": {"a": 1.0, "b": 0.5}}
+LENGTHS = [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def mask_of(lengths):
+    return (torch.arange(8)[None, :] < torch.tensor(lengths)[:, None]).long()
+
+
+def estimate(mask=None, columns=COLUMNS, **gdpo):
+    mask = mask_of(LENGTHS) if mask is None else mask
+    return compute_gdpo(
+        token_level_rewards=torch.zeros(mask.shape),
+        response_mask=mask,
+        index=GROUPS,
+        config={"gdpo": gdpo},
+        non_tensor_batch=columns,
+        batch={},
+    )
+
+
+def test_columns_of_a_trainer_that_is_not_ours():
+    advantages, returns = estimate(**NAMED)
+    expected = oracle.gdpo(REWARDS, GROUPS.tolist(), weights=[1.0, 0.5])
+    assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert torch.equal(advantages, returns)
+    assert torch.equal(advantages != 0, (mask_of(LENGTHS) != 0) & (advantages[:, :1] != 0))
+
+
+def test_a_column_that_only_a_condition_reads():
+    rewards = {"a": {"when": {"reward": "b", "at_least": 1}}}
+    met = [[a if b >= 1 else 0] for a, b in REWARDS]
+    advantages, _ = estimate(rewards=rewards)
+    assert advantages[:, 0].tolist() == pytest.approx(oracle.gdpo(met, GROUPS.tolist()), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("columns", "gdpo"), [(COLUMNS, {}), (None, NAMED), (None, {}), ({}, NAMED)]
+)
+def test_without_named_columns_the_message_says_what_to_do(columns, gdpo):
+    with pytest.raises(RuntimeError, match=r"(?s)verl's PPOTrainer.*non_tensor_batch|'a'"):
+        estimate(columns=columns, **gdpo)
+
+
+@pytest.mark.parametrize("rows", [7, 9])
+def test_rewards_of_another_number_of_rows(rows):
+    columns = {name: np.arange(rows) for name in "ab"}
+    step = Step(GdpoSettings(), RewardRows.from_columns(columns, rows))
+    with step, pytest.raises(RuntimeError, match=f"got 8 rows, but the rewards of {rows} rows"):
+        estimate()
+
+
+@pytest.mark.parametrize("mark", [1.0, 3, 0.5, -1])
+def test_a_token_counts_once_whatever_marks_it(mark):
+    mask = mask_of(LENGTHS) * mark
+    advantages, _ = estimate(mask, batch_norm="token", **NAMED)
+    expected = oracle.gdpo(
+        REWARDS, GROUPS.tolist(), weights=[1.0, 0.5], lengths=LENGTHS, batch_norm="token"
+    )
+    assert (advantages[:, 0] / mark).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_last_row_of_a_session_speaks_for_the_others_and_padding_is_0():
+    infos = [{"a": float(a), "b": float(b)} for a, b in REWARDS]
+    keys = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "b_0_0", "b_1_0", "pad_0_0", "b_2_0"]
+    rows = RewardRows.from_keys(keys, infos, ["d"] * 8, [key[:3] == "pad" for key in keys])
+    with Step(GdpoSettings(), rows) as step:
+        advantages, _ = estimate()
+    counted = [1, 2, 3, 4, 5, 7]
+    expected = oracle.gdpo([REWARDS[i] for i in counted], [keys[i][0] for i in counted])
+    assert advantages[counted, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert advantages[0, 0] == advantages[1, 0] != 0
+    assert not advantages[6].any()
+    assert step.scalars.A_B[counted].tolist() == pytest.approx(expected, abs=1e-9)
+
+
+OPTIONS = {
+    "group_norm": "summed",
+    "normalize_by_std": False,
+    "batch_norm": "none",
+    "eps": 0.25,
+    "batch_eps": 0.5,
+    "batch_var_eps": 2.0,
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_reaches_the_equation(name):
+    rows = RewardRows.from_columns(COLUMNS, 8)
+
+    def of(settings):
+        return scalars_of(RewardMatrix.of(rows, settings), rows.counted_B, GROUPS, settings).A_B
+
+    changed = of(GdpoSettings(**{name: OPTIONS[name]}))
+    assert (changed - of(GdpoSettings())).abs().max() > 1e-3
+    oracle_knows = {"group_norm", "normalize_by_std", "batch_norm"}
+    if name in oracle_knows:
+        expected = oracle.gdpo(REWARDS, GROUPS.tolist(), **{name: OPTIONS[name]})
+        assert changed.tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_variant_takes_the_place_of_the_sum():
+    advantages, _ = estimate(combine={"name": "rvpo", "k": 2.0}, **NAMED)
+    combine = functools.partial(rvpo, k=2.0)
+    expected = compute_gdpo_advantage(
+        REWARDS, GROUPS, mask_of(LENGTHS), weights=[1.0, 0.5], combine=combine
+    )
+    torch.testing.assert_close(advantages, expected)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "otherwise", "gated_bounds"),
+    [
+        ([1, 5], "zero", (0, 5)),
+        ([-5, -1], "zero", (-5, 0)),
+        ([-1, 2], "zero", (-1, 2)),
+        ([1, 5], "missing", (1, 5)),
+    ],
+)
+def test_a_condition_that_makes_a_reward_0_widens_its_bounds(bounds, otherwise, gated_bounds):
+    low, high = bounds
+    values = np.linspace(low, high, 8)
+    met = np.arange(8) % 3 > 0
+    when = {"reward": "b", "at_least": 1}
+    rewards = {"a": {"bounds": bounds, "when": when, "otherwise": otherwise}}
+    columns = {"a": values, "b": met.astype(float)}
+    advantages, _ = estimate(columns=columns, rewards=rewards, combine="sa_mrpo", batch_norm="none")
+    expected = compute_gdpo_advantage(
+        np.where(met, values, 0.0)[:, None],
+        GROUPS,
+        mask_of(LENGTHS),
+        present_BK=(met if otherwise == "missing" else met | True)[:, None],
+        combine=functools.partial(sa_mrpo, bounds_K=[gated_bounds]),
+        batch_norm="none",
+    )
+    torch.testing.assert_close(advantages, expected)
+    # a reward on which no condition is put keeps its own
+    free, _ = estimate(
+        columns=columns, rewards={"a": {"bounds": bounds}}, combine="sa_mrpo", batch_norm="none"
+    )
+    combine = functools.partial(sa_mrpo, bounds_K=[bounds])
+    expected = compute_gdpo_advantage(
+        values[:, None], GROUPS, mask_of(LENGTHS), combine=combine, batch_norm="none"
+    )
+    torch.testing.assert_close(free, expected)
+
+
+def test_a_variant_without_bounds_is_an_error_of_the_rewards():
+    with pytest.raises(RewardError, match=r"sa_mrpo needs the bounds of reward 'a'"):
+        estimate(combine="sa_mrpo", **NAMED)

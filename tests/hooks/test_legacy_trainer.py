@@ -1,0 +1,554 @@
+"""The legacy trainer, with verl's own reward loop and functions.
+
+These tests run on the installed verl, and with `nox -s verl` on another one.
+"""
+
+import asyncio
+import functools
+import inspect
+import types
+from types import SimpleNamespace
+from unittest.mock import Mock, patch
+
+import datasets
+import numpy as np
+import oracle
+import pytest
+import ray
+import torch
+from byte_tokenizer import make_tokenizer
+from omegaconf import OmegaConf
+from verl import DataProto
+from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
+from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
+from verl.trainer.ppo import core_algos, ray_trainer
+from verl.trainer.ppo.reward import extract_reward
+from verl_batch import GROUPS, REWARDS, algorithm, batch, verl_config
+
+from verl_gdpo.algorithm.samples import RewardError
+from verl_gdpo.hooks import legacy_trainer
+from verl_gdpo.hooks.legacy_batch import extend_metrics, process_what_is_present
+from verl_gdpo.hooks.rollout_guard import RolloutError, RolloutGuard
+from verl_gdpo.hooks.step import current_step
+from verl_gdpo.plugin import refusals
+from verl_gdpo.run.dump_reader import read_dump
+
+# 1 to 8 tokens in groups of four, less the mean of the group
+LENGTHS_WITHIN_GROUPS = [-1.5, -0.5, 0.5, 1.5] * 2
+
+
+def test_the_plugin_is_loaded():
+    assert refusals == []
+    assert get_reward_manager_cls("gdpo").__module__ == "verl_gdpo.hooks.reward_manager"
+
+
+# --- from a response to its advantage ------------------------------------------------------------
+
+SCORER = """
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    brief = None if ground_truth == "Oslo" else 1 / extra_info["response_tokens"]
+    return {"found": float(ground_truth in solution_str), "brief": brief}
+"""
+ANSWERS = {"Oslo": ["Oslo", "Lima", "Oslo or Lima"], "Lima": ["Oslo", "Lima", "Oslo or Lima"]}
+
+
+@pytest.fixture
+def event_loop():
+    """verl's reward manager takes the current loop, as it finds it in a Ray actor."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield loop
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    asyncio.set_event_loop(None)
+
+
+def rollouts(tokenizer):
+    """What verl's agent loop hands to the reward loop: one row an answer, padded to the right."""
+    truths = [truth for truth, answers in ANSWERS.items() for _ in answers]
+    encoded = [tokenizer.encode(a) for answers in ANSWERS.values() for a in answers]
+    width = max(map(len, encoded))
+    lengths = torch.tensor([len(ids) for ids in encoded])
+    mask = (torch.arange(width)[None, :] < lengths[:, None]).long()
+    responses = torch.tensor(
+        [ids + [tokenizer.pad_token_id] * (width - len(ids)) for ids in encoded]
+    )
+    prompts = torch.ones(len(encoded), 2, dtype=torch.long)
+    return lengths, DataProto.from_dict(
+        tensors={
+            "prompts": prompts,
+            "responses": responses,
+            "response_mask": mask,
+            "attention_mask": torch.cat([torch.ones_like(prompts), mask], dim=1),
+        },
+        non_tensors={
+            "uid": np.array(truths, dtype=object),
+            "data_source": np.array(["cities"] * len(truths), dtype=object),
+            "reward_model": np.array([{"ground_truth": t} for t in truths], dtype=object),
+        },
+    )
+
+
+def test_from_a_response_to_its_advantage(tmp_path, monkeypatch, event_loop):
+    """verl's worker scores, its manager assembles, its function estimates; Ray is a double."""
+    (tmp_path / "scorer.py").write_text(SCORER)
+    make_tokenizer(tmp_path / "model")
+    config = verl_config(
+        f"actor_rollout_ref.model.path={tmp_path}/model",
+        f"reward.custom_reward_function.path={tmp_path}/scorer.py",
+        "+algorithm.gdpo.rewards.found=1.0",
+        "+algorithm.gdpo.rewards.brief=0.5",
+    )
+    worker = RewardLoopWorker(config)
+    score = SimpleNamespace(
+        remote=lambda chunk: event_loop.run_until_complete(worker.compute_score_batch(chunk))
+    )
+    manager = object.__new__(RewardLoopManager)
+    manager.reward_loop_workers = [SimpleNamespace(compute_score_batch=score)]
+    manager.reward_manager_cls = type(worker.reward_manager)
+    manager.reward_model_manager = None
+    monkeypatch.setattr(ray, "get", list)
+    lengths, data = rollouts(worker.input_tokenizer)
+    data = data.union(manager.compute_rm_score(data))
+
+    rewards, columns = extract_reward(data)
+    found = [1, 0, 1, 0, 1, 1]
+    brief = [None] * 3 + [1 / length for length in lengths[3:].tolist()]
+    assert columns["found"].tolist() == found
+    assert columns["brief"].tolist() == pytest.approx(brief)
+    total = [f + 0.5 * (b or 0) for f, b in zip(found, brief, strict=True)]
+    assert rewards.sum(dim=1).tolist() == pytest.approx(total)
+
+    data.batch["token_level_rewards"] = rewards
+    data = ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=config.algorithm)
+    expected = oracle.gdpo(
+        [[f, b or 0] for f, b in zip(found, brief, strict=True)],
+        data.non_tensor_batch["uid"].tolist(),
+        weights=[1.0, 0.5],
+        present=[[True, b is not None] for b in brief],
+    )
+    assert data.batch["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+# --- compute_advantage ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"rewards": {"correctness": 1.0, "format": 1.0}}])
+def test_legacy_trainer_hands_over_the_columns(settings):
+    values = np.array(REWARDS)
+    columns = {"correctness": values[:, 0], "format": values[:, 1], "score": values.sum(1)}
+    data = batch(columns, reward_extra_keys=list(columns))
+    data = ray_trainer.compute_advantage(
+        data, adv_estimator="gdpo", config=algorithm(**settings), norm_adv_by_std_in_grpo=True
+    )
+    expected = oracle.gdpo(REWARDS, GROUPS)
+    actual = data.batch["advantages"]
+    assert actual[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert torch.equal(actual != 0, (data.batch["response_mask"] != 0) & (actual[:, :1] != 0))
+    assert torch.equal(actual, data.batch["returns"])
+    logged = data.meta_info["gdpo_metrics"]
+    assert logged["gdpo/correctness/min"] == -3.0
+    correlation = np.corrcoef(LENGTHS_WITHIN_GROUPS, expected)[0, 1]
+    assert logged["gdpo/length_correlation"] == pytest.approx(correlation)
+    assert current_step() is None
+
+
+def test_legacy_trainer_metrics_reach_verls():
+    columns = {"a": np.array(REWARDS)[:, 0]}
+    data = batch(columns, reward_extra_keys=["a"])
+    ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+    assert inspect.unwrap(ray_trainer.compute_data_metrics) is not ray_trainer.compute_data_metrics
+    data.batch["token_level_scores"] = data.batch["token_level_rewards"]
+    for key in ("prompts", "responses"):
+        data.batch[key] = torch.ones_like(data.batch["response_mask"])
+    data.batch["attention_mask"] = torch.ones(len(data), 16, dtype=torch.long)
+    metrics = ray_trainer.compute_data_metrics(batch=data, use_critic=False)
+    assert metrics["gdpo/a/max"] == 3.0
+    assert "critic/score/mean" in metrics
+
+
+def test_other_estimators_are_verls_own():
+    data = ray_trainer.compute_advantage(batch(), adv_estimator="grpo", config=algorithm())
+    expected = oracle.gdpo(
+        [[sum(row) * (i + 1)] for i, row in enumerate(REWARDS)],
+        GROUPS,
+        batch_norm="none",
+        eps=1e-6,
+    )
+    actual = data.batch["advantages"][:, 0].tolist()
+    assert actual == pytest.approx(expected, abs=1e-5)
+    assert "gdpo_metrics" not in data.meta_info
+
+
+class Trainer(ray_trainer.RayPPOTrainer):
+    """As much of a trainer as loads its data and calls compute_advantage."""
+
+    global_steps = 1
+
+    def __init__(self, *overrides, sources=()):
+        self.config = verl_config("trainer.use_v1=False", *overrides)
+        truths = [{"ground_truth": "<think> x </think>"}] * len(sources)
+        columns = {"data_source": [*sources], "reward_model": truths}
+        dataset = SimpleNamespace(dataframe=datasets.Dataset.from_dict(columns))
+        self.train_dataset, self.val_dataset = dataset, None
+        legacy_trainer.extend_and_create(lambda self, *loaded: None, self, 1, 2)
+
+    def fit(self, data, **arguments):
+        estimator = self.config.algorithm.adv_estimator
+        return ray_trainer.compute_advantage(data, adv_estimator=estimator, **arguments)
+
+
+class AsyncTrainer(Trainer):
+    """As the trainers of verl.experimental are."""
+
+    async def fit(self, data, **arguments):
+        await asyncio.sleep(0)
+        return super().fit(data, **arguments)
+
+
+class DecoratedTrainer(AsyncTrainer):
+    """As after a decorator: `fit` returns a coroutine, and is no coroutine function."""
+
+    def fit(self, data, **arguments):
+        return super().fit(data, **arguments)
+
+
+class ReloadingTrainer(Trainer):
+    """As for a curriculum, which loads other data later."""
+
+    def fit(self, data, **arguments):
+        legacy_trainer.extend_and_create(lambda self, *loaded: None, self, 1, 2)
+        return super().fit(data, **arguments)
+
+
+def fitted(trainer, *args, **kwargs):
+    result = trainer.fit(*args, **kwargs)
+    return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+
+def test_the_grpo_arm_on_the_legacy_trainer():
+    columns = {"a": np.array(REWARDS)[:, 0], "b": np.array(REWARDS)[:, 1]}
+    data = batch(columns, reward_extra_keys=["a", "b"])
+    # as the reward manager does: the score is the sum, on one token
+    data.batch["token_level_rewards"] = torch.zeros(8, 8)
+    data.batch["token_level_rewards"][:, 0] = torch.tensor(REWARDS).sum(dim=1)
+    for settings in ([], ["+algorithm.gdpo.batch_norm=token"]):
+        data = Trainer("algorithm.adv_estimator=grpo", *settings).fit(data)
+        advantages = data.batch["advantages"][:, 0].tolist()
+        logged = data.meta_info["gdpo_metrics"]
+        correlation = np.corrcoef(LENGTHS_WITHIN_GROUPS, advantages)[0, 1]
+        assert logged["gdpo/length_correlation"] == pytest.approx(correlation, abs=1e-5)
+        # group a: sums 2 1 1 0; group b: 4 4 -2 1.5
+        assert logged["gdpo/cancelled"] == 2 / 8
+        assert len({round(a, 4) for a in advantages}) == logged["gdpo/distinct_grpo"] == 6
+        assert "gdpo/batch_norm_mean" not in logged
+
+
+@pytest.mark.parametrize("manager", ["gdpo", "naive"])
+def test_the_rewards_of_the_grpo_arm_are_looked_at_where_the_manager_is_ours(manager):
+    trainer = Trainer("algorithm.adv_estimator=grpo", f"reward.reward_manager.name={manager}")
+    data = trainer.fit(batch({"a": np.array(REWARDS)[:, 0]}, reward_extra_keys=["a"]))
+    assert ("gdpo_metrics" in data.meta_info) == (manager == "gdpo")
+    assert isinstance(trainer, legacy_trainer.GdpoLegacyTrainer) == (manager == "gdpo")
+
+
+def test_the_bounds_of_our_scorers_reach_the_metrics_and_the_variants():
+    columns = {"correctness": np.array(REWARDS)[:, 0], "format": np.array(REWARDS)[:, 1]}
+    data = batch(columns, reward_extra_keys=list(columns))
+    data = Trainer("+algorithm.gdpo.combine=sa_mrpo", sources=["rlla", "rlla"]).fit(data)
+    logged = data.meta_info["gdpo_metrics"]
+    assert logged["gdpo/correctness/at_high"] == 2 / 8
+    assert logged["gdpo/correctness/at_low"] == 1 / 8
+
+
+@pytest.mark.parametrize("kind", [Trainer, AsyncTrainer, DecoratedTrainer, ReloadingTrainer])
+def test_the_settings_of_the_start_hold_for_a_trainer_that_hands_none_over(kind):
+    """As verl's entropy recipe does: rewards 0 and 1 in a group of two are -+ .5 then."""
+    settings = ["+algorithm.gdpo.batch_norm=none", "algorithm.norm_adv_by_std_in_grpo=False"]
+    data = batch({"a": np.array([0.0, 1.0] * 4)}, reward_extra_keys=["a"])
+    trainer = kind(*settings)
+    data = fitted(trainer, data)
+    assert data.batch["advantages"][:, 0].tolist() == [-0.5, 0.5] * 4
+    assert current_step() is None
+
+
+def test_a_trainer_that_calls_the_estimator_itself():
+    estimator = core_algos.get_adv_estimator_fn("gdpo")
+    data = batch({"a": np.array([0.0, 1.0] * 4)})
+    arguments = {
+        "token_level_rewards": data.batch["token_level_rewards"],
+        "response_mask": data.batch["response_mask"],
+        "index": data.non_tensor_batch["uid"],
+        "non_tensor_batch": data.non_tensor_batch,
+        "config": None,
+    }
+    trainer = Trainer("+algorithm.gdpo.batch_norm=none", "+algorithm.gdpo.rewards.a=1.0")
+    with patch.object(ray_trainer, "compute_advantage", lambda *_, **__: estimator(**arguments)):
+        advantages, _ = trainer.fit(data)
+    expected = oracle.gdpo([[0.0], [1.0]] * 4, GROUPS, batch_norm="none")
+    assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_loop_of_the_user_has_to_say_its_settings():
+    data = batch({"a": np.array([0.0, 1.0] * 4)}, reward_extra_keys=["a"])
+    with pytest.raises(ValueError, match=r"without `config`.*Pass config=config.algorithm"):
+        ray_trainer.compute_advantage(data, adv_estimator="gdpo")
+
+
+def test_weights_with_a_schedule():
+    """The manager needs the step with each row, and the advantage has that of the training."""
+    rewards = ["+algorithm.gdpo.rewards.a=1.0", "+algorithm.gdpo.rewards.b.weight={1: 0.0, 5: 1.0}"]
+    trainer = Trainer(*rewards)
+    trainer.global_steps = 2
+    prompts = batch({"raw_prompt": np.array(["p"] * 8, dtype=object)})
+    assert trainer._get_gen_batch(prompts).non_tensor_batch["global_steps"].tolist() == [2] * 8
+    columns = {"a": np.array(REWARDS)[:, 0], "b": np.array(REWARDS)[:, 1]}
+    data = trainer.fit(batch(columns, reward_extra_keys=list(columns)))
+    expected = oracle.gdpo(REWARDS, GROUPS, weights=[1.0, 0.25])
+    assert data.batch["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_metrics_by_data_source_and_of_whole_responses():
+    columns = {"a": np.array(REWARDS)[:, 0], "data_source": np.array(["x"] * 4 + ["y"] * 4)}
+    data = batch(columns, reward_extra_keys=["a"])
+    # a tool has answered in the last sample: 8 tokens, of which 4 are trained
+    data.batch["attention_mask"] = torch.cat([torch.ones(8, 2), data.batch["response_mask"]], 1)
+    data.batch["response_mask"][7, :4] = 0
+    data = Trainer().fit(data)
+    logged = data.meta_info["gdpo_metrics"]
+    assert logged["gdpo/a/mean/x"] == 0.5 and logged["gdpo/a/mean/y"] == 3.5 / 4
+    advantages = oracle.gdpo([[a] for a, _ in REWARDS], GROUPS)
+    correlation = np.corrcoef(LENGTHS_WITHIN_GROUPS, advantages)[0, 1]
+    assert logged["gdpo/length_correlation"] == pytest.approx(correlation)
+
+
+ROWS = [*range(8)]
+
+
+@pytest.mark.parametrize("left", [ROWS, [6, 3, 1, 7]], ids=["all", "some, in another order"])
+def test_a_dump_has_what_a_v1_trainer_writes(tmp_path, left):
+    trainer, columns = dumping_trainer(tmp_path), columns_of(REWARDS)
+    data = trainer.fit(batch_to_dump(columns))
+    columns = {name: column[left] for name, column in columns.items()}
+    trainer._log_rollout_data(data[left], columns, {}, str(tmp_path))
+    trainer._shutdown_dump_executor()
+    rows = read_dump(tmp_path / "1.jsonl")
+    assert [row["uid"] for row in rows] == [f"{'ab'[row // 4]}_{row % 4}_0" for row in left]
+    assert [row["trained_tokens"] for row in rows] == [row + 1 for row in left]
+    assert [[*row["rewards"].values()] for row in rows] == [REWARDS[row] for row in left]
+    assert {row["data_source"] for row in rows} == {"x"} and rows[0]["gts"] == "4"
+    expected = oracle.gdpo(REWARDS, GROUPS)
+    expected = [expected[row] for row in left]
+    assert [row["advantage"] for row in rows] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_step_may_have_several_batches_and_dumps(tmp_path):
+    """As with two agents that are trained together. Rows of the step before are not kept."""
+    trainer, other = dumping_trainer(tmp_path), [[b, a] for a, b in REWARDS]
+    trainer.fit(batch_to_dump(columns_of(REWARDS), "early"))
+    trainer.global_steps = 2
+    agents = {
+        name: trainer.fit(batch_to_dump(columns_of(rewards), name))
+        for name, rewards in (("x", REWARDS), ("y", other))
+    }
+    for name, data in agents.items():
+        trainer._log_rollout_data(data, {}, {}, str(tmp_path / name))
+    trainer._shutdown_dump_executor()
+    for name, rewards in (("x", REWARDS), ("y", other)):
+        rows = read_dump(tmp_path / name / "2.jsonl")
+        assert [[*row["rewards"].values()] for row in rows] == rewards
+    with pytest.raises(RuntimeError, match="1 of 1 rows were in no batch"):
+        trainer.dump_rows.columns(["earlya_0_0"])
+
+
+def columns_of(rewards):
+    return {"a": np.array(rewards)[:, 0], "b": np.array(rewards)[:, 1]}
+
+
+def batch_to_dump(columns, agent=""):
+    data = batch({**columns, "data_source": np.array(["x"] * 8)}, reward_extra_keys=list(columns))
+    data.non_tensor_batch["uid"] = np.array([f"{agent}{uid}" for uid in GROUPS], dtype=object)
+    data.batch["token_level_scores"] = data.batch["token_level_rewards"]
+    for key in ("prompts", "responses"):
+        data.batch[key] = torch.ones_like(data.batch["response_mask"])
+    data.non_tensor_batch["reward_model"] = np.array([{"ground_truth": "4"}] * 8, dtype=object)
+    return data
+
+
+def dumping_trainer(folder):
+    trainer = Trainer(f"trainer.rollout_data_dir={folder}")
+    trainer.tokenizer = SimpleNamespace(
+        batch_decode=lambda rows, **_: [f"{len(row)} tokens" for row in rows]
+    )
+    trainer._init_dump_executor()
+    return trainer
+
+
+@pytest.mark.parametrize("kind", [Trainer, AsyncTrainer])
+def test_a_dead_actor_is_named(kind, monkeypatch):
+    """rollout_actors finds those of this trainer; test_rollout_guard.py asks real ones."""
+    trainer = kind()
+    actors = {"reward_loop_worker_handles": ["w"], "agent_loop_workers": ["a"]}
+    trainer.reward_loop_manager = trainer.async_rollout_manager = SimpleNamespace(**actors)
+    asked = []
+
+    def raise_if_dead(self, seconds):
+        asked.extend(self._actors())
+        raise RolloutError("reward worker 0 died")
+
+    monkeypatch.setattr(RolloutGuard, "raise_if_dead", raise_if_dead)
+    monkeypatch.setattr(ray.actor, "ActorHandle", str)
+    died = ray.exceptions.ActorDiedError()
+    monkeypatch.setattr(ray_trainer, "compute_advantage", Mock(side_effect=died))
+    with pytest.raises(RolloutError, match="reward worker 0 died"):
+        fitted(trainer, batch())
+    assert asked == ["reward worker 0", "agent loop worker 0"]
+
+
+@pytest.mark.parametrize("norm", ["sample", "token"])
+@pytest.mark.parametrize("mark", [3, 0.5])
+def test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it(mark, norm):
+    columns = {"a": np.array(REWARDS)[:, 0]}
+    data = batch(columns, reward_extra_keys=["a"])
+    marked = data.batch["response_mask"] * mark
+    marked[0] = marked[0] / mark  # lengths in another proportion than their sums
+    data.batch["response_mask"] = marked
+    data = ray_trainer.compute_advantage(
+        data, adv_estimator="gdpo", config=algorithm(batch_norm=norm)
+    )
+    lengths = np.arange(len(REWARDS)) + 1
+    expected = oracle.gdpo(
+        [[a] for a, _ in REWARDS], GROUPS, lengths=lengths.tolist(), batch_norm=norm
+    )
+    correlation = data.meta_info["gdpo_metrics"]["gdpo/length_correlation"]
+    assert correlation == pytest.approx(np.corrcoef(LENGTHS_WITHIN_GROUPS, expected)[0, 1])
+
+
+def test_without_columns_the_message_says_what_to_do():
+    for keys in ([], ["score"]):
+        data = batch({"score": np.zeros(8)}, reward_extra_keys=keys)
+        with pytest.raises(RewardError, match=r"derived from verl's PPOTrainer.*non_tensor_batch"):
+            ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+
+
+def test_what_is_not_ours_is_handed_on_as_it_came():
+    def function(data, adv_estimator, gamma=1.0, config=None):
+        return data, adv_estimator, gamma, config
+
+    wrapped = functools.partial(legacy_trainer.compute_in_step, function)
+    assert wrapped("data", "gae", 0.5) == ("data", "gae", 0.5, None)
+    assert wrapped(config="c", adv_estimator="grpo", data="data") == ("data", "grpo", 1.0, "c")
+
+
+def test_every_way_to_call_verls_function():
+    values = np.array(REWARDS)
+    columns = {"a": values[:, 0], "b": values[:, 1]}
+    results = []
+    for arguments, keywords in (
+        ([], {"adv_estimator": "gdpo", "config": algorithm()}),
+        (["gdpo", 1.0, 1.0, 1, True, algorithm()], {}),
+    ):
+        data = batch(columns, reward_extra_keys=list(columns))
+        data = ray_trainer.compute_advantage(data, *arguments, **keywords)
+        results.append(data.batch["advantages"])
+    assert torch.equal(*results)
+    assert results[0][:, 0].tolist() == pytest.approx(oracle.gdpo(REWARDS, GROUPS), abs=1e-6)
+
+
+def test_a_penalty_in_the_reward_is_refused_whoever_calls():
+    columns = {"a": np.array(REWARDS)[:, 0]}
+    data = batch(columns, reward_extra_keys=["a"])
+    settings = OmegaConf.merge(algorithm(), {"use_kl_in_reward": True})
+    with pytest.raises(ValueError, match="use_kl_in_reward=True with adv_estimator=gdpo"):
+        ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=settings)
+    rewards = data.batch["token_level_rewards"]
+    data.batch["token_level_scores"] = rewards.clone()
+    ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+    data.batch["token_level_scores"] = rewards + 0.1
+    with pytest.raises(ValueError, match="token_level_rewards differ from token_level_scores"):
+        ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+    # verl's own estimators use them
+    ray_trainer.compute_advantage(data, adv_estimator="grpo", config=algorithm())
+
+
+def test_legacy_trainer_with_a_missing_reward():
+    rewards = [[1, 1], [1, None], [0, 1], [0, 0], [3, None], [3, None], [-3, 1], [0.5, None]]
+    values = np.array(rewards, dtype=object)
+    columns = {"a": values[:, 0], "b": values[:, 1]}
+    data = batch(columns, reward_extra_keys=["a", "b"])
+    data = ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+    expected = oracle.gdpo(
+        [[a, b or 0] for a, b in rewards],
+        GROUPS,
+        present=[[True, b is not None] for _, b in rewards],
+    )
+    assert data.batch["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_settings_are_checked_before_data_or_a_model_is_loaded():
+    trainer = object.__new__(ray_trainer.RayPPOTrainer)
+    trainer.config = verl_config("algorithm.use_kl_in_reward=True")
+    with pytest.raises(ValueError, match="use_kl_in_reward=True with adv_estimator=gdpo"):
+        trainer._create_dataloader(None, None, None, None)
+
+
+def test_a_main_module_that_holds_verls_functions_can_be_pickled():
+    """Ray pickles a task runner of `__main__` by value, with all that it names."""
+    for name in (
+        *("compute_advantage", "compute_data_metrics", "process_validation_metrics"),
+        "need_critic",
+    ):
+        function = getattr(ray_trainer, name)
+        again = ray.cloudpickle.loads(ray.cloudpickle.dumps(function))
+        assert inspect.unwrap(again).__code__ == inspect.unwrap(function).__code__
+
+
+# --- validation: verl 0.9.0 and its main cannot average None --------------------------------------
+
+
+def test_validation_of_any_verl_averages_what_is_present():
+    infos = {"reward": [1.0, 2.0], "a": [None, 2.0], "b": [None, None]}
+    found = ray_trainer.process_validation_metrics(["x", "x"], ["u", "v"], infos)["x"]
+    assert found["reward"]["mean@1"] == 1.5
+    assert found["a"]["mean@1"] == 2.0
+    assert not found.get("b")
+
+
+def of_0_9_0(data_sources, sample_uids, infos_dict, seed=42):
+    return "verl's own"
+
+
+def of_0_9_1(data_sources, sample_uids, infos_dict, seed=42, expected_acc_counts=None):
+    return "verl's own"
+
+
+@pytest.mark.parametrize(("verls", "is_extended"), [(of_0_9_0, True), (of_0_9_1, False)])
+def test_verls_own_validation_is_kept_where_it_takes_none(verls, is_extended):
+    module = types.ModuleType("metric_utils")
+    module.process_validation_metrics, module.compute_data_metrics = verls, lambda batch: {}
+    extend_metrics(module)
+    assert (module.process_validation_metrics is not verls) == is_extended
+
+
+def means(data_sources, sample_uids, infos_dict):
+    """verl 0.9.0's function, reduced to the mean over a data source."""
+    return {
+        source: {
+            name: {"mean@1": np.mean([column[i] for i in indices])}
+            for name, column in infos_dict.items()
+        }
+        for source in dict.fromkeys(data_sources)
+        for indices in [[i for i, other in enumerate(data_sources) if other == source]]
+    }
+
+
+def test_validation_averages_what_is_present():
+    infos = {"reward": [1.0, 2.0, 6.0], "a": [None, 2.0, None], "b": [None, None, 6.0]}
+    arguments = (["x", "x", "y"], ["u", "v", "w"], infos)
+    with pytest.raises(TypeError):
+        means(*arguments)
+    result = process_what_is_present(means, *arguments)
+    assert {source: {k: v["mean@1"] for k, v in m.items()} for source, m in result.items()} == {
+        "x": {"reward": 1.5, "a": 2.0},
+        "y": {"reward": 6.0, "b": 6.0},
+    }

@@ -1,0 +1,351 @@
+"""The groups that `algorithm.filter_groups` keeps, tested with verl's own replay buffer."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from tensordict.tensorclass import NonTensorData, NonTensorStack
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+from verl_gdpo.algorithm.samples import ERROR_KEY, OWN_KEY, RewardError, RewardRows
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.hooks.replay_buffer import GdpoBuffer, fetch_rows
+
+
+class Buffer(GdpoBuffer, ReplayBuffer):
+    pass
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    """A TransferQueue in memory, {key: fields}, that counts how often a row is read."""
+    rows, reads = {}, Counter()
+
+    def kv_batch_get(keys, partition_id, select_fields):
+        reads.update(keys)
+        return {name: [rows[key][name] for key in keys] for name in select_fields}
+
+    monkeypatch.setattr(tq, "kv_batch_get", kv_batch_get)
+    rows["reads"] = reads
+    return rows
+
+
+def buffer(metric="reward"):
+    made = Buffer(
+        trainer_mode="sync",
+        trainer_config=OmegaConf.create(),
+        max_off_policy_threshold=8,
+        max_off_policy_strategy="drop",
+        sampler_kwargs=OmegaConf.create(),
+        refill_fn=lambda count: count,
+        filter_groups_metric=metric,
+    )
+    made.known_rows = {}  # as the trainer does
+    return made
+
+
+def put(queue, buffer, groups, weights=None, partition="train"):
+    """Finished groups {uid: rewards, one row a session}; a key `uid_session_index` may be given."""
+    for uid, rewards in groups.items():
+        buffer.finished_keys[partition].add(uid)
+        for session, values in enumerate(rewards):
+            info = dict(zip("abc", map(float, values), strict=False))
+            score = sum(
+                weight * value for weight, value in zip(weights or [1] * 3, values, strict=False)
+            )
+            key = f"{uid}_{session}_0"
+            buffer.partitions[partition][key] = {}
+            queue[key] = {
+                "extra_fields": {"reward_extra_info": {**info, "score": score}},
+                "data_source": "d",
+                "rm_scores": torch.tensor([0.0, score]),
+            }
+
+
+GROUPS = {
+    "tied": [(0, 0, 1), (0, 0, 1), (0, 1, 0), (1, 0, 0)],
+    "opposed": [(0, 1, 0), (1, 0, 0), (0, 1, 0), (1, 0, 0)],
+    "constant": [(0.1, 0.1, 0.1)] * 4,
+    "ordinary": [(0, 0, 0), (0, 0, 1), (0, 0, 1), (1, 1, 1)],
+}
+
+
+@pytest.mark.parametrize("group_norm", ["per_reward", "summed"])
+@pytest.mark.parametrize("batch_norm", ["sample", "token", "none"])
+def test_gdpo_keeps_what_gives_a_gradient(queue, group_norm, batch_norm):
+    filtering = buffer()
+    filtering.filter_by(GdpoSettings(group_norm=group_norm, batch_norm=batch_norm))
+    put(queue, filtering, GROUPS)
+    # rewards that cancel in part cancel in their raw sum too, so "summed" drops equal sums
+    dropped = {"opposed", "constant"} | ({"tied"} if group_norm == "summed" else set())
+    # under the mean score of the group, by which verl counts them: 1, 0.3, and 1
+    counts = Counter({1.0: len(dropped) - 1, 0.3: 1})
+    assert filtering._dapo_filtered_keys("train") == (dropped, counts)
+    assert filtering._dapo_filtered_keys("train") == (dropped, counts)
+    assert set(queue["reads"].values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("combine", "dropped"),
+    [
+        # opposed: the soft minimum is below 0 in every row
+        ({"name": "rvpo", "k": 1.0}, {"constant"}),
+        # tied: every row is in conflict
+        ({"name": "gd2po", "tau": 1.0}, {"tied", "opposed", "constant"}),
+        # as GRPO
+        ("dvao", {"tied", "opposed", "constant"}),
+        # the batch decides what cancels, so a varying reward is enough
+        ("dara", {"constant"}),
+        ("sa_mrpo", {"constant"}),
+    ],
+)
+def test_the_variant_decides(queue, combine, dropped):
+    filtering = buffer()
+    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"combine": combine}}))
+    put(queue, filtering, GROUPS)
+    assert filtering._dapo_filtered_keys("train")[0] == dropped
+
+
+def test_what_eps_leaves_of_opposed_rewards_is_no_gradient(queue):
+    # z is -+ .8660 s / (s + eps), s = .577 and 3.12: S is .8660 x 1e-4 (1/.577 - 1/3.12) = 1.2e-4
+    filtering = buffer()
+    filtering.filter_by(GdpoSettings())
+    put(queue, filtering, {"u": [(1, -3), (0, 2.4), (1, -3), (0, 2.4)]})
+    assert filtering._dapo_filtered_keys("train")[0] == {"u"}
+
+
+def test_a_reward_of_weight_0_gives_no_gradient(queue):
+    filtering = buffer()
+    settings = {"gdpo": {"combine": "dara", "rewards": {"a": 1.0, "b": 0.0}}}
+    filtering.filter_by(GdpoSettings.from_algorithm(settings))
+    put(queue, filtering, {"u": [(1, 0), (1, 1)]})
+    assert filtering._dapo_filtered_keys("train")[0] == {"u"}
+
+
+def test_other_estimators_keep_verls_rule(queue):
+    filtering = buffer("score")  # verl 0.9.0 and its main do not know "reward"
+    put(queue, filtering, GROUPS)
+    dropped, _ = filtering._dapo_filtered_keys("train")
+    assert dropped == {"tied", "opposed", "constant"}
+
+
+def test_weights_decide(queue):
+    # 1 a + 2 b is 2 in each row, but z_b = -z_a and S = z_a - 2 z_a
+    groups = {"u": [(0, 1), (2, 0), (0, 1), (2, 0)]}
+    weights = {"a": 1.0, "b": 2.0}
+    filtering = buffer()
+    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": weights}}))
+    put(queue, filtering, groups, [1, 2])
+    assert filtering._dapo_filtered_keys("train") == (set(), Counter())
+    verls = buffer("score")
+    put(queue, verls, groups, [1, 2])
+    assert verls._dapo_filtered_keys("train") == ({"u"}, Counter({2.0: 1}))
+
+
+def test_conditions_and_missing_values_decide(queue):
+    # b varies, but only in rows in which a is too low for it to count
+    conditioned = {"a": 0.0, "b": {"weight": 1.0, "when": {"reward": "a", "at_least": 1}}}
+    filtering = buffer()
+    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": conditioned}}))
+    put(queue, filtering, {"u": [(0, 3), (0, 5)], "w": [(1, 3), (1, 5)], "v": [(1, 0), (0, 5)]})
+    assert filtering._dapo_filtered_keys("train")[0] == {"u", "v"}
+
+
+def test_the_weights_of_the_step_decide(queue):
+    rewards = {"a": {"weight": {1: 1.0, 2: 0.0}}, "b": 1.0}
+    filtering = buffer()
+    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": rewards}}))
+    put(queue, filtering, {"u": [(0, 1), (1, 1)]})
+    assert filtering._terminal_eviction_reasons(1, "train")[1] == set()
+    filtering._dapo_classification_cache.clear()
+    assert filtering._terminal_eviction_reasons(2, "train")[1] == {"u"}
+
+
+# a is whether the answer is right, b its length
+WRONG_AND_RIGHT = {
+    "wrong": [(0, 3), (0, 5)],
+    "both": [(0, 3), (1, 5)],
+    "right": [(1, 3), (1, 5)],
+    "same": [(1, 3), (1, 3)],
+    "opposed": [(1, 0), (0, 1)],
+}
+
+
+def infos(queue, uid):
+    return [
+        row["extra_fields"]["reward_extra_info"]
+        for key, row in queue.items()
+        if key.startswith(uid)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metric", "dropped"),
+    [
+        *((name, Counter({4.0: 1, 1.0: 1})) for name in ("reward", "score", "seq_reward")),
+        # under the mean of a in the group
+        ("a", Counter({0.0: 1, 1.0: 2, 0.5: 1})),
+    ],
+)
+def test_a_named_metric_must_vary_beside_the_signal(queue, metric, dropped):
+    filtering = buffer(metric)
+    filtering.filter_by(GdpoSettings())
+    put(queue, filtering, WRONG_AND_RIGHT)
+    uids, counts = filtering._dapo_filtered_keys("train")
+    assert counts == dropped
+    assert uids == {"same", "opposed"} | ({"wrong", "right"} if metric == "a" else set())
+
+
+def test_a_metric_may_be_missing(queue, caplog):
+    """None, or no such name: of another task, whose groups are not dropped for that."""
+    filtering = buffer("acc")
+    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": {"b": 1.0}}}))
+    put(queue, filtering, {"other": [(0, 3), (0, 5)], **WRONG_AND_RIGHT})
+    for uid in WRONG_AND_RIGHT:
+        for info in infos(queue, uid):
+            info["acc"] = info["a"]
+    infos(queue, "both")[0]["acc"] = None
+    infos(queue, "right")[0]["acc"] = infos(queue, "right")[1]["acc"] = None
+    assert filtering._dapo_filtered_keys("train")[0] == {"wrong", "both", "same"}
+    assert sum("other_0_0 has no value of it" in line for line in caplog.messages) == 1
+    assert filtering.metric.metrics() == {"gdpo/filter_metric_missing": 5 / 12}
+    assert filtering.metric.metrics() == {}
+
+
+def test_a_metric_that_is_never_there_stops_the_run(queue):
+    filtering = buffer("acc")
+    filtering.filter_by(GdpoSettings())
+    put(queue, filtering, {"u": [(0, 3), (0, 5)]})
+    for info in infos(queue, "u"):
+        info["acc"] = None
+    filtering._dapo_filtered_keys("train")
+    rows = RewardRows.from_keys(["u_0_0"], [infos(queue, "u")[0]], ["d"], [False])
+    with pytest.raises(
+        RewardError, match=r"metric=acc: .*'acc'\], this one always None\. Name one"
+    ):
+        filtering.metric.check_known(rows)
+
+
+def test_a_metric_that_is_no_number_is_refused(queue):
+    filtering = buffer("acc")
+    filtering.filter_by(GdpoSettings())
+    put(queue, filtering, {"u": [(0, 3), (0, 5)]})
+    infos(queue, "u")[1]["acc"] = "yes"
+    with pytest.raises(RewardError, match=r"u_1_0: .*metric=acc is 'yes'; expected a finite num"):
+        filtering._dapo_filtered_keys("train")
+
+
+def test_the_last_row_of_a_session_stands_for_it(queue):
+    filtering = buffer()
+    filtering.filter_by(GdpoSettings())
+    put(queue, filtering, {"u": [(1,), (1,)]})
+    filtering.partitions["train"]["u_0_1"] = {}
+    queue["u_0_1"] = {
+        **queue["u_0_0"],
+        "extra_fields": {"reward_extra_info": {"a": 2.0, "score": 2.0}},
+    }
+    assert filtering._dapo_filtered_keys("train")[0] == set()
+    queue["u_0_1"]["extra_fields"]["reward_extra_info"] = {"a": 1.0, "score": 1.0}
+    filtering._dapo_classification_cache.clear()
+    filtering.known_rows.clear()
+    assert filtering._dapo_filtered_keys("train")[0] == {"u"}
+
+
+def test_without_filtering_and_in_validation_nothing_is_read(queue):
+    filtering = buffer(metric=None)
+    filtering.filter_by(GdpoSettings())
+    put(queue, filtering, GROUPS)
+    assert filtering._dapo_filtered_keys("train") == (set(), Counter())
+    validating = buffer()
+    validating.filter_by(GdpoSettings())
+    put(queue, validating, GROUPS, partition="val")
+    assert validating._dapo_filtered_keys("val") == (set(), Counter())
+    assert not queue["reads"]
+
+
+@pytest.mark.parametrize("settings", [None, GdpoSettings()])
+def test_a_failed_sample_stops_before_it_is_dropped(queue, settings):
+    filtering = buffer()
+    if settings is not None:
+        filtering.filter_by(settings)
+    put(queue, filtering, {"u": [(1,), (1,)]})
+    queue["u_1_0"]["extra_fields"]["reward_extra_info"] = {ERROR_KEY: "no"}
+    with pytest.raises(RewardError, match="no"):
+        filtering._dapo_filtered_keys("train")
+
+
+# --- rows from TransferQueue, which returns three kinds of columns ------------------------------
+
+KEYS = ["u_0_0", "u_1_0", "v_0_0", "pad_0_0"]
+TAGS = [{"response_len": n, "is_padding": n == 1} for n in (4, 3, 2, 1)]
+INFOS = [
+    {"a": 1.0, "score": 1.0},
+    {"a": None, "score": 0.0},
+    {"a": 3.0, "b": 2.0},  # no `score`: a manager of verl
+    {"a": 1.0, "score": 1.0},
+]
+OWN = [{**info, OWN_KEY: 5.0} if row == 0 else info for row, info in enumerate(INFOS)]
+EXTRA = [{"reward_extra_info": info} for info in OWN]
+SOURCES = ["x", "x", "y", "x"]
+
+
+def stack(values):
+    return NonTensorStack(*[NonTensorData(value) for value in values])
+
+
+def objects(values):
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+@pytest.fixture
+def stored(monkeypatch):
+    """TransferQueue in memory: the fields of `KEYS`, of which it gives what is asked for."""
+    fields = {"extra_fields": EXTRA, "data_source": SOURCES}
+
+    def kv_batch_get(keys, partition_id, select_fields):
+        assert partition_id == "train"
+        rows = [KEYS.index(key) for key in keys]
+        kind = fields.get("kind", list)
+        return {name: kind([fields[name][row] for row in rows]) for name in select_fields}
+
+    monkeypatch.setattr(tq, "kv_batch_get", kv_batch_get)
+    return fields
+
+
+@pytest.mark.parametrize("kind", [list, stack, objects])
+def test_rows_in_the_order_of_the_keys(stored, kind):
+    stored["kind"] = kind
+    known = {}
+    fetch_rows(KEYS[2:3], "train", TAGS[2:3], known)
+    stored["data_source"] = ["x"] * 4  # what is known is not read again
+    rows = fetch_rows(KEYS, "train", TAGS, known)
+    assert list(known) == ["v_0_0", "u_0_0", "u_1_0", "pad_0_0"]
+    assert [rows.info(row) for row in range(4)] == INFOS
+    assert list(rows.sources) == SOURCES
+    assert rows.own_scores == {0: 5.0}
+    assert rows.is_padding_B.tolist() == [False, False, False, True]
+    assert rows.label(2) == "v_0_0"
+
+
+@pytest.mark.parametrize("short", [["data_source"], ["extra_fields", "data_source"]])
+def test_an_answer_of_other_rows_is_an_error(monkeypatch, short):
+    def kv_batch_get(keys, partition_id, select_fields):
+        fields = {"extra_fields": EXTRA, "data_source": SOURCES}
+        return {name: values[: 3 if name in short else 4] for name, values in fields.items()}
+
+    monkeypatch.setattr(tq, "kv_batch_get", kv_batch_get)
+    with pytest.raises(ValueError, match=r"zip\(\) argument"):
+        fetch_rows(KEYS, "train", TAGS, {})
+
+
+def test_a_row_without_rewards_or_tag(stored):
+    stored["extra_fields"] = [{}, {"reward_extra_info": None}, *EXTRA[2:]]
+    rows = fetch_rows(KEYS, "train", [{}] * 4, {})
+    assert [rows.info(row) for row in range(2)] == [{}, {}]
+    assert rows.own_scores == {}
+    assert not rows.is_padding_B.any()

@@ -1,0 +1,336 @@
+"""A start is recorded, and compared with the run whose checkpoint it would load."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+from repository import REPO
+from saved_checkpoint import save_checkpoint
+
+from verl_gdpo.hooks import driver
+from verl_gdpo.hooks.resume import recorded_start
+from verl_gdpo.run import starts
+from verl_gdpo.run.resume_command import arguments
+from verl_gdpo.run.starts import starts_of
+from verl_gdpo.tools.compose import compose_config
+
+GRPO = "algorithm.adv_estimator=grpo"
+RUNTIME = "ray_kwargs.ray_init.runtime_env.env_vars"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A folder with data, where relative paths begin; W&B is not set up."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
+        monkeypatch.setenv(name, "")  # so that monkeypatch takes away what a start sets
+        monkeypatch.delenv(name)
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.parquet").write_text(name)
+    return tmp_path
+
+
+SETTINGS = {
+    "algorithm": {"adv_estimator": "gdpo"},
+    "data": {"train_files": "train.parquet", "val_files": "test.parquet"},
+    "trainer": {"resume_mode": "auto", "resume_from_path": None, "logger": ["console", "file"]},
+    "ray_kwargs": {"ray_init": {"num_cpus": 2}},
+}
+
+
+def recipe(*overrides):
+    """As much of the recipes' configuration as is read here."""
+    trainer = {"default_local_dir": "${run_dir}/checkpoints"}
+    places = OmegaConf.create({"recipes": "verl-gdpo", "run_dir": "run", "trainer": trainer})
+    return OmegaConf.merge(SETTINGS, places, OmegaConf.from_dotlist([*overrides]))
+
+
+def plain(*overrides):
+    """The same of a plain command of verl."""
+    place = {"trainer": {"default_local_dir": "checkpoints/project/name"}}
+    return OmegaConf.merge(SETTINGS, place, OmegaConf.from_dotlist([*overrides]))
+
+
+def start(config, is_ours=True):
+    with recorded_start(config, is_ours=is_ours):
+        pass
+
+
+def saved(folder="run/checkpoints", step=3):
+    return save_checkpoint(Path(folder), step)
+
+
+def test_a_grpo_run_that_is_resumed_without_a_word_stays_grpo():
+    """Also where its folder was moved; with the recipes, as Hydra composes them."""
+    files = ("data.train_files=train.parquet", "data.val_files=test.parquet", "run_dir=run")
+    given = ["hardware=cpu", "estimator=grpo", *files]
+    start(compose_config(REPO / "recipes", "train", given))
+    saved()
+    Path("run").rename("moved")
+    given = arguments(Path("moved").resolve(), ["task=tool_rl", "hardware=cpu"])
+    config = compose_config(Path(given[1]), given[3], given[4:])
+    assert config.algorithm.adv_estimator == "grpo"
+    assert config.trainer.default_local_dir == f"{Path.cwd()}/moved/checkpoints"
+    start(config)
+    first, second = (one.start for one in starts_of(Path("moved")))
+    assert second.step == 3 and second.changes == {}
+    assert second.recipes["estimator"] == first.recipes["estimator"] == "grpo"
+    assert second.configuration["algorithm"] == first.configuration["algorithm"]
+
+
+@pytest.mark.parametrize("make", [recipe, plain])
+@pytest.mark.parametrize("mode", ["auto", "resume_path"])
+def test_another_estimator_is_refused(make, mode):
+    start(make("algorithm.adv_estimator=grpo"))
+    checkpoint = saved(make().trainer.default_local_dir)
+    how = [f"trainer.resume_mode={mode}", f"trainer.resume_from_path={checkpoint}"]
+    with pytest.raises(ValueError, match=r"'grpo' -> 'gdpo' on request only") as error:
+        start(make("algorithm.adv_estimator=gdpo", *how))
+    assert f"starts{os.sep}1: " in str(error.value)
+    config = make("algorithm.adv_estimator=gdpo", *how, "allow_change=[algorithm.adv_estimator]")
+    start(config)
+    assert "allow_change" not in config
+    run = Path("run") if make is recipe else Path(config.trainer.default_local_dir)
+    first, second = starts_of(run)
+    assert first.start.configuration["algorithm"]["adv_estimator"] == "grpo"
+    changes = {"algorithm.adv_estimator": ["grpo", "gdpo", "on request"]}
+    assert second.start.changes == changes
+    assert "allow_change" not in (second.folder / "composed.yaml").read_text()
+    start(make("algorithm.adv_estimator=grpo", *how))
+    assert starts_of(run)[2].start.changes == {}
+
+
+def test_a_start_counts_once_it_has_trained_up_to_a_checkpoint():
+    """A change of one that was stopped before is not that of the run."""
+    start(recipe(GRPO))
+    saved()
+    start(recipe("allow_change=[algorithm]"))
+    with pytest.raises(ValueError, match=r"'grpo' -> 'gdpo' on request only"):
+        start(recipe())
+    start(recipe("allow_change=[algorithm]"))
+    saved(step=6)
+    start(recipe())
+    changes = [one.start.changes for one in starts_of(Path("run"))]
+    changed = {"algorithm.adv_estimator": ["grpo", "gdpo", "on request"]}
+    assert changes == [{}, changed, changed, {}]
+    assert arguments(Path("run").resolve(), [])[1].endswith(f"starts{os.sep}3")
+
+
+@pytest.mark.parametrize("mode", ["auto", "resume_path"])
+def test_a_checkpoint_that_is_not_whole_is_seen_before_the_model_is_loaded(mode):
+    start(recipe())
+    checkpoint = saved()
+    (checkpoint / "actor" / "model_world_size_1_rank_0.pt").unlink()
+    given = [f"trainer.resume_mode={mode}", f"trainer.resume_from_path={checkpoint}"]
+    with pytest.raises(ValueError, match=r"data\.pt and, in actor/, the files of all ranks"):
+        start(recipe(*given))
+
+
+def test_a_file_that_is_missing_lets_no_other_rows_in(place):
+    """Neither at this resume, nor at the next."""
+    start(recipe())
+    saved()
+    train = place / "train.parquet"
+    train.rename(place / "away.parquet")
+    with pytest.raises(ValueError, match=r"cannot be read now, in data.train_files=train.parquet"):
+        start(recipe())
+    train.write_text("other rows")
+    with pytest.raises(ValueError, match=r"data.train_files: 'sha256 .* cannot change: the posit"):
+        start(recipe())
+    assert len(starts_of(Path("run"))) == 1
+    start(recipe("data.train_files=away.parquet"))
+
+
+def test_what_loads_no_checkpoint_is_not_compared():
+    start(recipe(GRPO))
+    start(recipe())  # there is no checkpoint yet
+    saved()
+    start(recipe(GRPO, "trainer.resume_mode=disable"))
+    assert [one.start.checkpoint for one in starts_of(Path("run"))] == ["", "", ""]
+
+
+def test_data_count_by_their_content(place):
+    start(recipe())
+    saved()
+    (place / "train.parquet").rename(place / "moved.parquet")
+    start(recipe("data.train_files=moved.parquet"))
+    (place / "train.parquet").write_text("other rows")
+    with pytest.raises(ValueError, match=r"data.train_files: 'sha256 .* cannot change: the posit"):
+        start(recipe())
+    assert len(starts_of(Path("run"))) == 2
+
+
+def test_what_the_environment_says_is_not_recorded(monkeypatch):
+    """It may be a secret. Files that it names count by their content all the same."""
+    monkeypatch.setenv("MY_KEY", "hunter2")
+    monkeypatch.setenv("ROWS", "train.parquet")
+    given = [
+        *("reward.key=${oc.env:MY_KEY}", "reward.header=Bearer ${reward.key}"),
+        *("reward.user=${oc.env:NOBODY,me}", "data.train_files=${oc.env:ROWS}"),
+    ]
+    start(recipe(*given))
+    assert "hunter2" not in "".join(path.read_text() for path in Path("run").rglob("*.yaml"))
+    (first,) = (one.start for one in starts_of(Path("run")))
+    assert first.configuration["reward"] == {
+        "key": "${oc.env:MY_KEY}",
+        "header": "Bearer ${oc.env:MY_KEY}",
+        "user": "${oc.env:NOBODY,me}",
+    }
+    assert first.files.keys() == {"data.train_files", "data.val_files"}
+    assert recipe(*given).reward.header == "Bearer hunter2"  # elsewhere nothing has changed
+    saved()
+    monkeypatch.setenv("MY_KEY", "another")
+    start(recipe(*given))
+    assert starts_of(Path("run"))[1].start.changes == {}
+    monkeypatch.setenv("ROWS", "test.parquet")
+    with pytest.raises(ValueError, match=r"data.train_files: 'sha256 .* cannot change: the posit"):
+        start(recipe(*given))
+
+
+def test_a_value_that_needs_the_environment_is_recorded_as_it_is_written(monkeypatch):
+    monkeypatch.setenv("COUNT", "7")
+    OmegaConf.register_new_resolver("twice", lambda text: 2 * int(text), replace=True)
+    config = recipe("data.count=${twice:${oc.env:COUNT}}")
+    start(config)
+    assert config.data.count == 14
+    (first,) = (one.start for one in starts_of(Path("run")))
+    assert first.configuration["data"]["count"] == "${twice:${oc.env:COUNT}}"
+
+
+def test_other_code_is_a_warning(monkeypatch, capsys):
+    start(recipe())
+    saved()
+    monkeypatch.setattr("verl_gdpo.run.starts._code", lambda: {"commit": "0ff", "changed": True})
+    start(recipe())
+    assert "the code is not that of" in capsys.readouterr().err
+    (warning,) = starts_of(Path("run"))[1].start.warnings
+    assert "commit " in warning and "-> 0ff" in warning
+
+
+def test_a_run_without_a_manifest_goes_on_with_a_warning(capsys):
+    saved()
+    start(recipe())
+    assert "nothing tells whether the settings are those of its run" in capsys.readouterr().err
+
+
+def test_how_it_ended():
+    start(recipe())
+    with pytest.raises(ZeroDivisionError), recorded_start(recipe(), is_ours=True):
+        raise ZeroDivisionError("first line\nlast line")
+    ends = [one.end["why"] for one in starts_of(Path("run"))]
+    assert ends == ["finished", "ZeroDivisionError: last line"]
+
+
+def test_a_full_disk_at_the_end_fails_no_run(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(starts, "ended", full)
+    start(recipe())
+    with pytest.raises(ZeroDivisionError), recorded_start(recipe(), is_ours=True):
+        raise ZeroDivisionError
+
+
+def test_a_folder_that_cannot_be_written_is_said(capsys):
+    Path("run").touch()
+    start(recipe())
+    assert "the start is not recorded" in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_ours_is_left_alone():
+    others = OmegaConf.create({"run_dir": {"root": "x"}, "allow_change": "mine"})
+    config = OmegaConf.merge(plain("algorithm.adv_estimator=grpo"), others)
+    start(config, is_ours=False)
+    assert (config.allow_change, config.run_dir.root) == ("mine", "x")
+    start(plain("algorithm.adv_estimator=grpo"), is_ours=False)
+    assert not Path("checkpoints").exists()
+    start(plain("algorithm.adv_estimator=gdpo"))
+    saved("checkpoints/project/name")
+    with pytest.raises(ValueError, match=r"'gdpo' -> 'grpo' on request only"):
+        start(plain("algorithm.adv_estimator=grpo"), is_ours=False)
+
+
+def test_a_resume_goes_on_in_the_same_run_of_wandb(monkeypatch):
+    found = []
+    for _ in range(2):
+        config = recipe("trainer.logger=[console,wandb]")
+        start(config)
+        found.append(OmegaConf.to_container(OmegaConf.select(config, RUNTIME)))
+        assert {name: os.environ[name] for name in found[-1]} == found[-1]
+        for name in found[-1]:
+            monkeypatch.delenv(name)
+        saved(step=len(found))
+    assert found[0] == found[1]
+    assert found[0].keys() == {"WANDB_RUN_ID", "WANDB_RESUME"}
+    assert found[0]["WANDB_RESUME"] == "allow" and len(found[0]["WANDB_RUN_ID"]) == 8
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    start(recipe("trainer.logger=wandb"))
+    ids = [one.start.wandb_run_id for one in starts_of(Path("run"))]
+    assert ids == [found[0]["WANDB_RUN_ID"]] * 2 + ["mine"]
+    monkeypatch.delenv("WANDB_RUN_ID")
+    start(recipe())
+    assert "WANDB_RUN_ID" not in os.environ
+
+
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+
+
+def trained(config, flash_attn, monkeypatch):
+    """A start as verl's main module makes it; the attention that the training is given."""
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn") if flash_attn else None)
+    monkeypatch.setattr("verl_gdpo.hooks.hang.begin_heartbeat", lambda config: None)
+    given = []
+    driver.check_and_run(lambda config, task_runner_class: given.append(config), config)
+    return OmegaConf.select(given[0], ATTENTION)
+
+
+def test_auto_chooses_again_where_a_run_goes_on(monkeypatch):
+    """Without flash-attn there, it would else fail in a worker; the change is written down."""
+    files = ("data.train_files=train.parquet", "data.val_files=test.parquet", "run_dir=run")
+    config = compose_config(REPO / "recipes", "train", ["hardware=8gpu", *files])
+    assert trained(config, True, monkeypatch) == "flash_attention_2"
+    saved()
+    for step, flash_attn, expected in [(6, False, "packed_sdpa"), (9, True, "flash_attention_2")]:
+        given = arguments(Path("run").resolve(), ["task=tool_rl", "hardware=8gpu"])
+        config = compose_config(Path(given[1]), given[3], given[4:])
+        assert trained(config, flash_attn, monkeypatch) == expected
+        saved(step=step)
+    first, second, third = starts_of(Path("run"))
+    chosen = [
+        OmegaConf.select(OmegaConf.create(one.start.configuration), ATTENTION)
+        for one in (first, second, third)
+    ]
+    assert chosen == ["flash_attention_2", "packed_sdpa", "flash_attention_2"]
+    assert second.start.changes == {ATTENTION: [*chosen[:2], "free"]}
+    assert third.start.changes == {ATTENTION: [*chosen[1:], "free"]}
+    for one in (first, second, third):
+        composed = OmegaConf.load(one.folder / "composed.yaml")
+        assert OmegaConf.select(composed, ATTENTION) == "auto"
+        assert "allow_change" not in composed
+
+
+def test_the_folder_of_a_run_is_one_for_all_processes(monkeypatch):
+    """Ray's processes on a cluster that runs have the current folder of `ray start`."""
+    files = ("data.train_files=train.parquet", "data.val_files=test.parquet", "run_dir=run")
+    config = compose_config(REPO / "recipes", "train", ["hardware=8gpu", *files])
+    trained(config, True, monkeypatch)
+    assert config.run_dir == str(Path("run").resolve())
+    assert config.trainer.default_local_dir == f"{Path('run').resolve()}/checkpoints"
+
+
+def test_verls_main_is_extended_where_it_is_the_main_module(monkeypatch):
+    """No import hook sees `python -m verl.trainer.main_ppo`, which runs as `__main__`."""
+    import verl
+
+    asked = []
+    file = Path(verl.__path__[0]) / "trainer" / "main_ppo.py"
+    for name in (str(file), "another.py"):
+        main = SimpleNamespace(run_ppo=asked.append, __file__=name)
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        driver.extend_and_set(lambda config: None, None)
+        is_extended = main.run_ppo is not asked.append and hasattr(main.run_ppo, "__wrapped__")
+        assert is_extended == (name == str(file))

@@ -1,0 +1,808 @@
+"""The reward manager as verl's agent loop calls it, one sample at a time."""
+
+import asyncio
+import builtins
+import re
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from added_task import add_task
+from omegaconf import OmegaConf
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopMetrics,
+    AgentLoopOutput,
+    AgentLoopWorker,
+)
+from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+from verl.utils.reward_score import default_compute_score
+from verl_batch import verl_config
+
+from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, RewardRows
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.hooks import scorer_calls
+from verl_gdpo.hooks.reward_manager import GdpoRewardManager, runs_gdpo_manager
+from verl_gdpo.hooks.scorer_calls import SlowScoring
+from verl_gdpo.sandbox import Outcome
+from verl_gdpo.sandbox.service import Service
+
+GOLD = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"x": 1}}\n</tool_call>'
+
+
+class Tokenizer:
+    """One token a character; id 0 is special."""
+
+    def decode(self, ids, skip_special_tokens):
+        assert skip_special_tokens
+        return "".join(chr(i) for i in ids.tolist() if i)
+
+
+@pytest.fixture(autouse=True)
+def event_loop():
+    """verl's base class takes the current loop, as it finds it in a Ray actor."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    asyncio.set_event_loop(None)
+
+
+def manager(
+    compute_score=None,
+    *,
+    on_v1=True,
+    reward_kwargs=None,
+    router=None,
+    sandbox_url=None,
+    **algorithm_keys,
+):
+    config = OmegaConf.create(
+        {
+            "algorithm": algorithm_keys,
+            "reward": {
+                "custom_reward_function": {"path": compute_score and "scorer.py"},
+                **({"reward_kwargs": reward_kwargs} if reward_kwargs else {}),
+                "sandbox_fusion": {"url": sandbox_url, "max_concurrent": 3, "memory_limit_mb": 256},
+            },
+            "trainer": {"experiment_name": "qwen-run", "use_v1": True},
+            "transfer_queue": {"enable": on_v1},
+        }
+    )
+    return GdpoRewardManager(config, Tokenizer(), compute_score or verls_default, *(router or ()))
+
+
+def verls_default(data_source, solution_str, ground_truth, extra_info):
+    return {"score": 9.0, "found": float(len(solution_str)), "source": data_source}
+
+
+def score(manager, response, ground_truth=GOLD, data_source="rlla", **fields):
+    row = row_of(response, ground_truth, data_source, **fields)
+    return manager.loop.run_until_complete(manager.run_single(row))
+
+
+def row_of(response, ground_truth=GOLD, data_source="rlla", **fields):
+    ids = [ord(c) for c in response] + [0]  # the end-of-turn token counts
+    return DataProto.from_dict(
+        tensors={
+            "responses": torch.tensor([[*ids, 7, 7]]),
+            "attention_mask": torch.tensor([[0, 1, 1] + [1] * len(ids) + [0, 0]]),
+        },
+        non_tensors={
+            key: np.array([value], dtype=object)
+            for key, value in {
+                "uid": "u-1",
+                "data_source": data_source,
+                "reward_model": {"ground_truth": ground_truth, "style": "rule"},
+                "extra_info": {"index": 17},
+                **fields,
+            }.items()
+        },
+    )
+
+
+def test_our_scorer_is_chosen_by_data_source():
+    result = score(manager(), GOLD)
+    assert result == {
+        "reward_score": 4.0,
+        "reward_extra_info": {"format": 1.0, "correctness": 3.0, "score": 4.0},
+    }
+
+
+def test_verls_sandbox_service_runs_the_programs(monkeypatch):
+    def run(self, program, tests, notes, **_):
+        asked.append((self.url, self.memory_limit_mb, program))
+        notes.stopped, notes.seconds_waited = True, 2.5
+        return [Outcome(True, "10\n") for _ in tests]
+
+    asked = []
+    monkeypatch.setattr(Service, "run", run)
+    truth = '{"function": null, "tests": [{"input": "3", "output": "10"}]}'
+    of_run = manager(sandbox_url="http://h/run_code")
+    result = score(of_run, "```python\nx\n```", truth, "verl_gdpo/coding")
+    notes = {"stopped": 1.0, "seconds_waited": 2.5}  # logged, and no rewards
+    rewards = {"pass": 1.0, "length": 1.0, "bug": 1.0}
+    assert result["reward_extra_info"] == {**rewards, NOTES_KEY: notes, "score": 3.0}
+    assert asked == [("http://h/run_code", 256, "\nx\n")]
+    rows = RewardRows.from_keys(["u_0_0"], [result["reward_extra_info"]], ["x"], [False])
+    assert {*RewardMatrix.of(rows, GdpoSettings()).weights} == {*rewards}
+    assert score(of_run, GOLD)["reward_score"] == 4.0  # tool calls need none
+
+
+@pytest.mark.parametrize("slow", ["ours", "verl's"])
+def test_a_scorer_that_waits_holds_up_no_other(monkeypatch, slow):
+    """40 rows of it, more than the threads of a pool: other rows are decoded and scored."""
+    done = threading.Event()
+
+    def wait(*_, **__):
+        assert done.wait(60)
+        return {"a": 1.0}
+
+    add_task(monkeypatch, "slow", wait, takes_service=True)
+    ours = manager()
+    ours.compute_score = wait
+    source = "slow" if slow == "ours" else "verl's own"
+
+    async def score_all():
+        rows = [row_of("x", "", source) for _ in range(40)]
+        waiting = [asyncio.create_task(ours.run_single(row)) for row in rows]
+        await asyncio.sleep(0.2)
+        try:
+            return await asyncio.wait_for(ours.run_single(row_of(GOLD)), 30)
+        finally:
+            done.set()
+            await asyncio.gather(*waiting)
+
+    assert ours.loop.run_until_complete(score_all())["reward_score"] == 4.0
+
+
+def test_as_many_programs_at_once_as_there_are_places(monkeypatch):
+    """The cores of this machine, or what the service is asked for: more threads would wait."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    for url, most in ((None, 2), ("http://h/run_code", 3)):
+        running, seen, lock = [0], [], threading.Lock()
+
+        def run(*_, running=running, seen=seen, lock=lock, **__):
+            with lock:
+                running[0] += 1
+                seen.append(running[0])
+            threading.Event().wait(0.05)
+            with lock:
+                running[0] -= 1
+            return {"a": 1.0}
+
+        add_task(monkeypatch, "programs", run, takes_service=True)
+        ours = manager(sandbox_url=url)
+
+        async def score_all(ours=ours):
+            rows = [ours.run_single(row_of("x", "", "programs")) for _ in range(12)]
+            await asyncio.gather(*rows)
+
+        ours.loop.run_until_complete(score_all())
+        assert max(seen) == most
+
+
+def test_reward_score_is_the_weighted_sum_of_the_named():
+    result = score(manager(gdpo={"rewards": {"correctness": 0.5}}), GOLD)
+    assert result["reward_score"] == 1.5
+    assert result["reward_extra_info"]["format"] == 1.0  # not used, still reported
+
+
+def test_reward_score_obeys_conditions_and_the_raw_values_stay():
+    condition = {"reward": "correctness", "at_least": 3}
+    conditioned = manager(
+        reward_kwargs={"length": True},
+        gdpo={"rewards": {"correctness": 1.0, "length": {"weight": 512.0, "when": condition}}},
+    )
+    gold = GOLD.replace(" a ", " a" * 256 + " ")  # half of the length that counts in full
+    right, wrong = score(conditioned, gold), score(conditioned, gold.replace('"f"', '"g"'))
+    assert right["reward_score"] == 3.0 + 512 * 0.5
+    assert right["reward_extra_info"]["length"] == 0.5
+    assert wrong["reward_score"] == -3.0
+    assert wrong["reward_extra_info"]["length"] == right["reward_extra_info"]["length"]
+
+
+def test_reward_score_has_the_weights_of_the_step():
+    scheduled = manager(gdpo={"rewards": {"correctness": {"weight": {0: 1.0, 100: 0.0}}}})
+    assert score(scheduled, GOLD, global_steps=0)["reward_score"] == 3.0
+    assert score(scheduled, GOLD, global_steps=50)["reward_score"] == 1.5
+    message = score(scheduled, GOLD)["reward_extra_info"][ERROR_KEY]
+    assert "needs the training step" in message
+
+
+def test_verls_names_of_the_same_rewards_stay_valid():
+    verl_keys = {"gdpo_reward_keys": ["accuracy_reward", "format_reward"]}
+    result = score(manager(**verl_keys, gdpo_reward_weights=[1.0, 2.0]), GOLD)
+    assert result["reward_score"] == 3.0 + 2.0
+    assert result["reward_extra_info"]["accuracy_reward"] == 3.0
+
+
+def test_options_of_our_scorer():
+    info = score(manager(reward_kwargs={"length": True}), GOLD)["reward_extra_info"]
+    assert list(info) == ["format", "correctness", "length", "score"]
+    scheduled = manager(reward_kwargs={"schedule": "two_stage"})
+    assert score(scheduled, GOLD, global_steps=29)["reward_score"] == 1.0 + 1.0
+    assert score(scheduled, GOLD, global_steps=30)["reward_score"] == 0.5 + 3.0
+    error = score(manager(reward_kwargs={"lenght": True}), GOLD)["reward_extra_info"][ERROR_KEY]
+    assert "TypeError" in error and "lenght" in error
+
+
+def test_what_our_scorers_are_given(monkeypatch):
+    seen = []
+
+    def scorer(response, ground_truth, *, response_tokens, step, strict=False):
+        seen.append((response, ground_truth, response_tokens, step, strict))
+        return {"a": 1.0}
+
+    add_task(monkeypatch, "mine", scorer)
+    ours = manager(reward_kwargs={"strict": True})
+    score(ours, "hello", "truth", "mine", global_steps=3)
+    score(ours, "hello", "truth", "mine", reward_model=None)
+    assert seen == [("hello", "truth", 6, 3, True), ("hello", None, 6, None, True)]
+
+
+def test_none_stays_none_and_adds_nothing():
+    result = score(manager(failing({"a": 2.0, "b": None})), "x")
+    assert result == {
+        "reward_score": 2.0,
+        "reward_extra_info": {"a": 2.0, "b": None, "score": 2.0},
+    }
+
+
+def test_configured_rewards_of_other_data_sources_are_missing():
+    mixed = manager(gdpo={"rewards": {"format": 1.0, "acc": 1.0}})
+    assert score(mixed, GOLD)["reward_extra_info"] == {
+        "format": 1.0,
+        "correctness": 3.0,
+        "acc": None,
+        "score": 1.0,
+    }
+    math = manager(lambda **_: 0.5, gdpo={"rewards": {"format": 1.0, "acc": 1.0}})
+    math.is_custom = False  # stands for verl's default, which gives this source a number
+    assert score(math, "x", data_source="openai/gsm8k")["reward_extra_info"] == {
+        "format": None,
+        "acc": 0.5,
+        "score": 0.5,
+    }
+    # these rows may have a `length` too, if it is switched on; in a mixture it is that of others
+    unasked = manager(gdpo={"rewards": {"format": 1.0, "length": 1.0}})
+    assert score(unasked, GOLD)["reward_extra_info"]["length"] is None
+    nobodys = manager(gdpo={"rewards": {"format": 1.0, "lenght": 1.0}})
+    assert "'lenght' is configured" in score(nobodys, GOLD)["reward_extra_info"][ERROR_KEY]
+
+
+def test_other_sources_go_to_verls_default():
+    named = manager(gdpo={"rewards": {"found": 1.0}})
+    result = score(named, "abc", data_source="other")
+    assert result["reward_score"] == 3.0
+    assert result["reward_extra_info"]["source"] == "other"
+
+
+def test_a_custom_function_comes_first_and_gets_what_verl_gives_it():
+    seen = {}
+
+    def scorer(data_source, solution_str, ground_truth, extra_info):
+        seen.update(extra_info, response=solution_str)
+        return {"a": np.float32(2), "b": True, "score": 3.0}
+
+    fields = {
+        "tool_extra_fields": {"tool": "t"},
+        "__num_turns__": 3,
+        "reward_scores": {"turn": [1]},
+    }
+    result = score(manager(scorer), "hello", **fields)
+    assert result == {
+        "reward_score": 3.0,
+        "reward_extra_info": {"a": 2.0, "b": 1.0, "score": 3.0},
+    }
+    assert all(type(value) is float for value in result["reward_extra_info"].values())
+    assert seen == {
+        "response": "hello",
+        "index": 17,
+        "tool": "t",
+        "num_turns": 3,
+        "rollout_reward_scores": {"turn": [1]},
+        "experiment_name": "qwen-run",
+        "response_tokens": 6,
+    }
+
+
+def test_an_async_function_and_a_plain_number():
+    async def scorer(data_source, solution_str, ground_truth, extra_info):
+        await asyncio.sleep(0)
+        return 0.25
+
+    result = score(manager(scorer), "x")
+    assert result == {"reward_score": 0.25, "reward_extra_info": {"acc": 0.25, "score": 0.25}}
+
+
+def test_what_a_row_need_not_have():
+    seen = {}
+
+    def scorer(data_source, solution_str, ground_truth, extra_info):
+        seen.update(extra_info)
+        return 1.0
+
+    score(manager(scorer), "x", extra_info=None)
+    assert seen == {
+        "num_turns": None,
+        "rollout_reward_scores": {},
+        "experiment_name": "qwen-run",
+        "response_tokens": 2,
+    }
+
+
+def test_an_error_of_a_row_that_says_next_to_nothing():
+    row = row_of("x")
+    row.non_tensor_batch.clear()
+    result = manager(failing(KeyError))
+    message = result.loop.run_until_complete(result.run_single(row))["reward_extra_info"][ERROR_KEY]
+    assert message.startswith(
+        "reward manager gdpo, prompt uid ?, data_source '?', extra_info.index ?: KeyError"
+    )
+
+
+def raising(error, cause=None):
+    def scorer(data_source, solution_str, ground_truth, extra_info):
+        raise error from cause
+
+    return scorer
+
+
+@pytest.mark.parametrize(
+    ("scorer", "reason"),
+    [
+        (raising(ValueError("no such city")), r": no such city \[.*test_reward_manager.py:\d+\]"),
+        (raising(ValueError()), r": ValueError \[.*test_reward_manager.py:\d+\]"),
+        (raising(KeyError()), r": KeyError \[.*test_reward_manager.py:\d+\]"),
+        (raising(KeyError("a"), OSError("disk")), r": KeyError: 'a' \[.*\]"),
+        # where the fault is in no line of the scorer, none is named
+        (lambda **_: None, ": the scorer returned None; expected .*}"),
+    ],
+)
+def test_a_message_ends_with_the_error_and_its_line(scorer, reason):
+    message = score(manager(scorer), "x")["reward_extra_info"][ERROR_KEY]
+    assert re.search(f"extra_info.index 17{reason}$", message)
+
+
+@pytest.mark.parametrize(
+    ("returned", "ok"),
+    [
+        ({"a": 1.0, "b": None, "c": 0.0, "score": 1.0}, True),
+        ({"a": 1.0, "b": None, "score": 2.0}, False),
+        ({"a": 1.0, "b": -1.0, "score": 9e-6}, True),  # float32 may leave it
+        ({"a": 1.0, "b": -1.0, "score": 2e-5}, False),
+        ({"a": 3e6, "b": 1e6, "score": 4e6 + 30}, True),
+        ({"a": 3e6, "b": 1e6, "score": 4e6 + 50}, False),
+    ],
+)
+def test_a_score_may_miss_the_sum_by_what_float32_rounds(returned, ok):
+    info = score(manager(failing(returned)), "x")["reward_extra_info"]
+    assert ("not the sum of" in info.get(ERROR_KEY, "")) != ok
+
+
+MANAGERS = """
+from verl_gdpo.hooks.reward_manager import GdpoRewardManager
+
+class Mine(GdpoRewardManager):
+    pass
+
+class Other:
+    pass
+"""
+
+
+def test_whose_manager_verl_would_make(monkeypatch, tmp_path):
+    (tmp_path / "managers.py").write_text(MANAGERS)
+
+    def runs(name, source="register"):
+        config = verl_config(f"reward.reward_manager.name={name}")
+        config.reward.reward_manager.source = source
+        config.reward.reward_manager.module.path = f"{tmp_path}/managers.py"
+        return runs_gdpo_manager(config)
+
+    assert runs("gdpo") and not runs("naive")
+
+    class Mine(GdpoRewardManager):
+        pass
+
+    monkeypatch.setitem(REWARD_MANAGER, "mine", Mine)
+    assert runs("mine")
+    assert not runs("nobody")  # verl says so when it makes them
+    assert runs("Mine", source="importlib") and not runs("Other", source="importlib")
+
+
+class Callable:
+    async def __call__(self, data_source, solution_str, ground_truth, extra_info):
+        return {"a": float(len(solution_str))}
+
+
+@pytest.mark.parametrize("scorer", [Callable(), lambda **given: Callable()(**given)])
+def test_what_only_turns_out_to_be_async_is_awaited(scorer):
+    assert score(manager(scorer), "xyz")["reward_extra_info"] == {"a": 3.0, "score": 3.0}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_scorer_that_asks_a_reward_model_knows_where(is_async):
+    seen = []
+
+    def scorer(data_source, solution_str, ground_truth, extra_info, **router):
+        seen.append(router)
+        return 1.0
+
+    async def in_the_loop(*args, **kwargs):
+        return scorer(*args, **kwargs)
+
+    scorer_ = in_the_loop if is_async else scorer
+    score(manager(scorer_, router=("10.0.0.1:8000", "tokenizer")), "x")
+    # verl names them together, and neither where there is no reward model
+    score(manager(scorer_, router=(None, "tokenizer")), "x")
+    both = {"reward_router_address": "10.0.0.1:8000", "reward_model_tokenizer": "tokenizer"}
+    assert seen == [both, {}]
+
+
+def test_the_last_row_of_a_session_is_scored():
+    first, last = row_of("first", data_source="a"), row_of("final", data_source="b", uid="u-2")
+    rows = DataProto.concat([first, last])
+    echoing = manager(lambda **given: {"a": float(given["solution_str"] == "final")})
+    result = echoing.loop.run_until_complete(echoing.run_single(rows))
+    assert result["reward_extra_info"] == {"a": 1.0, "score": 1.0}
+    failed = manager(failing(KeyError))
+    message = failed.loop.run_until_complete(failed.run_single(rows))["reward_extra_info"]
+    assert "uid u-2, data_source 'b'" in message[ERROR_KEY]
+
+
+def failing(value):
+    def scorer(data_source, solution_str, ground_truth, extra_info):
+        if isinstance(value, type):
+            raise value(*{KeyError: ("city",), SystemExit: (3,)}.get(value, ()))
+        return value
+
+    return scorer
+
+
+@pytest.mark.parametrize(
+    ("scorer", "settings", "reason"),
+    [
+        (failing(KeyError), {}, r"KeyError: 'city' \[.*test_reward_manager.py:\d+\]"),
+        (failing({"a": float("nan")}), {}, "reward 'a' is nan; expected a finite number"),
+        (failing({"a": "high"}), {}, "the scorer returned no number: {'a': 'high'}"),
+        (failing({"a": "high"}), {"gdpo": {"rewards": {"a": 1}}}, "reward 'a' is 'high'"),
+        (failing({}), {}, "the scorer returned no number: {}"),
+        (failing({"a": 0.7, "b": 1.0, "score": 1.0}), {}, r"score=1, .* not the sum of \{'a': 0.7"),
+        (failing(StopIteration), {}, r"StopIteration \[.*test_reward_manager.py:\d+\]"),
+        (failing(SystemExit), {}, r"SystemExit: 3 \[.*test_reward_manager.py:\d+\]"),
+        (failing(CancelledError), {}, r"CancelledError \[.*test_reward_manager.py:\d+\]"),
+        (failing({"a": 1.0}), {"gdpo": {"rewards": {"b": 1}}}, r"'b' is configured.*\['a'\]"),
+        (failing(None), {}, "the scorer returned None; expected a number or"),
+        (failing({"a": 1.0}), {"gdpo": {"rewards": {"acc": 1}}}, r"'acc' is configured.*\['a'\]"),
+    ],
+)
+def test_what_cannot_be_scored_is_carried_as_an_error(scorer, settings, reason):
+    result = score(manager(scorer, **settings), "x")
+    assert result["reward_score"] == 0.0
+    message = result["reward_extra_info"][ERROR_KEY]
+    assert "uid u-1" in message and "extra_info.index 17" in message
+    assert re.search(reason, message)
+    with pytest.raises(RuntimeError, match="uid u-1"):  # the legacy trainer stops by itself
+        score(manager(scorer, on_v1=False, **settings), "x")
+
+
+class Escape(BaseException):
+    pass
+
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise Escape
+
+
+async def group_of_errors():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.sleep(60))
+        raise KeyError("city")
+
+
+def cancel_yourself():
+    asyncio.current_task().cancel()
+    return asyncio.sleep(0)
+
+
+RAISED = [
+    (CancelledError("x"), "CancelledError: x"),
+    (asyncio.CancelledError("x"), "CancelledError: x"),
+    (KeyboardInterrupt(), "KeyboardInterrupt"),
+    (SystemExit(3), "SystemExit: 3"),
+    (GeneratorExit(), "GeneratorExit"),
+    (Escape("x"), "Escape: x"),
+    (Unreadable(), "Unreadable: its text cannot be read"),
+    (StopAsyncIteration(), "StopAsyncIteration"),
+]
+AWAITED = [(cancel_yourself, "CancelledError")]
+if sys.version_info >= (3, 11):
+    RAISED += [
+        (vars(builtins)["ExceptionGroup"]("two", [KeyError("a"), KeyError("b")]), "KeyError: 'a'"),
+        (vars(builtins)["BaseExceptionGroup"]("one", [Escape("x")]), "Escape: x"),
+    ]
+    AWAITED += [(group_of_errors, "KeyError: 'city'")]
+
+
+@pytest.mark.parametrize(("error", "reason"), RAISED)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_whatever_a_scorer_raises_is_an_error_of_its_sample(error, reason, is_async):
+    async def in_the_loop(*args, **kwargs):
+        await asyncio.sleep(0)
+        raise error
+
+    message = score(manager(in_the_loop if is_async else raising(error)), "x")["reward_extra_info"][
+        ERROR_KEY
+    ]
+    assert "uid u-1" in message and f"17: {reason} [" in message
+    assert re.search(r"test_reward_manager.py:\d+\]$", message)
+
+
+@pytest.mark.parametrize(("scoring", "reason"), AWAITED)
+def test_a_scorer_that_cancels_its_own_task_is_an_error(scoring, reason):
+    async def scorer(*args, **kwargs):
+        await scoring()
+
+    message = score(manager(scorer), "x")["reward_extra_info"][ERROR_KEY]
+    assert f"17: {reason}" in message
+
+
+def test_what_a_scorer_returns_may_raise_anything_when_it_is_read():
+    class Odd:
+        def __float__(self):
+            raise KeyboardInterrupt
+
+    message = score(manager(failing({"a": Odd()})), "x")["reward_extra_info"][ERROR_KEY]
+    assert "17: KeyboardInterrupt [" in message
+
+
+def test_an_error_of_a_row_with_other_extra_info():
+    message = score(manager(failing(KeyError)), "x", extra_info='{"index": 3}')[
+        "reward_extra_info"
+    ][ERROR_KEY]
+    assert "uid u-1" in message and "extra_info.index ?: TypeError" in message
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_cancellation_by_verl_stays_one(is_async):
+    started, ended = threading.Event(), threading.Event()
+
+    def scorer(*_, **__):
+        started.set()
+        assert ended.wait(60)
+
+    async def in_the_loop(*_, **__):
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    async def cancel():
+        session = asyncio.ensure_future(cancelled.run_single(row_of("x")))
+        while not started.is_set():
+            await asyncio.sleep(0.001)
+        session.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await session
+        assert ended.is_set() == is_async  # a thread cannot be cancelled
+        ended.set()
+
+    cancelled = manager(in_the_loop if is_async else scorer)
+    cancelled.loop.run_until_complete(cancel())
+
+
+def test_a_missing_ground_truth_is_an_error_not_a_low_score():
+    message = score(manager(), GOLD, ground_truth=None)["reward_extra_info"][ERROR_KEY]
+    assert "ground" in message and "uid u-1" in message
+
+
+# --- verl's own assembly of a session ------------------------------------------------------------
+
+
+def score_session(manager, outputs):
+    """verl's agent loop worker hands a session of [(prompt, response), ...] to `manager`."""
+    worker = object.__new__(AgentLoopWorker)
+    worker.processor = worker.mm_processor_kwargs = None
+    handle = SimpleNamespace(compute_score=SimpleNamespace(remote=manager.run_single))
+    worker.reward_loop_worker_handles = [handle]
+    session = [
+        AgentLoopOutput(
+            prompt_ids=[ord(c) for c in prompt],
+            response_ids=[ord(c) for c in response],
+            response_mask=[1] * len(response),
+            metrics=AgentLoopMetrics(),
+        )
+        for prompt, response in outputs
+    ]
+    row = {"uid": "u-1", "data_source": "d", "reward_model": {"ground_truth": "done"}}
+    manager.loop.run_until_complete(worker._compute_score(session, row))
+    return session[-1].extra_fields["reward_extra_info"]
+
+
+def test_the_last_output_of_a_session_is_scored_without_the_padding_of_the_others():
+    seen = []
+
+    def scorer(data_source, solution_str, ground_truth, extra_info):
+        seen.append((solution_str, extra_info["response_tokens"]))
+        return {"right": float(solution_str == ground_truth)}
+
+    longer = ("a prompt of many tokens", "an answer of many tokens")
+    for outputs in ([longer, ("short", "done")], [("p", "x"), ("a longer prompt", "done")]):
+        assert score_session(manager(scorer), outputs)["right"] == 1.0
+    assert score_session(manager(scorer), [("done", "no"), longer])["right"] == 0.0
+    assert seen == [("done", 4), ("done", 4), (longer[1], len(longer[1]))]
+
+
+# --- what counts when no reward is named ---------------------------------------------------------
+
+
+def test_true_and_false_are_1_and_0():
+    result = score(manager(failing({"right": True, "short": np.False_})), "x")
+    assert result == {
+        "reward_score": 1.0,
+        "reward_extra_info": {"right": 1.0, "short": 0.0, "score": 1.0},
+    }
+    assert {type(value) for value in result["reward_extra_info"].values()} == {float}
+
+
+def test_what_verl_counts_is_no_reward():
+    result = score(manager(failing({"a": 1.0, "num_turns": 3})), "x")
+    assert result["reward_score"] == 1.0
+    assert result["reward_extra_info"] == {"a": 1.0, "num_turns": 3, "score": 1.0}
+    named = manager(failing({"a": 1.0, "num_turns": 3}), gdpo={"rewards": {"num_turns": -0.5}})
+    assert score(named, "x")["reward_score"] == -1.5
+
+
+@pytest.mark.parametrize("name", ["reward", "uid", "input", "a/b", "", 7, (1, 2), None])
+def test_names_that_verl_uses_itself_are_refused(name):
+    result = score(manager(failing({"a": 1.0, name: "only logged"})), "x")
+    assert (
+        f"uid u-1, data_source 'rlla', extra_info.index 17: name {name!r}: "
+        in (result["reward_extra_info"][ERROR_KEY])
+    )
+
+
+def test_what_is_no_number_is_no_reward_and_stays():
+    returned = {"a": 2, "why": "short", "parts": [1, 2], "gone": None}
+    odd = {"raw": b"1", "lock": threading.Lock(), "rest": (i for i in "x")}
+    result = score(manager(failing({**returned, **odd})), "x")
+    info = result["reward_extra_info"]
+    assert result["reward_score"] == 2.0
+    assert {name: info.pop(name) for name in [*returned, "score"]} == {**returned, "score": 2.0}
+    assert info == {name: repr(value) for name, value in odd.items()}  # what Ray can send
+
+
+def test_a_score_alone_is_the_reward_acc():
+    result = score(manager(failing({"score": 0.5, "pred": "7"})), "x")
+    assert result["reward_score"] == 0.5
+    assert result["reward_extra_info"] == {"score": 0.5, "pred": "7", "acc": 0.5}
+
+
+@pytest.mark.parametrize("value", [10**400, torch.tensor(float("inf"))])
+def test_a_number_too_large_is_an_error(value):
+    message = score(manager(failing({"a": value})), "x")["reward_extra_info"][ERROR_KEY]
+    assert "reward 'a' is inf; expected a finite number" in message
+
+
+CODE = "```python\nprint(int(input()) + 1)\n```"
+TESTS = '{"inputs": ["1\\n"], "outputs": ["2\\n"]}'
+# every data source that verl's default scorers know offline: a right response and its ground truth
+VERLS_SOURCES = {
+    "openai/gsm8k": ("#### 7", "7"),
+    **dict.fromkeys(
+        ["lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"],
+        (r"\boxed{7}", "7"),
+    ),
+    **dict.fromkeys(["math_dapo", "math", "math_dapo_reasoning", "aime25"], ("Answer: 7", "7")),
+    **dict.fromkeys(
+        [
+            "numina_aops_forum",
+            "numina_synthetic_math",
+            "numina_amc_aime",
+            "numina_synthetic_amc",
+            "numina_cn_k12",
+            "numina_olympiads",
+        ],
+        (r"\boxed{7}", "7"),
+    ),
+    **dict.fromkeys(["codecontests", "apps", "codeforces", "taco"], (CODE, TESTS)),
+    **dict.fromkeys(
+        [
+            "searchR1_nq",
+            "searchR1_triviaqa",
+            "searchR1_popqa",
+            "searchR1_hotpotqa",
+            "searchR1_2wikimultihopqa",
+            "searchR1_musique",
+            "searchR1_bamboogle",
+        ],
+        ("<answer>Oslo</answer>", {"target": ["Oslo"]}),
+    ),
+}
+
+
+@pytest.mark.parametrize("source", VERLS_SOURCES)
+def test_rows_that_verl_scores_need_no_settings(source):
+    right, truth = VERLS_SOURCES[source]
+    plain = manager(default_compute_score)
+    plain.is_custom = False  # as when no custom function is configured
+    results = [score(plain, text, truth, source) for text in (right, "nothing")]
+    infos = [result["reward_extra_info"] for result in results]
+    assert [info.get(ERROR_KEY) for info in infos] == [None, None]
+    rows = RewardRows.from_keys(["u_0_0", "u_1_0"], infos, [source] * 2, [False] * 2)
+    rewards = RewardMatrix.of(rows, GdpoSettings())
+    assert rewards.weights == {"acc": 1.0}
+    assert rewards.values_BK[:, 0].tolist() == [1.0, 0.0]
+    assert [result["reward_score"] for result in results] == [1.0, 0.0]
+
+
+# --- a scorer that does not end ------------------------------------------------------------------
+
+
+def test_the_sample_that_takes_longest_is_named_ever_more_rarely():
+    slow = SlowScoring()
+    with slow.of("first", now=0.0):
+        with slow.of("second", now=10.0):
+            lines = {now: slow.overdue(now) for now in (59, 61, 100, 122, 200, 244)}
+        assert [now for now, line in lines.items() if line] == [61, 122, 244]
+        assert "after 61 s: first; it also runs for 1 other samples" in lines[61]
+    with slow.of("third", now=250.0):
+        assert slow.overdue(309) is None
+        assert "after 60 s: third; it also runs for 0 other" in slow.overdue(310)
+    assert slow.overdue(1000) is None
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_sample_that_waits_for_its_turn_is_not_named(is_async):
+    def scorer(*_, **__):
+        seen.append(scoring.slow_scoring.overdue(time.monotonic() + 1e3))
+        return 1.0
+
+    async def in_the_loop(*_, **__):
+        return scorer()
+
+    async def score_two():
+        await asyncio.gather(*(scoring.run_single(row_of("x", uid=uid)) for uid in "ab"))
+
+    seen = []
+    scoring = manager(in_the_loop if is_async else scorer)
+    scoring.make_threads = lambda _: ThreadPoolExecutor(1)
+    scoring.loop.run_until_complete(score_two())
+    assert len(seen) == 2
+    for uid, line in zip("ab", seen, strict=True):
+        assert f"prompt uid {uid}" in line and "it also runs for 0 other samples" in line
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_scorer_that_hangs_is_named(monkeypatch, is_async):
+    for name in ("FIRST_SECONDS", "POLL_SECONDS"):
+        monkeypatch.setattr(scorer_calls, name, 0.01)
+    named = threading.Event()
+    warnings = []
+
+    def warn(*args):
+        warnings.append(args[0] % args[1:])
+        named.set()
+
+    monkeypatch.setattr(scorer_calls.logger, "warning", warn)
+
+    def wait(*_, **__):
+        assert named.wait(60)
+        return 1.0
+
+    async def wait_in_the_loop(*_, **__):
+        return wait()
+
+    assert score(manager(wait_in_the_loop if is_async else wait), "x")["reward_score"] == 1.0
+    assert "prompt uid u-1, data_source 'rlla', extra_info.index 17" in warnings[0]

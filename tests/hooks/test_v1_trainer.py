@@ -1,0 +1,328 @@
+"""Our estimator through the functions of verl's V1 trainers, without starting one."""
+
+import copy
+import functools
+import inspect
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import oracle
+import pytest
+import ray
+from added_task import add_task
+from datasets import Dataset
+from quick_composition import compose_quickly as compose_config
+from repository import REPO
+from run_config import run_config
+from verl.trainer.ppo import ray_trainer
+from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer, trainer_base, utils
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+from verl_batch import GROUPS, REWARDS, algorithm, batch
+
+from verl_gdpo import compute_gdpo_advantage
+from verl_gdpo.algorithm.samples import RewardError, RewardRows
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.variants import dara, dvao, gd2po, rvpo, sa_mrpo
+from verl_gdpo.hooks import v1_trainer
+from verl_gdpo.hooks.replay_buffer import GdpoBuffer
+from verl_gdpo.hooks.reward_manager import GdpoRewardManager
+from verl_gdpo.hooks.step import Step
+from verl_gdpo.hooks.v1_trainer import GdpoTrainer, check_reward_workers
+from verl_gdpo.tasks import TASK_OF
+
+RECIPES = REPO / "recipes"
+
+
+def test_the_table_in_docs_has_verls_trainers():
+    """docs/trainers.md names them; `test_readme.py` reads its table."""
+    assert set(TRAINER_REGISTRY) == {"sync", "colocate_async", "separate_async"}
+
+
+def v1_advantages(keys, infos, padding, declared=None, **settings):
+    data = batch()
+    data.non_tensor_batch["uid"] = np.array([key.split("_")[0] for key in keys], dtype=object)
+    rows = RewardRows.from_keys(keys, infos, ["d"] * len(keys), padding)
+    given = GdpoSettings.from_algorithm(algorithm(**settings))
+    given = replace(given, bounds={**(declared or {}), **given.bounds})
+    with Step(given, rows):
+        data = compute_advantage_for_multi_trajectories(
+            data, batch_keys=keys, adv_estimator="gdpo", config=algorithm(**settings)
+        )
+    return data.batch["advantages"]
+
+
+def test_a_v1_trainer_does_not_pass_through_the_hook_of_the_legacy_trainer():
+    hooked = ray_trainer.compute_advantage
+    assert utils.compute_advantage is inspect.unwrap(hooked) is not hooked
+
+
+@pytest.mark.parametrize("otherwise", ["zero", "missing"])
+def test_v1_conditions(otherwise):
+    condition = {"reward": "a", "at_least": 1}
+    rewards = {"a": 1.0, "b": {"when": condition, "otherwise": otherwise}}
+    # group a qualifies with the values 4, 2; group b with 3, 7, 5
+    values = [(1, 4), (1, 2), (0, 9), (0, 8), (3, 3), (3, 7), (-3, 6), (1, 5)]
+    keys = [f"{group}_{i}_0" for i, group in enumerate(GROUPS)]
+    infos = [{"a": float(a), "b": float(b)} for a, b in values]
+    actual = v1_advantages(keys, infos, [False] * 8, rewards=rewards)
+    met = [a >= 1 for a, _ in values]
+    expected = oracle.gdpo(
+        [[a, b if ok else 0] for (a, b), ok in zip(values, met, strict=True)],
+        GROUPS,
+        present=[[True, ok or otherwise == "zero"] for ok in met],
+    )
+    assert actual[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("batch_norm", ["sample", "token", "none"])
+def test_v1_sessions_padding_and_row_order(batch_norm):
+    infos = [{"a": float(r[0]), "b": float(r[1])} for r in REWARDS]
+    # session a_0 has the rows 0 and 5, of which 5 is the last; row 2 is padding
+    keys = ["a_0_0", "b_1_0", "padx_0_0", "b_0_0", "a_2_0", "a_0_1", "a_1_0", "b_2_0"]
+    padding = [key.startswith("pad") for key in keys]
+    actual = v1_advantages(keys, infos, padding, batch_norm=batch_norm)
+    counted = [i for i in range(8) if i not in (0, 2)]
+    expected = oracle.gdpo(
+        [REWARDS[i] for i in counted],
+        [keys[i][0] for i in counted],
+        # the tokens of all rows of a session count
+        lengths=[1 + 6 if i == 5 else i + 1 for i in counted],
+        batch_norm=batch_norm,
+    )
+    assert actual[counted, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert actual[0, 0] == actual[5, 0] != 0
+    assert actual[2].tolist() == [0.0] * 8
+
+
+VARIANT_SETTINGS = [
+    ({"name": "rvpo", "k": 2.0}, functools.partial(rvpo, k=2.0)),
+    ("dara", dara),
+    ({"name": "dara", "mode": "asymmetric"}, functools.partial(dara, mode="asymmetric")),
+    ("sa_mrpo", functools.partial(sa_mrpo, bounds_K=[(-3, 3), (0, 1)])),
+    ({"name": "gd2po", "tau": 0.6}, functools.partial(gd2po, tau=0.6)),
+    ("dvao", dvao),
+]
+# a varies in both groups, b in the first alone
+KEYS = [f"{group}_{i}_0" for i, group in enumerate(GROUPS)]
+INFOS = [{"a": float(a), "b": float(b)} for a, b in REWARDS]
+
+
+@pytest.mark.parametrize(
+    ("setting", "combine"), VARIANT_SETTINGS, ids=[str(setting) for setting, _ in VARIANT_SETTINGS]
+)
+def test_v1_variants(setting, combine):
+    bounds = {"a": (-3.0, 3.0), "b": (0.0, 1.0)}
+    rewards = {"a": 2.0, "b": 1.0}
+    actual = v1_advantages(KEYS, INFOS, [False] * 8, bounds, rewards=rewards, combine=setting)
+    expected = compute_gdpo_advantage(REWARDS, GROUPS, [[1]] * 8, weights=[2, 1], combine=combine)
+    assert actual[:, 0].tolist() == pytest.approx(expected[:, 0].tolist(), abs=1e-6)
+    plain = v1_advantages(KEYS, INFOS, [False] * 8, rewards=rewards)
+    assert (actual - plain).abs().max() > 1e-3
+
+
+def test_the_bounds_that_a_variant_needs():
+    rewards = {"a": {"weight": 1.0, "bounds": [-3, 3]}, "b": 1.0}
+    with pytest.raises(RewardError, match=r"reward 'b'.*Set algorithm.gdpo.rewards.b="):
+        v1_advantages(KEYS, INFOS, [False] * 8, rewards=rewards, combine="sa_mrpo")
+    # what is not used needs none
+    v1_advantages(KEYS, INFOS, [False] * 8, rewards={**rewards, "b": 0.0}, combine="sa_mrpo")
+
+
+def test_a_condition_that_makes_a_reward_0_widens_its_bounds():
+    when = {"reward": "b", "at_least": 1}
+    rewards = {"a": {"weight": 1.0, "bounds": [1, 5], "when": when}}
+    infos = [{"a": float(i % 5 + 1), "b": float(i % 2)} for i in range(8)]
+    actual = v1_advantages(KEYS, infos, [False] * 8, rewards=rewards, combine="sa_mrpo")
+    assert actual.abs().max() > 0.1
+
+
+def test_legacy_trainer_with_a_variant():
+    values = np.array(REWARDS)
+    data = batch({"a": values[:, 0], "b": values[:, 1]}, reward_extra_keys=["a", "b"])
+    bounds = {"a": {"bounds": [-3, 3]}, "b": {"bounds": [0, 1]}}
+    settings = algorithm(rewards=bounds, combine={"name": "sa_mrpo", "gamma": 2.0})
+    data = ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=settings)
+    combine = functools.partial(sa_mrpo, bounds_K=[(-3, 3), (0, 1)], gamma=2.0)
+    expected = compute_gdpo_advantage(REWARDS, GROUPS, [[1]] * 8, combine=combine)
+    actual = data.batch["advantages"][:, 0].tolist()
+    assert actual == pytest.approx(expected[:, 0].tolist(), abs=1e-6)
+
+
+def test_v1_without_rows_says_why():
+    with pytest.raises(RewardError, match=r"no rewards reached the estimator.*verl's PPOTrainer"):
+        ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=algorithm())
+
+
+class LoadsRows:
+    """As much of a trainer as loads the data."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def _init_dataloader(self):
+        row = {"data_source": "rlla", "reward_model": {"ground_truth": "<think> x </think>"}}
+        self.train_dataset = SimpleNamespace(dataframe=Dataset.from_list([row]))
+        self.val_dataset = SimpleNamespace(dataframe=None)
+
+
+def extended(trainer_cls):
+    trainer = GdpoTrainer.in_front_of(trainer_cls)(run_config())
+    vars(trainer).update(GdpoTrainer.first_state(trainer.config))
+    return trainer
+
+
+def test_the_training_rows_tell_whose_bounds_hold(monkeypatch):
+    scored = {"correctness": 1.0}
+    bounds = {"correctness": (0.0, 1.0)}
+    add_task(monkeypatch, "other", lambda response, truth, **_: scored, lambda: bounds)
+    trainer = extended(LoadsRows)
+    assert "correctness" not in trainer.gdpo.bounds
+    trainer._init_dataloader()
+    assert trainer.gdpo.bounds["correctness"] == (-3.0, 3.0)
+
+
+# --- the reward workers --------------------------------------------------------------------------
+
+
+class Worker:
+    """Answers like a Ray actor with this reward manager."""
+
+    def __init__(self, reward_manager):
+        self.reward_manager = reward_manager
+        self.__ray_call__ = SimpleNamespace(remote=lambda function, *args: function(self, *args))
+
+
+def test_a_node_without_the_package_is_named(monkeypatch):
+    monkeypatch.setattr("ray.get", list)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.7")
+    of_ours = type("Mine", (GdpoRewardManager,), {})
+    check_reward_workers([Worker(object.__new__(of_ours))], ())
+    with pytest.raises(RuntimeError, match=r"nodes \['10.0.0.7'\] .* Install verl-gdpo=="):
+        check_reward_workers([Worker(object.__new__(of_ours)), Worker(None)], ())
+
+
+class SetsUp(LoadsRows):
+    def _setup(self):
+        self._init_dataloader()
+        self.reward_loop_manager = SimpleNamespace(reward_loop_workers=["a worker"])
+
+
+def test_the_trainer_asks_the_workers_about_the_data_sources_of_its_rows(monkeypatch):
+    asked = []
+    monkeypatch.setattr(v1_trainer, "check_reward_workers", lambda *given: asked.append(given))
+    trainer = extended(SetsUp)
+    trainer._setup()
+    assert asked == [(["a worker"], {"rlla"})]
+
+
+def test_a_node_that_cannot_score_the_rows_is_named(monkeypatch):
+    """Before training; with a service, the node is not asked."""
+
+    def refuse(**options):
+        assert options == {"weak_sandbox": False}
+        raise OSError("no sandbox works here")
+
+    monkeypatch.setattr("ray.get", list)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.7")
+    task = replace(TASK_OF["verl_gdpo/coding"], missing=refuse)
+    monkeypatch.setitem(TASK_OF, "verl_gdpo/coding", task)
+    manager = object.__new__(GdpoRewardManager)
+    manager.scorer_options = {"rlla": {}, "verl_gdpo/coding": {"weak_sandbox": False}}
+    check_reward_workers([Worker(manager)], {"rlla", "of a user"})
+    with pytest.raises(RuntimeError, match=r"on node 10.0.0.7: no sandbox works here"):
+        check_reward_workers([Worker(manager)], {"rlla", "verl_gdpo/coding"})
+    service = SimpleNamespace(missing=lambda **_: ())
+    manager.scorer_options["verl_gdpo/coding"]["service"] = service
+    check_reward_workers([Worker(manager)], {"verl_gdpo/coding"})
+
+
+def test_a_reward_worker_that_cannot_answer(monkeypatch):
+    def fail(_):
+        raise ray.exceptions.RaySystemError("No module named 'verl_gdpo'")
+
+    monkeypatch.setattr("ray.get", fail)
+    with pytest.raises(RuntimeError, match=r"No module named 'verl_gdpo'.* Install verl-gdpo=="):
+        check_reward_workers([Worker(None)], ())
+
+
+# --- which trainers are extended -----------------------------------------------------------------
+
+MANAGER = """
+from verl_gdpo.hooks.reward_manager import GdpoRewardManager
+
+class Mine(GdpoRewardManager):
+    pass
+"""
+
+
+@pytest.fixture
+def own_manager(tmp_path):
+    """Overrides that make verl load a subclass of our manager, for its own grpo."""
+    (tmp_path / "mine.py").write_text(MANAGER)
+    return [
+        "estimator=grpo",
+        "reward.reward_manager.source=importlib",
+        "reward.reward_manager.name=Mine",
+        f"reward.reward_manager.module.path={tmp_path}/mine.py",
+    ]
+
+
+class OwnTrainer(PPOTrainer):
+    """As users write them."""
+
+    def on_sample_begin(self):
+        pass
+
+    on_sample_end = on_step_end = on_sample_begin
+
+
+def recipe(*overrides):
+    return compose_config(RECIPES, "train", ["hardware=cpu", *overrides])
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    monkeypatch.setattr(trainer_base, "TRAINER_REGISTRY", {**trainer_base.TRAINER_REGISTRY})
+    register_trainer("own")(OwnTrainer)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_trainer_of_a_users_is_extended_however_it_is_made():
+    for trainer in (OwnTrainer(recipe()), get_trainer_cls("own")(config=recipe())):
+        assert isinstance(trainer, GdpoTrainer) and isinstance(trainer, OwnTrainer)
+        assert type(trainer).__name__ == "OwnTrainer"
+        assert isinstance(trainer.replay_buffer, GdpoBuffer)
+        assert type(copy.copy(trainer)) is type(trainer)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_subclass_of_our_manager_is_ours_under_any_name(own_manager):
+    trainer = get_trainer_cls("own")(recipe("trainer.v1.trainer_mode=own", *own_manager))
+    assert isinstance(trainer, GdpoTrainer)
+    assert isinstance(trainer.replay_buffer, GdpoBuffer)  # which stops at an error
+    naive = ["estimator=grpo", "reward.reward_manager.name=naive", "trainer.v1.trainer_mode=own"]
+    trainer = get_trainer_cls("own")(recipe(*naive))
+    assert type(trainer) is OwnTrainer
+    assert not isinstance(trainer.replay_buffer, GdpoBuffer)
+
+
+class MadeOtherwise(OwnTrainer):
+    def __init__(self, name, given):
+        super().__init__(given)
+
+
+def test_a_trainer_that_is_not_extended_stops_before_it_loads_a_model(own_manager, monkeypatch):
+    reached = []
+    monkeypatch.setattr(PPOTrainer, "_init_tokenizer", lambda self: reached.append(1) or 1 / 0)
+    how = r"test_v1_trainer.MadeOtherwise is not extended .* made without verl's configuration as"
+    for overrides in ([], ["estimator=grpo"], own_manager):
+        with pytest.raises(RuntimeError, match=how):
+            MadeOtherwise("mine", recipe(*overrides)).init()
+    assert not reached
+    plain = ["estimator=grpo", "reward.reward_manager.name=naive"]
+    for trainer in (OwnTrainer(recipe(*own_manager)), MadeOtherwise("mine", recipe(*plain))):
+        with pytest.raises(ZeroDivisionError):
+            trainer.init()
+    assert reached == [1, 1]

@@ -1,0 +1,452 @@
+"""Coding problems out of the forms of others: what is read, left out with a count, and refused."""
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from verl_gdpo import sandbox
+from verl_gdpo.tasks.coding import rows as coding
+from verl_gdpo.tasks.coding.problem import SYSTEM_PROMPT, good_response, parse
+from verl_gdpo.tasks.coding.rows import SOURCES
+from verl_gdpo.tasks.coding.score import score
+from verl_gdpo.tasks.coding.test_cases import problem_of
+from verl_gdpo.tools.data import main
+
+
+def check_of(*lines, function="Solution().f"):
+    body = "".join(f"    {line}\n" for line in lines)
+    return {"functional": f"def check(candidate):\n{body}\n\ncheck({function})"}
+
+
+def call(*args, accepted, **kwargs):
+    return {"args": [*args], "kwargs": kwargs, "accepted": accepted}
+
+
+@pytest.mark.parametrize(
+    ("tests", "function", "expected"),
+    [
+        (
+            check_of("assert candidate(nums = [2, -7], t = 'a') == [[True, None]]"),
+            "f",
+            [call(nums=[2, -7], t="a", accepted=[[[True, None]]])],
+        ),
+        (
+            check_of("assert candidate((1, 2)) == 1.5", "assert candidate() == 'x'", function="g"),
+            "g",
+            [call([1, 2], accepted=[1.5]), call(accepted=["x"])],
+        ),
+        (
+            [{"input": "1\n", "output": "2\n"}],
+            None,
+            [{"input": "1\n", "output": "2\n"}],
+        ),
+        (
+            {"inputs": ["1\n", ["2", "3"]], "outputs": ["4\n", ["5"]]},
+            None,
+            [{"input": "1\n", "output": "4\n"}, {"input": "2\n3", "output": "5"}],
+        ),
+        (
+            {"fn_name": None, "inputs": ["1"], "outputs": ["2"]},
+            None,
+            [{"input": "1", "output": "2"}],
+        ),
+        (
+            {"fn_name": "f", "inputs": ['[1, 2]\n"a"', [3]], "outputs": ["7", [8, 9]]},
+            "f",
+            [call([1, 2], "a", accepted=[7]), call(3, accepted=[[8, 9]])],
+        ),
+        # each result in a list of its own, as APPS and TACO write them, or truly such lists
+        (
+            {"fn_name": "f", "inputs": ["1", "2"], "outputs": ["[3]", "[[4, 5]]"]},
+            "f",
+            [call(1, accepted=[[3], 3]), call(2, accepted=[[[4, 5]], [4, 5]])],
+        ),
+        (
+            {"fn_name": "f", "inputs": ["1", "2"], "outputs": ["[3]", "[]"]},
+            "f",
+            [call(1, accepted=[[3]]), call(2, accepted=[[]])],
+        ),
+        (
+            {"assert_case": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]},
+            "add",
+            [call(1, 2, accepted=[3]), call(0, 0, accepted=[0])],
+        ),
+    ],
+)
+def test_forms(tests, function, expected):
+    left_out = Counter()
+    problem = problem_of(tests, "here", left_out)
+    assert (problem.function, problem.tests) == (function, expected)
+    assert not left_out
+    assert parse(problem.text()) == problem
+
+
+KEPT = "assert candidate(1) == 1"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("assert is_same_list(candidate(1), 2)", "is not `assert FUNCTION"),
+        ("assert candidate(1) != 1", "is not `assert FUNCTION"),
+        ("assert candidate(1) == 1 == 1", "is not `assert FUNCTION"),
+        ("x = 1", "is not `assert FUNCTION"),
+        ("assert candidate(list_node([1])) == 1", "no literal"),
+        ("assert candidate(x = tree_node([1])) == 1", "no literal"),
+        ("assert candidate(1) == open('/etc/passwd').read()", "no literal"),
+        ("assert candidate(1) == 1 + 1", "no literal"),
+        ("assert candidate(**{'x': 1}) == 1", r"after \*\*"),
+        ("assert candidate({1, 2}) == 1", "JSON cannot hold"),
+        ("assert candidate({1: 2}) == 1", "JSON cannot hold"),
+        ("assert candidate(b'x') == 1", "JSON cannot hold"),
+        ("assert candidate(1e999) == 1", "JSON cannot hold"),
+        ("assert other(1) == 1", "another function"),
+    ],
+)
+def test_a_test_that_is_left_out(line, reason):
+    left_out = Counter()
+    problem = problem_of(check_of(KEPT, line), "here", left_out)
+    assert problem.tests == [call(1, accepted=[1])]
+    ((said, count),) = left_out.items()
+    assert count == 1 and re.search(reason, said)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        check_of("x = 1"),
+        {"assert_case": ["import os"]},
+        {"assert_case": []},
+        {"fn_name": "f", "inputs": ["{"], "outputs": ["1"]},
+        {"fn_name": "f", "inputs": ["1"], "outputs": ["None"]},
+        {"inputs": [], "outputs": []},
+        [],
+    ],
+)
+def test_a_problem_without_a_test(tests):
+    assert problem_of(tests, "here", Counter()) is None
+
+
+@pytest.mark.parametrize(
+    ("tests", "got"),
+    [
+        (None, "the type NoneType"),
+        ({}, "the keys"),
+        ({"inputs": ["1"], "outputs": ["1"], "other": 1}, "the keys"),
+        ({"inputs": ["1", "2"], "outputs": ["1"]}, "2 inputs and 1 outputs"),
+        ({"inputs": "1", "outputs": ["1"]}, "the type str where a list should be"),
+        ({"inputs": [1], "outputs": ["1"]}, "the type int where a text should be"),
+        ({"fn_name": 3, "inputs": ["1"], "outputs": ["1"]}, "the type int where a text should be"),
+        ({"assert_case": "assert f() == 1"}, "the type str where a list should be"),
+        ({"assert_case": ["assert f("]}, "no Python"),
+        ({"functional": "assert f() == 1"}, "not `def check"),
+        ({"functional": "def check(candidate):\n    pass"}, "not `def check"),
+        ({"functional": "(" * 10_000}, "no Python"),
+        ([{"input": "1", "output": "2"}, {"input": "1"}], "test 1 without input and output"),
+        ([{"input": "1", "output": 2}], "in test 0 the type int where a text should be"),
+    ],
+)
+def test_another_form_is_an_error(tests, got):
+    with pytest.raises(ValueError, match=rf"^field here: got .*{got}.*expected {{functional}}"):
+        problem_of(tests, "here", Counter())
+
+
+def prepare(folder, *options):
+    try:
+        code = main(["coding", "--out", str(folder / "out"), *map(str, options)])
+    except SystemExit as stop:
+        code = stop.code
+    files = [folder / "out" / f"{split}.parquet" for split in ("train", "test")]
+    return code, [pq.read_table(file).to_pylist() if file.exists() else None for file in files]
+
+
+def write(path, rows):
+    path.write_text(json.dumps(rows))
+    return path
+
+
+GOOD = {"problem": "Add.", "tests": [{"input": "1", "output": "2"}]}
+
+
+def test_files_of_problems(tmp_path, capsys):
+    leetcode = {
+        "problem": "Say one.",
+        "solutions": "class Solution:\n    def f(self, n): return 1",
+        "tests": check_of(KEPT, "assert is_same_list(candidate(1), 1)"),
+    }
+    nothing = {"problem": "Lists.", "tests": check_of("assert is_same_list(candidate(1), 1)")}
+    source = write(tmp_path / "a.json", [GOOD, nothing, leetcode])
+    test = write(tmp_path / "b.json", [{**GOOD, "solutions": ["1 / 0", "print(3)", "print(2)"]}])
+    code, (train_rows, test_rows) = prepare(tmp_path, "--from", source, "--test", test)
+    assert code == 0
+    first, second = train_rows
+    assert first["prompt"] == [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": "Add."},
+    ]
+    assert first["data_source"] == "verl_gdpo/coding"
+    assert [row["extra_info"]["index"] for row in train_rows] == [0, 1]
+    truth = second["reward_model"]["ground_truth"]
+    assert score(good_response(truth), truth) == {"pass": 1, "length": 1, "bug": 1}
+    assert parse(test_rows[0]["reward_model"]["ground_truth"]).solution == "print(2)"
+    said = capsys.readouterr().err
+    reason = "a statement that is not `assert FUNCTION(...) == literal`"
+    assert f"{source}: 2 x left out, of the tests ({reason}): row 1, 2\n" in said
+    assert f"{source}: 1 x left out (no test that can be used): row 1\n" in said
+    assert str(test) not in said
+
+
+SEVERAL = [
+    "If there are multiple answers, print any of them.",
+    "If there are several such permutations, you may print any of them.",
+    "If there is more than one solution, you can output any.",
+    "If there are multiple such integers, output any. It can be shown that one exists.",
+    "Otherwise, print any suitable value of d.",
+    "You may return the answer in any order.",
+    "Note that the returned array may be in any order.",
+    "The integers in the lists may be returned in any order.",
+    "Return any valid permutation.",
+    "For each test, output n integers, any suitable matrix.",
+]
+ONE = [
+    "You can finish the tasks in any order you like. Return the minimum energy.",
+    "You may swap them multiple times and in any order. Print the least distance.",
+    "If there are multiple rooms, return the room with the lowest number.",
+    "Print YES if the base does not contain any of the squares.",
+    "There are several test cases. Print the sum.",
+]
+
+
+def test_problems_that_take_any_of_several_answers_are_left_out(tmp_path, capsys):
+    rows = [{**GOOD, "problem": f"{n:02}: {text}"} for n, text in enumerate((*SEVERAL, *ONE))]
+    files = (
+        "--from",
+        write(tmp_path / "a.json", rows),
+        "--test",
+        write(tmp_path / "b.json", [GOOD]),
+    )
+    code, (train, _) = prepare(tmp_path, *files)
+    assert code == 0
+    assert [row["prompt"][1]["content"][4:] for row in train] == ONE
+    why = "it takes any of several answers, and its tests know one"
+    assert f"10 x left out ({why}): row 0, 1, 2, 3, 4, 5, 6, 7, 8, 9\n" in capsys.readouterr().err
+    code, (train, _) = prepare(tmp_path, *files, "--keep-several")
+    assert len(train) == len(rows)
+    assert f"10 x kept ({why}): row 0," in capsys.readouterr().err
+
+
+def test_verls_problems_that_take_any_of_several_answers(tmp_path):
+    tests = json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})
+    path = verls(tmp_path / "eurus.parquet", [("taco", tests), ("apps", tests)])
+    table = pq.read_table(path).to_pylist()
+    table[0]["prompt"][0]["content"] = "Print any of them."
+    pq.write_table(pa.Table.from_pylist(table), path)
+    files = ("--from", path, "--test", path)
+    assert len(prepare(tmp_path, *files)[1][0]) == 1
+    assert len(prepare(tmp_path, *files, "--keep-several")[1][0]) == 2
+
+
+def test_a_solution_is_run_and_a_row_that_contradicts_it_is_left_out(tmp_path, capsys):
+    solutions = ["print(2)", "print(3)", "import numpy\nprint(2)", ["print(3)", "1 / 0"], [], None]
+    rows = [{**GOOD, "problem": f"Add {n}.", "solutions": s} for n, s in enumerate(solutions)]
+    source = write(tmp_path / "a.json", rows)
+    code, (train, _) = prepare(tmp_path, "--from", source, "--test", source)
+    assert code == 0
+    kept = [parse(row["reward_model"]["ground_truth"]).solution for row in train]
+    assert kept == ["print(2)", None, None, None]
+    assert [row["prompt"][1]["content"] for row in train] == [f"Add {n}." for n in (0, 2, 4, 5)]
+    said = capsys.readouterr().err
+    assert f"{source}: 2 x left out (its solution gives other results than its te" in said
+    assert (
+        f"{source}: 1 x repaired (its solution, which does not run here, is gone): row 2\n" in said
+    )
+
+
+def test_solutions_may_run_in_a_weak_sandbox_if_it_is_named(tmp_path, monkeypatch):
+    allowed = []
+
+    def run(program, tests, *, allow_weak, **_):
+        allowed.append(allow_weak)
+        return [sandbox.Outcome(True, "2\n")] * len(tests)
+
+    monkeypatch.setattr(sandbox, "run", run)
+    rows = [{**GOOD, "problem": f"Add {n}.", "solutions": ["a", "b"][: n + 1]} for n in range(2)]
+    # asks the same as the first, so its solution is tried on the tests of that one
+    rows.append({**rows[0], "solutions": ["c"]})
+    source = write(tmp_path / "a.json", rows)
+    for more in ([], ["--weak-sandbox"]):
+        code, _ = prepare(tmp_path, "--from", source, "--test", source, *more)
+        assert code == 0 and {*allowed} == {bool(more)}
+        allowed.clear()
+
+
+@pytest.mark.slow
+def test_a_planted_leak_of_problems_with_several_solutions(tmp_path, capsys):
+    """Four solutions a problem: all test problems are in train, and no row is."""
+    solutions = ["print(2)", "print(1 + 1)", "print(3 - 1)", "n = 2\nprint(n)"]
+    rows = [{**GOOD, "problem": f"Add {n}.", "solutions": s} for s in solutions for n in range(8)]
+    train = write(tmp_path / "a.json", rows[:24])
+    test = write(
+        tmp_path / "b.json", [{**row, "problem": f" {row['problem']}"} for row in rows[24:]]
+    )
+    code, splits = prepare(tmp_path, "--from", train, "--test", test)
+    assert code == 0 and [len(split) for split in splits] == [8, 8]
+    printed = capsys.readouterr()
+    assert re.search(r"test problems in train +8\n", printed.out)
+    assert "WARNING: 8 of 8 validation rows" in printed.err
+    assert f"{train}: 16 x left out (an earlier row asks the same): row 8, 9, 10," in printed.err
+
+
+def test_one_problem_with_other_tests(tmp_path, capsys):
+    """They agree if the solution of one passes the tests of the other."""
+    more = [{"input": "5", "output": "6"}]
+    add = {"problem": "Add one.", "solutions": "print(int(input()) + 1)"}
+    rows = [
+        {**add, "tests": GOOD["tests"]},
+        {**add, "tests": more},
+        {**GOOD, "problem": "Two."},
+        {**GOOD, "problem": "Two.", "tests": more},
+    ]
+    source = write(tmp_path / "a.json", rows)
+    _, (train, _) = prepare(tmp_path, "--from", source, "--test", source)
+    assert [row["prompt"][1]["content"] for row in train] == ["Add one."]
+    said = capsys.readouterr().err
+    assert "1 x left out (an earlier row asks the same): row 1\n" in said
+    assert "2 x left out (rows that ask the same and disagree on the answer): row 2, 3\n" in said
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("x", "row 1, the whole row: got 'x'; expected an object"),
+        ({"tests": GOOD["tests"]}, "row 1, field problem: missing"),
+        ({"problem": "Add."}, "row 1, field tests: missing"),
+        ({**GOOD, "hint": 1}, "row 1, field hint: unknown"),
+        ({**GOOD, "problem": 1}, "row 1, field problem: got 1; expected a str"),
+        ({**GOOD, "solutions": 1}, "row 1, field solutions: got 1"),
+        ({**GOOD, "solutions": [1]}, "row 1, field solutions: got 1; expected a str"),
+        ({**GOOD, "tests": {}}, "row 1, field tests: got the keys"),
+        ({**GOOD, "problem": "\ud800"}, "row 1, field prompt"),
+        ({**GOOD, "problem": ""}, "row 1, field prompt[1].content: got ''; expected some text"),
+    ],
+)
+def test_a_bad_row_is_refused(tmp_path, capsys, row, message):
+    source = write(tmp_path / "a.json", [GOOD, row])
+    assert prepare(tmp_path, "--from", source, "--test", source) == (1, [None, None])
+    assert f"a.json, {message}" in capsys.readouterr().err
+
+
+def verls(path, rows):
+    """Rows as in Eurus-2-RL."""
+    columns = [
+        {
+            "data_source": source,
+            "prompt": [{"role": "user", "content": f"Problem {number}"}],
+            "ability": "code",
+            "reward_model": {"style": "rule", "ground_truth": truth},
+            "extra_info": {"split": "train", "index": number},
+        }
+        for number, (source, truth) in enumerate(rows)
+    ]
+    pq.write_table(pa.Table.from_pylist(columns), path)
+    return path
+
+
+def test_a_file_of_verls(tmp_path, capsys):
+    tests = json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})
+    rows = [("numina_amc_aime", "7"), ("taco", tests), ("codecontests", tests)]
+    path = verls(tmp_path / "eurus.parquet", rows)
+    code, (train, _) = prepare(tmp_path, "--from", path, "--test", path)
+    assert code == 0
+    assert [row["prompt"][0]["content"] for row in train] == ["Problem 1", "Problem 2"]
+    assert {row["data_source"] for row in train} == {"verl_gdpo/coding"}
+    assert parse(train[0]["reward_model"]["ground_truth"]).tests == [
+        {"input": "1\n", "output": "2\n"}
+    ]
+    assert "1 x left out (another task): row 0\n" in capsys.readouterr().err
+
+
+def test_the_report_counts_rows_in_which_verl_takes_the_first_element_of_a_list(tmp_path, capsys):
+    lists = [["[1, 2]", "[3]"], ["[1, 2]", "[]"], ["[1]", "[2]"], ["1", "2"]]
+    forms = [{"fn_name": "f", "inputs": ["1", "2"], "outputs": outputs} for outputs in lists]
+    path = verls(tmp_path / "eurus.parquet", [("taco", json.dumps(form)) for form in forms])
+    assert prepare(tmp_path, "--from", path, "--test", path)[0] == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^expects a whole list +2 +2$", said, re.M)
+    assert re.search(r"^accepts \[x\] and x +1 +1$", said, re.M)
+
+
+def test_a_bad_row_of_verls(tmp_path, capsys):
+    for truth, message in (("{", "got no JSON"), ('{"inputs": []}', "got the keys")):
+        path = verls(tmp_path / "eurus.parquet", [("numina_amc_aime", "7"), ("apps", truth)])
+        assert prepare(tmp_path, "--from", path, "--test", path)[0] == 1
+        said = capsys.readouterr().err
+        assert f"eurus.parquet, row 1, field reward_model.ground_truth: {message}" in said
+
+
+def test_our_own_parquet_comes_back_as_it_is(tmp_path):
+    _, (train, test) = prepare(tmp_path, "--synthetic", 6)
+    out = tmp_path / "out"
+    (tmp_path / "again").mkdir()
+    files = ("--from", out / "train.parquet", "--test", out / "test.parquet")
+    assert prepare(tmp_path / "again", *files) == (0, [train, test])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--from", "x.json", "--synthetic", 3),
+        ("--synthetic", 3, "--test", "x.json"),
+        ("--synthetic", 3, "--keep-several"),
+        ("--from", "x.json", "--seed", 3),
+        ("--from", "x.json", "--synthetic-test", 3),
+        ("--synthetic", 0),
+        ("--synthetic", 3, "--synthetic-test", 0),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path, options):
+    assert prepare(tmp_path, *options) == (2, [None, None])
+
+
+def test_synthetic_rows():
+    rows = [*coding.make_rows(30, split="train", seed=3)]
+    assert rows[:10] == [*coding.make_rows(10, split="train", seed=3)]
+    assert rows[:10] != [*coding.make_rows(10, split="train", seed=4)]
+    truths = [row["reward_model"]["ground_truth"] for row in rows]
+    assert {parse(truth).function for truth in truths} == {None, "f"}
+    # both lengths of both kinds
+    assert {parse(truth).solution.count("\n") for truth in truths} == {0, 1, 2}
+    for truth in truths[:6]:
+        assert score(good_response(truth), truth) == {"pass": 1, "length": 1, "bug": 1}
+
+
+def test_synthetic_splits_share_no_pair():
+    def pairs(split):
+        rows = [*coding.make_rows(300, split=split, seed=0)]
+        return {tuple(row["prompt"][-1]["content"].rstrip(".").split()[-2:]) for row in rows}
+
+    train, test = pairs("train"), pairs("test")
+    assert not train & test
+    # each operator, and nearly each number, is in both
+    assert {o for o, _ in train} == {o for o, _ in test} == {"+", "-", "*"}
+    assert len({n for _, n in train} & {n for _, n in test}) > 30
+
+
+def test_a_busy_machine_does_not_decide_which_solutions_stay(monkeypatch):
+    given = []
+
+    def run(program, tests, *, wall_seconds, **_):
+        given.append(wall_seconds)
+        return [sandbox.Outcome(True, "10\n")] * len(tests)
+
+    monkeypatch.setattr(sandbox, "run", run)
+    problem = parse('{"function": null, "tests": [{"input": "3", "output": "10"}]}')
+    truth = replace(problem, solution="x").text()
+    assert SOURCES.mend(truth) == (truth, "")
+    assert given == [60.0]

@@ -1,0 +1,120 @@
+"""GSM8K's rows: from its files, from upstream, and made from a seed."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from verl_gdpo.tasks.gsm8k import rows as gsm8k
+from verl_gdpo.tasks.gsm8k.rows import make_rows
+from verl_gdpo.tasks.gsm8k.score import TASK
+from verl_gdpo.tasks.preparation import parquet
+from verl_gdpo.tasks.preparation.parquet import parquet_rows
+from verl_gdpo.tools.data import main
+
+PROBLEMS = [
+    {"question": "How many?", "answer": "24 + 48 = <<24+48=72>>72.\nSo 72.\n#### 72"},
+    {"question": "How many more?", "answer": "#### 1,080"},
+]
+
+
+def lines(problems):
+    return "".join(json.dumps(problem) + "\n" for problem in problems)
+
+
+def run(capsys, *arguments):
+    code = main(["gsm8k", *map(str, arguments)])
+    return code, capsys.readouterr()
+
+
+def written(folder, split):
+    return [*parquet_rows(folder / f"{split}.parquet")]
+
+
+def test_the_ground_truth_is_what_stands_after_the_mark(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text(lines(PROBLEMS))
+    (tmp_path / "b.jsonl").write_text(lines(PROBLEMS[:1]))
+    files = ("--from", tmp_path / "a.jsonl", "--test", tmp_path / "b.jsonl")
+    code, printed = run(capsys, *files, "--out", tmp_path / "out")
+    assert code == 0
+    assert written(tmp_path / "out", "train") == [
+        {
+            "data_source": "verl_gdpo/gsm8k",
+            "prompt": [
+                {"role": "system", "content": TASK.system_prompt},
+                {"role": "user", "content": question},
+            ],
+            "ability": "gsm8k",
+            "reward_model": {"style": "rule", "ground_truth": result},
+            "extra_info": {"index": index, "split": "train"},
+        }
+        for index, (question, result) in enumerate(
+            [("How many?", "72"), ("How many more?", "1,080")]
+        )
+    ]
+    assert len(written(tmp_path / "out", "test")) == 1
+    assert re.search(r"answer: comma +1 +0\nanswer: digits alone +1 +1\n", printed.out)
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        ({"question": "q", "answer": "72"}, "field answer: got '72'; expected a solution"),
+        ({"question": "q", "answer": "#### 7 #### 2"}, "field answer: got '#### 7 #### 2'; exp"),
+        ({"question": "q", "answer": "x ####"}, "field reward_model.ground_truth: got ''"),
+        ({"question": "q", "answer": 72}, "field answer: got 72; expected a str"),
+        ({"question": " ", "answer": "#### 72"}, "field prompt[1].content: got ' '; expected some"),
+        ({"question": "q", "answer": "#### 7\nmore"}, "field reward_model.ground_truth: gsm8k"),
+        ({"problem": "q", "answer": "#### 72"}, "field question: got nothing"),
+        ({"question": "q", "answer": "#### <answer>"}, "field reward_model.ground_truth: gsm8k"),
+    ],
+)
+def test_a_bad_row_is_refused_with_file_row_and_field(tmp_path, capsys, problem, words):
+    path = tmp_path / "a.jsonl"
+    path.write_text(lines([PROBLEMS[0], problem]))
+    code, printed = run(capsys, "--from", path, "--test", path, "--out", tmp_path / "out")
+    assert code == 1
+    assert f"{path}, row 1, {words}" in printed.err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_upstream_is_the_default_and_its_checksum_is_held(tmp_path, monkeypatch, capsys):
+    mirror = tmp_path / "mirror"
+    files = {}
+    for split, (path, _) in gsm8k.SOURCES.files.items():
+        (mirror / path).parent.mkdir(parents=True, exist_ok=True)
+        (mirror / path).write_text(lines(PROBLEMS))
+        files[split] = (path, parquet.git_blob_id((mirror / path).read_bytes()))
+    upstream = ("--base-url", mirror.as_uri(), "--cache", tmp_path / "cache")
+    code, printed = run(capsys, *upstream, "--out", tmp_path / "out")
+    assert code == 1 and "expected 7d97154b91aef28d01c3301741c81ce90039a4b1" in printed.err
+    monkeypatch.setattr(gsm8k, "SOURCES", replace(gsm8k.SOURCES, files=files))
+    code, _ = run(capsys, *upstream, "--out", tmp_path / "out")
+    assert code == 0 and len(written(tmp_path / "out", "test")) == 2
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_made_results_are_right_and_the_tests_pairs_are_new(split):
+    kinds = {"digits": 0, "comma": 0}
+    for row in make_rows(300, split=split, seed=1):
+        question, gold = row["prompt"][1]["content"], row["reward_model"]["ground_truth"]
+        first, second = (int(n.replace(",", "")) for n in re.findall(r"\d+(?:,\d+)?", question))
+        result = first - second if "loses" in question else first + second
+        assert gold == (f"{result:,}" if "May" in question else str(result)) and result >= 0
+        kinds["comma" if "," in gold else "digits"] += 1
+        unit = 1000 if "May" in question else 1
+        assert ((first // unit) * (second // unit) % 4 == 3) == (split == "test")
+    assert min(kinds.values()) > 50  # so that the reward integer varies
+
+
+def test_more_made_rows_continue_fewer_and_seeds_differ():
+    rows = [*make_rows(30, split="train", seed=0)]
+    assert [*make_rows(20, split="train", seed=0)] == rows[:20]
+    assert [*make_rows(30, split="train", seed=1)] != rows
+
+
+def test_made_rows_are_written(tmp_path, capsys):
+    code, printed = run(capsys, "--synthetic", 20, "--out", tmp_path)
+    assert code == 0 and re.search(r"rows +20 +2\n", printed.out)
+    assert [row["extra_info"]["index"] for row in written(tmp_path, "train")] == [*range(20)]

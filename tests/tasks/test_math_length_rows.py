@@ -1,0 +1,147 @@
+"""The maths task's rows: answers of every form, and rows made from a seed."""
+
+import itertools
+import json
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from verl_gdpo.tasks.math_length.rows import make_rows
+from verl_gdpo.tasks.math_length.score import INSTRUCTION, score
+from verl_gdpo.tasks.preparation.parquet import parquet_rows
+from verl_gdpo.tools.data import main
+
+
+def prepare(tmp_path, capsys, problems):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(problems))
+    files = ["--from", str(path), "--test", str(path), "--out", str(tmp_path / "out")]
+    code = main(["math_length", *files])
+    return path, code, capsys.readouterr()
+
+
+numbers = itertools.count()
+
+
+def problem(answer, **more):
+    text = f" What is number {next(numbers)}? "
+    return {"problem": text, "answer": answer, "solution": "...", "difficulty": 2.0, **more}
+
+
+def golds(tmp_path):
+    rows = [*parquet_rows(tmp_path / "out" / "train.parquet")]
+    return [row["reward_model"]["ground_truth"] for row in rows]
+
+
+ANSWERS = [  # as in a file, as a ground truth
+    ("7", "7"),
+    (" \\frac{14}{3}\n", "\\frac{14}{3}"),
+    (142.0, "142"),
+    (4.5, "4.5"),
+    (3, "3"),
+    (["9.6\n"], "9.6"),
+    (["$69$,$84$"], "69,84"),
+    (["\\frac{1}{2}\n", "0.5"], "\\frac{1}{2}"),
+    (["\\$32,348"], "\\$32,348"),
+]
+
+
+def test_answers_of_every_form(tmp_path, capsys):
+    problems = [problem(answer) for answer, _ in ANSWERS]
+    _, code, printed = prepare(tmp_path, capsys, problems)
+    assert code == 0
+    assert golds(tmp_path) == [gold for _, gold in ANSWERS]
+    assert "left out" not in printed.err and "repaired" not in printed.err
+    rows = [*parquet_rows(tmp_path / "out" / "train.parquet")]
+    question = problems[0]["problem"].strip()
+    assert rows[0]["prompt"] == [{"role": "user", "content": f"{question}\n\n{INSTRUCTION}"}]
+    assert rows[0]["data_source"] == "verl_gdpo/math_length"
+
+
+def test_problems_without_one_answer_are_left_out_and_named(tmp_path, capsys):
+    without = {"problem": "What?"}
+    empty = [problem(None), problem([None]), problem([]), problem(" "), problem("$$"), without]
+    problems = [problem("1"), *empty, problem("2"), problem(["3", "4"])]
+    path, code, printed = prepare(tmp_path, capsys, problems)
+    assert code == 0
+    assert f"{path}: 6 x left out (no answer): row 1, 2, 3, 4, 5, 6\n" in printed.err
+    assert f"{path}: 1 x left out (several answers that math-verify" in printed.err
+    rows = [*parquet_rows(tmp_path / "out" / "train.parquet")]
+    assert [row["extra_info"]["index"] for row in rows] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (problem([["1"]]), "row 1, field answer: got [['1']]; expected a text"),
+        (problem(True), "row 1, field answer: got True"),
+        (problem(float("nan")), "row 1, field answer: got nan"),
+        (problem("{7"), "row 1, field answer: math_length ground truth: got '{7'"),
+        (problem("\\text{}"), "row 1, field reward_model.ground_truth: math_length ground truth"),
+        (problem("7", context="Read this first."), "row 1, field context: got 'Read this first.'"),
+        ({"question": "q", "answer": "7"}, "row 1, field problem: got None; expected some text"),
+        ({"problem": " ", "answer": "7"}, "row 1, field problem: got ' '"),
+        ("x", "row 1, the whole row: got 'x'; expected an object"),
+    ],
+)
+def test_a_bad_row_is_refused_with_row_and_field(tmp_path, capsys, bad, words):
+    path, code, printed = prepare(tmp_path, capsys, [problem("7", context=None), bad])
+    assert code == 1 and words in printed.err.splitlines()[-1]
+    assert str(path) in printed.err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_planted_spaced_gold_is_repaired_or_left_out(tmp_path, capsys):
+    spaced = [
+        "10\\,000",
+        "5 000",
+        "\\$1\\ 000\\,000",
+        "3~000\u202f000 \\text{ m}",
+        ["7 000", "7000"],
+    ]
+    unclear = ["12 34", "5\\,00", "1 000 00", "2 1/2", "10, 000", "1,\\,200"]
+    right = ["\\dfrac 3 8", "10{,}000", "1,\\!080", "\\log_2 128", "100, 200", "0"]
+    problems = [problem(answer) for answer in (*spaced, *unclear, *right)]
+    path, code, printed = prepare(tmp_path, capsys, problems)
+    assert code == 0
+    repaired = ["10000", "5000", "\\$1000000", "3000000 \\text{ m}", "7000"]
+    assert golds(tmp_path) == [*repaired, *right]
+    said = printed.err.splitlines()
+    assert f"{path}: 5 x repaired (thousands apart in the answer): row 0, 1, 2, 3, 4" in said
+    side_by_side = "numbers side by side in the answer, which may be one or several"
+    assert f"{path}: 4 x left out ({side_by_side}): row 5, 6, 7, 8" in said
+    otherwise = "math-verify reads the answer otherwise than it is meant"
+    assert f"{path}: 2 x left out ({otherwise}): row 9, 10" in said
+    assert score("\\boxed{10000}", golds(tmp_path)[0], response_tokens=1)["correctness"] == 1
+    assert score("\\boxed{0}", golds(tmp_path)[0], response_tokens=1)["correctness"] == 0
+
+
+def test_a_spaced_gold_of_a_parquet_file(tmp_path, capsys):
+    rows = [{**row, "extra_info": {"index": 0}} for row in make_rows(2, split="train", seed=0)]
+    files = ["--from", str(tmp_path / "a.parquet"), "--test", str(tmp_path / "a.parquet")]
+    for gold, expected in (("10\\,000", 0), ("12 34", 1)):
+        rows[1]["reward_model"]["ground_truth"] = gold
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+        assert main(["math_length", "--out", str(tmp_path / "out"), *files]) == expected
+        assert golds(tmp_path)[1] == "10000"
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "row 1, field reward_model.ground_truth: math_length ground truth: got '12 34'" in error
+
+
+def test_a_source_has_to_be_named(tmp_path, capsys):
+    assert main(["math_length", "--out", str(tmp_path)]) == 2
+    expected = "math_length has no rows to download; expected --from FILE or --synthetic N"
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_made_results_are_right_and_the_tests_pairs_are_new(split):
+    rows = [*make_rows(100, split=split, seed=1)]
+    for row in rows:
+        first, second = map(int, re.findall(r"\d+", row["prompt"][0]["content"]))
+        assert row["reward_model"]["ground_truth"] == str(first + second)
+        assert ((first + 2 * second) % 4 == 3) == (split == "test")
+    assert [*make_rows(50, split=split, seed=1)] == rows[:50]
+    assert [*make_rows(50, split=split, seed=2)] != rows[:50]

@@ -1,0 +1,94 @@
+"""Every task does what its record promises."""
+
+import inspect
+
+import pytest
+import yaml
+from added_task import add_task
+from ground_truths import GROUND_TRUTHS
+from repository import REPO
+from verl.utils.reward_score import default_compute_score
+
+from verl_gdpo.tasks import GIVEN_BY_MANAGER, TASK_OF, TASKS, check_ground_truths
+
+
+def test_every_task_is_tried():
+    assert {*GROUND_TRUTHS} == {*TASKS}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_has_a_recipe_and_its_data_sources(name):
+    assert (REPO / "recipes" / "task" / f"{name}.yaml").is_file()
+    assert all(TASK_OF[source] is TASKS[name] for source in TASKS[name].data_sources)
+
+
+def test_every_recipe_is_of_a_task():
+    assert {path.stem for path in (REPO / "recipes" / "task").glob("*.yaml")} == {*TASKS}
+    hardware = {path.stem for path in (REPO / "recipes" / "hardware").glob("*.yaml")}
+    for path in (REPO / "recipes" / "task_on_hardware").glob("*.yaml"):
+        task, _, on = path.stem.rpartition("-")
+        assert task in TASKS and on in hardware, path
+        assert yaml.safe_load(path.read_text())
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_no_response_is_better_than_the_good_one_and_a_bad_one_does_not_raise(name):
+    task = TASKS[name]
+    bounds = task.bounds()
+    assert {*bounds} <= {*task.reward_names}
+    best = []
+    for truth in GROUND_TRUTHS[name]:
+        good = task.good_response(truth)
+        best.append(task.score(good, truth, response_tokens=7, step=3))
+        for bad in ("", "?", good[: len(good) // 2], good * 2, "\0<\ud800" + good):
+            scores = task.score(bad, truth, response_tokens=7, step=3)
+            assert {*scores} == {*bounds}
+            for reward, value in scores.items():
+                assert value is None or bounds[reward][0] <= value <= best[-1][reward]
+    assert {name: high for name, (_, high) in bounds.items()} in best
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_bounds_take_the_options_of_the_scorer(name):
+    def options(function):
+        parameters = inspect.signature(function).parameters.values()
+        found = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return {key: value for key, value in found.items() if key not in GIVEN_BY_MANAGER}
+
+    score, bounds = TASKS[name].score, TASKS[name].bounds
+    bounds(**options(score))
+    if options(bounds):
+        assert options(bounds) == options(score)
+    else:  # it hands all to the scorer
+        with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
+            bounds(nothing=1)
+    given = [p.name for p in inspect.signature(TASKS[name].score).parameters.values()]
+    assert given[:2] == ["response", "ground_truth"] and {"response_tokens", "step"} <= {*given}
+    assert ("service" in given) == TASKS[name].takes_service
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_verls_names_are_names_of_rewards(name):
+    assert {*TASKS[name].verl_names.values()} <= {*TASKS[name].reward_names}
+
+
+@pytest.mark.parametrize("source", TASK_OF)
+def test_no_data_source_is_one_that_verl_scores_by_itself(source):
+    with pytest.raises(NotImplementedError):
+        default_compute_score(source, "72", "72")
+
+
+def test_a_bad_ground_truth_is_named(monkeypatch):
+    def score(response, ground_truth, **_):
+        if not ground_truth:
+            raise ValueError("mine: got nothing")
+        return {"a": 1.0}
+
+    add_task(monkeypatch, "mine", score)
+    rows = [
+        {"data_source": source, "reward_model": {"ground_truth": truth}}
+        for source, truth in (("mine", "x"), ("verl's", ""), ("mine", ""))
+    ]
+    check_ground_truths(rows[:2], "here")
+    with pytest.raises(ValueError, match=r"here, row 2 \(data_source 'mine'\): mine: got nothing"):
+        check_ground_truths(rows, "here")

@@ -1,0 +1,694 @@
+"""The tool-calling scorer: rows with their arithmetic, verl's own scorer, and hostile text."""
+
+import copy
+import doctest
+import itertools
+import json
+import random
+import sys
+import time
+import warnings
+from functools import cache
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_gdpo.tasks.tool_rl import score as tool_rl
+from verl_gdpo.tasks.tool_rl.score import score
+
+THINK = "<think> I use the tool. </think>"
+F = {"name": "f", "parameters": {"a": 1, "b": 2}}
+
+
+def call(name, **parameters):
+    return {"name": name, "parameters": parameters}
+
+
+def tool_text(*calls):
+    """A well-formed response; a str stands for a raw line."""
+    lines = [c if isinstance(c, str) else json.dumps(c, ensure_ascii=False) for c in calls]
+    return "\n".join([THINK, "<tool_call>", *lines, "</tool_call>"])
+
+
+def correctness(gold_calls, predicted_calls, **options):
+    return score(tool_text(*predicted_calls), tool_text(*gold_calls), **options)["correctness"]
+
+
+TOOL_GOLD = tool_text(F)
+BOTH_GOLD = TOOL_GOLD + "\n<response> done </response>"
+RESPONSE_GOLD = THINK + "\n<response> done </response>"
+NEITHER_GOLD = THINK
+GOLD_OF_EVERY_KIND = (TOOL_GOLD, BOTH_GOLD, RESPONSE_GOLD, NEITHER_GOLD)
+
+
+# --- golden rows: correctness ---------------------------------------------------------------
+
+
+def test_equal_calls_reach_the_maximum_whatever_the_granularity():
+    for granularity in ("fine", "refined", "intermediate", "coarse"):
+        assert correctness([F], [F], granularity=granularity) == 3.0
+        # key order is no part of equality, neither in the call nor in its parameters
+        reordered = {"parameters": {"b": 2, "a": 1}, "name": "f"}
+        assert correctness([F], [reordered], granularity=granularity) == 3.0
+    assert correctness([F], [F], max_correctness=1.0) == 1.0
+
+
+def test_fine_scores_of_one_gold_call():
+    # gold f(a=1, b=2): D = 1 + (1 + 2) = 4 and C = 6 s / 4 - 3
+    # one value wrong: names 1, keys 1, equal values 1 -> s = 3
+    assert correctness([F], [call("f", a=1, b=9)]) == pytest.approx(1.5)
+    # one parameter missing: names 1, keys 1/2, equal 1 -> s = 2.5
+    assert correctness([F], [call("f", a=1)]) == pytest.approx(0.75)
+    # one parameter too many: names 1, keys 2/3, equal 2 -> s = 11/3
+    assert correctness([F], [call("f", a=1, b=2, c=3)]) == pytest.approx(2.5)
+    # another tool: names 0, nothing to match -> s = 0
+    assert correctness([F], [call("g", a=1, b=2)]) == pytest.approx(-3.0)
+    # the call twice: names {f} and {f, f} -> 1/2, pair 3 -> s = 3.5
+    assert correctness([F], [F, F]) == pytest.approx(2.25)
+    # a further top-level key breaks equality only: names 1, pair 3 -> s = 4
+    assert correctness([F], [{**F, "id": 7}]) == pytest.approx(3.0)
+    # gold without parameters, D = 2: names 1/3, keys of two empty lists 1 -> s = 4/3
+    assert correctness([call("f")], [call("f")] * 3) == pytest.approx(1.0)
+
+
+def test_fine_scores_of_several_gold_calls():
+    gold = [call("f", a=1), call("g", b=2)]  # D = 1 + 2 + 2 = 5
+    # swapped: names 1, pairs 2 + 2 -> s = 5
+    assert correctness(gold, gold[::-1]) == pytest.approx(3.0)
+    # second call dropped: names 1/2, pair 2 -> s = 2.5
+    assert correctness(gold, gold[:1]) == pytest.approx(0.0)
+
+
+def test_values_compare_as_python_values():
+    gold = [call("f", a=1)]  # D = 3
+    for line in (
+        '{"name": "f", "parameters": {"a": 1.0}}',
+        '{"name": "f", "parameters": {"a": true}}',
+    ):
+        assert correctness(gold, [line]) == 3.0
+    # "1" is not 1: names 1, keys 1 -> s = 2, C = 4 - 3
+    assert correctness(gold, [call("f", a="1")]) == pytest.approx(1.0)
+    nested = [call("f", a={"x": [1, {"k": None}], "y": 1})]
+    assert correctness(nested, [call("f", a={"y": 1, "x": [1, {"k": None}]})]) == 3.0
+    # NaN != NaN as a value, so beside another difference it counts as wrong:
+    # gold f(a=NaN, b=2), D = 4; names 1, keys 1, equal 0 -> s = 2
+    line = '{"name": "f", "parameters": {"a": NaN, "b": %d}}'
+    assert correctness([line % 2], [line % 3]) == pytest.approx(0.0)
+
+
+def test_the_first_best_prediction_wins():
+    gold = [call("f", a=1, b=2), call("f", a=1, b=3)]  # D = 1 + 3 + 3 = 7
+    predicted = [call("f", a=1, b=9), call("f", a=9, b=2)]
+    # gold 1 scores 1 + 1 with both and takes the first; gold 2 gets 1 + 0 from the other; names 1
+    # -> s = 1 + 2 + 1 = 4
+    assert correctness(gold, predicted) == pytest.approx(24 / 7 - 3)
+    # the other order: gold 1 takes (9, 2) for 2, gold 2 gets (1, 9) for 2 -> s = 5
+    assert correctness(gold, predicted[::-1]) == pytest.approx(30 / 7 - 3)
+    # an optimal assignment finds 5 in either order
+    for order in (predicted, predicted[::-1]):
+        assert correctness(gold, order, matching="optimal") == pytest.approx(30 / 7 - 3)
+
+
+def test_a_zero_match_uses_nothing_up():
+    # D = 5; gold 1 f(a=1) scores 0 + 0 with f(b=2) and leaves it to gold 2, worth 2; names 1/2
+    # -> s = 2.5
+    gold = [call("f", a=1), call("f", b=2)]
+    assert correctness(gold, [call("f", b=2)]) == pytest.approx(0.0)
+
+
+def test_one_prediction_serves_one_gold_call():
+    # D = 5; names {f, f} and {f} -> 1/2; gold 1 takes the call for 2, gold 2 finds none -> s = 2.5
+    assert correctness([call("f", a=1)] * 2, [call("f", a=1)]) == pytest.approx(0.0)
+
+
+def test_granularities():
+    gold = [call("f", a=1), call("g", b=2)]
+    swapped = gold[::-1]
+    assert correctness(gold, swapped, granularity="coarse") == -3.0
+    # refined: names unequal in order -> 0, pairs 2 + 2, D = 5 -> s = 4
+    assert correctness(gold, swapped, granularity="refined") == pytest.approx(24 / 5 - 3)
+    # intermediate: names 1, two equal calls, D = 3 -> s = 3
+    assert correctness(gold, swapped, granularity="intermediate") == pytest.approx(3.0)
+    # refined keys, D = 4: f(b=2, a=9) has the keys in another order -> 0; names 1, equal 1 -> s = 2
+    assert correctness([F], [call("f", b=2, a=9)], granularity="refined") == pytest.approx(0.0)
+    # intermediate, D = 2: names 1, no equal call -> s = 1
+    assert correctness([F], [call("f", a=1)], granularity="intermediate") == pytest.approx(0.0)
+    # intermediate, one of two gold calls right, D = 3: names 1/2, equal calls 1 -> s = 1.5
+    assert correctness(gold, gold[:1], granularity="intermediate") == pytest.approx(0.0)
+
+
+def test_range():
+    # one value wrong is s = 3 of D = 4 -> 2 * 3/4 - 1
+    assert correctness([F], [call("f", a=1, b=9)], max_correctness=1) == pytest.approx(0.5)
+    assert correctness([F], ["{"], max_correctness=1) == -1.0
+
+
+UNUSABLE_LINES = (
+    "{",
+    "null",
+    "1",
+    "true",
+    '"f"',
+    "[]",
+    "{}",
+    '["name"]',
+    '{"parameters": {}}',
+    '{"name": ["f"], "parameters": {}}',
+    '{"name": {}, "parameters": {}}',
+    '{"name": "f"}',
+    '{"name": "f", "parameters": null}',
+    '{"name": "f", "parameters": [["a", 1]]}',
+    '{"name": "f", "parameters": "{}"}',
+    '{"name": "h", "parameters": {"a": ' + "1" * 5000 + "}}",
+    '{"name": "h", "parameters": ' + "[" * 100_000 + "]" * 100_000 + "}",
+)
+
+
+@pytest.mark.parametrize("line", UNUSABLE_LINES, ids=lambda line: line[:30])
+def test_one_unusable_line_costs_everything(line):
+    assert correctness([F], [F, line]) == -3.0
+    assert correctness([F], [line, F]) == -3.0
+
+
+def test_blank_lines_are_harmless_around_the_calls_only():
+    assert correctness([F], ["", F, " "]) == 3.0
+    assert correctness([F, F], [F, "", F]) == -3.0
+
+
+def test_parameters_of_a_tool_nobody_asked_for_are_not_read():
+    # names {f} and {f, g} -> 1/2, pair 3, D = 4 -> s = 3.5
+    for line in ('{"name": "g"}', '{"name": "g", "parameters": null}', '{"name": null}'):
+        assert correctness([F], [F, line]) == pytest.approx(2.25)
+    # intermediate reads no parameters at all: names 1/2, one equal call, D = 2 -> s = 1.5
+    line = '{"name": "f", "parameters": null}'
+    assert correctness([F], [F, line], granularity="intermediate") == pytest.approx(1.5)
+
+
+def test_only_the_first_block_counts():
+    wrong = tool_text(call("g"))
+    assert score(TOOL_GOLD + wrong, TOOL_GOLD) == {"format": 0.0, "correctness": 3.0}
+    assert score(wrong + TOOL_GOLD, TOOL_GOLD) == {"format": 0.0, "correctness": -3.0}
+    # a second opening tag ends the first block
+    twice = f"<tool_call>\n{json.dumps(F)}\n<tool_call>\n{{\n</tool_call>"
+    assert score(twice, TOOL_GOLD)["correctness"] == 3.0
+    # the closing tag may stand anywhere, but it must stand
+    assert score(f"</tool_call><tool_call>{json.dumps(F)}", TOOL_GOLD)["correctness"] == 3.0
+    assert score(f"<tool_call>{json.dumps(F)}", TOOL_GOLD)["correctness"] == -3.0
+
+
+# --- golden rows: format --------------------------------------------------------------------
+
+LAYOUTS = (
+    # (ground truth, response, format)
+    (TOOL_GOLD, TOOL_GOLD, 1),
+    (TOOL_GOLD, f" \n{TOOL_GOLD}\n\n", 1),  # scored stripped
+    (TOOL_GOLD, TOOL_GOLD + " ok", 0),
+    (TOOL_GOLD, "So: " + TOOL_GOLD, 0),
+    (TOOL_GOLD, TOOL_GOLD.replace("\n<tool_call>", "<tool_call>"), 0),
+    (TOOL_GOLD, TOOL_GOLD.replace("\n<tool_call>", "\n\n<tool_call>"), 0),
+    (TOOL_GOLD, TOOL_GOLD.replace("\n", "\r\n"), 0),
+    (TOOL_GOLD, f"{THINK}\n<tool_call>\n</tool_call>", 0),  # each tag needs a newline of its own
+    (TOOL_GOLD, f"{THINK}\n<tool_call>\n\n</tool_call>", 1),
+    (TOOL_GOLD, f"<think><think></think>{TOOL_GOLD}", 1),  # think tags are not counted
+    (TOOL_GOLD, TOOL_GOLD.replace("I use", "I use <tool_call>"), 0),
+    (TOOL_GOLD, TOOL_GOLD.replace("I use", "I use <response>"), 1),  # a tag of another kind
+    (TOOL_GOLD, BOTH_GOLD, 0),
+    (TOOL_GOLD, RESPONSE_GOLD, 0),
+    (BOTH_GOLD, BOTH_GOLD, 1),
+    (BOTH_GOLD, TOOL_GOLD, 0),
+    (BOTH_GOLD, BOTH_GOLD.replace("\n<response>", "\n\n<response>"), 0),
+    (BOTH_GOLD, RESPONSE_GOLD + TOOL_GOLD[len(THINK) :], 0),
+    (BOTH_GOLD, BOTH_GOLD.replace(" done ", "</response>"), 0),
+    (RESPONSE_GOLD, RESPONSE_GOLD, 1),
+    (RESPONSE_GOLD, "<think></think>\n<response></response>", 1),
+    (RESPONSE_GOLD, "<think></think><response></response>", 0),
+    (RESPONSE_GOLD, RESPONSE_GOLD.replace("I use", "I use <tool_call>"), 1),
+    (RESPONSE_GOLD, RESPONSE_GOLD.replace(" done ", "<response>"), 0),
+    (RESPONSE_GOLD, TOOL_GOLD, 0),
+    (RESPONSE_GOLD, "", 0),
+    (NEITHER_GOLD, "<think></think>", 1),
+    (NEITHER_GOLD, "<think>/think>", 0),
+    (NEITHER_GOLD, f"{THINK} and {THINK}", 1),
+    (NEITHER_GOLD, f"{THINK} ok", 0),
+)
+
+
+def test_layouts():
+    for gold, response, expected in LAYOUTS:
+        assert score(response, gold)["format"] == expected, (gold, response)
+
+
+def test_ground_truth_without_a_call_gives_correctness_zero():
+    for gold in (RESPONSE_GOLD, NEITHER_GOLD):
+        for response in (TOOL_GOLD, gold, "", "<tool_call>"):
+            for options in ({}, {"max_correctness": 1}, {"schedule": "linear", "step": 40}):
+                assert score(response, gold, **options)["correctness"] == 0.0
+
+
+# --- length and schedules -------------------------------------------------------------------
+
+
+def length(words, **options):
+    text = f"<think> {'w ' * words}</think>"
+    return score(text, NEITHER_GOLD, length=True, **options)["length"]
+
+
+def test_length_counts_words_of_the_last_thought():
+    assert "length" not in score(THINK, NEITHER_GOLD)
+    # 256 / 512; 3 / 512 = 0.0059 rounds to 0.01; more than 512 words earn no more
+    assert [length(w) for w in (0, 3, 256, 512, 900)] == [0.0, 0.01, 0.5, 1.0, 1.0]
+    two = f"<think>{'w ' * 500}</think><think>{'w ' * 256}</think> after"
+    assert score(two, NEITHER_GOLD, length=True)["length"] == 0.5
+    for text in ("", "<think> w", "w </think>"):
+        assert score(text, NEITHER_GOLD, length=True)["length"] == 0.0
+    # both tags, the last block unclosed: its text runs to the end, 256 words
+    assert score("</think><think>" + "w " * 256, NEITHER_GOLD, length=True)["length"] == 0.5
+
+
+def test_length_schedule_moves_the_target():
+    # target 384 words at step 0, 384 + 256 = 640 at step 105, 896 at step 210
+    for step, words in ((0, 192), (105, 320), (210, 448)):
+        assert length(words, length_schedule="linear", step=step) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"format": (0, 1), "correctness": (-3, 3)}),
+        ({"max_correctness": 1, "length": True}, {"correctness": (-1, 1), "length": (0, 1)}),
+        # format starts at -2 or 2, and correctness moves from 2 to its end
+        ({"schedule": "linear"}, {"format": (-2, 2), "correctness": (-3, 3)}),
+        ({"schedule": "linear", "max_correctness": 1}, {"correctness": (-2, 2)}),
+        ({"schedule": "two_stage"}, {"format": (0, 1), "correctness": (-3, 3)}),
+    ],
+)
+def test_bounds(options, expected):
+    bounds = tool_rl.bounds(**options)
+    assert bounds.items() >= expected.items()
+    # the values that are reached are the bounds, and none is outside
+    seen = [
+        score(response, TOOL_GOLD, step=step, **options)
+        for response in (TOOL_GOLD, "", THINK)
+        for step in range(200)
+    ]
+    for name, (low, high) in bounds.items():
+        values = [scores[name] for scores in seen]
+        assert low <= min(values) and max(values) <= high
+        if name != "length":
+            assert (min(values), max(values)) == (low, high)
+
+
+def test_bounds_of_bad_options():
+    with pytest.raises(ValueError, match="max_correctness: got -1"):
+        tool_rl.bounds(max_correctness=-1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "format_wrong", "format_right", "bound"),
+    [
+        ("constant", 50, 0, 1, 3),
+        # t/150 = 0, 1/2, 1 and held: upper 2 - t/150, lower -2 + t/75 up to -1, M = 2 + t/150
+        ("linear", 0, -2, 2, 2),
+        ("linear", 75, -1, 1.5, 2.5),
+        ("linear", 150, -1, 1, 3),
+        ("linear", 600, -1, 1, 3),
+        ("two_stage", 29, 0, 1, 1),
+        ("two_stage", 30, 0, 0.5, 3),
+    ],
+)
+def test_schedules(schedule, step, format_wrong, format_right, bound):
+    options = {"schedule": schedule, "step": step}
+    right = score(TOOL_GOLD, TOOL_GOLD, **options)
+    assert right == pytest.approx({"format": format_right, "correctness": bound})
+    wrong = score("", TOOL_GOLD, **options)
+    assert wrong == pytest.approx({"format": format_wrong, "correctness": -bound})
+    # one value wrong is 3/4 of the range
+    assert correctness([F], [call("f", a=1, b=9)], **options) == pytest.approx(bound / 2)
+
+
+# --- errors ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gold", "message"),
+    [
+        (tool_text(""), r"line 1 of 1: got ''.*expected one JSON object"),
+        (tool_text("{", ' "name": "f"', "}"), r"line 1 of 3: got '\{'"),
+        (tool_text(F, "[]"), r"line 2 of 2: got '\[\]'; expected"),
+        (tool_text(F, '{"parameters": {}}'), r"line 2 of 2"),
+        (tool_text('{"name": ["f"], "parameters": {}}'), r"string \"name\""),
+        (tool_text('{"name": "f"}'), r"object \"parameters\""),
+        (tool_text('{"name": "f", "parameters": null}'), r"line 1 of 1"),
+        (tool_text("1" * 5000), r"line 1 of 1"),
+        (tool_text("[" * 100_000), r"line 1 of 1"),
+        (TOOL_GOLD.replace("I use", "<tool_call>"), r"got 2 <tool_call> and 1 </tool_call>"),
+        (TOOL_GOLD.replace("</tool_call>", ""), r"got 1 <tool_call> and 0 </tool_call>"),
+        (RESPONSE_GOLD.replace("</response>", ""), r"got 1 <response> and 0 </response>"),
+    ],
+)
+def test_malformed_ground_truth_raises(gold, message):
+    with pytest.raises(ValueError, match=message):
+        score(TOOL_GOLD, gold)
+
+
+def test_wrong_types_and_options_raise():
+    for bad in (None, b"", 3, ["a"]):
+        with pytest.raises(TypeError, match="response: got"):
+            score(bad, TOOL_GOLD)
+        with pytest.raises(TypeError, match="ground_truth: got"):
+            score("", bad)
+    with pytest.raises(TypeError, match="granularty"):
+        score("", TOOL_GOLD, granularty="fine")
+    for options in (
+        {"granularity": "strict"},
+        {"matching": "hungarian"},
+        {"schedule": "cosine"},
+        {"length_schedule": "two_stage"},
+        {"max_correctness": 0},
+        {"max_correctness": float("nan")},
+        {"max_correctness": float("inf")},
+        {"schedule": "linear"},
+        {"schedule": "two_stage", "step": -1},
+        {"length_schedule": "linear"},
+    ):
+        with pytest.raises(ValueError, match=r"tool_rl .*: got .*; expected"):
+            score("", TOOL_GOLD, **options)
+
+
+def test_optimal_matching_without_scipy_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(ImportError, match="needs scipy"):
+        score("", TOOL_GOLD, matching="optimal")
+    assert score(TOOL_GOLD, TOOL_GOLD)["correctness"] == 3.0
+
+
+def test_scoring_prints_nothing_and_leaves_random_alone(capsys):
+    before = random.getstate()
+    for _ in range(200):
+        score("", TOOL_GOLD)
+    assert random.getstate() == before
+    assert capsys.readouterr() == ("", "")
+
+
+def test_docstring_examples():
+    result = doctest.testmod(tool_rl)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+# --- the reference implementation shipped with verl -----------------------------------------
+
+
+@cache
+def reference_module():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl's imports, not ours
+        from verl.utils.reward_score import rlla
+    return rlla
+
+
+def reference(response, ground_truth):
+    rlla = reference_module()
+    # Its randint only decides whether to print; fixed, it leaves the global generator alone too.
+    with mock.patch.object(rlla.random, "randint", lambda *_: 2):
+        result = rlla.compute_score("rlla", response, ground_truth, {"experiment_name": "qwen"})
+    return {"format": result["format_reward"], "correctness": result["accuracy_reward"]}
+
+
+def assert_same_as_reference(response, ground_truth):
+    expected = reference(response, ground_truth)
+    got = score(response, ground_truth)
+    assert got == pytest.approx(expected, rel=0, abs=1e-9), (response, ground_truth)
+
+
+GOLD_CALLS = (
+    [call("f", a=1)],
+    [call("get weather/v1.0", city="Oslo", days=3, metric=True)],
+    [call("f"), call("g", page="1")],
+    [call("f", a=1, b=2), call("f", a=1, b=3), call("f", a=2)],
+    [call("f", a={"x": [1, {"k": None}], "y": 1.5}, b=[1, 2]), call("g", s="naïve </think> 😀")],
+    [call("f", q="a\nb", n=None, z=False), call("g", q=0), call("h"), call("f", q="a")],
+)
+VALUES = (0, 1, 1.0, True, None, "1", "", "Oslo", "a", [], [1, 2], {"k": 1}, float("nan"), -0.0)
+KEYS = ("a", "b", "page", "q", "zz")
+NAMES = ("f", "g", "h", "unknown", None, 1, True, ["f"], {"f": 1})
+PARAMETERS = (None, [], [["a", 1]], "{}", 3, {})
+RAW_LINES = ("", "{", "null", "7", "true", '"f"', "[]", "{}", '["name"]', "f(a=1)", "// note")
+
+
+def mutate_calls(rng, calls):
+    """Change one call, or which calls there are, in place."""
+    i = rng.randrange(len(calls)) if calls else None
+    kind = rng.randrange(10)
+    if i is None or kind == 0:
+        calls.insert(rng.randint(0, len(calls)), call(rng.choice(NAMES[:4]), a=rng.choice(VALUES)))
+    elif kind == 1:
+        calls.insert(rng.randint(0, len(calls)), copy.deepcopy(calls[i]))
+    elif kind == 2:
+        del calls[i]
+    elif kind == 3:
+        rng.shuffle(calls)
+    elif kind == 4:
+        calls[i]["name"] = rng.choice(NAMES)
+    elif kind == 5:
+        calls[i]["parameters"] = copy.deepcopy(rng.choice(PARAMETERS))
+    elif kind == 6 and calls[i]:
+        del calls[i][rng.choice(sorted(calls[i]))]
+    elif not isinstance(calls[i].get("parameters"), dict):
+        calls[i]["extra"] = 1
+    elif kind == 7 and calls[i]["parameters"]:
+        del calls[i]["parameters"][rng.choice(sorted(calls[i]["parameters"]))]
+    else:
+        keys = [*KEYS, *calls[i]["parameters"]]
+        calls[i]["parameters"][rng.choice(keys)] = copy.deepcopy(rng.choice(VALUES))
+
+
+def mutate_lines(rng, lines):
+    i = rng.randrange(len(lines)) if lines else 0
+    kind = rng.randrange(6)
+    if kind == 0 or not lines:
+        lines.insert(i, rng.choice(RAW_LINES))
+    elif kind == 1:
+        lines[i] = lines[i][: rng.randrange(len(lines[i]) + 1)]
+    elif kind == 2:
+        lines[i] = rng.choice(("  ", "\t", "- ", "\u00a0", "\ufeff")) + lines[i]
+    elif kind == 3:
+        lines[i] = lines[i] + rng.choice((" ", "\r", ",", " " + lines[i], "\u2028" + lines[i]))
+    elif kind == 4:
+        lines[i] = lines[i].replace('"', "'")
+    else:
+        lines[i] = lines[i].replace('"name"', '"name": "f", "name"')
+
+
+def mutate_text(rng, text):
+    tags = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<response>", "</response>")
+    tag, other = rng.choice(tags), rng.choice(tags)
+    at = rng.randrange(len(text) + 1)
+    return rng.choice(
+        (
+            text.replace(tag, ""),
+            text.replace(tag, other),
+            text.replace(tag, tag.upper()),
+            text.replace(tag, tag + rng.choice(("\n", " ", "\r\n", tag, other))),
+            text.replace(tag, rng.choice(("\n", " ", "x", other + "\n")) + tag),
+            text[:at] + tag + text[at:],
+            text[:at],
+            text[at:],
+            text + rng.choice(("\n", " ok", "\n<response> done </response>", "\x00", "\n" + text)),
+            rng.choice(("\n\t", "Sure. ", "\ufeff", "<think></think>")) + text,
+            "\n".join(rng.sample(text.split("\n"), text.count("\n") + 1)),
+        )
+    )
+
+
+def mutations(count, seed):
+    rng = random.Random(seed)
+    for i in range(count):
+        gold_calls = GOLD_CALLS[i % len(GOLD_CALLS)]
+        calls = copy.deepcopy(gold_calls)
+        for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
+            mutate_calls(rng, calls)
+        lines = [json.dumps(c, ensure_ascii=rng.random() < 0.5) for c in calls]
+        if rng.random() < 0.3:
+            mutate_lines(rng, lines)
+        response = tool_text(*lines)
+        gold = tool_text(*gold_calls)
+        if i % 5 == 0:
+            gold, response = (t + "\n<response> done </response>" for t in (gold, response))
+        elif i % 17 == 0:
+            gold = rng.choice((RESPONSE_GOLD, NEITHER_GOLD))
+        while rng.random() < 0.25:
+            response = mutate_text(rng, response)
+        yield response, gold
+
+
+def test_same_as_the_reference_on_mutated_responses():
+    outcomes = set()
+    for response, gold in mutations(8000, seed=20260105):
+        assert_same_as_reference(response, gold)
+        outcomes.add(tuple(score(response, gold).values()))
+    assert len(outcomes) > 100  # the mutations reach many different scores, not two or three
+
+
+def test_same_as_the_reference_on_golden_rows():
+    for gold, response, _ in LAYOUTS:
+        assert_same_as_reference(response, gold)
+    for line in UNUSABLE_LINES:
+        assert_same_as_reference(tool_text(F, line), TOOL_GOLD)
+
+
+FRAGMENTS = (
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<response>", "</response>"),
+    *("\n", "\n\n", " ", "\r\n", "\x00", "\ud800", "\u2028", "\ufeff", "<", "{", "}", "[" * 60),
+    *("<think> t </think>\n<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<response>"),
+    *(json.dumps(F), json.dumps(F) + "\n", json.dumps(call("f", a=1)), json.dumps(call("g"))),
+    *('{"name": "f", "parameters": {"b": 2}}\n', '{"name": "f", "parameters": {"a": NaN}}\n'),
+    *('{"name": null, "parameters": -Infinity}\n', '{"name": ["f"]}', '{"name": 1e999}\n'),
+    *('{"name": "f"', ', "parameters": {"a": 1, "b": [2]}}', '{"name": "f"}', "1" * 5000),
+)
+SPLICES = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=5), max_size=10).map("".join)
+WELL_WRAPPED = st.lists(st.sampled_from([f for f in FRAGMENTS if "{" in f]), max_size=5).map(
+    lambda parts: tool_text("\n".join(p.strip() for p in parts))
+)
+PROPERTY = settings(max_examples=500, deadline=None, derandomize=True, database=None)
+
+
+@PROPERTY
+@given(st.text() | SPLICES | WELL_WRAPPED, st.sampled_from(GOLD_OF_EVERY_KIND))
+def test_any_string_scores_as_the_reference_does(response, gold):
+    assert_same_as_reference(response, gold)
+
+
+@PROPERTY
+@given(
+    st.text() | SPLICES | WELL_WRAPPED,
+    st.sampled_from(GOLD_OF_EVERY_KIND),
+    st.sampled_from(("fine", "refined", "intermediate", "coarse")),
+    st.sampled_from(("constant", "linear", "two_stage")),
+)
+def test_no_string_raises_and_scores_stay_in_range(response, gold, granularity, schedule):
+    options = {"granularity": granularity, "schedule": schedule, "step": 40, "length": True}
+    got = score(response, gold, response_tokens=3, **options)
+    assert list(got) == ["format", "correctness", "length"]
+    assert all(type(value) is float for value in got.values())
+    assert abs(got["correctness"]) <= 3 + 1e-9
+    assert 0 <= got["length"] <= 1
+
+
+# --- optimal matching -----------------------------------------------------------------------
+
+
+def brute_force(gold, predicted):
+    """Correctness with the best one-to-one matching, by trying them all."""
+
+    def jaccard(left, right):
+        common = sum(min(left.count(x), right.count(x)) for x in set(left))
+        return common / (len(left) + len(right) - common) if left or right else 1.0
+
+    def pair(g, p):
+        if p is None or g["name"] != p["name"]:
+            return 0.0
+        left, right = g["parameters"], p["parameters"]
+        return jaccard(list(left), list(right)) + sum(
+            k in right and left[k] == right[k] for k in left
+        )
+
+    padded = [*predicted, *[None] * len(gold)]
+    best = max(sum(map(pair, gold, chosen)) for chosen in itertools.permutations(padded, len(gold)))
+    names = jaccard([g["name"] for g in gold], [p["name"] for p in predicted])
+    size = 1 + sum(1 + len(g["parameters"]) for g in gold)
+    return 6 * (names + best) / size - 3
+
+
+def test_optimal_matching_equals_brute_force_and_never_loses_to_greedy():
+    rng = random.Random(7)
+    better = 0
+
+    def random_calls(most):
+        return [
+            call(rng.choice("ffg"), **{k: rng.randint(0, 1) for k in "abc" if rng.random() < 0.6})
+            for _ in range(rng.randint(1, most))
+        ]
+
+    for _ in range(300):
+        gold, predicted = random_calls(3), random_calls(4)
+        optimal = correctness(gold, predicted, matching="optimal")
+        assert optimal == pytest.approx(brute_force(gold, predicted), abs=1e-9)
+        greedy = correctness(gold, predicted)
+        assert optimal >= greedy - 1e-12
+        better += optimal > greedy + 1e-9
+    assert better > 0  # the option is not idle
+
+
+def test_optimal_matching_never_loses_to_greedy_on_mutations():
+    for response, gold in mutations(1000, seed=11):
+        for granularity in ("fine", "refined", "intermediate"):
+            greedy = score(response, gold, granularity=granularity)
+            optimal = score(response, gold, granularity=granularity, matching="optimal")
+            assert optimal["format"] == greedy["format"]
+            assert optimal["correctness"] >= greedy["correctness"] - 1e-12
+
+
+# --- hostile text: the time must grow with the length, not with its square ------------------
+
+MB = 1_000_000
+
+
+def fill(unit):
+    return (unit * (MB // len(unit) + 1))[:MB]
+
+
+def block(body):
+    return f"<think>\n</think>\n<tool_call>\n{body}\n</tool_call>"
+
+
+def many(line):
+    return block("\n".join([line] * (MB // (len(line) + 1))))
+
+
+def parameter(value):
+    return block('{"name": "f", "parameters": {"a": ' + value + "}}")
+
+
+HOSTILE = {
+    "open arrays": block("[" * MB),
+    "open objects": block(fill('{"a":')),
+    "deep value": parameter("[" * (MB // 2) + "]" * (MB // 2)),
+    "one huge int": parameter("9" * MB),
+    "ints at the digit limit": parameter("[" + ",".join(["9" * 4299] * (MB // 4300)) + "]"),
+    "long fraction": parameter("0." + "1" * MB),
+    "long exponent": parameter("1e" + "9" * MB),
+    "halfway float": parameter("9007199254740993" + "0" * MB + f"1.0e-{MB}"),
+    "one call repeated": many('{"name":"f","parameters":{"a":1,"b":2}}'),
+    "almost the gold call": many('{"name":"f","parameters":{"a":2}}'),
+    "no parameters": many('{"name":"f","parameters":{}}'),
+    "tiny unknown calls": many('{"name":0}'),
+    # 2**61 - 1 is CPython's hash modulus: all these names have the hash 0
+    "names that collide": block("\n".join(f'{{"name":{i * (2**61 - 1)}}}' for i in range(30_000))),
+    "bare numbers": many("1"),
+    "empty lines": block("\n" * MB),
+    "whitespace": " " * MB,
+    "think tags": fill("<think>"),
+    "no end after think": "<think>" + fill("</think>\n"),
+    "tool blocks": "<think>" + fill("</think>\n<tool_call>\n") + "\n</tool_call>",
+    "all blocks": "<think>" + fill("</think>\n<tool_call>\n\n</tool_call>\n<response>"),
+    "many keys": block(
+        '{"name":"f","parameters":{' + ",".join(f'"{i}":0' for i in range(100_000)) + "}}"
+    ),
+    "escapes": parameter('"' + "\\u00e9" * (MB // 6) + '"'),
+    "NUL": "\x00" * MB,
+    "lone surrogates": "\ud800" * MB,
+}
+FIVE_CALLS = tool_text(*[F] * 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_megabyte_scores_within_two_seconds(name):
+    for gold in (FIVE_CALLS, FIVE_CALLS + "\n<response> done </response>", RESPONSE_GOLD):
+        for matching in ("greedy", "optimal"):
+            start = time.process_time()  # not of what else runs here
+            score(HOSTILE[name], gold, matching=matching, length=True)
+            assert time.process_time() - start < 2.0, (gold, matching)

@@ -1,0 +1,143 @@
+"""Synthetic rows: what must hold for every row and every seed."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from repository import REPO
+
+from verl_gdpo.tasks.tool_rl import form as contract
+from verl_gdpo.tasks.tool_rl import score as tool_rl
+from verl_gdpo.tasks.tool_rl.rows import make_rows
+
+COUNT = 1500
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return {split: [*make_rows(COUNT, split=split, seed=7)] for split in ("train", "test")}
+
+
+def answer(row):
+    return row["reward_model"]["ground_truth"]
+
+
+def gold_calls(row):
+    if contract.TOOL_CALL_OPEN not in answer(row):
+        return []
+    block = answer(row).split(contract.TOOL_CALL_OPEN)[1].split(contract.TOOL_CALL_CLOSE)[0]
+    return [json.loads(line) for line in block.strip().splitlines()]
+
+
+def text(row):
+    return "\n".join(message["content"] for message in row["prompt"])
+
+
+def test_gold_answers_get_full_marks(splits):
+    for row in splits["train"] + splits["test"]:
+        full = {"format": 1.0, "correctness": 3.0 if gold_calls(row) else 0.0}
+        assert tool_rl.score(answer(row), answer(row)) == full
+
+
+def test_schema(splits):
+    for rows in splits.values():
+        for row in rows:
+            assert set(row) == {
+                "data_source", "prompt", "ability", "reward_model", "extra_info",
+            }  # fmt: skip
+            assert (row["data_source"], row["ability"]) == ("rlla", "tool_calling")
+            assert [message["role"] for message in row["prompt"]] == ["system", "user"]
+            assert row["reward_model"] == {"style": "rule", "ground_truth": answer(row)}
+
+
+def test_kinds_and_numbers_of_calls(splits):
+    for rows in splits.values():
+        calls = [len(gold_calls(row)) for row in rows]
+        # of 1,500 rows a tenth (standard deviation 12) wants no call; of the other 1,350 half,
+        # three and two tenths (standard deviations below 19) want one, two and three calls
+        shares = {0: 150, 1: 675, 2: 405, 3: 270}
+        for number, expected in shares.items():
+            assert abs(calls.count(number) - expected) < 95
+        assert set(calls) == set(shares)
+
+
+def test_values_are_copied_from_the_request(splits):
+    for row in splits["train"] + splits["test"]:
+        for call in gold_calls(row):
+            assert call["name"] in row["prompt"][0]["content"]
+            for value in call["parameters"].values():
+                assert str(value) in row["prompt"][1]["content"]
+
+
+def test_rows_without_a_call_say_so(splits):
+    for row in splits["train"] + splits["test"]:
+        assert ("no tool" in row["prompt"][1]["content"]) == (not gold_calls(row))
+
+
+def test_the_test_split_is_new(splits):
+    seen = {}
+    for split, rows in splits.items():
+        calls = [call for row in rows for call in gold_calls(row)]
+        values = {v for call in calls for v in call["parameters"].values()}
+        seen[split] = (
+            {call["name"] for call in calls},
+            {frozenset(call["parameters"]) for call in calls},
+            values,
+        )
+    for in_train, in_test in zip(seen["train"], seen["test"], strict=True):
+        assert len(in_test) >= 10
+        assert not in_train & in_test
+
+
+def test_sizes():
+    # characters; the tests of the warm start count tokens
+    rows = [*make_rows(COUNT, split="train", seed=3)]
+    assert max(len(text(row)) for row in rows) < 330
+    assert max(len(answer(row)) for row in rows) < 330
+
+
+def test_more_rows_continue_fewer_and_the_seed_matters():
+    rows = [*make_rows(30, split="test", seed=1)]
+    assert [*make_rows(10, split="test", seed=1)] == rows[:10]
+    assert [*make_rows(30, split="test", seed=2)] != rows
+
+
+def test_the_same_rows_in_another_process():
+    code = (
+        "import json; from verl_gdpo.tasks.tool_rl.rows import make_rows; "
+        "print(json.dumps([*make_rows(50, split='train', seed=5)]))"
+    )
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=REPO,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert json.loads(done.stdout) == [*make_rows(50, split="train", seed=5)]
+
+
+# --- the format ----------------------------------------------------------------------------------
+
+CALL = {"name": "f", "parameters": {"a": "ä", "b": 1.5, "c": True, "d": None}}
+
+
+def test_render_answer():
+    line = '{"name": "f", "parameters": {"a": "ä", "b": 1.5, "c": true, "d": null}}'
+    calls = f"<tool_call>\n{line}\n{line}\n</tool_call>"
+    assert contract.render_answer("x", [CALL, CALL]) == f"<think> x </think>\n{calls}"
+    both = contract.render_answer("x", [CALL], "Done.")
+    assert both.endswith("\n</tool_call>\n<response> Done. </response>")
+    for gold in (both, contract.render_answer("x"), contract.render_answer("x", [CALL])):
+        assert tool_rl.score(gold, gold)["format"] == 1.0
+
+
+def test_the_prompt_names_tools_and_types():
+    types = {"city": "string", "nights": "integer"}
+    prompt = contract.compact_system_prompt({"book_hotel": types})
+    assert prompt == 'Tools:\nbook_hotel {"city": "string", "nights": "integer"}'

@@ -1,1 +1,0 @@
-"""Tensors only: the equation, its inputs, and the variants of its second step."""

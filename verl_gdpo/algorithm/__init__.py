@@ -1,0 +1,1 @@
+"""From what scorers returned to advantages and metrics; no verl, no task, no file."""

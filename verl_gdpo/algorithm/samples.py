@@ -1,0 +1,236 @@
+"""What the reward manager returned for each row of a batch, and each value of it.
+
+verl's trainers know rows by key, and the advantage knows only numbers. This module connects them. A
+scorer may return anything, such as a set, bytes, an array or NaN. Such a value is an error if it is
+a reward. If it is only logged, it must not end the run.
+"""
+
+import json
+import math
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from verl_gdpo.algorithm.reward_terms import check_name
+
+# key in verl's reward_extra_info that holds why the reward manager could not score the sample
+ERROR_KEY = "gdpo_error"
+# key there that holds what a scorer notes of its own work, {name: number}; it is logged, no reward
+NOTES_KEY = "gdpo_notes"
+# key there that holds the score that an agent loop set itself; verl then asks no reward manager
+OWN_KEY = "gdpo_own_score"
+# marks a row that lacks the key of a column; None means that the reward does not apply
+ABSENT = object()
+# types that float() accepts, although they are text
+TEXT = (str, bytes, bytearray, memoryview)
+LONGEST = 10_000  # a dump keeps this many characters of a value
+
+
+class RewardError(RuntimeError):
+    """A sample has no usable reward, so the run must stop."""
+
+
+@dataclass(frozen=True)
+class RewardRows:
+    """The B rows of one batch, in the estimator's order.
+
+    A session is one rollout. An agent loop may split it into several rows, which share one reward.
+    Only the last row of a session is counted.
+    """
+
+    label: Callable[[int], str]  # returns the name of a row for messages
+    columns: Mapping[str, Sequence[Any]]  # verl's reward_extra_info by key, ABSENT where not there
+    sources: Sequence[str]  # verl's data_source; rows of one source have the same rewards
+    session_B: npt.NDArray[np.int64]  # the number of the last row in each row's session
+    is_padding_B: npt.NDArray[np.bool_]
+    step: int | None = None  # the training step, which weights with a schedule need
+    # {row: score} where no manager ran, because an agent loop set `reward_score` itself
+    own_scores: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_keys(
+        cls,
+        keys: Sequence[str],
+        infos: Sequence[Mapping[str, Any]],
+        sources: Sequence[str],
+        is_padding: Sequence[bool],
+        step: int | None = None,
+    ) -> "RewardRows":
+        """Make rows from verl's TransferQueue, which uses keys `{uid}_{session}_{index}`."""
+        last: dict[str, int] = {}
+        for row, (session, index) in enumerate(map(split_key, keys)):
+            if session not in last or index > split_key(keys[last[session]])[1]:
+                last[session] = row
+        return cls(
+            label=keys.__getitem__,
+            columns=columns_of(infos),
+            sources=sources,
+            session_B=np.array([last[split_key(key)[0]] for key in keys], dtype=np.int64),
+            is_padding_B=np.array(is_padding, dtype=np.bool_),
+            step=step,
+            own_scores={r: info[OWN_KEY] for r, info in enumerate(infos) if OWN_KEY in info},
+        )
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Sequence[Any]], size: int) -> "RewardRows":
+        """Make rows from a DataProto (legacy trainer): no padding, one row per session.
+
+        They all get one data source here, so they must have the same columns.
+        """
+        return cls(
+            label="row {}".format,
+            columns={
+                name: column.tolist() if isinstance(column, np.ndarray) else column
+                for name, column in columns.items()
+            },
+            sources=[""] * size,
+            session_B=np.arange(size),
+            is_padding_B=np.zeros(size, dtype=np.bool_),
+        )
+
+    def __len__(self) -> int:
+        return len(self.session_B)
+
+    def info(self, row: int) -> dict[str, Any]:
+        """Return verl's reward_extra_info of one row."""
+        values = {name: column[row] for name, column in self.columns.items()}
+        return {name: value for name, value in values.items() if value is not ABSENT}
+
+    def said(self, row: int) -> str:
+        """Return who said what `info` returns, for messages that continue with it."""
+        if row not in self.own_scores:
+            return "the scorer returned"
+        return (
+            f"the agent loop set reward_score={self.own_scores[row]:g} itself, so no reward manager"
+            ' ran, and extra_fields["reward_extra_info"], which takes {name: reward}, holds'
+        )
+
+    @property
+    def counted_B(self) -> npt.NDArray[np.bool_]:
+        """True for the rows that every statistic counts: the last row of each real session."""
+        stands_for_itself_B: npt.NDArray[np.bool_] = self.session_B == np.arange(len(self))
+        return stands_for_itself_B & ~self.is_padding_B
+
+    def over_sessions(self, count_B: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the sum of a count over the rows of each session, in its last row; else 0."""
+        return np.bincount(self.session_B, count_B, minlength=len(self)).astype(np.int64)
+
+    def raise_on_error(self) -> None:
+        """Raise RewardError if the reward manager could not score a sample."""
+        errors = zip(self.columns.get(ERROR_KEY, []), self.is_padding_B, strict=False)
+        failed = [error for error, is_padding in errors if error is not ABSENT and not is_padding]
+        if failed:
+            raise RewardError(
+                f"{len(failed)} of {len(self)} samples could not be scored. The first: {failed[0]}"
+            )
+
+
+def columns_of(infos: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the reward_extra_info of each row as columns, with ABSENT where a row lacks a key."""
+    names = dict.fromkeys(chain.from_iterable(infos))
+    names.pop(OWN_KEY, None)
+    return {name: [info.get(name, ABSENT) for info in infos] for name in names}
+
+
+def check_names(infos: Sequence[Mapping[str, Any]], label: Callable[[int], str]) -> None:
+    """Raise RewardError if a key is no name for a reward or another value of a sample."""
+    for name in dict.fromkeys(chain.from_iterable(infos)):
+        try:
+            check_name(name)
+        except ValueError as error:
+            row = next(row for row, info in enumerate(infos) if name in info)
+            raise RewardError(f"{label(row)}: reward_extra_info has the {error}") from None
+
+
+def split_key(key: str) -> tuple[str, int]:
+    """Split `{uid}_{session}_{index}` into `{uid}_{session}` and index."""
+    session, index = key.rsplit("_", 1)
+    return session, int(index)
+
+
+def group_of(key: str) -> str:
+    """Return the uid in `{uid}_{session}_{index}`, which samples of one prompt share."""
+    return key.rsplit("_", 2)[0]
+
+
+def value_or_error(value: Any, what: str = "") -> float | None:
+    """Return a Python, numpy or torch number (or bool) as a finite float. None stays None.
+
+    >>> value_or_error(np.float32(0.5)), value_or_error(True), value_or_error(None)
+    (0.5, 1.0, None)
+    >>> value_or_error("0.5", "reward 'acc' ")
+    Traceback (most recent call last):
+    ValueError: reward 'acc' is '0.5'; expected a finite number
+
+    Raises:
+        ValueError: the value is not a finite number; the message begins with `what`.
+    """
+    if value is None:
+        return None
+    number = _as_float(value)
+    if number is None:
+        got = reprlib.repr(value) if isinstance(value, TEXT) else f"a {type(value).__name__}"
+        raise ValueError(f"{what}is {got}; expected a finite number")
+    if not math.isfinite(number):
+        expected = "a finite number (None if it does not apply)"
+        raise ValueError(f"{what}is {number}; expected {expected}")
+    return number
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value can be meant as a reward: any number, but not text, None or a list."""
+    return value is not None and _as_float(value) is not None
+
+
+def _as_float(value: Any) -> float | None:
+    """Return a number as a float, inf if it is too large for one; None for what is no number."""
+    if isinstance(value, TEXT):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except Exception:  # the __float__ of a foreign class may raise anything
+        return None
+
+
+def as_json(value: Any) -> Any:
+    """Return the value itself if JSON can hold it, else as a number, else as text (`as_text`)."""
+    if value is None or (type(value) is float and math.isfinite(value)):
+        return value  # fast path for almost all values
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()  # verl writes UTF-8, which cannot hold a lone surrogate
+        if len(text) <= LONGEST:
+            return value
+    except Exception:  # a foreign object may raise anything
+        with suppress(Exception):
+            return value_or_error(value)
+    return as_text(value)
+
+
+def as_text(value: Any) -> str:
+    """Return a text itself, or the `repr` of another value, cut after `LONGEST` characters."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except Exception:
+        return f"<{type(value).__name__} without a repr>"
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
+
+
+def as_numbers_or_text(column: Sequence[Any]) -> list[float | str | None]:
+    """Return numbers (also NaN) if all values are numbers, else text, which verl does not average.
+
+    None stays None: the value does not apply.
+    """
+    with suppress(Exception):
+        if not any(isinstance(value, TEXT) for value in column):
+            return [None if value is None else float(value) for value in column]
+    return [None if value is None else as_text(value) for value in column]

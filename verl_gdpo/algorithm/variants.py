@@ -1,0 +1,210 @@
+"""Alternatives to the weighted sum in step 2.
+
+Pass one of them to `compute_gdpo_advantage` as `combine`, with its parameters filled in:
+`combine=functools.partial(rvpo, k=1.0)`. Here the rewards of each sample are in conflict:
+
+>>> from functools import partial
+>>> from verl_gdpo.algorithm.equation import compute_gdpo_scalars
+>>> rewards_BK = [[1, 0], [2, 5], [3, 1]]  # z is -1 0 1 and about -0.76 1.13 -0.38
+>>> compute_gdpo_scalars(rewards_BK, ["p"] * 3, combine=partial(gd2po, tau=1.0)).S_B
+tensor([-1.7558,  1.1339,  0.0000], dtype=torch.float64)
+
+Each function here, and each function of your own, gets
+
+    z_BK           step 1; exactly 0 where a reward is missing or constant in its group
+    rewards_BK     raw values, 0 where missing
+    group_index_B  number of the sample's group, from 0
+    weights_K      the user's weights
+    present_BK     False where a reward is missing, and on rows that are padding
+    valid_B        False on padding
+
+and returns S_B. What a function here does not use is called `_r`, `_g` or `*_`. The index is int64,
+the masks are bool, everything else is float64. Missing and constant rewards count with z = 0. A
+reward of weight 0 changes nothing.
+
+Step 3 subtracts the batch mean of S. With `rvpo`, `gd2po` and asymmetric `dara`, S does not sum to
+0 in each group, so step 3 moves groups without signal away from 0. Use batch_norm="none" to avoid
+this.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from verl_gdpo.algorithm.equation_inputs import group_sum
+from verl_gdpo.algorithm.zero import with_slack
+
+Bounds = tuple[float, float]
+DaraMode = Literal["symmetric", "asymmetric"]
+
+
+def rvpo(z_BK: Tensor, _r: Tensor, _g: Tensor, weights_K: Tensor, *_: Tensor, k: float) -> Tensor:
+    """S = -(1/k) ln( sum_j p_j exp(-k z_j) ), p_j = w_j / sum w: a soft minimum over the rewards.
+
+    For k -> 0, S is the mean, so the result is GDPO up to one scale. For k -> inf, S is the
+    minimum. Source: "RVPO", arXiv 2605.05750. All weights are 1 there.
+
+    Raises:
+        ValueError: k is 0 or negative, or a weight is negative.
+    """
+    _check_number("rvpo k", k, "above 0", low=math.ulp(0.0))
+    _check_weights("rvpo", weights_K)
+    used_K = weights_K > 0
+    if not used_K.any():
+        return torch.zeros_like(z_BK[:, 0])
+    z_BK, share_K = z_BK[:, used_K], weights_K[used_K] / weights_K.sum()
+    low_B = z_BK.amin(dim=1)
+    exponent_BK = -k * (z_BK - low_B[:, None])  # <= 0, so nothing overflows
+    # mean of exp minus 1: for small k, log1p of it keeps digits that log(mean) would lose
+    tail_B = (share_K * torch.expm1(exponent_BK)).sum(dim=1)
+    log_mean_B = torch.where(
+        tail_B > -0.5, torch.log1p(tail_B), torch.logsumexp(exponent_BK + share_K.log(), dim=1)
+    )
+    return low_B - log_mean_B / k
+
+
+def dara(
+    z_BK: Tensor,
+    _r: Tensor,
+    group_index_B: Tensor,
+    weights_K: Tensor,
+    *_: Tensor,
+    mode: DaraMode = "symmetric",
+    maximum: float = 5.0,
+) -> Tensor:
+    """Give more weight to rewards that vary in few groups: f_k = min(maximum, sqrt(max pi / pi_k)).
+
+    pi_k is the share of groups in which reward k varies, and c_k = w_k z_k.
+    "symmetric":  S = sum_k f_k c_k
+    "asymmetric": S = sum_k c_k + (f_k - 1) max(c_k, 0), which raises only positive contributions.
+    If all pi are equal, the result is GDPO. Source: "DARA", arXiv 2610.00574. All weights are 1
+    there.
+
+    Raises:
+        ValueError: mode is unknown, or maximum is below 1.
+    """
+    if mode not in get_args(DaraMode):
+        raise ValueError(f"dara mode: expected one of {list(get_args(DaraMode))}, got {mode!r}")
+    _check_number("dara maximum", maximum, "at least 1", low=1.0)
+    varied_GK = group_sum((z_BK != 0).to(z_BK.dtype), group_index_B)
+    groups_K = ((varied_GK > 0) & (weights_K != 0)).sum(dim=0).to(z_BK.dtype)
+    # clamp to avoid x / 0: a reward that varies nowhere has z = 0, so its factor does not matter
+    factor_K = (groups_K.max() / groups_K.clamp(min=1)).sqrt().clamp(max=maximum)
+    contribution_BK = z_BK * weights_K
+    if mode == "symmetric":
+        return (factor_K * contribution_BK).sum(dim=1)
+    return (contribution_BK + (factor_K - 1) * contribution_BK.clamp(min=0)).sum(dim=1)
+
+
+def sa_mrpo(
+    z_BK: Tensor,
+    rewards_BK: Tensor,
+    _g: Tensor,
+    weights_K: Tensor,
+    present_BK: Tensor,
+    *_: Tensor,
+    bounds_K: Sequence[Bounds | None],
+    gamma: float = 0.5,
+) -> Tensor:
+    """Give less weight to rewards near their maximum: S = sum_k w_k (1 - s_k)^gamma z_k.
+
+    s_k = (mean r_k - low_k) / (high_k - low_k), with the batch mean over the samples that have
+    reward k. With gamma = 0, the result is GDPO. Source: "SA-MRPO", arXiv 2608.16072.
+
+    Args:
+        bounds_K: (low, high) of each raw reward. It may be None for a reward of weight 0.
+
+    Raises:
+        ValueError: gamma or a weight is below 0, a reward with a weight has no bounds, or a value
+            is outside its bounds.
+    """
+    _check_number("sa_mrpo gamma", gamma, "at least 0")
+    _check_weights("sa_mrpo", weights_K)
+    if len(bounds_K) != len(weights_K):
+        raise ValueError(f"sa_mrpo bounds_K: expected {len(weights_K)}, got {len(bounds_K)}")
+    S_B = torch.zeros_like(z_BK[:, 0])
+    for k, (bounds, weight) in enumerate(zip(bounds_K, weights_K.tolist(), strict=True)):
+        if weight == 0:
+            continue
+        if bounds is None or not -math.inf < bounds[0] < bounds[1] < math.inf:
+            raise ValueError(f"sa_mrpo bounds_K[{k}]: expected (low, high), got {bounds!r}")
+        low, high, slack = with_slack(bounds)
+        values = rewards_BK[present_BK[:, k], k]
+        if ((values < low - slack) | (values > high + slack)).any():
+            worst = values[((values - low) + (values - high)).abs().argmax()].item()
+            raise ValueError(f"sa_mrpo bounds_K[{k}]={bounds}: a reward is {worst}")
+        if len(values):
+            room = ((high - values.mean()) / (high - low)).clamp(0, 1)
+            S_B = S_B + weight * room**gamma * z_BK[:, k]
+    return S_B
+
+
+def gd2po(
+    z_BK: Tensor, _r: Tensor, _g: Tensor, weights_K: Tensor, *_: Tensor, tau: float
+) -> Tensor:
+    """Return the weighted sum, set to 0 for samples on which the rewards disagree.
+
+    With c_k = w_k z_k, a sample is in conflict if some c are positive and others negative. S is 0
+    for a sample in conflict with |sum c| / sum |c| < tau. tau = 0 drops no sample, so the result is
+    GDPO. tau = 1 drops every sample in conflict. Source: "GD2PO", arXiv 2606.16771. Its reweighting
+    of prompts is not implemented.
+
+    Raises:
+        ValueError: tau is not in [0, 1].
+    """
+    _check_number("gd2po tau", tau, "at least 0 and at most 1", high=1.0)
+    contribution_BK = z_BK * weights_K
+    S_B = contribution_BK.sum(dim=1)
+    # without a conflict, |sum c| = sum |c|, so the sample is never dropped
+    dropped_B = S_B.abs() < tau * contribution_BK.abs().sum(dim=1)
+    return torch.where(dropped_B, 0.0, S_B)
+
+
+def dvao(
+    z_BK: Tensor,
+    rewards_BK: Tensor,
+    group_index_B: Tensor,
+    weights_K: Tensor,
+    present_BK: Tensor,
+    *_: Tensor,
+) -> Tensor:
+    """S = sum_k w_k (r_k - m_k) / sum_l w_l s_l, with the group's mean m and unbiased std s.
+
+    The numerator is GRPO's, so two samples of a group that are equal in GRPO stay equal. S is 0 in
+    a group in which no reward varies. With one reward, the result is GDPO with eps = 0. Source:
+    "DVAO", arXiv 2605.25604.
+
+    Raises:
+        ValueError: a weight is negative, so the denominator could be 0.
+    """
+    _check_weights("dvao", weights_K)
+    count_GK = group_sum(present_BK.to(z_BK.dtype), group_index_B)
+    mean_GK = group_sum(rewards_BK * present_BK, group_index_B) / count_GK
+    # z is 0 for a constant reward; r - mean may be a rounding error instead
+    centred_BK = torch.where(z_BK != 0, rewards_BK - mean_GK[group_index_B], 0.0)
+    square_GK = group_sum(centred_BK.square(), group_index_B)
+    std_GK = (square_GK / (count_GK - 1).clamp(min=1)).sqrt()
+    scale_B = (std_GK * weights_K).sum(dim=1)[group_index_B]
+    numerator_B = (centred_BK * weights_K).sum(dim=1)
+    return torch.where(scale_B > 0, numerator_B / scale_B, 0.0)
+
+
+VARIANTS: Mapping[str, Callable[..., Tensor]] = {
+    function.__name__: function for function in (rvpo, dara, sa_mrpo, gd2po, dvao)
+}
+
+
+def _check_number(
+    name: str, value: float, expected: str, low: float = 0.0, high: float = math.inf
+) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and math.isfinite(value) and low <= value <= high):
+        raise ValueError(f"{name}: expected a number {expected}, got {value!r}")
+
+
+def _check_weights(name: str, weights_K: Tensor) -> None:
+    if (weights_K < 0).any():
+        raise ValueError(f"{name}: expected weights of 0 or more, got {weights_K.tolist()}")

@@ -1,1 +1,0 @@
-"""The samples of one step, without verl: rows, reward matrix, advantages and metrics."""

@@ -1,0 +1,218 @@
+"""Attention over packed rows without flash-attn, and which attention a run takes.
+
+With `use_remove_padding`, verl puts the rows of a micro-batch behind one another into one long row,
+in which `position_ids` begin anew with each of them. transformers has two ways to compute it:
+flash-attn, or a mask whose size is the square of the whole length. Here PyTorch's attention is
+called once a row, so that nothing is padded and nothing has to be compiled.
+
+Relies on verl 0.9: its engine imports `verl.models.transformers.monkey_patch` before it makes a
+model, and hands each model to `apply_monkey_patch`. On transformers 5: `AttentionInterface`,
+`AttentionMaskInterface`, and that a model's layers hand `position_ids` on to the attention
+function.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf, open_dict
+
+from verl_gdpo.hooks.extend import Function, extends
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODEL = "actor_rollout_ref.model"
+KEY = f"{MODEL}.override_config.attn_implementation"
+ULYSSES = (
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size",
+)
+AUTO, FLASH, SDPA, VARLEN = "auto", "flash_attention_2", "packed_sdpa", "packed_varlen"
+
+
+# --- which one -----------------------------------------------------------------------------------
+
+
+def choose(config: Any) -> str | None:
+    """Put the attention that "auto" stands for into verl's configuration; say which, and why.
+
+    Raises:
+        ValueError: ours with verl's sequence parallelism (Ulysses), which is for flash-attn alone.
+    """
+    chosen = OmegaConf.select(config, KEY)
+    said = None
+    if chosen == AUTO:
+        reason = "trainer.device=cpu" if config.trainer.device == "cpu" else _no_flash_attn()
+        chosen = SDPA if reason else FLASH
+        with open_dict(config):
+            OmegaConf.update(config, KEY, chosen)
+        said = f"attention: {chosen}, since {reason or 'flash_attn can be imported'}"
+    split = [key for key in ULYSSES if (OmegaConf.select(config, key) or 1) > 1]
+    if chosen in (SDPA, VARLEN) and split:
+        raise ValueError(
+            f"{split[0]}={OmegaConf.select(config, split[0])}: verl splits rows over GPUs for "
+            f"flash-attn alone, and {KEY}={chosen}. Set it to 1, or install flash-attn: "
+            "`./setup_env.sh gpu flash-attn`, and attention=flash_attn"
+        )
+    return said
+
+
+def _no_flash_attn() -> str | None:
+    """Why flash-attn cannot be used here; None if it can."""
+    try:
+        importlib.import_module("flash_attn")
+    except Exception as error:  # one that was built for another torch fails in many ways
+        return f"flash_attn cannot be imported ({type(error).__name__}: {error})"
+    return None
+
+
+# --- how it is computed --------------------------------------------------------------------------
+
+
+def register(monkey_patch: Any) -> None:
+    """Make both known, and extend verl's function, which a model passes through once."""
+    make_known()
+    extends(monkey_patch, "apply_monkey_patch")(apply_and_forget)
+
+
+def make_known() -> None:
+    """Make both known to transformers, whose models then find them by name."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    for name, attention in ((SDPA, packed_sdpa), (VARLEN, packed_varlen)):
+        AttentionInterface.register(name, attention)
+        AttentionMaskInterface.register(name, mask)
+
+
+def apply_and_forget(apply_monkey_patch: Function, *args: Any, **kwargs: Any) -> None:
+    """Let a checkpoint's config.json not name ours, which is unknown where it is loaded."""
+    apply_monkey_patch(*args, **kwargs)
+    model = kwargs["model"] if "model" in kwargs else args[0]
+    # verl copies `override_config` into the configuration, and transformers has read it by now
+    if getattr(model.config, "attn_implementation", None) in (SDPA, VARLEN):
+        del model.config.attn_implementation
+
+
+def mask(**given: Any) -> Any:
+    """Return no mask where a row of rows attends to itself, and elsewhere that of sdpa.
+
+    transformers calls it once a pass. Padded rows, a cache, sliding windows and masks of a model's
+    own need the mask.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    of_itself = given["batch_size"] == 1 and given["q_length"] == given["kv_length"]
+    is_causal = given.get("local_size") is None and not given.get("use_vmap")  # as with images
+    if of_itself and is_causal and given.get("attention_mask") is None:
+        return None
+    return sdpa_mask(**given)
+
+
+def _of_packs(attend: Callable[..., "Tensor"]) -> Callable[..., tuple["Tensor", None]]:
+    """Make of a function for packed rows one that transformers can call, also without a pack."""
+
+    @functools.wraps(attend)
+    def attention(
+        module: Any,
+        query: "Tensor",
+        key: "Tensor",
+        value: "Tensor",
+        attention_mask: "Tensor | None",
+        position_ids: "Tensor | None" = None,
+        **options: Any,
+    ) -> tuple["Tensor", None]:
+        for option in ("softcap", "s_aux"):
+            if options.get(option) is not None:
+                raise ValueError(
+                    f"{type(module).__name__} hands {option!r} to its attention, which PyTorch's "
+                    "attention does not know: install flash-attn, and set attention=flash_attn"
+                )
+        if attention_mask is None and query.shape[0] == 1 and query.shape[2] == key.shape[2]:
+            bounds = _bounds(module, position_ids)
+            return attend(module, query, key, value, bounds, **options), None
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        found: tuple[Tensor, None]
+        found = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return found
+
+    return attention
+
+
+@_of_packs
+def packed_sdpa(
+    module: Any, query: "Tensor", key: "Tensor", value: "Tensor", bounds: list[int], **options: Any
+) -> "Tensor":
+    """PyTorch's attention, once for each row of a pack.
+
+    Args:
+        module: the layer of the model, which knows its numbers of heads.
+        query: [1, heads, tokens, width of a head].
+        key: [1, heads of keys, tokens, width of a head].
+        value: as `key`.
+        bounds: where rows begin, and where the last one ends.
+        options: dropout, scaling and others of transformers.
+
+    Returns:
+        [1, tokens, heads, width of a head]; transformers gets no weights beside it.
+
+    Raises:
+        ValueError: the model does not hand `position_ids` on, so the rows cannot be told apart.
+    """
+    import torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    # the gradient of `split` is one tensor, and that of N slices would be N tensors of all tokens
+    sizes = [end - start for start, end in pairwise(bounds)]
+    rows = zip(*(torch.split(part, sizes, dim=2) for part in (query, key, value)), strict=True)
+    return torch.cat([sdpa_attention_forward(module, *row, None, **options)[0] for row in rows], 1)
+
+
+@_of_packs
+def packed_varlen(
+    module: Any,
+    query: "Tensor",
+    key: "Tensor",
+    value: "Tensor",
+    bounds: list[int],
+    scaling: float | None = None,
+    **_options: Any,
+) -> "Tensor":
+    """PyTorch's own kernel for packed rows, on GPUs in half precision; as `packed_sdpa`.
+
+    Relies on torch 2.11 or newer: `torch.nn.attention.varlen.varlen_attn(..., window_size, scale)`.
+    """
+    import torch
+    from torch.nn.attention.varlen import varlen_attn
+    from transformers.integrations.sdpa_attention import repeat_kv
+
+    ends = torch.tensor(bounds, dtype=torch.int32, device=query.device)
+    longest = max(end - start for start, end in pairwise(bounds))
+    key, value = (repeat_kv(part, module.num_key_value_groups) for part in (key, value))
+    query, key, value = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
+    attend: Any = varlen_attn  # which returns more than one only if asked
+    causal = (-1, 0)
+    ends_and_longest = (ends, ends, longest, longest)
+    output: Tensor = attend(query, key, value, *ends_and_longest, scale=scaling, window_size=causal)
+    return output[None]
+
+
+def _bounds(module: Any, position_ids: "Tensor | None") -> list[int]:
+    """Where rows begin, and where the last one ends; a row begins where positions do not go on."""
+    if position_ids is None or position_ids.dim() != 2:
+        raise ValueError(
+            f"{type(module).__name__} does not hand on position_ids of shape (1, tokens), so the "
+            f"rows of a pack cannot be told apart. Set {KEY}=sdpa and {MODEL}.use_remove_padding="
+            "False, or attention=flash_attn"
+        )
+    # all layers get the same tensor, and reading it waits for the GPU
+    bounds: list[int] | None = getattr(position_ids, "_verl_gdpo_bounds", None)
+    if bounds is None:
+        breaks = (position_ids[0].diff() != 1).nonzero().flatten() + 1
+        bounds = [0, *breaks.tolist(), position_ids.shape[1]]
+        position_ids._verl_gdpo_bounds = bounds  # type: ignore[attr-defined]
+    return bounds

@@ -1,0 +1,257 @@
+"""The settings of a run, whose scorers declare rewards; refuses what cannot work with GDPO."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_gdpo import tasks as rewards
+from verl_gdpo.algorithm.reward_terms import line_of
+from verl_gdpo.algorithm.settings import REWARDS, GdpoSettings, hint, plain
+from verl_gdpo.algorithm.variants import Bounds
+
+LIMITS = ("max_concurrent", "max_rpm", "max_tpm", "estimated_tokens_per_request", "timeout")
+
+
+def settings_of_run(
+    config: Any,
+    sources: Iterable[str] | None = None,
+    *,
+    has_manager: bool | None = None,
+    is_recorded: bool = False,
+) -> GdpoSettings | None:
+    """Check a verl configuration and return its settings.
+
+    Args:
+        sources: the data sources of the training rows; their scorers declare rewards and bounds.
+            Pass None if they are not known yet: then all data sources that we score are used, and
+            bounds on which their scorers disagree are left out.
+        has_manager: whether the reward manager is ours or a subclass of ours. With None, the
+            manager's name decides.
+        is_recorded: whether a run has trained with these rewards; an older version allowed it to
+            say nothing of some of them.
+
+    Returns:
+        The settings, or None if neither the estimator nor the reward manager is gdpo.
+
+    Raises:
+        ValueError: a setting cannot work with GDPO. The message says why and what to set instead.
+    """
+    uses_estimator = config.algorithm.adv_estimator == "gdpo"
+    has_manager = uses_gdpo_manager(config) if has_manager is None else has_manager
+    _refuse_capitals(str(config.algorithm.adv_estimator), has_manager)
+    if not (uses_estimator or has_manager):
+        return None
+    ours, options = _our_scorers(config, sources)
+    declared = scorers_bounds(config, sources) if has_manager else {}
+    settings = GdpoSettings.from_algorithm(config.algorithm, declared)
+    for mistake in _mistakes(config, settings, uses_estimator):
+        raise ValueError(mistake)
+    if options and uses_gdpo_manager(config):  # another manager may read them
+        rewards.check_options(options, ours)
+    if has_manager and sources is not None and not is_recorded:
+        returned = _returned(ours, options)
+        _refuse_partial(settings.said, returned)
+        if sources and _our_scorers_alone(config) and all(returned.values()):
+            _refuse_never_returned(settings, {*sources}, returned)
+    if uses_estimator:
+        disagreed = {name for name, pair in declared.items() if pair is None}
+        later = disagreed if sources is None else set()
+        used = {name for name, term in settings.terms.items() if term.is_used}
+        settings.check_bounds(sorted(used - later))
+    return settings
+
+
+def scorers_bounds(config: Any, sources: Iterable[str] | None) -> dict[str, Bounds | None]:
+    """Return {reward: bounds} that our scorers declare, None where they disagree.
+
+    Args:
+        sources: see `settings_of_run`.
+    """
+    return rewards.declared_bounds(*_our_scorers(config, sources))
+
+
+def _refuse_capitals(estimator: str, has_manager: bool) -> None:
+    """Raise ValueError for GDPO or GRPO, of which verl knows nothing before its first update."""
+    meant = estimator.lower()
+    if meant != estimator and (meant == "gdpo" or (meant == "grpo" and has_manager)):
+        raise ValueError(
+            f"algorithm.adv_estimator={estimator}: unknown to verl{hint(estimator, [meant])}"
+        )
+
+
+def named_rewards(
+    settings: GdpoSettings, info: Mapping[str, Any], data_source: str
+) -> dict[str, Any]:
+    """Return what a scorer of ours returned for a row, under the names that the settings use.
+
+    These may be the names of verl's own scorer. A reward that the settings name, and that the row
+    lacks but rows of another task may have, does not apply: it is None.
+    """
+    task, wanted = rewards.TASK_OF.get(data_source), settings.names
+    named = dict(info)
+    for verls, ours in (task.verl_names if task else {}).items():
+        for name, other in ((verls, ours), (ours, verls)):
+            if name in wanted and name not in named and other in named:
+                named[name] = named.pop(other)
+    absent = [name for name in wanted if name not in named]
+    elsewhere = [name for name in absent if rewards.belongs_elsewhere(name, data_source)]
+    return {**named, **dict.fromkeys(elsewhere)}
+
+
+def _our_scorers(config: Any, sources: Iterable[str] | None) -> tuple[list[str], dict[str, Any]]:
+    """Return the data sources whose rows our scorers score, and the options of the scorers."""
+    is_custom = config.reward.custom_reward_function.path is not None
+    asked = rewards.TASK_OF if sources is None else sources
+    options = plain(config.reward.get("reward_kwargs")) or {}
+    return [] if is_custom else sorted({*asked} & {*rewards.TASK_OF}), options
+
+
+def _our_scorers_alone(config: Any) -> bool:
+    """Whether nothing of the user's own returns rewards, as far as the configuration tells."""
+    has_function = config.reward.custom_reward_function.path is not None
+    loops = OmegaConf.select(config, "actor_rollout_ref.rollout.agent.agent_loop_config_path")
+    return uses_gdpo_manager(config) and not has_function and loops is None
+
+
+def _returned(sources: Iterable[str], options: Mapping[str, Any]) -> dict[str, dict[str, set[str]]]:
+    """Return {data source that we score: {its reward: the names that it may have}}."""
+    return {
+        source: {
+            name: {
+                name,
+                *(v for v, our in rewards.TASK_OF[source].verl_names.items() if our == name),
+            }
+            for name in rewards.declared_by(source, options)
+        }
+        for source in sources
+    }
+
+
+def _refuse_partial(
+    said: Mapping[str, Any], returned: Mapping[str, Mapping[str, set[str]]]
+) -> None:
+    """Raise ValueError if `algorithm.gdpo.rewards` says something, but nothing of some reward.
+
+    Args:
+        said: `GdpoSettings.said`.
+        returned: of the training rows that we score; see `_returned`.
+    """
+    known = {name: names for of in returned.values() for name, names in of.items()}
+    absent = [name for name, names in known.items() if not names & {*said}]
+    if not said or not absent:
+        return
+    strange = [name for name in said if not any(name in names for names in known.values())]
+    close = "".join(f" ({name!r} is none of them{hint(name, [*known])})" for name in strange)
+    whole = {name: each for name, each in said.items() if name not in strange}
+    raise ValueError(
+        f"{REWARDS} names {[*said]}, and says nothing of {absent}, which the scorer of the "
+        f"training rows ({', '.join(returned)}) returns too{close}. Give the weights that you "
+        f"want: {line_of(REWARDS, {**whole, **dict.fromkeys(absent, 1.0)})}. With 0 a reward is "
+        "scored and logged, and has no weight; with null it is left out"
+    )
+
+
+def _refuse_never_returned(
+    settings: GdpoSettings,
+    sources: set[str],
+    returned: Mapping[str, Mapping[str, set[str]]],
+) -> None:
+    """Raise ValueError for a name that would be missing, or a condition unmet, in every row.
+
+    Args:
+        sources: of all training rows. Those that verl scores may return any name but ours.
+        returned: of the sources that we score; see `_returned`.
+    """
+    names_of = {source: set().union(*of.values()) for source, of in returned.items()}
+    known = {name for names in names_of.values() for name in names}
+    others = sources - {*returned}
+    for name in settings.names:
+        if name not in known and all(rewards.belongs_elsewhere(name, each) for each in others):
+            raise ValueError(
+                f"{REWARDS} names {name!r}, which no scorer of the training rows "
+                f"({', '.join(sorted(sources))}) returns{hint(name, sorted(known))}. Leave it out, "
+                "or set the option in reward.reward_kwargs with which the scorer returns it"
+            )
+    for name, term in settings.terms.items():
+        for source, names in names_of.items():
+            if term.when is not None and name in names and term.when.reward not in names:
+                raise ValueError(
+                    f"{REWARDS}.{name}.when.reward={term.when.reward}: rows of {source!r} have "
+                    f"{name!r} and no {term.when.reward!r}, so none of them would ever meet the "
+                    "condition. Train these rows in a run of their own, or without the condition"
+                )
+
+
+def uses_gdpo_manager(config: Any) -> bool:
+    """Return whether the reward manager is named gdpo. A subclass of ours may have another name."""
+    manager = config.reward.reward_manager
+    return bool(manager.source == "register" and manager.name == "gdpo")
+
+
+def refuse_limits(config: Any) -> None:
+    """Raise ValueError for limits that verl's manager `rate_limited` reads, and ours does not."""
+    given = [f"reward.{k}={v}" for k, v in config.reward.items() if k in LIMITS and v is not None]
+    if given and uses_gdpo_manager(config):
+        raise ValueError(
+            f"{', '.join(given)}: only verl's reward manager rate_limited reads this. Leave it "
+            "out, and let your async reward function wait for an asyncio.Semaphore, of which each "
+            "reward worker has its own, and call asyncio.wait_for. Or train with "
+            "algorithm.adv_estimator=grpo reward.reward_manager.name=rate_limited"
+        )
+
+
+def refuse_kl_in_reward(algorithm: Any) -> None:
+    """Raise ValueError if verl's `algorithm` block puts the KL penalty into the reward."""
+    if algorithm.get("use_kl_in_reward", False):
+        raise ValueError(
+            "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by "
+            "itself, which leaves no place for a penalty on their sum. Set it to False and use "
+            "actor_rollout_ref.actor.use_kl_loss=True"
+        )
+
+
+def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iterator[str]:
+    """Yield what cannot work, and what to set instead."""
+    model, function = config.reward.reward_model, config.reward.custom_reward_function
+    options = plain(config.reward.get("reward_kwargs")) or {}
+    if uses_estimator:
+        refuse_kl_in_reward(config.algorithm)
+    if uses_estimator and OmegaConf.select(config, "actor_rollout_ref.rollout.n") == 1:
+        yield (
+            "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "
+            "spread, so every advantage would be 0. Set it to 2 or more"
+        )
+    rollout = OmegaConf.select(config, "actor_rollout_ref.rollout") or {}
+    is_vllm = rollout.get("name") == "vllm"
+    if uses_estimator and is_vllm and rollout.get("full_determinism", False):
+        yield (
+            "actor_rollout_ref.rollout.full_determinism=True with rollout.name=vllm: verl gives "
+            "all samples of a prompt one seed (vllm_async_server.py), so they are equal, no reward "
+            "varies in a group, and every advantage would be 0. Set it to False"
+        )
+    if model.enable and not model.enable_resource_pool:
+        yield (
+            "reward.reward_model.enable=True with enable_resource_pool=False: a colocated reward "
+            "model hands the reward manager no ground truth, so there are no named rewards. Set "
+            "reward.reward_model.enable_resource_pool=True"
+        )
+    if model.enable and function.path is None:
+        yield (
+            "reward.reward_model.enable=True with reward.custom_reward_function.path=null: verl "
+            "takes the model's single score without a reward manager. Set a custom reward "
+            "function that queries the model and returns {name: value}"
+        )
+    steps = OmegaConf.select(config, "trainer.total_training_steps")
+    filters = settings.rewards and OmegaConf.select(config, "algorithm.filter_groups.enable")
+    if filters and (silent := settings.terms.silent_step(steps)) is not None:
+        yield (
+            f"{REWARDS}: all weights are 0 at step {silent}, and "
+            "algorithm.filter_groups.enable=True would drop every group there and never end. Give "
+            "a weight another schedule, or end the run before with trainer.total_training_steps"
+        )
+    if options and function.path is not None and uses_gdpo_manager(config):
+        yield (
+            f"reward.reward_kwargs={options}: with reward.custom_reward_function.path set, nothing "
+            "reads them. Options of your function go to reward.custom_reward_function.reward_kwargs"
+        )

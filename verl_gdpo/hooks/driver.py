@@ -1,0 +1,99 @@
+"""Checks the configuration, and records the start, before verl's `run_ppo` starts Ray.
+
+Relies on verl 0.9 `run_ppo(config, task_runner_class)` in `verl/trainer/main_ppo.py`, whose `main`
+first calls `verl.utils.device.auto_set_device(config)`. `python -m verl.trainer.main_ppo` runs that
+file as `__main__`, which no import hook sees, so its `run_ppo` is extended in that call.
+The main modules of `one_step_off_policy` and `fully_async_policy` import that file as a module.
+"""
+
+import sys
+from contextlib import nullcontext
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import verl
+from omegaconf import OmegaConf
+
+from verl_gdpo.hooks.extend import Function, extends
+
+
+def training_sources(config: Any) -> set[str] | None:
+    """Return the values of `data_source` in `data.train_files`; None if only verl can tell.
+
+    That is so for a dataset class of the user, an address such as `hdfs://`, and a file that cannot
+    be read, of which verl says why.
+    """
+    import pyarrow as pa
+    import pyarrow.json
+    import pyarrow.parquet
+
+    files = OmegaConf.select(config, "data.train_files")
+    if not files or OmegaConf.select(config, "data.custom_cls.path"):
+        return None
+    found: set[Any] = set()
+    for file in [files] if isinstance(files, str) else files:
+        path = Path(str(file)).expanduser()
+        try:
+            if path.suffix == ".parquet":
+                table = pa.parquet.read_table(path, columns=["data_source"])
+            else:  # texts may be gigabytes
+                schema = pa.schema([("data_source", pa.string())])
+                alone = pa.json.ParseOptions(schema, unexpected_field_behavior="ignore")
+                table = pa.json.read_json(path, parse_options=alone)
+            found |= {*table["data_source"].unique().to_pylist()}
+        except (OSError, KeyError, pa.ArrowException):
+            return None
+    return None if None in found else found
+
+
+def check_and_run(
+    run_ppo: Function, config: Any, task_runner_class: Any = None, **kwargs: Any
+) -> Any:
+    """Check the configuration, and record the start.
+
+    Once Ray runs, and before the trainer's process starts, the nodes are compared.
+    """
+    from verl_gdpo.hooks import attention
+    from verl_gdpo.hooks.configuration import refuse_limits, settings_of_run
+    from verl_gdpo.hooks.hang import begin_heartbeat
+    from verl_gdpo.hooks.nodes import probing
+    from verl_gdpo.hooks.resume import hand_over, recorded_start
+    from verl_gdpo.hooks.rollout_guard import naming_the_trainer
+    from verl_gdpo.run.folder import of_recipes
+
+    if of_recipes(config):  # Ray's processes on a cluster that runs have another folder
+        config.run_dir = str(Path(config.run_dir).resolve())
+    is_ours = settings_of_run(config) is not None
+    if is_ours:
+        refuse_limits(config)
+        settings_of_run(config, training_sources(config))
+    composed = deepcopy(config)
+    if said := attention.choose(config):  # before the start is recorded
+        print(f"verl-gdpo: {said}", flush=True)
+    if is_ours:
+        begin_heartbeat(config)
+        task_runner_class = probing(task_runner_class)
+    is_recorded = is_ours or of_recipes(config)
+    with recorded_start(config, is_ours=is_recorded, composed=composed):
+        if is_recorded:
+            hand_over(config, "VERL_FILE_LOGGER_PATH")
+        with naming_the_trainer() if is_ours else nullcontext():
+            return run_ppo(config, task_runner_class=task_runner_class, **kwargs)
+
+
+def extend_and_set(auto_set_device: Function, config: Any) -> Any:
+    """Extend `run_ppo` of the main module."""
+    main = sys.modules["__main__"]
+    of_verl = Path(verl.__path__[0], "trainer", "main_ppo.py").resolve()
+    if Path(getattr(main, "__file__", None) or "").resolve() == of_verl:
+        extend_main_ppo(main)
+    return auto_set_device(config)
+
+
+def extend_device(device: Any) -> None:
+    extends(device, "auto_set_device")(extend_and_set)
+
+
+def extend_main_ppo(main_ppo: Any) -> None:
+    extends(main_ppo, "run_ppo")(check_and_run)

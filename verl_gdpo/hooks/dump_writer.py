@@ -1,0 +1,187 @@
+"""Adds our columns to verl's rollout dumps, and logs a small table of them to W&B and tensorboard.
+
+`dump_reader.py` describes and reads the dumps. The table is asked for by
+
+    trainer:
+      log_rollouts: {every: 20, rows: 8}    # each 20th step; `rows` is 8 if it is left out
+
+Relies on verl 0.9 `Tracking.logger`, whose "wandb" is that module, and whose "tensorboard" has a
+SummaryWriter called `writer`. verl logs the metrics of a step afterwards, so both share its step.
+"""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from omegaconf import OmegaConf
+from pydantic import Field, ValidationError
+from pydantic.dataclasses import dataclass
+
+from verl_gdpo.algorithm.samples import NOTES_KEY, as_json, split_key
+from verl_gdpo.hooks.step import Step
+
+NAME = "gdpo/rollouts"
+KEY = "trainer.log_rollouts"
+MOST_ROWS = 64
+CHARACTERS = 1000  # of a prompt, from its end, and of a response, from its start
+TRACKERS = ("wandb", "tensorboard")
+FIRST = ("group", "session", "data_source", "advantage", "response_tokens")
+
+Columns = Mapping[str, Sequence[Any]]
+
+
+class DumpRows:
+    """Keeps the rows of a step until the next one. It may have several batches, and dumps."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._batches = 0  # of the step
+        self._rows: dict[str, dict[str, Any]] = {}  # {key: {column: value}}
+
+    def add(self, response_length_B: Sequence[int], step: Step) -> None:
+        """Keep a batch.
+
+        Args:
+            response_length_B: the length of each response in tokens.
+            step: of these rows, in the same order, with its outcome.
+        """
+        rows, outcome = step.rows, step.computed
+        if rows.step != self._step:  # some trainers dump none
+            self._rows.clear()
+            self._step, self._batches = rows.step, 0
+        for number, key in enumerate(step.keys):
+            group, session = split_key(split_key(key)[0])
+            shown = {k: v for k, v in rows.info(number).items() if k not in ("score", NOTES_KEY)}
+            self._rows[key] = {
+                "group": group,
+                "session": session,
+                "data_source": rows.sources[number],
+                "response_tokens": response_length_B[number],
+                "trained_tokens": int(outcome.trained_B[number]),
+                "rewards": {str(name): as_json(value) for name, value in shown.items()},
+                "advantage": float(outcome.advantage_B[number]),
+                "batch": self._batches,
+                "is_padding": bool(rows.is_padding_B[number]),
+            }
+        self._batches += 1
+
+    def columns(self, keys: Sequence[str]) -> dict[str, list[Any]]:
+        """Return {name: values in the order of `keys`}.
+
+        Raises:
+            RuntimeError: a key is in no batch.
+        """
+        unknown = [key for key in keys if key not in self._rows]
+        if unknown:
+            raise RuntimeError(
+                f"rollout dump: {len(unknown)} of {len(keys)} rows were in no batch with computed "
+                f"advantages, such as {unknown[0]}. verl-gdpo expects verl's "
+                "_compute_advantage to run before _log_rollout_data, on the same rows; a trainer "
+                "of your own that does otherwise works with trainer.rollout_data_dir=null"
+            )
+        names = next(iter(self._rows.values()), {})
+        return {name: [self._rows[key][name] for key in keys] for name in names}
+
+
+@dataclass(frozen=True, config={"extra": "forbid", "strict": True})
+class RolloutTable:
+    """Which steps log a table, and of how many rows."""
+
+    every: Annotated[int, Field(ge=1)]
+    rows: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 8
+
+    @classmethod
+    def of(cls, config: Any, has_rewards: bool) -> "RolloutTable | None":
+        """Return what `trainer.log_rollouts` of verl's configuration asks for; None for nothing.
+
+        Args:
+            has_rewards: whether this trainer knows the rewards of a step's rollouts.
+
+        Raises:
+            ValueError: the key holds something else, or the run writes no rollouts or has no
+                rewards or tracker for them.
+        """
+        block = OmegaConf.select(config, KEY)
+        if block is None:
+            return None
+        if not has_rewards:
+            raise ValueError(
+                f"{KEY}={block} needs a V1 trainer with algorithm.adv_estimator=gdpo or "
+                "reward.reward_manager.name=gdpo; without them, no table would be logged"
+            )
+        try:
+            table = cls(**block)
+        except (TypeError, ValidationError):
+            raise ValueError(
+                f"{KEY}={block}: expected {{every: STEPS, rows: ROWS}}, with steps of 1 or more, "
+                f"and 1 to {MOST_ROWS} rows"
+            ) from None
+        if not config.trainer.get("rollout_data_dir"):
+            raise ValueError(f"{KEY} needs trainer.rollout_data_dir, whose rollouts it shows")
+        logger = config.trainer.logger
+        trackers = [logger] if isinstance(logger, str) else [*logger]
+        if not {*TRACKERS} & {*trackers}:
+            raise ValueError(f"{KEY}: trainer.logger={trackers} has none of {TRACKERS}")
+        return table
+
+    def log(
+        self,
+        trackers: Mapping[str, Any],
+        step: int,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        columns: Columns,
+    ) -> None:
+        """Log the table of a step, if it is one of those that do.
+
+        Args:
+            trackers: verl's `Tracking.logger`.
+            inputs, outputs: the prompt and the response of each row.
+            columns: what `DumpRows.columns` returns for these rows.
+        """
+        if step % self.every:
+            return
+        rows, rewards = chosen(columns, self.rows, step), columns["rewards"]
+        names = list(dict.fromkeys(name for row in rows for name in rewards[row]))
+        header = ["step", *FIRST, *names, "prompt", "response"]
+        lines = [
+            [
+                step,
+                *(columns[name][row] for name in FIRST),
+                *(rewards[row].get(name) for name in names),
+                _cut(inputs[row], at_start=True),
+                _cut(outputs[row]),
+            ]
+            for row in rows
+        ]
+        if "wandb" in trackers:
+            table = trackers["wandb"].Table(header, lines, allow_mixed_types=True)
+            trackers["wandb"].log({NAME: table}, step=step)
+        if "tensorboard" in trackers:
+            text = "\n\n".join(_block(header, line) for line in lines)
+            trackers["tensorboard"].writer.add_text(NAME, text, step)
+
+
+def chosen(columns: Columns, count: int, step: int) -> list[int]:
+    """Return at most `count` rows: whole groups, in an order that the step draws."""
+    members: dict[str, list[int]] = {}
+    for row, group in enumerate(columns["group"]):
+        if not columns["is_padding"][row]:
+            members.setdefault(group, []).append(row)
+    order = np.random.default_rng(step).permutation(sorted(members)).tolist()
+    return [row for group in order for row in members[group]][:count]
+
+
+def _cut(text: str, at_start: bool = False) -> str:
+    more = len(text) - CHARACTERS
+    if more <= 0:
+        return text
+    left_out = f"[{more} more characters]"
+    return f"{left_out} {text[more:]}" if at_start else f"{text[:CHARACTERS]} {left_out}"
+
+
+def _block(header: Sequence[str], line: Sequence[Any]) -> str:
+    """Return Markdown for a block of code, in which nothing that a model wrote is Markdown."""
+    text = "\n".join(map("{}: {}".format, header, line))
+    return textwrap.indent(text, "    ", lambda _: True)

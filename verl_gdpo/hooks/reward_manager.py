@@ -1,0 +1,270 @@
+"""The reward manager `reward.reward_manager.name=gdpo`, which returns every reward by its name.
+
+Relies on verl 0.9:
+- in `verl.experimental.reward_loop.reward_manager`: `registry.REWARD_MANAGER`, and
+  `base.RewardManagerBase` with the coroutine
+  `run_single(data) -> {"reward_score", "reward_extra_info"}`;
+- the setting `transfer_queue.enable`, which is only true under V1; the branch `neo` has none;
+- the column `response_len` of `data`, and `resolve_reward_manager_cls`.
+"""
+
+import functools
+import inspect
+import logging
+import reprlib
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
+
+import ray
+from omegaconf import OmegaConf
+from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+
+from verl_gdpo.algorithm.matrix import not_the_sum, rewards_among, terms_among
+from verl_gdpo.algorithm.reward_terms import FACTS, check_name
+from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, as_json, is_number, value_or_error
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.zero import is_the_sum
+from verl_gdpo.hooks.configuration import named_rewards, refuse_limits
+from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
+from verl_gdpo.sandbox import Notes
+from verl_gdpo.sandbox.machine import cores
+from verl_gdpo.sandbox.service import Service
+from verl_gdpo.tasks import TASK_OF, options_for
+from verl_gdpo.tasks.task import Task
+
+logger = logging.getLogger(__name__)
+
+
+class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is seen as Any
+    """Decodes a response once, scores it, and returns named, finite Python floats.
+
+    The scorer is the first of these that exists:
+    1. the function of `reward.custom_reward_function.path`;
+    2. our scorer for the row's `data_source`, with the options of `reward.reward_kwargs` and, if it
+       runs programs, the service of `reward.sandbox_fusion`;
+    3. verl's default scorer.
+
+    A custom function may be sync or async. It gets the same arguments as from verl, and
+    `extra_info["response_tokens"]`, the response's length in tokens. It returns one number, which
+    becomes the reward "acc", or {name: reward}. In the second form, `score` is replaced by the
+    weighted sum, and values that are not numbers are only logged. None means that a reward does not
+    apply to the sample. With built-in scorers, rewards that belong only to other data sources
+    become None.
+
+    If a sample cannot be scored, V1 trainers get the message under `ERROR_KEY` and our part of the
+    trainer stops the run, because verl would continue after an exception here. Other trainers get
+    the exception.
+    """
+
+    make_threads: Callable[[int | None], Executor] = ThreadPoolExecutor  # `check` has others
+
+    def __init__(
+        self,
+        config: Any,
+        tokenizer: Any,
+        compute_score: Callable[..., Any],
+        reward_router_address: str | None = None,
+        reward_model_tokenizer: Any = None,
+    ) -> None:
+        refuse_limits(config)
+        super().__init__(config, tokenizer, compute_score)
+        self.settings = GdpoSettings.from_algorithm(config.algorithm)
+        self.is_custom = config.reward.custom_reward_function.path is not None
+        options = dict(config.reward.get("reward_kwargs") or {})
+        self.scorer_options = {source: options_for(source, options) for source in TASK_OF}
+        self._pools: dict[str | None, Executor] = {}  # of each task; see `_pool`
+        # this worker may have all cores for programs, while the others have none to run
+        self.programs_at_once = cores()
+        if service := Service.of(config.reward.get("sandbox_fusion")):
+            self.programs_at_once = service.max_concurrent
+            for source, task in TASK_OF.items():
+                self.scorer_options[source] |= {"service": service} if task.takes_service else {}
+        self.slow_scoring = SlowScoring()
+        # `trainer.use_v1` would not tell: it is also true for trainers that do not read it
+        self.reports_errors = bool(OmegaConf.select(config, "transfer_queue.enable"))
+        model = {
+            "reward_router_address": reward_router_address,
+            "reward_model_tokenizer": reward_model_tokenizer,
+        }
+        self.router_kwargs = {} if reward_router_address is None else model
+
+    def cannot_score(self, sources: Iterable[str]) -> str:
+        """Why this machine cannot score rows of these data sources; "" if it can."""
+        try:
+            for source in {*sources} & {*TASK_OF}:
+                options = dict(self.scorer_options[source])
+                (options.pop("service", None) or TASK_OF[source]).missing(**options)
+        except OSError as error:
+            return str(error)
+        return ""
+
+    async def run_single(self, data: Any) -> dict[str, Any]:
+        """Score the last row of `data`, which holds the rows of one session."""
+        fields = data[-1].non_tensor_batch
+        try:
+            result = await self._score(data[-1])
+            return call(self._checked, result, fields["data_source"], fields.get("global_steps"))
+        except Exception as error:  # a cancellation by verl is none
+            message = describe(error, fields)
+            logger.error("verl-gdpo: %s\n%s", message, traceback.format_exc())
+            if not self.reports_errors:
+                raise RuntimeError(message) from error
+            return {"reward_score": 0.0, "reward_extra_info": {ERROR_KEY: message}}
+
+    async def _score(self, row: Any) -> Any:
+        """Return the scorer's unchecked result for one row."""
+        fields = row.non_tensor_batch
+        response_ids = row.batch["responses"]
+        length = fields.get("response_len")
+        if length is None:  # verl scores a whole batch at once
+            length = row.batch["attention_mask"][-len(response_ids) :].sum()
+        length = int(length)
+        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
+        response = await self._in_thread(None, decode, response_ids[:length])
+        data_source = fields["data_source"]
+        ground_truth = (fields.get("reward_model") or {}).get("ground_truth")
+        task = None if self.is_custom else TASK_OF.get(data_source)
+        notes = Notes() if task and task.takes_service else None
+        if task is not None:
+            score = functools.partial(
+                task.score,
+                response,
+                ground_truth,
+                response_tokens=length,
+                step=fields.get("global_steps"),
+                **self.scorer_options[data_source],
+                **({"notes": notes} if notes else {}),
+            )
+        else:
+            score = functools.partial(
+                self.compute_score,
+                data_source=data_source,
+                solution_str=response,
+                ground_truth=ground_truth,
+                extra_info=self._extra_info(fields, length),
+                **self.router_kwargs,
+            )
+        label = label_of(fields)
+        is_async = inspect.iscoroutinefunction(score.func)
+        pool = self._pool(task)
+        result = score() if is_async else await self._in_thread(pool, self._watched, label, score)
+        if inspect.isawaitable(result):
+            result = await in_own_task(self._awaited(label, result))
+        return {**result, NOTES_KEY: notes.numbers()} if notes else result
+
+    def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
+        """Return the `extra_info` of verl's own managers, with the response's length in tokens."""
+        return {
+            **(fields.get("extra_info") or {}),
+            **(fields.get("tool_extra_fields") or {}),
+            "num_turns": fields.get("__num_turns__"),
+            "rollout_reward_scores": fields.get("reward_scores", {}),
+            "experiment_name": self.config.trainer.experiment_name,
+            "response_tokens": length,
+        }
+
+    def _checked(self, result: Any, data_source: str, step: int | None) -> dict[str, Any]:
+        """Return the result for verl: the rewards as finite floats, and their weighted sum.
+
+        Raises:
+            ValueError: a reward is missing, is not a finite number, or contradicts the `score`.
+        """
+        if result is None:
+            raise ValueError("the scorer returned None; expected a number or {name: reward}")
+        info = dict(result) if isinstance(result, Mapping) else {"acc": result}
+        for name in info:
+            check_name(name)
+        if not self.is_custom:
+            info = named_rewards(self.settings, info, data_source)
+        if self.settings.rewards is None and _is_lone_score(info):
+            info["acc"] = info["score"]
+        columns = {name: [value] for name, value in info.items()}
+        if self.settings.rewards is None and not rewards_among(columns):
+            raise ValueError(f"the scorer returned no number: {reprlib.repr(info)}")
+        terms = terms_among(columns, self.settings)
+        for name in terms.names:
+            info[name] = value_or_error(info[name], f"reward {name!r} ")
+        if self.settings.rewards is None and self.is_custom:
+            _check_sum(info, terms)
+        score = terms.score(info, step)
+        # values that Ray cannot send would fail the session, and the trainer would not notice
+        plain = {name: as_json(value) for name, value in info.items()}
+        return {"reward_score": score, "reward_extra_info": {**plain, "score": score}}
+
+    def _pool(self, task: Task | None) -> Executor:
+        """The threads of a task, None for a scorer that is not ours.
+
+        No two tasks share them, and decoding has others: a scorer that waits holds up no other. As
+        many as can run at once are enough for programs; Python's own number is for the others.
+        """
+        name = task.name if task else None
+        if name not in self._pools:
+            runs_programs = task is not None and task.takes_service
+            self._pools[name] = self.make_threads(self.programs_at_once if runs_programs else None)
+        return self._pools[name]
+
+    async def _in_thread(
+        self, pool: Executor | None, function: Callable[..., Any], *args: Any
+    ) -> Any:
+        return await self.loop.run_in_executor(pool, call, function, *args)
+
+    def _watched(self, label: str, score: Callable[[], Any]) -> Any:
+        with self.slow_scoring.of(label):
+            return score()
+
+    async def _awaited(self, label: str, scoring: Awaitable[Any]) -> Any:
+        with self.slow_scoring.of(label):
+            return await scoring
+
+
+def _is_lone_score(info: Mapping[str, Any]) -> bool:
+    """Whether `score` is the only number, which becomes the reward "acc", like a bare number."""
+    return is_number(info.get("score")) and not any(
+        is_number(value) for name, value in info.items() if name != "score" and name not in FACTS
+    )
+
+
+def _check_sum(info: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise ValueError for a `score` that is not the sum of the rewards."""
+    if not is_number(info.get("score")):
+        return
+    own, values = float(info["score"]), {name: info[name] for name in names}
+    if not is_the_sum(own, sum(value or 0.0 for value in values.values())):
+        raise ValueError(not_the_sum(own, values))
+
+
+def runs_gdpo_manager(config: Any) -> bool:
+    """Return whether verl would make our manager, or a subclass of it, in its reward workers.
+
+    The result is False for an unknown name: verl raises its own error when it makes the workers.
+    """
+    manager = config.reward.reward_manager
+    if manager.source == "register":
+        return issubclass(REWARD_MANAGER.get(manager.name, object), GdpoRewardManager)
+    from verl.trainer.ppo.reward import resolve_reward_manager_cls
+
+    return issubclass(resolve_reward_manager_cls(config), GdpoRewardManager)
+
+
+def node_and_manager(worker: Any, sources: Iterable[str]) -> tuple[str, bool, str]:
+    """Return the node's address, whether its manager is ours, and why it cannot score the sources.
+
+    It runs in a reward worker.
+    """
+    manager, node = worker.reward_manager, ray.util.get_node_ip_address()
+    if not isinstance(manager, GdpoRewardManager):
+        return node, False, ""
+    return node, True, manager.cannot_score(sources)
+
+
+def being_scored(worker: Any) -> str:
+    """Return the sample whose scorer runs longest; "" if none runs. It runs in a reward worker."""
+    manager = worker.reward_manager
+    return manager.slow_scoring.oldest() if isinstance(manager, GdpoRewardManager) else ""
+
+
+# not with verl's register(), which refuses to replace its own manager of this name
+REWARD_MANAGER["gdpo"] = GdpoRewardManager

@@ -1,0 +1,251 @@
+"""Runs programs that nobody has read: apart from the machine, within limits, several at once.
+
+Only a program and its inputs go in. What comes out is text, to be compared out here.
+
+bubblewrap is used where it is installed and works, else Landlock; both with seccomp. `missing()`
+says what the one in use cannot prevent. In each: CPU and wall time, memory, the sizes of files and
+output and the number of threads are limited, the environment is empty, and a program can start no
+process, open no socket, and signal nobody.
+"""
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import random
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verl_gdpo.sandbox import inside as sandbox_inside
+from verl_gdpo.sandbox import lock as sandbox_lock
+from verl_gdpo.sandbox import machine as machine
+from verl_gdpo.sandbox.machine import Kind
+from verl_gdpo.sandbox.machine import SandboxError as SandboxError
+
+logger = logging.getLogger(__name__)
+
+OUTPUT_BYTES = 1 << 20  # of one test
+READY = sandbox_inside.READY.encode()
+PROBE, PROBE_SAYS = "import queue\nprint(input()[::-1])", "olleh\n"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one test ended.
+
+    finished: by itself, without an exception or an exit code, within all limits.
+    output: what it printed or, for a function, its result as JSON; "" if it did not finish. Bytes
+        that are not UTF-8 are replaced. It can be anything, also text that is no JSON.
+    """
+
+    finished: bool
+    output: str
+
+
+@dataclass
+class Notes:
+    """How a program was run, for the log of a training. No reward depends on it.
+
+    stopped: it was ended at a limit, or by a signal.
+    seconds_waited: for a core or for a service, since these notes were made.
+    """
+
+    stopped: bool = False
+    seconds_waited: float = 0.0
+    made_at: float = field(default_factory=time.monotonic)
+
+    def begin(self) -> None:
+        """Note that the program begins."""
+        self.seconds_waited = time.monotonic() - self.made_at
+
+    def numbers(self) -> dict[str, float]:
+        """What is logged."""
+        return {"stopped": float(self.stopped), "seconds_waited": self.seconds_waited}
+
+
+def run(
+    program: str,
+    tests: Sequence[Mapping[str, Any]],
+    *,
+    function: str | None = None,
+    seconds: float = 4.0,
+    wall_seconds: float = 10.0,
+    memory_mb: int = 512,
+    allow_weak: bool = False,
+    notes: Notes | None = None,
+    kind: Kind | None = None,
+) -> list[Outcome]:
+    """Run a Python program once for each test; waits until a core is free.
+
+    The first test that a limit or a signal ends is the last one that runs.
+
+    Args:
+        program: of Python, with its standard library.
+        tests: each {"input": text} or, with `function`, {"args": list, "kwargs": dict} of JSON.
+        function: name of the function, or of the method of a class `Solution`, to call; None for a
+            program that reads its standard input.
+        seconds: CPU time of a test.
+        wall_seconds: of all tests together, without what it takes to start Python.
+        memory_mb: of the program.
+        allow_weak: if nothing better works here, root runs programs that can read the expected
+            results, as `missing` then says.
+        notes: filled in.
+        kind: of sandbox; None for the best that works here.
+
+    Returns:
+        one outcome a test.
+
+    Raises:
+        SandboxError: the machine has no sandbox that works.
+    """
+    kind, notes = kind or _kind(allow_weak), notes or Notes()
+    request = {
+        "cpu_seconds": max(1, round(seconds)),
+        "memory_mb": memory_mb,
+        "program": program.encode("utf-8", "replace").decode(),
+        "tests": tests,
+        "function": function,
+        "output_bytes": OUTPUT_BYTES,
+        "uid": _user(),
+        "readable": kind.readable,
+        "folder": kind.folder,
+        "landlock": kind.landlock,
+    }
+    request_text = json.dumps(request).encode()
+    with machine.place(), _file(request_text) as given, _file() as said, _file() as errors:
+        notes.begin()
+        _start(kind, given, said, errors, wall_seconds)
+        trouble = _read(errors)
+        if not trouble.endswith(READY):
+            last_line = trouble.decode("utf-8", "replace").strip().split("\n")[-1]
+            raise SandboxError(last_line or "no answer")
+        lines = _read(said).split(b"\n")[:-1]
+    outcomes = [_outcome(line) for line in lines[: len(tests)]]
+    notes.stopped = len(outcomes) < len(tests)
+    return outcomes + [Outcome(False, "")] * (len(tests) - len(outcomes))
+
+
+def missing(allow_weak: bool = False) -> Sequence[str]:
+    """What this machine's sandbox cannot prevent or give, and what to do about it.
+
+    Raises:
+        SandboxError: it has none that works.
+    """
+    kind = _kind(allow_weak)
+    return [f"sandbox {kind.name!r}: {kind.lacks}. {machine.advice()}"] if kind.lacks else []
+
+
+_finding = threading.Lock()
+
+
+def _kind(allow_weak: bool = False) -> Kind:
+    with _finding:  # or threads would try, and warn, all at once
+        return _find(allow_weak)
+
+
+@functools.cache
+def _find(allow_weak: bool) -> Kind:
+    """The first kind that works, tried once in a process."""
+    reasons = []
+    for kind in machine.kinds(allow_weak):
+        try:
+            _try(kind)
+        except OSError as error:
+            reasons.append(f"{kind.name}: {error}")
+            continue
+        for reason in reasons:
+            logger.warning("verl-gdpo: a sandbox that does not work here: %s", reason)
+        if kind.lacks:
+            logger.warning("verl-gdpo: sandbox %r: %s. %s", kind.name, kind.lacks, machine.advice())
+        return kind
+    tried = "; ".join(reasons) or "neither bubblewrap nor Landlock is here"
+    weak = ""
+    if not allow_weak:
+        weak = (
+            ". Weaker, as root alone: +reward.reward_kwargs.weak_sandbox=True in training, "
+            "--weak-sandbox in `data` and `replay`, --coding-weak-sandbox in `evaluate`"
+        )
+    raise SandboxError(
+        f"no sandbox for programs works on this machine ({tried}). {machine.advice()}{weak}"
+    )
+
+
+def _try(kind: Kind) -> None:
+    """Raise SandboxError unless a program runs."""
+    (outcome,) = run(PROBE, [{"input": "hello\n"}], seconds=10, kind=kind)
+    if outcome != Outcome(True, PROBE_SAYS):
+        raise SandboxError(f"got {outcome} of a program that prints {PROBE_SAYS!r}")
+
+
+def _user() -> int | None:
+    """A user that nobody else is, where this is root; None for the user that this is."""
+    if not machine.can_change_user():
+        return None
+    return machine.FIRST_UID + random.SystemRandom().randrange(machine.UIDS)
+
+
+def _start(kind: Kind, given: int, said: int, errors: int, wall_seconds: float) -> None:
+    """Run what is inside, and wait for its end or end it."""
+    texts = [Path(str(module.__file__)).read_text() for module in (sandbox_lock, sandbox_inside)]
+    with (
+        os.fdopen(os.pidfd_open(os.getpid())) as caller,
+        subprocess.Popen(
+            (*kind.command, "-c", "\n".join([*texts, f"main(lock, {caller.fileno()})\n"])),
+            stdin=given,
+            stdout=said,
+            stderr=errors,
+            cwd="/",
+            env=machine.ENVIRONMENT,
+            pass_fds=(*kind.files, caller.fileno()),
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            _wait(process.pid, errors, wall_seconds)
+        finally:
+            # not waited for yet, so the id is still that of this group
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+
+
+def _wait(pid: int, errors: int, wall_seconds: float) -> None:
+    """Wait for the end of a run, or until it is late, which a program could prevent inside."""
+    late = time.monotonic() + sandbox_inside.STARTUP_SECONDS
+    poll = select.poll()
+    with os.fdopen(os.pidfd_open(pid)) as handle:
+        poll.register(handle, select.POLLIN)
+        while not _read(errors).endswith(READY):
+            if poll.poll(machine.LOOK_SECONDS * 1000) or time.monotonic() > late:
+                return
+        poll.poll(wall_seconds * 1000)
+
+
+@contextlib.contextmanager
+def _file(content: bytes = b"") -> Iterator[int]:
+    """A file in memory: what a program writes there is bounded by the limit of file sizes."""
+    with os.fdopen(os.memfd_create("sandbox"), "wb", buffering=0) as file:
+        view = memoryview(content)
+        while view:
+            view = view[file.write(view) :]
+        file.seek(0)
+        yield file.fileno()
+
+
+def _read(file: int) -> bytes:
+    return os.pread(file, os.fstat(file).st_size, 0)
+
+
+def _outcome(line: bytes) -> Outcome:
+    """What the inside says of one test; anything it says is possible."""
+    try:
+        said = json.loads(line)
+        return Outcome(said["how"] == sandbox_inside.FINISHED, str(said["output"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return Outcome(False, "")

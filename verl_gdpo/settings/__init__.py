@@ -1,1 +1,0 @@
-"""Reads and checks the settings under `algorithm.gdpo`, without verl."""

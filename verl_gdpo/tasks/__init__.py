@@ -1,0 +1,207 @@
+"""The registry of tasks, which rewards, data preparation and evaluation ask.
+
+Ours are the folders here, with a `TASK` in their `score.py`. Those of other distributions are
+their entry points in the group `verl_gdpo.tasks`; docs/adding_a_task.md makes one. A scorer is a
+pure function of a response and a ground truth; see `Task.score` in `task.py`.
+"""
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections import UserDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import entry_points
+from typing import Any
+
+from verl_gdpo.tasks.task import Task
+
+# the usual reward of verl's own scorers, which score the rows of all other data sources
+VERL_REWARD_NAMES = ("acc",)
+
+# keywords that the reward manager passes, the last two where a task runs programs; users cannot
+# set them
+GIVEN_BY_MANAGER = ("response_tokens", "step", "service", "notes")
+NAMED_ROWS = 10  # bad ones, in a message
+
+GROUP = "verl_gdpo.tasks"  # of entry points
+
+
+class TaskError(ValueError):
+    """A task cannot be used. The message names the distribution that has it."""
+
+
+class Tasks(UserDict[str, Task]):
+    """Tasks by a key. Those of other distributions are there when a key is not one of ours."""
+
+    def __missing__(self, key: str) -> Task:
+        _add_others()
+        return self.data[key]
+
+    __contains__ = Mapping.__contains__  # it asks for the item
+
+    def __iter__(self) -> Iterator[str]:
+        _add_others()
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+TASKS = Tasks()  # {name: task}
+TASK_OF = Tasks()  # {value of verl's column `data_source`: task}
+
+
+def _add(task: Task) -> None:
+    for tasks, keys in ((TASKS, (task.name,)), (TASK_OF, task.data_sources)):
+        for key in keys:
+            if (other := tasks.data.setdefault(key, task)) != task:
+                what = "task" if tasks is TASKS else "data_source"
+                raise TaskError(
+                    f"{what} {key!r} is in {other.origin} (task {other.name!r}) and in "
+                    f"{task.origin} (task {task.name!r}); rename one, or uninstall one"
+                )
+
+
+@functools.cache
+def _add_others() -> None:
+    """Add the tasks of other distributions; after an error, the next call tries again."""
+    for entry in entry_points(group=GROUP):
+        assert entry.dist is not None
+        origin = f"{entry.dist.name} {entry.dist.version}"
+        try:
+            task = replace(entry.load(), origin=origin)
+        except Exception as error:
+            raise TaskError(
+                f"the entry point {entry.name} = {entry.value} in the group {GROUP} of {origin} "
+                f"gives no Task: {type(error).__name__}: {error}. Mend or uninstall {origin}"
+            ) from error
+        _add(task)
+
+
+for _module in pkgutil.iter_modules(__path__):
+    if _module.ispkg and _module.name != "preparation":
+        _add(importlib.import_module(f"{__name__}.{_module.name}.score").TASK)
+
+
+def main_rewards() -> set[str]:
+    """Return the rewards that say whether an answer is right."""
+    return {*VERL_REWARD_NAMES, *(task.main_reward for task in TASKS.values())}
+
+
+def belongs_elsewhere(name: str, data_source: str) -> bool:
+    """Return whether rows of another task may have the reward `name`, which a row here lacks."""
+    own = TASK_OF.get(data_source)
+    others = {
+        name
+        for task in TASK_OF.values()
+        if task is not own
+        for name in (*task.reward_names, *task.verl_names)
+    }
+    return name in (others | {*VERL_REWARD_NAMES} if own else others - {*VERL_REWARD_NAMES})
+
+
+def declared_bounds(
+    sources: Iterable[str], options: Mapping[str, Any]
+) -> dict[str, tuple[float, float] | None]:
+    """Return {reward: (lowest, highest)}, also under verl's names for the rewards.
+
+    It is None where the data sources disagree.
+
+    Args:
+        sources: data sources. Sources without a scorer of ours declare no bounds.
+        options: options of the scorers, from `reward.reward_kwargs`.
+
+    Raises:
+        ValueError: a scorer does not accept an option.
+    """
+    result: dict[str, tuple[float, float] | None] = {}
+    for source in {*sources} & TASK_OF.keys():
+        bounds = declared_by(source, options)
+        for verl_name, name in TASK_OF[source].verl_names.items():
+            bounds |= {verl_name: bounds[name]} if name in bounds else {}
+        for name, pair in bounds.items():
+            result[name] = pair if result.get(name, pair) == pair else None
+    return result
+
+
+def declared_by(source: str, options: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return {reward: (lowest, highest)} of the rewards that our scorer returns for a data source.
+
+    It is empty if the scorer does not take its options, which `check_options` refuses.
+    """
+    task, own = TASK_OF[source], options_for(source, options)
+    try:
+        inspect.signature(task.score).bind("", "", **own)
+    except TypeError:
+        return {}
+    return dict(task.bounds(**own))
+
+
+def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
+    """Check `reward.reward_kwargs` of a run.
+
+    Args:
+        sources: the data sources of the run's rows.
+
+    Raises:
+        ValueError: none of our scorers for these sources takes an option.
+    """
+    taken = {source: options_of(TASK_OF[source]) for source in sources if source in TASK_OF}
+    for name in options:
+        if not any(name in names for names in taken.values()):
+            takes = [f"rows of {source!r} take {names}" for source, names in taken.items()]
+            raise ValueError(
+                f"reward.reward_kwargs.{name}: no scorer of the training rows takes it "
+                f"({'; '.join(takes) or 'verl scores them, without options'}). Remove it; on the "
+                f"command line, ~reward.reward_kwargs.{name}"
+            )
+
+
+def options_for(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without those that only the scorers of other data sources take."""
+    known = {name for task in TASK_OF.values() for name in options_of(task)}
+    others = known - {*options_of(TASK_OF[source])}
+    return {name: value for name, value in options.items() if name not in others}
+
+
+def options_of(task: Task) -> list[str]:
+    parameters = inspect.signature(task.score).parameters.values()
+    named = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    return [name for name in named if name not in GIVEN_BY_MANAGER]
+
+
+def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:
+    """Find a bad ground truth before training.
+
+    Args:
+        rows: rows with verl's columns `data_source` and `reward_model`. Rows of unknown sources are
+            skipped.
+        where: name of the rows in the message, such as "data.train_files".
+
+    Raises:
+        ValueError: a ground truth is bad; the message counts the bad rows, and names the first ten
+            with their reasons.
+    """
+    bad = []
+    for number, row in enumerate(rows):
+        task = TASK_OF.get(row["data_source"])
+        if task is None:
+            continue
+        ground_truth = (row["reward_model"] or {}).get("ground_truth")
+        try:
+            task.check_ground_truth(ground_truth)
+        except (TypeError, ValueError) as error:
+            bad.append(f"row {number} (data_source {row['data_source']!r}): {error}")
+    if bad:
+        raise ValueError(bad_rows(where, bad))
+
+
+def bad_rows(where: str, reasons: Sequence[str]) -> str:
+    """One line for one bad row, and one more for each of the first ten of several; "" for none."""
+    named = [" ".join(reason.split()) for reason in reasons[:NAMED_ROWS]]
+    if len(reasons) <= 1:
+        return "".join(f"{where}, {name}" for name in named)
+    end = f", of which the first {NAMED_ROWS} are" if len(reasons) > NAMED_ROWS else ""
+    return "\n  ".join([f"{where} has {len(reasons):,} bad rows{end}:", *named])

@@ -1,0 +1,1 @@
+"""Programs: public tests decide."""

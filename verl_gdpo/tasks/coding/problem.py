@@ -1,0 +1,146 @@
+"""The written-down form of a coding problem's ground truth, and what an answer looks like.
+
+A program that reads standard input and prints:
+
+    {"function": null, "tests": [{"input": "3\\n", "output": "10\\n"}]}
+
+A function, or a method of a class `Solution`. `accepted` are the results that count as right, of
+which data preparation writes several only where verl's own form leaves open which is meant:
+
+    {"function": "add", "tests": [{"args": [3], "kwargs": {}, "accepted": [10]}]}
+
+Both may have a "solution": a program that passes. It is shown to nobody but `check`.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_gdpo.tasks.task import check_texts
+
+FENCE, PYTHON = "```", "python"
+OPENING = re.compile(rf"{FENCE}(?:{PYTHON}|py)[\d.]*(?!\w)", re.IGNORECASE)
+# of a program; no comment, which is a heading in Markdown
+FIRST_LINE = re.compile(r"(?:import|from|def|class|for|print)\b|@|[A-Za-z_][\w,.\[\] ]*=")
+SYSTEM_PROMPT = (
+    "Solve the problem in Python, with its standard library alone. The program reads standard "
+    "input and prints the answer, unless the problem asks for a function or a class. End with the "
+    f"whole program, once, between a line {FENCE}{PYTHON} and a line {FENCE}."
+)
+KEYS = {"function", "tests"}
+PRINTS: Mapping[str, type] = {"input": str, "output": str}  # a test, and the types of its parts
+CALLS: Mapping[str, type] = {"args": list, "kwargs": dict, "accepted": list}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A ground truth that has been checked; see the top of this file."""
+
+    function: str | None
+    tests: Sequence[Mapping[str, Any]]
+    solution: str | None = None
+
+    def text(self) -> str:
+        """The ground truth."""
+        solution = {} if self.solution is None else {"solution": self.solution}
+        parts = {"function": self.function, "tests": self.tests, **solution}
+        return json.dumps(parts, ensure_ascii=False)
+
+
+def parse(ground_truth: str) -> Problem:
+    """Return the problem of a ground truth.
+
+    Raises:
+        TypeError: it is no text.
+        ValueError: it has another form; names the part.
+    """
+    check_texts("coding", ground_truth=ground_truth)
+    try:
+        parts = json.loads(ground_truth)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"coding ground truth: got no JSON ({error}): {ground_truth[:80]!r}"
+        ) from error
+    if not isinstance(parts, dict) or {*parts} - {"solution"} != KEYS:
+        got = [*parts] if isinstance(parts, dict) else parts
+        raise ValueError(f"coding ground truth: got {repr(got)[:80]}; expected the keys {KEYS}")
+    function, tests, solution = parts["function"], parts["tests"], parts.get("solution")
+    if not (function is None or (isinstance(function, str) and function.isidentifier())):
+        raise _bad("function", function, "null or a name")
+    if not (solution is None or isinstance(solution, str)):
+        raise _bad("solution", solution, "a program")
+    if not (isinstance(tests, list) and tests):
+        raise _bad("tests", tests, "a list of at least one")
+    for number, test in enumerate(tests):
+        _check_test(test, f"tests[{number}]", CALLS if function else PRINTS)
+    return Problem(function, tests, solution)
+
+
+def _check_test(test: Any, where: str, types: Mapping[str, type]) -> None:
+    if not isinstance(test, dict) or {*test} != {*types}:
+        raise _bad(where, test, f"an object with the keys {sorted(types)}")
+    for key, expected in types.items():
+        if not isinstance(test[key], expected):
+            raise _bad(f"{where}.{key}", test[key], f"a {expected.__name__}")
+    try:
+        test.get("input", "").encode()
+    except UnicodeEncodeError:  # JSON can hold half a surrogate pair, a file cannot
+        raise _bad(f"{where}.input", test["input"], "valid Unicode") from None
+    if not test.get("accepted", True):
+        raise _bad(f"{where}.accepted", test["accepted"], "at least one result")
+
+
+def _bad(where: str, got: Any, expected: str) -> ValueError:
+    return ValueError(f"coding ground truth, {where}: got {repr(got)[:80]}; expected {expected}")
+
+
+def program_of(response: str) -> str | None:
+    """The program of a response, None without one: the last block that begins with ```python.
+
+    ```py and ```python3 are the same. Without any such block, the last that begins with ```. One
+    that does not end goes to the end of the response. Without any block, what follows the thoughts,
+    if its first line looks like Python.
+    """
+    openings = [*OPENING.finditer(response)]
+    if openings:
+        return response[openings[-1].end() :].partition(FENCE)[0]
+    blocks = response.split(FENCE)[1::2]
+    answer = response.rpartition("</think>")[2].strip()
+    return blocks[-1] if blocks else answer if FIRST_LINE.match(answer) else None
+
+
+def good_response(ground_truth: str) -> str:
+    """A response with the ground truth's solution or, without one, with a table of the results."""
+    problem = parse(ground_truth)
+    program = problem.solution
+    if program is None:
+        table = _TABLE_CALLED if problem.function else _TABLE_PRINTED
+        program = table.format(tests=repr(problem.tests), name=problem.function)
+    return f"{FENCE}{PYTHON}\n{program.strip()}\n{FENCE}"
+
+
+_TABLE_PRINTED = """\
+import sys
+given = sys.stdin.read()
+print(next(test["output"] for test in {tests} if test["input"] == given))
+"""
+_TABLE_CALLED = """\
+def {name}(*args, **kwargs):
+    given = [*args], kwargs
+    return next(t["accepted"][0] for t in {tests} if (t["args"], t["kwargs"]) == given)
+"""
+
+
+def labels(ground_truth: str) -> list[str]:
+    """What a data report counts."""
+    problem = parse(ground_truth)
+    count = len(problem.tests)
+    found = ["calls a function" if problem.function else "reads and prints"]
+    found += [f"tests: {count}" if count < 10 else "tests: 10 or more"]
+    accepted = [test["accepted"] for test in problem.tests if problem.function]
+    if any(len(results) > 1 for results in accepted):
+        return [*found, "accepts [x] and x"]
+    whole = any(isinstance(results[0], list) and results[0] for results in accepted)
+    return [*found, *["expects a whole list"] * whole]

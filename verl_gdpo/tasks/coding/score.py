@@ -1,0 +1,193 @@
+"""Coding: which share of the tests passes, is the answer short, does the program run?
+
+The rewards of the coding task of GDPO (arXiv 2601.05242). The program runs in
+`sandbox.py`, or in a service; what it gives back is compared here, so that it never meets an
+expected result.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from decimal import Decimal
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from verl_gdpo import sandbox
+from verl_gdpo.sandbox.service import Service
+from verl_gdpo.tasks.coding import problem as form
+from verl_gdpo.tasks.task import Evaluation, Task, check_texts
+
+# of a number that is expected with a fraction; verl's, but that its absolute error is 1e-8, where
+# problems allow an absolute or relative error of 1e-6
+ABSOLUTE, RELATIVE = Decimal("1e-6"), Decimal("1e-5")
+
+
+def score(
+    response: str,
+    ground_truth: str,
+    *,
+    response_tokens: int | None = None,
+    step: int | None = None,
+    limit_tokens: int = 4000,
+    length_needs_pass: bool = True,
+    max_tests: int = 10,
+    seconds: float = 4.0,
+    wall_seconds: float = 10.0,
+    memory_mb: int = 512,
+    weak_sandbox: bool = False,
+    service: Service | None = None,
+    notes: sandbox.Notes | None = None,
+) -> dict[str, float]:
+    """Score one response; every value is between 0 and 1.
+
+    "pass": tests passed / tests. The first test that a limit ends is the last one that runs, and
+    those after it are not passed. "length": 1 for at most `limit_tokens` tokens, if all tests pass;
+    else 0. "bug": 1 for a program that runs without compilation or runtime errors, in the words of
+    the paper; else 0: it ends every test without an exception and within its limits. A program that
+    prints nothing in any test, where something is expected, counts as one that does not run: it may
+    be empty, or end itself at once. Without a program all three are 0.
+
+    A function's result is right if it is equal to one that is accepted, as JSON: a tuple is a list.
+    Printed text is right if it has the same lines, and each line the same words; blank lines and
+    the white space around words do not count. A number may be written in another way, as 2.0 for 2.
+    Where the expected number is no integer, the result may differ from it by 1e-6 + 1e-5 of it.
+
+    Args:
+        response: decoded text without special tokens. No string raises.
+        ground_truth: in the form of `coding_problem.py`.
+        response_tokens: length of the response; None counts as 0.
+        step: part of every scorer's signature; unused.
+        limit_tokens: in tokens; 4,000 in the paper.
+        length_needs_pass: whether the length counts only if all tests pass.
+        max_tests: only so many tests run, the first ones, as in verl's own scorer.
+        seconds: CPU time of one test, on this machine.
+        wall_seconds: of all tests together; with a service, of each.
+        memory_mb: of the program, on this machine.
+        weak_sandbox: whether root may run programs in a sandbox in which they can read the expected
+            results, on a machine that has no better one.
+        service: runs programs in the place of this machine.
+        notes: filled in, if there is a program.
+
+    Raises:
+        TypeError: text that is not a str.
+        ValueError: malformed ground truth, or a bad option value.
+        sandbox.SandboxError: this machine cannot run programs apart from itself, or the service
+            fails.
+    """
+    check_texts("coding", response=response)
+    limits = {"limit_tokens": limit_tokens, "max_tests": max_tests, "seconds": seconds}
+    limits |= {"wall_seconds": wall_seconds, "memory_mb": memory_mb}
+    for name, value in limits.items():
+        least = 128 if name == "memory_mb" else 1
+        if not least <= value < math.inf:
+            raise ValueError(f"coding {name}: got {value}; expected at least {least}, and finite")
+    problem = form.parse(ground_truth)
+    is_short = (response_tokens or 0) <= limit_tokens
+    program = form.program_of(response)
+    passed, has_no_bug = 0.0, False
+    if program is not None:
+        tests = problem.tests[:max_tests]
+        run = partial(sandbox.run, seconds=seconds, memory_mb=memory_mb, allow_weak=weak_sandbox)
+        given = [_given(test) for test in tests]
+        ends = (service.run if service else run)(
+            program, given, function=problem.function, wall_seconds=wall_seconds, notes=notes
+        )
+        pairs = zip(ends, tests, strict=True)
+        right = [end.finished and _is_right(end.output, test) for end, test in pairs]
+        passed = sum(right) / len(right)
+        says_something = any(right) or any(end.output.strip() for end in ends)
+        has_no_bug = says_something and all(end.finished for end in ends)
+    counts = passed == 1.0 or not length_needs_pass
+    return {"pass": passed, "length": float(is_short and counts), "bug": float(has_no_bug)}
+
+
+def bounds(**options: Any) -> dict[str, tuple[float, float]]:
+    """The lowest and highest value of each reward, for these options of `score`."""
+    score(
+        "", form.Problem(None, [{"input": "", "output": ""}]).text(), **options
+    )  # refuses bad ones
+    return {"pass": (0.0, 1.0), "length": (0.0, 1.0), "bug": (0.0, 1.0)}
+
+
+def _given(test: Mapping[str, Any]) -> dict[str, Any]:
+    """What the program is told of a test: never what is expected of it."""
+    return {key: test[key] for key in ("input", "args", "kwargs") if key in test}
+
+
+def _is_right(output: str, test: Mapping[str, Any]) -> bool:
+    if "output" in test:
+        lines, expected = _words_of_lines(output), _words_of_lines(test["output"])
+        same_shape = [*map(len, lines)] == [*map(len, expected)]
+        return same_shape and all(map(_is_same_word, chain(*lines), chain(*expected)))
+    try:
+        result = json.loads(output)
+    except (ValueError, RecursionError):
+        return False
+    return any(_is_same(result, value) for value in test["accepted"])
+
+
+def _words_of_lines(text: str) -> list[list[str]]:
+    return [words for line in text.splitlines() if (words := line.split())]
+
+
+def _is_same_word(word: str, expected: str) -> bool:
+    is_integer = expected.lstrip("+-").isdigit()
+    is_number = "_" not in word  # Decimal takes 1_0 for 10
+    return word == expected or (is_number and _is_same_number(word, expected, exactly=is_integer))
+
+
+def _is_same(result: Any, expected: Any) -> bool:
+    """Whether the values are equal; only as deep as the expected one."""
+    if isinstance(expected, list):
+        is_list = isinstance(result, list) and len(result) == len(expected)
+        return is_list and all(map(_is_same, result, expected))
+    if isinstance(expected, dict):
+        is_dict = isinstance(result, dict) and {*result} == {*expected}
+        return is_dict and all(_is_same(result[key], value) for key, value in expected.items())
+    if isinstance(expected, float) and isinstance(result, int | float):
+        return result == expected or _is_same_number(result, expected)
+    return bool(result == expected)
+
+
+def _is_same_number(got: str | float, expected: str | float, exactly: bool = False) -> bool:
+    try:
+        number, wanted = Decimal(got), Decimal(expected)
+        if not (number.is_finite() and wanted.is_finite()):
+            return False
+        if exactly:
+            return number == wanted
+        return abs(number - wanted) <= ABSOLUTE + RELATIVE * abs(wanted)
+    except ArithmeticError:  # one of them is no number, or is as large as 1e1000000
+        return False
+
+
+TASK = Task(
+    name="coding",
+    data_sources=("verl_gdpo/coding",),
+    score=score,
+    bounds=bounds,
+    reward_names=("pass", "length", "bug"),
+    rows="verl_gdpo.tasks.coding.rows",
+    main_reward="pass",
+    good_response=form.good_response,
+    system_prompt=form.SYSTEM_PROMPT,
+    labels=form.labels,
+    missing=lambda weak_sandbox=False, **_: sandbox.missing(weak_sandbox),
+    takes_service=True,
+    evaluation=Evaluation(
+        {
+            "tests passed": lambda rewards: rewards["pass"],
+            "solved": lambda rewards: float(rewards["pass"] == 1),
+            "above the limit": lambda rewards: 1 - rewards["length"],
+            "bugs": lambda rewards: 1 - rewards["bug"],
+        },
+        {
+            "length_needs_pass": False,  # the share of long answers is over all answers
+            "max_tests": sys.maxsize,
+            "wall_seconds": 120.0,  # of all tests; the first one at its own limit is the last
+        },
+        max_tokens=8000,  # as in the paper's training
+    ),
+)

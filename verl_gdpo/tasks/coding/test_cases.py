@@ -1,0 +1,218 @@
+"""The forms in which data sets write down the tests of a coding problem, turned into our one form.
+
+    {"functional": "def check(candidate):\\n    assert candidate(n = 3) == 10\\n..."}   LeetCode's
+    [{"input": "3\\n", "output": "10\\n"}]                                            Codeforces'
+    {"inputs": ["3\\n"], "outputs": ["10\\n"]}                                        verl's
+    {"fn_name": "add", "inputs": ["3\\n7"], "outputs": ["10"]}                        verl's
+    {"assert_case": ["assert add(3) == 10"]}                      verl's, for sandbox_fusion alone
+
+A test whose content has no place in our form, such as a comparison by a function that no row
+defines, is left out and counted. Another form is an error.
+"""
+
+import ast
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any, TypeVar
+
+from verl_gdpo.tasks.coding.problem import Problem
+from verl_gdpo.tasks.preparation import LeftOut
+
+Test = dict[str, Any]
+From = TypeVar("From")
+Into = TypeVar("Into")
+FORMS = (
+    "{functional}, a list of {input, output}, verl's {inputs, outputs} with or without fn_name, or "
+    "{assert_case}"
+)
+
+
+def problem_of(tests: Any, field: str, left_out: Counter[str]) -> Problem | None:
+    """The problem with these tests; None if each of them is left out.
+
+    Args:
+        tests: in one of the forms above.
+        field: where they are in the row.
+        left_out: counts the reasons.
+
+    Raises:
+        ValueError: they have another form.
+    """
+    try:
+        function, found = _read(tests, left_out)
+    except ValueError as error:
+        what = f"{error}: {repr(tests)[:80]}"
+        raise ValueError(f"field {field}: got {what}; expected {FORMS}") from error
+    return Problem(function, found) if found else None
+
+
+def _read(tests: Any, left_out: Counter[str]) -> tuple[str | None, list[Test]]:
+    """The function and its tests; raises ValueError for another form."""
+    if isinstance(tests, list):
+        return None, [_printing(test, number) for number, test in enumerate(tests)]
+    if not isinstance(tests, dict):
+        raise ValueError(f"the type {type(tests).__name__}")
+    if {*tests} == {"functional"}:
+        function, statements = _checked(_text(tests["functional"]))
+        return function, _called(function, statements, left_out)[1]
+    if "assert_case" in tests:
+        sources = [_text(case) for case in _list(tests["assert_case"])]
+        return _called(None, [*chain.from_iterable(map(_statements_of, sources))], left_out)
+    if not {"inputs", "outputs"} <= {*tests} <= {"inputs", "outputs", "fn_name"}:
+        raise ValueError(f"the keys {[*tests]}")
+    inputs, outputs = _list(tests["inputs"]), _list(tests["outputs"])
+    if len(inputs) != len(outputs):
+        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
+    pairs = list(zip(inputs, outputs, strict=True))
+    if tests.get("fn_name") is None:
+        return None, [{"input": _lines(given), "output": _lines(out)} for given, out in pairs]
+    return _text(tests["fn_name"]), _unwrapped([*_kept(_verls_call, pairs, left_out)])
+
+
+def _called(
+    function: str | None, statements: list[ast.stmt], left_out: Counter[str]
+) -> tuple[str | None, list[Test]]:
+    """The tests of `function`, which is `candidate` in them, or else of the function they name."""
+    calls = list(_kept(_call_of, statements, left_out))
+    if not calls:
+        return None, []
+    asked = "candidate" if function else calls[0][0]
+    tests = [test for name, test in calls if name == asked]
+    if len(tests) < len(calls):
+        left_out["an assert about another function"] += len(calls) - len(tests)
+    return function or asked, tests
+
+
+def _kept(
+    read: Callable[[From], Into], items: Iterable[From], left_out: Counter[str]
+) -> Iterator[Into]:
+    for item in items:
+        try:
+            yield read(item)
+        except LeftOut as reason:
+            left_out[str(reason)] += 1
+
+
+def _printing(test: Any, number: int) -> Test:
+    if not isinstance(test, dict) or not {"input", "output"} <= {*test}:
+        raise ValueError(f"test {number} without input and output")
+    try:
+        return {"input": _text(test["input"]), "output": _text(test["output"])}
+    except ValueError as error:
+        raise ValueError(f"in test {number} {error}") from None
+
+
+def _verls_call(pair: tuple[Any, Any]) -> Test:
+    """One call: each line of the input is an argument as JSON, and so is the output."""
+    given, output = pair
+    try:
+        args = [json.loads(line) for line in given.split("\n")] if isinstance(given, str) else given
+        result = json.loads(output) if isinstance(output, str) else output
+    except (ValueError, RecursionError):
+        raise LeftOut("an argument or result that is no JSON") from None
+    return {"args": _list(args), "kwargs": {}, "accepted": [result]}
+
+
+def _unwrapped(tests: list[Test]) -> list[Test]:
+    """The tests of a problem whose data set may have put each result into a list.
+
+    verl also takes the first element of a list for the whole, since APPS and TACO write [3] for
+    the result 3. Only a problem all of whose results are lists of one element can be meant so; no
+    test says whether it is, so both are accepted.
+    """
+    results = [test["accepted"][0] for test in tests]
+    if not all(isinstance(result, list) and len(result) == 1 for result in results):
+        return tests
+    return [
+        {**test, "accepted": [result, *result]} for test, result in zip(tests, results, strict=True)
+    ]
+
+
+def _lines(text: Any) -> str:
+    return "\n".join(map(_text, text)) if isinstance(text, list) else _text(text)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"the type {type(value).__name__} where a text should be")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"the type {type(value).__name__} where a list should be")
+    return value
+
+
+def _statements_of(source: str) -> list[ast.stmt]:
+    """The statements of a text; raises ValueError if it is no Python."""
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"no Python ({error})") from error
+
+
+def _checked(source: str) -> tuple[str, list[ast.stmt]]:
+    """The function that `def check(candidate): ...` and a last `check(FUNCTION)` are about.
+
+    Returns:
+        its name, without `Solution().`, and the statements of `check`.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    match _statements_of(source):
+        case [
+            ast.FunctionDef(name="check", body=body),
+            ast.Expr(ast.Call(func=ast.Name("check"), args=[function])),
+        ]:
+            match function:
+                case ast.Name(name) | ast.Attribute(ast.Call(ast.Name("Solution")), name):
+                    return name, body
+    raise ValueError("not `def check(candidate): ...` and `check(FUNCTION)`")
+
+
+def _call_of(statement: ast.stmt) -> tuple[str, Test]:
+    """The name and the test of `assert NAME(...) == literal`, read without running it.
+
+    assert candidate(nums = [2, 7], target = 9) == [0, 1]
+
+    becomes {"args": [], "kwargs": {"nums": [2, 7], "target": 9}, "accepted": [[0, 1]]}.
+
+    Raises:
+        LeftOut: the statement is none, or a value has no JSON.
+    """
+    match statement:
+        case ast.Assert(
+            test=ast.Compare(
+                left=ast.Call(func=ast.Name(name), args=args, keywords=keywords),
+                ops=[ast.Eq()],
+                comparators=[expected],
+            )
+        ):
+            named = {keyword.arg: keyword.value for keyword in keywords}
+            if None in named:
+                raise LeftOut("arguments after **")
+            return name, {
+                "args": [_literal(arg) for arg in args],
+                "kwargs": {key: _literal(value) for key, value in named.items()},
+                "accepted": [_literal(expected)],
+            }
+    raise LeftOut("a statement that is not `assert FUNCTION(...) == literal`")
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        raise LeftOut("an argument or result that is no literal") from None
+    try:
+        for part in ast.walk(node):
+            for key in part.keys if isinstance(part, ast.Dict) else ():
+                if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
+                    raise ValueError("the keys of an object are texts")
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (ValueError, TypeError, RecursionError):
+        raise LeftOut("an argument or result that JSON cannot hold") from None

@@ -1,0 +1,1 @@
+"""School mathematics: format, integer, correctness."""

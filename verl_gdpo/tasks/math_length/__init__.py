@@ -1,0 +1,1 @@
+"""Mathematics with a limit of length."""

@@ -1,0 +1,1 @@
+"""ToolRL's tool calls: format and correctness."""
