@@ -453,7 +453,7 @@ def test_scale_of_all_weights_changes_nothing(combine):
 
 
 # not rvpo, whose soft minimum of z and -z is below 0, nor asymmetric dara, whose sum is above it
-SUMS = {
+SUM_METRICS = {
     "dara": dara,
     "sa_mrpo": functools.partial(sa_mrpo, bounds_K=[BOUNDS] * 4, gamma=0),
     "gd2po": functools.partial(gd2po, tau=0),
@@ -461,7 +461,7 @@ SUMS = {
 }
 
 
-@pytest.mark.parametrize("combine", SUMS.values(), ids=SUMS)
+@pytest.mark.parametrize("combine", SUM_METRICS.values(), ids=SUM_METRICS)
 @pytest.mark.parametrize("weight", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("G", [2, 3, 16])
 def test_rewards_that_cancel_give_exactly_0(combine, weight, G):

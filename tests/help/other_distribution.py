@@ -3,7 +3,7 @@
 import sys
 
 from verl_gdpo import tasks as rewards
-from verl_gdpo.tasks import TASK_OF, TASKS
+from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS
 
 ECHO = '''
 """A scorer."""
@@ -45,9 +45,11 @@ def install(folder, name, modules, entry_points):
 def look_again(monkeypatch, folder):
     """Let the registry look for distributions anew, in `folder` too; yields while it does."""
     ours = {name: task for name, task in TASKS.data.items() if task.origin == "verl-gdpo"}
-    of_source = {key: task for key, task in TASK_OF.data.items() if task.origin == "verl-gdpo"}
+    of_source = {
+        key: task for key, task in TASK_BY_SOURCE.data.items() if task.origin == "verl-gdpo"
+    }
     monkeypatch.setattr(TASKS, "data", ours)
-    monkeypatch.setattr(TASK_OF, "data", of_source)
+    monkeypatch.setattr(TASK_BY_SOURCE, "data", of_source)
     monkeypatch.setattr(rewards, "_add_others", rewards._add_others.__wrapped__)
     monkeypatch.syspath_prepend(folder)
     yield folder

@@ -31,8 +31,8 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl_batch import verl_config
 
-from verl_gdpo.algorithm.reward_terms import TAKEN
-from verl_gdpo.algorithm.samples import OWN_KEY, RewardError
+from verl_gdpo.algorithm.reward_terms import RESERVED_NAMES
+from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, RewardError
 from verl_gdpo.hooks import agent_loop, legacy_trainer, reward_manager
 
 KEYS_OF_N = ("n", "val_kwargs.n")
@@ -370,7 +370,7 @@ def test_names_that_work(trainer):
 
 
 @pytest.mark.parametrize(
-    "name", [*TAKEN, "", " ", "a/b", "a\nb", "\ud800", 7, 1.5, True, None, (1, 2)]
+    "name", [*RESERVED_NAMES, "", " ", "a/b", "a\nb", "\ud800", 7, 1.5, True, None, (1, 2)]
 )
 def test_other_names_are_refused(trainer, name):
     with pytest.raises(RewardError, match=r"^p(_0_0)?: reward_extra_info has the name"):
@@ -410,9 +410,9 @@ def test_what_is_only_logged_may_differ(trainer):
     assert metrics["val-aux/d/a/mean@2"] == 1.5
     assert metrics["val-aux/d/late/mean@1"] == 5.0
     assert not [name for name in metrics if "/parts/" in name or "/note/" in name]
-    assert not [name for name in metrics if OWN_KEY in name]
+    assert not [name for name in metrics if AGENT_SCORE_KEY in name]
     for lines in (dump, trainer.dumped()):
-        assert not [line for line in lines if OWN_KEY in str(line)]
+        assert not [line for line in lines if AGENT_SCORE_KEY in str(line)]
         assert sorted(str(line.get("parts")) for line in lines) == ["None", "None", "[1, 2]", "[1]"]
         assert {line.get("note") for line in lines} == {None, "x"}
 

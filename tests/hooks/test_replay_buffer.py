@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from tensordict.tensorclass import NonTensorData, NonTensorStack
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_gdpo.algorithm.samples import ERROR_KEY, OWN_KEY, RewardError, RewardRows
+from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, ERROR_KEY, RewardError, RewardRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.replay_buffer import GdpoBuffer, fetch_rows
 
@@ -287,7 +287,7 @@ INFOS = [
     {"a": 3.0, "b": 2.0},  # no `score`: a manager of verl
     {"a": 1.0, "score": 1.0},
 ]
-OWN = [{**info, OWN_KEY: 5.0} if row == 0 else info for row, info in enumerate(INFOS)]
+OWN = [{**info, AGENT_SCORE_KEY: 5.0} if row == 0 else info for row, info in enumerate(INFOS)]
 EXTRA = [{"reward_extra_info": info} for info in OWN]
 SOURCES = ["x", "x", "y", "x"]
 

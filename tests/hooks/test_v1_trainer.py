@@ -30,7 +30,7 @@ from verl_gdpo.hooks.replay_buffer import GdpoBuffer
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.step import Step
 from verl_gdpo.hooks.v1_trainer import GdpoTrainer, check_reward_workers
-from verl_gdpo.tasks import TASK_OF
+from verl_gdpo.tasks import TASK_BY_SOURCE
 
 RECIPES = REPO / "recipes"
 
@@ -226,8 +226,8 @@ def test_a_node_that_cannot_score_the_rows_is_named(monkeypatch):
 
     monkeypatch.setattr("ray.get", list)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.7")
-    task = replace(TASK_OF["verl_gdpo/coding"], missing=refuse)
-    monkeypatch.setitem(TASK_OF, "verl_gdpo/coding", task)
+    task = replace(TASK_BY_SOURCE["verl_gdpo/coding"], missing=refuse)
+    monkeypatch.setitem(TASK_BY_SOURCE, "verl_gdpo/coding", task)
     manager = object.__new__(GdpoRewardManager)
     manager.scorer_options = {"rlla": {}, "verl_gdpo/coding": {"weak_sandbox": False}}
     check_reward_workers([Worker(manager)], {"rlla", "of a user"})

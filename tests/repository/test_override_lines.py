@@ -10,7 +10,7 @@ from pages import PAGES
 from repository import REPO
 
 from verl_gdpo.hooks.configuration import settings_of_run
-from verl_gdpo.tasks import TASK_OF, declared_by
+from verl_gdpo.tasks import TASK_BY_SOURCE, declared_by
 from verl_gdpo.tools.compose import composed
 
 GROUPS = "actor_rollout_ref|algorithm|critic|data|reward|trainer|ray_kwargs"
@@ -66,7 +66,7 @@ def test_training_takes_a_line_on_rewards(blocks, page, line):
         OmegaConf.create({key: blocks[key] for key in ("algorithm", "reward")}), [line]
     )
     names = {*(config.algorithm.gdpo.get("rewards") or {})}
-    declared = {source: {*declared_by(source, {})} for source in TASK_OF}
+    declared = {source: {*declared_by(source, {})} for source in TASK_BY_SOURCE}
     if not names <= set().union(*declared.values()):  # of a function of the reader's own
         config.reward.custom_reward_function.path = "mine.py"
     # of one task, or of the three that a document mixes

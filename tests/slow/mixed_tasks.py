@@ -11,7 +11,7 @@ import pytest
 from rollout_check import BATCH, SAMPLES, SIZES
 from start_verl import run_verl
 
-from verl_gdpo.tasks import TASK_OF
+from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tasks.preparation.local_files import numbered
 from verl_gdpo.tasks.preparation.parquet import parquet_rows, write_parquets
 from verl_gdpo.tools import data
@@ -68,7 +68,7 @@ def check_step(rows, metrics):
     rows = [row for row in rows if not row["is_padding"]]
     assert len(rows) == BATCH * SAMPLES
     for row in rows:
-        score = TASK_OF[row["data_source"]].score
+        score = TASK_BY_SOURCE[row["data_source"]].score
         again = score(row["output"], row["gts"], response_tokens=row["response_tokens"])
         assert {*again} == REWARDS[row["data_source"]]
         assert row["rewards"] == pytest.approx({**dict.fromkeys(NAMES), **again}, abs=1e-6)

@@ -9,7 +9,7 @@ from ground_truths import GROUND_TRUTHS
 from repository import REPO
 from verl.utils.reward_score import default_compute_score
 
-from verl_gdpo.tasks import GIVEN_BY_MANAGER, TASK_OF, TASKS, check_ground_truths
+from verl_gdpo.tasks import GIVEN_BY_MANAGER, TASK_BY_SOURCE, TASKS, check_ground_truths
 
 
 def test_every_task_is_tried():
@@ -19,7 +19,7 @@ def test_every_task_is_tried():
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_has_a_recipe_and_its_data_sources(name):
     assert (REPO / "recipes" / "task" / f"{name}.yaml").is_file()
-    assert all(TASK_OF[source] is TASKS[name] for source in TASKS[name].data_sources)
+    assert all(TASK_BY_SOURCE[source] is TASKS[name] for source in TASKS[name].data_sources)
 
 
 def test_every_recipe_is_of_a_task():
@@ -72,7 +72,7 @@ def test_verls_names_are_names_of_rewards(name):
     assert {*TASKS[name].verl_names.values()} <= {*TASKS[name].reward_names}
 
 
-@pytest.mark.parametrize("source", TASK_OF)
+@pytest.mark.parametrize("source", TASK_BY_SOURCE)
 def test_no_data_source_is_one_that_verl_scores_by_itself(source):
     with pytest.raises(NotImplementedError):
         default_compute_score(source, "72", "72")

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from verl_gdpo import sandbox
 from verl_gdpo.sandbox import machine as sandbox_machine
 from verl_gdpo.sandbox import service as sandbox_service
-from verl_gdpo.tasks import TASK_OF
+from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tasks.coding import rows as coding
 from verl_gdpo.tasks.preparation import local_files
 from verl_gdpo.tools import compose
@@ -439,8 +439,8 @@ def test_each_response_is_scored_once_and_each_prompt_is_counted_once(check, dat
 
     tokens = counted("prompts", PreTrainedTokenizerFast.apply_chat_template)
     monkeypatch.setattr(PreTrainedTokenizerFast, "apply_chat_template", tokens)
-    score = counted("responses", TASK_OF["rlla"].score)
-    monkeypatch.setitem(TASK_OF, "rlla", replace(TASK_OF["rlla"], score=score))
+    score = counted("responses", TASK_BY_SOURCE["rlla"].score)
+    monkeypatch.setitem(TASK_BY_SOURCE, "rlla", replace(TASK_BY_SOURCE["rlla"], score=score))
     monkeypatch.setattr(machine, "model_config", counted("models", machine.model_config))
     train = f"data.train_files=[{data}/good.parquet,{data}/good.parquet]"
     assert check(train, f"actor_rollout_ref.model.path={data}/model")[2] == ""
@@ -642,7 +642,9 @@ def test_the_process_ends_although_a_reward_function_does_not(data):
 
 def test_what_the_machine_cannot_give_to_a_scorer(check, monkeypatch):
     def found(missing):
-        monkeypatch.setitem(TASK_OF, "rlla", replace(TASK_OF["rlla"], missing=missing))
+        monkeypatch.setitem(
+            TASK_BY_SOURCE, "rlla", replace(TASK_BY_SOURCE["rlla"], missing=missing)
+        )
 
     found(lambda **_: ["there is no moon"])
     code, said, _ = check()

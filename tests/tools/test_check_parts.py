@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 from repository import REPO
 
 from verl_gdpo import REQUIRED_VERL
-from verl_gdpo.tasks import TASK_OF
+from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check import dry_run, gpus, machine
 from verl_gdpo.tools.check.made_up import WORDS, long_responses
 from verl_gdpo.tools.check.output import others_kept_away
@@ -261,7 +261,7 @@ def test_tokens_make_the_text_again():
     [("rlla", "<think> a </think>\n<response> Hello </response>"), ("verl_gdpo/gsm8k", "72")],
 )
 def test_a_long_answer_is_as_right_as_a_short_one(source, truth):
-    task = TASK_OF[source]
+    task = TASK_BY_SOURCE[source]
     good = task.good_response(truth)
     expected = task.score(good, truth, response_tokens=500)
     assert set(expected.values()) != {0.0}

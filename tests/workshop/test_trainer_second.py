@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from verl_gdpo.tasks import TASK_OF
+from verl_gdpo.tasks import TASK_BY_SOURCE
 from workshop.experiments import recheck
 from workshop.experiments.trainer import (
     compare,
@@ -76,7 +76,7 @@ def scored(task, shown, row):
             compile(program, "", "exec")
             return {"pass": program == json.loads(truth)["solution"], "bug": True}
         return {"pass": False, "bug": False}
-    of = TASK_OF[row["data_source"]]
+    of = TASK_BY_SOURCE[row["data_source"]]
     options = {"limit_tokens": 20} if task == "math_length" else {}
     response = of.good_response(answer)
     tokens = len(re.findall(r"\w+|[^\w\s]", response))

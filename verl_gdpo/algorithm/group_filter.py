@@ -18,7 +18,7 @@ from verl_gdpo.algorithm.zero import Floats, has_signal
 logger = logging.getLogger(__name__)
 
 # the metrics that mean the summed score, which verl or its recipes call by these names
-SUMS = ("reward", "score", "seq_reward", "seq_final_reward")
+SUM_METRICS = ("reward", "score", "seq_reward", "seq_final_reward")
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from verl_gdpo.algorithm.reward_terms import FACTS, WeightedSum, line_of
+from verl_gdpo.algorithm.reward_terms import ROLLOUT_FACTS, WeightedSum, line_of
 from verl_gdpo.algorithm.samples import ABSENT, RewardError, RewardRows, is_number, value_or_error
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.variants import Bounds
@@ -117,7 +117,7 @@ def rewards_among(columns: Mapping[str, Sequence[Any]]) -> list[str]:
     """Return the names of the columns with numbers, or with only None if there are no numbers.
 
     Other columns, such as text or lists, are not rewards: a scorer may return them for verl to log.
-    Neither are `FACTS`.
+    Neither are `ROLLOUT_FACTS`.
     """
     kinds = {name: {type(value): value for value in columns[name]} for name in _names(columns)}
     numbers = [name for name, kind in kinds.items() if any(map(is_number, kind.values()))]
@@ -214,4 +214,4 @@ def not_the_sum(score: Any, values: Mapping[str, float | None], is_own: bool = F
 
 
 def _names(info: Mapping[str, Any]) -> list[str]:
-    return [name for name in info if name != "score" and name not in FACTS]
+    return [name for name in info if name != "score" and name not in ROLLOUT_FACTS]

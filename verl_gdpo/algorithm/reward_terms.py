@@ -25,7 +25,7 @@ LONGEST_RUN = 1_000_000  # training steps
 
 # A reward, or another value that is returned with it, would take the place of what verl's trainers
 # keep under these names.
-TAKEN = {
+RESERVED_NAMES = {
     **dict.fromkeys(["reward", "acc_success_only"], "a metric of verl's validation"),
     **dict.fromkeys(["input", "output", "gts", "step", "uid"], "a column of verl's dumps"),
     **dict.fromkeys(
@@ -34,15 +34,15 @@ TAKEN = {
     ),
 }
 # what verl says of a rollout; it is a reward only if the configuration says so
-FACTS = ("num_turns", "min_global_steps", "max_global_steps", "num_cached_tokens")
+ROLLOUT_FACTS = ("num_turns", "min_global_steps", "max_global_steps", "num_cached_tokens")
 
 
 def check_name(name: Any) -> Any:
     """Return a name; raise ValueError if no reward or other returned value can have it."""
     if not isinstance(name, str) or not name.strip() or "/" in name or not name.isprintable():
         raise ValueError(f"name {name!r}: expected text that can be printed, without '/'")
-    if name in TAKEN:
-        raise ValueError(f"name {name!r}: it is {TAKEN[name]}; rename it")
+    if name in RESERVED_NAMES:
+        raise ValueError(f"name {name!r}: it is {RESERVED_NAMES[name]}; rename it")
     return name
 
 

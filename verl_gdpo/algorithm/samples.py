@@ -24,11 +24,11 @@ ERROR_KEY = "gdpo_error"
 # key there that holds what a scorer notes of its own work, {name: number}; it is logged, no reward
 NOTES_KEY = "gdpo_notes"
 # key there that holds the score that an agent loop set itself; verl then asks no reward manager
-OWN_KEY = "gdpo_own_score"
+AGENT_SCORE_KEY = "gdpo_own_score"
 # marks a row that lacks the key of a column; None means that the reward does not apply
 ABSENT = object()
 # types that float() accepts, although they are text
-TEXT = (str, bytes, bytearray, memoryview)
+TEXT_TYPES = (str, bytes, bytearray, memoryview)
 LONGEST = 10_000  # a dump keeps this many characters of a value
 
 
@@ -74,7 +74,9 @@ class RewardRows:
             session_B=np.array([last[split_key(key)[0]] for key in keys], dtype=np.int64),
             is_padding_B=np.array(is_padding, dtype=np.bool_),
             step=step,
-            own_scores={r: info[OWN_KEY] for r, info in enumerate(infos) if OWN_KEY in info},
+            own_scores={
+                r: info[AGENT_SCORE_KEY] for r, info in enumerate(infos) if AGENT_SCORE_KEY in info
+            },
         )
 
     @classmethod
@@ -134,7 +136,7 @@ class RewardRows:
 def columns_of(infos: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the reward_extra_info of each row as columns, with ABSENT where a row lacks a key."""
     names = dict.fromkeys(chain.from_iterable(infos))
-    names.pop(OWN_KEY, None)
+    names.pop(AGENT_SCORE_KEY, None)
     return {name: [info.get(name, ABSENT) for info in infos] for name in names}
 
 
@@ -175,7 +177,7 @@ def value_or_error(value: Any, what: str = "") -> float | None:
         return None
     number = _as_float(value)
     if number is None:
-        got = reprlib.repr(value) if isinstance(value, TEXT) else f"a {type(value).__name__}"
+        got = reprlib.repr(value) if isinstance(value, TEXT_TYPES) else f"a {type(value).__name__}"
         raise ValueError(f"{what}is {got}; expected a finite number")
     if not math.isfinite(number):
         expected = "a finite number (None if it does not apply)"
@@ -190,7 +192,7 @@ def is_number(value: Any) -> bool:
 
 def _as_float(value: Any) -> float | None:
     """Return a number as a float, inf if it is too large for one; None for what is no number."""
-    if isinstance(value, TEXT):
+    if isinstance(value, TEXT_TYPES):
         return None
     try:
         return float(value)
@@ -231,6 +233,6 @@ def as_numbers_or_text(column: Sequence[Any]) -> list[float | str | None]:
     None stays None: the value does not apply.
     """
     with suppress(Exception):
-        if not any(isinstance(value, TEXT) for value in column):
+        if not any(isinstance(value, TEXT_TYPES) for value in column):
             return [None if value is None else float(value) for value in column]
     return [None if value is None else as_text(value) for value in column]

@@ -16,7 +16,7 @@ import numpy as np
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
-from verl_gdpo.algorithm.samples import OWN_KEY
+from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY
 from verl_gdpo.hooks.extend import Function, extends
 
 INFO = "reward_extra_info"  # verl's name for what was returned beside the score
@@ -32,7 +32,7 @@ async def compute_and_mark(
 ) -> None:
     """Mark a session that an agent loop scored itself.
 
-    Its last output then has a `reward_extra_info`, with the score under `OWN_KEY`.
+    Its last output then has a `reward_extra_info`, with the score under `AGENT_SCORE_KEY`.
     """
     global _finished
     score = outputs[-1].reward_score
@@ -42,7 +42,7 @@ async def compute_and_mark(
         fields = outputs[-1].extra_fields
         info = fields.get(INFO) or {}
         named = {name: value for name, value in info.items() if name != "score"}
-        fields[INFO] = {**named, OWN_KEY: score}
+        fields[INFO] = {**named, AGENT_SCORE_KEY: score}
 
 
 @extends(AgentLoopWorker, "_postprocess")

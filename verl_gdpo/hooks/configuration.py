@@ -88,7 +88,7 @@ def named_rewards(
     These may be the names of verl's own scorer. A reward that the settings name, and that the row
     lacks but rows of another task may have, does not apply: it is None.
     """
-    task, wanted = rewards.TASK_OF.get(data_source), settings.names
+    task, wanted = rewards.TASK_BY_SOURCE.get(data_source), settings.names
     named = dict(info)
     for verls, ours in (task.verl_names if task else {}).items():
         for name, other in ((verls, ours), (ours, verls)):
@@ -102,9 +102,9 @@ def named_rewards(
 def _our_scorers(config: Any, sources: Iterable[str] | None) -> tuple[list[str], dict[str, Any]]:
     """Return the data sources whose rows our scorers score, and the options of the scorers."""
     is_custom = config.reward.custom_reward_function.path is not None
-    asked = rewards.TASK_OF if sources is None else sources
+    asked = rewards.TASK_BY_SOURCE if sources is None else sources
     options = plain(config.reward.get("reward_kwargs")) or {}
-    return [] if is_custom else sorted({*asked} & {*rewards.TASK_OF}), options
+    return [] if is_custom else sorted({*asked} & {*rewards.TASK_BY_SOURCE}), options
 
 
 def _our_scorers_alone(config: Any) -> bool:
@@ -120,7 +120,7 @@ def _returned(sources: Iterable[str], options: Mapping[str, Any]) -> dict[str, d
         source: {
             name: {
                 name,
-                *(v for v, our in rewards.TASK_OF[source].verl_names.items() if our == name),
+                *(v for v, our in rewards.TASK_BY_SOURCE[source].verl_names.items() if our == name),
             }
             for name in rewards.declared_by(source, options)
         }

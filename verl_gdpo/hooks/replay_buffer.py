@@ -22,7 +22,7 @@ from typing import Any
 import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_gdpo.algorithm.group_filter import SUMS, FilterMetric, classify_groups
+from verl_gdpo.algorithm.group_filter import SUM_METRICS, FilterMetric, classify_groups
 from verl_gdpo.algorithm.samples import RewardRows, check_names, group_of, split_key
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.rollout_guard import Prompts, RolloutGuard
@@ -91,7 +91,7 @@ class GdpoBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is seen as Any
         """Make `algorithm.filter_groups` keep the groups that give a gradient under `settings`."""
         self.gdpo = settings
         if self.filter_groups_metric is not None:
-            name = None if self.filter_groups_metric in SUMS else self.filter_groups_metric
+            name = None if self.filter_groups_metric in SUM_METRICS else self.filter_groups_metric
             self.metric = FilterMetric(name)
             logger.info(
                 "verl-gdpo: algorithm.filter_groups keeps the groups in which the sum of the "

@@ -23,7 +23,7 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
 from verl_gdpo.algorithm.matrix import not_the_sum, rewards_among, terms_among
-from verl_gdpo.algorithm.reward_terms import FACTS, check_name
+from verl_gdpo.algorithm.reward_terms import ROLLOUT_FACTS, check_name
 from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, as_json, is_number, value_or_error
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import is_the_sum
@@ -32,7 +32,7 @@ from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_tas
 from verl_gdpo.sandbox import Notes
 from verl_gdpo.sandbox.machine import cores
 from verl_gdpo.sandbox.service import Service
-from verl_gdpo.tasks import TASK_OF, options_for
+from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
 from verl_gdpo.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -74,13 +74,13 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self.settings = GdpoSettings.from_algorithm(config.algorithm)
         self.is_custom = config.reward.custom_reward_function.path is not None
         options = dict(config.reward.get("reward_kwargs") or {})
-        self.scorer_options = {source: options_for(source, options) for source in TASK_OF}
+        self.scorer_options = {source: options_for(source, options) for source in TASK_BY_SOURCE}
         self._pools: dict[str | None, Executor] = {}  # of each task; see `_pool`
         # this worker may have all cores for programs, while the others have none to run
         self.programs_at_once = cores()
         if service := Service.of(config.reward.get("sandbox_fusion")):
             self.programs_at_once = service.max_concurrent
-            for source, task in TASK_OF.items():
+            for source, task in TASK_BY_SOURCE.items():
                 self.scorer_options[source] |= {"service": service} if task.takes_service else {}
         self.slow_scoring = SlowScoring()
         # `trainer.use_v1` would not tell: it is also true for trainers that do not read it
@@ -94,9 +94,9 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     def cannot_score(self, sources: Iterable[str]) -> str:
         """Why this machine cannot score rows of these data sources; "" if it can."""
         try:
-            for source in {*sources} & {*TASK_OF}:
+            for source in {*sources} & {*TASK_BY_SOURCE}:
                 options = dict(self.scorer_options[source])
-                (options.pop("service", None) or TASK_OF[source]).missing(**options)
+                (options.pop("service", None) or TASK_BY_SOURCE[source]).missing(**options)
         except OSError as error:
             return str(error)
         return ""
@@ -126,7 +126,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         response = await self._in_thread(None, decode, response_ids[:length])
         data_source = fields["data_source"]
         ground_truth = (fields.get("reward_model") or {}).get("ground_truth")
-        task = None if self.is_custom else TASK_OF.get(data_source)
+        task = None if self.is_custom else TASK_BY_SOURCE.get(data_source)
         notes = Notes() if task and task.takes_service else None
         if task is not None:
             score = functools.partial(
@@ -223,7 +223,9 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
 def _is_lone_score(info: Mapping[str, Any]) -> bool:
     """Whether `score` is the only number, which becomes the reward "acc", like a bare number."""
     return is_number(info.get("score")) and not any(
-        is_number(value) for name, value in info.items() if name != "score" and name not in FACTS
+        is_number(value)
+        for name, value in info.items()
+        if name != "score" and name not in ROLLOUT_FACTS
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import verl
 
 import verl_gdpo
-from verl_gdpo.algorithm.samples import NOTES_KEY, OWN_KEY, as_json, as_numbers_or_text
+from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, NOTES_KEY, as_json, as_numbers_or_text
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.dump_writer import DumpRows, RolloutTable
@@ -132,7 +132,7 @@ class TrainerMixin:
             columns = {
                 str(name): [*map(as_json, values)]
                 for name, values in columns.items()
-                if name not in (NOTES_KEY, OWN_KEY)
+                if name not in (NOTES_KEY, AGENT_SCORE_KEY)
             }
         super()._dump_generations(  # type: ignore[misc]
             reward_extra_infos_dict=columns, **kwargs
@@ -144,7 +144,7 @@ class TrainerMixin:
         infos = {
             name: as_numbers_or_text(column)
             for name, column in infos.items()
-            if name not in (NOTES_KEY, OWN_KEY)
+            if name not in (NOTES_KEY, AGENT_SCORE_KEY)
         }
         if expected := kwargs.get("expected_acc_counts"):  # since verl 0.9.1
             # verl takes a missing `acc` for a session that failed, and counts it as 0

@@ -50,11 +50,11 @@ class Tasks(UserDict[str, Task]):
 
 
 TASKS = Tasks()  # {name: task}
-TASK_OF = Tasks()  # {value of verl's column `data_source`: task}
+TASK_BY_SOURCE = Tasks()  # {value of verl's column `data_source`: task}
 
 
 def _add(task: Task) -> None:
-    for tasks, keys in ((TASKS, (task.name,)), (TASK_OF, task.data_sources)):
+    for tasks, keys in ((TASKS, (task.name,)), (TASK_BY_SOURCE, task.data_sources)):
         for key in keys:
             if (other := tasks.data.setdefault(key, task)) != task:
                 what = "task" if tasks is TASKS else "data_source"
@@ -92,10 +92,10 @@ def main_rewards() -> set[str]:
 
 def belongs_elsewhere(name: str, data_source: str) -> bool:
     """Return whether rows of another task may have the reward `name`, which a row here lacks."""
-    own = TASK_OF.get(data_source)
+    own = TASK_BY_SOURCE.get(data_source)
     others = {
         name
-        for task in TASK_OF.values()
+        for task in TASK_BY_SOURCE.values()
         if task is not own
         for name in (*task.reward_names, *task.verl_names)
     }
@@ -117,9 +117,9 @@ def declared_bounds(
         ValueError: a scorer does not accept an option.
     """
     result: dict[str, tuple[float, float] | None] = {}
-    for source in {*sources} & TASK_OF.keys():
+    for source in {*sources} & TASK_BY_SOURCE.keys():
         bounds = declared_by(source, options)
-        for verl_name, name in TASK_OF[source].verl_names.items():
+        for verl_name, name in TASK_BY_SOURCE[source].verl_names.items():
             bounds |= {verl_name: bounds[name]} if name in bounds else {}
         for name, pair in bounds.items():
             result[name] = pair if result.get(name, pair) == pair else None
@@ -131,7 +131,7 @@ def declared_by(source: str, options: Mapping[str, Any]) -> dict[str, tuple[floa
 
     It is empty if the scorer does not take its options, which `check_options` refuses.
     """
-    task, own = TASK_OF[source], options_for(source, options)
+    task, own = TASK_BY_SOURCE[source], options_for(source, options)
     try:
         inspect.signature(task.score).bind("", "", **own)
     except TypeError:
@@ -148,7 +148,9 @@ def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
     Raises:
         ValueError: none of our scorers for these sources takes an option.
     """
-    taken = {source: options_of(TASK_OF[source]) for source in sources if source in TASK_OF}
+    taken = {
+        source: options_of(TASK_BY_SOURCE[source]) for source in sources if source in TASK_BY_SOURCE
+    }
     for name in options:
         if not any(name in names for names in taken.values()):
             takes = [f"rows of {source!r} take {names}" for source, names in taken.items()]
@@ -161,8 +163,8 @@ def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
 
 def options_for(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without those that only the scorers of other data sources take."""
-    known = {name for task in TASK_OF.values() for name in options_of(task)}
-    others = known - {*options_of(TASK_OF[source])}
+    known = {name for task in TASK_BY_SOURCE.values() for name in options_of(task)}
+    others = known - {*options_of(TASK_BY_SOURCE[source])}
     return {name: value for name, value in options.items() if name not in others}
 
 
@@ -186,7 +188,7 @@ def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:
     """
     bad = []
     for number, row in enumerate(rows):
-        task = TASK_OF.get(row["data_source"])
+        task = TASK_BY_SOURCE.get(row["data_source"])
         if task is None:
             continue
         ground_truth = (row["reward_model"] or {}).get("ground_truth")

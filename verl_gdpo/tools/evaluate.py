@@ -21,7 +21,7 @@ from verl_gdpo.evaluation.dialogues import Dialogue
 from verl_gdpo.evaluation.engines import ENGINES, Sampling, Tokens, choose_engine, load_engine
 from verl_gdpo.evaluation.policy import Policy, choose_dtype, find_policy
 from verl_gdpo.evaluation.results import result_of, table, write
-from verl_gdpo.tasks import TASK_OF, TASKS
+from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS
 from verl_gdpo.tasks.preparation.sources import whole_number
 from verl_gdpo.terminal import printable
 
@@ -100,7 +100,7 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
 def _sampling(benchmark: Benchmark, policy: Policy, arguments: argparse.Namespace) -> Sampling:
     """How answers are drawn; a run's own limit of tokens counts for the rows of its task."""
     limit = benchmark.max_tokens
-    if benchmark.data_source in TASK_OF:
+    if benchmark.data_source in TASK_BY_SOURCE:
         limit = policy.of_config("data.max_response_length", limit)
     tokens = arguments.max_tokens or int(limit)
     return Sampling(tokens, arguments.temperature, arguments.top_p, arguments.top_k)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from verl_gdpo.tasks import TASK_OF
+from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tasks.tool_rl.form import THINK_CLOSE
 from workshop.tiny_policy.model import TURN_END
 
@@ -44,7 +44,7 @@ def load_rows(data: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def answer_of(row: dict[str, Any]) -> str:
     """Return the row's good answer, as its task says."""
-    return TASK_OF[row["data_source"]].good_response(row["reward_model"]["ground_truth"])
+    return TASK_BY_SOURCE[row["data_source"]].good_response(row["reward_model"]["ground_truth"])
 
 
 def texts_of(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -1,6 +1,6 @@
 """Says what a row holds, checks it, says which rows are one problem, and counts what rows ask.
 
-    {"data_source": "rlla",              # selects the scorer, see verl_gdpo.tasks.TASK_OF
+    {"data_source": "rlla",              # selects the scorer, see verl_gdpo.tasks.TASK_BY_SOURCE
      "prompt": [{"role": "system", "content": "You are a helpful multi-turn ..."},
                 {"role": "user", "content": "**Dialogue Records History** ..."}],
      "ability": "math",                  # a column of verl that nothing reads
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from verl_gdpo.tasks import TASK_OF, bad_rows
+from verl_gdpo.tasks import TASK_BY_SOURCE, bad_rows
 from verl_gdpo.tasks.preparation import DataError, progress
 from verl_gdpo.tasks.preparation.overlap import Messages, Overlap, Prompts, compare
 from verl_gdpo.tasks.task import Task
@@ -121,11 +121,16 @@ def _check_prompt(prompt: list[dict[str, str]]) -> None:
 
 def _check_ground_truth(data_source: str, ground_truth: str) -> None:
     """Raise ValueError if no scorer takes the row, or if its scorer refuses the ground truth."""
-    require(data_source in TASK_OF, "data_source", data_source, f"one of {sorted(TASK_OF)}")
+    require(
+        data_source in TASK_BY_SOURCE,
+        "data_source",
+        data_source,
+        f"one of {sorted(TASK_BY_SOURCE)}",
+    )
     field = "reward_model.ground_truth"
     require(bool(ground_truth.strip()), field, ground_truth, "some text")
     try:
-        TASK_OF[data_source].check_ground_truth(ground_truth)
+        TASK_BY_SOURCE[data_source].check_ground_truth(ground_truth)
     except (TypeError, ValueError) as error:
         raise ValueError(f"field {field}: {error}") from error
 

@@ -18,7 +18,7 @@ from packaging.version import Version
 
 import verl_gdpo
 from verl_gdpo.sandbox.service import Service
-from verl_gdpo.tasks import TASK_OF, options_for
+from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
 from verl_gdpo.tools.check.gpus import first_that_exists, model_config
 from verl_gdpo.tools.check.output import message_of
 
@@ -348,11 +348,11 @@ def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:
         return []
     service = Service.of(config.reward.get("sandbox_fusion"))
     options = dict(config.reward.get("reward_kwargs") or {})
-    tasks = {TASK_OF[source].name: source for source in sources if source in TASK_OF}
+    tasks = {TASK_BY_SOURCE[source].name: source for source in sources if source in TASK_BY_SOURCE}
     return [
         f"task {name}: {lack}"
         for name, source in tasks.items()
         for lack in (
-            service if service and TASK_OF[source].takes_service else TASK_OF[source]
+            service if service and TASK_BY_SOURCE[source].takes_service else TASK_BY_SOURCE[source]
         ).missing(**options_for(source, options))
     ]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_gdpo.tasks import TASK_OF
+from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check.data_files import Row
 
 END = 0  # the end-of-turn token
@@ -50,7 +50,7 @@ def make_samples(config: Any, rows: Sequence[Row]) -> list[Sample]:
     for number, row in enumerate(rows):
         same = [i for i, other in enumerate(rows) if other.source == row.source]
         foreign = next((texts[i] for i in same if texts[i] not in (texts[number], "")), "")
-        answer = texts[number] if row.source in TASK_OF else _in_usual_forms(texts[number])
+        answer = texts[number] if row.source in TASK_BY_SOURCE else _in_usual_forms(texts[number])
         share = (number + 1) / (len(rows) + 1)  # so the rows have many lengths
         responses = {
             **made_up_responses(texts[number], foreign, answer),
@@ -112,7 +112,7 @@ def _good_response(row: Row) -> str:
     truth = (row.fields.get("reward_model") or {}).get("ground_truth")
     if not isinstance(truth, str):
         return ""
-    task = TASK_OF.get(row.source)
+    task = TASK_BY_SOURCE.get(row.source)
     return task.good_response(truth) if task else truth
 
 
