@@ -81,7 +81,7 @@ def test_what_is_only_logged_stops_nothing(stage, names):
     assert len(rows) == len(LOGGED)
 
 
-RESERVED_NAMES = [
+TAKEN = [
     "reward",
     "uid",
     "step",
@@ -101,15 +101,13 @@ RESERVED_NAMES = [
 @pytest.mark.parametrize("play", ["train", "validate"])
 def test_a_name_that_verl_uses_is_refused(stage, play):
     """In verl's validation, a reward called `reward` would give 5.667 in the place of 10.5."""
-    prompts, name = one_each(RESERVED_NAMES)
+    prompts, name = one_each(TAKEN)
     prompts = prompts[1:]
-    with pytest.raises(
-        RewardError, match=f"{len(RESERVED_NAMES)} of {len(RESERVED_NAMES)} samples"
-    ):
+    with pytest.raises(RewardError, match=f"{len(TAKEN)} of {len(TAKEN)} samples"):
         getattr(stage, play)(prompts, lambda said: {"a": 1.0, name(said): 2.0})
     errors = stage.errors("train" if play == "train" else "val")
     for (_, session), message in errors.items():
-        assert f"extra_info.index 0: name {RESERVED_NAMES[session]!r}" in message
+        assert f"extra_info.index 0: name {TAKEN[session]!r}" in message
 
 
 WORKS = ["summary", "acc", "advantage", "rewards", "Größe 1", "mean@2", "a=b", "x.y", "None", "is"]

@@ -24,7 +24,7 @@ from verl.utils.torch_functional import (
 from verl_gdpo.run.starts import starts_of
 from workshop.tiny_policy.model import make_tiny_model
 
-ROWS, BATCH, RESERVED_NAMES = 20, 4, 2
+ROWS, BATCH, TAKEN = 20, 4, 2
 
 
 def loader(rows=ROWS, batch=BATCH, seed=0, shuffle=True, workers=0):
@@ -41,7 +41,7 @@ def after_resume(**changed):
     """(the rows that a run would have gone on with, those after a resume with a change)."""
     first = loader()
     batches = iter(first)
-    for _ in range(RESERVED_NAMES):
+    for _ in range(TAKEN):
         next(batches)
     state = first.state_dict()
     resumed = loader(**changed)
@@ -51,7 +51,7 @@ def after_resume(**changed):
 
 def test_a_resume_goes_on_with_the_rows_that_are_left():
     expected, found = after_resume()
-    assert found == expected and len(found) == ROWS - RESERVED_NAMES * BATCH
+    assert found == expected and len(found) == ROWS - TAKEN * BATCH
 
 
 def test_another_seed_has_no_effect():

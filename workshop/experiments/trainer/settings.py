@@ -76,17 +76,17 @@ class Setting:
         return self.ranges
 
 
-ROLLOUT_FACTS = {"format": (0.0, 1.0), "answer": (0.0, 1.0)}
+FACTS = {"format": (0.0, 1.0), "answer": (0.0, 1.0)}
 TOOL_RL = {"format": (0.0, 1.0), "correctness": (-3.0, 3.0)}
 MATHS = {"correctness": (0.0, 1.0), "length": (0.0, 1.0)}
-TWENTY = {**ROLLOUT_FACTS, "format": (0.0, 20.0)}
+TWENTY = {**FACTS, "format": (0.0, 20.0)}
 RATE = "actor_rollout_ref.actor.optim.lr=1e-3"  # of `facts`, for a policy of its size
 NO_FILTER = (RATE, "algorithm.filter_groups.enable=false")
 FIVE = range(1, 6)
 SETTINGS = {
     "20_to_1": Setting("ranges 20 and 1", THREE, FIVE, TWENTY),
-    "1_to_1": Setting("equal ranges", THREE[:2], FIVE, ROLLOUT_FACTS),
-    "by_prompt": Setting("ranges by prompt", THREE, range(1, 9), ROLLOUT_FACTS, own_format=True),
+    "1_to_1": Setting("equal ranges", THREE[:2], FIVE, FACTS),
+    "by_prompt": Setting("ranges by prompt", THREE, range(1, 9), FACTS, own_format=True),
     "tool_rl": Setting("ToolRL's rewards", THREE, FIVE, TOOL_RL, "tool_rl"),
     "gsm8k": Setting(
         "GSM8K's three",
