@@ -268,7 +268,7 @@ def trainers(session: nox.Session) -> Counts:
 @nox.session(default=False)
 @recorded(
     "verl_gdpo/cpu/tool_rl_policy/",
-    "verl_gdpo/tasks/tool_rl/tool_rl.json",
+    "verl_gdpo/tasks/tool_rl/words.json",
     "verl_gdpo/tasks/tool_rl/rows.py",
     "verl_gdpo/tasks/tool_rl/form.py",
     "workshop/tiny_policy/",

@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from verl_gdpo.sandbox import machine as sandbox_machine
+from verl_gdpo.sandbox import machine
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
-def kind_of(name):
+def confinement_of(name):
     """The sandbox of this name. "landlock 3" is the kind "landlock", with version 3 of Landlock."""
     name, _, version = name.partition(" ")
-    kinds = sandbox_machine.kinds(allow_weak=True)
+    kinds = machine.confinements(allow_weak=True)
     kind = next((kind for kind in kinds if kind.name == name), None)
     if kind is None or not _works(kind):
-        not_here(f"{name} does not work on this machine. {sandbox_machine.advice()}")
+        not_here(f"{name} does not work on this machine. {machine.advice()}")
     return replace(kind, landlock=int(version)) if version else kind
 
 

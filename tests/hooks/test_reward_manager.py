@@ -24,14 +24,15 @@ from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 from verl.utils.reward_score import default_compute_score
 from verl_batch import verl_config
 
+from verl_gdpo import sandbox
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, RewardRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks import scorer_calls
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager, runs_gdpo_manager
 from verl_gdpo.hooks.scorer_calls import SlowScoring
-from verl_gdpo.sandbox import Outcome
-from verl_gdpo.sandbox.service import Service
+from verl_gdpo.sandbox.service import SandboxFusion
+from verl_gdpo.tasks import TASKS
 
 GOLD = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"x": 1}}\n</tool_call>'
 
@@ -120,10 +121,10 @@ def test_verls_sandbox_service_runs_the_programs(monkeypatch):
     def run(self, program, tests, notes, **_):
         asked.append((self.url, self.memory_limit_mb, program))
         notes.stopped, notes.seconds_waited = True, 2.5
-        return [Outcome(True, "10\n") for _ in tests]
+        return [sandbox.TestResult(True, "10\n") for _ in tests]
 
     asked = []
-    monkeypatch.setattr(Service, "run", run)
+    monkeypatch.setattr(SandboxFusion, "run", run)
     truth = '{"function": null, "tests": [{"input": "3", "output": "10"}]}'
     of_run = manager(sandbox_url="http://h/run_code")
     result = score(of_run, "```python\nx\n```", truth, "verl_gdpo/coding")
@@ -145,7 +146,7 @@ def test_a_scorer_that_waits_holds_up_no_other(monkeypatch, slow):
         assert done.wait(60)
         return {"a": 1.0}
 
-    add_task(monkeypatch, "slow", wait, takes_service=True)
+    add_task(monkeypatch, "slow", wait, programs=TASKS["coding"].programs)
     ours = manager()
     ours.compute_score = wait
     source = "slow" if slow == "ours" else "verl's own"
@@ -178,7 +179,7 @@ def test_as_many_programs_at_once_as_there_are_places(monkeypatch):
                 running[0] -= 1
             return {"a": 1.0}
 
-        add_task(monkeypatch, "programs", run, takes_service=True)
+        add_task(monkeypatch, "programs", run, programs=TASKS["coding"].programs)
         ours = manager(sandbox_url=url)
 
         async def score_all(ours=ours):

@@ -20,11 +20,11 @@ from unittest import mock
 import pandas as pd
 import pytest
 from hostile_programs import DRIVER, PROGRAMS
-from of_machine import kind_of
+from of_machine import confinement_of
 from repository import REPO
 
 from verl_gdpo import sandbox
-from verl_gdpo.sandbox import machine as sandbox_machine
+from verl_gdpo.sandbox import machine
 from verl_gdpo.tasks.coding import score as coding
 from verl_gdpo.tasks.coding.problem import Problem
 
@@ -33,7 +33,7 @@ OF_EVERYBODY = "/tmp"  # TMPDIR and this checkout may be where only root can rea
 CHUNK = 20  # programs that share a start of Python; each has a process and files of its own
 
 
-WEAK = ["weak"] if sandbox_machine.can_change_user() else []
+WEAK = ["weak"] if machine.can_change_user() else []
 WHERE = [(name, False) for name in ["bubblewrap", "landlock", *WEAK]]
 if os.getuid() == 0:
     WHERE += [pytest.param("bubblewrap", True, marks=pytest.mark.slow), ("landlock", True)]
@@ -93,7 +93,7 @@ def run_all(kind, programs):
             {"input": json.dumps({"code": program.code, "targets": own})}
             for program, own in zip(programs, harmless, strict=True)
         ]
-        with mock.patch.object(sandbox, "_kind", lambda *_: kind):
+        with mock.patch.object(sandbox, "_confinement", lambda *_: kind):
             for start in range(0, len(tests), CHUNK):
                 outcomes += sandbox.run(DRIVER, tests[start : start + CHUNK])
     return outcomes
@@ -106,7 +106,7 @@ def readable():
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir=OF_EVERYBODY))
         os.chown(folder, NOBODY, NOBODY)
         stack.enter_context(mock.patch.object(tempfile, "tempdir", folder))
-        for module in (sandbox.sandbox_lock, sandbox.sandbox_inside):
+        for module in (sandbox.lock, sandbox.inside):
             copy = Path(shutil.copy(module.__file__, folder))
             copy.chmod(0o644)
             stack.enter_context(mock.patch.object(module, "__file__", str(copy)))
@@ -130,7 +130,7 @@ def _as_nobody(function, *args):
             os.chdir("/")
             if not os.access(sys.base_prefix, os.R_OK | os.X_OK):  # a Python in root's home
                 sys.executable, sys.base_prefix = "/usr/bin/python3", "/usr"
-            sandbox_machine._prefix.cache_clear()
+            machine._prefix.cache_clear()
             send.send(function(*args))
         except BaseException:
             send.send(traceback.format_exc())
@@ -145,7 +145,7 @@ def _as_nobody(function, *args):
 @pytest.mark.parametrize(("name", "is_nobody"), WHERE)
 def test_each_program_does_what_its_table_says(name, is_nobody):
     def run():
-        return run_all(kind_of(name), PROGRAMS)
+        return run_all(confinement_of(name), PROGRAMS)
 
     outcomes = as_nobody(run) if is_nobody else run()
     wrong = {}
@@ -159,11 +159,11 @@ def test_each_program_does_what_its_table_says(name, is_nobody):
 
 def unlocked():
     """The outcomes in Landlock's kind without its lock."""
-    source = Path(sandbox.sandbox_lock.__file__).read_text()
+    source = Path(sandbox.lock.__file__).read_text()
     open_lock = Path(tempfile.mkdtemp()) / "lock.py"
     open_lock.write_text(source + "\n\ndef lock(*_):\n    pass\n")
-    with mock.patch.object(sandbox.sandbox_lock, "__file__", str(open_lock)):
-        outcomes = run_all(kind_of("landlock"), PROGRAMS)
+    with mock.patch.object(sandbox.lock, "__file__", str(open_lock)):
+        outcomes = run_all(confinement_of("landlock"), PROGRAMS)
     shutil.rmtree(open_lock.parent)
     return dict(zip(PROGRAMS, outcomes, strict=True))
 
@@ -190,9 +190,9 @@ for name in glob.glob('/proc/[0-9]*/cmdline'):
 @pytest.mark.parametrize("name", ["bubblewrap", "landlock", "weak"])
 def test_the_expected_results_in_the_training_data(name, tmp_path, monkeypatch):
     """A program of root's reads them from the file that the command line of a training names."""
-    if name == "weak" and not sandbox_machine.can_change_user():
+    if name == "weak" and not machine.can_change_user():
         pytest.skip("only root has it")
-    monkeypatch.setattr(sandbox, "_kind", lambda *_: kind_of(name))
+    monkeypatch.setattr(sandbox, "_confinement", lambda *_: confinement_of(name))
     truth = Problem(None, ({"input": "", "output": "the answer 4711"},)).text()
     with targets([]) as _, tempfile.TemporaryDirectory(dir=OF_EVERYBODY) as folder:
         Path(folder).chmod(0o755)
@@ -219,10 +219,10 @@ def test_bubblewrap_that_is_installed_and_fails(tmp_path, monkeypatch, caplog):
     (tmp_path / "bwrap").write_text(fails)
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    sandbox._find.cache_clear()
+    sandbox._first_that_works.cache_clear()
     try:
         (said,) = sandbox.missing()
     finally:
-        sandbox._find.cache_clear()
+        sandbox._first_that_works.cache_clear()
     assert "'landlock'" in said and "is installed" in said and "apt-get" not in said
     assert "Creating new namespace failed" in caplog.text

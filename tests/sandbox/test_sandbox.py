@@ -22,22 +22,26 @@ from pathlib import Path
 import of_machine
 import psutil
 import pytest
-from of_machine import kind_of
+from of_machine import confinement_of
 
 from verl_gdpo import sandbox
-from verl_gdpo.sandbox import Notes, Outcome, SandboxError, run
-from verl_gdpo.sandbox import inside as sandbox_inside
-from verl_gdpo.sandbox import machine as sandbox_machine
-from verl_gdpo.sandbox.machine import FIRST_UID, Kind, place
+from verl_gdpo.sandbox import ExecutionNotes, SandboxError, inside, machine, run
+from verl_gdpo.sandbox.machine import FIRST_UID, Confinement, place
 
-NOT_FINISHED = Outcome(False, "")
+NOT_FINISHED = sandbox.TestResult(False, "")
+
+
+def printed(output):
+    return sandbox.TestResult(True, output)
+
+
 FORGED = '{"how": "finished", "output": "10"}\n'
 
 
 @pytest.fixture(params=("bubblewrap", "landlock"))
 def kind(request, monkeypatch):
-    found = kind_of(request.param)
-    monkeypatch.setattr(sandbox, "_kind", lambda *_: found)
+    found = confinement_of(request.param)
+    monkeypatch.setattr(sandbox, "_confinement", lambda *_: found)
     return found
 
 
@@ -64,7 +68,7 @@ def only(program, given="", **limits):
     ],
 )  # fmt: skip
 def test_a_program_that_prints(kind, program, given, output):
-    assert only(program, given) == Outcome(True, output)
+    assert only(program, given) == printed(output)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,11 @@ def test_a_large_input_is_whole(kind):
 def test_each_test_is_a_program_of_its_own(kind):
     program = "seen = globals().setdefault('seen', [])\nseen.append(input())\nprint(seen)"
     tests = [{"input": "a"}, {"input": ""}, {"input": "b"}]
-    assert run(program, tests) == [Outcome(True, "['a']\n"), NOT_FINISHED, Outcome(True, "['b']\n")]
+    assert run(program, tests) == [
+        printed("['a']\n"),
+        NOT_FINISHED,
+        printed("['b']\n"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -130,10 +138,10 @@ def test_a_function(kind, program):
         ("import os, sys\ndef f(): sys.exit(0)", NOT_FINISHED),
         ("import os, sys\ndef f(): os._exit(0)", NOT_FINISHED),
         ("import sys\nsys.exit(0)\ndef f(): return 1", NOT_FINISHED),
-        ("class Any:\n    __eq__ = bool\ndef f(): return Any()", Outcome(True, "?")),
-        ("class Any(int):\n    __eq__ = bool\ndef f(): return Any(3)", Outcome(True, "3")),
-        ("def f():\n    x = []\n    x.append(x)\n    return x", Outcome(True, "?")),
-        (f"def f(): print({FORGED!r}); return 2", Outcome(True, "2")),
+        ("class Any:\n    __eq__ = bool\ndef f(): return Any()", printed("?")),
+        ("class Any(int):\n    __eq__ = bool\ndef f(): return Any(3)", printed("3")),
+        ("def f():\n    x = []\n    x.append(x)\n    return x", printed("?")),
+        (f"def f(): print({FORGED!r}); return 2", printed("2")),
     ],
 )  # fmt: skip
 def test_a_result_that_is_none(kind, program, outcome):
@@ -161,7 +169,7 @@ def test_threads_are_bounded(kind):
         "    while True: threading.Thread(target=stop.wait).start(); count += 1\n"
         "except RuntimeError: print(count); stop.set()"
     )
-    assert 32 < int(only(program, memory_mb=2048).output) < 2 * sandbox_inside.THREADS
+    assert 32 < int(only(program, memory_mb=2048).output) < 2 * inside.THREADS
 
 
 def test_threads_start_where_the_usual_stack_is_larger_than_the_memory(kind):
@@ -207,7 +215,7 @@ def test_the_folder_of_a_program_is_small_and_gone_afterwards(kind):
     many = "for n in range(100):\n    with open(str(n), 'wb') as file: file.write(bytes(1 << 20))"
     for _ in range(2):
         outcome = only(program, "x" if kind.folder else "")
-        assert outcome == (Outcome(True, "[] 1 file\n") if kind.folder else NOT_FINISHED)
+        assert outcome == (printed("[] 1 file\n") if kind.folder else NOT_FINISHED)
     assert only(large.replace("range(100)", "range(1)")).finished == bool(kind.folder)
     assert only(large) == only(many) == NOT_FINISHED
 
@@ -224,19 +232,19 @@ def test_endless_work_and_endless_sleep(kind):
         "print('end')"
     )
     tests = [{"input": what} for what in ("end", "work", "end")]
-    ended = Outcome(True, "end\n")
+    ended = printed("end\n")
     assert run(program, tests, seconds=1, wall_seconds=60) == [ended, NOT_FINISHED, NOT_FINISHED]
     assert only(program, "sleep", wall_seconds=0.5) == NOT_FINISHED
 
 
 def test_the_first_test_that_a_signal_ends_is_the_last(kind):
     program = "import os\nif input(): os.kill(os.getpid(), 9)\nprint('end')"
-    notes, ended = Notes(), Outcome(True, "end\n")
+    notes, ended = ExecutionNotes(), printed("end\n")
     tests = [{"input": what} for what in ("\n", "x", "\n")]
     assert run(program, tests, notes=notes) == [ended, NOT_FINISHED, NOT_FINISHED]
     assert notes.stopped
     # an exception ends its own test alone
-    notes = Notes()
+    notes = ExecutionNotes()
     tests = [{"input": "x"}, {"input": "\n"}]
     program = "if input(): raise ValueError\nprint('end')"
     assert run(program, tests, notes=notes) == [NOT_FINISHED, ended]
@@ -252,7 +260,7 @@ def test_the_tests_share_the_wall_time(kind):
 
 def test_a_program_that_stops_what_would_end_it(kind, monkeypatch):
     """It is ended from outside, so long after its begin, whatever the time that it had to begin."""
-    monkeypatch.setattr(sandbox_inside, "STARTUP_SECONDS", 3600)
+    monkeypatch.setattr(inside, "STARTUP_SECONDS", 3600)
     program = (
         "import os, time\n"
         "print(number := input())\n"
@@ -266,12 +274,12 @@ def test_a_program_that_stops_what_would_end_it(kind, monkeypatch):
     thread = threading.Thread(target=run_it, daemon=True)
     thread.start()
     thread.join(60)
-    assert found == [[Outcome(True, "1\n"), NOT_FINISHED]]
+    assert found == [[printed("1\n"), NOT_FINISHED]]
 
 
 def test_a_program_does_not_outlive_what_started_it(monkeypatch):
     """Which its alarm ends, where the training was killed and nobody ends the group."""
-    monkeypatch.setattr(sandbox, "_kind", lambda *_: kind_of("landlock"))
+    monkeypatch.setattr(sandbox, "_confinement", lambda *_: confinement_of("landlock"))
     monkeypatch.setattr(os, "killpg", lambda *_: None)
     programs = []
 
@@ -295,11 +303,11 @@ CALLER = """
 import sys, threading
 from verl_gdpo import sandbox
 sys.path.insert(0, {helpers!r})
-from of_machine import kind_of
-print(sandbox.run("print(1)", [{{"input": ""}}], kind=kind_of({kind!r})), flush=True)
+from of_machine import confinement_of
+print(sandbox.run("print(1)", [{{"input": ""}}], confinement=confinement_of({kind!r})), flush=True)
 program = "import time\\ntime.sleep(3600)"
 thread = threading.Thread(target=lambda: sandbox.run(
-    program, [{{"input": ""}}], wall_seconds=3600, kind=kind_of({kind!r})))
+    program, [{{"input": ""}}], wall_seconds=3600, confinement=confinement_of({kind!r})))
 thread.start()
 """
 
@@ -375,7 +383,7 @@ def test_no_sockets_and_no_processes(kind):
         "    try: call(); print('done')\n"
         "    except PermissionError: print('denied')"
     )
-    assert only(program) == Outcome(True, "denied\n" * 3)
+    assert only(program) == printed("denied\n" * 3)
 
 
 def test_a_program_ends_nobody_but_itself(kind):
@@ -390,21 +398,21 @@ def test_a_program_ends_nobody_but_itself(kind):
     )
     with subprocess.Popen(["sleep", "60"]) as bystander:
         tests = [{"input": str(bystander.pid)}] * 2
-        assert run(program.rpartition("\n")[0], tests) == [Outcome(True, "here\n")] * 2
+        assert run(program.rpartition("\n")[0], tests) == [printed("here\n")] * 2
         assert bystander.poll() is None
         bystander.kill()
     assert run(program, [{"input": ""}])[0] == NOT_FINISHED
 
 
 def test_root_rights_are_gone(kind):
-    if sandbox_machine.can_change_user():
+    if machine.can_change_user():
         outcome = only("import os\nprint(os.getuid(), os.getgid(), os.getgroups())")
         user, group, *groups = outcome.output.split()
         assert int(user) == int(group) >= FIRST_UID and groups == ["[]"]
 
 
 def test_two_programs_of_root_are_two_users(kind):
-    if sandbox_machine.can_change_user():
+    if machine.can_change_user():
         program = "import os\nprint(os.getuid())"
         assert only(program).output != only(program).output
 
@@ -417,7 +425,7 @@ def test_the_same_program_gives_the_same_output(kind):
 def test_lines_that_the_inside_cannot_have_written():
     for line in (b"", b"{", b"[]", b'{"how": "finished"}', b"1", b"[" * 100_000, b"\xff"):
         assert sandbox._outcome(line) == NOT_FINISHED
-    assert sandbox._outcome(b'{"how": "finished", "output": "x"}') == Outcome(True, "x")
+    assert sandbox._outcome(b'{"how": "finished", "output": "x"}') == printed("x")
 
 
 def test_so_many_at_once_as_there_are_cores(monkeypatch, tmp_path):
@@ -454,7 +462,7 @@ def test_whoever_waits_gets_the_place_that_is_free_first(monkeypatch, tmp_path):
         held = [place(), place()]
         for each in held:
             each.__enter__()
-        notes, begun = Notes(), threading.Event()
+        notes, begun = ExecutionNotes(), threading.Event()
 
         def wait(notes=notes, begun=begun):
             with place():
@@ -489,7 +497,7 @@ def test_a_place_is_one_open_file(monkeypatch, tmp_path):
 def test_a_container_has_the_cores_of_its_share(monkeypatch, tmp_path, share, cores):
     """Else a container with 2 of 8 cores would run eight programs, in four times the time."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(sandbox_machine, "CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(machine, "CPU_MAX", tmp_path / "cpu.max")
     if share:
         (tmp_path / "cpu.max").write_text(f"{share}\n")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -523,16 +531,16 @@ def test_a_process_that_is_forked_meanwhile_keeps_no_place(monkeypatch, tmp_path
 @pytest.fixture
 def untried(monkeypatch):
     """As in a new process."""
-    sandbox._find.cache_clear()
+    sandbox._first_that_works.cache_clear()
     yield monkeypatch
-    sandbox._find.cache_clear()
+    sandbox._first_that_works.cache_clear()
 
 
 def test_a_machine_without_a_sandbox_is_no_bad_program(untried):
     """No programs run, and it is said what is wrong and what helps."""
-    broken = Kind("landlock", ("/bin/sh", "-c", "echo no Python here >&2"))
+    broken = Confinement("landlock", ("/bin/sh", "-c", "echo no Python here >&2"))
     untried.setattr(
-        sandbox_machine, "kinds", lambda _: iter([broken, replace(broken, command=("/no/x",))])
+        machine, "confinements", lambda _: iter([broken, replace(broken, command=("/no/x",))])
     )
     with pytest.raises(SandboxError, match=r"landlock: no Python here; .*weak_sandbox=True"):
         run("print(1)", [{"input": ""}])
@@ -545,9 +553,9 @@ def test_a_sandbox_that_runs_programs_wrongly_is_not_used(untried):
 
 
 def test_what_is_missing_is_said_once(untried, caplog):
-    lacking = replace(kind_of("landlock"), lacks="a program can reach the moon")
-    bad = Kind("bubblewrap", ("/no/bwrap",))
-    untried.setattr(sandbox_machine, "kinds", lambda _: iter([bad, lacking]))
+    lacking = replace(confinement_of("landlock"), lacks="a program can reach the moon")
+    bad = Confinement("bubblewrap", ("/no/bwrap",))
+    untried.setattr(machine, "confinements", lambda _: iter([bad, lacking]))
     with caplog.at_level(logging.WARNING):
         assert only("print(1)").finished and only("print(2)").finished
         assert "can reach the moon" in sandbox.missing()[0]
@@ -556,22 +564,22 @@ def test_what_is_missing_is_said_once(untried, caplog):
 
 
 def test_the_best_kind_lacks_nothing(untried):
-    kind_of("bubblewrap")
-    assert sandbox._kind().name == "bubblewrap" and sandbox.missing() == []
+    confinement_of("bubblewrap")
+    assert sandbox._confinement().name == "bubblewrap" and sandbox.missing() == []
 
 
 def names_of_kinds(**options):
-    return [kind.name for kind in sandbox_machine.kinds(**options)]
+    return [kind.name for kind in machine.confinements(**options)]
 
 
 def test_the_weak_kind_has_to_be_allowed(untried):
     """And it is root's alone: it keeps a program from other users, not from the training's own."""
-    untried.setattr(sandbox_machine.shutil, "which", lambda _: "/no/bwrap")
-    untried.setattr(sandbox_machine, "landlock_version", lambda: 5)
-    untried.setattr(sandbox_machine, "can_change_user", lambda: True)
+    untried.setattr(machine.shutil, "which", lambda _: "/no/bwrap")
+    untried.setattr(machine, "landlock_version", lambda: 5)
+    untried.setattr(machine, "can_change_user", lambda: True)
     assert names_of_kinds() == ["bubblewrap", "landlock"]
     assert names_of_kinds(allow_weak=True) == ["bubblewrap", "landlock", "weak"]
-    untried.setattr(sandbox_machine, "can_change_user", lambda: False)
+    untried.setattr(machine, "can_change_user", lambda: False)
     assert names_of_kinds(allow_weak=True) == ["bubblewrap", "landlock"]
 
 
@@ -583,9 +591,9 @@ def test_the_weak_kind_has_to_be_allowed(untried):
     ],
 )
 def test_the_advice_is_for_this_machine(untried, bwrap, landlock, said, not_said):
-    untried.setattr(sandbox_machine.shutil, "which", lambda _: bwrap)
-    untried.setattr(sandbox_machine, "landlock_version", lambda: landlock)
-    advice = sandbox_machine.advice()
+    untried.setattr(machine.shutil, "which", lambda _: bwrap)
+    untried.setattr(machine, "landlock_version", lambda: landlock)
+    advice = machine.advice()
     assert all(text in advice for text in said) and not_said not in advice
 
 
@@ -626,5 +634,5 @@ def test_the_places_are_no_links(monkeypatch, tmp_path):
 
 def test_the_inside_is_readable_by_the_machines_python():
     """The text runs without this package."""
-    text = Path(sandbox_inside.__file__).read_text()
+    text = Path(inside.__file__).read_text()
     assert "verl_gdpo" not in text.replace("verl_gdpo/", "")

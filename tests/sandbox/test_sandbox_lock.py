@@ -9,10 +9,10 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from of_machine import kind_of
+from of_machine import confinement_of
 
 from verl_gdpo import sandbox
-from verl_gdpo.sandbox import Outcome, run
+from verl_gdpo.sandbox import run
 from verl_gdpo.sandbox.lock import (
     ALLOW,
     ALLOWED,
@@ -125,7 +125,7 @@ def test_what_may_be_read_cannot_be_emptied(open_to_all, landlock):
     file = open_to_all / "file"
     file.write_text("whole")
     file.chmod(0o666)
-    kind = kind_of("landlock")
+    kind = confinement_of("landlock")
     kind = replace(kind, landlock=landlock, readable=(*kind.readable, str(open_to_all)))
     program = (
         "import os\n"
@@ -137,8 +137,8 @@ def test_what_may_be_read_cannot_be_emptied(open_to_all, landlock):
         "try: os.truncate(path, 0); print('truncated')\n"
         "except OSError: pass"
     )
-    with mock.patch.object(sandbox, "_kind", lambda *_: kind):
-        assert run(program, [{"input": str(file)}]) == [Outcome(True, "whole\n")]
+    with mock.patch.object(sandbox, "_confinement", lambda *_: kind):
+        assert run(program, [{"input": str(file)}]) == [sandbox.TestResult(True, "whole\n")]
     assert file.read_text() == "whole"
 
 
@@ -214,9 +214,9 @@ HONEST = {
 @pytest.mark.parametrize("name", ["bubblewrap", "bubblewrap 0", "landlock", "landlock 1"])
 def test_honest_programs(name):
     """As they run without a sandbox."""
-    kind = kind_of(name)
+    kind = confinement_of(name)
     said = {}
-    with mock.patch.object(sandbox, "_kind", lambda *_: kind):
+    with mock.patch.object(sandbox, "_confinement", lambda *_: kind):
         for what, code in HONEST.items():
             given = {"input": f"ab\n{'c' * 9}"} if "input" in what else {"input": ""}
             (said[what],) = run(code, [given])

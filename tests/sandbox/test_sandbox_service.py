@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 from verl.utils.reward_score import default_compute_score
 
 from verl_gdpo import sandbox
-from verl_gdpo.sandbox import Outcome, SandboxError
+from verl_gdpo.sandbox import SandboxError
 from verl_gdpo.sandbox import service as sandbox_service
-from verl_gdpo.sandbox.service import Service
+from verl_gdpo.sandbox.service import SandboxFusion
 from verl_gdpo.tasks.coding import score as coding
 from verl_gdpo.tasks.coding.score import score
 from verl_gdpo.tasks.coding.test_cases import problem_of
@@ -130,7 +130,7 @@ CALLS = truth([{"args": [n], "kwargs": {}, "accepted": [n + 7]} for n in (3, 4)]
     ],
 )
 def test_scores(stub, ground_truth, program, passed, bug):
-    found = score(block(program), ground_truth, service=Service(stub.url))
+    found = score(block(program), ground_truth, service=SandboxFusion(stub.url))
     assert found == {"pass": passed, "length": float(passed == 1), "bug": bug}
     assert len(stub.requests) == 2
 
@@ -139,7 +139,7 @@ def test_no_expected_result_leaves_this_machine(stub):
     tests = [{"input": "MARKin", "output": "MARKout"}]
     calls = [{"args": ["MARKin"], "kwargs": {}, "accepted": ["MARKout"]}]
     for ground_truth in (truth(tests), truth(calls, "f")):
-        score(block("def f(text): return 'MARKout'"), ground_truth, service=Service(stub.url))
+        score(block("def f(text): return 'MARKout'"), ground_truth, service=SandboxFusion(stub.url))
     for request in stub.requests:
         # once in the program itself
         assert json.dumps(request).count("MARKout") == 1 and "MARKin" in json.dumps(request)
@@ -160,7 +160,7 @@ def test_pass_is_what_verls_scorer_says_of_this_service(stub, tests, result):
     if "fn_name" not in tests and "inputs" in tests:
         program += "print(add(int(input())))"
     problem = problem_of(tests, "tests", {})
-    ours = score(block(program), problem.text(), service=Service(stub.url))["pass"]
+    ours = score(block(program), problem.text(), service=SandboxFusion(stub.url))["pass"]
     answer = block(program)
     verls = default_compute_score(
         "codecontests", answer, json.dumps(tests), sandbox_fusion_url=stub.url, memory_limit_mb=512
@@ -169,7 +169,12 @@ def test_pass_is_what_verls_scorer_says_of_this_service(stub, tests, result):
 
 
 def test_limits_are_sent(stub):
-    score(block("print(1)"), PRINTS, wall_seconds=6, service=Service(stub.url, memory_limit_mb=77))
+    score(
+        block("print(1)"),
+        PRINTS,
+        wall_seconds=6,
+        service=SandboxFusion(stub.url, memory_limit_mb=77),
+    )
     for request in stub.requests:
         assert request["run_timeout"] == request["compile_timeout"] == 6
         assert request["memory_limit_MB"] == 77 and request["language"] == "python"
@@ -177,16 +182,16 @@ def test_limits_are_sent(stub):
 
 def test_a_program_without_end(stub):
     stub.answer = lambda request: run_here({**request, "run_timeout": 3})
-    notes, tests = sandbox.Notes(), [{"input": what} for what in ("\n", "x", "\n")]
-    outcomes = Service(stub.url).run("what = input()\nwhile what: pass", tests, notes=notes)
+    notes, tests = sandbox.ExecutionNotes(), [{"input": what} for what in ("\n", "x", "\n")]
+    outcomes = SandboxFusion(stub.url).run("what = input()\nwhile what: pass", tests, notes=notes)
     assert [outcome.finished for outcome in outcomes] == [True, False, False]
     assert len(stub.requests) == 2 and notes.stopped and notes.seconds_waited > 0
 
 
 @pytest.mark.parametrize("bytes_printed", [sandbox.OUTPUT_BYTES + 1, sandbox_service.REPLY_BYTES])
 def test_output_without_end(stub, bytes_printed):
-    outcomes = Service(stub.url).run(f"print('x' * {bytes_printed})", [{"input": ""}])
-    assert outcomes == [Outcome(False, "")] and len(stub.requests) == 1
+    outcomes = SandboxFusion(stub.url).run(f"print('x' * {bytes_printed})", [{"input": ""}])
+    assert outcomes == [sandbox.TestResult(False, "")] and len(stub.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -207,12 +212,14 @@ def test_a_service_that_fails_says_nothing_about_the_program(stub, reply, messag
     with pytest.raises(
         SandboxError, match=f"(?s)sandbox_fusion.url={stub.url}: 3 requests.*{message}"
     ):
-        Service(stub.url).run("print(1)", [{"input": ""}])
+        SandboxFusion(stub.url).run("print(1)", [{"input": ""}])
     assert len(stub.requests) == 6  # 3 of them with a program of ours
     # one that fails for a while costs requests, and no score
     replies = itertools.chain([reply, reply], itertools.repeat(None))
     stub.answer = lambda request: next(replies) or run_here(request)
-    assert Service(stub.url).run("print(1)", [{"input": ""}]) == [Outcome(True, "1\n")]
+    assert SandboxFusion(stub.url).run("print(1)", [{"input": ""}]) == [
+        sandbox.TestResult(True, "1\n")
+    ]
 
 
 def test_a_program_that_brings_its_sandbox_down_has_failed(stub):
@@ -221,7 +228,7 @@ def test_a_program_that_brings_its_sandbox_down_has_failed(stub):
 
     stub.answer = answer
     bomb, good = block("bomb = 1\nprint(int(input()) + 7)"), block("print(int(input()) + 7)")
-    service = Service(stub.url)
+    service = SandboxFusion(stub.url)
     assert score(bomb, PRINTS, service=service) == {"pass": 0, "length": 0, "bug": 0}
     assert score(good, PRINTS, service=service) == {"pass": 1, "length": 1, "bug": 1}
 
@@ -229,7 +236,7 @@ def test_a_program_that_brings_its_sandbox_down_has_failed(stub):
 def test_no_service_there(monkeypatch):
     monkeypatch.setattr(sandbox_service, "RETRY_SECONDS", 0.0)
     with pytest.raises(SandboxError, match=r"url=http://127.0.0.1:9/run_code: 3 requests.*refused"):
-        Service("http://127.0.0.1:9/run_code").run("print(1)", [{"input": ""}])
+        SandboxFusion("http://127.0.0.1:9/run_code").run("print(1)", [{"input": ""}])
 
 
 @pytest.mark.parametrize("wait", [60, 0.02], ids=["silent", "byte by byte"])
@@ -244,7 +251,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for(stub, monkeypatch, wait)
     stub.answer = lambda request: (200, drip())
     try:
         with pytest.raises(SandboxError, match=r"timed out|takes longer than 0\.3 s"):
-            Service(stub.url).run("print(1)", [{"input": ""}], wall_seconds=0.0)
+            SandboxFusion(stub.url).run("print(1)", [{"input": ""}], wall_seconds=0.0)
         give_up = time.monotonic() + 60
         while len(stub.requests) < 6 and time.monotonic() < give_up:
             time.sleep(0.01)  # a busy stub reads the last one after its client has given up
@@ -261,7 +268,7 @@ def test_only_so_many_requests_at_once(stub):
             "run_result": {"status": "Finished", "stdout": request["stdin"]},
         }
     )
-    service, found = Service(stub.url, max_concurrent=3), {}
+    service, found = SandboxFusion(stub.url, max_concurrent=3), {}
 
     def score_one(number):
         tests = [{"input": f"{number} {place}"} for place in range(5)]
@@ -285,13 +292,18 @@ def config_with(**sandbox_fusion):
 
 
 def test_the_block_of_verl():
-    assert Service.of(None) is Service.of({}) is Service.of(config_with(url=None).reward) is None
+    assert (
+        SandboxFusion.of(None)
+        is SandboxFusion.of({})
+        is SandboxFusion.of(config_with(url=None).reward)
+        is None
+    )
     block = {"url": "http://h/run_code", "max_concurrent": 2, "memory_limit_mb": None}
-    service = Service.of(OmegaConf.create({"_target_": "x", **block}))
+    service = SandboxFusion.of(OmegaConf.create({"_target_": "x", **block}))
     assert (service.url, service.memory_limit_mb) == ("http://h/run_code", 1024)
     for wrong in ({"url": "localhost:8080"}, {**block, "max_concurrent": 0}):
         with pytest.raises(ValueError, match=r"reward\.sandbox_fusion\.(url|max_concurrent): got"):
-            Service.of(wrong)
+            SandboxFusion.of(wrong)
 
 
 def test_check_asks_the_service(stub):

@@ -108,7 +108,7 @@ def test_the_tests_after_a_limit_are_not_passed():
     """Each of the tests but the second would be passed."""
     tests = [{"input": str(n), "output": str(n)} for n in range(4)]
     loops_once = block("n = int(input())\nwhile n == 1: pass\nprint(n)")
-    notes = sandbox.Notes()
+    notes = sandbox.ExecutionNotes()
     found = score(loops_once, truth(tests), seconds=1, wall_seconds=60, notes=notes)
     assert found == {"pass": 0.25, "length": 0.0, "bug": 0.0}
     assert notes.stopped and notes.seconds_waited > 0
@@ -158,10 +158,10 @@ def test_limits_reach_the_sandbox(monkeypatch):
 
     def run(program, tests, **options):
         given.update(options, tests=tests)
-        return [sandbox.Outcome(True, "")] * len(tests)
+        return [sandbox.TestResult(True, "")] * len(tests)
 
     monkeypatch.setattr(sandbox, "run", run)
-    notes = sandbox.Notes()
+    notes = sandbox.ExecutionNotes()
     options = {"seconds": 2, "wall_seconds": 3, "memory_mb": 256, "notes": notes}
     score(block("x"), CALLS, **options, weak_sandbox=True)
     tests = [{"args": [3], "kwargs": {}}, {"args": [4], "kwargs": {}}]
@@ -170,7 +170,7 @@ def test_limits_reach_the_sandbox(monkeypatch):
 
 def test_replay_may_allow_the_weak_sandbox_too(monkeypatch):
     given = {}
-    outcome = sandbox.Outcome(True, "")
+    outcome = sandbox.TestResult(True, "")
     monkeypatch.setattr(sandbox, "run", lambda *_, **options: given.update(options) or [outcome])
     for options in ({}, {"weak_sandbox": True}):
         row = {"output": block("x"), "gts": truth([{"input": "", "output": ""}])}

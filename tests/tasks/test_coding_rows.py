@@ -272,7 +272,7 @@ def test_solutions_may_run_in_a_weak_sandbox_if_it_is_named(tmp_path, monkeypatc
 
     def run(program, tests, *, allow_weak, **_):
         allowed.append(allow_weak)
-        return [sandbox.Outcome(True, "2\n")] * len(tests)
+        return [sandbox.TestResult(True, "2\n")] * len(tests)
 
     monkeypatch.setattr(sandbox, "run", run)
     rows = [{**GOOD, "problem": f"Add {n}.", "solutions": ["a", "b"][: n + 1]} for n in range(2)]
@@ -443,7 +443,7 @@ def test_a_busy_machine_does_not_decide_which_solutions_stay(monkeypatch):
 
     def run(program, tests, *, wall_seconds, **_):
         given.append(wall_seconds)
-        return [sandbox.Outcome(True, "10\n")] * len(tests)
+        return [sandbox.TestResult(True, "10\n")] * len(tests)
 
     monkeypatch.setattr(sandbox, "run", run)
     problem = parse('{"function": null, "tests": [{"input": "3", "output": "10"}]}')

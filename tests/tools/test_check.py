@@ -661,12 +661,14 @@ def test_what_the_machine_cannot_give_to_a_scorer(check, monkeypatch):
 @pytest.mark.slow
 def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
     """Else no run; and where it is allowed, it is called weak."""
-    kinds = sandbox_machine.kinds
-    monkeypatch.setattr(sandbox_machine, "kinds", lambda weak: (k for k in kinds(weak) if k.lacks))
+    kinds = sandbox_machine.confinements
+    monkeypatch.setattr(
+        sandbox_machine, "confinements", lambda weak: (k for k in kinds(weak) if k.lacks)
+    )
     monkeypatch.setattr(sandbox_machine, "landlock_version", lambda: 0)
     monkeypatch.setattr(sandbox_machine, "can_change_user", lambda: True)
     monkeypatch.setattr(sandbox, "_try", lambda kind: None)
-    sandbox._find.cache_clear()
+    sandbox._first_that_works.cache_clear()
     rows = [*coding.make_rows(6, split="train", seed=0)]
     pd.DataFrame(local_files.numbered(rows, "train")).to_parquet(data / "coding.parquet")
     code, _, problems = check(train="coding")
@@ -674,7 +676,7 @@ def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
     assert "reward.reward_kwargs.weak_sandbox=True" in problems
     _, said, _ = check("+reward.reward_kwargs.weak_sandbox=True", train="coding")
     assert "task coding: sandbox 'weak': WEAK" in said
-    sandbox._find.cache_clear()
+    sandbox._first_that_works.cache_clear()
 
 
 def test_a_service_that_is_not_there_is_one_message(check, data, monkeypatch):

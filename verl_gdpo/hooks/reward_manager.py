@@ -29,9 +29,6 @@ from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.configuration import named_rewards, refuse_limits
 from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
-from verl_gdpo.sandbox import Notes
-from verl_gdpo.sandbox.machine import cores
-from verl_gdpo.sandbox.service import Service
 from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
 from verl_gdpo.tasks.task import Task
 
@@ -73,15 +70,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         super().__init__(config, tokenizer, compute_score)
         self.settings = GdpoSettings.from_algorithm(config.algorithm)
         self.is_custom = config.reward.custom_reward_function.path is not None
-        options = dict(config.reward.get("reward_kwargs") or {})
-        self.scorer_options = {source: options_for(source, options) for source in TASK_BY_SOURCE}
+        self.scorer_options: dict[str, dict[str, Any]] = {}  # of each source; see `_options_for`
         self._pools: dict[str | None, Executor] = {}  # of each task; see `_pool`
-        # this worker may have all cores for programs, while the others have none to run
-        self.programs_at_once = cores()
-        if service := Service.of(config.reward.get("sandbox_fusion")):
-            self.programs_at_once = service.max_concurrent
-            for source, task in TASK_BY_SOURCE.items():
-                self.scorer_options[source] |= {"service": service} if task.takes_service else {}
         self.slow_scoring = SlowScoring()
         # `trainer.use_v1` would not tell: it is also true for trainers that do not read it
         self.reports_errors = bool(OmegaConf.select(config, "transfer_queue.enable"))
@@ -95,11 +85,21 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         """Why this machine cannot score rows of these data sources; "" if it can."""
         try:
             for source in {*sources} & {*TASK_BY_SOURCE}:
-                options = dict(self.scorer_options[source])
+                options = dict(self._options_for(source))
                 (options.pop("service", None) or TASK_BY_SOURCE[source]).missing(**options)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             return str(error)
         return ""
+
+    def _options_for(self, source: str) -> dict[str, Any]:
+        """The keywords of our scorer for a data source, which is imported for its first row."""
+        if source not in self.scorer_options:
+            reward, programs = self.config.reward, TASK_BY_SOURCE[source].programs
+            options = options_for(source, dict(reward.get("reward_kwargs") or {}))
+            if programs and (service := programs.service_of(reward.get("sandbox_fusion"))):
+                options["service"] = service
+            self.scorer_options[source] = options
+        return self.scorer_options[source]
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score the last row of `data`, which holds the rows of one session."""
@@ -127,7 +127,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         data_source = fields["data_source"]
         ground_truth = (fields.get("reward_model") or {}).get("ground_truth")
         task = None if self.is_custom else TASK_BY_SOURCE.get(data_source)
-        notes = Notes() if task and task.takes_service else None
+        notes = task.programs.notes() if task and task.programs else None
         if task is not None:
             score = functools.partial(
                 task.score,
@@ -135,7 +135,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
                 ground_truth,
                 response_tokens=length,
                 step=fields.get("global_steps"),
-                **self.scorer_options[data_source],
+                **self._options_for(data_source),
                 **({"notes": notes} if notes else {}),
             )
         else:
@@ -202,8 +202,12 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         """
         name = task.name if task else None
         if name not in self._pools:
-            runs_programs = task is not None and task.takes_service
-            self._pools[name] = self.make_threads(self.programs_at_once if runs_programs else None)
+            at_once = None
+            if task and task.programs:
+                service = self._options_for(task.data_sources[0]).get("service")
+                # this worker may have all cores for programs, while the others have none to run
+                at_once = service.max_concurrent if service else task.programs.at_once()
+            self._pools[name] = self.make_threads(at_once)
         return self._pools[name]
 
     async def _in_thread(

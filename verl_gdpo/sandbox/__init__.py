@@ -23,21 +23,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.sandbox import inside as sandbox_inside
-from verl_gdpo.sandbox import lock as sandbox_lock
-from verl_gdpo.sandbox import machine as machine
-from verl_gdpo.sandbox.machine import Kind
+from verl_gdpo.sandbox import inside, lock, machine
+from verl_gdpo.sandbox.machine import Confinement
 from verl_gdpo.sandbox.machine import SandboxError as SandboxError
 
 logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES = 1 << 20  # of one test
-READY = sandbox_inside.READY.encode()
+READY = inside.READY.encode()
 PROBE, PROBE_SAYS = "import queue\nprint(input()[::-1])", "olleh\n"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TestResult:
     """How one test ended.
 
     finished: by itself, without an exception or an exit code, within all limits.
@@ -50,7 +48,7 @@ class Outcome:
 
 
 @dataclass
-class Notes:
+class ExecutionNotes:
     """How a program was run, for the log of a training. No reward depends on it.
 
     stopped: it was ended at a limit, or by a signal.
@@ -79,9 +77,9 @@ def run(
     wall_seconds: float = 10.0,
     memory_mb: int = 512,
     allow_weak: bool = False,
-    notes: Notes | None = None,
-    kind: Kind | None = None,
-) -> list[Outcome]:
+    notes: ExecutionNotes | None = None,
+    confinement: Confinement | None = None,
+) -> list[TestResult]:
     """Run a Python program once for each test; waits until a core is free.
 
     The first test that a limit or a signal ends is the last one that runs.
@@ -97,7 +95,7 @@ def run(
         allow_weak: if nothing better works here, root runs programs that can read the expected
             results, as `missing` then says.
         notes: filled in.
-        kind: of sandbox; None for the best that works here.
+        confinement: how it is confined; None for the best that works here.
 
     Returns:
         one outcome a test.
@@ -105,7 +103,7 @@ def run(
     Raises:
         SandboxError: the machine has no sandbox that works.
     """
-    kind, notes = kind or _kind(allow_weak), notes or Notes()
+    confinement, notes = confinement or _confinement(allow_weak), notes or ExecutionNotes()
     request = {
         "cpu_seconds": max(1, round(seconds)),
         "memory_mb": memory_mb,
@@ -114,22 +112,22 @@ def run(
         "function": function,
         "output_bytes": OUTPUT_BYTES,
         "uid": _user(),
-        "readable": kind.readable,
-        "folder": kind.folder,
-        "landlock": kind.landlock,
+        "readable": confinement.readable,
+        "folder": confinement.folder,
+        "landlock": confinement.landlock,
     }
     request_text = json.dumps(request).encode()
-    with machine.place(), _file(request_text) as given, _file() as said, _file() as errors:
+    with machine.place(), _file(request_text) as stdin, _file() as stdout, _file() as errors:
         notes.begin()
-        _start(kind, given, said, errors, wall_seconds)
+        _start(confinement, stdin, stdout, errors, wall_seconds)
         trouble = _read(errors)
         if not trouble.endswith(READY):
             last_line = trouble.decode("utf-8", "replace").strip().split("\n")[-1]
             raise SandboxError(last_line or "no answer")
-        lines = _read(said).split(b"\n")[:-1]
+        lines = _read(stdout).split(b"\n")[:-1]
     outcomes = [_outcome(line) for line in lines[: len(tests)]]
     notes.stopped = len(outcomes) < len(tests)
-    return outcomes + [Outcome(False, "")] * (len(tests) - len(outcomes))
+    return outcomes + [TestResult(False, "")] * (len(tests) - len(outcomes))
 
 
 def missing(allow_weak: bool = False) -> Sequence[str]:
@@ -138,33 +136,31 @@ def missing(allow_weak: bool = False) -> Sequence[str]:
     Raises:
         SandboxError: it has none that works.
     """
-    kind = _kind(allow_weak)
-    return [f"sandbox {kind.name!r}: {kind.lacks}. {machine.advice()}"] if kind.lacks else []
+    return [*filter(None, [_confinement(allow_weak).warning()])]
 
 
-_finding = threading.Lock()
+_trying = threading.Lock()
 
 
-def _kind(allow_weak: bool = False) -> Kind:
-    with _finding:  # or threads would try, and warn, all at once
-        return _find(allow_weak)
+def _confinement(allow_weak: bool = False) -> Confinement:
+    with _trying:  # or threads would try, and warn, all at once
+        return _first_that_works(allow_weak)
 
 
 @functools.cache
-def _find(allow_weak: bool) -> Kind:
-    """The first kind that works, tried once in a process."""
+def _first_that_works(allow_weak: bool) -> Confinement:
+    """The first way that works, tried once in a process."""
     reasons = []
-    for kind in machine.kinds(allow_weak):
+    for confinement in machine.confinements(allow_weak):
         try:
-            _try(kind)
+            _try(confinement)
         except OSError as error:
-            reasons.append(f"{kind.name}: {error}")
+            reasons.append(f"{confinement.name}: {error}")
             continue
-        for reason in reasons:
-            logger.warning("verl-gdpo: a sandbox that does not work here: %s", reason)
-        if kind.lacks:
-            logger.warning("verl-gdpo: sandbox %r: %s. %s", kind.name, kind.lacks, machine.advice())
-        return kind
+        broken = [f"a sandbox that does not work here: {reason}" for reason in reasons]
+        for warning in filter(None, [*broken, confinement.warning()]):
+            logger.warning("verl-gdpo: %s", warning)
+        return confinement
     tried = "; ".join(reasons) or "neither bubblewrap nor Landlock is here"
     weak = ""
     if not allow_weak:
@@ -177,10 +173,10 @@ def _find(allow_weak: bool) -> Kind:
     )
 
 
-def _try(kind: Kind) -> None:
+def _try(confinement: Confinement) -> None:
     """Raise SandboxError unless a program runs."""
-    (outcome,) = run(PROBE, [{"input": "hello\n"}], seconds=10, kind=kind)
-    if outcome != Outcome(True, PROBE_SAYS):
+    (outcome,) = run(PROBE, [{"input": "hello\n"}], seconds=10, confinement=confinement)
+    if outcome != TestResult(True, PROBE_SAYS):
         raise SandboxError(f"got {outcome} of a program that prints {PROBE_SAYS!r}")
 
 
@@ -191,19 +187,21 @@ def _user() -> int | None:
     return machine.FIRST_UID + random.SystemRandom().randrange(machine.UIDS)
 
 
-def _start(kind: Kind, given: int, said: int, errors: int, wall_seconds: float) -> None:
+def _start(
+    confinement: Confinement, request: int, results: int, errors: int, wall_seconds: float
+) -> None:
     """Run what is inside, and wait for its end or end it."""
-    texts = [Path(str(module.__file__)).read_text() for module in (sandbox_lock, sandbox_inside)]
+    texts = [Path(str(module.__file__)).read_text() for module in (lock, inside)]
     with (
         os.fdopen(os.pidfd_open(os.getpid())) as caller,
         subprocess.Popen(
-            (*kind.command, "-c", "\n".join([*texts, f"main(lock, {caller.fileno()})\n"])),
-            stdin=given,
-            stdout=said,
+            (*confinement.command, "-c", "\n".join([*texts, f"main(lock, {caller.fileno()})\n"])),
+            stdin=request,
+            stdout=results,
             stderr=errors,
             cwd="/",
             env=machine.ENVIRONMENT,
-            pass_fds=(*kind.files, caller.fileno()),
+            pass_fds=(*confinement.files, caller.fileno()),
             start_new_session=True,
         ) as process,
     ):
@@ -217,7 +215,7 @@ def _start(kind: Kind, given: int, said: int, errors: int, wall_seconds: float) 
 
 def _wait(pid: int, errors: int, wall_seconds: float) -> None:
     """Wait for the end of a run, or until it is late, which a program could prevent inside."""
-    late = time.monotonic() + sandbox_inside.STARTUP_SECONDS
+    late = time.monotonic() + inside.STARTUP_SECONDS
     poll = select.poll()
     with os.fdopen(os.pidfd_open(pid)) as handle:
         poll.register(handle, select.POLLIN)
@@ -242,10 +240,10 @@ def _read(file: int) -> bytes:
     return os.pread(file, os.fstat(file).st_size, 0)
 
 
-def _outcome(line: bytes) -> Outcome:
+def _outcome(line: bytes) -> TestResult:
     """What the inside says of one test; anything it says is possible."""
     try:
-        said = json.loads(line)
-        return Outcome(said["how"] == sandbox_inside.FINISHED, str(said["output"]))
+        end = json.loads(line)
+        return TestResult(end["how"] == inside.FINISHED, str(end["output"]))
     except (ValueError, TypeError, KeyError, RecursionError):
-        return Outcome(False, "")
+        return TestResult(False, "")

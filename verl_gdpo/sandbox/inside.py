@@ -1,7 +1,7 @@
 """Runs one program on its inputs. This file's text is what Python executes inside the sandbox.
 
-`main` is given a request and writes one JSON line a test; see `sandbox.py`, which reads them.
-`serve` runs one test where a service confines it, for `sandbox_service.py`. Neither knows expected
+`main` is given a request and writes one JSON line a test; see `__init__.py`, which reads them.
+`serve` runs one test where a service confines it, for `service.py`. Neither knows expected
 results, so a program that takes it over has nothing to gain from it.
 
 The standard library alone, and nothing newer than Python 3.9: the machine's own Python may run it.
@@ -42,7 +42,7 @@ def main(lock: Callable[..., None], caller: int) -> None:
     """Run the program of the request on standard input.
 
     Args:
-        lock: of `sandbox_lock.py`.
+        lock: of `lock.py`.
         caller: a pidfd of the process that waits for the outcomes.
     """
     request = json.loads(sys.stdin.buffer.read()) | {"caller": caller}

@@ -1,6 +1,6 @@
 """Takes from a process for good what a program needs not: files by Landlock, calls by seccomp.
 
-This file's text runs inside the sandbox, before that of `sandbox_inside.py`: the standard library
+This file's text runs inside the sandbox, before that of `inside.py`: the standard library
 alone. A lock cannot be opened again, and setting it needs no rights.
 
 Landlock says which files may be opened. It knows nothing of chmod, chown, utime and setxattr, and

@@ -57,11 +57,11 @@ class SandboxError(OSError):
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One way to run a program. In each, seccomp allows it few calls: `sandbox_lock.py`.
+class Confinement:
+    """One way to run a program. In each, seccomp allows it few calls: `lock.py`.
 
     name: "bubblewrap", "landlock" or "weak".
-    command: what starts Python, which then runs `sandbox_inside.py`.
+    command: what starts Python, which then runs `inside.py`.
     landlock: the version of Landlock to use; 0 for none.
     folder: the folder that a program may write to, if it has one.
     readable: what it may read besides Python itself, as far as Landlock decides.
@@ -77,22 +77,26 @@ class Kind:
     files: tuple[int, ...] = ()
     lacks: str = ""
 
+    def warning(self) -> str:
+        """What it lacks, and what to do about it; "" for the best."""
+        return f"sandbox {self.name!r}: {self.lacks}. {advice()}" if self.lacks else ""
 
-def kinds(allow_weak: bool = False) -> Iterator[Kind]:
+
+def confinements(allow_weak: bool = False) -> Iterator[Confinement]:
     """What may work on this machine; whether it does is found by trying."""
     landlock = landlock_version()
     bwrap = shutil.which("bwrap")
     if bwrap:
-        yield Kind("bubblewrap", _bubblewrap(bwrap), landlock, "/tmp", ("/",))
+        yield Confinement("bubblewrap", _bubblewrap(bwrap), landlock, "/tmp", ("/",))
     prefix = _prefix()
     python = os.path.relpath(Path(sys.executable).resolve(), Path(sys.base_prefix).resolve())
     command = (f"/proc/self/fd/{prefix}/{python}", *START)
     # libraries that Python's modules load
     readable = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/urandom")
     if landlock:
-        yield Kind("landlock", command, landlock, None, readable, (prefix,), LACKS_FOLDER)
+        yield Confinement("landlock", command, landlock, None, readable, (prefix,), LACKS_FOLDER)
     if allow_weak and can_change_user():
-        yield Kind("weak", command, files=(prefix,), lacks=f"{WEAK}; {LACKS_FOLDER}")
+        yield Confinement("weak", command, files=(prefix,), lacks=f"{WEAK}; {LACKS_FOLDER}")
 
 
 def advice() -> str:
@@ -111,7 +115,7 @@ def can_change_user() -> bool:
 def _prefix() -> int:
     """Python's folder, opened: its own user may reach it where a program's user may not.
 
-    A number that `sandbox_inside` does not close. It stays open as long as this process lives.
+    A number that `inside.py` does not close. It stays open as long as this process lives.
     """
     file = os.open(sys.base_prefix, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     number = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 64)

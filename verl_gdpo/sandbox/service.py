@@ -1,6 +1,6 @@
 """Runs programs in a SandboxFusion service, which verl's `reward.sandbox_fusion` names.
 
-As in `sandbox.py`, a program and its inputs go out, and what comes back is text, to be compared
+As in `__init__.py`, a program and its inputs go out, and what comes back is text, to be compared
 here. One request runs one test: `POST URL` with {code, language, stdin, compile_timeout,
 run_timeout, memory_limit_MB}, as https://github.com/bytedance/SandboxFusion and verl 0.9.1
 (`verl.utils.reward_score.sandbox_fusion`) have it. The service confines the program.
@@ -16,19 +16,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.sandbox import OUTPUT_BYTES, PROBE, PROBE_SAYS, Notes, Outcome, SandboxError
-from verl_gdpo.sandbox import inside as sandbox_inside
+from verl_gdpo.sandbox import (
+    OUTPUT_BYTES,
+    PROBE,
+    PROBE_SAYS,
+    ExecutionNotes,
+    SandboxError,
+    TestResult,
+    inside,
+)
 
 TRIES, RETRY_SECONDS = 3, 1.0  # the n-th wait is n times as long
 ANSWER_SECONDS = 10.0  # of the service itself, beside the two limits of the program; as in verl
 REPLY_BYTES = 8 * OUTPUT_BYTES  # escaped as JSON, a byte of output may take six
 TIME_LIMIT = "TimeLimitExceeded"
 STOPPED = ("Error", TIME_LIMIT)  # how a program ends that the service stops
-NOT_FINISHED = Outcome(False, "")
+NOT_FINISHED = TestResult(False, "")
 PROBE_TEST = {"input": "hello\n"}
 
 
-class Service:
+class SandboxFusion:
     """The service of a run; threads may share it.
 
     Args:
@@ -52,7 +59,7 @@ class Service:
         self._places = threading.BoundedSemaphore(max_concurrent)
 
     @classmethod
-    def of(cls, sandbox_fusion: Mapping[str, Any] | None) -> "Service | None":
+    def of(cls, sandbox_fusion: Mapping[str, Any] | None) -> "SandboxFusion | None":
         """The service that verl's block `reward.sandbox_fusion` names; None if it names none."""
         block = sandbox_fusion or {}
         if not block.get("url"):
@@ -67,8 +74,8 @@ class Service:
         *,
         function: str | None = None,
         wall_seconds: float = 10.0,
-        notes: Notes | None = None,
-    ) -> list[Outcome]:
+        notes: ExecutionNotes | None = None,
+    ) -> list[TestResult]:
         """Run a Python program once for each test, as `sandbox.run` does.
 
         Args:
@@ -79,8 +86,8 @@ class Service:
             SandboxError: the service cannot be reached, or runs no program at all. If it only
                 fails with this one, the program has failed.
         """
-        notes = notes or Notes()
-        outcomes: list[Outcome] = []
+        notes = notes or ExecutionNotes()
+        outcomes: list[TestResult] = []
         with self._places:
             notes.begin()
             for test in tests:
@@ -103,16 +110,16 @@ class Service:
     def _probe(self, seconds: float) -> None:
         """Raise SandboxError if the service does not run a program of ours."""
         outcome = self._run_one(PROBE, None, seconds, PROBE_TEST)
-        if outcome != Outcome(True, PROBE_SAYS):
+        if outcome != TestResult(True, PROBE_SAYS):
             said = f"got {outcome} of a program that prints {PROBE_SAYS!r}"
             raise SandboxError(f"reward.sandbox_fusion.url={self.url}: {said}")
 
     def _run_one(
         self, program: str, function: str | None, wall_seconds: float, test: Mapping[str, Any]
-    ) -> Outcome | None:
+    ) -> TestResult | None:
         program = program.encode("utf-8", "replace").decode()
         request = json.dumps({"program": program, "function": function, "test": test})
-        source = Path(sandbox_inside.__file__).read_text()
+        source = Path(inside.__file__).read_text()
         body = {
             "code": f"{source}\nserve({json.dumps(request)})\n",
             "language": "python",
@@ -139,7 +146,7 @@ class Service:
         ) from last
 
 
-def _outcome(reply: Any, is_function: bool) -> Outcome | None:
+def _outcome(reply: Any, is_function: bool) -> TestResult | None:
     """How a test ended, None at a limit; raises ValueError if the reply does not say so."""
     if reply is None:
         return None
@@ -150,7 +157,7 @@ def _outcome(reply: Any, is_function: bool) -> Outcome | None:
             output = str(ran.get("stdout") or "")
             is_short = len(output.encode("utf-8", "replace")) <= OUTPUT_BYTES
             has_result = bool(output) or not is_function
-            return Outcome(True, output) if is_short and has_result else NOT_FINISHED
+            return TestResult(True, output) if is_short and has_result else NOT_FINISHED
         ended = any(part.get("status") in STOPPED or part.get("return_code") for part in parts)
         if reply.get("status") == "Failed" and ended:
             return None if ran.get("status") == TIME_LIMIT else NOT_FINISHED

@@ -1,18 +1,20 @@
 """The registry of tasks, which rewards, data preparation and evaluation ask.
 
-Ours are the folders here, with a `TASK` in their `score.py`. Those of other distributions are
-their entry points in the group `verl_gdpo.tasks`; docs/adding_a_task.md makes one. A scorer is a
-pure function of a response and a ground truth; see `Task.score` in `task.py`.
+Ours are the folders here that have a `score.py`: its `TASK` is the record, and `DATA_SOURCES` of
+the folder's `__init__.py` says which rows are its own. A scorer is imported when somebody asks for
+its task, so that a run loads those that it needs. Tasks of other distributions are their entry
+points in the group `verl_gdpo.tasks`; docs/adding_a_task.md makes one. A scorer is a pure function
+of a response and a ground truth; see `Task.score` in `task.py`.
 """
 
 import functools
 import importlib
 import inspect
-import pkgutil
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from verl_gdpo.tasks.task import Task
@@ -26,6 +28,7 @@ GIVEN_BY_MANAGER = ("response_tokens", "step", "service", "notes")
 NAMED_ROWS = 10  # bad ones, in a message
 
 GROUP = "verl_gdpo.tasks"  # of entry points
+FOLDERS = sorted(path.parent.name for path in Path(__file__).parent.glob("*/score.py"))
 
 
 class TaskError(ValueError):
@@ -33,35 +36,41 @@ class TaskError(ValueError):
 
 
 class Tasks(UserDict[str, Task]):
-    """Tasks by a key. Those of other distributions are there when a key is not one of ours."""
+    """Tasks by a key. A task is imported when its key is asked for, ours before those of others."""
+
+    def __init__(self, folders: Mapping[str, str]) -> None:
+        super().__init__()
+        self.folders = folders  # {key: the folder here that has our task}
 
     def __missing__(self, key: str) -> Task:
-        _add_others()
+        if key in self.folders:
+            score = importlib.import_module(f"{__name__}.{self.folders[key]}.score")
+            self.data[key] = score.TASK
+        else:
+            _add_others()
         return self.data[key]
 
-    __contains__ = Mapping.__contains__  # it asks for the item
+    def __contains__(self, key: object) -> bool:
+        if key not in self.folders:
+            _add_others()
+        return key in self.folders or key in self.data
 
     def __iter__(self) -> Iterator[str]:
         _add_others()
-        return iter(self.data)
+        return iter(dict.fromkeys([*self.folders, *self.data]))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
-TASKS = Tasks()  # {name: task}
-TASK_BY_SOURCE = Tasks()  # {value of verl's column `data_source`: task}
-
-
-def _add(task: Task) -> None:
-    for tasks, keys in ((TASKS, (task.name,)), (TASK_BY_SOURCE, task.data_sources)):
-        for key in keys:
-            if (other := tasks.data.setdefault(key, task)) != task:
-                what = "task" if tasks is TASKS else "data_source"
-                raise TaskError(
-                    f"{what} {key!r} is in {other.origin} (task {other.name!r}) and in "
-                    f"{task.origin} (task {task.name!r}); rename one, or uninstall one"
-                )
+TASKS = Tasks({folder: folder for folder in FOLDERS})  # {name: task}
+TASK_BY_SOURCE = Tasks(  # {value of verl's column `data_source`: task}
+    {
+        source: folder
+        for folder in FOLDERS
+        for source in importlib.import_module(f"{__name__}.{folder}").DATA_SOURCES
+    }
+)
 
 
 @functools.cache
@@ -77,12 +86,18 @@ def _add_others() -> None:
                 f"the entry point {entry.name} = {entry.value} in the group {GROUP} of {origin} "
                 f"gives no Task: {type(error).__name__}: {error}. Mend or uninstall {origin}"
             ) from error
-        _add(task)
+        _add("task", TASKS, task.name, task)
+        for source in task.data_sources:
+            _add("data_source", TASK_BY_SOURCE, source, task)
 
 
-for _module in pkgutil.iter_modules(__path__):
-    if _module.ispkg and _module.name != "preparation":
-        _add(importlib.import_module(f"{__name__}.{_module.name}.score").TASK)
+def _add(what: str, tasks: Tasks, key: str, task: Task) -> None:
+    other = tasks[key] if key in tasks.folders else tasks.data.setdefault(key, task)
+    if other != task:
+        raise TaskError(
+            f"{what} {key!r} is in {other.origin} (task {other.name!r}) and in "
+            f"{task.origin} (task {task.name!r}); rename one, or uninstall one"
+        )
 
 
 def main_rewards() -> set[str]:
@@ -163,9 +178,10 @@ def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
 
 def options_for(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without those that only the scorers of other data sources take."""
-    known = {name for task in TASK_BY_SOURCE.values() for name in options_of(task)}
-    others = known - {*options_of(TASK_BY_SOURCE[source])}
-    return {name: value for name, value in options.items() if name not in others}
+    foreign = options.keys() - options_of(TASK_BY_SOURCE[source])
+    if foreign:  # or no other scorer is loaded
+        foreign &= {name for task in TASK_BY_SOURCE.values() for name in options_of(task)}
+    return {name: value for name, value in options.items() if name not in foreign}
 
 
 def options_of(task: Task) -> list[str]:

@@ -33,6 +33,23 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Programs:
+    """What the reward manager needs of a scorer that runs programs, which takes two more keywords.
+
+    service_of: `service_of(sandbox_fusion)` returns the service that verl's block
+        `reward.sandbox_fusion` names, None for this machine: the keyword `service`. `check` asks
+        the service in the place of `Task.missing`.
+    at_once: `at_once()` returns how many programs this machine runs at a time.
+    notes: `notes()` returns what the scorer fills in for the log: the keyword `notes`. Its
+        `numbers()` are logged.
+    """
+
+    service_of: Callable[[Any], Any]
+    at_once: Callable[[], int]
+    notes: Callable[[], Any]
+
+
+@dataclass(frozen=True)
 class Task:
     """One task: its rows, its rewards and its answers.
 
@@ -53,12 +70,10 @@ class Task:
         how many rows have each text.
     missing: `missing(**options)` returns what this machine cannot give to `score`, for `check` to
         say. It raises OSError where the machine cannot score at all.
-    takes_service: `score` runs programs. It takes `service`, the `sandbox_service.Service` that
-        verl's block `reward.sandbox_fusion` names; `check` then asks the service in the place of
-        `missing`. It also takes `notes`, a `sandbox.Notes` that it fills in, for the log.
+    programs: see `Programs`; None for a scorer that runs none.
     main_reward: the reward that says whether an answer is right, for the findings about a run.
-    rows: the module whose `SOURCES` (`data_prep.sources.Sources`) says where rows come from, which
-        only data preparation imports. Without one, they are files of questions and answers.
+    rows: the module whose `SOURCES` (`preparation/sources.py`) says where rows come from. Only data
+        preparation imports it. Without one, they are files of questions and answers.
     evaluation: see `Evaluation`.
     origin: the distribution that has the task; the registry sets it.
     """
@@ -73,7 +88,7 @@ class Task:
     verl_names: Mapping[str, str] = field(default_factory=dict)
     labels: Callable[[str], Sequence[str]] = _nothing
     missing: Callable[..., Sequence[str]] = _nothing
-    takes_service: bool = False
+    programs: Programs | None = None
     main_reward: str = ""
     rows: str = ""
     evaluation: Evaluation = field(default_factory=Evaluation)

@@ -18,7 +18,7 @@ import torch
 from verl.utils.reward_score import prime_code
 
 from verl_gdpo import sandbox
-from verl_gdpo.sandbox.machine import Kind, kinds
+from verl_gdpo.sandbox.machine import Confinement, confinements
 from verl_gdpo.tasks.coding import score as coding
 from verl_gdpo.tasks.coding.problem import good_response, parse
 from verl_gdpo.tasks.coding.rows import make_rows
@@ -49,16 +49,16 @@ def time_rows() -> Iterator[Row]:
         for what, response in responses_to(truth).items():
             pairs_of.setdefault(what, []).append((response, truth))
     for kind in kinds_here():
-        with patch.object(sandbox, "_kind", return_value=kind):
+        with patch.object(sandbox, "_confinement", return_value=kind):
             yield from _of_a_step(kind, pairs_of["right"])
     for what, pairs in pairs_of.items():
         yield _compared(what, pairs)
 
 
-def _of_a_step(kind: Kind, pairs: Pairs) -> Iterator[Row]:
+def _of_a_step(kind: Confinement, pairs: Pairs) -> Iterator[Row]:
     cpu_seconds = min(_cpu_seconds(pairs) for _ in range(ROUNDS))
     for what, program in ENDLESS.items():
-        begin, notes = time.perf_counter(), sandbox.Notes()
+        begin, notes = time.perf_counter(), sandbox.ExecutionNotes()
         coding.score(f"```python\n{program}\n```", pairs[0][1], notes=notes)
         held = time.perf_counter() - begin - notes.seconds_waited
         seconds = step_seconds(cpu_seconds, held)
@@ -82,10 +82,10 @@ def _cpu_seconds(pairs: Pairs) -> float:
     return (sum(os.times()[:4]) - before) / len(pairs)
 
 
-def kinds_here() -> list[Kind]:
+def kinds_here() -> list[Confinement]:
     """The first of each name that works on this machine."""
-    found: dict[str, Kind] = {}
-    for kind in kinds(allow_weak=True):
+    found: dict[str, Confinement] = {}
+    for kind in confinements(allow_weak=True):
         try:
             sandbox._try(kind)
         except OSError:

@@ -1,1 +1,3 @@
 """Programs: public tests decide."""
+
+DATA_SOURCES = ("verl_gdpo/coding",)

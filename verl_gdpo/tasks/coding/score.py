@@ -15,9 +15,11 @@ from itertools import chain
 from typing import Any
 
 from verl_gdpo import sandbox
-from verl_gdpo.sandbox.service import Service
+from verl_gdpo.sandbox.machine import cores
+from verl_gdpo.sandbox.service import SandboxFusion
+from verl_gdpo.tasks.coding import DATA_SOURCES
 from verl_gdpo.tasks.coding import problem as form
-from verl_gdpo.tasks.task import Evaluation, Task, check_texts
+from verl_gdpo.tasks.task import Evaluation, Programs, Task, check_texts
 
 # of a number that is expected with a fraction; verl's, but that its absolute error is 1e-8, where
 # problems allow an absolute or relative error of 1e-6
@@ -37,8 +39,8 @@ def score(
     wall_seconds: float = 10.0,
     memory_mb: int = 512,
     weak_sandbox: bool = False,
-    service: Service | None = None,
-    notes: sandbox.Notes | None = None,
+    service: SandboxFusion | None = None,
+    notes: sandbox.ExecutionNotes | None = None,
 ) -> dict[str, float]:
     """Score one response; every value is between 0 and 1.
 
@@ -165,7 +167,7 @@ def _is_same_number(got: str | float, expected: str | float, exactly: bool = Fal
 
 TASK = Task(
     name="coding",
-    data_sources=("verl_gdpo/coding",),
+    data_sources=DATA_SOURCES,
     score=score,
     bounds=bounds,
     reward_names=("pass", "length", "bug"),
@@ -175,7 +177,7 @@ TASK = Task(
     system_prompt=form.SYSTEM_PROMPT,
     labels=form.labels,
     missing=lambda weak_sandbox=False, **_: sandbox.missing(weak_sandbox),
-    takes_service=True,
+    programs=Programs(SandboxFusion.of, cores, sandbox.ExecutionNotes),
     evaluation=Evaluation(
         {
             "tests passed": lambda rewards: rewards["pass"],

@@ -9,6 +9,7 @@ the gold one, and is it a number in digits alone? Plain text in, plain floats ou
 
 import re
 
+from verl_gdpo.tasks.gsm8k import DATA_SOURCES
 from verl_gdpo.tasks.task import Task, check_texts
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -131,7 +132,7 @@ def _labels(ground_truth: str) -> list[str]:
 
 TASK = Task(
     name="gsm8k",
-    data_sources=("verl_gdpo/gsm8k",),
+    data_sources=DATA_SOURCES,
     score=score,
     bounds=bounds,
     reward_names=("format", "correctness", "integer"),

@@ -1,1 +1,3 @@
 """Mathematics with a limit of length."""
+
+DATA_SOURCES = ("verl_gdpo/math_length",)

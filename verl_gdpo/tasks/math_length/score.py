@@ -4,7 +4,7 @@ r"""Competition maths with a length limit: correctness and length.
 
 The rewards of GDPO's experiment on DeepScaleR (arXiv 2601.05242): does the boxed answer equal the
 gold one, as `math-verify` sees it, and has the response at most 4,000 tokens? The comparison runs
-in processes of its own, whose program is `math_length_inside.py`.
+in processes of its own, whose program is `inside.py`.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ import zlib
 from functools import cache
 
 from verl_gdpo.sandbox.limited_process import LimitedPool
-from verl_gdpo.tasks.math_length import inside as math_length_inside
+from verl_gdpo.tasks.math_length import DATA_SOURCES, inside
 from verl_gdpo.tasks.task import Evaluation, Task, check_texts
 
 BOX = "\\boxed{"
@@ -22,7 +22,7 @@ INSTRUCTION = f"Let's think step by step and put the final answer within {BOX}}}
 LIMIT_TOKENS = 4000
 LIMIT_CPU_S, LIMIT_BYTES = 3.0, 4 << 30  # of a comparison; most take milliseconds
 # reward workers are many processes already: verl starts 8
-_pool = LimitedPool(math_length_inside.__file__, LIMIT_CPU_S, LIMIT_BYTES)
+_pool = LimitedPool(inside.__file__, LIMIT_CPU_S, LIMIT_BYTES)
 # longer ones are no answers: the longest gold of MATH, AIME, AMC, Minerva and OlympiadBench has 204
 MAX_ANSWER_CHARS = 1000
 SPACE = r"(?:\\[,;: ]|\\thinspace(?![A-Za-z])|\{(?:\\[,;: ]| )\}|~|[^\S\n])"
@@ -211,7 +211,7 @@ def _good_response(ground_truth: str) -> str:
 
 TASK = Task(
     name="math_length",
-    data_sources=("verl_gdpo/math_length",),
+    data_sources=DATA_SOURCES,
     score=score,
     bounds=bounds,
     reward_names=("correctness", "length"),

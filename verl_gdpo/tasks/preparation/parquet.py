@@ -107,12 +107,14 @@ def _file_id(path: Path) -> str:
 def _code(task: Task) -> list[Path]:
     """The files that determine a task's rows: of this folder, of the scorer, of their own module.
 
-    Those beside the scorer whose names begin with the task's are there too.
+    Those beside the scorer are there too: all of them in a folder that has the task's name, else
+    those whose names begin with it.
     """
     modules = [task.score.__module__, *filter(None, [task.rows])]
     scorer, *rows = [Path(str(sys.modules[name].__file__)) for name in modules]
-    beside = scorer.parent.glob(f"{task.name}*.py")
-    return sorted({*CODE.glob("*.py"), *CODE.glob("*.json"), *beside, scorer, *rows})
+    beside = "*" if scorer.parent.name == task.name else f"{task.name}*"
+    files = {*CODE.glob("*.py"), *scorer.parent.glob(beside), scorer, *rows}
+    return sorted(path for path in files if path.suffix in (".py", ".json"))
 
 
 def is_there(paths: Sequence[Path], wanted: str) -> bool:

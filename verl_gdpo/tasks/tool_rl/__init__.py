@@ -1,1 +1,3 @@
 """ToolRL's tool calls: format and correctness."""
+
+DATA_SOURCES = ("rlla",)

@@ -18,7 +18,7 @@ the test split. A row, with the prompt and the right answer:
     {"name": "find_lamp", "parameters": {"rank": 46, "team": "red-fox"}}
     </tool_call>
 
-`tool_rl.json` has the words.
+`words.json` has the words.
 """
 
 import json
@@ -39,7 +39,7 @@ JSON_KEYS = ("instruction", "input", "output")
 RESPONSE_SHARE = 0.1  # share of rows that ask for a response without a call
 CALL_WEIGHTS = {1: 0.5, 2: 0.3, 3: 0.2}  # {number of calls: share of the other rows}
 COUNT_WORDS = {1: "one call", 2: "two calls", 3: "three calls"}
-WORDS = json.loads(Path(__file__).with_suffix(".json").read_text())
+WORDS = json.loads(Path(__file__).with_name("words.json").read_text())
 TEST_EVERY = 4  # of the combinations of two words or two digits
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from verl_gdpo.tasks.task import Task, check_texts
+from verl_gdpo.tasks.tool_rl import DATA_SOURCES
 from verl_gdpo.tasks.tool_rl import form as form
 from verl_gdpo.tasks.tool_rl.form import NAME_KEY, PARAMETERS_KEY
 
@@ -341,7 +342,7 @@ def _length(response: str, length_schedule: str, step: int) -> float:
 
 TASK = Task(
     name="tool_rl",
-    data_sources=("rlla",),
+    data_sources=DATA_SOURCES,
     score=score,
     bounds=bounds,
     reward_names=("format", "correctness", "length"),

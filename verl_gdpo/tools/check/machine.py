@@ -17,7 +17,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import verl_gdpo
-from verl_gdpo.sandbox.service import Service
 from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
 from verl_gdpo.tools.check.gpus import first_that_exists, model_config
 from verl_gdpo.tools.check.output import message_of
@@ -346,13 +345,12 @@ def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:
     """
     if config.reward.custom_reward_function.path is not None:
         return []
-    service = Service.of(config.reward.get("sandbox_fusion"))
     options = dict(config.reward.get("reward_kwargs") or {})
     tasks = {TASK_BY_SOURCE[source].name: source for source in sources if source in TASK_BY_SOURCE}
-    return [
-        f"task {name}: {lack}"
-        for name, source in tasks.items()
-        for lack in (
-            service if service and TASK_BY_SOURCE[source].takes_service else TASK_BY_SOURCE[source]
-        ).missing(**options_for(source, options))
-    ]
+    lacks = []
+    for name, source in tasks.items():
+        task = TASK_BY_SOURCE[source]
+        service = task.programs and task.programs.service_of(config.reward.get("sandbox_fusion"))
+        missing = (service or task).missing(**options_for(source, options))
+        lacks += [f"task {name}: {lack}" for lack in missing]
+    return lacks

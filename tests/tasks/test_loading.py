@@ -1,0 +1,37 @@
+"""What a process loads to score a row: the scorer of its task, and nothing of another one."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
+options = options_for({source!r}, {options})
+TASK_BY_SOURCE[{source!r}].score("", {truth!r}, response_tokens=0, **options)
+print(*(name for name in sys.modules if name.startswith("verl_gdpo.")))
+"""
+REGISTRY = {"tasks", "tasks.task"}
+FOLDERS = {f"tasks.{name}" for name in ("coding", "gsm8k", "math_length", "tool_rl")}  # a line each
+SANDBOX = {"sandbox", "sandbox.inside", "sandbox.lock", "sandbox.machine"}
+CODING_TRUTH = '{"function": null, "tests": [{"input": "", "output": ""}]}'
+
+
+@pytest.mark.parametrize(
+    ("source", "truth", "options", "own"),
+    [
+        ("verl_gdpo/gsm8k", "72", {}, {"tasks.gsm8k.score"}),
+        ("verl_gdpo/gsm8k", "72", {"normalize_numbers": True}, {"tasks.gsm8k.score"}),
+        ("rlla", "x", {}, {"tasks.tool_rl.score", "tasks.tool_rl.form"}),
+        (
+            *("verl_gdpo/coding", CODING_TRUTH, {}),
+            {"tasks.coding.score", "tasks.coding.problem", *SANDBOX, "sandbox.service"},
+        ),
+    ],
+)
+def test_a_row_loads_its_own_scorer_alone(source, truth, options, own):
+    code = PROGRAM.format(source=source, truth=truth, options=options)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.removeprefix("verl_gdpo.") for name in done.stdout.split()}
+    assert loaded == REGISTRY | FOLDERS | own
