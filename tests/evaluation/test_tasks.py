@@ -16,8 +16,8 @@ from verl_gdpo.evaluation.results import problems_of
 from verl_gdpo.evaluation.tasks import benchmark_of
 from verl_gdpo.tasks import TASKS
 from verl_gdpo.tasks.coding.problem import Problem, good_response
-from verl_gdpo.tasks.preparation.local_files import make_row
 from verl_gdpo.tasks.preparation.parquet import write_parquets
+from verl_gdpo.tasks.preparation.sources import make_row
 
 BENCH = {name: benchmark_of(task) for name, task in TASKS.items()}
 

@@ -184,10 +184,10 @@ MUTANTS = [
         "tasks/test_overlap.py::test_nearly_equal_prompts_share_five_triples",
     ),
     Mutant(
-        "tasks/preparation/packed_rows.py",
+        "tasks/preparation/local_files.py",
         "self._first = self._first or text",
         "pass",
-        "tasks/test_packed_rows.py::test_a_row_more_takes_few_bytes",
+        "tasks/test_local_files.py::test_a_row_more_takes_few_bytes",
     ),
     Mutant(
         "atomic.py",

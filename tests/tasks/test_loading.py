@@ -23,7 +23,7 @@ CODING_TRUTH = '{"function": null, "tests": [{"input": "", "output": ""}]}'
     [
         ("verl_gdpo/gsm8k", "72", {}, {"tasks.gsm8k.score"}),
         ("verl_gdpo/gsm8k", "72", {"normalize_numbers": True}, {"tasks.gsm8k.score"}),
-        ("rlla", "x", {}, {"tasks.tool_rl.score", "tasks.tool_rl.form"}),
+        ("rlla", "x", {}, {"tasks.tool_rl.score", "tasks.tool_rl.form", "tasks.tool_rl.calls"}),
         (
             *("verl_gdpo/coding", CODING_TRUTH, {}),
             {"tasks.coding.score", "tasks.coding.problem", *SANDBOX, "sandbox.service"},

@@ -116,8 +116,7 @@ def test_its_rows_are_prepared(echo, tmp_path, capsys):
 ROWS = '''
 """Words from nowhere."""
 from say_back import TASK
-from verl_gdpo.tasks.preparation.local_files import make_row, seeded
-from verl_gdpo.tasks.preparation.sources import Sources
+from verl_gdpo.tasks.preparation.sources import Sources, make_row, seeded
 
 def word(rng, split):
     return make_row(TASK, f"Say {rng.random()}", "".join(rng.choices("abcdefgh", k=9)))

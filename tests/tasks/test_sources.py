@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import random
 import re
 import signal
@@ -22,14 +21,14 @@ import pytest
 from added_task import add_task
 from repository import REPO
 
-from verl_gdpo import atomic, data_prep
-from verl_gdpo.tasks import TASKS, check_ground_truths
-from verl_gdpo.tasks.preparation import DataError, LeftOut, local_files, parquet, schema, sources
+from verl_gdpo import atomic
+from verl_gdpo.tasks import TASKS, check_ground_truths, preparation
+from verl_gdpo.tasks.preparation import DataError, LeftOut, loading, local_files, parquet, schema
 from verl_gdpo.tasks.preparation.parquet import parquet_rows, write_parquets
-from verl_gdpo.tasks.preparation.sources import Sources
 from verl_gdpo.tasks.tool_rl import rows as tool_rl
 from verl_gdpo.tasks.tool_rl.rows import SOURCES
 from verl_gdpo.tasks.tool_rl.score import TASK
+from verl_gdpo.tools import data
 from verl_gdpo.tools.data import main
 
 CALL = '{"name": "Get News", "parameters": {"page": "1"}}'
@@ -37,6 +36,7 @@ TOOL = f"<think> t </think>\n<tool_call>\n{CALL}\n</tool_call>"
 RESPONSE = "<think> t </think>\n<response> hi </response>"
 BOTH = f"<think> t </think>\n<tool_call>\n{CALL}\n{CALL}\n</tool_call>\n<response> hi </response>"
 NEITHER = "<think> t </think>"
+HALF_A_CALL = TOOL.replace('"page": "1"}}', '"page": ')
 HELLO, HELLO_BLOB_ID = b"hello\n", "ce013625030ba8dba906f756967f9e9ca394464a"  # git hash-object
 
 
@@ -115,12 +115,7 @@ REFUSALS = [
     (("reward_model", "ground_truth"), ..., "reward_model.ground_truth", "missing"),
     (("reward_model", "ground_truth"), None, "reward_model.ground_truth", "got None; expected a s"),
     (("reward_model", "ground_truth"), " \n", "reward_model.ground_truth", "expected some text"),
-    (
-        ("reward_model", "ground_truth"),
-        TOOL.replace('"page": "1"}}', '"page": '),
-        "reward_model.ground_truth",
-        "tool_call line 1 of 1",
-    ),
+    (("reward_model", "ground_truth"), HALF_A_CALL, "reward_model.ground_truth", "line 1 of 1"),
     (("reward_model", "ground_truth"), TOOL + TOOL, "reward_model.ground_truth", "got 2 <tool_ca"),
     (("reward_model",), None, "reward_model", "expected an object"),
     (("prompt",), ..., "prompt", "missing"),
@@ -166,9 +161,7 @@ def test_a_refusal_names_row_and_field(tmp_path, place, value, field, words):
 def test_rows_that_are_no_rows_are_refused():
     with pytest.raises(DataError, match=r"^here: got no rows"):
         [*schema.checked([], "here")]
-    with pytest.raises(
-        DataError, match=r"^here, row 0, the whole row: got 'x'; expected an object"
-    ):
+    with pytest.raises(DataError, match=r"^here, row 0, the whole row: got 'x'; expected an obj"):
         [*schema.checked([(0, "x")], "here")]
 
 
@@ -354,8 +347,8 @@ def test_without_a_source_rows_that_are_there_are_kept(tmp_path, capsys):
 
 def test_other_code_makes_new_files(tmp_path, capsys, monkeypatch):
     assert {path.name for path in parquet._code(TASKS["tool_rl"])} >= {
-        *("schema.py", "local_files.py", "sources.py", "tool_rl.py", "tool_rl.json"),
-        "tool_rl_format.py",
+        *("schema.py", "local_files.py", "loading.py", "score.py", "rows.py", "words.json"),
+        *("form.py", "calls.py"),
     }
     changed = tmp_path / "changed.py"
     changed.write_text("")
@@ -437,68 +430,43 @@ def test_a_folder_may_be_a_link(tmp_path, capsys):
     assert sorted(files_in(tmp_path / "disk")) == ["test.parquet", "train.parquet"]
 
 
-def test_a_report_for_a_reader_that_has_gone(tmp_path):
-    read, write = os.pipe()
-    os.close(read)
-    arguments = ["--out", tmp_path / "out", "--synthetic", "5"]
-    command = [sys.executable, "-m", "data_prep", "tool_rl", *arguments]
-    done = subprocess.run(command, cwd=REPO, stdout=write, stderr=subprocess.PIPE, text=True)
-    os.close(write)
-    assert done.returncode == 141
-    assert [line for line in done.stderr.splitlines() if not line.startswith("making")] == []
-    assert sorted(files_in(tmp_path / "out")) == ["test.parquet", "train.parquet"]
-
-
 # ---- download
 
 
-class Server:
-    """A web server; `answers` maps a path to bytes, an HTTP status, or a way to misbehave."""
+class Handler(BaseHTTPRequestHandler):
+    """`server.answers` maps a path to (bytes, announced length), an HTTP status, or "stalls"."""
 
-    def __init__(self):
-        self.answers, self.requests, self.stop = {}, [], threading.Event()
-        server = self
+    def do_GET(self):
+        self.server.requests.append(self.path)
+        answer = self.server.answers.get(self.path, 404)
+        if isinstance(answer, int):
+            self.send_error(answer)
+        elif answer == "stalls":
+            self.server.stop.wait(20)
+        else:
+            body, announced = answer
+            self.send_response(200)
+            if announced is not None:
+                self.send_header("Content-Length", str(announced))
+            self.end_headers()
+            self.wfile.write(body)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                server.requests.append(self.path)
-                answer = server.answers.get(self.path, 404)
-                if isinstance(answer, int):
-                    self.send_error(answer)
-                elif answer == "stalls":
-                    server.stop.wait(20)
-                elif answer == "endless":  # and without a length
-                    self.send_response(200)
-                    self.end_headers()
-                    self.wfile.write(b"x" * 3000)
-                else:
-                    body, announced = answer if isinstance(answer, tuple) else (answer, len(answer))
-                    self.send_response(200)
-                    self.send_header("Content-Length", str(announced))
-                    self.end_headers()
-                    self.wfile.write(body)
-
-            def log_message(self, *arguments):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.02,))
-        self.thread.start()
-
-    def close(self):
-        self.stop.set()
-        self.http.shutdown()
-        self.http.server_close()
-        self.thread.join()
+    def log_message(self, *_):
+        pass
 
 
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    running = Server()
-    yield running
-    running.close()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        http.answers, http.requests, http.stop = {}, [], threading.Event()
+        http.url = f"http://127.0.0.1:{http.server_port}"
+        thread = threading.Thread(target=http.serve_forever, args=(0.02,))
+        thread.start()
+        yield http
+        http.stop.set()
+        http.shutdown()
+    thread.join()
 
 
 def test_blob_id_is_what_git_prints():
@@ -506,12 +474,12 @@ def test_blob_id_is_what_git_prints():
 
 
 def test_fetch_takes_a_good_copy_and_replaces_a_bad_one(tmp_path, server, capsys):
-    server.answers["/hello"] = HELLO
+    server.answers["/hello"] = HELLO, len(HELLO)
     path = tmp_path / "cache" / "hello"
     for content, downloads in ((None, 1), (None, 1), (b"damaged", 2)):
         if content:
             path.write_bytes(content)
-        sources.fetch(f"{server.url}/hello", path, blob_id=HELLO_BLOB_ID)
+        loading.fetch(f"{server.url}/hello", path, blob_id=HELLO_BLOB_ID)
         assert files_in(path.parent) == {"hello": HELLO}
         assert len(server.requests) == downloads
     progress_lines = capsys.readouterr().err.splitlines()
@@ -521,23 +489,23 @@ def test_fetch_takes_a_good_copy_and_replaces_a_bad_one(tmp_path, server, capsys
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (b"other\n", r"got git blob id [0-9a-f]{40} \(6 bytes\); expected " + HELLO_BLOB_ID),
+        ((b"other\n", 6), r"got git blob id [0-9a-f]{40} \(6 bytes\); expected " + HELLO_BLOB_ID),
         (404, "download failed: HTTP Error 404: Not Found"),
         (500, "download failed: HTTP Error 500"),
         ((HELLO[:5], 600), r"got git blob id [0-9a-f]{40} \(5 bytes\); expected"),
         ("stalls", "download failed: .*timed out"),
-        (b"x" * 3000, "download failed: got more than 2,000 bytes"),
-        ("endless", "download failed: got more than 2,000 bytes"),
+        ((b"x" * 3000, 3000), "download failed: got more than 2,000 bytes"),
+        ((b"x" * 3000, None), "download failed: got more than 2,000 bytes"),
     ],
 )
 def test_a_failed_download_leaves_what_was_there(tmp_path, server, answer, words, monkeypatch):
-    monkeypatch.setattr(sources, "MAX_BYTES", 2000)
-    monkeypatch.setattr(sources, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(loading, "MAX_BYTES", 2000)
+    monkeypatch.setattr(loading, "TIMEOUT_S", 0.3)
     server.answers["/hello"] = answer
     (tmp_path / "hello").write_bytes(b"old")
     url = f"{server.url}/hello"
     with pytest.raises(DataError, match=f"^{re.escape(url)}: {words}"):
-        sources.fetch(url, tmp_path / "hello", blob_id=HELLO_BLOB_ID)
+        loading.fetch(url, tmp_path / "hello", blob_id=HELLO_BLOB_ID)
     assert files_in(tmp_path) == {"hello": b"old"}
 
 
@@ -551,7 +519,7 @@ def test_a_failed_download_leaves_what_was_there(tmp_path, server, answer, words
 )
 def test_an_address_that_cannot_work_is_a_data_error(tmp_path, url, words):
     with pytest.raises(DataError, match=words):
-        sources.fetch(url, tmp_path / "x", blob_id=HELLO_BLOB_ID)
+        loading.fetch(url, tmp_path / "x", blob_id=HELLO_BLOB_ID)
     assert files_in(tmp_path) == {}
 
 
@@ -581,7 +549,7 @@ def test_upstream_is_the_default_source(tmp_path, server, monkeypatch, capsys):
     contents = {"train": upstream_bytes("train", 3), "test": upstream_bytes("test", 2)}
     pin(monkeypatch, contents, base_url=f"{server.url}/m")
     for split, content in contents.items():
-        server.answers[f"/m/dataset/rlla_4k/{split}.parquet"] = content
+        server.answers[f"/m/dataset/rlla_4k/{split}.parquet"] = content, len(content)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     for _ in range(2):
         code, output, _ = run(capsys, "--out", tmp_path / "out")
@@ -633,7 +601,7 @@ def numpy_legacy_shuffle(values, seed):
 @pytest.mark.parametrize(("count", "test_count"), [(50, 1), (149, 2), (150, 3), (1030, 20)])
 def test_json_is_split_by_upstreams_rule(tmp_path, count, test_count):
     path = write_json(tmp_path / "rlla_rl.json", items(count))
-    splits = SOURCES.from_files(path, None)
+    splits = loading._from_files(SOURCES, path, None)
     questions = numpy_legacy_shuffle([f"question {i}" for i in range(count)], 31415)
     for split, expected in (
         ("train", questions[: count - test_count]),
@@ -654,7 +622,7 @@ def test_one_parquet_file_is_split_as_json_is(tmp_path):
     rows = read_rows(tmp_path / "a.json", "train")
     write_parquets({tmp_path / "a.parquet": rows})
     of_json, of_parquet = (
-        {split: [*rows] for split, rows in SOURCES.from_files(path, None).items()}
+        {split: [*rows] for split, rows in loading._from_files(SOURCES, path, None).items()}
         for path in (tmp_path / "a.json", tmp_path / "a.parquet")
     )
     assert of_json == of_parquet and len(of_json["train"]) == 59
@@ -1060,12 +1028,12 @@ def test_an_interrupt_is_one_line_and_code_1(tmp_path, capsys, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Sources, "load", interrupted)
+    monkeypatch.setattr(data, "load", interrupted)
     assert run(capsys, "--out", tmp_path / "out") == (1, "", "data_prep: error: interrupted\n")
 
 
 def test_long_work_shows_progress_on_stderr(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(data_prep, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(preparation, "SECONDS_BETWEEN_LINES", 0.0)
     path = write_json(tmp_path / "a.json", items(3))
     _, output, errors = run(capsys, "--out", tmp_path / "out", "--from", path, "--test", path)
     assert f"reading {path}: 2 of 3 rows\n" in errors

@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 
 from verl_gdpo.tasks import TASKS, TaskError
 from verl_gdpo.tasks.preparation import DataError, UsageError
+from verl_gdpo.tasks.preparation.loading import add_arguments, load
 from verl_gdpo.tasks.preparation.parquet import (
     is_there,
     made_from,
-    options_of,
+    recorded_options,
     refuse_to_replace,
     write_parquets,
 )
@@ -60,13 +61,13 @@ def prepare(args: argparse.Namespace) -> None:
         print(f"{' and '.join(map(str, paths))}: up to date")
         return
     said = as_typed(options)
-    if args.keep_others and (made := options_of(paths)) is not None and made != said:
+    if args.keep_others and (made := recorded_options(paths)) is not None and made != said:
         command = f"verl-gdpo data {task.name} {made}".strip()
         print(f"{args.out}: kept as `{command}` made it; delete it for other rows")
         return
     if not args.force:
         refuse_to_replace(paths)
-    splits = args.sources.load(args)
+    splits = load(args.sources, args)
     shared = overlap(splits)
     files = {args.out / f"{split}.parquet": rows for split, rows in splits.items()}
     write_parquets(files, made_from(task, options), said)
@@ -106,5 +107,5 @@ def _parser() -> argparse.ArgumentParser:
             "links lead to"
         )
         add("--force", help=about, action="store_true")
-        sources.add_arguments(task_parser)
+        add_arguments(task_parser, sources)
     return parser

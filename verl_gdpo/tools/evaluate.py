@@ -22,7 +22,7 @@ from verl_gdpo.evaluation.engines import ENGINES, Sampling, Tokens, choose_engin
 from verl_gdpo.evaluation.policy import Policy, choose_dtype, find_policy
 from verl_gdpo.evaluation.results import result_of, table, write
 from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS
-from verl_gdpo.tasks.preparation.sources import whole_number
+from verl_gdpo.tasks.preparation.loading import whole_number
 from verl_gdpo.terminal import printable
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -19,9 +19,8 @@ from random import Random
 from typing import Any
 
 from verl_gdpo.tasks.gsm8k.score import GOLD_MARK, TASK
-from verl_gdpo.tasks.preparation.local_files import make_row, seeded, strings_of
 from verl_gdpo.tasks.preparation.schema import Row, require
-from verl_gdpo.tasks.preparation.sources import Sources
+from verl_gdpo.tasks.preparation.sources import Sources, make_row, seeded, strings_of
 
 COMMIT = "3101c7d5072418e28b9008a6636bde82a006892c"
 FOLDER = "grade_school_math/data"

@@ -18,9 +18,8 @@ from typing import Any
 
 from verl_gdpo.tasks.math_length.score import INSTRUCTION, TASK, are_equal, has_split_number, joined
 from verl_gdpo.tasks.preparation import LeftOut
-from verl_gdpo.tasks.preparation.local_files import make_row, seeded
 from verl_gdpo.tasks.preparation.schema import Row, require
-from verl_gdpo.tasks.preparation.sources import Sources
+from verl_gdpo.tasks.preparation.sources import Sources, make_row, seeded
 
 # would be part of the problem, if they said something; OlympiadBench has them
 PARTS_OF_THE_PROBLEM = ("context", "image", "images")

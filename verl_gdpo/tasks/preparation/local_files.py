@@ -1,7 +1,11 @@
-"""Reads the rows of a task from files on this machine, one row for each problem."""
+"""Reads the rows of a task from files on this machine, one row for each problem.
+
+The rows of a file take little memory: one of GSM8K takes 170 bytes, and as objects 3 kB.
+"""
 
 import json
 import sys
+import zlib
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,29 +13,58 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from verl_gdpo.tasks.preparation import DataError, LeftOut, progress
-from verl_gdpo.tasks.preparation.packed_rows import PackedRows, PickedRows
 from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE, parquet_rows
 from verl_gdpo.tasks.preparation.schema import Row, Splits, checked, repetitions, require
-from verl_gdpo.tasks.task import Task
-
-if TYPE_CHECKING:
-    from verl_gdpo.tasks.preparation.sources import Sources
+from verl_gdpo.tasks.preparation.sources import Mend, RowOf, Sources
 
 SPLIT_SEED, TEST_SHARE = 31415, 0.02  # as in ToolRL
 SHOWN = 20  # numbers of rows that are left out or repaired
-# (object of a file, what takes a note about it) -> row; raises ValueError for a bad object
-RowOf = Callable[[Any, Callable[[str], None]], Row]
-Mend = Callable[[str], tuple[str, str]]  # ground truth -> the one to write, what was repaired
 Notes = dict[str, list[int]]  # what happened -> to which rows
 
 
-def read_rows(path: Path, split: str, sources: "Sources") -> Sequence[Row]:
+class PackedRows(Sequence[Row]):
+    """Rows that are unpacked one by one, as JSON gives them back."""
+
+    def __init__(self) -> None:
+        self._packed, self._ends = bytearray(), array("q", [0])
+        self._first = b""  # what others share with it, such as a system prompt, takes no room
+
+    def append(self, row: Row) -> None:
+        text = json.dumps(row).encode()
+        self._first = self._first or text
+        packer = zlib.compressobj(1, zdict=self._first)
+        self._packed += packer.compress(text) + packer.flush()
+        self._ends.append(len(self._packed))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        packed = self._packed[self._ends[index] : self._ends[index + 1]]
+        return json.loads(zlib.decompressobj(zdict=self._first).decompress(packed))
+
+
+class PickedRows(Sequence[Row]):
+    """Some of the rows in another order, with their new index and split in `extra_info`."""
+
+    def __init__(self, rows: Sequence[Row], places: npt.NDArray[np.int64], split: str) -> None:
+        self._rows, self._places, self._split = rows, places, split
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: Any) -> Any:
+        row = self._rows[int(self._places[index])]
+        return {**row, "extra_info": {**row["extra_info"], "index": index, "split": self._split}}
+
+
+def read_rows(path: Path, split: str, sources: Sources) -> Sequence[Row]:
     """Return one row for each problem of a file, checked, with a new index and split.
 
     What is left out or repaired is printed. Of rows that ask the same, the first is kept, if they
@@ -47,7 +80,7 @@ def read_rows(path: Path, split: str, sources: "Sources") -> Sequence[Row]:
         OSError: the file cannot be opened.
     """
     items: Iterable[Any]
-    row_of: Callable[[Any, Callable[[str], None]], Row]
+    row_of: RowOf
     if path.suffix == ".parquet":
         items, row_of = parquet_rows(path), sources.of_parquet
     elif path.suffix == ".jsonl":
@@ -64,7 +97,7 @@ def read_rows(path: Path, split: str, sources: "Sources") -> Sequence[Row]:
             row = row_of(item, lambda what: notes[what].append(number))
             source, wanted = row.get("data_source", ""), ("", *sources.task.data_sources)
             require(source in wanted, "data_source", source, " or ".join(map(repr, wanted[1:])))
-            return numbered([row], split, sources.dropped)[0]
+            return placed(row, 0, split, sources.dropped)
 
         numbers, rows = _found(enumerate(progress(items, f"reading {path}")), path, made, notes)
         if sources.mend is not None:
@@ -137,63 +170,18 @@ def _mended(
         pool.shutdown(cancel_futures=True)
 
 
-def strings_of(item: Any, keys: Sequence[str]) -> dict[str, str]:
-    """Return `item` after checking that it is an object with exactly these keys and str values.
-
-    Raises:
-        ValueError: the item is something else.
-    """
-    require(isinstance(item, dict), "", item, "an object")
-    for key in (*keys, *item):
-        if key not in keys:
-            # an unknown key is an error, because it could be meant for the prompt ("history")
-            raise ValueError(f"field {key}: unknown; expected only {tuple(keys)}")
-        if key not in item:
-            raise ValueError(f"field {key}: got nothing; expected a str")
-        require(isinstance(item[key], str), key, item[key], "a str")
-    return dict(item)
+def placed(row: Row, index: int, split: str, dropped: Sequence[str] = ()) -> Row:
+    """Return a row with index and split in `extra_info`, and without its `dropped` keys."""
+    extra = row.get("extra_info") or {}
+    if not isinstance(extra, Mapping):
+        return row  # which is refused
+    kept = {key: value for key, value in extra.items() if key not in dropped}
+    return {**row, "extra_info": {**kept, "index": index, "split": split}}
 
 
-def make_row(
-    task: Task, question: str, ground_truth: str, system: str | None = None, ability: str = ""
-) -> Row:
-    """Return a row without index and split; `system` is the system message, if any."""
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    return {
-        "data_source": task.data_sources[0],
-        "prompt": [*messages, {"role": "user", "content": question}],
-        "ability": ability or task.name,
-        "reward_model": {"style": "rule", "ground_truth": ground_truth},
-        "extra_info": {},
-    }
-
-
-def seeded(name: str, row_of: Callable[[Random, str], Row]) -> Callable[..., Iterator[Row]]:
-    """Return `make_rows(count, *, split, seed)`, whose row i depends on i, split and seed alone.
-
-    Args:
-        row_of: makes a row of the split "train" or "test" out of random numbers.
-    """
-
-    def make_rows(count: int, *, split: str, seed: int) -> Iterator[Row]:
-        # a string seeds Random through SHA-512: the same in every process, unlike hash()
-        seeds = (f"verl-gdpo {name} {split} {seed} {index}" for index in range(count))
-        return (row_of(Random(text), split) for text in seeds)
-
-    return make_rows
-
-
-def numbered(rows: Iterable[Row], split: str, dropped: Sequence[str] = ()) -> list[Row]:
-    """Return the rows with index and split in `extra_info`, and without its `dropped` keys."""
-
-    def placed(row: Row, index: int) -> Row:
-        extra = row.get("extra_info") or {}
-        if not isinstance(extra, Mapping):
-            return row  # which is refused
-        kept = {key: value for key, value in extra.items() if key not in dropped}
-        return {**row, "extra_info": {**kept, "index": index, "split": split}}
-
-    return [placed(row, index) for index, row in enumerate(rows)]
+def numbered(rows: Iterable[Row], split: str) -> list[Row]:
+    """Return the rows of a file."""
+    return [placed(row, index, split) for index, row in enumerate(rows)]
 
 
 def split_rows(rows: Sequence[Row], where: str) -> Splits:

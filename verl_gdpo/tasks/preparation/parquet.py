@@ -58,8 +58,8 @@ def write_parquets(
     }
     with replace_together(*files) as temporary:
         for target, (path, rows) in zip(temporary, files.items(), strict=True):
-            said = {MADE_FROM: made_from, CONTENT: ids[path], OPTIONS: options}
-            described = SCHEMA.with_metadata(said)
+            metadata = {MADE_FROM: made_from, CONTENT: ids[path], OPTIONS: options}
+            described = SCHEMA.with_metadata(metadata)
             unwritten = progress(rows, f"writing {path}")
             with pq.ParquetWriter(target, described) as writer:
                 while group := [*islice(unwritten, ROWS_PER_GROUP)]:
@@ -91,8 +91,7 @@ def made_from(task: Task, options: Mapping[str, Any]) -> str:
     digest = hashlib.sha256()
     for path in _code(task):
         digest.update(path.read_bytes())
-    said = json.dumps(options, sort_keys=True, default=_file_id)
-    digest.update(said.encode())
+    digest.update(json.dumps(options, sort_keys=True, default=_file_id).encode())
     return digest.hexdigest()
 
 
@@ -119,13 +118,13 @@ def _code(task: Task) -> list[Path]:
 
 def is_there(paths: Sequence[Path], wanted: str) -> bool:
     """Return whether all files exist as they were made from `wanted`."""
-    are_made = (_said(path).get(MADE_FROM) == wanted.encode() for path in paths)
+    are_made = (_metadata(path).get(MADE_FROM) == wanted.encode() for path in paths)
     return all(are_made) and not any(map(_foreign, paths))
 
 
-def options_of(paths: Sequence[Path]) -> str | None:
+def recorded_options(paths: Sequence[Path]) -> str | None:
     """Return the options that made all files; None if they differ, or somebody changed a file."""
-    first, *others = (_said(path).get(OPTIONS) for path in paths)
+    first, *others = (_metadata(path).get(OPTIONS) for path in paths)
     is_one = all(other == first for other in others) and not any(map(_foreign, paths))
     return first.decode() if first is not None and is_one else None
 
@@ -143,14 +142,14 @@ def refuse_to_replace(paths: Sequence[Path]) -> None:
 
 def _foreign(path: Path) -> str:
     """Why a file is not as data_prep wrote it; "" if it is."""
-    content = _said(path).get(CONTENT)
+    content = _metadata(path).get(CONTENT)
     if content is None:
         return "it cannot be read, or data_prep did not write it"
     is_same = content == _content_id(parquet_rows(path))
     return "" if is_same else "it was changed after data_prep wrote it"
 
 
-def _said(path: Path) -> dict[bytes, bytes]:
+def _metadata(path: Path) -> dict[bytes, bytes]:
     """What the metadata of a file say; nothing, if they cannot be read."""
     try:
         return pq.read_metadata(path).metadata or {}

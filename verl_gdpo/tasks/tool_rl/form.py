@@ -1,6 +1,6 @@
 """The format of a ToolRL answer: its tags, its JSON keys, and the system prompt that asks for it.
 
-The scorer (`tool_rl.py`), data preparation and the warm start of the CPU policy all import this
+The scorer, data preparation and the warm start of the CPU policy all import this
 module, so that prompt, ground truths and parser cannot disagree.
 """
 

@@ -27,9 +27,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from verl_gdpo.tasks.preparation.local_files import make_row, seeded, strings_of
 from verl_gdpo.tasks.preparation.schema import Row
-from verl_gdpo.tasks.preparation.sources import Sources
+from verl_gdpo.tasks.preparation.sources import Sources, make_row, seeded, strings_of
 from verl_gdpo.tasks.tool_rl.form import compact_system_prompt, render_answer
 from verl_gdpo.tasks.tool_rl.score import TASK
 

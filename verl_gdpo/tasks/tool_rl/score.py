@@ -4,21 +4,22 @@ The format and its correctness score come from ToolRL (arXiv 2504.13958); GDPO (
 trains on the first two as separate rewards. Plain text in, plain floats out: no tensors, no
 environment variables, no randomness, no state between calls.
 
-The task's output contract (tags and JSON keys) is defined in `tool_rl_format.py`.
+The task's output contract (tags and JSON keys) is defined in `form.py`.
 """
 
-import importlib
 import inspect
-import json
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from verl_gdpo.tasks.task import Task, check_texts
-from verl_gdpo.tasks.tool_rl import DATA_SOURCES
-from verl_gdpo.tasks.tool_rl import form as form
-from verl_gdpo.tasks.tool_rl.form import NAME_KEY, PARAMETERS_KEY
+from verl_gdpo.tasks.tool_rl import DATA_SOURCES, form
+from verl_gdpo.tasks.tool_rl.calls import (
+    parse_ground_truth,
+    share_of_best,
+    total_greedy,
+    total_optimal,
+)
 
 Granularity = Literal["fine", "refined", "intermediate", "coarse"]
 Matching = Literal["greedy", "optimal"]
@@ -36,11 +37,6 @@ LINEAR_SCHEDULE_STEPS = 150
 TWO_STAGE_SWITCH_STEP = 30
 # {length_schedule: (words at the start, more words each step)}
 LENGTH_WORDS = {"constant": (512.0, 0.0), "linear": (384.0, (640 - 384) / 105)}
-
-_decode = json.JSONDecoder().decode  # faster than json.loads, which checks its options at each call
-
-_Call = dict[str, Any]
-_PairScores = list[dict[int, float]]  # per gold call: predicted index -> score of that pair
 
 
 def score(
@@ -106,15 +102,17 @@ def score(
     chosen: dict[str, str] = {"granularity": granularity, "matching": matching}
     chosen |= {"schedule": schedule, "length_schedule": length_schedule}
     _check_options(chosen, max_correctness, step)
-    total = _total_optimal() if matching == "optimal" else _total_greedy
+    total = total_optimal() if matching == "optimal" else total_greedy
     format_low, format_high, bound = _reward_ranges(schedule, step or 0, max_correctness)
-    gold = _parse_ground_truth(ground_truth)
+    gold = parse_ground_truth(ground_truth)
     response = response.strip()
 
     scores = {"format": format_high if _has_layout(response, ground_truth) else format_low}
     scores["correctness"] = 0.0
     if gold:
-        scores["correctness"] = 2 * bound * _share(response, gold, granularity, total) - bound
+        scores["correctness"] = (
+            2 * bound * share_of_best(response, gold, granularity, total) - bound
+        )
     if length:
         scores["length"] = _length(response, length_schedule, step or 0)
     return scores
@@ -160,54 +158,6 @@ def _reward_ranges(schedule: str, step: int, bound: float) -> tuple[float, float
     return 0.0, 1.0, bound
 
 
-def _parse_ground_truth(ground_truth: str) -> list[_Call]:
-    """Return the gold calls, or [] without a tool-call block; raise ValueError if malformed."""
-    for opening, closing in (form.CALL_TAGS, form.RESPONSE_TAGS):
-        counts = ground_truth.count(opening), ground_truth.count(closing)
-        if counts not in ((0, 0), (1, 1)):
-            raise ValueError(
-                f"tool_rl ground truth: got {counts[0]} {opening} and {counts[1]} {closing}; "
-                f"expected one of each or none, also inside the think text: {ground_truth[:200]!r}"
-            )
-    if form.CALL_TAGS[0] not in ground_truth:
-        return []
-    lines = form.first_block_lines(ground_truth)
-    return [_parse_gold_call(line, i, len(lines)) for i, line in enumerate(lines, 1)]
-
-
-def _parse_gold_call(line: str, number: int, count: int) -> _Call:
-    reason = ""
-    try:
-        call = _decode(line)
-        if isinstance(call[NAME_KEY], str) and isinstance(call[PARAMETERS_KEY], dict):
-            return dict(call)
-    except (ValueError, RecursionError) as error:
-        reason = f" ({error})"
-    except (TypeError, KeyError):
-        pass  # another value than an object, or one without these keys
-    raise ValueError(
-        f"tool_rl ground truth, tool_call line {number} of {count}: got {line[:200]!r}{reason}; "
-        f'expected one JSON object with a string "{NAME_KEY}" and an object "{PARAMETERS_KEY}"'
-    )
-
-
-def _parse_response(response: str) -> list[_Call] | None:
-    """Return the predicted calls, or None if one of them cannot be read."""
-    if not all(tag in response for tag in form.CALL_TAGS):
-        return None
-    calls: list[_Call] = []
-    for line in form.first_block_lines(response):
-        try:
-            call = _decode(line)
-        except ValueError:  # also raised for an int with too many digits
-            return None
-        # Check each line at once, so that a long worthless block ends at its first line.
-        if not isinstance(call, dict) or isinstance(call.get(NAME_KEY, {}), dict | list):
-            return None
-        calls.append(call)
-    return calls
-
-
 def _has_layout(response: str, ground_truth: str) -> bool:
     """Return whether the stripped response has the ground truth's blocks, in order and once each.
 
@@ -233,105 +183,6 @@ def _has_layout(response: str, ground_truth: str) -> bool:
     return fits and all(response.count(tag) == 1 for tag in tags)
 
 
-def _share(
-    response: str, gold: list[_Call], granularity: str, total: Callable[[_PairScores], float]
-) -> float:
-    """Return the share of the highest correctness, in [0, 1]; 0 if calls cannot be compared.
-
-    Args:
-        total: function that sums the scores of the matched pairs.
-    """
-    try:
-        predicted = _parse_response(response)
-        if predicted is None:
-            return 0.0
-        if granularity == "coarse" or gold == predicted:
-            return float(gold == predicted)
-        pairs = _pair_scores(gold, predicted, granularity)
-    except RecursionError:  # the JSON is nested too deep for Python
-        return 0.0
-    if pairs is None:
-        return 0.0
-    gold_names = [call[NAME_KEY] for call in gold]
-    predicted_names = [call[NAME_KEY] for call in predicted]
-    reached = _name_similarity(gold_names, predicted_names, granularity == "refined")
-    reachable = 1 + len(gold)
-    if granularity != "intermediate":
-        reachable += sum(len(call[PARAMETERS_KEY]) for call in gold)
-    return (reached + total(pairs)) / reachable
-
-
-def _pair_scores(gold: list[_Call], predicted: list[_Call], granularity: str) -> _PairScores | None:
-    """Score each gold call with each predicted call of its name; None if one cannot be compared."""
-    places: dict[str, list[int]] = {call[NAME_KEY]: [] for call in gold}
-    for i, call in enumerate(predicted):
-        if call[NAME_KEY] in places:
-            places[call[NAME_KEY]].append(i)
-            if granularity != "intermediate" and not isinstance(call.get(PARAMETERS_KEY), dict):
-                return None
-    return [
-        {i: _pair_score(call, predicted[i], granularity) for i in places[call[NAME_KEY]]}
-        for call in gold
-    ]
-
-
-def _pair_score(gold: _Call, predicted: _Call, granularity: str) -> float:
-    if granularity == "intermediate":
-        return float(gold == predicted)
-    wanted, given = gold[PARAMETERS_KEY], predicted[PARAMETERS_KEY]
-    shared = [key for key in wanted if key in given]
-    keys = _jaccard(len(shared), len(wanted), len(given))
-    if granularity == "refined":
-        keys = float(list(wanted) == list(given))
-    return keys + len([key for key in shared if given[key] == wanted[key]])
-
-
-def _name_similarity(gold: list[str], predicted: list[Any], in_order: bool) -> float:
-    if in_order or gold == predicted:
-        return float(gold == predicted)
-    # gold names are texts; other names of a response could slow this down with colliding hashes
-    common = Counter(gold) & Counter(name for name in predicted if isinstance(name, str))
-    return _jaccard(common.total(), len(gold), len(predicted))
-
-
-def _jaccard(common: int, size: int, other_size: int) -> float:
-    """Return the Jaccard index of two multisets, given their sizes; 1 if both are empty."""
-    union = size + other_size - common
-    return common / union if union else 1.0
-
-
-def _total_greedy(pairs: _PairScores) -> float:
-    """Sum each gold call's best unused pair, in order; a pair with score 0 uses no call."""
-    total, used = 0.0, set()
-    for row in pairs:
-        best, best_score = -1, 0.0
-        for i, pair_score in row.items():
-            if pair_score > best_score and i not in used:
-                best, best_score = i, pair_score
-        used.add(best)
-        total += best_score
-    return total
-
-
-def _total_optimal() -> Callable[[_PairScores], float]:
-    """Return a function that computes the largest sum over all one-to-one assignments."""
-    try:
-        solve = importlib.import_module("scipy.optimize").linear_sum_assignment
-    except ImportError as error:
-        raise ImportError(
-            "tool_rl matching='optimal' needs scipy, which cannot be imported: "
-            "pip install 'verl-gdpo[optimal-matching]', or use matching='greedy'"
-        ) from error
-
-    def total(pairs: _PairScores) -> float:
-        columns = sorted({i for row in pairs for i in row})
-        table = [[row.get(i, 0.0) for i in columns] for row in pairs]
-        rows, chosen = solve(table, maximize=True)
-        return float(sum(table[r][c] for r, c in zip(rows, chosen, strict=True)))
-
-    return total
-
-
 def _length(response: str, length_schedule: str, step: int) -> float:
     if form.THINK_OPEN not in response or form.THINK_CLOSE not in response:
         return 0.0
@@ -349,7 +200,7 @@ TASK = Task(
     rows="verl_gdpo.tasks.tool_rl.rows",
     main_reward="correctness",
     good_response=str,  # ToolRL's ground truths have the form of a response
-    system_prompt=None,  # each row lists its own tools; see `tool_rl_format.system_prompt`
+    system_prompt=None,  # each row lists its own tools; see `form.compact_system_prompt`
     verl_names={"accuracy_reward": "correctness", "format_reward": "format"},
     labels=form.labels,
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from verl_gdpo.tasks.preparation import local_files, overlap, parquet
-from verl_gdpo.tasks.preparation.packed_rows import PackedRows, PickedRows
+from verl_gdpo.tasks.preparation.local_files import PackedRows, PickedRows
 from verl_gdpo.tools.data import main
 
 

@@ -1,0 +1,191 @@
+"""Loads a task's rows from one of three places: upstream, local files, or a seed.
+
+Upstream's files are pinned: each is checked against its git blob id.
+"""
+
+import argparse
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_gdpo.atomic import replace_together
+from verl_gdpo.tasks import options_of
+from verl_gdpo.tasks.preparation import DataError, UsageError
+from verl_gdpo.tasks.preparation.local_files import (
+    PackedRows,
+    PickedRows,
+    placed,
+    read_rows,
+    split_rows,
+)
+from verl_gdpo.tasks.preparation.parquet import git_blob_id
+from verl_gdpo.tasks.preparation.schema import Splits
+from verl_gdpo.tasks.preparation.sources import WEAK, Sources
+
+SYNTHETIC_ROWS = 2000
+MAX_BYTES = 64 << 20  # of a download
+TIMEOUT_S = 30.0  # without a byte
+
+
+def add_arguments(parser: argparse.ArgumentParser, sources: Sources) -> None:
+    """Add the options that say where the rows come from; upstream, if any, needs none."""
+    source, add = parser.add_mutually_exclusive_group(), parser.add_argument
+    about = "local .json, .jsonl or .parquet; it is split unless --test is given"
+    source.add_argument("--from", dest="source", metavar="FILE", type=Path, help=about)
+    add("--test", metavar="FILE", type=Path, help="with --from: the test rows")
+    if sources.make_rows:
+        about, positive = "make N training rows (default: %(const)s)", partial(whole_number, 1)
+        source.add_argument(
+            "--synthetic", metavar="N", type=positive, nargs="?", const=SYNTHETIC_ROWS, help=about
+        )
+        about = "test rows (default: N/10, at least 1)"
+        add("--synthetic-test", metavar="M", type=positive, help=about)
+        about = "of the synthetic rows (default: 0)"
+        add("--seed", type=partial(whole_number, 0), help=about)
+    flags = dict(sources.flags)
+    if WEAK in options_of(sources.task):
+        flags = {WEAK: "let the rows' solutions run in a weak sandbox, if no better one is here"}
+        flags |= sources.flags
+    for name, about in flags.items():
+        add(f"--{name.replace('_', '-')}", action="store_true", help=about)
+    if sources.base_url:
+        add("--base-url", metavar="URL", help=f"a mirror of {sources.base_url}")
+        about = "for downloads (default: ~/.cache/verl-gdpo)"
+        add("--cache", metavar="DIR", type=Path, help=about)
+
+
+def whole_number(low: int, text: str) -> int:
+    """Return the number that an option's text is, for argparse."""
+    if not (text.isdecimal() and int(text) >= low):
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected a whole number >= {low}")
+    return int(text)
+
+
+def load(sources: Sources, args: argparse.Namespace) -> Splits:
+    """Return the checked rows of both files.
+
+    Raises:
+        UsageError: an option that does not belong to the source.
+        DataError: the source cannot be had, or holds a row that is refused.
+        OSError: a file cannot be read or, for a download, written.
+    """
+    arguments = vars(args)
+    _refuse_stray_options(sources, arguments)
+    if args.source is not None:
+        return _from_files(_with_options(sources, arguments), args.source, args.test)
+    if arguments.get("synthetic") is not None:
+        return _from_seed(sources, arguments)
+    if not sources.base_url:
+        ways = "--from FILE or --synthetic N" if sources.make_rows else "--from FILE"
+        raise UsageError(f"{sources.task.name} has no rows to download; expected {ways}")
+    return _from_upstream(sources, args.base_url or sources.base_url, args.cache)
+
+
+def _refuse_stray_options(sources: Sources, arguments: Mapping[str, Any]) -> None:
+    of_seed, of_files = arguments.get("synthetic") is not None, arguments["source"] is not None
+    stray: list[str] = [] if of_files else ["test", *filter(arguments.get, sources.flags)]
+    stray += [] if of_seed else ["synthetic_test", "seed"]
+    stray += ["base_url", "cache"] if of_seed or of_files else []
+    for name in stray:
+        if arguments.get(name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} does not go with this source of rows; see --help")
+
+
+def _with_options(sources: Sources, arguments: Mapping[str, Any]) -> Sources:
+    """The sources whose functions have the options that are on."""
+    flags = {name: True for name in sources.flags if arguments[name]}
+    weak = {WEAK: True} if arguments.get(WEAK) else {}
+    return replace(
+        sources,
+        task=replace(sources.task, score=partial(sources.task.score, **weak)),
+        row_of=partial(sources.row_of, **flags, **weak),
+        of_parquet=partial(sources.of_parquet, **flags),
+        mend=sources.mend and partial(sources.mend, **weak),
+    )
+
+
+def _from_files(sources: Sources, source: Path, test: Path | None) -> Splits:
+    """The rows of two files or, if `test` is None, of one that is split."""
+    rows = read_rows(source, "train", sources)
+    if test is None:
+        return split_rows(rows, str(source))
+    return {"train": rows, "test": read_rows(test, "test", sources)}
+
+
+def _from_seed(sources: Sources, arguments: Mapping[str, Any]) -> Splits:
+    """Make rows; the same arguments give the same rows."""
+    assert sources.make_rows is not None
+    train, seed = arguments["synthetic"], arguments["seed"] or 0
+    counts = {"train": train, "test": arguments["synthetic_test"] or max(1, train // 10)}
+    splits: Splits = {}
+    for split, count in counts.items():
+        message = f"making {count:,} synthetic {split} rows, seed {seed}"
+        print(message, file=sys.stderr, flush=True)
+        rows = PackedRows()
+        for row in sources.make_rows(count, split=split, seed=seed):
+            rows.append(placed(row, 0, split, sources.dropped))
+        splits[split] = PickedRows(rows, np.arange(len(rows)), split)
+    return splits
+
+
+def _from_upstream(sources: Sources, base_url: str, cache: Path | None) -> Splits:
+    """Download the official files into `cache`, unless they are there."""
+    cache = cache or Path.home() / ".cache" / "verl-gdpo"
+    splits: Splits = {}
+    for split, (path, blob_id) in sources.files.items():
+        local = cache / sources.task.name / Path(path).name
+        try:
+            fetch(f"{base_url.rstrip('/')}/{path}", local, blob_id=blob_id)
+        except DataError as error:
+            hint = "Without a download: --from FILE or --synthetic N"
+            raise DataError(f"{error}. {hint}") from error
+        splits[split] = read_rows(local, split, sources)
+    return splits
+
+
+def fetch(url: str, path: Path, *, blob_id: str) -> None:
+    """Download `url` to `path`, unless `path` already has the right content.
+
+    Args:
+        path: only a complete download with the right id replaces it. Its folder is made.
+        blob_id: the file's id, as printed by `git hash-object`.
+
+    Raises:
+        DataError: the download fails, is incomplete or too large, or has another id.
+        OSError: `path` cannot be written.
+    """
+    if path.is_file() and git_blob_id(path.read_bytes()) == blob_id:
+        print(f"using {path}: its git blob id is {blob_id[:12]}", file=sys.stderr)
+        return
+    print(f"downloading {url}", file=sys.stderr, flush=True)
+    content = _downloaded(url)
+    if (got := git_blob_id(content)) != blob_id:
+        raise DataError(
+            f"{url}: got git blob id {got} ({len(content):,} bytes); expected {blob_id}: it is "
+            "another file, or the download damaged it"
+        )
+    with replace_together(path) as (temporary,):
+        temporary.write_bytes(content)
+
+
+def _downloaded(url: str) -> bytes:
+    """The bytes at `url`; raises DataError if it cannot be read, or has too many."""
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+            content: bytes = response.read(MAX_BYTES + 1)
+    except (OSError, HTTPException, ValueError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        raise DataError(f"{url}: download failed: {str(error) or repr(error)}") from error
+    if len(content) > MAX_BYTES:
+        raise DataError(f"{url}: download failed: got more than {MAX_BYTES:,} bytes")
+    return content
