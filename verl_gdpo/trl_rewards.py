@@ -72,18 +72,18 @@ class RewardFunction:
         self.__name__ = name
         self._scoring = scoring
 
-    def __call__(self, **given: Any) -> list[float | None]:
+    def __call__(self, **batch: Any) -> list[float | None]:
         """Return the reward of each completion, None where it does not apply.
 
         Args:
-            given: TRL's arguments. Of the rows' columns, `data_source` and `reward_model` are used,
+            batch: TRL's arguments. Of the rows' columns, `data_source` and `reward_model` are used,
                 as `verl-gdpo data` writes them.
 
         Raises:
             ValueError: a column is missing, a completion is not one text, a row is of none of the
                 tasks, its ground truth is bad, or its reward is not finite.
         """
-        return [rewards.get(self.__name__) for rewards in self._scoring.rewards(_samples(given))]
+        return [rewards.get(self.__name__) for rewards in self._scoring.rewards(_samples(batch))]
 
 
 class _Scoring:
@@ -121,21 +121,21 @@ class _Scoring:
             raise ValueError(f"{where}: {error}") from error
 
 
-def _samples(given: Mapping[str, Any]) -> list[Sample]:
+def _samples(batch: Mapping[str, Any]) -> list[Sample]:
     for column in ("data_source", "reward_model"):
-        if column not in given:
+        if column not in batch:
             raise ValueError(
                 f"TRL rewards: the rows have no column {column!r}; expected rows of `verl-gdpo "
                 "data`, or the columns data_source='verl_gdpo/gsm8k' (for example) and "
-                f"reward_model={{'ground_truth': ...}}; got {sorted(given)}"
+                f"reward_model={{'ground_truth': ...}}; got {sorted(batch)}"
             )
-    texts = [_text(number, completion) for number, completion in enumerate(given["completions"])]
-    state = given.get("trainer_state")
+    texts = [_text(number, completion) for number, completion in enumerate(batch["completions"])]
+    state = batch.get("trainer_state")
     # verl, for which the scorers are written, calls the first step 1
     step = None if state is None else state.global_step + 1
-    truths = [(reward_model or {}).get("ground_truth") for reward_model in given["reward_model"]]
-    tokens = map(len, given["completion_ids"])
-    rows = zip(given["data_source"], texts, truths, tokens, strict=True)
+    truths = [(reward_model or {}).get("ground_truth") for reward_model in batch["reward_model"]]
+    tokens = map(len, batch["completion_ids"])
+    rows = zip(batch["data_source"], texts, truths, tokens, strict=True)
     return [(*row, step) for row in rows]
 
 

@@ -117,7 +117,7 @@ def test_one_that_is_killed_from_outside_is_replaced(pool):
     [
         (PROGRAM, "a test: two processes in a row ended with [3, 3]; expected an answer"),
         ("def prepare(): raise OSError('no disk')\nanswer = 1", "can be started: OSError: no disk"),
-        ("raise SystemExit(5)", "a test: no process for it can be started: it ended with 5"),
+        ("import os\nos._exit(5)", "a test: no process for it can be started: it ended with 5"),
     ],
 )
 def test_processes_that_cannot_work_raise(pool, program, text, words):
@@ -201,18 +201,24 @@ def test_a_forked_child_has_processes_of_its_own(program):
     assert parent.returncode == 0 and first == again != of_child
 
 
-def test_no_clock_runs_between_requests():
+CLOCKS = """
+import signal
+def answer(say):
+    return [signal.getitimer(clock)[0] > 0 for clock in (signal.ITIMER_PROF, signal.ITIMER_REAL)]
+"""
+
+
+def test_no_clock_runs_between_requests(program):
     code = """if 1:
-        import signal, sys
+        import runpy, sys
         from verl_gdpo.sandbox.limited_process import work
-        def clocks(*_):
-            both = signal.ITIMER_PROF, signal.ITIMER_REAL
-            return [signal.getitimer(one)[0] > 0 for one in both]
         def lines():
             yield '[]'
-            print(clocks(), file=sys.stderr)
+            print(runpy.run_path(sys.argv[1])["answer"](None), file=sys.stderr)
         sys.stdin = lines()
-        work(clocks, lambda: None, 9, 300, 1 << 30)
+        work(sys.argv[1], 9, 300, 1 << 30)
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    program.write_text(CLOCKS)
+    command = [sys.executable, "-c", code, program]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ('""\n[[true, true], true]\n', "[False, False]\n")

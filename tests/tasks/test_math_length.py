@@ -9,7 +9,6 @@ import pytest
 
 from verl_gdpo.sandbox.limited_process import LimitedPool
 from verl_gdpo.tasks import check_ground_truths
-from verl_gdpo.tasks.math_length import inside as math_length_inside
 from verl_gdpo.tasks.math_length import score as math_length
 from verl_gdpo.tasks.math_length.score import TASK, score
 
@@ -23,7 +22,7 @@ def correctness(answer, gold):
 @pytest.fixture
 def workers(monkeypatch):
     """A pool of its own, with few seconds; returns the function that lists its processes."""
-    pool = LimitedPool(math_length_inside.__file__, 0.5, math_length.LIMIT_BYTES)
+    pool = LimitedPool(math_length._pool._arguments[0], 0.5, math_length.LIMIT_BYTES)
     monkeypatch.setattr(math_length, "_pool", pool)
     return lambda: [one.process for one in pool._idle.queue if one is not None]
 

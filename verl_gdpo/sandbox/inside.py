@@ -133,14 +133,14 @@ def can_start_a_thread(most_tasks: int) -> bool:
 
 def run(request: Any, test: Any, namespace: Any, lock: Callable[..., None]) -> tuple[str, bytes]:
     """Run one test in a child; return how it ended, and its output or its result as JSON."""
-    given, output = os.memfd_create("input"), os.memfd_create("output")
+    stdin, output = os.memfd_create("input"), os.memfd_create("output")
     if not request["function"]:
-        os.write(given, test["input"].encode())
-        os.lseek(given, 0, os.SEEK_SET)
+        os.write(stdin, test["input"].encode())
+        os.lseek(stdin, 0, os.SEEK_SET)
     child = os.fork()
     if child == 0:
         os.close(request["caller"])
-        become_the_program(request, given, output)
+        become_the_program(request, stdin, output)
         libraries = (f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64")
         lock([*request["readable"], *libraries], request["folder"], request["landlock"])
         execute(request, test, namespace)
@@ -149,7 +149,7 @@ def run(request: Any, test: Any, namespace: Any, lock: Callable[..., None]) -> t
     status = os.waitpid(child, 0)[1]
     os.lseek(output, 0, os.SEEK_SET)
     text = os.read(output, request["output_bytes"])
-    os.close(given)
+    os.close(stdin)
     os.close(output)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         # a function that ends the process returns nothing
@@ -171,11 +171,11 @@ def wait(child: int, caller: int) -> None:
     os.close(handle)
 
 
-def become_the_program(request: Any, given: int, output: int) -> None:
+def become_the_program(request: Any, stdin: int, output: int) -> None:
     """In the child: only the program's own files stay open, and tighter limits hold."""
     random.seed(0)  # the same program gives the same output, unless it reads the clock
     nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(given, 0)
+    os.dup2(stdin, 0)
     os.dup2(nothing if request["function"] else output, 1)
     os.dup2(nothing, 2)
     if request["function"]:

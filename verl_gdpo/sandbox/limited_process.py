@@ -3,11 +3,11 @@
 The kernel ends them at their limits, whatever they do: Python's own signal handlers do not
 interrupt one long multiplication, and 9^{9^{9^{9}}} freezes the interpreter.
 
-This file is also their program: `limited_process.py FILE CPU_S WALL_S BYTES`. FILE has `prepare()`,
-which imports what is needed, and `answer(say, *request)`, which returns the last reply to a request
-and may `say` others before. A process says why it cannot start, or "". Then it gets requests and
-gives replies, a line of JSON each: [reply, whether it is the last]. It ends with its parent, at the
-end of its input.
+This file is also their program: `limited_process.py FILE CPU_S WALL_S BYTES`. FILE imports what it
+needs, or has `prepare()` for that, and has `answer(say, *request)`, which returns the last reply to
+a request and may `say` others before. A process says why it cannot start, or "". Then it gets
+requests and gives replies, a line of JSON each: [reply, whether it is the last]. It ends with its
+parent, at the end of its input.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +109,10 @@ class _Process:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(request + "\n")
             self.process.stdin.flush()
-        while said := self._read():
-            replies.append(said[0])
-            if said[1]:
+        while line := self._read():
+            reply, is_last = line
+            replies.append(reply)
+            if is_last:
                 return True
         return False
 
@@ -149,13 +149,7 @@ def _in_child() -> None:
         pool.forget()
 
 
-def work(
-    answer: Callable[..., Any],
-    prepare: Callable[[], None],
-    cpu_s: float,
-    wall_s: float,
-    max_bytes: int,
-) -> None:
+def work(program: str, cpu_s: float, wall_s: float, max_bytes: int) -> None:
     """Answer until the input ends; the module's docstring says how."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -172,7 +166,8 @@ def work(
         signal.setitimer(signal.ITIMER_REAL, wall_s)
 
     try:
-        prepare()
+        names = runpy.run_path(program)
+        names.get("prepare", int)()
     except BaseException as error:
         write(f"{type(error).__name__}: {error}")
         raise SystemExit(1) from error
@@ -180,7 +175,7 @@ def work(
     for line in sys.stdin:
         limit(cpu_s, wall_s)
         try:
-            last = answer(lambda reply: write([reply, False]), *json.loads(line))
+            last = names["answer"](lambda reply: write([reply, False]), *json.loads(line))
         except (MemoryError, RecursionError):
             os.kill(os.getpid(), signal.SIGABRT)
         limit(0, 0)
@@ -189,8 +184,6 @@ def work(
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])  # not this folder, whose files are in a package
-    program, cpu_s, wall_s, max_bytes = sys.argv[1:]
-    parts = runpy.run_path(program)
-    work(parts["answer"], parts["prepare"], float(cpu_s), float(wall_s), int(max_bytes))
+    work(sys.argv[1], *map(float, sys.argv[2:4]), int(sys.argv[4]))
 else:
     os.register_at_fork(after_in_child=_in_child)  # the parent's replies are not the child's

@@ -197,11 +197,11 @@ def _folder() -> int:
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     folder = _open(str(path), os.O_PATH)
-    found, mine = os.fstat(folder), (os.getuid(), "drwx------")
-    if (found.st_uid, stat.filemode(found.st_mode)) != mine:
+    status, mine = os.fstat(folder), (os.getuid(), "drwx------")
+    if (status.st_uid, stat.filemode(status.st_mode)) != mine:
         os.close(folder)
         raise SandboxError(
-            f"{path}: got {stat.filemode(found.st_mode)} of user {found.st_uid}; expected "
+            f"{path}: got {stat.filemode(status.st_mode)} of user {status.st_uid}; expected "
             f"{mine[1]} of user {mine[0]}. Remove it, or set TMPDIR to a folder of your own"
         )
     return folder

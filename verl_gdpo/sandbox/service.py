@@ -111,8 +111,10 @@ class SandboxFusion:
         """Raise SandboxError if the service does not run a program of ours."""
         outcome = self._run_one(PROBE, None, seconds, PROBE_TEST)
         if outcome != TestResult(True, PROBE_SAYS):
-            said = f"got {outcome} of a program that prints {PROBE_SAYS!r}"
-            raise SandboxError(f"reward.sandbox_fusion.url={self.url}: {said}")
+            raise SandboxError(
+                f"reward.sandbox_fusion.url={self.url}: got {outcome} of a program that prints "
+                f"{PROBE_SAYS!r}"
+            )
 
     def _run_one(
         self, program: str, function: str | None, wall_seconds: float, test: Mapping[str, Any]

@@ -137,10 +137,10 @@ def labels(ground_truth: str) -> list[str]:
     """What a data report counts."""
     problem = parse(ground_truth)
     count = len(problem.tests)
-    found = ["calls a function" if problem.function else "reads and prints"]
-    found += [f"tests: {count}" if count < 10 else "tests: 10 or more"]
+    texts = ["calls a function" if problem.function else "reads and prints"]
+    texts += [f"tests: {count}" if count < 10 else "tests: 10 or more"]
     accepted = [test["accepted"] for test in problem.tests if problem.function]
     if any(len(results) > 1 for results in accepted):
-        return [*found, "accepts [x] and x"]
+        return [*texts, "accepts [x] and x"]
     whole = any(isinstance(results[0], list) and results[0] for results in accepted)
-    return [*found, *["expects a whole list"] * whole]
+    return [*texts, *["expects a whole list"] * whole]

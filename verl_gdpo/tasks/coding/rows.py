@@ -59,8 +59,8 @@ def _row_of(item: Any, note: Note, keep_several: bool = False, **options: Any) -
             raise ValueError(f"field {key}: missing")
         if key not in (*KEYS, "solutions"):
             raise ValueError(f"field {key}: unknown; expected {KEYS}, or 'solutions' too")
-    given = item.get("solutions")
-    solutions = given if isinstance(given, list) else [] if given is None else [given]
+    value = item.get("solutions")
+    solutions = value if isinstance(value, list) else [] if value is None else [value]
     require(isinstance(item["problem"], str), "problem", item["problem"], "a str")
     for text in solutions:
         require(isinstance(text, str), "solutions", text, "a str")
@@ -130,8 +130,8 @@ def _made_row(rng: Random, split: str) -> Row:
     is_test = split == "test"
     number = rng.choice([n for n in range(2, 100) if ((n + place) % TEST_EVERY == 0) == is_test])
     is_long, what = rng.random() < LONG_SHARE, f"{operator} {number}"
-    given = rng.sample(range(-99, 100), TESTS)
-    pairs = [(n, OPERATORS[operator](n, number)) for n in given]
+    numbers = rng.sample(range(-99, 100), TESTS)
+    pairs = [(n, OPERATORS[operator](n, number)) for n in numbers]
     tests: list[dict[str, Any]]
     if rng.random() < 0.5:
         tests = [{"input": f"{n}\n", "output": f"{result}\n"} for n, result in pairs]

@@ -92,9 +92,9 @@ def score(
     if program is not None:
         tests = problem.tests[:max_tests]
         run = partial(sandbox.run, seconds=seconds, memory_mb=memory_mb, allow_weak=weak_sandbox)
-        given = [_given(test) for test in tests]
+        inputs = [_inputs_of(test) for test in tests]
         ends = (service.run if service else run)(
-            program, given, function=problem.function, wall_seconds=wall_seconds, notes=notes
+            program, inputs, function=problem.function, wall_seconds=wall_seconds, notes=notes
         )
         pairs = zip(ends, tests, strict=True)
         right = [end.finished and _is_right(end.output, test) for end, test in pairs]
@@ -113,7 +113,7 @@ def bounds(**options: Any) -> dict[str, tuple[float, float]]:
     return {"pass": (0.0, 1.0), "length": (0.0, 1.0), "bug": (0.0, 1.0)}
 
 
-def _given(test: Mapping[str, Any]) -> dict[str, Any]:
+def _inputs_of(test: Mapping[str, Any]) -> dict[str, Any]:
     """What the program is told of a test: never what is expected of it."""
     return {key: test[key] for key in ("input", "args", "kwargs") if key in test}
 

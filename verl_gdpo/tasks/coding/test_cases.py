@@ -41,11 +41,11 @@ def problem_of(tests: Any, field: str, left_out: Counter[str]) -> Problem | None
         ValueError: they have another form.
     """
     try:
-        function, found = _read(tests, left_out)
+        function, calls = _read(tests, left_out)
     except ValueError as error:
         what = f"{error}: {repr(tests)[:80]}"
         raise ValueError(f"field {field}: got {what}; expected {FORMS}") from error
-    return Problem(function, found) if found else None
+    return Problem(function, calls) if calls else None
 
 
 def _read(tests: Any, left_out: Counter[str]) -> tuple[str | None, list[Test]]:
@@ -67,7 +67,7 @@ def _read(tests: Any, left_out: Counter[str]) -> tuple[str | None, list[Test]]:
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
     pairs = list(zip(inputs, outputs, strict=True))
     if tests.get("fn_name") is None:
-        return None, [{"input": _lines(given), "output": _lines(out)} for given, out in pairs]
+        return None, [{"input": _lines(stdin), "output": _lines(out)} for stdin, out in pairs]
     return _text(tests["fn_name"]), _unwrapped([*_kept(_verls_call, pairs, left_out)])
 
 
@@ -106,9 +106,9 @@ def _printing(test: Any, number: int) -> Test:
 
 def _verls_call(pair: tuple[Any, Any]) -> Test:
     """One call: each line of the input is an argument as JSON, and so is the output."""
-    given, output = pair
+    lines, output = pair
     try:
-        args = [json.loads(line) for line in given.split("\n")] if isinstance(given, str) else given
+        args = [*map(json.loads, lines.split("\n"))] if isinstance(lines, str) else lines
         result = json.loads(output) if isinstance(output, str) else output
     except (ValueError, RecursionError):
         raise LeftOut("an argument or result that is no JSON") from None

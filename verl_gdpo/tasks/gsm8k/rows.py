@@ -46,11 +46,11 @@ def _made_row(rng: Random, split: str) -> Row:
         question = f"A shop makes {first},000 {things} in May and {second},000 in June. How many?"
     else:
         first, second = _pair(10, 99, split, rng)
-        result, said = str(first + second), f"has {first} {things} and gets {second} more"
+        result, story = str(first + second), f"has {first} {things} and gets {second} more"
         if rng.random() >= 0.5:
             first, second = max(first, second), min(first, second)
-            result, said = str(first - second), f"has {first} {things} and loses {second}"
-        question = f"{name} {said}. How many {things} now?"
+            result, story = str(first - second), f"has {first} {things} and loses {second}"
+        question = f"{name} {story}. How many {things} now?"
     return make_row(TASK, question, result, TASK.system_prompt)
 
 

@@ -1,4 +1,4 @@
-"""The program of the processes that compare mathematical answers: see `limited_process.py`.
+"""The program of the processes that compare mathematical answers: see `sandbox/limited_process.py`.
 
 math-verify ends its own work by SIGALRM, which only a main thread can have, and which does not
 interrupt Python inside one long multiplication.
@@ -11,21 +11,15 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from math_verify import LatexExtractionConfig, parse, verify
+
+logging.disable(logging.CRITICAL)  # it logs a traceback for each text that it cannot read
 TINY = 1e-4  # below it, six decimals leave too little of a number
 SCIENTIFIC = re.compile(r"(?<![\w.])(\d{1,20}(?:\.\d{1,20})?)[eE]([+-]?\d{1,4})(?![\w.])")
 
 
-def prepare() -> None:
-    """Import what takes a second."""
-    import math_verify  # noqa: F401
-
-    logging.disable(logging.CRITICAL)  # it logs a traceback for each text that it cannot read
-
-
 def answer(say: Callable[[bool], None], ground_truth: str, text: str) -> bool:
     """Say that the ground truth is read, if it is; return whether both are equal."""
-    from math_verify import verify
-
     equal = False
     try:
         golds = _read_gold(ground_truth)
@@ -50,11 +44,11 @@ def _are_near(golds: list[Any], answers: list[Any]) -> bool:
 
 
 def _numbers(values: list[Any]) -> list[float]:
-    found = []
+    numbers = []
     for value in values:
         with contextlib.suppress(Exception):  # an expression may have a symbol
-            found.append(float(value))
-    return found
+            numbers.append(float(value))
+    return numbers
 
 
 def _read(text: str) -> list[Any]:
@@ -64,8 +58,6 @@ def _read(text: str) -> list[Any]:
 
 
 def _parse(text: str) -> list[Any]:
-    from math_verify import LatexExtractionConfig, parse
-
     # None: its own limit is by SIGALRM, which stays ours
     return list(parse(f"\\boxed{{{text}}}", [LatexExtractionConfig()], parsing_timeout=None))
 

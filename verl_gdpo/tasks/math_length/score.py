@@ -12,9 +12,10 @@ import json
 import re
 import zlib
 from functools import cache
+from pathlib import Path
 
 from verl_gdpo.sandbox.limited_process import LimitedPool
-from verl_gdpo.tasks.math_length import DATA_SOURCES, inside
+from verl_gdpo.tasks.math_length import DATA_SOURCES
 from verl_gdpo.tasks.task import Evaluation, Task, check_texts
 
 BOX = "\\boxed{"
@@ -22,7 +23,7 @@ INSTRUCTION = f"Let's think step by step and put the final answer within {BOX}}}
 LIMIT_TOKENS = 4000
 LIMIT_CPU_S, LIMIT_BYTES = 3.0, 4 << 30  # of a comparison; most take milliseconds
 # reward workers are many processes already: verl starts 8
-_pool = LimitedPool(inside.__file__, LIMIT_CPU_S, LIMIT_BYTES)
+_pool = LimitedPool(str(Path(__file__).with_name("inside.py")), LIMIT_CPU_S, LIMIT_BYTES)
 # longer ones are no answers: the longest gold of MATH, AIME, AMC, Minerva and OlympiadBench has 204
 MAX_ANSWER_CHARS = 1000
 SPACE = r"(?:\\[,;: ]|\\thinspace(?![A-Za-z])|\{(?:\\[,;: ]| )\}|~|[^\S\n])"
@@ -124,9 +125,9 @@ def joined(text: str) -> str:
     '\\frac{10000}{3} \\text{ or } 5000'
     """
 
-    def join(found: re.Match[str]) -> str:
-        is_one = GROUPED.fullmatch(found["numbers"] or "")
-        return re.sub(SPACE, "", found[0]) if is_one else found[0]
+    def join(match: re.Match[str]) -> str:
+        is_one = GROUPED.fullmatch(match["numbers"] or "")
+        return re.sub(SPACE, "", match[0]) if is_one else match[0]
 
     return SIDE_BY_SIDE.sub(join, text)
 
@@ -144,7 +145,7 @@ def without_marks(text: str) -> str:
 
 def has_split_number(text: str) -> bool:
     """Whether numbers stand side by side that may be one, two, or a factor each: `12 34`."""
-    return any(found["numbers"] for found in SIDE_BY_SIDE.finditer(joined(text)))
+    return any(match["numbers"] for match in SIDE_BY_SIDE.finditer(joined(text)))
 
 
 @cache
@@ -194,9 +195,9 @@ def are_equal(answer: str, ground_truth: str) -> bool:
         return False
     pair = json.dumps([without_marks(ground_truth), without_marks(answer)])
     for _ in range(2):  # a process may have stood still for too long, or be full of other answers
-        said, is_whole = _pool.ask(pair, "comparing with math-verify")
-        if said[:1] == [True]:  # the first reply: the ground truth is read
-            return is_whole and bool(said[-1])
+        replies, is_whole = _pool.ask(pair, "comparing with math-verify")
+        if replies[:1] == [True]:  # the ground truth is read
+            return is_whole and bool(replies[-1])
     raise ValueError(
         f"math_length ground truth: got {ground_truth[:200]!r}, which math-verify cannot read "
         f"within {LIMIT_CPU_S:g} s and {LIMIT_BYTES >> 30} GiB; expected LaTeX or text"

@@ -52,13 +52,14 @@ class Overlap(NamedTuple):
     def describe(self, validation: Callable[[int], str], training: Callable[[int], str]) -> str:
         """What to say, with one example of each kind; "" if there is nothing."""
         kinds = ((self.equal, self.rows, "ask"), (self.near, self.compared, "ask nearly"))
-        found = [
+        sentences = [
             f"{len(pairs):,} of {rows:,} validation rows {ask} what a training row asks, such as "
             f"{validation(number)} what {training(pairs[number])} asks"
             for pairs, rows, ask in kinds
             for number in [*pairs][:1]
         ]
-        return "; ".join(found) + ". A score on them does not show generalisation" if found else ""
+        end = ". A score on them does not show generalisation"
+        return "; ".join(sentences) + end if sentences else ""
 
 
 def compare(training: Prompts, validation: Prompts) -> Overlap:

@@ -156,9 +156,9 @@ def repetitions(rows: Sequence[Row], task: Task) -> dict[str, list[int]]:
     The first row of a problem is kept, if all of its rows agree on the answer; else none of them.
     """
     asked = np.fromiter((hash(question_of(row)) for row in rows), np.int64)
-    found, counts = np.unique(asked, return_counts=True)
+    questions, counts = np.unique(asked, return_counts=True)
     numbers_of = defaultdict(list)
-    for number in np.flatnonzero(np.isin(asked, found[counts > 1])).tolist():
+    for number in np.flatnonzero(np.isin(asked, questions[counts > 1])).tolist():
         numbers_of[question_of(rows[number])].append(number)
     gone: dict[str, list[int]] = defaultdict(list)
     for first, *others in numbers_of.values():

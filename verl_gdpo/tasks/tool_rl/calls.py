@@ -111,12 +111,12 @@ def _pair_scores(gold: list[Call], predicted: list[Call], granularity: str) -> _
 def _pair_score(gold: Call, predicted: Call, granularity: str) -> float:
     if granularity == "intermediate":
         return float(gold == predicted)
-    wanted, given = gold[PARAMETERS_KEY], predicted[PARAMETERS_KEY]
-    shared = [key for key in wanted if key in given]
-    keys = _jaccard(len(shared), len(wanted), len(given))
+    wanted, parameters = gold[PARAMETERS_KEY], predicted[PARAMETERS_KEY]
+    shared = [key for key in wanted if key in parameters]
+    keys = _jaccard(len(shared), len(wanted), len(parameters))
     if granularity == "refined":
-        keys = float(list(wanted) == list(given))
-    return keys + len([key for key in shared if given[key] == wanted[key]])
+        keys = float(list(wanted) == list(parameters))
+    return keys + len([key for key in shared if parameters[key] == wanted[key]])
 
 
 def _name_similarity(gold: list[str], predicted: list[Any], in_order: bool) -> float:

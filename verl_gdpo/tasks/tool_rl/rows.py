@@ -75,8 +75,8 @@ def _made_row(rng: Random, split: str) -> Row:
             for key, kind in types.items()
         }
         gold_calls.append({"name": name, "parameters": values})
-        said = ", ".join(f'"{key}" is {json.dumps(value)}' for key, value in values.items())
-        requests.append(f"{name}: {said}")
+        pairs = ", ".join(f'"{key}" is {json.dumps(value)}' for key, value in values.items())
+        requests.append(f"{name}: {pairs}")
     answer = render_answer(COUNT_WORDS[calls], gold_calls)
     return make_row(TASK, "; ".join(requests), answer, system, "tool_calling")
 
