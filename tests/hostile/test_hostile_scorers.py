@@ -139,44 +139,36 @@ def test_a_scorer_that_hangs_is_named(stage, kind):
     assert stage.train(PROMPTS, kinds(score)[kind]).advantages == oracle_of(PROMPTS)
 
 
-def test_an_error_of_a_scorer_stops_every_trainer(stage):
-    def score(said):
-        return 1 / (9 - said["a"])
+def fail_at_last(said):
+    return {"a": 1 / (9 - said["a"])}
 
+
+def test_an_error_of_a_scorer_stops_every_trainer(stage):
     named = r"data_source 'd', extra_info.index 1: ZeroDivisionError: .*\.py:\d"
     for mode in ("sync", "colocate_async"):
         with pytest.raises(RewardError, match=named):
-            stage.train(PROMPTS, score, mode=mode)
+            stage.train(PROMPTS, fail_at_last, mode=mode)
     for of_validation in (PROMPTS, [[LAST]]):
         with pytest.raises(RewardError, match=r"1 of .*ZeroDivisionError"):
-            stage.validate(of_validation, score)
+            stage.validate(of_validation, fail_at_last)
 
 
 def test_an_error_with_a_failed_session_stops_the_run(stage):
     """In an asynchronous mode, verl drops a group of which a session failed."""
 
-    def score(said):
-        return 1 / (9 - said["a"])
-
     prompts = [[A, B], [LAST, RuntimeError("the server is gone")], [B, C]]
     settings = {"data.train_batch_size": 2}
     for mode in ("sync", "colocate_async"):
         with pytest.raises(RewardError, match=r"extra_info.index 1: ZeroDivisionError"):
-            stage.train(prompts, score, mode=mode, settings=settings)
+            stage.train(prompts, fail_at_last, mode=mode, settings=settings)
 
 
 def test_an_error_in_a_group_that_is_too_old_stops_the_run(stage):
-    def score(said):
-        return 1 / (9 - said["a"])
-
     with pytest.raises(RewardError, match=r"extra_info.index 1: ZeroDivisionError"):
-        stage.train_late([*PROMPTS, *PROMPTS[:1] * 4], score)
+        stage.train_late([*PROMPTS, *PROMPTS[:1] * 4], fail_at_last)
 
 
 def test_an_error_in_a_group_without_signal_stops_the_run(stage):
-    def score(said):
-        return {"a": 1 / (9 - said["a"])}
-
     prompts = [[A, B], [LAST, LAST], [B, C]]
     settings = {
         "algorithm.filter_groups.enable": True,
@@ -184,4 +176,4 @@ def test_an_error_in_a_group_without_signal_stops_the_run(stage):
         "data.train_batch_size": 2,
     }
     with pytest.raises(RewardError, match=r"extra_info.index 1: ZeroDivisionError"):
-        stage.train(prompts, score, settings=settings)
+        stage.train(prompts, fail_at_last, settings=settings)

@@ -53,15 +53,8 @@ def test_batch_norm(stage, batch_norm):
 FILTER = {"algorithm.filter_groups.enable": True, "data.train_batch_size": 2}
 
 
-@pytest.mark.parametrize(
-    ("metric", "kept"),
-    [
-        # the sum stands for GDPO's own signal, which opposed rewards do not have
-        ("reward", (1, 2)),
-        # in group 1, only b varies
-        ("a", (2, 4)),
-    ],
-)
+# the sum stands for GDPO's own signal, which opposed rewards do not have; in group 1, only b varies
+@pytest.mark.parametrize(("metric", "kept"), [("reward", (1, 2)), ("a", (2, 4))])
 def test_dynamic_sampling(stage, metric, kept):
     opposed = [{"a": 0, "b": 1}, {"a": 1, "b": 0}]
     only_b = [{"a": 0, "b": 1}, {"a": 0, "b": 0}]

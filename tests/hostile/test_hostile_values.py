@@ -81,21 +81,7 @@ def test_what_is_only_logged_stops_nothing(stage, names):
     assert len(rows) == len(LOGGED)
 
 
-TAKEN = [
-    "reward",
-    "uid",
-    "step",
-    "input",
-    "output",
-    "gts",
-    1,
-    None,
-    ("t",),
-    "",
-    "a/b",
-    b"c",
-    2.5,
-]
+TAKEN = ["reward", "uid", "step", "input", "output", "gts", 1, None, ("t",), "", "a/b", b"c", 2.5]
 
 
 @pytest.mark.parametrize("play", ["train", "validate"])

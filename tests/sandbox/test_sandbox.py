@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,11 +101,7 @@ def test_a_large_input_is_whole(kind):
 def test_each_test_is_a_program_of_its_own(kind):
     program = "seen = globals().setdefault('seen', [])\nseen.append(input())\nprint(seen)"
     tests = [{"input": "a"}, {"input": ""}, {"input": "b"}]
-    assert run(program, tests) == [
-        printed("['a']\n"),
-        NOT_FINISHED,
-        printed("['b']\n"),
-    ]
+    assert run(program, tests) == [printed("['a']\n"), NOT_FINISHED, printed("['b']\n")]
 
 
 @pytest.mark.parametrize(
@@ -404,17 +401,12 @@ def test_a_program_ends_nobody_but_itself(kind):
     assert run(program, [{"input": ""}])[0] == NOT_FINISHED
 
 
-def test_root_rights_are_gone(kind):
+def test_root_runs_each_program_as_another_user(kind):
     if machine.can_change_user():
-        outcome = only("import os\nprint(os.getuid(), os.getgid(), os.getgroups())")
-        user, group, *groups = outcome.output.split()
-        assert int(user) == int(group) >= FIRST_UID and groups == ["[]"]
-
-
-def test_two_programs_of_root_are_two_users(kind):
-    if machine.can_change_user():
-        program = "import os\nprint(os.getuid())"
-        assert only(program).output != only(program).output
+        program = "import os\nprint(os.getuid(), os.getgid(), os.getgroups())"
+        first, second = (only(program).output.split() for _ in range(2))
+        assert int(first[0]) == int(first[1]) >= FIRST_UID and first[2:] == ["[]"]
+        assert first[0] != second[0]
 
 
 def test_the_same_program_gives_the_same_output(kind):
@@ -432,26 +424,21 @@ def test_so_many_at_once_as_there_are_cores(monkeypatch, tmp_path):
     """Six threads, two cores: never more than two run, and at some time two do."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # no other process takes these places
-    two, lock, now, most = threading.Event(), threading.Lock(), set(), [0]
+    two, now, most = threading.Event(), [], []
 
     def hold(number):
         with place():
-            with lock:
-                now.add(number)
-                most[0] = max(most[0], len(now))
-                if len(now) == 2:
-                    two.set()
+            now.append(number)
+            most.append(len(now))
+            if len(now) == 2:
+                two.set()
             two.wait(30)  # the first one waits for a second one
             time.sleep(0.1)  # and a third one would come
-            with lock:
-                now.discard(number)
+            now.remove(number)
 
-    threads = [threading.Thread(target=hold, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [2]
+    with ThreadPoolExecutor(6) as threads:
+        [*threads.map(hold, range(6))]
+    assert max(most) == 2
 
 
 def test_whoever_waits_gets_the_place_that_is_free_first(monkeypatch, tmp_path):
@@ -505,10 +492,8 @@ def test_a_container_has_the_cores_of_its_share(monkeypatch, tmp_path, share, co
     with contextlib.ExitStack() as stack:
         for _ in range(cores):
             stack.enter_context(place())
-        thread = threading.Thread(
-            target=lambda: [place().__enter__(), taken.release()], daemon=True
-        )
-        thread.start()
+        take = threading.Thread(target=lambda: [place().__enter__(), taken.release()], daemon=True)
+        take.start()
         assert not taken.acquire(timeout=0.2)
     assert taken.acquire(timeout=60)
 
@@ -539,9 +524,8 @@ def untried(monkeypatch):
 def test_a_machine_without_a_sandbox_is_no_bad_program(untried):
     """No programs run, and it is said what is wrong and what helps."""
     broken = Confinement("landlock", ("/bin/sh", "-c", "echo no Python here >&2"))
-    untried.setattr(
-        machine, "confinements", lambda _: iter([broken, replace(broken, command=("/no/x",))])
-    )
+    kinds = [broken, replace(broken, command=("/no/x",))]
+    untried.setattr(machine, "confinements", lambda _: iter(kinds))
     with pytest.raises(SandboxError, match=r"landlock: no Python here; .*weak_sandbox=True"):
         run("print(1)", [{"input": ""}])
 
@@ -568,19 +552,14 @@ def test_the_best_kind_lacks_nothing(untried):
     assert sandbox._confinement().name == "bubblewrap" and sandbox.missing() == []
 
 
-def names_of_kinds(**options):
-    return [kind.name for kind in machine.confinements(**options)]
-
-
 def test_the_weak_kind_has_to_be_allowed(untried):
     """And it is root's alone: it keeps a program from other users, not from the training's own."""
     untried.setattr(machine.shutil, "which", lambda _: "/no/bwrap")
     untried.setattr(machine, "landlock_version", lambda: 5)
-    untried.setattr(machine, "can_change_user", lambda: True)
-    assert names_of_kinds() == ["bubblewrap", "landlock"]
-    assert names_of_kinds(allow_weak=True) == ["bubblewrap", "landlock", "weak"]
-    untried.setattr(machine, "can_change_user", lambda: False)
-    assert names_of_kinds(allow_weak=True) == ["bubblewrap", "landlock"]
+    for is_root, allowed, more in ((1, 0, []), (1, 1, ["weak"]), (0, 1, [])):
+        untried.setattr(machine, "can_change_user", lambda is_root=is_root: bool(is_root))
+        names = [kind.name for kind in machine.confinements(allow_weak=bool(allowed))]
+        assert names == ["bubblewrap", "landlock", *more]
 
 
 @pytest.mark.parametrize(

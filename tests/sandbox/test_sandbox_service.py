@@ -1,12 +1,14 @@
 """Coding by verl's `reward.sandbox_fusion`: a stub on loopback runs the programs of these tests."""
 
 import contextlib
+import functools
 import itertools
 import json
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
@@ -61,13 +63,12 @@ def stub(monkeypatch):
             reply = service.answer(request)
             with lock:
                 service.now -= 1
-            status, parts = (
-                reply if isinstance(reply, tuple) else (200, [json.dumps(reply).encode()])
-            )
-            self.send_response(status)
+            if not isinstance(reply, tuple):
+                reply = 200, [json.dumps(reply).encode()]
+            self.send_response(reply[0])
             with contextlib.suppress(OSError):  # the client has given up
                 self.end_headers()
-                for part in parts:
+                for part in reply[1]:
                     self.wfile.write(part)
 
         def log_message(self, *_):
@@ -121,12 +122,7 @@ CALLS = truth([{"args": [n], "kwargs": {}, "accepted": [n + 7]} for n in (3, 4)]
         (CALLS, "def add(n): print(n + 7)", 0, 1),
         (CALLS, "def other(n): return n + 7", 0, 0),
         (CALLS, "print(10)\nimport sys\nsys.exit(0)", 0, 0),
-        (
-            CALLS,
-            "class Equal(int):\n    __eq__ = lambda *_: True\ndef add(n): return Equal(0)",
-            0,
-            1,
-        ),
+        (CALLS, "class Equal(int): __eq__ = lambda *_: True\ndef add(n): return Equal(0)", 0, 1),
     ],
 )
 def test_scores(stub, ground_truth, program, passed, bug):
@@ -145,15 +141,14 @@ def test_no_expected_result_leaves_this_machine(stub):
         assert json.dumps(request).count("MARKout") == 1 and "MARKin" in json.dumps(request)
 
 
-@pytest.mark.parametrize(
-    "tests",
-    [
-        {"inputs": ["3\n", "4\n"], "outputs": ["10\n", "11\n"]},
-        {"fn_name": "add", "inputs": ["3", "4"], "outputs": ["10", "11"]},
-        {"assert_case": ["assert add(3) == 10", "assert add(4) == 11"]},
-    ],
-    ids=["inputs", "fn_name", "assert_case"],
+FORMS = (
+    {"inputs": ["3\n", "4\n"], "outputs": ["10\n", "11\n"]},
+    {"fn_name": "add", "inputs": ["3", "4"], "outputs": ["10", "11"]},
+    {"assert_case": ["assert add(3) == 10", "assert add(4) == 11"]},
 )
+
+
+@pytest.mark.parametrize("tests", FORMS, ids=["inputs", "fn_name", "assert_case"])
 @pytest.mark.parametrize("result", ["n + 7", "10", "0", "1 / 0", "[n + 7]"])
 def test_pass_is_what_verls_scorer_says_of_this_service(stub, tests, result):
     program = f"def add(n): return {result}\n"
@@ -169,12 +164,8 @@ def test_pass_is_what_verls_scorer_says_of_this_service(stub, tests, result):
 
 
 def test_limits_are_sent(stub):
-    score(
-        block("print(1)"),
-        PRINTS,
-        wall_seconds=6,
-        service=SandboxFusion(stub.url, memory_limit_mb=77),
-    )
+    service = SandboxFusion(stub.url, memory_limit_mb=77)
+    score(block("print(1)"), PRINTS, wall_seconds=6, service=service)
     for request in stub.requests:
         assert request["run_timeout"] == request["compile_timeout"] == 6
         assert request["memory_limit_MB"] == 77 and request["language"] == "python"
@@ -209,17 +200,14 @@ def test_output_without_end(stub, bytes_printed):
 )
 def test_a_service_that_fails_says_nothing_about_the_program(stub, reply, message):
     stub.answer = lambda request: reply
-    with pytest.raises(
-        SandboxError, match=f"(?s)sandbox_fusion.url={stub.url}: 3 requests.*{message}"
-    ):
-        SandboxFusion(stub.url).run("print(1)", [{"input": ""}])
+    run = functools.partial(SandboxFusion(stub.url).run, "print(1)", [{"input": ""}])
+    with pytest.raises(SandboxError, match=f"(?s)fusion.url={stub.url}: 3 requests.*{message}"):
+        run()
     assert len(stub.requests) == 6  # 3 of them with a program of ours
     # one that fails for a while costs requests, and no score
     replies = itertools.chain([reply, reply], itertools.repeat(None))
     stub.answer = lambda request: next(replies) or run_here(request)
-    assert SandboxFusion(stub.url).run("print(1)", [{"input": ""}]) == [
-        sandbox.TestResult(True, "1\n")
-    ]
+    assert run() == [sandbox.TestResult(True, "1\n")]
 
 
 def test_a_program_that_brings_its_sandbox_down_has_failed(stub):
@@ -261,25 +249,20 @@ def test_an_answer_that_does_not_come_is_not_waited_for(stub, monkeypatch, wait)
 
 
 def test_only_so_many_requests_at_once(stub):
-    stub.answer = lambda request: (
+    def answer(request):
         time.sleep(0.05)
-        or {
-            "status": "Success",
-            "run_result": {"status": "Finished", "stdout": request["stdin"]},
-        }
-    )
-    service, found = SandboxFusion(stub.url, max_concurrent=3), {}
+        finished = {"status": "Finished", "stdout": request["stdin"]}
+        return {"status": "Success", "run_result": finished}
 
-    def score_one(number):
+    def run(number):
         tests = [{"input": f"{number} {place}"} for place in range(5)]
-        found[number] = [outcome.output for outcome in service.run("", tests)]
+        return [result.output for result in service.run("", tests)]
 
-    threads = [threading.Thread(target=score_one, args=[number]) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {n: [f"{n} {place}" for place in range(5)] for n in range(4)}
+    stub.answer = answer
+    service = SandboxFusion(stub.url, max_concurrent=3)
+    with ThreadPoolExecutor(4) as threads:
+        outputs = [*threads.map(run, range(4))]
+    assert outputs == [[f"{n} {place}" for place in range(5)] for n in range(4)]
     assert stub.most == 3 and len(stub.requests) == 20
 
 
@@ -292,12 +275,7 @@ def config_with(**sandbox_fusion):
 
 
 def test_the_block_of_verl():
-    assert (
-        SandboxFusion.of(None)
-        is SandboxFusion.of({})
-        is SandboxFusion.of(config_with(url=None).reward)
-        is None
-    )
+    assert [*map(SandboxFusion.of, (None, {}, config_with(url=None).reward))] == [None] * 3
     block = {"url": "http://h/run_code", "max_concurrent": 2, "memory_limit_mb": None}
     service = SandboxFusion.of(OmegaConf.create({"_target_": "x", **block}))
     assert (service.url, service.memory_limit_mb) == ("http://h/run_code", 1024)

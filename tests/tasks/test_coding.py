@@ -81,11 +81,7 @@ def test_scores(response, passed, bug):
         # what is no result of the function does not pass for one
         ("print(10)\nprint(11)\nimport sys\nsys.exit(0)", 0, 0),
         ("import os\ndef add(n): os._exit(0)", 0, 0),
-        (
-            "class Equal:\n    def __eq__(self, other): return True\ndef add(n): return Equal()",
-            0,
-            1,
-        ),
+        ("class Equal:\n    __eq__ = lambda *_: True\ndef add(n): return Equal()", 0, 1),
         ("class Equal(int):\n    __eq__ = lambda *_: True\ndef add(n): return Equal(0)", 0, 1),
         ("class Equal(list):\n    __eq__ = lambda *_: True\ndef add(n): return Equal()", 0, 1),
         ("def add(n): return float('nan')", 0, 1),
@@ -244,9 +240,8 @@ def test_what_is_no_finite_number_is_a_word(output, expected, is_right):
     assert coding._is_right(output, {"output": expected}) == is_right
     if "_" not in output and "e" not in output:
         value = float(expected)
-        assert (
-            coding._is_right(output.replace("inf", "Infinity"), {"accepted": [value]}) == is_right
-        )
+        output = output.replace("inf", "Infinity")
+        assert coding._is_right(output, {"accepted": [value]}) == is_right
 
 
 @pytest.mark.parametrize(("output", "expected", "is_right"), [row[:3] for row in PRINTED])
@@ -336,21 +331,12 @@ def test_what_is_no_text():
         score(b"", PRINTS)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"limit_tokens": 0},
-        {"max_tests": 0},
-        {"seconds": math.nan},
-        {"wall_seconds": 0},
-        {"memory_mb": 1},
-    ],
-)
-def test_bad_options(option):
-    (name,) = option
-    for function in (lambda: score("", PRINTS, **option), lambda: coding.bounds(**option)):
-        with pytest.raises(ValueError, match=f"coding {name}: got"):
-            function()
+def test_bad_options():
+    bad = {"limit_tokens": 0, "max_tests": 0, "seconds": math.nan, "wall_seconds": 0}
+    for name, value in {**bad, "memory_mb": 1}.items():
+        for function in (lambda **option: score("", PRINTS, **option), coding.bounds):
+            with pytest.raises(ValueError, match=f"coding {name}: got"):
+                function(**{name: value})
 
 
 @pytest.mark.parametrize("ground_truth", [PRINTS, CALLS])
@@ -395,47 +381,30 @@ def test_hostile_answers_of_a_megabyte():
         assert scores["pass"] == 0 and scores["length"] == 0
 
 
-def test_nothing_else_of_the_response_is_the_program():
-    assert program_of("no block") is None
-    assert program_of("a ```python\nx\n``` b ```\ny\n```") == "\nx\n"
-    assert program_of("a ```\nx\n``` b") == "\nx\n"
-
-
-@pytest.mark.parametrize(
-    "response",
-    [
-        *(f"```{label}\nx = 1\n```" for label in ("", "py", "python3", "Python", "python3.11")),
-        "```python\ny\n``` or\n```py\nx = 1\n``` prints\n```\n7\n```",
-        "```py\nx = 1\n``` prints\n```text\n7\n```",
-        "```python3\nx = 1",
+FOUND = {  # the program in it; None without one
+    **dict.fromkeys(
+        [
+            *(f"```{label}\nx = 1\n```" for label in ("", "py", "python3", "Python", "python3.11")),
+            "```python\ny\n``` or\n```py\nx = 1\n``` prints\n```\n7\n```",
+            "```py\nx = 1\n``` prints\n```text\n7\n```",
+            *("```python3\nx = 1", "x = 1", "<think>\nMaybe y = 2?\n</think>\n\nx = 1\n"),
+            *("a ```python\nx = 1\n``` b ```\ny\n```", "a ```\nx = 1\n``` b"),
+        ],
         "x = 1",
-        "<think>\nMaybe y = 2?\n</think>\n\nx = 1\n",
-    ],
-)
-def test_a_program_is_found_in_any_fence_and_in_none(response):
-    assert program_of(response).strip() == "x = 1"
+    ),
+    **dict.fromkeys(
+        [
+            *("", "The answer is 1.", "I would import sys and read n.", "no block"),
+            *("# Solution\n\nRead n.", "<think>\nx = 1", "<think>\nx = 1\n</think>\nI give up."),
+        ]
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        "",
-        "The answer is 1.",
-        "I would import sys and read n.",
-        "# Solution\n\nRead n.",
-        "<think>\nx = 1",
-        "<think>\nx = 1\n</think>\nI give up.",
-    ],
-)
-def test_words_alone_are_no_program(response):
-    assert program_of(response) is None
-
-
-def test_a_program_without_a_fence_is_scored():
-    assert score("print(int(input()) + 7)", PRINTS)["pass"] == 1
-    assert score("```py\nprint(int(input()) + 7)\n```", PRINTS)["pass"] == 1
-    # what looks like one, and is none
-    assert score("If n is 3, print 10.".lower(), PRINTS) == {"pass": 0, "length": 0, "bug": 0}
+@pytest.mark.parametrize(("response", "program"), FOUND.items())
+def test_a_program_is_found_in_any_fence_and_in_none(response, program):
+    assert (program_of(response) or "").strip() == (program or "")
+    assert (program_of(response) is None) == (program is None)
 
 
 METHOD = "def add(self, n: List[int]): return n + 7"

@@ -27,6 +27,9 @@ def call(*args, accepted, **kwargs):
     return {"args": [*args], "kwargs": kwargs, "accepted": accepted}
 
 
+GOOD = {"problem": "Add.", "tests": [{"input": "1", "output": "2"}]}
+
+
 @pytest.mark.parametrize(
     ("tests", "function", "expected"),
     [
@@ -40,21 +43,13 @@ def call(*args, accepted, **kwargs):
             "g",
             [call([1, 2], accepted=[1.5]), call(accepted=["x"])],
         ),
-        (
-            [{"input": "1\n", "output": "2\n"}],
-            None,
-            [{"input": "1\n", "output": "2\n"}],
-        ),
+        ([{"input": "1\n", "output": "2\n"}], None, [{"input": "1\n", "output": "2\n"}]),
         (
             {"inputs": ["1\n", ["2", "3"]], "outputs": ["4\n", ["5"]]},
             None,
             [{"input": "1\n", "output": "4\n"}, {"input": "2\n3", "output": "5"}],
         ),
-        (
-            {"fn_name": None, "inputs": ["1"], "outputs": ["2"]},
-            None,
-            [{"input": "1", "output": "2"}],
-        ),
+        ({"fn_name": None, "inputs": ["1"], "outputs": ["2"]}, None, [GOOD["tests"][0]]),
         (
             {"fn_name": "f", "inputs": ['[1, 2]\n"a"', [3]], "outputs": ["7", [8, 9]]},
             "f",
@@ -116,20 +111,11 @@ def test_a_test_that_is_left_out(line, reason):
     assert count == 1 and re.search(reason, said)
 
 
-@pytest.mark.parametrize(
-    "tests",
-    [
-        check_of("x = 1"),
-        {"assert_case": ["import os"]},
-        {"assert_case": []},
-        {"fn_name": "f", "inputs": ["{"], "outputs": ["1"]},
-        {"fn_name": "f", "inputs": ["1"], "outputs": ["None"]},
-        {"inputs": [], "outputs": []},
-        [],
-    ],
-)
-def test_a_problem_without_a_test(tests):
-    assert problem_of(tests, "here", Counter()) is None
+def test_a_problem_without_a_test():
+    forms = [check_of("x = 1"), {"assert_case": ["import os"]}, {"assert_case": []}, []]
+    forms += [{"inputs": [], "outputs": []}, {"fn_name": "f", "inputs": ["{"], "outputs": ["1"]}]
+    for tests in [*forms, {"fn_name": "f", "inputs": ["1"], "outputs": ["None"]}]:
+        assert problem_of(tests, "here", Counter()) is None
 
 
 @pytest.mark.parametrize(
@@ -168,9 +154,6 @@ def prepare(folder, *options):
 def write(path, rows):
     path.write_text(json.dumps(rows))
     return path
-
-
-GOOD = {"problem": "Add.", "tests": [{"input": "1", "output": "2"}]}
 
 
 def test_files_of_problems(tmp_path, capsys):
@@ -224,12 +207,8 @@ ONE = [
 
 def test_problems_that_take_any_of_several_answers_are_left_out(tmp_path, capsys):
     rows = [{**GOOD, "problem": f"{n:02}: {text}"} for n, text in enumerate((*SEVERAL, *ONE))]
-    files = (
-        "--from",
-        write(tmp_path / "a.json", rows),
-        "--test",
-        write(tmp_path / "b.json", [GOOD]),
-    )
+    test = write(tmp_path / "b.json", [GOOD])
+    files = ("--from", write(tmp_path / "a.json", rows), "--test", test)
     code, (train, _) = prepare(tmp_path, *files)
     assert code == 0
     assert [row["prompt"][1]["content"][4:] for row in train] == ONE
@@ -238,17 +217,6 @@ def test_problems_that_take_any_of_several_answers_are_left_out(tmp_path, capsys
     code, (train, _) = prepare(tmp_path, *files, "--keep-several")
     assert len(train) == len(rows)
     assert f"10 x kept ({why}): row 0," in capsys.readouterr().err
-
-
-def test_verls_problems_that_take_any_of_several_answers(tmp_path):
-    tests = json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})
-    path = verls(tmp_path / "eurus.parquet", [("taco", tests), ("apps", tests)])
-    table = pq.read_table(path).to_pylist()
-    table[0]["prompt"][0]["content"] = "Print any of them."
-    pq.write_table(pa.Table.from_pylist(table), path)
-    files = ("--from", path, "--test", path)
-    assert len(prepare(tmp_path, *files)[1][0]) == 1
-    assert len(prepare(tmp_path, *files, "--keep-several")[1][0]) == 2
 
 
 def test_a_solution_is_run_and_a_row_that_contradicts_it_is_left_out(tmp_path, capsys):
@@ -283,23 +251,6 @@ def test_solutions_may_run_in_a_weak_sandbox_if_it_is_named(tmp_path, monkeypatc
         code, _ = prepare(tmp_path, "--from", source, "--test", source, *more)
         assert code == 0 and {*allowed} == {bool(more)}
         allowed.clear()
-
-
-@pytest.mark.slow
-def test_a_planted_leak_of_problems_with_several_solutions(tmp_path, capsys):
-    """Four solutions a problem: all test problems are in train, and no row is."""
-    solutions = ["print(2)", "print(1 + 1)", "print(3 - 1)", "n = 2\nprint(n)"]
-    rows = [{**GOOD, "problem": f"Add {n}.", "solutions": s} for s in solutions for n in range(8)]
-    train = write(tmp_path / "a.json", rows[:24])
-    test = write(
-        tmp_path / "b.json", [{**row, "problem": f" {row['problem']}"} for row in rows[24:]]
-    )
-    code, splits = prepare(tmp_path, "--from", train, "--test", test)
-    assert code == 0 and [len(split) for split in splits] == [8, 8]
-    printed = capsys.readouterr()
-    assert re.search(r"test problems in train +8\n", printed.out)
-    assert "WARNING: 8 of 8 validation rows" in printed.err
-    assert f"{train}: 16 x left out (an earlier row asks the same): row 8, 9, 10," in printed.err
 
 
 def test_one_problem_with_other_tests(tmp_path, capsys):
@@ -359,16 +310,20 @@ def verls(path, rows):
 
 def test_a_file_of_verls(tmp_path, capsys):
     tests = json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})
-    rows = [("numina_amc_aime", "7"), ("taco", tests), ("codecontests", tests)]
+    rows = [("numina_amc_aime", "7"), ("taco", tests), ("codecontests", tests), ("apps", tests)]
     path = verls(tmp_path / "eurus.parquet", rows)
+    table = pq.read_table(path).to_pylist()
+    table[3]["prompt"][0]["content"] = "Print any of them."
+    pq.write_table(pa.Table.from_pylist(table), path)
     code, (train, _) = prepare(tmp_path, "--from", path, "--test", path)
     assert code == 0
     assert [row["prompt"][0]["content"] for row in train] == ["Problem 1", "Problem 2"]
     assert {row["data_source"] for row in train} == {"verl_gdpo/coding"}
-    assert parse(train[0]["reward_model"]["ground_truth"]).tests == [
-        {"input": "1\n", "output": "2\n"}
-    ]
+    truth = parse(train[0]["reward_model"]["ground_truth"])
+    assert truth.tests == [{"input": "1\n", "output": "2\n"}]
     assert "1 x left out (another task): row 0\n" in capsys.readouterr().err
+    code, (train, _) = prepare(tmp_path, "--from", path, "--test", path, "--keep-several")
+    assert len(train) == 3
 
 
 def test_the_report_counts_rows_in_which_verl_takes_the_first_element_of_a_list(tmp_path, capsys):
@@ -397,33 +352,16 @@ def test_our_own_parquet_comes_back_as_it_is(tmp_path):
     assert prepare(tmp_path / "again", *files) == (0, [train, test])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        (),
-        ("--from", "x.json", "--synthetic", 3),
-        ("--synthetic", 3, "--test", "x.json"),
-        ("--synthetic", 3, "--keep-several"),
-        ("--from", "x.json", "--seed", 3),
-        ("--from", "x.json", "--synthetic-test", 3),
-        ("--synthetic", 0),
-        ("--synthetic", 3, "--synthetic-test", 0),
-    ],
-)
-def test_options_that_do_not_go_together(tmp_path, options):
-    assert prepare(tmp_path, *options) == (2, [None, None])
+def test_an_option_that_does_not_go_with_made_rows(tmp_path):
+    assert prepare(tmp_path, "--synthetic", 3, "--keep-several") == (2, [None, None])
 
 
 def test_synthetic_rows():
     rows = [*coding.make_rows(30, split="train", seed=3)]
-    assert rows[:10] == [*coding.make_rows(10, split="train", seed=3)]
-    assert rows[:10] != [*coding.make_rows(10, split="train", seed=4)]
-    truths = [row["reward_model"]["ground_truth"] for row in rows]
-    assert {parse(truth).function for truth in truths} == {None, "f"}
+    problems = [parse(row["reward_model"]["ground_truth"]) for row in rows]
+    assert {problem.function for problem in problems} == {None, "f"}
     # both lengths of both kinds
-    assert {parse(truth).solution.count("\n") for truth in truths} == {0, 1, 2}
-    for truth in truths[:6]:
-        assert score(good_response(truth), truth) == {"pass": 1, "length": 1, "bug": 1}
+    assert {problem.solution.count("\n") for problem in problems} == {0, 1, 2}
 
 
 def test_synthetic_splits_share_no_pair():

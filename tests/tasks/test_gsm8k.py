@@ -27,12 +27,7 @@ GOLDEN = [
     (f"{THOUGHT}<answer>72</answer>\n<answer>1</answer>", "72", (0, 0, 1), "the last one counts"),
     ("<think>an <answer> tag</think>\n<answer>72</answer>", "72", (0, 1, 1), "two opening tags"),
     ("<think>x</think><answer>72</answer>", "72", (0, 1, 1), "no new line"),
-    (
-        "<think>a</think> b </think>\n<answer>72</answer>",
-        "72",
-        (1, 1, 1),
-        "only answer tags are counted",
-    ),
+    ("<think>a</think> b </think>\n<answer>72</answer>", "72", (1, 1, 1), "think tags may be more"),
     (f"{THOUGHT}<answer>72", "72", (0, 1, 1), "unclosed: up to the end"),
     (f"{THOUGHT}<answer></think>", "72", (0, 0, 0), "unclosed, with a text as long as a tag"),
     ("72</answer>", "72", (0, 1, 1), "unopened: from the beginning"),
@@ -102,20 +97,7 @@ def test_the_layout_is_the_references_pattern(response):
 
 
 @pytest.mark.parametrize("normalize_numbers", [False, True])
-@pytest.mark.parametrize(
-    "piece",
-    [
-        "<think>",
-        "</think>\n<answer>",
-        "<answer>",
-        "</answer>",
-        "9",
-        "9,999",
-        ",",
-        "\n",
-        "\U0001d7d8",
-    ],
-)
+@pytest.mark.parametrize("piece", [*PIECES[:5], "9", "9,999", ",", "\n", "\U0001d7d8"])
 def test_a_hostile_megabyte_costs_less_than_a_second(piece, normalize_numbers):
     """CPU time of this thread, of which other work on the machine takes none."""
     middle = piece * (1_000_000 // len(piece))

@@ -106,15 +106,3 @@ def test_made_results_are_right_and_the_tests_pairs_are_new(split):
         unit = 1000 if "May" in question else 1
         assert ((first // unit) * (second // unit) % 4 == 3) == (split == "test")
     assert min(kinds.values()) > 50  # so that the reward integer varies
-
-
-def test_more_made_rows_continue_fewer_and_seeds_differ():
-    rows = [*make_rows(30, split="train", seed=0)]
-    assert [*make_rows(20, split="train", seed=0)] == rows[:20]
-    assert [*make_rows(30, split="train", seed=1)] != rows
-
-
-def test_made_rows_are_written(tmp_path, capsys):
-    code, printed = run(capsys, "--synthetic", 20, "--out", tmp_path)
-    assert code == 0 and re.search(r"rows +20 +2\n", printed.out)
-    assert [row["extra_info"]["index"] for row in written(tmp_path, "train")] == [*range(20)]

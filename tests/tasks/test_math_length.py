@@ -1,8 +1,6 @@
 """The maths scorer: what is equal, and processes that no answer can freeze or leave behind."""
 
 import re
-import subprocess
-import sys
 import time
 
 import pytest
@@ -112,36 +110,18 @@ def test_powers_of_ten(answer, gold, expected):
 
 
 SAME = [  # one answer each, in the forms in which golds and policies write it
-    [
-        "50",
-        r"50\%",
-        "50%",
-        r"50 \%",
-        r"50\,\%",
-        r"50\text{ percent}",
-        "50 percent",
-        "50.",
-        r"50\%.",
-    ],
-    ["62.5", r"62.5\%", "62.5%", r"\frac{125}{2}\%", r"62\frac{1}{2}\%"],
-    [
-        "90",
-        r"90^\circ",
-        r"90^{\circ}",
-        "90°",
-        r"90\degree",
-        r"90^\degree",
-        r"90\text{ degrees}",
-        "90°.",
-    ],
-    ["1080", r"1,080^\circ", "1{,}080°", r"1\,080^\circ"],
-    ["5", r"\$5", "$5", r"\$5.00", r"5\text{ dollars}", "5 dollars", r"\approx 5."],
-    ["7", r"7\text{ cm}^2", r"7~\mathrm{cm}", "7 cm^2", "7 square centimeters", r"7\mbox{ units.}"],
-    [r"\cos 60^\circ", r"\cos 60°", r"\cos 60\degree"],
-    [r"(45^{\circ}, 60^{\circ})", "(45°,60°)"],
-    [r"-\frac{5}{3}.", r"-\frac53", "-5/3"],
-    [r"20\%, 30\%", "20%,30%", "20,30"],
+    r"50;50\%;50%;50 \%;50\,\%;50\text{ percent};50 percent;50.;50\%.",
+    r"62.5;62.5\%;62.5%;\frac{125}{2}\%;62\frac{1}{2}\%",
+    r"90;90^\circ;90^{\circ};90°;90\degree;90^\degree;90\text{ degrees};90°.",
+    r"1080;1,080^\circ;1{,}080°;1\,080^\circ",
+    r"5;\$5;$5;\$5.00;5\text{ dollars};5 dollars;\approx 5.",
+    r"7;7\text{ cm}^2;7~\mathrm{cm};7 cm^2;7 square centimeters;7\mbox{ units.}",
+    r"\cos 60^\circ;\cos 60°;\cos 60\degree",
+    r"(45^{\circ}, 60^{\circ});(45°,60°)",
+    r"-\frac{5}{3}.;-\frac53;-5/3",
+    r"20\%, 30\%;20%,30%;20,30",
 ]
+SAME = [forms.split(";") for forms in SAME]
 
 
 @pytest.mark.parametrize("forms", SAME, ids=lambda forms: forms[0])
@@ -178,21 +158,10 @@ def test_marks_that_make_another_answer(answer, gold):
     assert correctness(answer, gold) == 0
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "12 34",
-        "5 00",
-        "0 123",
-        "1 0000",
-        "1000 000",
-        "1,000 000",
-        "1 000 00",
-        "2 1/2",
-        "0.5 000",
-        "x 1 2",
-    ],
-)
+SIDE_BY_SIDE = ["12 34", "5 00", "0 123", "1 0000", "1000 000", "1,000 000", "1 000 00", "2 1/2"]
+
+
+@pytest.mark.parametrize("text", [*SIDE_BY_SIDE, "0.5 000", "x 1 2"])
 def test_numbers_side_by_side_are_no_gold_and_no_thousands(text):
     assert math_length.joined(text) == text
     with pytest.raises(ValueError, match="expected no numbers side by side: join them"):
@@ -200,20 +169,11 @@ def test_numbers_side_by_side_are_no_gold_and_no_thousands(text):
     assert correctness(text, "1") == 0
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        r"\dfrac 3 8",
-        r"\frac 1 200",
-        r"\log_2 128",
-        "x^2 100",
-        r"\sqrt 4 100",
-        r"1 & 200 \\ 300 \\ 400",
-        "100, 200",
-        r"\begin{pmatrix} 1 \\ 200 \end{pmatrix}",
-        "2 x 300",
-    ],
-)
+APART = [r"\dfrac 3 8", r"\frac 1 200", r"\log_2 128", "x^2 100", r"\sqrt 4 100", "100, 200"]
+APART += [r"1 & 200 \\ 300 \\ 400", r"\begin{pmatrix} 1 \\ 200 \end{pmatrix}", "2 x 300"]
+
+
+@pytest.mark.parametrize("text", APART)
 def test_what_is_no_number_with_a_space(text):
     assert math_length.joined(text) == text
     TASK.check_ground_truth(text)
@@ -315,10 +275,3 @@ def test_a_process_that_stood_still_is_no_bad_gold(monkeypatch):
 def test_a_gold_that_cannot_be_read_is_no_low_score(gold, workers):
     with pytest.raises(ValueError, match=r"ground truth: got .* which math-verify cannot read"):
         correctness("7", gold)
-
-
-def test_importing_the_task_loads_nothing_heavy():
-    code = "import sys, verl_gdpo.tasks; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-    assert re.search(r"verl_gdpo\.rewards\.math_length\b", loaded)
-    assert not re.search(r"\b(sympy|math_verify|torch|verl)\b", loaded.replace("verl_gdpo", ""))

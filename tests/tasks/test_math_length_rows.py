@@ -94,13 +94,8 @@ def test_a_bad_row_is_refused_with_row_and_field(tmp_path, capsys, bad, words):
 
 
 def test_a_planted_spaced_gold_is_repaired_or_left_out(tmp_path, capsys):
-    spaced = [
-        "10\\,000",
-        "5 000",
-        "\\$1\\ 000\\,000",
-        "3~000\u202f000 \\text{ m}",
-        ["7 000", "7000"],
-    ]
+    spaced = ["10\\,000", "5 000", "\\$1\\ 000\\,000", "3~000\u202f000 \\text{ m}"]
+    spaced += [["7 000", "7000"]]
     unclear = ["12 34", "5\\,00", "1 000 00", "2 1/2", "10, 000", "1,\\,200"]
     right = ["\\dfrac 3 8", "10{,}000", "1,\\!080", "\\log_2 128", "100, 200", "0"]
     problems = [problem(answer) for answer in (*spaced, *unclear, *right)]
@@ -128,12 +123,6 @@ def test_a_spaced_gold_of_a_parquet_file(tmp_path, capsys):
         assert golds(tmp_path)[1] == "10000"
     error = capsys.readouterr().err.splitlines()[-1]
     assert "row 1, field reward_model.ground_truth: math_length ground truth: got '12 34'" in error
-
-
-def test_a_source_has_to_be_named(tmp_path, capsys):
-    assert main(["math_length", "--out", str(tmp_path)]) == 2
-    expected = "math_length has no rows to download; expected --from FILE or --synthetic N"
-    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

@@ -740,16 +740,14 @@ def test_two_files_are_not_split(tmp_path, capsys):
     train = write_json(tmp_path / "a.json", items(3))
     test = tmp_path / "b.parquet"
     write_parquets({test: [row(7, split="validation")]})
-    code, *_ = run(capsys, "--out", tmp_path / "out", "--from", train, "--test", test)
-    assert code == 0
+    assert run(capsys, "--out", tmp_path / "out", "--from", train, "--test", test)[0] == 0
     assert len([*parquet_rows(tmp_path / "out" / "train.parquet")]) == 3
     assert [*parquet_rows(tmp_path / "out" / "test.parquet")] == [row(0, split="test")]
 
 
 def test_a_parquet_file_without_extra_info_gets_one(tmp_path):
-    one = row()
-    del one["extra_info"]
-    pq.write_table(pa.Table.from_pylist([one]), tmp_path / "a.parquet")
+    without = {key: value for key, value in row().items() if key != "extra_info"}
+    pq.write_table(pa.Table.from_pylist([without]), tmp_path / "a.parquet")
     assert read_rows(tmp_path / "a.parquet", "train") == [row()]
 
 
@@ -876,12 +874,6 @@ def test_what_is_one_problem():
     assert len({*questions[2:]}) == 1 + len(others) + len(asked)
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_made_rows_share_no_problem(tmp_path, capsys, task):
-    assert main([task, "--out", str(tmp_path), "--synthetic", "300", "--synthetic-test", "99"]) == 0
-    assert re.search(r"test problems in train +0\nnearly in train +0\n", capsys.readouterr().out)
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 @pytest.mark.parametrize("between", ["\n", "\r\n", "\n\n \n", "\r\n\r\n"])
 def test_a_mark_at_the_start_and_blank_lines(tmp_path, encoding, between):
@@ -904,12 +896,9 @@ def test_a_mark_at_the_start_and_blank_lines(tmp_path, encoding, between):
 def test_the_same_seed_gives_the_same_bytes(tmp_path, capsys):
     for folder, seed in (("a", 3), ("b", 3), ("c", 4)):
         code, output, _ = run(capsys, "--out", tmp_path / folder, "--synthetic", 40, "--seed", seed)
-        assert code == 0
-        assert re.search(r"rows +40 +4\n", output)  # 40 / 10 test rows
-        assert re.search(r"test problems in train +0\n", output)
+        assert code == 0 and re.search(r"rows +40 +4\n", output)  # 40 / 10 test rows
     a, b, c = (files_in(tmp_path / folder) for folder in "abc")
-    assert sorted(a) == ["test.parquet", "train.parquet"]
-    assert a == b
+    assert sorted(a) == ["test.parquet", "train.parquet"] and a == b
     assert a["train.parquet"] != c["train.parquet"] and a["test.parquet"] != c["test.parquet"]
 
 
@@ -948,19 +937,9 @@ def test_report_counts_kinds_calls_and_repeated_problems():
 def test_report_of_prompt_lengths():
     # system content "Tools: é" has 8 characters; user contents have 1 to 20
     rows = [row(user="x" * length) for length in range(20, 0, -1)]
-
-    def spread(rows):
-        return [schema.numbers_of(rows, TASK)[name] for name in schema.CHARS]
-
     # lower median of 20 values: the 10th; 95 % of 20 = 19 values: the 19th
-    assert spread(rows) == [9, 18, 27, 28]
-    assert spread(rows[:1]) == [28, 28, 28, 28]
-
-
-def test_overlap_is_of_what_is_asked():
-    train = [row(user="a"), row(user="b c")]
-    test = [row(user="d"), row(user=" a\n"), row(user="b\tc", ground_truth=RESPONSE), row(user="A")]
-    assert schema.overlap({"train": train, "test": test}).equal == {1: 0, 2: 1, 3: 0}
+    for some, expected in ((rows, [9, 18, 27, 28]), (rows[:1], [28] * 4)):
+        assert [schema.numbers_of(some, TASK)[name] for name in schema.CHARS] == expected
 
 
 def test_table_has_a_column_per_file():
@@ -980,14 +959,6 @@ def test_table_has_a_column_per_file():
         ["test", "problems", "in", "train", "1"],
         ["nearly", "in", "train", "0"],
     ]
-
-
-def test_overlap_is_reported_loudly_and_not_refused(tmp_path, capsys):
-    path = write_json(tmp_path / "a.json", items(3))
-    code, output, errors = run(capsys, "--out", tmp_path / "out", "--from", path, "--test", path)
-    assert code == 0
-    assert re.search(r"test problems in train +3\n", output)
-    assert "data_prep: WARNING: 3 of 3 validation rows ask what a training row asks" in errors
 
 
 # ---- command line
