@@ -2,14 +2,11 @@
 
 import json
 import re
-from dataclasses import replace
 
 import pytest
 
-from verl_gdpo.tasks.gsm8k import rows as gsm8k
 from verl_gdpo.tasks.gsm8k.rows import make_rows
 from verl_gdpo.tasks.gsm8k.score import TASK
-from verl_gdpo.tasks.preparation import parquet
 from verl_gdpo.tasks.preparation.parquet import parquet_rows
 from verl_gdpo.tools.data import main
 
@@ -77,21 +74,6 @@ def test_a_bad_row_is_refused_with_file_row_and_field(tmp_path, capsys, problem,
     assert code == 1
     assert f"{path}, row 1, {words}" in printed.err.splitlines()[-1]
     assert not (tmp_path / "out").exists()
-
-
-def test_upstream_is_the_default_and_its_checksum_is_held(tmp_path, monkeypatch, capsys):
-    mirror = tmp_path / "mirror"
-    files = {}
-    for split, (path, _) in gsm8k.SOURCES.files.items():
-        (mirror / path).parent.mkdir(parents=True, exist_ok=True)
-        (mirror / path).write_text(lines(PROBLEMS))
-        files[split] = (path, parquet.git_blob_id((mirror / path).read_bytes()))
-    upstream = ("--base-url", mirror.as_uri(), "--cache", tmp_path / "cache")
-    code, printed = run(capsys, *upstream, "--out", tmp_path / "out")
-    assert code == 1 and "expected 7d97154b91aef28d01c3301741c81ce90039a4b1" in printed.err
-    monkeypatch.setattr(gsm8k, "SOURCES", replace(gsm8k.SOURCES, files=files))
-    code, _ = run(capsys, *upstream, "--out", tmp_path / "out")
-    assert code == 0 and len(written(tmp_path / "out", "test")) == 2
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

@@ -102,9 +102,8 @@ def test_rows_of_several_row_groups_keep_their_order(tmp_path, monkeypatch):
 
 def test_checked_accepts_several_turns_and_every_kind():
     several_turns = row()
-    several_turns["prompt"] = [
-        {"role": role, "content": ""} for role in ("system", "user", "assistant")
-    ] + [{"role": "user", "content": "x"}]
+    turns = [("system", ""), ("user", ""), ("assistant", ""), ("user", "x")]
+    several_turns["prompt"] = [{"role": role, "content": text} for role, text in turns]
     rows = [row(ground_truth=text) for text in (TOOL, RESPONSE, BOTH, NEITHER)]
     given = [*enumerate([several_turns, *rows])]
     assert [*schema.checked(given, "rows")] == given
@@ -251,11 +250,9 @@ def test_a_new_start_removes_what_a_killed_writer_left_and_nothing_else(tmp_path
     paths = [tmp_path / "a[1].parquet", tmp_path / "b.parquet"]
     with writer("waits", *paths), writer("dies", *paths):
         assert len(files_in(tmp_path)) == 4
-        others = {
-            name: tmp_path / name for name in (".c.tmp", ".b.parquet.tmp", ".ab.parquet.x.tmp")
-        }
-        for path in others.values():
-            path.write_bytes(b"mine")
+        others = [".c.tmp", ".b.parquet.tmp", ".ab.parquet.x.tmp"]
+        for name in others:
+            (tmp_path / name).write_bytes(b"mine")
         with atomic.replace_together(*paths) as temporary:
             for path in temporary:
                 path.write_bytes(b"new")
@@ -293,24 +290,16 @@ def if_needed(capsys, out, *more):
     return run(capsys, "--if-needed", "--out", out, *tiny, *more)
 
 
-def test_files_of_the_same_arguments_and_code_are_kept(tmp_path, capsys):
+def test_files_are_made_again_if_they_or_their_arguments_differ(tmp_path, capsys):
     assert if_needed(capsys, tmp_path)[0] == 0
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    whole, times = files_in(tmp_path), [path.stat().st_mtime_ns for path in tmp_path.iterdir()]
     code, output, _ = if_needed(capsys, tmp_path)
-    assert code == 0
-    assert "up to date" in output
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
-
-
-def test_a_missing_file_and_other_arguments_are_made_good(tmp_path, capsys):
-    if_needed(capsys, tmp_path)
-    whole = files_in(tmp_path)
+    assert code == 0 and "up to date" in output
+    assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == times
     for name in whole:
         (tmp_path / name).unlink()
-        assert if_needed(capsys, tmp_path)[0] == 0
-        assert files_in(tmp_path) == whole
-    assert if_needed(capsys, tmp_path, "--seed", 1)[0] == 0
-    assert files_in(tmp_path) != whole
+        assert if_needed(capsys, tmp_path)[0] == 0 and files_in(tmp_path) == whole
+    assert if_needed(capsys, tmp_path, "--seed", 1)[0] == 0 and files_in(tmp_path) != whole
 
 
 def test_rows_that_a_person_made_with_other_options_are_kept(tmp_path, capsys):
@@ -509,17 +498,14 @@ def test_a_failed_download_leaves_what_was_there(tmp_path, server, answer, words
     assert files_in(tmp_path) == {"hello": b"old"}
 
 
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
+def test_an_address_that_cannot_work_is_a_data_error(tmp_path):
+    for url, words in (
         ("mirror/x", "download failed: unknown url type"),
         ("file:///no/such/file", "download failed: .*No such file"),
         ("http://127.0.0.1:1/a b", "download failed: URL can't contain"),
-    ],
-)
-def test_an_address_that_cannot_work_is_a_data_error(tmp_path, url, words):
-    with pytest.raises(DataError, match=words):
-        loading.fetch(url, tmp_path / "x", blob_id=HELLO_BLOB_ID)
+    ):
+        with pytest.raises(DataError, match=words):
+            loading.fetch(url, tmp_path / "x", blob_id=HELLO_BLOB_ID)
     assert files_in(tmp_path) == {}
 
 
@@ -612,15 +598,11 @@ def test_json_is_split_by_upstreams_rule(tmp_path, count, test_count):
         assert places == [{"index": i, "split": split} for i in range(len(expected))]
 
 
-def test_json_gives_the_rows_that_upstreams_parquet_holds(tmp_path):
+def test_parquet_is_split_as_json_is_and_has_the_rows_of_upstream(tmp_path):
     content = [{"instruction": "Tools: é", "input": "What is new?", "output": TOOL}]
     assert read_rows(write_json(tmp_path / "a.json", content), "train") == [row()]
-
-
-def test_one_parquet_file_is_split_as_json_is(tmp_path):
     write_json(tmp_path / "a.json", items(60))
-    rows = read_rows(tmp_path / "a.json", "train")
-    write_parquets({tmp_path / "a.parquet": rows})
+    write_parquets({tmp_path / "a.parquet": read_rows(tmp_path / "a.json", "train")})
     of_json, of_parquet = (
         {split: [*rows] for split, rows in loading._from_files(SOURCES, path, None).items()}
         for path in (tmp_path / "a.json", tmp_path / "a.parquet")
@@ -646,25 +628,10 @@ def test_a_task_without_a_source_of_its_own_reads_questions_and_answers(tmp_path
         assert {one["data_source"] for one in rows} == {"mine"}
 
 
-def test_bad_lines_of_a_task_are_refused_with_one_line(tmp_path, monkeypatch, capsys):
+def test_a_task_that_has_neither_upstream_nor_made_rows(monkeypatch, capsys):
     task = add_task(monkeypatch, "mine", lambda response, truth, **_: {}, system_prompt=None)
     monkeypatch.setitem(TASKS, "mine", task)
-    path, good = tmp_path / "a.jsonl", '{"question": "q", "answer": "a"}'
-    for text, words in {
-        f"{good}\n{{": "got no readable JSON .*line 2",
-        f'{good}\n{{"question": "q"}}': "row 1, field answer: got nothing; expected a str",
-        f'{good}\n{{"question": "q", "answer": "a", "more": 1}}': "row 1, field more: unknown",
-        f'{good}\n{{"question": 1, "answer": "a"}}': "row 1, field question: got 1; expected a str",
-        f"{good}\n[]": "row 1, the whole row: got",
-        '{"question": "q", "answer": " "}': "row 0, field reward_model.ground_truth: got ' '",
-        "": "got no rows",
-    }.items():
-        path.write_text(text)
-        files = ["--from", str(path), "--test", str(path)]
-        assert main(["mine", "--out", str(tmp_path / "out"), *files]) == 1
-        error = capsys.readouterr().err
-        assert re.search(words, error) and error.count("\n") == 1 and str(path) in error
-    assert main(["mine", "--out", str(tmp_path / "out")]) == 2
+    assert main(["mine", "--out", "nowhere"]) == 2
     assert "mine has no rows to download; expected --from FILE\n" in capsys.readouterr().err
 
 

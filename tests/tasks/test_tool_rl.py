@@ -144,15 +144,7 @@ def test_range():
 
 
 UNUSABLE_LINES = (
-    "{",
-    "null",
-    "1",
-    "true",
-    '"f"',
-    "[]",
-    "{}",
-    '["name"]',
-    '{"parameters": {}}',
+    *("{", "null", "1", "true", '"f"', "[]", "{}", '["name"]', '{"parameters": {}}'),
     '{"name": ["f"], "parameters": {}}',
     '{"name": {}, "parameters": {}}',
     '{"name": "f"}',
