@@ -154,7 +154,7 @@ def test_pass_is_what_verls_scorer_says_of_this_service(stub, tests, result):
     program = f"def add(n): return {result}\n"
     if "fn_name" not in tests and "inputs" in tests:
         program += "print(add(int(input())))"
-    problem = problem_of(tests, "tests", {})
+    problem = problem_of(tests, "tests", print)
     ours = score(block(program), problem.text(), service=SandboxFusion(stub.url))["pass"]
     answer = block(program)
     verls = default_compute_score(

@@ -134,8 +134,8 @@ def declared_bounds(
     result: dict[str, tuple[float, float] | None] = {}
     for source in {*sources} & TASK_BY_SOURCE.keys():
         bounds = declared_by(source, options)
-        for verl_name, name in TASK_BY_SOURCE[source].verl_names.items():
-            bounds |= {verl_name: bounds[name]} if name in bounds else {}
+        names = TASK_BY_SOURCE[source].verl_names
+        bounds |= {verls: bounds[ours] for verls, ours in names.items() if ours in bounds}
         for name, pair in bounds.items():
             result[name] = pair if result.get(name, pair) == pair else None
     return result

@@ -18,7 +18,6 @@ pairs of operator and number that the train split never shows.
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import add, mul, sub
@@ -99,10 +98,7 @@ def _look_for_several(problem: str, note: Note, keep: bool) -> None:
 
 
 def _problem(tests: Any, field: str, note: Note) -> Problem:
-    left_out: Counter[str] = Counter()
-    problem = problem_of(tests, field, left_out)
-    for reason in left_out.elements():
-        note(f"left out, of the tests ({reason})")
+    problem = problem_of(tests, field, lambda why: note(f"left out, of the tests ({why})"))
     if problem is None:
         raise LeftOut("no test that can be used")
     return problem

@@ -12,7 +12,6 @@ defines, is left out and counted. Another form is an error.
 
 import ast
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, TypeVar
@@ -29,26 +28,26 @@ FORMS = (
 )
 
 
-def problem_of(tests: Any, field: str, left_out: Counter[str]) -> Problem | None:
+def problem_of(tests: Any, field: str, leave_out: Callable[[str], None]) -> Problem | None:
     """The problem with these tests; None if each of them is left out.
 
     Args:
         tests: in one of the forms above.
         field: where they are in the row.
-        left_out: counts the reasons.
+        leave_out: is told why a test is left out.
 
     Raises:
         ValueError: they have another form.
     """
     try:
-        function, calls = _read(tests, left_out)
+        function, calls = _read(tests, leave_out)
     except ValueError as error:
         what = f"{error}: {repr(tests)[:80]}"
         raise ValueError(f"field {field}: got {what}; expected {FORMS}") from error
     return Problem(function, calls) if calls else None
 
 
-def _read(tests: Any, left_out: Counter[str]) -> tuple[str | None, list[Test]]:
+def _read(tests: Any, leave_out: Callable[[str], None]) -> tuple[str | None, list[Test]]:
     """The function and its tests; raises ValueError for another form."""
     if isinstance(tests, list):
         return None, [_printing(test, number) for number, test in enumerate(tests)]
@@ -56,10 +55,10 @@ def _read(tests: Any, left_out: Counter[str]) -> tuple[str | None, list[Test]]:
         raise ValueError(f"the type {type(tests).__name__}")
     if {*tests} == {"functional"}:
         function, statements = _checked(_text(tests["functional"]))
-        return function, _called(function, statements, left_out)[1]
+        return function, _called(function, statements, leave_out)[1]
     if "assert_case" in tests:
         sources = [_text(case) for case in _list(tests["assert_case"])]
-        return _called(None, [*chain.from_iterable(map(_statements_of, sources))], left_out)
+        return _called(None, [*chain.from_iterable(map(_statements_of, sources))], leave_out)
     if not {"inputs", "outputs"} <= {*tests} <= {"inputs", "outputs", "fn_name"}:
         raise ValueError(f"the keys {[*tests]}")
     inputs, outputs = _list(tests["inputs"]), _list(tests["outputs"])
@@ -68,31 +67,31 @@ def _read(tests: Any, left_out: Counter[str]) -> tuple[str | None, list[Test]]:
     pairs = list(zip(inputs, outputs, strict=True))
     if tests.get("fn_name") is None:
         return None, [{"input": _lines(stdin), "output": _lines(out)} for stdin, out in pairs]
-    return _text(tests["fn_name"]), _unwrapped([*_kept(_verls_call, pairs, left_out)])
+    return _text(tests["fn_name"]), _unwrapped([*_kept(_verls_call, pairs, leave_out)])
 
 
 def _called(
-    function: str | None, statements: list[ast.stmt], left_out: Counter[str]
+    function: str | None, statements: list[ast.stmt], leave_out: Callable[[str], None]
 ) -> tuple[str | None, list[Test]]:
     """The tests of `function`, which is `candidate` in them, or else of the function they name."""
-    calls = list(_kept(_call_of, statements, left_out))
+    calls = list(_kept(_call_of, statements, leave_out))
     if not calls:
         return None, []
     asked = "candidate" if function else calls[0][0]
-    tests = [test for name, test in calls if name == asked]
-    if len(tests) < len(calls):
-        left_out["an assert about another function"] += len(calls) - len(tests)
-    return function or asked, tests
+    for name, _ in calls:
+        if name != asked:
+            leave_out("an assert about another function")
+    return function or asked, [test for name, test in calls if name == asked]
 
 
 def _kept(
-    read: Callable[[From], Into], items: Iterable[From], left_out: Counter[str]
+    read: Callable[[From], Into], items: Iterable[From], leave_out: Callable[[str], None]
 ) -> Iterator[Into]:
     for item in items:
         try:
             yield read(item)
         except LeftOut as reason:
-            left_out[str(reason)] += 1
+            leave_out(str(reason))
 
 
 def _printing(test: Any, number: int) -> Test:

@@ -127,15 +127,11 @@ def _found(
 ) -> tuple[Sequence[int], PackedRows]:
     """The numbers of the rows that are not left out, and these rows, checked."""
 
-    def unless_left_out(number: int, item: Any) -> Row | None:
-        try:
-            return row_of(number, item)
-        except LeftOut as why:
-            notes[f"left out ({why})"].append(number)
-            return None
+    def leave_out(number: int, why: LeftOut) -> None:
+        notes[f"left out ({why})"].append(number)
 
     numbers, rows = array("q"), PackedRows()
-    for number, row in checked(items, str(path), unless_left_out):
+    for number, row in checked(items, str(path), row_of, leave_out):
         numbers.append(number)
         rows.append(row)
     return numbers, rows

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from verl_gdpo.tasks import TASK_BY_SOURCE, bad_rows
-from verl_gdpo.tasks.preparation import DataError, progress
+from verl_gdpo.tasks.preparation import DataError, LeftOut, progress
 from verl_gdpo.tasks.preparation.overlap import Messages, Overlap, Prompts, compare
 from verl_gdpo.tasks.task import Task
 
@@ -42,15 +42,17 @@ CHARS = [f"prompt chars, {part}" for part in ("low", "median", "p95", "high")]
 def checked(
     items: Iterable[tuple[int, Any]],
     where: str,
-    row_of: Callable[[int, Any], Row | None] = lambda _, item: item,
+    row_of: Callable[[int, Any], Row] = lambda _, item: item,
+    leave_out: Callable[[int, LeftOut], None] = lambda *_: None,
 ) -> Iterator[tuple[int, Row]]:
     """Yield the rows on which neither verl nor a scorer would fail, and their numbers.
 
     Args:
         items: numbers in the message, and any values; they are checked completely.
         where: name of the rows in the message, such as the file's path.
-        row_of: makes a row of number and value, or None of one that is left out. It raises
-            ValueError for a bad one.
+        row_of: makes a row of number and value. It raises ValueError for a bad one, and LeftOut for
+            one that is left out.
+        leave_out: is told of the latter.
 
     Raises:
         DataError: after the last row, if there is none or a bad one. The message names `where`, and
@@ -59,9 +61,10 @@ def checked(
     bad, is_any = [], False
     for number, item in items:
         try:
-            if (row := row_of(number, item)) is None:
-                continue
+            row = row_of(number, item)
             check_row(row)
+        except LeftOut as why:
+            leave_out(number, why)
         except ValueError as error:
             bad.append(f"row {number}, {error}")
         else:
