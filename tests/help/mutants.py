@@ -103,19 +103,19 @@ MUTANTS = [
         "sandbox/lock.py",
         "CLONE_THREAD | CLONE_NEWS, (CLONE_THREAD,)",
         "CLONE_THREAD, (CLONE_THREAD,)",
-        "sandbox/test_sandbox_lock.py::test_what_is_allowed_of_a_call",
+        "sandbox/test_lock.py::test_what_is_allowed_of_a_call",
     ),
     Mutant(
         "sandbox/lock.py",
         "how = os.O_ACCMODE | os.O_TRUNC if",
         "how = os.O_WRONLY | os.O_RDWR if",
-        "sandbox/test_sandbox_lock.py::test_what_may_be_read_cannot_be_emptied",
+        "sandbox/test_lock.py::test_what_may_be_read_cannot_be_emptied",
     ),
     Mutant(
         "sandbox/machine.py",
         '"--perms", "0755", "--dir", "/usr", ',
         "",
-        "sandbox/test_sandbox_lock.py::test_honest_programs",
+        "sandbox/test_lock.py::test_honest_programs",
     ),
     Mutant(
         "sandbox/machine.py",
@@ -145,7 +145,7 @@ MUTANTS = [
         "sandbox/inside.py",
         "os.dup2(os.open(os.devnull, os.O_WRONLY), 1)",
         "pass",
-        "sandbox/test_sandbox_service.py::test_scores",
+        "sandbox/test_service.py::test_scores",
     ),
     Mutant(
         "sandbox/inside.py",

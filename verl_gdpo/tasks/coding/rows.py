@@ -2,7 +2,7 @@
 
 A row of *.json or *.jsonl is {"problem": ..., "tests": ...}, with "solutions" or without. A parquet
 file is in our schema, or in verl's: of a file like that of Eurus-2-RL, those rows are taken which
-verl scores as code. `coding_tests.py` has the forms of the tests. Each solution is run. A
+verl scores as code. `test_cases.py` has the forms of the tests. Each solution is run. A
 problem that takes any of several answers is left out: its tests know one of them.
 
 Synthetic problems have one line:
