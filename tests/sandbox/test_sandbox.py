@@ -26,10 +26,8 @@ import pytest
 from of_machine import confinement_of
 
 from verl_gdpo import sandbox
-from verl_gdpo.sandbox import ExecutionNotes, SandboxError, inside, machine, run
+from verl_gdpo.sandbox import NOT_FINISHED, ExecutionNotes, SandboxError, inside, machine, run
 from verl_gdpo.sandbox.machine import FIRST_UID, Confinement, place
-
-NOT_FINISHED = sandbox.TestResult(False, "")
 
 
 def printed(output):
@@ -413,8 +411,8 @@ def test_the_same_program_gives_the_same_output(kind):
 
 def test_lines_that_the_inside_cannot_have_written():
     for line in (b"", b"{", b"[]", b'{"how": "finished"}', b"1", b"[" * 100_000, b"\xff"):
-        assert sandbox._outcome(line) == NOT_FINISHED
-    assert sandbox._outcome(b'{"how": "finished", "output": "x"}') == printed("x")
+        assert sandbox._result(line) == NOT_FINISHED
+    assert sandbox._result(b'{"how": "finished", "output": "x"}') == printed("x")
 
 
 def test_so_many_at_once_as_there_are_cores(monkeypatch, tmp_path):

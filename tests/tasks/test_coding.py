@@ -428,7 +428,7 @@ def test_verls_own_scorer_agrees(program, form, ours):
 
 
 def test_verls_own_scorer_takes_the_first_element_of_a_list_for_all_of_it():
-    """Ours takes it where all results of a problem are lists of one element; see `test_cases.py`."""
+    """Ours takes it where all results of a problem are lists of one element: `test_cases.py`."""
     first = block("def f(n): return n")
     for outputs, verls, ours in ((["[1, 2, 3]", "[2]"], 1, 0), (["[1]", "[2]"], 1, 1)):
         form = {"fn_name": "f", "inputs": ["1", "2"], "outputs": outputs}

@@ -47,6 +47,9 @@ class TestResult:
     output: str
 
 
+NOT_FINISHED = TestResult(False, "")
+
+
 @dataclass
 class ExecutionNotes:
     """How a program was run, for the log of a training. No reward depends on it.
@@ -98,7 +101,7 @@ def run(
         confinement: how it is confined; None for the best that works here.
 
     Returns:
-        one outcome a test.
+        one result a test.
 
     Raises:
         SandboxError: the machine has no sandbox that works.
@@ -125,9 +128,9 @@ def run(
             last_line = trouble.decode("utf-8", "replace").strip().split("\n")[-1]
             raise SandboxError(last_line or "no answer")
         lines = _read(stdout).split(b"\n")[:-1]
-    outcomes = [_outcome(line) for line in lines[: len(tests)]]
-    notes.stopped = len(outcomes) < len(tests)
-    return outcomes + [TestResult(False, "")] * (len(tests) - len(outcomes))
+    results = [_result(line) for line in lines[: len(tests)]]
+    notes.stopped = len(results) < len(tests)
+    return results + [NOT_FINISHED] * (len(tests) - len(results))
 
 
 def missing(allow_weak: bool = False) -> Sequence[str]:
@@ -175,16 +178,20 @@ def _first_that_works(allow_weak: bool) -> Confinement:
 
 def _try(confinement: Confinement) -> None:
     """Raise SandboxError unless a program runs."""
-    (outcome,) = run(PROBE, [{"input": "hello\n"}], seconds=10, confinement=confinement)
-    if outcome != TestResult(True, PROBE_SAYS):
-        raise SandboxError(f"got {outcome} of a program that prints {PROBE_SAYS!r}")
+    (result,) = run(PROBE, [{"input": "hello\n"}], seconds=10, confinement=confinement)
+    check_probe(result)
+
+
+def check_probe(result: TestResult | None, where: str = "") -> None:
+    """Raise SandboxError unless it is the result of `PROBE`."""
+    if result != TestResult(True, PROBE_SAYS):
+        raise SandboxError(f"{where}got {result} of a program that prints {PROBE_SAYS!r}")
 
 
 def _user() -> int | None:
     """A user that nobody else is, where this is root; None for the user that this is."""
-    if not machine.can_change_user():
-        return None
-    return machine.FIRST_UID + random.SystemRandom().randrange(machine.UIDS)
+    number = random.SystemRandom().randrange(machine.UIDS)
+    return machine.FIRST_UID + number if machine.can_change_user() else None
 
 
 def _start(
@@ -240,10 +247,10 @@ def _read(file: int) -> bytes:
     return os.pread(file, os.fstat(file).st_size, 0)
 
 
-def _outcome(line: bytes) -> TestResult:
+def _result(line: bytes) -> TestResult:
     """What the inside says of one test; anything it says is possible."""
     try:
         end = json.loads(line)
         return TestResult(end["how"] == inside.FINISHED, str(end["output"]))
     except (ValueError, TypeError, KeyError, RecursionError):
-        return TestResult(False, "")
+        return NOT_FINISHED

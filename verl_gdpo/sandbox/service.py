@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.sandbox import (
+    NOT_FINISHED,
     OUTPUT_BYTES,
     PROBE,
-    PROBE_SAYS,
     ExecutionNotes,
     SandboxError,
     TestResult,
+    check_probe,
     inside,
 )
 
@@ -31,7 +32,6 @@ ANSWER_SECONDS = 10.0  # of the service itself, beside the two limits of the pro
 REPLY_BYTES = 8 * OUTPUT_BYTES  # escaped as JSON, a byte of output may take six
 TIME_LIMIT = "TimeLimitExceeded"
 STOPPED = ("Error", TIME_LIMIT)  # how a program ends that the service stops
-NOT_FINISHED = TestResult(False, "")
 PROBE_TEST = {"input": "hello\n"}
 
 
@@ -87,20 +87,20 @@ class SandboxFusion:
                 fails with this one, the program has failed.
         """
         notes = notes or ExecutionNotes()
-        outcomes: list[TestResult] = []
+        results: list[TestResult] = []
         with self._places:
             notes.begin()
             for test in tests:
                 try:
-                    outcome = self._run_one(program, function, wall_seconds, test)
+                    result = self._run_one(program, function, wall_seconds, test)
                 except SandboxError:
                     self._probe(wall_seconds)
-                    outcome = None  # a program may bring down the service that runs it
-                if outcome is None:
+                    result = None  # a program may bring down the service that runs it
+                if result is None:
                     notes.stopped = True
                     break
-                outcomes.append(outcome)
-        return outcomes + [NOT_FINISHED] * (len(tests) - len(outcomes))
+                results.append(result)
+        return results + [NOT_FINISHED] * (len(tests) - len(results))
 
     def missing(self, **_: Any) -> Sequence[str]:
         """Nothing that is known of; raises SandboxError if the service does not run a program."""
@@ -109,12 +109,8 @@ class SandboxFusion:
 
     def _probe(self, seconds: float) -> None:
         """Raise SandboxError if the service does not run a program of ours."""
-        outcome = self._run_one(PROBE, None, seconds, PROBE_TEST)
-        if outcome != TestResult(True, PROBE_SAYS):
-            raise SandboxError(
-                f"reward.sandbox_fusion.url={self.url}: got {outcome} of a program that prints "
-                f"{PROBE_SAYS!r}"
-            )
+        result = self._run_one(PROBE, None, seconds, PROBE_TEST)
+        check_probe(result, f"reward.sandbox_fusion.url={self.url}: ")
 
     def _run_one(
         self, program: str, function: str | None, wall_seconds: float, test: Mapping[str, Any]
@@ -136,7 +132,7 @@ class SandboxFusion:
         for number in range(1, TRIES + 1):
             try:
                 reply = _post(self.url, json.dumps(body).encode(), seconds)
-                return _outcome(reply, bool(function))
+                return _result(reply, bool(function))
             except (OSError, ValueError, http.client.HTTPException) as error:
                 last = error
             if number < TRIES:
@@ -148,7 +144,7 @@ class SandboxFusion:
         ) from last
 
 
-def _outcome(reply: Any, is_function: bool) -> TestResult | None:
+def _result(reply: Any, is_function: bool) -> TestResult | None:
     """How a test ended, None at a limit; raises ValueError if the reply does not say so."""
     if reply is None:
         return None

@@ -118,8 +118,8 @@ def _code(task: Task) -> list[Path]:
 
 def is_there(paths: Sequence[Path], wanted: str) -> bool:
     """Return whether all files exist as they were made from `wanted`."""
-    are_made = (_metadata(path).get(MADE_FROM) == wanted.encode() for path in paths)
-    return all(are_made) and not any(map(_foreign, paths))
+    are_made = all(_metadata(path).get(MADE_FROM) == wanted.encode() for path in paths)
+    return are_made and not any(map(_foreign, paths))
 
 
 def recorded_options(paths: Sequence[Path]) -> str | None:
