@@ -2,7 +2,7 @@
 
 import sys
 
-from verl_gdpo import tasks as rewards
+from verl_gdpo import tasks
 from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS
 
 ECHO = '''
@@ -50,7 +50,7 @@ def look_again(monkeypatch, folder):
     }
     monkeypatch.setattr(TASKS, "data", ours)
     monkeypatch.setattr(TASK_BY_SOURCE, "data", of_source)
-    monkeypatch.setattr(rewards, "_add_others", rewards._add_others.__wrapped__)
+    monkeypatch.setattr(tasks, "_add_others", tasks._add_others.__wrapped__)
     monkeypatch.syspath_prepend(folder)
     yield folder
     for name, module in [*sys.modules.items()]:
