@@ -16,16 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.sandbox import (
-    NOT_FINISHED,
-    OUTPUT_BYTES,
-    PROBE,
-    ExecutionNotes,
-    SandboxError,
-    TestResult,
-    check_probe,
-    inside,
-)
+from verl_gdpo import sandbox
+from verl_gdpo.sandbox import OUTPUT_BYTES, ExecutionNotes, SandboxError, TestResult, inside
 
 TRIES, RETRY_SECONDS = 3, 1.0  # the n-th wait is n times as long
 ANSWER_SECONDS = 10.0  # of the service itself, beside the two limits of the program; as in verl
@@ -100,7 +92,7 @@ class SandboxFusion:
                     notes.stopped = True
                     break
                 results.append(result)
-        return results + [NOT_FINISHED] * (len(tests) - len(results))
+        return results + [sandbox.NOT_FINISHED] * (len(tests) - len(results))
 
     def missing(self, **_: Any) -> Sequence[str]:
         """Nothing that is known of; raises SandboxError if the service does not run a program."""
@@ -109,8 +101,8 @@ class SandboxFusion:
 
     def _probe(self, seconds: float) -> None:
         """Raise SandboxError if the service does not run a program of ours."""
-        result = self._run_one(PROBE, None, seconds, PROBE_TEST)
-        check_probe(result, f"reward.sandbox_fusion.url={self.url}: ")
+        result = self._run_one(sandbox.PROBE, None, seconds, PROBE_TEST)
+        sandbox.check_probe(result, f"reward.sandbox_fusion.url={self.url}: ")
 
     def _run_one(
         self, program: str, function: str | None, wall_seconds: float, test: Mapping[str, Any]
@@ -155,10 +147,10 @@ def _result(reply: Any, is_function: bool) -> TestResult | None:
             output = str(ran.get("stdout") or "")
             is_short = len(output.encode("utf-8", "replace")) <= OUTPUT_BYTES
             has_result = bool(output) or not is_function
-            return TestResult(True, output) if is_short and has_result else NOT_FINISHED
+            return TestResult(True, output) if is_short and has_result else sandbox.NOT_FINISHED
         ended = any(part.get("status") in STOPPED or part.get("return_code") for part in parts)
         if reply.get("status") == "Failed" and ended:
-            return None if ran.get("status") == TIME_LIMIT else NOT_FINISHED
+            return None if ran.get("status") == TIME_LIMIT else sandbox.NOT_FINISHED
     raise ValueError(f"the answer {json.dumps(reply)[:300]}")
 
 

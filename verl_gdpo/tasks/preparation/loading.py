@@ -18,14 +18,7 @@ import numpy as np
 
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.tasks import options_of
-from verl_gdpo.tasks.preparation import DataError, UsageError
-from verl_gdpo.tasks.preparation.local_files import (
-    PackedRows,
-    PickedRows,
-    placed,
-    read_rows,
-    split_rows,
-)
+from verl_gdpo.tasks.preparation import DataError, UsageError, local_files
 from verl_gdpo.tasks.preparation.parquet import git_blob_id
 from verl_gdpo.tasks.preparation.schema import Splits
 from verl_gdpo.tasks.preparation.sources import WEAK, Sources
@@ -115,10 +108,10 @@ def _with_options(sources: Sources, arguments: Mapping[str, Any]) -> Sources:
 
 def _from_files(sources: Sources, source: Path, test: Path | None) -> Splits:
     """The rows of two files or, if `test` is None, of one that is split."""
-    rows = read_rows(source, "train", sources)
+    rows = local_files.read_rows(source, "train", sources)
     if test is None:
-        return split_rows(rows, str(source))
-    return {"train": rows, "test": read_rows(test, "test", sources)}
+        return local_files.split_rows(rows, str(source))
+    return {"train": rows, "test": local_files.read_rows(test, "test", sources)}
 
 
 def _from_seed(sources: Sources, arguments: Mapping[str, Any]) -> Splits:
@@ -130,10 +123,10 @@ def _from_seed(sources: Sources, arguments: Mapping[str, Any]) -> Splits:
     for split, count in counts.items():
         message = f"making {count:,} synthetic {split} rows, seed {seed}"
         print(message, file=sys.stderr, flush=True)
-        rows = PackedRows()
+        rows = local_files.PackedRows()
         for row in sources.make_rows(count, split=split, seed=seed):
-            rows.append(placed(row, 0, split, sources.dropped))
-        splits[split] = PickedRows(rows, np.arange(len(rows)), split)
+            rows.append(local_files.placed(row, 0, split, sources.dropped))
+        splits[split] = local_files.PickedRows(rows, np.arange(len(rows)), split)
     return splits
 
 
@@ -148,7 +141,7 @@ def _from_upstream(sources: Sources, base_url: str, cache: Path | None) -> Split
         except DataError as error:
             hint = "Without a download: --from FILE or --synthetic N"
             raise DataError(f"{error}. {hint}") from error
-        splits[split] = read_rows(local, split, sources)
+        splits[split] = local_files.read_rows(local, split, sources)
     return splits
 
 
