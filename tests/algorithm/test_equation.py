@@ -58,12 +58,6 @@ def test_two_groups_in_one_batch():
     assert default_eps[1::2] == pytest.approx([0.54768, 1.09536], abs=5e-6)
 
 
-@pytest.mark.parametrize(("agree", "expected"), [(1, 0.7071), (2, 0.7071)])
-def test_one_group_alone_hides_how_many_rewards_agree(agree, expected):
-    rewards = [[0, 0], [1, 1] if agree == 2 else [0, 1]]
-    assert per_sample(rewards, [0, 0], eps=0) == pytest.approx([-expected, expected], abs=5e-5)
-
-
 def distinct_advantage_groups(n, G, **options):
     """Of all multisets of rollouts; or of rewards, which are fewer where n is above G."""
     size, length = (G, n) if n <= G else (n, G)
@@ -117,23 +111,6 @@ def test_token_and_sample_batch_norm():
     assert first_token("token") == pytest.approx([-1.878, 1.1268, -0.3756, -0.3756], abs=5e-4)
     # samples: mean 0, std = sqrt(1 / 3)
     assert first_token("sample") == pytest.approx([-1.2247, 1.2247, 0, 0], abs=5e-5)
-
-
-@pytest.mark.parametrize(
-    ("batch_norm", "expected"),
-    [
-        ("sample", [1.915, 0, 0, -1.915, 0.827, 0.827, -1.509, -0.146, 0, 0, 0, 0]),
-        (
-            "token",
-            [1.756, -0.188, -0.188, -2.132, 0.652, 0.652, -1.719, -0.336, *[-0.188] * 4],
-        ),
-    ],
-)
-def test_parity_batch(batch_norm, expected):
-    advantages = compute_gdpo_advantage(
-        PARITY_REWARDS, PARITY_GROUPS, mask_of(PARITY_LENGTHS), batch_norm=batch_norm
-    )
-    assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-3)
 
 
 # --- the naive loop as oracle --------------------------------------------------------------------
@@ -600,24 +577,13 @@ def test_group_ids_of_any_kind(ids):
     assert torch.equal(compute_gdpo_scalars(PARITY_REWARDS, ids).A_B, expected.A_B)
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [
-        [0.5, 0.5],
-        [None, None],
-        [1, "1"],
-        [np.int64(1), np.str_("1")],
-        [True, "a"],
-        [True, False],
-        [True, 1],
-        np.array([True, False]),
-        [np.True_, np.False_],
-        torch.tensor([0.5, 0.5]),
-        [torch.tensor(1), torch.tensor(1)],
-        [("a",), ("b",)],
-        [b"a", b"a"],
-    ],
-)
+TENSORS = [torch.tensor(1), torch.tensor(1)]
+OTHER_IDS = [[0.5, 0.5], [None, None], [1, "1"], [np.int64(1), np.str_("1")], [True, "a"]]
+OTHER_IDS += [[True, False], [True, 1], np.array([True, False]), [np.True_, np.False_]]
+OTHER_IDS += [torch.tensor([0.5, 0.5]), TENSORS, [("a",), ("b",)], [b"a", b"a"]]
+
+
+@pytest.mark.parametrize("ids", OTHER_IDS)
 def test_other_group_ids_are_refused(ids):
     got = sorted({type(i).__name__ for i in (ids.tolist() if hasattr(ids, "tolist") else ids)})
     message = f"group_ids: expected all integers or all strings, got {got}"
@@ -625,39 +591,36 @@ def test_other_group_ids_are_refused(ids):
         compute_gdpo_scalars([[1.0], [2.0]], ids)
 
 
-def test_nan_names_its_place():
-    with pytest.raises(ValueError, match=r"rewards_BK\[1, 0\] is nan"):
-        compute_gdpo_scalars([[1.0], [float("nan")]], [0, 0])
-    with pytest.raises(ValueError, match=r"rewards_BK\[0, 0\] is inf"):
-        compute_gdpo_scalars([[float("inf")], [1.0]], [0, 0])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": [1.0, 2.0, 3.0]}, "weights: expected 2 finite numbers"),
-        ({"weights": [1.0, float("nan")]}, "weights: expected 2 finite numbers"),
-        ({"group_norm": "sum"}, "group_norm: expected one of"),
-        ({"batch_norm": "tokens"}, "batch_norm: expected one of"),
-        ({"eps": -1e-4}, "^eps: expected a finite number >= 0, got -0.0001"),
-        ({"batch_eps": float("nan")}, "^batch_eps: expected a finite number >= 0, got nan"),
-        ({"batch_var_eps": -1.0}, "^batch_var_eps: expected a finite number >= 0, got -1.0"),
+        ({"rewards_BK": [[1.0], [math.nan]]}, r"rewards_BK\[1, 0\] is nan"),
+        ({"rewards_BK": [[math.inf], [1.0]]}, r"rewards_BK\[0, 0\] is inf"),
+        ({"rewards_BK": [1.0, 2.0]}, r"rewards_BK: expected shape .*, got \(2,\)"),
+        ({"rewards_BK": np.ones((2, 0))}, r"rewards_BK: expected shape .*, got \(2, 0\)"),
+        ({"group_ids": [0]}, "group_ids: expected 2, one per row of rewards_BK, got 1"),
+        ({"response_mask_BT": [1, 1]}, "response_mask_BT: expected shape"),
+        ({"weights": [1.0, 2.0, 3.0]}, "weights: expected 1 finite numbers"),
+        ({"weights": [math.nan]}, "weights: expected 1 finite numbers"),
         ({"present_BK": [[True]] * 12}, "present_BK: expected shape"),
         ({"valid_B": [True]}, "valid_B: expected shape"),
+        ({"group_norm": "sum"}, "group_norm\n  Input should be 'per_reward' or 'summed'"),
+        ({"batch_norm": "tokens"}, "batch_norm\n  Input should be 'sample', 'token' or 'none'"),
+        ({"eps": -1e-4}, "eps\n  Input should be greater than or equal to 0"),
+        ({"batch_eps": math.nan}, "batch_eps\n  Input should be a finite number"),
+        ({"batch_var_eps": -1.0}, "batch_var_eps\n  Input should be greater than or equal to 0"),
+        ({"epsilon": 1.0}, "epsilon\n  Unexpected keyword argument"),
     ],
 )
 def test_bad_arguments_are_named(options, message):
+    arguments = {"rewards_BK": [[1.0], [2.0]], "group_ids": [0, 0], "response_mask_BT": [[1], [1]]}
     with pytest.raises(ValueError, match=message):
-        compute_gdpo_advantage(PARITY_REWARDS, PARITY_GROUPS, mask_of(PARITY_LENGTHS), **options)
+        compute_gdpo_advantage(**arguments | options)
 
 
-def test_bad_shapes_are_named():
-    with pytest.raises(ValueError, match="group_ids: expected 2"):
-        compute_gdpo_scalars([[1.0], [2.0]], [0])
-    with pytest.raises(ValueError, match="rewards_BK: expected shape"):
-        compute_gdpo_scalars([1.0, 2.0], [0, 0])
-    with pytest.raises(ValueError, match="response_mask_BT: expected shape"):
-        compute_gdpo_advantage([[1.0]], [0], [1])
+def test_tokens_have_to_be_counted():
+    with pytest.raises(ValueError, match="needs token_count_B"):
+        compute_gdpo_scalars([[1.0], [2.0]], [0, 0], batch_norm="token")
 
 
 @pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
@@ -729,13 +692,3 @@ def test_inference_tensors_are_taken():
     ratio = torch.ones_like(advantages, requires_grad=True)
     (ratio * advantages).sum().backward()
     assert torch.equal(ratio.grad, advantages)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_no_python_loop_over_samples(device):
-    # 200,000 samples would take minutes one by one
-    rewards = torch.rand(200_000, 2, device=device)
-    advantages = compute_gdpo_advantage(
-        rewards, np.arange(200_000) // 4, torch.ones(200_000, 1, device=device)
-    )
-    assert abs(advantages.mean().item()) < 1e-6

@@ -9,8 +9,8 @@ import torch
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.samples import (
     ERROR_KEY,
+    BatchRows,
     RewardError,
-    RewardRows,
     group_of,
     split_key,
     value_or_error,
@@ -21,7 +21,7 @@ from verl_gdpo.algorithm.settings import GdpoSettings
 def rows_of(table, sources=None):
     """{key: (info, is_padding)} as rows."""
     infos, padding = zip(*table.values(), strict=True)
-    return RewardRows.from_keys(list(table), infos, sources or ["d"] * len(table), padding)
+    return BatchRows.from_keys(list(table), infos, sources or ["d"] * len(table), padding)
 
 
 def matrix(rows, rewards=None):
@@ -60,19 +60,19 @@ def test_keys_of_rows_and_their_group():
 
 @pytest.mark.parametrize("kind", [list, np.array])
 def test_columns_of_a_batch_without_keys(kind):
-    rows = RewardRows.from_columns({"a": kind([1.0, 2.0]), "b": kind([3, 4])}, 2)
+    rows = BatchRows.from_columns({"a": kind([1.0, 2.0]), "b": kind([3, 4])}, 2)
     assert len(rows) == 2 and rows.counted_B.all() and rows.session_B.tolist() == [0, 1]
-    assert rows.info(1) == {"a": 2.0, "b": 4}
-    assert [type(value) for value in rows.info(1).values()] == [float, int]
+    assert rows.extra_info(1) == {"a": 2.0, "b": 4}
+    assert [type(value) for value in rows.extra_info(1).values()] == [float, int]
     rows.raise_on_error()  # no row reports one
     with pytest.raises(RewardError, match=r"^row 1: reward 'a' is nan"):
-        matrix(RewardRows.from_columns({"a": kind([1.0, float("nan")])}, 2))
+        matrix(BatchRows.from_columns({"a": kind([1.0, float("nan")])}, 2))
 
 
 def test_the_step_of_rows_of_a_dump():
-    rows = RewardRows.from_keys(["u_0_0"], [{"a": 1.0}], ["d"], [False], step=7)
+    rows = BatchRows.from_keys(["u_0_0"], [{"a": 1.0}], ["d"], [False], step=7)
     assert rows.step == 7
-    assert RewardRows.from_keys(["u_0_0"], [{"a": 1.0}], ["d"], [False]).step is None
+    assert BatchRows.from_keys(["u_0_0"], [{"a": 1.0}], ["d"], [False]).step is None
 
 
 def test_columns_follow_the_order_of_rows_and_of_the_configuration():
@@ -245,7 +245,7 @@ def test_numbers_become_python_floats(value):
 
 def rows_like(*infos, sources=None):
     keys = [f"u_{i}_0" for i in range(len(infos))]
-    return RewardRows.from_keys(keys, infos, sources or ["d"] * len(infos), [False] * len(infos))
+    return BatchRows.from_keys(keys, infos, sources or ["d"] * len(infos), [False] * len(infos))
 
 
 def test_text_and_lists_are_no_rewards():
