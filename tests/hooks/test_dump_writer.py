@@ -19,7 +19,7 @@ from v1_step import A_OF, REWARDS, dump, fill, make_trainer, ours, sample_and_tr
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_gdpo.algorithm import metrics as metrics_module
-from verl_gdpo.algorithm.advantages import scalars_of
+from verl_gdpo.algorithm.matrix import scalars_of
 from verl_gdpo.hooks import estimator as estimator_module
 from verl_gdpo.run.dump_reader import read_dump
 

@@ -15,8 +15,8 @@ from repository import REPO
 
 from verl_gdpo import REQUIRED_VERL, SUPPORTED_VERL, __version__
 from verl_gdpo.__main__ import COMMANDS
-from verl_gdpo.algorithm.reward_terms import Condition, RewardTerm
-from verl_gdpo.algorithm.settings import DIALECTS, SETTING_KEYS, GdpoSettings
+from verl_gdpo.algorithm.read_settings import DIALECTS, SETTING_KEYS, read_settings
+from verl_gdpo.algorithm.settings import Condition, GdpoSettings, RewardTerm
 from verl_gdpo.algorithm.variants import VARIANTS
 from verl_gdpo.hooks.configuration import LIMITS
 from verl_gdpo.hooks.dump_writer import KEY
@@ -182,7 +182,7 @@ def test_the_table_of_dialects():
 
 def test_the_rewards_example_is_read():
     (block,) = re.findall(r"```yaml\n(.*?)```", PAGES["docs/settings.md"], re.DOTALL)
-    settings = GdpoSettings.from_algorithm(OmegaConf.create(block).algorithm)
+    settings = read_settings(OmegaConf.create(block).algorithm)
     assert settings.rewards == {
         "correctness": RewardTerm(1.0),
         "length": RewardTerm(0.5, Condition("correctness", 1.0), "zero"),

@@ -16,11 +16,10 @@ import torch
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage as built_in
 
-from verl_gdpo.algorithm.advantages import scalars_of
-from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.metrics import batch_metrics
-from verl_gdpo.algorithm.samples import RewardRows
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.read_settings import read_settings
+from verl_gdpo.algorithm.samples import BatchRows
 from verl_gdpo.hooks.estimator import compute_gdpo
 from workshop.benchmarks.measure import Row, peak_bytes, seconds_of
 
@@ -150,8 +149,8 @@ def metrics_rows(device: torch.device) -> Iterator[Row]:
     """
     for (prompts, group), rewards, kind in product(METRICS_SIZES, (2, 8), ("binary", "real")):
         arguments = verl_arguments(prompts, group, rewards, 1024, device, kind)
-        settings = GdpoSettings.from_algorithm(arguments["config"])
-        rows = RewardRows.from_columns(arguments["non_tensor_batch"], prompts * group)
+        settings = read_settings(arguments["config"])
+        rows = BatchRows.from_columns(arguments["non_tensor_batch"], prompts * group)
         matrix, ids = RewardMatrix.of(rows, settings), arguments["index"]
         length_B = arguments["response_mask"].sum(dim=1).cpu().numpy()
         scalars = scalars_of(matrix, rows.counted_B, ids, settings)

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from verl_gdpo.algorithm.equation import compute_gdpo_scalars
-from verl_gdpo.algorithm.equation_inputs import GroupNorm
+from verl_gdpo.algorithm.equation import GroupNorm, compute_gdpo_scalars
 from workshop.looks import LOOK, style
 
 Groups = npt.NDArray[np.float64]
