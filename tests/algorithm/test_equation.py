@@ -17,7 +17,6 @@ from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.algorithm.equation import compute_gdpo_scalars, spread_over_tokens
 
 GRPO = {"group_norm": "summed", "batch_norm": "none"}
-DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
 
 
 def per_sample(rewards, groups, **options):
@@ -169,8 +168,7 @@ def random_batch(seed=0, n=24, k=3, G=4):
     return rewards, [i // G for i in range(n)]
 
 
-def scalars(rewards, groups, **options):
-    return compute_gdpo_scalars(rewards, groups, **options)
+scalars = compute_gdpo_scalars
 
 
 def test_batch_mean_of_complete_groups_is_zero():
@@ -189,18 +187,10 @@ def test_shift_and_scale_of_one_reward_change_nothing():
     )
 
 
-def test_scale_of_all_weights_changes_nothing_and_ratios_do():
+def test_ratios_of_weights_count():
     rewards, groups = random_batch()
     A_B = scalars(rewards, groups, eps=0, weights=[1, 2, 3]).A_B
-    torch.testing.assert_close(A_B, scalars(rewards, groups, eps=0, weights=[5, 10, 15]).A_B)
     assert not torch.allclose(A_B, scalars(rewards, groups, eps=0, weights=[3, 2, 1]).A_B)
-
-
-def test_order_of_rows_and_names_of_groups_change_nothing():
-    rewards, groups = random_batch()
-    order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(1))
-    shuffled = scalars(rewards[order], [f"uid-{groups[i]}" for i in order]).A_B
-    torch.testing.assert_close(shuffled, scalars(rewards, groups).A_B[order], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("constant", [0.1, 0.3, 2000.3, -3.0, 1e30])
@@ -279,41 +269,16 @@ def test_samples_without_any_reward_leave_the_batch_step():
     assert A[48:].tolist() == [0] * 52
 
 
-def test_samples_without_any_reward_beside_token_norm_and_a_variant():
-    """S is -h h h -h, and 3 and 1 of its tokens count; the last two samples have no reward.
-
-    Tokens 1 3 3 1: the mean is (6 - 2) h / 8 = h / 2, the squares are (2 * 9/4 + 6 / 4) h^2 = 3,
-    the std is sqrt(3 / 7). A of -h is -3/2 h sqrt(7/3) = -1.62019, A of h a third of it.
-    """
-    rewards, groups = [[0.0], [1.0], [1.0], [0.0], [0.0], [1.0]], list("aabbcc")
-    present, tokens = [[True]] * 4 + [[False]] * 2, [1, 3, 3, 1, 9, 9]
-    given = {"present_BK": present, "eps": 0}
-    A = scalars(rewards, groups, batch_norm="token", token_count_B=tokens, **given).A_B
-    assert A.tolist() == pytest.approx([-1.62019, 0.54006, 0.54006, -1.62019, 0, 0], abs=1e-5)
-
+@pytest.mark.parametrize("batch_norm", ["sample", "none"])
+def test_samples_without_any_reward_leave_the_batch_step_of_a_variant(batch_norm):
     def shifted(z_BK, *_):
         return z_BK[:, 0] + 1
 
-    without = scalars(rewards[:4], groups[:4], combine=shifted, eps=0).A_B
-    for batch_norm in ("sample", "none"):
-        result = scalars(rewards, groups, combine=shifted, batch_norm=batch_norm, **given)
-        assert not result.S_B[4:].any() and not result.A_B[4:].any()
-    torch.testing.assert_close(scalars(rewards, groups, combine=shifted, **given).A_B[:4], without)
-
-
-def test_a_summed_reward_without_any_part_is_0_in_its_group_alone():
-    """As in verl's grpo. Sums 0 2 and 1 0, the last without a reward: S -h h h -h; step 3 counts 3.
-
-    Their mean is h / 3 and their std sqrt((16 + 4 + 4) / 9 / 2 * 1 / 2) = sqrt(2 / 3).
-    """
-    rewards, present = [[0.0], [2.0], [1.0], [9.0]], [[True]] * 3 + [[False]]
-    given = {"present_BK": present, "group_norm": "summed", "eps": 0}
-    grpo = scalars(rewards, list("aabb"), batch_norm="none", **given).A_B
-    h = math.sqrt(0.5)
-    assert grpo.tolist() == pytest.approx([-h, h, h, -h])
-    A = scalars(rewards, list("aabb"), **given).A_B
-    high = h * 2 / 3 / math.sqrt(2 / 3)
-    assert A.tolist() == pytest.approx([-2 * high, high, high, 0])
+    rewards, groups, present = [[0.0], [1.0]] * 3, list("aabbcc"), [[True]] * 4 + [[False]] * 2
+    options = {"combine": shifted, "batch_norm": batch_norm, "eps": 0}
+    result = scalars(rewards, groups, present_BK=present, **options)
+    assert not result.S_B[4:].any() and not result.A_B[4:].any()
+    torch.testing.assert_close(result.A_B[:4], scalars(rewards[:4], groups[:4], **options).A_B)
 
 
 @pytest.mark.parametrize("group_norm", ["per_reward", "summed"])
@@ -371,18 +336,6 @@ def test_samples_without_tokens_are_no_constant_batch():
     expected = sqrt(7 / 8)
     A = scalars(rewards, groups, **counts).A_B.tolist()
     assert pytest.approx([-expected, expected] * 2) == A
-
-
-def test_padding_enters_no_statistic_whatever_it_holds():
-    rewards, groups = random_batch(n=8)
-    nan = torch.full((3, 3), float("nan"), dtype=torch.float64)
-    padded = torch.cat([nan, rewards])
-    mask = torch.tensor([[0]] * 3 + [[1]] * 8)
-    ids = [0, 0, 99, *groups]
-    advantages = compute_gdpo_advantage(padded, ids, mask)
-    expected = compute_gdpo_advantage(rewards, groups, torch.ones(8, 1))
-    assert advantages[:3].tolist() == [[0.0]] * 3
-    torch.testing.assert_close(advantages[3:], expected)
 
 
 def test_a_rejected_sample_counts_when_the_caller_says_what_is_padding():
@@ -521,31 +474,22 @@ def test_rewards_of_weight_0_leave_no_rounding_in_a_variant():
 # --- inputs --------------------------------------------------------------------------------------
 
 
-OPTIONS = {
-    "weights": [1.0, 5.0],
-    "present_BK": [[True, i % 3 > 0] for i in range(12)],
-    "valid_B": [i != 5 for i in range(12)],
-    "group_norm": "summed",
-    "normalize_by_std": False,
-    "batch_norm": "token",
-    "eps": 0.25,
-    "batch_eps": 0.5,
-    "batch_var_eps": 2.0,
-    "combine": lambda z_BK, *_: z_BK[:, 0],
-}
+OPTIONS = {"weights": [1.0, 5.0], "group_norm": "summed", "eps": 0.25, "batch_eps": 0.5}
+OPTIONS |= {"valid_B": [i != 5 for i in range(12)], "normalize_by_std": False, "batch_var_eps": 2.0}
+OPTIONS |= {"batch_norm": "token", "combine": lambda z_BK, *_: z_BK[:, 0]}
+OPTIONS |= {"present_BK": [[True, i % 3 > 0] for i in range(12)]}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_both_functions_have_the_same_options(name):
     mask, option = mask_of(PARITY_LENGTHS), {name: OPTIONS[name]}
-    lengths = {"token_count_B": PARITY_LENGTHS} if name == "batch_norm" else {}
-    expected = scalars(PARITY_REWARDS, PARITY_GROUPS, **option, **lengths).A_B
+    expected = scalars(PARITY_REWARDS, PARITY_GROUPS, token_count_B=PARITY_LENGTHS, **option).A_B
     assert (expected - scalars(PARITY_REWARDS, PARITY_GROUPS).A_B).abs().max() > 1e-3
     actual = compute_gdpo_advantage(PARITY_REWARDS, PARITY_GROUPS, mask, **option)
     torch.testing.assert_close(actual, spread_over_tokens(expected, mask))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["cpu"] + ["cuda"] * torch.cuda.is_available())
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64, torch.float32])
 def test_output_is_float32_on_the_mask_device(device, mask_dtype):
     mask = mask_of(PARITY_LENGTHS).to(device, mask_dtype)
@@ -564,7 +508,6 @@ def test_output_is_float32_on_the_mask_device(device, mask_dtype):
         np.array(PARITY_GROUPS),
         np.array(PARITY_GROUPS, dtype=object),
         torch.tensor([2**60] * 4 + [-1] * 4 + [7] * 4),
-        np.repeat([5, 3, 4], 4),
         list(np.repeat([5, 3, 4], 4)),
         [np.int64(5)] * 2 + [5] * 2 + [np.uint8(3)] * 4 + [4] * 4,
         np.array([np.int32(5)] * 2 + [5] * 2 + [3] * 4 + [4] * 4, dtype=object),
@@ -648,9 +591,9 @@ def test_the_default_device_changes_nothing(batch_norm, group_norm):
     rewards, mask = torch.tensor(PARITY_REWARDS), mask_of(PARITY_LENGTHS)
     options = {"group_norm": group_norm, "batch_norm": batch_norm}
     expected = compute_gdpo_advantage(rewards, PARITY_GROUPS, mask, **options)
-    given = {"weights": [1, 1], "valid_B": [True] * 12, "present_BK": [[True, True]] * 12}
+    masks = {"weights": [1, 1], "valid_B": [True] * 12, "present_BK": [[True, True]] * 12}
     with torch.device("meta"):  # without data, so that what were made there could not be used
-        for also in ({}, given):
+        for also in ({}, masks):
             assert torch.equal(
                 compute_gdpo_advantage(rewards, PARITY_GROUPS, mask, **options, **also), expected
             )
@@ -676,9 +619,9 @@ def test_the_advantage_has_no_gradient(mode, group_norm):
     mask = mask_of(PARITY_LENGTHS).float().requires_grad_()
     weights = torch.ones(2, requires_grad=True)
     with mode():
-        given = {"weights": weights, "group_norm": group_norm}
-        advantages = compute_gdpo_advantage(rewards, PARITY_GROUPS, mask, **given)
-        steps = compute_gdpo_scalars(rewards, PARITY_GROUPS, **given)
+        options = {"weights": weights, "group_norm": group_norm}
+        advantages = compute_gdpo_advantage(rewards, PARITY_GROUPS, mask, **options)
+        steps = compute_gdpo_scalars(rewards, PARITY_GROUPS, **options)
         spread = spread_over_tokens(steps.A_B, mask)
     assert not any(tensor.requires_grad for tensor in (advantages, *steps, spread))
     without = compute_gdpo_advantage(PARITY_REWARDS, PARITY_GROUPS, mask > 0, group_norm=group_norm)

@@ -107,7 +107,6 @@ OF_TERM = [
     ("1", f".a.weight: got '1'; {NUMBER}"),
     (True, f".a.weight: got True; {NUMBER}"),
     (float("inf"), ".a.weight: got inf; Input should be a finite number"),
-    ({"weight": "1"}, f".a.weight: got '1'; {NUMBER}"),
     ({"weight": {5: None}}, f".a.weight.5: got None; {NUMBER}"),
     ({"weight": {0: 1.0, 9: float("nan")}}, ".a.weight.9: got nan; Input should be a finite"),
     ({"weight": {}}, ".a.weight: got {}; Dictionary should have at least 1 item"),
@@ -126,7 +125,6 @@ OF_TERM = [
         {"when": {"reward": "b", "at_least": 0, "at_most": 1}},
         ".a.when.at_most: got 1; Unexpected keyword argument",
     ),
-    ({"when": {"reward": "b", "at_least": "1"}}, f".a.when.at_least: got '1'; {NUMBER}"),
     ({"when": {"reward": "a", "at_least": 0}}, ".a.when.reward: expected another reward than 'a'"),
     (
         {"when": {"reward": "score", "at_least": 0}},
@@ -137,12 +135,10 @@ OF_TERM = [
         {"when": {"reward": "uid", "at_least": 1}},
         ".a.when.reward: got 'uid'; name 'uid': it is a column of verl's dumps",
     ),
-    ({"bounds": 1}, ".a.bounds: got 1; Input should be a valid tuple"),
     ({"bounds": "01"}, ".a.bounds: got '01'; Input should be a valid tuple"),
     ({"bounds": [0, 1, 2]}, ".a.bounds: got [0, 1, 2]; Tuple should have at most 2 items"),
     ({"bounds": [0, None]}, f".a.bounds.1: got None; {NUMBER}"),
     ({"bounds": [0, float("inf")]}, ".a.bounds.1: got inf; Input should be a finite number"),
-    ({"bounds": [1, 0]}, ".a.bounds: got [1, 0]; expected the lowest value below the highest"),
     ({"bounds": [1, 1]}, ".a.bounds: got [1, 1]; expected the lowest value below the highest"),
 ]
 OF_REWARDS = [
@@ -171,7 +167,6 @@ OF_GDPO = [
     ({"eps": "small"}, f".eps: got 'small'; {NUMBER}"),
     ({"eps": -1.0, "batch_var_eps": -2.0}, f".eps: got -1.0; Input {AT_LEAST_0}; algorithm.gdpo"),
     ({"batch_eps": -1.0}, f".batch_eps: got -1.0; Input {AT_LEAST_0}"),
-    ({"batch_eps": "x"}, f".batch_eps: got 'x'; {NUMBER}"),
     ({"batch_var_eps": -1.0}, f".batch_var_eps: got -1.0; Input {AT_LEAST_0}"),
     ({"normalize_by_std": 1}, ".normalize_by_std: got 1; Input should be a valid boolean"),
     ({"normalize_by_std": False}, ".normalize_by_std=False contradicts algorithm.norm_adv_by_std"),
@@ -227,7 +222,6 @@ OF_ALGORITHM = [
     ({KEYS: ["a"], WEIGHTS: [0]}, f"algorithm.gdpo_reward_weights: {ALL_0}"),
     ({KEYS: ["a/b"], WEIGHTS: [1]}, "algorithm.gdpo_reward_keys.a/b: got 'a/b'; name 'a/b'"),
     ({KEYS: ["a"], "gdpo": {"rewards": {"a": 1}}}, "say the same thing; give one of them"),
-    ({WEIGHTS: [1.0], "gdpo": {"rewards": {"a": 1}}}, "say the same thing; give one of them"),
 ]
 NO_STD = [
     ({"combine": "dvao"}, "combine=dvao divides by its own std, so set algorithm.norm_adv_by_std"),

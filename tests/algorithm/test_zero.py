@@ -39,6 +39,13 @@ def is_rounding(S, rewards, weights, precision, eps=None):
     return not result_B.any()
 
 
+@pytest.mark.parametrize("width", [0, 1, 7, 8, 9, 300])
+def test_which_rows_train_a_token(width):
+    mask_BT = torch.eye(width + 2, width, dtype=torch.bool)  # two rows train none
+    for mask in (mask_BT, mask_BT.T.contiguous().T, mask_BT.flip(1)):
+        assert zero.has_tokens(mask).tolist() == [True] * width + [False] * 2
+
+
 @pytest.mark.parametrize(
     ("value", "dtype", "precision"),
     [
