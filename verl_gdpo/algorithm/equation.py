@@ -23,8 +23,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from verl_gdpo.algorithm import zero
-from verl_gdpo.algorithm.variants import Combine, checked_sum, group_sum
-from verl_gdpo.algorithm.zero import Ranges
+from verl_gdpo.algorithm.variants import Combine, checked_sum
+from verl_gdpo.algorithm.zero import Ranges, group_sum
 
 PAPER_EPS = 1e-4  # of the authors' code and of TRL
 VERL_EPS = 1e-6  # of verl's own grpo and gdpo

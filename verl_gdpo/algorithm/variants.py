@@ -37,7 +37,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from verl_gdpo.algorithm.zero import with_slack
+from verl_gdpo.algorithm.zero import group_sum, with_slack
 
 Bounds = tuple[float, float]
 # (z_BK, rewards_BK, group_index_B, weights_K, present_BK, valid_B) -> S_B
@@ -242,12 +242,6 @@ class CombineSetting:
                 f"algorithm.gdpo.combine: {error}; {self.name} takes {taken}, as in "
                 "{name: NAME, PARAMETER: VALUE}"
             ) from None
-
-
-def group_sum(values_BK: Tensor, group_B: Tensor, G: int | None = None) -> Tensor:
-    """Return the sums over each group, (G, K). With None, G is the highest number plus 1."""
-    G = int(group_B.max()) + 1 if G is None else G
-    return values_BK.new_zeros((G, values_BK.shape[1])).index_add_(0, group_B, values_BK)
 
 
 def checked_sum(S_B: Any, B: int) -> Tensor:

@@ -37,6 +37,12 @@ class Ranges(NamedTuple):
         return self.high_GK > self.low_GK
 
 
+def group_sum(values_BK: Tensor, group_B: Tensor, G: int | None = None) -> Tensor:
+    """Return the sums over each group, (G, K). With None, G is the highest number plus 1."""
+    G = int(group_B.max()) + 1 if G is None else G
+    return values_BK.new_zeros((G, values_BK.shape[1])).index_add_(0, group_B, values_BK)
+
+
 # --- what is not there ----------------------------------------------------------------------------
 
 
