@@ -385,8 +385,6 @@ def mutants(session: nox.Session) -> Counts:
 @nox.session(default=False)
 @recorded(
     "verl_gdpo/algorithm/",
-    "verl_gdpo/algorithm/",
-    "verl_gdpo/algorithm/",
     "verl_gdpo/hooks/estimator.py",
     "verl_gdpo/hooks/legacy_trainer.py",
     "verl_gdpo/hooks/replay_buffer.py",

@@ -11,12 +11,12 @@ SUPPORTED_VERL = f"{REQUIRED_VERL},<=0.10.dev0"  # newer ones are refused if the
 __all__ = ["REQUIRED_VERL", "SUPPORTED_VERL", "compute_gdpo_advantage"]
 
 if TYPE_CHECKING:
-    from verl_gdpo.algorithm.equation import compute_gdpo_advantage
+    from verl_gdpo.algorithm.advantage import compute_gdpo_advantage
 
 
 def __getattr__(name: str) -> object:
     if name == "compute_gdpo_advantage":
-        from verl_gdpo.algorithm.equation import compute_gdpo_advantage
+        from verl_gdpo.algorithm.advantage import compute_gdpo_advantage
 
         return compute_gdpo_advantage
     raise AttributeError(f"module 'verl_gdpo' has no attribute {name!r}")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from verl_gdpo.algorithm.group_filter import classify_groups
-from verl_gdpo.algorithm.samples import RewardRows
+from verl_gdpo.algorithm.samples import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 
 
@@ -15,7 +15,7 @@ def test_a_group_that_is_only_padding_is_not_kept(place, metric):
     samples = [("varies", 0.0), ("varies", 1.0), ("same", 1.0), ("same", 1.0)]
     samples.insert(2 * place, ("padding", 0.0))
     groups = [group for group, _ in samples]
-    rows = RewardRows.from_keys(
+    rows = BatchRows.from_keys(
         [f"{group}_{row}_0" for row, group in enumerate(groups)],
         [{"right": right} for _, right in samples],
         sources=["s"] * 5,

@@ -10,17 +10,16 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from repository import REPO
 
-from verl_gdpo.algorithm.advantages import scalars_of
-from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.samples import RewardRows
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
+from verl_gdpo.algorithm.read_settings import read_settings
+from verl_gdpo.algorithm.samples import BatchRows
 
 (BLOCK,) = re.findall(
     r"<!-- read by tests/algorithm/test_papo.py -->\n```yaml\n(.*?)```",
     (REPO / "docs" / "variants.md").read_text(),
     re.DOTALL,
 )
-SETTINGS = GdpoSettings.from_algorithm(OmegaConf.create(BLOCK).algorithm)
+SETTINGS = read_settings(OmegaConf.create(BLOCK).algorithm)
 EPS = 1e-6
 
 samples = st.tuples(st.integers(0, 1), st.sampled_from([0.0, 0.1, 0.5, 1.0]))
@@ -36,7 +35,7 @@ def with_settings(batch):
     ]
     groups = [g for g, group in enumerate(batch) for _ in group]
     keys = [f"{g}_{i}_0" for i, g in enumerate(groups)]
-    rows = RewardRows.from_keys(keys, infos, ["d"] * len(keys), [False] * len(keys))
+    rows = BatchRows.from_keys(keys, infos, ["d"] * len(keys), [False] * len(keys))
     rewards = RewardMatrix.of(rows, SETTINGS)
     return scalars_of(rewards, rows.counted_B, np.array(groups), SETTINGS).A_B.tolist()
 

@@ -83,9 +83,6 @@ def test_a_dump_holds_a_beginning_of_what_is_long():
 )
 def test_a_column_in_validation(column, result):
     assert as_numbers_or_text(column) == result
-
-
-def test_nan_is_a_number_to_validation():
     assert math.isnan(as_numbers_or_text([math.nan])[0])
 
 

@@ -58,9 +58,9 @@ MUTANTS = [
         "algorithm/test_metrics.py::test_the_estimators_own_result_gives_the_same_metrics",
     ),
     Mutant(
-        "algorithm/reward_metrics.py",
-        "source_G[group_B] = source_B",
-        "source_G = source_B[: len(source_G)]",
+        "algorithm/metrics.py",
+        "source_G[self.group_B] = self._sources[1]",
+        "source_G = self._sources[1][: len(source_G)]",
         "algorithm/test_metrics.py::test_two_tasks_in_a_batch",
     ),
     Mutant(

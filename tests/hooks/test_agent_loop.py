@@ -31,8 +31,7 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl_batch import verl_config
 
-from verl_gdpo.algorithm.reward_terms import RESERVED_NAMES
-from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, RewardError
+from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, RESERVED_NAMES, RewardError
 from verl_gdpo.hooks import agent_loop, legacy_trainer, reward_manager
 
 KEYS_OF_N = ("n", "val_kwargs.n")

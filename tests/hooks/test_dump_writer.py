@@ -19,7 +19,7 @@ from v1_step import A_OF, REWARDS, dump, fill, make_trainer, ours, sample_and_tr
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_gdpo.algorithm import metrics as metrics_module
-from verl_gdpo.algorithm.advantages import scalars_of
+from verl_gdpo.algorithm.matrix import scalars_of
 from verl_gdpo.hooks import estimator as estimator_module
 from verl_gdpo.run.dump_reader import read_dump
 
@@ -64,7 +64,7 @@ def test_without_filter_groups_the_rewards_are_read_once(queue, tmp_path):
 def test_the_metrics_reuse_the_scalars_of_the_estimator(queue, tmp_path, monkeypatch, estimator):
     """verl's grpo has none, so its metrics compute them."""
     count = Counter()
-    for module in (estimator_module, metrics_module.advantages):
+    for module in (estimator_module, metrics_module):
         monkeypatch.setattr(
             module, "scalars_of", lambda *given: count.update(["scalars"]) or scalars_of(*given)
         )

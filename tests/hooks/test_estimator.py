@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.algorithm.advantages import scalars_of
-from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.samples import RewardError, RewardRows
+from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
+from verl_gdpo.algorithm.samples import BatchRows, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.variants import rvpo, sa_mrpo
 from verl_gdpo.hooks.estimator import compute_gdpo
@@ -65,7 +64,7 @@ def test_without_named_columns_the_message_says_what_to_do(columns, gdpo):
 @pytest.mark.parametrize("rows", [7, 9])
 def test_rewards_of_another_number_of_rows(rows):
     columns = {name: np.arange(rows) for name in "ab"}
-    step = Step(GdpoSettings(), RewardRows.from_columns(columns, rows))
+    step = Step(GdpoSettings(), BatchRows.from_columns(columns, rows))
     with step, pytest.raises(RuntimeError, match=f"got 8 rows, but the rewards of {rows} rows"):
         estimate()
 
@@ -83,7 +82,7 @@ def test_a_token_counts_once_whatever_marks_it(mark):
 def test_the_last_row_of_a_session_speaks_for_the_others_and_padding_is_0():
     infos = [{"a": float(a), "b": float(b)} for a, b in REWARDS]
     keys = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "b_0_0", "b_1_0", "pad_0_0", "b_2_0"]
-    rows = RewardRows.from_keys(keys, infos, ["d"] * 8, [key[:3] == "pad" for key in keys])
+    rows = BatchRows.from_keys(keys, infos, ["d"] * 8, [key[:3] == "pad" for key in keys])
     with Step(GdpoSettings(), rows) as step:
         advantages, _ = estimate()
     counted = [1, 2, 3, 4, 5, 7]
@@ -106,7 +105,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_reaches_the_equation(name):
-    rows = RewardRows.from_columns(COLUMNS, 8)
+    rows = BatchRows.from_columns(COLUMNS, 8)
 
     def of(settings):
         return scalars_of(RewardMatrix.of(rows, settings), rows.counted_B, GROUPS, settings).A_B

@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 from tensordict.tensorclass import NonTensorData, NonTensorStack
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, ERROR_KEY, RewardError, RewardRows
+from verl_gdpo.algorithm.read_settings import read_settings
+from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, ERROR_KEY, BatchRows, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.replay_buffer import GdpoBuffer, fetch_rows
 
@@ -104,7 +105,7 @@ def test_gdpo_keeps_what_gives_a_gradient(queue, group_norm, batch_norm):
 )
 def test_the_variant_decides(queue, combine, dropped):
     filtering = buffer()
-    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"combine": combine}}))
+    filtering.filter_by(read_settings({"gdpo": {"combine": combine}}))
     put(queue, filtering, GROUPS)
     assert filtering._dapo_filtered_keys("train")[0] == dropped
 
@@ -120,7 +121,7 @@ def test_what_eps_leaves_of_opposed_rewards_is_no_gradient(queue):
 def test_a_reward_of_weight_0_gives_no_gradient(queue):
     filtering = buffer()
     settings = {"gdpo": {"combine": "dara", "rewards": {"a": 1.0, "b": 0.0}}}
-    filtering.filter_by(GdpoSettings.from_algorithm(settings))
+    filtering.filter_by(read_settings(settings))
     put(queue, filtering, {"u": [(1, 0), (1, 1)]})
     assert filtering._dapo_filtered_keys("train")[0] == {"u"}
 
@@ -137,7 +138,7 @@ def test_weights_decide(queue):
     groups = {"u": [(0, 1), (2, 0), (0, 1), (2, 0)]}
     weights = {"a": 1.0, "b": 2.0}
     filtering = buffer()
-    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": weights}}))
+    filtering.filter_by(read_settings({"gdpo": {"rewards": weights}}))
     put(queue, filtering, groups, [1, 2])
     assert filtering._dapo_filtered_keys("train") == (set(), Counter())
     verls = buffer("score")
@@ -149,7 +150,7 @@ def test_conditions_and_missing_values_decide(queue):
     # b varies, but only in rows in which a is too low for it to count
     conditioned = {"a": 0.0, "b": {"weight": 1.0, "when": {"reward": "a", "at_least": 1}}}
     filtering = buffer()
-    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": conditioned}}))
+    filtering.filter_by(read_settings({"gdpo": {"rewards": conditioned}}))
     put(queue, filtering, {"u": [(0, 3), (0, 5)], "w": [(1, 3), (1, 5)], "v": [(1, 0), (0, 5)]})
     assert filtering._dapo_filtered_keys("train")[0] == {"u", "v"}
 
@@ -157,7 +158,7 @@ def test_conditions_and_missing_values_decide(queue):
 def test_the_weights_of_the_step_decide(queue):
     rewards = {"a": {"weight": {1: 1.0, 2: 0.0}}, "b": 1.0}
     filtering = buffer()
-    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": rewards}}))
+    filtering.filter_by(read_settings({"gdpo": {"rewards": rewards}}))
     put(queue, filtering, {"u": [(0, 1), (1, 1)]})
     assert filtering._terminal_eviction_reasons(1, "train")[1] == set()
     filtering._dapo_classification_cache.clear()
@@ -202,7 +203,7 @@ def test_a_named_metric_must_vary_beside_the_signal(queue, metric, dropped):
 def test_a_metric_may_be_missing(queue, caplog):
     """None, or no such name: of another task, whose groups are not dropped for that."""
     filtering = buffer("acc")
-    filtering.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": {"b": 1.0}}}))
+    filtering.filter_by(read_settings({"gdpo": {"rewards": {"b": 1.0}}}))
     put(queue, filtering, {"other": [(0, 3), (0, 5)], **WRONG_AND_RIGHT})
     for uid in WRONG_AND_RIGHT:
         for info in infos(queue, uid):
@@ -222,7 +223,7 @@ def test_a_metric_that_is_never_there_stops_the_run(queue):
     for info in infos(queue, "u"):
         info["acc"] = None
     filtering._dapo_filtered_keys("train")
-    rows = RewardRows.from_keys(["u_0_0"], [infos(queue, "u")[0]], ["d"], [False])
+    rows = BatchRows.from_keys(["u_0_0"], [infos(queue, "u")[0]], ["d"], [False])
     with pytest.raises(
         RewardError, match=r"metric=acc: .*'acc'\], this one always None\. Name one"
     ):
@@ -325,7 +326,7 @@ def test_rows_in_the_order_of_the_keys(stored, kind):
     stored["data_source"] = ["x"] * 4  # what is known is not read again
     rows = fetch_rows(KEYS, "train", TAGS, known)
     assert list(known) == ["v_0_0", "u_0_0", "u_1_0", "pad_0_0"]
-    assert [rows.info(row) for row in range(4)] == INFOS
+    assert [rows.extra_info(row) for row in range(4)] == INFOS
     assert list(rows.sources) == SOURCES
     assert rows.own_scores == {0: 5.0}
     assert rows.is_padding_B.tolist() == [False, False, False, True]
@@ -346,6 +347,6 @@ def test_an_answer_of_other_rows_is_an_error(monkeypatch, short):
 def test_a_row_without_rewards_or_tag(stored):
     stored["extra_fields"] = [{}, {"reward_extra_info": None}, *EXTRA[2:]]
     rows = fetch_rows(KEYS, "train", [{}] * 4, {})
-    assert [rows.info(row) for row in range(2)] == [{}, {}]
+    assert [rows.extra_info(row) for row in range(2)] == [{}, {}]
     assert rows.own_scores == {}
     assert not rows.is_padding_B.any()

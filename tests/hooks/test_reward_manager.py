@@ -26,7 +26,7 @@ from verl_batch import verl_config
 
 from verl_gdpo import sandbox
 from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, RewardRows
+from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks import scorer_calls
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager, runs_gdpo_manager
@@ -132,7 +132,7 @@ def test_verls_sandbox_service_runs_the_programs(monkeypatch):
     rewards = {"pass": 1.0, "length": 1.0, "bug": 1.0}
     assert result["reward_extra_info"] == {**rewards, NOTES_KEY: notes, "score": 3.0}
     assert asked == [("http://h/run_code", 256, "\nx\n")]
-    rows = RewardRows.from_keys(["u_0_0"], [result["reward_extra_info"]], ["x"], [False])
+    rows = BatchRows.from_keys(["u_0_0"], [result["reward_extra_info"]], ["x"], [False])
     assert {*RewardMatrix.of(rows, GdpoSettings()).weights} == {*rewards}
     assert score(of_run, GOLD)["reward_score"] == 4.0  # tool calls need none
 
@@ -741,7 +741,7 @@ def test_rows_that_verl_scores_need_no_settings(source):
     results = [score(plain, text, truth, source) for text in (right, "nothing")]
     infos = [result["reward_extra_info"] for result in results]
     assert [info.get(ERROR_KEY) for info in infos] == [None, None]
-    rows = RewardRows.from_keys(["u_0_0", "u_1_0"], infos, [source] * 2, [False] * 2)
+    rows = BatchRows.from_keys(["u_0_0", "u_1_0"], infos, [source] * 2, [False] * 2)
     rewards = RewardMatrix.of(rows, GdpoSettings())
     assert rewards.weights == {"acc": 1.0}
     assert rewards.values_BK[:, 0].tolist() == [1.0, 0.0]

@@ -14,6 +14,7 @@ import transfer_queue as tq
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
+from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import ERROR_KEY, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks import rollout_guard
@@ -435,7 +436,7 @@ def test_the_metric_of_filter_groups_must_be_known(queue):
 
     def sample(metric):
         made = buffer_of(ReplayBuffer, "sync", 9, print, filter_groups_metric=metric)
-        made.filter_by(GdpoSettings.from_algorithm({"gdpo": {"rewards": {"a": 1}}}))
+        made.filter_by(read_settings({"gdpo": {"rewards": {"a": 1}}}))
         return made.sample(1, "train", 1)
 
     saved = dict(queue)

@@ -5,15 +5,14 @@ import threading
 import pytest
 import torch
 
-from verl_gdpo.algorithm.reward_terms import RewardTerm
-from verl_gdpo.algorithm.samples import RewardRows
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.samples import BatchRows
+from verl_gdpo.algorithm.settings import GdpoSettings, RewardTerm
 from verl_gdpo.hooks import step as step_module
 from verl_gdpo.hooks.step import Outcome, Step, current_step
 
 
 def make_step():
-    return Step(GdpoSettings(), RewardRows.from_columns({"a": [1.0, 2.0]}, 2))
+    return Step(GdpoSettings(), BatchRows.from_columns({"a": [1.0, 2.0]}, 2))
 
 
 def test_a_step_is_known_while_it_is_open():
@@ -33,7 +32,7 @@ def test_a_step_is_known_while_it_is_open():
 
 def test_the_rewards_in_use_are_logged_once(caplog, monkeypatch):
     monkeypatch.setattr(step_module, "_said", set())
-    rows = RewardRows.from_columns({"a": [1.0, 1.0], "b": [2.0, 2.0]}, 2)
+    rows = BatchRows.from_columns({"a": [1.0, 1.0], "b": [2.0, 2.0]}, 2)
     settings = GdpoSettings(rewards={"a": RewardTerm(0.5)})
     for given in (settings, settings, GdpoSettings()):
         assert Step(given, rows).rewards

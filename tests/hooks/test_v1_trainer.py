@@ -22,8 +22,8 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl_batch import GROUPS, REWARDS, algorithm, batch
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.algorithm.samples import RewardError, RewardRows
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.read_settings import read_settings
+from verl_gdpo.algorithm.samples import BatchRows, RewardError
 from verl_gdpo.algorithm.variants import dara, dvao, gd2po, rvpo, sa_mrpo
 from verl_gdpo.hooks import v1_trainer
 from verl_gdpo.hooks.replay_buffer import GdpoBuffer
@@ -43,8 +43,8 @@ def test_the_table_in_docs_has_verls_trainers():
 def v1_advantages(keys, infos, padding, declared=None, **settings):
     data = batch()
     data.non_tensor_batch["uid"] = np.array([key.split("_")[0] for key in keys], dtype=object)
-    rows = RewardRows.from_keys(keys, infos, ["d"] * len(keys), padding)
-    given = GdpoSettings.from_algorithm(algorithm(**settings))
+    rows = BatchRows.from_keys(keys, infos, ["d"] * len(keys), padding)
+    given = read_settings(algorithm(**settings))
     given = replace(given, bounds={**(declared or {}), **given.bounds})
     with Step(given, rows):
         data = compute_advantage_for_multi_trajectories(

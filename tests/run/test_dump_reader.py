@@ -42,7 +42,7 @@ def test_the_estimators_rows(tmp_path):
     result = reward_rows(read_dump(tmp_path / "7.jsonl"), 7)
     assert result.step == 7
     assert result.counted_B.tolist() == [True, False, True, False]
-    assert result.info(2) == {"format": 1.0}
+    assert result.extra_info(2) == {"format": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from trl import GRPOTrainer
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.algorithm.settings import DIALECTS
+from verl_gdpo.algorithm.read_settings import DIALECTS
 
 
 class Trainer(SimpleNamespace):

@@ -6,8 +6,7 @@ import shlex
 import pytest
 from omegaconf import OmegaConf
 
-from verl_gdpo.algorithm.reward_terms import line_of
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.read_settings import line_of, read_settings
 from verl_gdpo.tools.compose import composed
 
 
@@ -19,7 +18,7 @@ def test_the_printed_line_sets_the_mapping_whatever_was_there(before):
     line = line_of("algorithm.gdpo.rewards", said)
     config = composed(OmegaConf.create({"algorithm": before}), shlex.split(line))
     assert OmegaConf.to_container(config)["algorithm"]["gdpo"]["rewards"] == said
-    assert [*GdpoSettings.from_algorithm(config.algorithm).rewards] == ["a", "b (c), =d"]
+    assert [*read_settings(config.algorithm).rewards] == ["a", "b (c), =d"]
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_replay_report_and_summary_read_the_answers(run, tmp_path, capsys):
     folder = tmp_path / "out"
     rows = read_dump(folder / "rollouts" / "0.jsonl")
     rewards = reward_rows(rows, 0)
-    assert len(rewards) == 16 and rewards.info(0).keys() == {"correctness", "format"}
+    assert len(rewards) == 16 and rewards.extra_info(0).keys() == {"correctness", "format"}
     assert rows[0]["output"] in (right(ROWS[0]["prompt"], 0), "?")
     assert rows[0]["gts"] == ROWS[0]["reward_model"]["ground_truth"]
     assert replay.main([str(folder)]) == 0

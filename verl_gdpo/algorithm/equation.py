@@ -8,21 +8,63 @@ Liu et al., "GDPO", arXiv 2601.05242. For B samples, K rewards, and the group g(
     (4) tokens  A[i,t] = A[i] * response_mask[i,t]
 
 Both std are unbiased (ddof 1). Shape suffixes: B samples, K rewards, G groups, T tokens.
-This module knows tensors only: no text, no verl, no configuration.
+This module knows tensors only: no text, no verl, no configuration of a run.
 """
 
+from collections import defaultdict
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from verl_gdpo.algorithm import equation_inputs as inputs
 from verl_gdpo.algorithm import zero
-from verl_gdpo.algorithm.zero import Ranges
+from verl_gdpo.algorithm.variants import Combine, checked_sum
+from verl_gdpo.algorithm.zero import Ranges, group_sum
+
+PAPER_EPS = 1e-4  # of the authors' code and of TRL
+VERL_EPS = 1e-6  # of verl's own grpo and gdpo
 
 Groups = tuple[Tensor, int]  # of `group_index`
+
+
+STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+NotNegative = Annotated[Number, Field(ge=0)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Options:
+    """The keywords that choose the method.
+
+    ============  =============  ================  =================================
+    group_norm    batch_norm     normalize_by_std  method
+    ============  =============  ================  =================================
+    per_reward    sample         True              GDPO
+    per_reward    none           True              GDPO without batch norm
+    per_reward    token          True              verl's built-in `gdpo`
+    summed        none           True              GRPO
+    summed        none           False             GRPO without std (Dr. GRPO)
+    summed        sample         True              GRPO + batch norm
+    ============  =============  ================  =================================
+    """
+
+    group_norm: Literal["per_reward", "summed"] = "per_reward"
+    """normalise `per_reward` within each group, or their weighted sum (`summed`), as GRPO does"""
+    batch_norm: Literal["sample", "token", "none"] = "sample"
+    """normalise over a step's samples with a reward, their tokens (`token`), or not (`none`)"""
+    eps: NotNegative = PAPER_EPS
+    """is added to both standard deviations; the default is that of the authors' TRL code"""
+    normalize_by_std: Annotated[bool, Field(strict=True)] = True
+    """`false`: groups are only centred; `null`: verl's `algorithm.norm_adv_by_std_in_grpo`"""
+    batch_eps: NotNegative | None = None
+    """is added to the standard deviation of the batch, in place of `eps`"""
+    batch_var_eps: NotNegative = 0.0
+    """is added to the variance of the batch, before the square root"""
 
 
 class GdpoScalars(NamedTuple):
@@ -31,72 +73,6 @@ class GdpoScalars(NamedTuple):
     z_BK: Tensor  # step 1; K is 1 under group_norm="summed"
     S_B: Tensor  # step 2
     A_B: Tensor  # step 3
-
-
-@torch.no_grad()
-def compute_gdpo_advantage(
-    rewards_BK: Any,
-    group_ids: Any,
-    response_mask_BT: Any,
-    *,
-    weights: Any = None,
-    present_BK: Any = None,
-    valid_B: Any = None,
-    **options: Any,
-) -> Tensor:
-    """Return GDPO advantages per token.
-
-    >>> rewards_BK = [[0, 0], [0, 1], [0, 0], [1, 1]]  # correct, short
-    >>> mask_BT = [[1, 1, 0], [1, 1, 1], [1, 0, 0], [1, 1, 1]]
-    >>> compute_gdpo_advantage(rewards_BK, ["p", "p", "q", "q"], mask_BT)
-    tensor([[-0.5477, -0.5477, -0.0000],
-            [ 0.5477,  0.5477,  0.5477],
-            [-1.0954, -0.0000, -0.0000],
-            [ 1.0954,  1.0954,  1.0954]])
-
-    Args:
-        rewards_BK: raw rewards, any scale (tensor, array or nested list).
-        group_ids: B integers or strings; samples of one prompt share an id. Any order.
-        response_mask_BT: non-zero on the tokens that are trained.
-        weights: K factors on the *normalised* rewards. With None, each is 1.
-        present_BK: False where a reward does not apply. It then contributes 0 and is left out of
-            its group's statistics. With None, all rewards are present.
-        valid_B: False for padding rows. They get 0 and enter no statistic. With None, rows with an
-            all-zero mask count as padding. Pass it when you can: rejection in rollout correction
-            also zeroes the masks of real samples, and those count.
-        options: the fields of `Options`.
-
-    Returns:
-        advantages_BT: float32, on the mask's device, without gradient. All trained tokens of a
-        sample have the same number, all other tokens have 0.
-
-    A reward that is constant in a group contributes exactly 0 there. A group with a single sample
-    has S = 0 and stays in the statistics of step 3. A sample that has no reward with a weight is
-    left out of step 3, and its A is 0. S is set to exactly 0 where rewards cancel up to the
-    rounding errors of the rewards and of step 1. Rewards in float32 are known to its precision;
-    whole numbers up to 2^24, and a reward that varies alone in its group, exactly.
-
-    Raises:
-        ValueError: shapes disagree, a reward of a valid sample is NaN or infinite, an option has a
-            wrong value, combine is given with group_norm="summed", or combine does not return B
-            finite numbers.
-        TypeError: an option is unknown, or group ids are neither all integers nor all strings.
-    """
-    mask_BT = inputs.where_it_is(response_mask_BT).bool()
-    if mask_BT.ndim != 2:
-        raise ValueError(
-            f"response_mask_BT: expected shape (samples, tokens), got {tuple(mask_BT.shape)}"
-        )
-    scalars = compute_gdpo_scalars(
-        inputs.reward_tensor(rewards_BK).to(mask_BT.device),
-        group_ids,
-        token_count_B=mask_BT.sum(dim=1),
-        weights=weights,
-        present_BK=present_BK,
-        valid_B=mask_BT.any(dim=1) if valid_B is None else valid_B,
-        **options,
-    )
-    return spread_over_tokens(scalars.A_B, mask_BT)
 
 
 @torch.no_grad()
@@ -124,43 +100,58 @@ def compute_gdpo_scalars(
     weights: Any = None,
     present_BK: Any = None,
     valid_B: Any = None,
+    combine: Combine | None = None,
     **options: Any,
 ) -> GdpoScalars:
-    """Return z, S and A of each sample (steps 1 to 3); see `compute_gdpo_advantage`.
+    """Return z, S and A of each sample (steps 1 to 3).
 
     Args:
         token_count_B: trained tokens per sample; only batch_norm="token" needs them.
-        valid_B: with None, every row is a real sample.
+        weights: K factors on the *normalised* rewards. With None, each is 1.
+        present_BK: False where a reward does not apply. It then contributes 0 and is left out of
+            its group's statistics. With None, all rewards are present.
+        valid_B: False for padding rows. With None, every row is a real sample.
+        combine: function that replaces the weighted sum of step 2; see `variants`.
+        options: the fields of `Options`.
+
+    A reward that is constant in a group contributes exactly 0 there. A group with a single sample
+    has S = 0 and stays in the statistics of step 3. A sample that has no reward with a weight is
+    left out of step 3, and its A is 0. S is set to exactly 0 where rewards cancel up to the
+    rounding errors of the rewards and of step 1; see `zero.sum_without_rounding`.
+
+    Raises:
+        ValueError: shapes disagree, a reward of a valid sample is NaN or infinite, an option is
+            unknown or has a wrong value, or combine does not return B finite numbers.
+        TypeError: group ids are neither all integers nor all strings.
     """
-    chosen = inputs.Options(**options)
-    rewards_BK = inputs.reward_tensor(rewards_BK)
+    chosen = Options(**options)
+    if combine is not None and chosen.group_norm == "summed":
+        raise ValueError("combine needs group_norm='per_reward': 'summed' adds the rewards first")
+    rewards_BK = as_tensor(rewards_BK)
     if rewards_BK.ndim != 2 or 0 in rewards_BK.shape:
         raise ValueError(
             f"rewards_BK: expected shape (samples, rewards), got {tuple(rewards_BK.shape)}"
         )
-    B, K = rewards_BK.shape
-    device = rewards_BK.device
-    valid_B = inputs.row_mask("valid_B", valid_B, (B,), device)
-    present_BK = inputs.row_mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
-    weights_K = inputs.reward_weights(weights, K, device)
-    counted_B = inputs.has_a_reward(present_BK, weights_K)
-    arrived_as = rewards_BK.dtype
-    rewards_BK = inputs.finite_rewards(rewards_BK, present_BK)
+    (B, K), device, arrived_as = rewards_BK.shape, rewards_BK.device, rewards_BK.dtype
+    valid_B = _mask("valid_B", valid_B, (B,), device)
+    present_BK = _mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
+    weights_K = _weights(weights, K, device)
+    counted_B = zero.has_a_reward(present_BK, weights_K)
+    rewards_BK = _finite(rewards_BK, present_BK)
     precision_K = zero.precision_of(rewards_BK, arrived_as)
-    groups = inputs.group_index(group_ids, B, device)
+    groups = group_index(group_ids, B, device)
     if chosen.group_norm == "summed":
         rewards_BK = _centred_sum(rewards_BK, weights_K, valid_B, groups, precision_K)
         present_BK, precision_K = valid_B[:, None], zero.precision_of(rewards_BK, torch.float64)
         weights_K = weights_K.new_ones(1)
 
-    z_BK, ranges = normalize_groups(
-        rewards_BK, present_BK, *groups, eps=chosen.eps if chosen.normalize_by_std else None
-    )
-    if chosen.combine is None:
+    eps = chosen.eps if chosen.normalize_by_std else None
+    z_BK, ranges = normalize_groups(rewards_BK, present_BK, *groups, eps=eps)
+    if combine is None:
         S_B = (z_BK * weights_K).sum(dim=1)
     else:
-        S_B = chosen.combine(z_BK, rewards_BK, groups[0], weights_K, present_BK, valid_B)
-        S_B = torch.where(counted_B, _checked_sum(S_B, B), 0.0)
+        S_B = combine(z_BK, rewards_BK, groups[0], weights_K, present_BK, valid_B)
+        S_B = torch.where(counted_B, checked_sum(S_B, B), 0.0)
         # a variant may divide by a weight below 1; a reward of weight 0 leaves no rounding either
         weights_K = weights_K.abs().clamp(min=1.0) * (weights_K != 0)
     S_B = zero.sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)
@@ -171,29 +162,23 @@ def compute_gdpo_scalars(
         if token_count_B is None:
             raise ValueError("batch_norm='token' needs token_count_B, the response lengths")
         count_B = count_B * torch.as_tensor(token_count_B, device=device)
-    eps = chosen.eps if chosen.batch_eps is None else chosen.batch_eps
-    return GdpoScalars(
-        z_BK, S_B, _normalize_batch(S_B, count_B, counted_B, eps, chosen.batch_var_eps)
-    )
+    A_B = _normalize_batch(S_B, count_B, counted_B, chosen)
+    return GdpoScalars(z_BK, S_B, A_B)
 
 
 def normalize_groups(
-    rewards_BK: Tensor,
-    present_BK: Tensor,
-    group_B: Tensor,
-    group_count: int,
-    *,
-    eps: float | None,
+    rewards_BK: Tensor, present_BK: Tensor, group_B: Tensor, G: int, *, eps: float | None
 ) -> tuple[Tensor, Ranges]:
-    """Return z_BK, and the ranges of the rewards, which say how far rounding may have moved a z.
+    """Step 1: return z_BK, and the ranges of the rewards, which say how far rounding moves a z.
 
-    Absent values have z = 0. A reward that is constant in a group has z = 0 there.
+    A missing reward has z = 0, and counts in no statistic of its group. A reward that is constant
+    in a group has z = 0 there.
 
     Args:
-        rewards_BK: float64, 0 where absent.
+        rewards_BK: float64, 0 where missing.
         eps: number added to the std. With None, z is not divided by the std.
     """
-    sums = partial(inputs.group_sum, group_B=group_B, count=group_count)
+    sums = partial(group_sum, group_B=group_B, G=G)
     # a group with fewer than two values gives 0 / 0 below; the last `where` replaces it with 0
     there_BK = present_BK.to(torch.float64)
     count_GK = sums(there_BK)
@@ -227,21 +212,8 @@ def _centred_sum(
     return zero.sum_without_rounding(sum_B, weights_K, groups[0], ranges, precision_K)[:, None]
 
 
-def _checked_sum(S_B: Any, B: int) -> Tensor:
-    """Return the result of a `combine` as float64, or raise ValueError if it cannot be used."""
-    if not isinstance(S_B, Tensor) or S_B.shape != (B,):
-        got = tuple(S_B.shape) if isinstance(S_B, Tensor) else type(S_B).__name__
-        raise ValueError(f"combine: expected a tensor of shape ({B},), got {got}")
-    if not torch.isfinite(S_B).all():
-        row = int((~torch.isfinite(S_B)).nonzero()[0])
-        raise ValueError(f"combine: S is {S_B[row].item()} in row {row}; expected a finite number")
-    return S_B.to(torch.float64)
-
-
-def _normalize_batch(
-    S_B: Tensor, count_B: Tensor, counted_B: Tensor, eps: float, var_eps: float
-) -> Tensor:
-    """Return A_B (step 3), counting sample i `count_B[i]` times. A constant S gives exactly 0.
+def _normalize_batch(S_B: Tensor, count_B: Tensor, counted_B: Tensor, chosen: Options) -> Tensor:
+    """Step 3: return A_B, counting sample i `count_B[i]` times. A constant S gives exactly 0.
 
     A sample that is not in `counted_B` gets 0. One that is may have no tokens to count.
     """
@@ -251,5 +223,65 @@ def _normalize_batch(
     # complete groups sum to 0, so a mean that is only rounding must not move groups without signal
     mean = zero.mean_without_rounding((S_B * count_B).sum() / total, S_B)
     variance = ((S_B - mean).square() * count_B).sum() / (total - 1)
-    A_B = (S_B - mean) / ((variance + var_eps).sqrt() + eps)
+    eps = chosen.eps if chosen.batch_eps is None else chosen.batch_eps
+    A_B = (S_B - mean) / ((variance + chosen.batch_var_eps).sqrt() + eps)
     return torch.where(counted_B & (high > low), A_B, 0.0)
+
+
+# --- what the caller passes, checked and made tensors ---------------------------------------------
+
+
+def group_index(group_ids: Any, B: int, device: torch.device) -> Groups:
+    """Return the group number of each sample, (B,) int64 from 0, and the number of groups."""
+    ids = group_ids.tolist() if isinstance(group_ids, Tensor | np.ndarray) else list(group_ids)
+    if len(ids) != B:
+        raise ValueError(f"group_ids: expected {B}, one per row of rewards_BK, got {len(ids)}")
+    kinds = set(map(type, ids))
+    # bools are refused: they are probably the result of a comparison passed by mistake
+    integers = all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds)
+    if not integers and not all(issubclass(kind, str) for kind in kinds):
+        names = sorted(kind.__name__ for kind in kinds)
+        raise TypeError(f"group_ids: expected all integers or all strings, got {names}")
+    number: dict[Any, int] = defaultdict(count().__next__)
+    index = np.fromiter(map(number.__getitem__, ids), dtype=np.int64)
+    return torch.from_numpy(index).to(device), len(number)
+
+
+def as_tensor(values: Any) -> Tensor:
+    """Return values as a tensor: arrays keep their dtype, and a tensor also keeps its device."""
+    if isinstance(values, Tensor):
+        return values
+    dtype = None if isinstance(values, np.ndarray) else torch.float64
+    return torch.as_tensor(values, dtype=dtype)
+
+
+def _finite(rewards_BK: Tensor, present_BK: Tensor) -> Tensor:
+    """Return rewards in float64, 0 where missing; raise ValueError for NaN or inf."""
+    rewards_BK = rewards_BK.to(torch.float64)
+    bad_BK = ~torch.isfinite(rewards_BK) & present_BK
+    if bad_BK.any():
+        row, column = (int(i) for i in bad_BK.nonzero()[0])
+        raise ValueError(
+            f"rewards_BK[{row}, {column}] is {rewards_BK[row, column].item()}; expected a finite "
+            "number (mark rewards that do not apply with present_BK, padding with valid_B)"
+        )
+    return torch.where(present_BK, rewards_BK, 0.0)
+
+
+def _weights(weights: Any, K: int, device: torch.device) -> Tensor:
+    """Return weights_K in float64, all 1 for None; raise ValueError if they are not K numbers."""
+    weights = [1.0] * K if weights is None else weights
+    weights_K = torch.as_tensor(weights, dtype=torch.float64, device=device)
+    if weights_K.shape != (K,) or not torch.isfinite(weights_K).all():
+        raise ValueError(f"weights: expected {K} finite numbers, got {weights_K.tolist()}")
+    return weights_K
+
+
+def _mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the mask as a bool tensor, all True for None; raise ValueError for another shape."""
+    if mask is None:
+        return torch.ones(shape, dtype=torch.bool, device=device)
+    tensor = torch.as_tensor(mask, device=device)
+    if tensor.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+    return tensor.to(torch.bool)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from verl_gdpo.algorithm.advantages import scalars_of
-from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.samples import ABSENT, RewardError, RewardRows, value_or_error
+from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
+from verl_gdpo.algorithm.samples import ABSENT, BatchRows, RewardError, value_or_error
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.variants import BATCH_WIDE
 from verl_gdpo.algorithm.zero import Floats, has_signal
 
 logger = logging.getLogger(__name__)
@@ -30,11 +30,11 @@ class FilterMetric:
 
     name: str | None
     is_known: bool = False  # whether any sample had a value
-    is_said: bool = False  # that a sample had no value
+    has_warned: bool = False  # that a sample had no value
     samples: int = 0  # since the last batch
     missing: int = 0  # of these, without a value
 
-    def read(self, rows: RewardRows) -> Floats | None:
+    def read(self, rows: BatchRows) -> Floats | None:
         """Return the value of each row, NaN where it has none; None if no value has to vary.
 
         Raises:
@@ -53,8 +53,8 @@ class FilterMetric:
             self.samples += 1
             self.missing += number is None
             value_B[row] = np.nan if number is None else number
-            if number is None and not self.is_said:
-                self.is_said = True
+            if number is None and not self.has_warned:
+                self.has_warned = True
                 logger.warning(
                     "verl-gdpo: %s: %s has no value of it. Such samples are left out, and a group "
                     "without any value is kept if GDPO has a signal in it",
@@ -63,7 +63,7 @@ class FilterMetric:
                 )
         return value_B
 
-    def check_known(self, rows: RewardRows) -> None:
+    def check_known(self, rows: BatchRows) -> None:
         """Raise RewardError if no sample until the first batch, `rows`, has a value of it."""
         if self.name is not None and not self.is_known:
             always = ", this one always None" if self.name in rows.columns else ""
@@ -83,7 +83,7 @@ class FilterMetric:
 
 
 def classify_groups(
-    rows: RewardRows, group_ids: Sequence[str], settings: GdpoSettings, metric_B: Floats | None
+    rows: BatchRows, group_ids: Sequence[str], settings: GdpoSettings, metric_B: Floats | None
 ) -> dict[str, float | None]:
     """Return {group: None if it is kept, else its mean metric, or weighted sum without a metric}.
 
@@ -100,7 +100,7 @@ def classify_groups(
     number_of = {group: number for number, group in enumerate(dict.fromkeys(group_ids))}
     group_B = np.array([number_of[group] for group in group_ids])
     weights_K = np.array([*rewards.weights.values()])
-    batch_wide = settings.combine is not None and settings.combine.is_batch_wide
+    batch_wide = settings.combine is not None and settings.combine.name in BATCH_WIDE
     combine = None if batch_wide else settings.combine
     settings = replace(settings, batch_norm="none", combine=combine)
     z_BK, S_B, _ = scalars_of(rewards, rows.counted_B, group_B, settings)

@@ -4,15 +4,25 @@ Shape suffixes: B rows, K rewards.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from verl_gdpo.algorithm.reward_terms import ROLLOUT_FACTS, WeightedSum, line_of
-from verl_gdpo.algorithm.samples import ABSENT, RewardError, RewardRows, is_number, value_or_error
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.equation import GdpoScalars, Options, compute_gdpo_scalars
+from verl_gdpo.algorithm.read_settings import line_of
+from verl_gdpo.algorithm.samples import (
+    ABSENT,
+    ROLLOUT_FACTS,
+    SCORER,
+    BatchRows,
+    RewardError,
+    is_number,
+    value_or_error,
+)
+from verl_gdpo.algorithm.settings import GdpoSettings, WeightedSum
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.algorithm.zero import Floats, is_the_sum, with_slack
 
@@ -26,7 +36,7 @@ class RewardMatrix:
     present_BK: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, rows: RewardRows, settings: GdpoSettings) -> "RewardMatrix":
+    def of(cls, rows: BatchRows, settings: GdpoSettings) -> "RewardMatrix":
         """Look up and check the rewards that `settings` names, or all rewards if it names none.
 
         A value of None means that the reward does not apply to the sample. If `settings` names no
@@ -49,17 +59,16 @@ class RewardMatrix:
             _value("reward_score", rows.own_scores[row], rows, row)
         if settings.rewards is None and (rows.own_scores or "score" in rows.columns):
             _check_scores(rows, counted, raw)
-        if terms.has_conditions:
+        if any(term.when for term in terms.values()):
             samples = zip(*map(_with_none, raw.values()), strict=True)
             gated = [terms.gate(dict(zip(raw, sample, strict=True))) for sample in samples]
             raw = {name: _with_nan(values[name] for values in gated) for name in terms}
-        values_BK = np.zeros((len(rows), len(terms)))
+        values_BK = np.full((len(rows), len(terms)), np.nan)
         values_BK[counted_B] = np.stack([raw[name] for name in terms], axis=1)
         present_BK = ~np.isnan(values_BK)
-        present_BK &= counted_B[:, None]
         return cls(terms.weights_at(rows.step), np.nan_to_num(values_BK), present_BK)
 
-    def check_own_scores(self, rows: RewardRows) -> None:
+    def check_own_scores(self, rows: BatchRows) -> None:
         """Raise RewardError if an agent loop set another score than the weighted sum.
 
         verl's own estimators train on that score. GDPO does not.
@@ -74,19 +83,52 @@ class RewardMatrix:
                 )
 
 
+def scalars_of(
+    rewards: RewardMatrix,
+    counted_B: npt.NDArray[np.bool_],
+    group_ids: Any,
+    settings: GdpoSettings,
+    token_count_B: torch.Tensor | None = None,
+) -> GdpoScalars:
+    """Return z, S and A of each of B rows under `settings`; see `compute_gdpo_scalars`.
+
+    Args:
+        counted_B: True for the rows that count; the other rows get 0.
+        group_ids: B ids; samples of one prompt share an id.
+        token_count_B: trained tokens of each row; only batch_norm="token" needs them.
+
+    Raises:
+        RewardError: `combine` needs the bounds of a reward, and they are not declared.
+    """
+    try:
+        combine = settings.combine_for(rewards.weights)
+    except ValueError as error:
+        raise RewardError(str(error)) from None
+    return compute_gdpo_scalars(
+        rewards.values_BK,
+        group_ids,
+        token_count_B=token_count_B,
+        weights=list(rewards.weights.values()),
+        present_BK=rewards.present_BK,
+        valid_B=counted_B,
+        **{option.name: getattr(settings, option.name) for option in fields(Options)},
+        combine=combine,
+    )
+
+
 def terms_among(
-    columns: Mapping[str, Sequence[Any]], settings: GdpoSettings, said: str = "the scorer returned"
+    columns: Mapping[str, Sequence[Any]], settings: GdpoSettings, origin: str = SCORER
 ) -> WeightedSum:
     """Return the rewards in use: those that are configured, or else all columns with numbers.
 
     Raises:
-        ValueError: see `GdpoSettings.terms_for`; `said` says there who returned the columns.
+        ValueError: see `GdpoSettings.terms_for`; `origin` says there who returned the columns.
     """
     names = columns if settings.rewards is not None else rewards_among(columns)
-    return settings.terms_for(names, said)
+    return settings.terms_for(names, origin)
 
 
-def _terms(rows: RewardRows, counted: Sequence[int], settings: GdpoSettings) -> WeightedSum:
+def _terms(rows: BatchRows, counted: Sequence[int], settings: GdpoSettings) -> WeightedSum:
     """Return the rewards in use, after a look at the first row of each data source.
 
     If no rewards are configured, data sources may have different rewards, but all rows of one data
@@ -99,14 +141,14 @@ def _terms(rows: RewardRows, counted: Sequence[int], settings: GdpoSettings) -> 
     try:
         for row in first_of.values():
             if settings.rewards is not None:
-                terms = settings.terms_for(rows.info(row), rows.said(row))
-            elif row in rows.own_scores and not _names(rows.info(row)):
+                terms = settings.terms_for(rows.extra_info(row), rows.origin_of(row))
+            elif row in rows.own_scores and not _names(rows.extra_info(row)):
                 # such an agent loop would train its data source on no reward at all
-                settings.terms_for([], rows.said(row))
+                settings.terms_for([], rows.origin_of(row))
         if settings.rewards is not None:
             return terms
         row = counted[0]
-        terms = terms_among(rows.columns, settings, rows.said(row))
+        terms = terms_among(rows.columns, settings, rows.origin_of(row))
     except ValueError as error:
         raise RewardError(f"{rows.label(row)}: {error}") from None
     _check_same_names(terms, rows, counted, first_of)
@@ -126,7 +168,7 @@ def rewards_among(columns: Mapping[str, Sequence[Any]]) -> list[str]:
 
 
 def _check_same_names(
-    names: Iterable[str], rows: RewardRows, counted: Sequence[int], first_of: Mapping[str, int]
+    names: Iterable[str], rows: BatchRows, counted: Sequence[int], first_of: Mapping[str, int]
 ) -> None:
     for name in names:
         is_absent = [value is ABSENT for value in rows.columns[name]]
@@ -134,15 +176,15 @@ def _check_same_names(
             first = first_of[rows.sources[row]]
             if is_absent[row] != is_absent[first]:
                 raise RewardError(
-                    f"{rows.label(row)} has the rewards {_names(rows.info(row))}, but "
+                    f"{rows.label(row)} has the rewards {_names(rows.extra_info(row))}, but "
                     f"{rows.label(first)} of the same data source {rows.sources[row]!r} has "
-                    f"{_names(rows.info(first))}. Return the same names for every sample, with "
-                    "None where a reward does not apply, or name those to use in "
+                    f"{_names(rows.extra_info(first))}. Return the same names for every sample, "
+                    "with None where a reward does not apply, or name those to use in "
                     "algorithm.gdpo.rewards"
                 )
 
 
-def _column(name: str, rows: RewardRows, counted: Sequence[int], settings: GdpoSettings) -> Floats:
+def _column(name: str, rows: BatchRows, counted: Sequence[int], settings: GdpoSettings) -> Floats:
     """Return one reward for the counted rows, NaN where it does not apply."""
     column = rows.columns[name]
     values = column if len(counted) == len(column) else [column[row] for row in counted]
@@ -166,19 +208,18 @@ def _with_none(values: Floats) -> list[float | None]:
     return [None if value != value else value for value in values.tolist()]
 
 
-def _value(name: str, value: Any, rows: RewardRows, row: int) -> float | None:
-    label = rows.label(row)
+def _value(name: str, value: Any, rows: BatchRows, row: int) -> float | None:
     if value is ABSENT:
-        returned = _names(rows.info(row))
-        raise RewardError(f"{label}: no reward {name!r}; {rows.said(row)} {returned}")
+        origin, names = rows.origin_of(row), _names(rows.extra_info(row))
+        raise RewardError(f"{rows.label(row)}: no reward {name!r}; {origin} {names}")
     try:
-        return value_or_error(value, f"{label}: reward {name!r} ")
+        return value_or_error(value, f"{rows.label(row)}: reward {name!r} ")
     except ValueError as error:
         raise RewardError(str(error)) from None
 
 
 def _check_bounds(
-    name: str, values: Floats, bounds: Bounds, rows: RewardRows, counted: Sequence[int]
+    name: str, values: Floats, bounds: Bounds, rows: BatchRows, counted: Sequence[int]
 ) -> None:
     low, high, slack = with_slack(bounds)
     outside = np.flatnonzero((values < low - slack) | (values > high + slack))
@@ -190,26 +231,27 @@ def _check_bounds(
         )
 
 
-def _check_scores(rows: RewardRows, counted: Sequence[int], raw: Mapping[str, Floats]) -> None:
+def _check_scores(rows: BatchRows, counted: Sequence[int], raw: Mapping[str, Floats]) -> None:
     """Raise RewardError if a `score` is not the sum of all rewards, which replaces it."""
     column = rows.columns.get("score", [None] * len(rows))
-    given = [rows.own_scores.get(row, column[row]) for row in counted]
-    scores = np.array([score if is_number(score) else np.nan for score in given], float)
+    returned = [rows.own_scores.get(row, column[row]) for row in counted]
+    scores = np.array([score if is_number(score) else np.nan for score in returned], float)
     sums = np.nansum([*raw.values()], axis=0)
     differs = ~np.isnan(scores) & ~is_the_sum(scores, sums)
     if differs.any():
         first = int(differs.argmax())
         values = {name: float(of_all[first]) for name, of_all in raw.items()}
-        said = not_the_sum(scores[first], values, counted[first] in rows.own_scores)
-        raise RewardError(f"{rows.label(counted[first])}: {said}")
+        message = not_the_sum(scores[first], values, counted[first] in rows.own_scores)
+        raise RewardError(f"{rows.label(counted[first])}: {message}")
 
 
 def not_the_sum(score: Any, values: Mapping[str, float | None], is_own: bool = False) -> str:
     """Return the message for a `score` that is not the sum of the rewards."""
-    said = "the agent loop set reward_score=" if is_own else "the scorer returned score="
+    origin = "the agent loop set reward_score=" if is_own else "the scorer returned score="
+    line = line_of("algorithm.gdpo.rewards", dict.fromkeys(values, 1.0))
     return (
-        f"{said}{score:g}, which is not the sum of {dict(values)}. Say which of them are rewards, "
-        f"with their weights: {line_of('algorithm.gdpo.rewards', dict.fromkeys(values, 1.0))}"
+        f"{origin}{score:g}, which is not the sum of {dict(values)}. Say which of them are rewards,"
+        f" with their weights: {line}"
     )
 
 

@@ -8,26 +8,30 @@ with a constant, is None or left out.
 import functools
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import compress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, compress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from verl_gdpo.algorithm import advantages, zero
-from verl_gdpo.algorithm.advantages import Statistics
-from verl_gdpo.algorithm.equation import GdpoScalars
-from verl_gdpo.algorithm.equation_inputs import VERL_EPS, group_index, has_a_reward
-from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.reward_metrics import RewardsOfStep, Sources
-from verl_gdpo.algorithm.samples import ABSENT, NOTES_KEY, RewardRows
+from verl_gdpo.algorithm import statistics, zero
+from verl_gdpo.algorithm.equation import VERL_EPS, GdpoScalars, group_index
+from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
+from verl_gdpo.algorithm.samples import ABSENT, NOTES_KEY, BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.statistics import unit, within_groups
 from verl_gdpo.algorithm.variants import Bounds
-from verl_gdpo.algorithm.zero import Bools, Floats, Ints
+from verl_gdpo.algorithm.zero import Bools, Floats, Ints, with_slack
 
 logger = logging.getLogger(__name__)
+
+STATISTICS = ("mean", "std", "min", "max")  # of numpy
+MOST_SOURCES = 16  # with more, only means are told by data source
+
+Metrics = dict[str, float | None]
 
 
 def settings_of_advantage(adv_estimator: str, settings: GdpoSettings) -> GdpoSettings | None:
@@ -75,30 +79,28 @@ def batch_metrics(
     group_B = group_index(ids, len(ids), torch.device("cpu"))[0].numpy()
     rows_B = slice(None) if counted_B.all() else counted_B  # a slice copies nothing
     values_BK, present_BK = rewards.values_BK[rows_B], rewards.present_BK[rows_B]
-    step = RewardsOfStep([*rewards.weights], values_BK, present_BK, group_B, bounds)
-    found = step.statistics() | step.correlations()
-    told = None
+    sources = None if sources is None else [*compress(sources, counted_B.tolist())]
+    step = RewardsOfStep([*rewards.weights], values_BK, present_BK, group_B, bounds, sources)
+    metrics = step.statistics() | step.correlations()
     if sources is not None:
-        rows = np.flatnonzero(counted_B).tolist()
-        told = Sources.of([sources[row] for row in rows], group_B)
-        found |= step.by_source(told)
+        metrics |= step.by_source()
     if settings is not None:
         if scalars is None:
             tokens_B = torch.from_numpy(length_B)
-            scalars = advantages.scalars_of(rewards, counted_B, group_ids, settings, tokens_B)
+            scalars = scalars_of(rewards, counted_B, group_ids, settings, tokens_B)
         z_BK, S_B, A_B = (scalar.numpy()[rows_B] for scalar in scalars)
         weights_K = np.array(list(rewards.weights.values()))
-        c_BK = advantages.contributions(z_BK, S_B, step.values_BK, weights_K, group_B, settings)
-        found |= _of_advantage(step, c_BK, S_B, A_B, length_B[rows_B], told)
-        found |= _of_ties(step, weights_K)
+        c_BK = statistics.contributions(z_BK, S_B, values_BK, weights_K, group_B, settings)
+        metrics |= _of_advantage(step, c_BK, S_B, A_B, length_B[rows_B])
+        metrics |= _of_ties(step, weights_K)
         if settings.batch_norm != "none":
             times_B = length_B[rows_B] if settings.batch_norm == "token" else 1
-            count_B = has_a_reward(step.present_BK, weights_K) * times_B
-            found |= _of_batch_norm(S_B, c_BK, count_B)
-    return {f"gdpo/{name}": float(value) for name, value in found.items() if value is not None}
+            count_B = zero.has_a_reward(present_BK, weights_K) * times_B
+            metrics |= _of_batch_norm(S_B, c_BK, count_B)
+    return {f"gdpo/{name}": float(value) for name, value in metrics.items() if value is not None}
 
 
-def scoring_metrics(rows: RewardRows) -> dict[str, float]:
+def scoring_metrics(rows: BatchRows) -> dict[str, float]:
     """Return {"gdpo/scoring/<note>": mean over the samples whose scorer left notes}."""
     column = rows.columns.get(NOTES_KEY, [ABSENT] * len(rows))
     counted = np.flatnonzero(rows.counted_B).tolist()
@@ -107,72 +109,44 @@ def scoring_metrics(rows: RewardRows) -> dict[str, float]:
     return {f"gdpo/scoring/{name}": float(np.mean([n[name] for n in notes])) for name in names}
 
 
-def mean_and_std(S_B: Floats, count_B: npt.NDArray[Any] | None = None) -> tuple[float, float]:
-    """Return the mean and the std of S (ddof 1), counting sample i `count_B[i]` times."""
-    count_B = np.ones(len(S_B)) if count_B is None else count_B
-    mean = (S_B * count_B).sum() / max(count_B.sum(), 1)
-    variance = ((S_B - mean) ** 2 * count_B).sum() / max(count_B.sum() - 1, 1)
-    return float(mean), float(np.sqrt(variance))
-
-
-def why_mean_is_not_0(S_B: Floats, c_BK: Floats, count_B: npt.NDArray[Any] | None) -> str | None:
-    """Return why the mean of S is not 0 in this batch; None if it is about 0.
-
-    In every group, the z of a reward sum to 0 over the samples that have it. So the weighted sum
-    has the mean 0. There are three exceptions: samples do not count equally, S is not the weighted
-    sum, or float64 has too few digits.
-    """
-    if _is_about_0(S_B, count_B):
-        return None
-    if _is_about_0(S_B):
-        if count_B is not None and count_B.max() <= 1:
-            return "group_norm=summed counts samples without any reward, and this step does not"
-        return "batch_norm=token counts samples by their tokens, and S depends on the length"
-    if _is_about_0(c_BK.sum(axis=1)):
-        return "algorithm.gdpo.combine gives an S that is not 0 on average"
-    return (
-        "a reward is so large, compared with its spread within a group, that float64 cannot "
-        "resolve it; let the scorer subtract a typical value from it"
-    )
-
-
 def _of_advantage(
-    step: RewardsOfStep,
-    c_BK: Floats,
-    S_B: Floats,
-    A_B: Floats,
-    length_B: Ints,
-    sources: Sources | None,
-) -> Statistics:
+    step: "RewardsOfStep", c_BK: Floats, S_B: Floats, A_B: Floats, length_B: Ints
+) -> Metrics:
+    A_B = zero.or_0(A_B)
     signal_B = zero.has_signal(S_B, c_BK)
     signal_G = np.bincount(step.group_B, signal_B) > 0
     c_or_0_BK = np.where(signal_G[step.group_B, None], c_BK, 0.0)
-    found = advantages.advantage_shares(step.names, c_or_0_BK, step.present_BK, S_B, A_B)
-    found["cancelled"] = (~signal_B & ~zero.is_0(c_BK).all(axis=1)).mean()
-    found["no_signal"] = 1 - signal_G.mean()
-    found |= step.updates_from_low(zero.or_0(A_B))
-    if sources is not None:
-        of_each = sources.of_groups(~signal_G, np.ones_like(signal_G))
-        found |= {f"no_signal/{name}": share for name, share in of_each.items()}
-    length_of_B = advantages.within_groups(length_B, step.group_B)
-    found["length_correlation"] = advantages.correlation(zero.or_0(A_B), length_of_B)
-    return found
+    share_K, energy_K = statistics.shares(c_or_0_BK, S_B)
+    metrics: Metrics = {}
+    for k, name in enumerate(step.names):
+        metrics[f"{name}/share"] = None if share_K is None else share_K[k]
+        metrics[f"{name}/energy"] = None if energy_K is None else energy_K[k]
+        has_B = step.present_BK[:, k]
+        correlation = statistics.correlation(c_or_0_BK[has_B, k], A_B[has_B])
+        metrics[f"{name}/correlation"] = correlation
+    metrics["cancelled"] = (~signal_B & ~zero.is_0(c_BK).all(axis=1)).mean()
+    metrics["no_signal"] = 1 - signal_G.mean()
+    metrics |= step.updates_from_low(A_B)
+    metrics |= step.groups_by_source("no_signal", ~signal_G, np.ones_like(signal_G))
+    length_of_B = within_groups(length_B, step.group_B)
+    metrics["length_correlation"] = statistics.correlation(A_B, length_of_B)
+    return metrics
 
 
-def _of_ties(step: RewardsOfStep, weights_K: Floats) -> Statistics:
-    of_rewards = step.values_BK, step.present_BK
-    exact = advantages.advantages_without_eps(*of_rewards, weights_K, step.group_B)
-    tied = advantages.tied_pairs(exact, *of_rewards, weights_K, step.group_B)
-    found: Statistics = {}
+def _of_ties(step: "RewardsOfStep", weights_K: Floats) -> Metrics:
+    of_rewards = step.values_BK, step.present_BK, weights_K, step.group_B
+    exact = statistics.advantages_without_eps(*of_rewards)
+    tied = statistics.tied_pairs(exact, *of_rewards)
+    metrics: Metrics = {}
     for method, A_B, share in zip(("gdpo", "grpo"), exact, tied, strict=True):
-        found |= {f"tied_pairs_{method}": share, f"distinct_{method}": len(np.unique(A_B))}
-    return found
+        metrics |= {f"tied_pairs_{method}": share, f"distinct_{method}": len(np.unique(A_B))}
+    return metrics
 
 
-def _of_batch_norm(S_B: Floats, c_BK: Floats, count_B: npt.NDArray[Any]) -> Statistics:
-    if (reason := why_mean_is_not_0(S_B, c_BK, count_B)) is not None:
+def _of_batch_norm(S_B: Floats, c_BK: Floats, count_B: npt.NDArray[Any]) -> Metrics:
+    if (reason := statistics.why_mean_is_not_0(S_B, c_BK, count_B)) is not None:
         _warn_once(reason)
-    mean, std = mean_and_std(S_B, count_B)
+    mean, std = statistics.mean_and_std(S_B, count_B)
     return {"batch_norm_mean": mean, "batch_norm_std": std}
 
 
@@ -181,5 +155,119 @@ def _warn_once(reason: str) -> None:
     logger.warning("verl-gdpo: gdpo/batch_norm_mean is not about 0, because %s", reason)
 
 
-def _is_about_0(S_B: Floats, count_B: npt.NDArray[Any] | None = None) -> bool:
-    return zero.is_mean_0(*mean_and_std(S_B, count_B))
+@dataclass(frozen=True)
+class RewardsOfStep:
+    """The rewards of the samples of one step, after their conditions."""
+
+    names: Sequence[str]
+    values_BK: Floats
+    present_BK: Bools
+    group_B: Ints  # numbered from 0
+    bounds: Mapping[str, Bounds]
+    sources: Sequence[str] | None = None  # of each sample
+
+    def statistics(self) -> Metrics:
+        """Return {"<reward>/<statistic>": value} over the samples and groups that have the reward.
+
+        `std` has ddof 0. Only `missing` is a share of all samples.
+        """
+        metrics: Metrics = {}
+        for k, name in enumerate(self.names):
+            present = self.values_BK[self.present_BK[:, k], k]
+            of_reward: Metrics = {"missing": 1 - self.present_BK[:, k].mean()}
+            if len(present):
+                there_G, states = self._of_groups[k]
+                of_reward |= {what: is_so_G[there_G].mean() for what, is_so_G in states.items()}
+                of_reward |= {what: getattr(present, what)() for what in STATISTICS}
+            if len(present) and name in self.bounds:
+                low, high, slack = with_slack(self.bounds[name])
+                of_reward["at_low"] = (present <= low + slack).mean()
+                of_reward["at_high"] = (present >= high - slack).mean()
+            metrics |= {f"{name}/{what}": value for what, value in of_reward.items()}
+        return metrics
+
+    def correlations(self) -> Metrics:
+        """Return the correlation within groups of each pair of rewards."""
+        complete = np.flatnonzero(self.present_BK.all(axis=0)).tolist()
+        units = {k: unit(within_groups(self.values_BK[:, k], self.group_B)) for k in complete}
+        metrics: Metrics = {}
+        for pair in combinations(range(len(self.names)), 2):
+            if units.keys() >= {*pair}:
+                x_B, y_B = (units[k] for k in pair)
+            else:  # a group's mean is over the samples that have both
+                both_B = self.present_BK[:, pair].all(axis=1)
+                values_BK, group_B = self.values_BK[both_B], self.group_B[both_B]
+                x_B, y_B = (unit(within_groups(values_BK[:, k], group_B)) for k in pair)
+            name, other = (self.names[k] for k in pair)
+            metrics[f"{name}/correlation_with_{other}"] = statistics.of_units(x_B, y_B)
+        return metrics
+
+    def updates_from_low(self, A_B: Floats) -> Metrics:
+        """Return {"<reward>/update_all_low": share of the squares of A from groups all low}."""
+        square_G = np.bincount(self.group_B, A_B**2)
+        if not square_G.any():
+            return {}
+        return {
+            f"{name}/update_all_low": square_G[there_G & low_G].sum() / square_G.sum()
+            for name, (there_G, states) in zip(self.names, self._of_groups, strict=True)
+            if there_G.any() and (low_G := states.get("groups_all_low")) is not None
+        }
+
+    def by_source(self) -> Metrics:
+        """Return {"<reward>/<statistic>/<source>": value} of the rewards that a source has."""
+        metrics: Metrics = {}
+        for k, (there_G, states) in enumerate(self._of_groups):
+            name, has_B = self.names[k], self.present_BK[:, k]
+            value_B = self.values_BK[has_B, k]
+            metrics |= self._means(f"{name}/mean", self._sources[1][has_B], value_B)
+            for what, is_so_G in states.items():
+                metrics |= self.groups_by_source(f"{name}/{what}", is_so_G, there_G)
+        return metrics
+
+    def groups_by_source(self, what: str, value_G: npt.NDArray[Any], there_G: Bools) -> Metrics:
+        """Return {"<what>/<source>": mean over its groups that are there}; {} if sources are many.
+
+        The samples of a group share a source.
+        """
+        if self.sources is None or len(self._sources[0]) > MOST_SOURCES:
+            return {}
+        source_G = np.empty(len(value_G), dtype=np.int64)
+        source_G[self.group_B] = self._sources[1]
+        return self._means(what, source_G[there_G], value_G[there_G])
+
+    def _means(self, what: str, source_X: Ints, value_X: npt.NDArray[Any]) -> Metrics:
+        names = self._sources[0]
+        count_S = np.bincount(source_X, minlength=len(names))
+        total_S = np.bincount(source_X, value_X, minlength=len(names))
+        means = zip(names, total_S, count_S, strict=True)
+        return {f"{what}/{name}": total / count for name, total, count in means if count}
+
+    @cached_property
+    def _sources(self) -> tuple[list[str], Ints]:
+        """The names of the data sources, and the number of each sample's."""
+        names, source_B = np.unique(np.array(self.sources, dtype=object), return_inverse=True)
+        return names.tolist(), source_B
+
+    @cached_property
+    def _of_groups(self) -> list[tuple[Bools, dict[str, Bools]]]:
+        """Of each reward, which groups have it, and {statistic: in which groups it holds}.
+
+        Without declared bounds, high and low are the highest and the lowest value of the step. If
+        all its values are equal, nothing says which of the two they are.
+        """
+        order = np.argsort(self.group_B, kind="stable")
+        starts = np.flatnonzero(np.diff(self.group_B[order], prepend=-1))
+        values_BK, present_BK = self.values_BK[order], self.present_BK[order]
+        high_GK = np.maximum.reduceat(np.where(present_BK, values_BK, -np.inf), starts)
+        low_GK = np.minimum.reduceat(np.where(present_BK, values_BK, np.inf), starts)
+        of_groups = []
+        for name, high_G, low_G in zip(self.names, high_GK.T, low_GK.T, strict=True):
+            there_G = np.isfinite(high_G)
+            states = {"varies": high_G > low_G}
+            extremes = low_G.min(), high_G.max()
+            if name in self.bounds or extremes[0] < extremes[1]:
+                low, high, slack = with_slack(self.bounds.get(name, extremes))
+                states["groups_all_high"] = low_G >= high - slack
+                states["groups_all_low"] = high_G <= low + slack
+            of_groups.append((there_G, states))
+        return of_groups

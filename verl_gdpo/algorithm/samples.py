@@ -17,19 +17,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from verl_gdpo.algorithm.reward_terms import check_name
-
 # key in verl's reward_extra_info that holds why the reward manager could not score the sample
 ERROR_KEY = "gdpo_error"
 # key there that holds what a scorer notes of its own work, {name: number}; it is logged, no reward
 NOTES_KEY = "gdpo_notes"
 # key there that holds the score that an agent loop set itself; verl then asks no reward manager
 AGENT_SCORE_KEY = "gdpo_own_score"
+SCORER = "the scorer returned"  # how messages begin that continue with what it returned
 # marks a row that lacks the key of a column; None means that the reward does not apply
 ABSENT = object()
 # types that float() accepts, although they are text
 TEXT_TYPES = (str, bytes, bytearray, memoryview)
 LONGEST = 10_000  # a dump keeps this many characters of a value
+
+# A reward, or another value that is returned with it, would take the place of what verl's trainers
+# keep under these names.
+RESERVED_NAMES = {
+    **dict.fromkeys(["reward", "acc_success_only"], "a metric of verl's validation"),
+    **dict.fromkeys(["input", "output", "gts", "step", "uid"], "a column of verl's dumps"),
+    **dict.fromkeys(
+        ["data_source", "reward_model", "reward_extra_info", "multi_modal_inputs", "__num_turns__"],
+        "a column of verl's batches",
+    ),
+}
+# what verl says of a rollout; it is a reward only if the configuration says so
+ROLLOUT_FACTS = ("num_turns", "min_global_steps", "max_global_steps", "num_cached_tokens")
 
 
 class RewardError(RuntimeError):
@@ -37,7 +49,7 @@ class RewardError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class RewardRows:
+class BatchRows:
     """The B rows of one batch, in the estimator's order.
 
     A session is one rollout. An agent loop may split it into several rows, which share one reward.
@@ -61,7 +73,7 @@ class RewardRows:
         sources: Sequence[str],
         is_padding: Sequence[bool],
         step: int | None = None,
-    ) -> "RewardRows":
+    ) -> "BatchRows":
         """Make rows from verl's TransferQueue, which uses keys `{uid}_{session}_{index}`."""
         last: dict[str, int] = {}
         for row, (session, index) in enumerate(map(split_key, keys)):
@@ -80,7 +92,7 @@ class RewardRows:
         )
 
     @classmethod
-    def from_columns(cls, columns: Mapping[str, Sequence[Any]], size: int) -> "RewardRows":
+    def from_columns(cls, columns: Mapping[str, Sequence[Any]], size: int) -> "BatchRows":
         """Make rows from a DataProto (legacy trainer): no padding, one row per session.
 
         They all get one data source here, so they must have the same columns.
@@ -99,15 +111,15 @@ class RewardRows:
     def __len__(self) -> int:
         return len(self.session_B)
 
-    def info(self, row: int) -> dict[str, Any]:
+    def extra_info(self, row: int) -> dict[str, Any]:
         """Return verl's reward_extra_info of one row."""
         values = {name: column[row] for name, column in self.columns.items()}
         return {name: value for name, value in values.items() if value is not ABSENT}
 
-    def said(self, row: int) -> str:
-        """Return who said what `info` returns, for messages that continue with it."""
+    def origin_of(self, row: int) -> str:
+        """Return who returned the `extra_info` of a row, for messages that continue with it."""
         if row not in self.own_scores:
-            return "the scorer returned"
+            return SCORER
         return (
             f"the agent loop set reward_score={self.own_scores[row]:g} itself, so no reward manager"
             ' ran, and extra_fields["reward_extra_info"], which takes {name: reward}, holds'
@@ -138,6 +150,15 @@ def columns_of(infos: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     names = dict.fromkeys(chain.from_iterable(infos))
     names.pop(AGENT_SCORE_KEY, None)
     return {name: [info.get(name, ABSENT) for info in infos] for name in names}
+
+
+def check_name(name: Any) -> Any:
+    """Return a name; raise ValueError if no reward or other returned value can have it."""
+    if not isinstance(name, str) or not name.strip() or "/" in name or not name.isprintable():
+        raise ValueError(f"name {name!r}: expected text that can be printed, without '/'")
+    if name in RESERVED_NAMES:
+        raise ValueError(f"name {name!r}: it is {RESERVED_NAMES[name]}; rename it")
+    return name
 
 
 def check_names(infos: Sequence[Mapping[str, Any]], label: Callable[[int], str]) -> None:

@@ -1,145 +1,208 @@
-"""The settings under `algorithm.gdpo`: their types, bounds and defaults, and a line on each.
+"""What a user may set under `algorithm.gdpo`: types, bounds and defaults, and a line on each.
 
-docs/settings.md shows the lines as a table. `reward_terms.py` has those of a single reward.
-verl's own `algorithm.gdpo_reward_keys` and `algorithm.gdpo_reward_weights` can be used instead of
-`rewards`.
+`read_settings.py` makes these records of verl's configuration; docs/settings.md shows the lines as
+tables.
+
+algorithm:
+  gdpo:
+    rewards:
+      correctness: 1.0       # only the weight
+      length:
+        weight: 0.5
+        when: {reward: correctness, at_least: 1.0}
+        otherwise: zero
+        bounds: [0, 1]
 """
 
 import difflib
-import functools
-import inspect
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, field, fields, replace
+from dataclasses import field, fields
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
-import torch
-from omegaconf import OmegaConf
-from pydantic import BeforeValidator, Field, ValidationError
+import numpy as np
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
-from verl_gdpo.algorithm.equation_inputs import VERL_EPS, BatchNorm, Combine, GroupNorm, Options
-from verl_gdpo.algorithm.reward_terms import (
-    STRICT,
-    Condition,
-    NotNegative,
-    RewardName,
-    RewardTerm,
-    WeightedSum,
-)
-from verl_gdpo.algorithm.variants import VARIANTS, Bounds
+from verl_gdpo.algorithm.equation import STRICT, Number, Options
+from verl_gdpo.algorithm.samples import SCORER, check_name
+from verl_gdpo.algorithm.variants import VARIANTS, Bounds, Combine, CombineSetting
 
 WHERE = "algorithm.gdpo"
-REWARDS = f"{WHERE}.rewards"
-SUM = "sum"
-# variants that need the whole batch, which dynamic sampling does not have when it judges a group
-BATCH_WIDE = ("dara", "sa_mrpo")
-
-_PAPER = {key: value for key, value in asdict(Options()).items() if key != "combine"}
-# The results agree to 1e-5 if every group has at least two samples and the batch has variance. We
-# do not copy what the others do in special cases: NaN or 0 for a missing reward (TRL leaves it out
-# as we do), rounding errors instead of 0 for a constant reward, the raw reward for a group of one.
-DIALECTS: Mapping[str, Mapping[str, Any]] = {
-    "paper": _PAPER,
-    # TRL 1.16 GRPOTrainer, multi_objective_aggregation="normalize_then_sum"
-    "trl": _PAPER,
-    # NeMo-RL GDPOAdvantageEstimator, use_leave_one_out_baseline=False; no eps in the batch step
-    "nemo_rl": _PAPER | {"eps": 1e-6, "batch_eps": 0.0},
-    # verl 0.9 compute_gdpo_outcome_advantage; its whitening divides by sqrt(variance + 1e-8)
-    "verl_builtin": _PAPER
-    | {"batch_norm": "token", "eps": VERL_EPS, "batch_eps": 0.0, "batch_var_eps": 1e-8},
-}
+LONGEST_RUN = 1_000_000  # training steps
 
 
-@dataclass(frozen=True)
-class CombineSetting:
-    """A variant and the parameters that the user sets; the others keep their defaults."""
+def hint(name: object, known: Sequence[str]) -> str:
+    """Return the end of a message about an unknown name: the closest known name, or all of them.
 
-    name: str
-    parameters: Mapping[str, Any]
-
-    @functools.cached_property
-    def keywords(self) -> list[str]:
-        """What the variant takes."""
-        parameters = inspect.signature(VARIANTS[self.name]).parameters.values()
-        return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
-
-    @property
-    def needs_bounds(self) -> bool:
-        return "bounds_K" in self.keywords
-
-    @property
-    def is_batch_wide(self) -> bool:
-        return self.name in BATCH_WIDE
-
-    def function(self, bounds_K: Sequence[Bounds | None]) -> Combine:
-        """Return the `combine` for `compute_gdpo_advantage`, given the bounds of each reward."""
-        bounds = {"bounds_K": bounds_K} if self.needs_bounds else {}
-        return functools.partial(VARIANTS[self.name], **bounds, **self.parameters)
-
-    def check(self, weights: Sequence[float]) -> None:
-        """Raise ValueError if the variant refuses its parameters, or the lowest weights of a run.
-
-        It is tried on one sample.
-        """
-        zero_BK, there_BK = torch.zeros(1, len(weights)), torch.ones(1, len(weights)) > 0
-        weights_K = torch.tensor(weights, dtype=torch.float64)
-        sample = zero_BK, zero_BK, torch.tensor([0]), weights_K, there_BK, there_BK[:, 0]
-        try:
-            self.function([(0.0, 1.0)] * len(weights))(*sample)
-        except (TypeError, ValueError) as error:
-            taken = [key for key in self.keywords if key != "bounds_K"]
-            raise ValueError(
-                f"{WHERE}.combine: {error}; {self.name} takes {taken}, as in "
-                "{name: NAME, PARAMETER: VALUE}"
-            ) from None
+    >>> hint("formt", ["correctness", "format"])
+    "; did you mean 'format'?"
+    """
+    lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(str(name).lower(), lower)
+    return f"; did you mean {lower[close[0]]!r}?" if close else f"; known: {list(known)}"
 
 
-def _read_combine(value: Any) -> Any:
-    if value is None or isinstance(value, CombineSetting):
-        return value
-    block = dict(value) if isinstance(value, Mapping) else {"name": value}
-    name, known = block.pop("name", None), [SUM, *VARIANTS]
-    if name not in known or (name == SUM and block):
-        raise ValueError(
-            f"expected one of {known}, or {{name: ..., parameter: value}}{hint(name, known)}"
-        )
-    return None if name == SUM else CombineSetting(name, block)
+def _reward_name(name: Any) -> Any:
+    if name == "score":
+        raise ValueError("'score' is verl's name for the sum; name its rewards instead")
+    return check_name(name)
 
 
-def _read_terms(rewards: Any) -> Any:
-    """Let a mere weight stand for a reward, and leave out those that are null."""
-    if not isinstance(rewards, Mapping):
-        raise ValueError("expected {name: weight} or null")
-    for name, term in rewards.items():
-        if isinstance(term, Mapping) and "otherwise" in term and term.get("when") is None:
-            raise ValueError(f"{name}.otherwise needs {name}.when")
-    return {
-        str(name): term if isinstance(term, Mapping | RewardTerm) else {"weight": term}
-        for name, term in rewards.items()
-        if term is not None
-    }
+def _low_below_high(bounds: Bounds) -> Bounds:
+    if not bounds[0] < bounds[1]:
+        raise ValueError("expected the lowest value below the highest")
+    return bounds
+
+
+RewardName = Annotated[str, BeforeValidator(_reward_name)]
+Schedule = Annotated[
+    dict[Annotated[int, Field(strict=True, ge=0)], Number],
+    Field(min_length=1),
+    AfterValidator(lambda weights: dict(sorted(weights.items()))),
+]
+Weight = Annotated[
+    Annotated[Number, Tag("number")] | Annotated[Schedule, Tag("schedule")],
+    Discriminator(lambda value: "schedule" if isinstance(value, Mapping) else "number"),
+]
 
 
 @dataclass(frozen=True, config=STRICT)
-class GdpoSettings:
+class Condition:
+    """A sample meets it if its raw value of `reward` is present and at least `at_least`."""
+
+    reward: RewardName
+    """the name of another reward that the scorer returns"""
+    at_least: Number
+    """the lowest raw value of that reward that meets the condition"""
+
+    def holds(self, raw: Mapping[str, float | None]) -> bool:
+        value = raw[self.reward]
+        return value is not None and value >= self.at_least
+
+
+@dataclass(frozen=True, config=STRICT)
+class RewardTerm:
+    """One term of the weighted sum."""
+
+    weight: Weight = 1.0
+    """a factor on the normalised reward, or a schedule: `{training step: weight}`"""
+    when: Condition | None = None
+    """the condition of a sample: `{reward: NAME, at_least: NUMBER}`"""
+    otherwise: Literal["zero", "missing"] = "zero"
+    """without the condition, the value becomes 0 (`zero`), or the sample is left out (`missing`)"""
+    bounds: Annotated[tuple[Number, Number], AfterValidator(_low_below_high)] | None = None
+    """the lowest and the highest value; a value outside stops the run"""
+
+    @property
+    def weights(self) -> dict[int, float]:
+        """The weight as a schedule."""
+        return dict(self.weight) if isinstance(self.weight, Mapping) else {0: self.weight}
+
+    @property
+    def is_used(self) -> bool:
+        """Return whether the weight differs from 0 at any step."""
+        return any(self.weights.values())
+
+    def weight_at(self, step: int | None) -> float:
+        """Return the weight: linear between the steps of a schedule, constant outside them.
+
+        Raises:
+            ValueError: the weight has a schedule and the step is not known.
+        """
+        if step is None and isinstance(self.weight, Mapping):
+            raise ValueError(
+                f"weight {dict(self.weight)} needs the training step, which only trainers of verl "
+                "hand over; set a number as weight"
+            )
+        return float(np.interp(step or 0, [*self.weights], [*self.weights.values()]))
+
+
+def _term(value: Any) -> Any:
+    """Let a mere weight stand for a reward."""
+    if not isinstance(value, Mapping):
+        return value if isinstance(value, RewardTerm) else {"weight": value}
+    known = [each.name for each in fields(RewardTerm)]
+    for key in value:
+        if key not in known:
+            raise ValueError(f"{key}: unknown setting{hint(key, known)}")
+    if "otherwise" in value and value.get("when") is None:
+        raise ValueError("otherwise needs when")
+    return value
+
+
+class WeightedSum(dict[str, RewardTerm]):
+    """{reward: term}, in the order of the configuration: all that is known of the weighted sum."""
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The rewards, and those that conditions read."""
+        read = [term.when.reward for term in self.values() if term.when]
+        return list(dict.fromkeys([*self, *read]))
+
+    def weights_at(self, step: int | None) -> dict[str, float]:
+        """Return {reward: weight} at a training step; see `RewardTerm.weight_at`."""
+        return {name: term.weight_at(step) for name, term in self.items()}
+
+    def gate(self, raw: Mapping[str, float | None]) -> dict[str, float | None]:
+        """Return the values of one sample that enter the sum.
+
+        None means missing. A condition reads raw values, even of a reward that has its own
+        condition. A missing value meets no condition.
+        """
+        values = {name: raw[name] for name in self}
+        for name, term in self.items():
+            if raw[name] is not None and term.when and not term.when.holds(raw):
+                values[name] = 0.0 if term.otherwise == "zero" else None
+        return values
+
+    def score(self, raw: Mapping[str, float | None], step: int | None = None) -> float:
+        """Return the score of one sample for verl. A missing value adds nothing."""
+        weights, values = self.weights_at(step), self.gate(raw)
+        return sum(weight * (values[name] or 0.0) for name, weight in weights.items())
+
+    def silent_step(self, steps: int | None) -> int | None:
+        """Return the first training step at which all weights are 0, or None.
+
+        Args:
+            steps: how many steps are trained; None if this is not known.
+        """
+        weights = [term.weights for term in self.values()]
+        last = max(1, *map(max, weights)) if steps is None else steps
+        step_S = np.arange(1, min(last, LONGEST_RUN) + 1)
+        weight_KS = [np.interp(step_S, [*each], [*each.values()]) for each in weights]
+        silent_S = step_S[~np.any(weight_KS, axis=0)]
+        return int(silent_S[0]) if len(silent_S) else None
+
+
+def _rewards(value: Any) -> Any:
+    """Leave out rewards that are null."""
+    if not isinstance(value, Mapping):
+        raise ValueError("expected {name: weight} or null")
+    return {str(name): term for name, term in value.items() if term is not None}
+
+
+def _combine(value: Any) -> CombineSetting | None:
+    if value is None or isinstance(value, CombineSetting):
+        return value
+    block = dict(value) if isinstance(value, Mapping) else {"name": value}
+    name, known = block.pop("name", None), ["sum", *VARIANTS]
+    if name not in known or (name == "sum" and block):
+        form = "or {name: ..., parameter: value}"
+        raise ValueError(f"expected one of {known}, {form}{hint(name, known)}")
+    return None if name == "sum" else CombineSetting(name, block)
+
+
+Term = Annotated[RewardTerm, BeforeValidator(_term)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class GdpoSettings(Options):
     """The settings of one run. `rewards` None means every reward that the scorer returns."""
 
-    rewards: Annotated[dict[RewardName, RewardTerm], BeforeValidator(_read_terms)] | None = None
+    rewards: Annotated[dict[RewardName, Term], BeforeValidator(_rewards)] | None = None
     """`{name: weight}`, or more for each; `null`: every reward that is returned, with weight 1"""
-    group_norm: GroupNorm = "per_reward"
-    """normalise `per_reward` within each group, or their weighted sum (`summed`), as GRPO does"""
-    batch_norm: BatchNorm = "sample"
-    """normalise over a step's samples with a reward, their tokens (`token`), or not (`none`)"""
-    eps: NotNegative = Options.eps
-    """is added to both standard deviations; the default is that of the authors' TRL code"""
-    normalize_by_std: Annotated[bool, Field(strict=True)] = True
-    """`false`: groups are only centred; `null`: verl's `algorithm.norm_adv_by_std_in_grpo`"""
-    batch_eps: NotNegative | None = None
-    """is added to the standard deviation of the batch, in place of `eps`"""
-    batch_var_eps: NotNegative = 0.0
-    """is added to the variance of the batch, before the square root"""
-    combine: Annotated[CombineSetting | None, BeforeValidator(_read_combine)] = None
+    combine: Annotated[CombineSetting | None, BeforeValidator(_combine)] = None
     """makes one number of the normalised rewards in another way; see [variants.md](variants.md)"""
     dialect: Literal["paper", "trl", "nemo_rl", "verl_builtin"] | None = field(
         default=None, compare=False
@@ -148,50 +211,10 @@ class GdpoSettings:
 
     # {reward: (lowest, highest)}, also those that scorers declare
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
-    # `rewards` as the user has written it, with the rewards that are left out
-    said: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    # with the rewards that are left out
+    rewards_as_written: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    @classmethod
-    def from_algorithm(
-        cls, algorithm: Any, declared: Mapping[str, Bounds | None] | None = None
-    ) -> "GdpoSettings":
-        """Read verl's `algorithm` block. Nothing else reads which rewards count, and with what.
-
-        Args:
-            algorithm: a mapping or DictConfig.
-            declared: {reward: bounds} of its scorers, None where they disagree; bounds in
-                `algorithm` replace them.
-
-        Raises:
-            ValueError: names the key, its value and the allowed values.
-        """
-        block = plain(algorithm.get("gdpo")) or {}
-        if not isinstance(block, Mapping):
-            raise ValueError(f"{WHERE}: expected a mapping of settings, got {block!r}")
-        for key in block:
-            if key not in SETTING_KEYS:
-                raise ValueError(f"{WHERE}.{key}: unknown setting{hint(key, SETTING_KEYS)}")
-        inherited = bool(algorithm.get("norm_adv_by_std_in_grpo", True))
-        given = {k: v for k, v in block.items() if v is not None or k not in _MAY_BE_NULL}
-        said = given.pop("rewards", None)
-        where, rewards = _rewards_of(algorithm, said)
-        known = DIALECTS.get(str(block.get("dialect")), _PAPER)
-        values = {**known, "normalize_by_std": inherited, **given, "rewards": rewards}
-        try:
-            settings = cls(**values)
-        except ValidationError as error:
-            mistakes = error.errors(include_url=False)
-            raise ValueError("; ".join(_explained(each, where) for each in mistakes)) from None
-        _check_together(settings, where, given, inherited)
-        own = {name: term.bounds for name, term in settings.terms.items() if term.bounds}
-        return replace(
-            settings,
-            batch_eps=None if settings.batch_eps == settings.eps else settings.batch_eps,
-            bounds={name: pair for name, pair in {**(declared or {}), **own}.items() if pair},
-            said={str(name): each for name, each in (said or {}).items()},
-        )
-
-    @functools.cached_property
+    @cached_property
     def terms(self) -> WeightedSum:
         """The configured rewards; empty if none are."""
         return WeightedSum(self.rewards or {})
@@ -201,24 +224,23 @@ class GdpoSettings:
         """Configured rewards and those that conditions read; empty if `rewards` is None."""
         return self.terms.names
 
-    def terms_for(self, returned: Iterable[str], said: str = "the scorer returned") -> WeightedSum:
+    def terms_for(self, returned: Iterable[str], origin: str = SCORER) -> WeightedSum:
         """Return the weighted sum over rewards that are there.
 
         Args:
             returned: the names that a scorer returned.
-            said: who returned them, for messages.
+            origin: who returned them, for messages.
 
         Raises:
             ValueError: a configured reward is not among the names, or there are no names.
         """
         available = [name for name in returned if name != "score"]
         if self.rewards is None and not available:
-            raise ValueError(f"{said} no named reward (`score` is for their sum)")
+            raise ValueError(f"{origin} no named reward (`score` is for their sum)")
         for name in self.names:
             if name not in available:
-                raise ValueError(
-                    f"reward {name!r} is configured, but {said} {available}{hint(name, available)}"
-                )
+                close = hint(name, available)
+                raise ValueError(f"reward {name!r} is configured, but {origin} {available}{close}")
         return self.terms or WeightedSum(dict.fromkeys(available, RewardTerm()))
 
     def combine_for(self, weights: Mapping[str, float]) -> Combine | None:
@@ -251,122 +273,3 @@ class GdpoSettings:
         if bounds and term and term.when is not None and term.otherwise == "zero":
             return min(bounds[0], 0.0), max(bounds[1], 0.0)
         return bounds
-
-
-SETTING_KEYS = [each.name for each in fields(GdpoSettings) if each.name not in ("bounds", "said")]
-_MAY_BE_NULL = ("rewards", "normalize_by_std", "batch_eps", "dialect")
-
-
-def _rewards_of(algorithm: Any, rewards: Any) -> tuple[str, Any]:
-    """Return where the rewards are named, and them; verl's two lists are another way to do so."""
-    keys, weights = (plain(algorithm.get(f"gdpo_reward_{what}")) for what in ("keys", "weights"))
-    if keys is None and weights is None:
-        return REWARDS, rewards
-    where, where_weights = "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"
-    if rewards is not None:
-        raise ValueError(
-            f"{REWARDS} and {where}/gdpo_reward_weights say the same thing; give one of them"
-        )
-    names = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
-    if not names or len({*keys}) < len(keys):
-        raise ValueError(f"{where}: expected a list of different names, got {keys!r}")
-    if weights is None:
-        return where, dict.fromkeys(keys, 1.0)
-    if not isinstance(weights, list) or len(weights) != len(keys):
-        raise ValueError(
-            f"{where_weights}: expected {len(keys)} numbers, one for each of "
-            f"gdpo_reward_keys={keys}, got {weights!r}"
-        )
-    return where_weights, dict(zip(keys, weights, strict=True))
-
-
-def _check_together(
-    settings: GdpoSettings, where: str, given: Mapping[str, Any], inherited: bool
-) -> None:
-    """Raise ValueError for settings that are right each by itself, and not together."""
-    terms, combine = settings.terms, settings.combine
-    if settings.rewards is not None and not any(term.is_used for term in terms.values()):
-        what = "all weights are 0, so nothing would be trained" if terms else "got none"
-        raise ValueError(f"{where}: expected at least one reward with a weight; {what}")
-    for name, term in terms.items():
-        if term.when is not None and term.when.reward == name:
-            raise ValueError(f"{where}.{name}.when.reward: expected another reward than {name!r}")
-    if settings.normalize_by_std != inherited:
-        raise ValueError(
-            f"{WHERE}.normalize_by_std={settings.normalize_by_std} contradicts "
-            f"algorithm.norm_adv_by_std_in_grpo={inherited}; set the latter alone"
-        )
-    for key, value in DIALECTS[settings.dialect].items() if settings.dialect else ():
-        if (got := getattr(settings, key)) != value:
-            # a key that is not given can only differ through verl's own setting
-            set_key = f"gdpo.{key}" if key in given else "norm_adv_by_std_in_grpo"
-            raise ValueError(
-                f"algorithm.{set_key}={got} contradicts {WHERE}.dialect={settings.dialect}, which "
-                f"stands for {key}={'null' if value is None else value}; leave one of them out"
-            )
-    if combine is None:
-        return
-    if settings.dialect:
-        raise ValueError(
-            f"{WHERE}.combine={combine.name} contradicts {WHERE}.dialect={settings.dialect}, which "
-            "adds the rewards up; leave one of them out"
-        )
-    if settings.group_norm == "summed":
-        raise ValueError(
-            f"{WHERE}.combine={combine.name} with group_norm=summed: the rewards are already added "
-            "before they are normalised. Set group_norm=per_reward or combine=sum"
-        )
-    if combine.name == "dvao" and not settings.normalize_by_std:
-        raise ValueError(
-            f"{WHERE}.combine=dvao divides by standard deviations of its own, so "
-            "algorithm.norm_adv_by_std_in_grpo=False would do nothing; set it to True"
-        )
-    combine.check([min(term.weights.values()) for term in terms.values()] or [1.0])
-
-
-def plain(value: Any) -> Any:
-    """Return OmegaConf containers as plain dicts and lists, and other values unchanged."""
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-
-
-def hint(name: object, known: Sequence[str]) -> str:
-    """Return the end of a message about an unknown name: the closest known name, or all of them."""
-    lower = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(str(name).lower(), lower)
-    return f"; did you mean {lower[close[0]]!r}?" if close else f"; known: {list(known)}"
-
-
-def _explained(mistake: Any, where_rewards: str) -> str:
-    """Say of a mistake that pydantic found where it is, what is expected, and what was given."""
-    kind, loc, got = mistake["type"], mistake["loc"], mistake["input"]
-    keys = [key for i, key in enumerate(loc) if i < 2 or key not in ("number", "schedule")]
-    if "[key]" in loc:  # the name is wrong, and not its weight
-        where_rewards = where_rewards.replace("gdpo_reward_weights", "gdpo_reward_keys")
-    keys = [WHERE, *keys] if keys[0] != "rewards" else [where_rewards, *keys[1:]]
-    where = ".".join(str(key) for key in keys if key != "[key]")
-    if kind == "unexpected_keyword_argument":
-        owner: Any = Condition if "when" in keys[2:-1] else RewardTerm
-        return f"{where}: unknown setting{hint(keys[-1], [*owner.__pydantic_fields__])}"
-    if kind == "literal_error":
-        allowed = [word.strip("'") for word in re.split(", | or ", mistake["ctx"]["expected"])]
-        return f"{where}: expected one of {allowed}, got {got!r}{hint(got, allowed)}"
-    if kind == "value_error":
-        return f"{where}: got {got!r}; {mistake['ctx']['error']}"
-    expected = str(mistake["msg"])
-    for words, ours in _IN_OUR_WORDS.items():
-        expected = expected.replace(words, ours)
-    return f"{where}: {expected}, got {got!r}"
-
-
-_IN_OUR_WORDS = {
-    "Input should be": "expected",
-    "Field required": "expected {reward: NAME, at_least: NUMBER}",
-    "a dictionary or an instance of Condition": "{reward: NAME, at_least: NUMBER}",
-    "a valid tuple": "[lowest, highest]",
-    "Tuple should have at most 2 items after validation, not 3": "expected [lowest, highest]",
-    "Dictionary should have at least 1 item after validation, not 0": "expected {step: weight}",
-    "valid number": "finite number",
-    "valid integer": "whole number, a training step",
-    "a valid boolean": "true, false or null",
-    "greater than or equal to": "at least",
-}

@@ -27,17 +27,21 @@ Step 3 subtracts the batch mean of S. With `rvpo`, `gd2po` and asymmetric `dara`
 this.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, get_args
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from verl_gdpo.algorithm.equation_inputs import group_sum
-from verl_gdpo.algorithm.zero import with_slack
+from verl_gdpo.algorithm.zero import group_sum, with_slack
 
 Bounds = tuple[float, float]
+# (z_BK, rewards_BK, group_index_B, weights_K, present_BK, valid_B) -> S_B
+Combine = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 DaraMode = Literal["symmetric", "asymmetric"]
 
 
@@ -192,9 +196,63 @@ def dvao(
     return torch.where(scale_B > 0, numerator_B / scale_B, 0.0)
 
 
+# a new variant is a function above and its name here
 VARIANTS: Mapping[str, Callable[..., Tensor]] = {
     function.__name__: function for function in (rvpo, dara, sa_mrpo, gd2po, dvao)
 }
+# those that need the whole batch, which dynamic sampling does not have when it judges a group
+BATCH_WIDE = ("dara", "sa_mrpo")
+
+
+@dataclass(frozen=True)
+class CombineSetting:
+    """A variant and the parameters that the user sets; the others keep their defaults."""
+
+    name: str
+    parameters: Mapping[str, Any]
+
+    @cached_property
+    def keywords(self) -> list[str]:
+        """What the variant takes."""
+        parameters = inspect.signature(VARIANTS[self.name]).parameters.values()
+        return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+
+    @property
+    def needs_bounds(self) -> bool:
+        return "bounds_K" in self.keywords
+
+    def function(self, bounds_K: Sequence[Bounds | None]) -> Combine:
+        """Return the `combine` for `compute_gdpo_advantage`, given the bounds of each reward."""
+        bounds = {"bounds_K": bounds_K} if self.needs_bounds else {}
+        return partial(VARIANTS[self.name], **bounds, **self.parameters)
+
+    def check(self, weights: Sequence[float]) -> None:
+        """Raise ValueError if the variant refuses its parameters, or the lowest weights of a run.
+
+        It is tried on one sample.
+        """
+        zero_BK, there_BK = torch.zeros(1, len(weights)), torch.ones(1, len(weights)) > 0
+        weights_K = torch.tensor(weights, dtype=torch.float64)
+        sample = zero_BK, zero_BK, torch.tensor([0]), weights_K, there_BK, there_BK[:, 0]
+        try:
+            self.function([(0.0, 1.0)] * len(weights))(*sample)
+        except (TypeError, ValueError) as error:
+            taken = [key for key in self.keywords if key != "bounds_K"]
+            raise ValueError(
+                f"algorithm.gdpo.combine: {error}; {self.name} takes {taken}, as in "
+                "{name: NAME, PARAMETER: VALUE}"
+            ) from None
+
+
+def checked_sum(S_B: Any, B: int) -> Tensor:
+    """Return the result of a `combine` as float64, or raise ValueError if it cannot be used."""
+    if not isinstance(S_B, Tensor) or S_B.shape != (B,):
+        got = tuple(S_B.shape) if isinstance(S_B, Tensor) else type(S_B).__name__
+        raise ValueError(f"combine: expected a tensor of shape ({B},), got {got}")
+    if not torch.isfinite(S_B).all():
+        row = int((~torch.isfinite(S_B)).nonzero()[0])
+        raise ValueError(f"combine: S is {S_B[row].item()} in row {row}; expected a finite number")
+    return S_B.to(torch.float64)
 
 
 def _check_number(

@@ -6,8 +6,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_gdpo import tasks as rewards
-from verl_gdpo.algorithm.reward_terms import line_of
-from verl_gdpo.algorithm.settings import REWARDS, GdpoSettings, hint, plain
+from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, read_settings
+from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
 
 LIMITS = ("max_concurrent", "max_rpm", "max_tpm", "estimated_tokens_per_request", "timeout")
@@ -44,14 +44,14 @@ def settings_of_run(
         return None
     ours, options = _our_scorers(config, sources)
     declared = scorers_bounds(config, sources) if has_manager else {}
-    settings = GdpoSettings.from_algorithm(config.algorithm, declared)
+    settings = read_settings(config.algorithm, declared)
     for mistake in _mistakes(config, settings, uses_estimator):
         raise ValueError(mistake)
     if options and uses_gdpo_manager(config):  # another manager may read them
         rewards.check_options(options, ours)
     if has_manager and sources is not None and not is_recorded:
         returned = _returned(ours, options)
-        _refuse_partial(settings.said, returned)
+        _refuse_partial(settings.rewards_as_written, returned)
         if sources and _our_scorers_alone(config) and all(returned.values()):
             _refuse_never_returned(settings, {*sources}, returned)
     if uses_estimator:
@@ -134,7 +134,7 @@ def _refuse_partial(
     """Raise ValueError if `algorithm.gdpo.rewards` says something, but nothing of some reward.
 
     Args:
-        said: `GdpoSettings.said`.
+        said: `GdpoSettings.rewards_as_written`.
         returned: of the training rows that we score; see `_returned`.
     """
     known = {name: names for of in returned.values() for name, names in of.items()}

@@ -52,7 +52,9 @@ class DumpRows:
             self._step, self._batches = rows.step, 0
         for number, key in enumerate(step.keys):
             group, session = split_key(split_key(key)[0])
-            shown = {k: v for k, v in rows.info(number).items() if k not in ("score", NOTES_KEY)}
+            shown = {
+                k: v for k, v in rows.extra_info(number).items() if k not in ("score", NOTES_KEY)
+            }
             self._rows[key] = {
                 "group": group,
                 "session": session,

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from verl_gdpo.algorithm.advantages import scalars_of
 from verl_gdpo.algorithm.equation import spread_over_tokens
-from verl_gdpo.algorithm.samples import RewardError, RewardRows
+from verl_gdpo.algorithm.matrix import scalars_of
+from verl_gdpo.algorithm.read_settings import read_settings
+from verl_gdpo.algorithm.samples import BatchRows, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import refuse_kl_in_reward
 from verl_gdpo.hooks.step import Step, current_step, fitting
@@ -52,7 +53,7 @@ def compute_gdpo(
     step = current_step()
     if step is None:
         trainer = fitting.get()
-        settings = trainer.gdpo if trainer else GdpoSettings.from_algorithm(config or {})
+        settings = trainer.gdpo if trainer else read_settings(config or {})
         step = Step(settings, _rows_of(settings, non_tensor_batch or {}, len(response_mask)))
     rows, settings = step.rows, step.settings
     if len(rows) != len(response_mask):
@@ -70,8 +71,8 @@ def compute_gdpo(
     return advantages_BT, advantages_BT
 
 
-def _rows_of(settings: GdpoSettings, given: Mapping[str, Any], size: int) -> RewardRows:
+def _rows_of(settings: GdpoSettings, given: Mapping[str, Any], size: int) -> BatchRows:
     columns = {name: given[name] for name in settings.names if name in given}
     if not columns:
         raise RewardError(NO_REWARDS)
-    return RewardRows.from_columns(columns, size)
+    return BatchRows.from_columns(columns, size)

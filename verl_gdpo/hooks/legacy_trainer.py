@@ -22,7 +22,8 @@ import ray
 import torch
 from verl.trainer.ppo import ray_trainer
 
-from verl_gdpo.algorithm.samples import RewardError, RewardRows
+from verl_gdpo.algorithm.read_settings import read_settings
+from verl_gdpo.algorithm.samples import BatchRows, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.estimator import NO_REWARDS
 from verl_gdpo.hooks.extend import Function, extends
@@ -146,7 +147,7 @@ def settings_of_loop(algorithm: Any) -> GdpoSettings:
             "config=config.algorithm, or call it in the `fit` of a trainer that is derived from "
             "verl's RayPPOTrainer"
         )
-    return GdpoSettings.from_algorithm(algorithm)
+    return read_settings(algorithm)
 
 
 def keys_of(uids: Iterable[str]) -> list[str]:
@@ -159,7 +160,7 @@ def keys_of(uids: Iterable[str]) -> list[str]:
     return keys
 
 
-def rows_of(data: Any, keys: Sequence[str], settings: GdpoSettings, step: int | None) -> RewardRows:
+def rows_of(data: Any, keys: Sequence[str], settings: GdpoSettings, step: int | None) -> BatchRows:
     """Return the reward columns of verl's batch as rows.
 
     Raises:
@@ -176,7 +177,7 @@ def rows_of(data: Any, keys: Sequence[str], settings: GdpoSettings, step: int | 
             dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
         ]
     sources = [*map(str, given.get("data_source", [""] * len(keys)))]
-    return RewardRows.from_keys(keys, infos, sources, [False] * len(keys), step)
+    return BatchRows.from_keys(keys, infos, sources, [False] * len(keys), step)
 
 
 def response_lengths(tensors: Any) -> list[int]:

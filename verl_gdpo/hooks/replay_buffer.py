@@ -23,7 +23,7 @@ import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_gdpo.algorithm.group_filter import SUM_METRICS, FilterMetric, classify_groups
-from verl_gdpo.algorithm.samples import RewardRows, check_names, group_of, split_key
+from verl_gdpo.algorithm.samples import BatchRows, check_names, group_of, split_key
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.rollout_guard import Prompts, RolloutGuard
 
@@ -36,7 +36,7 @@ KnownRows = dict[str, tuple[Mapping[str, Any], str]]
 
 def fetch_rows(
     keys: Sequence[str], partition_id: str, tags: Sequence[dict[str, Any]], known: KnownRows
-) -> RewardRows:
+) -> BatchRows:
     """Return what the reward manager returned for these rows, in the order of `keys`.
 
     Args:
@@ -58,7 +58,7 @@ def fetch_rows(
         known.update(zip(unknown, of_row, strict=True))
     found = [known[key] for key in keys]
     padding = [bool(tag.get("is_padding")) for tag in tags]
-    return RewardRows.from_keys(
+    return BatchRows.from_keys(
         keys, [info for info, _ in found], [source for _, source in found], padding
     )
 
@@ -108,7 +108,7 @@ class GdpoBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is seen as Any
         self.guard.end_batch(batch.partition_id)
         return batch, metrics
 
-    def _rows(self, keys: Sequence[str], partition_id: str, tags: Any) -> RewardRows:
+    def _rows(self, keys: Sequence[str], partition_id: str, tags: Any) -> BatchRows:
         """Return what the reward manager said of these rows; raise if it could not score one."""
         rows = fetch_rows(keys, partition_id, tags, self.known_rows)
         rows.raise_on_error()

@@ -23,9 +23,16 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
 from verl_gdpo.algorithm.matrix import not_the_sum, rewards_among, terms_among
-from verl_gdpo.algorithm.reward_terms import ROLLOUT_FACTS, check_name
-from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, as_json, is_number, value_or_error
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.read_settings import read_settings
+from verl_gdpo.algorithm.samples import (
+    ERROR_KEY,
+    NOTES_KEY,
+    ROLLOUT_FACTS,
+    as_json,
+    check_name,
+    is_number,
+    value_or_error,
+)
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.configuration import named_rewards, refuse_limits
 from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
@@ -68,7 +75,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     ) -> None:
         refuse_limits(config)
         super().__init__(config, tokenizer, compute_score)
-        self.settings = GdpoSettings.from_algorithm(config.algorithm)
+        self.settings = read_settings(config.algorithm)
         self.is_custom = config.reward.custom_reward_function.path is not None
         self.scorer_options: dict[str, dict[str, Any]] = {}  # of each source; see `_options_for`
         self._pools: dict[str | None, Executor] = {}  # of each task; see `_pool`

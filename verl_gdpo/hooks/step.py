@@ -19,7 +19,7 @@ import torch
 from verl_gdpo.algorithm.equation import GdpoScalars
 from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among
 from verl_gdpo.algorithm.metrics import batch_metrics, scoring_metrics, settings_of_advantage
-from verl_gdpo.algorithm.samples import RewardRows, group_of
+from verl_gdpo.algorithm.samples import BatchRows, group_of
 from verl_gdpo.algorithm.settings import GdpoSettings
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Step:
     """One batch on its way from rows to advantages."""
 
     settings: GdpoSettings  # as they were checked when the run started
-    rows: RewardRows
+    rows: BatchRows
     scalars: GdpoScalars | None = None  # None: another estimator than gdpo ran
     outcome: Outcome | None = None
     _token: "Token[Step | None] | None" = field(default=None, repr=False)

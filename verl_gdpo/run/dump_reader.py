@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.algorithm.samples import RewardRows, group_of, is_number, split_key
+from verl_gdpo.algorithm.samples import BatchRows, group_of, is_number, split_key
 from verl_gdpo.run.scorer import HOW, Scorer
 
 VERL_KEYS = ("input", "output", "gts", "score", "step")
@@ -173,9 +173,9 @@ def _scored(row: Mapping[str, Any], scorer: Scorer) -> dict[str, Any]:
     return {**unknown, "batch": 0, **row, **given, **new}
 
 
-def reward_rows(rows: Sequence[Mapping[str, Any]], step: int) -> RewardRows:
+def reward_rows(rows: Sequence[Mapping[str, Any]], step: int) -> BatchRows:
     """Return the rows of one step as the estimator saw them."""
-    return RewardRows.from_keys(
+    return BatchRows.from_keys(
         keys=[row["uid"] for row in rows],
         infos=[row["rewards"] for row in rows],
         sources=[row["data_source"] for row in rows],

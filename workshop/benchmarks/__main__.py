@@ -51,6 +51,7 @@ def step_rows(_: torch.device) -> Iterator[Row]:
 
 BENCHMARKS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
     "estimator": estimator.rows,
+    "advantage": estimator.advantage_rows,
     "metrics": estimator.metrics_rows,
     "scoring": lambda _: scoring.time_rows(),
     "coding": lambda _: coding.time_rows(),
@@ -59,11 +60,15 @@ BENCHMARKS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
 }
 DEFAULT = (
     "estimator",
+    "advantage",
     "metrics",
     "scoring",
     "coding",
 )  # the step takes 10 minutes and 10 GB, and starts Ray
-TIMES = "times are the fastest of alternating calls; for a step, the pair with the median ratio"
+TIMES = (
+    "times are the fastest of alternating calls; of advantage, their medians; for a step, the pair "
+    "with the median ratio"
+)
 
 
 def machine(device: torch.device) -> str:

@@ -14,14 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from verl_gdpo.algorithm.equation import compute_gdpo_scalars
-from verl_gdpo.algorithm.equation_inputs import GroupNorm
 from workshop.looks import LOOK, style
 
 Groups = npt.NDArray[np.float64]
 
 ROLLOUTS, REWARDS = range(2, 9), range(2, 7)  # of the paper's figure
 # name: (group_norm, normalize_by_std)
-ESTIMATORS: dict[str, tuple[GroupNorm, bool]] = {
+ESTIMATORS: dict[str, tuple[str, bool]] = {
     "GDPO": ("per_reward", True),
     "GRPO": ("summed", True),
     "GRPO w/o std": ("summed", False),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from verl_gdpo.algorithm.advantages import Floats
+from verl_gdpo.algorithm.zero import Floats
 from verl_gdpo.terminal import printable, render, wrapped
 from verl_gdpo.tools.advice.evidence import METHODS, Evidence
 from verl_gdpo.tools.advice.rules import Measured, Rule, read_rules, rule_of

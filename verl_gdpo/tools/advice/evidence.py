@@ -14,19 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_gdpo.algorithm.advantages import (
-    Bools,
-    Floats,
-    Ints,
-    contributions,
-    groups_with_signal,
-    scalars_of,
-    within_groups,
-)
-from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.metrics import verl_grpo_settings
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.algorithm.zero import or_0
+from verl_gdpo.algorithm.statistics import contributions, groups_with_signal, within_groups
+from verl_gdpo.algorithm.zero import Bools, Floats, Ints, or_0
 from verl_gdpo.run.dump_reader import read_dump, reward_rows
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.tools.advice.rules import Measured

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from verl_gdpo.algorithm.advantages import Floats, Ints
 from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.reward_terms import RewardTerm
-from verl_gdpo.algorithm.samples import RewardRows, is_number, value_or_error
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.samples import BatchRows, is_number, value_or_error
+from verl_gdpo.algorithm.settings import GdpoSettings, RewardTerm
+from verl_gdpo.algorithm.zero import Floats, Ints
 from verl_gdpo.terminal import render
 from verl_gdpo.tools.check.dry_run import FIRST_STEP, DryRun
 from verl_gdpo.tools.check.made_up import RIGHT
@@ -134,8 +133,8 @@ def unused_rewards(run: DryRun, settings: GdpoSettings | None) -> list[str]:
     return [f"not used: {', '.join(unused)}; {named}"] if unused else []
 
 
-def _rows(run: DryRun) -> RewardRows:
-    rows = RewardRows.from_keys(
+def _rows(run: DryRun) -> BatchRows:
+    rows = BatchRows.from_keys(
         keys=[f"{sample.row}_{number}_0" for number, sample in enumerate(run.samples)],
         infos=run.infos,
         sources=[sample.source for sample in run.samples],

@@ -15,13 +15,13 @@ import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_gdpo.algorithm.advantages import Bools, Floats, Ints, scalars_of
-from verl_gdpo.algorithm.equation_inputs import VERL_EPS
-from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.reward_terms import line_of
-from verl_gdpo.algorithm.samples import RewardRows, columns_of
-from verl_gdpo.algorithm.settings import SETTING_KEYS, GdpoSettings, hint
+from verl_gdpo.algorithm.equation import VERL_EPS
+from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
+from verl_gdpo.algorithm.read_settings import SETTING_KEYS, line_of, read_settings
+from verl_gdpo.algorithm.samples import BatchRows, columns_of
+from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
+from verl_gdpo.algorithm.zero import Bools, Floats, Ints
 from verl_gdpo.hooks.configuration import named_rewards, scorers_bounds, settings_of_run
 from verl_gdpo.run.dump_reader import reward_rows
 from verl_gdpo.run.folder import load_config
@@ -53,7 +53,7 @@ class Arm:
     settings: GdpoSettings = field(init=False)
 
     def __post_init__(self) -> None:
-        settings = GdpoSettings.from_algorithm(self.algorithm, self.declared)
+        settings = read_settings(self.algorithm, self.declared)
         object.__setattr__(self, "settings", settings)
 
     def as_arm(self, name: str) -> "Arm":
@@ -123,7 +123,7 @@ class Step:
     """The data of one step that every arm needs."""
 
     number: int
-    rewards: RewardRows
+    rewards: BatchRows
     group_ids: npt.NDArray[Any]
     batch_B: Ints  # the batch of each row: each has a batch norm of its own
     tokens_B: Ints | None  # number of trained tokens; None in a dump of verl itself
@@ -161,7 +161,7 @@ class Step:
         rows = self.rewards
         if has_our_scorers and arm.settings.rewards is not None:
             infos = [
-                named_rewards(arm.settings, rows.info(row), source)
+                named_rewards(arm.settings, rows.extra_info(row), source)
                 for row, source in enumerate(rows.sources)
             ]
             rows = replace(rows, columns=columns_of(infos))

@@ -15,17 +15,10 @@ import numpy as np
 import pandas as pd
 from omegaconf import OmegaConf
 
-from verl_gdpo.algorithm.advantages import (
-    Bools,
-    Floats,
-    Ints,
-    correlation,
-    tied_pairs,
-    within_groups,
-)
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.samples import is_number
-from verl_gdpo.algorithm.zero import SAME_STD, is_apart, is_the_sum, std_or_0
+from verl_gdpo.algorithm.statistics import correlation, tied_pairs, within_groups
+from verl_gdpo.algorithm.zero import SAME_STD, Bools, Floats, Ints, is_apart, is_the_sum, std_or_0
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.terminal import printable, render

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from verl_gdpo.algorithm.advantages import Floats, scalars_of
-from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.metrics import verl_grpo_settings
+from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.algorithm.zero import is_apart, to_6_decimals
+from verl_gdpo.algorithm.zero import Floats, is_apart, to_6_decimals
 from verl_gdpo.run.dump_reader import (
     LAST_DUMPS,
     dumps_to_read,
@@ -92,7 +92,7 @@ def settings_of(run: Run) -> GdpoSettings:
     """Return the paper's settings, with the rewards, weights and conditions of a run."""
     if run.config is None:
         return GdpoSettings()
-    return GdpoSettings(rewards=GdpoSettings.from_algorithm(run.config.algorithm).rewards)
+    return GdpoSettings(rewards=read_settings(run.config.algorithm).rewards)
 
 
 def _recompute(file: Path, run: Run, settings: GdpoSettings) -> _Step:

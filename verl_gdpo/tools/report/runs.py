@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.hooks.configuration import scorers_bounds, uses_gdpo_manager
 from verl_gdpo.run.contents import by_content
@@ -312,7 +312,7 @@ def bounds_of_run(rollouts: Path | None, config: Any) -> dict[str, Bounds]:
 def _bounds_of(config: Any, sources: set[str] | None) -> dict[str, Bounds]:
     has_manager = OmegaConf.select(config, "reward.reward_manager") and uses_gdpo_manager(config)
     declared = scorers_bounds(config, sources) if has_manager else {}
-    settings = GdpoSettings.from_algorithm(config.algorithm, declared)
+    settings = read_settings(config.algorithm, declared)
     ranges = {name: settings.range_of(name) for name in settings.bounds}
     return {name: pair for name, pair in ranges.items() if pair is not None}
 

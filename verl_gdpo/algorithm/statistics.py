@@ -1,11 +1,9 @@
-"""The advantage of each row of a batch, what each reward adds to it, and which ones are tied.
+"""Statistics of rewards and advantages as pure functions; `metrics.py` gives them names.
 
-Shape suffixes: B samples, K rewards, G groups, numbered from 0. Apart from `scalars_of`, samples
-are the rows that count.
+Shape suffixes: B samples, K rewards, G groups, numbered from 0. Samples are the rows that count.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,51 +11,9 @@ import numpy.typing as npt
 import torch
 
 from verl_gdpo.algorithm import zero
-from verl_gdpo.algorithm.equation import GdpoScalars, compute_gdpo_scalars, normalize_groups
-from verl_gdpo.algorithm.equation_inputs import Options
-from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.samples import RewardError
+from verl_gdpo.algorithm.equation import normalize_groups
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.algorithm.zero import Bools as Bools
-from verl_gdpo.algorithm.zero import Floats as Floats
-from verl_gdpo.algorithm.zero import Ints as Ints
-
-Statistics = dict[str, float | None]
-# the settings that are options of the equation as they are
-SAME_OPTIONS = {option.name for option in fields(Options)} - {"combine"}
-
-
-def scalars_of(
-    rewards: RewardMatrix,
-    counted_B: npt.NDArray[np.bool_],
-    group_ids: Any,
-    settings: GdpoSettings,
-    token_count_B: torch.Tensor | None = None,
-) -> GdpoScalars:
-    """Return z, S and A of each of B rows under `settings`; see `compute_gdpo_scalars`.
-
-    Args:
-        counted_B: True for the rows that count; the other rows get 0.
-        group_ids: B ids; samples of one prompt share an id.
-        token_count_B: trained tokens of each row; only batch_norm="token" needs them.
-
-    Raises:
-        RewardError: `combine` needs the bounds of a reward, and they are not declared.
-    """
-    try:
-        combine = settings.combine_for(rewards.weights)
-    except ValueError as error:
-        raise RewardError(str(error)) from None
-    return compute_gdpo_scalars(
-        rewards.values_BK,
-        group_ids,
-        token_count_B=token_count_B,
-        weights=list(rewards.weights.values()),
-        present_BK=rewards.present_BK,
-        valid_B=counted_B,
-        **{option: getattr(settings, option) for option in SAME_OPTIONS},
-        combine=combine,
-    )
+from verl_gdpo.algorithm.zero import Bools, Floats, Ints
 
 
 def contributions(
@@ -88,31 +44,23 @@ def contributions(
     return c_BK / np.where(signal_G, scale_G, 1.0)[group_B, None]
 
 
-def advantage_shares(
-    names: Sequence[str], c_BK: Floats, present_BK: Bools, S_B: Floats, A_B: Floats
-) -> Statistics:
-    """Return share, energy and correlation with A of each reward's contributions.
+def shares(c_BK: Floats, S_B: Floats) -> tuple[Floats | None, Floats | None]:
+    """Return share_K and energy_K of each reward's contributions; None where nothing contributes.
 
     The share is cov(c, S) / var(S): the shares of all rewards add up to 1 where S is the sum of the
     contributions, and one below 0 pulls against the others. The energy is the share of the squared
-    contributions, of which rewards that cancel have much. The correlation is over the samples that
-    have the reward.
+    contributions, of which rewards that cancel have much.
 
     Args:
         c_BK: 0 in groups without a signal, as nothing says how to scale their contributions.
     """
     scale = np.abs(c_BK).max() or 1.0  # keeps the squares of small numbers above 0
     energy_K = ((c_BK / scale) ** 2).sum(axis=0)
-    S_B, A_B = zero.or_0(S_B) / scale, zero.or_0(A_B)
+    S_B = zero.or_0(S_B) / scale
     centred_B = S_B - S_B.mean()
     covariance_K, variance = (c_BK / scale).T @ centred_B, float(centred_B @ centred_B)
-    found: Statistics = {}
-    for k, name in enumerate(names):
-        found[f"{name}/share"] = covariance_K[k] / variance if variance else None
-        found[f"{name}/energy"] = energy_K[k] / energy_K.sum() if energy_K.any() else None
-        has_B = present_BK[:, k]
-        found[f"{name}/correlation"] = correlation(c_BK[has_B, k], A_B[has_B])
-    return found
+    share_K = covariance_K / variance if variance else None
+    return share_K, energy_K / energy_K.sum() if energy_K.any() else None
 
 
 def groups_with_signal(S_B: Floats, c_BK: Floats, group_B: Ints) -> Bools:
@@ -208,3 +156,36 @@ def tied_pairs(
         for e, A_B in enumerate(A_BE):
             tied_E[e] += np.count_nonzero(differ & (A_B[apart:] == A_B[:-apart]))
     return [tied / different if different else None for tied in tied_E]
+
+
+def mean_and_std(S_B: Floats, count_B: npt.NDArray[Any] | None = None) -> tuple[float, float]:
+    """Return the mean and the std of S (ddof 1), counting sample i `count_B[i]` times."""
+    count_B = np.ones(len(S_B)) if count_B is None else count_B
+    mean = (S_B * count_B).sum() / max(count_B.sum(), 1)
+    variance = ((S_B - mean) ** 2 * count_B).sum() / max(count_B.sum() - 1, 1)
+    return float(mean), float(np.sqrt(variance))
+
+
+def why_mean_is_not_0(S_B: Floats, c_BK: Floats, count_B: npt.NDArray[Any] | None) -> str | None:
+    """Return why the mean of S is not 0 in this batch; None if it is about 0.
+
+    In every group, the z of a reward sum to 0 over the samples that have it. So the weighted sum
+    has the mean 0. There are three exceptions: samples do not count equally, S is not the weighted
+    sum, or float64 has too few digits.
+    """
+    if _is_about_0(S_B, count_B):
+        return None
+    if _is_about_0(S_B):
+        if count_B is not None and count_B.max() <= 1:
+            return "group_norm=summed counts samples without any reward, and this step does not"
+        return "batch_norm=token counts samples by their tokens, and S depends on the length"
+    if _is_about_0(c_BK.sum(axis=1)):
+        return "algorithm.gdpo.combine gives an S that is not 0 on average"
+    return (
+        "a reward is so large, compared with its spread within a group, that float64 cannot "
+        "resolve it; let the scorer subtract a typical value from it"
+    )
+
+
+def _is_about_0(S_B: Floats, count_B: npt.NDArray[Any] | None = None) -> bool:
+    return zero.is_mean_0(*mean_and_std(S_B, count_B))
