@@ -20,7 +20,7 @@ from repository import REPO
 
 from verl_gdpo import REQUIRED_VERL
 from verl_gdpo.tasks import TASK_BY_SOURCE
-from verl_gdpo.tools.check import dry_run, gpus, machine
+from verl_gdpo.tools.check import dry_run, machine, on_gpus
 from verl_gdpo.tools.check.made_up import WORDS, long_responses
 from verl_gdpo.tools.check.output import others_kept_away
 from verl_gdpo.tools.compose import PLAIN, compose_config
@@ -232,9 +232,9 @@ def test_a_run_of_megatron_is_not_computed(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     size = SimpleNamespace(name="H100", major=9, minor=0, total_memory=9 * 10**10)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: size)
-    monkeypatch.setattr(gpus, "missing", lambda *found, **settings: [])
+    monkeypatch.setattr(on_gpus, "missing", lambda *found, **settings: [])
     config = compose_config(None, "ppo_megatron_trainer", [])
-    assert gpus.check_gpus(config) == ["8 GPUs of 90 GB"]
+    assert on_gpus.check_gpus(config) == ["8 GPUs of 90 GB"]
 
 
 # --- responses -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.tools.check.gpus import check_gpus
+from verl_gdpo.tools.check.on_gpus import check_gpus
 from verl_gdpo.tools.compose import add_config_arguments, compose_given
 
 # the weights once, as safetensors; no other framework's

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import settings_of_run, uses_gdpo_manager
-from verl_gdpo.tools.check import data_files, gpus, machine, rules
+from verl_gdpo.tools.check import data_files, machine, on_gpus, rules
 from verl_gdpo.tools.check.data_files import DataFile
 from verl_gdpo.tools.check.output import WARNING, Output, others_kept_away
 from verl_gdpo.tools.compose import add_config_arguments, compose_given
@@ -25,7 +25,7 @@ NOT_CHECKED = """\
 - the rewards of real responses: the made-up ones may be of a form that your function does not know
 - a reward model, a judge or a sandbox service under load; those of a reward model are not tried
 - the model's weights, and whether the rollout engine can run this model
-- whether memory suffices: for FSDP, what a GPU needs is computed and not measured, and only said
+- whether memory suffices: for FSDP, keys that ask for more than a table has are only said
 - the nodes of a Ray cluster that runs; the start of the run compares their files of verl-gdpo
 - the GPUs of a rollout with nodes of its own (`separate_async` and the like)
 - files that verl fetches, your own dataset class, pictures, and more than 1,000 prompts of a file
@@ -92,7 +92,7 @@ def _look(output: Output, options: argparse.Namespace) -> None:
         if address := machine.other_nodes(config):
             output.say(f"GPUs and memory: not checked on the nodes of the cluster at {address}")
         else:
-            said = output.ask(gpus.check_gpus, config) or []
+            said = output.ask(on_gpus.check_gpus, config) or []
             output.say(said[:1])
             output.say(said[1:], WARNING)
     training, validation = (_files(output, config, key) for key in ("train_files", "val_files"))

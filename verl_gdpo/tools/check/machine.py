@@ -19,7 +19,7 @@ from packaging.version import Version
 import verl_gdpo
 from verl_gdpo.sandbox.service import Service
 from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
-from verl_gdpo.tools.check.gpus import first_that_exists, model_config
+from verl_gdpo.tools.check.on_gpus import first_that_exists, model_config
 from verl_gdpo.tools.check.output import message_of
 
 LONGEST_SOCKET = 107  # bytes of a path, of Linux
