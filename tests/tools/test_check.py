@@ -28,7 +28,7 @@ from verl_gdpo.tasks.coding import rows as coding
 from verl_gdpo.tasks.preparation import local_files
 from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import NOT_CHECKED, data_files, machine, main
-from verl_gdpo.tools.check.made_up import made_up_responses
+from verl_gdpo.tools.check.sample_responses import made_up_responses
 from workshop.tiny_policy.model import make_tiny_model
 
 PAGE = (REPO / "docs" / "check.md").read_text()

@@ -19,7 +19,6 @@ from verl_gdpo.tools.check.gpus import (
     MODEL_OF_TASK,
     OFFLOAD_POLICY,
     TOKENS,
-    VLLM_SHARE,
     Gpu,
     Keys,
     find_gpus,

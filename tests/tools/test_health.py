@@ -8,12 +8,12 @@ from run_folder_writer import make_run
 
 from verl_gdpo.run.starts import Start, ended, write
 from verl_gdpo.tools.report.charts import sections
-from verl_gdpo.tools.report.health import all_said, verdict
+from verl_gdpo.tools.report.health import all_remarks, verdict
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
 
 
 def line_of(*arms):
-    return verdict(all_said(arms, sections(arms)[0].charts), arms)
+    return verdict(all_remarks(arms, sections(arms)[0].charts), arms)
 
 
 def arm(name="gdpo", steps=60, **values):
@@ -35,7 +35,7 @@ def test_a_healthy_run_is_healthy():
     assert line_of(arm(steps=19))[1].endswith("in 19 steps, which are too few for most rules")
     two = arm(), arm("grpo")
     assert line_of(*two) == ("healthy", "no rule finds anything in 60 steps")
-    assert [(one.level, one.text) for one in all_said(two, [])] == [
+    assert [(one.level, one.text) for one in all_remarks(two, [])] == [
         ("note", "One run per arm: differences may be chance")
     ]
 
@@ -77,7 +77,7 @@ def test_the_worst_comes_first_and_the_others_are_counted():
         "; 1 more below",
     )
     charts = sections(arms)[0].charts
-    broken, look, note = all_said(arms, charts)
+    broken, look, note = all_remarks(arms, charts)
     assert (broken.first, broken.last, look.first, note.last) == (46, 60, 41, 0)
     assert broken.chart == next(chart.id for chart in charts if chart.title == "Entropy")
 
@@ -86,7 +86,7 @@ def test_arms_of_unequal_length_are_to_be_looked_at():
     level, why = line_of(arm(steps=20), arm("grpo"))
     assert level == "look at this"
     assert why == "the runs end at different steps (gdpo at 20; grpo at 60)"
-    [said, _] = all_said((arm(steps=20), arm("grpo")), [])
+    [said, _] = all_remarks((arm(steps=20), arm("grpo")), [])
     assert "up to step 20, the last one that all runs have" in said.advice
 
 

@@ -49,7 +49,7 @@ def as_json(source: str) -> int:
     except ValueError as error:
         print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
         return 1
-    found = findings(logged.metrics)
+    run_findings = findings(logged.metrics)
     record = {
         "run": logged.name,
         "tracker": logged.kind,
@@ -58,11 +58,11 @@ def as_json(source: str) -> int:
             name: {what: _number(end.value) for what, end in of_one.items()}
             for name, of_one in ends(logged.metrics).items()
         },
-        "findings": [asdict(finding) for finding in found],
+        "findings": [asdict(finding) for finding in run_findings],
         "warnings": gaps(logged.metrics),
     }
     print(json.dumps(record, allow_nan=False))
-    return FOUND if any(not finding.is_over for finding in found) else 0
+    return FOUND if any(not finding.is_over for finding in run_findings) else 0
 
 
 def _number(value: float) -> float | None:
@@ -116,7 +116,7 @@ def _print_inputs(logged: Logged, source: Path) -> None:
         from verl_gdpo.tools.report.runs import run_of
         from verl_gdpo.tools.report.tables import inputs_of
 
-        for name, found, use in inputs_of(run_of(logged, source)):
-            print(printable(f"{name}: {found} -> {use}"))
+        for name, answer, use in inputs_of(run_of(logged, source)):
+            print(printable(f"{name}: {answer} -> {use}"))
     except ImportError as error:
         print(f"{'what it holds':<14} not known: {needs_extra(error)}")

@@ -165,25 +165,25 @@ class Evidence:
     def _ends(self, values_BK: Floats) -> dict[str, Floats]:
         """Sums and numbers of the values of the first and of the last third of the steps."""
         step_B, third = self.step_G[self.group_B], max(self.step_count // 3, 1)
-        found = {}
+        sums = {}
         for end, is_in_B in ((0, step_B < third), (1, step_B >= self.step_count - third)):
-            found[f"sum_{end}"] = self._by_group(values_BK * self.present_BK * is_in_B[:, None])
-            found[f"count_{end}"] = self._by_group(self.present_BK & is_in_B[:, None])
-        return found
+            sums[f"sum_{end}"] = self._by_group(values_BK * self.present_BK * is_in_B[:, None])
+            sums[f"count_{end}"] = self._by_group(self.present_BK & is_in_B[:, None])
+        return sums
 
     def _updates(self) -> dict[str, Floats]:
         """Products of each reward's contribution with S, and of the S of both estimators."""
         matrix = RewardMatrix(self.weights, self.values_BK, self.present_BK)
-        everything_B, S, found = np.ones(len(self.group_B), np.bool_), {}, {}
+        everything_B, S, products = np.ones(len(self.group_B), np.bool_), {}, {}
         for method, settings in METHODS.items():
             scalars = scalars_of(matrix, everything_B, self.group_B, settings)
             z_BK, S_B = scalars.z_BK.numpy(), scalars.S_B.numpy()
             c_BK = contributions(z_BK, S_B, self.values_BK, self.weights_K, self.group_B, settings)
             signal_G = groups_with_signal(S_B, c_BK, self.group_B)
             S[method] = or_0(S_B)[:, None]
-            found[method] = self._by_group(c_BK * S[method] * signal_G[self.group_B, None])
-            found[f"{method}_square"] = self._by_group(S[method] ** 2)
-        return {**found, "grpo_gdpo": self._by_group(S["grpo"] * S["gdpo"])}
+            products[method] = self._by_group(c_BK * S[method] * signal_G[self.group_B, None])
+            products[f"{method}_square"] = self._by_group(S[method] ** 2)
+        return {**products, "grpo_gdpo": self._by_group(S["grpo"] * S["gdpo"])}
 
     @cached_property
     def numbers(self) -> Numbers:
@@ -205,12 +205,12 @@ class Evidence:
 
     def measured(self, numbers: Numbers | None = None) -> tuple[Measured, dict[str, str]]:
         """What the rules ask for, and {quantity: the rewards that it is of}."""
-        found = _quantities(numbers or self.numbers, np.abs(self.weights_K))
+        quantities = _quantities(numbers or self.numbers, np.abs(self.weights_K))
         if self.step_count < FIRST_STEPS:
-            found["rise"] = np.nan, found["rise"][1]  # not long enough to tell
+            quantities["rise"] = np.nan, quantities["rise"][1]  # not long enough to tell
         names = [*self.weights]
-        of = {key: ", ".join(names[k] for k in places) for key, (_, places) in found.items()}
-        return Measured(**{key: float(value) for key, (value, _) in found.items()}), of
+        of = {key: ", ".join(names[k] for k in places) for key, (_, places) in quantities.items()}
+        return Measured(**{key: float(value) for key, (value, _) in quantities.items()}), of
 
 
 def without_outliers(values: Floats) -> Floats:
@@ -218,10 +218,10 @@ def without_outliers(values: Floats) -> Floats:
 
     A rare reward keeps its values, and a single value that is far off decides nothing.
     """
-    found, counts = np.unique(values, return_counts=True)
-    if len(found) < 3:
+    distinct, counts = np.unique(values, return_counts=True)
+    if len(distinct) < 3:
         return values
-    most = found[counts.argmax()]
+    most = distinct[counts.argmax()]
     others = np.sort(values[values != most])
     cut = int(np.ceil(OUTLIERS * (len(others) - 1)))
     kept: Floats = values.clip(min(others[cut], most), max(others[-1 - cut], most))
@@ -235,7 +235,7 @@ def _quantities(n: Numbers, weights_K: Floats) -> dict[str, tuple[float, Sequenc
     pair_KK = (n["have"] > 0) & used_K & used_K[:, None] & ~np.eye(len(used_K), dtype=np.bool_)
     squares = float(n["grpo_square"][0] * n["gdpo_square"][0])
     everything = range(len(used_K))
-    found: dict[str, tuple[float, Sequence[int]]] = {
+    quantities: dict[str, tuple[float, Sequence[int]]] = {
         "rewards": (max(pair_KK.any(0).sum(), used_K.any()), np.flatnonzero(used_K).tolist()),
         "agree": (n["grpo_gdpo"][0] / np.sqrt(squares) if squares else np.nan, everything),
     }
@@ -260,8 +260,8 @@ def _quantities(n: Numbers, weights_K: Floats) -> dict[str, tuple[float, Sequenc
     ):
         is_there = (pair_KK if values.ndim == 2 else pair_KK.any(0)) & np.isfinite(values)
         place = np.unravel_index(np.where(is_there, sign * values, -np.inf).argmax(), values.shape)
-        found[key] = values[place] if is_there.any() else np.nan, [int(at) for at in place]
-    large, small = found["spread_ratio"][1]
-    is_known = np.isfinite(found["spread_ratio"][0])
-    found["varies_ratio"] = varies_KK[large, small] if is_known else np.nan, (large, small)
-    return found
+        quantities[key] = values[place] if is_there.any() else np.nan, [int(at) for at in place]
+    large, small = quantities["spread_ratio"][1]
+    is_known = np.isfinite(quantities["spread_ratio"][0])
+    quantities["varies_ratio"] = varies_KK[large, small] if is_known else np.nan, (large, small)
+    return quantities

@@ -20,9 +20,10 @@ from time import monotonic
 from typing import Any
 
 from verl_gdpo.algorithm.samples import ERROR_KEY, value_or_error
-from verl_gdpo.tools.check.data_files import Row
-from verl_gdpo.tools.check.made_up import END, WORDS, Sample, make_samples
+from verl_gdpo.hooks.verl_questions import make_reward_manager, one_rollout
+from verl_gdpo.tools.check.data_files import DataRow
 from verl_gdpo.tools.check.output import message_of
+from verl_gdpo.tools.check.sample_responses import END, WORDS, Sample, make_samples
 
 FIRST_STEP = 1  # verl counts its training steps from 1
 NO_SERVER = "127.0.0.1:9"  # in place of the reward model's router; it refuses connections
@@ -62,7 +63,7 @@ class DaemonThreads(ThreadPoolExecutor):
 
 
 def score_rows(
-    config: Any, rows: Sequence[Row], seconds: float, news: Callable[[str], None]
+    config: Any, rows: Sequence[DataRow], seconds: float, news: Callable[[str], None]
 ) -> DryRun:
     """Score all samples of `rows` at once, as verl does.
 
@@ -153,8 +154,6 @@ def _answers(
 
 
 def _load_manager(config: Any) -> Any:
-    from verl_gdpo.hooks.verl_questions import make_reward_manager
-
     server = {}
     if config.reward.reward_model.enable:
         server = {"reward_router_address": NO_SERVER, "reward_model_tokenizer": WORDS}
@@ -173,8 +172,6 @@ def _load_manager(config: Any) -> Any:
 
 def _as_verl_gives_it(config: Any, fields: Mapping[str, Any], sample: Sample) -> Any:
     """Return one rollout, as verl's agent loop passes it to a reward manager."""
-    from verl_gdpo.hooks.verl_questions import one_rollout
-
     extra_info = dict(fields.get("extra_info") or {})
     columns = {
         **fields,

@@ -205,20 +205,20 @@ def _reproduced(replay: Replay, path: Path | None) -> tuple[bool, str]:
 
 def _rescored(replay: Replay) -> list[str]:
     """Sentences on how the scores of --scorer compare with those of the dump."""
-    found = replay.rescored
-    if not found.rollouts:
+    rescored = replay.rescored
+    if not rescored.rollouts:
         return []
-    same = f"{found.rollouts - found.other:,} of {found.rollouts:,} rollouts"
-    said = [f"--scorer gives the dumped score in {same}."]
-    if found.other:
-        said[0] += f" WARNING: not for {found.example}"
-    if found.not_the_sum:
-        said.append(
-            f"WARNING: in {found.not_the_sum:,} rollouts its `score` is not the sum of its "
+    same = f"{rescored.rollouts - rescored.other:,} of {rescored.rollouts:,} rollouts"
+    sentences = [f"--scorer gives the dumped score in {same}."]
+    if rescored.other:
+        sentences[0] += f" WARNING: not for {rescored.example}"
+    if rescored.not_the_sum:
+        sentences.append(
+            f"WARNING: in {rescored.not_the_sum:,} rollouts its `score` is not the sum of its "
             "rewards. Every number counts with weight 1, unless algorithm.gdpo.rewards names "
             "rewards and weights; weight 0 leaves one out"
         )
-    return said
+    return sentences
 
 
 def comparison(replay: Replay, name: str, width: int) -> str:

@@ -30,7 +30,7 @@ from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.terminal import printable, render
 from verl_gdpo.tools.advice.evidence import FIRST_STEPS, StepRewards, look
-from verl_gdpo.tools.replay.arms import COMPUTED, Arm, Step, group_numbers
+from verl_gdpo.tools.replay.arms import COMPUTED, Arm, ReplayedStep, group_numbers
 
 LOGGED, OF_SCORE = "logged", "grpo of score"
 IDENTITY = ("group", "session", "uid", "data_source", "response_tokens", "trained_tokens")
@@ -53,7 +53,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Column:
+class StepAdvantages:
     """The advantages of one estimator in one step."""
 
     A_B: Floats
@@ -65,7 +65,9 @@ class Column:
     follows: Mapping[str, float | None]  # correlation with (reward minus its mean in the group)
 
     @classmethod
-    def of(cls, A_B: Floats, group_B: Ints, rewards: RewardMatrix, rows_B: Ints) -> "Column":
+    def of(
+        cls, A_B: Floats, group_B: Ints, rewards: RewardMatrix, rows_B: Ints
+    ) -> "StepAdvantages":
         """Return the column.
 
         Args:
@@ -93,11 +95,11 @@ class Column:
             follows=follows,
         )
 
-    def correlation(self, other: "Column") -> float | None:
+    def correlation(self, other: "StepAdvantages") -> float | None:
         """Return the correlation of the advantages; None if one column is constant."""
         return correlation(self.scaled_B, other.scaled_B)
 
-    def distance_B(self, other: "Column") -> Floats:
+    def distance_B(self, other: "StepAdvantages") -> Floats:
         """Return |difference|, where no group that is silent in both counts in a std.
 
         Else the same groups would be further apart in a step that has more silent ones.
@@ -109,7 +111,7 @@ class Column:
 
 class StepReport(NamedTuple):
     number: int
-    columns: Mapping[str, Column]  # the reference, then each alternative
+    columns: Mapping[str, StepAdvantages]  # the reference, then each alternative
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ class Replay:
         return self
 
     def _add(self, number: int, rows: Rows) -> None:
-        step = Step.of(number, rows)
+        step = ReplayedStep.of(number, rows)
         own = step.matrix(self.own, self.has_our_scorers)
         self.row_count += len(rows)
         reference_B = self._reference(step)
@@ -206,25 +208,25 @@ class Replay:
                 self.worst = Mismatch(float(difference_B[row]), number, rows[row]["uid"])
         rows_B = np.flatnonzero(step.rewards.counted_B)
         group_B = group_numbers(step.group_ids[rows_B])
-        columns = {self.reference: Column.of(reference_B[rows_B], group_B, own, rows_B)}
+        columns = {self.reference: StepAdvantages.of(reference_B[rows_B], group_B, own, rows_B)}
         names = dict.fromkeys([*own.weights, *self.own.settings.names])
         for arm in self.alternatives:
             matrix = step.matrix(arm, self.has_our_scorers)
             A_B = step.advantages(arm, matrix)[rows_B]
-            columns[arm.name] = Column.of(A_B, group_B, matrix, rows_B)
+            columns[arm.name] = StepAdvantages.of(A_B, group_B, matrix, rows_B)
             names |= dict.fromkeys([*matrix.weights, *arm.settings.names])
         if len(self.evidence) < FIRST_STEPS:
             self.evidence.append(look(own, step.rewards.counted_B, step.group_ids))
         report = StepReport(number, columns)
         self.steps.append(report)
         counted = [rows[row] for row in rows_B.tolist()]
-        for one in counted if self.scorer else ():
-            self.rescored.add(one)
+        for row in counted if self.scorer else ():
+            self.rescored.add(row)
         self._keep_groups(report, counted, group_B)
         if self.keep_table:
             self.tables.append(_table(report, counted, names))
 
-    def _reference(self, step: Step) -> Floats:
+    def _reference(self, step: ReplayedStep) -> Floats:
         name, A_B = LOGGED, step.logged_B
         if A_B is None:
             name, A_B = OF_SCORE, step.of_score(self.own.settings.normalize_by_std)
@@ -239,7 +241,8 @@ class Replay:
     def _keep_groups(self, report: StepReport, rows: Rows, group_B: Ints) -> None:
         reference, *others = report.columns.values()
         names, size_G = [*report.columns][1:], np.bincount(group_B)
-        distance_G = [np.bincount(group_B, one.distance_B(reference)) / size_G for one in others]
+        distances_B = (column.distance_B(reference) for column in others)
+        distance_G = [np.bincount(group_B, distance_B) / size_G for distance_B in distances_B]
         order = np.argsort(group_B, kind="stable")
         groups = [
             Group(

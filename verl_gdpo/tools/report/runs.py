@@ -141,18 +141,18 @@ def read_arms(
     Raises:
         ValueError: a run is not there, is named twice, or has no metrics.
     """
-    for option, given in (("--config", configs), ("--rollouts", rollouts)):
-        if given and len(given) != len(sources):
+    for option, places in (("--config", configs), ("--rollouts", rollouts)):
+        if places and len(places) != len(sources):
             raise ValueError(
-                f"{option} is given {len(given)} times for {len(sources)} runs; expected once for "
+                f"{option} is given {len(places)} times for {len(sources)} runs; expected once for "
                 "each run, in their order"
             )
-    seen: set[Path] = set()
+    known: set[Path] = set()
     runs: dict[tuple[str, bool], list[Run]] = {}
     for source, config, folder in zip_longest(sources, configs, rollouts):
-        if Path(source).resolve() in seen:
+        if Path(source).resolve() in known:
             raise ValueError(f"{source}: named twice; each run counts once")
-        seen.add(Path(source).resolve())
+        known.add(Path(source).resolve())
         run = run_of(read_logged(str(source)), Path(source), config, folder, scorer)
         runs.setdefault((arm_of.get(source, run.arm), source in arm_of), []).append(run)
     arms = [
@@ -190,11 +190,11 @@ def _alike(name: str, runs: Sequence[Run]) -> list[RunsOfArm]:
     settings = compared(runs)
     keys = differing(settings)
     groups: dict[tuple[str, ...], list[Run]] = {}
-    for run, one in zip(runs, settings, strict=True):
+    for run, setting in zip(runs, settings, strict=True):
         # a name alone does not say that two runs differ in their seed only
         pairs = [str(run.folder)]
         if run.config is not None:
-            pairs = [f"{key}={one.get(key)}" for key in keys]
+            pairs = [f"{key}={setting.get(key)}" for key in keys]
         groups.setdefault(tuple(pairs), []).append(run)
     if len(groups) == 1:
         alone = len(runs) == 1 and not runs[0].setting("arm")
@@ -213,8 +213,8 @@ def listed(texts: Sequence[str], most: int = 3) -> str:
 
 def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
     """The keys in which runs differ that say something of their arm; see `compared`."""
-    keys = sorted({key for one in settings for key in one if not is_of_one_run(key)})
-    return [key for key in keys if len({one.get(key) for one in settings}) > 1]
+    keys = sorted({key for setting in settings for key in setting if not is_of_one_run(key)})
+    return [key for key in keys if len({setting.get(key) for setting in settings}) > 1]
 
 
 def is_of_one_run(key: str) -> bool:
@@ -241,9 +241,9 @@ def compared(runs: Sequence[Run]) -> list[dict[str, str]]:
                 if key != "data_dir"  # what is in it counts
             },
             **{
-                f"{key} before step {one.start.step + 1}": str(before)
-                for one in starts
-                for key, (before, _, verdict) in one.start.changes.items()
+                f"{key} before step {start.start.step + 1}": str(before)
+                for start in starts
+                for key, (before, _, verdict) in start.start.changes.items()
                 if verdict == ON_REQUEST
             },
         }
@@ -299,14 +299,14 @@ def bounds_of_run(rollouts: Path | None, config: Any) -> dict[str, Bounds]:
         with suppress(ValueError):  # no dump is complete yet
             sources = data_sources(dumps_to_read(dump_files(rollouts)[0]))
     try:
-        found = _bounds_of(config, sources)
+        bounds = _bounds_of(config, sources)
         if sources is not None and len(sources) > 1:
             for source in sources:
                 of_source = _bounds_of(config, {source})
-                found |= {f"{name} ({source})": pair for name, pair in of_source.items()}
+                bounds |= {f"{name} ({source})": pair for name, pair in of_source.items()}
     except ValueError:  # a configuration of another version; nothing trains with it in this one
         return {}
-    return found
+    return bounds
 
 
 def _bounds_of(config: Any, sources: set[str] | None) -> dict[str, Bounds]:
@@ -319,8 +319,8 @@ def _bounds_of(config: Any, sources: set[str] | None) -> dict[str, Bounds]:
 
 def names(arms: Sequence[RunsOfArm], read: ReadEach) -> list[str]:
     """Every name that some run has, in the order of its first appearance."""
-    found = [name for arm in arms for run in arm.runs for name in read(run)]
-    return list(dict.fromkeys(found))
+    every = [name for arm in arms for run in arm.runs for name in read(run)]
+    return list(dict.fromkeys(every))
 
 
 def over_runs(arm: RunsOfArm, read: Read, smooth: int = 1) -> dict[str, Curve]:
@@ -334,10 +334,10 @@ def over_runs(arm: RunsOfArm, read: Read, smooth: int = 1) -> dict[str, Curve]:
         {"": median, "low": quartile, "high": quartile}; a step without a number is NaN. It is empty
         if no run has the quantity.
     """
-    found = [trailing_mean(curve, smooth) for run in arm.runs if (curve := read(run))]
-    if len(found) < 2:
-        return {"": found[0]} if found else {}
-    values = pd.concat([pd.Series(curve) for curve in found], axis=1).sort_index()
+    curves_of_runs = [trailing_mean(curve, smooth) for run in arm.runs if (curve := read(run))]
+    if len(curves_of_runs) < 2:
+        return {"": curves_of_runs[0]} if curves_of_runs else {}
+    values = pd.concat([pd.Series(curve) for curve in curves_of_runs], axis=1).sort_index()
     shares = {"": 0.5, "low": 0.25, "high": 0.75}
     return {name: values.quantile(share, axis=1).to_dict() for name, share in shares.items()}
 
