@@ -16,6 +16,7 @@ from run_folder_writer import make_run
 
 from verl_gdpo.run.findings import Finding
 from verl_gdpo.run.folder import read_config
+from verl_gdpo.tools.report.arms import RunsOfArm, read_arms
 from verl_gdpo.tools.report.charts import (
     ARMS_LOOKS,
     FEWEST_POINTS,
@@ -30,7 +31,7 @@ from verl_gdpo.tools.report.charts import (
     sections,
     thinned,
 )
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, bounds_of_run, read_arms
+from verl_gdpo.tools.report.runs import Run, bounds_of_run
 
 FOLDER = REPO / "verl_gdpo/tools/report"
 

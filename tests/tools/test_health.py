@@ -7,9 +7,10 @@ import pytest
 from run_folder_writer import make_run
 
 from verl_gdpo.run.starts import Start, ended, write
+from verl_gdpo.tools.report.arms import RunsOfArm, read_arms
 from verl_gdpo.tools.report.charts import sections
 from verl_gdpo.tools.report.health import all_remarks, verdict
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
+from verl_gdpo.tools.report.runs import Run
 
 
 def line_of(*arms):

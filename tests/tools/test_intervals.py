@@ -10,13 +10,14 @@ from run_folder_writer import make_run
 from scipy import stats
 
 from verl_gdpo.run.outline import ends
+from verl_gdpo.tools.report.arms import RunsOfArm, ends_apart, read_arms
 from verl_gdpo.tools.report.intervals import (
     CONFIDENCE,
     differences_of_arms,
     risk_of_each,
     table_of_differences,
 )
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, ends_apart, read_arms
+from verl_gdpo.tools.report.runs import Run
 from verl_gdpo.tools.report.tables import results
 
 

@@ -41,7 +41,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value")
 
 
-def compose_given(options: argparse.Namespace) -> Any:
+def compose_arguments(options: argparse.Namespace) -> Any:
     """Return the configuration of the parsed arguments; see `compose_config`."""
     where = (options.config_dir, options.config_name)
     try:

@@ -19,7 +19,7 @@ from verl_gdpo.run.tracker_logs import EXPECTED, Logged, read_logged
 from verl_gdpo.terminal import needs_extra, printable, render
 
 HEADER = ("reward", *ENDS)
-FOUND = 3  # exit code
+HAS_FINDING = 3  # exit code
 
 
 def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="verl-gdpo summary",
         description="Exit codes: 0; 1 if there is nothing to read; 2 for wrong arguments; and "
-        f"{FOUND} with --json if there is a finding that still holds at the end of the run.",
+        f"{HAS_FINDING} with --json if there is a finding that still holds at the end of the run.",
     )
     parser.add_argument("run", metavar="RUN", help=EXPECTED)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -62,7 +62,7 @@ def as_json(source: str) -> int:
         "warnings": gaps(logged.metrics),
     }
     print(json.dumps(record, allow_nan=False))
-    return FOUND if any(not finding.is_over for finding in run_findings) else 0
+    return HAS_FINDING if any(not finding.is_over for finding in run_findings) else 0
 
 
 def _number(value: float) -> float | None:
@@ -113,10 +113,10 @@ def _print_metrics(logged: Logged) -> None:
 def _print_inputs(logged: Logged, source: Path) -> None:
     """Say what a tracker does not hold."""
     try:
-        from verl_gdpo.tools.report.runs import run_of
-        from verl_gdpo.tools.report.tables import inputs_of
+        # pandas comes with an extra
+        from verl_gdpo.tools.report import runs, tables
 
-        for name, answer, use in inputs_of(run_of(logged, source)):
+        for name, answer, use in tables.inputs_of(runs.run_of(logged, source)):
             print(printable(f"{name}: {answer} -> {use}"))
     except ImportError as error:
         print(f"{'what it holds':<14} not known: {needs_extra(error)}")

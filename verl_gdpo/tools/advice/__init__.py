@@ -90,8 +90,8 @@ def describe(evidence: Evidence) -> Description:
 def _sentences(evidence: Evidence, advice: Advice) -> list[str]:
     rule = advice.rule
     if advice.is_sure:
-        found = [(key, getattr(advice.measured, key)) for key in rule.bounds]
-        numbers = "; ".join(f"{key} {value:.3g}: {advice.of[key]}" for key, value in found)
+        values = [(key, getattr(advice.measured, key)) for key in rule.bounds]
+        numbers = "; ".join(f"{key} {value:.3g}: {advice.of[key]}" for key, value in values)
         because = f"{rule.symptom} ({numbers})" if numbers else rule.symptom
         return [_change(evidence, advice), f"Train with {rule.train_with}: {because}"]
     total, most = advice.votes.total(), advice.votes.most_common(2)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from verl_gdpo.tools.check.output import Output, message_of, others_kept_away
-from verl_gdpo.tools.compose import add_config_arguments, compose_given
+from verl_gdpo.tools.compose import add_config_arguments, compose_arguments
 
 # the end of --help, and a list in docs/check.md
 NOT_CHECKED = """\
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check(output: Output, options: argparse.Namespace) -> None:
-    config = output.ask(compose_given, options)
+    config = output.ask(compose_arguments, options)
     if config is None:
         return
     try:

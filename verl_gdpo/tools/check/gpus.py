@@ -17,6 +17,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,7 +73,8 @@ KEYS: Mapping[float, Mapping[int, Mapping[int, Keys]]] = {
 MODEL_OF_TASK = {"tool_rl": 1.5, "gsm8k": 1.5, "math_length": 1.8, "coding": 7.6}
 
 
-class Gpu(NamedTuple):
+@dataclass(frozen=True)
+class Gpu:
     index: str
     uuid: str
     name: str

@@ -34,25 +34,23 @@ def look(output: Output, config: Any, options: argparse.Namespace) -> None:
     training, validation = (_files(output, config, key) for key in ("train_files", "val_files"))
     if training:
         rows = sum(file.table.num_rows for file in training)
-        output.say(output.ask(data_files.count_steps, config, rows) or [])
+        output.remark(data_files.count_steps, config, rows)
     sources = {s for file in (*(training or []), *(validation or [])) for s in file.sources}
     if training and validation:
-        shared = output.ask(data_files.shared_prompts, config, training, validation)
-        output.say(shared or [], WARNING)
-    lacks = output.ask(machine.what_scorers_miss, config, sources)
-    output.say(lacks or [], WARNING)
+        output.warn(data_files.shared_prompts, config, training, validation)
+    lacks = output.warn(machine.what_scorers_miss, config, sources)
     plan = output.ask(make_plan, config, training or [])
     output.say(plan.remarks if plan else [])
-    output.say(rules.hardly_meant(config), WARNING)
-    output.problems += output.ask(rules.broken_rules, config) or []
+    output.warn(rules.hardly_meant, config)
+    output.refuse(rules.broken_rules, config)
     environment = output.ask(machine.check_environment, config)
     if environment is None:
         return
-    output.say(machine.what_may_replace_verl(), WARNING)
-    output.say(output.ask(choose, config) or [])
-    output.problems += output.ask(rules.unknown_names, config) or []
-    output.problems += output.ask(machine.missing_models, config) or []
-    output.say(output.ask(validate, config) or [])
+    output.warn(machine.what_may_replace_verl)
+    output.remark(choose, config)
+    output.refuse(rules.unknown_names, config)
+    output.refuse(machine.missing_models, config)
+    output.remark(validate, config)
     if plan and (trainer := output.ask(check_trainer, config)):
         output.say(f"{environment}, {trainer}")
     _say_what_is_too_long(output, config, training or [], validation or [])
@@ -155,7 +153,7 @@ def check_trainer(config: Any) -> str:
 def _say_what_is_too_long(
     output: Output, config: Any, training: Sequence[DataFile], validation: Sequence[DataFile]
 ) -> None:
-    output.problems += output.ask(machine.too_few_positions, config) or []
+    output.refuse(machine.too_few_positions, config)
     lengths = output.ask(data_files.measure_prompts, config, [*training, *validation])
     if lengths is None:
         return
@@ -163,7 +161,7 @@ def _say_what_is_too_long(
         remark = "prompts are counted in words, because the tokenizer is not on this machine"
         output.say(remark, WARNING)
     for key, files in (("train_files", training), ("val_files", validation)):
-        output.say(output.ask(data_files.long_prompts, config, key, files, lengths) or [], WARNING)
+        output.warn(data_files.long_prompts, config, key, files, lengths)
 
 
 def _try_rewards(
@@ -179,7 +177,7 @@ def _try_rewards(
     if not rows:
         output.say("there are no rows, so no reward was tried", WARNING)
         return
-    run = score_rows(config, rows, options.seconds, lambda news: output.show(f"check: {news}"))
+    run = score_rows(config, rows, options.seconds)
     if run.problems and config.reward.reward_model.enable:
         remark = "without the reward model's server, no reward could be tried"
         output.say([f"{remark}: {problem}" for problem in run.problems], WARNING)

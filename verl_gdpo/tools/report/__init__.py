@@ -10,7 +10,7 @@ from pathlib import Path
 
 from verl_gdpo.run.scorer import HOW, Scorer
 from verl_gdpo.run.tracker_logs import EXPECTED
-from verl_gdpo.terminal import needs_extra
+from verl_gdpo.tools.report.page import build_page, write
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,14 +50,10 @@ def main(argv: Sequence[str]) -> int:
         parser.error("expected a RUN, or --arm NAME=RUN,RUN")
     out = arguments.out or _default_out(sources)
     try:
-        # torch takes seconds to load
-        from verl_gdpo.tools.report.page import build_page, write
-
         scorer = Scorer.of(arguments.scorer, arguments.data_source) if arguments.scorer else None
         page = build_page(sources, arguments.config, arguments.rollouts, scorer, arm_of)
-    except (ImportError, ValueError) as error:
-        message = needs_extra(error) if isinstance(error, ImportError) else str(error)
-        print(f"verl-gdpo report: {message}", file=sys.stderr)
+    except ValueError as error:
+        print(f"verl-gdpo report: {error}", file=sys.stderr)
         return 1
     print(write(page, out))
     return 0

@@ -13,9 +13,14 @@ import numpy as np
 from verl_gdpo.run.finding_rules import LIMITS
 from verl_gdpo.run.findings import Finding
 from verl_gdpo.run.folder import of_each_reward
-from verl_gdpo.tools.report.runs import (
+from verl_gdpo.tools.report.arms import (
     FEWEST_FOR_BAND,
     MAIN_ARM,
+    RunsOfArm,
+    names,
+    over_runs,
+)
+from verl_gdpo.tools.report.runs import (
     SMOOTHED_STEPS,
     TESTED,
     TRAINED,
@@ -23,9 +28,6 @@ from verl_gdpo.tools.report.runs import (
     Read,
     ReadEach,
     Run,
-    RunsOfArm,
-    names,
-    over_runs,
 )
 
 CURVES: ReadEach = attrgetter("curves")
@@ -128,12 +130,12 @@ def _rewards(arms: Sequence[RunsOfArm]) -> list[Chart]:
     for name in dict.fromkeys([*names(arms, TRAINED), *names(arms, TESTED)]):
         lines: list[Line] = []
         for look, arm in zip(looks(arms), arms, strict=True):
-            trained = partial(_one, TRAINED, name)
+            trained = partial(_curve_of, TRAINED, name)
             if is_single:
                 lines += lines_of(arm, trained, "each step", look, kind="each")
             label = SMOOTHED if is_single else arm.name
             lines += lines_of(arm, trained, label, look, SMOOTHED_STEPS)
-            if validation := over_runs(arm, partial(_one, TESTED, name)).get(""):
+            if validation := over_runs(arm, partial(_curve_of, TESTED, name)).get(""):
                 of_arm = "validation" if is_single else f"{arm.name}, validation"
                 lines.append(Line(of_arm, [*validation], [*validation.values()], look, "points"))
         # none if a run declares no bounds, or if they differ
@@ -144,7 +146,7 @@ def _rewards(arms: Sequence[RunsOfArm]) -> list[Chart]:
     return charts
 
 
-def _one(read_each: ReadEach, name: str, run: Run) -> Curve:
+def _curve_of(read_each: ReadEach, name: str, run: Run) -> Curve:
     """The curve of one name, empty where there is none."""
     return read_each(run).get(name, {})
 
@@ -154,7 +156,7 @@ def _of_training(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
         lines = [
             line
             for look, arm in zip(looks(arms), arms, strict=True)
-            for line in lines_of(arm, partial(_one, CURVES, key), arm.name, look)
+            for line in lines_of(arm, partial(_curve_of, CURVES, key), arm.name, look)
         ]
         yield from _chart(key, *about, lines)
 
@@ -168,7 +170,7 @@ def _of_each_reward(arms: Sequence[RunsOfArm], statistic: str) -> Iterator[Chart
     for arm in arms:
         lines: list[Line] = []
         for look, name in enumerate(names([arm], read_each), start=ARMS_LOOKS):
-            lines += lines_of(arm, partial(_one, read_each, name), name, look, SMOOTHED_STEPS)
+            lines += lines_of(arm, partial(_curve_of, read_each, name), name, look, SMOOTHED_STEPS)
         about = f"gdpo/<reward>/{statistic}"
         yield from _chart(about, *OF_EACH_REWARD[statistic], lines, arm if arms[1:] else None)
 
@@ -177,7 +179,7 @@ def _of_both(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
     """What GDPO and GRPO make of the rewards of one arm."""
     for (key, about), arm in product(OF_BOTH_ESTIMATORS.items(), arms):
         gdpo, grpo = (
-            [*lines_of(arm, partial(_one, CURVES, key + name.lower()), name, look)]
+            [*lines_of(arm, partial(_curve_of, CURVES, key + name.lower()), name, look)]
             for look, name in enumerate(("GDPO", "GRPO"))
         )
         yield from _chart(key, *about, [*gdpo, *grpo], arm if arms[1:] else None)

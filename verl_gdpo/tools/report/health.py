@@ -7,8 +7,9 @@ from verl_gdpo.run.console import ASKED
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import SCORE
 from verl_gdpo.run.starts import TIME_LIMIT_EXIT, starts_of
+from verl_gdpo.tools.report.arms import RunsOfArm, ends_apart
 from verl_gdpo.tools.report.charts import Chart, chart_of
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, ends_apart
+from verl_gdpo.tools.report.runs import Run
 
 LEVELS = BROKEN, LOOK, NOTE, HEALTHY = "broken", "look at this", "note", "healthy"
 # topics of findings that end what a training is for, as long as they hold

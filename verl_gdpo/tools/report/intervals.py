@@ -16,21 +16,18 @@ from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 from verl_gdpo.algorithm.zero import NO_SIGNAL
-from verl_gdpo.tools.report.runs import (
+from verl_gdpo.tools.report.arms import (
     FEWEST_FOR_BAND,
     MAIN_ARM,
-    SMOOTHED_STEPS,
-    TESTED,
-    TRAINED,
-    ReadEach,
-    Run,
     RunsOfArm,
     ends_apart,
     last_common_step,
     names,
 )
+from verl_gdpo.tools.report.runs import SMOOTHED_STEPS, TESTED, TRAINED, ReadEach, Run
 from verl_gdpo.tools.report.tables import Table
 
 Floats = npt.NDArray[np.float64]
@@ -72,8 +69,6 @@ class Difference:
     @cached_property
     def half(self) -> float:
         """Half of the width of the interval."""
-        from scipy import stats
-
         parts = [float(np.var(x, ddof=1)) / len(x) for x in self.samples]
         below = [p**2 / (len(x) - 1) for p, x in zip(parts, self.samples, strict=True)]
         freedom = sum(parts) ** 2 / sum(below) if sum(below) else 1.0
@@ -134,8 +129,6 @@ def risk_of_each(errors_NK: Floats, risk: float) -> float:
     Errors that are normal and have the correlations of `errors_NK` are drawn many times, for the
     largest |t| of each draw. The result is at least `risk` / K, and `risk` where all err together.
     """
-    from scipy import stats
-
     N, K = errors_NK.shape
     lengths_K = np.linalg.norm(errors_NK, axis=0)
     # t is sqrt(N - 1) / tan of the angle between the errors and a direction drawn at random

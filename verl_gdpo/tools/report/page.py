@@ -19,11 +19,12 @@ from verl_gdpo.run.folder import gaps
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.tools.advice import TITLE, describe
 from verl_gdpo.tools.advice.evidence import Evidence
+from verl_gdpo.tools.report.arms import RunsOfArm, read_arms
 from verl_gdpo.tools.report.charts import Section, as_data, sections
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, settings_of
 from verl_gdpo.tools.report.health import Remark, all_remarks, verdict
 from verl_gdpo.tools.report.intervals import table_of_differences
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
+from verl_gdpo.tools.report.runs import Run
 from verl_gdpo.tools.report.tables import Table, differences, inputs, results, runs, starts
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class Page:
     arms: Sequence[RunsOfArm]
     level: str
     why: str
-    said: Sequence[Remark]
+    remarks: Sequence[Remark]
     sections: Sequence[Section]  # the first one is the first screen
     advice: Mapping[str, str]  # {sentence: the arms of whose first runs it is true}
     tables: Sequence[Table]

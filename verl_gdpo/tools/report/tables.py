@@ -10,12 +10,8 @@ from verl_gdpo.run.dump_reader import DUMPS_READ, dump_files, has_rewards
 from verl_gdpo.run.folder import Metrics, of_each_reward
 from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, End, ends, history
 from verl_gdpo.run.scorer import HOW
-from verl_gdpo.tools.report.health import named_rewards
-from verl_gdpo.tools.report.runs import (
+from verl_gdpo.tools.report.arms import (
     FEWEST_FOR_BAND,
-    TESTED,
-    TRAINED,
-    Run,
     RunsOfArm,
     compared,
     differing,
@@ -23,6 +19,8 @@ from verl_gdpo.tools.report.runs import (
     last_common_step,
     names,
 )
+from verl_gdpo.tools.report.health import named_rewards
+from verl_gdpo.tools.report.runs import TESTED, TRAINED, Run
 
 OF_RUNS = {
     "seed": "data.seed",
