@@ -25,7 +25,7 @@ HAS_FINDING = 3  # exit code
 def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
     """Return the rows for `HEADER`, with "-" for a value that was not measured."""
     return [
-        (printable(name), *(str(of_one.get(what, NOTHING)) for what in ENDS))
+        (name, *(str(of_one.get(what, NOTHING)) for what in ENDS))
         for name, of_one in ends(metrics).items()
     ]
 
@@ -92,7 +92,7 @@ def as_text(source: str) -> int:
         print(f"{'curves':<14} verl-gdpo report {source}")
     if starts := history(folder):
         *columns, what = STARTS
-        print(f"\n{render(columns, [[*map(printable, row[:-1])] for row in starts])}")
+        print(f"\n{render(columns, [row[:-1] for row in starts])}")
         for number, *_, changed in starts:
             if changed != NOTHING:
                 print(f"start {number} {what}: {printable(changed)}")

@@ -73,7 +73,7 @@ class Description:
 
     def __str__(self) -> str:
         """Return it for a terminal."""
-        table = render(HEADER, [[*map(printable, row)] for row in self.rows])
+        table = render(HEADER, self.rows)
         facts = "\n".join(wrapped(printable(fact), "- ") for fact in self.facts)
         advice = "\n".join(wrapped(f"{printable(sentence)}.") for sentence in self.sentences)
         return f"{advice}\n\n{table}\n{LEGEND}\n\nWhat the rules of {PAGE} read:\n{facts}"

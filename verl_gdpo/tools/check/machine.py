@@ -131,19 +131,16 @@ def full_disks(config: Any) -> list[str]:
 
 def missing_models(config: Any) -> list[str]:
     """A sentence for each model that is a folder without a model; verl looks up names on a hub."""
-    models = {"actor_rollout_ref.model.path": config.actor_rollout_ref.model.path}
-    if trains_critic(config):
-        models["critic.model.path"] = config.critic.model.path
-    if config.reward.reward_model.enable:
-        models["reward.reward_model.model_path"] = config.reward.reward_model.model_path
+    keys = ["actor_rollout_ref.model.path"]
+    keys += ["critic.model.path"] if trains_critic(config) else []
+    keys += ["reward.reward_model.model_path"] if config.reward.reward_model.enable else []
     of_a_folder = (str(config.get("data_dir") or "/"), "/", ".", "~")
     return [
         f"{key}={path}: no model is there (no config.json). Name the folder of a model, or one of "
         "a hub such as Qwen/Qwen2.5-1.5B-Instruct; recipes/README.md says how the tiny policies "
         "of runs without a GPU are made"
-        for key, path in models.items()
-        if str(path).startswith(of_a_folder)
-        and not (Path(str(path)).expanduser() / "config.json").is_file()
+        for key, path in ((key, str(OmegaConf.select(config, key))) for key in keys)
+        if path.startswith(of_a_folder) and not (Path(path).expanduser() / "config.json").is_file()
     ]
 
 
@@ -189,9 +186,8 @@ def missing_trackers(config: Any) -> list[str]:
 def _has_wandb_key(config: Any) -> bool:
     variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
     environment = {**os.environ, **variables}
-    if environment.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
-        return True
-    if environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
+    is_offline = environment.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
+    if is_offline or any(map(environment.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))):
         return True
     host = urlsplit(environment.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     file = Path(environment.get("NETRC", "~/.netrc")).expanduser()
@@ -205,15 +201,11 @@ def _has_wandb_key(config: Any) -> bool:
 
 def missing_files(config: Any) -> list[str]:
     """A sentence for each file that a worker would look for in vain."""
-    rollout = config.actor_rollout_ref.rollout
-    files = {
-        "multi_turn.tool_config_path": rollout.multi_turn.tool_config_path,
-        "multi_turn.function_tool_path": rollout.multi_turn.get("function_tool_path"),
-        "agent.agent_loop_config_path": rollout.agent.get("agent_loop_config_path"),
-    }
+    names = "multi_turn.tool_config", "multi_turn.function_tool", "agent.agent_loop_config"
+    keys = [f"actor_rollout_ref.rollout.{name}_path" for name in names]
     return [
-        f"actor_rollout_ref.rollout.{key}={path}: there is no such file"
-        for key, path in files.items()
+        f"{key}={path}: there is no such file"
+        for key, path in ((key, OmegaConf.select(config, key)) for key in keys)
         if path and "://" not in path and not Path(path).expanduser().is_file()
     ]
 

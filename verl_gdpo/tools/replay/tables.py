@@ -37,7 +37,7 @@ def comparison_tables(replay: Replay, name: str, width: int) -> str:
 def group_table(group: Group, width: int) -> str:
     """Return a table of a group's rewards, advantages and beginnings of responses."""
     names = list(dict.fromkeys(name for row in group.rows for name in row["rewards"]))
-    header = ["#", *map(printable, names), *group.advantages, "response"]
+    header = ["#", *names, *group.advantages, "response"]
     rows = []
     for i, row in enumerate(group.rows):
         rewards = [_value(row["rewards"].get(name)) for name in names]
@@ -57,7 +57,7 @@ def group_table(group: Group, width: int) -> str:
 def _value(value: object) -> str:
     if isinstance(value, int | float):
         return f"{value:.3g}"
-    return "-" if value is None else printable(str(value))
+    return "-" if value is None else str(value)
 
 
 def step_table(steps: Sequence[StepReport], name: str) -> str:
@@ -80,7 +80,7 @@ def reward_table(steps: Sequence[StepReport], name: str) -> str:
     rows = []
     for reward in rewards:
         sides = ([c.follows.get(reward) for c in side] for side in columns.values())
-        rows.append([printable(reward), *(_mean(side, sizes, "{:.3f}".format) for side in sides)])
+        rows.append([reward, *(_mean(side, sizes, "{:.3f}".format) for side in sides)])
     return render(["correlation with", *columns], rows)
 
 
