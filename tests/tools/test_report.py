@@ -6,9 +6,9 @@ import json
 import math
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
+from made_arms import made_arm
 from run_folder_writer import GROUPS, PROMPT, make_run, rollout_dump, write_metrics
 
 from verl_gdpo.tools import summary
@@ -29,7 +29,7 @@ from verl_gdpo.tools.report.page import (
     with_code,
     write,
 )
-from verl_gdpo.tools.report.runs import Run, trailing_mean
+from verl_gdpo.tools.report.runs import trailing_mean
 from verl_gdpo.tools.report.tables import differences, results, runs
 
 HOSTILE = "</pre><script>document.title='taken'</script><img src=x onerror=alert(1)>"
@@ -79,8 +79,7 @@ def data_of(text):
 
 def arm_of(*curves, name="gdpo", key="gdpo/format/mean"):
     """An arm with a run for each {step: value}."""
-    members = [{step: {key: value} for step, value in curve.items()} for curve in curves]
-    return RunsOfArm(name, [Run(Path(f"{name}{i}"), metrics) for i, metrics in enumerate(members)])
+    return made_arm(name, *({step: {key: v} for step, v in curve.items()} for curve in curves))
 
 
 def read_format(run):
@@ -175,8 +174,7 @@ def test_a_value_of_another_step_says_so():
     # of two tasks, the second had no sample in the first and the last step
     metrics = {step: {"gdpo/a/mean/x": 0.5} for step in (1, 2, 3)}
     metrics[2]["gdpo/a/mean/y"] = 0.25
-    arm = RunsOfArm("gdpo", [Run(Path("run"), metrics)])
-    assert results([arm]).rows == [
+    assert results([made_arm("gdpo", metrics)]).rows == [
         ("a (x)", "gdpo", "1", "0.500", "0.500", "-", "-"),
         ("a (y)", "gdpo", "1", "0.250 (step 2)", "0.250 (step 2)", "-", "-"),
     ]

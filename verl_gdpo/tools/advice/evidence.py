@@ -9,10 +9,10 @@ groups are drawn again.
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from verl_gdpo.algorithm.advantages import (
     Bools,
@@ -65,13 +65,12 @@ class Evidence:
     def __init__(self, steps: Sequence[StepRewards]) -> None:
         steps = steps[:FIRST_STEPS]
         self.step_count = len(steps)
-        weights: dict[str, list[float]] = {}
-        for step in steps:
-            for name, weight in step.rewards.weights.items():
-                weights.setdefault(name, []).append(weight)
-        self.weights = {name: fmean(of_steps) for name, of_steps in weights.items()}
-        parts = [self._columns(step.rewards) for step in steps]
-        self.values_BK, self.present_BK = map(np.concatenate, zip(*parts, strict=True))
+        self.weights: Mapping[str, float] = (
+            pd.DataFrame([step.rewards.weights for step in steps]).mean().to_dict()
+        )
+        values = pd.concat([_columns(step.rewards) for step in steps])
+        self.present_BK: Bools = values.notna().to_numpy()
+        self.values_BK: Floats = values.fillna(0.0).to_numpy()
         sizes = [int(step.group_B.max()) + 1 for step in steps]
         firsts = np.cumsum([0, *sizes[:-1]])
         of_steps = [step.group_B + first for step, first in zip(steps, firsts, strict=True)]
@@ -98,14 +97,6 @@ class Evidence:
             groups = [row["group"] for row in dump]
             steps.append(look(RewardMatrix.of(rows, settings), rows.counted_B, groups))
         return cls(steps)
-
-    def _columns(self, rewards: RewardMatrix) -> tuple[Floats, Bools]:
-        """Values and whether they are there, with a column for each reward of the run."""
-        shape = len(rewards.values_BK), len(self.weights)
-        values_BK, present_BK = np.zeros(shape), np.zeros(shape, np.bool_)
-        places = [[*self.weights].index(name) for name in rewards.weights]
-        values_BK[:, places], present_BK[:, places] = rewards.values_BK, rewards.present_BK
-        return values_BK, present_BK
 
     @property
     def weights_K(self) -> Floats:
@@ -211,6 +202,12 @@ class Evidence:
         names = [*self.weights]
         of = {key: ", ".join(names[k] for k in places) for key, (_, places) in quantities.items()}
         return Measured(**{key: float(value) for key, (value, _) in quantities.items()}), of
+
+
+def _columns(rewards: RewardMatrix) -> pd.DataFrame:
+    """A column for each reward; NaN where it does not apply."""
+    values_BK = np.where(rewards.present_BK, rewards.values_BK, np.nan)
+    return pd.DataFrame(values_BK, columns=[*rewards.weights])
 
 
 def without_outliers(values: Floats) -> Floats:
