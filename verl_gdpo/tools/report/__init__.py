@@ -10,7 +10,6 @@ from pathlib import Path
 
 from verl_gdpo.run.scorer import HOW, Scorer
 from verl_gdpo.run.tracker_logs import EXPECTED
-from verl_gdpo.tools.report.page import build_page, write
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,6 +48,9 @@ def main(argv: Sequence[str]) -> int:
     if not sources:
         parser.error("expected a RUN, or --arm NAME=RUN,RUN")
     out = arguments.out or _default_out(sources)
+    # torch and pandas take seconds to load
+    from verl_gdpo.tools.report.page import build_page, write
+
     try:
         scorer = Scorer.of(arguments.scorer, arguments.data_source) if arguments.scorer else None
         page = build_page(sources, arguments.config, arguments.rollouts, scorer, arm_of)
