@@ -18,8 +18,8 @@ EXTRAS = {
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Return an aligned table. The columns with numbers in `left` are left-aligned."""
-    lines = [list(header), *map(list, rows)]
+    """Return an aligned, printable table. Columns with numbers in `left` are left-aligned."""
+    lines = [[*map(printable, line)] for line in (header, *rows)]
     widths = [max(width_of(line[i]) for line in lines) for i in range(len(header))]
     lines.insert(1, ["-" * width for width in widths])
     return "\n".join(

@@ -65,7 +65,7 @@ MUTANTS = [
     ),
     Mutant(
         "tools/advice/__init__.py",
-        "        return same >= SURE * self.said.total()",
+        "        return sum(self.votes[text] for text in same) >= SURE * self.votes.total()",
         "        return True",
         "tools/test_advice.py::test_few_groups_say_that_they_are_too_few",
     ),
@@ -466,8 +466,8 @@ MUTANTS = [
     ),
     Mutant(
         "tools/evaluate.py",
-        "said = [question.key, question.category, question.ground_truth, asked]",
-        "said = [question.key, question.category, asked]",
+        "fields = [question.key, question.category, question.ground_truth, asked]",
+        "fields = [question.key, question.category, asked]",
         "tools/test_evaluate.py::test_the_questions_of_a_result_are_known_by_content",
     ),
 ]

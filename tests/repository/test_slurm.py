@@ -10,7 +10,7 @@ from repository import REPO
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from verl_gdpo.tools.check.machine import other_nodes, what_ray_refuses
+from verl_gdpo.tools.check.ray_start import other_nodes, what_ray_refuses
 
 FILE = REPO / "examples" / "slurm" / "train.slurm"
 STAND_INS = {

@@ -116,7 +116,7 @@ def test_the_verdict(name):
     assert (advice.rule.name, advice.is_sure) == (rule, True)
     first, second = describe(found).sentences
     assert first.startswith(change)
-    assert second.startswith("Train with ") and advice.rule.seen in second
+    assert second.startswith("Train with ") and advice.rule.symptom in second
 
 
 def test_unlike_dumps_get_unlike_sentences():

@@ -11,11 +11,13 @@ import pytest
 from colours import contrast, lightness
 from hypothesis import example, given
 from hypothesis import strategies as st
+from made_arms import made_arm
 from repository import REPO
 from run_folder_writer import make_run
 
 from verl_gdpo.run.findings import Finding
 from verl_gdpo.run.folder import read_config
+from verl_gdpo.tools.report.arms import RunsOfArm, read_arms
 from verl_gdpo.tools.report.charts import (
     ARMS_LOOKS,
     FEWEST_POINTS,
@@ -30,7 +32,7 @@ from verl_gdpo.tools.report.charts import (
     sections,
     thinned,
 )
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, bounds_of_run, read_arms
+from verl_gdpo.tools.report.runs import Run, bounds_of_run
 
 FOLDER = REPO / "verl_gdpo/tools/report"
 
@@ -75,7 +77,7 @@ def test_a_look_that_comes_again_has_other_dashes():
     ],
 )
 def test_the_main_arm_is_the_solid_line(names, expected):
-    arms = [RunsOfArm(name, [Run(Path(name), {1: {"gdpo/a/mean": 0.5}})]) for name in names]
+    arms = [made_arm(name, {1: {"gdpo/a/mean": 0.5}}) for name in names]
     assert looks(arms) == expected
     chart = chart_named(arms, "a")
     assert [line.look for line in chart.lines if line.kind != "each"] == expected
@@ -88,14 +90,13 @@ def chart_named(arms, title):
 
 def shares_of(*runs):
     """An arm of runs with {step: (share of a, share of b)}; None where a step does not log it."""
-    members = [
-        {
-            step: {f"gdpo/{k}/share": v for k, v in zip("ab", pair, strict=True) if v is not None}
-            for step, pair in run.items()
-        }
-        for run in runs
-    ]
-    return RunsOfArm("gdpo", [Run(Path(f"run{i}"), metrics) for i, metrics in enumerate(members)])
+
+    def logged(pair):
+        named = zip("ab", pair, strict=True)
+        return {f"gdpo/{name}/share": value for name, value in named if value is not None}
+
+    metrics_of_runs = ({step: logged(pair) for step, pair in run.items()} for run in runs)
+    return made_arm("gdpo", *metrics_of_runs)
 
 
 SHARE = "Share of each reward in the advantage"
@@ -108,10 +109,7 @@ def test_the_share_of_each_reward_is_a_smoothed_line():
     # the mean of steps 4 to 8 is 6/10
     assert a.values[-1] == pytest.approx(0.6) and b.values[-1] == pytest.approx(0.4)
     assert (a.label, b.label, chart.axis) == ("a", "b", (0, 1))
-    assert (
-        chart_named([RunsOfArm("gdpo", [Run(Path("run"), {1: {"gdpo/a/mean": 1.0}})])], SHARE)
-        is None
-    )
+    assert chart_named([made_arm("gdpo", {1: {"gdpo/a/mean": 1.0}})], SHARE) is None
 
 
 def test_what_is_no_number_is_a_gap_and_breaks_no_json():
@@ -125,7 +123,7 @@ def test_what_is_no_number_is_a_gap_and_breaks_no_json():
 def test_a_chart_without_anything_to_see_is_left_out():
     values = {"gdpo/a/mean": 0.0, "actor/kl_loss": 0.0, "actor/entropy": math.nan}
     metrics = {step: {**values, "actor/grad_norm": 1.0} for step in (1, 2)}
-    [first] = sections([RunsOfArm("gdpo", [Run(Path("run"), metrics)])])
+    [first] = sections([made_arm("gdpo", metrics)])
     # a reward of 0 is seen
     assert [chart.title for chart in first.charts] == ["a", "Gradient norm"]
 
@@ -133,7 +131,7 @@ def test_a_chart_without_anything_to_see_is_left_out():
 def test_the_first_screen_has_rewards_and_one_of_the_training():
     values = {f"gdpo/r{i}/mean": 1.0 for i in range(5)} | {"actor/grad_norm": 1.0}
     metrics = {1: values | {"response_length/mean": 30.0, "actor/ppo_kl": 0.0}}
-    first, more = sections([RunsOfArm("gdpo", [Run(Path("run"), metrics)])])
+    first, more = sections([made_arm("gdpo", metrics)])
     assert [chart.title for chart in first.charts] == ["r0", "r1", "r2", "Gradient norm"]
     assert [chart.title for chart in more.charts] == ["r3", "r4", "Response length"]
     assert more.flat == ["KL of one update"]
@@ -145,13 +143,12 @@ def test_the_first_screen_has_rewards_and_one_of_the_training():
 
 def test_fewer_than_five_runs_have_a_line_each_and_more_a_band():
     def lines(count):
-        metrics = [{1: {"gdpo/a/mean": float(i)}} for i in range(count)]
-        arm = RunsOfArm("gdpo", [Run(Path(f"run{i}"), one) for i, one in enumerate(metrics)])
-        found = lines_of(arm, lambda run: run.trained["a"], "gdpo", 0)
-        return [(line.label, line.kind, line.values) for line in found]
+        arm = made_arm("gdpo", *({1: {"gdpo/a/mean": float(i)}} for i in range(count)))
+        drawn = lines_of(arm, lambda run: run.trained["a"], "gdpo", 0)
+        return [(line.label, line.kind, line.values) for line in drawn]
 
     assert lines(1) == [("gdpo", "", [0.0])]
-    assert lines(2) == [("gdpo, run0", "", [0.0]), ("gdpo, run1", "", [1.0])]
+    assert lines(2) == [("gdpo, gdpo0", "", [0.0]), ("gdpo, gdpo1", "", [1.0])]
     assert lines(5) == [("gdpo", "", [2.0]), ("gdpo", "low", [1.0]), ("gdpo", "high", [3.0])]
 
 

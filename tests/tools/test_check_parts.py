@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from concurrent.futures import wait
-from itertools import count
 from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
@@ -20,9 +19,9 @@ from repository import REPO
 
 from verl_gdpo import REQUIRED_VERL
 from verl_gdpo.tasks import TASK_BY_SOURCE
-from verl_gdpo.tools.check import dry_run, gpus, machine
-from verl_gdpo.tools.check.made_up import WORDS, long_responses
+from verl_gdpo.tools.check import dry_run, machine, on_gpus, ray_start
 from verl_gdpo.tools.check.output import others_kept_away
+from verl_gdpo.tools.check.sample_responses import WORDS, long_responses
 from verl_gdpo.tools.compose import PLAIN, compose_config
 
 
@@ -89,7 +88,7 @@ def no_key(monkeypatch, tmp_path):
     ("version", "is_said"), [("0.10.0.dev", True), ("0.11.0", True), ("0.9.1", False)]
 )
 def test_a_checkout_of_verl_that_an_install_would_replace(monkeypatch, version, is_said):
-    monkeypatch.setattr("verl_gdpo.hooks.verl_questions.VERSION", version)
+    monkeypatch.setattr("verl_gdpo.tools.check.machine.VERSION", version)
     said = " ".join(machine.what_may_replace_verl())
     assert said.startswith(f"verl {version} is a development version, or newer") == is_said
     # the extra `verl` alone keeps it
@@ -152,21 +151,23 @@ def test_what_ray_fails_on(monkeypatch):
     for name in ("RAY_ADDRESS", "RAY_TMPDIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TMPDIR", "/tmp")
-    assert machine.what_ray_refuses(config) == []
+    assert ray_start.what_ray_refuses(config) == []
     with monkeypatch.context() as changed:
         changed.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-        (problem,) = machine.what_ray_refuses(config)
+        (problem,) = ray_start.what_ray_refuses(config)
         assert problem.startswith(
             "RAY_ADDRESS=10.0.0.1:6379 with ray_kwargs.ray_init.num_cpus=16: the run would join"
         )
         assert problem.endswith("or set ray_kwargs.ray_init.num_cpus=null")
-        assert machine.what_ray_refuses(any_number) == []  # which is verl's default
+        assert ray_start.what_ray_refuses(any_number) == []  # which is verl's default
         started = "+ray_kwargs.ray_init.address=local"
-        assert machine.what_ray_refuses(composed("ray_kwargs.ray_init.num_cpus=16", started)) == []
+        assert (
+            ray_start.what_ray_refuses(composed("ray_kwargs.ray_init.num_cpus=16", started)) == []
+        )
         changed.setenv("RAY_ADDRESS", "local")
-        assert machine.what_ray_refuses(config) == []
+        assert ray_start.what_ray_refuses(config) == []
         place = "+ray_kwargs.ray_init.address=10.0.0.1:6379"
-        (problem,) = machine.what_ray_refuses(
+        (problem,) = ray_start.what_ray_refuses(
             compose_config(REPO / "recipes", "train", ["hardware=cpu", place])
         )
         assert problem.startswith("ray_kwargs.ray_init.address=10.0.0.1:6379 with ray_kwargs.ray_")
@@ -174,18 +175,18 @@ def test_what_ray_fails_on(monkeypatch):
             assert f" ray_kwargs.ray_init.{name}=null" in problem
     with monkeypatch.context() as changed:
         changed.setenv("TMPDIR", f"{sys.prefix}/tmp")
-        assert "is inside the virtual environment" in machine.what_ray_refuses(config)[0]
+        assert "is inside the virtual environment" in ray_start.what_ray_refuses(config)[0]
         changed.setenv("RAY_TMPDIR", "/tmp")  # which Ray prefers
-        assert machine.what_ray_refuses(config) == []
+        assert ray_start.what_ray_refuses(config) == []
     with monkeypatch.context() as changed:
         changed.setattr(sys, "executable", "/home/jürgen/my env/bin/python")
-        (problem,) = machine.what_ray_refuses(config)
+        (problem,) = ray_start.what_ray_refuses(config)
         assert problem.startswith("Ray starts no worker with /home/jürgen/my env/bin/python: a s")
         changed.setattr(sys, "executable", "/home/jürgen/my_env-3.11+x@y/bin/python3.11")
-        assert machine.what_ray_refuses(config) == []
+        assert ray_start.what_ray_refuses(config) == []
     with monkeypatch.context() as changed:
         changed.setattr("socket.create_connection", unreachable)
-        (problem,) = machine.what_ray_refuses(config)
+        (problem,) = ray_start.what_ray_refuses(config)
         assert problem.startswith("127.0.0.1 cannot be used on this machine")
 
 
@@ -204,14 +205,14 @@ def test_a_temporary_folder_that_is_too_long_is_the_one_that_ray_refuses(monkeyp
         folder = f"/tmp/{'x' * (length - 5)}"
         monkeypatch.setenv("TMPDIR", folder)
         try:
-            validate_socket_filepath(f"{folder}/ray{machine.SESSION.format(os.getpid())}")
+            validate_socket_filepath(f"{folder}/ray{ray_start.SESSION.format(os.getpid())}")
         except OSError:
             refused.append(length)
-        problems = machine.what_ray_refuses(config)
+        problems = ray_start.what_ray_refuses(config)
         assert any("folder of Ray is too long" in text for text in problems) == (length in refused)
     assert 0 < len(refused) < 20
     config = composed(f"+ray_kwargs.ray_init._temp_dir=/tmp/{'x' * 45}")
-    assert "is too long by" in machine.what_ray_refuses(config)[0]
+    assert "is too long by" in ray_start.what_ray_refuses(config)[0]
 
 
 def test_disks_that_are_full_also_without_a_gpu(monkeypatch, tmp_path):
@@ -232,9 +233,9 @@ def test_a_run_of_megatron_is_not_computed(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     size = SimpleNamespace(name="H100", major=9, minor=0, total_memory=9 * 10**10)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: size)
-    monkeypatch.setattr(gpus, "missing", lambda *found, **settings: [])
+    monkeypatch.setattr(on_gpus, "missing", lambda *found, **settings: [])
     config = compose_config(None, "ppo_megatron_trainer", [])
-    assert gpus.check_gpus(config) == ["8 GPUs of 90 GB"]
+    assert on_gpus.check_gpus(config) == ["8 GPUs of 90 GB"]
 
 
 # --- responses -----------------------------------------------------------------------------------
@@ -270,22 +271,17 @@ def test_a_long_answer_is_as_right_as_a_short_one(source, truth):
 
 
 def test_the_clock_starts_again_with_each_answer(monkeypatch):
-    """Ten answers in 300 s of a clock that a look takes 10 s forward, with 45 s for each."""
-    times = count(0, 10)
-    monkeypatch.setattr(dry_run, "monotonic", lambda: next(times))
-    # whatever the real clock says, each look finds an answer
+    waits = []
+
+    class Waiting(Queue):
+        def get(self, timeout):
+            waits.append(timeout)
+            return super().get(timeout=60)
+
     monkeypatch.setattr(dry_run, "SimpleQueue", Waiting)
-    news = []
     with dry_run._event_loop() as loop:
-        answers = dry_run._answers(loop, [answer(k) for k in range(10)], 45, news.append)
-    assert answers == [*range(10)]
-    # the first line after 5 s, and each next one after twice the time
-    assert news == [f"{k} of 10 responses are scored after {30 * k} s" for k in (1, 2, 4, 8)]
-
-
-class Waiting(Queue):
-    def get(self, timeout):
-        return super().get(timeout=60)
+        answers = dry_run._answers(loop, [answer(k) for k in range(10)], 45)
+    assert (answers, waits) == ([*range(10)], [45] * 10)
 
 
 async def answer(value):

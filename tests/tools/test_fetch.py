@@ -9,7 +9,7 @@ import huggingface_hub.constants
 import pytest
 
 from verl_gdpo.tools import RECIPES
-from verl_gdpo.tools.check import gpus
+from verl_gdpo.tools.check import on_gpus
 from verl_gdpo.tools.fetch import main
 
 OF_RECIPES = ("--config-dir", str(RECIPES), "--config-name", "train")
@@ -111,10 +111,10 @@ def test_nothing_is_downloaded_for_gpus_that_cannot_be_used(hub, capsys, monkeyp
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     size = SimpleNamespace(name="A10G", major=8, minor=6, total_memory=23_034 * 2**20)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: size)
-    monkeypatch.setattr(gpus, "missing", lambda *found, **settings: ["no C compiler"])
+    monkeypatch.setattr(on_gpus, "missing", lambda *found, **settings: ["no C compiler"])
     assert fetch("org/mine") == 1
     assert "fetch: org/mine is not downloaded: no C compiler" in capsys.readouterr().err
     assert hub.downloaded == ["config.json"]
-    monkeypatch.setattr(gpus, "missing", lambda *found, **settings: [])
+    monkeypatch.setattr(on_gpus, "missing", lambda *found, **settings: [])
     assert fetch("org/mine") == 0
     assert sorted(hub.downloaded) == ["config.json", "model.safetensors"]

@@ -1,28 +1,31 @@
-"""What is found of a machine's GPUs, which recipes fit them, and what they need besides."""
+"""What is found of a machine's GPUs, which keys they get, and what they need besides."""
 
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
-from composed_recipes import composed
+from composed_recipes import RECIPES, cells_after, composed
 from executable import program
-from omegaconf import OmegaConf
 from repository import REPO
 
-from verl_gdpo.tools.check import gpus, machine
+from verl_gdpo.tools.check import gpus, machine, on_gpus
 from verl_gdpo.tools.check.gpus import (
-    QWEN_1_5B,
-    TASKS,
+    CARDS_GB,
+    COUNTS,
+    KEYS,
+    MODEL_OF_TASK,
+    OFFLOAD_POLICY,
+    TOKENS,
     Gpu,
+    Keys,
     find_gpus,
-    fitting,
+    keys_for,
     overrides_for,
-    shape_of,
     used_of,
 )
-from workshop.benchmarks.gpu_tables import needed_gb
 
 A100, L4, L40S, H200 = 81_920, 23_034, 46_068, 143_771  # MiB, as nvidia-smi says
 A100_40, RTX_5090, B200, H20 = 40_960, 32_607, 183_359, 97_871
@@ -34,87 +37,60 @@ def made(*memory, driver="580.95.05", capability=(8, 0)):
     ]
 
 
-def gb(mib):
-    return mib * 2**20 / 1e9
-
-
 @pytest.mark.parametrize(
-    ("memory", "hardware", "away"),
+    ("task", "memory", "hardware", "keys"),
     [
-        ([A100], "hardware=1gpu", ""),
-        ([A100_40], "hardware=1gpu", ""),
-        ([RTX_5090], "hardware=1gpu", "offload_policy"),
-        ([L4], "hardware=1gpu", "offload_policy"),
-        ([L4] * 2, "hardware=8gpu trainer.n_gpus_per_node=2", ""),
-        ([A100_40] * 4, "hardware=8gpu trainer.n_gpus_per_node=4", ""),
-        ([L40S] * 6, "hardware=8gpu trainer.n_gpus_per_node=4", ""),
-        ([A100, L40S, A100], "hardware=8gpu trainer.n_gpus_per_node=2", ""),
-        ([L4] * 9, "hardware=8gpu", ""),
-        ([H20] * 8, "hardware=8gpu", ""),
-        ([B200] * 8, "hardware=8gpu", ""),
+        ("tool_rl", [A100], "1gpu", Keys()),
+        ("tool_rl", [A100_40], "1gpu", Keys(vllm_share=0.43)),
+        ("tool_rl", [RTX_5090], "1gpu", Keys(adam_on_cpu=True)),
+        ("tool_rl", [L4] * 2, "8gpu trainer.n_gpus_per_node=2", Keys(16_384, 0.43)),
+        ("gsm8k", [L40S] * 6, "8gpu trainer.n_gpus_per_node=4", Keys()),
+        ("gsm8k", [A100, L4, A100], "8gpu trainer.n_gpus_per_node=2", Keys(16_384, 0.43)),
+        ("math_length", [A100_40], "1gpu", Keys(15_360, 0.37)),
+        ("coding", [L4] * 9, "8gpu", Keys(15_360, 0.79, adam_on_cpu=True)),
+        ("coding", [H200], "1gpu", Keys(9216, 0.31)),
+        ("coding", [H20] * 2, "8gpu trainer.n_gpus_per_node=2", Keys(adam_on_cpu=True)),
+        ("coding", [B200] * 8, "8gpu", Keys()),
+        ("coding", [16_384] * 8, "8gpu", Keys(15_360, 0.79, adam_on_cpu=True)),
     ],
 )
-def test_what_is_chosen_leaves_no_doubts(memory, hardware, away):
-    found = made(*memory)
-    overrides = overrides_for("tool_rl", found, used_of(found))
-    assert " ".join(overrides).startswith(hardware + " actor_rollout_ref.")
-    config = composed(*overrides)
-    gpu_gb = gb(min(memory))
-    assert max(needed_gb(QWEN_1_5B, config, gpu_gb).values()) <= 0.941 * gpu_gb
-    assert gpus.doubts(config, QWEN_1_5B, gpu_gb) == []
-    fsdp = config.actor_rollout_ref.actor.fsdp_config
-    offloads = [key for key in fsdp if "offload" in key and fsdp[key] is True]
-    assert " ".join(offloads) == away
-    assert config.actor_rollout_ref.rollout.gpu_memory_utilization >= 0.3
+def test_the_overrides_of_a_machine(task, memory, hardware, keys):
+    choice, *overrides = overrides_for(task, made(*memory), used_of(len(memory)))
+    number = overrides.pop(0) if "n_gpus" in overrides[0] else ""
+    assert f"{choice} {number}".strip() == f"hardware={hardware}"
+    config = composed(f"task={task}", *overrides)
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    offload_policy = actor.fsdp_config.offload_policy
+    tokens = actor.ppo_max_token_len_per_gpu
+    assert Keys(tokens, rollout.gpu_memory_utilization, offload_policy) == keys
+    assert (actor.fsdp_config.param_offload, actor.fsdp_config.optimizer_offload) == (False,) * 2
 
 
-def test_nothing_and_too_little():
+def test_every_micro_batch_holds_the_longest_row():
+    for task, billions in MODEL_OF_TASK.items():
+        data = composed(f"task={task}").data
+        keys = [keys_for(billions, n, card * 1024) for n in COUNTS for card in CARDS_GB]
+        assert min(k.tokens for k in keys) >= data.max_prompt_length + data.max_response_length
+
+
+def test_the_table_in_the_document():
+    """Every key of a recipe is the default one, or is in the table."""
+    cells = cells_after("These machines get other keys")[2:]
+    assert cells == [
+        [f"{size} B", str(count), f"{card} GB", *map(str, keys)]
+        for size, of_counts in KEYS.items()
+        for count, of_cards in of_counts.items()
+        for card, keys in of_cards.items()
+    ]
+    text = (RECIPES / "README.md").read_text()
+    for key, value in Keys().overrides().items():
+        assert key.rpartition(".")[2] in text and f"| `{value}` |" in text
+
+
+def test_nothing_and_too_few():
     assert overrides_for("tool_rl", [], 0) == ["hardware=cpu"]
-    with pytest.raises(ValueError, match=r"8 x a GPU of 16,384 MiB is too little for task=coding"):
-        overrides_for("coding", made(*[16_384] * 8), 8)
     with pytest.raises(ValueError, match="2 GPUs are wanted, and 1 are here"):
         overrides_for("tool_rl", made(A100), 2)
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 8])
-@pytest.mark.parametrize("memory", [L4, RTX_5090, A100_40, L40S, A100, H20, H200, B200])
-@pytest.mark.parametrize("task", TASKS)
-def test_keys_leave_room(task, memory, count):
-    """Of the longest row, and on the GPU as a whole, for all recipes' models."""
-    shape, longest = TASKS[task]
-    keys = fitting(shape, longest, count, gb(memory))
-    if keys is None:
-        assert (task, count) in {("coding", 1), ("coding", 2), ("coding", 4)} and memory < L40S
-        return
-    config = composed(f"task={task}", f"trainer.n_gpus_per_node={count}")
-    for key, value in keys.items():
-        OmegaConf.update(config, key, value)
-    needed = needed_gb(shape, config, gb(memory))
-    assert max(needed.values()) <= 0.941 * gb(memory)
-    assert keys["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] >= longest
-
-
-def test_shared_memory_that_is_too_small(monkeypatch):
-    config = composed("task=coding", "hardware=8gpu")
-    free = SimpleNamespace(free=64e6)
-    monkeypatch.setattr(gpus.shutil, "disk_usage", lambda path: free)
-    (problem,) = gpus.small_shared_memory(config)
-    assert "/dev/shm: 0.06 GB free; expected at least 4.0 for vLLM" in problem
-    free.free = 5e9
-    assert gpus.small_shared_memory(config) == []
-
-
-def test_the_shape_of_a_model_in_a_folder(tmp_path):
-    from transformers import Qwen2Config
-
-    sizes = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
-    heads = {"num_attention_heads": 12, "num_key_value_heads": 2}
-    Qwen2Config(vocab_size=151936, tie_word_embeddings=True, **sizes, **heads).save_pretrained(
-        tmp_path
-    )
-    assert shape_of(str(tmp_path)) == QWEN_1_5B
-    for name in ("no-one/not-in-the-cache", "/no/such/model", "./models/qwen", "hdfs://a/b/c"):
-        assert shape_of(name) is None, name
 
 
 @pytest.fixture
@@ -135,13 +111,8 @@ def nvidia_smi(tmp_path, monkeypatch):
     return prints
 
 
-@pytest.fixture
-def no_device(monkeypatch):
-    monkeypatch.setattr(gpus, "_devices", lambda: "")
-
-
 @pytest.mark.parametrize(
-    ("visible", "seen"),
+    ("visible", "indices"),
     [
         (None, "0123"),
         ("", ""),
@@ -152,10 +123,10 @@ def no_device(monkeypatch):
         ("1,7", "1"),
     ],
 )
-def test_gpus_that_are_visible(nvidia_smi, visible, seen):
+def test_gpus_that_are_visible(nvidia_smi, visible, indices):
     nvidia_smi(*made(A100, A100, A100, A100))
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert "".join(gpu.index for gpu in find_gpus(environment)) == seen
+    assert "".join(gpu.index for gpu in find_gpus(environment)) == indices
 
 
 @pytest.mark.parametrize(
@@ -169,7 +140,8 @@ def test_what_is_visible_cannot_be_used(nvidia_smi, visible, words):
         find_gpus({"CUDA_VISIBLE_DEVICES": visible})
 
 
-def test_no_nvidia_smi_or_a_broken_one(nvidia_smi, monkeypatch, no_device):
+def test_no_nvidia_smi_or_a_broken_one(nvidia_smi, monkeypatch):
+    monkeypatch.setattr(gpus, "_devices", lambda: "")
     nvidia_smi(code=9)
     assert find_gpus({}) == []
     monkeypatch.setenv("PATH", "/nowhere")
@@ -178,12 +150,6 @@ def test_no_nvidia_smi_or_a_broken_one(nvidia_smi, monkeypatch, no_device):
     with pytest.raises(ValueError, match=r"/dev/nvidia0: .* but nvidia-smi does not work"):
         find_gpus({})
     assert find_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
-
-
-def test_mixed_gpus_are_as_small_as_the_smallest(nvidia_smi):
-    nvidia_smi(*made(A100, L4))
-    found = find_gpus({})
-    assert overrides_for("tool_rl", found, 2) == overrides_for("tool_rl", made(L4, L4), 2)
 
 
 def test_alone_before_anything_is_installed(nvidia_smi, tmp_path):
@@ -211,31 +177,73 @@ def test_what_a_machine_lacks(monkeypatch, tmp_path):
     assert gpus.missing(made(A100), tmp_path) == []
 
 
-def test_check_of_a_gpu_run(monkeypatch):
-    """Through torch's answers, on a machine without a GPU."""
-    config = composed("hardware=8gpu", "trainer.n_gpus_per_node=2")
-    with pytest.raises(ValueError, match=r"n_gpus_per_node=2, but 0 GPUs are here.*--elsewhere"):
-        gpus.check_gpus(config)
-    assert gpus.check_gpus(composed("hardware=cpu")) == []
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """What torch would say of them; `total_memory` can be changed."""
+    size = SimpleNamespace(total_memory=A100 * 2**20, name="a GPU", major=8, minor=0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    size = SimpleNamespace(total_memory=A100_40 * 2**20, name="a GPU", major=8, minor=0)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: size)
-    monkeypatch.setattr(gpus, "missing", lambda found, folder, disk_gb: [])
-    monkeypatch.setattr(gpus, "shape_of", lambda path: None)
-    assert gpus.check_gpus(config) == ["2 GPUs of 43 GB"]
-    monkeypatch.setattr(gpus, "shape_of", lambda path: QWEN_1_5B)
-    size.total_memory = A100 * 2**20
-    assert gpus.check_gpus(config) == ["2 GPUs of 86 GB"]
-    size.total_memory = L4 * 2**20
-    _, doubt = gpus.check_gpus(config)
-    assert doubt.startswith("1.54 B parameters on 2 x 24 GB may not fit (computed, not measured).")
-    assert "What fits: actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384" in doubt
-    size.total_memory = 8 * 10**9
-    assert gpus.check_gpus(config)[1].endswith("What fits: more GPUs, or a smaller model")
-    size.total_memory = A100 * 2**20
-    monkeypatch.setattr(gpus, "missing", lambda found, folder, disk_gb: [f"{disk_gb:.0f}"])
-    with pytest.raises(ValueError, match=r"^55\. "):  # 15, 3 and two checkpoints of 18.5 GB
-        gpus.check_gpus(config)
+    monkeypatch.setattr(on_gpus, "missing", lambda gpus, folder, disk_gb: [])
+    return size
+
+
+def test_too_few_gpus():
+    with pytest.raises(ValueError, match=r"n_gpus_per_node=2, but 0 GPUs are here.*--elsewhere"):
+        on_gpus.check_gpus(composed("hardware=8gpu", "trainer.n_gpus_per_node=2"))
+    assert on_gpus.check_gpus(composed("hardware=cpu")) == []
+
+
+@pytest.mark.parametrize(
+    ("billions", "memory", "words"),
+    [
+        (None, A100_40, None),
+        (1.54, A100, None),
+        (1.54, L4, f"1.54 B parameters on 2 x 24 GB may not fit.*: {TOKENS}=16384"),
+        (4.02, L4, f"4.02 B .* less memory: {TOKENS}=15360 {OFFLOAD_POLICY}=True"),
+        (70.5, A100, r"70.50 B .* has models up to 7.6 B parameters, and GPUs from 24 GB on"),
+        (1.54, 8192, r".*on 2 x 9 GB: the table of keys has models up to"),
+    ],
+)
+def test_keys_that_the_table_has_not(two_gpus, monkeypatch, billions, memory, words):
+    """A warning alone."""
+    two_gpus.total_memory = memory * 2**20
+    monkeypatch.setattr(on_gpus, "billions_in", lambda path: billions)
+    count, *doubts = on_gpus.check_gpus(composed("hardware=8gpu", "trainer.n_gpus_per_node=2"))
+    assert count == f"2 GPUs of {memory * 2**20 / 1e9:.0f} GB"
+    assert re.match(words or "$", " ".join(doubts))
+    lora = composed("trainer.n_gpus_per_node=2", "actor_rollout_ref.model.lora_rank=8")
+    assert on_gpus.what_may_not_fit(lora, billions or 1, memory << 20) == []
+
+
+def test_the_disk_of_a_model_is_asked_for(two_gpus, monkeypatch):
+    """15 GB, the weights of 2 bytes, and two checkpoints of 12 bytes a parameter."""
+    monkeypatch.setattr(on_gpus, "billions_in", lambda path: 7.6156)
+    monkeypatch.setattr(on_gpus, "missing", lambda gpus, folder, disk_gb: [f"{disk_gb:.0f}"])
+    with pytest.raises(ValueError, match=r"^213\. VERL_GDPO_ANY_MACHINE=1 goes on"):
+        on_gpus.check_gpus(composed("hardware=8gpu", "trainer.n_gpus_per_node=2"))
+
+
+def test_shared_memory_that_is_too_small(monkeypatch):
+    config = composed("task=coding", "hardware=8gpu")
+    free = SimpleNamespace(free=64e6)
+    monkeypatch.setattr(gpus.shutil, "disk_usage", lambda path: free)
+    (problem,) = on_gpus.small_shared_memory(config)
+    assert "/dev/shm: 0.06 GB free; expected at least 4.0 for vLLM" in problem
+    free.free = 5e9
+    assert on_gpus.small_shared_memory(config) == []
+
+
+def test_the_size_of_a_model_in_a_folder(tmp_path):
+    from transformers import Qwen2Config
+
+    sizes = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 2}
+    Qwen2Config(vocab_size=151936, tie_word_embeddings=True, **sizes, **heads).save_pretrained(
+        tmp_path
+    )
+    assert on_gpus.billions_in(str(tmp_path)) == 1.543714304
+    for name in ("no-one/not-in-the-cache", "/no/such/model", "./models/qwen", "hdfs://a/b/c"):
+        assert on_gpus.billions_in(name) is None, name
 
 
 def test_engines_that_are_not_installed(monkeypatch):

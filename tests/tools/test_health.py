@@ -1,29 +1,26 @@
 """The first line of the page: healthy, look at this, or broken, and why."""
 
 import math
-from pathlib import Path
 
 import pytest
+from made_arms import made_arm
 from run_folder_writer import make_run
 
 from verl_gdpo.run.starts import Start, ended, write
+from verl_gdpo.tools.report.arms import read_arms
 from verl_gdpo.tools.report.charts import sections
-from verl_gdpo.tools.report.health import all_said, verdict
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
+from verl_gdpo.tools.report.health import all_remarks, verdict
 
 
 def line_of(*arms):
-    return verdict(all_said(arms, sections(arms)[0].charts), arms)
+    return verdict(all_remarks(arms, sections(arms)[0].charts), arms)
 
 
 def arm(name="gdpo", steps=60, **values):
     """`values` are numbers, or functions of the step."""
-    metrics = {
-        step: {"gdpo/a/mean": 0.5}
-        | {key: v(step) if callable(v) else v for key, v in values.items()}
-        for step in range(1, steps + 1)
-    }
-    return RunsOfArm(name, [Run(Path(name), metrics)])
+    values = {"gdpo/a/mean": 0.5, **values}
+    at = lambda step: {k: v(step) if callable(v) else v for k, v in values.items()}  # noqa: E731
+    return made_arm(name, {step: at(step) for step in range(1, steps + 1)})
 
 
 def after(step, value, usual):
@@ -35,15 +32,15 @@ def test_a_healthy_run_is_healthy():
     assert line_of(arm(steps=19))[1].endswith("in 19 steps, which are too few for most rules")
     two = arm(), arm("grpo")
     assert line_of(*two) == ("healthy", "no rule finds anything in 60 steps")
-    assert [(one.level, one.text) for one in all_said(two, [])] == [
+    assert [(one.level, one.text) for one in all_remarks(two, [])] == [
         ("note", "One run per arm: differences may be chance")
     ]
 
 
 def test_without_names_of_rewards_it_says_what_no_rule_sees():
     metrics = {step: {"critic/score/mean": 0.5} for step in range(30)}
-    _, why = line_of(RunsOfArm("mine", [Run(Path("mine"), metrics)]))
-    assert why.endswith("without the metrics of verl-gdpo, no rule on each reward sees mine")
+    _, why = line_of(made_arm("mine", metrics))
+    assert why.endswith("without the metrics of verl-gdpo, no rule on each reward sees mine0")
 
 
 @pytest.mark.parametrize(
@@ -71,13 +68,13 @@ def test_the_worst_comes_first_and_the_others_are_counted():
     values = {"actor/pg_clipfrac": after(40, 0.7, 0.01), "actor/entropy": after(45, 1e-6, 0.5)}
     arms = arm(**values), arm("grpo")
     level, why = line_of(*arms)
-    assert (level, why.startswith("gdpo: the entropy"), why[-14:]) == (
+    assert (level, why.startswith("gdpo0: the entropy"), why[-14:]) == (
         "broken",
         True,
         "; 1 more below",
     )
     charts = sections(arms)[0].charts
-    broken, look, note = all_said(arms, charts)
+    broken, look, note = all_remarks(arms, charts)
     assert (broken.first, broken.last, look.first, note.last) == (46, 60, 41, 0)
     assert broken.chart == next(chart.id for chart in charts if chart.title == "Entropy")
 
@@ -86,7 +83,7 @@ def test_arms_of_unequal_length_are_to_be_looked_at():
     level, why = line_of(arm(steps=20), arm("grpo"))
     assert level == "look at this"
     assert why == "the runs end at different steps (gdpo at 20; grpo at 60)"
-    [said, _] = all_said((arm(steps=20), arm("grpo")), [])
+    [said, _] = all_remarks((arm(steps=20), arm("grpo")), [])
     assert "up to step 20, the last one that all runs have" in said.advice
 
 

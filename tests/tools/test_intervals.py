@@ -1,22 +1,22 @@
 """What a report says of seeds: which runs are pooled, and which differences it claims."""
 
 import functools
-from pathlib import Path
 
 import numpy as np
 import pytest
+from made_arms import made_arm
 from omegaconf import OmegaConf
 from run_folder_writer import make_run
 from scipy import stats
 
 from verl_gdpo.run.outline import ends
+from verl_gdpo.tools.report.arms import RunsOfArm, ends_apart, read_arms
 from verl_gdpo.tools.report.intervals import (
     CONFIDENCE,
     differences_of_arms,
     risk_of_each,
     table_of_differences,
 )
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, ends_apart, read_arms
 from verl_gdpo.tools.report.tables import results
 
 
@@ -56,17 +56,12 @@ def test_the_ends_are_what_they_say():
     assert "after" not in ends({0: {key: 0.1}})["format"]
 
 
-def made_arm(name, values_of_runs, **settings):
+def arm_of(name, values_of_runs, **settings):
     """A run for each tuple, which are its rewards at all of ten steps."""
-    return RunsOfArm(
-        name, [made(name, seed, v, **settings) for seed, v in enumerate(values_of_runs)]
-    )
-
-
-def made(name, seed, values, **settings):
-    found = {f"gdpo/{reward}/mean": value for reward, value in zip("xyzuvw", values, strict=False)}
-    config = configured(name, seed, **settings)
-    return Run(Path(f"{name}{seed}"), dict.fromkeys(range(1, 11), found), config)
+    named = (zip("xyzuvw", values, strict=False) for values in values_of_runs)
+    rewards = [{f"gdpo/{reward}/mean": value for reward, value in pairs} for pairs in named]
+    configs = [configured(name, seed, **settings) for seed in range(len(rewards))]
+    return made_arm(name, *(dict.fromkeys(range(1, 11), r) for r in rewards), configs=configs)
 
 
 @functools.cache
@@ -81,7 +76,7 @@ def t_of_2(risk):
 
 def test_an_interval_by_hand():
     # 2 1 3 less 1 1 1: mean 1, std 1, error 1/sqrt 3
-    arms = [made_arm("grpo", [(1,), (1,), (1,)]), made_arm("gdpo", [(2,), (1,), (3,)])]
+    arms = [arm_of("grpo", [(1,), (1,), (1,)]), arm_of("gdpo", [(2,), (1,), (3,)])]
     [found] = differences_of_arms(arms)
     assert (found.arm, found.other, found.is_paired) == ("gdpo", "grpo", True)
     risk = 1 - CONFIDENCE
@@ -89,10 +84,10 @@ def test_an_interval_by_hand():
     assert found.high == pytest.approx(1 + t_of_2(risk) / 3**0.5) == pytest.approx(3.0659, abs=1e-4)
     assert not found.is_claimed
     # other rows: Welch, whose variance and freedom here are of gdpo alone
-    [found] = differences_of_arms([arms[1], made_arm("grpo", [(1,)] * 3, train_files="other")])
+    [found] = differences_of_arms([arms[1], arm_of("grpo", [(1,)] * 3, train_files="other")])
     assert (found.is_paired, found.high) == (False, pytest.approx(1 + t_of_2(risk) / 3**0.5))
     # a second comparison makes each interval wider: below five runs the risk is split evenly
-    arms = [made_arm("grpo", [(1, 0)] * 3), made_arm("gdpo", [(2, 0), (1, 0), (3, 0)])]
+    arms = [arm_of("grpo", [(1, 0)] * 3), arm_of("gdpo", [(2, 0), (1, 0), (3, 0)])]
     x, y = differences_of_arms(arms)
     assert x.high == pytest.approx(1 + t_of_2(risk / 2) / 3**0.5)
     assert (y.low, y.high, y.is_claimed) == (0, 0, False)
@@ -118,9 +113,9 @@ def test_arms_without_common_rows_share_the_risk():
     """Each comparison has its part of the risk, and within an arm the joint one of its rewards."""
     runs = [(1, 10), (2, 20), (3, 30), (4, 40), (5, 50)]  # y is 10 x, and errs with it
     arms = [
-        made_arm("gdpo", runs),
-        made_arm("grpo", runs),
-        made_arm("other", runs, train_files="o"),
+        arm_of("gdpo", runs),
+        arm_of("grpo", runs),
+        arm_of("other", runs, train_files="o"),
     ]
     found = differences_of_arms(arms)
     assert [(one.reward, one.other, one.is_paired) for one in found] == [
@@ -133,13 +128,13 @@ def test_arms_without_common_rows_share_the_risk():
 
 
 def test_runs_are_paired_by_their_seeds_and_not_by_their_order():
-    gdpo, grpo = made_arm("gdpo", [(1,), (5,), (9,)]), made_arm("grpo", [(0,), (4,), (8.5,)])
+    gdpo, grpo = arm_of("gdpo", [(1,), (5,), (9,)]), arm_of("grpo", [(0,), (4,), (8.5,)])
     [found] = differences_of_arms([gdpo, RunsOfArm("grpo", grpo.runs[::-1])])
     assert found.is_paired and found.is_claimed  # 1, 1 and .5; unpaired, the spread is 4
 
 
 def test_one_run_has_no_interval():
-    arms = [made_arm("gdpo", [(1,)]), made_arm("grpo", [(1,), (2,)])]
+    arms = [arm_of("gdpo", [(1,)]), arm_of("grpo", [(1,), (2,)])]
     assert differences_of_arms(arms) == [] and table_of_differences(arms) is None
 
 
@@ -161,8 +156,8 @@ def simulated_claims(rewards, shift=0.0, correlation=0.0, is_paired=True):
     for _ in range(REPORTS):
         seeds, others, gdpo, grpo = rng.normal(scale=0.5**0.5, size=(4, 5, rewards)) @ mixed.T
         gdpo[:, 0] += shift
-        other = made_arm("grpo", (seeds if is_paired else others) + grpo, **rows)
-        found = differences_of_arms([made_arm("gdpo", seeds + gdpo), other])
+        other = arm_of("grpo", (seeds if is_paired else others) + grpo, **rows)
+        found = differences_of_arms([arm_of("gdpo", seeds + gdpo), other])
         assert found[0].is_paired == is_paired
         claims.append((found[0].is_claimed, any(one.is_claimed for one in found)))
     return np.mean(claims, axis=0)
@@ -206,9 +201,7 @@ def test_arms_of_unequal_length_are_compared_where_both_are():
         curve = {step: {"gdpo/x/mean": step / 100} for step in range(1, steps + 1)}
         for step in range(every, steps + 1, every):
             curve[step]["val-aux/made/y/mean@1"] = step / 100
-        return RunsOfArm(
-            name, [Run(Path(f"{name}{i}"), curve, configured(name, i)) for i in (1, 2)]
-        )
+        return made_arm(name, curve, curve, configs=[configured(name, seed) for seed in (1, 2)])
 
     arms = [arm("gdpo", 22, 6), arm("grpo", 60, 4)]
     assert {one.reward: one.value for one in differences_of_arms(arms)} == {"x": 0, "y": 0}

@@ -18,8 +18,8 @@ from verl_gdpo.tools import replay, report, summary
 from verl_gdpo.tools.replay.arms import Arm
 from verl_gdpo.tools.replay.comparison import OF_SCORE, Replay
 from verl_gdpo.tools.report import examples
+from verl_gdpo.tools.report.arms import read_arms
 from verl_gdpo.tools.report.page import build_page
-from verl_gdpo.tools.report.runs import read_arms
 from verl_gdpo.tools.report.tables import inputs_of
 
 DUMP = {"input": "2 + 2?", "output": "4", "gts": "4", "score": 1.0, "step": 1}
@@ -117,6 +117,8 @@ def test_another_scorer_is_compared_and_said(plain, capsys):
     assert "in 384 rollouts its `score` is not the sum of its rewards" in out
     assert replay.main([plain_verl_archive.DUMPS, "--scorer", f"{__name__}:bare_number"]) == 0
     assert re.search(r"^acc +", capsys.readouterr().out, re.M)
+    source = ["--scorer", f"{__name__}:needs_a_source", "--data-source", "math"]
+    assert replay.main([plain_verl_archive.DUMPS, *source]) == 0
 
 
 def test_the_scorer_may_use_the_weak_sandbox(monkeypatch):
@@ -163,11 +165,6 @@ def test_what_replay_refuses_of_a_plain_dump(plain, capsys, scorer, more, messag
     named = [] if scorer is None else ["--scorer", scorer]
     assert replay.main([plain_verl_archive.DUMPS, *named, *more]) == 1
     assert re.search(message, capsys.readouterr().err)
-
-
-def test_the_source_that_a_scorer_is_given(plain):
-    named = ["--scorer", f"{__name__}:needs_a_source", "--data-source", "math"]
-    assert replay.main([plain_verl_archive.DUMPS, *named]) == 0
 
 
 @pytest.mark.parametrize(

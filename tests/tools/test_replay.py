@@ -359,11 +359,11 @@ def test_overrides_mean_what_they_mean_in_training(algorithm, overrides, expecte
         assert own.changed("changed", overrides).algorithm == {**GDPO, **expected}
 
 
-def of_tool_rl(folder, rewards):
+def of_tool_rl(folder, rewards, **algorithm):
     """A run of a task of ours whose configuration names these rewards."""
     values = {"p_0_0": (0, 0), "p_1_0": (0, 1), "q_0_0": (0, 0), "q_1_0": (1, 1)}
     rows = [rollout(u, source="rlla", format=f, correctness=c) for u, (f, c) in values.items()]
-    algorithm = {**GDPO, "gdpo": {"rewards": rewards}}
+    algorithm = {**GDPO, "gdpo": {"rewards": rewards}, **algorithm}
     path = write(folder, {1: rows}, algorithm) / "hydra" / ".hydra" / "config.yaml"
     model = {"enable": False, "enable_resource_pool": False}
     reward = {
@@ -434,11 +434,7 @@ def test_an_old_run_with_a_partial_mapping_is_read_as_it_was_trained(tmp_path, c
 
 
 def test_replay_refuses_what_training_refuses(tmp_path, capsys):
-    folder = of_tool_rl(tmp_path, None)
-    path = folder / "hydra" / ".hydra" / "config.yaml"
-    config = yaml.safe_load(path.read_text())
-    config["algorithm"]["filter_groups"] = {"enable": True}
-    path.write_text(yaml.safe_dump(config))
+    folder = of_tool_rl(tmp_path, None, filter_groups={"enable": True})
     falls = "++algorithm.gdpo.rewards={format: {weight: {0: 1, 9: 0}}, correctness: 0}"
     assert main([str(folder), falls]) == 1
     assert "all weights are 0 at step 9" in capsys.readouterr().err
@@ -540,41 +536,31 @@ def test_advantages_that_are_not_the_settings_are_a_warning_and_exit_1(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "reason"),
+    ("algorithm", "advantage", "texts"),
     [
-        (None, "defaults"),
-        (None, "name the run's configuration with --config"),
-        ({**GRPO, "use_kl_in_reward": True}, "does not hold the KL"),
-        (GRPO, "resumed with other settings"),
+        (None, 9.0, ["defaults", "name the run's configuration with --config"]),
+        ({**GRPO, "use_kl_in_reward": True}, 9.0, ["does not hold the KL"]),
+        (GRPO, 9.0, ["run: ++algorithm.adv_estimator=grpo", "resumed with other settings"]),
+        # another estimator's advantages are taken as they are
+        (
+            {"adv_estimator": "rloo"},
+            None,
+            ["adv_estimator=rloo is not recomputed", "== gdpo ==", "== grpo =="],
+        ),
     ],
 )
-def test_why_they_may_not_be_reproduced(tmp_path, capsys, algorithm, reason):
-    rows = [rollout(f"p_{i}_0", 9.0, x=float(i)) for i in range(2)]
-    write(tmp_path, {1: rows}, algorithm)
-    assert main([str(tmp_path)]) == 1
-    assert reason in capsys.readouterr().out
-
-
-def test_a_step_without_an_end_is_not_taken_for_a_configuration(tmp_path, capsys):
-    rows = [rollout(f"p_{i}_0", 9.0, x=float(i)) for i in range(2)]
-    write(tmp_path, {1: rows, 2: rows})
-    last = tmp_path / "rollouts" / "2.jsonl"
-    last.write_text(last.read_text()[:-5])
-    assert main([str(tmp_path)]) == 1
-    assert "name the run's configuration with --config" in capsys.readouterr().out
-
-
-def test_another_estimators_advantages_are_taken_as_they_are(tmp_path, capsys):
-    write(tmp_path, {1: two_groups()}, {"adv_estimator": "rloo"})
-    assert main([str(tmp_path)]) == 0
+def test_whether_and_why_advantages_are_not_reproduced(
+    tmp_path, capsys, algorithm, advantage, texts
+):
+    rows = two_groups()
+    for row in rows if advantage else ():
+        row["advantage"] = advantage
+    folder = write(tmp_path, {1: rows, 2: rows}, algorithm)
+    last = folder / "rollouts" / "2.jsonl"
+    last.write_text(last.read_text()[:-5])  # a step without an end is no configuration
+    assert main([str(folder / "rollouts")]) == bool(advantage)
     out = capsys.readouterr().out
-    assert "adv_estimator=rloo is not recomputed" in out
-    assert "== gdpo ==" in out and "== grpo ==" in out
-
-
-def test_the_dump_alone_finds_the_runs_configuration(tmp_path, capsys):
-    main([str(write(tmp_path, {1: two_groups()}, GRPO) / "rollouts")])
-    assert "run: ++algorithm.adv_estimator=grpo" in capsys.readouterr().out
+    assert all(text in out for text in texts)
 
 
 def test_a_configuration_elsewhere(tmp_path, capsys):

@@ -7,7 +7,7 @@ import yaml
 from run_folder_writer import make_run
 
 from verl_gdpo.run.starts import Start, ended, write
-from verl_gdpo.tools.report.runs import read_arms
+from verl_gdpo.tools.report.arms import read_arms
 from verl_gdpo.tools.report.tables import starts
 from verl_gdpo.tools.summary import main as summary
 

@@ -41,7 +41,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value")
 
 
-def compose_given(options: argparse.Namespace) -> Any:
+def compose_arguments(options: argparse.Namespace) -> Any:
     """Return the configuration of the parsed arguments; see `compose_config`."""
     where = (options.config_dir, options.config_name)
     try:
@@ -52,9 +52,9 @@ def compose_given(options: argparse.Namespace) -> Any:
                 f"{error}\nThe recipes of verl-gdpo are found with --config-dir {RECIPES} "
                 "--config-name train, as in the training command"
             ) from error
-        if not (said := re.match(r"Could not override '([\w.]+)'", str(error))):
+        if not (match := re.match(r"Could not override '([\w.]+)'", str(error))):
             raise
-        raise ValueError(_of_unknown_key(said[1], options)) from error
+        raise ValueError(_of_unknown_key(match[1], options)) from error
 
 
 def _of_unknown_key(key: str, options: argparse.Namespace) -> str:
@@ -64,14 +64,14 @@ def _of_unknown_key(key: str, options: argparse.Namespace) -> str:
     )
     block, _, name = key.rpartition(".")
     beside = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == block}
-    close = [beside[one] for one in difflib.get_close_matches(name, beside, 1)]
+    close = [beside[other] for other in difflib.get_close_matches(name, beside, 1)]
     meant = [*close, *(k for k in known if k.endswith(f".{key}"))][:1]
-    given = next((o for o in options.overrides if o.partition("=")[0] == key), key)
+    override = next((o for o in options.overrides if o.partition("=")[0] == key), key)
     is_verls = options.config_name == PLAIN
     where = "verl's configuration" if is_verls else f"the configuration {options.config_name}"
     guess = f"; did you mean {meant[0]!r}? If not, a +" if meant else ", so a +"
-    new = shlex.quote(f"+{given}")
-    return f"{given}: {where} does not have {key}{guess} has to be put before it: {new}"
+    new = shlex.quote(f"+{override}")
+    return f"{override}: {where} does not have {key}{guess} has to be put before it: {new}"
 
 
 def keys_of(config: Any) -> list[str]:
@@ -134,8 +134,8 @@ def composed(config: Any, overrides: Sequence[str]) -> Any:
         ConfigLoaderImpl._apply_overrides_to_config(parsed, changed)
         OmegaConf.resolve(changed)
     except (HydraException, OmegaConfBaseException) as error:
-        said = " ".join(str(error).replace("use +", "use ++").split())
-        raise ValueError(f"{' '.join(overrides)}: {said}") from None
+        message = " ".join(str(error).replace("use +", "use ++").split())
+        raise ValueError(f"{' '.join(overrides)}: {message}") from None
     OmegaConf.set_struct(changed, False)
     return changed
 

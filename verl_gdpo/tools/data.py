@@ -41,8 +41,8 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (DataError, TaskError, OSError) as error:
-        said = "\n  ".join(" ".join(line.split()) for line in str(error).splitlines())
-        print(f"data_prep: error: {said}", file=sys.stderr)
+        message = "\n  ".join(" ".join(line.split()) for line in str(error).splitlines())
+        print(f"data_prep: error: {message}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         print("data_prep: error: interrupted", file=sys.stderr)
@@ -60,8 +60,8 @@ def prepare(args: argparse.Namespace) -> None:
     if args.if_needed and is_there(paths, made_from(task, options)):
         print(f"{' and '.join(map(str, paths))}: up to date")
         return
-    said = as_typed(options)
-    if args.keep_others and (made := recorded_options(paths)) is not None and made != said:
+    command_options = as_typed(options)
+    if args.keep_others and (made := recorded_options(paths)) is not None and made != command_options:
         command = f"verl-gdpo data {task.name} {made}".strip()
         print(f"{args.out}: kept as `{command}` made it; delete it for other rows")
         return
@@ -70,20 +70,20 @@ def prepare(args: argparse.Namespace) -> None:
     splits = load(args.sources, args)
     shared = overlap(splits)
     files = {args.out / f"{split}.parquet": rows for split, rows in splits.items()}
-    write_parquets(files, made_from(task, options), said)
+    write_parquets(files, made_from(task, options), command_options)
     print(table(splits, task, shared))
     for path in files:
         print(f"wrote {path} ({path.stat().st_size:,} bytes)")
-    if said := shared.describe("row {} of test.parquet".format, "row {} of train.parquet".format):
-        print(f"data_prep: WARNING: {said}", file=sys.stderr)
+    if remark := shared.describe("row {} of test.parquet".format, "row {} of train.parquet".format):
+        print(f"data_prep: WARNING: {remark}", file=sys.stderr)
 
 
 def as_typed(options: Mapping[str, Any]) -> str:
     """The options of a command that were given, as a user writes them."""
     names = {name: name.replace("_", "-") for name in options} | {"source": "from"}
-    given = {names[name]: value for name, value in options.items() if value not in (None, False)}
+    values = {names[name]: value for name, value in options.items() if value not in (None, False)}
     return " ".join(
-        f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items()
+        f"--{name}" if value is True else f"--{name} {value}" for name, value in values.items()
     )
 
 

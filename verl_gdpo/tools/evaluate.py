@@ -32,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the command: 0 if there is a result, 1 if something fails, 2 for wrong usage."""
     try:
         ours = map(tasks.benchmark_of, TASKS.values())
-        benchmarks = {one.name: one for one in (*ours, api_bank.BENCHMARK, bfcl.BENCHMARK)}
+        every = (*ours, api_bank.BENCHMARK, bfcl.BENCHMARK)
+        benchmarks = {benchmark.name: benchmark for benchmark in every}
         parser = _parser(benchmarks)
         arguments = parser.parse_args(argv)
         _check_usage(parser, arguments)
@@ -43,8 +44,8 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
-        said = printable(" ".join(str(error).split()))
-        print(f"verl-gdpo evaluate: {said}", file=sys.stderr)
+        message = printable(" ".join(str(error).split()))
+        print(f"verl-gdpo evaluate: {message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("verl-gdpo evaluate: stopped; the same command goes on", file=sys.stderr)
@@ -84,7 +85,7 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
     answers = records.Answers(folder)
     try:
         dialogues_of.replay(dialogues, answers.known)
-        if any(one.asks is not None for one in dialogues):
+        if any(dialogue.asks is not None for dialogue in dialogues):
             tokens = Tokens.of(policy.model, template_options)
             engine = load_engine(engine_name, policy.model, tokens, sampling, settings["dtype"])
             _check_room(engine.positions, sampling)
@@ -122,12 +123,12 @@ def _own_options(benchmark: Benchmark, arguments: argparse.Namespace) -> dict[st
 def _content(dialogues: Sequence[Dialogue]) -> str:
     """A hash of what is asked first, and of what is right."""
     whole = hashlib.sha256()
-    for one in dialogues:
-        if one.sample == 0:
-            question = one.question
-            asked = [dict(message) for message in one.asks or ()]
-            said = [question.key, question.category, question.ground_truth, asked]
-            whole.update(json.dumps(said).encode() + b"\n")
+    for dialogue in dialogues:
+        if dialogue.sample == 0:
+            question = dialogue.question
+            asked = [dict(message) for message in dialogue.asks or ()]
+            fields = [question.key, question.category, question.ground_truth, asked]
+            whole.update(json.dumps(fields).encode() + b"\n")
     return whole.hexdigest()
 
 
@@ -151,7 +152,7 @@ def _check_usage(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
 
 
 def _parser(benchmarks: Mapping[str, Benchmark]) -> argparse.ArgumentParser:
-    names = "\n".join(f"  {one.name:<11} {one.summary}" for one in benchmarks.values())
+    names = "\n".join(f"  {name:<11} {benchmarks[name].summary}" for name in benchmarks)
     parser = argparse.ArgumentParser(
         prog="verl-gdpo evaluate",
         description=f"Evaluate a policy on a benchmark:\n\n{names}",
@@ -177,8 +178,8 @@ def _parser(benchmarks: Mapping[str, Benchmark]) -> argparse.ArgumentParser:
     add("--top-k", type=int, default=-1, metavar="K", help="default -1, off")
     add("--seed", type=int, default=0, metavar="N", help="of the samples; default 0")
     add("--compare", nargs="+", default=[], type=Path, metavar="RESULT", help="of one benchmark")
-    for one in benchmarks.values():
-        one.add_options(parser.add_argument_group(one.name))
+    for benchmark in benchmarks.values():
+        benchmark.add_options(parser.add_argument_group(benchmark.name))
     return parser
 
 

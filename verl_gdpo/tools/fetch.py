@@ -13,8 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.tools.check.gpus import check_gpus
-from verl_gdpo.tools.compose import add_config_arguments, compose_given
+import torch
+from huggingface_hub import snapshot_download
+
+from verl_gdpo.tools.check.on_gpus import check_gpus
+from verl_gdpo.tools.compose import add_config_arguments, compose_arguments
 
 # the weights once, as safetensors; no other framework's
 PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
@@ -24,13 +27,11 @@ def main(argv: Sequence[str]) -> int:
     """Download what is missing and print its folder; return the exit code."""
     parser = argparse.ArgumentParser(prog="verl-gdpo fetch", description=str(__doc__))
     add_config_arguments(parser)
-    config = compose_given(parser.parse_args(argv))
+    config = compose_arguments(parser.parse_args(argv))
     path = str(config.actor_rollout_ref.model.path)
     if Path(path).expanduser().is_dir():
         print(Path(path).expanduser())
         return 0
-    from huggingface_hub import snapshot_download
-
     try:
         snapshot_download(path, allow_patterns=["config.json"])
         if reason := _why_not_here(config):
@@ -51,8 +52,6 @@ def main(argv: Sequence[str]) -> int:
 
 def _why_not_here(config: Any) -> str:
     """What `check` would refuse of these GPUs, before gigabytes are downloaded for them."""
-    import torch
-
     if not torch.cuda.is_available():  # a login node
         return ""
     try:

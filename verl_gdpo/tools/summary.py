@@ -19,13 +19,13 @@ from verl_gdpo.run.tracker_logs import EXPECTED, Logged, read_logged
 from verl_gdpo.terminal import needs_extra, printable, render
 
 HEADER = ("reward", *ENDS)
-FOUND = 3  # exit code
+HAS_FINDING = 3  # exit code
 
 
 def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
     """Return the rows for `HEADER`, with "-" for a value that was not measured."""
     return [
-        (printable(name), *(str(of_one.get(what, NOTHING)) for what in ENDS))
+        (name, *(str(of_one.get(what, NOTHING)) for what in ENDS))
         for name, of_one in ends(metrics).items()
     ]
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="verl-gdpo summary",
         description="Exit codes: 0; 1 if there is nothing to read; 2 for wrong arguments; and "
-        f"{FOUND} with --json if there is a finding that still holds at the end of the run.",
+        f"{HAS_FINDING} with --json if there is a finding that still holds at the end of the run.",
     )
     parser.add_argument("run", metavar="RUN", help=EXPECTED)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -49,7 +49,7 @@ def as_json(source: str) -> int:
     except ValueError as error:
         print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
         return 1
-    found = findings(logged.metrics)
+    run_findings = findings(logged.metrics)
     record = {
         "run": logged.name,
         "tracker": logged.kind,
@@ -58,11 +58,11 @@ def as_json(source: str) -> int:
             name: {what: _number(end.value) for what, end in of_one.items()}
             for name, of_one in ends(logged.metrics).items()
         },
-        "findings": [asdict(finding) for finding in found],
+        "findings": [asdict(finding) for finding in run_findings],
         "warnings": gaps(logged.metrics),
     }
     print(json.dumps(record, allow_nan=False))
-    return FOUND if any(not finding.is_over for finding in found) else 0
+    return HAS_FINDING if any(not finding.is_over for finding in run_findings) else 0
 
 
 def _number(value: float) -> float | None:
@@ -92,7 +92,7 @@ def as_text(source: str) -> int:
         print(f"{'curves':<14} verl-gdpo report {source}")
     if starts := history(folder):
         *columns, what = STARTS
-        print(f"\n{render(columns, [[*map(printable, row[:-1])] for row in starts])}")
+        print(f"\n{render(columns, [row[:-1] for row in starts])}")
         for number, *_, changed in starts:
             if changed != NOTHING:
                 print(f"start {number} {what}: {printable(changed)}")
@@ -113,10 +113,10 @@ def _print_metrics(logged: Logged) -> None:
 def _print_inputs(logged: Logged, source: Path) -> None:
     """Say what a tracker does not hold."""
     try:
-        from verl_gdpo.tools.report.runs import run_of
-        from verl_gdpo.tools.report.tables import inputs_of
+        # pandas comes with an extra
+        from verl_gdpo.tools.report import runs, tables
 
-        for name, found, use in inputs_of(run_of(logged, source)):
-            print(printable(f"{name}: {found} -> {use}"))
+        for name, answer, use in tables.inputs_of(runs.run_of(logged, source)):
+            print(printable(f"{name}: {answer} -> {use}"))
     except ImportError as error:
         print(f"{'what it holds':<14} not known: {needs_extra(error)}")

@@ -13,11 +13,20 @@ Its only anchor is the paper's tool calling on 8 x A100, which took 36 s a step.
 
 from dataclasses import dataclass
 
-from verl_gdpo.tools.check.gpus import QWEN_1_5B, ModelShape
-
 FLOPS_SHARES = (0.5, 0.25)  # of the peak that dense passes reach, at best and at worst
 BANDWIDTH_SHARE = 0.6  # of the peak that decoding reaches
 MOST_AT_ONCE = 256  # sequences of one vLLM: verl's rollout.max_num_seqs
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What of a model decides about its work; `parameters` counts tied ones once."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    vocabulary: int
+    tied: bool  # one matrix for the embeddings and the output
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,7 @@ GPUS = (
     Gpu("H100 SXM", 989e12, 3.35e12, 80),
     Gpu("H200", 989e12, 4.8e12, 141),
 )
+QWEN_1_5B = ModelShape(1_543_714_304, 28, 1536, 151_936, tied=True)
 # of 399 rows of ToolRL: characters by 4, and answers as long as ground truths
 TOOL_RL = Work(QWEN_1_5B, 1536, 256, 512, 4, 780, 85, 1024)
 

@@ -15,7 +15,7 @@ import numpy as np
 from verl_gdpo.algorithm.zero import Floats
 from verl_gdpo.terminal import printable, render, wrapped
 from verl_gdpo.tools.advice.evidence import METHODS, Evidence
-from verl_gdpo.tools.advice.rules import Measured, Rule, read_rules, rule_of
+from verl_gdpo.tools.advice.rules import AdviceRule, Measured, read_rules, rule_of
 
 PAGE = "docs/when_gdpo_helps.md#should-i-use-gdpo-for-my-rewards"
 TITLE = "What would GDPO change?"
@@ -36,28 +36,27 @@ steps that were looked at"""
 class Advice(NamedTuple):
     """The rule that applies, and how often it does if groups are drawn again."""
 
-    rule: Rule
+    rule: AdviceRule
     measured: Measured
     of: dict[str, str]  # {quantity: rewards}
-    said: Counter[str]  # {what to train with: how often groups drawn again say it}
+    votes: Counter[str]  # {what to train with: how often groups drawn again say it}
     shares_RMK: Floats  # of groups drawn again, under GRPO and GDPO
 
     @property
     def is_sure(self) -> bool:
-        of_rules = {rule.train_with: tuple(rule.arms) for rule in read_rules()}
-        same = sum(n for one, n in self.said.items() if of_rules[one] == tuple(self.rule.arms))
-        return same >= SURE * self.said.total()
+        same = {rule.train_with for rule in read_rules() if rule.arms == self.rule.arms}
+        return sum(self.votes[text] for text in same) >= SURE * self.votes.total()
 
 
-def advise(seen: Evidence) -> Advice:
-    """Apply the rules to what was seen, and to groups that are drawn again from it."""
-    measured, of = seen.measured()
-    said: Counter[str] = Counter()
+def advise(evidence: Evidence) -> Advice:
+    """Apply the rules to the evidence, and to groups that are drawn again from it."""
+    measured, of = evidence.measured()
+    votes: Counter[str] = Counter()
     shares = []
-    for numbers in seen.drawn_again():
-        said[rule_of(seen.measured(numbers)[0]).train_with] += 1
-        shares.append([seen.shares_K(method, numbers) for method in METHODS])
-    return Advice(rule_of(measured), measured, of, said, np.array(shares))
+    for numbers in evidence.drawn_again():
+        votes[rule_of(evidence.measured(numbers)[0]).train_with] += 1
+        shares.append([evidence.shares_K(method, numbers) for method in METHODS])
+    return Advice(rule_of(measured), measured, of, votes, np.array(shares))
 
 
 @dataclass(frozen=True)
@@ -74,42 +73,43 @@ class Description:
 
     def __str__(self) -> str:
         """Return it for a terminal."""
-        table = render(HEADER, [[*map(printable, row)] for row in self.rows])
+        table = render(HEADER, self.rows)
         facts = "\n".join(wrapped(printable(fact), "- ") for fact in self.facts)
         advice = "\n".join(wrapped(f"{printable(sentence)}.") for sentence in self.sentences)
         return f"{advice}\n\n{table}\n{LEGEND}\n\nWhat the rules of {PAGE} read:\n{facts}"
 
 
-def describe(seen: Evidence) -> Description:
+def describe(evidence: Evidence) -> Description:
     """Return the description of the first steps of a run."""
-    advice = advise(seen)
-    found = zip(advice.measured._fields, advice.measured, strict=True)
-    facts = [f"{key} {value:.3g}: {advice.of[key]}" for key, value in found if np.isfinite(value)]
-    return Description([*_sentences(seen, advice)], _reward_rows(seen), facts)
+    advice = advise(evidence)
+    numbers = zip(advice.measured._fields, advice.measured, strict=True)
+    facts = [f"{key} {value:.3g}: {advice.of[key]}" for key, value in numbers if np.isfinite(value)]
+    return Description([*_sentences(evidence, advice)], _reward_rows(evidence), facts)
 
 
-def _sentences(seen: Evidence, advice: Advice) -> list[str]:
+def _sentences(evidence: Evidence, advice: Advice) -> list[str]:
     rule = advice.rule
     if advice.is_sure:
-        found = [(key, getattr(advice.measured, key)) for key in rule.bounds]
-        numbers = "; ".join(f"{key} {value:.3g}: {advice.of[key]}" for key, value in found)
-        because = f"{rule.seen} ({numbers})" if numbers else rule.seen
-        return [_change(seen, advice), f"Train with {rule.train_with}: {because}"]
-    said = [f"{n / advice.said.total():.0%} say {one}" for one, n in advice.said.most_common(2)]
+        values = [(key, getattr(advice.measured, key)) for key in rule.bounds]
+        numbers = "; ".join(f"{key} {value:.3g}: {advice.of[key]}" for key, value in values)
+        because = f"{rule.symptom} ({numbers})" if numbers else rule.symptom
+        return [_change(evidence, advice), f"Train with {rule.train_with}: {because}"]
+    total, most = advice.votes.total(), advice.votes.most_common(2)
+    votes = ", and ".join(f"{n / total:.0%} say {train_with}" for train_with, n in most)
     return [
-        _change(seen, advice),
-        f"{len(seen.step_G):,} groups of {seen.step_count} steps are too few to say what to train "
-        f"with: of groups drawn again, {', and '.join(said)}",
+        _change(evidence, advice),
+        f"{len(evidence.step_G):,} groups of {evidence.step_count} steps are too few to say what "
+        f"to train with: of groups drawn again, {votes}",
     ]
 
 
-def _change(seen: Evidence, advice: Advice) -> str:
+def _change(evidence: Evidence, advice: Advice) -> str:
     """What GDPO changes: the share of the reward whose share it changes most."""
     if advice.rule.name in ("one reward", "same"):
         return "GDPO changes nothing"
     if advice.rule.name == "cancel":
         return f"Under GDPO {advice.of['opposite'].replace(', ', ' and ')} cancel"
-    shares_MK = np.array([seen.shares_K(method) for method in METHODS])
+    shares_MK = np.array([evidence.shares_K(method) for method in METHODS])
     k = int(np.abs(shares_MK[1] - shares_MK[0]).argmax())
     of_k_RM = advice.shares_RMK[:, :, k]
     low, high = np.percentile(of_k_RM[:, 1] - of_k_RM[:, 0], INTERVAL)
@@ -124,11 +124,12 @@ def _change(seen: Evidence, advice: Advice) -> str:
             shares_MK[:, k], *np.percentile(of_k_RM, INTERVAL, axis=0), strict=True
         )
     )
-    return f"{what}: the share of {[*seen.weights][k]} in the update goes from {before} to {after}"
+    reward = [*evidence.weights][k]
+    return f"{what}: the share of {reward} in the update goes from {before} to {after}"
 
 
-def _reward_rows(seen: Evidence) -> list[list[str]]:
-    n, weights_K = seen.numbers, seen.weights_K
+def _reward_rows(evidence: Evidence) -> list[list[str]]:
+    n, weights_K = evidence.numbers, evidence.weights_K
     spread_K = np.sqrt(np.diagonal(n["square"]) / n["freedom"].clip(min=1))
     ends = [n[f"sum_{end}"] / n[f"count_{end}"].clip(min=1) for end in (0, 1)]
     columns = [
@@ -137,8 +138,8 @@ def _reward_rows(seen: Evidence) -> list[list[str]]:
     ]
     varies, *shares = (
         (f"{value:.0%}" for value in column)
-        for column in (n["varies"] / n["has"].clip(min=1), *map(seen.shares_K, METHODS))
+        for column in (n["varies"] / n["has"].clip(min=1), *map(evidence.shares_K, METHODS))
     )
     weight, spread, first, last = columns
-    rows = zip(seen.weights, weight, spread, varies, first, last, *shares, strict=True)
+    rows = zip(evidence.weights, weight, spread, varies, first, last, *shares, strict=True)
     return [[*row] for row in rows]

@@ -9,10 +9,10 @@ groups are drawn again.
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.metrics import verl_grpo_settings
@@ -57,13 +57,12 @@ class Evidence:
     def __init__(self, steps: Sequence[StepRewards]) -> None:
         steps = steps[:FIRST_STEPS]
         self.step_count = len(steps)
-        weights: dict[str, list[float]] = {}
-        for step in steps:
-            for name, weight in step.rewards.weights.items():
-                weights.setdefault(name, []).append(weight)
-        self.weights = {name: fmean(of_steps) for name, of_steps in weights.items()}
-        parts = [self._columns(step.rewards) for step in steps]
-        self.values_BK, self.present_BK = map(np.concatenate, zip(*parts, strict=True))
+        self.weights: Mapping[str, float] = (
+            pd.DataFrame([step.rewards.weights for step in steps]).mean().to_dict()
+        )
+        values = pd.concat([_columns(step.rewards) for step in steps])
+        self.present_BK: Bools = values.notna().to_numpy()
+        self.values_BK: Floats = values.fillna(0.0).to_numpy()
         sizes = [int(step.group_B.max()) + 1 for step in steps]
         firsts = np.cumsum([0, *sizes[:-1]])
         of_steps = [step.group_B + first for step, first in zip(steps, firsts, strict=True)]
@@ -90,14 +89,6 @@ class Evidence:
             groups = [row["group"] for row in dump]
             steps.append(look(RewardMatrix.of(rows, settings), rows.counted_B, groups))
         return cls(steps)
-
-    def _columns(self, rewards: RewardMatrix) -> tuple[Floats, Bools]:
-        """Values and whether they are there, with a column for each reward of the run."""
-        shape = len(rewards.values_BK), len(self.weights)
-        values_BK, present_BK = np.zeros(shape), np.zeros(shape, np.bool_)
-        places = [[*self.weights].index(name) for name in rewards.weights]
-        values_BK[:, places], present_BK[:, places] = rewards.values_BK, rewards.present_BK
-        return values_BK, present_BK
 
     @property
     def weights_K(self) -> Floats:
@@ -157,25 +148,25 @@ class Evidence:
     def _ends(self, values_BK: Floats) -> dict[str, Floats]:
         """Sums and numbers of the values of the first and of the last third of the steps."""
         step_B, third = self.step_G[self.group_B], max(self.step_count // 3, 1)
-        found = {}
+        sums = {}
         for end, is_in_B in ((0, step_B < third), (1, step_B >= self.step_count - third)):
-            found[f"sum_{end}"] = self._by_group(values_BK * self.present_BK * is_in_B[:, None])
-            found[f"count_{end}"] = self._by_group(self.present_BK & is_in_B[:, None])
-        return found
+            sums[f"sum_{end}"] = self._by_group(values_BK * self.present_BK * is_in_B[:, None])
+            sums[f"count_{end}"] = self._by_group(self.present_BK & is_in_B[:, None])
+        return sums
 
     def _updates(self) -> dict[str, Floats]:
         """Products of each reward's contribution with S, and of the S of both estimators."""
         matrix = RewardMatrix(self.weights, self.values_BK, self.present_BK)
-        everything_B, S, found = np.ones(len(self.group_B), np.bool_), {}, {}
+        everything_B, S, products = np.ones(len(self.group_B), np.bool_), {}, {}
         for method, settings in METHODS.items():
             scalars = scalars_of(matrix, everything_B, self.group_B, settings)
             z_BK, S_B = scalars.z_BK.numpy(), scalars.S_B.numpy()
             c_BK = contributions(z_BK, S_B, self.values_BK, self.weights_K, self.group_B, settings)
             signal_G = groups_with_signal(S_B, c_BK, self.group_B)
             S[method] = or_0(S_B)[:, None]
-            found[method] = self._by_group(c_BK * S[method] * signal_G[self.group_B, None])
-            found[f"{method}_square"] = self._by_group(S[method] ** 2)
-        return {**found, "grpo_gdpo": self._by_group(S["grpo"] * S["gdpo"])}
+            products[method] = self._by_group(c_BK * S[method] * signal_G[self.group_B, None])
+            products[f"{method}_square"] = self._by_group(S[method] ** 2)
+        return {**products, "grpo_gdpo": self._by_group(S["grpo"] * S["gdpo"])}
 
     @cached_property
     def numbers(self) -> Numbers:
@@ -197,12 +188,18 @@ class Evidence:
 
     def measured(self, numbers: Numbers | None = None) -> tuple[Measured, dict[str, str]]:
         """What the rules ask for, and {quantity: the rewards that it is of}."""
-        found = _quantities(numbers or self.numbers, np.abs(self.weights_K))
+        quantities = _quantities(numbers or self.numbers, np.abs(self.weights_K))
         if self.step_count < FIRST_STEPS:
-            found["rise"] = np.nan, found["rise"][1]  # not long enough to tell
+            quantities["rise"] = np.nan, quantities["rise"][1]  # not long enough to tell
         names = [*self.weights]
-        of = {key: ", ".join(names[k] for k in places) for key, (_, places) in found.items()}
-        return Measured(**{key: float(value) for key, (value, _) in found.items()}), of
+        of = {key: ", ".join(names[k] for k in places) for key, (_, places) in quantities.items()}
+        return Measured(**{key: float(value) for key, (value, _) in quantities.items()}), of
+
+
+def _columns(rewards: RewardMatrix) -> pd.DataFrame:
+    """A column for each reward; NaN where it does not apply."""
+    values_BK = np.where(rewards.present_BK, rewards.values_BK, np.nan)
+    return pd.DataFrame(values_BK, columns=[*rewards.weights])
 
 
 def without_outliers(values: Floats) -> Floats:
@@ -210,10 +207,10 @@ def without_outliers(values: Floats) -> Floats:
 
     A rare reward keeps its values, and a single value that is far off decides nothing.
     """
-    found, counts = np.unique(values, return_counts=True)
-    if len(found) < 3:
+    distinct, counts = np.unique(values, return_counts=True)
+    if len(distinct) < 3:
         return values
-    most = found[counts.argmax()]
+    most = distinct[counts.argmax()]
     others = np.sort(values[values != most])
     cut = int(np.ceil(OUTLIERS * (len(others) - 1)))
     kept: Floats = values.clip(min(others[cut], most), max(others[-1 - cut], most))
@@ -227,7 +224,7 @@ def _quantities(n: Numbers, weights_K: Floats) -> dict[str, tuple[float, Sequenc
     pair_KK = (n["have"] > 0) & used_K & used_K[:, None] & ~np.eye(len(used_K), dtype=np.bool_)
     squares = float(n["grpo_square"][0] * n["gdpo_square"][0])
     everything = range(len(used_K))
-    found: dict[str, tuple[float, Sequence[int]]] = {
+    quantities: dict[str, tuple[float, Sequence[int]]] = {
         "rewards": (max(pair_KK.any(0).sum(), used_K.any()), np.flatnonzero(used_K).tolist()),
         "agree": (n["grpo_gdpo"][0] / np.sqrt(squares) if squares else np.nan, everything),
     }
@@ -252,8 +249,8 @@ def _quantities(n: Numbers, weights_K: Floats) -> dict[str, tuple[float, Sequenc
     ):
         is_there = (pair_KK if values.ndim == 2 else pair_KK.any(0)) & np.isfinite(values)
         place = np.unravel_index(np.where(is_there, sign * values, -np.inf).argmax(), values.shape)
-        found[key] = values[place] if is_there.any() else np.nan, [int(at) for at in place]
-    large, small = found["spread_ratio"][1]
-    is_known = np.isfinite(found["spread_ratio"][0])
-    found["varies_ratio"] = varies_KK[large, small] if is_known else np.nan, (large, small)
-    return found
+        quantities[key] = values[place] if is_there.any() else np.nan, [int(at) for at in place]
+    large, small = quantities["spread_ratio"][1]
+    is_known = np.isfinite(quantities["spread_ratio"][0])
+    quantities["varies_ratio"] = varies_KK[large, small] if is_known else np.nan, (large, small)
+    return quantities

@@ -23,11 +23,11 @@ class Measured(NamedTuple):
     rise: float
 
 
-class Rule(NamedTuple):
+class AdviceRule(NamedTuple):
     """A rule, in words for its page; it applies where each number is within its bounds."""
 
     name: str
-    seen: str
+    symptom: str
     bounds: Mapping[str, tuple[float, float]]
     train_with: str
     arms: Sequence[str]  # those that `train_with` names, as workshop/experiments/map calls them
@@ -47,13 +47,13 @@ def rules_file() -> Mapping[str, Any]:
     return kept
 
 
-def read_rules() -> list[Rule]:
+def read_rules() -> list[AdviceRule]:
     """In their order; the last one has no bounds, so one always applies."""
     return [
-        Rule(rule["name"], rule["seen"], rule["if"], rule["train_with"], rule["arms"])
+        AdviceRule(rule["name"], rule["seen"], rule["if"], rule["train_with"], rule["arms"])
         for rule in rules_file()["rules"]
     ]
 
 
-def rule_of(measured: Measured) -> Rule:
+def rule_of(measured: Measured) -> AdviceRule:
     return next(rule for rule in read_rules() if rule.applies(measured))

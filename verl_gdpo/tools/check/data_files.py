@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet
 from omegaconf import ListConfig, OmegaConf
+from transformers import AutoTokenizer
 
 from verl_gdpo.hooks.configuration import uses_gdpo_manager
 from verl_gdpo.run.checkpoints import step_of, whole_checkpoint
@@ -22,15 +23,12 @@ from verl_gdpo.tasks.preparation.overlap import Messages, Prompts, compare
 from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE
 
 MOST_ROWS = 1000  # of a file, evenly spread: this takes a second, where 50,000 rows take a minute
-READERS = {
-    ".parquet": pa.parquet.read_table,
-    ".json": pa.json.read_json,
-    ".jsonl": pa.json.read_json,
-}
+READERS = {".parquet": pa.parquet.read_table}
+READERS |= dict.fromkeys((".json", ".jsonl"), pa.json.read_json)
 
 
 @dataclass(frozen=True)
-class Row:
+class DataRow:
     label: str  # "row 5 of data/train.parquet"
     source: str
     fields: Mapping[str, Any]
@@ -45,15 +43,13 @@ class DataFile:
     def sources(self) -> list[str]:
         return list(self.table["data_source"].to_pylist())
 
-    def row(self, index: int) -> Row:
+    def row(self, index: int) -> DataRow:
         (fields,) = self.table.slice(index, 1).to_pylist()
-        return Row(f"row {index} of {self.path}", fields["data_source"], fields)
+        return DataRow(f"row {index} of {self.path}", fields["data_source"], fields)
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long prompts are."""
-
     of: Mapping[str, npt.NDArray[np.int64]]  # {path of a file: those of some of its prompts}
     unit: str  # what is counted
 
@@ -110,10 +106,10 @@ def _rows(table: pa.Table, *columns: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_prompts(where: str, field: pa.Field) -> None:
-    kind = field.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    messages = is_list and pa.types.is_struct(kind.value_type)
-    names = {part.name for part in kind.value_type} if messages else set()
+    kind, is_a = field.type, pa.types
+    is_list = is_a.is_list(kind) or is_a.is_large_list(kind)
+    has_messages = is_list and is_a.is_struct(kind.value_type)
+    names = {part.name for part in kind.value_type} if has_messages else set()
     if not {"role", "content"} <= names:
         raise ValueError(f"{where} is {kind}; expected a list of {{role: ..., content: ...}}")
 
@@ -140,13 +136,18 @@ def shared_prompts(
     return shared.describe(partial(label, validation), partial(label, training))
 
 
+def evenly(count: int, most: int) -> list[int]:
+    """At most `most` of `count` places, at equal distances, with both ends."""
+    places: list[int] = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
+    return places
+
+
 def pick_rows(
     training: Sequence[DataFile], validation: Sequence[DataFile], count: int
-) -> list[Row]:
+) -> list[DataRow]:
     """Return `count` evenly spread training rows, and one row of each other data source."""
     places = [(file, index) for file in training for index in range(file.table.num_rows)]
-    spread = np.linspace(0, len(places) - 1, min(count, len(places))).round().astype(int)
-    rows = [file.row(index) for file, index in (places[place] for place in spread)]
+    rows = [places[place][0].row(places[place][1]) for place in evenly(len(places), count)]
     for file in (*training, *validation):
         sources = file.sources
         for source in dict.fromkeys(sources):
@@ -217,33 +218,30 @@ def measure_prompts(config: Any, files: Sequence[DataFile]) -> Lengths:
     )
     unit = "tokens" if tokenizer else "words, which are one token or more"
     measure = _tokens_of(config, tokenizer) if tokenizer else _words
-    found = {}
+    of_files = {}
     for file in {file.path: file for file in files}.values():
-        count = file.table.num_rows
-        places = np.linspace(0, count - 1, min(count, MOST_ROWS)).round().astype(int)
+        places = evenly(file.table.num_rows, MOST_ROWS)
         prompts = file.table[config.data.prompt_key].take(places).to_pylist()
         labels = (f"row {place} of {file.path}" for place in places)
-        found[file.path] = np.array([*map(measure, labels, prompts)])
-    return Lengths(found, unit)
+        of_files[file.path] = np.array([*map(measure, labels, prompts)])
+    return Lengths(of_files, unit)
 
 
 @functools.cache
 def load_tokenizer(path: str, trusts: bool) -> Any:
     """Return the tokenizer of a model, None if it is not on this machine."""
-    from transformers import AutoTokenizer
-
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusts)
     except (OSError, ValueError):
         return None
 
 
-def _words(_label: str, prompt: Sequence[Mapping[str, Any]]) -> int:
+def _words(_label: str, prompt: Messages) -> int:
     texts = [message["content"] for message in prompt]
     return sum(len(text.split()) for text in texts if isinstance(text, str))
 
 
-def _tokens_of(config: Any, tokenizer: Any) -> Callable[[str, Sequence[Mapping[str, Any]]], int]:
+def _tokens_of(config: Any, tokenizer: Any) -> Callable[[str, Messages], int]:
     """What counts the tokens of a prompt, as verl 0.9's RLHFDataset does."""
     model = config.actor_rollout_ref.model
     named = f"actor_rollout_ref.model.path={model.path}"
@@ -254,13 +252,13 @@ def _tokens_of(config: Any, tokenizer: Any) -> Callable[[str, Sequence[Mapping[s
             "messages. Name a model that has one, such as an instruct model, or give one in "
             "actor_rollout_ref.model.custom_chat_template"
         )
-    asked = {"add_generation_prompt": True, "chat_template": template}
-    asked |= dict(config.data.get("apply_chat_template_kwargs") or {})
-    asked |= {"tokenize": True, "return_dict": False}
+    options = {"add_generation_prompt": True, "chat_template": template}
+    options |= dict(config.data.get("apply_chat_template_kwargs") or {})
+    options |= {"tokenize": True, "return_dict": False}
 
-    def measure(label: str, prompt: Sequence[Mapping[str, Any]]) -> int:
+    def measure(label: str, prompt: Messages) -> int:
         try:
-            return len(tokenizer.apply_chat_template(prompt, **asked))
+            return len(tokenizer.apply_chat_template(prompt, **options))
         except Exception as error:  # a template may raise anything
             roles = [message["role"] for message in prompt]
             raise ValueError(

@@ -12,23 +12,22 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from time import monotonic
 from typing import Any
 
 from verl_gdpo.algorithm.samples import ERROR_KEY, value_or_error
-from verl_gdpo.tools.check.data_files import Row
-from verl_gdpo.tools.check.made_up import END, WORDS, Sample, make_samples
+from verl_gdpo.hooks.verl_questions import make_reward_manager, one_rollout
+from verl_gdpo.tools.check.data_files import DataRow
 from verl_gdpo.tools.check.output import message_of
+from verl_gdpo.tools.check.sample_responses import END, WORDS, Sample, make_samples
 
 FIRST_STEP = 1  # verl counts its training steps from 1
 NO_SERVER = "127.0.0.1:9"  # in place of the reward model's router; it refuses connections
 THREAD_NAME = "verl-gdpo check"
 AT_ONCE = 16  # calls of a reward function that is not async; verl's workers make about as many
-FIRST_NEWS = 5.0  # seconds until progress is said; each next line waits twice as long
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,11 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
 
-def score_rows(
-    config: Any, rows: Sequence[Row], seconds: float, news: Callable[[str], None]
-) -> DryRun:
+def score_rows(config: Any, rows: Sequence[DataRow], seconds: float) -> DryRun:
     """Score all samples of `rows` at once, as verl does.
 
     Args:
         seconds: how long to wait for the next answer before all that are missing are given up.
-        news: gets a line about the progress, now and then.
 
     Raises:
         ValueError: the configured reward manager or function does not exist.
@@ -82,19 +78,18 @@ def score_rows(
             manager.run_single(_as_verl_gives_it(config, rows[sample.row].fields, sample))
             for sample in samples
         ]
-        answers = _answers(loop, scorings, seconds, news)
+        answers = _answers(loop, scorings, seconds)
+    if None in answers:
+        late = (
+            f"{samples[answers.index(None)].label}: the reward function gave no answer within "
+            f"{seconds:g} s ({answers.count(None)} of {len(samples)} answers are missing). If it "
+            f"takes longer: --seconds {2 * seconds:g}"
+        )
+        return DryRun(samples, [], [], [late])
     infos: list[Mapping[str, Any]] = []
     scores: list[Any] = []
     failures: dict[str, list[str]] = {}
     for sample, answer in zip(samples, answers, strict=True):
-        if answer is None:
-            missing = sum(each is None for each in answers)
-            late = (
-                f"{sample.label}: the reward function gave no answer within {seconds:g} s "
-                f"({missing} of {len(samples)} answers are missing). If it takes longer: "
-                f"--seconds {2 * seconds:g}"
-            )
-            return DryRun(samples, infos, scores, [late])
         try:
             result = _checked(answer)
         except (Exception, SystemExit) as error:
@@ -110,10 +105,7 @@ def score_rows(
 
 
 def _answers(
-    loop: asyncio.AbstractEventLoop,
-    scorings: Sequence[Coroutine[Any, Any, Any]],
-    seconds: float,
-    news: Callable[[str], None],
+    loop: asyncio.AbstractEventLoop, scorings: Sequence[Coroutine[Any, Any, Any]], seconds: float
 ) -> list[Any]:
     """Return what each coroutine returned or raised, None where `seconds` bring no answer.
 
@@ -131,30 +123,19 @@ def _answers(
         await asyncio.gather(*(score(place, each) for place, each in enumerate(scorings)))
 
     ended: Future[Any] = DaemonThreads().submit(loop.run_until_complete, score_all())
-    answers: dict[int, Any] = {}
-    start = last = monotonic()
-    due = start + FIRST_NEWS
-    while len(answers) < len(scorings):
-        with suppress(Empty):
-            place, answer = arrived.get(timeout=max(min(last + seconds, due) - monotonic(), 0))
-            answers[place], last = answer, monotonic()
-        if (now := monotonic()) >= last + seconds:
-            loop.call_soon_threadsafe(lambda: [t.cancel() for t in asyncio.all_tasks(loop)])
-            ended.add_done_callback(lambda _: loop.close())
-            break
-        if now >= due:
-            news(
-                f"{len(answers)} of {len(scorings)} responses are scored after {now - start:.0f} s"
-            )
-            due = now + (now - start)
-    else:
+    answers: list[Any] = [None] * len(scorings)
+    try:
+        for _ in scorings:
+            place, answer = arrived.get(timeout=seconds)
+            answers[place] = answer
         wait([ended])
-    return [answers.get(place) for place in range(len(scorings))]
+    except Empty:
+        loop.call_soon_threadsafe(lambda: [t.cancel() for t in asyncio.all_tasks(loop)])
+        ended.add_done_callback(lambda _: loop.close())
+    return answers
 
 
 def _load_manager(config: Any) -> Any:
-    from verl_gdpo.hooks.verl_questions import make_reward_manager
-
     server = {}
     if config.reward.reward_model.enable:
         server = {"reward_router_address": NO_SERVER, "reward_model_tokenizer": WORDS}
@@ -173,8 +154,6 @@ def _load_manager(config: Any) -> Any:
 
 def _as_verl_gives_it(config: Any, fields: Mapping[str, Any], sample: Sample) -> Any:
     """Return one rollout, as verl's agent loop passes it to a reward manager."""
-    from verl_gdpo.hooks.verl_questions import one_rollout
-
     extra_info = dict(fields.get("extra_info") or {})
     columns = {
         **fields,

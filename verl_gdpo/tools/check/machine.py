@@ -1,9 +1,7 @@
-"""What a run needs on this machine: verl and us, a device, a place for Ray, models, W&B's key."""
+"""What a run needs on this machine: verl and us, a device, disks, packages, models, W&B's key."""
 
 import os
-import re
 import shutil
-import socket
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -17,15 +15,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import verl_gdpo
+from verl_gdpo.hooks.verl_questions import VERSION, import_parts, trains_critic
 from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
-from verl_gdpo.tools.check.gpus import first_that_exists, model_config
-from verl_gdpo.tools.check.output import message_of
+from verl_gdpo.tools.check.on_gpus import first_that_exists, model_config
+from verl_gdpo.tools.check.ray_start import ray_folder
 
-LONGEST_SOCKET = 107  # bytes of a path, of Linux
-# what Ray 2.60 puts after its folder
-SESSION = "/session_2026-01-01_00-00-00_000000_{}/sockets/plasma_store"
-SIGNS = re.compile(r"""[\s\\'"`$&;|<>(){}*?\[\]]""")  # of a shell; those of setup_env.sh
-OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory")
 LEAST_FREE_GB = 1.0  # logs, dumps, and checkpoints of a small policy
 # {name in trainer.logger: the package that verl 0.9's `Tracking` imports for it}
 TRACKERS = {
@@ -36,20 +30,16 @@ TRACKERS = {
 
 def check_environment(config: Any) -> str:
     """Return the versions; raise ValueError if verl does not load us, or lacks a dependency."""
-    try:
-        from verl_gdpo.hooks import verl_questions as verls
-    except Exception as error:
-        raise ValueError(f"verl cannot be used: {message_of(error)}") from error
     plugin = sys.modules.get("verl_gdpo.plugin")
     if plugin is None:
         chosen = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
         raise ValueError(
-            f"verl {verls.VERSION} did not load verl-gdpo: VERL_USE_EXTERNAL_PLUGINS={chosen}, "
+            f"verl {VERSION} did not load verl-gdpo: VERL_USE_EXTERNAL_PLUGINS={chosen}, "
             f"VERL_USE_EXTERNAL_MODULES={os.environ.get('VERL_USE_EXTERNAL_MODULES')}. Set the "
             "latter to verl_gdpo.plugin, or name verl_gdpo in the former"
         )
     try:
-        verls.import_parts(config)
+        import_parts(config)
     except ImportError as error:
         raise ValueError(
             f"{error.name} cannot be imported: {error}. verl's default trainer needs "
@@ -59,13 +49,11 @@ def check_environment(config: Any) -> str:
     if plugin.refusals:
         raise ValueError("verl-gdpo refuses to run: " + "; ".join(plugin.refusals))
     check_device(config.trainer.device)
-    return f"verl {verls.VERSION}, verl-gdpo {verl_gdpo.__version__}"
+    return f"verl {VERSION}, verl-gdpo {verl_gdpo.__version__}"
 
 
 def what_may_replace_verl() -> list[str]:
     """A sentence if verl is a development version, or newer than the supported ones."""
-    from verl_gdpo.hooks.verl_questions import VERSION
-
     if VERSION in SpecifierSet(verl_gdpo.SUPPORTED_VERL) and not Version(VERSION).is_prerelease:
         return []
     return [
@@ -92,16 +80,9 @@ def check_device(device: str) -> None:
 
 
 def what_is_missing(config: Any) -> list[str]:
-    """A sentence for each thing but a GPU that this machine lacks."""
-    asked = (
-        what_ray_refuses,
-        full_disks,
-        missing_packages,
-        missing_trackers,
-        missing_files,
-        unusable_folders,
-    )
-    return [problem for ask in asked for problem in ask(config)]
+    """A sentence for each thing but Ray and a GPU that this machine lacks."""
+    questions = full_disks, missing_packages, missing_trackers, missing_files, unusable_folders
+    return [problem for ask in questions for problem in ask(config)]
 
 
 def missing_packages(config: Any) -> list[str]:
@@ -131,87 +112,9 @@ def missing_packages(config: Any) -> list[str]:
     return problems
 
 
-def what_ray_refuses(config: Any) -> list[str]:
-    """A sentence for each reason for which Ray would not start here, or only log why.
-
-    Relies on Ray 2.60: `RayParams` ("temp_dir must not be child directory of virtualenv root"),
-    `validate_socket_filepath`, `get_default_ray_temp_dir`, and `ray.init` with an address.
-    """
-    options = OmegaConf.select(config, "ray_kwargs.ray_init") or {}
-    key, address = named_cluster(config)
-    fixed = {
-        f"ray_kwargs.ray_init.{name}": options[name]
-        for name in OF_A_NEW_CLUSTER
-        if options.get(name) is not None
-    }
-    given = " ".join(f"{name}={value}" for name, value in fixed.items())
-    unset = " ".join(f"{name}=null" for name in fixed)
-    folder = _ray_folder(config)
-    inside = folder.resolve().is_relative_to(Path(sys.prefix).resolve())
-    longest = f"{folder}{SESSION.format(os.getpid())}"
-    table = [
-        (
-            given and address,
-            f"{key}={address} with {given}: the run would join that cluster, for which Ray does "
-            f"not let it set this. Unset {key}, or set {unset}",
-        ),
-        (
-            sys.prefix != sys.base_prefix and inside,
-            f"TMPDIR={folder.parent} is inside the virtual environment {sys.prefix}, where Ray "
-            "starts no worker. Set TMPDIR=/tmp",
-        ),
-        (
-            SIGNS.search(sys.executable),
-            f"Ray starts no worker with {sys.executable}: a shell gets this path without quotes. "
-            "Take a Python whose path has no space, quote or such sign, as ./setup_env.sh does",
-        ),
-        (
-            len(longest.encode()) > LONGEST_SOCKET,
-            f"{folder}: this folder of Ray is too long by "
-            f"{len(longest.encode()) - LONGEST_SOCKET} bytes, because the path of a socket in it "
-            f"may have {LONGEST_SOCKET}. Set TMPDIR=/tmp, or RAY_TMPDIR to a short folder",
-        ),
-        (
-            not _has_loopback(),
-            "127.0.0.1 cannot be used on this machine, and Ray's processes talk over it. In a "
-            "network namespace: ip link set lo up",
-        ),
-    ]
-    return [text for is_refused, text in table if is_refused]
-
-
-def named_cluster(config: Any) -> tuple[str, str]:
-    """The cluster that a run would join, behind the key or variable that names it; "" for none."""
-    key = "ray_kwargs.ray_init.address"
-    address = OmegaConf.select(config, key)
-    if address in (None, "auto"):
-        key, address = "RAY_ADDRESS", os.environ.get("RAY_ADDRESS")
-    return key, "" if address in (None, "local") else str(address)
-
-
-def other_nodes(config: Any) -> str:
-    """The address of the cluster that a run on several nodes would join; "" for none."""
-    return named_cluster(config)[1] if config.trainer.nnodes > 1 else ""
-
-
-def _ray_folder(config: Any) -> Path:
-    given = OmegaConf.select(config, "ray_kwargs.ray_init._temp_dir")
-    around = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    return Path(given or f"{around}/ray")
-
-
-def _has_loopback() -> bool:
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=5).close()
-    except OSError:  # in a network namespace whose `lo` is down, only connecting fails
-        return False
-    return True
-
-
 def full_disks(config: Any) -> list[str]:
     """A sentence for each full disk; `check_gpus` looks at the checkpoints of a run on GPUs."""
-    folders = [_ray_folder(config)]
+    folders = [ray_folder(config)]
     if config.trainer.device != "cuda":
         folders.append(Path(str(config.trainer.default_local_dir)))
     free_gb = {
@@ -227,20 +130,16 @@ def full_disks(config: Any) -> list[str]:
 
 def missing_models(config: Any) -> list[str]:
     """A sentence for each model that is a folder without a model; verl looks up names on a hub."""
-    from verl_gdpo.hooks.verl_questions import trains_critic
-
-    models = {"actor_rollout_ref.model.path": config.actor_rollout_ref.model.path}
-    if trains_critic(config):
-        models["critic.model.path"] = config.critic.model.path
-    if config.reward.reward_model.enable:
-        models["reward.reward_model.model_path"] = config.reward.reward_model.model_path
+    keys = ["actor_rollout_ref.model.path"]
+    keys += ["critic.model.path"] if trains_critic(config) else []
+    keys += ["reward.reward_model.model_path"] if config.reward.reward_model.enable else []
+    of_a_folder = (str(config.get("data_dir") or "/"), "/", ".", "~")
     return [
         f"{key}={path}: no model is there (no config.json). Name the folder of a model, or one of "
         "a hub such as Qwen/Qwen2.5-1.5B-Instruct; recipes/README.md says how the tiny policies "
         "of runs without a GPU are made"
-        for key, path in models.items()
-        if _is_folder(config, str(path))
-        and not (Path(str(path)).expanduser() / "config.json").is_file()
+        for key, path in ((key, str(OmegaConf.select(config, key))) for key in keys)
+        if path.startswith(of_a_folder) and not (Path(path).expanduser() / "config.json").is_file()
     ]
 
 
@@ -251,11 +150,11 @@ def too_few_positions(config: Any) -> list[str]:
     """
     model = config.actor_rollout_ref.model
     length = config.actor_rollout_ref.rollout.max_model_len
-    found = model_config(str(model.get("hf_config_path") or model.path)) if length else None
-    if found is None:
+    of_model = model_config(str(model.get("hf_config_path") or model.path)) if length else None
+    if of_model is None:
         return []
     key = "max_position_embeddings"
-    positions = model.override_config.get(key) or getattr(found.get_text_config(), key, length)
+    positions = model.override_config.get(key) or getattr(of_model.get_text_config(), key, length)
     if length <= positions:
         return []
     return [
@@ -264,15 +163,10 @@ def too_few_positions(config: Any) -> list[str]:
     ]
 
 
-def _is_folder(config: Any, path: str) -> bool:
-    beginnings = (config.get("data_dir") or "/", "/", ".", "~")
-    return path.startswith(tuple(str(text) for text in beginnings))
-
-
 def missing_trackers(config: Any) -> list[str]:
     """A sentence for each tracker of `trainer.logger` that would stop the run at its first step."""
-    given = config.trainer.logger
-    names = [given] if isinstance(given, str) else list(given or [])
+    loggers = config.trainer.logger
+    names = [loggers] if isinstance(loggers, str) else list(loggers or [])
     problems = [
         f"trainer.logger={name}: the package {package} is not installed here. Install it, or set "
         "trainer.logger=[console,file]"
@@ -291,9 +185,8 @@ def missing_trackers(config: Any) -> list[str]:
 def _has_wandb_key(config: Any) -> bool:
     variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
     environment = {**os.environ, **variables}
-    if environment.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
-        return True
-    if environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
+    is_offline = environment.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
+    if is_offline or any(map(environment.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))):
         return True
     host = urlsplit(environment.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     file = Path(environment.get("NETRC", "~/.netrc")).expanduser()
@@ -307,15 +200,11 @@ def _has_wandb_key(config: Any) -> bool:
 
 def missing_files(config: Any) -> list[str]:
     """A sentence for each file that a worker would look for in vain."""
-    rollout = config.actor_rollout_ref.rollout
-    files = {
-        "multi_turn.tool_config_path": rollout.multi_turn.tool_config_path,
-        "multi_turn.function_tool_path": rollout.multi_turn.get("function_tool_path"),
-        "agent.agent_loop_config_path": rollout.agent.get("agent_loop_config_path"),
-    }
+    names = "multi_turn.tool_config", "multi_turn.function_tool", "agent.agent_loop_config"
+    keys = [f"actor_rollout_ref.rollout.{name}_path" for name in names]
     return [
-        f"actor_rollout_ref.rollout.{key}={path}: there is no such file"
-        for key, path in files.items()
+        f"{key}={path}: there is no such file"
+        for key, path in ((key, OmegaConf.select(config, key)) for key in keys)
         if path and "://" not in path and not Path(path).expanduser().is_file()
     ]
 

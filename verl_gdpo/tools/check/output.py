@@ -7,7 +7,7 @@ are turned away.
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO, TypeVar
@@ -19,6 +19,7 @@ from verl_gdpo.algorithm.samples import RewardError
 from verl_gdpo.terminal import line_of_code, wrapped
 
 T = TypeVar("T")
+Texts = str | Sequence[str] | None
 
 BRIEF = 6  # lines
 WARNING, REMARK, TABLE = range(3)  # the most important first
@@ -45,7 +46,7 @@ class Output:
         self.problems: list[str] = []
         self._kept: list[tuple[int, str]] = []
 
-    def say(self, remarks: str | Iterable[str], kind: int = REMARK) -> None:
+    def say(self, remarks: str | Sequence[str], kind: int = REMARK) -> None:
         for text in [remarks] if isinstance(remarks, str) else remarks:
             self.show(wrapped(text, "check: ", " " * 7), kind)
 
@@ -61,6 +62,19 @@ class Output:
         except Exception as error:
             self.problems.append(message_of(error))
             return None
+
+    def remark(self, question: Callable[..., Texts], *arguments: Any, kind: int = REMARK) -> Any:
+        """Say what `question` answers, and return it; None after a problem."""
+        answer = self.ask(question, *arguments)
+        self.say(answer or [], kind)
+        return answer
+
+    def warn(self, question: Callable[..., Texts], *arguments: Any) -> Any:
+        return self.remark(question, *arguments, kind=WARNING)
+
+    def refuse(self, question: Callable[..., Sequence[str]], *arguments: Any) -> None:
+        """Keep the problems that `question` lists."""
+        self.problems += self.ask(question, *arguments) or []
 
     def finish(self) -> None:
         """Say the end. What was kept back is printed: after a problem all, else `BRIEF` lines."""

@@ -10,13 +10,13 @@ import importlib
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from omegaconf import ListConfig, OmegaConf
 
 from verl_gdpo.algorithm.settings import hint
-from verl_gdpo.tools.check.output import message_of
+from verl_gdpo.hooks.verl_questions import known_names, knows_kl_penalty
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOWEST = {  # of what has to be a number
@@ -52,10 +52,10 @@ COMPARING = ("gdpo", "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vect
 
 def unusable_numbers(config: Any) -> list[str]:
     """A sentence for each key of `LOWEST` that is no such number; else nothing can be asked."""
-    given = {key: OmegaConf.select(config, key) for key in LOWEST}
+    values = {key: OmegaConf.select(config, key) for key in LOWEST}
     return [
         f"{key}={value}: expected a number of {LOWEST[key]} or more"
-        for key, value in given.items()
+        for key, value in values.items()
         if isinstance(value, bool)
         or not isinstance(value, int | float)
         or not LOWEST[key] <= value < math.inf  # NaN is not
@@ -67,15 +67,16 @@ def broken_rules(config: Any) -> list[str]:
     table = [*_what_does_not_fit(config), *_paths(config)]
     if not validates_only(config):
         table = [*_what_trains_nothing(config), *table]
-    return [
-        *(_in_words(text, config) for is_broken, text in table if is_broken),
-        *_keys_without_a_reader(config),
-    ]
+    return [*_true_ones(table, config), *_keys_without_a_reader(config)]
 
 
-def _in_words(text: str, config: Any) -> str:
-    """The text with KEY=VALUE in the place of each [KEY]."""
-    return re.sub(r"\[([\w.]+)\]", lambda m: f"{m[1]}={OmegaConf.select(config, m[1])}", text)
+def _true_ones(table: Iterable[tuple[bool, str]], config: Any) -> list[str]:
+    """The sentences that are true, with KEY=VALUE in the place of each [KEY]."""
+
+    def with_value(match: re.Match[str]) -> str:
+        return f"{match[1]}={OmegaConf.select(config, match[1])}"
+
+    return [re.sub(r"\[([\w.]+)\]", with_value, text) for is_true, text in table if is_true]
 
 
 def validates_only(config: Any) -> bool:
@@ -204,24 +205,19 @@ def unknown_names(config: Any) -> list[str]:
 
 
 def _unknown_registered(config: Any) -> Iterator[str]:
-    from verl_gdpo.hooks.verl_questions import known_names, knows_kl_penalty
-
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
-    for key in NAMED:
+    # the file of `agent_loop_config_path` names more
+    has_loops = config.actor_rollout_ref.rollout.agent.get("agent_loop_config_path")
+    for key in NAMED if not has_loops else (k for k in NAMED if not k.endswith("agent_loop")):
         value = OmegaConf.select(config, key)
-        if key.endswith("agent_loop") and config.actor_rollout_ref.rollout.agent.get(
-            "agent_loop_config_path"
-        ):
-            continue  # that file names more
         for name in map(str, value if isinstance(value, ListConfig) else [value]):
             if name not in (known := known_names(key)):
                 yield f"{key}={name}: unknown to verl{hint(name, known)}"
-    penalties = {
-        f"{ACTOR}.kl_loss_type": actor.kl_loss_type if actor.use_kl_loss else None,
-        "algorithm.kl_penalty": algorithm.kl_penalty if algorithm.use_kl_in_reward else None,
-    }
-    for key, penalty in penalties.items():
-        if penalty is not None and not knows_kl_penalty(penalty):
+    for key, penalty, is_used in (
+        (f"{ACTOR}.kl_loss_type", actor.kl_loss_type, actor.use_kl_loss),
+        ("algorithm.kl_penalty", algorithm.kl_penalty, algorithm.use_kl_in_reward),
+    ):
+        if is_used and not knows_kl_penalty(penalty):
             yield f"{key}={penalty}: unknown to verl; it knows kl, abs, mse, low_var_kl"
 
 
@@ -238,8 +234,8 @@ def _unknown_engines(actor: Any) -> Iterator[str]:
         yield f"{ACTOR}.optim.optimizer_impl={module}: {error}"
     else:
         if name not in known:
-            guess = hint(name, [one for one in known if one[0].isupper()])
-            yield f"{ACTOR}.optim.optimizer={name}: not in {module}{guess}"
+            classes = [other for other in known if other[0].isupper()]
+            yield f"{ACTOR}.optim.optimizer={name}: not in {module}{hint(name, classes)}"
 
 
 def _keys_without_a_reader(config: Any) -> Iterator[str]:
@@ -248,20 +244,18 @@ def _keys_without_a_reader(config: Any) -> Iterator[str]:
         "reward_model.reward_manager": "reward.reward_manager.name",
         "reward_model.num_workers": "reward.num_workers",
     }
-    for block in OLD_KEYS:
-        for name, value in (config.get(block) or {}).items():
-            key = f"{block}.{name}"
-            if value is not None and not OmegaConf.is_dict(value):
-                yield (
-                    f"{key}={value}: this verl does not read the key, and would train without it. "
-                    f"Set {renamed.get(key, f'reward.{key}')}={value}"
-                )
+    keys = {f"{block}.{k}": v for block in OLD_KEYS for k, v in (config.get(block) or {}).items()}
+    for key, value in keys.items():
+        if value is not None and not OmegaConf.is_dict(value):
+            yield (
+                f"{key}={value}: this verl does not read the key, and would train without it. "
+                f"Set {renamed.get(key, f'reward.{key}')}={value}"
+            )
 
 
 def hardly_meant(config: Any) -> list[str]:
     """Remarks about what a run would do, if that is likely not meant."""
     estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
-    drops = config.data.get("filter_overlong_prompts", False)
     table = [
         (
             validates_only(config),
@@ -273,48 +267,9 @@ def hardly_meant(config: Any) -> list[str]:
             "with, so its advantage is its score",
         ),
         (
-            not drops,
+            not config.data.get("filter_overlong_prompts", False),
             "data.filter_overlong_prompts=False: if a prompt is longer than "
             "[data.max_prompt_length] tokens, verl silently cuts off its beginning",
         ),
     ]
-    return [_in_words(text, config) for is_so, text in table if is_so]
-
-
-def validate(config: Any) -> list[str]:
-    """Run verl's own validation and return the lines that it prints.
-
-    Raises:
-        Exception: the exception of verl for a wrong configuration.
-    """
-    from verl_gdpo.hooks import verl_questions as verls
-
-    printed = verls.what_validation_prints(config)
-    verls.make_rollout_config_and_dataset_class(config)
-    return printed
-
-
-def check_trainer(config: Any) -> str:
-    """Return the trainer's name; raise ValueError if it refuses the configuration."""
-    from verl_gdpo.hooks.verl_questions import make_v1_trainer
-
-    wanted = OmegaConf.select(config, "algorithm.filter_groups")
-    filters = bool(wanted and wanted.enable)
-    if not config.trainer.get("use_v1", False):
-        if filters:
-            raise ValueError(
-                "algorithm.filter_groups.enable=True with trainer.use_v1=False: verl's legacy "
-                "trainer does not filter. Set trainer.use_v1=True, or filter_groups.enable=False"
-            )
-        return "legacy trainer"
-    if filters and not wanted.metric:
-        raise ValueError(
-            "algorithm.filter_groups.enable=True with metric=null, which verl refuses. Set "
-            "algorithm.filter_groups.metric=score; with adv_estimator=gdpo, this is its own rule"
-        )
-    mode = config.trainer.v1.trainer_mode
-    try:
-        make_v1_trainer(config)
-    except Exception as error:
-        raise ValueError(f"trainer.v1.trainer_mode={mode}: {message_of(error)}") from error
-    return f"trainer {mode}"
+    return _true_ones(table, config)

@@ -13,7 +13,7 @@ from verl_gdpo.algorithm.settings import GdpoSettings, RewardTerm
 from verl_gdpo.algorithm.zero import Floats, Ints
 from verl_gdpo.terminal import render
 from verl_gdpo.tools.check.dry_run import FIRST_STEP, DryRun
-from verl_gdpo.tools.check.made_up import RIGHT
+from verl_gdpo.tools.check.sample_responses import RIGHT
 
 NEVER_VARIES = "NEVER VARIES"
 UNUSED = NOT_SUMMED, NOT_TRAINED, NEVER_APPLIES = (
@@ -81,7 +81,7 @@ class Tables:
 
         Only where a right response was tried: wrong ones may all get the lowest reward.
         """
-        found = []
+        sentences = []
         for source in self.lines.keys() & {*sources}:
             lines = self.lines[source]  # a weight is the second cell, and "0" if it is none
             used = [line for line in lines if line[-1] not in UNUSED and line[1] != "0"]
@@ -89,13 +89,13 @@ class Tables:
             if RIGHT in kinds and all(line[-1] == NEVER_VARIES for line in used):
                 # the lowest value, which is the highest too
                 low = HEADER.index("min")
-                said = ", ".join(f"{line[0]} is {float(line[low]):g}" for line in used)
-                found.append(
-                    f"data_source {source!r}: {said} for each of {len(kinds)} made-up responses, "
+                values = ", ".join(f"{line[0]} is {float(line[low]):g}" for line in used)
+                sentences.append(
+                    f"data_source {source!r}: {values} for each of {len(kinds)} made-up responses, "
                     "also for the right ones, so nothing would be trained. If the reward function "
                     "only knows answers of another form: --allow-flat"
                 )
-        return found
+        return sentences
 
     def _lines(self, here: Sequence[int]) -> Iterator[Line]:
         """What is trained on, and what was returned beside it."""
@@ -108,8 +108,8 @@ class Tables:
             elif name not in infos:
                 continue
             mark = _mark(values, self.group_B[here][present_B])
-            said = _condition(self.terms.get(name, RewardTerm()))
-            yield (name, f"{weight:g}", said, *_statistics(values), mark)
+            condition = _condition(self.terms.get(name, RewardTerm()))
+            yield (name, f"{weight:g}", condition, *_statistics(values), mark)
         for name, values in infos.items():
             if name not in self.rewards.weights:
                 yield (name, "-", "", *_statistics(values), self.unused)
@@ -152,18 +152,18 @@ def _condition(term: RewardTerm) -> str:
 
 def _numbers(values: Iterable[Any]) -> Floats:
     """Return the numbers among the values; a scorer may also return text, which is not a reward."""
-    found = []
+    numbers = []
     for value in values:
         try:
-            found.append(value_or_error(value))
+            numbers.append(value_or_error(value))
         except ValueError:
             continue
-    return np.array([value for value in found if value is not None])
+    return np.array([value for value in numbers if value is not None])
 
 
 def _statistics(values: Floats) -> Line:
-    found = (values.min(), values.max(), values.var()) if len(values) else ()
-    return tuple(f"{value:.3f}" for value in found) or ("-", "-", "-")
+    statistics = (values.min(), values.max(), values.var()) if len(values) else ()
+    return tuple(f"{value:.3f}" for value in statistics) or ("-", "-", "-")
 
 
 def _mark(values: Floats, groups: npt.NDArray[np.int64]) -> str:

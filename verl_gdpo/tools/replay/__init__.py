@@ -18,21 +18,14 @@ from verl_gdpo.atomic import replace_together
 from verl_gdpo.run.dump_reader import SUMMED, WRITING, data_sources, dump_files, has_rewards
 from verl_gdpo.run.folder import config_of_run
 from verl_gdpo.run.scorer import HOW, Scorer
-from verl_gdpo.terminal import printable, render, shorten, width_of
+from verl_gdpo.terminal import printable
 from verl_gdpo.tools.advice import TITLE, describe
 from verl_gdpo.tools.advice.evidence import Evidence
 from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run
-from verl_gdpo.tools.replay.comparison import (
-    LEGEND,
-    OF_SCORE,
-    Group,
-    Replay,
-    reward_table,
-    step_table,
-)
+from verl_gdpo.tools.replay.comparison import OF_SCORE, Replay
+from verl_gdpo.tools.replay.tables import LEGEND, comparison_tables
 
 FORMATS = (".parquet", ".json", ".jsonl")
-MIN_RESPONSE = 24  # a response gets at least this many columns
 EPILOG = """\
 `key=value` are overrides of the training command. They are applied to the run's configuration as
 there, and what training would refuse is refused. `++` works whether a key is set or not. With
@@ -90,53 +83,67 @@ def step_range(text: str) -> range:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    out = arguments.out
-    if out is not None and out.suffix not in FORMATS:
-        raise ValueError(f"--out {out}: expected a name that ends in {', '.join(FORMATS)}")
-    if arguments.top < 0:
-        raise ValueError(f"--top {arguments.top}: expected 0 or more")
+    _check_usage(arguments)
     options = {"weak_sandbox": True} if arguments.weak_sandbox else {}
-    if options and not arguments.scorer:
-        raise ValueError("--weak-sandbox goes with --scorer coding")
     scorer = arguments.scorer and Scorer.of(arguments.scorer, arguments.data_source, **options)
     files, unfinished = dump_files(arguments.folder)
-    if arguments.steps is not None:
-        files = _chosen(files, arguments.steps)
+    steps = arguments.steps
+    if steps is not None:
+        files = _chosen(files, steps)
     path = arguments.config or config_of_run(arguments.folder)
     if scorer is None and not has_rewards(files[0]):
         raise ValueError(f"{files[0]}: {SUMMED}")
     own = _own(path, files, scorer, "gdpo" if has_rewards(files[0]) else "grpo")
     alternatives = choose(own, arguments.arm, arguments.overrides)
-    replay = Replay(own, alternatives, arguments.top, keep_table=out is not None, scorer=scorer)
-    replay.read(files)
+    keeps_table = arguments.out is not None
+    replay = Replay(own, alternatives, arguments.top, keeps_table, scorer).read(files)
+    left_out = [dump for dump in unfinished if steps is None or int(dump.stem) in steps]
+    is_reproduced = _print(replay, path, left_out)
+    if arguments.out is not None:
+        _write(pd.concat(replay.tables, ignore_index=True), arguments.out)
+    return 0 if is_reproduced else 1
+
+
+def _check_usage(arguments: argparse.Namespace) -> None:
+    out = arguments.out
+    if out is not None and out.suffix not in FORMATS:
+        raise ValueError(f"--out {out}: expected a name that ends in {', '.join(FORMATS)}")
+    if arguments.top < 0:
+        raise ValueError(f"--top {arguments.top}: expected 0 or more")
+    if arguments.weak_sandbox and not arguments.scorer:
+        raise ValueError("--weak-sandbox goes with --scorer coding")
+
+
+def _print(replay: Replay, path: Path | None, left_out: Sequence[Path]) -> bool:
+    """Print all of it; return whether the run's settings reproduce the logged advantages."""
     rollouts = sum(len(step.columns[replay.reference].A_B) for step in replay.steps)
     source = f"the run's settings are in {path}"
     if path is None:
         source = "no configuration of the run was found, so the defaults are used"
-    print(f"{len(files)} steps, {rollouts:,} rollouts; {source}")
-    for dump in unfinished:
-        if arguments.steps is None or int(dump.stem) in arguments.steps:
-            print(f"Step {dump.stem} is left out, because {dump} has no end: {WRITING}.")
-    for arm in (own, *alternatives):
+    print(f"{len(replay.steps)} steps, {rollouts:,} rollouts; {source}")
+    for dump in left_out:
+        print(f"Step {dump.stem} is left out, because {dump} has no end: {WRITING}.")
+    for arm in (replay.own, *replay.alternatives):
         print(f"{arm.name}: {printable(str(arm))}")
-    reproduced, sentence = _reproduced(replay, path)
+    is_reproduced, sentence = _reproduced(replay, path)
     print(sentence)
     for line in _rescored(replay):
         print(printable(line))
     width = shutil.get_terminal_size((120, 40)).columns
     print(f"\n== {TITLE} ==\n\n{describe(Evidence(replay.evidence))}")
-    for arm in alternatives:
-        print(f"\n== {arm.name} ==\n\n{comparison(replay, arm.name, width)}")
+    for arm in replay.alternatives:
+        print(f"\n== {arm.name} ==\n\n{comparison_tables(replay, arm.name, width)}")
     print(f"\n{LEGEND}")
-    if out is not None:
-        table = pd.concat(replay.tables, ignore_index=True)
-        with replace_together(out) as (written,):
-            if out.suffix == ".parquet":
-                table.to_parquet(written, index=False)
-            else:
-                table.to_json(written, orient="records", lines=True, double_precision=15)
-        print(f"\n{len(table):,} rollouts written to {out}")
-    return 0 if reproduced else 1
+    return is_reproduced
+
+
+def _write(table: pd.DataFrame, out: Path) -> None:
+    with replace_together(out) as (file,):
+        if out.suffix == ".parquet":
+            table.to_parquet(file, index=False)
+        else:
+            table.to_json(file, orient="records", lines=True, double_precision=15)
+    print(f"\n{len(table):,} rollouts written to {out}")
 
 
 def _own(path: Path | None, files: Sequence[Path], scorer: Scorer | None, estimator: str) -> Arm:
@@ -205,53 +212,17 @@ def _reproduced(replay: Replay, path: Path | None) -> tuple[bool, str]:
 
 def _rescored(replay: Replay) -> list[str]:
     """Sentences on how the scores of --scorer compare with those of the dump."""
-    found = replay.rescored
-    if not found.rollouts:
+    rescored = replay.rescored
+    if not rescored.rollouts:
         return []
-    same = f"{found.rollouts - found.other:,} of {found.rollouts:,} rollouts"
-    said = [f"--scorer gives the dumped score in {same}."]
-    if found.other:
-        said[0] += f" WARNING: not for {found.example}"
-    if found.not_the_sum:
-        said.append(
-            f"WARNING: in {found.not_the_sum:,} rollouts its `score` is not the sum of its "
+    same = f"{rescored.rollouts - rescored.other:,} of {rescored.rollouts:,} rollouts"
+    sentences = [f"--scorer gives the dumped score in {same}."]
+    if rescored.other:
+        sentences[0] += f" WARNING: not for {rescored.example}"
+    if rescored.not_the_sum:
+        sentences.append(
+            f"WARNING: in {rescored.not_the_sum:,} rollouts its `score` is not the sum of its "
             "rewards. Every number counts with weight 1, unless algorithm.gdpo.rewards names "
             "rewards and weights; weight 0 leaves one out"
         )
-    return said
-
-
-def comparison(replay: Replay, name: str, width: int) -> str:
-    """Return all tables for one alternative."""
-    parts = [step_table(replay.steps, name), reward_table(replay.steps, name)]
-    groups = replay.most_different.get(name, [])
-    if groups:
-        parts.append(f"Where {replay.reference} and {name} differ most:")
-        parts += [group_table(group, width) for group in groups]
-    return "\n\n".join(parts)
-
-
-def group_table(group: Group, width: int) -> str:
-    """Return a table of a group's rewards, advantages and beginnings of responses."""
-    names = list(dict.fromkeys(name for row in group.rows for name in row["rewards"]))
-    header = ["#", *map(printable, names), *group.advantages, "response"]
-    rows = []
-    for i, row in enumerate(group.rows):
-        rewards = [_value(row["rewards"].get(name)) for name in names]
-        # + 0.0 makes -0.0 positive
-        advantages = [f"{round(of[i], 3) + 0.0:.3f}" for of in group.advantages.values()]
-        rows.append([str(i), *rewards, *advantages, ""])
-    left = width - width_of(render(header, rows).splitlines()[1]) + len("response")
-    for row, line in zip(group.rows, rows, strict=True):
-        line[-1] = shorten(str(row.get("output", "")), max(left, MIN_RESPONSE))
-    distances = ", ".join(f"{name} {value:.2f}" for name, value in group.distance.items())
-    reference = next(iter(group.advantages))
-    title = f"step {group.step}, group {printable(group.id)}; "
-    title += f"distance from {reference}: {distances}"
-    return f"{title}\n{render(header, rows, left=(len(header) - 1,))}"
-
-
-def _value(value: object) -> str:
-    if isinstance(value, int | float):
-        return f"{value:.3g}"
-    return "-" if value is None else printable(str(value))
+    return sentences

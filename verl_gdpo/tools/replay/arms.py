@@ -97,10 +97,10 @@ class Arm:
 
     def __str__(self) -> str:
         """Return the settings that replay reads, in the syntax of overrides."""
-        said = {f"algorithm.{key}": self.algorithm.get(key) for key in READ}
+        values = {f"algorithm.{key}": self.algorithm.get(key) for key in READ}
         block = self.algorithm.get("gdpo") or {}
-        said |= {f"algorithm.gdpo.{key}": value for key, value in block.items()}
-        return " ".join(line_of(key, value) for key, value in said.items() if value is not None)
+        values |= {f"algorithm.gdpo.{key}": value for key, value in block.items()}
+        return " ".join(line_of(key, value) for key, value in values.items() if value is not None)
 
 
 def read_run(path: Path, sources: Iterable[str] | None = None) -> Arm:
@@ -119,7 +119,7 @@ def read_run(path: Path, sources: Iterable[str] | None = None) -> Arm:
 
 
 @dataclass(frozen=True)
-class Step:
+class ReplayedStep:
     """The data of one step that every arm needs."""
 
     number: int
@@ -131,7 +131,7 @@ class Step:
     score_B: Floats  # the sum that verl trained on; only read without `logged_B`
 
     @classmethod
-    def of(cls, number: int, rows: Sequence[Mapping[str, Any]]) -> "Step":
+    def of(cls, number: int, rows: Sequence[Mapping[str, Any]]) -> "ReplayedStep":
         """Return the step.
 
         Raises:
@@ -244,9 +244,9 @@ def verl_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) -> Floats
     size_G = torch.from_numpy(np.bincount(group_B))
     scores = torch.from_numpy(scores_B[order].astype(np.float32))
     groups = torch.split(scores, size_G.tolist())
-    zero, one = torch.tensor(0.0), torch.tensor(1.0)
-    mean_G = torch.stack([torch.mean(group) if len(group) > 1 else zero for group in groups])
-    std_G = torch.stack([torch.std(group) if len(group) > 1 else one for group in groups])
+    nothing, unit = torch.zeros(()), torch.ones(())
+    mean_G = torch.stack([torch.mean(group) if len(group) > 1 else nothing for group in groups])
+    std_G = torch.stack([torch.std(group) if len(group) > 1 else unit for group in groups])
     result = scores - mean_G.repeat_interleave(size_G)
     if normalize_by_std:
         result = result / (std_G + VERL_EPS).repeat_interleave(size_G)

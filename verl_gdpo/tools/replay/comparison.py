@@ -1,4 +1,4 @@
-"""Compares estimators over the steps of a rollout dump, in tables; keeps the most different groups.
+"""Compares estimators over the steps of a rollout dump; keeps the most different groups.
 
 The alternatives are compared with the advantages that the run logged. verl's own dump has none;
 there they are compared with what verl's grpo makes of the dump's score. Estimators have different
@@ -6,7 +6,7 @@ scales, because GRPO has no batch step, so advantages are compared in units of t
 deviation over the step. Shape suffixes: B rollouts, G groups.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,32 +21,17 @@ from verl_gdpo.algorithm.statistics import correlation, tied_pairs, within_group
 from verl_gdpo.algorithm.zero import SAME_STD, Bools, Floats, Ints, is_apart, is_the_sum, std_or_0
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.scorer import Scorer
-from verl_gdpo.terminal import printable, render
 from verl_gdpo.tools.advice.evidence import FIRST_STEPS, StepRewards, look
-from verl_gdpo.tools.replay.arms import COMPUTED, Arm, Step, group_numbers
+from verl_gdpo.tools.replay.arms import COMPUTED, Arm, ReplayedStep, group_numbers
 
 LOGGED, OF_SCORE = "logged", "grpo of score"
 IDENTITY = ("group", "session", "uid", "data_source", "response_tokens", "trained_tokens")
-
-LINES = 12  # a table over steps has at most this many lines; a line may join several steps
-LEGEND = f"""\
-a | b          a is for the advantages that are compared with, b for the alternative
-correlation    between the two advantages of each rollout
-distance       mean |difference| after each is divided by its std, because scales differ;
-               groups that are silent in both do not count in the std
-silent groups  share of groups in which every advantage is 0
-tied pairs     share of pairs in a group with different rewards, but the same advantage
-std            standard deviation of a step's advantages
-correlation with a reward: with the reward minus its mean in the group
-Advantages count as the same if they differ by less than {SAME_STD:g} of their step's std, and
-as 0 if they are smaller than that.
-A line for several steps holds means over the steps, weighted by their rollouts."""
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Column:
+class StepAdvantages:
     """The advantages of one estimator in one step."""
 
     A_B: Floats
@@ -58,7 +43,9 @@ class Column:
     follows: Mapping[str, float | None]  # correlation with (reward minus its mean in the group)
 
     @classmethod
-    def of(cls, A_B: Floats, group_B: Ints, rewards: RewardMatrix, rows_B: Ints) -> "Column":
+    def of(
+        cls, A_B: Floats, group_B: Ints, rewards: RewardMatrix, rows_B: Ints
+    ) -> "StepAdvantages":
         """Return the column.
 
         Args:
@@ -86,11 +73,11 @@ class Column:
             follows=follows,
         )
 
-    def correlation(self, other: "Column") -> float | None:
+    def correlation(self, other: "StepAdvantages") -> float | None:
         """Return the correlation of the advantages; None if one column is constant."""
         return correlation(self.scaled_B, other.scaled_B)
 
-    def distance_B(self, other: "Column") -> Floats:
+    def distance_B(self, other: "StepAdvantages") -> Floats:
         """Return |difference|, where no group that is silent in both counts in a std.
 
         Else the same groups would be further apart in a step that has more silent ones.
@@ -102,7 +89,7 @@ class Column:
 
 class StepReport(NamedTuple):
     number: int
-    columns: Mapping[str, Column]  # the reference, then each alternative
+    columns: Mapping[str, StepAdvantages]  # the reference, then each alternative
 
 
 @dataclass(frozen=True)
@@ -188,7 +175,7 @@ class Replay:
         return self
 
     def _add(self, number: int, rows: Rows) -> None:
-        step = Step.of(number, rows)
+        step = ReplayedStep.of(number, rows)
         own = step.matrix(self.own, self.has_our_scorers)
         self.row_count += len(rows)
         reference_B = self._reference(step)
@@ -199,25 +186,25 @@ class Replay:
                 self.worst = Mismatch(float(difference_B[row]), number, rows[row]["uid"])
         rows_B = np.flatnonzero(step.rewards.counted_B)
         group_B = group_numbers(step.group_ids[rows_B])
-        columns = {self.reference: Column.of(reference_B[rows_B], group_B, own, rows_B)}
+        columns = {self.reference: StepAdvantages.of(reference_B[rows_B], group_B, own, rows_B)}
         names = dict.fromkeys([*own.weights, *self.own.settings.names])
         for arm in self.alternatives:
             matrix = step.matrix(arm, self.has_our_scorers)
             A_B = step.advantages(arm, matrix)[rows_B]
-            columns[arm.name] = Column.of(A_B, group_B, matrix, rows_B)
+            columns[arm.name] = StepAdvantages.of(A_B, group_B, matrix, rows_B)
             names |= dict.fromkeys([*matrix.weights, *arm.settings.names])
         if len(self.evidence) < FIRST_STEPS:
             self.evidence.append(look(own, step.rewards.counted_B, step.group_ids))
         report = StepReport(number, columns)
         self.steps.append(report)
         counted = [rows[row] for row in rows_B.tolist()]
-        for one in counted if self.scorer else ():
-            self.rescored.add(one)
+        for row in counted if self.scorer else ():
+            self.rescored.add(row)
         self._keep_groups(report, counted, group_B)
         if self.keep_table:
             self.tables.append(_table(report, counted, names))
 
-    def _reference(self, step: Step) -> Floats:
+    def _reference(self, step: ReplayedStep) -> Floats:
         name, A_B = LOGGED, step.logged_B
         if A_B is None:
             name, A_B = OF_SCORE, step.of_score(self.own.settings.normalize_by_std)
@@ -232,7 +219,8 @@ class Replay:
     def _keep_groups(self, report: StepReport, rows: Rows, group_B: Ints) -> None:
         reference, *others = report.columns.values()
         names, size_G = [*report.columns][1:], np.bincount(group_B)
-        distance_G = [np.bincount(group_B, one.distance_B(reference)) / size_G for one in others]
+        distances_B = (column.distance_B(reference) for column in others)
+        distance_G = [np.bincount(group_B, distance_B) / size_G for distance_B in distances_B]
         order = np.argsort(group_B, kind="stable")
         groups = [
             Group(
@@ -266,55 +254,3 @@ def _table(report: StepReport, rows: Rows, rewards: Iterable[str]) -> pd.DataFra
         columns[f"reward/{name}"] = np.array(values, dtype=np.float64)
     columns |= {f"advantage/{name}": column.A_B for name, column in report.columns.items()}
     return pd.DataFrame(columns)
-
-
-def step_table(steps: Sequence[StepReport], name: str) -> str:
-    """Return a table of `name` against the reference; the last line is for all steps."""
-    header = ["step", "rollouts", "correlation", "distance", "silent groups", "tied pairs", "std"]
-    parts = np.array_split(np.arange(len(steps)), min(len(steps), LINES))
-    chunks = [[steps[i] for i in part] for part in parts]
-    rows = [_step_row(chunk, name) for chunk in chunks]
-    if len(steps) > 1:
-        rows.append(["all", *_step_row(steps, name)[1:]])
-    return render(header, rows)
-
-
-def reward_table(steps: Sequence[StepReport], name: str) -> str:
-    """Return a table with the correlation of each advantage with each reward."""
-    reference = next(iter(steps[0].columns))
-    columns = {key: [step.columns[key] for step in steps] for key in (reference, name)}
-    sizes = [len(step.columns[name].A_B) for step in steps]
-    rewards = dict.fromkeys(r for side in columns.values() for c in side for r in c.follows)
-    rows = []
-    for reward in rewards:
-        sides = ([c.follows.get(reward) for c in side] for side in columns.values())
-        rows.append([printable(reward), *(_mean(side, sizes, "{:.3f}".format) for side in sides)])
-    return render(["correlation with", *columns], rows)
-
-
-def _step_row(steps: Sequence[StepReport], name: str) -> list[str]:
-    """Return a table row with the means over the steps, weighted by their rollouts."""
-    pairs = [(next(iter(step.columns.values())), step.columns[name]) for step in steps]
-    sizes = [len(reference.A_B) for reference, _ in pairs]
-
-    def both(attribute: str, show: Callable[[float], str]) -> str:
-        sides = ([getattr(pair[i], attribute) for pair in pairs] for i in (0, 1))
-        return " | ".join(_mean(values, sizes, show) for values in sides)
-
-    return [
-        "-".join(map(str, sorted({steps[0].number, steps[-1].number}))),
-        f"{sum(sizes):,}",
-        _mean([a.correlation(b) for a, b in pairs], sizes, "{:.3f}".format),
-        _mean([float(a.distance_B(b).mean()) for a, b in pairs], sizes, "{:.3f}".format),
-        both("silent_groups", "{:.1%}".format),
-        both("ties", "{:.1%}".format),
-        both("std", "{:.2f}".format),
-    ]
-
-
-def _mean(
-    values: Iterable[float | None], sizes: Sequence[int], show: Callable[[float], str]
-) -> str:
-    """Return the mean of the values that are not None, weighted by their sizes."""
-    there = [(v, n) for v, n in zip(values, sizes, strict=True) if v is not None]
-    return show(sum(v * n for v, n in there) / sum(n for _, n in there)) if there else "-"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from verl_gdpo.run.scorer import HOW, Scorer
 from verl_gdpo.run.tracker_logs import EXPECTED
-from verl_gdpo.terminal import needs_extra
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,8 +34,8 @@ def main(argv: Sequence[str]) -> int:
         ("--config", "FILE", "configuration, if it is not in its folder"),
         ("--rollouts", "FOLDER", "rollout dumps (trainer.rollout_data_dir)"),
     ):
-        said = f"the run's {what}; give it once for each RUN, in their order"
-        add(option, action="append", default=[], type=Path, metavar=metavar, help=said)
+        message = f"the run's {what}; give it once for each RUN, in their order"
+        add(option, action="append", default=[], type=Path, metavar=metavar, help=message)
     add("--scorer", metavar="NAME", help=f"scores the rollouts again: {HOW}")
     add("--data-source", metavar="NAME", help="of rows without one, for --scorer")
     arguments = parser.parse_args(argv)
@@ -49,15 +48,14 @@ def main(argv: Sequence[str]) -> int:
     if not sources:
         parser.error("expected a RUN, or --arm NAME=RUN,RUN")
     out = arguments.out or _default_out(sources)
-    try:
-        # torch takes seconds to load
-        from verl_gdpo.tools.report.page import build_page, write
+    # torch and pandas take seconds to load
+    from verl_gdpo.tools.report.page import build_page, write
 
+    try:
         scorer = Scorer.of(arguments.scorer, arguments.data_source) if arguments.scorer else None
         page = build_page(sources, arguments.config, arguments.rollouts, scorer, arm_of)
-    except (ImportError, ValueError) as error:
-        said = needs_extra(error) if isinstance(error, ImportError) else str(error)
-        print(f"verl-gdpo report: {said}", file=sys.stderr)
+    except ValueError as error:
+        print(f"verl-gdpo report: {error}", file=sys.stderr)
         return 1
     print(write(page, out))
     return 0
@@ -66,10 +64,10 @@ def main(argv: Sequence[str]) -> int:
 def _runs_of(named: str, parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
     """Return (run, arm) for each run of NAME=RUN,RUN."""
     arm, is_named, runs = named.partition("=")
-    found = [(run, arm) for run in runs.split(",") if run]
-    if not (arm and is_named and found):
+    pairs = [(run, arm) for run in runs.split(",") if run]
+    if not (arm and is_named and pairs):
         parser.error(f"--arm {named}: expected NAME=RUN,RUN, such as --arm grpo=runs/1,runs/2")
-    return found
+    return pairs
 
 
 def _default_out(runs: Sequence[Path | str]) -> Path:

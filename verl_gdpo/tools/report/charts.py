@@ -13,9 +13,14 @@ import numpy as np
 from verl_gdpo.run.finding_rules import LIMITS
 from verl_gdpo.run.findings import Finding
 from verl_gdpo.run.folder import of_each_reward
-from verl_gdpo.tools.report.runs import (
+from verl_gdpo.tools.report.arms import (
     FEWEST_FOR_BAND,
     MAIN_ARM,
+    RunsOfArm,
+    names,
+    over_runs,
+)
+from verl_gdpo.tools.report.runs import (
     SMOOTHED_STEPS,
     TESTED,
     TRAINED,
@@ -23,9 +28,6 @@ from verl_gdpo.tools.report.runs import (
     Read,
     ReadEach,
     Run,
-    RunsOfArm,
-    names,
-    over_runs,
 )
 
 CURVES: ReadEach = attrgetter("curves")
@@ -106,7 +108,7 @@ def sections(arms: Sequence[RunsOfArm]) -> list[Section]:
     first = [*rewards[: FIRST_SCREEN - 1], *training][:FIRST_SCREEN]
     rest = [chart for chart in (*rewards, *training) if chart not in first]
     each = partial(_of_each_reward, arms)
-    found = [
+    all_sections = [
         Section("first", first),
         Section("drives", [*each("share"), *each("correlation")]),
         Section("dead", [*each("varies")]),
@@ -115,9 +117,9 @@ def sections(arms: Sequence[RunsOfArm]) -> list[Section]:
     ]
     numbers = count()
     return [
-        one._replace(charts=[replace(chart, id=f"chart-{next(numbers)}") for chart in one.charts])
-        for one in found
-        if one.charts or one.name == "first"
+        Section(name, [replace(chart, id=f"chart-{next(numbers)}") for chart in charts], flat)
+        for name, charts, flat in all_sections
+        if charts or name == "first"
     ]
 
 
@@ -128,14 +130,14 @@ def _rewards(arms: Sequence[RunsOfArm]) -> list[Chart]:
     for name in dict.fromkeys([*names(arms, TRAINED), *names(arms, TESTED)]):
         lines: list[Line] = []
         for look, arm in zip(looks(arms), arms, strict=True):
-            trained = partial(_one, TRAINED, name)
+            trained = partial(_curve_of, TRAINED, name)
             if is_single:
                 lines += lines_of(arm, trained, "each step", look, kind="each")
             label = SMOOTHED if is_single else arm.name
             lines += lines_of(arm, trained, label, look, SMOOTHED_STEPS)
-            if found := over_runs(arm, partial(_one, TESTED, name)).get(""):
+            if validation := over_runs(arm, partial(_curve_of, TESTED, name)).get(""):
                 of_arm = "validation" if is_single else f"{arm.name}, validation"
-                lines.append(Line(of_arm, [*found], [*found.values()], look, "points"))
+                lines.append(Line(of_arm, [*validation], [*validation.values()], look, "points"))
         # none if a run declares no bounds, or if they differ
         declared = {run.bounds.get(name) for arm in arms for run in arm.runs}
         bounds = declared.pop() if len(declared) == 1 else None
@@ -144,7 +146,7 @@ def _rewards(arms: Sequence[RunsOfArm]) -> list[Chart]:
     return charts
 
 
-def _one(read_each: ReadEach, name: str, run: Run) -> Curve:
+def _curve_of(read_each: ReadEach, name: str, run: Run) -> Curve:
     """The curve of one name, empty where there is none."""
     return read_each(run).get(name, {})
 
@@ -154,7 +156,7 @@ def _of_training(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
         lines = [
             line
             for look, arm in zip(looks(arms), arms, strict=True)
-            for line in lines_of(arm, partial(_one, CURVES, key), arm.name, look)
+            for line in lines_of(arm, partial(_curve_of, CURVES, key), arm.name, look)
         ]
         yield from _chart(key, *about, lines)
 
@@ -168,7 +170,7 @@ def _of_each_reward(arms: Sequence[RunsOfArm], statistic: str) -> Iterator[Chart
     for arm in arms:
         lines: list[Line] = []
         for look, name in enumerate(names([arm], read_each), start=ARMS_LOOKS):
-            lines += lines_of(arm, partial(_one, read_each, name), name, look, SMOOTHED_STEPS)
+            lines += lines_of(arm, partial(_curve_of, read_each, name), name, look, SMOOTHED_STEPS)
         about = f"gdpo/<reward>/{statistic}"
         yield from _chart(about, *OF_EACH_REWARD[statistic], lines, arm if arms[1:] else None)
 
@@ -177,7 +179,7 @@ def _of_both(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
     """What GDPO and GRPO make of the rewards of one arm."""
     for (key, about), arm in product(OF_BOTH_ESTIMATORS.items(), arms):
         gdpo, grpo = (
-            [*lines_of(arm, partial(_one, CURVES, key + name.lower()), name, look)]
+            [*lines_of(arm, partial(_curve_of, CURVES, key + name.lower()), name, look)]
             for look, name in enumerate(("GDPO", "GRPO"))
         )
         yield from _chart(key, *about, [*gdpo, *grpo], arm if arms[1:] else None)
@@ -207,10 +209,10 @@ def lines_of(
     Quartiles of a few runs would say more than is known.
     """
     is_band = len(arm.runs) >= FEWEST_FOR_BAND
-    for one in [arm] if is_band else [RunsOfArm(arm.name, [run]) for run in arm.runs]:
-        name = label if is_band or len(arm.runs) == 1 else f"{label}, {one.runs[0].name}"
-        for edge, found in over_runs(one, read, smooth).items():
-            yield Line(name, [*found], [*found.values()], look, edge or kind)
+    for part in [arm] if is_band else [RunsOfArm(arm.name, [run]) for run in arm.runs]:
+        name = label if is_band or len(arm.runs) == 1 else f"{label}, {part.runs[0].name}"
+        for edge, curve in over_runs(part, read, smooth).items():
+            yield Line(name, [*curve], [*curve.values()], look, edge or kind)
 
 
 def chart_of(finding: Finding, charts: Sequence[Chart]) -> Chart | None:
@@ -218,8 +220,8 @@ def chart_of(finding: Finding, charts: Sequence[Chart]) -> Chart | None:
     metric = next((name for name, limit in LIMITS.items() if limit.topic == finding.topic), "")
     # of other findings, the topic names the reward, and this one names metrics
     text = metric or (finding.what if finding.topic == "no number" else finding.topic)
-    about = [one for one in charts if one.about in text or (metric and metric in one.about)]
-    return max(about, key=lambda one: len(one.about), default=next(iter(charts), None))
+    about = [chart for chart in charts if chart.about in text or (metric and metric in chart.about)]
+    return max(about, key=lambda chart: len(chart.about), default=next(iter(charts), None))
 
 
 def as_data(charts: Sequence[Chart]) -> list[Mapping[str, Any]]:

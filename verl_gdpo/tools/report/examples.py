@@ -24,7 +24,7 @@ from verl_gdpo.run.dump_reader import (
     reward_rows,
 )
 from verl_gdpo.tools.replay.arms import group_numbers
-from verl_gdpo.tools.replay.comparison import Column
+from verl_gdpo.tools.replay.comparison import StepAdvantages
 from verl_gdpo.tools.report.runs import Run
 
 ROLLOUTS_SHOWN = 8  # of a group
@@ -52,7 +52,7 @@ class ExampleGroup:
 
 
 @dataclass(frozen=True)
-class _Step:
+class RecomputedStep:
     """One dump without its texts, with the advantages recomputed."""
 
     file: Path
@@ -75,17 +75,17 @@ def example_groups(run: Run) -> list[ExampleGroup]:
         ValueError: there is no dump, or it has no rewards and the run has no scorer.
     """
     settings = settings_of(run)
-    found: dict[str, tuple[_Step, Sequence[int]]] = {}
+    examples: dict[str, tuple[RecomputedStep, Sequence[int]]] = {}
     most = 0.0
     for number, file in enumerate(reversed(dumps_to_read(run.dumps()))):
         step = _recompute(file, run, settings)
         for rows in step.groups:
             kind, distance = _kind(step, rows), float(step.distance_B[rows].max())
-            if kind and kind not in found and number < LAST_DUMPS:
-                found[kind] = step, rows
+            if kind and kind not in examples and number < LAST_DUMPS:
+                examples[kind] = step, rows
             elif kind is None and distance > most:
-                most, found["apart"] = distance, (step, rows)
-    return [_example(kind, *found[kind]) for kind in KINDS if kind in found]
+                most, examples["apart"] = distance, (step, rows)
+    return [_example(kind, *examples[kind]) for kind in KINDS if kind in examples]
 
 
 def settings_of(run: Run) -> GdpoSettings:
@@ -95,7 +95,7 @@ def settings_of(run: Run) -> GdpoSettings:
     return GdpoSettings(rewards=read_settings(run.config.algorithm).rewards)
 
 
-def _recompute(file: Path, run: Run, settings: GdpoSettings) -> _Step:
+def _recompute(file: Path, run: Run, settings: GdpoSettings) -> RecomputedStep:
     dump = read_dump(file, run.scorer, with_texts=False)
     rows = reward_rows(dump, int(file.stem))
     rewards, counted_B = RewardMatrix.of(rows, settings), rows.counted_B
@@ -105,16 +105,18 @@ def _recompute(file: Path, run: Run, settings: GdpoSettings) -> _Step:
         scalars_of(rewards, counted_B, ids, each).A_B.numpy()
         for each in (verl_grpo_settings(GdpoSettings()), GdpoSettings())
     )
-    grpo, gdpo = (Column.of(A_B[rows_B], group_B, rewards, rows_B) for A_B in (grpo_B, gdpo_B))
+    grpo, gdpo = (
+        StepAdvantages.of(A_B[rows_B], group_B, rewards, rows_B) for A_B in (grpo_B, gdpo_B)
+    )
     distance_B = np.zeros(len(dump))
     distance_B[rows_B] = gdpo.distance_B(grpo)
     members: dict[str, list[int]] = {}
     for row in rows_B.tolist():
         members.setdefault(ids[row], []).append(row)
-    return _Step(file, dump, rewards, grpo_B, gdpo_B, distance_B, [*members.values()])
+    return RecomputedStep(file, dump, rewards, grpo_B, gdpo_B, distance_B, [*members.values()])
 
 
-def _kind(step: _Step, rows: Sequence[int]) -> str | None:
+def _kind(step: RecomputedStep, rows: Sequence[int]) -> str | None:
     distinct = np.unique(
         np.hstack([step.rewards.values_BK[rows], step.rewards.present_BK[rows]]), axis=0
     )
@@ -127,7 +129,7 @@ def _kind(step: _Step, rows: Sequence[int]) -> str | None:
     return "tied" if (same_grpo & other_gdpo).any() else None
 
 
-def _example(kind: str, step: _Step, rows: Sequence[int]) -> ExampleGroup:
+def _example(kind: str, step: RecomputedStep, rows: Sequence[int]) -> ExampleGroup:
     """A group with its prompt, ground truth and responses, which are read now."""
     by_gdpo = sorted(rows, key=lambda row: -step.gdpo_B[row])
     # at equal distances, and both ends

@@ -16,21 +16,18 @@ from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 from verl_gdpo.algorithm.zero import NO_SIGNAL
-from verl_gdpo.tools.report.runs import (
+from verl_gdpo.tools.report.arms import (
     FEWEST_FOR_BAND,
     MAIN_ARM,
-    SMOOTHED_STEPS,
-    TESTED,
-    TRAINED,
-    ReadEach,
-    Run,
     RunsOfArm,
     ends_apart,
     last_common_step,
     names,
 )
+from verl_gdpo.tools.report.runs import SMOOTHED_STEPS, TESTED, TRAINED, ReadEach, Run
 from verl_gdpo.tools.report.tables import Table
 
 Floats = npt.NDArray[np.float64]
@@ -72,8 +69,6 @@ class Difference:
     @cached_property
     def half(self) -> float:
         """Half of the width of the interval."""
-        from scipy import stats
-
         parts = [float(np.var(x, ddof=1)) / len(x) for x in self.samples]
         below = [p**2 / (len(x) - 1) for p, x in zip(parts, self.samples, strict=True)]
         freedom = sum(parts) ** 2 / sum(below) if sum(below) else 1.0
@@ -99,7 +94,7 @@ def differences_of_arms(arms: Sequence[RunsOfArm]) -> list[Difference]:
         return []
     main = next((arm for arm in several if arm.name == MAIN_ARM), several[0])
     last = last_common_step(arms)
-    found = [
+    differences = [
         Difference(name, main.name, other.name, _samples(main, other, values, others))
         for other in several
         if other is not main
@@ -108,19 +103,20 @@ def differences_of_arms(arms: Sequence[RunsOfArm]) -> list[Difference]:
         and (values := _ends(main, read, name, steps))
         and (others := _ends(other, read, name, steps))
     ]
-    return [replace(one, risk=risk) for one, risk in zip(found, _risks(found), strict=True)]
+    risks = _risks(differences)
+    return [replace(each, risk=risk) for each, risk in zip(differences, risks, strict=True)]
 
 
-def _risks(found: Sequence[Difference]) -> list[float]:
+def _risks(differences: Sequence[Difference]) -> list[float]:
     """The chance to err that each comparison may have, for 1 - `CONFIDENCE` in all together."""
     families: dict[str, list[int]] = {}  # compared over the same runs
-    for number, one in enumerate(found):
-        families.setdefault("" if one.is_paired else one.other, []).append(number)
-    risks = [math.nan] * len(found)
+    for number, difference in enumerate(differences):
+        families.setdefault("" if difference.is_paired else difference.other, []).append(number)
+    risks = [math.nan] * len(differences)
     for members in families.values():
-        errors_NK = np.stack([found[number].errors for number in members], axis=1)
-        fewest = min(len(x) for number in members for x in found[number].samples)
-        risk = (1 - CONFIDENCE) * len(members) / len(found)
+        errors_NK = np.stack([differences[number].errors for number in members], axis=1)
+        fewest = min(len(x) for number in members for x in differences[number].samples)
+        risk = (1 - CONFIDENCE) * len(members) / len(differences)
         each = risk_of_each(errors_NK, risk) if fewest >= FEWEST_FOR_BAND else risk / len(members)
         for number in members:
             risks[number] = each
@@ -133,8 +129,6 @@ def risk_of_each(errors_NK: Floats, risk: float) -> float:
     Errors that are normal and have the correlations of `errors_NK` are drawn many times, for the
     largest |t| of each draw. The result is at least `risk` / K, and `risk` where all err together.
     """
-    from scipy import stats
-
     N, K = errors_NK.shape
     lengths_K = np.linalg.norm(errors_NK, axis=0)
     # t is sqrt(N - 1) / tan of the angle between the errors and a direction drawn at random
@@ -153,22 +147,22 @@ def _directions(N: int) -> Floats:
 
 def table_of_differences(arms: Sequence[RunsOfArm]) -> Table | None:
     """None where no two arms have several runs."""
-    found = differences_of_arms(arms)
-    if not found:
+    differences = differences_of_arms(arms)
+    if not differences:
         return None
     rows = [
         (
-            one.reward,
-            f"{one.arm} less {one.other}",
-            f"{one.value:+.3f}",
-            f"{one.low:+.3f} to {one.high:+.3f}",
-            "paired by seed" if one.is_paired else "independent",
-            "a difference" if one.is_claimed else "may be chance",
+            difference.reward,
+            f"{difference.arm} less {difference.other}",
+            f"{difference.value:+.3f}",
+            f"{difference.low:+.3f} to {difference.high:+.3f}",
+            "paired by seed" if difference.is_paired else "independent",
+            "a difference" if difference.is_claimed else "may be chance",
         )
-        for one in found
+        for difference in differences
     ]
     caption = (
-        f"Differences at the end, with intervals that hold for all {len(found)} together in "
+        f"Differences at the end, with intervals that hold for all {len(differences)} together in "
         f"{CONFIDENCE:.0%} of reports: of the last validation, or, without one, of the mean of "
         f"the last {SMOOTHED_STEPS} steps{ends_apart(arms)}"
     )
@@ -196,8 +190,8 @@ def _common_steps(runs: Sequence[Run], read: ReadEach, name: str, last: int) -> 
 def _ends(arm: RunsOfArm, read: ReadEach, name: str, steps: Sequence[int]) -> list[float]:
     """One number of each run; none if a run has no such number."""
     curves = [read(run)[name] for run in arm.runs]
-    found = [statistics.fmean(curve[step] for step in steps) for curve in curves]
-    return [] if any(map(math.isnan, found)) else found
+    means = [statistics.fmean(curve[step] for step in steps) for curve in curves]
+    return [] if any(map(math.isnan, means)) else means
 
 
 def _samples(
@@ -210,7 +204,7 @@ def _samples(
     are_pairs = {*rows} == {*number_of} and len(rows) == len({*rows}) == len(other.runs)
     if not are_pairs or any(run.setting("data.seed") is None for run in arm.runs):
         return [mine, theirs]
-    return [mine - theirs[[number_of[one] for one in rows]]]
+    return [mine - theirs[[number_of[key] for key in rows]]]
 
 
 def _rows_of(run: Run) -> tuple[str, ...]:

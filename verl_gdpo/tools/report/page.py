@@ -19,11 +19,12 @@ from verl_gdpo.run.folder import gaps
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.tools.advice import TITLE, describe
 from verl_gdpo.tools.advice.evidence import Evidence
+from verl_gdpo.tools.report.arms import RunsOfArm, read_arms
 from verl_gdpo.tools.report.charts import Section, as_data, sections
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, settings_of
-from verl_gdpo.tools.report.health import Said, all_said, verdict
+from verl_gdpo.tools.report.health import Remark, all_remarks, verdict
 from verl_gdpo.tools.report.intervals import table_of_differences
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
+from verl_gdpo.tools.report.runs import Run
 from verl_gdpo.tools.report.tables import Table, differences, inputs, results, runs, starts
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class Page:
     arms: Sequence[RunsOfArm]
     level: str
     why: str
-    said: Sequence[Said]
+    remarks: Sequence[Remark]
     sections: Sequence[Section]  # the first one is the first screen
     advice: Mapping[str, str]  # {sentence: the arms of whose first runs it is true}
     tables: Sequence[Table]
@@ -61,9 +62,9 @@ def build_page(
     """
     arms = read_arms(sources, configs, rollouts, scorer, arm_of)
     members = [run for arm in arms for run in arm.runs]
-    found = sections(arms)
-    said = all_said(arms, [chart for section in found for chart in section.charts])
-    level, why = verdict(said, arms)
+    page_sections = sections(arms)
+    remarks = all_remarks(arms, [chart for section in page_sections for chart in section.charts])
+    level, why = verdict(remarks, arms)
     tables = results(arms), table_of_differences(arms), differences(arms)
     made_of = inputs(arms), runs(arms), starts(arms)
     return Page(
@@ -71,8 +72,8 @@ def build_page(
         arms=arms,
         level=level,
         why=why,
-        said=said,
-        sections=found,
+        remarks=remarks,
+        sections=page_sections,
         advice=_advice(arms),
         tables=[table for table in tables if table],
         examples={arm.name: _or_why(example_groups, arm.runs[0]) for arm in arms},
@@ -83,12 +84,12 @@ def build_page(
 
 def _advice(arms: Sequence[RunsOfArm]) -> dict[str, str]:
     """What GDPO would change, or why it is not known."""
-    found: dict[str, list[str]] = {}
+    arms_of: dict[str, list[str]] = {}
     for arm in arms:
-        said = _or_why(_sentences, arm.runs[0])
-        for sentence in [said] if isinstance(said, str) else said:
-            found.setdefault(sentence, []).append(arm.name)
-    return {sentence: ", ".join(names) for sentence, names in found.items()}
+        advice = _or_why(_sentences, arm.runs[0])
+        for sentence in [advice] if isinstance(advice, str) else advice:
+            arms_of.setdefault(sentence, []).append(arm.name)
+    return {sentence: ", ".join(names) for sentence, names in arms_of.items()}
 
 
 def _sentences(run: Run) -> list[str]:

@@ -10,12 +10,8 @@ from verl_gdpo.run.dump_reader import DUMPS_READ, dump_files, has_rewards
 from verl_gdpo.run.folder import Metrics, of_each_reward
 from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, End, ends, history
 from verl_gdpo.run.scorer import HOW
-from verl_gdpo.tools.report.health import named_rewards
-from verl_gdpo.tools.report.runs import (
+from verl_gdpo.tools.report.arms import (
     FEWEST_FOR_BAND,
-    TESTED,
-    TRAINED,
-    Run,
     RunsOfArm,
     compared,
     differing,
@@ -23,6 +19,8 @@ from verl_gdpo.tools.report.runs import (
     last_common_step,
     names,
 )
+from verl_gdpo.tools.report.health import named_rewards
+from verl_gdpo.tools.report.runs import TESTED, TRAINED, Run
 
 OF_RUNS = {
     "seed": "data.seed",
@@ -77,7 +75,7 @@ def results(arms: Sequence[RunsOfArm]) -> Table:
     last = last_common_step(arms)
     of_arms = [(arm, [ends(_until(run.metrics, last)) for run in arm.runs]) for arm in arms]
     rows = [
-        (name, arm.name, str(len(arm.runs)), *_cells([one.get(name, {}) for one in of_runs]))
+        (name, arm.name, str(len(arm.runs)), *_cells([of_run.get(name, {}) for of_run in of_runs]))
         for name in dict.fromkeys([*names(arms, TRAINED), *names(arms, TESTED)])
         for arm, of_runs in of_arms
     ]
@@ -92,14 +90,14 @@ def _until(metrics: Metrics, last: int) -> Metrics:
 
 
 def _cells(of_runs: Sequence[Mapping[str, End]]) -> list[str]:
-    return [_over_runs([one[what] for one in of_runs if what in one]) for what in ENDS]
+    return [_over_runs([rewards[end] for rewards in of_runs if end in rewards]) for end in ENDS]
 
 
-def _over_runs(found: Sequence[End]) -> str:
+def _over_runs(values: Sequence[End]) -> str:
     """Each of a few runs, and the quartiles of more."""
-    if len(found) < FEWEST_FOR_BAND:
-        return ", ".join(map(str, found)) or NOTHING
-    low, median, high = np.quantile([end.value for end in found], [0.25, 0.5, 0.75])
+    if len(values) < FEWEST_FOR_BAND:
+        return ", ".join(map(str, values)) or NOTHING
+    low, median, high = np.quantile([end.value for end in values], [0.25, 0.5, 0.75])
     return f"{median:.3f} ({low:.3f} to {high:.3f})"
 
 
@@ -128,8 +126,8 @@ def differences(arms: Sequence[RunsOfArm]) -> Table | None:
     rows = []
     for key in differing(settings):
         values: dict[str, dict[str, None]] = {arm.name: {} for arm in arms}
-        for (name, _), one in zip(members, settings, strict=True):
-            values[name][one.get(key, "not there")] = None
+        for (name, _), setting in zip(members, settings, strict=True):
+            values[name][setting.get(key, "not there")] = None
         rows.append((key, *map(", ".join, values.values())))
     header, caption = ("key", *(arm.name for arm in arms)), "Where the configurations differ"
     return Table(caption, header, rows, labels=len(header)) if rows else None
@@ -140,7 +138,7 @@ def starts(arms: Sequence[RunsOfArm]) -> Table | None:
     of_runs = {run.name: history(run.folder) for arm in arms for run in arm.runs}
     if all(len(rows) < 2 for rows in of_runs.values()):
         return None
-    rows = [(name, *row) for name, found in of_runs.items() for row in found]
+    rows = [(name, *row) for name, run_starts in of_runs.items() for row in run_starts]
     return Table("The starts of each run", ("run", *STARTS), rows, 1 + len(STARTS), wraps=True)
 
 
@@ -164,7 +162,7 @@ def inputs(arms: Sequence[RunsOfArm]) -> Table:
 
 def inputs_of(run: Run) -> list[tuple[str, str, str]]:
     """(input, what was found, what it makes possible or how to have it) of a run."""
-    found = {
+    answers = {
         "metrics": f"{len(run.metrics)} steps, from {run.tracker}",
         "rewards by name": ", ".join(named_rewards(run)),
         "shares of rewards": "yes" if of_each_reward(run.curves, "share") else "",
@@ -174,7 +172,7 @@ def inputs_of(run: Run) -> list[tuple[str, str, str]]:
     }
     return [
         (name, what or "no", INPUTS[name][0] if what else f"no {': '.join(INPUTS[name])}")
-        for name, what in found.items()
+        for name, what in answers.items()
     ]
 
 
@@ -186,8 +184,8 @@ def _of_rollouts(run: Run) -> dict[str, str]:
     if not files:
         return {"rollouts": ""}
     read = f", {DUMPS_READ} of which are read" if len(files) > DUMPS_READ else ""
-    found = {"rollouts": f"{len(files)} steps in {run.rollouts}{read}"}
+    answers = {"rollouts": f"{len(files)} steps in {run.rollouts}{read}"}
     if not has_rewards(files[-1]):
         by = f"their sum, scored again by {run.scorer.name}" if run.scorer else ""
-        found["rewards of each rollout"] = by
-    return found
+        answers["rewards of each rollout"] = by
+    return answers

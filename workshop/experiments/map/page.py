@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from verl_gdpo.tools.advice.rules import Rule, read_rules, rule_of, rules_file
+from verl_gdpo.tools.advice.rules import AdviceRule, read_rules, rule_of, rules_file
 from verl_gdpo.tools.report.page import signed
 from workshop.experiments.map import against_trainer, compare, draws, dumps, settings
 from workshop.experiments.map.arms import ARMS, FIRST_ARMS
@@ -80,7 +80,7 @@ class Words:
         for rule in read_rules():
             names = [name for name in SETTINGS if rule_of(measured[name]) == rule]
             cells = [self._range(names, over) if names else "-" for over in ("grpo", "grpo_range")]
-            row = [rule.seen + _bounds(rule), rule.train_with, str(len(names)), *cells]
+            row = [rule.symptom + _bounds(rule), rule.train_with, str(len(names)), *cells]
             lines.append(f"| {' | '.join(row)} |")
         return "\n".join(lines)
 
@@ -252,7 +252,7 @@ def gain_text(one: Gain) -> str:
     return f"{signed(one.mean, 3)} [{signed(one.low, 3)}, {signed(one.high, 3)}]{part}"
 
 
-def _bounds(rule: Rule) -> str:
+def _bounds(rule: AdviceRule) -> str:
     parts = []
     for name, (low, high) in rule.bounds.items():
         above = f"{low:g} or more" if high == float("inf") else ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_gdpo.tasks import TASK_BY_SOURCE
-from verl_gdpo.tools.check.data_files import Row
+from verl_gdpo.tools.check.data_files import DataRow
 
 END = 0  # the end-of-turn token
 TOKENS = re.compile(r" ?\w{1,8}|\W{1,4}")
@@ -42,7 +42,7 @@ class Words:
 WORDS = Words()
 
 
-def make_samples(config: Any, rows: Sequence[Row]) -> list[Sample]:
+def make_samples(config: Any, rows: Sequence[DataRow]) -> list[Sample]:
     """Return a sample for each row and each of its made-up responses."""
     texts = [_good_response(row) for row in rows]
     limit = config.data.max_response_length
@@ -107,7 +107,7 @@ def made_up_responses(truth: str, foreign: str, answer: str) -> dict[str, str]:
     return {**kinds, "empty": ""}
 
 
-def _good_response(row: Row) -> str:
+def _good_response(row: DataRow) -> str:
     """Return the good response of the row's task, else the ground truth, or "" if it is no text."""
     truth = (row.fields.get("reward_model") or {}).get("ground_truth")
     if not isinstance(truth, str):
