@@ -335,12 +335,6 @@ MUTANTS = [
         "run/test_launch.py::test_a_check_that_dies_says_so_and_leaves_the_log",
     ),
     Mutant(
-        "evaluation/api_bank.py",
-        "text.split(CALL_TAGS[0])[-1]",
-        "text.split(CALL_TAGS[0])[0]",
-        "evaluation/test_api_bank.py::test_an_answer_scores_as_toolrl_says_and_as_we_do",
-    ),
-    Mutant(
         "evaluation/policy.py",
         "        fcntl.flock(lock, fcntl.LOCK_EX)\n",
         "",

@@ -19,6 +19,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl_gdpo.evaluation.engines import has_gpu
 from verl_gdpo.run.checkpoints import FSDP, TRACKER, newest_checkpoint, step_of
 from verl_gdpo.run.folder import read_config
 
@@ -98,9 +99,7 @@ def choose_dtype(policy: Policy) -> str:
 
     This is the precision of the run's rollout, or the one that the model's config.json names.
     """
-    import torch
-
-    if not torch.cuda.is_available():
+    if not has_gpu():
         return "float32"
     config = json.loads((policy.model / "config.json").read_text())
     of_model = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
@@ -190,9 +189,7 @@ def _said(path: Path) -> Mapping[str, Any] | None:
 
 def _run_merger(actor: Path, target: Path, lock: int) -> None:
     """Merge in another process, which keeps the lock if this one is killed."""
-    import torch
-
-    platform = {} if torch.cuda.is_available() else {"VERL_PLATFORM": "cpu"}
+    platform = {} if has_gpu() else {"VERL_PLATFORM": "cpu"}
     done = subprocess.run(
         [sys.executable, "-m", MERGE, str(actor), str(target)],
         env={**os.environ, **platform},
