@@ -300,7 +300,7 @@ MUTANTS = [
     ),
     Mutant(
         "evaluation/policy.py",
-        "    if _said(target / MADE_FROM) == times:\n        return target\n    print",
+        "    if _times_in(target / MADE_FROM) == times:\n        return target\n    print",
         "    if target.is_dir():\n        return target\n    print",
         "evaluation/test_policy.py::test_shards_are_merged_once_and_again_when_they_change",
     ),

@@ -61,15 +61,15 @@ def _check_same(
 def _warnings(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """What else differs between the results, because it can move a number as the policy does."""
     first = results[0]["settings"]
-    found = []
+    warnings = []
     for number, result in enumerate(results[1:], 2):
         other = result["settings"]
         for key in sorted(k for k in {**first, **other} if first.get(k) != other.get(k)):
             if key not in OF_THE_POLICY:
-                found.append(
+                warnings.append(
                     f"WARNING: {key} is {first.get(key)} in 1, {other.get(key)} in {number}"
                 )
-    return found
+    return warnings
 
 
 def _name(path: Path, result: Mapping[str, Any]) -> str:

@@ -133,8 +133,8 @@ def play(
                 asked.append((dialogue, prompt))
         _keep(too_long, answers, scoring)
         for batch in engine.answers([prompt for _, prompt in asked]):
-            found = ((*asked[k], answer) for k, answer in batch.items())
-            pairs = [(dialogue, Record(prompt.text, answer)) for dialogue, prompt, answer in found]
+            answered = ((*asked[k], answer) for k, answer in batch.items())
+            pairs = [(one, Record(prompt.text, answer)) for one, prompt, answer in answered]
             _keep(pairs, answers, scoring)
 
 

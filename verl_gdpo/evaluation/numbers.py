@@ -82,8 +82,8 @@ class Draws:
             sums, counts = np.array([problems[k].share(column) for k in places]).T
             times = self._times[column.category]
             with np.errstate(invalid="ignore"):
-                found: Floats = (times @ sums) / (times @ counts)
-            return None if np.isnan(found[0]) else found
+                quotients: Floats = (times @ sums) / (times @ counts)
+            return None if np.isnan(quotients[0]) else quotients
         of_parts = [self.values(part, problems) for part in column.parts]
         there = [value for value in of_parts if value is not None]
         if len(there) < len(of_parts):
@@ -108,15 +108,15 @@ def numbers(
     draws = Draws(problems, seed)
 
     def number(column: Column) -> Number:
-        found = draws.values(column, problems)
-        if less is not None and found is not None:
+        values = draws.values(column, problems)
+        if less is not None and values is not None:
             others = draws.values(column, less)
-            found = None if others is None else found - others
+            values = None if others is None else values - others
         parts = tuple(number(part) for part in column.parts)
-        if found is None:
+        if values is None:
             return Number(column.name, None, None, draws.size(column), parts)
-        low, high = np.nanpercentile(found[1:], PERCENTILES)
+        low, high = np.nanpercentile(values[1:], PERCENTILES)
         interval = (float(low), float(high))
-        return Number(column.name, float(found[0]), interval, draws.size(column), parts)
+        return Number(column.name, float(values[0]), interval, draws.size(column), parts)
 
     return [number(column) for column in columns]

@@ -51,9 +51,9 @@ class Policy:
 
     def of_config(self, key: str, default: Any) -> Any:
         """Return a value of the run's configuration, or the default without one."""
-        found = None if self.config is None else OmegaConf.select(self.config, key)
-        found = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
-        return default if found is None else found
+        value = None if self.config is None else OmegaConf.select(self.config, key)
+        value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        return default if value is None else value
 
     def content(self) -> str:
         """Return a hash of the model's files."""
@@ -160,12 +160,12 @@ def merged(actor: Path) -> Path:
     target = actor / MERGED
     shards = sorted(actor.glob("model_world_size_*.pt"))
     times = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in shards}
-    if _said(target / MADE_FROM) == times:
+    if _times_in(target / MADE_FROM) == times:
         return target
     print(f"evaluate: merging the shards of {actor}", file=sys.stderr, flush=True)
     with (actor / FSDP).open("rb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if _said(target / MADE_FROM) == times:  # another process was quicker
+        if _times_in(target / MADE_FROM) == times:  # another process was quicker
             return target
         for left in actor.glob(f".{MERGED}.*.tmp"):
             rmtree(left, ignore_errors=True)
@@ -180,7 +180,7 @@ def merged(actor: Path) -> Path:
     return target
 
 
-def _said(path: Path) -> Mapping[str, Any] | None:
+def _times_in(path: Path) -> Mapping[str, Any] | None:
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

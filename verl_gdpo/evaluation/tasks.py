@@ -36,19 +36,19 @@ def questions(options: Namespace, task: Task) -> Sequence[Question]:
     chosen = _scorer_options(options, task)
     task.missing(**chosen)
     score = partial(task.score, step=options.step, **chosen)
-    found: list[Question] = []
+    made: list[Question] = []
     paths, shown = _files(options, task), _shown(task)
     for path in paths:
         name = path.parent.name if path.stem in ("test", "train") else path.stem
-        if any(question.category == name for question in found):
+        if any(question.category == name for question in made):
             raise ValueError(f"--data: two files have the name {name!r}; rename one")
         rows = _rows(path, task, is_given=bool(options.data))
-        found += [_question(row, name, k, score, shown) for k, row in enumerate(rows)]
-    if not found:
+        made += [_question(row, name, k, score, shown) for k, row in enumerate(rows)]
+    if not made:
         raise ValueError(
             f"no row of {task.data_sources} is in {[*map(str, paths)]}; pass --data FILE"
         )
-    return found
+    return made
 
 
 def _question(

@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
-        said = printable(" ".join(str(error).split()))
-        print(f"verl-gdpo evaluate: {said}", file=sys.stderr)
+        message = printable(" ".join(str(error).split()))
+        print(f"verl-gdpo evaluate: {message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("verl-gdpo evaluate: stopped; the same command goes on", file=sys.stderr)
@@ -85,8 +85,8 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
     try:
         dialogues_of.replay(dialogues, answers.known)
         if any(one.asks is not None for one in dialogues):
-            given = (template_options, sampling, settings["dtype"])
-            engine = load_engine(engine_name, policy.model, *given)
+            about_model = (policy.model, template_options, sampling, settings["dtype"])
+            engine = load_engine(engine_name, *about_model)
             _check_room(engine.positions, sampling)
             dialogues_of.play(dialogues, engine, answers, sampling.max_tokens, arguments.seed)
     finally:
@@ -126,8 +126,8 @@ def _content(dialogues: Sequence[Dialogue]) -> str:
         if one.sample == 0:
             question = one.question
             asked = [dict(message) for message in one.asks or ()]
-            said = [question.key, question.category, question.ground_truth, asked]
-            whole.update(json.dumps(said).encode() + b"\n")
+            content = [question.key, question.category, question.ground_truth, asked]
+            whole.update(json.dumps(content).encode() + b"\n")
     return whole.hexdigest()
 
 

@@ -100,7 +100,7 @@ def calls(answer: str, *, multi_turn: bool) -> list[Call]:
     if TOOL_CALL_OPEN not in answer:
         return []
     block = answer.rpartition(TOOL_CALL_OPEN)[2].partition(TOOL_CALL_CLOSE)[0]
-    found = []
+    pairs = []
     for line in block.strip().split("\n"):
         try:
             read = json.loads(line)
@@ -111,10 +111,10 @@ def calls(answer: str, *, multi_turn: bool) -> list[Call]:
         if read[NAME_KEY].strip().lower() == "none":
             continue
         if PARAMETERS_KEY in read or multi_turn:
-            found.append((read[NAME_KEY], read.get(PARAMETERS_KEY, {})))
-    if not all(isinstance(parameters, dict) for _, parameters in found):
+            pairs.append((read[NAME_KEY], read.get(PARAMETERS_KEY, {})))
+    if not all(isinstance(parameters, dict) for _, parameters in pairs):
         return []
-    return [Call(*pair) for pair in found]
+    return [Call(*pair) for pair in pairs]
 
 
 def without_thought(answer: str) -> str:

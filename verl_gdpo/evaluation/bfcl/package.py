@@ -94,8 +94,12 @@ def environment() -> Path:
 def _make(folder: Path) -> None:
     print(f"evaluate: making {folder} for bfcl-eval: 600 MB, minutes, once", file=sys.stderr)
     rmtree(folder, ignore_errors=True)
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "--require-hashes", "--no-deps"]
-    for command in ([sys.executable, "-m", "venv", folder], [*pip, "--requirement", PINS]):
+    install = ("-m", "pip", "install", "--require-hashes", "--no-deps", "--requirement")
+    commands: list[tuple[str | Path, ...]] = [
+        (sys.executable, "-m", "venv", folder),
+        (folder / "bin" / "python", *install, PINS),
+    ]
+    for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
