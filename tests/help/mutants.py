@@ -435,8 +435,8 @@ MUTANTS = [
     ),
     Mutant(
         "tools/evaluate.py",
-        "said = [question.key, question.category, question.ground_truth, asked]",
-        "said = [question.key, question.category, asked]",
+        "content = [question.key, question.category, question.ground_truth, asked]",
+        "content = [question.key, question.category, asked]",
         "tools/test_evaluate.py::test_the_questions_of_a_result_are_known_by_content",
     ),
 ]

@@ -140,6 +140,12 @@ def test_what_needs_too_much_or_ends_its_process_ends_its_dialogue_alone(folders
     assert package.ask(*asked) in ([], [False])
 
 
+def test_a_module_that_is_imported_when_it_is_needed_is_there():
+    row = next(row for row in rows(CATEGORIES[0]) if "update_market_status" in str(row["gold"]))
+    reply = results(row, "update_market_status(current_time_str='10:30 AM')")
+    assert reply == [[['{"status": "Open"}']]]
+
+
 def test_a_default_argument_is_new_in_the_next_request(folders):
     first = results(folders, "ls()", "mkdir(dir_name='new')", "ls()")
     assert results(folders, "ls()", "mkdir(dir_name='new')", "ls()") == first

@@ -6,9 +6,9 @@ ends its process, [].
 
 The package `eval`s the calls of dialogues, which a policy writes, and its converters of Java and
 JavaScript have regular expressions that 200 characters keep busy for years. So each such request
-has a process of its own, which `sandbox/lock.py` locks before: it opens no file, no socket and no
-other process, and nothing that it changes is there for the next request. Python's calls are JSON,
-and the checker only compares their values.
+has a process of its own, which `sandbox/lock.py` locks before: it writes no file, reads none but
+Python's, opens no socket and starts no process, and nothing that it changes is there for the next
+request. Python's calls of single turns are JSON, and the checker only compares their values.
 """
 
 import contextlib
@@ -161,9 +161,11 @@ def main(file_of_lock: str) -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the package prints is no reply
     locking = runpy.run_path(file_of_lock)
-    lock = functools.partial(locking["lock"], (), None, locking["landlock_version"]())
+    # Python's own files, because some modules are imported when they are first needed
+    readable = (sys.prefix, sys.base_prefix)
+    lock = functools.partial(locking["lock"], readable, None, locking["landlock_version"]())
     for module in multi_turn_utils.CLASS_FILE_PATH_MAPPING.values():
-        importlib.import_module(module)  # a locked process reads no file
+        importlib.import_module(module)  # once, and not in each process
     is_locked = apart(lambda: True, lock) == [True]
     print(json.dumps("" if is_locked else "no process can be locked in"), file=replies, flush=True)
     tasks = {task.__name__: task for task in (questions, is_right, results, is_right_dialogue)}
