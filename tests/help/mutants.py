@@ -355,8 +355,8 @@ MUTANTS = [
     ),
     Mutant(
         "evaluation/bfcl/__init__.py",
-        "return Column(name, parts=parts, by_questions=True)",
-        "return Column(name, parts=parts)",
+        "return ScoreColumn(name, parts=parts, by_questions=True)",
+        "return ScoreColumn(name, parts=parts)",
         "evaluation/bfcl/test_columns.py::test_the_numbers_of_the_leaderboard",
     ),
     Mutant(

@@ -10,7 +10,7 @@ import pytest
 
 from verl_gdpo.evaluation.bfcl import BENCHMARK, CATEGORIES, GROUPS, SINGLE_TURN, package
 from verl_gdpo.evaluation.bfcl.episodes import question
-from verl_gdpo.evaluation.numbers import Problem, numbers
+from verl_gdpo.evaluation.numbers import QuestionScores, numbers
 from verl_gdpo.evaluation.questions import Answer
 
 WITH_GROUND_TRUTH = [one for one in SINGLE_TURN if "relevance" not in one]
@@ -30,7 +30,7 @@ def play(question, text):
     while episode.prompt() is not None:
         formats.append(episode.take(Answer(text, 1))["format"])
     answers = {"format": (sum(formats), len(formats))}
-    return Problem(question.category, episode.scores(), answers)
+    return QuestionScores(question.category, episode.scores(), answers)
 
 
 def table(text, *names):

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.evaluation.numbers import Problem, numbers
+from verl_gdpo.evaluation.numbers import QuestionScores, numbers
 from verl_gdpo.evaluation.results import column_of, flat, read_result, shown
 from verl_gdpo.terminal import printable, render
 
@@ -26,7 +26,7 @@ def compare(paths: Sequence[Path]) -> str:
     percent = first["percent"]
     columns = [column_of(one) for one in first["columns"]]
     keys = [*first["problems"]]
-    problems = [[Problem(**one["problems"][key]) for key in keys] for one in results]
+    problems = [[QuestionScores(**one["problems"][key]) for key in keys] for one in results]
     values = [[*flat([*map(asdict, numbers(columns, one))])] for one in problems]
     changes = [
         [*flat([*map(asdict, numbers(columns, one, less=problems[0]))])] for one in problems[1:]

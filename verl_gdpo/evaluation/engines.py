@@ -43,7 +43,7 @@ class Prompt:
     seed: int = 0
 
 
-class Engine(Protocol):
+class AnswerEngine(Protocol):
     """A model that answers.
 
     positions: the longest prompt plus answer that the model can hold, in tokens.
@@ -75,7 +75,7 @@ def choose_engine(wanted: str | None) -> str:
 
 def load_engine(
     name: str, model: Path, template_options: Mapping[str, Any], sampling: Sampling, dtype: str
-) -> Engine:
+) -> AnswerEngine:
     """Load a model.
 
     Args:
@@ -85,7 +85,7 @@ def load_engine(
         ValueError, OSError: it cannot be read, or its tokenizer has no chat template.
     """
     module, kind = ENGINES[name]
-    engine: Engine = getattr(importlib.import_module(module), kind)(
+    engine: AnswerEngine = getattr(importlib.import_module(module), kind)(
         model, template_options, sampling, dtype
     )
     return engine

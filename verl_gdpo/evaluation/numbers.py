@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from verl_gdpo.evaluation.questions import Column
+from verl_gdpo.evaluation.questions import ScoreColumn
 
 Floats = npt.NDArray[np.float64]
 
@@ -20,7 +20,7 @@ PERCENTILES = (2.5, 97.5)
 
 
 @dataclass(frozen=True)
-class Problem:
+class QuestionScores:
     """The scores of one question.
 
     scores: of its dialogues, the mean over the samples.
@@ -31,7 +31,7 @@ class Problem:
     scores: Mapping[str, float]
     answers: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
-    def share(self, column: Column) -> tuple[float, float]:
+    def share(self, column: ScoreColumn) -> tuple[float, float]:
         """Return what the problem adds to a column: to its sum, and to what this is divided by."""
         if column.over_answers:
             return self.answers.get(column.score, (0.0, 0))
@@ -55,7 +55,7 @@ class Draws:
     A set has as many problems of each category as there are.
     """
 
-    def __init__(self, problems: Sequence[Problem], seed: int = 0) -> None:
+    def __init__(self, problems: Sequence[QuestionScores], seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
         self._of: dict[str, list[int]] = {}
         for k, problem in enumerate(problems):
@@ -67,13 +67,13 @@ class Draws:
         times: Floats = np.concatenate([np.ones((1, size)), drawn])
         return times
 
-    def size(self, column: Column) -> int:
+    def size(self, column: ScoreColumn) -> int:
         """Return how many questions a column is over."""
         return sum(
             len(self._of.get(name, ())) for name in {one.category for one in column.leaves()}
         )
 
-    def values(self, column: Column, problems: Sequence[Problem]) -> Floats | None:
+    def values(self, column: ScoreColumn, problems: Sequence[QuestionScores]) -> Floats | None:
         """Return a column's value, and then that of each drawn set; None if it was not run."""
         if not column.parts:
             if column.category not in self._of:
@@ -94,9 +94,9 @@ class Draws:
 
 
 def numbers(
-    columns: Sequence[Column],
-    problems: Sequence[Problem],
-    less: Sequence[Problem] | None = None,
+    columns: Sequence[ScoreColumn],
+    problems: Sequence[QuestionScores],
+    less: Sequence[QuestionScores] | None = None,
     seed: int = 0,
 ) -> list[Number]:
     """Return the numbers of a table.
@@ -107,7 +107,7 @@ def numbers(
     """
     draws = Draws(problems, seed)
 
-    def number(column: Column) -> Number:
+    def number(column: ScoreColumn) -> Number:
         values = draws.values(column, problems)
         if less is not None and values is not None:
             others = draws.values(column, less)

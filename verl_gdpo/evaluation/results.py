@@ -14,8 +14,8 @@ from typing import Any
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.evaluation.benchmark import Benchmark
 from verl_gdpo.evaluation.dialogues import Dialogue
-from verl_gdpo.evaluation.numbers import Problem, numbers
-from verl_gdpo.evaluation.questions import Column
+from verl_gdpo.evaluation.numbers import QuestionScores, numbers
+from verl_gdpo.evaluation.questions import ScoreColumn
 from verl_gdpo.evaluation.records import read_json, write_json
 from verl_gdpo.terminal import printable, render
 
@@ -55,7 +55,7 @@ def result_of(
     }
 
 
-def problems_of(dialogues: Sequence[Dialogue]) -> dict[str, Problem]:
+def problems_of(dialogues: Sequence[Dialogue]) -> dict[str, QuestionScores]:
     """Return {key: scores of the question}, each the mean over its samples.
 
     Raises:
@@ -67,7 +67,7 @@ def problems_of(dialogues: Sequence[Dialogue]) -> dict[str, Problem]:
     return {key: _problem(key, samples) for key, samples in of_key.items()}
 
 
-def _problem(key: str, samples: Sequence[Dialogue]) -> Problem:
+def _problem(key: str, samples: Sequence[Dialogue]) -> QuestionScores:
     scores = [one.scores for one in samples]
     if any(one.keys() != scores[0].keys() for one in scores):
         raise ValueError(f"question {key}: its samples have the scores {[*map(sorted, scores)]}")
@@ -77,7 +77,7 @@ def _problem(key: str, samples: Sequence[Dialogue]) -> Problem:
         for name, value in of_answer.items():
             total, count = totals.get(name, (0.0, 0))
             totals[name] = total + value, count + 1
-    return Problem(samples[0].question.category, mean, totals)
+    return QuestionScores(samples[0].question.category, mean, totals)
 
 
 def write(
@@ -192,6 +192,6 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-def column_of(plain: Mapping[str, Any]) -> Column:
+def column_of(plain: Mapping[str, Any]) -> ScoreColumn:
     """Return a column as `result.json` holds it."""
-    return Column(**{**plain, "parts": tuple(column_of(part) for part in plain["parts"])})
+    return ScoreColumn(**{**plain, "parts": tuple(column_of(part) for part in plain["parts"])})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.evaluation.benchmark import Benchmark
-from verl_gdpo.evaluation.questions import Column, OneAnswer, Question, Scores
+from verl_gdpo.evaluation.questions import OneAnswer, Question, ScoreColumn, Scores
 from verl_gdpo.tasks import options_for, options_of
 from verl_gdpo.tasks.preparation import DataError
 from verl_gdpo.tasks.preparation.local_files import read_rows
@@ -130,13 +130,15 @@ def _add_weak(group: Any, task: Task) -> None:
         group.add_argument(option, dest=dest, action="store_true", help=about)
 
 
-def columns(questions: Sequence[Question], task: Task) -> Sequence[Column]:
+def columns(questions: Sequence[Question], task: Task) -> Sequence[ScoreColumn]:
     """Return each score over all files; with several, it is the mean of theirs."""
     shown, files = _shown(task), list(dict.fromkeys(one.category for one in questions))
     if len(files) == 1:
-        return [Column(name, category=files[0], score=name) for name in shown]
+        return [ScoreColumn(name, category=files[0], score=name) for name in shown]
     return [
-        Column(name, parts=tuple(Column(file, category=file, score=name) for file in files))
+        ScoreColumn(
+            name, parts=tuple(ScoreColumn(file, category=file, score=name) for file in files)
+        )
         for name in shown
     ]
 

@@ -77,7 +77,7 @@ class Transformers:
         )
 
     def answers(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Answer]]:
-        """See `Engine`; the longest prompts come first, so that memory is short at once."""
+        """See `AnswerEngine`; the longest prompts come first, so that memory is short at once."""
         for batch in batches([len(prompt.ids) for prompt in prompts], self._max_tokens):
             requests = [
                 Request(prompts[k].ids, self._params, self._max_tokens, prompts[k].seed)

@@ -25,7 +25,7 @@ class VLLM:
         self.positions = int(self._llm.llm_engine.model_config.max_model_len)
 
     def answers(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Answer]]:
-        """See `Engine`."""
+        """See `AnswerEngine`."""
         for first in range(0, len(prompts), VLLM_BATCH):
             batch = prompts[first : first + VLLM_BATCH]
             outputs = self._llm.generate(

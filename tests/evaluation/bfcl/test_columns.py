@@ -33,7 +33,7 @@ def problems(shares):
             scores = {"accuracy": float(k < right)}
             if not category.startswith("multi_turn"):
                 scores["accuracy_after_thought"] = float(k < right / 2)
-            yield numbers.Problem(category, scores, {"format": (float(k % 4 > 0), 1)})
+            yield numbers.QuestionScores(category, scores, {"format": (float(k % 4 > 0), 1)})
 
 
 def table(shares):

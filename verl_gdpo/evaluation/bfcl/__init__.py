@@ -11,7 +11,7 @@ from typing import Any
 from verl_gdpo.evaluation.benchmark import Benchmark
 from verl_gdpo.evaluation.bfcl import package
 from verl_gdpo.evaluation.bfcl.episodes import question
-from verl_gdpo.evaluation.questions import Column, Question
+from verl_gdpo.evaluation.questions import Question, ScoreColumn
 
 # {group: its categories}, in the order of the package
 GROUPS = {
@@ -53,13 +53,13 @@ def _chosen(names: Iterable[str]) -> list[str]:
     return [category for category in CATEGORIES if category in chosen]
 
 
-def columns(_questions: Sequence[Question]) -> Sequence[Column]:
+def columns(_questions: Sequence[Question]) -> Sequence[ScoreColumn]:
     """Return the paper's columns, and what they are made of.
 
     Source: the leaderboard of bfcl-eval 2025.6.8, which counts what was not run as 0.
     """
     non_live, live, dialogues = _non_live("accuracy"), _live("accuracy"), _multi_turn()
-    overall = Column("overall", parts=(non_live, live, dialogues))
+    overall = ScoreColumn("overall", parts=(non_live, live, dialogues))
     single = [_leaf(category, "format", over_answers=True) for category in SINGLE_TURN]
     steps = [_leaf(category, "format", over_answers=True) for category in GROUPS["multi_turn"]]
     return (
@@ -67,32 +67,32 @@ def columns(_questions: Sequence[Question]) -> Sequence[Column]:
         dialogues,
         non_live,
         overall,
-        Column("format", parts=tuple(single), by_questions=True),
-        Column("format of steps", parts=tuple(steps)),
+        ScoreColumn("format", parts=tuple(single), by_questions=True),
+        ScoreColumn("format of steps", parts=tuple(steps)),
         _live("accuracy_after_thought", "live, after <think>"),
         _non_live("accuracy_after_thought", "non-live, after <think>"),
     )
 
 
-def _leaf(category: str, score: str, *, over_answers: bool = False) -> Column:
-    return Column(category, category=category, score=score, over_answers=over_answers)
+def _leaf(category: str, score: str, *, over_answers: bool = False) -> ScoreColumn:
+    return ScoreColumn(category, category=category, score=score, over_answers=over_answers)
 
 
-def _non_live(score: str, name: str = "non-live") -> Column:
+def _non_live(score: str, name: str = "non-live") -> ScoreColumn:
     languages = tuple(_leaf(category, score) for category in ("simple", "java", "javascript"))
     others = ("multiple", "parallel", "parallel_multiple", "irrelevance")
-    simple = Column("simple, in three languages", parts=languages)
-    return Column(name, parts=(simple, *(_leaf(category, score) for category in others)))
+    simple = ScoreColumn("simple, in three languages", parts=languages)
+    return ScoreColumn(name, parts=(simple, *(_leaf(category, score) for category in others)))
 
 
-def _live(score: str, name: str = "live") -> Column:
+def _live(score: str, name: str = "live") -> ScoreColumn:
     parts = tuple(_leaf(category, score) for category in GROUPS["live"])
-    return Column(name, parts=parts, by_questions=True)
+    return ScoreColumn(name, parts=parts, by_questions=True)
 
 
-def _multi_turn() -> Column:
+def _multi_turn() -> ScoreColumn:
     parts = tuple(_leaf(category, "accuracy") for category in GROUPS["multi_turn"])
-    return Column("multi-turn", parts=parts)
+    return ScoreColumn("multi-turn", parts=parts)
 
 
 def _add_options(group: Any) -> None:

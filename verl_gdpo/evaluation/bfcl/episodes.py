@@ -10,22 +10,22 @@ from verl_gdpo.evaluation.questions import Answer, Messages, OneAnswer, Question
 
 WRONG = {"format": 0.0, "accuracy": 0.0, "accuracy_after_thought": 0.0}
 
-Row = Mapping[str, Any]  # what `questions` of worker.py returns
+PackageRow = Mapping[str, Any]  # what `questions` of worker.py returns
 
 
-def question(row: Row) -> Question:
+def question(row: PackageRow) -> Question:
     """Return the question of a row."""
     gold = row["gold"]
     if row["category"].startswith("multi_turn"):
         truth = "\n".join("; ".join(calls) for calls in gold)
-        return Question(row["key"], row["category"], partial(Dialogue, row), truth)
+        return Question(row["key"], row["category"], partial(ToolDialogue, row), truth)
     dialogue = [message for turn in row["turns"] for message in turn]
     prompt = form.prompt(row["tools"], dialogue, multi_turn=False)
     start = partial(OneAnswer, prompt, partial(_score, row), WRONG)
     return Question(row["key"], row["category"], start, json.dumps(gold, ensure_ascii=False))
 
 
-def _score(row: Row, text: str, _tokens: int) -> Scores:
+def _score(row: PackageRow, text: str, _tokens: int) -> Scores:
     """Return the scores of an answer.
 
     format: 1 if it has one of the three forms.
@@ -39,17 +39,17 @@ def _score(row: Row, text: str, _tokens: int) -> Scores:
     return dict(zip(WRONG, map(float, (form.is_correct_format(text), right, also)), strict=True))
 
 
-def _is_right(row: Row, calls: Sequence[form.Call]) -> bool:
+def _is_right(row: PackageRow, calls: Sequence[form.Call]) -> bool:
     if not row["gold"]:  # what counts is whether there is a call
         return bool(calls) is (row["category"] == "live_relevance")
     return _ask(row, "is_right", [{one.name: one.parameters} for one in calls]) == [True]
 
 
-def _ask(row: Row, task: str, about: Any) -> list[Any]:
+def _ask(row: PackageRow, task: str, about: Any) -> list[Any]:
     return package.ask(row["category"], task, row["key"], about)
 
 
-class Dialogue:
+class ToolDialogue:
     """Turns of a user, steps of the policy, and the results of its calls: an Episode.
 
     A turn ends with an answer that makes no call. One step more than allowed ends the dialogue: as
@@ -60,7 +60,7 @@ class Dialogue:
         accuracy: of the dialogue, as the package's checker says.
     """
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: PackageRow) -> None:
         self._row = row
         # of each turn, each answer and the calls in it
         self._turns: list[list[tuple[str, list[str]]]] = [[]]
