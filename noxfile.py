@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent
 LAST_PASSES = "tests/help/last_passes.py"
 CPU_PINS = "requirements/cpu.txt"
 VLLM_PINS = "requirements/cpu_vllm.txt"
-BFCL_PINS = "requirements/bfcl.txt"
+BFCL_PINS = "verl_gdpo/evaluation/bfcl/requirements.txt"
 # torch for the CPU is the one package with two indexes, and only PyPI's brings the others
 WITHOUT_HASH = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)$")
 
@@ -131,16 +131,16 @@ def pins(session: nox.Session) -> None:
     others = {name for name, _ in cpu}
     dev = [(name, text) for name, text in dev if not (name in others or WITHOUT_HASH.match(name))]
     write_pins("requirements/dev.txt", dev)
-    bfcl = compiled(session, "dev", BFCL_PINS, "--group", "bfcl", "--no-deps")
-    write_pins(BFCL_PINS, [(name, text) for name, text in bfcl if name == "bfcl-eval"])
+    write_pins(BFCL_PINS, compiled(session, "", BFCL_PINS, "--group", "bfcl"))  # apart from ours
 
 
 def compiled(session: nox.Session, extra: str, old: str, *options: str) -> list[tuple[str, str]]:
     """Return (name, lines) of each package of an extra, for Linux and Python 3.10 to 3.12."""
     made = Path(session.create_tmp()) / f"{extra}.txt"
+    project = ("pyproject.toml", "--extra", extra) if extra else ()
     if (ROOT / old).exists():
         shutil.copy(ROOT / old, made)  # uv keeps its versions
-    command = ("uv", "pip", "compile", "pyproject.toml", "--extra", extra, *options)
+    command = ("uv", "pip", "compile", *project, *options)
     session.run(
         *(*command, "--universal", "--python-version", "3.10", "--generate-hashes"),
         *("--no-annotate", "--no-header", "--output-file", str(made), *session.posargs),
@@ -288,7 +288,6 @@ def experiment(session: nox.Session) -> Counts:
 
 @nox.session
 @recorded(
-    "requirements/bfcl.txt",
     "verl_gdpo/evaluation/bfcl/",
     "tests/slow/bfcl.py",
     "tests/slow/bfcl_dialogues.py",

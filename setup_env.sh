@@ -18,7 +18,7 @@ usage="usage: ./setup_env.sh cpu|gpu [dev] [flash-attn], or cpu vllm; got '$*'"
 only_python=''
 if [ "${1:-}" = python ]; then only_python=yes; shift; fi
 case ${1:-} in cpu | gpu) hardware=$1 ;; *) die "$usage" ;; esac
-files=("requirements/$hardware.txt") flash_attn='' vllm='' bfcl=requirements/bfcl.txt
+files=("requirements/$hardware.txt") flash_attn='' vllm=''
 case "$*" in
   cpu | gpu) ;;
   'cpu dev' | 'gpu dev') files+=(requirements/dev.txt) ;;
@@ -49,7 +49,7 @@ if [ -n "$only_python" ]; then echo "$python"; exit 0; fi
 wanted="$extras $PWD $("$python" -c '
 import hashlib, pathlib, sys
 files = b"".join(pathlib.Path(name).read_bytes() for name in sys.argv[1:])
-print(sys.version.split()[0], hashlib.sha256(files).hexdigest())' pyproject.toml "${files[0]}" requirements/dev.txt "$bfcl")"
+print(sys.version.split()[0], hashlib.sha256(files).hexdigest())' pyproject.toml "${files[0]}" requirements/dev.txt)"
 stamp=verl_gdpo_env
 
 # as a checkout of verl's main branch, which `pip install verl-gdpo[gpu]` would replace by a release
@@ -156,8 +156,6 @@ fi
 install --no-deps --no-build-isolation --editable .
 # vLLM asks for torch under another name, and for packages of pictures and sound
 [ -n "$vllm" ] || pip check
-# a benchmark for the tests, which asks for an older numpy and for many clients that we do not use
-[[ " $* " != *' dev '* ]] || install --require-hashes --no-deps --requirement "$bfcl"
 # also for those whose Python writes no bytecode itself; a package may hold files of another Python
 "$venv/bin/python" -m compileall -qq -j 0 -x '/tests/' "$venv/lib" >>"$log" 2>&1 || true
 for other in "$environments-$hardware"-*; do

@@ -6,14 +6,8 @@ import torch
 from tiny_chat_model import make_chat_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_gdpo.evaluation import engines
-from verl_gdpo.evaluation.engines import (
-    Sampling,
-    Tokens,
-    batches,
-    choose_engine,
-    load_engine,
-)
+from verl_gdpo.evaluation.engines import ENGINES, Sampling, choose_engine, load_engine
+from verl_gdpo.evaluation.transformers_engine import BATCH_TOKENS, Tokens, batches
 
 TEXTS = ["a", "Weather in Oslo?", "b" * 60, "Two words", "ü" * 9, "x " * 30, "1 + 1 =", "Lima"]
 
@@ -29,7 +23,7 @@ def asked(text):
 
 def engine_of(model, name="transformers", **sampling):
     chosen = Sampling(max_tokens=24, **sampling)
-    return load_engine(name, model, Tokens.of(model, {}), chosen, "float32")
+    return load_engine(name, model, {}, chosen, "float32")
 
 
 def all_answers(engine, prompts):
@@ -91,7 +85,7 @@ def test_batches_hold_each_prompt_once_the_longest_first():
     assert [lengths[k] for batch in found for k in batch] == [9000, 2000, 300, 300, 10, 1]
     assert sorted(k for batch in found for k in batch) == [*range(6)]
     for batch in found:
-        assert len(batch) * (lengths[batch[0]] + 1000) <= engines.BATCH_TOKENS
+        assert len(batch) * (lengths[batch[0]] + 1000) <= BATCH_TOKENS
     assert list(batches([50_000], 1000)) == [[0]]
 
 
@@ -118,7 +112,10 @@ def vllm(monkeypatch):
     module = ModuleType("vllm")
     module.LLM, module.SamplingParams = FakeLLM, SimpleNamespace
     monkeypatch.setitem(sys.modules, "vllm", module)
-    monkeypatch.setattr(engines, "VLLM_BATCH", 2)
+    ours, _ = ENGINES["vllm"]
+    monkeypatch.setattr(f"{ours}.VLLM_BATCH", 2)
+    yield
+    del sys.modules[ours]  # it has imported the fake
 
 
 def test_vllm_gets_tokens_and_a_stream_for_each_prompt(model, vllm):

@@ -1,16 +1,16 @@
 import numpy as np
 import pytest
 
-from verl_gdpo.evaluation.numbers import Problem, numbers
-from verl_gdpo.evaluation.questions import Column
+from verl_gdpo.evaluation.numbers import QuestionScores, numbers
+from verl_gdpo.evaluation.questions import ScoreColumn
 
 
 def problems(category, *values):
-    return [Problem(category, {"right": float(value)}) for value in values]
+    return [QuestionScores(category, {"right": float(value)}) for value in values]
 
 
 def leaf(category):
-    return Column(category, category=category, score="right")
+    return ScoreColumn(category, category=category, score="right")
 
 
 A_AND_B = [*problems("a", 1, 0, 0, 0), *problems("b", 1, 1)]
@@ -29,32 +29,35 @@ def test_a_leaf_is_the_mean_over_the_questions_of_its_category():
 def test_a_mean_counts_its_parts_once_or_by_their_questions():
     # (1/4 + 2/2) / 2 and (1 + 2) / 6
     parts = (leaf("a"), leaf("b"))
-    assert only(Column("mean", parts=parts), A_AND_B).value == 0.625
-    assert only(Column("all", parts=parts, by_questions=True), A_AND_B).value == 0.5
+    assert only(ScoreColumn("mean", parts=parts), A_AND_B).value == 0.625
+    assert only(ScoreColumn("all", parts=parts, by_questions=True), A_AND_B).value == 0.5
 
 
 def test_a_part_that_was_not_run_gives_no_number_and_no_zero():
-    number = only(Column("mean", parts=(leaf("a"), leaf("not run"))), A_AND_B)
+    number = only(ScoreColumn("mean", parts=(leaf("a"), leaf("not run"))), A_AND_B)
     assert number.value is None and number.interval is None
     assert [part.value for part in number.parts] == [0.25, None]
 
 
 def test_a_number_over_answers_counts_each_answer():
     # two questions with 1 of 1 and 0 of 3 answers in the format: 1 of 4, not the mean of 1 and 0
-    made = [Problem("a", {}, {"format": (1.0, 1)}), Problem("a", {}, {"format": (0.0, 3)})]
-    column = Column("format", category="a", score="format", over_answers=True)
+    made = [
+        QuestionScores("a", {}, {"format": (1.0, 1)}),
+        QuestionScores("a", {}, {"format": (0.0, 3)}),
+    ]
+    column = ScoreColumn("format", category="a", score="format", over_answers=True)
     assert only(column, made).value == 0.25
 
 
 def test_no_answer_at_all_gives_no_number():
-    column = Column("format", category="a", score="format", over_answers=True)
-    assert only(column, [Problem("a", {})]).value is None
+    column = ScoreColumn("format", category="a", score="format", over_answers=True)
+    assert only(column, [QuestionScores("a", {})]).value is None
 
 
 def test_a_question_without_the_score_does_not_count():
-    made = [*problems("a", 1, 0), Problem("a", {"other": 1.0})]
+    made = [*problems("a", 1, 0), QuestionScores("a", {"other": 1.0})]
     assert only(leaf("a"), made).value == 0.5
-    assert only(Column("x", category="a", score="nothing"), made).value is None
+    assert only(ScoreColumn("x", category="a", score="nothing"), made).value is None
 
 
 def test_the_interval_of_a_share_is_that_of_the_normal_law():
@@ -66,20 +69,20 @@ def test_the_interval_of_a_share_is_that_of_the_normal_law():
 def test_problems_are_drawn_within_each_category():
     # all of a are right and none of b: drawn from both at once, the share of a would vary
     made = [*problems("a", 1, 1, 1), *problems("b", 0, 0, 0)]
-    number = only(Column("all", parts=(leaf("a"), leaf("b")), by_questions=True), made)
+    number = only(ScoreColumn("all", parts=(leaf("a"), leaf("b")), by_questions=True), made)
     assert number.interval == (0.5, 0.5)
 
 
 def test_the_intervals_of_differences_are_paired_by_problem():
     # whatever is drawn, each problem differs by 0.1: the interval has no width
     rng = np.random.default_rng(0)
-    before = [Problem("a", {"right": value}) for value in rng.random(50)]
-    after = [Problem("a", {"right": one.scores["right"] + 0.1}) for one in before]
+    before = [QuestionScores("a", {"right": value}) for value in rng.random(50)]
+    after = [QuestionScores("a", {"right": one.scores["right"] + 0.1}) for one in before]
     (number,) = numbers([leaf("a")], after, less=before)
     assert number.value == pytest.approx(0.1)
     assert number.interval == pytest.approx((0.1, 0.1))
 
 
 def test_the_same_seed_gives_the_same_intervals():
-    column = Column("mean", parts=(leaf("a"), leaf("b")))
+    column = ScoreColumn("mean", parts=(leaf("a"), leaf("b")))
     assert numbers([column], A_AND_B) == numbers([column], A_AND_B)

@@ -15,6 +15,13 @@ def answer(calls):
     return "\n".join(["<think> x </think>", "<tool_call>", *lines, "</tool_call>"])
 
 
+def functions(category, environment):
+    """{id: the functions of a question, with their types in Java or JavaScript}."""
+    (file,) = environment.glob(f"lib/*/site-packages/bfcl_eval/data/BFCL_v3_{category}.json")
+    rows = map(json.loads, file.read_text().splitlines())
+    return {row["id"]: row["function"] for row in rows}
+
+
 def right_calls(row, category):
     """Yield calls that the ground truth allows, with other alternatives each time."""
     types = {one["name"]: one["parameters"]["properties"] for one in row["function"]}

@@ -300,7 +300,7 @@ MUTANTS = [
     ),
     Mutant(
         "evaluation/policy.py",
-        "    if _said(target / MADE_FROM) == times:\n        return target\n    print",
+        "    if _times_in(target / MADE_FROM) == times:\n        return target\n    print",
         "    if target.is_dir():\n        return target\n    print",
         "evaluation/test_policy.py::test_shards_are_merged_once_and_again_when_they_change",
     ),
@@ -329,22 +329,10 @@ MUTANTS = [
         "tools/test_health.py::test_a_training_that_stopped_is_said_before_its_metrics",
     ),
     Mutant(
-        "evaluation/bfcl/simulators_inside.py",
-        "execution: {_said(error)}",
-        "execution: {error}",
-        "evaluation/bfcl/test_simulators.py::test_an_error_that_cannot_be_printed_is_named",
-    ),
-    Mutant(
         "run/launch.py",
         "if code in CHECK_REFUSES",
         "if code",
         "run/test_launch.py::test_a_check_that_dies_says_so_and_leaves_the_log",
-    ),
-    Mutant(
-        "evaluation/api_bank.py",
-        "text.split(CALL_TAGS[0])[-1]",
-        "text.split(CALL_TAGS[0])[0]",
-        "evaluation/test_api_bank.py::test_an_answer_scores_as_toolrl_says_and_as_we_do",
     ),
     Mutant(
         "evaluation/policy.py",
@@ -367,8 +355,8 @@ MUTANTS = [
     ),
     Mutant(
         "evaluation/bfcl/__init__.py",
-        "return Column(name, parts=parts, by_questions=True)",
-        "return Column(name, parts=parts)",
+        "return ScoreColumn(name, parts=parts, by_questions=True)",
+        "return ScoreColumn(name, parts=parts)",
         "evaluation/bfcl/test_columns.py::test_the_numbers_of_the_leaderboard",
     ),
     Mutant(
@@ -384,54 +372,35 @@ MUTANTS = [
         "evaluation/bfcl/test_form.py::test_a_call_may_lack_parameters_in_a_dialogue_only",
     ),
     Mutant(
-        "evaluation/bfcl/single_turn.py",
-        "right if later == calls else checker.is_correct(row, category, later)",
+        "evaluation/bfcl/episodes.py",
+        "right if later == calls else _is_right(row, later)",
         "right",
-        "evaluation/bfcl/test_single_turn.py::test_an_answer",
+        "evaluation/bfcl/test_episodes.py::test_an_answer_in_a_single_turn",
     ),
     Mutant(
-        "evaluation/bfcl/single_turn.py",
-        "score, WRONG)",
-        "score)",
-        "evaluation/bfcl/test_single_turn.py::test_a_prompt_that_is_too_long_is_a_wrong_answer",
+        "evaluation/bfcl/episodes.py",
+        "partial(_score, row), WRONG)",
+        "partial(_score, row))",
+        "evaluation/bfcl/test_episodes.py::test_a_prompt_that_is_too_long_is_a_wrong_answer",
     ),
     Mutant(
-        "evaluation/bfcl/checker.py",
-        'return bool(found) is (category == "live_relevance")',
-        "return not found",
-        "evaluation/bfcl/test_checker.py::test_where_no_function_fits_a_call_is_wrong",
+        "evaluation/bfcl/episodes.py",
+        'return bool(calls) is (row["category"] == "live_relevance")',
+        "return not calls",
+        "evaluation/bfcl/test_episodes.py"
+        "::test_without_a_ground_truth_it_counts_whether_there_is_a_call",
     ),
     Mutant(
-        "evaluation/bfcl/multi_turn.py",
+        "evaluation/bfcl/episodes.py",
         "len(self._turns[-1]) > form.MAX_STEPS",
         "len(self._turns[-1]) >= form.MAX_STEPS",
-        "evaluation/bfcl/test_multi_turn.py::test_a_turn_has_twenty_steps_with_calls",
+        "evaluation/bfcl/test_episodes.py::test_the_accuracy_of_a_dialogue",
     ),
     Mutant(
-        "evaluation/bfcl/multi_turn.py",
+        "evaluation/bfcl/episodes.py",
         "            self._is_lost = True\n            return None",
         "            return None",
-        "evaluation/bfcl/test_multi_turn.py::test_a_dialogue_that_once_needed_too_much_stays_wrong",
-    ),
-    Mutant(
-        "evaluation/bfcl/simulators_inside.py",
-        "    if root is not function:",
-        "    if False:",
-        "evaluation/bfcl/test_simulators.py::test_an_attack_does_nothing",
-    ),
-    Mutant(
-        "evaluation/bfcl/simulators_inside.py",
-        "return copy.deepcopy(instance)",
-        "return instance",
-        "evaluation/bfcl/test_simulators.py"
-        "::test_what_is_in_a_module_of_the_package_stays_as_it_is",
-    ),
-    Mutant(
-        "evaluation/bfcl/simulators_inside.py",
-        "        function.__defaults__ = copy.deepcopy(defaults)\n",
-        "",
-        "evaluation/bfcl/test_simulators.py"
-        "::test_a_default_argument_that_a_call_changed_is_new_in_the_next_call",
+        "evaluation/bfcl/test_episodes.py::test_a_dialogue_that_once_needed_too_much_stays_wrong",
     ),
     Mutant(
         "sandbox/limited_process.py",

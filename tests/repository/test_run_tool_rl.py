@@ -50,7 +50,7 @@ def link_environment(folder):
     venv.mkdir()
     for path in Path(sys.prefix).iterdir():
         (venv / path.name).symlink_to(path)
-    pins = [f"requirements/{name}.txt" for name in ("cpu", "dev", "bfcl")]
+    pins = [f"requirements/{name}.txt" for name in ("cpu", "dev")]
     files = [REPO / name for name in ("pyproject.toml", *pins)]
     version, whole = sys.version.split()[0], b"".join(path.read_bytes() for path in files)
     stamp = venv / "verl_gdpo_env"

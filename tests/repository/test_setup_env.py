@@ -269,7 +269,6 @@ def test_hashes_are_asked_of_all_but_torch_and_the_package(checkout):
         "torch==2.13.0",
         "--no-deps --no-build-isolation --editable .",
         "check",
-        "--require-hashes --no-deps --requirement requirements/bfcl.txt",
     ]
 
 

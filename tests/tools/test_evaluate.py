@@ -95,9 +95,9 @@ def test_a_kill_and_a_resume_give_the_same_result(run, tmp_path, capsys):
 # the command, with some four answers a batch
 EVALUATE = """
 import sys
-from verl_gdpo.evaluation import engines
+from verl_gdpo.evaluation import transformers_engine
 from verl_gdpo.tools import evaluate
-engines.BATCH_TOKENS = 1000
+transformers_engine.BATCH_TOKENS = 1000
 sys.exit(evaluate.main(sys.argv[1:]))
 """
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_gdpo.evaluation.questions import Column, Question
+from verl_gdpo.evaluation.questions import Question, ScoreColumn
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Benchmark:
     name: str
     summary: str
     questions: Callable[[Namespace], Sequence[Question]]
-    columns: Callable[[Sequence[Question]], Sequence[Column]]
+    columns: Callable[[Sequence[Question]], Sequence[ScoreColumn]]
     max_tokens: int
     data_source: str
     add_options: Callable[[Any], None] = lambda _group: None

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.evaluation.numbers import Problem, numbers
+from verl_gdpo.evaluation.numbers import QuestionScores, numbers
 from verl_gdpo.evaluation.results import column_of, flat, read_result, shown
 from verl_gdpo.terminal import printable, render
 
@@ -26,7 +26,7 @@ def compare(paths: Sequence[Path]) -> str:
     percent = first["percent"]
     columns = [column_of(one) for one in first["columns"]]
     keys = [*first["problems"]]
-    problems = [[Problem(**one["problems"][key]) for key in keys] for one in results]
+    problems = [[QuestionScores(**one["problems"][key]) for key in keys] for one in results]
     values = [[*flat([*map(asdict, numbers(columns, one))])] for one in problems]
     changes = [
         [*flat([*map(asdict, numbers(columns, one, less=problems[0]))])] for one in problems[1:]
@@ -61,15 +61,15 @@ def _check_same(
 def _warnings(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """What else differs between the results, because it can move a number as the policy does."""
     first = results[0]["settings"]
-    found = []
+    warnings = []
     for number, result in enumerate(results[1:], 2):
         other = result["settings"]
         for key in sorted(k for k in {**first, **other} if first.get(k) != other.get(k)):
             if key not in OF_THE_POLICY:
-                found.append(
+                warnings.append(
                     f"WARNING: {key} is {first.get(key)} in 1, {other.get(key)} in {number}"
                 )
-    return found
+    return warnings
 
 
 def _name(path: Path, result: Mapping[str, Any]) -> str:

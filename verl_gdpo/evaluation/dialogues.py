@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from verl_gdpo.evaluation.engines import Engine, Prompt
+from verl_gdpo.evaluation.engines import AnswerEngine, Prompt
 from verl_gdpo.evaluation.questions import Episode, Messages, Question, Scores
 from verl_gdpo.evaluation.records import Answers, Place, Record
 from verl_gdpo.run.console import duration
@@ -99,7 +99,7 @@ def replay(dialogues: Sequence[Dialogue], known: Mapping[Place, Record]) -> None
         while dialogue.asks is not None and (record := left.pop(dialogue.place, None)):
             dialogue.go_on(record)
 
-    _Scoring(dialogues).run([partial(go_on, one) for one in dialogues])
+    _ThreadedScoring(dialogues).run([partial(go_on, one) for one in dialogues])
     if left:
         raise ValueError(
             f"{len(left)} of the answers on the disk belong to no dialogue, such as "
@@ -109,7 +109,11 @@ def replay(dialogues: Sequence[Dialogue], known: Mapping[Place, Record]) -> None
 
 
 def play(
-    dialogues: Sequence[Dialogue], engine: Engine, answers: Answers, max_tokens: int, seed: int
+    dialogues: Sequence[Dialogue],
+    engine: AnswerEngine,
+    answers: Answers,
+    max_tokens: int,
+    seed: int,
 ) -> None:
     """Let all dialogues reach their ends; each answer is kept as soon as it is there.
 
@@ -120,7 +124,7 @@ def play(
     Raises:
         ValueError: the model gives no usable numbers.
     """
-    scoring = _Scoring(dialogues)
+    scoring = _ThreadedScoring(dialogues)
     longest = engine.positions - max_tokens
     while active := [(one, one.asks) for one in dialogues if one.asks is not None]:
         asked: list[tuple[Dialogue, Prompt]] = []
@@ -133,12 +137,14 @@ def play(
                 asked.append((dialogue, prompt))
         _keep(too_long, answers, scoring)
         for batch in engine.answers([prompt for _, prompt in asked]):
-            found = ((*asked[k], answer) for k, answer in batch.items())
-            pairs = [(dialogue, Record(prompt.text, answer)) for dialogue, prompt, answer in found]
+            answered = ((*asked[k], answer) for k, answer in batch.items())
+            pairs = [(one, Record(prompt.text, answer)) for one, prompt, answer in answered]
             _keep(pairs, answers, scoring)
 
 
-def _keep(pairs: Sequence[tuple[Dialogue, Record]], answers: Answers, scoring: "_Scoring") -> None:
+def _keep(
+    pairs: Sequence[tuple[Dialogue, Record]], answers: Answers, scoring: "_ThreadedScoring"
+) -> None:
     for dialogue, record in pairs:
         answers.add(dialogue.place, record)
     scoring.run([partial(dialogue.go_on, record) for dialogue, record in pairs])
@@ -150,7 +156,7 @@ def _seed(seed: int, place: Place) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-class _Scoring:
+class _ThreadedScoring:
     """Threads; and a line on stderr now and then: what has been done, and how long is left."""
 
     def __init__(self, dialogues: Sequence[Dialogue]) -> None:

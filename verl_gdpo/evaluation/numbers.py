@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from verl_gdpo.evaluation.questions import Column
+from verl_gdpo.evaluation.questions import ScoreColumn
 
 Floats = npt.NDArray[np.float64]
 
@@ -20,7 +20,7 @@ PERCENTILES = (2.5, 97.5)
 
 
 @dataclass(frozen=True)
-class Problem:
+class QuestionScores:
     """The scores of one question.
 
     scores: of its dialogues, the mean over the samples.
@@ -31,7 +31,7 @@ class Problem:
     scores: Mapping[str, float]
     answers: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
-    def share(self, column: Column) -> tuple[float, float]:
+    def share(self, column: ScoreColumn) -> tuple[float, float]:
         """Return what the problem adds to a column: to its sum, and to what this is divided by."""
         if column.over_answers:
             return self.answers.get(column.score, (0.0, 0))
@@ -55,7 +55,7 @@ class Draws:
     A set has as many problems of each category as there are.
     """
 
-    def __init__(self, problems: Sequence[Problem], seed: int = 0) -> None:
+    def __init__(self, problems: Sequence[QuestionScores], seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
         self._of: dict[str, list[int]] = {}
         for k, problem in enumerate(problems):
@@ -67,13 +67,13 @@ class Draws:
         times: Floats = np.concatenate([np.ones((1, size)), drawn])
         return times
 
-    def size(self, column: Column) -> int:
+    def size(self, column: ScoreColumn) -> int:
         """Return how many questions a column is over."""
         return sum(
             len(self._of.get(name, ())) for name in {one.category for one in column.leaves()}
         )
 
-    def values(self, column: Column, problems: Sequence[Problem]) -> Floats | None:
+    def values(self, column: ScoreColumn, problems: Sequence[QuestionScores]) -> Floats | None:
         """Return a column's value, and then that of each drawn set; None if it was not run."""
         if not column.parts:
             if column.category not in self._of:
@@ -82,8 +82,8 @@ class Draws:
             sums, counts = np.array([problems[k].share(column) for k in places]).T
             times = self._times[column.category]
             with np.errstate(invalid="ignore"):
-                found: Floats = (times @ sums) / (times @ counts)
-            return None if np.isnan(found[0]) else found
+                quotients: Floats = (times @ sums) / (times @ counts)
+            return None if np.isnan(quotients[0]) else quotients
         of_parts = [self.values(part, problems) for part in column.parts]
         there = [value for value in of_parts if value is not None]
         if len(there) < len(of_parts):
@@ -94,9 +94,9 @@ class Draws:
 
 
 def numbers(
-    columns: Sequence[Column],
-    problems: Sequence[Problem],
-    less: Sequence[Problem] | None = None,
+    columns: Sequence[ScoreColumn],
+    problems: Sequence[QuestionScores],
+    less: Sequence[QuestionScores] | None = None,
     seed: int = 0,
 ) -> list[Number]:
     """Return the numbers of a table.
@@ -107,16 +107,16 @@ def numbers(
     """
     draws = Draws(problems, seed)
 
-    def number(column: Column) -> Number:
-        found = draws.values(column, problems)
-        if less is not None and found is not None:
+    def number(column: ScoreColumn) -> Number:
+        values = draws.values(column, problems)
+        if less is not None and values is not None:
             others = draws.values(column, less)
-            found = None if others is None else found - others
+            values = None if others is None else values - others
         parts = tuple(number(part) for part in column.parts)
-        if found is None:
+        if values is None:
             return Number(column.name, None, None, draws.size(column), parts)
-        low, high = np.nanpercentile(found[1:], PERCENTILES)
+        low, high = np.nanpercentile(values[1:], PERCENTILES)
         interval = (float(low), float(high))
-        return Number(column.name, float(found[0]), interval, draws.size(column), parts)
+        return Number(column.name, float(values[0]), interval, draws.size(column), parts)
 
     return [number(column) for column in columns]

@@ -19,6 +19,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl_gdpo.evaluation.engines import has_gpu
 from verl_gdpo.run.checkpoints import FSDP, TRACKER, newest_checkpoint, step_of
 from verl_gdpo.run.folder import read_config
 
@@ -50,9 +51,9 @@ class Policy:
 
     def of_config(self, key: str, default: Any) -> Any:
         """Return a value of the run's configuration, or the default without one."""
-        found = None if self.config is None else OmegaConf.select(self.config, key)
-        found = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
-        return default if found is None else found
+        value = None if self.config is None else OmegaConf.select(self.config, key)
+        value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        return default if value is None else value
 
     def content(self) -> str:
         """Return a hash of the model's files."""
@@ -98,9 +99,7 @@ def choose_dtype(policy: Policy) -> str:
 
     This is the precision of the run's rollout, or the one that the model's config.json names.
     """
-    import torch
-
-    if not torch.cuda.is_available():
+    if not has_gpu():
         return "float32"
     config = json.loads((policy.model / "config.json").read_text())
     of_model = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
@@ -161,12 +160,12 @@ def merged(actor: Path) -> Path:
     target = actor / MERGED
     shards = sorted(actor.glob("model_world_size_*.pt"))
     times = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in shards}
-    if _said(target / MADE_FROM) == times:
+    if _times_in(target / MADE_FROM) == times:
         return target
     print(f"evaluate: merging the shards of {actor}", file=sys.stderr, flush=True)
     with (actor / FSDP).open("rb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if _said(target / MADE_FROM) == times:  # another process was quicker
+        if _times_in(target / MADE_FROM) == times:  # another process was quicker
             return target
         for left in actor.glob(f".{MERGED}.*.tmp"):
             rmtree(left, ignore_errors=True)
@@ -181,7 +180,7 @@ def merged(actor: Path) -> Path:
     return target
 
 
-def _said(path: Path) -> Mapping[str, Any] | None:
+def _times_in(path: Path) -> Mapping[str, Any] | None:
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
@@ -190,9 +189,7 @@ def _said(path: Path) -> Mapping[str, Any] | None:
 
 def _run_merger(actor: Path, target: Path, lock: int) -> None:
     """Merge in another process, which keeps the lock if this one is killed."""
-    import torch
-
-    platform = {} if torch.cuda.is_available() else {"VERL_PLATFORM": "cpu"}
+    platform = {} if has_gpu() else {"VERL_PLATFORM": "cpu"}
     done = subprocess.run(
         [sys.executable, "-m", MERGE, str(actor), str(target)],
         env={**os.environ, **platform},

@@ -93,7 +93,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Column:
+class ScoreColumn:
     """A number of the table: the mean of a score over a category, or of other columns.
 
     score: with `category`: the mean of this score over its questions.
@@ -105,11 +105,11 @@ class Column:
     name: str
     category: str = ""
     score: str = ""
-    parts: tuple["Column", ...] = ()
+    parts: tuple["ScoreColumn", ...] = ()
     by_questions: bool = False
     over_answers: bool = False
 
-    def leaves(self) -> Iterator["Column"]:
+    def leaves(self) -> Iterator["ScoreColumn"]:
         """The columns below that are means over questions."""
         if not self.parts:
             yield self

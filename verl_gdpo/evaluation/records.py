@@ -62,12 +62,12 @@ def start(folder: Path, settings: Mapping[str, Any]) -> None:
     before = read_json(path)
     keys = sorted(key for key in {**before, **asked} if before.get(key) != asked.get(key))
     if keys:
-        said = "; ".join(
+        differences = "; ".join(
             f"{key}: {before.get(key)!r} before, {asked.get(key)!r} now" for key in keys
         )
         raise ValueError(
             f"{path} is of an evaluation with other settings, so its answers cannot be used "
-            f"({said}). Name another folder with --out, or delete this one"
+            f"({differences}). Name another folder with --out, or delete this one"
         )
 
 
@@ -98,7 +98,7 @@ class Answers:
 
     def _read(self) -> dict[Place, Record]:
         """All whole lines; a last line without its end, which a kill leaves, is cut off."""
-        found: dict[Place, Record] = {}
+        known: dict[Place, Record] = {}
         self._file.seek(0)
         end = 0
         for number, line in enumerate(self._file, 1):
@@ -109,17 +109,17 @@ class Answers:
                 place, record = _read_line(line)
             except (ValueError, LookupError, TypeError) as error:
                 raise ValueError(f"{self._path}, line {number}: no answer: {error!r}") from None
-            found[place] = record
+            known[place] = record
         self._file.truncate(end)
         self._file.seek(end)
-        return found
+        return known
 
     def add(self, place: Place, record: Record) -> None:
         """Append an answer, and hand it to the operating system."""
-        said: dict[str, Any] = {**place._asdict(), "input": record.input, "output": None}
+        line: dict[str, Any] = {**place._asdict(), "input": record.input, "output": None}
         if (answer := record.answer) is not None:
-            said |= {"output": answer.text, "tokens": answer.tokens, "is_cut": answer.is_cut}
-        self._file.write(json.dumps(said).encode() + b"\n")
+            line |= {"output": answer.text, "tokens": answer.tokens, "is_cut": answer.is_cut}
+        self._file.write(json.dumps(line).encode() + b"\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -129,13 +129,13 @@ class Answers:
         self._file.close()
 
 
-def _read_line(line: bytes) -> tuple[Place, Record]:
-    said = json.loads(line)
-    place = Place(str(said["key"]), int(said["sample"]), int(said["turn"]))
-    if said["output"] is None:
-        return place, Record(said["input"], None)
-    answer = Answer(str(said["output"]), int(said["tokens"]), bool(said["is_cut"]))
-    return place, Record(said["input"], answer)
+def _read_line(text: bytes) -> tuple[Place, Record]:
+    line = json.loads(text)
+    place = Place(str(line["key"]), int(line["sample"]), int(line["turn"]))
+    if line["output"] is None:
+        return place, Record(line["input"], None)
+    answer = Answer(str(line["output"]), int(line["tokens"]), bool(line["is_cut"]))
+    return place, Record(line["input"], answer)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -147,9 +147,9 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a file; raise ValueError if there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: got a JSON {type(found).__name__}; expected an object")
-    return found
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: got a JSON {type(value).__name__}; expected an object")
+    return value

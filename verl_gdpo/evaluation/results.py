@@ -14,8 +14,8 @@ from typing import Any
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.evaluation.benchmark import Benchmark
 from verl_gdpo.evaluation.dialogues import Dialogue
-from verl_gdpo.evaluation.numbers import Problem, numbers
-from verl_gdpo.evaluation.questions import Column
+from verl_gdpo.evaluation.numbers import QuestionScores, numbers
+from verl_gdpo.evaluation.questions import ScoreColumn
 from verl_gdpo.evaluation.records import read_json, write_json
 from verl_gdpo.terminal import printable, render
 
@@ -55,7 +55,7 @@ def result_of(
     }
 
 
-def problems_of(dialogues: Sequence[Dialogue]) -> dict[str, Problem]:
+def problems_of(dialogues: Sequence[Dialogue]) -> dict[str, QuestionScores]:
     """Return {key: scores of the question}, each the mean over its samples.
 
     Raises:
@@ -67,17 +67,17 @@ def problems_of(dialogues: Sequence[Dialogue]) -> dict[str, Problem]:
     return {key: _problem(key, samples) for key, samples in of_key.items()}
 
 
-def _problem(key: str, samples: Sequence[Dialogue]) -> Problem:
+def _problem(key: str, samples: Sequence[Dialogue]) -> QuestionScores:
     scores = [one.scores for one in samples]
     if any(one.keys() != scores[0].keys() for one in scores):
         raise ValueError(f"question {key}: its samples have the scores {[*map(sorted, scores)]}")
     mean = {name: sum(one[name] for one in scores) / len(scores) for name in scores[0]}
     totals: dict[str, tuple[float, int]] = {}
-    for of_answer in (found for one in samples for found in one.of_answers):
+    for of_answer in (scores for one in samples for scores in one.of_answers):
         for name, value in of_answer.items():
             total, count = totals.get(name, (0.0, 0))
             totals[name] = total + value, count + 1
-    return Problem(samples[0].question.category, mean, totals)
+    return QuestionScores(samples[0].question.category, mean, totals)
 
 
 def write(
@@ -101,8 +101,8 @@ def _write_metrics(path: Path, result: Mapping[str, Any], source: str, step: int
             values.setdefault((problem["category"], name), []).append(value)
     samples = result["settings"]["samples"]
     data = {
-        f"val-aux/{_source(source, category)}/{name}/mean@{samples}": sum(found) / len(found)
-        for (category, name), found in values.items()
+        f"val-aux/{_source(source, category)}/{name}/mean@{samples}": sum(scores) / len(scores)
+        for (category, name), scores in values.items()
     }
     with replace_together(path) as (temporary,):
         temporary.write_text(json.dumps({"step": step, "data": data}) + "\n", encoding="utf-8")
@@ -147,9 +147,9 @@ def table(result: Mapping[str, Any]) -> str:
     return "\n".join(["", render(header, rows), "", *_remarks(result)])
 
 
-def flat(found: Sequence[Mapping[str, Any]], depth: int = 0) -> Iterator[tuple[str, Any]]:
+def flat(several: Sequence[Mapping[str, Any]], depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the names of numbers, and of those below them, which are indented."""
-    for number in found:
+    for number in several:
         yield "  " * depth + printable(number["name"]), number
         yield from flat(number.get("parts", ()), depth + 1)
 
@@ -186,12 +186,12 @@ def _remarks(result: Mapping[str, Any]) -> Iterator[str]:
 
 def read_result(path: Path) -> dict[str, Any]:
     """Return a result, given its file or its folder; raise ValueError if it is none."""
-    found = read_json(path / RESULT if path.is_dir() else path)
-    if absent := {"bench", "settings", "columns", "problems", "percent"} - found.keys():
+    result = read_json(path / RESULT if path.is_dir() else path)
+    if absent := {"bench", "settings", "columns", "problems", "percent"} - result.keys():
         raise ValueError(f"{path}: no {sorted(absent)}; expected {RESULT} of `verl-gdpo evaluate`")
-    return found
+    return result
 
 
-def column_of(plain: Mapping[str, Any]) -> Column:
+def column_of(plain: Mapping[str, Any]) -> ScoreColumn:
     """Return a column as `result.json` holds it."""
-    return Column(**{**plain, "parts": tuple(column_of(part) for part in plain["parts"])})
+    return ScoreColumn(**{**plain, "parts": tuple(column_of(part) for part in plain["parts"])})

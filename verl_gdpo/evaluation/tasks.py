@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.evaluation.benchmark import Benchmark
-from verl_gdpo.evaluation.questions import Column, OneAnswer, Question, Scores
+from verl_gdpo.evaluation.questions import OneAnswer, Question, ScoreColumn, Scores
 from verl_gdpo.tasks import options_for, options_of
 from verl_gdpo.tasks.preparation import DataError
 from verl_gdpo.tasks.preparation.local_files import read_rows
@@ -36,19 +36,19 @@ def questions(options: Namespace, task: Task) -> Sequence[Question]:
     chosen = _scorer_options(options, task)
     task.missing(**chosen)
     score = partial(task.score, step=options.step, **chosen)
-    found: list[Question] = []
+    made: list[Question] = []
     paths, shown = _files(options, task), _shown(task)
     for path in paths:
         name = path.parent.name if path.stem in ("test", "train") else path.stem
-        if any(question.category == name for question in found):
+        if any(question.category == name for question in made):
             raise ValueError(f"--data: two files have the name {name!r}; rename one")
         rows = _rows(path, task, is_given=bool(options.data))
-        found += [_question(row, name, k, score, shown) for k, row in enumerate(rows)]
-    if not found:
+        made += [_question(row, name, k, score, shown) for k, row in enumerate(rows)]
+    if not made:
         raise ValueError(
             f"no row of {task.data_sources} is in {[*map(str, paths)]}; pass --data FILE"
         )
-    return found
+    return made
 
 
 def _question(
@@ -130,13 +130,15 @@ def _add_weak(group: Any, task: Task) -> None:
         group.add_argument(option, dest=dest, action="store_true", help=about)
 
 
-def columns(questions: Sequence[Question], task: Task) -> Sequence[Column]:
+def columns(questions: Sequence[Question], task: Task) -> Sequence[ScoreColumn]:
     """Return each score over all files; with several, it is the mean of theirs."""
     shown, files = _shown(task), list(dict.fromkeys(one.category for one in questions))
     if len(files) == 1:
-        return [Column(name, category=files[0], score=name) for name in shown]
+        return [ScoreColumn(name, category=files[0], score=name) for name in shown]
     return [
-        Column(name, parts=tuple(Column(file, category=file, score=name) for file in files))
+        ScoreColumn(
+            name, parts=tuple(ScoreColumn(file, category=file, score=name) for file in files)
+        )
         for name in shown
     ]
 

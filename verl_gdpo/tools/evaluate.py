@@ -13,12 +13,12 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from verl_gdpo.evaluation import api_bank, bfcl, records, tasks
+from verl_gdpo.evaluation import bfcl, records, tasks
 from verl_gdpo.evaluation import dialogues as dialogues_of
 from verl_gdpo.evaluation.benchmark import Benchmark
 from verl_gdpo.evaluation.comparison import compare
 from verl_gdpo.evaluation.dialogues import Dialogue
-from verl_gdpo.evaluation.engines import ENGINES, Sampling, Tokens, choose_engine, load_engine
+from verl_gdpo.evaluation.engines import ENGINES, Sampling, choose_engine, load_engine
 from verl_gdpo.evaluation.policy import Policy, choose_dtype, find_policy
 from verl_gdpo.evaluation.results import result_of, table, write
 from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS
@@ -32,8 +32,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command: 0 if there is a result, 1 if something fails, 2 for wrong usage."""
     try:
         ours = map(tasks.benchmark_of, TASKS.values())
-        every = (*ours, api_bank.BENCHMARK, bfcl.BENCHMARK)
-        benchmarks = {benchmark.name: benchmark for benchmark in every}
+        benchmarks = {benchmark.name: benchmark for benchmark in (*ours, bfcl.BENCHMARK)}
         parser = _parser(benchmarks)
         arguments = parser.parse_args(argv)
         _check_usage(parser, arguments)
@@ -86,8 +85,8 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
     try:
         dialogues_of.replay(dialogues, answers.known)
         if any(dialogue.asks is not None for dialogue in dialogues):
-            tokens = Tokens.of(policy.model, template_options)
-            engine = load_engine(engine_name, policy.model, tokens, sampling, settings["dtype"])
+            about_model = (policy.model, template_options, sampling, settings["dtype"])
+            engine = load_engine(engine_name, *about_model)
             _check_room(engine.positions, sampling)
             dialogues_of.play(dialogues, engine, answers, sampling.max_tokens, arguments.seed)
     finally:
@@ -165,11 +164,11 @@ def _parser(benchmarks: Mapping[str, Benchmark]) -> argparse.ArgumentParser:
     add("policy", metavar="RUN_OR_MODEL", nargs="?", type=Path, help=about)
     add("--bench", metavar="NAME", choices=[*benchmarks])
     add("--step", type=from_1, metavar="N", help="this checkpoint of a run, not the newest")
-    about = "*.parquet of `verl-gdpo data`, or *.json; for api_bank, the folder of ToolRL"
+    about = "*.parquet of `verl-gdpo data`, or *.json"
     add("--data", nargs="+", default=[], type=Path, metavar="FILE", help=about)
     about = "default: evaluation/NAME-... in the run, or here"
     add("--out", type=Path, metavar="FOLDER", help=about)
-    add("--engine", choices=ENGINES, help="default: vllm if it is here beside a GPU")
+    add("--engine", choices=[*ENGINES], help="default: vllm if it is here beside a GPU")
     add("--dtype", choices=DTYPES, help="default: float32, and on a GPU as in training")
     add("--max-tokens", type=from_1, metavar="N", help="the limit of an answer")
     add("--samples", type=from_1, default=1, metavar="K", help="of each question; default 1")

@@ -6,10 +6,10 @@ from fractions import Fraction
 import pytest
 
 from verl_gdpo.evaluation import numbers
-from verl_gdpo.evaluation.bfcl import BENCHMARK, data
+from verl_gdpo.evaluation.bfcl import BENCHMARK, CATEGORIES, GROUPS, package
 
 # a share of right answers for each category, with the number of questions of the package
-SHARES = {category: (10 * k, 100) for k, category in enumerate(data.GROUPS["non_live"])}
+SHARES = {category: (10 * k, 100) for k, category in enumerate(GROUPS["non_live"])}
 SHARES |= {
     **{"live_simple": (100, 258), "live_multiple": (500, 1053), "live_parallel": (4, 16)},
     **{
@@ -18,7 +18,7 @@ SHARES |= {
         "live_relevance": (9, 18),
     },
 }
-SHARES |= {category: (20 * k, 200) for k, category in enumerate(data.GROUPS["multi_turn"], 1)}
+SHARES |= {category: (20 * k, 200) for k, category in enumerate(GROUPS["multi_turn"], 1)}
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def problems(shares):
             scores = {"accuracy": float(k < right)}
             if not category.startswith("multi_turn"):
                 scores["accuracy_after_thought"] = float(k < right / 2)
-            yield numbers.Problem(category, scores, {"format": (float(k % 4 > 0), 1)})
+            yield numbers.QuestionScores(category, scores, {"format": (float(k % 4 > 0), 1)})
 
 
 def table(shares):
@@ -60,18 +60,27 @@ def test_the_numbers_of_the_leaderboard():
 @pytest.mark.parametrize("category", ["javascript", "live_relevance", "multi_turn_base"])
 def test_what_was_not_run_gives_no_overall(category):
     (overall,) = [one for one in BENCHMARK.columns([]) if one.name == "overall"]
-    assert [one.category for one in overall.leaves()] == [*data.CATEGORIES]  # all of them count
+    assert [one.category for one in overall.leaves()] == [*CATEGORIES]  # all of them count
     found = table({name: share for name, share in SHARES.items() if name != category})
-    group = next(name for name, names in data.GROUPS.items() if category in names)
+    group = next(name for name, names in GROUPS.items() if category in names)
     assert found["overall"] is None and found[group.replace("_", "-")] is None
     assert sum(found[name] is None for name in ("live", "non-live", "multi-turn")) == 1
 
 
-def test_a_part_can_be_asked_for():
+def test_a_part_can_be_asked_for(monkeypatch):
+    def ask(category, *_):
+        asked.append(category)
+        return [[]]
+
+    monkeypatch.setattr(package, "ask", ask)
     parser = ArgumentParser()
     BENCHMARK.add_options(parser)
-    options = parser.parse_args(["--bfcl-v3-categories", "java", "multi_turn_base"])
-    asked = BENCHMARK.questions(options)
-    assert [one.category for one in asked] == ["java"] * 100 + ["multi_turn_base"] * 200
-    with pytest.raises(ValueError, match="got 'c'; expected one of"):
+    for words, expected in (
+        (["live_simple", "java", "non_live"], [*GROUPS["non_live"], "live_simple"]),
+        ([*GROUPS], [*CATEGORIES]),
+    ):
+        asked = []
+        BENCHMARK.questions(parser.parse_args(["--bfcl-v3-categories", *words]))
+        assert asked == expected
+    with pytest.raises(ValueError, match="got 'c'; expected one of non_live, live, multi_turn"):
         BENCHMARK.questions(Namespace(bfcl_v3_categories=["c"]))

@@ -1,14 +1,16 @@
 """ToolRL's form of BFCL: what a policy is asked, and which calls its answer makes.
 
-The sentences of the prompt are facts of the protocol: a policy is compared with others on the same
-prompt, so they equal those of ToolRL's public handler (qiancheng0/ToolRL, benchmarks/BFCL, commit
-8cee13e), slips included. That handler needs changes of its BFCL package which nobody published.
+The sentences of the prompt stand in prompts.yaml. The public handler that they come from needs
+changes of its BFCL package which nobody published.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from verl_gdpo.evaluation.questions import Messages
 from verl_gdpo.tasks.tool_rl import score as tool_rl
@@ -27,63 +29,7 @@ Tool = Mapping[str, Any]  # {"name": ..., "description": ..., "parameters": {"pr
 # calls that a turn may make results of; one step more with calls ends the dialogue as wrong
 MAX_STEPS = 20
 
-_SYSTEM = """\
-You are a helpful multi-turn dialogue assistant capable of leveraging tool calls to solve user \
-tasks and provide structured chat responses.
-
-**Available Tools**
-In your response, you can use the following tools:
-{tools}
-
-**Steps for Each Turn**
-1. **Think:** Recall relevant context and analyze the current user goal.
-2. **Decide on Tool Usage:** If a tool is needed, specify the tool and its parameters.
-3. **Respond Appropriately:** If a response is needed, generate one while maintaining consistency \
-across user queries.
-
-**Output Format**
-```plaintext
-<think> Your thoughts and reasoning </think>
-<tool_call>
-{{"name": "Tool name", "parameters": {{"Parameter name": "Parameter content", \
-"... ...": "... ..."}}}}
-{{"name": "... ...", "parameters": {{"... ...": "... ...", "... ...": "... ..."}}}}
-...
-</tool_call>
-<response> AI's final response </response>
-```
-
-**Important Notes**
-1. You must always include the `<think>` field to outline your reasoning. Provide at least one of \
-`<tool_call>` or `<response>`. Decide whether to use `<tool_call>` (possibly multiple times), \
-`<response>`, or both.
-2. You can invoke multiple tool calls simultaneously in the `<tool_call>` fields. Each tool call \
-should be a JSON object with a "name" field and an "parameters" field containing a dictionary of \
-parameters. If no parameters are needed, leave the "parameters" field an empty dictionary.
-3. Refer to the previous dialogue records in the history, including the user's queries, previous \
-`<tool_call>`, `<response>`, and any tool feedback noted as `<obs>` (if exists).
-"""
-_SINGLE_TURN = (
-    "If there's no appropriate tools to apply or required parameters are missing, please directly "
-    "inform me in your response without any tool call, or call the tool with the name as 'None'. "
-    "Otherwise, you should use one or more necessary tool calls to complete the given task in this "
-    "turn."
-)
-_MULTI_TURN = (
-    "Use the one or more necessary tool calls to complete the task. You could perform tool calls "
-    "for multiple rounds so you can try and error. Please make a comprehensive plan about how to "
-    "achieve the goal step by step, and begin to call the tool step by step. If no tools apply or "
-    "required parameters are missing, please also directly state this in your response without "
-    "tool calls."
-)
-_AFTER_RESULTS = (
-    "If you think you have completed the current task, or the task cannot be finished, please "
-    "respond directly without additional tool calls. If you encounter an error during tool "
-    "execution or the task remains unfinished, retry with the one or more necessary tool calls "
-    "according to your thought and plan until completion. Based on the tool execution feedback, "
-    "reflect on if understanding or selectioin of tool is wrong, what tool calling step is "
-    "missing, and how to achieve the task goal from now on."
-)
+_PROMPTS = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
 
 
 def prompt(tools: Sequence[Tool], dialogue: Messages, *, multi_turn: bool) -> Messages:
@@ -96,12 +42,12 @@ def prompt(tools: Sequence[Tool], dialogue: Messages, *, multi_turn: bool) -> Me
         multi_turn: which of two fixed sentences follows each request.
     """
     listed = "\n".join(_numbered(tool, number) for number, tool in enumerate(tools, 1))
-    request = _MULTI_TURN if multi_turn else _SINGLE_TURN
+    request = _PROMPTS["multi_turn" if multi_turn else "single_turn"]
     lines = "".join(_line(message, request) for message in dialogue)
     if dialogue and dialogue[-1]["role"] == "tool":
-        lines += f"\n<user> {_AFTER_RESULTS} </user>\n"
+        lines += f"\n<user> {_PROMPTS['after_results']} </user>\n"
     return [
-        {"role": "system", "content": _SYSTEM.format(tools=listed)},
+        {"role": "system", "content": _PROMPTS["system"].format(tools=listed)},
         {"role": "user", "content": f"**Dialogue Records History**\n{lines}".strip()},
     ]
 
@@ -154,7 +100,7 @@ def calls(answer: str, *, multi_turn: bool) -> list[Call]:
     if TOOL_CALL_OPEN not in answer:
         return []
     block = answer.rpartition(TOOL_CALL_OPEN)[2].partition(TOOL_CALL_CLOSE)[0]
-    found = []
+    pairs = []
     for line in block.strip().split("\n"):
         try:
             read = json.loads(line)
@@ -165,10 +111,10 @@ def calls(answer: str, *, multi_turn: bool) -> list[Call]:
         if read[NAME_KEY].strip().lower() == "none":
             continue
         if PARAMETERS_KEY in read or multi_turn:
-            found.append((read[NAME_KEY], read.get(PARAMETERS_KEY, {})))
-    if not all(isinstance(parameters, dict) for _, parameters in found):
+            pairs.append((read[NAME_KEY], read.get(PARAMETERS_KEY, {})))
+    if not all(isinstance(parameters, dict) for _, parameters in pairs):
         return []
-    return [Call(*pair) for pair in found]
+    return [Call(*pair) for pair in pairs]
 
 
 def without_thought(answer: str) -> str:

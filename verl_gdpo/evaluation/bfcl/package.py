@@ -1,0 +1,110 @@
+"""The package `bfcl-eval`: an environment of its own, and the process there that asks it.
+
+The package asks for numpy 1.26 and for the clients of many providers, so it stands apart from verl.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from verl_gdpo.sandbox import lock
+
+PINS = Path(__file__).with_name("requirements.txt")
+WORKER = Path(__file__).with_name("worker.py")
+WHOLE = "is_whole"  # a file in an environment, written last
+
+_turn = threading.Lock()
+
+
+def ask(category: str, task: str, *arguments: Any) -> list[Any]:
+    """Return [what a function of worker.py returns], or [] if that needs too much.
+
+    Args:
+        category: of the question; dialogues have a process of their own, which is small.
+        task: name of the function.
+
+    Raises:
+        ValueError, OSError: there is no environment, or no process in it.
+    """
+    try:
+        request = json.dumps([task, *arguments])
+    except RecursionError:  # of what a policy wrote
+        return []
+    with _turn:
+        process = _process(category.startswith("multi_turn"))
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(request + "\n")
+            process.stdin.flush()
+        reply = process.stdout.readline()
+    if not reply:
+        raise OSError(
+            f"bfcl_v3: the process of bfcl-eval has ended with {process.wait()}; expected a reply. "
+            "The lines above say why; the same command goes on"
+        )
+    return list(json.loads(reply))
+
+
+@functools.cache
+def _process(of_dialogues: bool) -> "subprocess.Popen[str]":
+    """The process that has imported the package; it ends with this one."""
+    process = subprocess.Popen(
+        [environment() / "bin" / "python", "-I", "-W", "ignore", WORKER, lock.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="ascii",
+        env={},  # none of the user's keys
+        start_new_session=True,  # Ctrl-C is for this process
+    )
+    atexit.register(process.communicate)
+    assert process.stdout is not None
+    trouble = process.stdout.readline()
+    if trouble != '""\n':
+        raise OSError(f"bfcl_v3: bfcl-eval cannot be asked: {trouble.strip() or 'see above'}")
+    return process
+
+
+def environment() -> Path:
+    """Return the folder of the package's environment, made where it is missing.
+
+    Raises:
+        ValueError: it cannot be made.
+    """
+    content = PINS.read_bytes() + sys.version.encode()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-gdpo"
+    folder = cache / f"bfcl-{hashlib.sha256(content).hexdigest()[:12]}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(f"{folder}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not (folder / WHOLE).exists():
+            _make(folder)
+    return folder
+
+
+def _make(folder: Path) -> None:
+    print(f"evaluate: making {folder} for bfcl-eval: 600 MB, minutes, once", file=sys.stderr)
+    rmtree(folder, ignore_errors=True)
+    install = ("-m", "pip", "install", "--require-hashes", "--no-deps", "--requirement")
+    commands: list[tuple[str | Path, ...]] = [
+        (sys.executable, "-m", "venv", folder),
+        (folder / "bin" / "python", *install, PINS),
+    ]
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise ValueError(
+                f"bfcl_v3: {' '.join(map(str, command))} failed: {lines[-1]}. pip needs a package "
+                "index: set PIP_INDEX_URL or HTTPS_PROXY, and start again"
+            )
+    (folder / WHOLE).touch()
