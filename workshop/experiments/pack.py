@@ -1,0 +1,111 @@
+"""Writes the results as Parquet again, from a checkout of the commit that trained them.
+
+    git worktree add ../archive ee55291
+    python -m workshop.experiments.pack ../archive
+
+It takes some ten minutes, because the advice on the held-out runs is counted in the archive.
+"""
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from workshop.experiments import results
+
+# runs in the archive: {setting: what its arms earned, and the advice on each held-out run}
+ADVISED = """
+import json
+from verl_gdpo.tools.advice.evidence import FIRST_STEPS
+from workshop.experiments.map.held_out import *
+
+advised = {}
+for settings, earned in (
+    (SETTINGS, earned_in_map()),
+    (drawn_settings(), earned_in_drawn()),
+):
+    for name, setting in settings.items():
+        rows = [
+            {
+                "steps": steps,
+                "is_sure": bool(case.is_sure),
+                "is_the_rule": bool(case.is_the_rule),
+                "cost": float(case.cost),
+            }
+            for steps in (FIRST_STEPS, 2)
+            for case in cases({name: setting}, earned, steps)
+        ]
+        advised[name] = {"earned": earned[name], "advised": rows}
+print(json.dumps(advised))
+"""
+# runs in the archive: the order of the runs
+PLANNED = """
+import json
+from workshop.experiments.trainer.settings import SETTINGS, pilot, plan
+
+print(json.dumps([(SETTINGS[run.setting].edition, *run[:3]) for run in (*plan(), *pilot())]))
+"""
+
+
+def pack(archive: Path) -> None:
+    """Read the files of the archive, and write one Parquet file an edition."""
+    results.write([*simulated(archive)], results.SIMULATION)
+    planned = _said_by(archive, PLANNED)
+    for edition, path in results.EDITIONS.items():
+        runs = [results.Run(*run) for of, *run in planned if of == edition]
+        results.write([*trained(archive / "workshop/experiments/trainer", runs)], path)
+
+
+def simulated(archive: Path) -> Iterator[dict[str, Any]]:
+    """A row for each setting of the simulation, and for each that was drawn at random."""
+    data = archive / "workshop/experiments/map/data"
+    measured = {
+        line.pop("setting"): {name: float(text) for name, text in line.items()}
+        for line in _lines(data / "dumps.csv")
+    }
+    outcomes: dict[str, list[dict[str, Any]]] = {}
+    for line in _lines(data / "outcomes.csv"):
+        draws = {name: [float(n) for n in line[name].split()] for name in ("shares", "small")}
+        outcome = {"optimizer": line["optimizer"], "arm": line["arm"], **draws}
+        outcomes.setdefault(line["setting"], []).append(outcome)
+    for name, counted in _said_by(archive, ADVISED).items():
+        parts = {"measured": measured.get(name), "outcomes": outcomes.get(name, [])}
+        yield {"setting": name, **parts, **counted}
+
+
+def trained(folder: Path, runs: list[results.Run]) -> Iterator[dict[str, Any]]:
+    """A row for each run and reward; runs that were made again come last."""
+    replaced = [run for run in runs if [*folder.glob(f"data*/{run}.replaced.json")]]
+    for run, ending in [*((run, "") for run in runs), *((run, ".replaced") for run in replaced)]:
+        [file] = folder.glob(f"data*/{run}{ending}.json")
+        kept = json.loads(file.read_text())
+        shares = kept.get("shares") or {size: kept[size] for size in ("small", "large")}
+        for reward, curve in shares.items():
+            yield {
+                **run._asdict(),
+                "replaced": bool(ending),
+                "seconds": kept["seconds"],
+                "start": [*kept["start"].values()],
+                "reward": reward,
+                "shares": curve,
+                "varies": kept.get("varies", {}).get(reward),
+                "spread": kept.get("spread", {}).get(reward),
+            }
+
+
+def _lines(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as lines:
+        return [*csv.DictReader(lines)]
+
+
+def _said_by(archive: Path, program: str) -> Any:
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, cwd=archive, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+if __name__ == "__main__":
+    pack(Path(sys.argv[1]).resolve())
