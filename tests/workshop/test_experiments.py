@@ -388,14 +388,8 @@ def test_results_are_packed_and_read_again(tmp_path, monkeypatch):
     files["data_2/maths-grpo-4.replaced"] = {**second, "shares": {"length": [0.0, 1.0]}}
     for name, kept in files.items():
         (archive / "trainer" / f"{name}.json").write_text(json.dumps(kept))
-    said = {
-        pack.PLANNED: [[1, "20_to_1", "gdpo", 1], [2, "maths", "grpo", 4]],
-        pack.ADVISED: {
-            name: {"earned": {"gdpo": 0.5}, "advised": [{"steps": 30, "cost": 0.1}]}
-            for name in ("two", "drawn 0")
-        },
-    }
-    monkeypatch.setattr(pack, "_said_by", lambda _, program: said[program])
+    advised = {"earned": {"gdpo": 0.5}, "advised": [{"steps": 30, "cost": 0.1}]}
+    monkeypatch.setattr(pack, "_advised", lambda _: {"two": advised, "drawn 0": advised})
     monkeypatch.setattr(results, "SIMULATION", tmp_path / "simulation.parquet")
     editions = {edition: tmp_path / f"{edition}.parquet" for edition in (1, 2)}
     monkeypatch.setattr(results, "EDITIONS", editions)

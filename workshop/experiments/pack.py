@@ -41,22 +41,15 @@ for settings, earned in (
         advised[name] = {"earned": earned[name], "advised": rows}
 print(json.dumps(advised))
 """
-# runs in the archive: the order of the runs
-PLANNED = """
-import json
-from workshop.experiments.trainer.settings import SETTINGS, pilot, plan
-
-print(json.dumps([(SETTINGS[run.setting].edition, *run[:3]) for run in (*plan(), *pilot())]))
-"""
 
 
 def pack(archive: Path) -> None:
     """Read the files of the archive, and write one Parquet file an edition."""
     results.write([*simulated(archive)], results.SIMULATION)
-    planned = _said_by(archive, PLANNED)
+    folders = {1: "data", 2: "data_2"}
     for edition, path in results.EDITIONS.items():
-        runs = [results.Run(*run) for of, *run in planned if of == edition]
-        results.write([*trained(archive / "workshop/experiments/trainer", runs)], path)
+        folder = archive / "workshop/experiments/trainer" / folders[edition]
+        results.write([*trained(folder)], path)
 
 
 def simulated(archive: Path) -> Iterator[dict[str, Any]]:
@@ -71,22 +64,22 @@ def simulated(archive: Path) -> Iterator[dict[str, Any]]:
         draws = {name: [float(n) for n in line[name].split()] for name in ("shares", "small")}
         outcome = {"optimizer": line["optimizer"], "arm": line["arm"], **draws}
         outcomes.setdefault(line["setting"], []).append(outcome)
-    for name, counted in _said_by(archive, ADVISED).items():
+    for name, counted in _advised(archive).items():
         parts = {"measured": measured.get(name), "outcomes": outcomes.get(name, [])}
         yield {"setting": name, **parts, **counted}
 
 
-def trained(folder: Path, runs: list[results.Run]) -> Iterator[dict[str, Any]]:
-    """A row for each run and reward; runs that were made again come last."""
-    replaced = [run for run in runs if [*folder.glob(f"data*/{run}.replaced.json")]]
-    for run, ending in [*((run, "") for run in runs), *((run, ".replaced") for run in replaced)]:
-        [file] = folder.glob(f"data*/{run}{ending}.json")
+def trained(folder: Path) -> Iterator[dict[str, Any]]:
+    """A row for each run and reward."""
+    for file in sorted(folder.glob("*.json")):
+        name, *ending = file.stem.split(".")
+        setting, arm, seed = name.split("-")
         kept = json.loads(file.read_text())
         shares = kept.get("shares") or {size: kept[size] for size in ("small", "large")}
         for reward, curve in shares.items():
             yield {
-                **run._asdict(),
-                "replaced": bool(ending),
+                **{"setting": setting, "arm": arm, "seed": int(seed)},
+                "replaced": ending == ["replaced"],
                 "seconds": kept["seconds"],
                 "start": [*kept["start"].values()],
                 "reward": reward,
@@ -101,8 +94,8 @@ def _lines(file: Path) -> list[dict[str, str]]:
         return [*csv.DictReader(lines)]
 
 
-def _said_by(archive: Path, program: str) -> Any:
-    command = [sys.executable, "-W", "ignore", "-c", program]
+def _advised(archive: Path) -> Any:
+    command = [sys.executable, "-W", "ignore", "-c", ADVISED]
     done = subprocess.run(command, cwd=archive, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
 
