@@ -12,7 +12,6 @@ from pages import PAGES
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
-from workshop.benchmarks.step_model import TOOL_RL
 from workshop.experiments import __main__ as command
 from workshop.experiments import advice, pack, results
 from workshop.experiments.differences import Difference, seeds_needed
@@ -432,11 +431,3 @@ def test_the_commands_of_gpus():
         **{"runs/gdpo-3": ("gdpo", None), "runs/grpo-3": ("grpo", None)},
         "runs/rescaled-3": ("grpo", rescaled),
     }
-
-
-def test_the_steps_of_a_run_on_gpus():
-    config = compose_config(REPO / "recipes", "train", ["task=tool_rl"])
-    # 3,920 rows
-    steps = 3920 // config.data.train_batch_size * config.trainer.total_epochs
-    assert steps == page.GPU_STEPS
-    assert config.data.train_batch_size == TOOL_RL.prompts

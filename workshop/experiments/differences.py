@@ -6,8 +6,6 @@ from statistics import fmean, stdev
 
 from scipy import stats
 
-POWER = 0.8
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -63,6 +61,6 @@ def seeds_needed(effect: float, spread: float) -> int:
     is the standard deviation of the paired differences.
     """
     n = 2
-    while n < (float(stats.t.ppf([0.975, POWER], n - 1).sum()) * spread / effect) ** 2:
+    while n < (float(stats.t.ppf([0.975, 0.8], n - 1).sum()) * spread / effect) ** 2:
         n += 1
     return n

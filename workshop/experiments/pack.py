@@ -90,8 +90,7 @@ def trained(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _lines(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="") as lines:
-        return [*csv.DictReader(lines)]
+    return [*csv.DictReader(file.read_text().splitlines())]
 
 
 def _advised(archive: Path) -> Any:

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import FuncNorm
 from matplotlib.figure import Figure
 
+from workshop.experiments.differences import signed
 from workshop.experiments.map.compare import LESS, MATTERS, MORE, OPTIMIZERS, gain, joint
 from workshop.looks import LOOK, style
 
@@ -129,6 +130,5 @@ def _root(x: np.ndarray) -> np.ndarray:
 
 
 def _signed(number: float) -> str:
-    """+.031; what is shown as zero has no sign."""
-    text = f"{number:+.3f}".replace("0.", ".", 1)
-    return text[1:] if text[1:] == ".000" else text.replace("-", "\N{MINUS SIGN}")
+    """+.031"""
+    return signed(number).replace("0.", ".", 1).replace("-", "\N{MINUS SIGN}")
