@@ -280,13 +280,6 @@ def policy(session: nox.Session) -> Counts:
 
 
 @nox.session
-@recorded("workshop/experiments/trainer/", "verl_gdpo/cpu/", "tests/slow/experiment_run.py")
-def experiment(session: nox.Session) -> Counts:
-    """Trains two steps of `workshop/experiments/trainer` with verl."""
-    return tested(session, "tests/slow/experiment_run.py", *session.posargs)
-
-
-@nox.session
 @recorded(
     "verl_gdpo/evaluation/bfcl/",
     "tests/slow/bfcl.py",

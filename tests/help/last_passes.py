@@ -84,49 +84,34 @@ def changed(repo: Path, commit: str, paths: list[str]) -> list[str]:
     return sorted({*differ.splitlines(), *new.splitlines()})
 
 
-def due(repo: Path) -> list[str]:
-    """Return a line for each session that is due: its command, and why.
+def state(repo: Path) -> tuple[list[str], list[str]]:
+    """Return the sessions that are due, and those whose pass is missing or too old: lines with why.
 
     Raises:
         UnknownError: as `check_history`.
     """
     check_history(repo)
-    passes, lines = read(repo), []
+    passes, due, overdue = read(repo), [], []
     for name, paths in covered(repo).items():
-        if name not in passes:
-            lines.append(f"nox -s {name:<12}no pass is noted")
-            continue
-        last = passes[name]
+        last, line = passes.get(name, {}), f"nox -s {name:<12}"
         try:
             files = changed(repo, last["commit"], paths)
+            commits = git(repo, "rev-list", "--count", f"{last['commit']}..HEAD", "--", *paths)
+        except KeyError:
+            why = "no pass is noted"
         except UnknownError:
-            lines.append(f"nox -s {name:<12}commit {last['commit'][:10]} of its pass is not here")
+            why = f"commit {last['commit'][:10]} of its pass is not here"
+        else:
+            if files:
+                more = f" and {len(files) - 1} more" if files[1:] else ""
+                when = f"{last['date']} at {last['commit'][:10]}, {last.get('seconds', '?')} s"
+                due.append(f"{line}{files[0]}{more} changed since its pass ({when})")
+            if int(commits) > MOST_COMMITS:
+                overdue.append(f"{line}{commits} commits have touched what it covers")
             continue
-        if files:
-            more = f" and {len(files) - 1} more" if files[1:] else ""
-            when = f"{last['date']} at {last['commit'][:10]}, {last.get('seconds', '?')} s"
-            lines.append(f"nox -s {name:<12}{files[0]}{more} changed since its pass ({when})")
-    return lines
-
-
-def overdue(repo: Path) -> list[str]:
-    """Return a line for each session whose pass is missing or too old.
-
-    Raises:
-        UnknownError: as `check_history`.
-    """
-    check_history(repo)
-    passes, lines = read(repo), []
-    for name, paths in covered(repo).items():
-        try:
-            since = f"{passes[name]['commit']}..HEAD"
-            commits = int(git(repo, "rev-list", "--count", since, "--", *paths))
-        except (KeyError, UnknownError):
-            lines.append(f"nox -s {name}: no pass is noted, or its commit is not here")
-            continue
-        if commits > MOST_COMMITS:
-            lines.append(f"nox -s {name}: {commits} commits have touched what it covers")
-    return lines
+        due.append(f"{line}{why}")
+        overdue.append(f"{line}{why}")
+    return due, overdue
 
 
 def main(arguments: list[str]) -> None:
@@ -135,7 +120,7 @@ def main(arguments: list[str]) -> None:
         note(REPO, name, commit, int(seconds), json.loads(counts))
         return
     try:
-        lines = due(REPO)
+        lines, _ = state(REPO)
     except UnknownError as error:
         print(f"Which nox sessions are due is not known: {error}")
         return

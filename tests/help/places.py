@@ -1,10 +1,10 @@
 """Runs `tests/run.sh` in many places: long base folders, odd paths, other users, other settings.
 
-    python tests/help/places.py [--combined] [--only WORD] [--minutes N] [-- PYTEST'S ARGUMENTS]
+    python tests/help/places.py [--only WORD] [--minutes N] [-- PYTEST'S ARGUMENTS]
 
-Each place is a clean clone of this commit. One thing differs from the usual at a time; with
---combined five places hold each of these things at least once. `--only space` runs the places whose
-name holds "space". It takes two cores for as long as all these runs do, and ends with a table.
+Each place is a clean clone of this commit, in which two or more things differ from the usual.
+`--only space` runs the places whose name holds "space". It takes two cores for as long as all these
+runs do, and ends with a table.
 
 As root it makes a user for the places of another user, and removes it. "Without bubblewrap" means
 a PATH of links to all programs but it. A clone has this checkout's environment, as hard links and
@@ -49,19 +49,7 @@ class Place:
 TMPDIR = (("TMPDIR", "{place}/t"),)
 C = (("LANG", "C"), ("LC_ALL", "C"))
 WIDE, NARROW = (("COLUMNS", "200"),), (("COLUMNS", "40"),)
-ONE_BY_ONE = [
-    *(Place(f"base folder of {length}", base=length) for length in (20, 37, 38, 60, 120)),
-    Place("path with ü", checkout="prüfung"),
-    Place("path with a space", checkout="a place"),
-    Place("folder of mode 700", mode=0o700),
-    Place("other user", other_user=True),
-    Place("other user without bubblewrap", other_user=True, has_bubblewrap=False),
-    Place("40 columns", settings=NARROW),
-    Place("200 columns", settings=WIDE),
-    Place("LANG=C", settings=C),
-    Place("TMPDIR set", settings=TMPDIR),
-]
-COMBINED = [
+PLACES = [
     Place("20, ü, 40 columns, LANG=C", 20, "prüfung", settings=NARROW + C),
     Place("37, space, other user", 37, "a place", other_user=True, settings=WIDE),
     Place("38, mode 700, TMPDIR", 38, mode=0o700, settings=TMPDIR),
@@ -243,7 +231,6 @@ def run_all(places, arguments, limit, folder, user):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--combined", action="store_true", help="five places for all factors")
     parser.add_argument(
         "--only", action="append", metavar="WORD", help="places with it in the name"
     )
@@ -251,9 +238,8 @@ def main():
     parser.add_argument("arguments", nargs="*", help="of pytest, after --")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the user is removed
-    places = COMBINED if given.combined else ONE_BY_ONE
-    if given.only:
-        places = [place for place in places if any(word in place.name for word in given.only)]
+    words = given.only or [""]
+    places = [place for place in PLACES if any(word in place.name for word in words)]
     is_root = os.getuid() == 0
     if not is_root:
         print("not root: the places of another user are left out", flush=True)

@@ -76,53 +76,52 @@ def test_the_note_of_a_session_that_is_gone_goes_with_the_next_one(repo):
     assert {*last_passes.read(repo)} == {"faults"}
 
 
+def due(repo):
+    return last_passes.state(repo)[0]
+
+
+def overdue(repo):
+    """The sessions alone."""
+    return [line.split()[2] for line in last_passes.state(repo)[1]]
+
+
 def test_a_session_is_due_once_what_it_covers_has_changed(repo):
-    assert last_passes.due(repo) == [
-        "nox -s faults      no pass is noted",
-        "nox -s trl         no pass is noted",
-    ]
+    missing = [f"nox -s {name:<12}no pass is noted" for name in ("faults", "trl")]
+    assert last_passes.state(repo) == (missing, missing)
     last = noted(repo)
     noted(repo, "trl")
-    assert last_passes.due(repo) == []
+    assert last_passes.state(repo) == ([], [])
     commit(repo, "advantages.py", "no path that a session covers")
-    assert last_passes.due(repo) == []
+    assert due(repo) == []
     commit(repo, "run/launch.py", "2")
     commit(repo, "run.sh", "1")
     at = f"{last['date']} at {last['commit'][:10]}, 90 s"
     said = f"run.sh and 1 more changed since its pass ({at})"
-    assert last_passes.due(repo) == [f"nox -s faults      {said}"]
-
-
-def test_what_is_not_committed_counts_too(repo):
-    for name in ("faults", "trl"):
-        noted(repo, name)
-    (repo / "run" / "launch.py").write_text("2")
+    assert due(repo) == [f"nox -s faults      {said}"]
     (repo / "advantage").mkdir()
-    (repo / "advantage" / "new.py").touch()
-    faults, trl = last_passes.due(repo)
-    assert "run/launch.py changed" in faults and "advantage/new.py changed" in trl
+    (repo / "advantage" / "new.py").touch()  # what is not committed counts too
+    assert "advantage/new.py changed" in due(repo)[1]
 
 
 def test_a_pass_of_a_commit_that_is_not_here(repo):
     for name in ("faults", "trl"):
         last_passes.note(repo, name, "0" * 40, 90, {})
-    assert "commit 0000000000 of its pass is not here" in last_passes.due(repo)[0]
-    assert len(last_passes.overdue(repo)) == 2
+    assert "commit 0000000000 of its pass is not here" in due(repo)[0]
+    assert overdue(repo) == ["faults", "trl"]
 
 
 def test_a_pass_is_overdue_after_many_commits_of_what_it_covers(repo, monkeypatch):
     monkeypatch.setattr(last_passes, "MOST_COMMITS", 2)
     noted(repo)
-    assert [line.split(":")[0] for line in last_passes.overdue(repo)] == ["nox -s trl"]  # missing
+    assert overdue(repo) == ["trl"]  # missing
     noted(repo, "trl")
     for text in "23":
         commit(repo, "run/launch.py", text)
         commit(repo, "other.py", text)
-    assert last_passes.overdue(repo) == []
+    assert overdue(repo) == []
     commit(repo, "run/launch.py", "4")
-    assert last_passes.overdue(repo) == [
-        "nox -s faults: 3 commits have touched what it covers",
-    ]
+    assert overdue(repo) == ["faults"]
+    assert "3 commits have touched what it covers" in last_passes.state(repo)[1][0]
 
 
 def test_a_folder_covers_what_is_in_it_and_a_file_itself():
@@ -135,21 +134,21 @@ def test_nobody_knows_without_all_commits(repo, tmp_path):
     shallow = tmp_path / "shallow"
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{repo}", str(shallow))
     with pytest.raises(UnknownError, match="shallow clone"):
-        last_passes.due(shallow)
+        last_passes.state(shallow)
     archive = tmp_path / "archive"
     shutil.copytree(repo, archive, ignore=shutil.ignore_patterns(".git"))
     with pytest.raises(UnknownError, match="not a git repository"):
-        last_passes.overdue(archive)
+        last_passes.state(archive)
     inside = repo / "archive"  # in a repository of somebody else
     shutil.copytree(archive, inside)
     with pytest.raises(UnknownError, match="is no repository"):
-        last_passes.overdue(inside)
+        last_passes.state(inside)
 
 
 def test_without_git(repo, monkeypatch):
     monkeypatch.setenv("PATH", str(repo))
     with pytest.raises(UnknownError, match="git is not installed"):
-        last_passes.due(repo)
+        last_passes.state(repo)
 
 
 @pytest.fixture(scope="module")
@@ -255,12 +254,11 @@ def test_each_path_that_a_session_covers_is_there(tracked):
 
 # faults passed in parts, and mutmut finds no tests of the methods that are mixed into a replay
 # buffer: the first whole pass of each takes it out here
-NOT_PASSED = ["nox -s faults", "nox -s mutmut"]
+NOT_PASSED = ["faults", "mutmut"]
 
 
 def test_no_pass_is_missing_or_old(tracked):
-    missing = [line.split(":")[0] for line in last_passes.overdue(REPO)]
-    assert missing == NOT_PASSED
+    assert overdue(REPO) == NOT_PASSED
 
 
 def test_all_sessions_of_tests_are_noted_and_are_in_contributing():

@@ -16,6 +16,8 @@ from verl_gdpo.algorithm.read_settings import DIALECTS
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.tasks import TASKS
+from workshop.benchmarks.step_model import TOOL_RL
+from workshop.experiments.trainer.page import GPU_STEPS
 
 ESTIMATORS = {  # what some arms are
     "gdpo": ("gdpo", GdpoSettings()),
@@ -119,40 +121,59 @@ def test_the_table_of_arms():
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == {*names("estimator")}
 
 
-@pytest.mark.parametrize("hardware", ["8gpu", "1gpu"])
-def test_the_papers_settings(hardware):
-    config = composed("task=tool_rl", f"hardware={hardware}")
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
-    assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (512, 4, 128)
-    assert (config.data.max_prompt_length, config.data.max_response_length) == (2048, 1024)
-    assert (actor.optim.lr, actor.clip_ratio) == (1e-6, 0.2)
-    assert 3920 // config.data.train_batch_size * config.trainer.total_epochs == 105
-    assert actor.use_kl_loss and not config.algorithm.use_kl_in_reward
-    assert config.data.filter_overlong_prompts
+QWEN, DEEPSEEK = "Qwen/Qwen2.5-1.5B-Instruct", "deepseek-ai/DeepSeek-R1-Distill-Qwen"
+LONG = {
+    **{"sizes": (512, 16, 64), "lengths": (1024, 8000), "lr": 1e-6, "clip": (0.2, 0.28)},
+    **{"kl": (0.0005, "mse"), "filters": True},
+}
+PAPER = {  # prompts, samples and mini-batch; lengths of prompt and response; steps, or rows
+    "tool_rl": {
+        **{"sizes": (512, 4, 128), "lengths": (2048, 1024), "lr": 1e-6, "clip": (0.2, 0.2)},
+        **{"model": QWEN, "rows": 3920, "steps": 105},
+    },
+    "gsm8k": {
+        **{"sizes": (32, 16, 32), "lengths": (512, 1024), "lr": 5e-6, "clip": (0.2, 0.2)},
+        **{"model": QWEN, "rows": 7473, "steps": 233, "kl": (0.04, "low_var_kl")},
+    },
+    "math_length": {**LONG, "model": f"{DEEPSEEK}-1.5B", "steps": 500},
+    "coding": {**LONG, "model": f"{DEEPSEEK}-7B", "steps": 400},
+}
 
 
-def test_the_papers_settings_for_gsm8k():
-    config = composed("task=gsm8k", "hardware=8gpu")
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
-    assert (config.data.train_batch_size, rollout.n) == (32, 16)
-    assert (config.data.max_prompt_length, config.data.max_response_length) == (512, 1024)
-    assert (actor.optim.lr, actor.optim.lr_scheduler_type) == (5e-6, "cosine")
-    assert (actor.optim.lr_warmup_steps_ratio, actor.clip_ratio) == (0.1, 0.2)
-    assert (actor.use_kl_loss, actor.kl_loss_coef) == (True, 0.04)
-    assert 7473 // config.data.train_batch_size * config.trainer.total_epochs == 233
+@pytest.mark.parametrize(
+    ("task", "hardware"), [("tool_rl", "1gpu"), *((task, "8gpu") for task in PAPER)]
+)
+def test_the_papers_settings(task, hardware):
+    config, paper = composed(f"task={task}", f"hardware={hardware}"), PAPER[task]
+    actor, rollout, data = (
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.rollout,
+        config.data,
+    )
+    assert config.actor_rollout_ref.model.path == paper["model"]
+    sizes = (data.train_batch_size, rollout.n, actor.ppo_mini_batch_size)
+    assert sizes == paper["sizes"]
+    assert (data.max_prompt_length, data.max_response_length) == paper["lengths"]
+    clip = (actor.clip_ratio_low or actor.clip_ratio, actor.clip_ratio_high or actor.clip_ratio)
+    assert (actor.optim.lr, clip) == (paper["lr"], paper["clip"])
+    steps = config.trainer.total_training_steps
+    if "rows" in paper:
+        steps = paper["rows"] // data.train_batch_size * config.trainer.total_epochs
+    assert steps == paper["steps"]
+    kl = (actor.kl_loss_coef, actor.kl_loss_type)
+    assert actor.use_kl_loss and kl == paper.get("kl", kl)
+    assert config.algorithm.filter_groups.enable == paper.get("filters", False)
 
 
-def test_the_papers_settings_for_math_length():
-    config = composed("task=math_length", "hardware=8gpu")
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (512, 16, 64)
-    assert (config.data.max_prompt_length, config.data.max_response_length) == (1024, 8000)
-    assert (actor.optim.lr, actor.clip_ratio_low, actor.clip_ratio_high) == (1e-6, 0.2, 0.28)
-    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.0005, "mse")
-    assert config.algorithm.filter_groups.enable
-    assert config.trainer.total_training_steps == 500
+def test_more_of_the_papers_settings():
+    optim = composed("task=gsm8k", "hardware=8gpu").actor_rollout_ref.actor.optim
+    assert (optim.lr_scheduler_type, optim.lr_warmup_steps_ratio) == ("cosine", 0.1)
+    config = composed("task=tool_rl", "hardware=8gpu")
+    assert config.data.filter_overlong_prompts and not config.algorithm.use_kl_in_reward
+    assert composed("task=coding", "hardware=8gpu").reward.reward_kwargs.limit_tokens == 4000
+    assert (
+        PAPER["tool_rl"]["steps"] == GPU_STEPS and PAPER["tool_rl"]["sizes"][0] == TOOL_RL.prompts
+    )
 
 
 def test_length_for_right_answers_alone_is_set_as_the_recipe_says():
@@ -168,20 +189,6 @@ def test_length_for_right_answers_alone_is_set_as_the_recipe_says():
     right, wrong = ({"correctness": right, "length": 1.0} for right in (1.0, 0.0))
     assert settings.terms.gate(right) == right
     assert settings.terms.gate(wrong) == {"correctness": 0.0, "length": 0.0}
-
-
-def test_the_papers_settings_for_coding():
-    config = composed("task=coding", "hardware=8gpu")
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    assert config.actor_rollout_ref.model.path == "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
-    assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (512, 16, 64)
-    assert (config.data.max_prompt_length, config.data.max_response_length) == (1024, 8000)
-    assert (actor.optim.lr, actor.clip_ratio_low, actor.clip_ratio_high) == (1e-6, 0.2, 0.28)
-    kl = (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type)
-    assert kl == (True, 0.0005, "mse")
-    assert config.algorithm.filter_groups.enable
-    assert config.reward.reward_kwargs.limit_tokens == 4000
-    assert config.trainer.total_training_steps == 400
 
 
 @pytest.mark.parametrize("task", names("task"))

@@ -6,13 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from executable import program
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from processes import wait_for
 from repository import REPO
 
 # notes each call with what .venv is meanwhile; waits in `pip install` while ./wait is there
@@ -37,16 +38,10 @@ def checkout(tmp_path, monkeypatch):
     for name in ("setup_env.sh", "pyproject.toml"):
         shutil.copy(REPO / name, made)
     shutil.copytree(REPO / "requirements", made / "requirements")
-    (tmp_path / "bin").mkdir()
     for name in ("python3", "python3.12"):
         program(tmp_path / "bin" / name, PYTHON)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     return made
-
-
-def program(path, text):
-    path.write_text(text)
-    path.chmod(0o755)
 
 
 def start(checkout, *extras):
@@ -77,13 +72,6 @@ def test_every_task_of_the_recipes_has_its_packages(hardware):
     pinned = (REPO / "requirements" / f"{hardware}.txt").read_text()
     for name in ("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "scipy"):
         assert re.search(rf"^{name}==", pinned, re.M), name
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_made_once(checkout):
@@ -125,13 +113,6 @@ def test_an_environment_in_use_is_left_alone_when_more_is_asked_for(checkout):
     during = [line for line in calls(checkout) if line.startswith("end")][-5:]
     assert {line.split()[2] for line in during} == {first.name}
     assert setup(checkout, "cpu")[1] == second  # which has all of it
-    assert len([line for line in calls(checkout) if line.startswith("begin venv")]) == 2
-
-
-def test_hardware_asked_for_in_turns_is_made_once_each(checkout):
-    folders = [setup(checkout, hardware)[1] for hardware in ("cpu", "gpu", "cpu", "gpu")]
-    assert folders[:2] == folders[2:] and folders[0] != folders[1]
-    assert (checkout / ".venv").resolve() == folders[1]
     assert len([line for line in calls(checkout) if line.startswith("begin venv")]) == 2
 
 
@@ -333,21 +314,20 @@ def test_an_unknown_extra(checkout):
     )
 
 
-def test_vllm_has_pins_of_its_own(checkout):
-    _, plain, _ = setup(checkout, "cpu")
-    code, venv, _ = setup(checkout, "cpu", "vllm")
-    assert code == 0 and venv != plain
+def test_environments_asked_for_in_turns_are_made_once_each(checkout):
+    """vLLM without a GPU has pins of its own."""
+    asked_for = [("cpu",), ("cpu", "vllm"), ("gpu",)]
+    folders = [setup(checkout, *extras)[1] for extras in asked_for]
+    assert len({*folders}) == 3 and (checkout / ".venv").resolve() == folders[2]
     asked = [line for line in calls(checkout) if "--requirement" in line]
     assert [re.search(r"requirements/\w+.txt", line)[0] for line in asked[1::2]] == [
-        "requirements/cpu.txt",
-        "requirements/cpu_vllm.txt",
+        *("requirements/cpu.txt", "requirements/cpu_vllm.txt", "requirements/gpu.txt")
     ]
     # vLLM asks for packages that are left out
-    assert sum(line.startswith("begin pip") and " check" in line for line in calls(checkout)) == 1
-    # each is taken again
+    assert sum(line.startswith("begin pip") and " check" in line for line in calls(checkout)) == 2
     made = calls(checkout)
-    assert setup(checkout, "cpu")[1] == plain and setup(checkout, "cpu", "vllm")[1] == venv
-    assert calls(checkout) == made
+    assert [setup(checkout, *extras)[1] for extras in asked_for] == folders
+    assert calls(checkout) == made and (checkout / ".venv").resolve() == folders[2]
 
 
 def pinned(*names):

@@ -3,9 +3,8 @@
 import pytest
 
 from verl_gdpo.tools.advice.rules import Measured, read_rules, rule_of, rules_file
-from workshop.experiments.map.arms import FIRST_ARMS
-from workshop.experiments.map.dumps import read
-from workshop.experiments.map.settings import SETTINGS
+from workshop.experiments.map.compare import FIRST_ARMS, settings
+from workshop.experiments.results import read_simulated
 
 EQUAL = Measured(2, 0.97, 0.0, 1.0, 1.0, 1.0, 0.0, 1.2, 1.0, 1.0)
 OF_NO_SETTING = {"one reward", "same", "cancel"}  # true by the equation
@@ -56,9 +55,7 @@ def test_the_arms_of_a_rule_are_those_that_its_words_name():
 
 
 def test_every_rule_applies_to_a_setting_of_the_simulation():
-    measured = read()
-    assert [*measured] == [*SETTINGS]
-    applied = {rule_of(of).name for of in measured.values()}
+    applied = {rule_of(read_simulated()[name].measured).name for name in settings()}
     assert applied == {rule.name for rule in read_rules()} - OF_NO_SETTING
     for rewards in rules_file()["rewards"]:
-        assert {*rewards["nearest"]} <= {*SETTINGS}, rewards["name"]
+        assert {*rewards["nearest"]} <= {*settings()}, rewards["name"]

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from composed_recipes import flat
+from processes import is_alive, wait_for
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
@@ -53,6 +53,9 @@ def packed(tmp_path):
 def test_pieces_and_back(packed, tmp_path):
     source, folder, made = packed
     assert [piece.name for piece in made] == [f"core.tar.0{i}" for i in range(len(made))]
+    (folder / "core.tar.99").touch()  # of a larger pack before
+    assert pieces.split(source, "core", folder, piece_bytes=10_000) == made
+    assert sorted(folder.glob("core.tar.*")) == made
     assert len(made) > 2 and all(piece.stat().st_size <= 10_000 for piece in made)
     pieces.join(folder, "core", tmp_path / "back")
     for path in ("wheels/a.whl", "core.txt"):
@@ -69,14 +72,6 @@ def test_a_damaged_and_a_missing_piece_are_named(packed, tmp_path):
     with pytest.raises(ValueError, match=r"core.tar.01 is damaged.*core.tar.02 is missing"):
         pieces.join(folder, "core", tmp_path / "back")
     assert not (tmp_path / "back").exists()
-
-
-def test_a_smaller_pack_leaves_no_old_piece(packed):
-    source, folder, made = packed
-    (source / "wheels" / "a.whl").write_bytes(b"")
-    again = pieces.split(source, "core", folder, piece_bytes=20_000)
-    assert sorted(folder.glob("core.tar.*")) == again
-    assert len(again) < len(made)
 
 
 def test_what_a_machine_has_is_not_packed():
@@ -133,7 +128,7 @@ def composed(request, tmp_path_factory):
 
 def test_every_training_composes(composed):
     place, trainings = composed
-    assert len(trainings) == {"cpu": 5, "cuda": 8}[place.device]
+    assert len(trainings) == {"cpu": 3, "cuda": 6}[place.device]
     for stage, config in trainings:
         rollout = config.actor_rollout_ref.rollout
         assert config.run_dir == str(place.work / stage.name)
@@ -203,12 +198,7 @@ def test_a_stage_that_hangs_is_ended_and_its_steps_are_kept(tmp_path, monkeypatc
     assert found["status"] == "time limit" and found["exit_code"] == 124
     assert found["steps"] == {"1": {"timing_s/step": 1}, "2": {"timing_s/step": 2}}
     assert "two steps are done" in found["log"]
-    assert not is_alive(pid)
-
-
-def is_alive(file):
-    pid = int(file.read_text())
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    assert not is_alive(int(pid.read_text()))
 
 
 RUNNER = """
@@ -239,14 +229,8 @@ def test_a_kill_of_the_runner_loses_nothing(tmp_path):
     runner.wait()
     found = Results(file).stage("b")
     assert found["status"] == "running" and [*found["steps"]] == ["1", "2"]
-    wait_for(lambda: not is_alive(tmp_path / "pid"))
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not is_alive(pid))
 
 
 def test_a_later_call_goes_on_with_the_results(tmp_path, capsys):
@@ -310,16 +294,6 @@ def test_made_rows_are_as_long_and_as_uneven_as_toolrls():
     eights = [both[i : i + 8] for i in range(0, len(both), 8)]
     padded = sum(8 * max(eight) for eight in eights)
     assert padded / sum(both) == pytest.approx(1.7, abs=0.06)
-
-
-def test_the_model_has_the_shape_of_the_recipes():
-    """1.54 B parameters, as `workshop.benchmarks.step_model` computes with."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    with torch.device("meta"):
-        model = Qwen2ForCausalLM(Qwen2Config(**made_work.QWEN_1_5B))
-    assert sum(p.numel() for p in model.parameters()) == 1_543_714_304
 
 
 def test_the_pages_commands_are_the_codes():

@@ -1,1 +1,1 @@
-"""Experiments that anyone can rerun with one command each; they are no part of the package."""
+"""What two experiments found: a simulation (`map`), and verl's own trainer (`trainer`)."""

@@ -64,10 +64,9 @@ def stages(place: Place) -> list[Stage]:
     """All of them, in the order in which they run."""
     every = [
         *_tests_and_benchmarks(place),
-        _tiny_policy(place, "b", "gdpo, 1-GPU recipe, tiny policy", steps=3, limit_s=240),
+        _tiny_policy(place),
         _vllm(place),
         *_wide_model(place),
-        *_longer(place),
         # ten minutes and ten gigabytes, and nothing of it on the GPU
         _benchmark(place, "a_step", "a step with and without verl-gdpo, no model", 600, "step"),
     ]
@@ -102,15 +101,14 @@ def _benchmark(place: Place, name: str, what: str, limit_s: int, *names: str) ->
     return Stage(name, what, limit_s, command)
 
 
-def _tiny_policy(
-    place: Place, name: str, what: str, *overrides: str, steps: int, limit_s: int = 400
-) -> Stage:
+def _tiny_policy(place: Place) -> Stage:
     """The tiny policy, whose responses transformers samples on the CPU."""
     rollout = ("actor_rollout_ref.rollout.name=hf", "actor_rollout_ref.rollout.dtype=float32")
-    tiny = ("task_on_hardware=tool_rl-cpu", *rollout, *overrides)
+    tiny = ("task_on_hardware=tool_rl-cpu", *rollout, "trainer.total_training_steps=3")
     env = {} if place.device == "cpu" else {"VERL_USE_EXTERNAL_MODULES": HF}
-    command = _training(place, name, *tiny, f"trainer.total_training_steps={steps}")
-    return Stage(name, what, limit_s, command, env, steps, rollout_is_the_actor=True)
+    command = _training(place, "b", *tiny)
+    what = "gdpo, 1-GPU recipe, tiny policy"
+    return Stage("b", what, 240, command, env, 3, rollout_is_the_actor=True)
 
 
 def _vllm(place: Place) -> Stage:
@@ -185,23 +183,6 @@ _PADDED = (
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
 )
-
-
-def _longer(place: Place) -> list[Stage]:
-    steps = 2 if place.device == "cpu" else 60
-    larger = (
-        "data.train_batch_size=128",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=128",
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=65536",
-        "actor_rollout_ref.rollout.n=8",
-        "actor_rollout_ref.rollout.max_num_seqs=1024",
-    )
-    chosen = larger if place.device == "cuda" else ()
-    what = "the tiny policy, larger batches and more steps"
-    return [
-        _tiny_policy(place, f"e_{arm}", f"{arm}: {what}", *chosen, f"estimator={arm}", steps=steps)
-        for arm in ("gdpo", "grpo")
-    ]
 
 
 def _training(place: Place, name: str, *overrides: str) -> list[str]:

@@ -1,91 +1,66 @@
 """Differences between arms: draws are the unit, and intervals hold for all settings at once."""
 
-import math
-from dataclasses import dataclass
-from statistics import fmean, stdev
+from functools import cache
 
-from scipy import stats
+from workshop.experiments.differences import Difference
+from workshop.experiments.results import read_simulated
 
-from workshop.experiments.map.draws import DRAWS, trained_as
-from workshop.experiments.map.results import OPTIMIZERS, Key, Outcomes
-from workshop.experiments.map.settings import SETTINGS
-
+OPTIMIZERS = ("one scale", "adam")
+# dividing by equal ranges, or by a prompt's own that are the reward's, trains the same
+TRAINED_AS = {"grpo_range": ("grpo",), "grpo_prompt_range": ("grpo_range", "grpo")}
+FIRST_ARMS = ("gdpo", "grpo", *TRAINED_AS)  # those of the rules
 MATTERS = 0.02  # a smaller difference counts as none
-LEVEL = 0.95
 MORE, LESS = ("more", "a little more"), ("less", "a little less")
 VERDICTS = (*MORE, "no difference", "open", *reversed(LESS))
 
 
-def largest_t(draws: int, settings: int = len(SETTINGS)) -> float:
-    """What the largest |t| of so many settings exceeds in 5 % of the cases, if nothing differs.
-
-    Settings have random numbers of their own, so their t are independent.
-    """
-    one = LEVEL ** (1 / settings)
-    return float(stats.t.ppf((1 + one) / 2, draws - 1))
+@cache
+def settings() -> list[str]:
+    """Those of the map, without those that were drawn at random."""
+    return [name for name, kept in read_simulated().items() if kept.measured]
 
 
-@dataclass(frozen=True)
-class Gain:
-    """GDPO, or another arm, minus a rival in one setting: one difference a draw."""
-
-    of_draw: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.of_draw) if self.of_draw else math.nan
-
-    @property
-    def half_width(self) -> float:
-        """Of the interval that holds for all settings at once, for one pair of arms."""
-        if len(self.of_draw) < 2:
-            return math.inf
-        draws = len(self.of_draw)
-        return largest_t(draws) * stdev(self.of_draw) / math.sqrt(draws)
-
-    @property
-    def low(self) -> float:
-        return self.mean - self.half_width
-
-    @property
-    def high(self) -> float:
-        return self.mean + self.half_width
-
-    @property
-    def verdict(self) -> str:
-        """In words; "not complete" claims nothing."""
-        if len(self.of_draw) < DRAWS:
-            return "not complete"
-        if not any(self.of_draw):
-            return "no difference"  # one training
-        for sign, words in ((1, MORE), (-1, LESS)):
-            if min(sign * self.low, sign * self.high) > 0:
-                return words[0] if sign * self.mean >= MATTERS else words[1]
-        return "no difference" if max(-self.low, self.high) < MATTERS else "open"
+def other_arms() -> list[str]:
+    """The estimators that no rule rests on."""
+    arms = [
+        arm for optimizer, arm in read_simulated()[settings()[0]].outcomes if optimizer == "adam"
+    ]
+    return [arm for arm in arms if arm not in FIRST_ARMS]
 
 
+@cache
 def gain(
-    found: Outcomes,
-    optimizer: str,
-    setting: str,
-    over: str = "grpo",
-    arm: str = "gdpo",
-    field: str = "shares",
-) -> Gain:
-    """`arm` minus `over`, in the draws that both have; `field` is one of an outcome."""
-    one, other = (
-        found.get(Key(optimizer, setting, trained_as(SETTINGS[setting], name)), {})
-        for name in (arm, over)
-    )
-    both = sorted({*one} & {*other})
-    return Gain(tuple(getattr(one[d], field) - getattr(other[d], field) for d in both))
+    optimizer: str, setting: str, over: str = "grpo", arm: str = "gdpo", field: str = "shares"
+) -> Difference:
+    """`arm` minus `over`, draw by draw.
+
+    The interval is as wide as the largest of the settings' independent t needs for 95 %.
+    """
+    outcomes = read_simulated()[setting].outcomes
+    draws = [
+        next(
+            outcomes[optimizer, name][field]
+            for name in (wanted, *TRAINED_AS.get(wanted, ()))
+            if (optimizer, name) in outcomes
+        )
+        for wanted in (arm, over)
+    ]
+    more = (one - other for one, other in zip(*draws, strict=True))
+    return Difference(tuple(more), 0.95 ** (1 / len(settings())))
 
 
-def joint(found: Outcomes, setting: str, over: str = "grpo", arm: str = "gdpo") -> str:
+def verdict(one: Difference) -> str:
+    if not any(one.values):
+        return "no difference"  # one training
+    for sign, words in ((1, MORE), (-1, LESS)):
+        if min(sign * one.low, sign * one.high) > 0:
+            return words[0] if sign * one.mean >= MATTERS else words[1]
+    return "no difference" if max(-one.low, one.high) < MATTERS else "open"
+
+
+def joint(setting: str, over: str = "grpo", arm: str = "gdpo") -> str:
     """The verdict of both optimisers, the weaker of two; where they disagree, it is open."""
-    one, other = (gain(found, name, setting, over, arm).verdict for name in OPTIMIZERS)
-    if "not complete" in (one, other):
-        return "not complete"
+    one, other = (verdict(gain(name, setting, over, arm)) for name in OPTIMIZERS)
     for words in (MORE, LESS):
         if one in words and other in words:
             return words[max(words.index(one), words.index(other))]

@@ -1,260 +1,196 @@
-"""Writes docs/when_gdpo_helps.md and the table of all settings.
+"""What the templates of docs/when_gdpo_helps.md ask for.
 
-The templates say the words, and the data the numbers.
+They say the words, and the data the numbers. A sentence names the verdicts that it is true for.
 """
 
+import sys
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from statistics import fmean
+from typing import NamedTuple
+
+from scipy import stats
 
 from verl_gdpo.tools.advice.rules import AdviceRule, read_rules, rule_of, rules_file
-from verl_gdpo.tools.report.page import signed
-from workshop.experiments.map import against_trainer, compare, draws, dumps, settings
-from workshop.experiments.map.arms import ARMS, FIRST_ARMS
-from workshop.experiments.map.compare import MATTERS, VERDICTS, Gain, gain, joint
-from workshop.experiments.map.results import OPTIMIZERS, Outcomes
-from workshop.experiments.map.settings import SETTINGS
+from workshop.experiments.differences import Difference, signed
+from workshop.experiments.map import compare
+from workshop.experiments.map.compare import (
+    MATTERS,
+    OPTIMIZERS,
+    VERDICTS,
+    gain,
+    joint,
+    settings,
+)
+from workshop.experiments.results import read_simulated
 from workshop.experiments.template import template_beside
+from workshop.experiments.trainer import compare as trainer
 
-DOCS = Path(__file__).parents[3] / "docs"
-PAGE = DOCS / "when_gdpo_helps.md"
-ALL_SETTINGS = DOCS / "when_gdpo_helps" / "all_settings.md"
-NOT_COMPLETE = "not complete"
-
-
-def write(found: Outcomes) -> None:
-    PAGE.write_text(render(found))
-    ALL_SETTINGS.write_text(render_all(found))
-
-
-def render(found: Outcomes) -> str:
-    constants = vars(settings) | vars(draws) | vars(compare)
-    return template_beside(__file__).render(
-        words=Words(found),
-        constants=constants,
-        arms=ARMS,
-        settings=SETTINGS,
-        dumps=dumps,
-    )
+# the setting of the trainer: that of the map
+SAME = {
+    "20_to_1": "two, 20:1",
+    "1_to_1": "two, 1:1",
+    "by_prompt": "two answers, range by prompt",
+    "tool_rl": "as ToolRL: format x 1, graded x 6",
+}
+# the rival in the trainer: what it is called in the map
+RIVALS = {"grpo": "grpo", "grpo_rescaled": "grpo_range"}
 
 
-def render_all(found: Outcomes) -> str:
-    template = template_beside(__file__, "all_settings.md.jinja")
-    return template.render(words=Words(found), settings=SETTINGS)
+def render(name: str = "page.md.jinja") -> str:
+    template = template_beside(__file__, name)
+    return template.render(page=sys.modules[__name__], compare=compare, rules_file=rules_file)
 
 
-class Words:
-    """What the templates ask for. A sentence names the verdicts that it is true for.
+def text(setting: str, over: str, *expected: str, arm: str = "gdpo") -> str:
+    """A difference under both optimisers, and checked: what both say together.
 
     Raises:
         ValueError: the data have another verdict, so the sentence has to be written anew.
     """
+    if {*expected} - {*VERDICTS}:
+        raise ValueError(f"page.md.jinja expects {expected}; verdicts are {VERDICTS}")
+    said = joint(setting, over, arm)
+    both = " / ".join(of_one(gain(name, setting, over, arm)) for name in OPTIMIZERS)
+    if expected and said not in expected:
+        raise ValueError(
+            f"page.md.jinja says {expected} of {setting}: {arm} minus {over}; the data say "
+            f"{said!r}, {both}"
+        )
+    return both
 
-    def __init__(self, found: Outcomes) -> None:
-        self.found = found
 
-    def gain(self, setting: str, over: str, *expected: str, arm: str = "gdpo") -> str:
-        """Under both optimisers, and checked: what both say together."""
-        said = joint(self.found, setting, over, arm)
-        if {*expected} - {*VERDICTS}:
-            raise ValueError(f"page.md.jinja expects {expected}; verdicts are {VERDICTS}")
-        if expected and said not in (*expected, NOT_COMPLETE):
-            raise ValueError(
-                f"page.md.jinja says {expected} of {setting}: {arm} minus {over}; the data say "
-                f"{said!r}, {self._both(setting, over, arm)}"
-            )
-        return self._both(setting, over, arm)
+def of_one(one: Difference) -> str:
+    return one.text() if any(one.values) else "0, the same"
 
-    def _both(self, setting: str, over: str, arm: str = "gdpo") -> str:
-        gains = [gain(self.found, name, setting, over, arm) for name in OPTIMIZERS]
-        return " / ".join(map(gain_text, gains))
 
-    def rules(self) -> str:
-        """A line for each rule: where it applies, and what GDPO earned there."""
-        measured = dumps.read()
-        lines = [
-            "| your dump shows | train with | settings | GDPO minus GRPO | minus rescaled GRPO |",
-            "|---|---|---|---|---|",
-        ]
-        for rule in read_rules():
-            names = [name for name in SETTINGS if rule_of(measured[name]) == rule]
-            cells = [self._range(names, over) if names else "-" for over in ("grpo", "grpo_range")]
-            row = [rule.symptom + _bounds(rule), rule.train_with, str(len(names)), *cells]
-            lines.append(f"| {' | '.join(row)} |")
-        return "\n".join(lines)
+def rule_in(setting: str) -> AdviceRule:
+    """The rule that applies to what the first steps show."""
+    measured = read_simulated()[setting].measured
+    assert measured is not None, setting
+    return rule_of(measured)
 
-    def _range(self, names: Sequence[str], over: str) -> str:
-        """The smallest and the largest mean of some settings, under both optimisers."""
-        ends = []
-        for optimizer in OPTIMIZERS:
-            means = [gain(self.found, optimizer, name, over).mean for name in names]
-            ends.append(f"{signed(min(means), 3)} to {signed(max(means), 3)}")
-        said = Counter(joint(self.found, name, over) for name in names)
-        counted = ", ".join(f"{number} {word}" for word, number in said.most_common())
-        return f"{' / '.join(ends)} ({counted})"
 
-    def rewards(self) -> str:
-        """A line for each kind of rewards that many train with."""
-        lines = [
-            "| rewards | nearest settings | GDPO minus GRPO there | in verl's trainer |",
-            "|---|---|---|---|",
-        ]
-        for rewards in rules_file()["rewards"]:
-            gains = "; ".join(self._both(name, "grpo") for name in rewards["nearest"])
-            shown = "; ".join(map(against_trainer.trained, rewards["trainer"]))
-            row = [rewards["name"], "; ".join(rewards["nearest"]), gains, shown]
-            lines.append(f"| {' | '.join(row)} |")
-        return "\n".join(lines)
+def rules() -> Iterator[tuple[AdviceRule, str, list[str]]]:
+    """(rule, its bounds, the settings to which it applies)."""
+    for rule in read_rules():
+        parts = []
+        for name, (low, high) in rule.bounds.items():
+            above = f"{low:g} or more" if high == float("inf") else ""
+            parts.append(f"`{name}` {above or f'{low:g} to {high:g}'}")
+        bounds = f" ({', '.join(parts)})" if parts else ""
+        yield rule, bounds, [name for name in settings() if rule_in(name) == rule]
 
-    def beside(self) -> list[against_trainer.Beside]:
-        return [*against_trainer.beside(self.found)]
 
-    def against_trainer(self) -> str:
-        """A line for each comparison of the trainer, with the error of both optimisers."""
-        rows = self.beside()
-        lines = [
-            "| setting | GDPO minus | of | verl's trainer | one scale | error | Adam | error |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        for row in rows:
-            of = "the small reward" if row.endpoint == "small" else "both shares"
-            cells = [
-                signed(number, 3)
-                for name in OPTIMIZERS
-                for number in (row.of_optimizer[name], row.error(name))
+def span(names: Sequence[str], over: str) -> str:
+    """The smallest and the largest mean of some settings, under both optimisers."""
+    if not names:
+        return "-"
+    ends = []
+    for optimizer in OPTIMIZERS:
+        means = _means(optimizer, over, names)
+        ends.append(f"{signed(min(means))} to {signed(max(means))}")
+    said = Counter(joint(name, over) for name in names)
+    counted = ", ".join(f"{number} {word}" for word, number in said.most_common())
+    return f"{' / '.join(ends)} ({counted})"
+
+
+def of_rule(name: str) -> str:
+    """The smallest and the largest mean of GDPO minus GRPO, under any optimiser."""
+    names = [setting for setting in settings() if rule_in(setting).name == name]
+    means = [mean for optimizer in OPTIMIZERS for mean in _means(optimizer, "grpo", names)]
+    return f"{signed(min(means), 2)} to {signed(max(means), 2)}"
+
+
+def in_trainer(setting: str) -> str:
+    """GDPO minus GRPO in verl's trainer, of the mean of all shares."""
+    return trainer.difference(setting, "grpo", trainer.mean_of_all).text()
+
+
+class Beside(NamedTuple):
+    """GDPO minus a rival, in verl's trainer and under each optimiser of the map."""
+
+    setting: str
+    rival: str
+    endpoint: str
+    trainer: float
+    of_optimizer: list[float]
+
+    @property
+    def errors(self) -> list[float]:
+        return [mean - self.trainer for mean in self.of_optimizer]
+
+
+def beside() -> Iterator[Beside]:
+    endpoints = {"small": trainer.share("small"), "shares": trainer.mean_of_all}
+    for setting, rival in trainer.COMPARISONS:
+        for field, endpoint in endpoints.items():
+            means = [
+                gain(optimizer, SAME[setting], RIVALS[rival], field=field).mean
+                for optimizer in OPTIMIZERS
             ]
-            rival = "GRPO" if row.rival == "grpo" else "rescaled GRPO"
-            parts = [against_trainer.SAME[row.setting], rival, of, signed(row.trainer, 3), *cells]
-            lines.append(f"| {' | '.join(parts)} |")
-        errors = [f"{against_trainer.mean_error(rows, name):.3f}" for name in OPTIMIZERS]
-        lines.append(f"| mean of the absolute errors | | | | | {errors[0]} | | {errors[1]} |")
-        return "\n".join(lines)
-
-    def other_arms(self) -> str:
-        """A line for each estimator that no rule rests on: GDPO minus it, over all settings."""
-        lines = [
-            f"| estimator | mean: one scale / Adam | {' | '.join(VERDICTS)} |",
-            "|---" * (2 + len(VERDICTS)) + "|",
-        ]
-        for arm in (arm for arm in ARMS if arm not in FIRST_ARMS):
-            said = Counter(joint(self.found, name, arm) for name in SETTINGS)
-            cells = [self.mean_of(arm), *(str(said[verdict]) for verdict in VERDICTS)]
-            lines.append(f"| `{arm}` | {' | '.join(cells)} |")
-        return "\n".join(lines)
-
-    def mean_of(self, arm: str) -> str:
-        """GDPO minus an arm, over all settings, under both optimisers."""
-        means = (
-            fmean(gain(self.found, optimizer, name, arm).mean for name in SETTINGS)
-            for optimizer in OPTIMIZERS
-        )
-        return " / ".join(signed(mean, 3) for mean in means)
-
-    def parts(self, *names: str) -> str:
-        """Lines of what rescaling adds to GRPO, and GDPO to that."""
-        lines = []
-        for name in names:
-            cells = [self._both(name, "grpo", "grpo_range"), self._both(name, "grpo_range")]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-        return "\n".join(lines)
-
-    def recovered(self, setting: str, by: str = "grpo_range") -> str:
-        """The share of GDPO's gain over GRPO that a rival has, under both optimisers."""
-        shares = []
-        for optimizer in OPTIMIZERS:
-            part = gain(self.found, optimizer, setting, "grpo", by).mean
-            shares.append(f"{100 * part / gain(self.found, optimizer, setting).mean:.0f} %")
-        return " / ".join(shares)
-
-    def number(self, over: str, *verdicts: str, optimizer: str = "") -> int:
-        """Of settings in which GDPO minus `over` has one of these verdicts."""
-        return sum(
-            (
-                gain(self.found, optimizer, name, over).verdict
-                if optimizer
-                else joint(self.found, name, over)
-            )
-            in verdicts
-            for name in SETTINGS
-        )
-
-    def alike(self, over: str) -> int:
-        """Of settings in which the mean difference matters under no optimiser."""
-        return sum(
-            all(abs(gain(self.found, one, name, over).mean) < MATTERS for one in OPTIMIZERS)
-            for name in SETTINGS
-        )
-
-    def of_rule(self, name: str) -> str:
-        """The smallest and the largest mean of GDPO minus GRPO, under any optimiser."""
-        measured = dumps.read()
-        means = [
-            gain(self.found, one, setting, "grpo").mean
-            for one in OPTIMIZERS
-            for setting in SETTINGS
-            if rule_of(measured[setting]).name == name
-        ]
-        return f"{signed(min(means), 2)} to {signed(max(means), 2)}"
-
-    def at_least(self, optimizer: str, over: str) -> int:
-        """Of settings in which the mean difference is at least what matters."""
-        means = (gain(self.found, optimizer, name, over).mean for name in SETTINGS)
-        return sum(mean >= MATTERS for mean in means)
-
-    def largest(self, optimizer: str, over: str) -> str:
-        """The mean difference that is furthest from 0."""
-        means = (gain(self.found, optimizer, name, over).mean for name in SETTINGS)
-        return signed(max(means, key=abs), 3)
-
-    def half_width(self, optimizer: str) -> str:
-        """The mean half width of the intervals, of GDPO minus GRPO and where draws are complete."""
-        gains = [gain(self.found, optimizer, name) for name in SETTINGS]
-        complete = [one for one in gains if len(one.of_draw) == draws.DRAWS and any(one.of_draw)]
-        return f"{fmean(one.half_width for one in complete or gains):.3f}"
-
-    def draws_done(self) -> str:
-        done = Counter(
-            len(gain(self.found, name, setting, over).of_draw)
-            for name in OPTIMIZERS
-            for setting in SETTINGS
-            for over in ("grpo", "grpo_range")
-        )
-        if [*done] == [draws.DRAWS]:
-            return f"All settings have {draws.DRAWS} draws."
-        parts = [f"{number} have {count}" for count, number in sorted(done.items(), reverse=True)]
-        return (
-            f"Of {sum(done.values())} comparisons of GDPO with GRPO and rescaled GRPO, "
-            f"{', '.join(parts)} draws."
-        )
-
-    def all_settings(self) -> str:
-        lines = [
-            "| setting | rule | GDPO minus GRPO: one scale | Adam | both | minus rescaled GRPO: "
-            "one scale | Adam | both |",
-            "|---" * 8 + "|",
-        ]
-        measured = dumps.read()
-        for name in SETTINGS:
-            cells = []
-            for over in ("grpo", "grpo_range"):
-                cells += [gain_text(gain(self.found, o, name, over)) for o in OPTIMIZERS]
-                cells.append(joint(self.found, name, over))
-            lines.append(f"| {' | '.join([name, rule_of(measured[name]).name, *cells])} |")
-        return "\n".join(lines)
+            what = "the small reward" if field == "small" else "both shares"
+            shown = trainer.difference(setting, rival, endpoint).mean
+            yield Beside(SAME[setting], trainer.NAMES[rival], what, shown, means)
 
 
-def gain_text(one: Gain) -> str:
-    """The difference, and the interval that holds for all settings at once."""
-    if not any(one.of_draw):
-        return "0, the same" if one.of_draw else "not yet"
-    part = "" if len(one.of_draw) == draws.DRAWS else f" ({len(one.of_draw)} draws)"
-    return f"{signed(one.mean, 3)} [{signed(one.low, 3)}, {signed(one.high, 3)}]{part}"
+def mean_errors() -> list[str]:
+    """Of the absolute errors, under each optimiser."""
+    rows = [row.errors for row in beside()]
+    return [f"{fmean(map(abs, errors)):.3f}" for errors in zip(*rows, strict=True)]
 
 
-def _bounds(rule: AdviceRule) -> str:
-    parts = []
-    for name, (low, high) in rule.bounds.items():
-        above = f"{low:g} or more" if high == float("inf") else ""
-        parts.append(f"`{name}` {above or f'{low:g} to {high:g}'}")
-    return f" ({', '.join(parts)})" if parts else ""
+def verdicts(arm: str) -> list[int]:
+    """How many settings have each verdict of GDPO minus an arm."""
+    said = Counter(joint(name, arm) for name in settings())
+    return [said[word] for word in VERDICTS]
+
+
+def mean_of(arm: str) -> str:
+    """GDPO minus an arm, over all settings, under both optimisers."""
+    return " / ".join(signed(fmean(_means(optimizer, arm))) for optimizer in OPTIMIZERS)
+
+
+def recovered(setting: str, by: str = "grpo_range") -> str:
+    """The share of GDPO's gain over GRPO that a rival has, under both optimisers."""
+    shares = []
+    for optimizer in OPTIMIZERS:
+        part = gain(optimizer, setting, "grpo", by).mean / gain(optimizer, setting).mean
+        shares.append(f"{100 * part:.0f} %")
+    return " / ".join(shares)
+
+
+def number(over: str, *expected: str) -> int:
+    """Of settings in which GDPO minus `over` has one of these verdicts."""
+    return sum(joint(name, over) in expected for name in settings())
+
+
+def alike(over: str) -> int:
+    """Of settings in which the mean difference matters under no optimiser."""
+    pairs = zip(*(_means(optimizer, over) for optimizer in OPTIMIZERS), strict=True)
+    return sum(max(map(abs, pair)) < MATTERS for pair in pairs)
+
+
+def at_least(optimizer: str, over: str) -> int:
+    """Of settings in which the mean difference is at least what matters."""
+    return sum(mean >= MATTERS for mean in _means(optimizer, over))
+
+
+def largest(optimizer: str, over: str) -> str:
+    """The mean difference that is furthest from 0."""
+    return signed(max(_means(optimizer, over), key=abs))
+
+
+def half_width(optimizer: str) -> str:
+    """The mean half width of the intervals of GDPO minus GRPO."""
+    gains = [gain(optimizer, name) for name in settings()]
+    return f"{fmean(one.half_width for one in gains if any(one.values)):.3f}"
+
+
+def largest_t() -> float:
+    """The standard errors of half an interval of eight draws."""
+    return float(stats.t.ppf((1 + gain("adam", settings()[0]).level) / 2, 7))
+
+
+def _means(optimizer: str, over: str, names: Sequence[str] = ()) -> list[float]:
+    return [gain(optimizer, name, over).mean for name in names or settings()]

@@ -8,12 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import FuncNorm
 from matplotlib.figure import Figure
 
-from workshop.experiments.map.compare import LESS, MATTERS, MORE, gain, joint
-from workshop.experiments.map.results import OPTIMIZERS, Outcomes
-from workshop.experiments.map.settings import RANGES, SHARES, grid_name
+from workshop.experiments.differences import signed
+from workshop.experiments.map.compare import LESS, MATTERS, MORE, OPTIMIZERS, gain, joint
 from workshop.looks import LOOK, style
 
-PICTURES = Path(__file__).parents[3] / "docs" / "when_gdpo_helps"
 NAMES = {"grpo": "GDPO minus GRPO", "grpo_range": "GDPO minus rescaled GRPO"}
 OF_OPTIMIZER = {"one scale": "one scale for all parameters", "adam": "Adam"}
 ANSWER = {  # setting: what it is, for somebody who has not read the page
@@ -30,22 +28,25 @@ ANSWER = {  # setting: what it is, for somebody who has not read the page
     "conflict, 6:1, judged by range": "two exclude each other, large wanted",
 }
 LIMIT = 0.12  # of the colours
+# how often the answer is right before training, and the range of its reward
+SHARES = ("3 %", "6 %", "12 %", "25 %", "50 %")
+GRID = "format x 1, answer {share} x {range}"
+RANGES = ("1/16", "1/4", "1", "4", "16")
 
 
-def draw(found: Outcomes, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def draw(folder: Path) -> None:
     with mpl.rc_context(style(LOOK)):
-        answer(found).savefig(folder / "answer.png", dpi=150)
-        heat_map(found).savefig(folder / "heat_map.png", dpi=150)
+        answer().savefig(folder / "answer.png", dpi=150)
+        heat_map().savefig(folder / "heat_map.png", dpi=150)
 
 
-def answer(found: Outcomes) -> Figure:
+def answer() -> Figure:
     """GDPO minus GRPO, and minus rescaled GRPO, with intervals, for some settings."""
     figure = Figure(figsize=(9.6, 5.4), layout="constrained", facecolor=LOOK.background)
     panels = figure.subplots(1, 2, sharey=True, sharex=True)
     for axes, rival in zip(panels, NAMES, strict=True):
         for k, optimizer in enumerate(OPTIMIZERS):
-            _draw_gains(axes, found, rival, optimizer, k)
+            _draw_gains(axes, rival, optimizer, k)
         axes.axvspan(-MATTERS, MATTERS, color=LOOK.quiet, alpha=0.5, linewidth=0)
         axes.axvline(0, color=LOOK.ink, linewidth=0.8)
         axes.set_title(NAMES[rival], loc="left", fontweight="bold")
@@ -64,8 +65,8 @@ def answer(found: Outcomes) -> Figure:
     return figure
 
 
-def _draw_gains(axes: Axes, found: Outcomes, rival: str, optimizer: str, k: int) -> None:
-    gains = [gain(found, optimizer, setting, rival) for setting in ANSWER]
+def _draw_gains(axes: Axes, rival: str, optimizer: str, k: int) -> None:
+    gains = [gain(optimizer, setting, rival) for setting in ANSWER]
     colour = LOOK.colours[k]
     axes.errorbar(
         [one.mean for one in gains],
@@ -79,13 +80,13 @@ def _draw_gains(axes: Axes, found: Outcomes, rival: str, optimizer: str, k: int)
     )
 
 
-def heat_map(found: Outcomes) -> Figure:
+def heat_map() -> Figure:
     """GDPO minus both rivals for every range and base rate of the second reward."""
     figure = Figure(figsize=(9.6, 6.6), layout="constrained", facecolor=LOOK.background)
     panels = figure.subplots(2, 2, sharey=True, sharex=True)
     for row, optimizer in zip(panels, OPTIMIZERS, strict=True):
         for axes, rival in zip(row, NAMES, strict=True):
-            _draw_map(axes, found, optimizer, rival)
+            _draw_map(axes, optimizer, rival)
     figure.supylabel("how often the answer is right before training", size=11)
     figure.supxlabel(
         "range of the answer's reward; the format has range 1, and is right in 12 % at first\n"
@@ -95,9 +96,9 @@ def heat_map(found: Outcomes) -> Figure:
     return figure
 
 
-def _draw_map(axes: Axes, found: Outcomes, optimizer: str, rival: str) -> None:
+def _draw_map(axes: Axes, optimizer: str, rival: str) -> None:
     gains = [
-        [gain(found, optimizer, grid_name(share, size), rival) for size in RANGES]
+        [gain(optimizer, GRID.format(share=share, range=size), rival) for size in RANGES]
         for share in SHARES
     ]
     mean = np.array([[one.mean for one in row] for row in gains])
@@ -106,7 +107,7 @@ def _draw_map(axes: Axes, found: Outcomes, optimizer: str, rival: str) -> None:
     axes.imshow(mean, cmap="PuOr_r", norm=norm, aspect="auto", alpha=0.75)
     for y, share in enumerate(SHARES):
         for x, size in enumerate(RANGES):
-            is_sure = joint(found, grid_name(share, size), rival) in (*MORE, *LESS)
+            is_sure = joint(GRID.format(share=share, range=size), rival) in (*MORE, *LESS)
             axes.text(
                 x,
                 y,
@@ -129,6 +130,5 @@ def _root(x: np.ndarray) -> np.ndarray:
 
 
 def _signed(number: float) -> str:
-    """+.031; what is shown as zero has no sign."""
-    text = f"{number:+.3f}".replace("0.", ".", 1)
-    return text[1:] if text[1:] == ".000" else text.replace("-", "\N{MINUS SIGN}")
+    """+.031"""
+    return signed(number).replace("0.", ".", 1).replace("-", "\N{MINUS SIGN}")

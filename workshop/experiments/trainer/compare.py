@@ -1,180 +1,147 @@
-"""Differences between arms: paired by seed, with the intervals that the protocol names."""
+"""What was compared in verl's trainer: settings, endpoints, and differences between arms.
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean, stdev
-from typing import Literal
+protocol.md and protocol_2.md were written before the runs, and say the same in words.
+"""
 
-from scipy import stats
+from collections.abc import Callable, Mapping
+from functools import cache
+from statistics import fmean
+from typing import NamedTuple
 
-from verl_gdpo.tools.report.page import signed
-from workshop.experiments.trainer.results import Result
-from workshop.experiments.trainer.settings import PROTOCOL, SECOND, SETTINGS, Run, Setting
-
-# the seven of the protocol: setting, arm, the arm that is subtracted
-COMPARISONS = (
-    *((setting, "gdpo", "grpo") for setting in PROTOCOL),
-    *((s, "gdpo", "grpo_rescaled") for s in PROTOCOL if "grpo_rescaled" in SETTINGS[s].arms),
-)
-LEVEL = 1 - 0.05 / len(COMPARISONS)
-MATTERS = 0.05  # an interval within this, on both sides of 0, is no difference that matters
-POWER = 0.8
-# the eight of the second protocol, with its limit
-COMPARISONS_2 = tuple((s, "gdpo", other) for s in SECOND for other in ("grpo", "grpo_rescaled"))
-MATTERS_2 = 0.02
-
-Results = Mapping[Run, Result]
-Endpoint = Callable[[Result, Setting], float]
-Verdict = Literal[
-    "difference",
-    "difference, but none that matters",
-    "no difference that matters",
-    "open",
-    "not complete",
-]
+from workshop.experiments.differences import Difference
+from workshop.experiments.results import EDITIONS, Run, Trained, read_trained
 
 
-def share(name: str) -> Endpoint:
-    """The share of a reward, mean over the training."""
-    return lambda result, setting: fmean(result.shares[name])
+class Setting(NamedTuple):
+    """A task with its rewards.
 
-
-def primary(result: Result, setting: Setting) -> float:
-    """The share that decides."""
-    return fmean(result.shares[setting.primary])
-
-
-def mean_of_all(result: Result, setting: Setting) -> float:
-    """The mean of the shares of all rewards."""
-    return fmean(fmean(curve) for curve in result.shares.values())
-
-
-def declared(result: Result, setting: Setting) -> float:
-    """The share of the score that was declared: the sum of the rewards, each with its range.
-
-    NaN where ranges depend on the prompt, because the shares of single prompts were not kept.
+    ranges: {reward: what all of it adds to the score}; none where they depend on the prompt.
+    primary: the share that decides.
     """
-    if setting.own_format:
-        return math.nan
-    earned = sum(size * fmean(result.shares[name]) for name, size in setting.worth.items())
-    return earned / sum(setting.worth.values())
+
+    title: str
+    ranges: Mapping[str, float]
+    primary: str = "small"
 
 
-ENDPOINTS: Mapping[str, Endpoint] = {
-    "small reward": share("small"),
-    "large reward": share("large"),
-    "mean of both": mean_of_all,
-    "declared score": declared,
+SETTINGS = {
+    "20_to_1": Setting("ranges 20 and 1", {"small": 1, "large": 20}),
+    "1_to_1": Setting("equal ranges", {"small": 1, "large": 1}),
+    "by_prompt": Setting("ranges by prompt", {}),
+    "tool_rl": Setting("ToolRL's rewards", {"small": 1, "large": 6}),
+    "gsm8k": Setting("GSM8K's three", {"format": 1, "correctness": 1, "integer": 1}, "correctness"),
+    "maths": Setting("maths and length", {"correctness": 1, "length": 1}, "correctness"),
+    "maths_if_correct": Setting(
+        "length only if correct", {"correctness": 1, "length": 1}, "length"
+    ),
+    "tool_rl_seeds": Setting("ToolRL's rewards, again", {"format": 1, "correctness": 6}, "format"),
+    "coding": Setting("coding's three", {"pass": 1, "length": 1, "bug": 1}, "length"),
+    "20_to_1_long": Setting("ranges 20 and 1, 120 steps", {"small": 1, "large": 20}),
 }
+PROTOCOL = ("20_to_1", "1_to_1", "by_prompt", "tool_rl")
+SECOND = ("gsm8k", "maths", "maths_if_correct", "tool_rl_seeds")
+NAMES = {"gdpo": "GDPO", "grpo": "GRPO", "grpo_rescaled": "rescaled GRPO"}
+RIVALS = ("grpo", "grpo_rescaled")
+FURTHER_ARMS = ("gdpo_no_batch_norm", "grpo_batch_norm", "grpo_no_std")  # of the first setting
+PILOT_SEED = 100  # of GRPO alone
+# (setting, rival) of the seven comparisons of the protocol, and of the eight of the second one;
+# with equal ranges, rescaled GRPO is GRPO
+COMPARISONS = tuple((s, r) for s in PROTOCOL for r in RIVALS if (s, r) != ("1_to_1", RIVALS[1]))
+COMPARISONS_2 = tuple((setting, rival) for setting in SECOND for rival in RIVALS)
+LEVEL = 1 - 0.05 / len(COMPARISONS)
+# an interval within this, on both sides of 0, is no difference that matters
+MATTERS, MATTERS_2 = 0.05, 0.02
+
+Endpoint = Callable[[Trained], float]
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Of two arms, from the seeds that both have; with fewer than two there is no interval."""
+def share(reward: str) -> Endpoint:
+    """The share of a reward, mean over the training."""
+    return lambda result: fmean(result.shares[reward])
 
-    of_seed: Mapping[int, float]
-    seeds: Sequence[int]  # of the protocol
-    level: float
-    matters: float = MATTERS
 
-    @property
-    def mean(self) -> float:
-        return fmean(self.of_seed.values()) if self.of_seed else math.nan
+def mean_of_all(result: Trained) -> float:
+    """The mean of the shares of all rewards."""
+    return fmean(map(fmean, result.shares.values()))
 
-    @property
-    def spread(self) -> float:
-        """Standard deviation of the paired differences between seeds."""
-        return stdev(self.of_seed.values()) if len(self.of_seed) > 1 else math.nan
 
-    @property
-    def half_width(self) -> float:
-        count = len(self.of_seed)
-        if count < 2:
-            return math.nan
-        return float(stats.t.ppf((1 + self.level) / 2, count - 1)) * self.spread / math.sqrt(count)
+def declared(setting: str) -> Endpoint:
+    """The share of the score that was declared: the sum of the rewards, each with its range."""
+    ranges = SETTINGS[setting].ranges
+    return lambda result: (
+        sum(size * fmean(result.shares[reward]) for reward, size in ranges.items())
+        / sum(ranges.values())
+    )
 
-    @property
-    def low(self) -> float:
-        return self.mean - self.half_width
 
-    @property
-    def high(self) -> float:
-        return self.mean + self.half_width
+def endpoints(setting: str) -> dict[str, Endpoint | None]:
+    """Of the first edition; None for what cannot be computed, as single prompts were not kept."""
+    return {
+        "small reward": share("small"),
+        "large reward": share("large"),
+        "mean of both": mean_of_all,
+        "declared score": declared(setting) if SETTINGS[setting].ranges else None,
+    }
 
-    @property
-    def p(self) -> float:
-        """Of a paired t test; 1 for one that is not complete."""
-        if self.verdict == "not complete":
-            return 1.0
-        if not self.spread:
-            return float(self.mean == 0)
-        error = self.spread / math.sqrt(len(self.of_seed))
-        return float(2 * stats.t.sf(abs(self.mean) / error, len(self.of_seed) - 1))
 
-    def text(self, digits: int = 3) -> str:
-        """The mean with its interval, or what can be said of fewer than two seeds."""
-        if not self.of_seed:
-            return "no seed"
-        mean, low, high = (signed(value, digits) for value in (self.mean, self.low, self.high))
-        return f"{mean} (1 seed)" if math.isnan(self.half_width) else f"{mean} [{low}, {high}]"
+def endpoints_2(setting: str) -> dict[str, Endpoint]:
+    """Of the second edition."""
+    ranges = SETTINGS[setting].ranges
+    is_weighted = len({*ranges.values()}) > 1
+    more = {"declared score": declared(setting)} if is_weighted else {}
+    return {**{reward: share(reward) for reward in ranges}, "mean of all": mean_of_all, **more}
 
-    @property
-    def verdict(self) -> Verdict:
-        """What the protocol calls the interval."""
-        if {*self.seeds} - {*self.of_seed}:
-            return "not complete"
-        is_small = self.low > -self.matters and self.high < self.matters
-        if self.low > 0 or self.high < 0:
-            return "difference, but none that matters" if is_small else "difference"
-        return "no difference that matters" if is_small else "open"
+
+@cache
+def read_all() -> dict[Run, Trained]:
+    """The runs of both editions, with the pilot."""
+    return {run: result for path in EDITIONS.values() for run, result in read_trained(path).items()}
+
+
+def seeds_of(setting: str) -> list[int]:
+    runs = [run for run in read_all() if run.setting == setting and run.arm == "gdpo"]
+    return sorted(run.seed for run in runs)
+
+
+def mean_of(setting: str, arm: str) -> float:
+    """What an arm earns of the reward that decides."""
+    of_seed = share(SETTINGS[setting].primary)
+    return fmean(of_seed(read_all()[Run(setting, arm, seed)]) for seed in seeds_of(setting))
 
 
 def difference(
-    found: Results,
-    setting: str,
-    arm: str,
-    other: str,
-    endpoint: Endpoint = primary,
-    level: float = LEVEL,
+    setting: str, rival: str, endpoint: Endpoint | None = None, level: float = 0.95
 ) -> Difference:
-    """`arm` minus `other`, paired by seed."""
-    plan, of_seed = SETTINGS[setting], {}
-    for seed in plan.seeds:
-        one, two = (found.get(Run(setting, name, seed)) for name in (arm, other))
-        if one and two:
-            more = endpoint(one, plan) - endpoint(two, plan)
-            if not math.isnan(more):  # an endpoint that was not kept
-                of_seed[seed] = more
-    return Difference(of_seed, plan.seeds, level)
+    """GDPO minus `rival`, paired by seed; by default of the reward that decides."""
+    of_run = endpoint or share(SETTINGS[setting].primary)
+    runs = read_all()
+    arms = [[of_run(runs[Run(setting, a, s)]) for s in seeds_of(setting)] for a in ("gdpo", rival)]
+    return Difference(tuple(gdpo - other for gdpo, other in zip(*arms, strict=True)), level)
 
 
-def holm(found: Results) -> dict[tuple[str, str, str], Difference]:
+def bonferroni() -> dict[tuple[str, str], Difference]:
+    """The comparisons of the first edition."""
+    return {row: difference(*row, level=LEVEL) for row in COMPARISONS}
+
+
+def holm() -> dict[tuple[str, str], Difference]:
     """The comparisons of the second edition, each at the level at which Holm tests it."""
-    gains = {row: difference(found, *row) for row in COMPARISONS_2}
-    left = len(gains)
-    for row in sorted(gains, key=lambda row: gains[row].p):
-        gains[row] = replace(gains[row], level=1 - 0.05 / left, matters=MATTERS_2)
-        if gains[row].p < 0.05 / left:
+    gains = {row: difference(*row) for row in COMPARISONS_2}
+    return dict(zip(gains, at_holms_levels([*gains.values()]), strict=True))
+
+
+def at_holms_levels(gains: list[Difference]) -> list[Difference]:
+    tested, left = [*gains], len(gains)
+    for place in sorted(range(len(gains)), key=lambda place: gains[place].p):
+        tested[place] = Difference(gains[place].values, 1 - 0.05 / left)
+        if gains[place].p < 0.05 / left:
             left -= 1  # of the others, none has a smaller p, so this stops at the first failure
-    return gains
+    return tested
 
 
-def in_order(found: Results) -> list[tuple[str, str, str]]:
-    """The comparisons of which there is a seed, setting after setting."""
-    rows = sorted(COMPARISONS, key=lambda row: PROTOCOL.index(row[0]))
-    return [row for row in rows if difference(found, *row).of_seed]
-
-
-def seeds_needed(effect: float, spread: float, level: float = 0.95) -> int:
-    """Seeds for each arm so that a paired t test finds `effect` with 80 % power.
-
-    The smallest n with n >= ((t(1 - (1 - level) / 2, n - 1) + t(0.8, n - 1)) spread / effect)^2,
-    where `spread` is the standard deviation of the paired differences.
-    """
-    n = 2
-    while True:
-        quantiles = stats.t.ppf([(1 + level) / 2, POWER], n - 1)
-        if n >= (float(quantiles.sum()) * spread / effect) ** 2:
-            return n
-        n += 1
+def verdict(gain: Difference, matters: float) -> str:
+    """What the protocols call an interval."""
+    is_small = gain.low > -matters and gain.high < matters
+    if gain.low > 0 or gain.high < 0:
+        return "difference, but none that matters" if is_small else "difference"
+    return "no difference that matters" if is_small else "open"

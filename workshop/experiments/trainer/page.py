@@ -1,173 +1,159 @@
-"""Writes docs/in_verls_trainer.md: `page.md.jinja` says the words, and the data the numbers."""
+"""What the template of docs/in_verls_trainer.md asks for.
 
-import math
-from pathlib import Path
-from statistics import fmean, median
+It says the words, and the data the numbers.
+"""
 
-from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL
-from workshop.benchmarks.step_model import seconds as computed_seconds
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from statistics import fmean, median, stdev, variance
+
+from scipy import stats
+
+from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL, seconds
+from workshop.experiments.differences import Difference, seeds_needed, signed
+from workshop.experiments.results import EDITIONS, Run, read_trained
 from workshop.experiments.template import template_beside
-from workshop.experiments.trainer import compare, expectations, paper, results, second, task
-from workshop.experiments.trainer.compare import Results, difference
-from workshop.experiments.trainer.conclusions import conclusions
-from workshop.experiments.trainer.pictures import NAMES
-from workshop.experiments.trainer.settings import (
-    FURTHER_ARMS,
+from workshop.experiments.trainer import compare
+from workshop.experiments.trainer.compare import (
+    MATTERS,
+    MATTERS_2,
+    PILOT_SEED,
     PROTOCOL,
-    REPO,
-    SETTINGS,
-    Run,
-    plan,
+    SECOND,
+    bonferroni,
+    holm,
+    read_all,
+    seeds_of,
+    verdict,
 )
 
-PAGE = REPO / "docs" / "in_verls_trainer.md"
-OUTAGE = Path(__file__).with_name("outage.jsonl")
-EFFECTS = (0.02, 0.05, 0.1)
-GPU_STEPS = 105  # of recipes/task/tool_rl.yaml
-RIVALS = ("grpo", "grpo_rescaled")
+GPU_STEPS, GPU_RUNS = 105, 15  # of recipes/task/tool_rl.yaml; three arms with five seeds
+UNTIL, LAST = (30, 60, 90, 120), 10  # a number of the long training is the mean of so many steps
+FIVE = 5  # steps at the beginning and at the end of a pilot
+LONG = "20_to_1_long"
+# the step at which the format reached 0.8, in five runs of somebody else with ToolRL's rewards
+RERUN = {"gdpo": (18, 19, 75, 16, 65), "grpo": (37, 43, 34, 31, 31)}
 
 
-def write(found: Results) -> None:
-    PAGE.write_text(render(found))
+def render() -> str:
+    return template_beside(__file__).render(page=sys.modules[__name__], compare=compare)
 
 
-def render(found: Results) -> str:
-    first = {run: result for run, result in found.items() if run.setting in PROTOCOL}
-    return template_beside(__file__).render(
-        found=found,
-        second=second,
-        states=states,
-        failed=failed,
-        conclusions=conclusions(first),
-        primary=table(first),
-        endpoints=endpoints(first),
-        further=further(first),
-        outage=len(OUTAGE.read_text().splitlines()),
-        starts=starts(first),
-        compare=compare,
-        task=task,
-        paper=paper,
-        needed=needed(found),
-        expectations=expectations,
-        first_gains={row: difference(first, *row) for row in compare.COMPARISONS},
-        second_gains=compare.holm(found),
-        gpu_table=gpu_table(),
-        minutes=median([result.seconds / 60 for result in first.values()] or [math.nan]),
-    )
+def tested(setting: str, rival: str) -> tuple[Difference, str]:
+    """A comparison of either protocol, and its verdict."""
+    if setting in PROTOCOL:
+        gain = bonferroni()[setting, rival]
+        return gain, verdict(gain, MATTERS)
+    gain = holm()[setting, rival]
+    return gain, verdict(gain, MATTERS_2)
 
 
-def number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.3f}"
+def checked(setting: str, rival: str, expected: str, digits: int = 2) -> str:
+    """A difference, of which the template says something that is true for one verdict.
+
+    Raises:
+        ValueError: the data have another verdict, so the sentence has to be written anew.
+    """
+    gain, said = tested(setting, rival)
+    if said != expected:
+        raise ValueError(f"page.md.jinja says {expected!r} of {setting}, {rival}: it is {said!r}")
+    return gain.text(digits)
 
 
-def table(found: Results) -> str:
-    """A line for each setting of the protocol: what the arms earn of the small reward."""
-    lines = [
-        "| setting | seeds | GRPO | rescaled GRPO | GDPO | GDPO minus GRPO "
-        "| GDPO minus rescaled GRPO |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name in PROTOCOL:
-        setting = SETTINGS[name]
-        means = [_mean(found, name, arm) for arm in (*RIVALS, "gdpo")]
-        gains = [
-            f"{gain.text()}; {gain.verdict}"
-            for other in RIVALS
-            if other in setting.arms
-            for gain in [difference(found, name, "gdpo", other)]
-        ]
-        gains += ["the same as GRPO"] * (len(RIVALS) - len(gains))
-        done = min(sum(Run(name, a, s) in found for s in setting.seeds) for a in setting.arms)
-        seeds = f"{done} of {len(setting.seeds)}"
-        lines.append(f"| {setting.title} | {seeds} | {' | '.join([*means, *gains])} |")
-    return "\n".join(lines)
+def held(setting: str, rival: str, low: float, high: float) -> str:
+    """A difference, and what its whole interval says of an expectation."""
+    gain, _ = tested(setting, rival)
+    said = "**missed**" if gain.high < low or high < gain.low else "open"
+    if low <= gain.low and gain.high <= high:
+        said = "as expected"
+    return f"{gain.text()} | {said}"
 
 
-def endpoints(found: Results) -> str:
-    """A line for each comparison: all endpoints, with 95 % intervals that are not corrected."""
-    lines = [
-        f"| setting | GDPO minus | {' | '.join(compare.ENDPOINTS)} |",
-        "|---" * (2 + len(compare.ENDPOINTS)) + "|",
-    ]
-    for setting, arm, other in compare.in_order(found):
-        gains = [
-            difference(found, setting, arm, other, endpoint, level=0.95)
-            for endpoint in compare.ENDPOINTS.values()
-        ]
-        cells = [gain.text() if gain.of_seed else "not kept" for gain in gains]
-        row = [SETTINGS[setting].title, NAMES[other], *cells]
-        lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines)
+def verdicts() -> str:
+    """How many comparisons of the second edition have each verdict."""
+    said = Counter(tested(*row)[1] for row in compare.COMPARISONS_2)
+    parts = [f"{number} {name}" for name, number in said.most_common()]
+    return f"of {sum(said.values())} comparisons, {', '.join(parts)}"
 
 
-def _mean(found: Results, setting: str, arm: str) -> str:
-    """Of the small reward."""
-    runs = [Run(setting, arm, seed) for seed in SETTINGS[setting].seeds]
-    values = [compare.primary(found[run], SETTINGS[setting]) for run in runs if run in found]
-    return number(fmean(values)) if values else ""
+def runs_of(edition: int) -> int:
+    """How many were compared."""
+    return sum(run.seed != PILOT_SEED for run in read_trained(EDITIONS[edition]))
 
 
-def further(found: Results) -> str:
-    """A line for each further arm, with 95 % intervals that are not corrected."""
-    first = next(iter(SETTINGS))
-    lines = ["| arm | seeds | small reward | GDPO minus it |", "|---|---|---|---|"]
-    for arm in FURTHER_ARMS:
-        gain = difference(found, first, "gdpo", arm, level=0.95)
-        mean = _mean(found, first, arm)
-        if mean:
-            lines.append(f"| `{arm}` | {len(gain.of_seed)} | {mean} | {gain.text()} |")
-    return "\n".join(lines) if len(lines) > 2 else ""
-
-
-def states(found: Results, edition: int) -> str:
-    planned = _planned(edition)
-    done = sum(run in found for run in planned)
-    left = [run for run in planned if run not in found]
-    given_up = sum(len(results.failures(run)) >= results.MAX_TRIES for run in left)
-    lost = f", {given_up} failed twice" if given_up else ""
-    if done + given_up == len(planned):
-        return f"All {len(planned)} runs have ended{lost}."
-    return f"So far {done} of {len(planned)} runs are done{lost}."
-
-
-def failed(edition: int) -> list[str]:
-    """A line for each try that failed."""
-    runs = _planned(edition)
-    return [f"`{run}`: {failure.reason}" for run in runs for failure in results.failures(run)]
-
-
-def _planned(edition: int) -> list[Run]:
-    return [run for run in plan() if SETTINGS[run.setting].edition == edition]
-
-
-def starts(found: Results) -> tuple[float, float]:
+def starts() -> tuple[float, float]:
     """The least and the greatest share of a reward in a starting policy's samples."""
-    shares = [share for result in found.values() for share in result.start.values()]
-    return (min(shares), max(shares)) if shares else (math.nan, math.nan)
+    shares = [share for result in read_trained(EDITIONS[1]).values() for share in result.start]
+    return min(shares), max(shares)
 
 
-def needed(found: Results) -> str:
-    """A line for each comparison with two seeds: its spread, and the seeds that it would take."""
-    lines = [
-        f"| setting | GDPO minus | s | seeds for {' | for '.join(map(str, EFFECTS))} |",
-        "|---|---|---|---|---|---|",
-    ]
-    for setting, arm, other in (*compare.COMPARISONS, *compare.COMPARISONS_2):
-        gain = difference(found, setting, arm, other)
-        if gain.verdict != "not complete":
-            counts = [str(compare.seeds_needed(effect, gain.spread)) for effect in EFFECTS]
-            row = [SETTINGS[setting].title, NAMES[other], number(gain.spread), *counts]
-            lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines) if len(lines) > 2 else ""
+def minutes() -> float:
+    """Of a run of the first edition."""
+    return median(result.seconds / 60 for result in read_trained(EDITIONS[1]).values())
 
 
-def gpu_table() -> str:
+def twice() -> Iterator[tuple[Run, str, float, float]]:
+    """(run, reward, its shares on two machines) of a run that was made again."""
+    for run, first in read_trained(EDITIONS[2], replaced=True).items():
+        for reward, curve in first.shares.items():
+            yield run, reward, fmean(curve), fmean(read_all()[run].shares[reward])
+
+
+def at_ends(arm: str, seed: int) -> list[float]:
+    """Of the long training: the small reward up to each of these ends, and the large one."""
+    curves = read_all()[Run(LONG, arm, seed)].shares
+    small = [fmean(curves["small"][step - LAST : step]) for step in UNTIL]
+    return [*small, fmean(curves["large"][-LAST:])]
+
+
+def gains_at_ends(seed: int) -> list[float]:
+    arms = zip(at_ends("gdpo", seed), at_ends("grpo", seed), strict=True)
+    return [gdpo - grpo for gdpo, grpo in arms]
+
+
+def gain_at(place: int) -> str:
+    """Of the long training, the mean of the seeds."""
+    return signed(fmean(gains_at_ends(seed)[place] for seed in seeds_of(LONG)), 2)
+
+
+def piloted() -> Iterator[tuple[str, str, str]]:
+    """(setting, reward, the numbers of its line) of each pilot."""
+    for setting in (*SECOND, "coding"):
+        pilot = read_all()[Run(setting, "grpo", PILOT_SEED)]
+        for reward, curve in pilot.shares.items():
+            parts = (pilot.spread[reward][:FIVE], curve[:FIVE], curve[-FIVE:])
+            varies = f"{100 * fmean(pilot.varies[reward]):.0f} %"
+            yield setting, reward, " | ".join([varies, *(f"{fmean(part):.3f}" for part in parts)])
+
+
+def gpu_rows() -> Iterator[str]:
     """What the runs should take on GPUs: computed."""
-    runs = len([*plan("8gpu")])
-    lines = [f"| GPUs | a step | a run | all {runs} runs |", "|---|---|---|---|"]
     for gpu in GPUS:
-        steps = [sum(computed_seconds(TOOL_RL, gpu, 8, share).values()) for share in FLOPS_SHARES]
+        steps = [sum(seconds(TOOL_RL, gpu, 8, share).values()) for share in FLOPS_SHARES]
         best, worst = (step * GPU_STEPS / 3600 for step in steps)
         row = f"{steps[0]:.0f} to {steps[1]:.0f} s | {best:.1f} to {worst:.1f} h"
-        lines.append(f"| 8 x {gpu.name} | {row} | {runs * best:.0f} to {runs * worst:.0f} h |")
-    return "\n".join(lines)
+        yield f"8 x {gpu.name} | {row} | {GPU_RUNS * best:.0f} to {GPU_RUNS * worst:.0f} h"
+
+
+def rerun() -> dict[str, float]:
+    """Of the runs of somebody else: GRPO minus GDPO, with a 95 % interval (Welch).
+
+    "detectable" is the difference that two times five such runs find with 80 % power, at 95 %.
+    """
+    grpo, gdpo = RERUN["grpo"], RERUN["gdpo"]
+    welch = stats.ttest_ind(grpo, gdpo, equal_var=False)
+    interval = welch.confidence_interval(0.95)
+    error = ((variance(grpo) + variance(gdpo)) / len(grpo)) ** 0.5
+    detectable = float(stats.t.ppf([0.975, 0.8], welch.df).sum()) * error
+    return {
+        **{"more": fmean(grpo) - fmean(gdpo), "low": float(interval.low)},
+        **{"high": float(interval.high), "detectable": detectable},
+        **{"grpo": stdev(grpo), "gdpo": stdev(gdpo)},
+    }
+
+
+def needed(setting: str, rival: str) -> tuple[float, list[int]]:
+    """The spread of a comparison, and the seeds that it would take to find three effects."""
+    spread = tested(setting, rival)[0].spread
+    return spread, [seeds_needed(effect, spread) for effect in (0.02, 0.05, 0.1)]

@@ -1,0 +1,433 @@
+"""The pages and pictures of the two experiments are those of the committed results."""
+
+import json
+import math
+import re
+import shlex
+import sys
+from collections import Counter
+
+import pytest
+from pages import PAGES
+from quick_composition import compose_quickly as compose_config
+from repository import REPO
+
+from workshop.experiments import __main__ as command
+from workshop.experiments import advice, pack, results
+from workshop.experiments.differences import Difference, seeds_needed
+from workshop.experiments.map import compare as map_compare
+from workshop.experiments.map import page as map_page
+from workshop.experiments.map import pictures as map_pictures
+from workshop.experiments.results import EDITIONS, Run, Trained, read_simulated, read_trained
+from workshop.experiments.trainer import compare, page, pictures
+
+# --- the pages, their pictures and the sentences of others ----------------------------------------
+
+
+@pytest.mark.parametrize("file", command.pages())
+def test_a_page_is_made_from_the_data(file):
+    assert (REPO / "docs" / file).read_text() == command.pages()[file]
+
+
+def test_the_pictures_are_those_of_the_pages(tmp_path, monkeypatch):
+    for folder in ("when_gdpo_helps", "in_verls_trainer"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(command, "DOCS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["workshop.experiments"])
+    command.main()
+    for name in ("when_gdpo_helps", "in_verls_trainer"):
+        linked = re.findall(rf"\]\(({name}/[^)]+png)\)", (tmp_path / f"{name}.md").read_text())
+        assert {*linked} == {f"{name}/{path.name}" for path in (tmp_path / name).glob("*.png")}
+        committed = (REPO / "docs" / name).glob("*.png")
+        assert {*linked} == {f"{name}/{path.name}" for path in committed}
+
+
+@pytest.mark.parametrize("figure", ["first", "second"])
+def test_the_marks_show_the_differences(figure):
+    [axes] = getattr(pictures, figure)().axes
+    marks = [bar.lines[0] for bar in axes.containers]
+    gains = compare.bonferroni() if figure == "first" else compare.holm()
+    filled = [mark for mark in marks if mark.get_markerfacecolor() != pictures.LOOK.background]
+    shown = [float(mark.get_xdata()[0]) for mark in filled]
+    assert shown == pytest.approx([gain.mean for gain in gains.values()])
+    # four endpoints, of which two rows have no declared score; or two
+    assert len(marks) == (4 * 7 - 2 if figure == "first" else 2 * 8)
+
+
+def test_the_curves_are_means_over_seeds():
+    panels = pictures.curves().axes
+    assert panels[4].get_title(loc="left") == "ranges 20 and 1:\nlarge reward (format)"
+    for size, panel in (("small", panels[0]), ("large", panels[4])):
+        runs = [of for run, of in compare.read_all().items() if run[:2] == ("20_to_1", "gdpo")]
+        mean = [sum(shares) / 5 for shares in zip(*(r.shares[size] for r in runs), strict=True)]
+        assert [*panel.lines[0].get_ydata()] == pytest.approx(mean)
+
+
+def test_the_pictures_of_the_simulation_show_the_data():
+    for axes, rival in zip(map_pictures.answer().axes, map_pictures.NAMES, strict=True):
+        for container, optimizer in zip(axes.containers, map_compare.OPTIMIZERS, strict=True):
+            gains = [map_compare.gain(optimizer, name, rival) for name in map_pictures.ANSWER]
+            shown = container.lines[0].get_xdata()
+            assert shown == pytest.approx([gain.mean for gain in gains])
+    grid = [name for name in map_compare.settings() if name.startswith("format x 1, answer")]
+    panels = iter(map_pictures.heat_map().axes)
+    for optimizer in map_compare.OPTIMIZERS:
+        for rival in map_pictures.NAMES:
+            texts = [text.get_text() for text in next(panels).texts]
+            cells = [float(text.replace("\N{MINUS SIGN}", "-")) for text in texts]
+            means = [map_compare.gain(optimizer, name, rival).mean for name in grid]
+            assert cells == pytest.approx(means, abs=6e-4)
+
+
+def test_the_code_of_the_page_computes_the_number_in_its_table(capsys):
+    text = PAGES["docs/in_verls_trainer.md"]
+    [block] = re.findall(r"<!-- executed by \S+ -->\n```python\n(.*?)```", text, re.DOTALL)
+    exec(block.replace("workshop/", f"{REPO}/workshop/"), {})
+    assert f"| {capsys.readouterr().out.strip()} [" in text
+
+
+@pytest.mark.parametrize(
+    ("template", "allowed"),
+    [
+        # levels, parameters, and numbers of the paper
+        ("trainer", {"0.05", "0.001", "0.8", "0.975", "2601.05242", "2.5", "1.5", "0.02", "0.1"}),
+        # parameters, RVPO's HealthBench, and the version 0.1.1
+        ("map", {"0.5", "0.3", "0.261", "0.215", "0.02", "0.1", ".1"}),
+    ],
+)
+def test_a_template_holds_no_results(template, allowed):
+    """Numbers with a decimal point come from the data, except those, and what was expected."""
+    text = (REPO / f"workshop/experiments/{template}/page.md.jinja").read_text()
+    text = text.split("| model | GRPO, average")[0] + text.split("- **A confound.**")[-1]
+    lines = [
+        line for line in text.splitlines() if not re.match(r"\{\{ row\(\"|\| .*predicted", line)
+    ]
+    if template == "map":
+        lines = text.split("| predicted |")[0].splitlines()
+    outside = re.sub(
+        r"```.*?```|\{\{.*?\}\}|\[\d{4}\.\d{5}\]\(.*?\)", "", "\n".join(lines), flags=re.S
+    )
+    assert {*re.findall(r"\d*\.\d+", outside)} <= allowed
+
+
+def test_the_sentences_of_the_readme_are_those_of_the_data():
+    said = " ".join(PAGES["README.md"].split())
+    gains = compare.bonferroni()
+    matter = {row for row, gain in gains.items() if page.tested(*row)[1] == "difference"}
+    assert matter == {("20_to_1", "grpo"), ("by_prompt", "grpo"), ("by_prompt", "grpo_rescaled")}
+    assert f"earned {gains['20_to_1', 'grpo'].mean:.2f} more than GRPO where" in said
+    assert f"and {gains['by_prompt', 'grpo'].mean:.2f} more where they depend on the prompt" in said
+    less = [
+        -compare.difference(setting, "grpo", compare.share("large")).mean
+        for setting in ("20_to_1", "by_prompt")
+    ]
+    assert f"Of the other reward it earned {less[0]:.2f} and {less[1]:.2f} less." in said
+    assert f"{page.runs_of(1)} trainings" in said
+    assert page.verdicts() == "of 8 comparisons, 7 open, 1 no difference that matters"
+    assert f"{page.runs_of(2)} more trainings, with the rewards of GSM8K, maths and tool" in said
+    assert "left seven of eight comparisons open" in said
+
+
+def test_the_first_screen_of_the_simulation_is_short():
+    first = PAGES["docs/when_gdpo_helps.md"].split("## ")[0]
+    assert len(re.sub(r"!\[.*?\]\(.*?\)|[#*]", "", first).split()) <= 120
+    assert first.count("![") == 1
+
+
+def test_the_rates_of_the_advice_are_those_of_the_data():
+    text = " ".join(PAGES["docs/advice.md"].split())
+    rows = dict(advice.rows())
+    for kind in ("the map's settings", "random settings"):
+        for steps in advice.STEPS:
+            assert f"| {rows[f'{kind}, {steps} steps']} |" in text
+    gdpo, grpo = (
+        rows[f"the map's settings, always {arm}"].split(" | ") for arm in ("gdpo", "grpo")
+    )
+    random = rows["random settings, always gdpo"].split(" | ")
+    assert random[0] == "1.00"
+    always = f"{gdpo[0]} ({gdpo[1]}) of the simulation's settings and in all 40 random ones"
+    assert always in text
+    others = rows["random settings, always grpo"].split(" | ")
+    assert f"trains with GRPO in {grpo[0]} and {others[0]}." in text
+
+
+def test_the_rates_of_the_advice_by_hand():
+    earned = {"gdpo": 0.9, "grpo": 0.85, "grpo_range": 0.88, "grpo_prompt_range": 0.95}
+    assert advice.cost_of("gdpo", earned) == 0  # nobody knows the range of each prompt
+    assert advice.cost_of("grpo_range", earned) == pytest.approx(0.02)
+    case = {"steps": 30, "is_sure": True, "is_the_rule": True, "cost": 0.01}
+    other = {**case, "is_the_rule": False, "cost": 0.03}
+    unsure = {**case, "is_sure": False}
+    settings = {"a": [case, other, {**case, "steps": 2}], "b": [unsure]}
+    simulated = {name: results.Simulated(None, {}, {}, of) for name, of in settings.items()}
+    # one of three is not sure; of the two others of one setting, one is the rule and one is right
+    assert advice.advised(simulated, 30) == [
+        *("3", "0.33", "0.50", "0.50 to 0.50", "0.50", "0.50 to 0.50")
+    ]
+
+
+# --- a sentence that the data contradict is not written -------------------------------------------
+
+
+def test_the_page_of_the_simulation_is_not_written_against_the_data():
+    assert map_page.text("two, 20:1", "grpo", "more").startswith("+0.068 [")
+    with pytest.raises(ValueError, match=r"two, 20:1: gdpo minus grpo; the data say 'more'"):
+        map_page.text("two, 20:1", "grpo", "less")
+    with pytest.raises(ValueError, match="'much more'"):
+        map_page.text("two, 20:1", "grpo", "much more")
+
+
+def test_the_page_of_the_trainer_is_not_written_against_the_data():
+    with pytest.raises(ValueError, match="says 'open' of 20_to_1, grpo: it is 'difference'"):
+        page.checked("20_to_1", "grpo", "open")
+
+
+def test_an_expectation_counts_with_its_whole_interval():
+    for bounds, said in (((0.5, 1), "**missed**"), ((0.3, 1), "open"), ((0.2, 0.5), "as expected")):
+        assert page.held("20_to_1", "grpo", *bounds).endswith(f"| {said}")  # +0.24 to +0.44
+
+
+# --- the arithmetic -------------------------------------------------------------------------------
+
+
+def test_an_interval_by_hand():
+    """Deviations .1 and 0: variance .02 / 4 = .005; t(.975, 4) = 2.776, so 2.776 sqrt(.001)."""
+    gain = Difference((0.1, 0.2, 0.3, 0.2, 0.2))
+    assert (gain.mean, gain.spread) == pytest.approx((0.2, math.sqrt(0.005)))
+    assert (gain.low, gain.high) == pytest.approx((0.2 - 0.0878, 0.2 + 0.0878), abs=1e-4)
+    assert Difference(gain.values, compare.LEVEL).half_width > gain.half_width
+    # t = .2 / (.0707 / sqrt(5)) = 6.32 with four degrees of freedom
+    assert gain.p == pytest.approx(0.0032, abs=1e-4)
+    assert gain.text(2) == "+0.20 [+0.11, +0.29]"
+    assert Difference((0.001, -0.001)).text(2) == "0.00 [-0.01, +0.01]"
+
+
+@pytest.mark.parametrize(
+    ("values", "in_trainer", "in_simulation"),
+    [
+        ((0.1, 0.1, 0.11, 0.1, 0.1), "difference", "more"),
+        ((-0.1, -0.1, -0.11, -0.1, -0.1), "difference", "less"),
+        ((0.01, 0.01, 0.011, 0.01, 0.01), "difference, but none that matters", "a little more"),
+        ((-0.01, -0.01, -0.011, -0.01), "difference, but none that matters", "a little less"),
+        ((0.01, -0.01, 0.0, 0.01, 0.0), "no difference that matters", "no difference"),
+        ((0.1, -0.1, 0.0, 0.1, 0.0), "open", "open"),
+    ],
+)
+def test_a_verdict(values, in_trainer, in_simulation):
+    assert compare.verdict(Difference(values), compare.MATTERS) == in_trainer
+    assert map_compare.verdict(Difference(values)) == in_simulation
+
+
+def test_the_same_training_is_no_difference():
+    """Dividing by equal ranges changes nothing, so that arm was not trained a second time."""
+    same = map_compare.gain("adam", "two, 1:1", "grpo", "grpo_range")
+    assert same.values == (0.0,) * 8 and map_compare.verdict(same) == "no difference"
+    assert map_page.of_one(same) == "0, the same"
+
+
+def test_two_optimisers_that_disagree_are_open(monkeypatch):
+    for verdicts, both in (
+        (("more", "a little more"), "a little more"),
+        (("less", "less"), "less"),
+        (("more", "less"), "open"),
+        (("no difference", "no difference"), "no difference"),
+    ):
+        said = iter(verdicts)
+        monkeypatch.setattr(map_compare, "verdict", lambda one, said=said: next(said))
+        assert map_compare.joint("two, 1:1") == both
+
+
+def test_holm_tests_at_rising_levels():
+    """The clear one at 1 - .05/3, which leaves 2 for the next, and no claim for those after it."""
+    wide, near = (0.9, -0.7, 0.5, -0.2, 0.4), (0.01, -0.01, 0.0, 0.01, 0.0)
+    levels = [g.level for g in compare.at_holms_levels([*map(Difference, (wide, CLEAR, near))])]
+    assert levels == pytest.approx([1 - 0.05 / 2, 1 - 0.05 / 3, 1 - 0.05 / 2])
+
+
+CLEAR = (0.3, 0.31, 0.3, 0.31, 0.3)
+
+
+def test_the_seeds_that_an_effect_needs():
+    """s = d: at n = 10, (2.262 + 0.883)^2 = 9.9 <= 10; at n = 9, (2.306 + 0.889)^2 = 10.2 > 9."""
+    assert seeds_needed(0.1, 0.1) == 10
+    # large n: (1.96 + 0.842)^2 x 100 = 785, and a few more for t
+    assert 785 <= seeds_needed(0.01, 0.1) <= 790
+
+
+def test_the_endpoints():
+    """Shares .5 and .75 of the ranges 1 and 20: (.5 + 20 x .75) / 21."""
+    result = Trained({"small": (0.25, 0.75), "large": (0.5, 1.0)}, {}, {}, (), 60.0)
+    values = [endpoint(result) for endpoint in compare.endpoints("20_to_1").values()]
+    assert values == pytest.approx([0.5, 0.75, 0.625, 15.5 / 21])
+    assert compare.endpoints("by_prompt")["declared score"] is None
+    assert [*compare.endpoints_2("tool_rl_seeds")] == [
+        *("format", "correctness", "mean of all", "declared score")
+    ]
+    assert "declared score" not in compare.endpoints_2("maths")
+
+
+def test_the_long_training_has_means_of_ten_steps(monkeypatch):
+    curve = tuple(step / 120 for step in range(1, 121))
+    shares = {"small": curve, "large": (1.0,) * 120}
+    run = Run(page.LONG, "gdpo", 1)
+    monkeypatch.setattr(page, "read_all", lambda: {run: Trained(shares, {}, {}, (), 0.0)})
+    # means of the steps 21 to 30, ..., 111 to 120
+    assert page.at_ends("gdpo", 1) == pytest.approx(
+        [25.5 / 120, 55.5 / 120, 85.5 / 120, 115.5 / 120, 1]
+    )
+
+
+def test_the_rerun_of_others():
+    """Squares of the deviations: 3341.2 / 4 = 835.3 and 100.8 / 4 = 25.2, so 28.90 and 5.02."""
+    rerun = page.rerun()
+    assert rerun["more"] == pytest.approx(35.2 - 38.6)
+    assert rerun["low"] < 0 < rerun["high"]
+    assert rerun["gdpo"] == pytest.approx(28.90, abs=0.01)
+    # sqrt(835.3 / 5 + 25.2 / 5) = 13.12; 4.24 degrees of freedom: t .975 = 2.71, t .8 = 0.93
+    assert rerun["detectable"] == pytest.approx(13.12 * (2.71 + 0.93), rel=0.01)
+
+
+# --- the results and the protocols ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("edition", "protocol"), [(1, "protocol.md"), (2, "protocol_2.md")])
+def test_the_results_are_those_of_the_protocol(edition, protocol):
+    text = (REPO / "workshop/experiments/trainer" / protocol).read_text()
+    planned = dict(re.findall(r"^\| `(\w+)`.*\| 1 to (\d+) \|$", text, re.M))
+    runs = [run for run in read_trained(EDITIONS[edition]) if run.seed != compare.PILOT_SEED]
+    assert planned == {
+        setting: str(len(compare.seeds_of(setting))) for setting in {run.setting for run in runs}
+    }
+    counts = Counter(run.setting for run in runs)
+    # three arms, but for the control, what is explored, and the three further arms
+    two = ("1_to_1", "coding", "20_to_1_long")
+    arms = {name: 2 if name in two else 3 + 3 * (name == "20_to_1") for name in planned}
+    assert counts == {name: arms[name] * int(seeds) for name, seeds in planned.items()}
+    comparisons = compare.COMPARISONS if edition == 1 else compare.COMPARISONS_2
+    words = {7: "Seven, of the primary endpoint", 8: "Eight: "}
+    assert words[len(comparisons)] in text
+    matters = compare.MATTERS if edition == 1 else compare.MATTERS_2
+    assert f"-{matters} and +{matters}" in text
+
+
+def test_the_page_has_what_the_protocols_expect():
+    folder = REPO / "workshop/experiments/trainer"
+    first, second = ((folder / name).read_text() for name in ("protocol.md", "protocol_2.md"))
+    said = " ".join(first.split("Expected, from")[1].split("##")[0].split())
+    assert "main +0.15 to +0.21 against `grpo`, and within 0.03 against `grpo_rescaled`" in said
+    assert "control within 0.02; `by_prompt` +0.05 or more against both" in said
+    said = " ".join(second.split("## What is expected")[1].split("##")[0].split())
+    assert "`gdpo` minus `grpo` +0.02 or more in `gsm8k` and in `maths`" in said
+    assert "between -0.02 and +0.04 in `maths_if_correct`; within 0.02 in `tool_rl_seeds`" in said
+    assert "`gdpo` minus `grpo_rescaled` within 0.02 everywhere" in said
+    rows = re.findall(
+        r'row\("(\w+)", "(\w+)"\) }} (.*?) \| {{ page.held\(.*?, (\S+), (\S+)\)',
+        (folder / "page.md.jinja").read_text(),
+    )
+    words = {
+        **{(-0.02, 0.02): "within 0.02", (-0.03, 0.03): "within 0.03"},
+        **{(0.15, 0.21): "+0.15 to +0.21", (-0.02, 0.04): "-0.02 to +0.04"},
+        **{(0.05, 1): "+0.05 or more", (0.02, 1): "+0.02 or more"},
+    }
+    assert len(rows) == 13
+    assert all(words[float(low), float(high)] == text for _, _, text, low, high in rows)
+    expected = {(setting, rival): text for setting, rival, text, _, _ in rows}
+    assert expected["20_to_1", "grpo"] == "+0.15 to +0.21"
+    assert expected["20_to_1", "grpo_rescaled"] == "within 0.03"
+    assert (
+        expected["by_prompt", "grpo"] == expected["by_prompt", "grpo_rescaled"] == "+0.05 or more"
+    )
+    assert [expected[setting, "grpo"] for setting in compare.SECOND] == [
+        *("+0.02 or more", "+0.02 or more", "-0.02 to +0.04", "within 0.02")
+    ]
+
+
+def test_the_protocol_has_the_pilot():
+    text = (REPO / "workshop/experiments/trainer/protocol_2.md").read_text()
+    for setting, reward, numbers in page.piloted():
+        assert f"| {compare.SETTINGS[setting].title} | {reward} | {numbers} |" in text
+
+
+def test_the_rules_claim_what_was_found():
+    """Where a rule prefers GDPO it is nowhere behind, and in most settings ahead."""
+    said = {}
+    for name in map_compare.settings():
+        said.setdefault(map_page.rule_in(name).name, []).append(map_compare.joint(name))
+    for rule in ("by prompt, alike", "by prompt", "large and learned", "large"):
+        ahead = sum(verdict in map_compare.MORE for verdict in said[rule])
+        assert 2 * ahead >= len(said[rule]), rule
+        assert not {*said[rule]} & {*map_compare.LESS}, rule
+    assert not {*said["noise"]} & {*map_compare.MORE} and "less" in said["noise"]
+    for rule in ("large and not learned", "condition", "exclude"):
+        assert not {*said[rule]} & {*map_compare.MORE}, rule
+
+
+def test_every_setting_has_all_draws():
+    for name in map_compare.settings():
+        for draws in read_simulated()[name].outcomes.values():
+            assert len(draws["shares"]) == len(draws["small"]) == 8
+    assert len(map_compare.settings()) == 76 and len(map_compare.other_arms()) == 12
+
+
+def test_results_are_packed_and_read_again(tmp_path, monkeypatch):
+    """From files as the programs of commit ee55291 wrote them."""
+    archive = tmp_path / "archive/workshop/experiments"
+    for folder in ("map/data", "trainer/data", "trainer/data_2"):
+        (archive / folder).mkdir(parents=True)
+    (archive / "map/data/dumps.csv").write_text(
+        f"setting,{','.join(results.Measured._fields)}\ntwo,{','.join(['0.5'] * 10)}\n"
+    )
+    (archive / "map/data/outcomes.csv").write_text(
+        "optimizer,setting,arm,rate,shares,small\nadam,two,gdpo,0.1 0.2,.5 .25,.75 1\n"
+    )
+    first = {"small": [0.5], "large": [1.0], "start": {"answer": 0.125}, "seconds": 9.0}
+    second = {"shares": {"length": [0.5, 1.0]}, "start": {}, "seconds": 1.0}
+    second |= {"varies": {"length": [0.25, 0.5]}, "spread": {"length": [0.0, 0.1]}}
+    files = {"data/20_to_1-gdpo-1": first, "data_2/maths-grpo-4": second}
+    files["data_2/maths-grpo-4.replaced"] = {**second, "shares": {"length": [0.0, 1.0]}}
+    for name, kept in files.items():
+        (archive / "trainer" / f"{name}.json").write_text(json.dumps(kept))
+    advised = {"earned": {"gdpo": 0.5}, "advised": [{"steps": 30, "cost": 0.1}]}
+    monkeypatch.setattr(pack, "_advised", lambda _: {"two": advised, "drawn 0": advised})
+    monkeypatch.setattr(results, "SIMULATION", tmp_path / "simulation.parquet")
+    editions = {edition: tmp_path / f"{edition}.parquet" for edition in (1, 2)}
+    monkeypatch.setattr(results, "EDITIONS", editions)
+    pack.pack(tmp_path / "archive")
+    curves = {"small": [0.5], "large": [1.0]}
+    nothing = dict.fromkeys(curves)
+    of_first = read_trained(editions[1])
+    assert of_first == {("20_to_1", "gdpo", 1): (curves, nothing, nothing, [0.125], 9.0)}
+    [again], [replaced] = (
+        read_trained(editions[2], replaced=which).values() for which in (False, True)
+    )
+    assert again.shares == {"length": [0.5, 1.0]} and again.varies == {"length": [0.25, 0.5]}
+    assert replaced.shares == {"length": [0.0, 1.0]}
+    two, drawn = results.read_simulated.__wrapped__().values()
+    assert [*two.measured] == [0.5] * 10 and drawn.measured is None
+    assert two.outcomes["adam", "gdpo"]["shares"] == [0.5, 0.25]
+    assert drawn.advised == [{"steps": 30, "cost": 0.1}] and not drawn.outcomes
+
+
+# --- GPUs -----------------------------------------------------------------------------------------
+
+
+def test_the_commands_of_gpus():
+    [loop] = re.findall(r"^for seed in .*?^done", PAGES["docs/in_verls_trainer.md"], re.M | re.S)
+    lines = loop.replace("\\\n", " ").replace("$seed", "3").splitlines()[1:-1]
+    configs = {}
+    for script, *keys in map(shlex.split, lines):
+        assert script == "./run_tool_rl.sh"
+        config = compose_config(REPO / "recipes", "train", ["task=tool_rl", *keys])
+        configs[config.run_dir] = config
+        assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
+        assert config.trainer.n_gpus_per_node == 8
+        assert (config.seed, config.trainer.save_freq) == (3, -1)
+    arms = {
+        folder: (config.algorithm.adv_estimator, config.algorithm.gdpo.get("rewards"))
+        for folder, config in configs.items()
+    }
+    rescaled = {"format": 1.0, "correctness": 1 / 6}  # divided by the ranges 1 and 6
+    assert arms == {
+        **{"runs/gdpo-3": ("gdpo", None), "runs/grpo-3": ("grpo", None)},
+        "runs/rescaled-3": ("grpo", rescaled),
+    }
