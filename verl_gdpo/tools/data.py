@@ -61,7 +61,11 @@ def prepare(args: argparse.Namespace) -> None:
         print(f"{' and '.join(map(str, paths))}: up to date")
         return
     command_options = as_typed(options)
-    if args.keep_others and (made := recorded_options(paths)) is not None and made != command_options:
+    if (
+        args.keep_others
+        and (made := recorded_options(paths)) is not None
+        and made != command_options
+    ):
         command = f"verl-gdpo data {task.name} {made}".strip()
         print(f"{args.out}: kept as `{command}` made it; delete it for other rows")
         return
