@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_dir
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
-from verl_gdpo.run.launch import End
+from verl_gdpo.run.launch import RunEnd
 from verl_gdpo.run.processes import locked
 from workshop.experiments.trainer import (
     __main__ as command,
@@ -381,7 +381,7 @@ def test_two_drivers_share_the_runs(tmp_path, capsys):
 
 
 def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(on_cpu, "launch", lambda *_, **__: End(143, "stopped"))
+    monkeypatch.setattr(on_cpu, "launch", lambda *_, **__: RunEnd(143, "stopped"))
     monkeypatch.setattr(policy, "STEPS", 1)
     with pytest.raises(results.Interrupted, match="20_to_1-gdpo-1"):
         drive.drive([RUN], on_cpu.train, tmp_path / "work", tmp_path / "data")
@@ -392,7 +392,7 @@ def test_the_reason_of_a_failure_is_kept(tmp_path, monkeypatch):
     def fails(_command, folder, **_):
         folder.mkdir(parents=True)
         (folder / "train.log").write_text("begin\nValueError: rewards are nan\nend\n")
-        return End(1, "failed")
+        return RunEnd(1, "failed")
 
     monkeypatch.setattr(on_cpu, "launch", fails)
     monkeypatch.setattr(policy, "STEPS", 1)

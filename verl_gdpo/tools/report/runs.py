@@ -21,7 +21,6 @@ from omegaconf import OmegaConf
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.hooks.configuration import scorers_bounds, uses_gdpo_manager
-from verl_gdpo.run.contents import by_content
 from verl_gdpo.run.dump_reader import data_sources, dump_files, dumps_to_read
 from verl_gdpo.run.folder import (
     Metrics,
@@ -31,6 +30,7 @@ from verl_gdpo.run.folder import (
     training_rewards,
     validation_rewards,
 )
+from verl_gdpo.run.resolved_config import with_files
 from verl_gdpo.run.resume_rules import ON_REQUEST
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.run.starts import starts_of
@@ -227,7 +227,7 @@ def is_of_one_run(key: str) -> bool:
 def compared(runs: Sequence[Run]) -> list[dict[str, str]]:
     """What is compared of each run, {dotted key: value as text}.
 
-    With a manifest of every run, these are the resolved configurations with the content of files,
+    With a manifest of every run, these are the resolved configurations with the sizes of files,
     and what was changed within a run. Otherwise they are the configurations as they are written.
     """
     recorded = [starts_of(run.folder) if run.folder.is_dir() else [] for run in runs]
@@ -237,7 +237,9 @@ def compared(runs: Sequence[Run]) -> list[dict[str, str]]:
         {
             **{
                 key: str(value)
-                for key, value in by_content(last.configuration, last.files).items()
+                for key, value in with_files(
+                    last.configuration, last.files, with_times=False
+                ).items()
                 if key != "data_dir"  # what is in it counts
             },
             **{
