@@ -148,7 +148,8 @@ def _start(
         for change in found
         if not change.rule.a_place
     }
-    return replace(start, changes=said, warnings=starts.code_change(earlier, start))
+    warnings = (*starts.code_change(earlier, start), *resume_rules.warnings(found))
+    return replace(start, changes=said, warnings=warnings)
 
 
 def _names(config: Any, earlier: RecordedStart | None) -> dict[str, Any]:

@@ -173,6 +173,15 @@ def refusal(changed: Iterable[SettingChange], allowed: Iterable[str]) -> str:
     return "; ".join(reasons)
 
 
+def warnings(changed: Iterable[SettingChange]) -> list[str]:
+    """What to say of changes that somebody asked for, although they belong into a new run."""
+    return [
+        f"changed as asked: {change}, although {change.rule.why}"
+        for change in changed
+        if change.rule.a_new_run
+    ]
+
+
 def _listed(changed: Sequence[SettingChange]) -> str:
     more = f" and {len(changed) - LISTED} more" if len(changed) > LISTED else ""
     return ", ".join(map(str, changed[:LISTED])) + more
