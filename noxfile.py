@@ -204,6 +204,7 @@ def slow(session: nox.Session) -> Counts:
 @nox.session
 @recorded(
     "verl_gdpo/run/checkpoints.py",
+    "verl_gdpo/run/end_conditions.py",
     "verl_gdpo/run/folder.py",
     "verl_gdpo/run/hang_watch.py",
     "verl_gdpo/run/launch.py",

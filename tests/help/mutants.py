@@ -335,7 +335,7 @@ MUTANTS = [
         "evaluation/bfcl/test_simulators.py::test_an_error_that_cannot_be_printed_is_named",
     ),
     Mutant(
-        "run/launch.py",
+        "run/end_conditions.py",
         "if code in CHECK_REFUSES",
         "if code",
         "run/test_launch_check.py::test_a_check_that_dies_says_so_and_leaves_the_log",

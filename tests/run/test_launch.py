@@ -15,7 +15,8 @@ import pytest
 from launched import children_of, driver, is_alive, launcher, start, wait_for, with_steps
 
 from verl_gdpo.run import processes
-from verl_gdpo.run.launch import RunEnd, _Ends, launch
+from verl_gdpo.run.end_conditions import EndConditions, RunEnd
+from verl_gdpo.run.launch import launch
 from verl_gdpo.run.processes import locked
 
 
@@ -163,7 +164,7 @@ def test_a_disk_that_is_away_for_a_moment_ends_no_run(tmp_path, monkeypatch):
             raise OSError(errno.ESTALE, "Stale file handle")
         return stat(path, **options)
 
-    ends = _Ends(tmp_path, float("inf"), None)
+    ends = EndConditions(tmp_path, float("inf"), None)
     monkeypatch.setattr(Path, "stat", away_once)
     for _ in range(4):
         ends.raise_if_due()

@@ -21,8 +21,8 @@ from small_trainings import overrides
 from start_verl import run_verl
 
 from verl_gdpo.run.checkpoints import TRACKER
+from verl_gdpo.run.end_conditions import HANG_FILE
 from verl_gdpo.run.folder import read_metrics
-from verl_gdpo.run.launch import HANG_FILE
 
 HANG_MINUTES = "trainer.hang_minutes=2"  # once a start has saved a checkpoint, at step 8
 

@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_dir
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
-from verl_gdpo.run.launch import RunEnd
+from verl_gdpo.run.end_conditions import RunEnd
 from verl_gdpo.run.processes import locked
 from workshop.experiments.trainer import (
     __main__ as command,
