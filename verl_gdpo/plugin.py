@@ -41,7 +41,6 @@ EXTENDS = {
     "verl.trainer.ppo.reward": "legacy_batch:extend_reward",
     "verl.trainer.ppo.ray_trainer": "legacy_trainer",
     "verl.trainer.main_ppo": "driver:extend_main_ppo",
-    "verl.utils.debug": "hang",
     "verl.utils.device": "driver:extend_device",
     "verl.utils.fsdp_utils": "fused_kernels",
 }

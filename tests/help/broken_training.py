@@ -15,9 +15,9 @@ from rollout_check import SAMPLES, SIZES
 from start_verl import ENVIRONMENT, verl_command
 
 from verl_gdpo.run.dump_reader import dump_files, read_dump
+from verl_gdpo.run.end_conditions import HANG_FILE
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.resume_command import arguments, quoted
-from verl_gdpo.run.stacks import HANG_FILE
 from workshop.tiny_policy.model import make_tiny_model
 
 MARK = "VERL_GDPO_FAULT_TEST"
@@ -217,10 +217,11 @@ def hanging_training(folder, what, *overrides):
 
 
 def check_hang(training, launcher):
-    """The lines with which a run ends that makes no progress."""
+    """The lines with which a run ends that logs no step."""
     start = time.monotonic()
     exit_code, output = training.end_of(launcher)
     print(f"{time.monotonic() - start:.0f} s\n{output}")
     assert exit_code == 1
-    assert (training.folder / HANG_FILE).exists(), output
+    assert "HangError: no step was logged for " in output
+    assert (training.folder / HANG_FILE).exists()
     return output

@@ -6,14 +6,12 @@ function.
 
 import os
 import threading
-import time
 from pathlib import Path
 
 import varied_reward
 
 LOCK = threading.Lock()
 without_signal_for_some = varied_reward.without_signal_for_some
-JUDGE_SECONDS, SLOWER = 0.1, 50  # for a sample; the factor from the moment on
 
 
 def hangs(what):
@@ -29,13 +27,6 @@ def deadlock():
 def compute_score(data_source, solution_str, ground_truth, extra_info):
     if hangs("scorer"):
         deadlock()
-    return varied_reward.compute_score(data_source, solution_str, ground_truth, extra_info)
-
-
-def judged(data_source, solution_str, ground_truth, extra_info):
-    """A judge that takes one sample at a time."""
-    with LOCK:
-        time.sleep(JUDGE_SECONDS * (SLOWER if hangs("judge") else 1))
     return varied_reward.compute_score(data_source, solution_str, ground_truth, extra_info)
 
 

@@ -23,9 +23,9 @@ MUTANTS = [
     ),
     Mutant(
         "run/console.py",
-        "            if known < step:",
+        "            if earlier < step:",
         "            if True:",
-        "run/test_launch.py::test_the_log_finds_what_the_summary_finds",
+        "run/test_console.py::test_the_log_finds_what_the_summary_finds",
     ),
     Mutant(
         "run/levels.py",
@@ -317,10 +317,10 @@ MUTANTS = [
         "tasks/test_coding.py::test_what_is_no_finite_number_is_a_word",
     ),
     Mutant(
-        "run/heartbeat.py",
-        "self._phases.remove(phase)",
-        "self._phases.pop()",
-        "run/test_heartbeat.py::test_phases_may_overlap",
+        "run/hang_watch.py",
+        "min(now - self._last, most)",
+        "now - self._last",
+        "run/test_hang_watch.py::test_time_in_which_the_launcher_stood_still_does_not_count",
     ),
     Mutant(
         "tools/report/health.py",
@@ -329,10 +329,10 @@ MUTANTS = [
         "tools/test_health.py::test_a_training_that_stopped_is_said_before_its_metrics",
     ),
     Mutant(
-        "run/launch.py",
+        "run/end_conditions.py",
         "if code in CHECK_REFUSES",
         "if code",
-        "run/test_launch.py::test_a_check_that_dies_says_so_and_leaves_the_log",
+        "run/test_launch_check.py::test_a_check_that_dies_says_so_and_leaves_the_log",
     ),
     Mutant(
         "evaluation/policy.py",

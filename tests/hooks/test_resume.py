@@ -139,7 +139,7 @@ def test_a_file_that_is_missing_lets_no_other_rows_in(place):
     with pytest.raises(ValueError, match=r"cannot be read now, in data.train_files=train.parquet"):
         start(recipe())
     train.write_text("other rows")
-    with pytest.raises(ValueError, match=r"data.train_files: 'sha256 .* cannot change: the posit"):
+    with pytest.raises(ValueError, match=r"data.train_files: '\d+ bytes .* on request only"):
         start(recipe())
     assert len(starts_of(Path("run"))) == 1
     start(recipe("data.train_files=away.parquet"))
@@ -153,19 +153,21 @@ def test_what_loads_no_checkpoint_is_not_compared():
     assert [one.start.checkpoint for one in starts_of(Path("run"))] == ["", "", ""]
 
 
-def test_data_count_by_their_content(place):
+def test_data_count_by_their_size_and_time(place, capsys):
     start(recipe())
     saved()
     (place / "train.parquet").rename(place / "moved.parquet")
     start(recipe("data.train_files=moved.parquet"))
     (place / "train.parquet").write_text("other rows")
-    with pytest.raises(ValueError, match=r"data.train_files: 'sha256 .* cannot change: the posit"):
+    with pytest.raises(ValueError, match=r"data.train_files: '\d+ bytes .* on request only"):
         start(recipe())
     assert len(starts_of(Path("run"))) == 2
+    start(recipe("allow_change=[data.train_files]"))
+    assert "WARNING: changed as asked: data.train_files: '5 bytes" in capsys.readouterr().err
 
 
 def test_what_the_environment_says_is_not_recorded(monkeypatch):
-    """It may be a secret. Files that it names count by their content all the same."""
+    """It may be a secret. Files that it names count by size and time all the same."""
     monkeypatch.setenv("MY_KEY", "hunter2")
     monkeypatch.setenv("ROWS", "train.parquet")
     given = [
@@ -187,7 +189,7 @@ def test_what_the_environment_says_is_not_recorded(monkeypatch):
     start(recipe(*given))
     assert starts_of(Path("run"))[1].start.changes == {}
     monkeypatch.setenv("ROWS", "test.parquet")
-    with pytest.raises(ValueError, match=r"data.train_files: 'sha256 .* cannot change: the posit"):
+    with pytest.raises(ValueError, match=r"data.train_files: '\d+ bytes .* on request only"):
         start(recipe(*given))
 
 
@@ -282,7 +284,6 @@ ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 def trained(config, flash_attn, monkeypatch):
     """A start as verl's main module makes it; the attention that the training is given."""
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn") if flash_attn else None)
-    monkeypatch.setattr("verl_gdpo.hooks.hang.begin_heartbeat", lambda config: None)
     given = []
     driver.check_and_run(lambda config, task_runner_class: given.append(config), config)
     return OmegaConf.select(given[0], ATTENTION)

@@ -21,7 +21,7 @@ from saved_checkpoint import save_checkpoint
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from verl_gdpo.run.starts import Start, now, write
+from verl_gdpo.run.starts import StartManifest, now, write
 
 PYTHON = r"""#!/bin/bash
 call=$(mktemp "$CALLS/XXXXXX")
@@ -271,7 +271,7 @@ def recorded(checkout, name, *recipes):
         (10, "", chosen),
         (11, str(saved), {"hardware": "8gpu", "attention": "flash_attn"}),
     ):
-        made = write(run, Start(now(), checkpoint=checkpoint, recipes=of_start), "")
+        made = write(run, StartManifest(now(), checkpoint=checkpoint, recipes=of_start), "")
         made.rename(made.with_name(str(number)))
     for hardware in ("cpu", "gpu"):
         program(checkout / f"venv-{hardware}" / "bin" / "python", PYTHON + GO_ON)

@@ -17,11 +17,11 @@ from verl_gdpo.run.checkpoints import (
     newest_checkpoint,
     whole_checkpoint,
 )
-from verl_gdpo.run.starts import Start, write
+from verl_gdpo.run.starts import StartManifest, write
 
 
 def start(time="2026-01-01T00:00:00+00:00", **more):
-    return Start(time, **more)
+    return StartManifest(time, **more)
 
 
 @pytest.mark.parametrize(

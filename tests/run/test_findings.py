@@ -6,9 +6,10 @@ import pytest
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.metrics import batch_metrics
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.run.finding_rules import HOLD, LIMITS, Seen
-from verl_gdpo.run.findings import Stretch, Watch, findings
+from verl_gdpo.run.finding_rules import HOLD, Symptom
+from verl_gdpo.run.findings import FindingTracker, Streak, findings
 from verl_gdpo.run.levels import VALIDATIONS
+from verl_gdpo.run.metric_limits import LIMITS
 
 GROUPS, SAMPLES, STEPS = 32, 8, 60
 BOUNDS = {"format": (0.0, 1.0), "correctness": (0.0, 1.0), "brevity": (0.0, 1.0)}
@@ -310,7 +311,7 @@ def test_a_step_costs_the_same_at_the_end():
             return size(vars(thing))
         return len(thing) if hasattr(thing, "__len__") and not isinstance(thing, str) else 1
 
-    watch, reads, sizes = Watch(), {}, {}
+    watch, reads, sizes = FindingTracker(), {}, {}
     first = 5 * VALIDATIONS
     for step in range(1, 10 * first):
         before = Counted.reads
@@ -319,13 +320,13 @@ def test_a_step_costs_the_same_at_the_end():
         if step % 5 == 0:
             values["val-aux/made/a/mean@1"] = 0.5 + 0.01 * (step % 3)
         watch.add(step, Counted(values))
-        reads[step], sizes[step] = Counted.reads - before, size(watch.memory)
+        reads[step], sizes[step] = Counted.reads - before, size(watch.history)
     assert reads[first] == reads[10 * first - 5] and sizes[first] == sizes[10 * first - 1]
     assert watch.findings() == []
 
 
-def seen(holds):
-    return Seen("topic", holds, "", "", {})
+def symptom(holds):
+    return Symptom("topic", holds, "", "", {})
 
 
 @pytest.mark.parametrize(
@@ -341,10 +342,10 @@ def seen(holds):
     ],
 )
 def test_hysteresis(holds, expected):
-    stretch = Stretch(HOLD)
+    streak = Streak(HOLD)
     for step, sign in enumerate(holds):
-        stretch.add(step, seen(sign == "#"))
-    assert (HOLD, stretch.found) == (5, expected)
+        streak.add(step, symptom(sign == "#"))
+    assert (HOLD, streak.steps) == (5, expected)
 
 
 def test_what_is_over_comes_last():

@@ -1,8 +1,12 @@
-"""What Ray leaves outside a run's folder is removed, and its logs are kept after a failure."""
+"""The lock of a run's folder, and what Ray leaves outside of it."""
+
+import errno
+import subprocess
+import sys
 
 import pytest
 
-from verl_gdpo.run.processes import clear_sessions
+from verl_gdpo.run.processes import BusyError, clear_sessions, locked
 
 SINCE = "2026-11-22_10-00-00"
 
@@ -52,3 +56,43 @@ def test_a_link_to_a_session_of_others_stays(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     clear_sessions(77, SINCE, [], None)
     assert (tmp_path / "ray" / "session_latest").resolve() == other
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from verl_gdpo.run.processes import locked
+with locked(Path(sys.argv[1]), "it", wait=True):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def hold(path):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", HOLDER, path], **pipes)
+
+
+def test_a_lock_is_refused_or_waited_for(tmp_path):
+    path = tmp_path / "lock"
+    with hold(path) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        message = f"it is in use by process {holder.pid}"
+        with pytest.raises(BusyError, match=message), locked(path, "it"):
+            pass
+        waiter = hold(path)
+        assert waiter.stderr.readline().decode() == f"{message}; waiting for it\n"
+        holder.kill()
+        assert waiter.communicate()[0] == b"held\n"
+
+
+def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
+    def no_locks(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with (
+        pytest.raises(OSError, match=r"lock: its file system has no locks \(No locks available\)"),
+        locked(tmp_path / "lock", "it"),
+    ):
+        pass

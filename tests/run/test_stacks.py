@@ -1,4 +1,4 @@
-"""Stacks of a process from outside: waiting, holding the interpreter, stopped."""
+"""Stacks of processes from outside: waiting, holding the interpreter, stopped."""
 
 import os
 import signal
@@ -58,10 +58,9 @@ def test_a_stopped_process_says_so(started, monkeypatch):
     assert text.endswith("\nfrom py-spy")
 
 
-def test_without_a_handler_no_signal_is_sent(started, monkeypatch):
+def test_without_a_handler_no_signal_is_sent(started):
     process = started(BODIES["waits"], register=False)
-    monkeypatch.setattr(stacks.shutil, "which", lambda _: None)
-    assert "py-spy is not installed" in stacks.stacks_of(process.pid)
+    assert "it does not load verl-gdpo" in stacks.stacks_of(process.pid)
     assert process.poll() is None
 
 
@@ -69,3 +68,24 @@ def test_a_process_that_is_gone(started):
     process = started("pass")
     process.wait()
     assert str(process.pid) in stacks.stacks_of(process.pid)
+
+
+METHOD = """
+    def actor_method_executor():
+        threading.Event().wait()
+    import threading; actor_method_executor()
+"""
+
+
+def test_processes_that_are_busy_are_named(started, tmp_path, monkeypatch):
+    """One waits, one runs a method as Ray calls it, and one is stopped."""
+    waits, busy, stopped = (started(body) for body in (BODIES["waits"], METHOD, BODIES["waits"]))
+    stopped.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(stacks, "WRITTEN_SECONDS", 0.3)
+    file = tmp_path / "hang.txt"
+    processes = [psutil.Process(one.pid) for one in (waits, busy, stopped)]
+    names = [line.split(",")[0] for line in stacks.write_stacks(processes, file)]
+    assert names == [f"process {busy.pid}", f"process {stopped.pid}"]
+    assert file.read_text().count("in stuck_here") == 2
+    processes += [psutil.Process()]
+    assert stacks.write_stacks(processes[:1], tmp_path / "no" / "folder.txt") == []

@@ -21,10 +21,10 @@ from small_trainings import overrides
 from start_verl import run_verl
 
 from verl_gdpo.run.checkpoints import TRACKER
+from verl_gdpo.run.end_conditions import HANG_FILE
 from verl_gdpo.run.folder import read_metrics
-from verl_gdpo.run.stacks import HANG_FILE
 
-HANG_MINUTES = "trainer.hang_minutes=2"  # the start: 6; the first of each phase: 24
+HANG_MINUTES = "trainer.hang_minutes=2"  # once a start has saved a checkpoint, at step 8
 
 
 def fill_disk(training):
@@ -64,10 +64,9 @@ def test_one_fault_after_the_other(tmp_path):
     with training.started() as launcher:
         training.wait_for(launcher)
         assert tracker.read_text() == str(SAVED)
+        training.wait_for(launcher, 2 * SAVED)
         scorer.touch()
-        output = check_hang(training, launcher)
-    assert "HangError: no progress for " in output and "in the phase 'gen' of step " in output
-    assert "All its processes answer; reward worker 0 scores prompt uid " in output
+        check_hang(training, launcher)
     assert "in deadlock" in (training.folder / HANG_FILE).read_text()
     training.check_readable()
 
@@ -95,11 +94,10 @@ def test_filtering_on_two_ranks(tmp_path):
     training.data.write_bytes(original)
     with training.started() as launcher:
         check_resumed(training, launcher, expected)
+        training.wait_for(launcher, 2 * SAVED)
         collective.touch()
         output = check_hang(training, launcher)
-    assert "HangError: no progress for " in output
-    assert "in the phase 'old_log_prob' of step " in output
-    assert "Busy or silent: actor_rollout rank 0 (process " in output
+    assert "ray::WorkerDict" in output
     assert "all_reduce" in (training.folder / HANG_FILE).read_text()
     training.check_readable()
     metrics = read_metrics(training.folder)

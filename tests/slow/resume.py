@@ -1,7 +1,7 @@
 """What verl does when a run goes on with other settings: `nox -s faults`.
 
-The first tests ask verl's own objects why `verl_gdpo.run.resume_rules` refuses a key, the last one
-stops and resumes a whole run.
+The first tests ask verl's own objects why a key of `resume_rules.yaml` must not change. The last
+one stops and resumes a whole run.
 """
 
 import html

@@ -6,7 +6,7 @@ import pytest
 from made_arms import made_arm
 from run_folder_writer import make_run
 
-from verl_gdpo.run.starts import Start, ended, write
+from verl_gdpo.run.starts import StartManifest, ended, write
 from verl_gdpo.tools.report.arms import read_arms
 from verl_gdpo.tools.report.charts import sections
 from verl_gdpo.tools.report.health import all_remarks, verdict
@@ -97,7 +97,7 @@ def test_arms_of_unequal_length_are_to_be_looked_at():
 )
 def test_a_training_that_stopped_is_said_before_its_metrics(tmp_path, code, level):
     run = make_run(tmp_path / "run", steps=30)
-    write(run, Start("2026-01-02T03:04:05+00:00", {}, {}), "algorithm: {}\n")
+    write(run, StartManifest("2026-01-02T03:04:05+00:00", {}, {}), "algorithm: {}\n")
     if code is not None:
         ended(run, "RolloutError: a worker died" if code == 1 else "", code)
     found, why = line_of(*read_arms([run]))

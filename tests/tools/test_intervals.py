@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from run_folder_writer import make_run
 from scipy import stats
 
-from verl_gdpo.run.outline import ends
+from verl_gdpo.run.start_table import ends
 from verl_gdpo.tools.report.arms import RunsOfArm, ends_apart, read_arms
 from verl_gdpo.tools.report.intervals import (
     CONFIDENCE,

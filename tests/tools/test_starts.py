@@ -6,7 +6,7 @@ import pytest
 import yaml
 from run_folder_writer import make_run
 
-from verl_gdpo.run.starts import Start, ended, write
+from verl_gdpo.run.starts import StartManifest, ended, write
 from verl_gdpo.tools.report.arms import read_arms
 from verl_gdpo.tools.report.tables import starts
 from verl_gdpo.tools.summary import main as summary
@@ -14,7 +14,7 @@ from verl_gdpo.tools.summary import main as summary
 N = "actor_rollout_ref.rollout.n"
 
 
-def recorded(folder, seed=0, content="a", rows="rows.parquet", changes=(), n=4):
+def recorded(folder, seed=0, size=7, rows="rows.parquet", changes=(), n=4):
     """A run with a manifest; with `changes`, of its second start too."""
     make_run(folder, seed=seed, steps=4, configuration=False)
     configuration = {
@@ -24,13 +24,15 @@ def recorded(folder, seed=0, content="a", rows="rows.parquet", changes=(), n=4):
         "actor_rollout_ref": {"rollout": {"n": n}},
         "algorithm": {"adv_estimator": "gdpo"},
     }
-    files = {"data.train_files": content}
+    files = {"data.train_files": [[size, 1]]}
     metrics = str(folder / "metrics" / "1.jsonl")
-    one = Start("2026-01-02T03:04:05+00:00", files, metrics=metrics, configuration=configuration)
+    one = StartManifest(
+        "2026-01-02T03:04:05+00:00", files, metrics=metrics, configuration=configuration
+    )
     write(folder, one, yaml.safe_dump(configuration))
     ended(folder, "RolloutError: a worker died", 1)
     if changes:
-        two = Start(
+        two = StartManifest(
             "2026-01-02T04:04:05+00:00",
             files,
             configuration=configuration,
@@ -49,7 +51,7 @@ def test_seeds_are_pooled_by_the_content_of_their_data(tmp_path):
     first = recorded(tmp_path / "first")
     moved = recorded(tmp_path / "moved", seed=1, rows="elsewhere.parquet")
     assert pooled(first, moved) == [2]
-    other = recorded(tmp_path / "other", seed=2, content="b")  # under the same name
+    other = recorded(tmp_path / "other", seed=2, size=8)  # under the same name
     assert pooled(first, moved, other) == [2, 1]
 
 

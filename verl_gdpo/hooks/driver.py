@@ -56,7 +56,6 @@ def check_and_run(
     """
     from verl_gdpo.hooks import attention
     from verl_gdpo.hooks.configuration import refuse_limits, settings_of_run
-    from verl_gdpo.hooks.hang import begin_heartbeat
     from verl_gdpo.hooks.nodes import probing
     from verl_gdpo.hooks.resume import hand_over, recorded_start
     from verl_gdpo.hooks.rollout_guard import naming_the_trainer
@@ -72,7 +71,6 @@ def check_and_run(
     if said := attention.choose(config):  # before the start is recorded
         print(f"verl-gdpo: {said}", flush=True)
     if is_ours:
-        begin_heartbeat(config)
         task_runner_class = probing(task_runner_class)
     is_recorded = is_ours or of_recipes(config)
     with recorded_start(config, is_ours=is_recorded, composed=composed):

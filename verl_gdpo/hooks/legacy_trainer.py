@@ -27,7 +27,6 @@ from verl_gdpo.algorithm.samples import BatchRows, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.estimator import NO_REWARDS
 from verl_gdpo.hooks.extend import Function, extends
-from verl_gdpo.hooks.hang import watched, watched_from
 from verl_gdpo.hooks.legacy_batch import METRICS_KEY, infos_of
 from verl_gdpo.hooks.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.hooks.step import Outcome, Step, current_step, fitting
@@ -41,10 +40,6 @@ class GdpoLegacyTrainer(TrainerMixin):
     """Mixin for `RayPPOTrainer` classes, of which a run with gdpo makes its trainer an instance."""
 
     has_tracker = False  # it is a local variable of verl's `fit`
-
-    def init_workers(self) -> Any:
-        with watched_from(self):
-            return super().init_workers()  # type: ignore[misc]
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         with self._fitting():
@@ -61,11 +56,10 @@ class GdpoLegacyTrainer(TrainerMixin):
 
     @contextmanager
     def _fitting(self) -> Iterator[None]:
-        """Watch the trainer, let verl's functions know it, and name an actor that dies."""
+        """Let verl's functions know the trainer, and name an actor that dies."""
         token = fitting.set(self)
         try:
-            with watched(self):
-                yield
+            yield
         except ray.exceptions.RayError:
             RolloutGuard(functools.partial(rollout_actors, self), tolerated=0).raise_if_node_died()
             raise

@@ -51,7 +51,6 @@ PARTS = {
     "driver:extend_device": "utils.device auto_set_device(config)",
     "driver:extend_main_ppo": "trainer.main_ppo run_ppo(config,task_runner_class)",
     "attention:register": "models.transformers.monkey_patch apply_monkey_patch(model)",
-    "hang": "utils.debug marked_timer(name,timing_raw)",
     "fused_kernels": "utils.fsdp_utils _select_fsdp2_wrap_targets(model)",
     "merge": """
         model_merger.base_model_merger

@@ -19,9 +19,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from verl_gdpo.run import checkpoints, resume_rules, starts
-from verl_gdpo.run.contents import file_contents, flat, without_environment
 from verl_gdpo.run.folder import of_recipes
-from verl_gdpo.run.starts import Start, Written
+from verl_gdpo.run.resolved_config import file_states, flat, without_environment
+from verl_gdpo.run.starts import RecordedStart, StartManifest
 
 ALLOW = "allow_change"  # a key of ours: the keys whose change is wanted
 
@@ -110,8 +110,8 @@ def mend_tracker(folder: Path) -> None:
 
 
 def _start(
-    config: Any, checkpoint: Path | None, earlier: Written | None, allowed: Sequence[str]
-) -> Start:
+    config: Any, checkpoint: Path | None, earlier: RecordedStart | None, allowed: Sequence[str]
+) -> StartManifest:
     """The start to record.
 
     Raises:
@@ -119,7 +119,7 @@ def _start(
             checkpoint is not whole.
     """
     resolved: Any = OmegaConf.to_container(config, resolve=True)
-    kept, files = without_environment(config), file_contents(resolved)
+    kept, files = without_environment(config), file_states(resolved)
     start = starts.here(kept, files=files, **_names(config, earlier))
     if checkpoint is None:
         return start
@@ -146,12 +146,13 @@ def _start(
     said = {
         change.key: [change.before, change.after, change.rule.verdict]
         for change in found
-        if change.rule != resume_rules.PLACES
+        if not change.rule.a_place
     }
-    return replace(start, changes=said, warnings=starts.code_change(earlier, start))
+    warnings = (*starts.code_change(earlier, start), *resume_rules.warnings(found))
+    return replace(start, changes=said, warnings=warnings)
 
 
-def _names(config: Any, earlier: Written | None) -> dict[str, Any]:
+def _names(config: Any, earlier: RecordedStart | None) -> dict[str, Any]:
     """The chosen recipes and the id of the run in W&B: those of the run that goes on."""
     choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
     chosen = {str(k): str(v) for k, v in choices.items() if not {*"/@"} & {*str(k)}}
@@ -164,7 +165,7 @@ def _names(config: Any, earlier: Written | None) -> dict[str, Any]:
     return {"recipes": recipes, "wandb_run_id": run_id}
 
 
-def _join_wandb(config: Any, start: Start) -> None:
+def _join_wandb(config: Any, start: StartManifest) -> None:
     """Let W&B go on with the run of this id, or begin it, in whichever process verl calls it."""
     if not start.wandb_run_id:
         return

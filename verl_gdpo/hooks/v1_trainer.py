@@ -22,7 +22,6 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 import verl_gdpo
 from verl_gdpo.hooks.extend import Function, extends
-from verl_gdpo.hooks.hang import watched, watched_from
 from verl_gdpo.hooks.replay_buffer import GdpoBuffer, fetch_rows
 from verl_gdpo.hooks.reward_manager import node_and_manager
 from verl_gdpo.hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
@@ -42,15 +41,13 @@ class GdpoTrainer(TrainerMixin):
         self.check_rows()
 
     def _setup(self) -> None:
-        with watched_from(self):
-            super()._setup()  # type: ignore[misc]
+        super()._setup()  # type: ignore[misc]
         if self.has_manager:
             check_reward_workers(self.reward_loop_manager.reward_loop_workers, self.sources)
 
     def fit(self, agent_loop_manager: Any) -> None:
         try:
-            with watched(self):
-                super().fit(agent_loop_manager)  # type: ignore[misc]
+            super().fit(agent_loop_manager)  # type: ignore[misc]
         except ray.exceptions.RayError:  # also of a rank whose peer was on a node that died
             self.replay_buffer.guard.raise_if_node_died()
             raise

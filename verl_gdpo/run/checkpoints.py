@@ -32,10 +32,10 @@ def is_whole(checkpoint: Path) -> bool:
         return False
     names = {path.name for path in actor.iterdir()}
     expected = {
-        f"{kind}_world_size_{found[2]}_rank_{rank}.pt"
-        for found in filter(None, map(SHARD.fullmatch, names))
-        for kind in ("model", found[1])
-        for rank in range(int(found[2]))
+        f"{kind}_world_size_{match[2]}_rank_{rank}.pt"
+        for match in filter(None, map(SHARD.fullmatch, names))
+        for kind in ("model", match[1])
+        for rank in range(int(match[2]))
     }
     return expected <= names and bool(expected if FSDP in names else names)
 
@@ -75,8 +75,8 @@ def whole_checkpoint(folder: Path) -> Path | None:
 
 def manifests_in(folder: Path) -> list[Path]:
     """The manifests in a folder `starts`, in their order."""
-    found = [path for path in folder.glob(f"*/{START}") if path.parent.name.isdecimal()]
-    return sorted(found, key=lambda path: int(path.parent.name))
+    manifests = [path for path in folder.glob(f"*/{START}") if path.parent.name.isdecimal()]
+    return sorted(manifests, key=lambda path: int(path.parent.name))
 
 
 def manifests_of(run: Path) -> list[Path]:

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from verl_gdpo.run import folder
 from verl_gdpo.run.checkpoints import newest_checkpoint
-from verl_gdpo.run.findings import Watch, findings
-from verl_gdpo.run.heartbeat import START, Heartbeat
+from verl_gdpo.run.findings import FindingTracker, findings
 from verl_gdpo.terminal import let_go_of_stdout, printable
 
-HEARTBEAT_SECONDS = 20.0
+ALIVE_SECONDS = 20.0
 # {metric of verl: what a line says of it}
 MORE = {
     "actor/kl_loss": "KL {:.4f}",
@@ -50,14 +49,14 @@ class Progress:
         self.log = run / "train.log"
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
         self.last_step: int | None = None
-        self.watch = Watch()
-        self.found: set[str] = set()  # topics of findings that this start or an earlier one printed
+        self.tracker = FindingTracker()
+        self.shown_topics: set[str] = set()  # of findings that any start of the run has printed
         # steps of earlier starts, until this start logs its first one
         self.earlier: folder.Metrics = {}
         self.problems_shown = 0
         with contextlib.suppress(Exception):  # `show` gets the same error and prints it
             self.earlier = folder.merged(self.reader.new())
-            self.found = {finding.topic for finding in findings(self.earlier)}
+            self.shown_topics = {finding.topic for finding in findings(self.earlier)}
 
     def show(self) -> None:
         """Print the steps that verl has logged since the last call."""
@@ -81,7 +80,7 @@ class Progress:
 
     def _new(self) -> Iterator[str]:
         for step, metrics in self.reader.new() if self.is_on else ():
-            found = [*self._findings(step, metrics)]
+            new_findings = [*self._findings(step, metrics)]
             if step not in self.shown:
                 self.shown[step] = time.monotonic()
                 rewards = _last_values(folder.training_rewards({step: metrics}))
@@ -90,33 +89,26 @@ class Progress:
                     yield f"step {step:4d}  {rewards}{_more(metrics)}{self._left(step)}"
                 if validation:
                     yield f"step {step:4d}  validation  {validation}"
-            yield from found
+            yield from new_findings
         for problem in self.reader.problems[self.problems_shown :]:
             self.problems_shown += 1
             yield f"WARNING: {problem}"
-        if time.monotonic() - self.last_line > HEARTBEAT_SECONDS:
-            yield self._doing()
-
-    def _doing(self) -> str:
-        """Return what the run does now, as far as its trainer says."""
-        now = Heartbeat.read(self.run)
-        if now is None or now.phase == START:
-            return f"{'running' if self.shown else 'starting Ray, the policy and its servers'} ..."
-        return f"step {now.step}: {now.phase}, {now.samples} samples finished since the start ..."
+        if time.monotonic() - self.last_line > ALIVE_SECONDS:
+            yield f"{'running' if self.shown else 'starting Ray, the policy and its servers'} ..."
 
     def _findings(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
         """Yield what the run shows up to now, each topic once in a run.
 
         A resumed run repeats the steps after its checkpoint: the earlier start's are left out.
         """
-        for known, values in self.earlier.items():
-            if known < step:
-                self.watch.add(known, values)
-        self.watch.add(step, {**self.earlier.get(step, {}), **metrics})
+        for earlier, values in self.earlier.items():
+            if earlier < step:
+                self.tracker.add(earlier, values)
+        self.tracker.add(step, {**self.earlier.get(step, {}), **metrics})
         self.earlier = {}
-        for finding in self.watch.findings():
-            if finding.topic not in self.found:
-                self.found.add(finding.topic)
+        for finding in self.tracker.findings():
+            if finding.topic not in self.shown_topics:
+                self.shown_topics.add(finding.topic)
                 yield f"FINDING: {finding}"
 
     def _left(self, step: int) -> str:
@@ -135,8 +127,8 @@ class Progress:
             return 0
         with self.log.open("rb") as file:
             file.seek(self.log_start)
-            found = STEPS_LINE.search(file.read())
-        return int(found[1]) if found else 0
+            match = STEPS_LINE.search(file.read())
+        return int(match[1]) if match else 0
 
 
 def _last_values(curves: Mapping[str, Mapping[int, float]]) -> str:
@@ -147,8 +139,8 @@ def _last_values(curves: Mapping[str, Mapping[int, float]]) -> str:
 
 def _more(metrics: Mapping[str, float]) -> str:
     """Return what else a step's line says, of what this run logs."""
-    found = ((text, metrics[key]) for key, text in MORE.items() if key in metrics)
-    return "".join(f"  {text.format(value)}" for text, value in found)
+    logged = ((text, metrics[key]) for key, text in MORE.items() if key in metrics)
+    return "".join(f"  {text.format(value)}" for text, value in logged)
 
 
 def duration(seconds: float) -> str:
@@ -163,18 +155,18 @@ def stop_report(run: Path, reason: str, go_on: str | None = None) -> str:
     """Return one line about a run that somebody stopped, or that reached its time limit.
 
     Args:
-        reason: "stopped", or another word, which is said too.
+        reason: "stopped", or another word, which is printed too.
         go_on: the command that goes on with it.
     """
     step = max(folder.read_metrics(run), default=0)
-    said = f"stopped at step {step}" if step else "stopped before the first step"
+    place = f"stopped at step {step}" if step else "stopped before the first step"
     if reason != "stopped":
-        said = f"{reason}: {said}"
+        place = f"{reason}: {place}"
     if (saved := newest_checkpoint(run / "checkpoints")) is None:
-        return f"{said}; there is no checkpoint yet, so start anew with the same command"
+        return f"{place}; there is no checkpoint yet, so start anew with the same command"
     command = go_on or "the same command and trainer.resume_mode=auto"
     of_step = saved.name.removeprefix("global_step_")  # whatever the tracker says
-    return f"{said}; the last checkpoint is of step {of_step}; go on with: {command}"
+    return f"{place}; the last checkpoint is of step {of_step}; go on with: {command}"
 
 
 def failure_report(run: Path, since: int = 0, lines: int = 25, exit_code: int = 1) -> str:
@@ -190,11 +182,11 @@ def failure_report(run: Path, since: int = 0, lines: int = 25, exit_code: int = 
         file.seek(max(since, file.seek(0, os.SEEK_END) - LOG_BYTES))
         log = file.read().decode(errors="replace").splitlines()
     raised = [line for line in log if re.match(r"[\w.]*(Error|Exception)(\(\w+\))?: ", line)]
-    said = [printable(line) for line in raised[-1:] or log[-lines:]]
+    reasons = [printable(line) for line in raised[-1:] or log[-lines:]]
     if any(GCS_IS_GONE.search(line) for line in log[-lines:]):  # Ray has ended the driver
-        said = [OWN_IS_GONE if is_own else OTHER_IS_GONE]
+        reasons = [OWN_IS_GONE if is_own else OTHER_IS_GONE]
     faults = faults_from_outside(run, exit_code)
-    return "\n".join([*faults, *said, f"(whole log: {run / 'train.log'})"])
+    return "\n".join([*faults, *reasons, f"(whole log: {run / 'train.log'})"])
 
 
 def faults_from_outside(run: Path, exit_code: int) -> list[str]:

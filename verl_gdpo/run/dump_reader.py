@@ -168,9 +168,9 @@ def _scored(row: Mapping[str, Any], scorer: Scorer) -> dict[str, Any]:
     )
     score = rewards.pop("score", total)
     unknown = dict.fromkeys(("response_tokens", "trained_tokens", "advantage"))
-    given = {"group": group, "session": session, "data_source": source or ""}
+    of_uid = {"group": group, "session": session, "data_source": source or ""}
     new = {"rewards": rewards, "is_padding": is_padding, "scorer_score": score, "sum": total}
-    return {**unknown, "batch": 0, **row, **given, **new}
+    return {**unknown, "batch": 0, **row, **of_uid, **new}
 
 
 def reward_rows(rows: Sequence[Mapping[str, Any]], step: int) -> BatchRows:
@@ -197,8 +197,8 @@ def data_sources(files: Iterable[Path]) -> set[str] | None:
 
     The key is searched in the lines: to parse all texts of a run takes minutes.
     """
-    found: set[str] = set()
+    sources: set[str] = set()
     for path in files:
         with path.open("rb") as file:
-            found |= {json.loads(said) for line in file for said in SOURCE.findall(line)}
-    return found or None
+            sources |= {json.loads(name) for line in file for name in SOURCE.findall(line)}
+    return sources or None

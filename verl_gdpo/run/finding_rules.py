@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from verl_gdpo.run.folder import SCORE, SCORE_IN_VALIDATION, TRAINING_KEY, VALIDATION_KEY
 from verl_gdpo.run.levels import Level, Validations
+from verl_gdpo.run.metric_limits import ADVANTAGES, LIMITS, LOWER
 from verl_gdpo.tasks import main_rewards
 
 HOLD = 5  # steps, for what is broken
@@ -23,7 +24,7 @@ COLLAPSED = 0.1  # of the way from the lowest reward of a sample to the best lev
 SURE_OF_COLLAPSE = 3.0  # standard deviations of a single step's mean
 
 
-class Seen(NamedTuple):
+class Symptom(NamedTuple):
     """What a rule sees at one step; `what` and `advice` are templates for `numbers`."""
 
     topic: str
@@ -35,7 +36,7 @@ class Seen(NamedTuple):
 
 
 @dataclass
-class Memory:
+class RunHistory:
     """What the rules remember of a run; it does not grow with the steps."""
 
     levels: dict[str, Level] = field(default_factory=dict)
@@ -49,24 +50,28 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Row:
+class StepMetrics:
     """The metrics of one step; `rewards` is {(reward, data source or ""): {statistic: value}}."""
 
-    step: int
+    number: int
     values: Mapping[str, float]
     rewards: Mapping[tuple[str, str], Mapping[str, float]]
 
     @classmethod
-    def of(cls, step: int, values: Mapping[str, float]) -> "Row":
+    def of(cls, number: int, values: Mapping[str, float]) -> "StepMetrics":
         rewards: dict[tuple[str, str], dict[str, float]] = {}
         for key, value in values.items():
-            if found := _statistic(key):
-                rewards.setdefault(found[:2], {})[found[2]] = value
-        return cls(step, values, rewards)
+            if parts := _statistic(key):
+                rewards.setdefault(parts[:2], {})[parts[2]] = value
+        return cls(number, values, rewards)
 
     def of_names(self) -> Iterator[tuple[str, Mapping[str, float]]]:
         """Of each reward, without data sources and without the sum."""
-        return ((r, of_one) for (r, s), of_one in self.rewards.items() if not s and r != SCORE)
+        return (
+            (reward, values)
+            for (reward, source), values in self.rewards.items()
+            if not source and reward != SCORE
+        )
 
 
 STATISTICS = {
@@ -89,98 +94,32 @@ def _statistic(key: str) -> tuple[str, str, str] | None:
     return (SCORE, "", last) if key in ("critic/score/mean", "critic/score/min") else None
 
 
-class Limit(NamedTuple):
-    """When a metric of verl is broken, by its value and its level."""
-
-    topic: str
-    is_broken: Callable[[float, Level], bool]
-    what: str
-    advice: str
-
-
-LOWER = "Lower the learning rate, and go on from a checkpoint before these steps"
-ADVANTAGES = "critic/advantages"  # the larger of /min and /max
-LIMITS = {
-    "actor/grad_norm": Limit(
-        "gradient",
-        lambda value, of: value > 1000 or value > max(50 * of.start, 10),
-        "the gradient norm {is} {value:,.3g}; at the start it was {start:.2g}",
-        LOWER,
-    ),
-    "actor/entropy": Limit(
-        "entropy",
-        lambda value, of: value < min(0.02 * of.start, 1e-3),
-        "the entropy {is} {value:.2g}: all samples of a prompt {are} nearly the same; at the start "
-        "it was {start:.2g}",
-        LOWER + ", or set actor.entropy_coeff",
-    ),
-    "actor/ppo_kl": Limit(
-        "update",
-        lambda value, of: value > 0.1 and value > 10 * of.usual,
-        "one update changes the policy by a KL of {value:.2g}; before, it was {usual:.2g}",
-        LOWER,
-    ),
-    "actor/kl_loss": Limit(
-        "reference",
-        lambda value, of: value > 0.1 and value > 10 * of.usual,
-        "the KL to the reference policy {is} {value:.2g}, after {usual:.2g}",
-        LOWER + ", or raise actor.kl_loss_coef",
-    ),
-    "actor/pg_clipfrac": Limit(
-        "clipped",
-        lambda value, of: value > max(5 * of.start, 0.5),
-        "{value:.0%} of the tokens {are} clipped, and train nothing; at the start {start:.0%} were",
-        LOWER,
-    ),
-    ADVANTAGES: Limit(
-        "advantages",
-        lambda value, of: value > 20 * of.start,
-        "|A| {is} up to {value:,.3g}; at the start it was up to {start:.2g}",
-        "Set algorithm.filter_groups.enable=True, or ++algorithm.gdpo.batch_norm=none with a "
-        "lower learning rate, and look at the rewards for outliers",
-    ),
-    "response_length/clip_ratio": Limit(
-        "length limit",
-        lambda value, of: value > 0.5 and of.start < 0.25,
-        "{value:.0%} of the responses {are} as long as the longest, so they {are} cut off or "
-        "all alike; at the start {start:.0%} were",
-        "Read some of them; raise data.max_response_length, or reward shorter answers",
-    ),
-    "response/aborted_ratio": Limit(
-        "aborted",
-        lambda value, _: value > 0.2,
-        "{value:.0%} of the responses {are} empty: their rollouts were aborted",
-        "Look in train.log for what the rollout servers said",
-    ),
-}
-
-
-def broken_training(row: Row, memory: Memory) -> Iterator[Seen]:
+def broken_training(step: StepMetrics, history: RunHistory) -> Iterator[Symptom]:
     """A metric of verl that is far from what it was."""
     for name, limit in LIMITS.items():
-        value = row.values.get(name, math.nan)
+        value = step.values.get(name, math.nan)
         if name == ADVANTAGES:
-            value = max(abs(row.values.get(f"{name}/{end}", math.nan)) for end in ("min", "max"))
+            value = max(abs(step.values.get(f"{name}/{end}", math.nan)) for end in ("min", "max"))
         if not math.isfinite(value):
             continue
-        level = memory.level(name)
+        level = history.level(name)
         level.add(value)
         holds = limit.is_broken(value, level)
         if not holds:
             level.near.append(value)
         numbers = {"value": value, "start": level.start, "usual": level.usual} if holds else {}
-        yield Seen(limit.topic, holds, limit.what, limit.advice, numbers, HOLD)
+        yield Symptom(limit.topic, holds, limit.what, limit.advice, numbers, HOLD)
 
 
-def no_numbers(row: Row, _: Memory) -> Iterator[Seen]:
+def no_numbers(step: StepMetrics, _: RunHistory) -> Iterator[Symptom]:
     """Rewards, gradients or losses that are NaN or infinite."""
     named = ("actor/grad_norm", "actor/entropy", "actor/pg_loss", "critic/score/mean")
-    means = [key for key in row.values if (parts := _statistic(key)) and parts[2] == "mean"]
-    looked_at = {name for name in (*named, *means) if name in row.values}
-    bad = sorted(name for name in looked_at if not math.isfinite(row.values[name]))
+    means = [key for key in step.values if (parts := _statistic(key)) and parts[2] == "mean"]
+    looked_at = {name for name in (*named, *means) if name in step.values}
+    bad = sorted(name for name in looked_at if not math.isfinite(step.values[name]))
     if looked_at:
         numbers = {"names": ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if bad[3:] else "")}
-        yield Seen(
+        yield Symptom(
             "no number",
             bool(bad),
             "{names} {is} NaN or infinite",
@@ -190,27 +129,27 @@ def no_numbers(row: Row, _: Memory) -> Iterator[Seen]:
         )
 
 
-def collapsed_rewards(row: Row, memory: Memory) -> Iterator[Seen]:
+def collapsed_rewards(step: StepMetrics, history: RunHistory) -> Iterator[Symptom]:
     """A reward that falls from a good level to almost nothing."""
-    memory.has_names |= any("mean" in values for _, values in row.of_names())
-    of_sources = {reward for reward, source in row.rewards if source}
-    for (reward, source), values in row.rewards.items():
-        if "mean" not in values or (reward == SCORE and memory.has_names):
+    history.has_names |= any("mean" in values for _, values in step.of_names())
+    of_sources = {reward for reward, source in step.rewards if source}
+    for (reward, source), values in step.rewards.items():
+        if "mean" not in values or (reward == SCORE and history.has_names):
             continue
-        level = memory.level(f"{reward} {source}")
+        level = history.level(f"{reward} {source}")
         if math.isfinite(values["mean"]):
             level.add_mean(values["mean"])
-        of_all = row.rewards.get((reward, ""), {})
+        of_all = step.rewards.get((reward, ""), {})
         level.low = min(level.low, of_all.get("min", math.inf))
         level.high = max(level.high, of_all.get("max", -math.inf))
         if not source and reward in of_sources:
-            continue  # said of each data source
+            continue  # told of each data source
         fallen = level.best - level.recent
         height = level.best - (level.low if math.isfinite(level.low) else 0.0)
         is_sure = fallen > SURE_OF_COLLAPSE * level.noise and height > 0
         holds = is_sure and fallen > (1 - COLLAPSED) * height
         name = f"{reward} ({source})" if source else reward
-        yield Seen(
+        yield Symptom(
             f"collapse {name}",
             holds,
             "{name} {is} {now:.3g}, and was {best:.3g}: almost all of it {is} lost",
@@ -220,15 +159,15 @@ def collapsed_rewards(row: Row, memory: Memory) -> Iterator[Seen]:
         )
 
 
-def constant_rewards(row: Row, memory: Memory) -> Iterator[Seen]:
+def constant_rewards(step: StepMetrics, history: RunHistory) -> Iterator[Symptom]:
     """A reward that is the same in all groups, and is not reached."""
-    for name, values in row.of_names():
+    for name, values in step.of_names():
         if "varies" not in values:
             continue
-        level, mean = memory.level(f"{name} "), values.get("mean", math.nan)
+        level, mean = history.level(f"{name} "), values.get("mean", math.nan)
         top = level.low + AT_BOUND * (level.high - level.low)
         at_high = values.get("at_high", float(mean > (top if level.high > level.low else 0)))
-        yield Seen(
+        yield Symptom(
             f"constant {name}",
             values["varies"] < CONSTANT and at_high < AT_BOUND,
             "{name} {is} {mean:.3g} and does not differ in any group: it trains nothing",
@@ -238,12 +177,12 @@ def constant_rewards(row: Row, memory: Memory) -> Iterator[Seen]:
         )
 
 
-def wrong_answers(row: Row, _: Memory) -> Iterator[Seen]:
+def wrong_answers(step: StepMetrics, _: RunHistory) -> Iterator[Symptom]:
     """Groups without any right answer drive the update: the rewards beside the main one do."""
-    for name, values in row.of_names():
+    for name, values in step.of_names():
         if name in main_rewards() and {"update_all_low", "varies"} <= values.keys():
             share = values["update_all_low"]
-            yield Seen(
+            yield Symptom(
                 f"wrong answers {name}",
                 share > DRIVEN and values["varies"] >= CONSTANT,
                 "{share:.0%} of the update {come} from groups in which no sample has more than "
@@ -254,13 +193,13 @@ def wrong_answers(row: Row, _: Memory) -> Iterator[Seen]:
             )
 
 
-def lowered_rewards(row: Row, memory: Memory) -> Iterator[Seen]:
+def lowered_rewards(step: StepMetrics, history: RunHistory) -> Iterator[Symptom]:
     """A reward that is below its best, while the advantage opposes it."""
-    for name, values in row.of_names():
+    for name, values in step.of_names():
         if "correlation" in values:
-            level = memory.level(f"{name} ")
+            level = history.level(f"{name} ")
             fallen = level.best - level.recent > SURE_OF_COLLAPSE * level.noise
-            yield Seen(
+            yield Symptom(
                 f"lowered {name}",
                 values["correlation"] < LOWERED and fallen,
                 "training lowers {name}, from {best:.3g} to {now:.3g}: its part of the advantage "
@@ -275,19 +214,19 @@ def lowered_rewards(row: Row, memory: Memory) -> Iterator[Seen]:
             )
 
 
-def falling_validation(row: Row, memory: Memory) -> Iterator[Seen]:
+def falling_validation(step: StepMetrics, history: RunHistory) -> Iterator[Symptom]:
     """Validation that falls while training does not: the training rows are learned by heart."""
-    for (reward, source), values in row.rewards.items():
-        levels = (memory.levels.get(f"{reward} {one}") for one in (source, ""))
+    for (reward, source), values in step.rewards.items():
+        levels = (history.levels.get(f"{reward} {one}") for one in (source, ""))
         trained = next(filter(None, levels), None)
         if "validation" not in values or trained is None:
             continue
         name = f"{reward} ({source})"
-        known = memory.validations.setdefault(name, Validations())
-        known.add(row.step, values["validation"], trained)
+        known = history.validations.setdefault(name, Validations())
+        known.add(step.number, values["validation"], trained)
         begin, sure = known.fall()
         rise = known.rise_of_training(begin)
-        yield Seen(
+        yield Symptom(
             f"validation {name}",
             rise > -2 and sure > known.sure_enough(rise),
             "validation of {name} {fall} from {best:.3f} to {now:.3f} since step {since}, while "
@@ -299,7 +238,7 @@ def falling_validation(row: Row, memory: Memory) -> Iterator[Seen]:
         )
 
 
-RULES: tuple[Callable[[Row, Memory], Iterator[Seen]], ...] = (
+RULES: tuple[Callable[[StepMetrics, RunHistory], Iterator[Symptom]], ...] = (
     no_numbers,
     broken_training,
     collapsed_rewards,

@@ -1,15 +1,15 @@
 """Says what a person should know about a run, from its metrics alone.
 
 The rules look at one step after the other, and keep a bounded memory, so that a step costs the same
-at the end of a long run as at its start. What they look for has to hold for some steps in a row
-before it is said, and counts as one stretch until it has failed for as many. docs/tools.md lists
+at the end of a long run as at its start. What they look for has to hold for some steps in a metrics
+before it is told, and counts as one streak until it has failed for as many. docs/tools.md lists
 the rules, and docs/metrics.md says how often they are right (`python -m workshop.findings`).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from verl_gdpo.run.finding_rules import RULES, Memory, Row, Seen
+from verl_gdpo.run.finding_rules import RULES, RunHistory, StepMetrics, Symptom
 from verl_gdpo.run.folder import Metrics
 
 NOW = {"is": "is", "are": "are", "come": "come", "fall": "falls"}
@@ -18,7 +18,7 @@ PAST = {"is": "was", "are": "were", "come": "came", "fall": "fell"}
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found, at which training steps, and what to do about it.
+    """What is wrong, at which training steps, and what to do about it.
 
     `topic` stays the same while the numbers in `what` change.
     """
@@ -39,10 +39,10 @@ class Finding:
 
 
 @dataclass
-class Stretch:
-    """The latest stretch of steps in which a condition holds.
+class Streak:
+    """The latest streak of steps in which a condition holds.
 
-    It begins with `hold` steps in a row, and ends before `hold` steps in a row without it.
+    It begins with `hold` steps in a metrics, and ends before `hold` steps in a metrics without it.
     """
 
     hold: int
@@ -50,11 +50,11 @@ class Stretch:
     falses: int = 0
     since: int = 0
     begun: int | None = None
-    found: tuple[int, int] | None = None
-    seen: Seen | None = None  # at the last step of `found`
+    steps: tuple[int, int] | None = None
+    symptom: Symptom | None = None  # at the last step of `steps`
 
-    def add(self, step: int, seen: Seen) -> None:
-        if not seen.holds:
+    def add(self, step: int, symptom: Symptom) -> None:
+        if not symptom.holds:
             self.trues, self.falses = 0, self.falses + 1
             if self.falses == self.hold:
                 self.begun = None
@@ -64,40 +64,40 @@ class Stretch:
         if self.trues == self.hold and self.begun is None:
             self.begun = self.since
         if self.begun is not None:
-            self.found, self.seen = (self.begun, step), seen
+            self.steps, self.symptom = (self.begun, step), symptom
 
     def finding(self) -> Finding | None:
-        if self.found is None or self.seen is None:
+        if self.steps is None or self.symptom is None:
             return None
         is_over = self.begun is None
-        words = {**(PAST if is_over else NOW), **self.seen.numbers}
-        what, advice = (text.format_map(words) for text in (self.seen.what, self.seen.advice))
-        return Finding(self.seen.topic, what, *self.found, advice, is_over)
+        words = {**(PAST if is_over else NOW), **self.symptom.numbers}
+        what, advice = (text.format_map(words) for text in (self.symptom.what, self.symptom.advice))
+        return Finding(self.symptom.topic, what, *self.steps, advice, is_over)
 
 
-class Watch:
+class FindingTracker:
     """Takes the steps of a run in their order, and says what they show up to now."""
 
     def __init__(self) -> None:
-        self.memory = Memory()
-        self.stretches: dict[str, Stretch] = {}
+        self.history = RunHistory()
+        self.streaks: dict[str, Streak] = {}
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Take one step. Its validation may follow as another row of the same step."""
-        row = Row.of(step, values)
+        """Take one step. Its validation may follow as another call for the same step."""
+        metrics = StepMetrics.of(step, values)
         for rule in RULES:
-            for seen in rule(row, self.memory):
-                self.stretches.setdefault(seen.topic, Stretch(seen.hold)).add(step, seen)
+            for symptom in rule(metrics, self.history):
+                self.streaks.setdefault(symptom.topic, Streak(symptom.hold)).add(step, symptom)
 
     def findings(self) -> list[Finding]:
-        """Return what was found, the latest first; what is over stands behind what is not."""
-        found = [f for stretch in self.stretches.values() if (f := stretch.finding())]
-        return sorted(found, key=lambda one: (one.is_over, -one.last))
+        """Return what is wrong, the latest first; what is over stands behind what is not."""
+        findings = [f for streak in self.streaks.values() if (f := streak.finding())]
+        return sorted(findings, key=lambda finding: (finding.is_over, -finding.last))
 
 
 def findings(metrics: Metrics) -> list[Finding]:
     """Return what the metrics {step: {name: value}} of a run show; empty for a healthy run."""
-    watch = Watch()
+    tracker = FindingTracker()
     for step, values in sorted(metrics.items()):
-        watch.add(step, values)
-    return watch.findings()
+        tracker.add(step, values)
+    return tracker.findings()

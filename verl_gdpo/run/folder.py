@@ -9,8 +9,7 @@ runs/2026-01-31_12-00-00/
   report/            the output of `verl-gdpo report`
   starts/2/          what the second start began with, and how it ended; see `starts.py`
   hydra/DATE_TIME/   what Hydra keeps of a start, in .hydra/
-  hang.txt           the stacks of all processes, if the run made no progress
-  heartbeat.json     what the run does now, while it runs
+  hang.txt           the stacks of all processes, if the run logged no step for too long
   ray_logs/          what Ray's processes printed, if the run failed
   lock               the process id of the launcher, which locks this file
 
@@ -84,8 +83,8 @@ def write_into_run_dir(config: Any) -> None:
     run.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("TENSORBOARD_DIR", f"{run}/tensorboard")
     os.environ.setdefault("WANDB_DIR", str(run))
-    said = {"VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"} & os.environ.keys()
-    if "file" in config.trainer.logger and not said:
+    chosen = {"VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"} & os.environ.keys()
+    if "file" in config.trainer.logger and not chosen:
         os.environ["VERL_FILE_LOGGER_PATH"] = str(claim_metrics_file(run))
 
 
@@ -199,8 +198,8 @@ def config_of_run(folder: Path) -> Path | None:
         if recorded := manifests_in(run / STARTS):
             return recorded[-1].with_name(COMPOSED)
         for place in ("hydra/*/", "hydra/", ""):
-            if found := sorted(run.glob(f"{place}.hydra/config.yaml")):
-                return found[-1]
+            if files := sorted(run.glob(f"{place}.hydra/config.yaml")):
+                return files[-1]
     return None
 
 
@@ -237,17 +236,17 @@ def curve(metrics: Metrics, key: str) -> dict[int, float]:
 
 def curves(metrics: Metrics) -> dict[str, dict[int, float]]:
     """Return {metric: {step: value}}."""
-    found: dict[str, dict[int, float]] = {}
+    by_metric: dict[str, dict[int, float]] = {}
     for step, values in metrics.items():
         for key, value in values.items():
-            found.setdefault(key, {})[step] = value
-    return found
+            by_metric.setdefault(key, {})[step] = value
+    return by_metric
 
 
-def of_each_reward(found: Mapping[str, Curve], statistic: str) -> dict[str, Curve]:
+def of_each_reward(all_curves: Mapping[str, Curve], statistic: str) -> dict[str, Curve]:
     """Return {reward: {step: value}} of the `curves` named `gdpo/<reward>/<statistic>`."""
     pattern = re.compile(rf"gdpo/(.+)/{statistic}")
-    matches = ((pattern.fullmatch(key), curve) for key, curve in found.items())
+    matches = ((pattern.fullmatch(key), curve) for key, curve in all_curves.items())
     return {match[1]: curve for match, curve in matches if match}
 
 
@@ -258,11 +257,11 @@ def training_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
     """
     all_curves = curves(metrics)
     matches = ((TRAINING_KEY.fullmatch(key), curve) for key, curve in all_curves.items())
-    found = {f"{match['reward']} ({match['source']})": curve for match, curve in matches if match}
-    found = found or of_each_reward(all_curves, "mean")
-    if not found and (score := curve(metrics, SCORE_KEY)):
-        found = {SCORE: score}
-    return found
+    rewards = {f"{match['reward']} ({match['source']})": curve for match, curve in matches if match}
+    rewards = rewards or of_each_reward(all_curves, "mean")
+    if not rewards and (score := curve(metrics, SCORE_KEY)):
+        rewards = {SCORE: score}
+    return rewards
 
 
 def validation_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
@@ -272,10 +271,10 @@ def validation_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
     """
     total = SCORE if SCORE in training_rewards(metrics) else ""
     names = {SCORE: "", SCORE_IN_VALIDATION: total}  # the two are one, and one is enough
-    found: dict[tuple[str, str], dict[int, float]] = {}
+    rewards: dict[tuple[str, str], dict[int, float]] = {}
     for key, steps in curves(metrics).items():
         match = VALIDATION_KEY.fullmatch(key)
         if match and (name := names.get(match["reward"], match["reward"])):
-            found.setdefault((name, match["source"]), {}).update(steps)
-    alone = len({source for _, source in found}) == 1
-    return {r if alone else f"{r} ({source})": steps for (r, source), steps in found.items()}
+            rewards.setdefault((name, match["source"]), {}).update(steps)
+    alone = len({source for _, source in rewards}) == 1
+    return {r if alone else f"{r} ({source})": steps for (r, source), steps in rewards.items()}

@@ -6,24 +6,21 @@ verl and Ray print hundreds of lines and start a dozen processes. All output goe
 With --check, `verl-gdpo check` looks at the configuration while verl starts, which takes longer,
 and a problem ends the run.
 Some of the processes survive the driver. Its keeper ends them all after success, failure, Ctrl-C or
-the time limit, and when the launcher itself gets SIGKILL: see `processes.py`. If both are killed,
-the next start in the folder ends what is left. Only one launcher at a time can use a run folder.
+the time limit, and when the launcher itself gets SIGKILL: see `processes.py`. A run that logs no
+step for too long is ended too: see `hang_watch.py`. Only one launcher at a time can use a folder.
 """
 
 import argparse
 import contextlib
 import errno
 import os
-import platform
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,42 +28,18 @@ import psutil
 
 from verl_gdpo.run import processes
 from verl_gdpo.run.console import ASKED, Progress, failure_report, stop_report
+from verl_gdpo.run.end_conditions import (
+    FAILED_EXIT,
+    HANG_FILE,
+    POLL_SECONDS,
+    EndConditions,
+    RunEnd,
+    Stopped,
+)
 from verl_gdpo.run.folder import claim_metrics_file
-from verl_gdpo.run.heartbeat import Pulse
-from verl_gdpo.run.heartbeat import remove as remove_heartbeat
-from verl_gdpo.run.stacks import HANG_FILE, stacks_of
-from verl_gdpo.run.starts import TIME_LIMIT_EXIT, ended
+from verl_gdpo.run.starts import ended
 
-POLL_SECONDS = 0.2
-REFUSED_EXIT, FAILED_EXIT = 2, 1
-CHECK_REFUSES = (1, 2)  # problems, or a wrong option: it has said which
-
-
-@dataclass(frozen=True)
-class End:
-    """How a run ended.
-
-    exit_code: of the launcher.
-    reason: "finished", "failed", "stopped", "time limit", "hang", "folder deleted" or "refused".
-    said: what is known beyond the log of the run.
-    """
-
-    exit_code: int
-    reason: str
-    said: str = ""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether somebody asked for it."""
-        return self.reason in ("stopped", "time limit")
-
-
-class Stopped(BaseException):
-    """The run has to end, as `end` says."""
-
-    def __init__(self, end: End) -> None:
-        super().__init__(end)
-        self.end = end
+REFUSED_EXIT = 2
 
 
 def launch(
@@ -78,11 +51,11 @@ def launch(
     time_limit: float | None = None,
     quiet: bool = False,
     end_with_parent: bool = False,
-) -> End:
+) -> RunEnd:
     """Run `command`; the exit code is the command's, 124 at the time limit, or 128 + signal.
 
     Args:
-        command: program and arguments. Progress needs verl's file logger.
+        command: program and arguments. Progress and the watch need verl's file logger.
         run: folder of the run; it is made if it does not exist.
         check: a command that runs beside the first one, prints, and ends the run if it fails.
         env: variables that are added to this process's environment.
@@ -99,86 +72,40 @@ def launch(
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     deadline = time.monotonic() + (time_limit or float("inf"))
     run.mkdir(parents=True, exist_ok=True)
-    with processes.locked(run / "lock", f"the run folder {run}") as family:
-        remove_heartbeat(run)
+    with (
+        processes.locked(run / "lock", f"the run folder {run}"),
+        processes.adopting() as started,
+        open(run / "train.log", "ab") as log,
+    ):
         (run / HANG_FILE).unlink(missing_ok=True)
-        ends = _Ends(run, deadline, os.getppid() if end_with_parent else None)
+        environment = {**_environment(run), **(env or {})}
+        ends = EndConditions(run, deadline, os.getppid() if end_with_parent else None, started)
         progress = Progress(run, quiet)
-        if left := processes.end(lambda: processes.marked(family)):
-            progress.say(f"ended processes of an earlier start of this run: {', '.join(left)}")
-        mark = family + uuid.uuid4().hex
-        outer = tempfile.gettempdir()
-        environment = {
-            # of TransferQueue: with more it warns at each call, and takes as many as there are
-            "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or 1)),
-            "RAY_TMPDIR": outer,  # where Ray looks for a cluster that runs
-            "TORCHINDUCTOR_CACHE_DIR": f"{outer}/torchinductor_{os.getuid()}",  # for the next run
-            **os.environ,
-            "VERL_FILE_LOGGER_PATH": str(claim_metrics_file(run).resolve()),
-            **(env or {}),
-            processes.MARK: mark,
-        }
-        end = End(1, "failed", "the launcher failed")
-        with open(run / "train.log", "ab") as log, _signals_raise():
+        end = RunEnd(FAILED_EXIT, "failed", "the launcher failed")
+        with _signals_raise():
             try:
                 end = _run(command, check, environment, log, progress, ends)
             except Stopped as stopped:
                 end = stopped.end
             finally:
-                remove_heartbeat(run)
                 with contextlib.suppress(OSError):  # of a full disk, which the report names
-                    ended(run, end.said, end.exit_code, mark)
-            return end
+                    metrics = environment["VERL_FILE_LOGGER_PATH"]
+                    ended(run, end.message, end.exit_code, metrics)
+        return end
 
 
-@dataclass
-class _Ends:
-    """What ends a run before its driver does."""
-
-    run: Path
-    deadline: float
-    parent: int | None  # process id
-    checking: "subprocess.Popen[bytes] | None" = None
-
-    def __post_init__(self) -> None:
-        self.pulse = Pulse(self.run)
-        self.folder = self.run.stat().st_ino
-
-    def raise_if_due(self) -> None:
-        """Raise Stopped if the run has to end."""
-        if self.checking is not None and (code := self.checking.poll()):
-            if code in CHECK_REFUSES:
-                raise Stopped(End(FAILED_EXIT, "refused", "the check found a problem"))
-            said = (
-                f"the check itself ended, with exit code {code}, perhaps in the reward function: "
-                "verl-gdpo check -v, with the same arguments, shows more"
-            )
-            raise Stopped(End(FAILED_EXIT, "failed", said))
-        if time.monotonic() > self.deadline:
-            raise Stopped(End(TIME_LIMIT_EXIT, "time limit"))
-        if self.parent is not None and os.getppid() != self.parent:
-            raise Stopped(End(128 + signal.SIGHUP, "stopped"))
-        if self._is_gone():
-            said = f"the run's folder {self.run} was deleted or moved"
-            raise Stopped(End(FAILED_EXIT, "folder deleted", said))
-        if dead := self.pulse.look(most=10 * POLL_SECONDS):
-            said = (
-                f"the trainer's process {dead.process} has given no sign of life for "
-                f"{dead.limit:.0f} s, in the phase {dead.phase!r} of step {dead.step}"
-            )
-            is_here = dead.machine == platform.node()
-            stacks = stacks_of(dead.process) if is_here else f"It runs on {dead.machine}."
-            with contextlib.suppress(OSError):
-                (self.run / HANG_FILE).write_text(f"{said}\n\n{stacks}\n")
-            raise Stopped(End(FAILED_EXIT, "hang", f"{said}. Its stacks: {self.run / HANG_FILE}"))
-
-    def _is_gone(self) -> bool:
-        try:
-            return self.run.stat().st_ino != self.folder
-        except FileNotFoundError:
-            return True
-        except OSError:  # a disk that is away for a moment
-            return False
+def _environment(run: Path) -> dict[str, str]:
+    """This process's environment, with what a run needs, and a new file for its metrics."""
+    outer = tempfile.gettempdir()
+    return {
+        # of TransferQueue: with more it warns at each call, and takes as many as there are
+        "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or 1)),
+        "RAY_TMPDIR": outer,  # where Ray looks for a cluster that runs
+        "TORCHINDUCTOR_CACHE_DIR": f"{outer}/torchinductor_{os.getuid()}",  # for the next run
+        **os.environ,
+        "VERL_FILE_LOGGER_PATH": str(claim_metrics_file(run).resolve()),
+        "VERL_GDPO_LAUNCHER": "1",  # a training without it warns that nobody watches it
+    }
 
 
 def _run(
@@ -187,8 +114,8 @@ def _run(
     environment: Mapping[str, str],
     log: IO[bytes],
     progress: Progress,
-    ends: _Ends,
-) -> End:
+    ends: EndConditions,
+) -> RunEnd:
     """Start the driver, and say how it ended after all processes of the run have ended."""
 
     def keep(command: Sequence[str], **streams: Any) -> "subprocess.Popen[bytes]":
@@ -197,26 +124,26 @@ def _run(
         streams |= {"stdin": subprocess.PIPE, "start_new_session": True}
         return subprocess.Popen(keeper, env=environment, **streams)
 
-    keepers, said = [keep(command, stdout=log, stderr=subprocess.STDOUT)], b"ended"
+    keepers, request = [keep(command, stdout=log, stderr=subprocess.STDOUT)], b"ended"
     try:
         if check:
             ends.checking = keep(check)
             keepers.append(ends.checking)
         return _wait(keepers[0], progress, ends)
     except Stopped as stopped:
-        said = processes.WANTED if stopped.end.is_wanted else said
+        request = processes.WANTED if stopped.end.is_wanted else request
         raise
     finally:
         _ignore_signals()
         for keeper in reversed(keepers):
-            keeper.communicate(said)
+            keeper.communicate(request)
         try:
-            processes.end(lambda: processes.marked(environment[processes.MARK]))
+            processes.end(ends.started)
         except RuntimeError as error:  # why the run ended is worth more
             progress.say(str(error))
 
 
-def _wait(process: "subprocess.Popen[bytes]", progress: Progress, ends: _Ends) -> End:
+def _wait(process: "subprocess.Popen[bytes]", progress: Progress, ends: EndConditions) -> RunEnd:
     """Wait for the driver and say how it ended; raise if the run has to end before."""
     while (code := process.poll()) is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -226,11 +153,7 @@ def _wait(process: "subprocess.Popen[bytes]", progress: Progress, ends: _Ends) -
     while code and ends.checking is not None and ends.checking.poll() is None:
         time.sleep(POLL_SECONDS)  # the check can know why the driver failed
     ends.raise_if_due()
-    exit_code = code if code >= 0 else 128 - code
-    hang = ends.run / HANG_FILE
-    if code and hang.exists():  # the log ends with what came of it
-        return End(exit_code, "hang", hang.read_text().partition("\n")[0])
-    return End(exit_code, "failed" if code else "finished")
+    return RunEnd(code if code >= 0 else 128 - code, "failed" if code else "finished")
 
 
 @contextlib.contextmanager
@@ -238,7 +161,7 @@ def _signals_raise() -> Iterator[None]:
     """Make SIGINT, SIGTERM and SIGHUP raise `Stopped` in the block; nohup still ignores SIGHUP."""
 
     def stop(number: int, _: object) -> None:
-        raise Stopped(End(128 + number, "stopped"))
+        raise Stopped(RunEnd(128 + number, "stopped"))
 
     is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     numbers = [number for number in ASKED if not (is_nohup and number == signal.SIGHUP)]
@@ -289,13 +212,13 @@ def main() -> int:
     except (RuntimeError, OSError) as error:
         print(f"verl_gdpo.run.launch: {error}", file=sys.stderr)
         return REFUSED_EXIT
-    if end.reason == "refused":  # the check has said why
+    if end.reason == "refused":  # the check has printed why
         if was_empty:
             shutil.rmtree(run)
     elif end.is_wanted:
         print(stop_report(run, end.reason, arguments.go_on))
-    elif end.said:
-        print(f"{end.said}\n(whole log: {log})", file=sys.stderr)
+    elif end.message:
+        print(f"{end.message}\n(whole log: {log})", file=sys.stderr)
     elif end.exit_code:
         print(failure_report(run, since, exit_code=end.exit_code), file=sys.stderr)
     return end.exit_code

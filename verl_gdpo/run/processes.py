@@ -5,11 +5,10 @@ python -m verl_gdpo.run.processes RUN COMMAND...
 is the keeper of a command. It is a child subreaper: Linux makes it the parent of each process below
 it whose own parent ends, so it finds all that the command has started, whatever their sessions and
 environments. When the command ends, or the keeper's input closes, which SIGKILL of the launcher
-does too, it ends them all. Then it removes their shared memory, Ray's session, and their folder for
-temporary files.
+does too, it ends them all. Then it removes Ray's session, and their folder for temporary files.
 
-If the keeper itself gets SIGKILL, a mark in the environment is what finds the processes: for the
-launcher, or, if that is dead too, for the next one in this folder.
+The launcher is a subreaper too: it ends what is left if the keeper itself gets SIGKILL. If both do,
+the driver gets SIGKILL from Linux, and Ray ends its own processes.
 
 Relies on Ray 2: the driver that starts Ray names its session `session_DATE_TIME_PROCESS`, in the
 folder `ray` of $RAY_TMPDIR, $TMPDIR or /tmp, or in `_temp_dir`. A cluster that was there before has
@@ -23,6 +22,7 @@ import os
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,14 +32,12 @@ from pathlib import Path
 
 import psutil
 
-MARK = "VERL_GDPO_RUN"
-WANTED = b"wanted"  # what a launcher says on the input if somebody asked for the end
-SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+WANTED = b"wanted"  # what a launcher writes to the input if somebody asked for the end
+SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
-POLL_SECONDS, SEGMENTS_SECONDS, GIVE_UP_SECONDS = 0.2, 10.0, 10.0
-SHARED_MEMORY = "/dev/shm"
-SEGMENTS = ("psm_", "sem.mp-")  # as Python names them
-MAPPED = re.compile(r" (\d+) +/dev/shm/")  # the inode, in /proc/PID/maps
+POLL_SECONDS, GIVE_UP_SECONDS = 0.2, 10.0
+# Python's own process that removes the shared memory of processes that were killed
+TRACKER, TRACKER_SECONDS = "resource_tracker import main", 3.0
 LOGS = "ray_logs"
 SESSION_TIME = "%Y-%m-%d_%H-%M-%S"  # in the names of Ray's sessions
 TEMP_DIR = re.compile(r"\+*ray_kwargs\.ray_init\._temp_dir=['\"]?([^'\"]*)")
@@ -50,11 +48,8 @@ class BusyError(RuntimeError):
 
 
 @contextlib.contextmanager
-def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[str]:
+def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     """Lock the file `path` during the block. The file is not deleted.
-
-    Yields the beginning of the marks of all starts in a run's folder. It differs for a copy of the
-    folder, and no other file can have it while the launcher lives.
 
     Args:
         path: the file; it is made if it does not exist, and gets the id of this process.
@@ -85,8 +80,7 @@ def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[str]:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        status = os.fstat(file.fileno())
-        yield f"{status.st_dev:x}:{status.st_ino:x}:"
+        yield
 
 
 def keeper(run: Path, command: Sequence[str]) -> list[str]:
@@ -96,69 +90,76 @@ def keeper(run: Path, command: Sequence[str]) -> list[str]:
 
 def main() -> int:
     run, *command = sys.argv[1:]
-    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    since, segments, asked = time.strftime(SESSION_TIME), set[Path](), None
-    with tempfile.TemporaryDirectory(prefix="vg_", ignore_cleanup_errors=True) as temporary:
+    since, request = time.strftime(SESSION_TIME), None
+    with (
+        adopting() as started,
+        tempfile.TemporaryDirectory(prefix="vg_", ignore_cleanup_errors=True) as temporary,
+    ):
         os.environ["TMPDIR"] = temporary  # for what nobody removes, such as the sockets of vLLM
         # in its own session, whose signals do not reach the keeper
-        driver = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-        if not _wait(driver, segments):
-            asked = sys.stdin.buffer.read()
+        driver = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
+        )
+        if not _wait(driver):
+            request = sys.stdin.buffer.read()
             driver.terminate()  # gives it time to end Ray
             with contextlib.suppress(subprocess.TimeoutExpired):
                 driver.wait(GRACE_SECONDS)
         try:
-            if (ended := end(_descendants, segments)) and asked == b"":
+            if (ended := end(started)) and request == b"":
                 print(f"verl-gdpo: the launcher of this run is dead; ended {', '.join(ended)}")
         except RuntimeError as error:
             print(f"verl-gdpo: {error}")
-    keeps_logs = driver.returncode != 0 and asked != WANTED
+    keeps_logs = driver.returncode != 0 and request != WANTED
     clear_sessions(driver.pid, since, command, Path(run) if keeps_logs else None)
     code = driver.returncode or 0  # nobody asks for that of one that had to be killed
     return code if code >= 0 else 128 - code
 
 
-def _wait(driver: "subprocess.Popen[bytes]", segments: set[Path]) -> bool:
-    """Return whether the driver has ended; it has not if the input closes first.
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
-    Args:
-        segments: what its processes have in /dev/shm is added; after their end, nobody can say
-            whose it was.
-    """
-    looked = time.monotonic()
+
+def _wait(driver: "subprocess.Popen[bytes]") -> bool:
+    """Return whether the driver has ended; it has not if the input closes first."""
     while driver.poll() is None:
         if select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
             return False
-        if time.monotonic() > looked + SEGMENTS_SECONDS:
-            below = _descendants()
-            segments |= _mapped_by(below)
-            # the dead ones have no other parent
-            psutil.wait_procs([one for one in below if one.pid != driver.pid], timeout=0)
-            looked = time.monotonic()
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        # orphans that have ended: nobody else waits for them
+        while (dead := os.waitid(os.P_ALL, 0, options)) and dead.si_pid != driver.pid:
+            os.waitpid(dead.si_pid, 0)
     return True
 
 
-def _descendants() -> list[psutil.Process]:
-    return [*psutil.Process().children(recursive=True)]
+@contextlib.contextmanager
+def adopting() -> Iterator[Callable[[], list[psutil.Process]]]:
+    """Make this process the parent of what is started in the block and loses its own parent.
+
+    Yields a function that returns what was started in the block and lives, with all below it.
+    """
+    before = {*psutil.Process().children()}
+
+    def started() -> list[psutil.Process]:
+        children = [child for child in psutil.Process().children() if child not in before]
+        for child in tuple(children):
+            with contextlib.suppress(psutil.Error):
+                children += child.children(recursive=True)
+        return children
+
+    libc = ctypes.CDLL(None)
+    libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield started
+    finally:
+        libc.prctl(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def marked(mark: str) -> Iterator[psutil.Process]:
-    """Yield the processes with a mark that begins with `mark`, and all below them."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(MARK, "").startswith(mark):
-                yield process
-                yield from process.children(recursive=True)
+def end(find: Callable[[], Iterable[psutil.Process]]) -> list[str]:
+    """End the processes that `find` returns, until it returns none any more.
 
-
-def end(find: Callable[[], Iterable[psutil.Process]], segments: Iterable[Path] = ()) -> list[str]:
-    """End the processes that are found, until none is found any more; remove their shared memory.
-
-    It stays in /dev/shm when a process is killed, as Ray does with its own at the end: vLLM leaves
-    some 400 MB a server.
-
-    Args:
-        segments: of processes that have ended before.
+    Python's trackers end by themselves, once they have removed the shared memory of the others:
+    vLLM leaves some 400 MB a server.
 
     Returns:
         The ended processes, each as "name (id)".
@@ -167,33 +168,18 @@ def end(find: Callable[[], Iterable[psutil.Process]], segments: Iterable[Path] =
         RuntimeError: a process survives SIGKILL.
     """
     ended: dict[str, None] = {}
-    left = {*segments}
-    give_up = time.monotonic() + GIVE_UP_SECONDS
+    begin = time.monotonic()
     while alive := [*find()]:
-        if time.monotonic() > give_up:
+        seconds = time.monotonic() - begin
+        if seconds > GIVE_UP_SECONDS:
             raise RuntimeError(f"these processes of the run survive SIGKILL: {alive}")
-        left |= _mapped_by(alive)
         for process in alive:
             with contextlib.suppress(psutil.Error):
-                ended[f"{process.name()} ({process.pid})"] = None
-                process.kill()
+                if seconds > TRACKER_SECONDS or TRACKER not in " ".join(process.cmdline()):
+                    ended[f"{process.name()} ({process.pid})"] = None
+                    process.kill()
         psutil.wait_procs(alive, timeout=0.05)  # those of another parent may take longer
-    for segment in left:
-        segment.unlink(missing_ok=True)
     return list(ended)
-
-
-def _mapped_by(processes: Iterable[psutil.Process]) -> set[Path]:
-    """Return the shared memory and semaphores of Python that the processes have mapped."""
-    segments, mapped = {}, set[str]()
-    with contextlib.suppress(FileNotFoundError):
-        for file in os.scandir(SHARED_MEMORY):
-            if file.name.startswith(SEGMENTS):  # a semaphore is mapped under another name
-                segments[str(file.inode())] = Path(file)
-    for process in processes if segments else ():  # most runs have none
-        with contextlib.suppress(OSError):
-            mapped.update(MAPPED.findall(Path(f"/proc/{process.pid}/maps").read_text()))
-    return {path for inode, path in segments.items() if inode in mapped}
 
 
 def clear_sessions(driver: int, since: str, command: Sequence[str], run: Path | None) -> None:
@@ -206,7 +192,7 @@ def clear_sessions(driver: int, since: str, command: Sequence[str], run: Path | 
         run: if not None, the logs are moved into this folder first.
     """
     base = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    named = [found[1] for argument in command if (found := TEMP_DIR.match(argument))]
+    named = [match[1] for argument in command if (match := TEMP_DIR.match(argument))]
     for folder in (Path(base) / "ray", *map(Path, named)):
         for session in folder.glob(f"session_*_{driver}"):
             if session.name.removeprefix("session_") < since:

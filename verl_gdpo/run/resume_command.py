@@ -15,9 +15,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_gdpo.run.checkpoints import whole_checkpoint
-from verl_gdpo.run.contents import flat
 from verl_gdpo.run.folder import RECIPES as OURS
-from verl_gdpo.run.starts import COMPOSED, Written, code_change, here, maker_of, starts_of
+from verl_gdpo.run.resolved_config import flat
+from verl_gdpo.run.starts import COMPOSED, RecordedStart, code_change, here, maker_of, starts_of
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 NEWEST = {"trainer.resume_mode": "auto", "trainer.resume_from_path": "null"}
@@ -34,42 +34,45 @@ def arguments(run: Path, overrides: Sequence[str]) -> list[str]:
         ValueError: an override names another recipe, or the run has no whole checkpoint, or none of
             its manifests is of the start that trained up to it.
     """
-    written = _to_go_on_with(run)
-    known = OmegaConf.load(written.folder / COMPOSED)
+    recorded = _to_go_on_with(run)
+    composed = OmegaConf.load(recorded.folder / COMPOSED)
     kept = [
-        _again(override, known) for override in overrides if not _is_recipe_of(written, override)
+        _again(override, composed)
+        for override in overrides
+        if not _is_recipe_of(recorded, override)
     ]
-    given = {override.lstrip("+~").partition("=")[0] for override in kept}
-    ours = {
+    overridden = {override.lstrip("+~").partition("=")[0] for override in kept}
+    of_run = {
         "++recipes": OURS,  # runs before this key have none
         "run_dir": quoted(str(run)),
         "hydra.run.dir": quoted(f"{run}/hydra/${{now:%Y-%m-%d_%H-%M-%S}}"),
-        **_files(written),
+        **_files(recorded),
         **NEWEST,
     }
     return [
-        *("--config-dir", str(written.folder), "--config-name", COMPOSED.removesuffix(".yaml")),
-        *(f"{key}={value}" for key, value in ours.items() if key not in given),
+        *("--config-dir", str(recorded.folder), "--config-name", COMPOSED.removesuffix(".yaml")),
+        *(f"{key}={value}" for key, value in of_run.items() if key not in overridden),
         *filter(None, kept),
     ]
 
 
-def _to_go_on_with(run: Path) -> Written:
+def _to_go_on_with(run: Path) -> RecordedStart:
     newest = whole_checkpoint(run / "checkpoints")
-    if newest is None or (written := maker_of(newest)) is None:
+    if newest is None or (recorded := maker_of(newest)) is None:
         lacking = "checkpoint" if newest is None else f"start that trained up to it, {newest}"
         raise ValueError(f"nothing to resume in {run}: no {lacking}")
-    return written
+    return recorded
 
 
 def remarks(run: Path) -> list[str]:
     """What a user should know before the run goes on: other code, and changes that are not kept."""
-    written = _to_go_on_with(run)
-    later = [one for one in starts_of(run) if one.number > written.number and one.start.changes]
-    return [*code_change(written, here({}))] + [
-        f"start {one.number} changed {', '.join(one.start.changes)} and did not train up to the "
-        "checkpoint: give these changes again if the run shall keep them"
-        for one in later
+    recorded = _to_go_on_with(run)
+    later = [start for start in starts_of(run) if start.number > recorded.number]
+    return [*code_change(recorded, here({}))] + [
+        f"start {start.number} changed {', '.join(start.start.changes)} and did not train up to "
+        "the checkpoint: give these changes again if the run shall keep them"
+        for start in later
+        if start.start.changes
     ]
 
 
@@ -79,52 +82,53 @@ def quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-def _is_recipe_of(written: Written, override: str) -> bool:
+def _is_recipe_of(recorded: RecordedStart, override: str) -> bool:
     """Whether the override chooses a recipe, which then is the one that the run has."""
     key, _, value = override.lstrip("+").partition("=")
-    recipes = written.start.recipes
+    recipes = recorded.start.recipes
     if key not in recipes and not (RECIPES / key).is_dir():
         return False
     if recipes.get(key) != value:
-        had = f"{key}={recipes[key]}" if key in recipes else f"no {key}=..."
+        own = f"{key}={recipes[key]}" if key in recipes else f"no {key}=..."
         raise ValueError(
-            f"{override}: the run was started with {had}, and goes on with its own recipes. Leave "
+            f"{override}: the run was started with {own}, and goes on with its own recipes. Leave "
             f"it out, give single keys of verl instead, or start a new run"
         )
     return True
 
 
-def _again(override: str, known: Any) -> str:
-    """An override that may have been given before: `+key` would be there, `~key` would not."""
+def _again(override: str, composed: Any) -> str:
+    """An override of an earlier start, once more: `+key` would be there, `~key` would not."""
     if override.startswith("~"):
         key = override[1:].partition("=")[0]
-        return override if OmegaConf.select(known, key, throw_on_missing=False) is not None else ""
+        is_there = OmegaConf.select(composed, key, throw_on_missing=False) is not None
+        return override if is_there else ""
     return f"++{override.lstrip('+')}" if override.startswith("+") else override
 
 
-def _files(written: Written) -> dict[str, str]:
+def _files(recorded: RecordedStart) -> dict[str, str]:
     """The files that the run named relative to the folder that it was started in."""
-    start = written.start
-    found = {}
+    start = recorded.start
+    values = {}
     for key, value in flat(start.configuration).items():
         if key in start.files:
-            files = [value] if isinstance(value, str) else value
-            there = [
-                file if file.startswith("${") else os.path.join(start.folder, file)
-                for file in files
+            names = [value] if isinstance(value, str) else value
+            whole = [
+                name if name.startswith("${") else os.path.join(start.folder, name)
+                for name in names
             ]
-            if there != [*files]:
-                named = ",".join(map(quoted, there))
-                found[key] = named if isinstance(value, str) else f"[{named}]"
-    return found
+            if whole != [*names]:
+                text = ",".join(map(quoted, whole))
+                values[key] = text if isinstance(value, str) else f"[{text}]"
+    return values
 
 
 def main() -> int:
-    run, *overrides = sys.argv[1:]
+    run, overrides = Path(sys.argv[1]).resolve(), sys.argv[2:]
     try:
-        for argument in arguments(Path(run).resolve(), overrides):
+        for argument in arguments(run, overrides):
             print(argument, end="\0")
-        for remark in remarks(Path(run).resolve()):
+        for remark in remarks(run):
             print(f"WARNING: {remark}", file=sys.stderr)
     except ValueError as error:
         print(f"--resume: {error}", file=sys.stderr)

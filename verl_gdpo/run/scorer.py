@@ -50,11 +50,11 @@ class Scorer:
         if not colon:
             raise ValueError(f"--scorer {name}: expected {HOW} ({', '.join(TASKS)})")
         names = _names_in(where)
-        found = names.get(function)
-        if not callable(found):
-            there = [key for key, value in names.items() if inspect.isfunction(value)]
-            raise ValueError(f"--scorer {name}: no function {function!r}; {where} has {there}")
-        return cls(name, found, data_source=data_source)
+        scorer = names.get(function)
+        if not callable(scorer):
+            others = [key for key, value in names.items() if inspect.isfunction(value)]
+            raise ValueError(f"--scorer {name}: no function {function!r}; {where} has {others}")
+        return cls(name, scorer, data_source=data_source)
 
     def rewards(self, row: Mapping[str, Any], source: str | None) -> dict[str, Any]:
         """Return everything that the function returns for a row; a bare number is the reward `acc`.
@@ -88,7 +88,7 @@ class Scorer:
                 result = asyncio.run(result)
         except Exception as error:
             raised = f"--scorer {self.name} raised {type(error).__name__}: {error}"
-            raise ValueError(f"{raised}. {_given(source, length)}") from error
+            raise ValueError(f"{raised}. {_what_a_dump_has(source, length)}") from error
         if is_number(result):
             return {"acc": float(result)}
         if not isinstance(result, Mapping):
@@ -101,7 +101,7 @@ class Scorer:
         return {"acc": named["score"], **named} if only_score and "score" in named else named
 
 
-def _given(source: str | None, length: int | None) -> str:
+def _what_a_dump_has(source: str | None, length: int | None) -> str:
     """What a scorer may rely on, for one that wanted more."""
     known = "nothing" if length is None else "response_tokens alone"
     hint = "" if source else "; --data-source NAME gives it one"

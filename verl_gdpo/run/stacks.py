@@ -1,10 +1,12 @@
-"""Reads the stacks of another process of a run, also of one that hangs.
+"""Reads the stacks of other processes of a run, also of those that hang.
 
 Each process that loads the plugin registers a signal on which Python's `faulthandler` writes the
 stacks of all threads into a file in memory, which has no name. Only its owner can read it, through
 /proc, and it is gone with the process. This works while a thread holds the interpreter for ever. A
 process that is stopped does not get a signal: py-spy reads its stacks, where it is installed and
 may read them.
+
+Relies on Ray 2: the function `METHOD` calls the methods of actors.
 """
 
 import faulthandler
@@ -13,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +23,8 @@ import psutil
 
 SIGNAL = signal.SIGRTMIN + 7  # no program that we know of uses it
 FILE = "verl_gdpo_stacks"
-HANG_FILE = "hang.txt"  # in the folder of a run that hung
+METHOD = "actor_method_executor"
+NO_ANSWER = "it does not answer a signal"
 WRITTEN_SECONDS, SPY_SECONDS = 3.0, 20.0  # the longest time to wait for either
 POLL_SECONDS = 0.1
 
@@ -31,15 +35,31 @@ def register() -> None:
         faulthandler.register(SIGNAL, file=os.memfd_create(FILE), all_threads=True)
 
 
+def write_stacks(processes: Iterable[psutil.Process], file: Path) -> list[str]:
+    """Write the stacks of processes into a file.
+
+    Returns:
+        The first line of each process that runs a method for Ray, is stopped, or does not answer.
+    """
+    stacks = [stacks_of(process.pid) for process in processes]
+    with suppress(OSError):  # of a full disk
+        file.write_text("\n\n".join(stacks) + "\n")
+    signs = (METHOD, NO_ANSWER, f", {psutil.STATUS_STOPPED}: ")
+    return [text.partition("\n")[0] for text in stacks if any(sign in text for sign in signs)]
+
+
 def stacks_of(process_id: int) -> str:
     """Return the state of a process on this machine and the stacks of its threads, or why not."""
     try:
         process = psutil.Process(process_id)
-        said = f"process {process_id}, {process.status()}: {' '.join(process.cmdline())[:80]}"
-        stacks = _written(process_id) if _files_of(process_id) else ""
+        command = " ".join(" ".join(process.cmdline()).split())[:80] or process.name()
+        title = f"process {process_id}, {process.status()}: {command}"
+        if not _files_of(process_id):
+            return f"{title}\nno stacks: it does not load verl-gdpo"
+        stacks = _written(process_id) or f"{NO_ANSWER}\n{_spied(process_id)}"
     except (psutil.Error, OSError) as error:
         return f"process {process_id}: {error}"
-    return f"{said}\n{stacks or _spied(process_id)}"
+    return f"{title}\n{stacks}"
 
 
 def _written(process_id: int) -> str:
@@ -47,29 +67,29 @@ def _written(process_id: int) -> str:
     (file, *_) = _files_of(process_id)
     before = len(file.read_bytes())
     os.kill(process_id, SIGNAL)
-    seen, give_up = before, time.monotonic() + WRITTEN_SECONDS
+    last, give_up = before, time.monotonic() + WRITTEN_SECONDS
     while time.monotonic() < give_up:
         time.sleep(POLL_SECONDS)
         size = len(file.read_bytes())
-        if size == seen > before:  # it has ended
+        if size == last > before:  # it has ended
             break
-        seen = size
+        last = size
     return file.read_bytes()[before:].decode(errors="replace")
 
 
 def _files_of(process_id: int) -> list[Path]:
-    found = []
+    files = []
     for path in Path(f"/proc/{process_id}/fd").iterdir():
         with suppress(OSError):
             if os.readlink(path).startswith(f"/memfd:{FILE}"):
-                found.append(path)
-    return found
+                files.append(path)
+    return files
 
 
 def _spied(process_id: int) -> str:
     spy = shutil.which("py-spy")
     if spy is None:
-        return "no stacks: it does not answer a signal, and py-spy is not installed"
+        return "no stacks: py-spy is not installed"
     command = [spy, "dump", "--nonblocking", "--pid", str(process_id)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SPY_SECONDS)

@@ -1,6 +1,6 @@
 """Writes and reads the manifest of each start of a run; none is ever overwritten.
 
-RUN/starts/2/start.yaml     what the second start began with; see `Start`
+RUN/starts/2/start.yaml     what the second start began with; see `StartManifest`
 RUN/starts/2/composed.yaml  its configuration as Hydra composed it, with which a run can go on
 RUN/starts/2/end.yaml       when and why it ended; not there if nothing could write it
 
@@ -27,7 +27,7 @@ import yaml
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.run import checkpoints
 from verl_gdpo.run.checkpoints import START, STARTS, manifests_in, manifests_of, unreadable
-from verl_gdpo.run.processes import MARK
+from verl_gdpo.run.resolved_config import FileStates
 
 COMPOSED, END = "composed.yaml", "end.yaml"
 FIRST, LAST = "---\n", "...\n"  # around a file of YAML, so that a cut one is seen
@@ -37,23 +37,22 @@ PACKAGES = ("verl-gdpo", "verl", "torch", "ray", "vllm", "transformers")
 
 
 @dataclass(frozen=True)
-class Start:
-    """One start of a run.
+class StartManifest:
+    """What one start of a run began with.
 
     checkpoint: the folder `global_step_N` that it went on from; "" for none.
     changes: {key: [before, after, verdict]} of the settings that differ from those of the start
         that trained up to the checkpoint.
-    warnings: what was said of the resume.
+    warnings: what a user was told of the resume.
     recipes: the chosen recipes, such as {"estimator": "grpo"}.
     code: "commit", and "changed", a hash of what was changed since, or False; of the checkout that
         holds this package. Or nothing.
-    files: {key: SHA-256} of the files that the configuration names.
-    metrics: the file in which verl's file logger wrote.
-    mark: of the launcher; "" without one.
+    files: size and time of the files that the configuration names.
+    metrics: the file in which verl's file logger writes; each launcher gives another one.
     """
 
     time: str
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: FileStates = field(default_factory=dict)
     checkpoint: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -65,7 +64,6 @@ class Start:
     folder: str = ""
     wandb_run_id: str = ""
     metrics: str = ""
-    mark: str = ""
     configuration: Mapping[str, Any] = field(default_factory=dict)  # the longest part comes last
 
     @property
@@ -75,11 +73,11 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Written:
-    """A start that was read, with its folder, and its end as far as it is known."""
+class RecordedStart:
+    """A manifest that was read, with its folder, and the end of this start if it is known."""
 
     folder: Path
-    start: Start
+    start: StartManifest
     end: Mapping[str, Any]
 
     @property
@@ -91,9 +89,9 @@ def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def here(configuration: Mapping[str, Any], **more: Any) -> Start:
-    """A start at this time, in this process, on this machine."""
-    return Start(
+def here(configuration: Mapping[str, Any], **more: Any) -> StartManifest:
+    """The manifest of a start at this time, in this process, on this machine."""
+    return StartManifest(
         now(),
         configuration=configuration,
         versions=versions(),
@@ -102,12 +100,11 @@ def here(configuration: Mapping[str, Any], **more: Any) -> Start:
         command=tuple(sys.argv),
         folder=str(Path.cwd()),
         metrics=os.environ.get("VERL_FILE_LOGGER_PATH", ""),
-        mark=os.environ.get(MARK, ""),
         **more,
     )
 
 
-def write(run: Path, start: Start, composed: str) -> Path:
+def write(run: Path, start: StartManifest, composed: str) -> Path:
     """Write a new start, whole or not at all; return its folder.
 
     Args:
@@ -116,7 +113,7 @@ def write(run: Path, start: Start, composed: str) -> Path:
     Raises:
         OSError: the run's folder cannot be written.
     """
-    last = max((int(one.parent.name) for one in manifests_in(run / STARTS)), default=0)
+    last = max((int(manifest.parent.name) for manifest in manifests_in(run / STARTS)), default=0)
     for number in count(last + 1):
         folder = run / STARTS / str(number)
         with contextlib.suppress(FileExistsError):  # another start took this number
@@ -141,17 +138,18 @@ def link(run: Path, folder: Path) -> None:
     (folder / STARTS).symlink_to(run / STARTS)
 
 
-def ended(run: Path, why: str, exit_code: int | None = None, mark: str | None = None) -> None:
+def ended(run: Path, why: str, exit_code: int | None = None, metrics: str | None = None) -> None:
     """Write why the last start of a run ended.
 
     Args:
         run: folder of the run.
         why: a few words; "" keeps what the training itself wrote, or says what the exit code says.
         exit_code: of the training, as a shell has it.
-        mark: of the launcher that says this. If the last start has another one, nothing is written.
+        metrics: the file that the launcher has given. If the last start has another, nothing is
+            written.
     """
     starts = starts_of(run)
-    if not starts or (mark is not None and starts[-1].start.mark != mark):
+    if not starts or (metrics is not None and starts[-1].start.metrics != metrics):
         return
     end: dict[str, Any] = {"time": now(), "why": why}
     if exit_code is not None:
@@ -170,24 +168,31 @@ def _of_code(exit_code: int) -> str:
     return "finished" if exit_code == 0 else f"exit code {exit_code}"
 
 
-def starts_of(run: Path) -> list[Written]:
+def starts_of(run: Path) -> list[RecordedStart]:
     """The starts of a run, in their order; given its folder, or that of its checkpoints."""
-    return [_written(manifest) for manifest in manifests_of(run)]
+    return [read_start(manifest) for manifest in manifests_of(run)]
 
 
-def maker_of(checkpoint: Path) -> Written | None:
+def maker_of(checkpoint: Path) -> RecordedStart | None:
     """The start whose configuration a run goes on with: see `checkpoints.maker_of`."""
     manifest = checkpoints.maker_of(checkpoint)
-    return None if manifest is None else _written(manifest)
+    return None if manifest is None else read_start(manifest)
 
 
-def _written(manifest: Path) -> Written:
+def read_start(manifest: Path) -> RecordedStart:
+    """The start of a manifest."""
     end = manifest.with_name(END)
-    return Written(manifest.parent, _read(manifest, _start), _read(end) if end.exists() else {})
+    return RecordedStart(
+        manifest.parent, _read(manifest, _manifest), _read(end) if end.exists() else {}
+    )
 
 
-def _start(read: Mapping[str, Any]) -> Start:
-    return Start(**{**read, **{key: tuple(read[key]) for key in ("warnings", "command")}})
+def _manifest(values: Mapping[str, Any]) -> StartManifest:
+    kept = {**values}
+    kept.pop("mark", None)  # manifests of before have it, and hashes of files
+    files = {key: state for key, state in kept["files"].items() if isinstance(state, list)}
+    texts = {key: tuple(kept[key]) for key in ("warnings", "command")}
+    return StartManifest(**{**kept, **texts, "files": files})
 
 
 def _read(path: Path, made_of: Callable[[Mapping[str, Any]], Any] = dict) -> Any:
@@ -205,25 +210,25 @@ def _yaml(values: Mapping[str, Any]) -> str:
     return f"{FIRST}{text}{LAST}"
 
 
-def code_change(earlier: Written, now: Start) -> tuple[str, ...]:
+def code_change(earlier: RecordedStart, now: StartManifest) -> tuple[str, ...]:
     """A warning if code or versions are not those of an earlier start."""
-    old, new = ({**one.versions, **one.code} for one in (earlier.start, now))
-    changed = [
+    old, new = ({**start.versions, **start.code} for start in (earlier.start, now))
+    changes = [
         f"{key} {old.get(key)!s:.12} -> {new.get(key)!s:.12}"
         for key in {**old, **new}
         if old.get(key) != new.get(key)
     ]
-    said = f"the code is not that of start {earlier.number}: {', '.join(changed)}"
-    return (said,) if changed else ()
+    warning = f"the code is not that of start {earlier.number}: {', '.join(changes)}"
+    return (warning,) if changes else ()
 
 
 def versions() -> dict[str, str]:
     """{package: version} of what can change a result, here."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            versions[package] = importlib.metadata.version(package)
+    return versions
 
 
 def _code() -> dict[str, Any]:

@@ -42,7 +42,7 @@ NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as W&B writes them into JSON
 
 @dataclass(frozen=True)
 class Logged:
-    """What was found under the path or address that a user named."""
+    """What is under the path or address that a user named."""
 
     name: str
     kind: str  # of tracker, for a reader
@@ -78,20 +78,19 @@ def _of_folder(folder: Path) -> Logged:
     name, config = folder.resolve().name, read_config(folder)
     if metrics := read_metrics(folder):
         return Logged(name, "file logger", metrics, config, folder)
-    found = _of_files(_files_in(folder), name)
-    config = found.config if config is None else config
-    return Logged(found.name, found.kind, found.metrics, config, folder)
+    logged = _of_files(_files_in(folder), name)
+    return replace(logged, config=config or logged.config, folder=folder)
 
 
 def _files_in(folder: Path) -> list[Path]:
     for inside in INSIDE:
         for pattern in FILES:
-            found = sorted(path for path in folder.glob(inside + pattern) if _is_metrics(path))
+            files = sorted(path for path in folder.glob(inside + pattern) if _is_metrics(path))
             # each start of a resumed run has a file of events
-            if len(found) > 1 and pattern != "*tfevents*":
-                raise ValueError(f"{folder}: holds several runs; name one: {_few(folder, found)}")
-            if found:
-                return found
+            if len(files) > 1 and pattern != "*tfevents*":
+                raise ValueError(f"{folder}: holds several runs; name one: {_few(folder, files)}")
+            if files:
+                return files
     deeper = {
         path for deep in ("*/", "*/*/") for name in FILES for path in folder.glob(deep + name)
     }
@@ -133,8 +132,8 @@ def _tensorboard(files: Sequence[Path]) -> Metrics:
     """Every value of every scalar."""
     reader = _imported("tensorboard.backend.event_processing.event_accumulator", files[0])
     # 0 keeps all values; the default is a sample of 10,000
-    given: dict[str, Any] = {"size_guidance": {"scalars": 0}, "purge_orphaned_data": False}
-    read = [reader.EventAccumulator(str(file), **given).Reload() for file in files]
+    options: dict[str, Any] = {"size_guidance": {"scalars": 0}, "purge_orphaned_data": False}
+    read = [reader.EventAccumulator(str(file), **options).Reload() for file in files]
     return merged(
         (event.step, {name: event.value})
         for events in read
@@ -182,8 +181,8 @@ def _of_rows(rows: Iterable[Mapping[str, Any]]) -> Metrics:
             if not name.startswith("_") and (isinstance(value, int | float) or value in NOT_FINITE)
         }
 
-    found = merged((int(row["_step"]), metrics_of(row)) for row in rows if "_step" in row)
-    return {step: values for step, values in found.items() if values}
+    metrics = merged((int(row["_step"]), metrics_of(row)) for row in rows if "_step" in row)
+    return {step: values for step, values in metrics.items() if values}
 
 
 def _config(values: Mapping[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from verl_gdpo.run.checkpoints import newest_checkpoint
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import Metrics, gaps
-from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, ends, history
+from verl_gdpo.run.start_table import ENDS, NOTHING, STARTS, ends, history
 from verl_gdpo.run.tracker_logs import EXPECTED, Logged, read_logged
 from verl_gdpo.terminal import needs_extra, printable, render
 

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from verl_gdpo.run.contents import by_content
+from verl_gdpo.run.resolved_config import with_files
 from verl_gdpo.run.resume_rules import ON_REQUEST
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.run.starts import starts_of
@@ -147,7 +147,7 @@ def is_of_one_run(key: str) -> bool:
 def compared(runs: Sequence[Run]) -> list[dict[str, str]]:
     """What is compared of each run, {dotted key: value as text}.
 
-    With a manifest of every run, these are the resolved configurations with the content of files,
+    With a manifest of every run, these are the resolved configurations with the sizes of files,
     and what was changed within a run. Otherwise they are the configurations as they are written.
     """
     recorded = [starts_of(run.folder) if run.folder.is_dir() else [] for run in runs]
@@ -157,7 +157,9 @@ def compared(runs: Sequence[Run]) -> list[dict[str, str]]:
         {
             **{
                 key: str(value)
-                for key, value in by_content(last.configuration, last.files).items()
+                for key, value in with_files(
+                    last.configuration, last.files, with_times=False
+                ).items()
                 if key != "data_dir"  # what is in it counts
             },
             **{

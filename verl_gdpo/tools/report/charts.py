@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_gdpo.run.finding_rules import LIMITS
 from verl_gdpo.run.findings import Finding
 from verl_gdpo.run.folder import of_each_reward
+from verl_gdpo.run.metric_limits import LIMITS
 from verl_gdpo.tools.report.arms import (
     FEWEST_FOR_BAND,
     MAIN_ARM,

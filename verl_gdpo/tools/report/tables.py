@@ -8,8 +8,8 @@ import numpy as np
 
 from verl_gdpo.run.dump_reader import DUMPS_READ, dump_files, has_rewards
 from verl_gdpo.run.folder import Metrics, of_each_reward
-from verl_gdpo.run.outline import ENDS, NOTHING, STARTS, End, ends, history
 from verl_gdpo.run.scorer import HOW
+from verl_gdpo.run.start_table import ENDS, NOTHING, STARTS, EndValue, ends, history
 from verl_gdpo.tools.report.arms import (
     FEWEST_FOR_BAND,
     RunsOfArm,
@@ -89,11 +89,11 @@ def _until(metrics: Metrics, last: int) -> Metrics:
     return {step: values for step, values in metrics.items() if step <= last}
 
 
-def _cells(of_runs: Sequence[Mapping[str, End]]) -> list[str]:
+def _cells(of_runs: Sequence[Mapping[str, EndValue]]) -> list[str]:
     return [_over_runs([rewards[end] for rewards in of_runs if end in rewards]) for end in ENDS]
 
 
-def _over_runs(values: Sequence[End]) -> str:
+def _over_runs(values: Sequence[EndValue]) -> str:
     """Each of a few runs, and the quartiles of more."""
     if len(values) < FEWEST_FOR_BAND:
         return ", ".join(map(str, values)) or NOTHING

@@ -1,0 +1,243 @@
+"""What the launcher prints while a run goes on, and why it ended."""
+
+import os
+import resource
+import signal
+import subprocess
+
+import pytest
+from launched import errors_of, logging_driver, start, step_line, with_steps
+
+from verl_gdpo.run import folder as run_folder
+from verl_gdpo.run.console import Progress, failure_report, faults_from_outside, stop_report
+from verl_gdpo.run.findings import findings
+from verl_gdpo.run.folder import read_metrics
+from verl_gdpo.run.launch import launch
+
+
+def test_progress_lines(tmp_path, capsys):
+    line = step_line(1, **{"gdpo/format/mean": 0.5, "gdpo/format/std": 0.1, "actor/lr": 1e-6})
+    more = {"actor/kl_loss": 0.00123, "response_length/mean": 27.4, "timing_s/step": 9.87}
+    validation = {"val-aux/x/format/mean@1": 0.25}
+    lines = [line, step_line(2, **more, **validation, **{"gdpo/format/mean": 0.6})]
+    launch(logging_driver(tmp_path, step_line(0, **validation), *lines), tmp_path)
+    shown = [text.split("] ")[1] for text in capsys.readouterr().out.splitlines()]
+    assert shown == [
+        "step    0  validation  format 0.250",
+        "step    1  format 0.500",
+        "step    2  format 0.600  KL 0.0012  27 tokens  9.9 s",
+        "step    2  validation  format 0.250",
+    ]
+
+
+def test_a_sign_of_life_says_whether_a_step_was_logged(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("verl_gdpo.run.console.ALIVE_SECONDS", -1.0)
+    progress = Progress(tmp_path, quiet=False)
+    progress.show()
+    with_steps(tmp_path, 1, saved=1)
+    progress.show()
+    lines = [text.split("] ")[1] for text in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "starting Ray, the policy and its servers ..."
+    assert lines[-1] == "running ..."
+
+
+def test_time_left(tmp_path, capsys, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("verl_gdpo.run.console.time.monotonic", lambda: now)
+    (tmp_path / "train.log").write_text("Total training steps: 7\n")  # of an earlier start
+    (tmp_path / "metrics").mkdir()
+    progress = Progress(tmp_path, quiet=False)
+    with (tmp_path / "train.log").open("a") as log:
+        log.write("(TaskRunnerV1 pid=1) INFO:Total training steps: 2000\n")
+    for step in (0, 1, 4, 1990, 2000):
+        now = 1000.0 + 10 * step
+        with (tmp_path / "metrics" / "1.jsonl").open("a") as metrics:
+            metrics.write(step_line(step, **{"gdpo/format/mean": 0.5, "gdpo/format/std": 0.1}))
+        progress.show()
+    ends = [line.split("0.500")[1] for line in capsys.readouterr().out.splitlines()]
+    left = ["", "5 h 33 min", "5 h 33 min", "2 min", ""]
+    assert ends == [text and f"  {text} left of 2000 steps" for text in left]
+
+
+def test_a_run_whose_steps_are_not_known_shows_no_time_left(tmp_path, capsys):
+    lines = [step_line(step, **{"gdpo/format/mean": 0.5}) for step in (1, 2)]
+    launch(logging_driver(tmp_path, *lines), tmp_path)
+    assert " left" not in capsys.readouterr().out
+
+
+def test_findings_are_shown_once(tmp_path, capsys):
+    progress = Progress(tmp_path, quiet=False)
+    (tmp_path / "metrics").mkdir()
+    with (tmp_path / "metrics" / "1.jsonl").open("a") as metrics:
+        for step in range(1, 400):
+            metrics.write(step_line(step, **{"response/aborted_ratio": 0.9 * (step > 7)}))
+            metrics.flush()
+            progress.show()
+    shown = capsys.readouterr().out.splitlines()
+    (place,) = [k for k, line in enumerate(shown) if "FINDING" in line]
+    assert "step   12" in shown[place - 1]  # the fifth of them
+    assert "90% of the responses are empty" in shown[place]
+
+
+LOST_OR_REPEATED = {1: (332, 333, 334, 335), 2: (331,)}
+
+
+def log_steps(run, start, steps, progress):
+    (run / "metrics").mkdir(exist_ok=True)
+    with (run / "metrics" / f"{start}.jsonl").open("a") as file:
+        for step in steps:
+            values = {f"perf/{name}": 1.0 for name in range(50)}
+            values["response/aborted_ratio"] = 0.9 if 100 < step < 120 else 0.0
+            # above the level of the first steps, which only the first start has
+            values["actor/grad_norm"] = 0.3 if step < 550 else 30.0
+            values["actor/pg_clipfrac"] = 0.9 if start == 1 and 310 < step < 340 else 0.01
+            # at the last four steps that are lost, and at the one before them when repeated
+            broken = step in LOST_OR_REPEATED[start]
+            values["actor/kl_loss"] = 0.4 if broken else 0.001
+            file.write(step_line(step, **values))
+            if step % 5 == 0 or step == 331:
+                file.flush()
+                progress.show()
+
+
+def test_the_log_finds_what_the_summary_finds(tmp_path, capsys):
+    """600 steps; the first start got to 335, and the second goes on after the checkpoint at 300."""
+    log_steps(tmp_path, 1, range(1, 336), Progress(tmp_path, quiet=False))
+    resumed = Progress(tmp_path, quiet=False)
+    first = [line for line in capsys.readouterr().out.splitlines() if "FINDING" in line]
+    log_steps(tmp_path, 2, range(301, 601), resumed)
+    second = [line for line in capsys.readouterr().out.splitlines() if "FINDING" in line]
+    assert ["90% of the responses" in line for line in first] == [True, False]  # and clipped tokens
+    (gradient,) = second  # what the first start has said is not said again
+    assert "the gradient norm is 30; at the start it was 0.3" in gradient
+    in_all = findings(read_metrics(tmp_path))
+    assert resumed.tracker.findings() == in_all
+    assert [(finding.topic, finding.is_over) for finding in in_all] == [
+        ("gradient", False),
+        ("aborted", True),
+    ]
+    assert resumed.earlier == {}
+
+
+def test_a_resume_reads_each_line_of_the_run_once(tmp_path, monkeypatch):
+    log_steps(tmp_path, 1, range(1, 41), Progress(tmp_path, quiet=True))
+    read, step_of = [], run_folder._step_of
+    monkeypatch.setattr(run_folder, "_step_of", lambda line: read.append(line) or step_of(line))
+    resumed = Progress(tmp_path, quiet=False)
+    log_steps(tmp_path, 2, range(31, 61), resumed)
+    assert len(read) == 40 + 30
+
+
+def test_a_resumed_run_shows_its_own_steps_alone(tmp_path, capsys):
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "1.jsonl").write_text(step_line(3) + step_line(4))
+    launch(logging_driver(tmp_path, step_line(4), step_line(5)), tmp_path)
+    shown = capsys.readouterr().out
+    assert [step for step in range(7) if f"step    {step}  " in shown] == [4, 5]
+
+
+def test_no_line_of_metrics_ends_a_run(tmp_path, capsys):
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "notes.jsonl").write_text("mine\n")
+    lines = [
+        step_line(1, **{"gdpo/format/mean": 0.5, "comment": "a string"}),
+        "{\n",
+        "[]\n",
+        '{"step": 1}\n',
+        step_line(2, **{"gdpo/format/mean": 0.75}),
+    ]
+    assert launch(logging_driver(tmp_path, *lines), tmp_path).exit_code == 0
+    assert (tmp_path / "ended").exists()
+    shown = capsys.readouterr().out
+    assert "step    1  format 0.500" in shown and "step    2  format 0.750" in shown
+    for number in (2, 3, 4):
+        assert f"1.jsonl, line {number} left out" in shown
+
+
+def test_no_mishap_of_the_display_ends_a_run(tmp_path, capsys, monkeypatch):
+    def fail(metrics):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("verl_gdpo.run.folder.training_rewards", fail)
+    assert launch(logging_driver(tmp_path, step_line(1), step_line(2)), tmp_path).exit_code == 0
+    assert (tmp_path / "ended").exists()
+    shown = capsys.readouterr().out
+    assert shown.count("no progress is shown from here on: RuntimeError('a bug')") == 1
+
+
+def test_a_run_goes_on_when_nobody_reads_its_progress(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    command = logging_driver(tmp_path, step_line(1))
+    process = start(tmp_path, command=command, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert process.communicate(timeout=30)[1] == b""
+    assert process.returncode == 0
+    assert (tmp_path / "ended").exists()
+
+
+def test_a_tracker_that_holds_no_number_is_quoted(tmp_path):
+    """As a full disk or a hand may leave it; the run still ends with its one line."""
+    with_steps(tmp_path, 7, saved="5 (old)")
+    assert "the last checkpoint is of step 5 (old); go on" in stop_report(tmp_path, "stopped")
+
+
+def test_why_a_run_failed(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text(
+        "(worker) ValueError: inner\nTraceback:\n  x\nray.exceptions.RayTaskError(ValueError): a\n"
+        "verl_gdpo.algorithm.samples.RewardError: reward 'a' is nan\n\nSet HYDRA_FULL_ERROR=1\n"
+    )
+    report = failure_report(tmp_path).splitlines()
+    assert report[0] == "verl_gdpo.algorithm.samples.RewardError: reward 'a' is nan"
+    assert str(log) in report[1]
+
+
+@pytest.mark.parametrize(
+    ("began", "message"),
+    [
+        ("Connected to Ray cluster.", "the head node of the Ray cluster does not answer any more"),
+        ("Started a local Ray instance.", "Ray's gcs_server of this run does not answer any more"),
+    ],
+)
+def test_a_ray_whose_server_is_gone(tmp_path, began, message):
+    """Ray ends the driver itself, without an exception."""
+    earlier = "INFO worker.py:2038 -- Started a local Ray instance.\n"
+    (tmp_path / "train.log").write_text(
+        f"{earlier}INFO worker.py:2038 -- {began}\n(worker) ValueError: inner\n"
+        "[2026-11-23 13:06:06,701 E 28110 30003] rpc_client.h:204: Failed "
+        "to connect to GCS within 60 seconds. GCS may have been killed.\n"
+    )
+    reason, _ = failure_report(tmp_path, since=len(earlier)).splitlines()
+    assert reason.startswith(message)
+
+
+def test_why_a_run_failed_is_of_this_start_and_no_command_to_the_terminal(tmp_path):
+    (tmp_path / "train.log").write_text("ValueError: of an earlier start\n")
+    body = r"print('\x1b[2J gone'); sys.exit(1)"
+    _, errors = errors_of(tmp_path, body)
+    assert errors.splitlines() == [r"\x1b[2J gone", f"(whole log: {tmp_path / 'train.log'})"]
+
+
+def test_a_driver_that_is_killed(tmp_path):
+    exit_code, errors = errors_of(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    assert exit_code == 137
+    assert "the training process was ended by SIGKILL" in errors.splitlines()[0]
+
+
+def test_a_disk_that_is_full(tmp_path):
+    """RLIMIT_FSIZE stands for it: as on a full disk a write raises OSError, in the log too."""
+
+    def no_file_above_64_kb():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+
+    body = "[print('x' * 1000, flush=True) for _ in range(100)]"
+    exit_code, errors = errors_of(tmp_path, body, preexec_fn=no_file_above_64_kb)
+    assert exit_code == 1
+    assert f"{tmp_path} cannot be written: [Errno 27]" in errors.splitlines()[0]
+
+
+def test_other_ends_have_no_fault_from_outside(tmp_path):
+    for exit_code in (1, 2, 124, 130, 143, -15, 255):
+        assert faults_from_outside(tmp_path, exit_code) == []
