@@ -36,7 +36,6 @@ SHARED = {
         "repository/test_run_tool_rl.py",
         "repository/test_adding_a_task.py",
         "hooks/test_rollout_guard.py",
-        "hooks/test_hang_actors.py",
         "hooks/test_nodes.py",
         "hostile/",
     ),

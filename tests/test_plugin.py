@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-
 from verl_gdpo.hooks.relied_on import RELIED_ON, missing
+
 from verl_gdpo.plugin import EXTENDS
 
 REPORT = """

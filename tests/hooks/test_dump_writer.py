@@ -20,7 +20,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_gdpo.algorithm import metrics as metrics_module
 from verl_gdpo.algorithm.advantages import scalars_of
-from verl_gdpo.hooks import estimator as estimator_module
+from verl_gdpo.hooks import step as step_module
+from verl_gdpo.hooks.extend import record_of
 from verl_gdpo.run.dump_reader import read_dump
 
 VERLS_OWN = ["algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive"]
@@ -57,14 +58,14 @@ def test_without_filter_groups_the_rewards_are_read_once(queue, tmp_path):
     trainer = ours(tmp_path)
     dump(trainer, sample_and_train(trainer, len(fill(queue))))
     assert queue.reads["extra_fields", 4] == 1
-    assert not trainer.replay_buffer.known_rows  # the next step has other rows
+    assert not record_of(trainer.replay_buffer).known_rows  # the next step has other rows
 
 
 @pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
 def test_the_metrics_reuse_the_scalars_of_the_estimator(queue, tmp_path, monkeypatch, estimator):
     """verl's grpo has none, so its metrics compute them."""
     count = Counter()
-    for module in (estimator_module, metrics_module.advantages):
+    for module in (step_module, metrics_module.advantages):
         monkeypatch.setattr(
             module, "scalars_of", lambda *given: count.update(["scalars"]) or scalars_of(*given)
         )

@@ -282,7 +282,6 @@ ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 def trained(config, flash_attn, monkeypatch):
     """A start as verl's main module makes it; the attention that the training is given."""
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn") if flash_attn else None)
-    monkeypatch.setattr("verl_gdpo.hooks.hang.begin_heartbeat", lambda config: None)
     given = []
     driver.check_and_run(lambda config, task_runner_class: given.append(config), config)
     return OmegaConf.select(given[0], ATTENTION)

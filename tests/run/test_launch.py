@@ -269,7 +269,7 @@ def test_a_trainer_that_gives_no_sign_of_life_ends_the_run(tmp_path, machine, st
     The process of its number is another one if it runs on another machine.
     """
     body = (
-        "from pathlib import Path; from verl_gdpo.run import stacks; stacks.register();"
+        "from pathlib import Path; from verl_gdpo import stacks; stacks.register();"
         "import platform; from verl_gdpo.run.heartbeat import Heartbeat;"
         f"beat = Heartbeat(os.getpid(), 'gen', 3, 5, limit=1, machine={machine});"
         f"beat.write(Path({str(tmp_path)!r}));"

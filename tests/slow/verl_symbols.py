@@ -1,7 +1,6 @@
 """Prints which names of verl our parts rely on, and which of them the installed verl lacks."""
 
 import verl
-
 from verl_gdpo.hooks.relied_on import RELIED_ON, missing
 
 print(f"verl {verl.__version__}, {verl.__file__}")

@@ -1,34 +1,21 @@
 """Reads the stacks of another process of a run, also of one that hangs.
 
-Each process that loads the plugin registers a signal on which Python's `faulthandler` writes the
-stacks of all threads into a file in memory, which has no name. Only its owner can read it, through
-/proc, and it is gone with the process. This works while a thread holds the interpreter for ever. A
-process that is stopped does not get a signal: py-spy reads its stacks, where it is installed and
-may read them.
+A process that loads the plugin writes them itself: see `verl_gdpo/stacks.py`. One that is stopped
+does not get a signal: py-spy reads its stacks, where it is installed and may read them.
 """
 
-import faulthandler
 import os
 import shutil
-import signal
 import subprocess
 import time
-from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
-SIGNAL = signal.SIGRTMIN + 7  # no program that we know of uses it
-FILE = "verl_gdpo_stacks"
+from verl_gdpo.stacks import SIGNAL, files_of
+
 HANG_FILE = "hang.txt"  # in the folder of a run that hung
 WRITTEN_SECONDS, SPY_SECONDS = 3.0, 20.0  # the longest time to wait for either
 POLL_SECONDS = 0.1
-
-
-def register() -> None:
-    """Let `stacks_of` read the stacks of this process."""
-    if not _files_of(os.getpid()):
-        faulthandler.register(SIGNAL, file=os.memfd_create(FILE), all_threads=True)
 
 
 def stacks_of(process_id: int) -> str:
@@ -36,7 +23,7 @@ def stacks_of(process_id: int) -> str:
     try:
         process = psutil.Process(process_id)
         said = f"process {process_id}, {process.status()}: {' '.join(process.cmdline())[:80]}"
-        stacks = _written(process_id) if _files_of(process_id) else ""
+        stacks = _written(process_id) if files_of(process_id) else ""
     except (psutil.Error, OSError) as error:
         return f"process {process_id}: {error}"
     return f"{said}\n{stacks or _spied(process_id)}"
@@ -44,7 +31,7 @@ def stacks_of(process_id: int) -> str:
 
 def _written(process_id: int) -> str:
     """Return what the process's own handler writes; "" if it writes nothing."""
-    (file, *_) = _files_of(process_id)
+    (file, *_) = files_of(process_id)
     before = len(file.read_bytes())
     os.kill(process_id, SIGNAL)
     seen, give_up = before, time.monotonic() + WRITTEN_SECONDS
@@ -55,15 +42,6 @@ def _written(process_id: int) -> str:
             break
         seen = size
     return file.read_bytes()[before:].decode(errors="replace")
-
-
-def _files_of(process_id: int) -> list[Path]:
-    found = []
-    for path in Path(f"/proc/{process_id}/fd").iterdir():
-        with suppress(OSError):
-            if os.readlink(path).startswith(f"/memfd:{FILE}"):
-                found.append(path)
-    return found
 
 
 def _spied(process_id: int) -> str:

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from verl_gdpo.algorithm.samples import NOTES_KEY, as_json, split_key
-from verl_gdpo.hooks.step import Step
+from verl_gdpo.hooks.step import AdvantageStep
 
 NAME = "gdpo/rollouts"
 KEY = "trainer.log_rollouts"
@@ -39,14 +39,14 @@ class DumpRows:
         self._batches = 0  # of the step
         self._rows: dict[str, dict[str, Any]] = {}  # {key: {column: value}}
 
-    def add(self, response_length_B: Sequence[int], step: Step) -> None:
+    def add(self, response_length_B: Sequence[int], step: AdvantageStep) -> None:
         """Keep a batch.
 
         Args:
             response_length_B: the length of each response in tokens.
-            step: of these rows, in the same order, with its outcome.
+            step: of these rows, in the same order, with its advantages.
         """
-        rows, outcome = step.rows, step.computed
+        rows, advantages = step.rows, step.computed
         if rows.step != self._step:  # some trainers dump none
             self._rows.clear()
             self._step, self._batches = rows.step, 0
@@ -58,9 +58,9 @@ class DumpRows:
                 "session": session,
                 "data_source": rows.sources[number],
                 "response_tokens": response_length_B[number],
-                "trained_tokens": int(outcome.trained_B[number]),
+                "trained_tokens": int(advantages.trained_B[number]),
                 "rewards": {str(name): as_json(value) for name, value in shown.items()},
-                "advantage": float(outcome.advantage_B[number]),
+                "advantage": float(advantages.advantage_B[number]),
                 "batch": self._batches,
                 "is_padding": bool(rows.is_padding_B[number]),
             }
