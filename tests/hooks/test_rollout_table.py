@@ -14,9 +14,9 @@ from v1_step import A_OF, dump, fill, ours, sample_and_train
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.tracking import Tracking
-from verl_gdpo.hooks.dump_writer import CHARACTERS, NAME, RolloutTable, chosen
 from wandb_records import wandb_records
 
+from verl_gdpo.hooks.rollout_table import CHARACTERS, NAME, RolloutTable, chosen
 from verl_gdpo.tools.compose import PLAIN
 
 

@@ -12,7 +12,6 @@ from packaging.specifiers import SpecifierSet
 from pages import FILES, PAGES, rows_after
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
-from verl_gdpo.hooks.dump_writer import KEY
 
 from verl_gdpo import REQUIRED_VERL, SUPPORTED_VERL, __version__
 from verl_gdpo.__main__ import COMMANDS
@@ -20,6 +19,7 @@ from verl_gdpo.algorithm.reward_terms import Condition, RewardTerm
 from verl_gdpo.algorithm.settings import DIALECTS, SETTING_KEYS, GdpoSettings
 from verl_gdpo.algorithm.variants import VARIANTS
 from verl_gdpo.hooks.configuration import LIMITS
+from verl_gdpo.hooks.rollout_table import KEY
 
 LINKS = [
     (page, target, anchor)

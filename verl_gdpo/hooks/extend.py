@@ -134,7 +134,8 @@ def _replace(owner: Any, name: str, extension: Extension) -> None:
     stand_in = _standing_for(original, extension)
     setattr(owner, name, stand_in)
     # modules of `VERL_USE_EXTERNAL_MODULES` are loaded before us, and may have imported verl's
-    for module in [*sys.modules.values()] if isinstance(owner, ModuleType) else ():
+    is_defined_there = original.__module__ == getattr(owner, "__name__", "")
+    for module in [*sys.modules.values()] if is_defined_there else ():
         if getattr(module, "__dict__", {}).get(name) is original:
             setattr(module, name, stand_in)
 
@@ -189,7 +190,7 @@ def load(replacement: str) -> Function:
     try:
         function: Function = getattr(importlib.import_module(f"verl_gdpo.{module}"), name)
     except Exception as error:  # verl must keep working for users who do not use gdpo
-        refuse(f"{replacement}: {type(error).__name__}: {error}")
+        refuse(f"{module}: {type(error).__name__}: {error}")
         return refuse_or_call
     return function
 

@@ -23,9 +23,11 @@ def versions() -> str:
 
 def refuse(reason: str) -> None:
     """Refuse gdpo in this process from now on."""
-    refusals.append(f"{reason} ({versions()})")
-    # verl hides the exceptions of plugins, so every process prints the reason here
-    print(f"verl-gdpo: gdpo will not run: {refusals[-1]}", file=sys.stderr, flush=True)
+    whole = f"{reason} ({versions()})"
+    if whole not in refusals:
+        refusals.append(whole)
+        # verl hides the exceptions of plugins, so every process prints the reason here
+        print(f"verl-gdpo: gdpo will not run: {whole}", file=sys.stderr, flush=True)
 
 
 def raise_refusals() -> None:

@@ -21,7 +21,7 @@ from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.metrics import batch_metrics
 from verl_gdpo.algorithm.samples import RewardRows
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.hooks.estimator import compute_gdpo
+from verl_gdpo.hooks.step import compute_gdpo
 from workshop.benchmarks.measure import Row, peak_bytes, seconds_of
 
 PROMPT_TOKENS = 16

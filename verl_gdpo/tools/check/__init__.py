@@ -187,7 +187,7 @@ def make_plan(config: Any, training: Sequence[DataFile]) -> Plan:
 
 
 def _has_subclass_of_ours(config: Any) -> bool:
-    from verl_gdpo.hooks.reward_manager import runs_gdpo_manager
+    from verl_gdpo.hooks.reward_workers import runs_gdpo_manager
 
     try:
         return runs_gdpo_manager(config)
