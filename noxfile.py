@@ -217,7 +217,6 @@ def slow(session: nox.Session) -> Counts:
     "verl_gdpo/hooks/resume.py",
     "verl_gdpo/hooks/rollout_guard.py",
     "verl_gdpo/hooks/trainer.py",
-    "verl_gdpo/hooks/trainer_record.py",
     "tests/slow/faults.py",
     "tests/slow/hangs.py",
     "tests/slow/resume.py",

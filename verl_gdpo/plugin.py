@@ -52,7 +52,7 @@ _WHEN_IMPORTED = (
     ),
     # the legacy trainer and what derives from it
     (_LEGACY, "RayPPOTrainer._create_dataloader", "legacy:create_dataloader"),
-    (_LEGACY, "compute_advantage(data,adv_estimator,config)", "legacy:compute_in_step"),
+    (_LEGACY, "compute_advantage(data,adv_estimator,config)", "step:compute_in_step"),
     ("verl.trainer.ppo.reward", "extract_reward(batch)", "legacy:extract_with_columns"),
     (
         _METRICS,
@@ -96,13 +96,13 @@ _WHEN_MADE = (
     (_BASE, "PPOTrainer._build_replay_buffer", "trainer:build_replay_buffer"),
     (_BASE, "PPOTrainer.fit(agent_loop_manager)", "trainer:fit"),
     (_BASE, "PPOTrainer._compute_advantage(batch,metrics)", "trainer:compute_advantage"),
-    (_BASE, "PPOTrainer._log_rollout_data", "trainer_record:log_rollout_data"),
+    (_BASE, "PPOTrainer._log_rollout_data", "trainer:log_rollout_data"),
     (
         _BASE,
         "PPOTrainer._dump_generations(reward_extra_infos_dict)",
-        "trainer_record:dump_generations",
+        "trainer:dump_generations",
     ),
-    (_BASE, "PPOTrainer._val_metrics_update", "trainer_record:update_validation_metrics"),
+    (_BASE, "PPOTrainer._val_metrics_update", "trainer:update_validation_metrics"),
     (_BUFFER, "ReplayBuffer.sample", "replay_buffer:sample"),
     (_BUFFER, "ReplayBuffer._sync_metadata_from_transfer_queue", "replay_buffer:sync_metadata"),
     (_BUFFER, "ReplayBuffer._clear_groups", "replay_buffer:clear_groups"),
@@ -121,9 +121,9 @@ _WHEN_MADE = (
     (
         _LEGACY,
         "RayPPOTrainer._dump_generations(reward_extra_infos_dict)",
-        "trainer_record:dump_generations",
+        "trainer:dump_generations",
     ),
-    (_LEGACY, "RayPPOTrainer._val_metrics_update", "trainer_record:update_validation_metrics"),
+    (_LEGACY, "RayPPOTrainer._val_metrics_update", "trainer:update_validation_metrics"),
 )
 
 # what a run calls besides; what verl sets in a constructor is in the docstrings of our modules

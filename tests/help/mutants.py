@@ -16,7 +16,7 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
-        "hooks/trainer_record.py",
+        "hooks/trainer.py",
         "self.sources.update(step.rows.sources)",
         "pass",
         "hooks/test_dump_writer.py::test_data_sources_that_only_the_batches_tell",
@@ -226,7 +226,7 @@ MUTANTS = [
         "hooks/test_extend.py::test_what_is_put_in_the_place_of_verls",
     ),
     Mutant(
-        "hooks/trainer_record.py",
+        "hooks/trainer.py",
         "has_manager = runs_gdpo_manager(config)",
         "has_manager = False",
         "hooks/test_legacy_trainer.py::test_the_rewards_of_the_grpo_arm_are_looked_at_where_the_manager_is_ours",

@@ -27,7 +27,7 @@ from verl_gdpo.hooks.rollout_guard import (
     naming_the_trainer,
     rollout_actors,
 )
-from verl_gdpo.hooks.trainer_record import TrainerRecord
+from verl_gdpo.hooks.trainer import TrainerRecord
 
 
 @ray.remote(num_cpus=0)

@@ -29,7 +29,7 @@ from verl_gdpo.hooks.extend import extend_instance, record_of
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.reward_workers import check_reward_workers
 from verl_gdpo.hooks.step import AdvantageStep
-from verl_gdpo.hooks.trainer_record import TrainerRecord
+from verl_gdpo.hooks.trainer import TrainerRecord
 from verl_gdpo.tasks import TASK_BY_SOURCE
 
 RECIPES = REPO / "recipes"

@@ -34,17 +34,16 @@ from verl_gdpo.algorithm.samples import (
     columns_of,
 )
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.hooks import trainer_record
+from verl_gdpo.hooks import trainer as any_trainer
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.hooks.step import (
     NO_REWARDS,
     AdvantageStep,
     TokenAdvantages,
-    current_step,
     fitting,
 )
-from verl_gdpo.hooks.trainer_record import TrainerRecord
+from verl_gdpo.hooks.trainer import TrainerRecord
 
 KEYS = "gdpo_keys"  # the column with the keys that `keys_of` made
 METRICS_KEY = "gdpo_metrics"  # the key in `meta_info`
@@ -118,7 +117,7 @@ def log_rollout_data(
     They are not numbered again: the trainer may have left out rows since, or changed their order.
     """
     keys = batch.non_tensor_batch.get(KEYS, batch.non_tensor_batch["uid"]).tolist()
-    trainer_record.log_rollout_data(original, self, batch, {**infos, "uid": keys}, *args)
+    any_trainer.log_rollout_data(original, self, batch, {**infos, "uid": keys}, *args)
 
 
 # --- its batches ---------------------------------------------------------------------------------
@@ -131,8 +130,8 @@ def compute_in_step(original: Function, *args: Any, **kwargs: Any) -> Any:
     """
     arguments = inspect.signature(original).bind(*args, **kwargs).arguments
     data, adv_estimator = arguments["data"], arguments["adv_estimator"]
-    trainer, is_v1 = fitting.get(), current_step() is not None
-    if is_v1 or (trainer is None and adv_estimator != "gdpo"):
+    trainer = fitting.get()
+    if trainer is None and adv_estimator != "gdpo":
         return original(*args, **kwargs)
     if adv_estimator == "gdpo":
         refuse_penalty(data)

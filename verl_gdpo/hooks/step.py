@@ -24,10 +24,17 @@ from verl_gdpo.algorithm.advantages import scalars_of
 from verl_gdpo.algorithm.equation import GdpoScalars, spread_over_tokens
 from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among
 from verl_gdpo.algorithm.metrics import batch_metrics, scoring_metrics, settings_of_advantage
-from verl_gdpo.algorithm.samples import RewardError, RewardRows, group_of
+from verl_gdpo.algorithm.samples import (
+    NOTES_KEY,
+    RewardError,
+    RewardRows,
+    as_json,
+    group_of,
+    split_key,
+)
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import refuse_kl_in_reward
-from verl_gdpo.hooks.extend import record_of
+from verl_gdpo.hooks.extend import Function, load, record_of
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -162,6 +169,69 @@ def current_step() -> AdvantageStep | None:
 
 
 _logged: set[tuple[str, ...]] = set()  # sets of rewards
+
+
+class DumpRows:
+    """Keeps the rows of a step until the next one. It may have several batches, and dumps."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._batches = 0  # of the step
+        self._rows: dict[str, dict[str, Any]] = {}  # {key: {column: value}}
+
+    def add(self, response_length_B: Sequence[int], step: AdvantageStep) -> None:
+        """Keep a batch.
+
+        Args:
+            response_length_B: the length of each response in tokens.
+            step: of these rows, in the same order, with its advantages.
+        """
+        rows, advantages = step.rows, step.computed
+        if rows.step != self._step:  # some trainers dump none
+            self._rows.clear()
+            self._step, self._batches = rows.step, 0
+        for number, key in enumerate(step.keys):
+            group, session = split_key(split_key(key)[0])
+            shown = {k: v for k, v in rows.info(number).items() if k not in ("score", NOTES_KEY)}
+            self._rows[key] = {
+                "group": group,
+                "session": session,
+                "data_source": rows.sources[number],
+                "response_tokens": response_length_B[number],
+                "trained_tokens": int(advantages.trained_B[number]),
+                "rewards": {str(name): as_json(value) for name, value in shown.items()},
+                "advantage": float(advantages.advantage_B[number]),
+                "batch": self._batches,
+                "is_padding": bool(rows.is_padding_B[number]),
+            }
+        self._batches += 1
+
+    def columns(self, keys: Sequence[str]) -> dict[str, list[Any]]:
+        """Return {name: values in the order of `keys`}.
+
+        Raises:
+            RuntimeError: a key is in no batch.
+        """
+        unknown = [key for key in keys if key not in self._rows]
+        if unknown:
+            raise RuntimeError(
+                f"rollout dump: {len(unknown)} of {len(keys)} rows were in no batch with computed "
+                f"advantages, such as {unknown[0]}. verl-gdpo expects verl's "
+                "_compute_advantage to run before _log_rollout_data, on the same rows; a trainer "
+                "of your own that does otherwise works with trainer.rollout_data_dir=null"
+            )
+        names = next(iter(self._rows.values()), {})
+        return {name: [self._rows[key][name] for key in keys] for name in names}
+
+
+# --- what verl calls ----------------------------------------------------------------------------
+
+
+def compute_in_step(original: Function, *args: Any, **kwargs: Any) -> Any:
+    """Stay out of the way of a V1 trainer, which has opened a step."""
+    if current_step() is not None:
+        return original(*args, **kwargs)
+    return load("hooks.legacy:compute_in_step")(original, *args, **kwargs)
 
 
 def compute_gdpo(
