@@ -10,8 +10,9 @@ import ray
 import verl_gdpo
 
 PACKAGE = f"{Path(verl_gdpo.__file__).parent}/"
-# imports, what only reads a key of verl, and what hands on from verl's functions to ours
-PASSED_BY = ("<module>", "group_of", "split_key", "instead")
+# imports, and what only reads a key of verl
+PASSED_BY = ("<module>", "group_of", "split_key")
+MECHANISM = ("cpu/", "hooks/extend.py", "hooks/gates.py")
 
 
 class Trace:
@@ -24,7 +25,7 @@ class Trace:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PACKAGE):
             path = code.co_filename.removeprefix(PACKAGE)
-            if code.co_name not in PASSED_BY and not path.startswith("cpu/"):
+            if code.co_name not in PASSED_BY and not path.startswith(MECHANISM):
                 self.modules[path] = True
 
 

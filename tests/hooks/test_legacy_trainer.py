@@ -27,7 +27,7 @@ from verl_batch import GROUPS, REWARDS, algorithm, batch, verl_config
 from verl_gdpo.algorithm.samples import RewardError
 from verl_gdpo.hooks import legacy
 from verl_gdpo.hooks.extend import record_of
-from verl_gdpo.hooks.legacy import process_what_is_present
+from verl_gdpo.hooks.legacy import leave_out_none
 from verl_gdpo.hooks.rollout_guard import RolloutError, RolloutGuard
 from verl_gdpo.hooks.step import current_step
 from verl_gdpo.plugin import refusals
@@ -524,7 +524,7 @@ def of_0_9_1(data_sources, sample_uids, infos_dict, seed=42, expected_acc_counts
 
 @pytest.mark.parametrize(("verls", "is_called"), [(of_0_9_0, False), (of_0_9_1, True)])
 def test_verls_own_validation_is_kept_where_it_takes_none(verls, is_called):
-    metrics = process_what_is_present(verls, [], [], {})
+    metrics = leave_out_none(verls, [], [], {})
     assert metrics == ("verl's own" if is_called else {})
 
 
@@ -545,7 +545,7 @@ def test_validation_averages_what_is_present():
     arguments = (["x", "x", "y"], ["u", "v", "w"], infos)
     with pytest.raises(TypeError):
         means(*arguments)
-    result = process_what_is_present(means, *arguments)
+    result = leave_out_none(means, *arguments)
     assert {source: {k: v["mean@1"] for k, v in m.items()} for source, m in result.items()} == {
         "x": {"reward": 1.5, "a": 2.0},
         "y": {"reward": 6.0, "b": 6.0},

@@ -4,6 +4,6 @@ VERL_USE_EXTERNAL_MODULES=verl_gdpo.cpu.hf_rollout lets verl import this in ever
 is on the GPU then, and responses are sampled on the CPU: rollout.name=hf, rollout.dtype=float32.
 """
 
-from verl_gdpo.cpu.plugin import add_hf_rollout
+from verl_gdpo.cpu.plugin import register_rollout
 
-add_hf_rollout()
+register_rollout("hf", "verl_gdpo.cpu.rollout", "HFReplica", "HFServerAdapter")

@@ -1,18 +1,21 @@
 """The functions that are called in the place of verl's where there is no GPU; see `plugin.py`."""
 
+import importlib
 from typing import Any
 
-from verl_gdpo.hooks.extend import Function, load
+from verl_gdpo.hooks.extend import Function
 
 BACKEND = "cpu:gloo"
 POLL_INTERVAL_SECONDS = 0.1
+ROLLOUTS: dict[str, str] = {}  # {name: MODULE.CLASS of its adapter}
 
 
 def find_rollout_class(original: Function, rollout_name: str, *args: Any, **kwargs: Any) -> Any:
-    """Return ours for "hf": verl has no function that registers one."""
-    if rollout_name != "hf":
+    """Return ours by its name: verl has no function that registers one."""
+    if rollout_name not in ROLLOUTS:
         return original(rollout_name, *args, **kwargs)
-    return load("cpu.rollout:HFServerAdapter")
+    module, _, adapter = ROLLOUTS[rollout_name].rpartition(".")
+    return getattr(importlib.import_module(module), adapter)
 
 
 async def run_with_session(
@@ -23,12 +26,12 @@ async def run_with_session(
     verl's V1 trainer gives `session_id` to the agent loop. The order in which the samples of a
     prompt arrive differs from run to run.
     """
-    if self.config.actor_rollout_ref.rollout.name == "hf" and "session_id" in kwargs:
+    if self.config.actor_rollout_ref.rollout.name in ROLLOUTS and "session_id" in kwargs:
         sampling_params = {**sampling_params, "session": kwargs["session_id"]}
     return await original(self, sampling_params, *args, **kwargs)
 
 
-def initialize_with_gloo(
+def initialize_gloo(
     original: Function, timeout_second: int | None = None, backend: str | None = None
 ) -> None:
     """Choose a backend: verl's "cpu:gloo,cpu:gloo" names a device twice, which torch rejects."""

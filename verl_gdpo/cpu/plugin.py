@@ -21,55 +21,52 @@ from types import ModuleType
 
 from wrapt import register_post_import_hook
 
-from verl_gdpo.hooks.extend import Extension, extend_when_imported, load
+from verl_gdpo.cpu.on_cpu import ROLLOUTS
+from verl_gdpo.hooks.extend import extend_when_imported, extensions
 from verl_gdpo.hooks.refusal import versions
 
-# each request has one sampling option more, "session"
-HF_ROLLOUT = (
-    Extension(
-        "verl.workers.rollout.base",
-        "get_rollout_class(rollout_name)",
-        "cpu.on_cpu:find_rollout_class",
-    ),
-    Extension(
-        "verl.experimental.agent_loop.agent_loop",
-        "AgentLoopWorker._run_agent_loop(sampling_params)",
-        "cpu.on_cpu:run_with_session",
-    ),
-    Extension("verl.workers.rollout.replica", "RolloutReplicaRegistry.register(name,loader)"),
+# {verl's module: {name with the parameters that ours needs: our function}}; a request to a
+# rollout of ours has one sampling option more, "session"
+OWN_ROLLOUT = extensions(
+    {
+        "verl.workers.rollout.base": {
+            "get_rollout_class(rollout_name)": "on_cpu:find_rollout_class"
+        },
+        "verl.workers.rollout.replica": {"RolloutReplicaRegistry.register(name,loader)": ""},
+        "verl.experimental.agent_loop.agent_loop": {
+            "AgentLoopWorker._run_agent_loop(sampling_params)": "on_cpu:run_with_session"
+        },
+    },
+    room="cpu",
 )
-ON_CPU = (
-    Extension(
-        "verl.utils.distributed",
-        "initialize_global_process_group_ray(timeout_second,backend)",
-        "cpu.on_cpu:initialize_with_gloo",
-    ),
-    Extension(
-        "verl.utils.fsdp_utils",
-        "_select_fsdp2_wrap_targets(model)",
-        "hooks.fused_kernels:keep_head_in_root",
-    ),
-    Extension(
-        "verl.utils.fsdp_utils", "fsdp2_sharded_save_to_cpu(model)", "cpu.on_cpu:save_copies"
-    ),
-    Extension(
-        "verl.workers.engine.fsdp.transformer_impl",
-        "CPUOffloadPolicy(pin_memory)",
-        "cpu.on_cpu:make_unpinned",
-    ),
-    Extension(
-        "verl.trainer.ppo.v1.replay_buffer",
-        "ReplayBuffer.__init__(poll_interval)",
-        "cpu.on_cpu:construct_with_short_poll",
-    ),
-    Extension("verl.plugin.platform", "PlatformRegistry.register(platform)"),
-    Extension("verl.checkpoint_engine", "CheckpointEngineRegistry.register(backend)"),
-    Extension(
-        "vllm.model_executor.layers.utils",
-        "dispatch_cpu_unquantized_gemm(layer)",
-        "cpu.vllm_rollout:keep_weights",
-    ),
-    Extension("importlib.metadata", "version(distribution_name)", "cpu.vllm_rollout:find_version"),
+ON_CPU = extensions(
+    {
+        "verl.plugin.platform": {"PlatformRegistry.register(platform)": ""},
+        "verl.checkpoint_engine": {"CheckpointEngineRegistry.register(backend)": ""},
+        "verl.utils.distributed": {
+            "initialize_global_process_group_ray(timeout_second,backend)": "on_cpu:initialize_gloo",
+        },
+        "verl.utils.fsdp_utils": {"fsdp2_sharded_save_to_cpu(model)": "on_cpu:save_copies"},
+        "verl.workers.engine.fsdp.transformer_impl": {
+            "CPUOffloadPolicy(pin_memory)": "on_cpu:make_unpinned",
+        },
+        "verl.trainer.ppo.v1.replay_buffer": {
+            "ReplayBuffer.__init__(poll_interval)": "on_cpu:construct_with_short_poll",
+        },
+        "vllm.model_executor.layers.utils": {
+            "dispatch_cpu_unquantized_gemm(layer)": "vllm_rollout:keep_weights",
+        },
+        "importlib.metadata": {"version(distribution_name)": "vllm_rollout:find_version"},
+    },
+    room="cpu",
+)
+# the recipe for the CPU needs it, also where the plugin `verl_gdpo` is not loaded
+FUSED_KERNELS = extensions(
+    {
+        "verl.utils.fsdp_utils": {
+            "_select_fsdp2_wrap_targets(model)": "fused_kernels:keep_head_in_root",
+        }
+    }
 )
 
 
@@ -82,19 +79,26 @@ def activate() -> None:
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":  # normalised as verl does
         return
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
-    extend_when_imported(ON_CPU, refuse_verl)
+    extend_when_imported((*ON_CPU, *FUSED_KERNELS), refuse_verl)
     after_import("verl.checkpoint_engine", "verl_gdpo.cpu.checkpoint_engine")
-    add_hf_rollout()
-    platforms = importlib.import_module("verl.plugin.platform").PlatformRegistry
-    platforms.register(platform="cpu")(load("cpu.device:PlatformCPU"))
+    register_rollout("hf", "verl_gdpo.cpu.rollout", "HFReplica", "HFServerAdapter")
+    try:
+        platforms = importlib.import_module("verl.plugin.platform").PlatformRegistry
+        device = importlib.import_module("verl_gdpo.cpu.device")
+    except Exception as error:
+        refuse_verl(f"{type(error).__name__}: {error}")
+    else:
+        platforms.register(platform="cpu")(device.PlatformCPU)
 
 
-def add_hf_rollout() -> None:
-    """Let `actor_rollout_ref.rollout.name=hf` choose our rollout, which is imported then."""
-    extend_when_imported(HF_ROLLOUT, refuse_verl)
+def register_rollout(name: str, module: str, replica: str, adapter: str) -> None:
+    """Let `actor_rollout_ref.rollout.name=NAME` choose two classes of `module`, imported then."""
+    ROLLOUTS[name] = f"{module}.{adapter}"
+    extend_when_imported(OWN_ROLLOUT, refuse_verl)
 
-    def register(replica: ModuleType) -> None:
-        replica.RolloutReplicaRegistry.register("hf", lambda: load("cpu.rollout:HFReplica"))
+    def register(verls: ModuleType) -> None:
+        registry = verls.RolloutReplicaRegistry
+        registry.register(name, lambda: getattr(importlib.import_module(module), replica))
 
     register_post_import_hook(register, "verl.workers.rollout.replica")
 

@@ -14,7 +14,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -64,6 +64,17 @@ class Extension:
         except (AttributeError, TypeError, ValueError):
             return True
         return bool(parameters) and not {*parameters.split(",")} <= known
+
+
+def extensions(
+    table: Mapping[str, Mapping[str, str]], room: str = "hooks", *, at_construction: bool = False
+) -> tuple[Extension, ...]:
+    """Return the rows of a table {module: {name: replacement, a MODULE:FUNCTION of the room}}."""
+    return tuple(
+        Extension(module, name, ours and f"{room}.{ours}", at_construction)
+        for module, rows in table.items()
+        for name, ours in rows.items()
+    )
 
 
 def _place(module: Any, path: str) -> tuple[Any, str]:

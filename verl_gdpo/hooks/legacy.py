@@ -244,7 +244,7 @@ def compute_all_metrics(original: Function, batch: Any, *args: Any, **kwargs: An
     return {**metrics, **batch.meta_info.get(METRICS_KEY, {})}
 
 
-def process_what_is_present(
+def leave_out_none(
     original: Function,
     data_sources: Sequence[str],
     sample_uids: Sequence[str],
