@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from quick_composition import compose_quickly
 from repository import REPO
 
+from verl_gdpo import tasks
 from verl_gdpo.cpu.plugin import FUSED_KERNELS, ON_CPU, OWN_ROLLOUT
 from verl_gdpo.hooks.extend import Extension
 from verl_gdpo.plugin import CALLED_BY_TOOLS, EXTENSIONS
@@ -270,8 +271,11 @@ for attempt in (
 @pytest.fixture(scope="session")
 def gsm8k(tmp_path_factory):
     """The configuration of a run on GSM8K."""
-    file = tmp_path_factory.mktemp("composed") / "gsm8k.yaml"
-    config = compose_quickly(REPO / "recipes", "train", ["task=gsm8k", "hardware=cpu"])
+    folder = tmp_path_factory.mktemp("composed")
+    file, rows = folder / "gsm8k.yaml", folder / "train.jsonl"
+    rows.write_text(json.dumps({"data_source": "verl_gdpo/gsm8k"}))
+    settings = ["task=gsm8k", "hardware=cpu", f"data.train_files={rows}"]
+    config = compose_quickly(REPO / "recipes", "train", settings)
     file.write_text(OmegaConf.to_yaml(config, resolve=True))
     return str(file)
 
@@ -304,7 +308,7 @@ from types import SimpleNamespace
 from verl_gdpo.hooks.extend import load, record_of, table
 config = OmegaConf.load({file!r})
 trainer = verl.trainer.ppo.v1.get_trainer_cls("sync")(config)
-row = dict(data_source="openai/gsm8k", reward_model=dict(ground_truth="72"))
+row = dict(data_source="verl_gdpo/gsm8k", reward_model=dict(ground_truth="72"))
 trainer.train_dataset = trainer.val_dataset = SimpleNamespace(dataframe=Dataset.from_list([row]))
 record_of(trainer).check_rows(trainer)
 for extension in table:
@@ -315,6 +319,7 @@ print(json.dumps([early, loaded()]))
 """
 
 
+@pytest.mark.xfail(not hasattr(tasks, "FOLDERS"), reason="all tasks are imported", strict=True)
 def test_what_verls_processes_load(python, gsm8k):
     done = python(LOADED.format(file=gsm8k))
     assert done.returncode == 0, done.stderr

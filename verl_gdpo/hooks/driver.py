@@ -16,51 +16,24 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.json
-import pyarrow.parquet
 import verl
 from omegaconf import OmegaConf
 
 from verl_gdpo.hooks import attention
-from verl_gdpo.hooks.configuration import refuse_limits, settings_of_run
+from verl_gdpo.hooks.configuration import has_gdpo, refuse_limits, settings_of_run
 from verl_gdpo.hooks.extend import Function, extend_module, load_all, table
 from verl_gdpo.hooks.gates import refuse_gdpo
 from verl_gdpo.hooks.nodes import probing
 from verl_gdpo.hooks.refusal import names_gdpo
 from verl_gdpo.hooks.resume import hand_over, recorded_start
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
+from verl_gdpo.hooks.training_rows import training_sources
 from verl_gdpo.run.folder import of_recipes, write_into_run_dir
 
 MAIN = "verl.trainer.main_ppo"
 HANG_MINUTES = "trainer.hang_minutes"
 LAUNCHER = "VERL_GDPO_LAUNCHER"  # "1" in the environment of what our launcher starts
 LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH")  # what they read
-
-
-def training_sources(config: Any) -> set[str] | None:
-    """Return the values of `data_source` in `data.train_files`; None if only verl can tell.
-
-    That is so for a dataset class of the user, an address such as `hdfs://`, and a file that cannot
-    be read, of which verl says why.
-    """
-    files = OmegaConf.select(config, "data.train_files")
-    if not files or OmegaConf.select(config, "data.custom_cls.path"):
-        return None
-    sources: set[Any] = set()
-    for file in [files] if isinstance(files, str) else files:
-        path = Path(str(file)).expanduser()
-        try:
-            if path.suffix == ".parquet":
-                table = pa.parquet.read_table(path, columns=["data_source"])
-            else:  # texts may be gigabytes
-                schema = pa.schema([("data_source", pa.string())])
-                alone = pa.json.ParseOptions(schema, unexpected_field_behavior="ignore")
-                table = pa.json.read_json(path, parse_options=alone)
-            sources |= {*table["data_source"].unique().to_pylist()}
-        except (OSError, KeyError, pa.ArrowException):
-            return None
-    return None if None in sources else sources
 
 
 def check_hang_minutes(config: Any) -> None:
@@ -93,11 +66,11 @@ def check_and_run(
     """
     if of_recipes(config):  # Ray's processes on a cluster that runs have another folder
         config.run_dir = str(Path(config.run_dir).resolve())
-    is_ours = settings_of_run(config) is not None
+    sources = training_sources(config) if has_gdpo(config) else None
+    is_ours = settings_of_run(config, sources) is not None
     if is_ours:
         refuse_limits(config)
         check_hang_minutes(config)
-        settings_of_run(config, training_sources(config))
     composed = deepcopy(config)
     if message := attention.choose(config):  # before the start is recorded
         print(f"verl-gdpo: {message}", flush=True)

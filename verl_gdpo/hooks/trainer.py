@@ -10,7 +10,6 @@ V1 and legacy trainers both have:
 - `config`, `global_steps`, `train_dataset` and `val_dataset`;
 - `_dump_generations(*, reward_extra_infos_dict, ...)`, which both call with keywords;
 - `_val_metrics_update(data_sources, sample_uids, reward_extra_infos_dict, ...)`.
-`RLHFDataset.dataframe` is a table of Hugging Face's `datasets`.
 """
 
 import functools
@@ -27,7 +26,7 @@ from omegaconf import OmegaConf
 import verl_gdpo
 from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, NOTES_KEY, as_json, as_numbers_or_text
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.hooks.configuration import settings_of_run
+from verl_gdpo.hooks.configuration import has_gdpo, settings_of_run
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.refusal import raise_refusals
 from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows
@@ -35,6 +34,7 @@ from verl_gdpo.hooks.reward_workers import check_reward_workers, runs_gdpo_manag
 from verl_gdpo.hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
 from verl_gdpo.hooks.rollout_table import RolloutTable
 from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
+from verl_gdpo.hooks.training_rows import scored_rows, training_sources
 from verl_gdpo.tasks import check_ground_truths
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,9 @@ class TrainerRecord:
             ValueError: see `settings_of_run` and `RolloutTable.of`.
         """
         has_manager = runs_gdpo_manager(config)
-        settings = settings_of_run(config, has_manager=has_manager)
+        is_ours = has_manager or has_gdpo(config)
+        sources = training_sources(config) if is_ours else None
+        settings = settings_of_run(config, sources, has_manager=has_manager)
         table = RolloutTable.of(config, has_rewards=has_tracker and settings is not None)
         if settings is None:
             return None
@@ -92,7 +94,7 @@ class TrainerRecord:
         if not self.has_manager or config.reward.custom_reward_function.path is not None:
             return
         for key in ("train", "val"):
-            rows = _scored_rows(getattr(trainer, f"{key}_dataset"))
+            rows = scored_rows(getattr(trainer, f"{key}_dataset"))
             if rows is not None:
                 if key == "train":
                     self.sources = {*rows["data_source"]}
@@ -112,14 +114,6 @@ class TrainerRecord:
         self.sources.update(step.rows.sources)
         estimator = trainer.config.algorithm.adv_estimator
         return step.metrics(estimator, lengths, by_source=len(self.sources) > 1)
-
-
-def _scored_rows(dataset: Any) -> Any | None:
-    """The columns that say how rows are scored; None for a dataset class without such a table."""
-    table = getattr(dataset, "dataframe", None)
-    columns = ["data_source", "reward_model"]
-    has_them = {*columns} <= {*getattr(table, "column_names", ())}
-    return table.select_columns(columns) if has_them else None  # type: ignore[union-attr]
 
 
 # --- V1 trainers --------------------------------------------------------------------------------
