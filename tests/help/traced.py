@@ -12,7 +12,7 @@ import verl_gdpo
 PACKAGE = f"{Path(verl_gdpo.__file__).parent}/"
 # imports, and what only reads a key of verl
 PASSED_BY = ("<module>", "group_of", "split_key")
-MECHANISM = ("cpu/", "hooks/extend.py", "hooks/gates.py")
+MECHANISM = ("cpu/", "hooks/extend.py", "hooks/gates.py", "hooks/refusal.py")
 
 
 class Trace:
