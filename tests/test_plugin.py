@@ -361,7 +361,7 @@ def test_the_table_in_the_docs():
     (shown,) = re.findall(r"<!-- extensions -->\n(.*?)<!-- end -->", text, re.S)
     rows = ["| of verl | ours, in `verl_gdpo/` | when |", "|---|---|---|"]
     for each in EXTENSIONS:
-        name = f"`{each.module.removeprefix('verl.')}`: `{each.path}`"
+        name = f"`{each.module}`: `{each.path}`"
         if each.replacement:
             module, _, function = each.replacement.partition(":")
             when = "a trainer is made" if each.at_construction else "it is imported"
