@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import ray
+import verl
 
 from verl_gdpo.hooks import extend, refusal
 from verl_gdpo.hooks.extend import Extension, extend_instance, extend_module, record_of
@@ -35,6 +36,7 @@ def calls(monkeypatch):
     vars(ours).update(fit=fit, wait=wait, add=lambda original, value: original(value) + 1)
     monkeypatch.setitem(sys.modules, "verl_gdpo.ours", ours)
     monkeypatch.setattr(refusal, "refusals", [])
+    assert verl.__version__  # which the refusal names
     yield calls
     extend.load.cache_clear()
 
