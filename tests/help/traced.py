@@ -8,6 +8,7 @@ from pathlib import Path
 import ray
 
 import verl_gdpo
+from verl_gdpo.hooks.extend import load_all
 
 PACKAGE = f"{Path(verl_gdpo.__file__).parent}/"
 # imports, and what only reads a key of verl
@@ -30,6 +31,7 @@ class Trace:
 
 
 def trace_agent_loops(worker):
+    load_all()  # what runs while a module is imported is no part of the way
     worker.trace, run_prompt = Trace(), worker._run_prompt
 
     async def run_traced_prompt(*args, **kwargs):
@@ -41,6 +43,7 @@ def trace_agent_loops(worker):
 
 def trace_rewards(worker):
     """Trace the event loop, and the threads that it starts from now on."""
+    load_all()
     worker.trace = Trace()
     threading.setprofile(worker.trace)
     worker.loop.set_default_executor(ThreadPoolExecutor())
@@ -56,6 +59,7 @@ def modules_of_a_step(stage, trainer):
     (loops,), (rewards,) = stage.loops.agent_loop_workers, stage.rewards.reward_loop_workers
     ray.get(loops.__ray_call__.remote(trace_agent_loops))
     ray.get(rewards.__ray_call__.remote(trace_rewards))
+    load_all()
     trace = Trace()
     sys.setprofile(trace)
     try:
