@@ -218,8 +218,7 @@ def slow(session: nox.Session) -> Counts:
     "verl_gdpo/hooks/driver.py",
     "verl_gdpo/hooks/resume.py",
     "verl_gdpo/hooks/rollout_guard.py",
-    "verl_gdpo/hooks/trainer_mixin.py",
-    "verl_gdpo/hooks/v1_trainer.py",
+    "verl_gdpo/hooks/trainer.py",
     "tests/slow/faults.py",
     "tests/slow/hangs.py",
     "tests/slow/resume.py",
@@ -378,10 +377,10 @@ def mutants(session: nox.Session) -> Counts:
 @nox.session(default=False)
 @recorded(
     "verl_gdpo/algorithm/",
-    "verl_gdpo/hooks/estimator.py",
-    "verl_gdpo/hooks/legacy_trainer.py",
+    "verl_gdpo/hooks/legacy.py",
     "verl_gdpo/hooks/replay_buffer.py",
     "verl_gdpo/hooks/reward_manager.py",
+    "verl_gdpo/hooks/step.py",
 )
 def mutmut(session: nox.Session) -> Counts:
     """Finds changes of the code between rewards and advantages that no test notices (15 minutes).

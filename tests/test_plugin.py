@@ -1,14 +1,23 @@
 """The plugin in new processes: how it is loaded, what it registers, and how it refuses to run."""
 
+import ast
+import json
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
+from quick_composition import compose_quickly
+from repository import REPO
 
-from verl_gdpo.hooks.relied_on import RELIED_ON, missing
-from verl_gdpo.plugin import EXTENDS
+from verl_gdpo import tasks
+from verl_gdpo.cpu.plugin import FUSED_KERNELS, ON_CPU, OWN_ROLLOUT
+from verl_gdpo.hooks.extend import Extension
+from verl_gdpo.plugin import CALLED_BY_TOOLS, EXTENSIONS
+from workshop.count_lines import code_lines
 
 REPORT = """
 import sys, verl
@@ -25,16 +34,17 @@ print("same", get_adv_estimator_fn("gdpo") is get_adv_estimator_fn(AdvantageEsti
 print("estimator", get_adv_estimator_fn("gdpo").__module__)
 print("other", get_adv_estimator_fn("rloo").__module__)
 print("manager", get_reward_manager_cls("gdpo").__module__)
-print("trainers", getattr(PPOTrainer.__new__, "__module__", None))
+extension = getattr(PPOTrainer.__init__, "verl_gdpo_extension", None)
+print("trainers", extension and extension.replacement)
 print("times", len([*unwrapped(PPOTrainer._setup)]))
 """
 
 OURS = """light True
 same True
-estimator verl_gdpo.plugin
+estimator verl_gdpo.hooks.step
 other verl.trainer.ppo.core_algos
 manager verl_gdpo.hooks.reward_manager
-trainers verl_gdpo.hooks.v1_trainer
+trainers hooks.trainer:construct
 times 1
 """
 
@@ -117,7 +127,9 @@ for attempt in (
 """
 # verl's own manager must not run in the place of ours, and nobody derives one from ours
 MANAGER = 'lambda: get_reward_manager_cls("gdpo")(config=None, tokenizer=None),'
-SUBCLASS = 'lambda: __import__("verl_gdpo.hooks.reward_manager"),'
+SUBCLASS = """lambda: type(
+    "Mine", (__import__("verl_gdpo.hooks.reward_manager", fromlist=["x"]).GdpoRewardManager,), {}
+)(None, None, None),"""
 
 
 @pytest.mark.parametrize(
@@ -216,7 +228,7 @@ def test_a_newer_verl_with_all_names_runs_with_a_warning(python, version):
     ("gone", "use_v1", "is_refused"),
     [
         # what has another name is never imported, so nothing of ours extends it
-        ("verl.models.transformers.monkey_patch", True, True),
+        ("verl.workers.engine.fsdp.transformer_impl", True, True),
         ("verl.trainer.ppo.v1", True, True),
         # as verl's branch neo, which has the legacy trainer alone
         ("verl.trainer.ppo.v1", False, False),
@@ -225,26 +237,205 @@ def test_a_newer_verl_with_all_names_runs_with_a_warning(python, version):
 def test_a_newer_verl_without_a_module(python, gone, use_v1, is_refused):
     code = NEWER.format(version="0.10.0", gone=[gone], use_v1=use_v1)
     done = python(code, VERL_USE_EXTERNAL_PLUGINS="none")
-    refusal = rf"verl-gdpo cannot run: verl has no {gone}\S*:.* \(verl 0\.10\.0; {NEW}\)"
+    refusal = rf"verl-gdpo cannot run: verl has no .*{gone}\S*:.* \(verl 0\.10\.0; {NEW}\)"
     assert bool(re.search(refusal, done.stdout)) == is_refused, done.stderr
     assert ("was not tested with this verl" in done.stderr) != is_refused
 
 
+BROKEN = """
+import sys, verl
+sys.modules["verl_gdpo.hooks.{broken}"] = None  # as if it could not be imported
+from omegaconf import OmegaConf
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.utils.device import auto_set_device
+config = OmegaConf.load({file!r})
+config.update(algorithm={{**config.algorithm, "adv_estimator": "grpo"}})
+config.reward.reward_manager.name = "naive"
+auto_set_device(config)
+trainer = get_trainer_cls("sync")(config)
+print(type(trainer).__name__, vars(trainer).get("verl_gdpo_record"))
+config.algorithm.adv_estimator = "gdpo"
+for attempt in (
+    lambda: auto_set_device(config),
+    lambda: get_trainer_cls("sync")(config),
+    lambda: get_adv_estimator_fn("gdpo"),
+):
+    try:
+        print("went on with", attempt())
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+@pytest.fixture(scope="session")
+def gsm8k(tmp_path_factory):
+    """The configuration of a run on GSM8K."""
+    folder = tmp_path_factory.mktemp("composed")
+    file, rows = folder / "gsm8k.yaml", folder / "train.jsonl"
+    rows.write_text(json.dumps({"data_source": "verl_gdpo/gsm8k"}))
+    settings = ["task=gsm8k", "hardware=cpu", f"data.train_files={rows}"]
+    config = compose_quickly(REPO / "recipes", "train", settings)
+    file.write_text(OmegaConf.to_yaml(config, resolve=True))
+    return str(file)
+
+
+@pytest.mark.parametrize("broken", ["agent_loop", "trainer"])
+def test_a_failing_import_of_ours_refuses_gdpo_and_leaves_verl_to_others(python, gsm8k, broken):
+    done = python(BROKEN.format(broken=broken, file=gsm8k))
+    reasons = re.findall(r"verl-gdpo: gdpo will not run: (.*)", done.stderr)
+    assert reasons[0].startswith(f"hooks.{broken}: ModuleNotFoundError: "), done.stderr
+    # once for each module, of which others may import the broken one
+    assert len({reason.partition(":")[0] for reason in reasons}) == len(reasons)
+    trainer, *refusals = done.stdout.splitlines()
+    assert trainer == "PPOTrainerSync None", done.stderr
+    assert refusals == [f"verl-gdpo cannot run: {'; '.join(reasons)}"] * 3
+
+
+# --- what is loaded ------------------------------------------------------------------------------
+
+LOADED = """
+import json, sys, verl
+def loaded():
+    return {{name: module.__file__ for name, module in sys.modules.items()
+             if name.partition(".")[0] == "verl_gdpo" and getattr(module, "__file__", None)}}
+import verl.trainer.ppo.v1
+import verl.experimental.reward_loop.reward_manager
+early = loaded()
+from datasets import Dataset
+from omegaconf import OmegaConf
+from types import SimpleNamespace
+from verl_gdpo.hooks.extend import load, record_of, table
+config = OmegaConf.load({file!r})
+trainer = verl.trainer.ppo.v1.get_trainer_cls("sync")(config)
+row = dict(data_source="verl_gdpo/gsm8k", reward_model=dict(ground_truth="72"))
+trainer.train_dataset = trainer.val_dataset = SimpleNamespace(dataframe=Dataset.from_list([row]))
+record_of(trainer).check_rows(trainer)
+for extension in table:
+    if extension.at_construction or "compute_advantage" in extension.name:
+        load(extension.replacement)
+load("hooks.step:compute_gdpo")
+print(json.dumps([early, loaded()]))
+"""
+
+
+@pytest.mark.xfail(not hasattr(tasks, "FOLDERS"), reason="all tasks are imported", strict=True)
+def test_what_verls_processes_load(python, gsm8k):
+    done = python(LOADED.format(file=gsm8k))
+    assert done.returncode == 0, done.stderr
+    early, late = json.loads(done.stdout.splitlines()[-1])
+    lines = {name: code_lines(Path(file).read_text()) for name, file in late.items()}
+    assert len(early) <= 12 and sum(lines[name] for name in early) <= 500, early
+    assert sum(lines.values()) <= 3600, lines
+    rooms = {".".join(name.split(".")[:2]) for name in late}
+    assert "verl_gdpo.run" not in rooms
+    assert "verl_gdpo.sandbox" not in rooms
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+ALL = (*EXTENSIONS, *CALLED_BY_TOOLS)
+
+
 def test_nothing_that_we_rely_on_is_missing():
-    assert {ours: missing(symbols) for ours, symbols in RELIED_ON.items() if missing(symbols)} == {}
-    assert {*EXTENDS.values()} <= {*RELIED_ON}
+    assert [each.symbol for each in ALL if each.is_missing()] == []
 
 
 @pytest.mark.parametrize(
-    ("symbol", "is_there"),
+    ("module", "name", "is_there"),
     [
-        ("os.path:join(a)", True),
-        ("os.path:join(b)", False),
-        ("os.path:joins", False),
-        ("os.paths:join", False),
-        ("pathlib:Path.exists(self)", True),
-        ("pathlib:Path.is(self)", False),
+        ("os.path", "join(a)", True),
+        ("os.path", "join(b)", False),
+        ("os.path", "joins", False),
+        ("os.paths", "join", False),
+        ("pathlib", "Path.exists(self)", True),
+        ("pathlib", "Path.is(self)", False),
     ],
 )
-def test_how_a_symbol_is_looked_up(symbol, is_there):
-    assert missing([symbol]) == ([] if is_there else [symbol])
+def test_how_a_symbol_is_looked_up(module, name, is_there):
+    assert Extension(module, name).is_missing() != is_there
+
+
+def test_the_table_in_the_docs():
+    text = (REPO / "docs" / "trainers.md").read_text()
+    (shown,) = re.findall(r"<!-- extensions -->\n(.*?)<!-- end -->", text, re.S)
+    rows = ["| of verl | ours, in `verl_gdpo/` | when |", "|---|---|---|"]
+    for each in EXTENSIONS:
+        name = f"`{each.module}`: `{each.path}`"
+        if each.replacement:
+            module, _, function = each.replacement.partition(":")
+            when = "a trainer is made" if each.at_construction else "it is imported"
+            rows.append(f"| {name} | `{module.replace('.', '/')}.py`: `{function}` | {when} |")
+        else:
+            rows.append(f"| {name} | | called alone |")
+    assert shown.strip().splitlines() == rows
+
+
+def test_each_function_of_ours_is_there():
+    for each in (*EXTENSIONS, *ON_CPU, *OWN_ROLLOUT, *FUSED_KERNELS):
+        module, _, function = each.replacement.partition(":")
+        if function:
+            tree = ast.parse((REPO / "verl_gdpo" / f"{module.replace('.', '/')}.py").read_text())
+            functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+            assert function in {n.name for n in tree.body if isinstance(n, functions)}, each
+
+
+def test_nothing_else_changes_verl():
+    """Nowhere else in the source is an attribute of verl set, or a class made late."""
+    faults = []
+    for path in sorted((REPO / "verl_gdpo").rglob("*.py")):
+        faults += [
+            f"{path.name}: {fault}" for fault in changes_of_others(ast.parse(path.read_text()))
+        ]
+    assert faults == [
+        "extend.py: setattr(owner, name, stand_in)",
+        "extend.py: setattr(module, name, stand_in)",
+    ]
+
+
+FOREIGN = ("verl", "ray", "transfer_queue", "vllm")
+
+
+def changes_of_others(tree):
+    """Assignments to attributes and items of what is imported of others, and classes made late."""
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [(each.asname or each.name.partition(".")[0], each.name) for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [(each.asname or each.name, node.module or "") for each in node.names]
+        else:
+            continue
+        imported |= {name for name, of in names if of.partition(".")[0] in FOREIGN}
+    for node in ast.walk(tree):
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+            for target in targets:
+                text = ast.unparse(target)
+                owners = {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}
+                is_part = isinstance(target, (ast.Attribute, ast.Subscript))
+                if text.endswith(".__class__") or (is_part and owners & imported):
+                    yield ast.unparse(node)
+        elif isinstance(node, ast.FunctionDef) and node.name == "__new__":
+            yield "def __new__"
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name == "setattr" or (name == "type" and len(node.args) == 3):
+                yield ast.unparse(node)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "from verl.utils import debug\ndebug.marked_timer = 1",
+        "from verl.a import REGISTRY\nREGISTRY['gdpo'] = 1",
+        "import verl.a\nvars(verl.a)['b'] = 1",
+        "import verl.a as a\na.B.c = 1",
+        "trainer.__class__ = 1",
+        "setattr(trainer, 'fit', 1)",
+        "type('Mine', (), {})",
+        "class A:\n    def __new__(cls): pass",
+    ],
+)
+def test_how_a_change_of_verl_is_found(fault):
+    assert [*changes_of_others(ast.parse(fault))]

@@ -1,164 +1,143 @@
-"""The module that verl loads. It adds our parts to verl, or makes gdpo stop with the reason.
+"""The module that verl loads: the table of everything in verl that we change.
 
 verl loads it at the end of `import verl`, in each process, through the entry point `verl_gdpo` of
 the group `verl.plugins`, through `VERL_USE_EXTERNAL_MODULES=verl_gdpo.plugin`, or through both.
 
-`EXTENDS` lists which module of ours extends which module of verl. Python imports ours right after
-verl imports its own, and ours then replaces what it extends. One that extends several modules of
-verl has a function for each, named behind a colon. If verl lacks a module, ours is never imported:
-verl's branch `neo` cannot import `verl.trainer.ppo.v1`.
+Right after verl imports a module of the table, `hooks/extend.py` puts a function there that imports
+ours at its first call. If verl lacks a name, or ours cannot be imported, gdpo is refused with the
+reason, and verl's own function goes on. If verl lacks a module, as its branch `neo` lacks
+`verl.trainer.ppo.v1`, that is no reason: the module is never imported.
 
 A verl that is newer than the supported versions is asked for all names that a run uses, once a
 configuration names gdpo. If it has them, a line says that nobody has tested it.
-
-If gdpo cannot run, verl must not use its own estimator and manager of the same name in our place.
-So both are replaced, and `GATES` refuse a configuration that names one of them: functions to which
-verl passes it at the start of its main modules, and in the constructor of each trainer.
 """
 
-import functools
-import importlib
-import sys
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
-
 import verl
-import wrapt
 from packaging.specifiers import SpecifierSet
 
-from verl_gdpo import SUPPORTED_VERL
-from verl_gdpo.run import stacks
+from verl_gdpo import REQUIRED_VERL, stacks
+from verl_gdpo.hooks.extend import extend_when_imported, extensions
+from verl_gdpo.hooks.refusal import refusals, refuse
 
-EXTENDS = {
-    "verl.experimental.agent_loop.agent_loop": "agent_loop",
-    "verl.experimental.fully_async_policy.fully_async_rollouter": "fully_async:extend_rollouter",
-    "verl.experimental.fully_async_policy.fully_async_trainer": "fully_async:extend_trainer",
-    "verl.experimental.reward_loop.reward_manager": "reward_manager",
-    "verl.models.transformers.monkey_patch": "attention:register",
-    "verl.trainer.ppo.metric_utils": "legacy_batch:extend_metrics",
-    "verl.trainer.ppo.v1": "v1_trainer",
-    "verl.trainer.ppo.reward": "legacy_batch:extend_reward",
-    "verl.trainer.ppo.ray_trainer": "legacy_trainer",
-    "verl.trainer.main_ppo": "driver:extend_main_ppo",
-    "verl.utils.device": "driver:extend_device",
-    "verl.utils.fsdp_utils": "fused_kernels",
+__all__ = ["CALLED_BY_TOOLS", "EXTENSIONS", "refusals"]
+
+_AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
+_MANAGERS = "verl.experimental.reward_loop.reward_manager"
+
+# {verl's module: {name with the parameters that ours needs: our function in hooks/}}
+_WHEN_IMPORTED = {
+    "verl.utils.device": {"auto_set_device(config)": "driver:check_and_set_device"},
+    "verl.trainer.main_ppo": {"run_ppo(config,task_runner_class)": "driver:check_and_run"},
+    "verl.trainer.ppo.utils": {"need_critic(config)": "gates:refuse_configuration"},
+    "verl.trainer.ppo.core_algos": {"get_adv_estimator_fn(name_or_enum)": "gates:find_estimator"},
+    f"{_MANAGERS}.registry": {"get_reward_manager_cls(name)": "gates:find_manager"},
+    f"{_MANAGERS}.base": {  # of which ours is a subclass
+        "RewardManagerBase(config,tokenizer,compute_score)": "",
+        "RewardManagerBase.run_single(data)": "",
+    },
+    _AGENT_LOOP: {
+        "AgentLoopWorker._compute_score(outputs)": "agent_loop:compute_and_mark",
+        "AgentLoopWorker._postprocess(inputs)": "agent_loop:postprocess_without_columns",
+    },
+    "verl.trainer.ppo.v1.trainer_base": {
+        "PPOTrainer.__init__(config)": "trainer:construct",
+        "PPOTrainer._setup": "trainer:set_up",
+    },
+    "verl.trainer.ppo.v1.utils": {
+        "compute_advantage_for_multi_trajectories(data)": "trainer:compute_and_note",
+    },
+    "verl.trainer.ppo.ray_trainer": {
+        "RayPPOTrainer._create_dataloader": "legacy:create_dataloader",
+        "RayPPOTrainer._init_dump_executor": "",
+        "RayPPOTrainer._shutdown_dump_executor": "",
+        "compute_advantage(data,adv_estimator,config)": "step:compute_in_step",
+    },
+    "verl.trainer.ppo.reward": {
+        "extract_reward(batch)": "legacy:extract_with_columns",
+        "resolve_reward_manager_cls(config)": "",
+    },
+    "verl.trainer.ppo.metric_utils": {
+        "compute_data_metrics(batch)": "legacy:compute_all_metrics",
+        "process_validation_metrics(data_sources,sample_uids,infos_dict)": "legacy:leave_out_none",
+    },
+    # Ray keeps the methods of an actor's class before it makes one
+    "verl.experimental.fully_async_policy.fully_async_trainer": {
+        "FullyAsyncTrainer.__init__(config)": "fully_async:construct_trainer",
+        "FullyAsyncTrainer.fit": "fully_async:fit_trainer",
+    },
+    "verl.experimental.fully_async_policy.fully_async_rollouter": {
+        "FullyAsyncRollouter.fit": "fully_async:fit_rollouter",
+        "FullyAsyncRollouter._streaming_generation_main": "fully_async:generate_and_note",
+    },
+    "verl.workers.engine.fsdp.transformer_impl": {
+        "FSDPEngine._build_module": "attention:build_with_ours",
+    },
+    "verl.utils.fsdp_utils": {
+        "_select_fsdp2_wrap_targets(model)": "fused_kernels:keep_head_in_root",
+    },
 }
-GATES = {"verl.utils.device": "auto_set_device", "verl.trainer.ppo.utils": "need_critic"}
-# the keys that may name our estimator or manager; the last one is of versions before 0.9
-NAMED_IN = ("algorithm.adv_estimator", "reward.reward_manager.name", "reward_model.reward_manager")
 
-# the reasons why gdpo must not run in this process; empty if it may run
-refusals: list[str] = []
+# methods of the class of a trainer or buffer, when one is made for gdpo
+_AT_CONSTRUCTION = {
+    "verl.trainer.ppo.v1.trainer_base": {
+        "PPOTrainer._init_dataloader": "trainer:init_dataloader",
+        "PPOTrainer._build_replay_buffer": "trainer:build_replay_buffer",
+        "PPOTrainer.fit(agent_loop_manager)": "trainer:fit",
+        "PPOTrainer._compute_advantage(batch,metrics)": "trainer:compute_advantage",
+        "PPOTrainer._log_rollout_data": "trainer:log_rollout_data",
+        "PPOTrainer._dump_generations(reward_extra_infos_dict)": "trainer:dump_generations",
+        "PPOTrainer._val_metrics_update": "trainer:update_validation_metrics",
+    },
+    "verl.trainer.ppo.v1.replay_buffer": {
+        "ReplayBuffer.sample": "replay_buffer:sample",
+        "ReplayBuffer._sync_metadata_from_transfer_queue": "replay_buffer:sync_metadata",
+        "ReplayBuffer._clear_groups": "replay_buffer:clear_groups",
+        "ReplayBuffer._sampleable_terminal_keys": "replay_buffer:sampleable_keys",
+        "ReplayBuffer._select_prompt_uids": "replay_buffer:select_prompts",
+        "ReplayBuffer._materialize_batch": "replay_buffer:materialize_batch",
+        "ReplayBuffer._terminal_eviction_reasons": "replay_buffer:eviction_reasons",
+        "ReplayBuffer._dapo_filtered_keys(partition_id)": "replay_buffer:filtered_keys",
+    },
+    "verl.trainer.ppo.ray_trainer": {
+        "RayPPOTrainer.fit": "legacy:fit",
+        "RayPPOTrainer._get_gen_batch(batch)": "legacy:get_gen_batch",
+        "RayPPOTrainer._log_rollout_data(batch,reward_extra_infos_dict)": "legacy:log_rollout_data",
+        "RayPPOTrainer._dump_generations(reward_extra_infos_dict)": "trainer:dump_generations",
+        "RayPPOTrainer._val_metrics_update": "trainer:update_validation_metrics",
+    },
+}
 
+# of `verl-gdpo check` and `hooks/merge.py`; no run calls them. What verl sets in a constructor
+# stands in the docstrings of our modules
+_CALLED_BY_TOOLS = {
+    "verl.model_merger.base_model_merger": [
+        "ModelMergerConfig(operation,backend,local_dir,target_dir,hf_model_config_path)"
+    ],
+    "verl.model_merger.fsdp_model_merger": ["FSDPModelMerger.merge_and_save"],
+    "verl.utils.config": ["validate_config(config)"],
+    "verl.trainer.ppo.utils": ["need_reference_policy(config)"],
+    "verl.trainer.ppo.reward": ["load_reward_manager(config,tokenizer)"],
+    "verl.trainer.ppo.core_algos": [
+        *("ADV_ESTIMATOR_REGISTRY", "POLICY_LOSS_REGISTRY", "kl_penalty"),
+    ],
+    "verl.workers.rollout.replica": ["RolloutReplicaRegistry._registry"],
+    _AGENT_LOOP: ["_agent_loop_registry"],
+    "verl.utils.tracking": ["Tracking.supported_backend"],
+    "verl.utils.dataset.rl_dataset": ["get_dataset_class"],
+}
 
-def refuse(*_args: Any, **_kwargs: Any) -> Any:
-    """Raise RuntimeError with the reasons why gdpo cannot run, if there are any."""
-    if refusals:
-        raise RuntimeError("verl-gdpo cannot run: " + "; ".join(refusals))
-
-
-def estimator(*args: Any, **kwargs: Any) -> Any:
-    """Call our estimator, which is imported at the first call."""
-    refuse()
-    from verl_gdpo.hooks.estimator import compute_gdpo
-
-    return compute_gdpo(*args, **kwargs)
-
-
-def replace_estimator(core_algos: Any) -> None:
-    """Put our estimator in place of verl's, which looks it up at each step."""
-    with suppress(AttributeError):  # in a version that is refused
-        core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"] = estimator
-
-
-def refuse_manager(reward_manager: Any) -> None:
-    """Let nobody make verl's own manager `gdpo` if ours cannot run."""
-    if refusals:
-        with suppress(AttributeError):
-            reward_manager.registry.REWARD_MANAGER["gdpo"] = refuse
-
-
-def refuse_configurations(verls: Any) -> None:
-    """Extend the gate in this module of verl to raise if gdpo is configured and cannot run."""
-    name = GATES[verls.__name__]
-    gate = getattr(verls, name, None)
-    if gate is None:  # in a version that is refused
-        return
-
-    @functools.wraps(gate)
-    def refuse_or_go_on(config: Any) -> Any:
-        from omegaconf import OmegaConf
-
-        if "gdpo" in [OmegaConf.select(config, key) for key in NAMED_IN]:
-            look_into_newer(bool(OmegaConf.select(config, "trainer.use_v1")))
-            refuse()
-        return gate(config)
-
-    setattr(verls, name, refuse_or_go_on)
-
-
-@functools.cache
-def look_into_newer(is_v1: bool) -> None:
-    """Refuse a verl that is newer than the supported ones if it lacks a name, else warn."""
-    if refusals or SpecifierSet(SUPPORTED_VERL).contains(verl.__version__, prereleases=True):
-        return
-    from verl_gdpo.hooks.relied_on import RELIED_ON, missing
-
-    # a trainer that verl lacks cannot run, so only the configured one needs its part
-    others = {"fully_async", "legacy_trainer" if is_v1 else "v1_trainer"}
-    parts = [ours for ours in EXTENDS.values() if ours.partition(":")[0] not in others]
-    if lacking := missing(name for ours in parts for name in RELIED_ON[ours]):
-        _refuse(f"verl has no {', '.join(lacking)} ({_versions()})")
-    else:
-        print(f"verl-gdpo: gdpo was not tested with this verl ({_versions()})", file=sys.stderr)
-
-
-def _importing(ours: str) -> Callable[[Any], None]:
-    name, _, function = ours.partition(":")
-
-    def import_ours(verls: Any) -> None:
-        if refusals:
-            return
-        try:
-            from verl_gdpo.hooks.relied_on import RELIED_ON, missing
-
-            if lacking := missing(RELIED_ON[ours]):
-                raise ImportError(f"verl has no {', '.join(lacking)}")
-            module = importlib.import_module(f"verl_gdpo.hooks.{name}")
-            if function:
-                getattr(module, function)(verls)
-        except Exception as error:  # verl must keep working for users who do not use gdpo
-            _refuse(f"verl_hooks.{ours}: {type(error).__name__}: {error} ({_versions()})")
-
-    return import_ours
-
-
-def _versions() -> str:
-    return f"verl {verl.__version__}; supported: verl{SUPPORTED_VERL}"
-
-
-def _refuse(reason: str) -> None:
-    refusals.append(reason)
-    # verl hides the exceptions of plugins, so every process prints the reason here
-    print(f"verl-gdpo: gdpo will not run: {reason}", file=sys.stderr, flush=True)
+EXTENSIONS = extensions(_WHEN_IMPORTED) + extensions(_AT_CONSTRUCTION, at_construction=True)
+CALLED_BY_TOOLS = extensions({k: dict.fromkeys(v, "") for k, v in _CALLED_BY_TOOLS.items()})
 
 
 def _activate() -> None:
-    try:
-        importlib.import_module("verl_gdpo.hooks")
-    except ImportError as error:
-        _refuse(str(error))
-    else:
-        stacks.register()
-        for module, ours in EXTENDS.items():
-            wrapt.register_post_import_hook(_importing(ours), module)
-    for module, change in (
-        ("verl.trainer.ppo.core_algos", replace_estimator),
-        ("verl.experimental.reward_loop.reward_manager", refuse_manager),
-        *((module, refuse_configurations) for module in GATES),
-    ):
-        wrapt.register_post_import_hook(change, module)
+    stacks.register()
+    if SpecifierSet(REQUIRED_VERL).contains(verl.__version__, prereleases=True):
+        extend_when_imported(EXTENSIONS)
+    else:  # the gates alone, as far as this verl has them
+        refuse(f"verl {verl.__version__} is not supported")
+        gates = [each for each in EXTENSIONS if each.replacement.startswith("hooks.gates:")]
+        extend_when_imported(gates, on_missing=lambda _: None)
 
 
 _activate()

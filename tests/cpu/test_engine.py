@@ -10,7 +10,6 @@ import types
 import pytest
 import torch
 
-from verl_gdpo import SUPPORTED_VERL
 from verl_gdpo.cpu import plugin
 from verl_gdpo.cpu.engine import Batcher, Engine, load_full_state
 from verl_gdpo.cpu.sampler import (
@@ -22,6 +21,7 @@ from verl_gdpo.cpu.sampler import (
     parse_sampling_params,
     sample,
 )
+from verl_gdpo.hooks.extend import extend_module
 from workshop.tiny_policy.model import make_tiny_model
 
 TEXTS = [f"What is {a} plus {b}? The answer is {a + b}." for a in range(10) for b in range(10)]
@@ -219,33 +219,19 @@ def test_on_a_gpu_the_rollout_comes_alone(run_python):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_missing_symbol_is_named_with_the_supported_range(monkeypatch):
+def test_a_missing_symbol_is_named_with_the_supported_range(monkeypatch, capsys):
     stub = types.ModuleType("verl")
     stub.__version__ = "0.99.0"
     monkeypatch.setitem(sys.modules, "verl", stub)
     module = types.ModuleType("verl.utils.distributed")
     monkeypatch.setitem(sys.modules, "verl.utils.distributed", module)
-    with pytest.raises(ImportError) as caught:
-        plugin._patch_process_group(module)
-    for part in ("initialize_global_process_group_ray", "verl 0.99.0", f"verl {SUPPORTED_VERL}"):
-        assert part in str(caught.value)
-    module.initialize_global_process_group_ray = lambda timeout_second: None
-    with pytest.raises(ImportError, match=r"_ray\(timeout_second,backend\)"):
-        plugin._patch_process_group(module)
-
-
-def test_failed_activation_is_printed_and_raised(monkeypatch, capsys):
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    stub = types.ModuleType("verl")
-    stub.__version__ = "0.99.0"
-    monkeypatch.setitem(sys.modules, "verl", stub)
-    monkeypatch.delitem(sys.modules, "verl.plugin", raising=False)
-    monkeypatch.delitem(sys.modules, "verl.plugin.platform", raising=False)
-    with pytest.raises(ImportError, match=r"verl\.plugin\.platform"):
-        plugin.report_failure(plugin.activate)()
-    printed = capsys.readouterr().err
-    assert "changing verl failed" in printed
-    assert "verl.plugin.platform" in printed
+    extensions = [each for each in plugin.ON_CPU if each.module == module.__name__]
+    symbol = r"initialize_global_process_group_ray\(timeout_second,backend\)"
+    for there in ({}, {"initialize_global_process_group_ray": lambda timeout_second: None}):
+        vars(module).update(there)
+        with pytest.raises(ImportError, match=f"{symbol} .verl 0.99.0; supported: verl>=0.9"):
+            extend_module(module, extensions, plugin.refuse_verl)
+    assert "initialize_global_process_group_ray(timeout_second,backend)" in capsys.readouterr().err
 
 
 # ---- tiny model ------------------------------------------------------------------------------

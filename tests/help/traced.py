@@ -8,10 +8,12 @@ from pathlib import Path
 import ray
 
 import verl_gdpo
+from verl_gdpo.hooks.extend import load_all
 
 PACKAGE = f"{Path(verl_gdpo.__file__).parent}/"
-# imports, what only reads a key of verl, and what hands on from verl's functions to ours
-PASSED_BY = ("<module>", "group_of", "split_key", "instead")
+# imports, and what only reads a key of verl
+PASSED_BY = ("<module>", "group_of", "split_key")
+MECHANISM = ("cpu/", "hooks/extend.py", "hooks/gates.py", "hooks/refusal.py")
 
 
 class Trace:
@@ -24,11 +26,12 @@ class Trace:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PACKAGE):
             path = code.co_filename.removeprefix(PACKAGE)
-            if code.co_name not in PASSED_BY and not path.startswith("cpu/"):
+            if code.co_name not in PASSED_BY and not path.startswith(MECHANISM):
                 self.modules[path] = True
 
 
 def trace_agent_loops(worker):
+    load_all()  # what runs while a module is imported is no part of the way
     worker.trace, run_prompt = Trace(), worker._run_prompt
 
     async def run_traced_prompt(*args, **kwargs):
@@ -40,6 +43,7 @@ def trace_agent_loops(worker):
 
 def trace_rewards(worker):
     """Trace the event loop, and the threads that it starts from now on."""
+    load_all()
     worker.trace = Trace()
     threading.setprofile(worker.trace)
     worker.loop.set_default_executor(ThreadPoolExecutor())
@@ -55,6 +59,7 @@ def modules_of_a_step(stage, trainer):
     (loops,), (rewards,) = stage.loops.agent_loop_workers, stage.rewards.reward_loop_workers
     ray.get(loops.__ray_call__.remote(trace_agent_loops))
     ray.get(rewards.__ray_call__.remote(trace_rewards))
+    load_all()
     trace = Trace()
     sys.setprofile(trace)
     try:

@@ -32,7 +32,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl_batch import verl_config
 
 from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, RESERVED_NAMES, RewardError
-from verl_gdpo.hooks import agent_loop, legacy_trainer, reward_manager
+from verl_gdpo.hooks import agent_loop, legacy
 
 KEYS_OF_N = ("n", "val_kwargs.n")
 # NeMo Gym's example: three components of 0 or 1, and `reward` as their sum
@@ -118,7 +118,7 @@ class LegacyTrainer(ray_trainer.RayPPOTrainer):
         self.config, self.tokenizer = config, tokenizer
         self.global_steps, self.use_rm = 7, False
         self.train_dataset = self.val_dataset = None
-        legacy_trainer.extend_and_create(lambda self: None, self)
+        legacy.create_dataloader(lambda self: None, self)
 
     def fit(self, data, generate):
         data = data.union(generate(self._get_gen_batch(data)))
@@ -419,7 +419,7 @@ def test_what_is_only_logged_may_differ(trainer):
 def test_a_worker_asks_once_whether_its_run_has_gdpo(workers, monkeypatch):
     """verl may run the file of the user's manager for the answer."""
     asked = []
-    monkeypatch.setattr(reward_manager, "runs_gdpo_manager", lambda config: asked.append(config))
+    monkeypatch.setattr(agent_loop, "runs_gdpo_manager", lambda config: asked.append(config))
     worker = SimpleNamespace(config=OmegaConf.create({"reward": {}}))  # without `algorithm`
     assert [agent_loop._is_for_us(worker) for _ in range(3)] == [False] * 3
     assert asked == [worker.config]

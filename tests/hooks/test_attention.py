@@ -13,7 +13,7 @@ from transformers.masking_utils import create_causal_mask
 from two_ranks import run_two_ranks
 
 from verl_gdpo.hooks import attention
-from verl_gdpo.hooks.attention import KEY, choose, make_known, packed_varlen, register
+from verl_gdpo.hooks.attention import KEY, choose, make_known, packed_varlen
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -71,15 +71,12 @@ def test_a_checkpoint_does_not_name_ours(tmp_path, name, kept):
     """verl copies the key into the configuration that it saves, and nobody else knows ours."""
     config = Qwen2Config(attn_implementation=name)
     config.attn_implementation = name
-    passed = []
-    verls = SimpleNamespace(apply_monkey_patch=lambda model, **options: passed.append(options))
-    register(verls)
-    verls.apply_monkey_patch(model=SimpleNamespace(config=config), use_remove_padding=True)
+    module = SimpleNamespace(config=config)
+    assert attention.build_with_ours(lambda engine: engine, module) is module
     config.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved.get("attn_implementation") == kept
     assert config._attn_implementation == name
-    assert passed == [{"use_remove_padding": True}]
 
 
 @torch.no_grad()

@@ -16,11 +16,15 @@ from memory_queue import MemoryQueue
 from torch.utils._python_dispatch import TorchDispatchMode
 from transfer_queue import KVBatchMeta
 from v1_step import A_OF, REWARDS, dump, fill, make_trainer, ours, sample_and_train
+from verl import DataProto
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from verl_gdpo.algorithm import metrics as metrics_module
 from verl_gdpo.algorithm.matrix import scalars_of
-from verl_gdpo.hooks import estimator as estimator_module
+from verl_gdpo.hooks import step as step_module
+from verl_gdpo.hooks.extend import record_of
 from verl_gdpo.run.dump_reader import read_dump
 
 VERLS_OWN = ["algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive"]
@@ -53,18 +57,71 @@ def test_a_step_reads_what_verls_own_reads(queue, tmp_path):
     assert verls - of_ours == {}
 
 
+class WithSuper(PPOTrainerSync):
+    """As users write them: ours is around this method, and verl's is called by it."""
+
+    def _compute_advantage(self, batch, metrics):
+        metrics["mine"] = 1.0
+        return super()._compute_advantage(batch, metrics)
+
+
+class WithoutSuper(WithSuper):
+    def _compute_advantage(self, batch, metrics):
+        uids = np.array([key[0] for key in batch.keys], dtype=object)
+        names = ("response_mask", "token_level_rewards")
+        data = DataProto.from_single_dict({n: torch.ones(4, 2) for n in names} | {"uid": uids})
+        compute_advantage_for_multi_trajectories(data, batch.keys, "gdpo", config={})
+        metrics["mine"] = 2.0
+        return batch
+
+
+COLOCATED = ["trainer.v1.trainer_mode=colocate_async"]
+
+
+def test_trainers_of_one_process_do_not_touch_each_other(queue, tmp_path):
+    """gdpo, grpo, gdpo; a synchronous buffer, and then an asynchronous one."""
+    kinds = [
+        ours(tmp_path),
+        make_trainer(PPOTrainerSync, tmp_path, *VERLS_OWN),
+        make_trainer(WithSuper, tmp_path),
+        make_trainer(WithSuper, tmp_path, *VERLS_OWN),
+        make_trainer(PPOTrainerColocateAsync, tmp_path, *COLOCATED),
+        make_trainer(PPOTrainerColocateAsync, tmp_path, *COLOCATED, *VERLS_OWN),
+        make_trainer(WithoutSuper, tmp_path),
+    ]
+    assert [type(trainer.replay_buffer).__name__ for trainer in kinds] == [
+        *["ReplayBuffer"] * 4,
+        *["ReplayBufferAsync"] * 2,
+        "ReplayBuffer",
+    ]
+    for trainer in (*kinds, *kinds):
+        queue.rows.clear()
+        fill(queue)
+        batch, _ = trainer.replay_buffer.sample(7, "train", 2)
+        metrics = {}
+        trainer._compute_advantage(batch, metrics)
+        is_ours = trainer.config.algorithm.adv_estimator == "gdpo"
+        assert ("gdpo/a/mean" in metrics) == is_ours
+        assert ("mine" in metrics) == isinstance(trainer, WithSuper)
+        record = record_of(trainer)
+        assert (record is not None) == is_ours
+        if record:  # once a call: a step has as many batches as calls
+            trainer.global_steps += 1
+            assert {row["batch"] for row in record.dump_rows._rows.values()} == {0}
+
+
 def test_without_filter_groups_the_rewards_are_read_once(queue, tmp_path):
     trainer = ours(tmp_path)
     dump(trainer, sample_and_train(trainer, len(fill(queue))))
     assert queue.reads["extra_fields", 4] == 1
-    assert not trainer.replay_buffer.known_rows  # the next step has other rows
+    assert not record_of(trainer.replay_buffer).known_rows  # the next step has other rows
 
 
 @pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
 def test_the_metrics_reuse_the_scalars_of_the_estimator(queue, tmp_path, monkeypatch, estimator):
     """verl's grpo has none, so its metrics compute them."""
     count = Counter()
-    for module in (estimator_module, metrics_module):
+    for module in (step_module, metrics_module.advantages):
         monkeypatch.setattr(
             module, "scalars_of", lambda *given: count.update(["scalars"]) or scalars_of(*given)
         )

@@ -12,8 +12,7 @@ from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.samples import BatchRows, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.variants import rvpo, sa_mrpo
-from verl_gdpo.hooks.estimator import compute_gdpo
-from verl_gdpo.hooks.step import Step
+from verl_gdpo.hooks.step import AdvantageStep, compute_gdpo
 
 REWARDS = [[1, 1], [1, 0], [0, 1], [0, 0], [3, 1], [3, 1], [-3, 1], [0.5, 1]]
 GROUPS = np.array(list("aaaabbbb"), dtype=object)
@@ -64,7 +63,7 @@ def test_without_named_columns_the_message_says_what_to_do(columns, gdpo):
 @pytest.mark.parametrize("rows", [7, 9])
 def test_rewards_of_another_number_of_rows(rows):
     columns = {name: np.arange(rows) for name in "ab"}
-    step = Step(GdpoSettings(), BatchRows.from_columns(columns, rows))
+    step = AdvantageStep(GdpoSettings(), BatchRows.from_columns(columns, rows))
     with step, pytest.raises(RuntimeError, match=f"got 8 rows, but the rewards of {rows} rows"):
         estimate()
 
@@ -83,7 +82,7 @@ def test_the_last_row_of_a_session_speaks_for_the_others_and_padding_is_0():
     infos = [{"a": float(a), "b": float(b)} for a, b in REWARDS]
     keys = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "b_0_0", "b_1_0", "pad_0_0", "b_2_0"]
     rows = BatchRows.from_keys(keys, infos, ["d"] * 8, [key[:3] == "pad" for key in keys])
-    with Step(GdpoSettings(), rows) as step:
+    with AdvantageStep(GdpoSettings(), rows) as step:
         advantages, _ = estimate()
     counted = [1, 2, 3, 4, 5, 7]
     expected = oracle.gdpo([REWARDS[i] for i in counted], [keys[i][0] for i in counted])

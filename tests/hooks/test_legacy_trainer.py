@@ -6,7 +6,6 @@ These tests run on the installed verl, and with `nox -s verl` on another one.
 import asyncio
 import functools
 import inspect
-import types
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
@@ -26,8 +25,9 @@ from verl.trainer.ppo.reward import extract_reward
 from verl_batch import GROUPS, REWARDS, algorithm, batch, verl_config
 
 from verl_gdpo.algorithm.samples import RewardError
-from verl_gdpo.hooks import legacy_trainer
-from verl_gdpo.hooks.legacy_batch import extend_metrics, process_what_is_present
+from verl_gdpo.hooks import legacy
+from verl_gdpo.hooks.extend import record_of
+from verl_gdpo.hooks.legacy import leave_out_none
 from verl_gdpo.hooks.rollout_guard import RolloutError, RolloutGuard
 from verl_gdpo.hooks.step import current_step
 from verl_gdpo.plugin import refusals
@@ -191,7 +191,7 @@ class Trainer(ray_trainer.RayPPOTrainer):
         columns = {"data_source": [*sources], "reward_model": truths}
         dataset = SimpleNamespace(dataframe=datasets.Dataset.from_dict(columns))
         self.train_dataset, self.val_dataset = dataset, None
-        legacy_trainer.extend_and_create(lambda self, *loaded: None, self, 1, 2)
+        legacy.create_dataloader(lambda self, *loaded: None, self, 1, 2)
 
     def fit(self, data, **arguments):
         estimator = self.config.algorithm.adv_estimator
@@ -217,7 +217,7 @@ class ReloadingTrainer(Trainer):
     """As for a curriculum, which loads other data later."""
 
     def fit(self, data, **arguments):
-        legacy_trainer.extend_and_create(lambda self, *loaded: None, self, 1, 2)
+        legacy.create_dataloader(lambda self, *loaded: None, self, 1, 2)
         return super().fit(data, **arguments)
 
 
@@ -249,7 +249,7 @@ def test_the_rewards_of_the_grpo_arm_are_looked_at_where_the_manager_is_ours(man
     trainer = Trainer("algorithm.adv_estimator=grpo", f"reward.reward_manager.name={manager}")
     data = trainer.fit(batch({"a": np.array(REWARDS)[:, 0]}, reward_extra_keys=["a"]))
     assert ("gdpo_metrics" in data.meta_info) == (manager == "gdpo")
-    assert isinstance(trainer, legacy_trainer.GdpoLegacyTrainer) == (manager == "gdpo")
+    assert (record_of(trainer) is not None) == (manager == "gdpo")
 
 
 def test_the_bounds_of_our_scorers_reach_the_metrics_and_the_variants():
@@ -358,7 +358,7 @@ def test_a_step_may_have_several_batches_and_dumps(tmp_path):
         rows = read_dump(tmp_path / name / "2.jsonl")
         assert [[*row["rewards"].values()] for row in rows] == rewards
     with pytest.raises(RuntimeError, match="1 of 1 rows were in no batch"):
-        trainer.dump_rows.columns(["earlya_0_0"])
+        record_of(trainer).dump_rows.columns(["earlya_0_0"])
 
 
 def columns_of(rewards):
@@ -435,7 +435,7 @@ def test_what_is_not_ours_is_handed_on_as_it_came():
     def function(data, adv_estimator, gamma=1.0, config=None):
         return data, adv_estimator, gamma, config
 
-    wrapped = functools.partial(legacy_trainer.compute_in_step, function)
+    wrapped = functools.partial(legacy.compute_in_step, function)
     assert wrapped("data", "gae", 0.5) == ("data", "gae", 0.5, None)
     assert wrapped(config="c", adv_estimator="grpo", data="data") == ("data", "grpo", 1.0, "c")
 
@@ -522,12 +522,10 @@ def of_0_9_1(data_sources, sample_uids, infos_dict, seed=42, expected_acc_counts
     return "verl's own"
 
 
-@pytest.mark.parametrize(("verls", "is_extended"), [(of_0_9_0, True), (of_0_9_1, False)])
-def test_verls_own_validation_is_kept_where_it_takes_none(verls, is_extended):
-    module = types.ModuleType("metric_utils")
-    module.process_validation_metrics, module.compute_data_metrics = verls, lambda batch: {}
-    extend_metrics(module)
-    assert (module.process_validation_metrics is not verls) == is_extended
+@pytest.mark.parametrize(("verls", "is_called"), [(of_0_9_0, False), (of_0_9_1, True)])
+def test_verls_own_validation_is_kept_where_it_takes_none(verls, is_called):
+    metrics = leave_out_none(verls, [], [], {})
+    assert metrics == ("verl's own" if is_called else {})
 
 
 def means(data_sources, sample_uids, infos_dict):
@@ -547,7 +545,7 @@ def test_validation_averages_what_is_present():
     arguments = (["x", "x", "y"], ["u", "v", "w"], infos)
     with pytest.raises(TypeError):
         means(*arguments)
-    result = process_what_is_present(means, *arguments)
+    result = leave_out_none(means, *arguments)
     assert {source: {k: v["mean@1"] for k, v in m.items()} for source, m in result.items()} == {
         "x": {"reward": 1.5, "a": 2.0},
         "y": {"reward": 6.0, "b": 6.0},

@@ -67,9 +67,9 @@ def test_the_state_is_that_of_the_code(monkeypatch, tmp_path):
     shutil.copytree(verl_gdpo.__path__[0], copy, ignore=shutil.ignore_patterns("__pycache__"))
     ours = nodes.state()
     monkeypatch.setattr(verl_gdpo, "__path__", [str(copy)])
-    (copy / "advantage" / "made_when_it_runs.pyc").write_bytes(b"\0")
+    (copy / "algorithm" / "made_when_it_runs.pyc").write_bytes(b"\0")
     assert nodes.state() == ours
-    with (copy / "advantage" / "zero.py").open("a") as file:
+    with (copy / "algorithm" / "zero.py").open("a") as file:
         file.write("\n")
     assert nodes.state() != ours
 

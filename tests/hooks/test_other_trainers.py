@@ -19,7 +19,7 @@ from verl.experimental.fully_async_policy import fully_async_rollouter
 from verl.trainer import main_ppo
 from verl_batch import GROUPS, REWARDS, batch, verl_config
 
-from verl_gdpo.hooks import legacy_trainer, nodes
+from verl_gdpo.hooks import legacy, nodes
 from verl_gdpo.hooks.driver import check_and_run
 
 
@@ -58,7 +58,7 @@ def test_one_step_off_policy_dumps(tmp_path):
     rows = {**texts, "reward_extra_infos_dict": {"format": [0.5]}, "dump_path": str(tmp_path)}
     with pytest.raises(AttributeError, match="_dump_executor"):
         trainer._dump_generations(**rows)
-    legacy_trainer.extend_and_create(lambda self: None, trainer)
+    legacy.create_dataloader(lambda self: None, trainer)
     trainer._dump_generations(**rows)
     trainer._shutdown_dump_executor()
     assert json.loads((tmp_path / "7.jsonl").read_text())["format"] == 0.5
@@ -142,7 +142,7 @@ async def cannot_score(_sample):
 def rollouter_of(rollouter_cls, *overrides, process):
     """verl's rollouter, with doubles for the message queue, the prompts and the agent loops."""
     rollouter = object.__new__(rollouter_cls)
-    legacy_trainer.extend(rollouter, verl_config(*overrides))
+    legacy.extend(rollouter, verl_config(*overrides))
     doubles = {
         "async_rollout_manager": object(),
         "message_queue_client": Signals(),

@@ -13,11 +13,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, ERROR_KEY, BatchRows, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.hooks.replay_buffer import GdpoBuffer, fetch_rows
-
-
-class Buffer(GdpoBuffer, ReplayBuffer):
-    pass
+from verl_gdpo.hooks.extend import extend_instance, record_of
+from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows
 
 
 @pytest.fixture
@@ -35,7 +32,7 @@ def queue(monkeypatch):
 
 
 def buffer(metric="reward"):
-    made = Buffer(
+    made = ReplayBuffer(
         trainer_mode="sync",
         trainer_config=OmegaConf.create(),
         max_off_policy_threshold=8,
@@ -44,8 +41,12 @@ def buffer(metric="reward"):
         refill_fn=lambda count: count,
         filter_groups_metric=metric,
     )
-    made.known_rows = {}  # as the trainer does
+    extend_instance(made, "ReplayBuffer", BufferRecord(guard=None))  # as the trainer does
     return made
+
+
+def filter_by(buffer, settings):
+    record_of(buffer).filter_by(settings, buffer.filter_groups_metric)
 
 
 def put(queue, buffer, groups, weights=None, partition="train"):
@@ -78,7 +79,7 @@ GROUPS = {
 @pytest.mark.parametrize("batch_norm", ["sample", "token", "none"])
 def test_gdpo_keeps_what_gives_a_gradient(queue, group_norm, batch_norm):
     filtering = buffer()
-    filtering.filter_by(GdpoSettings(group_norm=group_norm, batch_norm=batch_norm))
+    filter_by(filtering, GdpoSettings(group_norm=group_norm, batch_norm=batch_norm))
     put(queue, filtering, GROUPS)
     # rewards that cancel in part cancel in their raw sum too, so "summed" drops equal sums
     dropped = {"opposed", "constant"} | ({"tied"} if group_norm == "summed" else set())
@@ -105,7 +106,7 @@ def test_gdpo_keeps_what_gives_a_gradient(queue, group_norm, batch_norm):
 )
 def test_the_variant_decides(queue, combine, dropped):
     filtering = buffer()
-    filtering.filter_by(read_settings({"gdpo": {"combine": combine}}))
+    filter_by(filtering, read_settings({"gdpo": {"combine": combine}}))
     put(queue, filtering, GROUPS)
     assert filtering._dapo_filtered_keys("train")[0] == dropped
 
@@ -113,7 +114,7 @@ def test_the_variant_decides(queue, combine, dropped):
 def test_what_eps_leaves_of_opposed_rewards_is_no_gradient(queue):
     # z is -+ .8660 s / (s + eps), s = .577 and 3.12: S is .8660 x 1e-4 (1/.577 - 1/3.12) = 1.2e-4
     filtering = buffer()
-    filtering.filter_by(GdpoSettings())
+    filter_by(filtering, GdpoSettings())
     put(queue, filtering, {"u": [(1, -3), (0, 2.4), (1, -3), (0, 2.4)]})
     assert filtering._dapo_filtered_keys("train")[0] == {"u"}
 
@@ -121,7 +122,7 @@ def test_what_eps_leaves_of_opposed_rewards_is_no_gradient(queue):
 def test_a_reward_of_weight_0_gives_no_gradient(queue):
     filtering = buffer()
     settings = {"gdpo": {"combine": "dara", "rewards": {"a": 1.0, "b": 0.0}}}
-    filtering.filter_by(read_settings(settings))
+    filter_by(filtering, read_settings(settings))
     put(queue, filtering, {"u": [(1, 0), (1, 1)]})
     assert filtering._dapo_filtered_keys("train")[0] == {"u"}
 
@@ -138,7 +139,7 @@ def test_weights_decide(queue):
     groups = {"u": [(0, 1), (2, 0), (0, 1), (2, 0)]}
     weights = {"a": 1.0, "b": 2.0}
     filtering = buffer()
-    filtering.filter_by(read_settings({"gdpo": {"rewards": weights}}))
+    filter_by(filtering, read_settings({"gdpo": {"rewards": weights}}))
     put(queue, filtering, groups, [1, 2])
     assert filtering._dapo_filtered_keys("train") == (set(), Counter())
     verls = buffer("score")
@@ -150,7 +151,7 @@ def test_conditions_and_missing_values_decide(queue):
     # b varies, but only in rows in which a is too low for it to count
     conditioned = {"a": 0.0, "b": {"weight": 1.0, "when": {"reward": "a", "at_least": 1}}}
     filtering = buffer()
-    filtering.filter_by(read_settings({"gdpo": {"rewards": conditioned}}))
+    filter_by(filtering, read_settings({"gdpo": {"rewards": conditioned}}))
     put(queue, filtering, {"u": [(0, 3), (0, 5)], "w": [(1, 3), (1, 5)], "v": [(1, 0), (0, 5)]})
     assert filtering._dapo_filtered_keys("train")[0] == {"u", "v"}
 
@@ -158,7 +159,7 @@ def test_conditions_and_missing_values_decide(queue):
 def test_the_weights_of_the_step_decide(queue):
     rewards = {"a": {"weight": {1: 1.0, 2: 0.0}}, "b": 1.0}
     filtering = buffer()
-    filtering.filter_by(read_settings({"gdpo": {"rewards": rewards}}))
+    filter_by(filtering, read_settings({"gdpo": {"rewards": rewards}}))
     put(queue, filtering, {"u": [(0, 1), (1, 1)]})
     assert filtering._terminal_eviction_reasons(1, "train")[1] == set()
     filtering._dapo_classification_cache.clear()
@@ -193,7 +194,7 @@ def infos(queue, uid):
 )
 def test_a_named_metric_must_vary_beside_the_signal(queue, metric, dropped):
     filtering = buffer(metric)
-    filtering.filter_by(GdpoSettings())
+    filter_by(filtering, GdpoSettings())
     put(queue, filtering, WRONG_AND_RIGHT)
     uids, counts = filtering._dapo_filtered_keys("train")
     assert counts == dropped
@@ -203,7 +204,7 @@ def test_a_named_metric_must_vary_beside_the_signal(queue, metric, dropped):
 def test_a_metric_may_be_missing(queue, caplog):
     """None, or no such name: of another task, whose groups are not dropped for that."""
     filtering = buffer("acc")
-    filtering.filter_by(read_settings({"gdpo": {"rewards": {"b": 1.0}}}))
+    filter_by(filtering, read_settings({"gdpo": {"rewards": {"b": 1.0}}}))
     put(queue, filtering, {"other": [(0, 3), (0, 5)], **WRONG_AND_RIGHT})
     for uid in WRONG_AND_RIGHT:
         for info in infos(queue, uid):
@@ -212,13 +213,13 @@ def test_a_metric_may_be_missing(queue, caplog):
     infos(queue, "right")[0]["acc"] = infos(queue, "right")[1]["acc"] = None
     assert filtering._dapo_filtered_keys("train")[0] == {"wrong", "both", "same"}
     assert sum("other_0_0 has no value of it" in line for line in caplog.messages) == 1
-    assert filtering.metric.metrics() == {"gdpo/filter_metric_missing": 5 / 12}
-    assert filtering.metric.metrics() == {}
+    assert record_of(filtering).metric.metrics() == {"gdpo/filter_metric_missing": 5 / 12}
+    assert record_of(filtering).metric.metrics() == {}
 
 
 def test_a_metric_that_is_never_there_stops_the_run(queue):
     filtering = buffer("acc")
-    filtering.filter_by(GdpoSettings())
+    filter_by(filtering, GdpoSettings())
     put(queue, filtering, {"u": [(0, 3), (0, 5)]})
     for info in infos(queue, "u"):
         info["acc"] = None
@@ -227,12 +228,12 @@ def test_a_metric_that_is_never_there_stops_the_run(queue):
     with pytest.raises(
         RewardError, match=r"metric=acc: .*'acc'\], this one always None\. Name one"
     ):
-        filtering.metric.check_known(rows)
+        record_of(filtering).metric.check_known(rows)
 
 
 def test_a_metric_that_is_no_number_is_refused(queue):
     filtering = buffer("acc")
-    filtering.filter_by(GdpoSettings())
+    filter_by(filtering, GdpoSettings())
     put(queue, filtering, {"u": [(0, 3), (0, 5)]})
     infos(queue, "u")[1]["acc"] = "yes"
     with pytest.raises(RewardError, match=r"u_1_0: .*metric=acc is 'yes'; expected a finite num"):
@@ -241,7 +242,7 @@ def test_a_metric_that_is_no_number_is_refused(queue):
 
 def test_the_last_row_of_a_session_stands_for_it(queue):
     filtering = buffer()
-    filtering.filter_by(GdpoSettings())
+    filter_by(filtering, GdpoSettings())
     put(queue, filtering, {"u": [(1,), (1,)]})
     filtering.partitions["train"]["u_0_1"] = {}
     queue["u_0_1"] = {
@@ -251,17 +252,17 @@ def test_the_last_row_of_a_session_stands_for_it(queue):
     assert filtering._dapo_filtered_keys("train")[0] == set()
     queue["u_0_1"]["extra_fields"]["reward_extra_info"] = {"a": 1.0, "score": 1.0}
     filtering._dapo_classification_cache.clear()
-    filtering.known_rows.clear()
+    record_of(filtering).known_rows.clear()
     assert filtering._dapo_filtered_keys("train")[0] == {"u"}
 
 
 def test_without_filtering_and_in_validation_nothing_is_read(queue):
     filtering = buffer(metric=None)
-    filtering.filter_by(GdpoSettings())
+    filter_by(filtering, GdpoSettings())
     put(queue, filtering, GROUPS)
     assert filtering._dapo_filtered_keys("train") == (set(), Counter())
     validating = buffer()
-    validating.filter_by(GdpoSettings())
+    filter_by(validating, GdpoSettings())
     put(queue, validating, GROUPS, partition="val")
     assert validating._dapo_filtered_keys("val") == (set(), Counter())
     assert not queue["reads"]
@@ -271,7 +272,7 @@ def test_without_filtering_and_in_validation_nothing_is_read(queue):
 def test_a_failed_sample_stops_before_it_is_dropped(queue, settings):
     filtering = buffer()
     if settings is not None:
-        filtering.filter_by(settings)
+        filter_by(filtering, settings)
     put(queue, filtering, {"u": [(1,), (1,)]})
     queue["u_1_0"]["extra_fields"]["reward_extra_info"] = {ERROR_KEY: "no"}
     with pytest.raises(RewardError, match="no"):

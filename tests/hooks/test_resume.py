@@ -327,11 +327,12 @@ def test_verls_main_is_extended_where_it_is_the_main_module(monkeypatch):
     """No import hook sees `python -m verl.trainer.main_ppo`, which runs as `__main__`."""
     import verl
 
-    asked = []
+    def run_ppo(config, task_runner_class):
+        raise AssertionError
+
     file = Path(verl.__path__[0]) / "trainer" / "main_ppo.py"
     for name in (str(file), "another.py"):
-        main = SimpleNamespace(run_ppo=asked.append, __file__=name)
+        main = SimpleNamespace(run_ppo=run_ppo, __file__=name)
         monkeypatch.setitem(sys.modules, "__main__", main)
-        driver.extend_and_set(lambda config: None, None)
-        is_extended = main.run_ppo is not asked.append and hasattr(main.run_ppo, "__wrapped__")
-        assert is_extended == (name == str(file))
+        driver.check_and_set_device(lambda config: None, None)
+        assert (main.run_ppo is not run_ppo) == (name == str(file))

@@ -17,8 +17,9 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import ERROR_KEY, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.hooks import rollout_guard
-from verl_gdpo.hooks.replay_buffer import GdpoBuffer
+from verl_gdpo.hooks import replay_buffer, rollout_guard
+from verl_gdpo.hooks.extend import attach, extend_instance, record_of
+from verl_gdpo.hooks.replay_buffer import BufferRecord
 from verl_gdpo.hooks.rollout_guard import (
     ANSWER_SECONDS,
     Prompts,
@@ -27,7 +28,7 @@ from verl_gdpo.hooks.rollout_guard import (
     naming_the_trainer,
     rollout_actors,
 )
-from verl_gdpo.hooks.v1_trainer import GdpoTrainer
+from verl_gdpo.hooks.trainer import TrainerRecord
 
 
 @ray.remote(num_cpus=0)
@@ -139,12 +140,12 @@ def test_an_actor_that_dies_while_verl_calls_it(ray_session, is_ours):
             os.kill(pid, signal.SIGKILL)
             ray.get(agent_loop_manager.pid.remote())
 
-    trainer = object.__new__(type("Ours", (GdpoTrainer, Trainer), {}))
-    trainer.gdpo = GdpoSettings()
-    trainer.config = OmegaConf.create({"trainer": {"hang_minutes": 0}})
+    trainer = Trainer()
+    extend_instance(trainer, "PPOTrainer", TrainerRecord(GdpoSettings(), True, None))
     actors = {"agent loop worker 0": worker} if is_ours else {}
     guard = RolloutGuard(lambda: actors, tolerated=0)
-    trainer.replay_buffer = SimpleNamespace(guard=guard)
+    trainer.replay_buffer = SimpleNamespace()
+    attach(trainer.replay_buffer, BufferRecord(guard))
     error, said = (
         (RolloutError, r"agent loop worker 0 died\. A start with trainer\.resume_mode=auto")
         if is_ours
@@ -295,7 +296,7 @@ def queue(monkeypatch):
 
 
 def buffer_of(verls, mode, tolerated, refill=None, **more):
-    buffer = type("Buffer", (GdpoBuffer, verls), {})(
+    buffer = verls(
         trainer_mode=mode,
         trainer_config=OmegaConf.create(),
         max_off_policy_threshold=8,
@@ -307,7 +308,7 @@ def buffer_of(verls, mode, tolerated, refill=None, **more):
         gen_batch_size=1,
         **more,
     )
-    buffer.guard, buffer.known_rows = RolloutGuard(dict, tolerated=tolerated), {}
+    extend_instance(buffer, "ReplayBuffer", BufferRecord(RolloutGuard(dict, tolerated=tolerated)))
     return buffer
 
 
@@ -436,7 +437,8 @@ def test_the_metric_of_filter_groups_must_be_known(queue):
 
     def sample(metric):
         made = buffer_of(ReplayBuffer, "sync", 9, print, filter_groups_metric=metric)
-        made.filter_by(read_settings({"gdpo": {"rewards": {"a": 1}}}))
+        settings = read_settings({"gdpo": {"rewards": {"a": 1}}})
+        record_of(made).filter_by(settings, metric)
         return made.sample(1, "train", 1)
 
     saved = dict(queue)
@@ -476,9 +478,9 @@ def test_filtering_in_rounds_does_not_depend_on_time(queue, monkeypatch):
 
     monkeypatch.setattr(tq, "kv_list", kv_list)
     monkeypatch.setattr(ReplayBuffer, "_dapo_filtered_keys", no_signal)
-    monkeypatch.setattr(GdpoBuffer, "_classify_finished", lambda self, partition_id: None)
+    monkeypatch.setattr(replay_buffer, "_classify_finished", lambda *_: None)
     buffer = buffer_of(ReplayBuffer, "sync", 0, refill, filter_groups_metric="score")
-    buffer.in_rounds = True
+    record_of(buffer).in_rounds = True
     refill(6)
     batch, _ = buffer.sample(1, "train", 6)
     # two of u0 to u5 are dropped and twice as many sent, u6 to u9: with u7 and u8 there are 6

@@ -16,7 +16,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.tracking import Tracking
 from wandb_records import wandb_records
 
-from verl_gdpo.hooks.dump_writer import CHARACTERS, NAME, RolloutTable, chosen
+from verl_gdpo.hooks.rollout_table import CHARACTERS, NAME, RolloutTable, chosen
 from verl_gdpo.tools.compose import PLAIN
 
 

@@ -16,6 +16,8 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 
+from verl_gdpo.hooks.extend import record_of
+
 RECIPES = REPO / "recipes"
 
 # rewards (a, b) of the samples of each prompt, oldest first; 4 prompts are 2 mini-batches
@@ -88,7 +90,7 @@ def test_the_batch_is_a_mini_batch(queue, refills):
         expected = oracle.gdpo(rewards, [key[0] for key in keys])
         actual = [queue[key]["advantages"][0].item() for key in keys]
         assert actual == pytest.approx(expected, abs=1e-6)
-    dumped = trainer.dump_rows.columns([*batch.keys])["batch"]
+    dumped = record_of(trainer).dump_rows.columns([*batch.keys])["batch"]
     assert dict(zip((key[0] for key in batch.keys), dumped, strict=True)) == {
         **dict.fromkeys("uv", 0),
         **dict.fromkeys("wx", 1),

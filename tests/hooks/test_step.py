@@ -8,11 +8,11 @@ import torch
 from verl_gdpo.algorithm.samples import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings, RewardTerm
 from verl_gdpo.hooks import step as step_module
-from verl_gdpo.hooks.step import Outcome, Step, current_step
+from verl_gdpo.hooks.step import AdvantageStep, TokenAdvantages, current_step
 
 
 def make_step():
-    return Step(GdpoSettings(), BatchRows.from_columns({"a": [1.0, 2.0]}, 2))
+    return AdvantageStep(GdpoSettings(), BatchRows.from_columns({"a": [1.0, 2.0]}, 2))
 
 
 def test_a_step_is_known_while_it_is_open():
@@ -31,11 +31,11 @@ def test_a_step_is_known_while_it_is_open():
 
 
 def test_the_rewards_in_use_are_logged_once(caplog, monkeypatch):
-    monkeypatch.setattr(step_module, "_said", set())
+    monkeypatch.setattr(step_module, "_logged", set())
     rows = BatchRows.from_columns({"a": [1.0, 1.0], "b": [2.0, 2.0]}, 2)
     settings = GdpoSettings(rewards={"a": RewardTerm(0.5)})
     for given in (settings, settings, GdpoSettings()):
-        assert Step(given, rows).rewards
+        assert AdvantageStep(given, rows).rewards
     assert [record.getMessage() for record in caplog.records] == [
         "verl-gdpo: rewards in use, with weights: a 0.5; returned, and not used: b",
         "verl-gdpo: rewards in use, with weights (all numbers that are returned): a 1, b 1",
@@ -45,7 +45,7 @@ def test_the_rewards_in_use_are_logged_once(caplog, monkeypatch):
 def test_a_token_counts_once_whatever_marks_it():
     mask = torch.tensor([[1, 0, 2, 1], [1, 1, 1, 0], [0, 0, 0, 0]])
     advantages = torch.tensor([[0.5, 9.0, 0.5, 0.5], [1.0, 2.0, 3.0, 9.0], [7.0] * 4])
-    outcome = Outcome.of({"advantages": advantages, "response_mask": mask})
+    outcome = TokenAdvantages.of({"advantages": advantages, "response_mask": mask})
     assert outcome.trained_B.tolist() == [3, 3, 0]
     # the mean over the tokens that are trained; 0 where none is
     assert outcome.advantage_B.tolist() == [0.5, 2.0, 0.0]

@@ -1,6 +1,5 @@
 """Our estimator through the functions of verl's V1 trainers, without starting one."""
 
-import copy
 import functools
 import inspect
 from dataclasses import replace
@@ -24,12 +23,14 @@ from verl_batch import GROUPS, REWARDS, algorithm, batch
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import BatchRows, RewardError
+from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.variants import dara, dvao, gd2po, rvpo, sa_mrpo
-from verl_gdpo.hooks import v1_trainer
-from verl_gdpo.hooks.replay_buffer import GdpoBuffer
+from verl_gdpo.hooks import trainer as trainer_hooks
+from verl_gdpo.hooks.extend import extend_instance, record_of
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
-from verl_gdpo.hooks.step import Step
-from verl_gdpo.hooks.v1_trainer import GdpoTrainer, check_reward_workers
+from verl_gdpo.hooks.reward_workers import check_reward_workers
+from verl_gdpo.hooks.step import AdvantageStep
+from verl_gdpo.hooks.trainer import TrainerRecord
 from verl_gdpo.tasks import TASK_BY_SOURCE
 
 RECIPES = REPO / "recipes"
@@ -46,16 +47,20 @@ def v1_advantages(keys, infos, padding, declared=None, **settings):
     rows = BatchRows.from_keys(keys, infos, ["d"] * len(keys), padding)
     given = read_settings(algorithm(**settings))
     given = replace(given, bounds={**(declared or {}), **given.bounds})
-    with Step(given, rows):
+    with AdvantageStep(given, rows):
         data = compute_advantage_for_multi_trajectories(
             data, batch_keys=keys, adv_estimator="gdpo", config=algorithm(**settings)
         )
     return data.batch["advantages"]
 
 
-def test_a_v1_trainer_does_not_pass_through_the_hook_of_the_legacy_trainer():
-    hooked = ray_trainer.compute_advantage
-    assert utils.compute_advantage is inspect.unwrap(hooked) is not hooked
+def test_a_v1_trainer_has_one_step():
+    """Its function calls that of the legacy trainer, in which ours opens a step."""
+    assert inspect.unwrap(utils.compute_advantage) is not utils.compute_advantage
+    rows = BatchRows.from_columns({"a": [1.0] * 8}, 8)
+    with AdvantageStep(GdpoSettings(), rows) as step:
+        utils.compute_advantage(batch(), adv_estimator="gdpo", config=algorithm())
+    assert step.scalars is not None and step.advantages is None
 
 
 @pytest.mark.parametrize("otherwise", ["zero", "missing"])
@@ -168,8 +173,9 @@ class LoadsRows:
 
 
 def extended(trainer_cls):
-    trainer = GdpoTrainer.in_front_of(trainer_cls)(run_config())
-    vars(trainer).update(GdpoTrainer.first_state(trainer.config))
+    trainer = trainer_cls(run_config())
+    record = TrainerRecord.of(trainer.config, has_tracker=True)
+    extend_instance(trainer, "PPOTrainer", record)
     return trainer
 
 
@@ -178,9 +184,9 @@ def test_the_training_rows_tell_whose_bounds_hold(monkeypatch):
     bounds = {"correctness": (0.0, 1.0)}
     add_task(monkeypatch, "other", lambda response, truth, **_: scored, lambda: bounds)
     trainer = extended(LoadsRows)
-    assert "correctness" not in trainer.gdpo.bounds
+    assert "correctness" not in record_of(trainer).settings.bounds
     trainer._init_dataloader()
-    assert trainer.gdpo.bounds["correctness"] == (-3.0, 3.0)
+    assert record_of(trainer).settings.bounds["correctness"] == (-3.0, 3.0)
 
 
 # --- the reward workers --------------------------------------------------------------------------
@@ -211,9 +217,9 @@ class SetsUp(LoadsRows):
 
 def test_the_trainer_asks_the_workers_about_the_data_sources_of_its_rows(monkeypatch):
     asked = []
-    monkeypatch.setattr(v1_trainer, "check_reward_workers", lambda *given: asked.append(given))
+    monkeypatch.setattr(trainer_hooks, "check_reward_workers", lambda *given: asked.append(given))
     trainer = extended(SetsUp)
-    trainer._setup()
+    trainer_hooks.set_up(SetsUp._setup, trainer)
     assert asked == [(["a worker"], {"rlla"})]
 
 
@@ -291,32 +297,31 @@ def registered(monkeypatch):
 @pytest.mark.usefixtures("registered")
 def test_a_trainer_of_a_users_is_extended_however_it_is_made():
     for trainer in (OwnTrainer(recipe()), get_trainer_cls("own")(config=recipe())):
-        assert isinstance(trainer, GdpoTrainer) and isinstance(trainer, OwnTrainer)
-        assert type(trainer).__name__ == "OwnTrainer"
-        assert isinstance(trainer.replay_buffer, GdpoBuffer)
-        assert type(copy.copy(trainer)) is type(trainer)
+        assert type(trainer) is OwnTrainer
+        assert record_of(trainer) and record_of(trainer.replay_buffer)
 
 
 @pytest.mark.usefixtures("registered")
 def test_a_subclass_of_our_manager_is_ours_under_any_name(own_manager):
     trainer = get_trainer_cls("own")(recipe("trainer.v1.trainer_mode=own", *own_manager))
-    assert isinstance(trainer, GdpoTrainer)
-    assert isinstance(trainer.replay_buffer, GdpoBuffer)  # which stops at an error
+    assert record_of(trainer)
+    assert record_of(trainer.replay_buffer)  # which stops at an error
     naive = ["estimator=grpo", "reward.reward_manager.name=naive", "trainer.v1.trainer_mode=own"]
     trainer = get_trainer_cls("own")(recipe(*naive))
-    assert type(trainer) is OwnTrainer
-    assert not isinstance(trainer.replay_buffer, GdpoBuffer)
+    assert record_of(trainer) is record_of(trainer.replay_buffer) is None
 
 
 class MadeOtherwise(OwnTrainer):
-    def __init__(self, name, given):
-        super().__init__(given)
+    """Makes what it needs by itself."""
+
+    def __init__(self, name, config):
+        self.config = config
 
 
 def test_a_trainer_that_is_not_extended_stops_before_it_loads_a_model(own_manager, monkeypatch):
     reached = []
     monkeypatch.setattr(PPOTrainer, "_init_tokenizer", lambda self: reached.append(1) or 1 / 0)
-    how = r"test_v1_trainer.MadeOtherwise is not extended .* made without verl's configuration as"
+    how = r"test_v1_trainer.MadeOtherwise is not extended .* did not call that of verl's PPOTrainer"
     for overrides in ([], ["estimator=grpo"], own_manager):
         with pytest.raises(RuntimeError, match=how):
             MadeOtherwise("mine", recipe(*overrides)).init()

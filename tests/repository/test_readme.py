@@ -19,7 +19,7 @@ from verl_gdpo.algorithm.read_settings import DIALECTS, SETTING_KEYS, read_setti
 from verl_gdpo.algorithm.settings import Condition, GdpoSettings, RewardTerm
 from verl_gdpo.algorithm.variants import VARIANTS
 from verl_gdpo.hooks.configuration import LIMITS
-from verl_gdpo.hooks.dump_writer import KEY
+from verl_gdpo.hooks.rollout_table import KEY
 
 LINKS = [
     (page, target, anchor)

@@ -10,7 +10,7 @@ from metrics_of_batch import of_batch
 from repository import REPO
 
 from examples.wandb_workspace import SECTIONS, TABLE
-from verl_gdpo.hooks.dump_writer import NAME
+from verl_gdpo.hooks.rollout_table import NAME
 
 OF_VERL = ["val-aux/made/format/mean@1", "critic/advantages/max", "response_length/mean"]
 

@@ -11,10 +11,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
-from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils.tracking import Tracking
 
-from verl_gdpo.hooks.legacy_trainer import extend_and_create
+from verl_gdpo.hooks.driver import check_and_run
 from verl_gdpo.run import folder as run_folder
 from verl_gdpo.run.folder import (
     MetricsReader,
@@ -197,39 +196,16 @@ def test_a_configuration_without_run_dir_is_left_alone(no_logger_variables):
     assert not {*LOGGER_VARIABLES} & os.environ.keys()
 
 
-class StopsEarly(PPOTrainer):
-    on_sample_end = on_step_end = lambda self: None
+def test_a_run_by_hand_of_our_recipe_leaves_its_metrics_in_run_dir(tmp_path, no_logger_variables):
+    environments = []
 
-    def _init_tokenizer(self):
-        raise FileNotFoundError
+    def run_ppo(config, **_):
+        environments.append(config.ray_kwargs.ray_init.runtime_env.env_vars)
 
-
-class BareTrainer:
-    def __init__(self, config):
-        self.config = config
-        self._dump_executor = None
-
-    def _init_dataloader(self):
-        self.train_dataset = self.val_dataset = None
-
-
-def start_v1(config):
-    trainer = StopsEarly(config)
-    assert "VERL_FILE_LOGGER_PATH" not in os.environ  # `verl-gdpo check` gets here, and no further
-    with pytest.raises(FileNotFoundError):
-        trainer._setup()
-
-
-def start_legacy(config):
-    extend_and_create(BareTrainer._init_dataloader, BareTrainer(config))
-
-
-@pytest.mark.parametrize("start", [start_v1, start_legacy])
-def test_a_run_by_hand_of_our_recipe_leaves_its_metrics_in_run_dir(
-    tmp_path, no_logger_variables, start
-):
-    start(compose_config(REPO / "recipes", "train", [f"run_dir={tmp_path}/run"]))
-    assert os.environ["VERL_FILE_LOGGER_PATH"] == f"{tmp_path}/run/metrics/1.jsonl"
+    check_and_run(run_ppo, compose_config(REPO / "recipes", "train", [f"run_dir={tmp_path}/run"]))
+    file = f"{tmp_path}/run/metrics/1.jsonl"
+    assert os.environ["VERL_FILE_LOGGER_PATH"] == file
+    assert environments[0]["VERL_FILE_LOGGER_PATH"] == file
 
 
 def test_hydra_writes_into_run_dir():

@@ -160,7 +160,8 @@ def test_the_floor_of_a_configuration():
 # a driver that records its start as verl's does, and holds the interpreter from then on
 HANGS = """
 from pathlib import Path
-from verl_gdpo.run import hang_watch, stacks, starts
+from verl_gdpo import stacks
+from verl_gdpo.run import hang_watch, starts
 stacks.register()
 assert os.environ["VERL_GDPO_LAUNCHER"] == "1"
 trainer = {{"logger": ["file"], "hang_minutes": {minutes!r}}}

@@ -23,7 +23,7 @@ def started(tmp_path):
 
     def start(body, register=True):
         (tmp_path / "stuck.py").write_text(
-            f"from verl_gdpo.run import stacks\n{'stacks.register()' if register else ''}\n"
+            f"from verl_gdpo import stacks\n{'stacks.register()' if register else ''}\n"
             f"def stuck_here():\n    print(flush=True)\n    {body}\nstuck_here()\n"
         )
         process = subprocess.Popen([sys.executable, tmp_path / "stuck.py"], stdout=subprocess.PIPE)

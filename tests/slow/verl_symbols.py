@@ -1,12 +1,9 @@
-"""Prints which names of verl our parts rely on, and which of them the installed verl lacks."""
+"""Prints which names of verl we extend or call, and which of them the installed verl lacks."""
 
 import verl
 
-from verl_gdpo.hooks.relied_on import RELIED_ON, missing
+from verl_gdpo.plugin import CALLED_BY_TOOLS, EXTENSIONS
 
 print(f"verl {verl.__version__}, {verl.__file__}")
-for ours, symbols in RELIED_ON.items():
-    lacking = missing(symbols)
-    print(f"verl_hooks/{ours}.py: {len(symbols) - len(lacking)} of {len(symbols)} remain")
-    for symbol in symbols:
-        print("   missing" if symbol in lacking else "          ", symbol)
+for extension in (*EXTENSIONS, *CALLED_BY_TOOLS):
+    print("missing" if extension.is_missing() else "       ", extension.symbol)

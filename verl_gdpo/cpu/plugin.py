@@ -4,189 +4,115 @@ verl imports this module at the end of `import verl`, in every process. It acts 
 environment says VERL_PLATFORM=cpu: a CPU-only head node of a GPU cluster must never pick up the
 CPU platform. verl hides a plugin's exception in its debug log, so it is printed here first.
 
-What is changed in verl 0.9, each right after the module has been imported:
+`ON_CPU` is the table of what is changed, each right after the module has been imported; see
+`hooks/extend.py`, and `on_cpu.py` for the reasons. Besides:
 
-- verl.plugin.platform.PlatformRegistry: gets the platform "cpu" (public).
+- verl.plugin.platform.PlatformRegistry (public) gets the platform "cpu".
+- verl.checkpoint_engine.CheckpointEngineRegistry (public) gets the checkpoint engine "gloo".
+- verl.workers.rollout.replica.RolloutReplicaRegistry (public) gets the rollout "hf".
 - the variable VERL_ENGINE_DEVICE, read by verl.workers.engine.base.EngineRegistry: verl registers
   its FSDP engine for cuda and npu only; it runs on CPU just the same.
-- verl.utils.distributed.initialize_global_process_group_ray: builds the backend
-  "cpu:gloo,cpu:gloo", which torch rejects as naming a device twice.
-- verl.utils.fsdp_utils: see `verl_gdpo.hooks.fused_kernels`. The recipe for the CPU needs it.
-- verl.utils.fsdp_utils.fsdp2_sharded_save_to_cpu: keeps weights for later by moving them to the
-  CPU, which does not copy what is there already.
-- verl.checkpoint_engine: gets the checkpoint engine "gloo".
-- verl.workers.engine.fsdp.transformer_impl.CPUOffloadPolicy: pinned host memory, which verl asks
-  for in the reference model, needs an accelerator.
-- verl.workers.rollout.replica.RolloutReplicaRegistry (public) and
-  verl.workers.rollout.base._ROLLOUT_REGISTRY (private; verl has no function to register): get the
-  rollout "hf".
-- verl.experimental.agent_loop.agent_loop.AgentLoopWorker._run_agent_loop: gets `session_id` from
-  the V1 trainer and does not tell the rollout.
-- verl.trainer.ppo.v1.replay_buffer.ReplayBuffer: polls every 2 s, with no key to change it; a step
-  of a tiny model takes less than that.
 """
 
-import functools
 import importlib
 import os
 import sys
-import traceback
-from collections.abc import Callable
-from operator import attrgetter
 from types import ModuleType
-from typing import Any
 
 from wrapt import register_post_import_hook
 
-from verl_gdpo import SUPPORTED_VERL
-from verl_gdpo.cpu import vllm_rollout
+from verl_gdpo.cpu.on_cpu import ROLLOUTS
+from verl_gdpo.hooks.extend import extend_when_imported, extensions
+from verl_gdpo.hooks.refusal import versions
 
-BACKEND = "cpu:gloo"
-POLL_INTERVAL_SECONDS = 0.1
+# {verl's module: {name with the parameters that ours needs: our function}}; a request to a
+# rollout of ours has one sampling option more, "session"
+OWN_ROLLOUT = extensions(
+    {
+        "verl.workers.rollout.base": {
+            "get_rollout_class(rollout_name)": "on_cpu:find_rollout_class"
+        },
+        "verl.workers.rollout.replica": {"RolloutReplicaRegistry.register(name,loader)": ""},
+        "verl.experimental.agent_loop.agent_loop": {
+            "AgentLoopWorker._run_agent_loop(sampling_params)": "on_cpu:run_with_session"
+        },
+    },
+    room="cpu",
+)
+ON_CPU = extensions(
+    {
+        "verl.plugin.platform": {"PlatformRegistry.register(platform)": ""},
+        "verl.checkpoint_engine": {"CheckpointEngineRegistry.register(backend)": ""},
+        "verl.utils.distributed": {
+            "initialize_global_process_group_ray(timeout_second,backend)": "on_cpu:initialize_gloo",
+        },
+        "verl.utils.fsdp_utils": {"fsdp2_sharded_save_to_cpu(model)": "on_cpu:save_copies"},
+        "verl.workers.engine.fsdp.transformer_impl": {
+            "CPUOffloadPolicy(pin_memory)": "on_cpu:make_unpinned",
+        },
+        "verl.trainer.ppo.v1.replay_buffer": {
+            "ReplayBuffer.__init__(poll_interval)": "on_cpu:construct_with_short_poll",
+        },
+        "vllm.model_executor.layers.utils": {
+            "dispatch_cpu_unquantized_gemm(layer)": "vllm_rollout:keep_weights",
+        },
+        "importlib.metadata": {"version(distribution_name)": "vllm_rollout:find_version"},
+    },
+    room="cpu",
+)
+# the recipe for the CPU needs it, also where the plugin `verl_gdpo` is not loaded
+FUSED_KERNELS = extensions(
+    {
+        "verl.utils.fsdp_utils": {
+            "_select_fsdp2_wrap_targets(model)": "fused_kernels:keep_head_in_root",
+        }
+    }
+)
 
 
 def activate() -> None:
     """Set verl up for the CPU if VERL_PLATFORM=cpu.
 
     Raises:
-        ImportError: verl lacks something that this module replaces; names it.
+        ImportError: verl lacks something that this module needs; names it.
     """
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":  # normalised as verl does
         return
-    _register_platform()
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
-    vllm_rollout.name_distribution()
-    for name, patch in (
-        ("verl.utils.distributed", _patch_process_group),
-        ("verl.utils.fsdp_utils", _let_fused_kernels_run),
-        ("verl.utils.fsdp_utils", _copy_saved_weights),
-        ("verl.checkpoint_engine", _add_checkpoint_engine),
-        ("verl.workers.engine.fsdp.transformer_impl", _patch_offload_policy),
-        ("verl.trainer.ppo.v1.replay_buffer", _shorten_poll),
-        ("vllm.model_executor.layers.utils", vllm_rollout.keep_weights),
-    ):
-        after_import(name, patch)
+    extend_when_imported((*ON_CPU, *FUSED_KERNELS), refuse_verl)
+    after_import("verl.checkpoint_engine", "verl_gdpo.cpu.checkpoint_engine")
     register_rollout("hf", "verl_gdpo.cpu.rollout", "HFReplica", "HFServerAdapter")
-
-
-def _register_platform() -> None:
-    register = require("verl.plugin.platform", "PlatformRegistry.register", "platform")
-    from verl_gdpo.cpu.device import PlatformCPU
-
-    register(platform="cpu")(PlatformCPU)
-
-
-def _patch_process_group(module: ModuleType) -> None:
-    original = require(module, "initialize_global_process_group_ray", "timeout_second", "backend")
-
-    def initialize(timeout_second: int | None = None, backend: str | None = None) -> None:
-        original(timeout_second=timeout_second, backend=backend or BACKEND)
-
-    vars(module)["initialize_global_process_group_ray"] = initialize
-
-
-def _let_fused_kernels_run(_module: ModuleType) -> None:
-    """Also where the plugin `verl_gdpo` is not loaded; an import twice does it once."""
-    importlib.import_module("verl_gdpo.hooks.fused_kernels")
-
-
-def _copy_saved_weights(module: ModuleType) -> None:
-    original = require(module, "fsdp2_sharded_save_to_cpu", "model")
-
-    def save_copies(model: Any) -> Any:
-        shards, spec = original(model)
-        return {name: (shard.clone(), own) for name, (shard, own) in shards.items()}, spec
-
-    vars(module)["fsdp2_sharded_save_to_cpu"] = save_copies
-
-
-def _add_checkpoint_engine(module: ModuleType) -> None:
-    require(module, "CheckpointEngineRegistry.register", "backend")
-    importlib.import_module("verl_gdpo.cpu.checkpoint_engine")
-
-
-def _patch_offload_policy(module: ModuleType) -> None:
-    original = require(module, "CPUOffloadPolicy", "pin_memory")
-
-    def unpinned(pin_memory: bool = False) -> Any:
-        return original(pin_memory=False)
-
-    vars(module)["CPUOffloadPolicy"] = unpinned
-
-
-def _shorten_poll(module: ModuleType) -> None:
-    original = require(module, "ReplayBuffer.__init__", "poll_interval")
-
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **{"poll_interval": POLL_INTERVAL_SECONDS, **kwargs})
-
-    vars(module)["ReplayBuffer"].__init__ = init
+    try:
+        platforms = importlib.import_module("verl.plugin.platform").PlatformRegistry
+        device = importlib.import_module("verl_gdpo.cpu.device")
+    except Exception as error:
+        refuse_verl(f"{type(error).__name__}: {error}")
+    else:
+        platforms.register(platform="cpu")(device.PlatformCPU)
 
 
 def register_rollout(name: str, module: str, replica: str, adapter: str) -> None:
-    """Let `actor_rollout_ref.rollout.name=NAME` choose two classes of `module`, imported then.
+    """Let `actor_rollout_ref.rollout.name=NAME` choose two classes of `module`, imported then."""
+    ROLLOUTS[name] = f"{module}.{adapter}"
+    extend_when_imported(OWN_ROLLOUT, refuse_verl)
 
-    Each request has one sampling option more, "session": which sample of its prompt it is. The
-    order in which the samples of a prompt arrive differs from run to run.
-    """
+    def register(verls: ModuleType) -> None:
+        registry = verls.RolloutReplicaRegistry
+        registry.register(name, lambda: getattr(importlib.import_module(module), replica))
 
-    def add_replica(verls: ModuleType) -> None:
-        register = require(verls, "RolloutReplicaRegistry.register", "name", "loader")
-        register(name, lambda: getattr(importlib.import_module(module), replica))
-
-    def add_adapter(verls: ModuleType) -> None:
-        require(verls, "_ROLLOUT_REGISTRY")[(name, "async")] = f"{module}.{adapter}"
-
-    def name_sessions(verls: ModuleType) -> None:
-        original = require(verls, "AgentLoopWorker._run_agent_loop", "sampling_params")
-
-        @functools.wraps(original)
-        async def run(self: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.config.actor_rollout_ref.rollout.name == name and "session_id" in kwargs:
-                sampling_params = {**sampling_params, "session": kwargs["session_id"]}
-            return await original(self, sampling_params, *args, **kwargs)
-
-        verls.AgentLoopWorker._run_agent_loop = run
-
-    after_import("verl.experimental.agent_loop.agent_loop", name_sessions)
-    after_import("verl.workers.rollout.replica", add_replica)
-    after_import("verl.workers.rollout.base", add_adapter)
+    register_post_import_hook(register, "verl.workers.rollout.replica")
 
 
-def after_import(name: str, patch: Callable[[ModuleType], None]) -> None:
-    """Call `patch` with the module `name` as soon as it has been imported."""
-    register_post_import_hook(report_failure(patch), name)
+def after_import(module: str, ours: str) -> None:
+    """Import ours, which registers itself, right after verl imports this module."""
+    register_post_import_hook(lambda _: importlib.import_module(ours), module)
 
 
-def report_failure(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Print what `function` raises: verl and Ray may hide it."""
-
-    def reporting(*args: Any) -> Any:
-        try:
-            return function(*args)
-        except Exception:
-            print("verl_gdpo: changing verl failed:", file=sys.stderr)
-            traceback.print_exc(file=sys.stderr)
-            raise
-
-    return reporting
+def refuse_verl(reason: str) -> None:
+    """Raise ImportError, and print it: verl and Ray may hide it."""
+    message = f"verl_gdpo.cpu cannot change verl: {reason} ({versions()})"
+    print(message, file=sys.stderr, flush=True)
+    raise ImportError(message)
 
 
-def require(module: ModuleType | str, symbol: str, *parameters: str) -> Any:
-    """Return `module.symbol` after checking that it exists and takes `parameters`."""
-    import verl
-
-    from verl_gdpo.hooks.relied_on import missing
-
-    name = module if isinstance(module, str) else module.__name__
-    arguments = f"({','.join(parameters)})" if parameters else ""
-    if missing([f"{name}:{symbol}{arguments}"]):
-        raise ImportError(
-            f"verl_gdpo.cpu needs {name}.{symbol}{arguments}, which verl "
-            f"{verl.__version__} does not have; supported: verl {SUPPORTED_VERL}"
-        )
-    return attrgetter(symbol)(sys.modules[name])
-
-
-report_failure(activate)()
+activate()

@@ -1,13 +1,4 @@
-"""The modules that touch verl.
+"""Functions that run in verl's processes, each called in the place of one of verl's.
 
-Importing one of them may change verl, so this file imports none. It refuses older versions of verl
-for all of them.
+`verl_gdpo/plugin.py` has the table of them. Importing a module of this folder changes nothing.
 """
-
-import verl
-from packaging.specifiers import SpecifierSet
-
-from verl_gdpo import REQUIRED_VERL, SUPPORTED_VERL
-
-if not SpecifierSet(REQUIRED_VERL).contains(verl.__version__, prereleases=True):
-    raise ImportError(f"verl {verl.__version__} is not supported; supported: verl{SUPPORTED_VERL}")

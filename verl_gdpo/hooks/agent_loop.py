@@ -1,7 +1,5 @@
 """Carries what was returned for each rollout out of verl's agent loop workers, as it was returned.
 
-It also counts the samples that were finished.
-
 Relies on verl 0.9 `AgentLoopWorker`:
 - the coroutine `_compute_score(outputs, ...)`, which leaves out the reward manager if an agent loop
   has set `reward_score` itself. verl then copies `extra_fields["reward_extra_info"]` of the last
@@ -14,30 +12,23 @@ from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
-from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
 from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY
-from verl_gdpo.hooks.extend import Function, extends
+from verl_gdpo.hooks.extend import Function, attach, record_of
+from verl_gdpo.hooks.reward_workers import runs_gdpo_manager
 
 INFO = "reward_extra_info"  # verl's name for what was returned beside the score
 
-IS_OURS = "_is_for_gdpo"  # our attribute of a worker: its configuration, and the answer
 
-_finished = 0  # samples, in this process
-
-
-@extends(AgentLoopWorker, "_compute_score")
 async def compute_and_mark(
-    compute_score: Function, self: Any, outputs: Any, *args: Any, **kwargs: Any
+    original: Function, self: Any, outputs: Any, *args: Any, **kwargs: Any
 ) -> None:
     """Mark a session that an agent loop scored itself.
 
     Its last output then has a `reward_extra_info`, with the score under `AGENT_SCORE_KEY`.
     """
-    global _finished
     score = outputs[-1].reward_score
-    await compute_score(self, outputs, *args, **kwargs)
-    _finished += 1
+    await original(self, outputs, *args, **kwargs)
     if score is not None and _is_for_us(self):
         fields = outputs[-1].extra_fields
         info = fields.get(INFO) or {}
@@ -45,34 +36,26 @@ async def compute_and_mark(
         fields[INFO] = {**named, AGENT_SCORE_KEY: score}
 
 
-@extends(AgentLoopWorker, "_postprocess")
 def postprocess_without_columns(
-    postprocess: Function, self: Any, inputs: Any, *args: Any, **kwargs: Any
+    original: Function, self: Any, inputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Make one column of dicts: see `legacy_batch.py`."""
+    """Make one column of dicts: see `legacy.py`."""
     if not _is_for_us(self):
-        return postprocess(self, inputs, *args, **kwargs)
+        return original(self, inputs, *args, **kwargs)
     infos = np.empty(len(inputs), dtype=object)
-    infos[:] = [given.extra_fields.get(INFO) or {} for given in inputs]
-    for given in inputs:
-        given.extra_fields[INFO] = {}
-    data = postprocess(self, inputs, *args, **kwargs)
+    infos[:] = [each.extra_fields.get(INFO) or {} for each in inputs]
+    for each in inputs:
+        each.extra_fields[INFO] = {}
+    data = original(self, inputs, *args, **kwargs)
     data.non_tensor_batch[INFO] = infos
     return data
 
 
-def finished_samples(_worker: Any) -> int:
-    """Return how many samples this process has finished. It runs in an agent loop worker."""
-    return _finished
-
-
 def _is_for_us(worker: Any) -> bool:
     """Whether the worker's run has gdpo; asked once, as verl may run a manager's file for it."""
-    config, said = getattr(worker, IS_OURS, (None, False))
+    config, is_ours = record_of(worker) or (None, False)
     if config is not worker.config:
-        from verl_gdpo.hooks.reward_manager import runs_gdpo_manager
-
         estimator = OmegaConf.select(worker.config, "algorithm.adv_estimator")
-        said = estimator == "gdpo" or runs_gdpo_manager(worker.config)
-        setattr(worker, IS_OURS, (worker.config, said))
-    return bool(said)
+        is_ours = estimator == "gdpo" or runs_gdpo_manager(worker.config)
+        attach(worker, (worker.config, is_ours))
+    return bool(is_ours)

@@ -5,10 +5,9 @@ in which `position_ids` begin anew with each of them. transformers has two ways 
 flash-attn, or a mask whose size is the square of the whole length. Here PyTorch's attention is
 called once a row, so that nothing is padded and nothing has to be compiled.
 
-Relies on verl 0.9: its engine imports `verl.models.transformers.monkey_patch` before it makes a
-model, and hands each model to `apply_monkey_patch`. On transformers 5: `AttentionInterface`,
-`AttentionMaskInterface`, and that a model's layers hand `position_ids` on to the attention
-function.
+Relies on verl 0.9: `FSDPEngine._build_module`, which makes the model. On transformers 5:
+`AttentionInterface`, `AttentionMaskInterface`, and that a model's layers hand `position_ids` on to
+the attention function.
 """
 
 import functools
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf, open_dict
 
-from verl_gdpo.hooks.extend import Function, extends
+from verl_gdpo.hooks.extend import Function
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,10 +72,17 @@ def _no_flash_attn() -> str | None:
 # --- how it is computed --------------------------------------------------------------------------
 
 
-def register(monkey_patch: Any) -> None:
-    """Make both known, and extend verl's function, which a model passes through once."""
+def build_with_ours(original: Function, self: Any) -> Any:
+    """Make our attention known before the engine makes a model, and forget its name afterwards.
+
+    A checkpoint's config.json must not name ours, which is unknown where it is loaded.
+    """
     make_known()
-    extends(monkey_patch, "apply_monkey_patch")(apply_and_forget)
+    module = original(self)
+    # verl copies `override_config` into the configuration, and transformers has read it by now
+    if getattr(getattr(module, "config", None), "attn_implementation", None) in (SDPA, VARLEN):
+        del module.config.attn_implementation
+    return module
 
 
 def make_known() -> None:
@@ -86,15 +92,6 @@ def make_known() -> None:
     for name, attention in ((SDPA, packed_sdpa), (VARLEN, packed_varlen)):
         AttentionInterface.register(name, attention)
         AttentionMaskInterface.register(name, mask)
-
-
-def apply_and_forget(apply_monkey_patch: Function, *args: Any, **kwargs: Any) -> None:
-    """Let a checkpoint's config.json not name ours, which is unknown where it is loaded."""
-    apply_monkey_patch(*args, **kwargs)
-    model = kwargs["model"] if "model" in kwargs else args[0]
-    # verl copies `override_config` into the configuration, and transformers has read it by now
-    if getattr(model.config, "attn_implementation", None) in (SDPA, VARLEN):
-        del model.config.attn_implementation
 
 
 def mask(**given: Any) -> Any:

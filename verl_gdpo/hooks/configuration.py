@@ -189,6 +189,11 @@ def uses_gdpo_manager(config: Any) -> bool:
     return bool(manager.source == "register" and manager.name == "gdpo")
 
 
+def has_gdpo(config: Any) -> bool:
+    """Return whether the estimator or the reward manager is named gdpo."""
+    return config.algorithm.adv_estimator == "gdpo" or uses_gdpo_manager(config)
+
+
 def refuse_limits(config: Any) -> None:
     """Raise ValueError for limits that verl's manager `rate_limited` reads, and ours does not."""
     given = [f"reward.{k}={v}" for k, v in config.reward.items() if k in LIMITS and v is not None]

@@ -12,17 +12,14 @@ model's class before that.
 
 from typing import Any
 
-from verl.utils import fsdp_utils
-
-from verl_gdpo.hooks.extend import Function, extends
+from verl_gdpo.hooks.extend import Function
 
 FUSED_FORWARDS = ("forward_with_torch_backend", "forward_with_triton_backend")
 
 
-@extends(fsdp_utils, "_select_fsdp2_wrap_targets")
-def keep_head_in_root(select: Function, model: Any, classes: Any) -> list[Any]:
+def keep_head_in_root(original: Function, model: Any, classes: Any) -> list[Any]:
     """Leave out the output embeddings of a model that runs with fused kernels."""
-    targets: list[Any] = select(model, classes)
+    targets: list[Any] = original(model, classes)
     if hasattr(model, "get_base_model"):  # of LoRA
         model = model.get_base_model()
     if type(model).forward.__name__ not in FUSED_FORWARDS:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import ray
+import verl  # noqa: F401 - it loads the plugin, also where a node is asked
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import verl_gdpo
@@ -60,7 +61,7 @@ def state() -> str:
     """Return a hash of the code of this package.
 
     Raises:
-        RuntimeError: verl, which is imported before this module, has not loaded the plugin.
+        RuntimeError: verl, which this module imports, has not loaded the plugin.
     """
     if "verl_gdpo.plugin" not in sys.modules:
         raise RuntimeError("VERL_USE_EXTERNAL_PLUGINS does not include verl_gdpo there")

@@ -1,4 +1,9 @@
-"""Extends verl's replay buffers: checks rewards, and keeps the groups that give a gradient.
+"""Checks rewards in verl's replay buffers, and keeps the groups that give a gradient.
+
+It stops the run if a sample could not be scored. This is the first place in the trainer that sees a
+rollout: group filtering has not dropped it yet, and validation comes here too. It also stops the
+run if rollouts are lost. It sorts each batch by the time when verl sent out its prompts, because
+the order decides which rows share a mini-batch.
 
 Relies on verl 0.9 `ReplayBuffer`:
 - `partitions`;
@@ -16,19 +21,21 @@ and the fields `extra_fields` (with verl's `reward_extra_info`) and `data_source
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import transfer_queue as tq
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_gdpo.algorithm.group_filter import SUM_METRICS, FilterMetric, classify_groups
 from verl_gdpo.algorithm.samples import BatchRows, check_names, group_of, split_key
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.hooks.extend import Function, record_of
 from verl_gdpo.hooks.rollout_guard import Prompts, RolloutGuard
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
+
+VERLS = "verl.trainer.ppo.v1.replay_buffer"
 
 # {key: verl's reward_extra_info, data_source}; they never change once a rollout is scored
 KnownRows = dict[str, tuple[Mapping[str, Any], str]]
@@ -56,10 +63,9 @@ def fetch_rows(
         check_names(infos, unknown.__getitem__)
         of_row = zip(infos, _column(fetched, "data_source"), strict=True)
         known.update(zip(unknown, of_row, strict=True))
-    found = [known[key] for key in keys]
     padding = [bool(tag.get("is_padding")) for tag in tags]
     return BatchRows.from_keys(
-        keys, [info for info, _ in found], [source for _, source in found], padding
+        keys, [known[key][0] for key in keys], [known[key][1] for key in keys], padding
     )
 
 
@@ -69,29 +75,27 @@ def _column(fetched: Any, name: str) -> list[Any]:
     return column.tolist() if hasattr(column, "tolist") else list(column)
 
 
-class GdpoBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is seen as Any
-    """Stands in front of verl's replay buffers, and of those that a user derives from them.
+@dataclass(eq=False)
+class BufferRecord:
+    """Beside a replay buffer of a trainer with gdpo."""
 
-    It stops the run if a sample could not be scored. This is the first place in the trainer that
-    sees a rollout: group filtering has not dropped it yet, and validation comes here too. It also
-    stops the run if rollouts are lost. It sorts each batch by the time when verl sent out its
-    prompts, because the order decides which rows share a mini-batch.
-    """
-
-    trainer_mode: str = "sync"  # a buffer of the user may lack it
     guard: RolloutGuard
     in_rounds: bool = False  # True: filter only when all prompts that were sent out are done
-    filter_groups_metric: str | None = None  # a buffer of the user may lack it
-    known_rows: KnownRows  # rows fetched since the last advantage step; the trainer uses them too
-    gdpo: GdpoSettings | None = None  # None: verl's own rule filters groups
-    metric: FilterMetric = FilterMetric(None)
+    known_rows: KnownRows = field(default_factory=dict)  # fetched since the last advantage step
+    settings: GdpoSettings | None = None  # None: verl's own rule filters groups
+    metric: FilterMetric = field(default_factory=lambda: FilterMetric(None))
     step: int | None = None
+    busy: set[str] = field(default_factory=set)  # see `extend.py`
 
-    def filter_by(self, settings: GdpoSettings) -> None:
-        """Make `algorithm.filter_groups` keep the groups that give a gradient under `settings`."""
-        self.gdpo = settings
-        if self.filter_groups_metric is not None:
-            name = None if self.filter_groups_metric in SUM_METRICS else self.filter_groups_metric
+    def filter_by(self, settings: GdpoSettings, metric: str | None) -> None:
+        """Make `algorithm.filter_groups` keep the groups that give a gradient under `settings`.
+
+        Args:
+            metric: `filter_groups_metric` of verl's buffer.
+        """
+        self.settings = settings
+        if metric is not None:
+            name = None if metric in SUM_METRICS else metric
             self.metric = FilterMetric(name)
             logger.info(
                 "verl-gdpo: algorithm.filter_groups keeps the groups in which the sum of the "
@@ -99,111 +103,139 @@ class GdpoBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is seen as Any
                 f" and {name!r} varies" if name else "",
             )
 
-    def sample(self, *args: Any, **kwargs: Any) -> Any:
-        batch, metrics = super().sample(*args, **kwargs)
-        rows = self._rows(batch.keys, batch.partition_id, batch.tags)
-        if batch.partition_id != "val":
-            self.metric.check_known(rows)
-            metrics |= self.metric.metrics()
-        self.guard.end_batch(batch.partition_id)
-        return batch, metrics
-
-    def _rows(self, keys: Sequence[str], partition_id: str, tags: Any) -> BatchRows:
-        """Return what the reward manager said of these rows; raise if it could not score one."""
+    def checked_rows(self, keys: Sequence[str], partition_id: str, tags: Any) -> BatchRows:
+        """Return what the reward manager returned for these rows; raise if one has no score."""
         rows = fetch_rows(keys, partition_id, tags, self.known_rows)
         rows.raise_on_error()
         return rows
 
-    def _sync_metadata_from_transfer_queue(self) -> None:
-        super()._sync_metadata_from_transfer_queue()
-        partitions = {*self.finished_keys, *self.failure_keys}
-        self.guard.check({name: self._prompts_of(name) for name in partitions})
-
-    def _prompts_of(self, partition_id: str) -> Prompts:
-        """Return the prompts that ended, and which of them are lost.
-
-        The asynchronous trainers replace each failed prompt. The sync trainer and validation go on
-        with the rollouts that are left of it: one gives a score, but only two give an advantage.
-        """
-        failed, is_val = self.failure_keys[partition_id], partition_id == "val"
-        sessions = {split_key(key)[0] for key in self.partitions[partition_id]} if failed else ()
-        left = Counter(split_key(session)[0] for session in sessions)
-        is_replaced = self.trainer_mode != "sync" and not is_val
-        under_way = self.pending_keys[partition_id], self.running_keys[partition_id]
-        return Prompts(
-            ended=self.finished_keys[partition_id] | failed,
-            failed=set(failed),
-            lost={uid for uid in failed if is_replaced or left[uid] < (1 if is_val else 2)},
-            under_way=sum(map(len, under_way)),
-        )
-
-    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
-        """Read the errors of the groups that verl drops: stale, failed, without signal, surplus."""
-        tags = self.partitions[partition_id]
-        keys = [key for key in tags if group_of(key) in uids]
-        if keys:
-            self._rows(keys, partition_id, [tags[key] for key in keys])
-        super()._clear_groups(partition_id, uids)
-
-    def _is_early(self, partition_id: str) -> bool:
+    def is_early(self, buffer: Any, partition_id: str) -> bool:
         """Return whether prompts are still running although the buffer must wait for all of them.
 
         Otherwise the batch would depend on which prompts finish first.
         """
-        in_flight = self.pending_keys[partition_id] or self.running_keys[partition_id]
+        in_flight = buffer.pending_keys[partition_id] or buffer.running_keys[partition_id]
         return self.in_rounds and bool(in_flight)
 
-    def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> Any:
-        if self._is_early(partition_id):
-            return set()
-        return super()._sampleable_terminal_keys(partition_id, eviction_reasons)
 
-    def _select_prompt_uids(
-        self, partition_id: str, sampleable_keys: set[str], batch_size: int
-    ) -> Any:
-        select = super()._select_prompt_uids
-        uids: Collection[str] = sampleable_keys
-        if select.__func__ is ReplayBuffer._select_prompt_uids:
-            # verl sorts by the step alone; a sampler of the user gets the set, as from verl
-            uids = [uid for uid in self.prompt_global_steps[partition_id] if uid in uids]
-        selected = select(partition_id, uids, batch_size)
-        if not {*selected[0]} & {*map(group_of, selected[1])}:
-            self.guard.raise_failed(f"all {len(selected[0])}", partition_id, min(selected[0]))
-        return selected
+def sample(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Check the rows of the batch."""
+    record: BufferRecord = record_of(self)
+    batch, metrics = original(self, *args, **kwargs)
+    rows = record.checked_rows(batch.keys, batch.partition_id, batch.tags)
+    if batch.partition_id != "val":
+        record.metric.check_known(rows)
+        metrics |= record.metric.metrics()
+    record.guard.end_batch(batch.partition_id)
+    return batch, metrics
 
-    def _materialize_batch(
-        self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, Any]
-    ) -> Any:
-        place = {uid: number for number, uid in enumerate(selected_prompt_uids)}
 
-        def order(key: str) -> tuple[int, int, int]:
-            session, index = split_key(key)
-            uid, number = split_key(session)
-            return place[uid], number, index
+def sync_metadata(original: Function, self: Any) -> None:
+    """Look for lost rollouts."""
+    original(self)
+    partitions = {*self.finished_keys, *self.failure_keys}
+    record_of(self).guard.check({name: _prompts_of(self, name) for name in partitions})
 
-        keys = sorted((key for key in partition_snapshot if group_of(key) in place), key=order)
-        in_order = {key: partition_snapshot[key] for key in keys}
-        return super()._materialize_batch(partition_id, selected_prompt_uids, in_order)
 
-    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
-        self.step = global_steps
-        return super()._terminal_eviction_reasons(global_steps, partition_id)
+def _prompts_of(buffer: Any, partition_id: str) -> Prompts:
+    """Return the prompts that ended, and which of them are lost.
 
-    def _dapo_filtered_keys(self, partition_id: str) -> Any:
-        if self._is_early(partition_id):
-            return set(), Counter()
-        if partition_id != "val" and self.filter_groups_metric is not None:
-            self._classify_finished(partition_id)
-        return super()._dapo_filtered_keys(partition_id)
+    The asynchronous trainers replace each failed prompt. The sync trainer and validation go on
+    with the rollouts that are left of it: one gives a score, but only two give an advantage.
+    """
+    failed, is_val = buffer.failure_keys[partition_id], partition_id == "val"
+    sessions = {split_key(key)[0] for key in buffer.partitions[partition_id]} if failed else ()
+    left = Counter(split_key(session)[0] for session in sessions)
+    # a buffer of the user may lack the attribute
+    is_replaced = getattr(buffer, "trainer_mode", "sync") != "sync" and not is_val
+    under_way = buffer.pending_keys[partition_id], buffer.running_keys[partition_id]
+    return Prompts(
+        ended=buffer.finished_keys[partition_id] | failed,
+        failed=set(failed),
+        lost={uid for uid in failed if is_replaced or left[uid] < (1 if is_val else 2)},
+        under_way=sum(map(len, under_way)),
+    )
 
-    def _classify_finished(self, partition_id: str) -> None:
-        """Put new finished groups into verl's cache, which decides which groups verl keeps."""
-        cache, tags = self._dapo_classification_cache[partition_id], self.partitions[partition_id]
-        fresh = self.finished_keys[partition_id] - cache.keys()
-        keys = [key for key in tags if group_of(key) in fresh]
-        if not keys:
-            return
-        rows = self._rows(keys, partition_id, [tags[key] for key in keys])
-        if self.gdpo is not None:
-            groups, rows = [group_of(key) for key in keys], replace(rows, step=self.step)
-            cache.update(classify_groups(rows, groups, self.gdpo, self.metric.read(rows)))
+
+def clear_groups(original: Function, self: Any, partition_id: str, uids: set[str]) -> None:
+    """Read the errors of the groups that verl drops: stale, failed, without signal, surplus."""
+    tags = self.partitions[partition_id]
+    keys = [key for key in tags if group_of(key) in uids]
+    if keys:
+        record_of(self).checked_rows(keys, partition_id, [tags[key] for key in keys])
+    original(self, partition_id, uids)
+
+
+def sampleable_keys(original: Function, self: Any, partition_id: str, reasons: Any) -> Any:
+    """Wait for all prompts of a round."""
+    if record_of(self).is_early(self, partition_id):
+        return set()
+    return original(self, partition_id, reasons)
+
+
+def select_prompts(
+    original: Function, self: Any, partition_id: str, sampleable: set[str], batch_size: int
+) -> Any:
+    """Select in the order in which verl sent the prompts out.
+
+    Raises:
+        RolloutError: nothing is left of any selected prompt.
+    """
+    uids: Collection[str] = sampleable
+    if original.__module__ == VERLS:
+        # verl sorts by the step alone; a sampler of the user gets the set, as from verl
+        uids = [uid for uid in self.prompt_global_steps[partition_id] if uid in uids]
+    selected = original(self, partition_id, uids, batch_size)
+    if not {*selected[0]} & {*map(group_of, selected[1])}:
+        guard = record_of(self).guard
+        guard.raise_failed(f"all {len(selected[0])}", partition_id, min(selected[0]))
+    return selected
+
+
+def materialize_batch(
+    original: Function,
+    self: Any,
+    partition_id: str,
+    selected_prompt_uids: list[str],
+    partition_snapshot: dict[str, Any],
+) -> Any:
+    """Sort the rows by the place of their prompt, session and number."""
+    place = {uid: number for number, uid in enumerate(selected_prompt_uids)}
+
+    def order(key: str) -> tuple[int, int, int]:
+        session, index = split_key(key)
+        uid, number = split_key(session)
+        return place[uid], number, index
+
+    keys = sorted((key for key in partition_snapshot if group_of(key) in place), key=order)
+    in_order = {key: partition_snapshot[key] for key in keys}
+    return original(self, partition_id, selected_prompt_uids, in_order)
+
+
+def eviction_reasons(original: Function, self: Any, global_steps: int, partition_id: str) -> Any:
+    """Note the step, whose weights decide."""
+    record_of(self).step = global_steps
+    return original(self, global_steps, partition_id)
+
+
+def filtered_keys(original: Function, self: Any, partition_id: str) -> Any:
+    """Classify new groups before verl reads its cache."""
+    record: BufferRecord = record_of(self)
+    if record.is_early(self, partition_id):
+        return set(), Counter()
+    if partition_id != "val" and getattr(self, "filter_groups_metric", None) is not None:
+        _classify_finished(self, record, partition_id)
+    return original(self, partition_id)
+
+
+def _classify_finished(buffer: Any, record: BufferRecord, partition_id: str) -> None:
+    """Put new finished groups into verl's cache, which decides which groups verl keeps."""
+    cache, tags = buffer._dapo_classification_cache[partition_id], buffer.partitions[partition_id]
+    fresh = buffer.finished_keys[partition_id] - cache.keys()
+    keys = [key for key in tags if group_of(key) in fresh]
+    if not keys:
+        return
+    rows = record.checked_rows(keys, partition_id, [tags[key] for key in keys])
+    if record.settings is not None:
+        groups, rows = [group_of(key) for key in keys], replace(rows, step=record.step)
+        cache.update(classify_groups(rows, groups, record.settings, record.metric.read(rows)))

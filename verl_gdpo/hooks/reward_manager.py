@@ -1,11 +1,10 @@
 """The reward manager `reward.reward_manager.name=gdpo`, which returns every reward by its name.
 
 Relies on verl 0.9:
-- in `verl.experimental.reward_loop.reward_manager`: `registry.REWARD_MANAGER`, and
-  `base.RewardManagerBase` with the coroutine
+- `RewardManagerBase` in `verl.experimental.reward_loop.reward_manager.base`, with the coroutine
   `run_single(data) -> {"reward_score", "reward_extra_info"}`;
 - the setting `transfer_queue.enable`, which is only true under V1; the branch `neo` has none;
-- the column `response_len` of `data`, and `resolve_reward_manager_cls`.
+- the column `response_len` of `data`.
 """
 
 import functools
@@ -17,10 +16,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
-import ray
 from omegaconf import OmegaConf
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
-from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
 from verl_gdpo.algorithm.matrix import not_the_sum, rewards_among, terms_among
 from verl_gdpo.algorithm.read_settings import read_settings
@@ -35,6 +32,7 @@ from verl_gdpo.algorithm.samples import (
 )
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.configuration import named_rewards, refuse_limits
+from verl_gdpo.hooks.refusal import raise_refusals
 from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
 from verl_gdpo.tasks.task import Task
@@ -73,6 +71,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         reward_router_address: str | None = None,
         reward_model_tokenizer: Any = None,
     ) -> None:
+        raise_refusals()
         refuse_limits(config)
         super().__init__(config, tokenizer, compute_score)
         self.settings = read_settings(config.algorithm)
@@ -247,37 +246,3 @@ def _check_sum(info: Mapping[str, Any], names: Iterable[str]) -> None:
     own, values = float(info["score"]), {name: info[name] for name in names}
     if not is_the_sum(own, sum(value or 0.0 for value in values.values())):
         raise ValueError(not_the_sum(own, values))
-
-
-def runs_gdpo_manager(config: Any) -> bool:
-    """Return whether verl would make our manager, or a subclass of it, in its reward workers.
-
-    The result is False for an unknown name: verl raises its own error when it makes the workers.
-    """
-    manager = config.reward.reward_manager
-    if manager.source == "register":
-        return issubclass(REWARD_MANAGER.get(manager.name, object), GdpoRewardManager)
-    from verl.trainer.ppo.reward import resolve_reward_manager_cls
-
-    return issubclass(resolve_reward_manager_cls(config), GdpoRewardManager)
-
-
-def node_and_manager(worker: Any, sources: Iterable[str]) -> tuple[str, bool, str]:
-    """Return the node's address, whether its manager is ours, and why it cannot score the sources.
-
-    It runs in a reward worker.
-    """
-    manager, node = worker.reward_manager, ray.util.get_node_ip_address()
-    if not isinstance(manager, GdpoRewardManager):
-        return node, False, ""
-    return node, True, manager.cannot_score(sources)
-
-
-def being_scored(worker: Any) -> str:
-    """Return the sample whose scorer runs longest; "" if none runs. It runs in a reward worker."""
-    manager = worker.reward_manager
-    return manager.slow_scoring.oldest() if isinstance(manager, GdpoRewardManager) else ""
-
-
-# not with verl's register(), which refuses to replace its own manager of this name
-REWARD_MANAGER["gdpo"] = GdpoRewardManager

@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 
 import ray
 
+from verl_gdpo.hooks.extend import record_of
+
 ANSWER_SECONDS = 10.0  # after a failed prompt, actors get this time to answer
 NODE_SECONDS = 90.0  # until Ray knows that a node has died, also if its machine lost its power
 # more prompts than this may be lost than are kept, however small the batch is: by chance, prompts
@@ -193,7 +195,8 @@ def queue_actors() -> dict[str, Any]:
 
 def rollout_actors(trainer: Any) -> dict[str, Any]:
     """Return {description: Ray actor handle} of all actors that this trainer's rollouts need."""
-    found = dict(getattr(trainer, "queue_actors", {}))  # the legacy trainer has none
+    record = record_of(trainer)
+    found = dict(record.queue_actors) if record else {}
     rewards = getattr(trainer, "reward_loop_manager", None)
     for number, worker in enumerate(getattr(rewards, "reward_loop_worker_handles", None) or ()):
         found[f"reward worker {number}"] = worker

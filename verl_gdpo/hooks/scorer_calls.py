@@ -129,11 +129,6 @@ class SlowScoring:
             with self._lock:
                 del self._started[number]
 
-    def oldest(self) -> str:
-        """Return the label of the sample that takes longest; "" if none is scored."""
-        with self._lock:
-            return next((label for _, label in self._started.values()), "")
-
     def overdue(self, now: float) -> str | None:
         """Return a line about the sample that takes longest, or None if no line is due."""
         with self._lock:

@@ -1,8 +1,12 @@
-"""What our parts know of one step: the only state that verl does not pass along for us.
+"""What our parts know of one step, and the function that verl calls for `adv_estimator=gdpo`.
 
 verl calls the estimator with tensors, and the code around it with metrics, so nothing of ours fits
-between them. A trainer opens a `Step` with `with`. The estimator adds `scalars`, the wrapper of
-verl's function adds `outcome`, and the trainer then makes metrics and dump columns of both.
+between them: the step is the only state that verl does not pass along for us. A trainer opens an
+`AdvantageStep` with `with`. The estimator adds `scalars`, the function around verl's adds
+`advantages`, and the trainer then makes metrics and dump columns of both.
+
+Relies on verl 0.9: verl calls estimators with the keywords `token_level_rewards, response_mask,
+index, config`, and "gdpo" also with `non_tensor_batch, batch`.
 """
 
 import functools
@@ -16,26 +20,44 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from verl_gdpo.algorithm.equation import GdpoScalars
-from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among
+from verl_gdpo.algorithm.equation import GdpoScalars, spread_over_tokens
+from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among, scalars_of
 from verl_gdpo.algorithm.metrics import batch_metrics, scoring_metrics, settings_of_advantage
-from verl_gdpo.algorithm.samples import BatchRows, group_of
+from verl_gdpo.algorithm.read_settings import read_settings
+from verl_gdpo.algorithm.samples import (
+    NOTES_KEY,
+    BatchRows,
+    RewardError,
+    as_json,
+    group_of,
+    split_key,
+)
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.hooks.configuration import refuse_kl_in_reward
+from verl_gdpo.hooks.extend import Function, load, record_of
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
+# the message for a trainer that passes no rewards; all trainers extended by us pass them
+NO_REWARDS = (
+    "gdpo: no rewards reached the estimator. verl-gdpo extends the trainers that are derived from "
+    "verl's PPOTrainer or from its legacy trainer. A trainer that calls verl's compute_advantage "
+    "by itself has to pass a column for each reward in data.non_tensor_batch, and their names in "
+    'data.meta_info["reward_extra_keys"] or in algorithm.gdpo.rewards'
+)
+
 
 @dataclass(frozen=True)
-class Outcome:
+class TokenAdvantages:
     """The advantages of B rows, after rollout correction has changed their masks."""
 
     trained_B: npt.NDArray[np.int64]  # number of trained tokens
     advantage_B: npt.NDArray[np.float64]  # mean over the trained tokens, which are usually equal
 
     @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor]) -> "Outcome":
-        """Return the outcome, given verl's `advantages` and `response_mask`, both (B, T).
+    def of(cls, tensors: Mapping[str, torch.Tensor]) -> "TokenAdvantages":
+        """Return them, given verl's `advantages` and `response_mask`, both (B, T).
 
         A row without trained tokens gets the advantage 0.
         """
@@ -48,22 +70,22 @@ class Outcome:
 
 
 @dataclass(eq=False)
-class Step:
+class AdvantageStep:
     """One batch on its way from rows to advantages."""
 
     settings: GdpoSettings  # as they were checked when the run started
     rows: BatchRows
     scalars: GdpoScalars | None = None  # None: another estimator than gdpo ran
-    outcome: Outcome | None = None
-    _token: "Token[Step | None] | None" = field(default=None, repr=False)
+    advantages: TokenAdvantages | None = None
+    _token: "Token[AdvantageStep | None] | None" = field(default=None, repr=False)
 
     @functools.cached_property
     def rewards(self) -> RewardMatrix:
         """The reward matrix, made once for the estimator and the metrics; see `RewardMatrix.of`."""
         rewards = RewardMatrix.of(self.rows, self.settings)
         names = tuple(rewards.weights)
-        if names not in _said:  # looking through all columns at each step would take time
-            _said.add(names)
+        if names not in _logged:  # looking through all columns at each step would take time
+            _logged.add(names)
             in_use = ", ".join(f"{name} {weight:g}" for name, weight in rewards.weights.items())
             all_ = "" if self.settings.rewards else " (all numbers that are returned)"
             others = [name for name in rewards_among(self.rows.columns) if name not in names]
@@ -82,20 +104,20 @@ class Step:
             self.rewards.check_own_scores(self.rows)
 
     @property
-    def computed(self) -> Outcome:
-        """The outcome.
+    def computed(self) -> TokenAdvantages:
+        """The advantages.
 
         Raises:
             RuntimeError: the trainer does not compute advantages with verl's function.
         """
-        if self.outcome is None:
+        if self.advantages is None:
             raise RuntimeError(
                 "verl-gdpo: this trainer's _compute_advantage did not call verl's "
                 "compute_advantage_for_multi_trajectories. The rollout dump and batch_norm=token "
                 "get from it which tokens are trained. Let _compute_advantage call that function, "
                 "or set trainer.rollout_data_dir=null and another algorithm.gdpo.batch_norm"
             )
-        return self.outcome
+        return self.advantages
 
     @property
     def keys(self) -> list[str]:
@@ -114,7 +136,7 @@ class Step:
         """
         settings = settings_of_advantage(adv_estimator, self.settings)
         by_token = settings is not None and settings.batch_norm == "token"
-        found = batch_metrics(
+        metrics = batch_metrics(
             self.rewards,
             self.rows.counted_B,
             [group_of(key) for key in self.keys],
@@ -125,9 +147,9 @@ class Step:
             self.rows.sources if by_source else None,
             self.scalars,
         )
-        return found | scoring_metrics(self.rows)
+        return metrics | scoring_metrics(self.rows)
 
-    def __enter__(self) -> "Step":
+    def __enter__(self) -> "AdvantageStep":
         self._token = _current.set(self)
         return self
 
@@ -136,14 +158,131 @@ class Step:
         _current.reset(self._token)
 
 
-_current: ContextVar[Step | None] = ContextVar("verl_gdpo_step", default=None)
+_current: ContextVar[AdvantageStep | None] = ContextVar("verl_gdpo_step", default=None)
 # the legacy trainer whose `fit` runs in this context; verl's `compute_advantage` does not know it
 fitting: ContextVar[Any] = ContextVar("verl_gdpo_legacy_trainer", default=None)
 
 
-def current_step() -> Step | None:
+def current_step() -> AdvantageStep | None:
     """Return the step that a trainer has opened in this context, or None."""
     return _current.get()
 
 
-_said: set[tuple[str, ...]] = set()  # sets of rewards that have been logged
+_logged: set[tuple[str, ...]] = set()  # sets of rewards
+
+
+class DumpRows:
+    """Keeps the rows of a step until the next one. It may have several batches, and dumps."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._batches = 0  # of the step
+        self._rows: dict[str, dict[str, Any]] = {}  # {key: {column: value}}
+
+    def add(self, response_length_B: Sequence[int], step: AdvantageStep) -> None:
+        """Keep a batch.
+
+        Args:
+            response_length_B: the length of each response in tokens.
+            step: of these rows, in the same order, with its advantages.
+        """
+        rows, advantages = step.rows, step.computed
+        if rows.step != self._step:  # some trainers dump none
+            self._rows.clear()
+            self._step, self._batches = rows.step, 0
+        for number, key in enumerate(step.keys):
+            group, session = split_key(split_key(key)[0])
+            shown = {
+                k: v for k, v in rows.extra_info(number).items() if k not in ("score", NOTES_KEY)
+            }
+            self._rows[key] = {
+                "group": group,
+                "session": session,
+                "data_source": rows.sources[number],
+                "response_tokens": response_length_B[number],
+                "trained_tokens": int(advantages.trained_B[number]),
+                "rewards": {str(name): as_json(value) for name, value in shown.items()},
+                "advantage": float(advantages.advantage_B[number]),
+                "batch": self._batches,
+                "is_padding": bool(rows.is_padding_B[number]),
+            }
+        self._batches += 1
+
+    def columns(self, keys: Sequence[str]) -> dict[str, list[Any]]:
+        """Return {name: values in the order of `keys`}.
+
+        Raises:
+            RuntimeError: a key is in no batch.
+        """
+        unknown = [key for key in keys if key not in self._rows]
+        if unknown:
+            raise RuntimeError(
+                f"rollout dump: {len(unknown)} of {len(keys)} rows were in no batch with computed "
+                f"advantages, such as {unknown[0]}. verl-gdpo expects verl's "
+                "_compute_advantage to run before _log_rollout_data, on the same rows; a trainer "
+                "of your own that does otherwise works with trainer.rollout_data_dir=null"
+            )
+        names = next(iter(self._rows.values()), {})
+        return {name: [self._rows[key][name] for key in keys] for name in names}
+
+
+# --- what verl calls ----------------------------------------------------------------------------
+
+
+def compute_in_step(original: Function, *args: Any, **kwargs: Any) -> Any:
+    """Stay out of the way of a V1 trainer, which has opened a step."""
+    if current_step() is not None:
+        return original(*args, **kwargs)
+    return load("hooks.legacy:compute_in_step")(original, *args, **kwargs)
+
+
+def compute_gdpo(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Any,
+    config: Any,
+    non_tensor_batch: Mapping[str, Any] | None = None,
+    **_verl_extras: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (advantages_BT, returns_BT), which are equal for an outcome reward.
+
+    Args:
+        token_level_rewards: (B, T) the summed reward. It is not used, because GDPO needs each
+            reward by itself.
+        response_mask: (B, T) 1 on trained tokens, 0 elsewhere.
+        index: (B,) group ids, which are verl's prompt uids.
+        config: verl's `algorithm` block.
+        non_tensor_batch: the reward columns, if a trainer of the user calls verl's function.
+
+    Raises:
+        RewardError: a row lacks a reward; see `RewardMatrix.of` and `scalars_of`.
+        ValueError: `config` asks for a KL penalty in the reward.
+    """
+    refuse_kl_in_reward(config or {})
+    step = current_step()
+    if step is None:
+        record = record_of(fitting.get())
+        settings = record.settings if record else read_settings(config or {})
+        rows = _rows_of(settings, non_tensor_batch or {}, len(response_mask))
+        step = AdvantageStep(settings, rows)
+    rows, settings = step.rows, step.settings
+    if len(rows) != len(response_mask):
+        raise RuntimeError(
+            f"gdpo: got {len(response_mask)} rows, but the rewards of {len(rows)} rows"
+        )
+    token_count_B = None
+    if settings.batch_norm == "token":
+        trained_B = (response_mask != 0).sum(dim=1).cpu().numpy()
+        token_count_B = torch.from_numpy(rows.over_sessions(trained_B))
+    step.scalars = scalars_of(step.rewards, rows.counted_B, index, settings, token_count_B)
+    # every row of a session gets the advantage of its last row; padding keeps 0
+    A_B = step.scalars.A_B[torch.from_numpy(rows.session_B)]
+    advantages_BT = spread_over_tokens(A_B, response_mask)
+    return advantages_BT, advantages_BT
+
+
+def _rows_of(settings: GdpoSettings, batch: Mapping[str, Any], size: int) -> BatchRows:
+    columns = {name: batch[name] for name in settings.names if name in batch}
+    if not columns:
+        raise RewardError(NO_REWARDS)
+    return BatchRows.from_columns(columns, size)

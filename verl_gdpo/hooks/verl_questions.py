@@ -18,6 +18,8 @@ import numpy as np
 import torch
 import verl
 
+from verl_gdpo.hooks.extend import load_all
+
 VERSION: str = verl.__version__
 
 
@@ -40,7 +42,7 @@ def what_validation_prints(config: Any) -> list[str]:
 
 
 def import_parts(config: Any) -> None:
-    """Import verl's trainer and reward managers, with everything that they import.
+    """Import verl's trainer and reward managers, and all that we put in the place of verl's.
 
     Raises:
         ImportError: a module cannot be imported; `name` is that module of verl.
@@ -51,6 +53,7 @@ def import_parts(config: Any) -> None:
             importlib.import_module(f"verl.{part}")
         except ImportError as error:
             raise ImportError(str(error), name=f"verl.{part}") from error
+    load_all()
 
 
 def known_names(key: str) -> list[str]:

@@ -1,18 +1,13 @@
 """Reads the stacks of other processes of a run, also of those that hang.
 
-Each process that loads the plugin registers a signal on which Python's `faulthandler` writes the
-stacks of all threads into a file in memory, which has no name. Only its owner can read it, through
-/proc, and it is gone with the process. This works while a thread holds the interpreter for ever. A
-process that is stopped does not get a signal: py-spy reads its stacks, where it is installed and
-may read them.
+A process that loads the plugin writes them itself: see `verl_gdpo/stacks.py`. One that is stopped
+does not get a signal: py-spy reads its stacks, where it is installed and may read them.
 
 Relies on Ray 2: the function `METHOD` calls the methods of actors.
 """
 
-import faulthandler
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterable
@@ -21,18 +16,12 @@ from pathlib import Path
 
 import psutil
 
-SIGNAL = signal.SIGRTMIN + 7  # no program that we know of uses it
-FILE = "verl_gdpo_stacks"
+from verl_gdpo.stacks import SIGNAL, files_of
+
 METHOD = "actor_method_executor"
 NO_ANSWER = "it does not answer a signal"
 WRITTEN_SECONDS, SPY_SECONDS = 3.0, 20.0  # the longest time to wait for either
 POLL_SECONDS = 0.1
-
-
-def register() -> None:
-    """Let `stacks_of` read the stacks of this process."""
-    if not _files_of(os.getpid()):
-        faulthandler.register(SIGNAL, file=os.memfd_create(FILE), all_threads=True)
 
 
 def write_stacks(processes: Iterable[psutil.Process], file: Path) -> list[str]:
@@ -54,7 +43,7 @@ def stacks_of(process_id: int) -> str:
         process = psutil.Process(process_id)
         command = " ".join(" ".join(process.cmdline()).split())[:80] or process.name()
         title = f"process {process_id}, {process.status()}: {command}"
-        if not _files_of(process_id):
+        if not files_of(process_id):
             return f"{title}\nno stacks: it does not load verl-gdpo"
         stacks = _written(process_id) or f"{NO_ANSWER}\n{_spied(process_id)}"
     except (psutil.Error, OSError) as error:
@@ -64,7 +53,7 @@ def stacks_of(process_id: int) -> str:
 
 def _written(process_id: int) -> str:
     """Return what the process's own handler writes; "" if it writes nothing."""
-    (file, *_) = _files_of(process_id)
+    (file, *_) = files_of(process_id)
     before = len(file.read_bytes())
     os.kill(process_id, SIGNAL)
     last, give_up = before, time.monotonic() + WRITTEN_SECONDS
@@ -75,15 +64,6 @@ def _written(process_id: int) -> str:
             break
         last = size
     return file.read_bytes()[before:].decode(errors="replace")
-
-
-def _files_of(process_id: int) -> list[Path]:
-    files = []
-    for path in Path(f"/proc/{process_id}/fd").iterdir():
-        with suppress(OSError):
-            if os.readlink(path).startswith(f"/memfd:{FILE}"):
-                files.append(path)
-    return files
 
 
 def _spied(process_id: int) -> str:

@@ -11,7 +11,7 @@ from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks import verl_questions
 from verl_gdpo.hooks.attention import choose
 from verl_gdpo.hooks.configuration import settings_of_run, uses_gdpo_manager
-from verl_gdpo.hooks.reward_manager import runs_gdpo_manager
+from verl_gdpo.hooks.reward_workers import runs_gdpo_manager
 from verl_gdpo.tools.check import data_files, machine, on_gpus, ray_start, rules
 from verl_gdpo.tools.check.data_files import DataFile
 from verl_gdpo.tools.check.dry_run import score_rows

@@ -1,6 +1,6 @@
-"""Adds our columns to verl's rollout dumps, and logs a small table of them to W&B and tensorboard.
+"""Logs a small table of the rollouts of a step to W&B and tensorboard.
 
-`dump_reader.py` describes and reads the dumps. The table is asked for by
+It is asked for by
 
     trainer:
       log_rollouts: {every: 20, rows: 8}    # each 20th step; `rows` is 8 if it is left out
@@ -18,9 +18,6 @@ from omegaconf import OmegaConf
 from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from verl_gdpo.algorithm.samples import NOTES_KEY, as_json, split_key
-from verl_gdpo.hooks.step import Step
-
 NAME = "gdpo/rollouts"
 KEY = "trainer.log_rollouts"
 MOST_ROWS = 64
@@ -29,61 +26,6 @@ TRACKERS = ("wandb", "tensorboard")
 FIRST = ("group", "session", "data_source", "advantage", "response_tokens")
 
 Columns = Mapping[str, Sequence[Any]]
-
-
-class DumpRows:
-    """Keeps the rows of a step until the next one. It may have several batches, and dumps."""
-
-    def __init__(self) -> None:
-        self._step: int | None = None
-        self._batches = 0  # of the step
-        self._rows: dict[str, dict[str, Any]] = {}  # {key: {column: value}}
-
-    def add(self, response_length_B: Sequence[int], step: Step) -> None:
-        """Keep a batch.
-
-        Args:
-            response_length_B: the length of each response in tokens.
-            step: of these rows, in the same order, with its outcome.
-        """
-        rows, outcome = step.rows, step.computed
-        if rows.step != self._step:  # some trainers dump none
-            self._rows.clear()
-            self._step, self._batches = rows.step, 0
-        for number, key in enumerate(step.keys):
-            group, session = split_key(split_key(key)[0])
-            shown = {
-                k: v for k, v in rows.extra_info(number).items() if k not in ("score", NOTES_KEY)
-            }
-            self._rows[key] = {
-                "group": group,
-                "session": session,
-                "data_source": rows.sources[number],
-                "response_tokens": response_length_B[number],
-                "trained_tokens": int(outcome.trained_B[number]),
-                "rewards": {str(name): as_json(value) for name, value in shown.items()},
-                "advantage": float(outcome.advantage_B[number]),
-                "batch": self._batches,
-                "is_padding": bool(rows.is_padding_B[number]),
-            }
-        self._batches += 1
-
-    def columns(self, keys: Sequence[str]) -> dict[str, list[Any]]:
-        """Return {name: values in the order of `keys`}.
-
-        Raises:
-            RuntimeError: a key is in no batch.
-        """
-        unknown = [key for key in keys if key not in self._rows]
-        if unknown:
-            raise RuntimeError(
-                f"rollout dump: {len(unknown)} of {len(keys)} rows were in no batch with computed "
-                f"advantages, such as {unknown[0]}. verl-gdpo expects verl's "
-                "_compute_advantage to run before _log_rollout_data, on the same rows; a trainer "
-                "of your own that does otherwise works with trainer.rollout_data_dir=null"
-            )
-        names = next(iter(self._rows.values()), {})
-        return {name: [self._rows[key][name] for key in keys] for name in names}
 
 
 @dataclass(frozen=True, config={"extra": "forbid", "strict": True})

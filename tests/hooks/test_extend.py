@@ -1,0 +1,136 @@
+"""The one mechanism: what is put in the place of verl's functions, and for whom ours is called."""
+
+import asyncio
+import inspect
+import sys
+import types
+from dataclasses import dataclass, field
+
+import pytest
+import ray
+import verl
+
+from verl_gdpo.hooks import extend, refusal
+from verl_gdpo.hooks.extend import Extension, extend_instance, extend_module, record_of
+
+
+@dataclass
+class Record:
+    busy: set[str] = field(default_factory=set)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """A module of ours: its functions note their calls, and call verl's."""
+    calls = []
+
+    def fit(original, self, *args):
+        calls.append("fit")
+        return original(self, *args)
+
+    async def wait(original, value):
+        calls.append("wait")
+        return await original(value)
+
+    ours = types.ModuleType("verl_gdpo.ours")
+    vars(ours).update(fit=fit, wait=wait, add=lambda original, value: original(value) + 1)
+    monkeypatch.setitem(sys.modules, "verl_gdpo.ours", ours)
+    monkeypatch.setattr(refusal, "refusals", [])
+    assert verl.__version__  # which the refusal names
+    yield calls
+    extend.load.cache_clear()
+
+
+@pytest.fixture
+def verls(monkeypatch):
+    """A module of verl, and another one that has imported its function by name."""
+    module, other = types.ModuleType("verls"), types.ModuleType("others")
+
+    def add(value):
+        return value + 10
+
+    async def wait(value):
+        return value
+
+    class Trainer:
+        def fit(self):
+            return ["verl's"]
+
+    add.__module__ = "verls"
+    vars(module).update(add=add, wait=wait, Trainer=Trainer)
+    other.add = add
+    for each in (module, other):
+        monkeypatch.setitem(sys.modules, each.__name__, each)
+    monkeypatch.setattr(extend, "table", [Extension("verls", "Trainer.fit", "ours:fit", True)])
+    return module
+
+
+def test_what_is_put_in_the_place_of_verls(verls, calls):
+    extensions = [
+        Extension("verls", "add(value)", "ours:add"),
+        Extension("verls", "wait", "ours:wait"),
+    ]
+    for _ in range(2):  # of two tables
+        extend_module(verls, extensions)
+    assert verls.add(1) == sys.modules["others"].add(1) == 12
+    assert inspect.iscoroutinefunction(verls.wait)
+    assert asyncio.run(verls.wait(3)) == 3 and calls == ["wait"]
+    again = ray.cloudpickle.loads(ray.cloudpickle.dumps(verls.add))
+    assert again(1) == 12
+
+
+def test_what_is_missing_is_listed_and_verls_stays(verls, calls):
+    lists, add = [], verls.add
+    extensions = [
+        Extension("verls", "add(value,other)", "ours:add"),
+        Extension("verls", "Trainer.gone", "ours:fit"),
+        Extension("verls", "Trainer.fit"),
+    ]
+    extend_module(verls, extensions, lists.append)
+    assert lists == ["verl has no verls:add(value,other), verls:Trainer.gone"]
+    assert verls.add is add
+    assert [each.is_missing() for each in extensions] == [True, True, False]
+    assert Extension("nowhere", "add").is_missing()
+
+
+@pytest.mark.parametrize("calls_super", [True, False])
+def test_ours_acts_once_a_call_whatever_a_subclass_does(verls, calls, calls_super):
+    class Mine(verls.Trainer):
+        def fit(self):
+            return [*(super().fit() if calls_super else []), "mine"]
+
+    base, mine, plain = verls.Trainer(), Mine(), Mine()
+    extend_instance(base, "Trainer", Record())
+    extend_instance(mine, "Trainer", Record())
+    for _ in range(2):
+        assert mine.fit() == [*(["verl's"] if calls_super else []), "mine"]
+        assert calls == ["fit"]
+        assert base.fit() == ["verl's"]
+        assert calls == ["fit", "fit"]
+        plain.fit()
+        assert calls == ["fit", "fit"] and record_of(plain) is None
+        calls.clear()
+
+
+def test_a_call_that_fails_ends(verls, calls):
+    class Fails(verls.Trainer):
+        def fit(self):
+            raise ZeroDivisionError
+
+    trainer = Fails()
+    extend_instance(trainer, "Trainer", Record())
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            trainer.fit()
+    assert calls == ["fit", "fit"]
+
+
+def test_a_failing_import_of_ours_refuses_gdpo_once(verls, calls, capsys):
+    """verl's function is called for everybody else."""
+    extend_module(verls, [Extension("verls", "add", "ours:gone")])
+    assert (verls.add(1), verls.add(2)) == (11, 12)
+    (reason,) = refusal.refusals
+    assert reason.startswith("ours: AttributeError: ")
+    assert capsys.readouterr().err == f"verl-gdpo: gdpo will not run: {reason}\n"
+    with pytest.raises(RuntimeError, match="verl-gdpo cannot run: ours: AttributeError"):
+        verls.add("gdpo")

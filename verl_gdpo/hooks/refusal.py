@@ -1,0 +1,51 @@
+"""Why gdpo must not run in this process, and whom that stops: configurations that name gdpo alone.
+
+verl has an estimator and a reward manager `gdpo` of its own. If ours cannot run, verl must not use
+its own in our place, and whoever does not use gdpo must notice nothing.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from verl_gdpo import SUPPORTED_VERL
+
+# the keys that may name our estimator or manager; the last one is of versions before 0.9
+NAMED_IN = ("algorithm.adv_estimator", "reward.reward_manager.name", "reward_model.reward_manager")
+
+refusals: list[str] = []  # the reasons; empty if gdpo may run
+
+
+def versions() -> str:
+    """Return the installed version of verl beside the supported ones."""
+    return f"verl {sys.modules['verl'].__version__}; supported: verl{SUPPORTED_VERL}"
+
+
+def refuse(reason: str) -> None:
+    """Refuse gdpo in this process from now on."""
+    whole = f"{reason} ({versions()})"
+    if whole not in refusals:
+        refusals.append(whole)
+        # verl hides the exceptions of plugins, so every process prints the reason here
+        print(f"verl-gdpo: gdpo will not run: {whole}", file=sys.stderr, flush=True)
+
+
+def raise_refusals() -> None:
+    """Raise RuntimeError with all reasons, if there are any."""
+    if refusals:
+        raise RuntimeError("verl-gdpo cannot run: " + "; ".join(refusals))
+
+
+def names_gdpo(value: Any) -> bool:
+    """Whether this is verl's name for us, or a configuration that has it, or an owner of one."""
+    config, omegaconf = getattr(value, "config", value), sys.modules.get("omegaconf")
+    if omegaconf is not None and omegaconf.OmegaConf.is_config(config):
+        return "gdpo" in [omegaconf.OmegaConf.select(config, key) for key in NAMED_IN]
+    return isinstance(value, str) and value == "gdpo"
+
+
+def refuse_or_call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Stand for a function of ours that cannot be imported."""
+    if any(map(names_gdpo, (*args, *kwargs.values()))):
+        raise_refusals()
+    return original(*args, **kwargs)
