@@ -322,6 +322,7 @@ def trl(session: nox.Session) -> Counts:
     "verl_gdpo/plugin.py",
     "verl_gdpo/py.typed",
     "verl_gdpo/recipes",
+    "verl_gdpo/stacks.py",
     "verl_gdpo/terminal.py",
 )
 def wheel(session: nox.Session) -> Counts:
