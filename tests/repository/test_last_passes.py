@@ -254,7 +254,7 @@ def test_each_path_that_a_session_covers_is_there(tracked):
 
 # faults passed in parts, and mutmut finds no tests of the methods that are mixed into a replay
 # buffer: the first whole pass of each takes it out here
-NOT_PASSED = ["faults", "mutmut"]
+NOT_PASSED = ["mutmut"]
 
 
 def test_no_pass_is_missing_or_old(tracked):

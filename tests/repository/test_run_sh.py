@@ -264,7 +264,7 @@ GO_ON = r"""
 def recorded(checkout, name, *recipes):
     """A run with manifests and a checkpoint, up to which its tenth start trained."""
     run = checkout / "runs" / name
-    saved = save_checkpoint(run / "checkpoints", 3)
+    saved = run / "checkpoints" / "global_step_3"
     chosen = dict(one.split(": ") for one in recipes)
     for number, checkpoint, of_start in (
         (2, "", {"hardware": "1gpu"}),
@@ -273,6 +273,7 @@ def recorded(checkout, name, *recipes):
     ):
         made = write(run, StartManifest(now(), checkpoint=checkpoint, recipes=of_start), "")
         made.rename(made.with_name(str(number)))
+    save_checkpoint(saved.parent, 3)  # after the starts, whose times are whole seconds
     for hardware in ("cpu", "gpu"):
         program(checkout / f"venv-{hardware}" / "bin" / "python", PYTHON + GO_ON)
     return run

@@ -508,7 +508,7 @@ def test_the_recipes_are_named_to_those_who_forget_them(checks):
         code, _, messages = checks(*arguments)
         assert code == 1
         assert re.search(
-            r"found with --config-dir \S+/recipes --config-name train, as in", messages
+            r"found with --config-dir /.+/recipes --config-name train, as in", messages
         )
     assert "found with" not in checks("--config-name", "trian")[2]
 
