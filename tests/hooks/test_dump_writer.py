@@ -121,7 +121,7 @@ def test_without_filter_groups_the_rewards_are_read_once(queue, tmp_path):
 def test_the_metrics_reuse_the_scalars_of_the_estimator(queue, tmp_path, monkeypatch, estimator):
     """verl's grpo has none, so its metrics compute them."""
     count = Counter()
-    for module in (step_module, metrics_module.advantages):
+    for module in (step_module, metrics_module):
         monkeypatch.setattr(
             module, "scalars_of", lambda *given: count.update(["scalars"]) or scalars_of(*given)
         )

@@ -100,7 +100,7 @@ def test_what_is_not_here_is_said_in_a_line_and_fails_in_ci(monkeypatch, ci, out
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("CI", ci)
     with pytest.raises(outcome.Exception, match=r"apt-get install bubblewrap"):
-        of_machine.kind_of("bubblewrap")
+        of_machine.confinement_of("bubblewrap")
     with pytest.raises(outcome.Exception, match=r"apt-get install chromium"):
         of_machine.browser()
 
@@ -110,4 +110,4 @@ def test_bubblewrap_without_rights_is_not_here_either(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CI", "false")
     with pytest.raises(pytest.skip.Exception, match=r"^bubblewrap .*kernel.unprivileged_userns"):
-        of_machine.kind_of("bubblewrap")
+        of_machine.confinement_of("bubblewrap")
