@@ -28,10 +28,10 @@ from verl_gdpo.hooks.refusal import names_gdpo
 from verl_gdpo.hooks.resume import hand_over, recorded_start
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
 from verl_gdpo.hooks.training_rows import training_sources
+from verl_gdpo.run import hang_watch
 from verl_gdpo.run.folder import of_recipes, write_into_run_dir
 
 MAIN = "verl.trainer.main_ppo"
-HANG_MINUTES = "trainer.hang_minutes"
 LAUNCHER = "VERL_GDPO_LAUNCHER"  # "1" in the environment of what our launcher starts
 LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH")  # what they read
 
@@ -42,16 +42,13 @@ def check_hang_minutes(config: Any) -> None:
     Raises:
         ValueError: the key holds something else than a number of minutes.
     """
-    minutes = OmegaConf.select(config, HANG_MINUTES)
+    minutes = OmegaConf.select(config, hang_watch.KEY)
     if minutes is None:
         return
-    if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or not minutes >= 0:
-        raise ValueError(
-            f"{HANG_MINUTES}={minutes!r}: expected minutes, such as 10, or 0 for no limit"
-        )
+    hang_watch.floor_seconds(minutes)
     if os.environ.get(LAUNCHER) != "1":
         print(
-            f"verl-gdpo: {HANG_MINUTES} has no effect here: the launcher (run.sh, "
+            f"verl-gdpo: {hang_watch.KEY} has no effect here: the launcher (run.sh, "
             "verl_gdpo.run.launch) watches a run",
             flush=True,
         )

@@ -36,11 +36,20 @@ def hang_seconds(configuration: Mapping[str, Any]) -> float:
     Raises:
         ValueError: `trainer.hang_minutes` is something else than a number of minutes.
     """
-    minutes = _setting(configuration, KEY, MINUTES)
+    floor = floor_seconds(_setting(configuration, KEY, MINUTES))
+    logger = configuration.get("trainer.logger", ())
+    return floor if "file" in ([logger] if isinstance(logger, str) else logger) else 0.0
+
+
+def floor_seconds(minutes: Any) -> float:
+    """Return a value of `trainer.hang_minutes` in seconds.
+
+    Raises:
+        ValueError: it is something else than a number of minutes.
+    """
     if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or not minutes >= 0:
         raise ValueError(f"{KEY}={minutes!r}: expected minutes, such as 30, or 0 for no limit")
-    logger = configuration.get("trainer.logger", ())
-    return 60.0 * minutes if "file" in ([logger] if isinstance(logger, str) else logger) else 0.0
+    return 60.0 * minutes
 
 
 def _setting(configuration: Mapping[str, Any], key: str, default: float) -> Any:
