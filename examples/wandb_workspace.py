@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 NAME = "verl-gdpo"
-TABLE = "gdpo/rollouts"  # which trainer.log_rollouts logs
+TABLE = "val/generations"  # which verl logs with trainer.log_val_generations
 SECTIONS: Mapping[str, Mapping[str, str]] = {
     "What is learned?": {
         "reward, training": r"^gdpo/.+/mean(/.+)?$",

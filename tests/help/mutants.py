@@ -143,12 +143,6 @@ MUTANTS = [
     ),
     Mutant(
         "sandbox/inside.py",
-        "os.dup2(os.open(os.devnull, os.O_WRONLY), 1)",
-        "pass",
-        "sandbox/test_service.py::test_scores",
-    ),
-    Mutant(
-        "sandbox/inside.py",
         "return  # a program that never ends",
         "continue  # a program that never ends",
         "sandbox/test_sandbox.py::test_the_first_test_that_a_signal_ends_is_the_last",

@@ -41,16 +41,17 @@ def trace_agent_loops(worker):
     worker._run_prompt = run_traced_prompt
 
 
-def trace_rewards(worker):
+def trace_rewards(worker, sources):
     """Trace the event loop, and the threads that it starts from now on."""
     load_all()
+    worker.reward_manager.cannot_score(sources)  # asked before the first step
     worker.trace = Trace()
     threading.setprofile(worker.trace)
     worker.loop.set_default_executor(ThreadPoolExecutor())
     worker.loop.call_soon_threadsafe(sys.setprofile, worker.trace)
 
 
-def modules_of_a_step(stage, trainer):
+def modules_of_a_step(stage, trainer, sources):
     """Make a step of `trainer`, with its rollout dump, and return the modules that ran.
 
     They stand in the order in which a rollout is in verl's processes: agent loop worker, reward
@@ -58,7 +59,7 @@ def modules_of_a_step(stage, trainer):
     """
     (loops,), (rewards,) = stage.loops.agent_loop_workers, stage.rewards.reward_loop_workers
     ray.get(loops.__ray_call__.remote(trace_agent_loops))
-    ray.get(rewards.__ray_call__.remote(trace_rewards))
+    ray.get(rewards.__ray_call__.remote(trace_rewards, sources))
     load_all()
     trace = Trace()
     sys.setprofile(trace)

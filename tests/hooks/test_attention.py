@@ -13,7 +13,7 @@ from transformers.masking_utils import create_causal_mask
 from two_ranks import run_two_ranks
 
 from verl_gdpo.hooks import attention
-from verl_gdpo.hooks.attention import KEY, choose, make_known, packed_varlen
+from verl_gdpo.hooks.attention import KEY, choose, make_known
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -116,48 +116,16 @@ def test_a_mask_of_the_models_own_stays(model):
 
 
 @pytest.mark.parametrize("option", ["softcap", "s_aux"])
-@pytest.mark.parametrize("attend", [attention.packed_sdpa, packed_varlen])
-def test_an_option_that_pytorch_does_not_know_is_refused(attend, option):
+def test_an_option_that_pytorch_does_not_know_is_refused(option):
     part = torch.zeros(1, 2, 4, 8)
     with pytest.raises(ValueError, match=f"Module hands '{option}' .*attention=flash_attn"):
-        attend(torch.nn.Module(), part, part, part, None, **{option: 50.0})
+        attention.packed_sdpa(torch.nn.Module(), part, part, part, None, **{option: 50.0})
 
 
 def test_a_model_that_hides_the_positions():
     part = torch.zeros(1, 2, 4, 8)
     with pytest.raises(ValueError, match=r"Module does not hand on position_ids.*use_remove_pad"):
         attention.packed_sdpa(torch.nn.Module(), part, part, part, None)
-
-
-def test_pytorchs_own_kernel_gets_the_rows(monkeypatch):
-    """It runs on GPUs alone; here a stand-in attends row by row."""
-
-    def varlen_attn(query, key, value, starts, ends, longest, same, *, scale, window_size):
-        assert query.shape == key.shape == value.shape == (20, 4, 8)
-        assert starts.dtype == torch.int32 and (starts == ends).all()
-        assert (longest, same, window_size) == (9, 9, (-1, 0))
-        sizes = starts.diff().tolist()
-        parts = zip(*(part.split(sizes) for part in (query, key, value)), strict=True)
-        attend = torch.nn.functional.scaled_dot_product_attention
-        done = [
-            attend(*(part.transpose(0, 1) for part in row), is_causal=True, scale=scale)
-            for row in parts
-        ]
-        return torch.cat([row.transpose(0, 1) for row in done])
-
-    module = ModuleType("torch.nn.attention.varlen")
-    module.varlen_attn = varlen_attn
-    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
-    torch.manual_seed(0)
-    layer = torch.nn.Module()
-    layer.num_key_value_groups = 2
-    query, key, value = torch.randn(1, 4, 20, 8), torch.randn(1, 2, 20, 8), torch.randn(1, 2, 20, 8)
-    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
-    given = (layer, query, key, value, None, positions)
-    got, _ = packed_varlen(*given, scaling=0.3)
-    expected, _ = attention.packed_sdpa(*given, scaling=0.3)
-    assert got.shape == expected.shape == (1, 20, 4, 8)
-    assert (got - expected).abs().max() < 1e-6
 
 
 @pytest.mark.slow
@@ -204,7 +172,7 @@ def test_what_auto_is(flash_attn, hardware, found, chosen, said):
     assert choose(config) is None  # it is said once
 
 
-@pytest.mark.parametrize("name", ["sdpa", "varlen", "auto"])
+@pytest.mark.parametrize("name", ["sdpa", "auto"])
 def test_sequence_parallelism_is_refused(flash_attn, name):
     flash_attn(False)
     key = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"

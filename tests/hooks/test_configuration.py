@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from verl.experimental.reward_loop.reward_manager import limited
 
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.hooks.configuration import LIMITS, named_rewards, refuse_limits, settings_of_run
+from verl_gdpo.hooks.configuration import LIMITS, refuse_limits, row_names, settings_of_run
 from verl_gdpo.tools.compose import composed
 
 
@@ -77,12 +77,12 @@ def test_rewards_of_a_row_have_the_names_of_the_settings():
     for info in (ours, verls):
         for names in (ours, verls):
             settings = settings_of_run(run(names), ["rlla"])
-            assert named_rewards(settings, info, "rlla") == names
+            assert row_names(settings, "rlla").named(info) == names
     # every reward, if none are named; and another value stays as it is
-    assert named_rewards(GdpoSettings(), {**ours, "calls": 3}, "rlla") == {**ours, "calls": 3}
+    assert row_names(GdpoSettings(), "rlla").named({**ours, "calls": 3}) == {**ours, "calls": 3}
     # what only rows of another task have does not apply
     settings = settings_of_run(run({"format": 1, "correctness": 1, "acc": 1}), None)
-    assert named_rewards(settings, {"acc": 1.0}, "verls") == {
+    assert row_names(settings, "verls").named({"acc": 1.0}) == {
         **{"acc": 1.0, "format": None, "correctness": None}
     }
 
@@ -114,6 +114,14 @@ def test_a_limit_that_nothing_reads_is_refused(key):
     refuse_limits(config)
 
 
+def test_a_service_that_nothing_asks_is_refused():
+    config = run(None)
+    config.reward.sandbox_fusion = {"url": "http://h/run_code"}
+    assert settings_of_run(config, ["rlla", "verls"])  # verl's scorers ask it
+    with pytest.raises(ValueError, match=r"^reward\.sandbox_fusion\.url=http://h/run_code: verl-g"):
+        settings_of_run(config, ["rlla", "verl_gdpo/coding"])
+
+
 def test_these_are_all_limits_that_verl_reads():
     source = inspect.getsource(limited)
     keys = re.findall(r'(?:rm_cfg|config\.reward)\.get\("(\w+)"', source)
@@ -127,10 +135,10 @@ def test_a_mixture_is_weighed_by_one_mapping():
     """The line of recipes/README.md: tool calling has a length too, but not without its option."""
     names = ("format", "correctness", "integer", "pass", "length", "bug")
     settings = settings_of_run(run(dict.fromkeys(names, 1.0)), MIXED)
-    calls = named_rewards(settings, {"format": 1.0, "correctness": 3.0}, "rlla")
+    calls = row_names(settings, "rlla").named({"format": 1.0, "correctness": 3.0})
     others = dict.fromkeys(("integer", "pass", "length", "bug"))
     assert calls == {"format": 1.0, "correctness": 3.0, **others}
-    programs = named_rewards(settings, {"pass": 1.0, "length": 0.0, "bug": 1.0}, MIXED[2])
+    programs = row_names(settings, MIXED[2]).named({"pass": 1.0, "length": 0.0, "bug": 1.0})
     assert programs == {
         **{"pass": 1.0, "length": 0.0, "bug": 1.0},
         **dict.fromkeys(("format", "correctness", "integer")),

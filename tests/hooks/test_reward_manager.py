@@ -32,7 +32,6 @@ from verl_gdpo.hooks import scorer_calls
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.reward_workers import runs_gdpo_manager
 from verl_gdpo.hooks.scorer_calls import SlowScoring
-from verl_gdpo.sandbox.service import SandboxFusion
 from verl_gdpo.tasks import TASKS
 
 GOLD = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"x": 1}}\n</tool_call>'
@@ -63,7 +62,6 @@ def manager(
     on_v1=True,
     reward_kwargs=None,
     router=None,
-    sandbox_url=None,
     **algorithm_keys,
 ):
     config = OmegaConf.create(
@@ -72,7 +70,6 @@ def manager(
             "reward": {
                 "custom_reward_function": {"path": compute_score and "scorer.py"},
                 **({"reward_kwargs": reward_kwargs} if reward_kwargs else {}),
-                "sandbox_fusion": {"url": sandbox_url, "max_concurrent": 3, "memory_limit_mb": 256},
             },
             "trainer": {"experiment_name": "qwen-run", "use_v1": True},
             "transfer_queue": {"enable": on_v1},
@@ -118,24 +115,19 @@ def test_our_scorer_is_chosen_by_data_source():
     }
 
 
-def test_verls_sandbox_service_runs_the_programs(monkeypatch):
-    def run(self, program, tests, notes, **_):
-        asked.append((self.url, self.memory_limit_mb, program))
+def test_what_a_scorer_notes_is_no_reward(monkeypatch):
+    def run(program, tests, notes, **_):
         notes.stopped, notes.seconds_waited = True, 2.5
         return [sandbox.TestResult(True, "10\n") for _ in tests]
 
-    asked = []
-    monkeypatch.setattr(SandboxFusion, "run", run)
+    monkeypatch.setattr(sandbox, "run", run)
     truth = '{"function": null, "tests": [{"input": "3", "output": "10"}]}'
-    of_run = manager(sandbox_url="http://h/run_code")
-    result = score(of_run, "```python\nx\n```", truth, "verl_gdpo/coding")
-    notes = {"stopped": 1.0, "seconds_waited": 2.5}  # logged, and no rewards
+    result = score(manager(), "```python\nx\n```", truth, "verl_gdpo/coding")
+    notes = {"stopped": 1.0, "seconds_waited": 2.5}  # logged
     rewards = {"pass": 1.0, "length": 1.0, "bug": 1.0}
     assert result["reward_extra_info"] == {**rewards, NOTES_KEY: notes, "score": 3.0}
-    assert asked == [("http://h/run_code", 256, "\nx\n")]
     rows = BatchRows.from_keys(["u_0_0"], [result["reward_extra_info"]], ["x"], [False])
     assert {*RewardMatrix.of(rows, GdpoSettings()).weights} == {*rewards}
-    assert score(of_run, GOLD)["reward_score"] == 4.0  # tool calls need none
 
 
 @pytest.mark.parametrize("slow", ["ours", "verl's"])
@@ -165,30 +157,29 @@ def test_a_scorer_that_waits_holds_up_no_other(monkeypatch, slow):
     assert ours.loop.run_until_complete(score_all())["reward_score"] == 4.0
 
 
-def test_as_many_programs_at_once_as_there_are_places(monkeypatch):
-    """The cores of this machine, or what the service is asked for: more threads would wait."""
+def test_as_many_programs_at_once_as_there_are_cores(monkeypatch):
+    """More threads would wait."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    for url, most in ((None, 2), ("http://h/run_code", 3)):
-        running, seen, lock = [0], [], threading.Lock()
+    running, most, lock = [0], [], threading.Lock()
 
-        def run(*_, running=running, seen=seen, lock=lock, **__):
-            with lock:
-                running[0] += 1
-                seen.append(running[0])
-            threading.Event().wait(0.05)
-            with lock:
-                running[0] -= 1
-            return {"a": 1.0}
+    def run(*_, **__):
+        with lock:
+            running[0] += 1
+            most.append(running[0])
+        threading.Event().wait(0.05)
+        with lock:
+            running[0] -= 1
+        return {"a": 1.0}
 
-        add_task(monkeypatch, "programs", run, programs=TASKS["coding"].programs)
-        ours = manager(sandbox_url=url)
+    add_task(monkeypatch, "programs", run, programs=TASKS["coding"].programs)
+    ours = manager()
 
-        async def score_all(ours=ours):
-            rows = [ours.run_single(row_of("x", "", "programs")) for _ in range(12)]
-            await asyncio.gather(*rows)
+    async def score_all():
+        rows = [ours.run_single(row_of("x", "", "programs")) for _ in range(12)]
+        await asyncio.gather(*rows)
 
-        ours.loop.run_until_complete(score_all())
-        assert max(seen) == most
+    ours.loop.run_until_complete(score_all())
+    assert max(most) == 2
 
 
 def test_reward_score_is_the_weighted_sum_of_the_named():

@@ -141,7 +141,7 @@ def test_an_actor_that_dies_while_verl_calls_it(ray_session, is_ours):
             ray.get(agent_loop_manager.pid.remote())
 
     trainer = Trainer()
-    extend_instance(trainer, "PPOTrainer", TrainerRecord(GdpoSettings(), True, None))
+    extend_instance(trainer, "PPOTrainer", TrainerRecord(GdpoSettings(), True))
     actors = {"agent loop worker 0": worker} if is_ours else {}
     guard = RolloutGuard(lambda: actors, tolerated=0)
     trainer.replay_buffer = SimpleNamespace()

@@ -11,6 +11,7 @@ import pytest
 import ray
 from added_task import add_task
 from datasets import Dataset
+from omegaconf import OmegaConf
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
 from run_config import run_config
@@ -174,7 +175,7 @@ class LoadsRows:
 
 def extended(trainer_cls):
     trainer = trainer_cls(run_config())
-    record = TrainerRecord.of(trainer.config, has_tracker=True)
+    record = TrainerRecord.of(trainer.config)
     extend_instance(trainer, "PPOTrainer", record)
     return trainer
 
@@ -224,7 +225,7 @@ def test_the_trainer_asks_the_workers_about_the_data_sources_of_its_rows(monkeyp
 
 
 def test_a_node_that_cannot_score_the_rows_is_named(monkeypatch):
-    """Before training; with a service, the node is not asked."""
+    """Before training."""
 
     def refuse(**options):
         assert options == {"weak_sandbox": False}
@@ -235,13 +236,12 @@ def test_a_node_that_cannot_score_the_rows_is_named(monkeypatch):
     task = replace(TASK_BY_SOURCE["verl_gdpo/coding"], missing=refuse)
     monkeypatch.setitem(TASK_BY_SOURCE, "verl_gdpo/coding", task)
     manager = object.__new__(GdpoRewardManager)
-    manager.scorer_options = {"rlla": {}, "verl_gdpo/coding": {"weak_sandbox": False}}
+    manager.is_custom, manager._sources, manager.settings = False, {}, GdpoSettings()
+    kwargs = {"reward_kwargs": {"weak_sandbox": False}}
+    manager.config = OmegaConf.create({"reward": kwargs})
     check_reward_workers([Worker(manager)], {"rlla", "of a user"})
     with pytest.raises(RuntimeError, match=r"on node 10.0.0.7: no sandbox works here"):
         check_reward_workers([Worker(manager)], {"rlla", "verl_gdpo/coding"})
-    service = SimpleNamespace(missing=lambda **_: ())
-    manager.scorer_options["verl_gdpo/coding"]["service"] = service
-    check_reward_workers([Worker(manager)], {"verl_gdpo/coding"})
 
 
 def test_a_reward_worker_that_cannot_answer(monkeypatch):

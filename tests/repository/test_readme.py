@@ -19,7 +19,6 @@ from verl_gdpo.algorithm.read_settings import DIALECTS, SETTING_KEYS, read_setti
 from verl_gdpo.algorithm.settings import Condition, GdpoSettings, RewardTerm
 from verl_gdpo.algorithm.variants import VARIANTS
 from verl_gdpo.hooks.configuration import LIMITS
-from verl_gdpo.hooks.rollout_table import KEY
 
 LINKS = [
     (page, target, anchor)
@@ -131,7 +130,7 @@ def test_the_keys_are_verls_or_ours():
     config = compose_config(REPO / "recipes", "train", [])
     # which are not in the configuration until somebody adds them
     known = {f"algorithm.gdpo_reward_{what}" for what in ("keys", "weights")}
-    known |= {"reward.reward_kwargs", "reward.custom_reward_function.reward_kwargs", KEY}
+    known |= {"reward.reward_kwargs", "reward.custom_reward_function.reward_kwargs"}
     known |= {f"reward.{key}" for key in LIMITS}
     groups = "actor_rollout_ref|algorithm|critic|data|reward|trainer"
     pattern = rf"[`+ ]((?:{groups})(?:\.(?!py\b|jsonl\b)[a-z]\w*)+)"

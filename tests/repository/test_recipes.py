@@ -275,7 +275,6 @@ def test_every_difference_from_verls_example_has_its_reason():
         ("auto", "auto"),
         ("flash_attn", "flash_attention_2"),
         ("sdpa", "packed_sdpa"),
-        ("varlen", "packed_varlen"),
     ],
 )
 def test_ways_to_attend_differ_in_it_alone(name, chosen):

@@ -17,7 +17,7 @@ FOLDERS = {f"tasks.{name}" for name in ("coding", "gsm8k", "math_length", "tool_
 SANDBOX = {"sandbox", "sandbox.inside", "sandbox.lock", "sandbox.machine"}
 CODING_TRUTH = '{"function": null, "tests": [{"input": "", "output": ""}]}'
 TOOL_RL = {"tasks.tool_rl.score", "tasks.tool_rl.form", "tasks.tool_rl.calls"}
-CODING = {"tasks.coding.score", "tasks.coding.problem", *SANDBOX, "sandbox.service"}
+CODING = {"tasks.coding.score", "tasks.coding.problem", *SANDBOX}
 MATH = {"tasks.math_length.score", *SANDBOX, "sandbox.limited_process"}
 
 

@@ -22,7 +22,6 @@ from transformers import PreTrainedTokenizerFast
 
 from verl_gdpo import sandbox
 from verl_gdpo.sandbox import machine as sandbox_machine
-from verl_gdpo.sandbox import service as sandbox_service
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tasks.coding import rows as coding
 from verl_gdpo.tasks.preparation import local_files
@@ -656,15 +655,3 @@ def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
     _, said, _ = check("+reward.reward_kwargs.weak_sandbox=True", train="coding")
     assert "task coding: sandbox 'weak': WEAK" in said
     sandbox._first_that_works.cache_clear()
-
-
-def test_a_service_that_is_not_there_is_one_message(check, data, monkeypatch):
-    """And no response is tried, of which each would wait for it."""
-    monkeypatch.setattr(sandbox_service, "RETRY_SECONDS", 0.0)
-    rows = [*coding.make_rows(6, split="train", seed=0)]
-    pd.DataFrame(local_files.numbered(rows, "train")).to_parquet(data / "coding.parquet")
-    url = "http://127.0.0.1:9/run_code"
-    code, said, problems = check(f"reward.sandbox_fusion.url={url}", train="coding")
-    assert code == 1
-    assert re.fullmatch(rf"check: reward\.sandbox_fusion\.url={url}: .* refused.*\n", problems)
-    assert "another row's" not in said

@@ -159,7 +159,7 @@ def test_the_tiny_policy_and_its_rows_are_packed(composed):
 def test_the_ways_to_attend_differ_in_it_alone(composed):
     place, trainings = composed
     ways = {stage.name: flat(config) for stage, config in trainings if stage.after == "d_model"}
-    on_gpus = {"d_varlen", "d_flash"} if place.device == "cuda" else set()
+    on_gpus = {"d_flash"} if place.device == "cuda" else set()
     assert {*ways} == {"d_sdpa", "d_padded"} | on_gpus
     base = ways.pop("d_sdpa")
     own = ("run_dir", "trainer.", "hydra.")  # the folder of the run
@@ -261,7 +261,7 @@ def test_every_stage_is_named_without_a_gpu_and_some_are_left_out(tmp_path):
     all_names = [[s.name for s in stages(place_at(tmp_path, device))] for device in FITTING]
     assert all_names[0] == all_names[1]
     chosen = [stage for stage in stages(place) if stage.needs_gpu]
-    assert [stage.name for stage in chosen] == ["c", "d_varlen", "d_flash"]
+    assert [stage.name for stage in chosen] == ["c", "d_flash"]
     assert run.run_all(chosen, place, tmp_path, {}, time.monotonic() + 1000)
     found = json.loads((tmp_path / "results.json").read_text())["stages"]
     assert {stage["status"] for stage in found.values()} == {"left out: it needs a GPU"}

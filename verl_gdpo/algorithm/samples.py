@@ -49,6 +49,30 @@ class RewardError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class RowNames:
+    """The names that rewards of rows of one data source have in the settings.
+
+    wanted: all names of the settings.
+    renames: (a wanted name, another name of the same reward), in the order of preference.
+    belongs_elsewhere: whether rows of another task may have a reward that these rows lack. Such a
+        reward does not apply: it is None.
+    """
+
+    wanted: Sequence[str]
+    renames: Sequence[tuple[str, str]]
+    belongs_elsewhere: Callable[[str], bool]
+
+    def named(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a scorer returned for a row, under these names."""
+        named = dict(info)
+        for name, other in self.renames:
+            if name not in named and other in named:
+                named[name] = named.pop(other)
+        absent = [name for name in self.wanted if name not in named]
+        return {**named, **dict.fromkeys(filter(self.belongs_elsewhere, absent))}
+
+
+@dataclass(frozen=True)
 class BatchRows:
     """The B rows of one batch, in the estimator's order.
 

@@ -10,9 +10,7 @@ Relies on verl 0.9: `FSDPEngine._build_module`, which makes the model. On transf
 the attention function.
 """
 
-import functools
 import importlib
-from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +28,7 @@ ULYSSES = (
     "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
     "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size",
 )
-AUTO, FLASH, SDPA, VARLEN = "auto", "flash_attention_2", "packed_sdpa", "packed_varlen"
+AUTO, FLASH, SDPA = "auto", "flash_attention_2", "packed_sdpa"
 
 
 # --- which one -----------------------------------------------------------------------------------
@@ -51,7 +49,7 @@ def choose(config: Any) -> str | None:
             OmegaConf.update(config, KEY, chosen)
         said = f"attention: {chosen}, since {reason or 'flash_attn can be imported'}"
     split = [key for key in ULYSSES if (OmegaConf.select(config, key) or 1) > 1]
-    if chosen in (SDPA, VARLEN) and split:
+    if chosen == SDPA and split:
         raise ValueError(
             f"{split[0]}={OmegaConf.select(config, split[0])}: verl splits rows over GPUs for "
             f"flash-attn alone, and {KEY}={chosen}. Set it to 1, or install flash-attn: "
@@ -80,18 +78,17 @@ def build_with_ours(original: Function, self: Any) -> Any:
     make_known()
     module = original(self)
     # verl copies `override_config` into the configuration, and transformers has read it by now
-    if getattr(getattr(module, "config", None), "attn_implementation", None) in (SDPA, VARLEN):
+    if getattr(getattr(module, "config", None), "attn_implementation", None) == SDPA:
         del module.config.attn_implementation
     return module
 
 
 def make_known() -> None:
-    """Make both known to transformers, whose models then find them by name."""
+    """Make it known to transformers, whose models then find it by its name."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    for name, attention in ((SDPA, packed_sdpa), (VARLEN, packed_varlen)):
-        AttentionInterface.register(name, attention)
-        AttentionMaskInterface.register(name, mask)
+    AttentionInterface.register(SDPA, packed_sdpa)
+    AttentionMaskInterface.register(SDPA, mask)
 
 
 def mask(**given: Any) -> Any:
@@ -109,93 +106,53 @@ def mask(**given: Any) -> Any:
     return sdpa_mask(**given)
 
 
-def _of_packs(attend: Callable[..., "Tensor"]) -> Callable[..., tuple["Tensor", None]]:
-    """Make of a function for packed rows one that transformers can call, also without a pack."""
-
-    @functools.wraps(attend)
-    def attention(
-        module: Any,
-        query: "Tensor",
-        key: "Tensor",
-        value: "Tensor",
-        attention_mask: "Tensor | None",
-        position_ids: "Tensor | None" = None,
-        **options: Any,
-    ) -> tuple["Tensor", None]:
-        for option in ("softcap", "s_aux"):
-            if options.get(option) is not None:
-                raise ValueError(
-                    f"{type(module).__name__} hands {option!r} to its attention, which PyTorch's "
-                    "attention does not know: install flash-attn, and set attention=flash_attn"
-                )
-        if attention_mask is None and query.shape[0] == 1 and query.shape[2] == key.shape[2]:
-            bounds = _bounds(module, position_ids)
-            return attend(module, query, key, value, bounds, **options), None
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        found: tuple[Tensor, None]
-        found = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-        return found
-
-    return attention
-
-
-@_of_packs
 def packed_sdpa(
-    module: Any, query: "Tensor", key: "Tensor", value: "Tensor", bounds: list[int], **options: Any
-) -> "Tensor":
-    """PyTorch's attention, once for each row of a pack.
+    module: Any,
+    query: "Tensor",
+    key: "Tensor",
+    value: "Tensor",
+    attention_mask: "Tensor | None",
+    position_ids: "Tensor | None" = None,
+    **options: Any,
+) -> tuple["Tensor", None]:
+    """PyTorch's attention, once for each row of a pack; also without a pack.
 
     Args:
         module: the layer of the model, which knows its numbers of heads.
         query: [1, heads, tokens, width of a head].
         key: [1, heads of keys, tokens, width of a head].
         value: as `key`.
-        bounds: where rows begin, and where the last one ends.
+        attention_mask: None for a pack.
+        position_ids: [1, tokens]; they begin anew with each row.
         options: dropout, scaling and others of transformers.
 
     Returns:
-        [1, tokens, heads, width of a head]; transformers gets no weights beside it.
+        [1, tokens, heads, width of a head], and None in the place of weights.
 
     Raises:
-        ValueError: the model does not hand `position_ids` on, so the rows cannot be told apart.
+        ValueError: the model does not hand `position_ids` on, so the rows cannot be told apart; or
+            it hands on what PyTorch's attention does not know.
     """
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    for option in ("softcap", "s_aux"):
+        if options.get(option) is not None:
+            raise ValueError(
+                f"{type(module).__name__} hands {option!r} to its attention, which PyTorch's "
+                "attention does not know: install flash-attn, and set attention=flash_attn"
+            )
+    is_pack = attention_mask is None and query.shape[0] == 1 and query.shape[2] == key.shape[2]
+    if not is_pack:
+        output: Tensor = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **options
+        )[0]
+        return output, None
     # the gradient of `split` is one tensor, and that of N slices would be N tensors of all tokens
-    sizes = [end - start for start, end in pairwise(bounds)]
+    sizes = [end - start for start, end in pairwise(_bounds(module, position_ids))]
     rows = zip(*(torch.split(part, sizes, dim=2) for part in (query, key, value)), strict=True)
-    return torch.cat([sdpa_attention_forward(module, *row, None, **options)[0] for row in rows], 1)
-
-
-@_of_packs
-def packed_varlen(
-    module: Any,
-    query: "Tensor",
-    key: "Tensor",
-    value: "Tensor",
-    bounds: list[int],
-    scaling: float | None = None,
-    **_options: Any,
-) -> "Tensor":
-    """PyTorch's own kernel for packed rows, on GPUs in half precision; as `packed_sdpa`.
-
-    Relies on torch 2.11 or newer: `torch.nn.attention.varlen.varlen_attn(..., window_size, scale)`.
-    """
-    import torch
-    from torch.nn.attention.varlen import varlen_attn
-    from transformers.integrations.sdpa_attention import repeat_kv
-
-    ends = torch.tensor(bounds, dtype=torch.int32, device=query.device)
-    longest = max(end - start for start, end in pairwise(bounds))
-    key, value = (repeat_kv(part, module.num_key_value_groups) for part in (key, value))
-    query, key, value = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
-    attend: Any = varlen_attn  # which returns more than one only if asked
-    causal = (-1, 0)
-    ends_and_longest = (ends, ends, longest, longest)
-    output: Tensor = attend(query, key, value, *ends_and_longest, scale=scaling, window_size=causal)
-    return output[None]
+    outputs = [sdpa_attention_forward(module, *row, None, **options)[0] for row in rows]
+    return torch.cat(outputs, 1), None
 
 
 def _bounds(module: Any, position_ids: "Tensor | None") -> list[int]:

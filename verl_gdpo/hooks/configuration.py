@@ -1,5 +1,6 @@
 """The settings of a run, whose scorers declare rewards; refuses what cannot work with GDPO."""
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -7,9 +8,15 @@ from omegaconf import OmegaConf
 
 from verl_gdpo import tasks as rewards
 from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, read_settings
+from verl_gdpo.algorithm.samples import RowNames
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
 
+KL_IN_REWARD = (
+    "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by itself, "
+    "which leaves no place for a penalty on their sum. Set it to False and use "
+    "actor_rollout_ref.actor.use_kl_loss=True"
+)
 LIMITS = ("max_concurrent", "max_rpm", "max_tpm", "estimated_tokens_per_request", "timeout")
 
 
@@ -50,6 +57,7 @@ def settings_of_run(
     if options and uses_gdpo_manager(config):  # another manager may read them
         rewards.check_options(options, ours)
     if has_manager and sources is not None and not is_recorded:
+        _refuse_service(config, ours)
         returned = _returned(ours, options)
         _refuse_partial(settings.rewards_as_written, returned)
         if sources and _our_scorers_alone(config) and all(returned.values()):
@@ -80,23 +88,14 @@ def _refuse_capitals(estimator: str, has_manager: bool) -> None:
         )
 
 
-def named_rewards(
-    settings: GdpoSettings, info: Mapping[str, Any], data_source: str
-) -> dict[str, Any]:
-    """Return what a scorer of ours returned for a row, under the names that the settings use.
-
-    These may be the names of verl's own scorer. A reward that the settings name, and that the row
-    lacks but rows of another task may have, does not apply: it is None.
-    """
-    task, wanted = rewards.TASK_BY_SOURCE.get(data_source), settings.names
-    named = dict(info)
+def row_names(settings: GdpoSettings, data_source: str) -> RowNames:
+    """Return how the rewards of rows of a data source, which we or verl score, get their names."""
+    task, renames = rewards.TASK_BY_SOURCE.get(data_source), []
     for verls, ours in (task.verl_names if task else {}).items():
-        for name, other in ((verls, ours), (ours, verls)):
-            if name in wanted and name not in named and other in named:
-                named[name] = named.pop(other)
-    absent = [name for name in wanted if name not in named]
-    elsewhere = [name for name in absent if rewards.belongs_elsewhere(name, data_source)]
-    return {**named, **dict.fromkeys(elsewhere)}
+        pairs = ((verls, ours), (ours, verls))
+        renames += [(name, other) for name, other in pairs if name in settings.names]
+    elsewhere = functools.partial(rewards.belongs_elsewhere, data_source=data_source)
+    return RowNames(settings.names, renames, elsewhere)
 
 
 def _our_scorers(config: Any, sources: Iterable[str] | None) -> tuple[list[str], dict[str, Any]]:
@@ -196,23 +195,24 @@ def has_gdpo(config: Any) -> bool:
 
 def refuse_limits(config: Any) -> None:
     """Raise ValueError for limits that verl's manager `rate_limited` reads, and ours does not."""
-    given = [f"reward.{k}={v}" for k, v in config.reward.items() if k in LIMITS and v is not None]
-    if given and uses_gdpo_manager(config):
+    limits = [f"reward.{k}={v}" for k, v in config.reward.items() if k in LIMITS and v is not None]
+    if limits and uses_gdpo_manager(config):
         raise ValueError(
-            f"{', '.join(given)}: only verl's reward manager rate_limited reads this. Leave it "
+            f"{', '.join(limits)}: only verl's reward manager rate_limited reads this. Leave it "
             "out, and let your async reward function wait for an asyncio.Semaphore, of which each "
             "reward worker has its own, and call asyncio.wait_for. Or train with "
             "algorithm.adv_estimator=grpo reward.reward_manager.name=rate_limited"
         )
 
 
-def refuse_kl_in_reward(algorithm: Any) -> None:
-    """Raise ValueError if verl's `algorithm` block puts the KL penalty into the reward."""
-    if algorithm.get("use_kl_in_reward", False):
+def _refuse_service(config: Any, sources: Iterable[str]) -> None:
+    """Raise ValueError for a service that our scorers of these data sources would not ask."""
+    url = OmegaConf.select(config, "reward.sandbox_fusion.url")
+    if url and any(rewards.TASK_BY_SOURCE[source].programs for source in sources):
         raise ValueError(
-            "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by "
-            "itself, which leaves no place for a penalty on their sum. Set it to False and use "
-            "actor_rollout_ref.actor.use_kl_loss=True"
+            f"reward.sandbox_fusion.url={url}: verl-gdpo runs programs on the machines of the "
+            "reward workers, locked in. Leave it out, or call the service in a reward function of "
+            "your own"
         )
 
 
@@ -220,8 +220,8 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
     """Yield what cannot work, and what to set instead."""
     model, function = config.reward.reward_model, config.reward.custom_reward_function
     options = plain(config.reward.get("reward_kwargs")) or {}
-    if uses_estimator:
-        refuse_kl_in_reward(config.algorithm)
+    if uses_estimator and config.algorithm.get("use_kl_in_reward", False):
+        yield KL_IN_REWARD
     if uses_estimator and OmegaConf.select(config, "actor_rollout_ref.rollout.n") == 1:
         yield (
             "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "

@@ -59,7 +59,7 @@ def extend(trainer: Any, config: Any) -> TrainerRecord | None:
     """
     record: TrainerRecord | None = record_of(trainer)
     if record is None:
-        record = TrainerRecord.of(config, has_tracker=False)
+        record = TrainerRecord.of(config)
         if record is not None:
             extend_instance(trainer, "RayPPOTrainer", record)
     return record

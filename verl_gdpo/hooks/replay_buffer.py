@@ -83,7 +83,7 @@ class BufferRecord:
     in_rounds: bool = False  # True: filter only when all prompts that were sent out are done
     known_rows: KnownRows = field(default_factory=dict)  # fetched since the last advantage step
     settings: GdpoSettings | None = None  # None: verl's own rule filters groups
-    metric: FilterMetric = field(default_factory=lambda: FilterMetric(None))
+    metric: FilterMetric | None = None  # None: no rule filters groups
     step: int | None = None
     busy: set[str] = field(default_factory=set)  # see `extend.py`
 
@@ -123,7 +123,7 @@ def sample(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     record: BufferRecord = record_of(self)
     batch, metrics = original(self, *args, **kwargs)
     rows = record.checked_rows(batch.keys, batch.partition_id, batch.tags)
-    if batch.partition_id != "val":
+    if batch.partition_id != "val" and record.metric is not None:
         record.metric.check_known(rows)
         metrics |= record.metric.metrics()
     record.guard.end_batch(batch.partition_id)
@@ -238,4 +238,5 @@ def _classify_finished(buffer: Any, record: BufferRecord, partition_id: str) -> 
     rows = record.checked_rows(keys, partition_id, [tags[key] for key in keys])
     if record.settings is not None:
         groups, rows = [group_of(key) for key in keys], replace(rows, step=record.step)
-        cache.update(classify_groups(rows, groups, record.settings, record.metric.read(rows)))
+        metric_B = record.metric.read(rows) if record.metric else None
+        cache.update(classify_groups(rows, groups, record.settings, metric_B))

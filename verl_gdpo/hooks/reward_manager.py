@@ -14,7 +14,7 @@ import reprlib
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
@@ -25,13 +25,14 @@ from verl_gdpo.algorithm.samples import (
     ERROR_KEY,
     NOTES_KEY,
     ROLLOUT_FACTS,
+    RowNames,
     as_json,
     check_name,
     is_number,
     value_or_error,
 )
 from verl_gdpo.algorithm.zero import is_the_sum
-from verl_gdpo.hooks.configuration import named_rewards, refuse_limits
+from verl_gdpo.hooks.configuration import refuse_limits, row_names
 from verl_gdpo.hooks.refusal import raise_refusals
 from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
@@ -40,13 +41,25 @@ from verl_gdpo.tasks.task import Task
 logger = logging.getLogger(__name__)
 
 
+class _Source(NamedTuple):
+    """How rows of a data source are scored.
+
+    task: None for the user's function, and for rows that verl scores.
+    options: of the task's scorer.
+    names: None for the user's function, which names its rewards itself.
+    """
+
+    task: Task | None
+    options: Mapping[str, Any]
+    names: RowNames | None
+
+
 class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is seen as Any
     """Decodes a response once, scores it, and returns named, finite Python floats.
 
     The scorer is the first of these that exists:
     1. the function of `reward.custom_reward_function.path`;
-    2. our scorer for the row's `data_source`, with the options of `reward.reward_kwargs` and, if it
-       runs programs, the service of `reward.sandbox_fusion`;
+    2. our scorer for the row's `data_source`, with the options of `reward.reward_kwargs`;
     3. verl's default scorer.
 
     A custom function may be sync or async. It gets the same arguments as from verl, and
@@ -76,7 +89,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         super().__init__(config, tokenizer, compute_score)
         self.settings = read_settings(config.algorithm)
         self.is_custom = config.reward.custom_reward_function.path is not None
-        self.scorer_options: dict[str, dict[str, Any]] = {}  # of each source; see `_options_for`
+        self._sources: dict[str, _Source] = {}  # {data source}; see `_source`
         self._pools: dict[str | None, Executor] = {}  # of each task; see `_pool`
         self.slow_scoring = SlowScoring()
         # `trainer.use_v1` would not tell: it is also true for trainers that do not read it
@@ -90,22 +103,24 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     def cannot_score(self, sources: Iterable[str]) -> str:
         """Why this machine cannot score rows of these data sources; "" if it can."""
         try:
-            for source in {*sources} & {*TASK_BY_SOURCE}:
-                options = dict(self._options_for(source))
-                (options.pop("service", None) or TASK_BY_SOURCE[source]).missing(**options)
+            for source in map(self._source, sources):
+                if source.task is not None:
+                    source.task.missing(**source.options)
         except (OSError, ValueError) as error:
             return str(error)
         return ""
 
-    def _options_for(self, source: str) -> dict[str, Any]:
-        """The keywords of our scorer for a data source, which is imported for its first row."""
-        if source not in self.scorer_options:
-            reward, programs = self.config.reward, TASK_BY_SOURCE[source].programs
-            options = options_for(source, dict(reward.get("reward_kwargs") or {}))
-            if programs and (service := programs.service_of(reward.get("sandbox_fusion"))):
-                options["service"] = service
-            self.scorer_options[source] = options
-        return self.scorer_options[source]
+    def _source(self, name: str) -> _Source:
+        """How rows of a data source are scored; a task is imported for its first row."""
+        if name not in self._sources:
+            task = None if self.is_custom else TASK_BY_SOURCE.get(name)
+            options = dict(self.config.reward.get("reward_kwargs") or {})
+            self._sources[name] = _Source(
+                task,
+                options_for(name, options) if task else {},
+                None if self.is_custom else row_names(self.settings, name),
+            )
+        return self._sources[name]
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score the last row of `data`, which holds the rows of one session."""
@@ -132,7 +147,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         response = await self._in_thread(None, decode, response_ids[:length])
         data_source = fields["data_source"]
         ground_truth = (fields.get("reward_model") or {}).get("ground_truth")
-        task = None if self.is_custom else TASK_BY_SOURCE.get(data_source)
+        task, options, _ = self._source(data_source)
         notes = task.programs.notes() if task and task.programs else None
         if task is not None:
             score = functools.partial(
@@ -141,7 +156,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
                 ground_truth,
                 response_tokens=length,
                 step=fields.get("global_steps"),
-                **self._options_for(data_source),
+                **options,
                 **({"notes": notes} if notes else {}),
             )
         else:
@@ -183,8 +198,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         info = dict(result) if isinstance(result, Mapping) else {"acc": result}
         for name in info:
             check_name(name)
-        if not self.is_custom:
-            info = named_rewards(self.settings, info, data_source)
+        if (names := self._source(data_source).names) is not None:
+            info = names.named(info)
         if self.settings.rewards is None and _is_lone_score(info):
             info["acc"] = info["score"]
         columns = {name: [value] for name, value in info.items()}
@@ -208,11 +223,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         """
         name = task.name if task else None
         if name not in self._pools:
-            at_once = None
-            if task and task.programs:
-                service = self._options_for(task.data_sources[0]).get("service")
-                # this worker may have all cores for programs, while the others have none to run
-                at_once = service.max_concurrent if service else task.programs.at_once()
+            # this worker may have all cores for programs, while the others have none to run
+            at_once = task.programs.at_once() if task and task.programs else None
             self._pools[name] = self.make_threads(at_once)
         return self._pools[name]
 

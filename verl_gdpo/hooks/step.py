@@ -33,7 +33,7 @@ from verl_gdpo.algorithm.samples import (
     split_key,
 )
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.hooks.configuration import refuse_kl_in_reward
+from verl_gdpo.hooks.configuration import KL_IN_REWARD
 from verl_gdpo.hooks.extend import Function, load, record_of
 
 logger = logging.getLogger(__name__)
@@ -258,7 +258,8 @@ def compute_gdpo(
         RewardError: a row lacks a reward; see `RewardMatrix.of` and `scalars_of`.
         ValueError: `config` asks for a KL penalty in the reward.
     """
-    refuse_kl_in_reward(config or {})
+    if config and config.get("use_kl_in_reward", False):
+        raise ValueError(KL_IN_REWARD)
     step = current_step()
     if step is None:
         record = record_of(fitting.get())

@@ -32,7 +32,6 @@ from verl_gdpo.hooks.refusal import raise_refusals
 from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows
 from verl_gdpo.hooks.reward_workers import check_reward_workers, runs_gdpo_manager
 from verl_gdpo.hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
-from verl_gdpo.hooks.rollout_table import RolloutTable
 from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
 from verl_gdpo.hooks.training_rows import scored_rows, training_sources
 from verl_gdpo.tasks import check_ground_truths
@@ -47,7 +46,6 @@ class TrainerRecord:
 
     settings: GdpoSettings
     has_manager: bool
-    rollout_table: RolloutTable | None
     sources: set[str] = field(default_factory=set)  # of the training rows, as far as known
     dump_rows: DumpRows = field(default_factory=DumpRows)
     is_dumping_rollouts: bool = False
@@ -56,21 +54,17 @@ class TrainerRecord:
     busy: set[str] = field(default_factory=set)  # see `extend.py`
 
     @classmethod
-    def of(cls, config: Any, *, has_tracker: bool) -> "TrainerRecord | None":
+    def of(cls, config: Any) -> "TrainerRecord | None":
         """Check the configuration; return the record of a new trainer, or None without gdpo.
-
-        Args:
-            has_tracker: whether the trainer has a tracker of verl's, which can log tables.
 
         Raises:
             RuntimeError: gdpo cannot run.
-            ValueError: see `settings_of_run` and `RolloutTable.of`.
+            ValueError: see `settings_of_run`.
         """
         has_manager = runs_gdpo_manager(config)
         is_ours = has_manager or has_gdpo(config)
         sources = training_sources(config) if is_ours else None
         settings = settings_of_run(config, sources, has_manager=has_manager)
-        table = RolloutTable.of(config, has_rewards=has_tracker and settings is not None)
         if settings is None:
             return None
         raise_refusals()
@@ -82,7 +76,7 @@ class TrainerRecord:
             config.reward.reward_manager.name,
             settings,
         )
-        return cls(settings, has_manager, table)
+        return cls(settings, has_manager)
 
     def check_rows(self, trainer: Any) -> None:
         """Check the rows that our scorers will score, and learn the bounds of their rewards.
@@ -126,7 +120,7 @@ def construct(original: Function, self: Any, *args: Any, **kwargs: Any) -> None:
     """
     (config, *_) = (*args, kwargs.get("config"))
     if OmegaConf.is_config(config):
-        record = TrainerRecord.of(config, has_tracker=True)
+        record = TrainerRecord.of(config)
         if record is not None:
             extend_instance(self, "PPOTrainer", record)
     original(self, *args, **kwargs)
@@ -138,7 +132,7 @@ def set_up(original: Function, self: Any) -> None:
     It would train on 0 where a reward is not known.
     """
     record = record_of(self)
-    if record is None and TrainerRecord.of(self.config, has_tracker=True):
+    if record is None and TrainerRecord.of(self.config):
         raise RuntimeError(
             f"gdpo: the trainer {type(self).__module__}.{type(self).__name__} is not extended by "
             "verl-gdpo, because its constructor did not call that of verl's PPOTrainer with "
@@ -219,14 +213,10 @@ def log_rollout_data(original: Function, self: Any, *args: Any, **kwargs: Any) -
 def dump_generations(
     original: Function, self: Any, *, reward_extra_infos_dict: dict[str, list[Any]], **kwargs: Any
 ) -> None:
-    """Add our columns to the rows of a step, and log the table of those steps that have one."""
+    """Add our columns to the rows of a step."""
     record, columns = record_of(self), reward_extra_infos_dict
     if record.is_dumping_rollouts:
-        added = record.dump_rows.columns(columns["uid"])
-        columns = {**columns, **added}
-        if record.rollout_table is not None:
-            texts = kwargs["inputs"], kwargs["outputs"]
-            record.rollout_table.log(self.logger.logger, self.global_steps, *texts, added)
+        columns = {**columns, **record.dump_rows.columns(columns["uid"])}
     else:  # validation
         columns = {
             str(name): [*map(as_json, values)]

@@ -55,7 +55,7 @@ class ExecutionNotes:
     """How a program was run, for the log of a training. No reward depends on it.
 
     stopped: it was ended at a limit, or by a signal.
-    seconds_waited: for a core or for a service, since these notes were made.
+    seconds_waited: for a core, since these notes were made.
     """
 
     stopped: bool = False
@@ -179,13 +179,8 @@ def _first_that_works(allow_weak: bool) -> Confinement:
 def _try(confinement: Confinement) -> None:
     """Raise SandboxError unless a program runs."""
     (result,) = run(PROBE, [{"input": "hello\n"}], seconds=10, confinement=confinement)
-    check_probe(result)
-
-
-def check_probe(result: TestResult | None, where: str = "") -> None:
-    """Raise SandboxError unless it is the result of `PROBE`."""
     if result != TestResult(True, PROBE_SAYS):
-        raise SandboxError(f"{where}got {result} of a program that prints {PROBE_SAYS!r}")
+        raise SandboxError(f"got {result} of a program that prints {PROBE_SAYS!r}")
 
 
 def _user() -> int | None:

@@ -1,8 +1,7 @@
 """Runs one program on its inputs. This file's text is what Python executes inside the sandbox.
 
-`main` is given a request and writes one JSON line a test; see `__init__.py`, which reads them.
-`serve` runs one test where a service confines it, for `service.py`. Neither knows expected
-results, so a program that takes it over has nothing to gain from it.
+`main` is given a request and writes one JSON line a test; see `__init__.py`, which reads them. It
+knows no expected results, so a program that takes it over has nothing to gain from it.
 
 The standard library alone, and nothing newer than Python 3.9: the machine's own Python may run it.
 """
@@ -60,17 +59,6 @@ def main(lock: Callable[..., None], caller: int) -> None:
             return  # a program that never ends would spend as much on each of its other tests
         text = output.decode("utf-8", "replace")
         print(json.dumps({"how": how, "output": text}), flush=True)
-
-
-def serve(text: str) -> None:
-    request = json.loads(text)
-    namespace = prelude(request)
-    sys.setrecursionlimit(RECURSION_LIMIT)
-    random.seed(0)
-    if request["function"]:  # its result is the output, and what it prints is none
-        os.dup2(1, 3)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    execute(request, request["test"], namespace)
 
 
 def prelude(request: Any) -> dict[str, Any]:

@@ -44,10 +44,6 @@ NO_LANDLOCK = (
     "Landlock, the second best, needs Linux 5.13 or later with `landlock` in "
     "/sys/kernel/security/lsm, and in a container Docker 23 or later"
 )
-ELSEWHERE = (
-    "Without any rights, a SandboxFusion service on another machine runs the programs: "
-    "reward.sandbox_fusion.url=http://HOST:8080/run_code"
-)
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "QUOTA PERIOD" of a container, or "max PERIOD"
 LOOK_SECONDS = 0.05  # between two looks at what somebody waits for
 
@@ -102,7 +98,7 @@ def confinements(allow_weak: bool = False) -> Iterator[Confinement]:
 def advice() -> str:
     """What a person can do for a better sandbox than this machine has."""
     bwrap = BWRAP_FAILS if shutil.which("bwrap") else NO_BWRAP
-    return ". ".join([bwrap, *([] if landlock_version() else [NO_LANDLOCK]), ELSEWHERE])
+    return ". ".join([bwrap, *([] if landlock_version() else [NO_LANDLOCK])])
 
 
 def can_change_user() -> bool:

@@ -22,9 +22,8 @@ from verl_gdpo.tasks.task import Task
 # the usual reward of verl's own scorers, which score the rows of all other data sources
 VERL_REWARD_NAMES = ("acc",)
 
-# keywords that the reward manager passes, the last two where a task runs programs; users cannot
-# set them
-GIVEN_BY_MANAGER = ("response_tokens", "step", "service", "notes")
+# keywords that the reward manager passes, the last where a task runs programs
+GIVEN_BY_MANAGER = ("response_tokens", "step", "notes")
 NAMED_ROWS = 10  # bad ones, in a message
 
 GROUP = "verl_gdpo.tasks"  # of entry points

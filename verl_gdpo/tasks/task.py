@@ -11,13 +11,6 @@ def _nothing(*_args: Any, **_options: Any) -> Sequence[str]:
     return ()
 
 
-def check_texts(task: str, **texts: Any) -> None:
-    """Raise TypeError for what is no text."""
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            raise TypeError(f"{task} {name}: got {type(text).__name__}; expected str")
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """How `verl-gdpo evaluate` scores the answers to the rows of a task.
@@ -34,17 +27,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Programs:
-    """What the reward manager needs of a scorer that runs programs, which takes two more keywords.
+    """What the reward manager needs of a scorer that runs programs, which takes one more keyword.
 
-    service_of: `service_of(sandbox_fusion)` returns the service that verl's block
-        `reward.sandbox_fusion` names, None for this machine: the keyword `service`. `check` asks
-        the service in the place of `Task.missing`.
     at_once: `at_once()` returns how many programs this machine runs at a time.
     notes: `notes()` returns what the scorer fills in for the log: the keyword `notes`. Its
         `numbers()` are logged.
     """
 
-    service_of: Callable[[Any], Any]
     at_once: Callable[[], int]
     notes: Callable[[], Any]
 

@@ -153,7 +153,6 @@ def _wide_model(place: Place) -> list[Stage]:
     )
     ways: tuple[tuple[str, str, int, list[str], str], ...] = (
         ("d_sdpa", "packed rows, PyTorch's attention a row", 420, ["attention=sdpa"], ""),
-        ("d_varlen", "packed rows, PyTorch's own kernel", 420, ["attention=varlen"], "torch"),
         ("d_flash", "packed rows, flash-attn", 300, ["attention=flash_attn"], "flash_attn"),
         ("d_padded", "padded rows", 420, list(_PADDED), ""),
     )

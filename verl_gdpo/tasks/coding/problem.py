@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_gdpo.tasks.task import check_texts
-
 FENCE, PYTHON = "```", "python"
 OPENING = re.compile(rf"{FENCE}(?:{PYTHON}|py)[\d.]*(?!\w)", re.IGNORECASE)
 # of a program; no comment, which is a heading in Markdown
@@ -53,15 +51,13 @@ def parse(ground_truth: str) -> Problem:
     """Return the problem of a ground truth.
 
     Raises:
-        TypeError: it is no text.
         ValueError: it has another form; names the part.
     """
-    check_texts("coding", ground_truth=ground_truth)
     try:
         parts = json.loads(ground_truth)
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"coding ground truth: got no JSON ({error}): {ground_truth[:80]!r}"
+            f"coding ground truth: got no JSON ({error}): {repr(ground_truth)[:80]}"
         ) from error
     if not isinstance(parts, dict) or {*parts} - {"solution"} != KEYS:
         got = [*parts] if isinstance(parts, dict) else parts

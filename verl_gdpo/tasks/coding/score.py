@@ -1,8 +1,7 @@
 """Coding: which share of the tests passes, is the answer short, does the program run?
 
-The rewards of the coding task of GDPO (arXiv 2601.05242). The program runs in
-`sandbox.py`, or in a service; what it gives back is compared here, so that it never meets an
-expected result.
+The rewards of the coding task of GDPO (arXiv 2601.05242). The program runs in a
+sandbox; what it gives back is compared here, so that it never meets an expected result.
 """
 
 import json
@@ -10,16 +9,14 @@ import math
 import sys
 from collections.abc import Mapping
 from decimal import Decimal
-from functools import partial
 from itertools import chain
 from typing import Any
 
 from verl_gdpo import sandbox
 from verl_gdpo.sandbox.machine import cores
-from verl_gdpo.sandbox.service import SandboxFusion
 from verl_gdpo.tasks.coding import DATA_SOURCES
 from verl_gdpo.tasks.coding import problem as form
-from verl_gdpo.tasks.task import Evaluation, Programs, Task, check_texts
+from verl_gdpo.tasks.task import Evaluation, Programs, Task
 
 # of a number that is expected with a fraction; verl's, but that its absolute error is 1e-8, where
 # problems allow an absolute or relative error of 1e-6
@@ -39,7 +36,6 @@ def score(
     wall_seconds: float = 10.0,
     memory_mb: int = 512,
     weak_sandbox: bool = False,
-    service: SandboxFusion | None = None,
     notes: sandbox.ExecutionNotes | None = None,
 ) -> dict[str, float]:
     """Score one response; every value is between 0 and 1.
@@ -65,20 +61,16 @@ def score(
         length_needs_pass: whether the length counts only if all tests pass.
         max_tests: only so many tests run, the first ones, as in verl's own scorer.
         seconds: CPU time of one test, on this machine.
-        wall_seconds: of all tests together; with a service, of each.
+        wall_seconds: of all tests together.
         memory_mb: of the program, on this machine.
         weak_sandbox: whether root may run programs in a sandbox in which they can read the expected
             results, on a machine that has no better one.
-        service: runs programs in the place of this machine.
         notes: filled in, if there is a program.
 
     Raises:
-        TypeError: text that is not a str.
         ValueError: malformed ground truth, or a bad option value.
-        sandbox.SandboxError: this machine cannot run programs apart from itself, or the service
-            fails.
+        sandbox.SandboxError: this machine cannot run programs apart from itself.
     """
-    check_texts("coding", response=response)
     limits = {"limit_tokens": limit_tokens, "max_tests": max_tests, "seconds": seconds}
     limits |= {"wall_seconds": wall_seconds, "memory_mb": memory_mb}
     for name, value in limits.items():
@@ -91,10 +83,15 @@ def score(
     passed, has_no_bug = 0.0, False
     if program is not None:
         tests = problem.tests[:max_tests]
-        run = partial(sandbox.run, seconds=seconds, memory_mb=memory_mb, allow_weak=weak_sandbox)
-        inputs = [_inputs_of(test) for test in tests]
-        ends = (service.run if service else run)(
-            program, inputs, function=problem.function, wall_seconds=wall_seconds, notes=notes
+        ends = sandbox.run(
+            program,
+            [_inputs_of(test) for test in tests],
+            function=problem.function,
+            seconds=seconds,
+            wall_seconds=wall_seconds,
+            memory_mb=memory_mb,
+            allow_weak=weak_sandbox,
+            notes=notes,
         )
         pairs = zip(ends, tests, strict=True)
         right = [end.finished and _is_right(end.output, test) for end, test in pairs]
@@ -177,7 +174,7 @@ TASK = Task(
     system_prompt=form.SYSTEM_PROMPT,
     labels=form.labels,
     missing=lambda weak_sandbox=False, **_: sandbox.missing(weak_sandbox),
-    programs=Programs(SandboxFusion.of, cores, sandbox.ExecutionNotes),
+    programs=Programs(cores, sandbox.ExecutionNotes),
     evaluation=Evaluation(
         {
             "tests passed": lambda rewards: rewards["pass"],

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from verl_gdpo.sandbox.limited_process import LimitedPool
 from verl_gdpo.tasks.math_length import DATA_SOURCES
-from verl_gdpo.tasks.task import Evaluation, Task, check_texts
+from verl_gdpo.tasks.task import Evaluation, Task
 
 BOX = "\\boxed{"
 INSTRUCTION = f"Let's think step by step and put the final answer within {BOX}}}."
@@ -72,13 +72,12 @@ def score(
             `algorithm.gdpo.rewards.length.when`; see recipes/README.md.
 
     Raises:
-        TypeError: text that is not a str; no `response_tokens`.
+        TypeError: no `response_tokens`.
         ValueError: a ground truth that is no answer; a bad option; math-verify is not installed.
         OSError: a process that compares answers cannot be started, or keeps dying.
 
     Source: GDPO, arXiv 2601.05242.
     """
-    check_texts("math_length", response=response, ground_truth=ground_truth)
     if not isinstance(response_tokens, int):
         got = type(response_tokens).__name__
         raise TypeError(f"math_length response_tokens: got {got}; expected int")
@@ -104,12 +103,13 @@ def _check(ground_truth: str, limit_tokens: int) -> None:
         )
     if limit_tokens < 1:
         raise ValueError(f"math_length limit_tokens: got {limit_tokens}; expected at least 1")
-    text = ground_truth
+    text = ground_truth if isinstance(ground_truth, str) else ""
     is_answer = text == text.strip() and 0 < len(text) <= MAX_ANSWER_CHARS and BOX not in text
     if not is_answer or _end_of_group(text + "}") != len(text):
         raise ValueError(
-            f"math_length ground truth: got {text[:200]!r}; expected an answer without {BOX}}}, of "
-            f"1 to {MAX_ANSWER_CHARS} characters, with every brace closed and no space around it"
+            f"math_length ground truth: got {repr(ground_truth)[:200]}; expected an answer "
+            f"without {BOX}}}, of 1 to {MAX_ANSWER_CHARS} characters, with every brace closed and "
+            "no space around it"
         )
     if has_split_number(text):
         raise ValueError(

@@ -20,6 +20,8 @@ _PairScores = list[dict[int, float]]  # per gold call: predicted index -> score 
 
 def parse_ground_truth(ground_truth: str) -> list[Call]:
     """Return the gold calls, or [] without a tool-call block; raise ValueError if malformed."""
+    if not isinstance(ground_truth, str):
+        raise ValueError(f"tool_rl ground truth: got {ground_truth!r}; expected an answer")
     for opening, closing in (form.CALL_TAGS, form.RESPONSE_TAGS):
         counts = ground_truth.count(opening), ground_truth.count(closing)
         if counts not in ((0, 0), (1, 1)):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from verl_gdpo.tasks.task import Task, check_texts
+from verl_gdpo.tasks.task import Task
 from verl_gdpo.tasks.tool_rl import DATA_SOURCES, calls, form
 
 Granularity = Literal["fine", "refined", "intermediate", "coarse"]
@@ -86,13 +86,12 @@ def score(
       predicted call are not an object and a gold call has the same name.
 
     Raises:
-        TypeError: an option is unknown, or a text is not a str.
+        TypeError: an option is unknown.
         ValueError: the ground truth is malformed, or an option has a bad value.
         ImportError: matching="optimal" is set, and scipy is missing.
 
     Sources: ToolRL, arXiv 2504.13958 (all options but `matching`); GDPO, arXiv 2601.05242.
     """
-    check_texts("tool_rl", response=response, ground_truth=ground_truth)
     chosen: dict[str, str] = {"granularity": granularity, "matching": matching}
     chosen |= {"schedule": schedule, "length_schedule": length_schedule}
     _check_options(chosen, max_correctness, step)

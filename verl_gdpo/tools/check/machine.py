@@ -229,8 +229,7 @@ def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:
     """What our scorers of these data sources cannot have here.
 
     Raises:
-        OSError: one cannot score, here or in the service of `reward.sandbox_fusion`.
-        ValueError: that block cannot be meant.
+        OSError: one cannot score here.
     """
     if config.reward.custom_reward_function.path is not None:
         return []
@@ -239,7 +238,6 @@ def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:
     lacks = []
     for name, source in tasks.items():
         task = TASK_BY_SOURCE[source]
-        service = task.programs and task.programs.service_of(config.reward.get("sandbox_fusion"))
-        missing = (service or task).missing(**options_for(source, options))
+        missing = task.missing(**options_for(source, options))
         lacks += [f"task {name}: {lack}" for lack in missing]
     return lacks

@@ -22,7 +22,7 @@ from verl_gdpo.algorithm.samples import BatchRows, columns_of
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.algorithm.zero import Bools, Floats, Ints
-from verl_gdpo.hooks.configuration import named_rewards, scorers_bounds, settings_of_run
+from verl_gdpo.hooks.configuration import row_names, scorers_bounds, settings_of_run
 from verl_gdpo.run.dump_reader import reward_rows
 from verl_gdpo.run.folder import load_config
 from verl_gdpo.tools import RECIPES
@@ -161,7 +161,7 @@ class ReplayedStep:
         rows = self.rewards
         if has_our_scorers and arm.settings.rewards is not None:
             infos = [
-                named_rewards(arm.settings, rows.extra_info(row), source)
+                row_names(arm.settings, source).named(rows.extra_info(row))
                 for row, source in enumerate(rows.sources)
             ]
             rows = replace(rows, columns=columns_of(infos))
