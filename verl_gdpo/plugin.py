@@ -73,7 +73,7 @@ _WHEN_IMPORTED = {
         "FSDPEngine._build_module": "attention:build_with_ours",
     },
     "verl.utils.fsdp_utils": {
-        "_select_fsdp2_wrap_targets(model)": "fused_kernels:keep_head_in_root",
+        "_select_fsdp2_wrap_targets(model)": "attention:keep_head_in_root",
     },
 }
 

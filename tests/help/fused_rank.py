@@ -1,4 +1,4 @@
-"""One rank of `test_fused_kernels.py`: python fused_rank.py RANK PORT FOLDER"""
+"""One rank of `test_attention.py`: python fused_rank.py RANK PORT FOLDER"""
 
 import os
 import sys

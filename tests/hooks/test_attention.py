@@ -186,3 +186,14 @@ def test_what_is_not_ours_stays(flash_attn):
     config = composed("hardware=8gpu", "attention=flash_attn")
     assert choose(config) is None
     assert OmegaConf.select(config, KEY) == "flash_attention_2"
+
+
+@pytest.mark.slow
+def test_fused_kernels_under_fsdp2(tmp_path):
+    """On two ranks, against the model without either."""
+    run_two_ranks("fused_rank.py", tmp_path)
+    worst = {path.stem: float(path.read_text()) for path in tmp_path.glob("*.txt")}
+    assert {*worst} == {
+        f"{model}-{rank}" for model in ("tied", "untied", "lora") for rank in (0, 1)
+    }
+    assert max(worst.values()) < 1e-5, worst

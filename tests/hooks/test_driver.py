@@ -10,7 +10,7 @@ from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
 from verl_gdpo.hooks import driver, rollout_guard
-from verl_gdpo.hooks.training_rows import training_sources
+from verl_gdpo.hooks.reward_workers import training_sources
 
 
 def sources(files, **data):

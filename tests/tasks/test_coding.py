@@ -324,7 +324,7 @@ def test_bad_ground_truth(ground_truth, message):
 
 
 def test_a_ground_truth_that_is_no_text():
-    with pytest.raises(ValueError, match="coding ground truth: got no JSON .*None"):
+    with pytest.raises(ValueError, match=r"coding ground truth: got no JSON .*None"):
         score("", None)
 
 

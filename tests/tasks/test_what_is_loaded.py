@@ -16,7 +16,7 @@ REGISTRY = {"tasks", "tasks.task"}
 FOLDERS = {f"tasks.{name}" for name in ("coding", "gsm8k", "math_length", "tool_rl")}  # a line each
 SANDBOX = {"sandbox", "sandbox.inside", "sandbox.lock", "sandbox.machine"}
 CODING_TRUTH = '{"function": null, "tests": [{"input": "", "output": ""}]}'
-TOOL_RL = {"tasks.tool_rl.score", "tasks.tool_rl.form", "tasks.tool_rl.calls"}
+TOOL_RL = {"tasks.tool_rl.score", "tasks.tool_rl.form"}
 CODING = {"tasks.coding.score", "tasks.coding.problem", *SANDBOX}
 MATH = {"tasks.math_length.score", *SANDBOX, "sandbox.limited_process"}
 

@@ -64,7 +64,7 @@ ON_CPU = extensions(
 FUSED_KERNELS = extensions(
     {
         "verl.utils.fsdp_utils": {
-            "_select_fsdp2_wrap_targets(model)": "fused_kernels:keep_head_in_root",
+            "_select_fsdp2_wrap_targets(model)": "attention:keep_head_in_root",
         }
     }
 )

@@ -1,11 +1,18 @@
-"""Attention over packed rows without flash-attn, and which attention a run takes.
+"""Attention over packed rows without flash-attn, which attention a run takes, and fused kernels.
 
 With `use_remove_padding`, verl puts the rows of a micro-batch behind one another into one long row,
 in which `position_ids` begin anew with each of them. transformers has two ways to compute it:
 flash-attn, or a mask whose size is the square of the whole length. Here PyTorch's attention is
 called once a row, so that nothing is padded and nothing has to be compiled.
 
-Relies on verl 0.9: `FSDPEngine._build_module`, which makes the model. On transformers 5:
+verl's fused kernels do not run under FSDP2 with models whose embeddings are not tied: the fused
+forward reads `lm_head.weight` and never calls `lm_head`, which verl makes an FSDP2 unit of its own,
+whose weight is gathered only when the unit is called ("mixed torch.Tensor and DTensor"). Here
+`lm_head` stays in the unit of the whole model.
+
+Relies on verl 0.9: `FSDPEngine._build_module`, which makes the model, and
+`verl.utils.fsdp_utils._select_fsdp2_wrap_targets(model, classes)`, which `apply_fsdp2` calls after
+verl has put the fused forward functions into the model's class. On transformers 5:
 `AttentionInterface`, `AttentionMaskInterface`, and that a model's layers hand `position_ids` on to
 the attention function.
 """
@@ -28,6 +35,7 @@ ULYSSES = (
     "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
     "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size",
 )
+FUSED_FORWARDS = ("forward_with_torch_backend", "forward_with_triton_backend")
 AUTO, FLASH, SDPA = "auto", "flash_attention_2", "packed_sdpa"
 
 
@@ -170,3 +178,17 @@ def _bounds(module: Any, position_ids: "Tensor | None") -> list[int]:
         bounds = [0, *breaks.tolist(), position_ids.shape[1]]
         position_ids._verl_gdpo_bounds = bounds  # type: ignore[attr-defined]
     return bounds
+
+
+# --- fused kernels ------------------------------------------------------------------------------
+
+
+def keep_head_in_root(original: Function, model: Any, classes: Any) -> list[Any]:
+    """Leave out the output embeddings of a model that runs with fused kernels."""
+    targets: list[Any] = original(model, classes)
+    if hasattr(model, "get_base_model"):  # of LoRA
+        model = model.get_base_model()
+    if type(model).forward.__name__ not in FUSED_FORWARDS:
+        return targets
+    head = model.get_output_embeddings()
+    return [module for module in targets if module is not head]

@@ -26,8 +26,8 @@ from verl_gdpo.hooks.gates import refuse_gdpo
 from verl_gdpo.hooks.nodes import probing
 from verl_gdpo.hooks.refusal import names_gdpo
 from verl_gdpo.hooks.resume import hand_over, recorded_start
+from verl_gdpo.hooks.reward_workers import training_sources
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
-from verl_gdpo.hooks.training_rows import training_sources
 from verl_gdpo.run import hang_watch
 from verl_gdpo.run.folder import of_recipes, write_into_run_dir
 

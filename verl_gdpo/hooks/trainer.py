@@ -30,10 +30,14 @@ from verl_gdpo.hooks.configuration import has_gdpo, settings_of_run
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.refusal import raise_refusals
 from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows
-from verl_gdpo.hooks.reward_workers import check_reward_workers, runs_gdpo_manager
+from verl_gdpo.hooks.reward_workers import (
+    check_reward_workers,
+    runs_gdpo_manager,
+    scored_rows,
+    training_sources,
+)
 from verl_gdpo.hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
 from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
-from verl_gdpo.hooks.training_rows import scored_rows, training_sources
 from verl_gdpo.tasks import check_ground_truths
 
 logger = logging.getLogger(__name__)

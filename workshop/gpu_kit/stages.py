@@ -13,9 +13,9 @@ from verl_gdpo.run.resume_command import quoted
 
 REPO = Path(__file__).resolve().parents[2]
 TESTS = (
-    *("advantage/test_equation.py", "verl_hooks/test_estimator.py", "batch/test_metrics.py"),
-    *("batch/test_values.py", "advantage/test_variants.py", "verl_hooks/test_replay_buffer.py"),
-    "verl_hooks/test_fused_kernels.py",
+    *("algorithm/test_equation.py", "algorithm/test_metrics.py", "algorithm/test_values.py"),
+    *("algorithm/test_variants.py", "hooks/test_estimator.py", "hooks/test_replay_buffer.py"),
+    "hooks/test_attention.py",
 )
 HF = "verl_gdpo.cpu.hf_rollout"
 MADE = "workshop.gpu_kit.made_rollout"

@@ -1,11 +1,15 @@
-"""The format of a ToolRL answer: its tags, its JSON keys, and the system prompt that asks for it.
+"""The format of a ToolRL answer: its tags, its JSON keys, the system prompt that asks for it; and
+its calls, with how near they come to those of the ground truth.
 
-The scorer, data preparation and the warm start of the CPU policy all import this
-module, so that prompt, ground truths and parser cannot disagree.
+The scorer, data preparation and the warm start of the CPU policy all import this module, so that
+prompt, ground truths and parser cannot disagree. `score.py` turns the nearness into the reward
+`correctness`, and explains it there.
 """
 
+import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -14,6 +18,11 @@ RESPONSE_OPEN, RESPONSE_CLOSE = "<response>", "</response>"
 NAME_KEY, PARAMETERS_KEY = "name", "parameters"
 
 CALL_TAGS, RESPONSE_TAGS = (TOOL_CALL_OPEN, TOOL_CALL_CLOSE), (RESPONSE_OPEN, RESPONSE_CLOSE)
+
+_decode = json.JSONDecoder().decode  # faster than json.loads, which checks its options at each call
+
+Call = dict[str, Any]
+_PairScores = list[dict[int, float]]  # per gold call: predicted index -> score of that pair
 
 
 def render_answer(
@@ -71,3 +80,152 @@ def first_block_lines(text: str) -> list[str]:
     block = text.split(TOOL_CALL_OPEN, 2)[1].split(TOOL_CALL_CLOSE, 1)[0]
     # splitlines() would also cut at characters such as U+2028, which JSON allows in a string.
     return block.strip().split("\n")
+
+
+def parse_ground_truth(ground_truth: str) -> list[Call]:
+    """Return the gold calls, or [] without a tool-call block; raise ValueError if malformed."""
+    if not isinstance(ground_truth, str):
+        raise ValueError(f"tool_rl ground truth: got {ground_truth!r}; expected an answer")
+    for opening, closing in (CALL_TAGS, RESPONSE_TAGS):
+        counts = ground_truth.count(opening), ground_truth.count(closing)
+        if counts not in ((0, 0), (1, 1)):
+            raise ValueError(
+                f"tool_rl ground truth: got {counts[0]} {opening} and {counts[1]} {closing}; "
+                f"expected one of each or none, also inside the think text: {ground_truth[:200]!r}"
+            )
+    if CALL_TAGS[0] not in ground_truth:
+        return []
+    lines = first_block_lines(ground_truth)
+    return [_parse_gold_call(line, i, len(lines)) for i, line in enumerate(lines, 1)]
+
+
+def _parse_gold_call(line: str, number: int, count: int) -> Call:
+    reason = ""
+    try:
+        call = _decode(line)
+        if isinstance(call[NAME_KEY], str) and isinstance(call[PARAMETERS_KEY], dict):
+            return dict(call)
+    except (ValueError, RecursionError) as error:
+        reason = f" ({error})"
+    except (TypeError, KeyError):
+        pass  # another value than an object, or one without these keys
+    raise ValueError(
+        f"tool_rl ground truth, tool_call line {number} of {count}: got {line[:200]!r}{reason}; "
+        f'expected one JSON object with a string "{NAME_KEY}" and an object "{PARAMETERS_KEY}"'
+    )
+
+
+def _parse_response(response: str) -> list[Call] | None:
+    """Return the predicted calls, or None if one of them cannot be read."""
+    if not all(tag in response for tag in CALL_TAGS):
+        return None
+    calls: list[Call] = []
+    for line in first_block_lines(response):
+        try:
+            call = _decode(line)
+        except ValueError:  # also raised for an int with too many digits
+            return None
+        # Check each line at once, so that a long worthless block ends at its first line.
+        if not isinstance(call, dict) or isinstance(call.get(NAME_KEY, {}), dict | list):
+            return None
+        calls.append(call)
+    return calls
+
+
+def share_of_best(
+    response: str, gold: list[Call], granularity: str, total: Callable[[_PairScores], float]
+) -> float:
+    """Return the share of the highest correctness, in [0, 1]; 0 if calls cannot be compared.
+
+    Args:
+        total: function that sums the scores of the matched pairs.
+    """
+    try:
+        predicted = _parse_response(response)
+        if predicted is None:
+            return 0.0
+        if granularity == "coarse" or gold == predicted:
+            return float(gold == predicted)
+        pairs = _pair_scores(gold, predicted, granularity)
+    except RecursionError:  # the JSON is nested too deep for Python
+        return 0.0
+    if pairs is None:
+        return 0.0
+    gold_names = [call[NAME_KEY] for call in gold]
+    predicted_names = [call[NAME_KEY] for call in predicted]
+    reached = _name_similarity(gold_names, predicted_names, granularity == "refined")
+    reachable = 1 + len(gold)
+    if granularity != "intermediate":
+        reachable += sum(len(call[PARAMETERS_KEY]) for call in gold)
+    return (reached + total(pairs)) / reachable
+
+
+def _pair_scores(gold: list[Call], predicted: list[Call], granularity: str) -> _PairScores | None:
+    """Score each gold call with each predicted call of its name; None if one cannot be compared."""
+    places: dict[str, list[int]] = {call[NAME_KEY]: [] for call in gold}
+    for i, call in enumerate(predicted):
+        if call[NAME_KEY] in places:
+            places[call[NAME_KEY]].append(i)
+            if granularity != "intermediate" and not isinstance(call.get(PARAMETERS_KEY), dict):
+                return None
+    return [
+        {i: _pair_score(call, predicted[i], granularity) for i in places[call[NAME_KEY]]}
+        for call in gold
+    ]
+
+
+def _pair_score(gold: Call, predicted: Call, granularity: str) -> float:
+    if granularity == "intermediate":
+        return float(gold == predicted)
+    wanted, parameters = gold[PARAMETERS_KEY], predicted[PARAMETERS_KEY]
+    shared = [key for key in wanted if key in parameters]
+    keys = _jaccard(len(shared), len(wanted), len(parameters))
+    if granularity == "refined":
+        keys = float(list(wanted) == list(parameters))
+    return keys + len([key for key in shared if parameters[key] == wanted[key]])
+
+
+def _name_similarity(gold: list[str], predicted: list[Any], in_order: bool) -> float:
+    if in_order or gold == predicted:
+        return float(gold == predicted)
+    # gold names are texts; other names of a response could slow this down with colliding hashes
+    common = Counter(gold) & Counter(name for name in predicted if isinstance(name, str))
+    return _jaccard(common.total(), len(gold), len(predicted))
+
+
+def _jaccard(common: int, size: int, other_size: int) -> float:
+    """Return the Jaccard index of two multisets, given their sizes; 1 if both are empty."""
+    union = size + other_size - common
+    return common / union if union else 1.0
+
+
+def total_greedy(pairs: _PairScores) -> float:
+    """Sum each gold call's best unused pair, in order; a pair with score 0 uses no call."""
+    total, used = 0.0, set()
+    for row in pairs:
+        best, best_score = -1, 0.0
+        for i, pair_score in row.items():
+            if pair_score > best_score and i not in used:
+                best, best_score = i, pair_score
+        used.add(best)
+        total += best_score
+    return total
+
+
+def total_optimal() -> Callable[[_PairScores], float]:
+    """Return a function that computes the largest sum over all one-to-one assignments."""
+    try:
+        solve = importlib.import_module("scipy.optimize").linear_sum_assignment
+    except ImportError as error:
+        raise ImportError(
+            "tool_rl matching='optimal' needs scipy, which cannot be imported: "
+            "pip install 'verl-gdpo[optimal-matching]', or use matching='greedy'"
+        ) from error
+
+    def total(pairs: _PairScores) -> float:
+        columns = sorted({i for row in pairs for i in row})
+        table = [[row.get(i, 0.0) for i in columns] for row in pairs]
+        rows, chosen = solve(table, maximize=True)
+        return float(sum(table[r][c] for r, c in zip(rows, chosen, strict=True)))
+
+    return total

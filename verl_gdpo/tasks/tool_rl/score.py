@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from verl_gdpo.tasks.task import Task
-from verl_gdpo.tasks.tool_rl import DATA_SOURCES, calls, form
+from verl_gdpo.tasks.tool_rl import DATA_SOURCES, form
 
 Granularity = Literal["fine", "refined", "intermediate", "coarse"]
 Matching = Literal["greedy", "optimal"]
@@ -95,16 +95,16 @@ def score(
     chosen: dict[str, str] = {"granularity": granularity, "matching": matching}
     chosen |= {"schedule": schedule, "length_schedule": length_schedule}
     _check_options(chosen, max_correctness, step)
-    total = calls.total_optimal() if matching == "optimal" else calls.total_greedy
+    total = form.total_optimal() if matching == "optimal" else form.total_greedy
     format_low, format_high, bound = _reward_ranges(schedule, step or 0, max_correctness)
-    gold = calls.parse_ground_truth(ground_truth)
+    gold = form.parse_ground_truth(ground_truth)
     response = response.strip()
 
     scores = {"format": format_high if _has_layout(response, ground_truth) else format_low}
     scores["correctness"] = 0.0
     if gold:
         scores["correctness"] = (
-            2 * bound * calls.share_of_best(response, gold, granularity, total) - bound
+            2 * bound * form.share_of_best(response, gold, granularity, total) - bound
         )
     if length:
         scores["length"] = _length(response, length_schedule, step or 0)
