@@ -393,7 +393,7 @@ def mutmut(session: nox.Session) -> Counts:
     shutil.rmtree(copy, ignore_errors=True)
     hidden = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "outputs", "*.egg-info")
     shutil.copytree(ROOT, copy, ignore=hidden)
-    with_decorators_below(copy / "verl_gdpo" / "advantage" / "equation.py")
+    with_decorators_below(copy / "verl_gdpo" / "algorithm" / "equation.py")
     python = shared_python()
     # what it needs too comes in the versions of the environment
     frozen = session.run(python, "-m", "pip", "freeze", silent=True, external=True) or ""
