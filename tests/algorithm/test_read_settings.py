@@ -179,13 +179,13 @@ OF_GDPO = [
     ({"combine": {"name": "sum", "k": 1}}, ".combine: got {'name': 'sum', 'k': 1}; expected one"),
     (
         {"combine": "rvpo"},
-        ".combine: rvpo() missing 1 required keyword-only argument: 'k'; rvpo takes ['k'], as in "
+        "missing 1 required keyword-only argument: 'k'; rvpo takes ['k'], as in "
         "{name: NAME, PARAMETER: VALUE}",
     ),
-    ({"combine": "gd2po"}, ".combine: gd2po() missing 1 required keyword-only argument: 'tau'"),
+    ({"combine": "gd2po"}, "missing 1 required keyword-only argument: 'tau'"),
     (
         {"combine": {"name": "rvpo", "K": 1}},
-        ".combine: rvpo() got an unexpected keyword argument 'K'; rvpo takes ['k']",
+        "got an unexpected keyword argument 'K'; rvpo takes ['k']",
     ),
     ({"combine": {"name": "sa_mrpo", "bounds_K": []}}, ".combine: functools.partial() got"),
     ({"combine": {"name": "rvpo", "k": -1}}, ".combine: rvpo k: expected a number above 0, got -1"),
