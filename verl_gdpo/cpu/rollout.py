@@ -151,12 +151,9 @@ class HFReplica(RolloutReplica):  # type: ignore[misc, unused-ignore]
 
     async def launch_servers(self) -> None:
         check_rollout_config(self.config)
-        if self.is_reward_model or self.is_teacher_model:
-            raise NotImplementedError("the rollout 'hf' serves the actor only, not reward models")
-        if self.rollout_mode not in (RolloutMode.HYBRID, RolloutMode.STANDALONE):
-            raise NotImplementedError(
-                f"the rollout 'hf' runs in hybrid and standalone mode, got {self.rollout_mode}"
-            )
+        is_actor = not (self.is_reward_model or self.is_teacher_model)
+        if not is_actor or self.rollout_mode not in (RolloutMode.HYBRID, RolloutMode.STANDALONE):
+            raise NotImplementedError("the rollout 'hf' is for actors, hybrid or standalone")
         options = {"name": server_name(self.replica_rank), "max_concurrency": self.max_concurrency}
         actor = ray.remote(self.server_class).options(**options)
         server = actor.remote(self.config, self.model_config, self.replica_rank)

@@ -87,14 +87,11 @@ def parse_sampling_params(
         ValueError: an unknown or unsupported option, or a value out of range.
     """
     given = {name: value for name, value in raw.items() if value is not None}
-    for name in [name for name in given if name not in _USED]:
-        if name not in _OFF_VALUES or given[name] != _OFF_VALUES[name]:
-            instead = f"it knows {', '.join(_USED)}"
-            if name in _OFF_VALUES:
-                instead = f"leave it out or set it to {_OFF_VALUES[name]!r}"
+    for name, value in given.items():
+        if name not in _USED and (name not in _OFF_VALUES or value != _OFF_VALUES[name]):
             raise ValueError(
-                f"sampling option {name} = {given[name]!r} is not supported by the rollout 'hf'; "
-                f"{instead}"
+                f"sampling option {name} = {value!r} is not supported by the rollout 'hf'; it "
+                f"knows {', '.join(_USED)}"
             )
     stop_ids = frozenset(given.get("stop_token_ids", ()))
     if not given.get("ignore_eos", ignore_eos):
@@ -110,13 +107,8 @@ def parse_max_tokens(raw: Mapping[str, Any], *, default: int, room: int) -> int:
         raw: options by name.
         default: where `raw` names no length.
         room: what is left in the model's context, at least 1.
-
-    Raises:
-        ValueError: both names of the option are set.
     """
     wanted = [raw[name] for name in ("max_tokens", "max_new_tokens") if raw.get(name) is not None]
-    if len(wanted) > 1:
-        raise ValueError("sampling options max_tokens and max_new_tokens are both set; keep one")
     return max(1, min(int((*wanted, default)[0]), room))
 
 
