@@ -108,15 +108,15 @@ def _checkpoint_in(place: Path, step: int | None) -> Path:
     folder = place if (place / TRACKER).is_file() else place / "checkpoints"
     if not folder.is_dir() and (config := read_config(place)) is not None:
         folder = Path(OmegaConf.select(config, "trainer.default_local_dir") or folder)
-    found = newest_checkpoint(folder) if step is None else folder / f"global_step_{step}"
-    if found is None or not found.is_dir():
+    checkpoint = newest_checkpoint(folder) if step is None else folder / f"global_step_{step}"
+    if checkpoint is None or not checkpoint.is_dir():
         steps = sorted(step_of(path.name) for path in folder.glob("global_step_*"))
         wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
         raise ValueError(
             f"{place}: no {wanted} in {folder}, which has the steps {steps}; a run saves one every "
             f"trainer.save_freq steps. Otherwise {EXPECTED}"
         )
-    return found
+    return checkpoint
 
 
 def merged(actor: Path) -> Path:
