@@ -73,6 +73,15 @@ class SamplingParams:
         return warpers
 
 
+def end_ids(*configs: Any) -> frozenset[int]:
+    """Return the tokens that end a response, by a model's configs; ValueError without any."""
+    named = [getattr(config, "eos_token_id", None) for config in configs]
+    ids = frozenset[int]().union(*([one] if isinstance(one, int) else one or () for one in named))
+    if not ids:
+        raise ValueError("no eos_token_id in the model's config.json or generation_config.json")
+    return ids
+
+
 def parse_sampling_params(
     raw: Mapping[str, Any], *, eos_ids: Collection[int], ignore_eos: bool = False
 ) -> SamplingParams:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_gdpo.cpu.sampler import Completion, Request, SamplingParams, sample
+from verl_gdpo.cpu.sampler import Completion, Request, SamplingParams, end_ids, sample
 from verl_gdpo.evaluation import Answer, Messages
 from verl_gdpo.evaluation.dialogues import AnswerEngine, Prompt
 
@@ -88,12 +88,7 @@ class Transformers:
         self._model = loaded.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         self.prompt, self._read, self._max_tokens = tokens.prompt, tokens.answer, max_tokens
         self.positions = int(loaded.config.get_text_config().max_position_embeddings)
-        named = (loaded.generation_config.eos_token_id, loaded.config.eos_token_id)
-        stops = frozenset[int]().union(
-            *([one] if isinstance(one, int) else one or () for one in named)
-        )
-        if not stops:
-            raise ValueError(f"{model}: no eos_token_id in config.json or generation_config.json")
+        stops = end_ids(loaded.generation_config, loaded.config)
         self._pad = tokens.tokenizer.pad_token_id or 0
         self._params = SamplingParams(temperature, stop_ids=stops)
 
