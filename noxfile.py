@@ -249,7 +249,6 @@ def nodes(session: nox.Session) -> Counts:
     "setup_env.sh",
     "requirements/cpu_vllm.txt",
     "verl_gdpo/cpu/plugin.py",
-    "verl_gdpo/cpu/vllm_rollout.py",
     "recipes/rollout_engine/",
     "tests/slow/vllm.py",
 )

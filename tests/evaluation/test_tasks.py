@@ -7,15 +7,15 @@ import pytest
 from omegaconf import OmegaConf
 from tool_rows import tool_row
 
-from verl_gdpo.evaluation.dialogues import start_all
+from verl_gdpo.evaluation import Answer
+from verl_gdpo.evaluation.dialogues import Record, start_all
 from verl_gdpo.evaluation.numbers import numbers
 from verl_gdpo.evaluation.policy import Policy
-from verl_gdpo.evaluation.questions import Answer
-from verl_gdpo.evaluation.records import Record
 from verl_gdpo.evaluation.results import problems_of
 from verl_gdpo.evaluation.tasks import benchmark_of
 from verl_gdpo.tasks import TASKS
 from verl_gdpo.tasks.coding.problem import Problem, good_response
+from verl_gdpo.tasks.preparation import DataError
 from verl_gdpo.tasks.preparation.parquet import write_parquets
 from verl_gdpo.tasks.preparation.sources import make_row
 
@@ -40,8 +40,8 @@ def values(bench, options, *answers):
     dialogues = start_all(found, 1)
     for one, answer in zip(dialogues, answers, strict=True):
         one.go_on(Record("", None if answer is None else Answer(*answer)))
-    made = numbers(BENCH[bench].columns(found), [*problems_of(dialogues).values()])
-    return {number.name: number.value for number in made}
+    made = numbers(BENCH[bench].columns, [*problems_of(dialogues).values()])
+    return {one.name: one.value for one in made if not one.name.startswith(" ")}
 
 
 def test_tool_rl(tmp_path):
@@ -72,7 +72,7 @@ def test_each_file_of_maths_is_a_data_set(tmp_path):
     assert [question.key for question in found] == ["aime_0", "amc_0", "amc_1"]
     # the mean of both files: (1 + 1/2) / 2 and (1 + 0) / 2
     assert values("math_length", options, *answers) == {"accuracy": 0.75, "above the limit": 0.5}
-    columns = BENCH["math_length"].columns(found)
+    columns = BENCH["math_length"].columns(["aime", "amc"])
     assert [[part.name for part in column.parts] for column in columns] == [["aime", "amc"]] * 2
 
 
@@ -158,26 +158,10 @@ def test_what_is_no_file_of_the_task_is_refused(tmp_path):
         BENCH["math_length"].questions(asked())
     path = tmp_path / "rows.parquet"
     write_parquets({path: [tool_row(0, "test")]})
-    with pytest.raises(ValueError, match="row 0, field data_source: got 'rlla'"):
+    with pytest.raises(ValueError, match=r"no row of \('verl_gdpo/gsm8k',\)"):
         BENCH["gsm8k"].questions(asked(path))
     path.write_text("no parquet")
-    with pytest.raises(ValueError, match="no readable parquet"):
+    with pytest.raises(DataError, match="no readable parquet"):
         BENCH["gsm8k"].questions(asked(path))
     with pytest.raises(OSError, match=r"nothing\.parquet"):
         BENCH["gsm8k"].questions(asked(tmp_path / "nothing.parquet"))
-
-
-@pytest.mark.parametrize(
-    "text", ["", "\x00\ud800", "<think>" * 9999, "{" * 99_999, "<answer>" * 9999]
-)
-@pytest.mark.parametrize("bench", ["tool_rl", "gsm8k", "math_length"])
-def test_any_answer_gets_a_score(tmp_path, bench, text):
-    path = tmp_path / "rows.parquet"
-    made = {
-        "tool_rl": [tool_row(0, "test")],
-        "gsm8k": rows_of("gsm8k", "1"),
-        "math_length": rows_of("math_length", "1"),
-    }
-    write_parquets({path: made[bench]})
-    first, *_ = values(bench, asked(path), (text, 7)).values()
-    assert first <= 0

@@ -8,12 +8,15 @@ from argparse import Namespace
 import bfcl_gold
 import pytest
 
-from verl_gdpo.evaluation.bfcl import BENCHMARK, CATEGORIES, GROUPS, SINGLE_TURN, package
-from verl_gdpo.evaluation.bfcl.episodes import question
-from verl_gdpo.evaluation.numbers import QuestionScores, numbers
-from verl_gdpo.evaluation.questions import Answer
+from verl_gdpo.evaluation import Answer
+from verl_gdpo.evaluation.bfcl import BENCHMARK, CATEGORIES, GROUPS, package, question
+from verl_gdpo.evaluation.dialogues import Dialogue, Record
+from verl_gdpo.evaluation.numbers import numbers
+from verl_gdpo.evaluation.results import problems_of
 
-WITH_GROUND_TRUTH = [one for one in SINGLE_TURN if "relevance" not in one]
+WITH_GROUND_TRUTH = [
+    one for one in (*GROUPS["non_live"], *GROUPS["live"]) if "relevance" not in one
+]
 CALL = bfcl_gold.answer([("f", {})])
 IN_THOUGHT = f"<think> {CALL} </think>\n<response> No. </response>"
 # the kinds of wrong answers that can be right all the same
@@ -25,18 +28,18 @@ def asked(*names):
 
 
 def play(question, text):
-    """The problem that a policy leaves which always says the same."""
-    episode, formats = question.start(), []
-    while episode.prompt() is not None:
-        formats.append(episode.take(Answer(text, 1))["format"])
-    answers = {"format": (sum(formats), len(formats))}
-    return QuestionScores(question.category, episode.scores(), answers)
+    """The dialogue with a policy that always says the same."""
+    dialogue = Dialogue(question, 0)
+    while dialogue.asks is not None:
+        dialogue.go_on(Record("", Answer(text, 1)))
+    return dialogue
 
 
 def table(text, *names):
-    questions = asked(*names)
-    made = numbers(BENCHMARK.columns(questions), [play(one, text) for one in questions])
-    return {one.name: None if one.value is None else round(100 * one.value, 2) for one in made}
+    problems = problems_of([play(one, text) for one in asked(*names)])
+    made = numbers(BENCHMARK.columns, [*problems.values()])
+    shown = [one for one in made if not one.name.startswith(" ")]
+    return {one.name: None if one.value is None else round(100 * one.value, 2) for one in shown}
 
 
 def test_silence():
@@ -95,9 +98,7 @@ def test_the_ground_truth_is_right_and_what_is_changed_is_wrong(category):
 
 
 def is_right(row, text):
-    episode = question(row).start()
-    episode.take(Answer(text, 1))
-    return episode.scores()["accuracy"] == 1
+    return play(question(row), text).outcome.scores["accuracy"] == 1
 
 
 @pytest.mark.parametrize("category", GROUPS["non_live"][:2])

@@ -8,10 +8,10 @@ import subprocess
 
 import pytest
 
-from verl_gdpo.evaluation.bfcl import GROUPS, package
-from verl_gdpo.evaluation.bfcl.episodes import question
+from verl_gdpo.evaluation import Answer
+from verl_gdpo.evaluation.bfcl import GROUPS, package, question
 from verl_gdpo.evaluation.bfcl.form import MAX_STEPS, Call
-from verl_gdpo.evaluation.questions import Answer
+from verl_gdpo.evaluation.dialogues import Dialogue, Record
 from verl_gdpo.tasks.tool_rl.form import render_answer
 
 CATEGORIES = GROUPS["multi_turn"]
@@ -43,11 +43,11 @@ def revealed(row):
 
 
 def play(row, texts):
-    episode = question(row).start()
+    dialogue = Dialogue(question(row), 0)
     for text in texts:
-        assert episode.prompt() is not None
-        episode.take(Answer(text, 1))
-    return episode.scores()["accuracy"]
+        assert dialogue.asks is not None
+        dialogue.go_on(Record("", Answer(text, 1)))
+    return dialogue.outcome.scores["accuracy"]
 
 
 def answers(calls_of_turns):

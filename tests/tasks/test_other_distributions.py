@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 from other_distribution import ECHO, install, look_again
 
-from verl_gdpo.evaluation.dialogues import start_all
+from verl_gdpo.evaluation import Answer
+from verl_gdpo.evaluation.dialogues import Record, start_all
 from verl_gdpo.evaluation.numbers import numbers
-from verl_gdpo.evaluation.questions import Answer
-from verl_gdpo.evaluation.records import Record
 from verl_gdpo.evaluation.results import problems_of
 from verl_gdpo.evaluation.tasks import benchmark_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS, TaskError, main_rewards
@@ -156,8 +155,7 @@ def test_it_is_evaluated(echo, tmp_path):
     dialogues = start_all(benchmark.questions(files), 1)
     for one, answer in zip(dialogues, [("a", 1), ("?", 3), ("?", 9)], strict=True):
         one.go_on(Record("", Answer(*answer)))
-    columns = benchmark.columns([one.question for one in dialogues])
-    found = numbers(columns, [*problems_of(dialogues).values()])
+    found = numbers(benchmark.columns, [*problems_of(dialogues).values()])
     # `short` does not apply to the third row
     assert {one.name: one.value for one in found} == {
         "correct": pytest.approx(1 / 3),

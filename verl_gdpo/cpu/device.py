@@ -38,13 +38,7 @@ class CpuDeviceModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         """Fall back on torch.cpu (synchronize, set_device, stream, ...)."""
-        try:
-            return getattr(torch.cpu, name)
-        except AttributeError:
-            raise AttributeError(
-                f"verl asked the device module for {name!r}, which verl_gdpo.cpu does not have; "
-                "the feature in use probably needs a GPU"
-            ) from None
+        return getattr(torch.cpu, name)
 
 
 class PlatformCPU(PlatformCUDA):  # type: ignore[misc, unused-ignore]

@@ -109,7 +109,8 @@ class Batcher:
         try:
             outcomes = await asyncio.to_thread(self.run, [r for r, _ in batch], self._abort.is_set)
         except Exception as error:
-            outcomes = [_batch_error(error, len(batch)) for _ in batch]
+            why = f"generating a batch of {len(batch)} responses failed: {error!r}"
+            outcomes = [RuntimeError(why) for _ in batch]
         except BaseException:  # cancelled: hand the batch to _work, which fails whoever waits
             self._waiting = batch + self._waiting
             raise
@@ -117,12 +118,6 @@ class Batcher:
             self._running = 0
         for (_, future), outcome in zip(batch, outcomes, strict=True):
             _settle(future, outcome)
-
-
-def _batch_error(cause: Exception, count: int) -> RuntimeError:
-    error = RuntimeError(f"generating a batch of {count} responses failed: {cause!r}")
-    error.__cause__ = cause
-    return error
 
 
 def _settle(future: "asyncio.Future[Completion]", outcome: Completion | Exception) -> None:
@@ -166,8 +161,6 @@ class Engine:
     global_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed: got {self.seed}, expected at least 0")
         self.model = self.model.float().eval()
         self._vocab_size = int(self.model.get_input_embeddings().weight.shape[0])
         self._syncs = 0
@@ -243,19 +236,13 @@ class Engine:
         return [outcomes[k] for k in range(len(requests))]
 
     def _check_prompt(self, prompt: tuple[int, ...]) -> None:
-        if not prompt:
-            raise ValueError("the prompt is empty; expected at least one token id")
-        if len(prompt) >= self.max_model_len:
+        if not 0 < len(prompt) < self.max_model_len:
             raise ValueError(
-                f"the prompt has {len(prompt)} tokens and leaves no room for a response within "
-                f"the model's {self.max_model_len}; shorten it or raise rollout.max_model_len"
+                f"the prompt has {len(prompt)} tokens; expected 1 at least, and room for a "
+                f"response within rollout.max_model_len={self.max_model_len}"
             )
-        bad = [token for token in prompt if not 0 <= token < self._vocab_size]
-        if bad:
-            raise ValueError(
-                f"prompt token ids {bad[:3]} are outside the model's vocabulary of "
-                f"{self._vocab_size}; check that tokenizer and model belong together"
-            )
+        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
+            raise ValueError(f"a prompt token is outside the vocabulary of {self._vocab_size}")
 
 
 def load_full_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:

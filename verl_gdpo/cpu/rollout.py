@@ -23,6 +23,7 @@ from verl.workers.rollout.replica import RolloutMode, RolloutReplica, TokenOutpu
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from verl_gdpo.cpu.engine import Engine
+from verl_gdpo.cpu.sampler import end_ids
 
 
 def server_name(replica_rank: int) -> str:
@@ -58,10 +59,6 @@ def build_engine(config: Any, model_config: Any, replica_rank: int) -> Engine:
     from transformers import AutoModelForCausalLM
 
     hf_config, tokenizer = model_config.hf_config, model_config.tokenizer
-    eos_ids = _ids(getattr(model_config.generation_config, "eos_token_id", None))
-    eos_ids |= _ids(getattr(hf_config, "eos_token_id", None))
-    if not eos_ids:
-        raise ValueError(f"no eos_token_id in the config files of {model_config.path}")
     context = int(hf_config.get_text_config().max_position_embeddings)
     if (config.max_model_len or context) > context:
         raise ValueError(
@@ -71,7 +68,7 @@ def build_engine(config: Any, model_config: Any, replica_rank: int) -> Engine:
     model = AutoModelForCausalLM.from_config(hf_config, attn_implementation="sdpa", **options)
     return Engine(
         model,
-        eos_ids=eos_ids,
+        eos_ids=end_ids(model_config.generation_config, hf_config),
         pad_id=getattr(tokenizer, "pad_token_id", None) or 0,
         prompt_length=config.prompt_length,
         response_length=config.response_length,
@@ -151,12 +148,9 @@ class HFReplica(RolloutReplica):  # type: ignore[misc, unused-ignore]
 
     async def launch_servers(self) -> None:
         check_rollout_config(self.config)
-        if self.is_reward_model or self.is_teacher_model:
-            raise NotImplementedError("the rollout 'hf' serves the actor only, not reward models")
-        if self.rollout_mode not in (RolloutMode.HYBRID, RolloutMode.STANDALONE):
-            raise NotImplementedError(
-                f"the rollout 'hf' runs in hybrid and standalone mode, got {self.rollout_mode}"
-            )
+        is_actor = not (self.is_reward_model or self.is_teacher_model)
+        if not is_actor or self.rollout_mode not in (RolloutMode.HYBRID, RolloutMode.STANDALONE):
+            raise NotImplementedError("the rollout 'hf' is for actors, hybrid or standalone")
         options = {"name": server_name(self.replica_rank), "max_concurrency": self.max_concurrency}
         actor = ray.remote(self.server_class).options(**options)
         server = actor.remote(self.config, self.model_config, self.replica_rank)
@@ -205,9 +199,3 @@ class HFServerAdapter(BaseRollout):  # type: ignore[misc, unused-ignore]
         if self._server is None:  # verl creates the server after this adapter
             self._server = ray.get_actor(server_name(self.replica_rank))
         await self._server.load_weights.remote(state, global_steps)
-
-
-def _ids(value: int | list[int] | None) -> set[int]:
-    if value is None:
-        return set()
-    return set(value) if isinstance(value, list | tuple) else {value}

@@ -73,6 +73,15 @@ class SamplingParams:
         return warpers
 
 
+def end_ids(*configs: Any) -> frozenset[int]:
+    """Return the tokens that end a response, by a model's configs; ValueError without any."""
+    named = [getattr(config, "eos_token_id", None) for config in configs]
+    ids = frozenset[int]().union(*([one] if isinstance(one, int) else one or () for one in named))
+    if not ids:
+        raise ValueError("no eos_token_id in the model's config.json or generation_config.json")
+    return ids
+
+
 def parse_sampling_params(
     raw: Mapping[str, Any], *, eos_ids: Collection[int], ignore_eos: bool = False
 ) -> SamplingParams:
@@ -87,14 +96,11 @@ def parse_sampling_params(
         ValueError: an unknown or unsupported option, or a value out of range.
     """
     given = {name: value for name, value in raw.items() if value is not None}
-    for name in [name for name in given if name not in _USED]:
-        if name not in _OFF_VALUES or given[name] != _OFF_VALUES[name]:
-            instead = f"it knows {', '.join(_USED)}"
-            if name in _OFF_VALUES:
-                instead = f"leave it out or set it to {_OFF_VALUES[name]!r}"
+    for name, value in given.items():
+        if name not in _USED and (name not in _OFF_VALUES or value != _OFF_VALUES[name]):
             raise ValueError(
-                f"sampling option {name} = {given[name]!r} is not supported by the rollout 'hf'; "
-                f"{instead}"
+                f"sampling option {name} = {value!r} is not supported by the rollout 'hf'; it "
+                f"knows {', '.join(_USED)}"
             )
     stop_ids = frozenset(given.get("stop_token_ids", ()))
     if not given.get("ignore_eos", ignore_eos):
@@ -110,13 +116,8 @@ def parse_max_tokens(raw: Mapping[str, Any], *, default: int, room: int) -> int:
         raw: options by name.
         default: where `raw` names no length.
         room: what is left in the model's context, at least 1.
-
-    Raises:
-        ValueError: both names of the option are set.
     """
     wanted = [raw[name] for name in ("max_tokens", "max_new_tokens") if raw.get(name) is not None]
-    if len(wanted) > 1:
-        raise ValueError("sampling options max_tokens and max_new_tokens are both set; keep one")
     return max(1, min(int((*wanted, default)[0]), room))
 
 

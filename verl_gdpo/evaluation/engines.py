@@ -1,68 +1,23 @@
-"""Chooses what generates answers: vLLM where it is installed beside a GPU, else transformers.
+"""What generates answers: vLLM where it is installed beside a GPU, else transformers.
 
 Both get token ids, and give back texts without special tokens. A sample is drawn from a random
-stream of its own, which its question, its number and its turn determine.
+stream of its own. Relies on vLLM 0.24: `LLM`, `SamplingParams`.
 """
 
 import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from verl_gdpo.evaluation.questions import Answer, Messages
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-# {engine: the module and the class}; a module imports its engine
-ENGINES = {
-    "vllm": ("verl_gdpo.evaluation.vllm_engine", "VLLM"),
-    "transformers": ("verl_gdpo.evaluation.transformers_engine", "Transformers"),
-}
+from verl_gdpo.cpu.sampler import Completion, Request, SamplingParams, end_ids, sample
+from verl_gdpo.evaluation import Answer, Messages
+from verl_gdpo.evaluation.dialogues import AnswerEngine, Prompt
 
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen; a temperature of 0 is greedy.
-
-    max_tokens: the limit of an answer.
-    top_k: -1 is off.
-    """
-
-    max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = -1
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What the model reads: the text of a chat template, and its tokens."""
-
-    text: str
-    ids: Sequence[int]
-    seed: int = 0
-
-
-class AnswerEngine(Protocol):
-    """A model that answers.
-
-    positions: the longest prompt plus answer that the model can hold, in tokens.
-    """
-
-    positions: int
-
-    def prompt(self, messages: Messages, seed: int) -> Prompt:
-        """Return messages as the model reads them."""
-
-    def answers(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Answer]]:
-        """Yield {place of a prompt: its answer} for each batch, in any order."""
-
-
-def has_gpu() -> bool:
-    """Whether torch sees a GPU."""
-    import torch  # takes seconds, which `--help` and `--compare` need not wait
-
-    return bool(torch.cuda.is_available())
+BATCH_TOKENS = 32_768  # that a batch of transformers may hold: its prompts and their answers
 
 
 def choose_engine(wanted: str | None) -> str:
@@ -70,22 +25,120 @@ def choose_engine(wanted: str | None) -> str:
     has_vllm = importlib.util.find_spec("vllm") is not None
     if wanted == "vllm" and not has_vllm:
         raise ValueError("--engine vllm: vLLM is not installed here; --engine transformers")
-    return wanted or ("vllm" if has_vllm and has_gpu() else "transformers")
+    return wanted or ("vllm" if has_vllm and torch.cuda.is_available() else "transformers")
 
 
 def load_engine(
-    name: str, model: Path, template_options: Mapping[str, Any], sampling: Sampling, dtype: str
+    name: str,
+    model: Path,
+    template_options: Mapping[str, Any],
+    max_tokens: int,
+    temperature: float,
+    dtype: str,
 ) -> AnswerEngine:
     """Load a model.
 
     Args:
         template_options: keywords for the chat template, such as `enable_thinking`.
+        max_tokens: the limit of an answer.
+        temperature: 0 is greedy.
 
     Raises:
         ValueError, OSError: it cannot be read, or its tokenizer has no chat template.
     """
-    module, kind = ENGINES[name]
-    engine: AnswerEngine = getattr(importlib.import_module(module), kind)(
-        model, template_options, sampling, dtype
-    )
-    return engine
+    tokens = Tokens(model, template_options)
+    kind = VLLM if name == "vllm" else Transformers
+    return kind(tokens, model, max_tokens, temperature, dtype)
+
+
+class Tokens:
+    """The tokenizer of a model: messages to tokens, and tokens to text."""
+
+    def __init__(self, model: Path, template_options: Mapping[str, Any]) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self._options = template_options
+        if not self.tokenizer.chat_template:
+            raise ValueError(
+                f"{model}: its tokenizer has no chat template, so messages cannot be put to it; "
+                "save one as chat_template.jinja in this folder"
+            )
+
+    def prompt(self, messages: Messages, seed: int) -> Prompt:
+        """Return messages in the model's chat template, up to where its answer begins."""
+        asked = [dict(message) for message in messages]
+        options = {"add_generation_prompt": True, "tokenize": False, **self._options}
+        text = self.tokenizer.apply_chat_template(asked, **options)
+        return Prompt(text, self.tokenizer(text, add_special_tokens=False)["input_ids"], seed)
+
+    def answer(self, ids: Sequence[int], is_cut: bool) -> Answer:
+        """Return generated tokens as text without special tokens."""
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return Answer(text, len(ids), is_cut)
+
+
+class Transformers:
+    """Generates with a transformers model, in batches of prompts of similar length."""
+
+    def __init__(
+        self, tokens: Tokens, model: Path, max_tokens: int, temperature: float, dtype: str
+    ) -> None:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        )
+        self._model = loaded.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        self.prompt, self._read, self._max_tokens = tokens.prompt, tokens.answer, max_tokens
+        self.positions = int(loaded.config.get_text_config().max_position_embeddings)
+        stops = end_ids(loaded.generation_config, loaded.config)
+        self._pad = tokens.tokenizer.pad_token_id or 0
+        self._params = SamplingParams(temperature, stop_ids=stops)
+
+    def answers(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Answer]]:
+        """See `AnswerEngine`; the longest prompts come first, so that memory is short at once."""
+        for batch in batches([len(prompt.ids) for prompt in prompts], self._max_tokens):
+            requests = [
+                Request(prompts[k].ids, self._params, self._max_tokens, prompts[k].seed)
+                for k in batch
+            ]
+            done = sample(self._model, requests, self._pad)
+            yield dict(zip(batch, map(self._answer, done), strict=True))
+
+    def _answer(self, outcome: Completion | Exception) -> Answer:
+        if isinstance(outcome, Exception):
+            raise ValueError(str(outcome))
+        return self._read(outcome.token_ids, outcome.finish == "length")
+
+
+def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Yield the places of prompts, the longest first, in batches of up to `BATCH_TOKENS` tokens.
+
+    >>> [*batches([10, 30, 20], 16_000)]
+    [[1, 2], [0]]
+    """
+    order = sorted(range(len(lengths)), key=lambda k: (-lengths[k], k))
+    while order:
+        size = max(1, BATCH_TOKENS // (lengths[order[0]] + max_tokens))
+        yield order[:size]
+        order = order[size:]
+
+
+class VLLM:
+    """Generates with vLLM's class `LLM`, which makes batches of its own."""
+
+    def __init__(
+        self, tokens: Tokens, model: Path, max_tokens: int, temperature: float, dtype: str
+    ) -> None:
+        self._vllm = importlib.import_module("vllm")  # not everywhere
+        self._llm = self._vllm.LLM(model=str(model), dtype=dtype, seed=0)
+        self.prompt, self._read = tokens.prompt, tokens.answer
+        self._options = {"max_tokens": max_tokens, "temperature": temperature, "detokenize": False}
+        self.positions = int(self._llm.llm_engine.model_config.max_model_len)
+
+    def answers(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Answer]]:
+        """See `AnswerEngine`."""
+        asked = [{"prompt_token_ids": list(prompt.ids)} for prompt in prompts]
+        params = [
+            self._vllm.SamplingParams(seed=prompt.seed % 2**31, **self._options)
+            for prompt in prompts
+        ]
+        done = [output.outputs[0] for output in self._llm.generate(asked, params)]
+        yield {k: self._read(o.token_ids, o.finish_reason == "length") for k, o in enumerate(done)}

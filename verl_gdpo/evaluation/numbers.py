@@ -5,13 +5,13 @@ another choice of problems would change. It says nothing about training seeds, a
 where all problems have one score.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from verl_gdpo.evaluation.questions import ScoreColumn
+from verl_gdpo.evaluation import ScoreColumn
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,83 +40,86 @@ class QuestionScores:
 
 @dataclass(frozen=True)
 class Number:
-    """A number of the table; `value` is None if a part of it was not run."""
+    """A number of the table, with an indented name if it is part of one above.
+
+    `value` is None if a part of it was not run.
+    """
 
     name: str
     value: float | None
     interval: tuple[float, float] | None
     questions: int
-    parts: tuple["Number", ...] = ()
 
 
 class Draws:
     """How often each problem counts: first once each, and then in `DRAWS` drawn sets of problems.
 
     A set has as many problems of each category as there are.
+
+    places: those of the problems of each category.
     """
 
-    def __init__(self, problems: Sequence[QuestionScores], seed: int = 0) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._of: dict[str, list[int]] = {}
+    def __init__(self, problems: Sequence[QuestionScores]) -> None:
+        rng = np.random.default_rng(0)
+        self.places: dict[str, list[int]] = {}
         for k, problem in enumerate(problems):
-            self._of.setdefault(problem.category, []).append(k)
-        self._times = {name: self._drawn(len(places)) for name, places in self._of.items()}
-
-    def _drawn(self, size: int) -> Floats:
-        drawn = self._rng.multinomial(size, np.full(size, 1 / size), size=DRAWS)
-        times: Floats = np.concatenate([np.ones((1, size)), drawn])
-        return times
+            self.places.setdefault(problem.category, []).append(k)
+        self._times: dict[str, Floats] = {}
+        for category, places in self.places.items():
+            size = len(places)
+            drawn = rng.multinomial(size, np.full(size, 1 / size), size=DRAWS)
+            self._times[category] = np.concatenate([np.ones((1, size)), drawn])
 
     def size(self, column: ScoreColumn) -> int:
         """Return how many questions a column is over."""
-        return sum(
-            len(self._of.get(name, ())) for name in {one.category for one in column.leaves()}
-        )
+        categories = {leaf.category for _, leaf in flat([column])}
+        return sum(len(self.places.get(category, ())) for category in categories)
 
-    def values(self, column: ScoreColumn, problems: Sequence[QuestionScores]) -> Floats | None:
-        """Return a column's value, and then that of each drawn set; None if it was not run."""
-        if not column.parts:
-            if column.category not in self._of:
-                return None
-            places = self._of[column.category]
-            sums, counts = np.array([problems[k].share(column) for k in places]).T
-            times = self._times[column.category]
-            with np.errstate(invalid="ignore"):
-                quotients: Floats = (times @ sums) / (times @ counts)
-            return None if np.isnan(quotients[0]) else quotients
-        of_parts = [self.values(part, problems) for part in column.parts]
-        there = [value for value in of_parts if value is not None]
-        if len(there) < len(of_parts):
-            return None
-        weights = [self.size(part) if column.by_questions else 1 for part in column.parts]
-        mean: Floats = np.average(there, axis=0, weights=weights)
-        return mean
+    def values(self, column: ScoreColumn, problems: Sequence[QuestionScores]) -> Floats:
+        """Return a column's value, and then that of each drawn set; NaN if it was not run."""
+        if column.parts:
+            parts = [self.values(part, problems) for part in column.parts]
+            # a part without a question is NaN, whatever its weight
+            sizes = [max(1, self.size(part)) if column.by_questions else 1 for part in column.parts]
+            mean: Floats = np.average(parts, axis=0, weights=sizes)
+            return mean
+        if column.category not in self.places:
+            return np.full(DRAWS + 1, np.nan)
+        shares = [problems[k].share(column) for k in self.places[column.category]]
+        sums, counts = np.array(shares).T
+        times = self._times[column.category]
+        with np.errstate(invalid="ignore"):
+            quotients: Floats = (times @ sums) / (times @ counts)
+        return quotients
+
+
+def flat(columns: Sequence[ScoreColumn], depth: int = 0) -> Iterator[tuple[int, ScoreColumn]]:
+    """Yield (depth, column) for each column, and for its parts behind it."""
+    for column in columns:
+        yield depth, column
+        yield from flat(column.parts, depth + 1)
 
 
 def numbers(
-    columns: Sequence[ScoreColumn],
+    columns_of: Callable[[Sequence[str]], Sequence[ScoreColumn]],
     problems: Sequence[QuestionScores],
     less: Sequence[QuestionScores] | None = None,
-    seed: int = 0,
 ) -> list[Number]:
     """Return the numbers of a table.
 
     Args:
+        columns_of: see `Benchmark.columns`.
         less: return what `problems` has more than these, which are the same ones in one order. Each
             drawn set of problems counts for both, so what makes a problem hard cancels out.
     """
-    draws = Draws(problems, seed)
-
-    def number(column: ScoreColumn) -> Number:
+    draws, made = Draws(problems), []
+    for depth, column in flat(columns_of([*draws.places])):
         values = draws.values(column, problems)
-        if less is not None and values is not None:
-            others = draws.values(column, less)
-            values = None if others is None else values - others
-        parts = tuple(number(part) for part in column.parts)
-        if values is None:
-            return Number(column.name, None, None, draws.size(column), parts)
-        low, high = np.nanpercentile(values[1:], PERCENTILES)
-        interval = (float(low), float(high))
-        return Number(column.name, float(values[0]), interval, draws.size(column), parts)
-
-    return [number(column) for column in columns]
+        if less is not None:
+            values = values - draws.values(column, less)
+        value, interval = None, None
+        if not np.isnan(values[0]):
+            low, high = np.nanpercentile(values[1:], PERCENTILES)
+            value, interval = float(values[0]), (float(low), float(high))
+        made.append(Number("  " * depth + column.name, value, interval, draws.size(column)))
+    return made

@@ -5,13 +5,10 @@ shards have changed.
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -19,7 +16,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.evaluation.engines import has_gpu
 from verl_gdpo.run.checkpoints import FSDP, TRACKER, newest_checkpoint, step_of
 from verl_gdpo.run.folder import read_config
 
@@ -29,7 +25,6 @@ EXPECTED = (
     "expected a run's folder, a checkpoint of verl (global_step_N), or the folder of a Hugging "
     "Face model (config.json and *.safetensors)"
 )
-BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -55,18 +50,6 @@ class Policy:
         value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         return default if value is None else value
 
-    def content(self) -> str:
-        """Return a hash of the model's files."""
-        whole = hashlib.sha256()
-        for path in sorted(path for path in self.model.iterdir() if path.is_file()):
-            if path.name == MADE_FROM:  # times of files are no content
-                continue
-            whole.update(f"{path.name} {path.stat().st_size}\n".encode())
-            with path.open("rb") as file:
-                while block := file.read(BLOCK_BYTES):
-                    whole.update(block)
-        return whole.hexdigest()
-
 
 def find_policy(place: Path, step: int | None = None) -> Policy:
     """Return the policy that a path means; a checkpoint is merged, unless it was merged before.
@@ -82,16 +65,30 @@ def find_policy(place: Path, step: int | None = None) -> Policy:
     if not place.is_dir():
         raise ValueError(f"{place}: no such folder; {EXPECTED}")
     is_model = (place / "config.json").is_file()
-    if is_model and step is not None:
-        raise ValueError(f"--step {step}: {place} is a model, and has no checkpoints")
+    is_checkpoint = (place / "actor").is_dir() or (place / FSDP).is_file()
+    if step is not None and (is_model or is_checkpoint):
+        raise ValueError(f"--step {step}: {place} is one policy, and no run; leave it out")
     if is_model:
         return Policy(place, place)
-    checkpoint = _checkpoint_in(place, step)
+    checkpoint = place if is_checkpoint else _checkpoint_in(place, step)
     actor = checkpoint / "actor" if checkpoint.name != "actor" else checkpoint
-    _check_is_fsdp(actor)
-    run = _run_of(actor)
+    if not (actor / FSDP).is_file():
+        raise ValueError(
+            f"{actor}: no {FSDP}, so it is no whole checkpoint of verl's FSDP engine. "
+            "Merge one of Megatron's with `python -m verl.model_merger merge --backend megatron "
+            f"--local_dir {actor} --target_dir FOLDER`, and evaluate FOLDER"
+        )
+    folder = actor.resolve().parent.parent  # of the checkpoints, which is in that of the run
+    run = next((run for run in (folder.parent, folder) if read_config(run) is not None), None)
     config = None if run is None else read_config(run)
     return Policy(checkpoint, merged(actor), step_of(actor.parent.name), run, config)
+
+
+def has_gpu() -> bool:
+    """Whether torch sees a GPU."""
+    import torch  # takes seconds, which `--help` and `--compare` need not wait
+
+    return bool(torch.cuda.is_available())
 
 
 def choose_dtype(policy: Policy) -> str:
@@ -107,49 +104,19 @@ def choose_dtype(policy: Policy) -> str:
 
 
 def _checkpoint_in(place: Path, step: int | None) -> Path:
-    """The folder `global_step_N` that a path means, or `actor` in it."""
-    if (place / "actor").is_dir() or (place / FSDP).is_file():
-        if step is not None:
-            raise ValueError(f"--step {step}: {place} is one checkpoint; name the run")
-        return place
-    folder = _checkpoints_of(place)
-    if step is not None:
-        if not (folder / f"global_step_{step}").is_dir():
-            steps = sorted(step_of(path.name) for path in folder.glob("global_step_*"))
-            raise ValueError(f"--step {step}: {folder} has checkpoints of the steps {steps}")
-        return folder / f"global_step_{step}"
-    newest = newest_checkpoint(folder)
-    if newest is None or not newest.is_dir():
+    """The folder `global_step_N` of a run or of a folder of checkpoints; None: the newest."""
+    folder = place if (place / TRACKER).is_file() else place / "checkpoints"
+    if not folder.is_dir() and (config := read_config(place)) is not None:
+        folder = Path(OmegaConf.select(config, "trainer.default_local_dir") or folder)
+    checkpoint = newest_checkpoint(folder) if step is None else folder / f"global_step_{step}"
+    if checkpoint is None or not checkpoint.is_dir():
+        steps = sorted(step_of(path.name) for path in folder.glob("global_step_*"))
+        wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
         raise ValueError(
-            f"{place}: no checkpoint in {folder}; a run saves one every trainer.save_freq steps. "
-            f"Otherwise {EXPECTED}"
+            f"{place}: no {wanted} in {folder}, which has the steps {steps}; a run saves one every "
+            f"trainer.save_freq steps. Otherwise {EXPECTED}"
         )
-    return newest
-
-
-def _checkpoints_of(place: Path) -> Path:
-    """The folder of checkpoints of a run, wherever its configuration put it."""
-    if (place / TRACKER).is_file():
-        return place
-    own = place / "checkpoints"
-    config = None if own.is_dir() else read_config(place)
-    other = None if config is None else OmegaConf.select(config, "trainer.default_local_dir")
-    return Path(other) if other and Path(other).is_dir() else own
-
-
-def _run_of(actor: Path) -> Path | None:
-    """The folder of the run that saved a checkpoint, as far as the place of it tells."""
-    folder = actor.resolve().parent.parent
-    return next((run for run in (folder.parent, folder) if read_config(run) is not None), None)
-
-
-def _check_is_fsdp(actor: Path) -> None:
-    if not (actor / FSDP).is_file():
-        raise ValueError(
-            f"{actor}: no {FSDP}, so it is no whole checkpoint of verl's FSDP engine. "
-            "Merge one of Megatron's with `python -m verl.model_merger merge --backend megatron "
-            f"--local_dir {actor} --target_dir FOLDER`, and evaluate FOLDER"
-        )
+    return checkpoint
 
 
 def merged(actor: Path) -> Path:
@@ -157,22 +124,20 @@ def merged(actor: Path) -> Path:
 
     It appears whole or not at all, and what a killed merge has left goes away.
     """
-    target = actor / MERGED
-    shards = sorted(actor.glob("model_world_size_*.pt"))
-    times = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in shards}
-    if _times_in(target / MADE_FROM) == times:
+    target, temporary = actor / MERGED, actor / f".{MERGED}.tmp"
+    shards = [(path.name, path.stat()) for path in sorted(actor.glob("model_world_size_*.pt"))]
+    times = json.dumps({name: [about.st_size, about.st_mtime_ns] for name, about in shards})
+    if _text_of(target / MADE_FROM) == times:
         return target
     print(f"evaluate: merging the shards of {actor}", file=sys.stderr, flush=True)
     with (actor / FSDP).open("rb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if _times_in(target / MADE_FROM) == times:  # another process was quicker
+        if _text_of(target / MADE_FROM) == times:  # another process was quicker
             return target
-        for left in actor.glob(f".{MERGED}.*.tmp"):
-            rmtree(left, ignore_errors=True)
-        temporary = actor / f".{MERGED}.{uuid.uuid4().hex}.tmp"
+        rmtree(temporary, ignore_errors=True)
         try:
             _run_merger(actor, temporary, lock.fileno())
-            (temporary / MADE_FROM).write_text(json.dumps(times))
+            (temporary / MADE_FROM).write_text(times)
             rmtree(target, ignore_errors=True)
             os.replace(temporary, target)
         finally:
@@ -180,11 +145,8 @@ def merged(actor: Path) -> Path:
     return target
 
 
-def _times_in(path: Path) -> Mapping[str, Any] | None:
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
+def _text_of(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
 
 
 def _run_merger(actor: Path, target: Path, lock: int) -> None:
@@ -199,6 +161,4 @@ def _run_merger(actor: Path, target: Path, lock: int) -> None:
         errors="replace",
     )
     if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        why = lines[-1] if lines else f"exit code {done.returncode}"
-        raise ValueError(f"{actor}: the shards cannot be merged: {why}")
+        raise ValueError(f"{actor}: the shards cannot be merged: {done.stderr.strip()[-300:]}")

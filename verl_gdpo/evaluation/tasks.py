@@ -13,10 +13,8 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.evaluation.benchmark import Benchmark
-from verl_gdpo.evaluation.questions import OneAnswer, Question, ScoreColumn, Scores
+from verl_gdpo.evaluation import Benchmark, Question, ScoreColumn, Scores, ask_once
 from verl_gdpo.tasks import options_for, options_of
-from verl_gdpo.tasks.preparation import DataError
 from verl_gdpo.tasks.preparation.local_files import read_rows
 from verl_gdpo.tasks.preparation.parquet import parquet_rows
 from verl_gdpo.tasks.preparation.schema import checked
@@ -32,8 +30,9 @@ def questions(options: Namespace, task: Task) -> Sequence[Question]:
 
     Raises:
         OSError: this machine cannot score the answers.
+        DataError: a file cannot be read.
     """
-    chosen = _scorer_options(options, task)
+    chosen = _scorer(options, task)
     task.missing(**chosen)
     score = partial(task.score, step=options.step, **chosen)
     made: list[Question] = []
@@ -42,7 +41,7 @@ def questions(options: Namespace, task: Task) -> Sequence[Question]:
         name = path.parent.name if path.stem in ("test", "train") else path.stem
         if any(question.category == name for question in made):
             raise ValueError(f"--data: two files have the name {name!r}; rename one")
-        rows = _rows(path, task, is_given=bool(options.data))
+        rows = _rows(path, task)
         made += [_question(row, name, k, score, shown) for k, row in enumerate(rows)]
     if not made:
         raise ValueError(
@@ -61,9 +60,8 @@ def _question(
         scores = {column: read(rewards) for column, read in shown.items()}
         return {column: score for column, score in scores.items() if score is not None}
 
-    return Question(
-        f"{name}_{number}", name, partial(OneAnswer, row["prompt"], of_answer), ground_truth=truth
-    )
+    start = partial(ask_once, row["prompt"], of_answer)
+    return Question(f"{name}_{number}", name, start, ground_truth=truth)
 
 
 def _files(options: Namespace, task: Task) -> list[Path]:
@@ -79,42 +77,22 @@ def _files(options: Namespace, task: Task) -> list[Path]:
     return [Path(file) for file in (files if isinstance(files, list) else [files])]
 
 
-def _rows(path: Path, task: Task, is_given: bool) -> Iterator[Mapping[str, Any]]:
-    """The checked rows of a file; ValueError for what is no row of the task in a given one.
-
-    A run may validate on several tasks.
-    """
-    try:
-        if path.suffix == ".parquet":
-            rows: Sequence[Mapping[str, Any]] = [
-                row for _, row in checked(enumerate(parquet_rows(path)), str(path))
-            ]
-        else:
-            rows = read_rows(path, "test", sources_of(task))
-    except DataError as error:
-        raise ValueError(str(error)) from error
-    for number, row in enumerate(rows):
-        if row["data_source"] in task.data_sources:
-            yield row
-        elif is_given:
-            raise ValueError(
-                f"{path}, row {number}, field data_source: got {row['data_source']!r}; expected "
-                f"one of {task.data_sources}"
-            )
-
-
-def _scorer_options(options: Namespace, task: Task) -> dict[str, Any]:
-    """The options that a run's scorer had, and those that the benchmark needs."""
-    of_run = options.of_config("reward.reward_kwargs", {})
-    weak = {WEAK: True} if getattr(options, f"{task.name}_{WEAK}", False) else {}
-    return {**options_for(task.data_sources[0], of_run), **task.evaluation.options, **weak}
+def _rows(path: Path, task: Task) -> Iterator[Mapping[str, Any]]:
+    """The checked rows of the task in a file; a run may validate on several tasks."""
+    if path.suffix == ".parquet":
+        rows = [row for _, row in checked(enumerate(parquet_rows(path)), str(path))]
+    else:
+        rows = [*read_rows(path, "test", sources_of(task))]
+    return (row for row in rows if row["data_source"] in task.data_sources)
 
 
 def _scorer(options: Namespace, task: Task) -> dict[str, Any]:
-    """All options of the scorer, those that nobody has set too."""
+    """All options of the scorer: its own, those of the run, and those that the benchmark needs."""
     parameters = inspect.signature(task.score).parameters
-    defaults = {name: parameters[name].default for name in options_of(task)}
-    return {**defaults, **_scorer_options(options, task)}
+    own = {name: parameters[name].default for name in options_of(task)}
+    of_run = options_for(task.data_sources[0], options.of_config("reward.reward_kwargs", {}))
+    weak = {WEAK: True} if getattr(options, f"{task.name}_{WEAK}", False) else {}
+    return {**own, **of_run, **task.evaluation.options, **weak}
 
 
 def _shown(task: Task) -> Shown:
@@ -130,16 +108,15 @@ def _add_weak(group: Any, task: Task) -> None:
         group.add_argument(option, dest=dest, action="store_true", help=about)
 
 
-def columns(questions: Sequence[Question], task: Task) -> Sequence[ScoreColumn]:
+def columns(files: Sequence[str], task: Task) -> Sequence[ScoreColumn]:
     """Return each score over all files; with several, it is the mean of theirs."""
-    shown, files = _shown(task), list(dict.fromkeys(one.category for one in questions))
     if len(files) == 1:
-        return [ScoreColumn(name, category=files[0], score=name) for name in shown]
+        return [ScoreColumn(name, category=files[0], score=name) for name in _shown(task)]
     return [
         ScoreColumn(
             name, parts=tuple(ScoreColumn(file, category=file, score=name) for file in files)
         )
-        for name in shown
+        for name in _shown(task)
     ]
 
 

@@ -1,6 +1,6 @@
 """The numbers of BFCL-v3's table, by the leaderboard's rules."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from fractions import Fraction
 
 import pytest
@@ -37,7 +37,7 @@ def problems(shares):
 
 
 def table(shares):
-    found = numbers.numbers(BENCHMARK.columns([]), [*problems(shares)])
+    found = numbers.numbers(BENCHMARK.columns, [*problems(shares)])
     return {number.name: number.value for number in found}
 
 
@@ -60,7 +60,8 @@ def test_the_numbers_of_the_leaderboard():
 @pytest.mark.parametrize("category", ["javascript", "live_relevance", "multi_turn_base"])
 def test_what_was_not_run_gives_no_overall(category):
     (overall,) = [one for one in BENCHMARK.columns([]) if one.name == "overall"]
-    assert [one.category for one in overall.leaves()] == [*CATEGORIES]  # all of them count
+    leaves = [one.category for _, one in numbers.flat([overall]) if not one.parts]
+    assert sorted(leaves) == sorted(CATEGORIES)  # all of them count
     found = table({name: share for name, share in SHARES.items() if name != category})
     group = next(name for name, names in GROUPS.items() if category in names)
     assert found["overall"] is None and found[group.replace("_", "-")] is None
@@ -82,5 +83,3 @@ def test_a_part_can_be_asked_for(monkeypatch):
         asked = []
         BENCHMARK.questions(parser.parse_args(["--bfcl-v3-categories", *words]))
         assert asked == expected
-    with pytest.raises(ValueError, match="got 'c'; expected one of non_live, live, multi_turn"):
-        BENCHMARK.questions(Namespace(bfcl_v3_categories=["c"]))

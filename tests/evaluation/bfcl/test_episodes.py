@@ -5,9 +5,9 @@ import json
 import bfcl_gold
 import pytest
 
-from verl_gdpo.evaluation.bfcl import episodes, form
-from verl_gdpo.evaluation.bfcl.episodes import question
-from verl_gdpo.evaluation.questions import Answer
+from verl_gdpo.evaluation import Answer, bfcl
+from verl_gdpo.evaluation.bfcl import form, question
+from verl_gdpo.evaluation.dialogues import Dialogue, Record
 from verl_gdpo.tasks.tool_rl.form import render_answer
 
 
@@ -47,16 +47,17 @@ def package(monkeypatch):
         made = [[call for calls in turn for call in calls] for turn in asked]
         return [all({*gold} <= {*calls} for gold, calls in zip(FOLDERS["gold"], made, strict=True))]
 
-    monkeypatch.setattr(episodes.package, "ask", ask)
+    monkeypatch.setattr(bfcl.package, "ask", ask)
     return next_reply
 
 
-def play(*texts, row=FOLDERS, episode=None):
-    episode = episode or question(row).start()
+def play(*texts, row=FOLDERS):
+    """The dialogue after these answers; None is a prompt that was too long."""
+    dialogue = Dialogue(question(row), 0)
     for text in texts:
-        assert episode.prompt() is not None
-        episode.take(Answer(text, 1))
-    return episode
+        assert dialogue.asks is not None
+        dialogue.go_on(Record("", None if text is None else Answer(text, 1)))
+    return dialogue
 
 
 CALL = bfcl_gold.answer([("double", {"of": 2})])
@@ -78,14 +79,13 @@ def test_an_answer_in_a_single_turn(answer, accuracy, after_thought, form):
     asked = question(DOUBLE)
     assert (asked.key, asked.category) == ("simple_7", "simple")
     assert json.loads(asked.ground_truth) == DOUBLE["gold"]
-    episode = asked.start()
-    system, user = episode.prompt()
+    system, user = play(row=DOUBLE).asks
     assert "Description: Does double.\n" in system["content"]
     assert "<user> Double 2.\nIf there's no appropriate tools" in user["content"]
     expected = {"format": form, "accuracy": accuracy, "accuracy_after_thought": after_thought}
-    assert episode.take(Answer(answer, 1)) == expected
-    assert episode.prompt() is None
-    assert episode.scores() == expected
+    ended = play(answer, row=DOUBLE)
+    assert ended.asks is None
+    assert ended.outcome == (expected, [expected])
 
 
 @pytest.mark.parametrize(("category", "is_wanted"), [("irrelevance", 0), ("live_relevance", 1)])
@@ -96,21 +96,20 @@ def test_without_a_ground_truth_it_counts_whether_there_is_a_call(category, is_w
         ("", 1 - is_wanted, 1 - is_wanted),
         (IN_THOUGHT, is_wanted, 1 - is_wanted),
     ):
-        scores = play(answer, row=row).scores()
+        scores = play(answer, row=row).outcome.scores
         assert (scores["accuracy"], scores["accuracy_after_thought"]) == (right, later)
 
 
 @pytest.mark.parametrize("category", ["simple", "irrelevance"])
 def test_a_prompt_that_is_too_long_is_a_wrong_answer(category):
-    episode = question({**DOUBLE, "category": category}).start()
-    episode.abandon()
-    assert episode.prompt() is None
-    assert {*episode.scores().values()} == {0}
+    ended = play(None, row={**DOUBLE, "category": category, "gold": ""})
+    assert ended.asks is None
+    assert {*ended.outcome.scores.values()} == {0} and not ended.outcome.of_answers
 
 
 def test_an_answer_that_needs_too_much_is_wrong(package):
     package.append([])
-    assert play(CALL, row=DOUBLE).scores()["accuracy"] == 0
+    assert play(CALL, row=DOUBLE).outcome.scores["accuracy"] == 0
 
 
 def calling(*calls):
@@ -135,10 +134,9 @@ def test_a_policy_reads_the_dialogue_and_the_results_of_its_calls():
         {"role": "tool", "name": "ls(a='y')", "content": "made ls(a='y')"},
         {"role": "tool", "name": "lsx()", "content": "made lsx()"},
     ]
-    assert play(DONE, TWO).prompt() == form.prompt(FOLDERS["tools"], dialogue, multi_turn=True)
+    assert play(DONE, TWO).asks == form.prompt(FOLDERS["tools"], dialogue, multi_turn=True)
     dialogue += [{"role": "assistant", "content": DONE}, *asks("What is there?")]
-    episode = play(DONE, TWO, DONE)
-    assert episode.prompt() == form.prompt(FOLDERS["tools"], dialogue, multi_turn=True)
+    assert play(DONE, TWO, DONE).asks == form.prompt(FOLDERS["tools"], dialogue, multi_turn=True)
 
 
 @pytest.mark.parametrize(
@@ -158,40 +156,27 @@ def test_a_policy_reads_the_dialogue_and_the_results_of_its_calls():
     ],
 )
 def test_the_accuracy_of_a_dialogue(texts, expected):
-    episode = play(*texts)
-    assert episode.prompt() is None
-    assert episode.scores() == {"accuracy": expected}
+    ended = play(*texts)
+    assert ended.asks is None
+    assert ended.outcome.scores == {"accuracy": expected}
 
 
 def test_each_answer_has_a_format():
-    episode = question(FOLDERS).start()
-    formats = [episode.take(Answer(text, 1)) for text in (MKDIR, f"Sure. {MKDIR}", DONE)]
-    assert formats == [{"format": 1.0}, {"format": 0.0}, {"format": 1.0}]
+    ended = play(MKDIR, f"Sure. {MKDIR}", DONE, None)
+    assert ended.outcome.of_answers == [{"format": 1.0}, {"format": 0.0}, {"format": 1.0}]
 
 
 def test_an_abandoned_dialogue_is_wrong():
-    for texts in ((), RIGHT):
-        episode = play(*texts)
-        episode.abandon()
-        assert episode.prompt() is None
-        assert episode.scores() == {"accuracy": 0.0}
-
-
-def test_a_new_episode_with_the_answers_so_far_asks_the_same():
-    for number in range(len(RIGHT)):
-        asked = play(*RIGHT[:number]).prompt()
-        again = question(FOLDERS).start()
-        for text in RIGHT[:number]:
-            again.take(Answer(text, 1))  # as a resume does: it does not look at the prompts
-        assert again.prompt() == asked
+    for texts in ((), RIGHT[:-1]):
+        ended = play(*texts, None)
+        assert ended.asks is None
+        assert ended.outcome.scores == {"accuracy": 0.0}
 
 
 def test_a_dialogue_that_once_needed_too_much_stays_wrong(package):
-    episode = play(*RIGHT[:-1])
-    package.append([])
-    assert episode.prompt() is None
-    assert episode.prompt() is None  # whatever the clock says the next time
-    assert episode.scores() == {"accuracy": 0.0}
-    unasked = play(*RIGHT)
-    package.append([])
-    assert unasked.scores() == {"accuracy": 0.0}
+    for number in (1, 4):  # the results of a call, and what the checker says
+        dialogue = play(*RIGHT[:number])
+        package.append([])
+        dialogue.go_on(Record("", Answer(RIGHT[number], 1)))
+        assert dialogue.asks is None
+        assert dialogue.outcome.scores == {"accuracy": 0.0}

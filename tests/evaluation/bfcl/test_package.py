@@ -12,14 +12,14 @@ from verl_gdpo.evaluation.bfcl import package
 
 @pytest.fixture
 def commands(monkeypatch, tmp_path):
-    """The commands that were run; a test may set the `code` and `stderr` of each."""
-    ran = SimpleNamespace(list=[], code=0, stderr="")
+    """The commands that were run; a test may set the `code` of each."""
+    ran = SimpleNamespace(list=[], code=0)
 
     def run(command, **_):
         ran.list.append(" ".join(map(str, command)))
         if "venv" in command:
             Path(command[-1]).mkdir()
-        return subprocess.CompletedProcess(command, ran.code, stderr=ran.stderr)
+        return subprocess.CompletedProcess(command, ran.code)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(package.subprocess, "run", run)
@@ -38,8 +38,8 @@ def test_the_environment_is_made_once(commands, tmp_path, capsys):
 
 
 def test_an_environment_that_cannot_be_made_is_made_again(commands):
-    commands.code, commands.stderr = 1, "Collecting\nERROR: no index\n"
-    with pytest.raises(ValueError, match=r"-m venv .* failed: ERROR: no index\. .*PIP_INDEX_URL"):
+    commands.code = 1
+    with pytest.raises(ValueError, match=r"-m venv .* failed, .*PIP_INDEX_URL"):
         package.environment()
     commands.code = 0
     package.environment()

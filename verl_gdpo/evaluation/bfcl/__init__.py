@@ -4,105 +4,172 @@
 that made those was not published. docs/evaluate_bfcl.md says what is known and what is ours.
 """
 
+import json
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from verl_gdpo.evaluation.benchmark import Benchmark
-from verl_gdpo.evaluation.bfcl import package
-from verl_gdpo.evaluation.bfcl.episodes import question
-from verl_gdpo.evaluation.questions import Question, ScoreColumn
+from verl_gdpo.evaluation import (
+    Benchmark,
+    Episode,
+    Messages,
+    Outcome,
+    Question,
+    ScoreColumn,
+    Scores,
+    ask_once,
+)
+from verl_gdpo.evaluation.bfcl import form, package
 
+FORMS = ("simple", "multiple", "parallel", "parallel_multiple")
+DIALOGUES = ("base", "miss_func", "miss_param", "long_context")
 # {group: its categories}, in the order of the package
 GROUPS = {
-    "non_live": (
-        *("simple", "java", "javascript", "multiple", "parallel", "parallel_multiple"),
-        "irrelevance",
-    ),
-    "live": (
-        *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple"),
-        *("live_irrelevance", "live_relevance"),
-    ),
-    "multi_turn": (
-        *("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param"),
-        "multi_turn_long_context",
-    ),
+    "non_live": (FORMS[0], "java", "javascript", *FORMS[1:], "irrelevance"),
+    "live": (*(f"live_{name}" for name in FORMS), "live_irrelevance", "live_relevance"),
+    "multi_turn": tuple(f"multi_turn_{kind}" for kind in DIALOGUES),
 }
 CATEGORIES = tuple(category for group in GROUPS.values() for category in group)
-SINGLE_TURN = (*GROUPS["non_live"], *GROUPS["live"])
+WRONG = {"format": 0.0, "accuracy": 0.0, "accuracy_after_thought": 0.0}
+
+PackageRow = Mapping[str, Any]  # what `questions` of worker.py returns
+Turns = Sequence[Sequence[tuple[str, Sequence[str]]]]  # of each turn, each answer and its calls
 
 
 def questions(options: Namespace) -> Sequence[Question]:
     """Return the questions of the categories asked for, in the order of `CATEGORIES`.
 
     Raises:
-        ValueError, OSError: a category is unknown, or the package cannot be asked.
+        ValueError, OSError: the package cannot be asked.
     """
-    categories = _chosen(options.bfcl_v3_categories or GROUPS)
-    return [question(row) for one in categories for row in package.ask(one, "questions", one)[0]]
+    names = {*(options.bfcl_v3_categories or GROUPS)}
+    chosen = [one for group, ours in GROUPS.items() for one in ours if names & {group, one}]
+    return [question(row) for one in chosen for row in package.ask(one, "questions", one)[0]]
 
 
-def _chosen(names: Iterable[str]) -> list[str]:
-    """The categories that `names` stand for, which are categories or groups of them."""
-    chosen: set[str] = set()
-    for name in names:
-        if name not in GROUPS and name not in CATEGORIES:
-            known = ", ".join((*GROUPS, *CATEGORIES))
-            raise ValueError(f"bfcl_v3 category: got {name!r}; expected one of {known}")
-        chosen.update(GROUPS.get(name, (name,)))
-    return [category for category in CATEGORIES if category in chosen]
+def question(row: PackageRow) -> Question:
+    """Return the question of a row."""
+    gold = row["gold"]
+    if row["category"].startswith("multi_turn"):
+        truth = "\n".join("; ".join(calls) for calls in gold)
+        return Question(row["key"], row["category"], partial(_play, row), truth)
+    dialogue = [message for turn in row["turns"] for message in turn]
+    prompt = form.prompt(row["tools"], dialogue, multi_turn=False)
+    start = partial(ask_once, prompt, partial(_score, row), WRONG)
+    return Question(row["key"], row["category"], start, json.dumps(gold, ensure_ascii=False))
 
 
-def columns(_questions: Sequence[Question]) -> Sequence[ScoreColumn]:
+def _score(row: PackageRow, text: str, _tokens: int) -> Scores:
+    """Return the scores of an answer.
+
+    format: 1 if it has one of the three forms.
+    accuracy: 1 if the package's checker accepts its calls.
+    accuracy_after_thought: the same, without calls within `<think>`, which ToolRL takes too.
+    """
+    calls = form.calls(text, multi_turn=False)
+    later = form.calls(form.without_thought(text), multi_turn=False)
+    right = _is_right(row, calls)
+    also = right if later == calls else _is_right(row, later)
+    return dict(zip(WRONG, map(float, (form.is_correct_format(text), right, also)), strict=True))
+
+
+def _is_right(row: PackageRow, calls: Sequence[form.Call]) -> bool:
+    if not row["gold"]:  # what counts is whether there is a call
+        return bool(calls) is (row["category"] == "live_relevance")
+    return _ask(row, "is_right", [{one.name: one.parameters} for one in calls]) == [True]
+
+
+def _ask(row: PackageRow, task: str, about: Any) -> list[Any]:
+    return package.ask(row["category"], task, row["key"], about)
+
+
+def _play(row: PackageRow) -> Episode:
+    """Turns of a user, steps of the policy, and the results of its calls.
+
+    A turn ends with an answer that makes no call. One step more than allowed ends the dialogue: as
+    wrong, unless the turn is the last one; then the checker decides. So does the package.
+    """
+    turns: list[list[tuple[str, list[str]]]] = []
+    formats: list[Scores] = []
+    for _ in row["gold"]:
+        turns.append([])
+        for _ in range(form.MAX_STEPS + 1):
+            messages = _messages(row, turns)
+            answer = None if messages is None else (yield messages)
+            if answer is None:
+                return Outcome({"accuracy": 0.0}, formats)
+            calls = [str(call) for call in form.calls(answer.text, multi_turn=True)]
+            turns[-1].append((answer.text, calls))
+            formats.append({"format": float(form.is_correct_format(answer.text))})
+            if not calls:
+                break
+        else:
+            break
+    made = [[calls for _, calls in turn] for turn in turns]
+    is_right = len(turns) == len(row["gold"]) and _ask(row, "is_right_dialogue", made) == [True]
+    return Outcome({"accuracy": float(is_right)}, formats)
+
+
+def _messages(row: PackageRow, turns: Turns) -> Messages | None:
+    """The dialogue so far, with the results of all calls; None if these need too much."""
+    steps = [calls for turn in turns for _, calls in turn]
+    reply = _ask(row, "results", steps) if any(steps) else [steps]
+    if not reply:
+        return None
+    results = iter(reply[0])
+    messages: list[Mapping[str, str]] = []
+    for turn, request in zip(turns, row["turns"], strict=False):
+        messages += request
+        for answer, calls in turn:
+            messages.append({"role": "assistant", "content": answer})
+            messages += [
+                {"role": "tool", "name": call, "content": result}
+                for call, result in zip(calls, next(results), strict=True)
+            ]
+    return form.prompt(row["tools"], messages, multi_turn=True)
+
+
+def columns(_categories: Sequence[str]) -> Sequence[ScoreColumn]:
     """Return the paper's columns, and what they are made of.
 
     Source: the leaderboard of bfcl-eval 2025.6.8, which counts what was not run as 0.
     """
-    non_live, live, dialogues = _non_live("accuracy"), _live("accuracy"), _multi_turn()
-    overall = ScoreColumn("overall", parts=(non_live, live, dialogues))
-    single = [_leaf(category, "format", over_answers=True) for category in SINGLE_TURN]
-    steps = [_leaf(category, "format", over_answers=True) for category in GROUPS["multi_turn"]]
+    non_live, live = _non_live("non-live", "accuracy"), _live("live", "accuracy")
+    dialogues = ScoreColumn("multi-turn", parts=_leaves("multi_turn", "accuracy"))
+    single = (*_leaves("non_live", "format"), *_leaves("live", "format"))
     return (
         live,
         dialogues,
         non_live,
-        overall,
-        ScoreColumn("format", parts=tuple(single), by_questions=True),
-        ScoreColumn("format of steps", parts=tuple(steps)),
-        _live("accuracy_after_thought", "live, after <think>"),
-        _non_live("accuracy_after_thought", "non-live, after <think>"),
+        ScoreColumn("overall", parts=(non_live, live, dialogues)),
+        ScoreColumn("format", parts=single, by_questions=True),
+        ScoreColumn("format of steps", parts=_leaves("multi_turn", "format")),
+        _live("live, after <think>", "accuracy_after_thought"),
+        _non_live("non-live, after <think>", "accuracy_after_thought"),
     )
 
 
-def _leaf(category: str, score: str, *, over_answers: bool = False) -> ScoreColumn:
-    return ScoreColumn(category, category=category, score=score, over_answers=over_answers)
+def _leaves(group: str, score: str) -> tuple[ScoreColumn, ...]:
+    is_format = score == "format"
+    return tuple(ScoreColumn(one, one, score, over_answers=is_format) for one in GROUPS[group])
 
 
-def _non_live(score: str, name: str = "non-live") -> ScoreColumn:
-    languages = tuple(_leaf(category, score) for category in ("simple", "java", "javascript"))
-    others = ("multiple", "parallel", "parallel_multiple", "irrelevance")
-    simple = ScoreColumn("simple, in three languages", parts=languages)
-    return ScoreColumn(name, parts=(simple, *(_leaf(category, score) for category in others)))
+def _non_live(name: str, score: str) -> ScoreColumn:
+    *languages, multiple, parallel, both, irrelevance = _leaves("non_live", score)
+    simple = ScoreColumn("simple, in three languages", parts=tuple(languages))
+    return ScoreColumn(name, parts=(simple, multiple, parallel, both, irrelevance))
 
 
-def _live(score: str, name: str = "live") -> ScoreColumn:
-    parts = tuple(_leaf(category, score) for category in GROUPS["live"])
-    return ScoreColumn(name, parts=parts, by_questions=True)
-
-
-def _multi_turn() -> ScoreColumn:
-    parts = tuple(_leaf(category, "accuracy") for category in GROUPS["multi_turn"])
-    return ScoreColumn("multi-turn", parts=parts)
+def _live(name: str, score: str) -> ScoreColumn:
+    return ScoreColumn(name, parts=_leaves("live", score), by_questions=True)
 
 
 def _add_options(group: Any) -> None:
-    group.add_argument(
-        "--bfcl-v3-categories",
-        nargs="+",
-        metavar="NAME",
-        help=f"only these of {', '.join((*GROUPS, *CATEGORIES))}; without one of them, "
-        "the numbers that need it stay empty",
-    )
+    names = [*GROUPS, *CATEGORIES]
+    about = f"only these of {', '.join(names)}; a number that needs another one stays empty"
+    option = "--bfcl-v3-categories"
+    group.add_argument(option, nargs="+", metavar="NAME", choices=names, help=about)
 
 
 BENCHMARK = Benchmark(

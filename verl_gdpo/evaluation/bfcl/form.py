@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from verl_gdpo.evaluation.questions import Messages
+from verl_gdpo.evaluation import Messages
 from verl_gdpo.tasks.tool_rl import score as tool_rl
 from verl_gdpo.tasks.tool_rl.form import (
     NAME_KEY,

@@ -50,7 +50,7 @@ def ask(category: str, task: str, *arguments: Any) -> list[Any]:
     if not reply:
         raise OSError(
             f"bfcl_v3: the process of bfcl-eval has ended with {process.wait()}; expected a reply. "
-            "The lines above say why; the same command goes on"
+            "The lines above say why"
         )
     return list(json.loads(reply))
 
@@ -87,24 +87,20 @@ def environment() -> Path:
     with open(f"{folder}.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if not (folder / WHOLE).exists():
-            _make(folder)
+            print(
+                f"evaluate: making {folder} for bfcl-eval: 600 MB, minutes, once", file=sys.stderr
+            )
+            rmtree(folder, ignore_errors=True)
+            _run(sys.executable, "-m", "venv", folder)
+            install = ("-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps")
+            _run(folder / "bin" / "python", *install, "--requirement", PINS)
+            (folder / WHOLE).touch()
     return folder
 
 
-def _make(folder: Path) -> None:
-    print(f"evaluate: making {folder} for bfcl-eval: 600 MB, minutes, once", file=sys.stderr)
-    rmtree(folder, ignore_errors=True)
-    install = ("-m", "pip", "install", "--require-hashes", "--no-deps", "--requirement")
-    commands: list[tuple[str | Path, ...]] = [
-        (sys.executable, "-m", "venv", folder),
-        (folder / "bin" / "python", *install, PINS),
-    ]
-    for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            raise ValueError(
-                f"bfcl_v3: {' '.join(map(str, command))} failed: {lines[-1]}. pip needs a package "
-                "index: set PIP_INDEX_URL or HTTPS_PROXY, and start again"
-            )
-    (folder / WHOLE).touch()
+def _run(*command: str | Path) -> None:
+    if subprocess.run(command, stdout=sys.stderr).returncode:
+        raise ValueError(
+            f"bfcl_v3: {' '.join(map(str, command))} failed, for the reason above. pip needs a "
+            "package index: set PIP_INDEX_URL or HTTPS_PROXY, and start again"
+        )
