@@ -7,12 +7,11 @@ With --check, `verl-gdpo check` looks at the configuration while verl starts, wh
 and a problem ends the run.
 Some of the processes survive the driver. Its keeper ends them all after success, failure, Ctrl-C or
 the time limit, and when the launcher itself gets SIGKILL: see `processes.py`. A run that logs no
-step for too long is ended too: see `hang_watch.py`. Only one launcher at a time can use a folder.
+step for too long is ended too: see `end_conditions.py`. Only one launcher at a time can use a folder.
 """
 
 import argparse
 import contextlib
-import errno
 import os
 import shutil
 import signal
@@ -27,9 +26,8 @@ from typing import IO, Any
 import psutil
 
 from verl_gdpo.run import processes
-from verl_gdpo.run.console import ASKED, Progress, failure_report, stop_report
+from verl_gdpo.run.console import ASKED, Progress, end_report
 from verl_gdpo.run.end_conditions import (
-    FAILED_EXIT,
     HANG_FILE,
     POLL_SECONDS,
     EndConditions,
@@ -64,12 +62,9 @@ def launch(
         end_with_parent: if True, stop when the parent of this process is gone.
 
     Raises:
-        BusyError: a living process uses the folder.
-        OSError: the folder cannot be written, or the command does not exist.
-        RuntimeError: a process of an earlier start survives SIGKILL.
+        RuntimeError: a living process uses the folder.
+        OSError: the folder cannot be written.
     """
-    if shutil.which(command[0]) is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     deadline = time.monotonic() + (time_limit or float("inf"))
     run.mkdir(parents=True, exist_ok=True)
     with (
@@ -81,16 +76,15 @@ def launch(
         environment = {**_environment(run), **(env or {})}
         ends = EndConditions(run, deadline, os.getppid() if end_with_parent else None, started)
         progress = Progress(run, quiet)
-        end = RunEnd(FAILED_EXIT, "failed", "the launcher failed")
         with _signals_raise():
             try:
                 end = _run(command, check, environment, log, progress, ends)
             except Stopped as stopped:
                 end = stopped.end
-            finally:
-                with contextlib.suppress(OSError):  # of a full disk, which the report names
-                    metrics = environment["VERL_FILE_LOGGER_PATH"]
-                    ended(run, end.message, end.exit_code, metrics)
+        with contextlib.suppress(OSError):  # of a full disk, which the report names
+            # of a failure, the training itself has written why
+            why = end.message or ("" if end.reason == "failed" else end.reason)
+            ended(run, why, end.exit_code, environment["VERL_FILE_LOGGER_PATH"])
         return end
 
 
@@ -104,7 +98,6 @@ def _environment(run: Path) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": f"{outer}/torchinductor_{os.getuid()}",  # for the next run
         **os.environ,
         "VERL_FILE_LOGGER_PATH": str(claim_metrics_file(run).resolve()),
-        "VERL_GDPO_LAUNCHER": "1",  # a training without it warns that nobody watches it
     }
 
 
@@ -119,24 +112,21 @@ def _run(
     """Start the driver, and say how it ended after all processes of the run have ended."""
 
     def keep(command: Sequence[str], **streams: Any) -> "subprocess.Popen[bytes]":
-        keeper = processes.keeper(ends.run, command)
         # in its own session, so that Ctrl-C reaches only us, and we pass it on once
         streams |= {"stdin": subprocess.PIPE, "start_new_session": True}
-        return subprocess.Popen(keeper, env=environment, **streams)
+        return subprocess.Popen(processes.keeper(command), env=environment, **streams)
 
-    keepers, request = [keep(command, stdout=log, stderr=subprocess.STDOUT)], b"ended"
+    keepers = [keep(command, stdout=log, stderr=subprocess.STDOUT)]
     try:
         if check:
             ends.checking = keep(check)
             keepers.append(ends.checking)
         return _wait(keepers[0], progress, ends)
-    except Stopped as stopped:
-        request = processes.WANTED if stopped.end.is_wanted else request
-        raise
     finally:
-        _ignore_signals()
+        for number in ASKED:  # a second Ctrl-C must not interrupt the clean-up
+            signal.signal(number, signal.SIG_IGN)
         for keeper in reversed(keepers):
-            keeper.communicate(request)
+            keeper.communicate()  # closes its input
         try:
             processes.end(ends.started)
         except RuntimeError as error:  # why the run ended is worth more
@@ -171,12 +161,6 @@ def _signals_raise() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _ignore_signals() -> None:
-    """Ignore signals, so that a second Ctrl-C does not interrupt the clean-up."""
-    for number in ASKED:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def main() -> int:
@@ -215,12 +199,8 @@ def main() -> int:
     if end.reason == "refused":  # the check has printed why
         if was_empty:
             shutil.rmtree(run)
-    elif end.is_wanted:
-        print(stop_report(run, end.reason, arguments.go_on))
-    elif end.message:
-        print(f"{end.message}\n(whole log: {log})", file=sys.stderr)
     elif end.exit_code:
-        print(failure_report(run, since, exit_code=end.exit_code), file=sys.stderr)
+        print(end_report(run, end, since, arguments.go_on), file=sys.stderr)
     return end.exit_code
 
 
