@@ -1,6 +1,6 @@
-"""What GDPO would change for the rewards of a run: sentences, and a table.
+"""What GDPO would change for the rewards of a run: sentences, with a table and numbers.
 
-`rules.yaml`, which docs/when_gdpo_helps.md shows, decides what to train with, and nothing else does; docs/advice.md says how often that
+`rules.yaml` decides what to train with, and nothing else does; docs/advice.md says how often that
 is right. The shares of the update say what GDPO changes. Groups that are drawn again say how sure
 both are.
 """
@@ -17,6 +17,7 @@ from verl_gdpo.terminal import printable, render, wrapped
 from verl_gdpo.tools.advice.evidence import METHODS, Evidence
 from verl_gdpo.tools.advice.rules import AdviceRule, Measured, read_rules, rule_of
 
+PAGE = "docs/when_gdpo_helps.md#should-i-use-gdpo-for-my-rewards"
 TITLE = "What would GDPO change?"
 SURE = 0.8  # of groups drawn again have to say the same
 MATTERS = 0.1  # of the update; a smaller change of a share is hardly one
@@ -60,10 +61,11 @@ def advise(evidence: Evidence) -> Advice:
 
 @dataclass(frozen=True)
 class Description:
-    """What GDPO would change: plain sentences, and a table of the rewards."""
+    """What GDPO would change: plain sentences, a table of the rewards, and the numbers."""
 
     sentences: Sequence[str]  # without a full stop
     rows: Sequence[Sequence[str]]  # under `HEADER`
+    facts: Sequence[str]
 
     @property
     def advice(self) -> str:
@@ -71,13 +73,18 @@ class Description:
 
     def __str__(self) -> str:
         """Return it for a terminal."""
+        table = render(HEADER, self.rows)
+        facts = "\n".join(wrapped(printable(fact), "- ") for fact in self.facts)
         advice = "\n".join(wrapped(f"{printable(sentence)}.") for sentence in self.sentences)
-        return f"{advice}\n\n{render(HEADER, self.rows)}\n{LEGEND}"
+        return f"{advice}\n\n{table}\n{LEGEND}\n\nWhat the rules of {PAGE} read:\n{facts}"
 
 
 def describe(evidence: Evidence) -> Description:
     """Return the description of the first steps of a run."""
-    return Description([*_sentences(evidence, advise(evidence))], _reward_rows(evidence))
+    advice = advise(evidence)
+    numbers = zip(advice.measured._fields, advice.measured, strict=True)
+    facts = [f"{key} {value:.3g}: {advice.of[key]}" for key, value in numbers if np.isfinite(value)]
+    return Description([*_sentences(evidence, advice)], _reward_rows(evidence), facts)
 
 
 def _sentences(evidence: Evidence, advice: Advice) -> list[str]:
