@@ -46,7 +46,7 @@ def refuse_other_states() -> None:
     if len(nodes) < 2:
         return
     ours = state()
-    questions = {node["NodeManagerAddress"]: _asked(node["NodeID"]) for node in nodes}
+    questions = {node["NodeManagerAddress"]: _asked(node["NodeID"], state) for node in nodes}
     ray.wait([*questions.values()], num_returns=len(nodes), timeout=ANSWER_SECONDS)
     answers = {address: _answer(question) for address, question in sorted(questions.items())}
     if wrong := [f"{node}: {answer}" for node, answer in answers.items() if answer != ours]:
@@ -57,11 +57,11 @@ def refuse_other_states() -> None:
         )
 
 
-def _asked(node_id: str) -> Any:
-    """Ask a node for its state, in a process that ends after it."""
+def _asked(node_id: str, function: Callable[[], str]) -> Any:
+    """Call a function on a node, in a process that ends after it."""
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     options = ray.remote(num_cpus=0, max_calls=1, max_retries=0, scheduling_strategy=there)
-    return options(state).remote()
+    return options(function).remote()
 
 
 def _answer(question: Any) -> str:
