@@ -6,8 +6,8 @@ verl and Ray print hundreds of lines and start a dozen processes. All output goe
 With --check, `verl-gdpo check` looks at the configuration while verl starts, which takes longer,
 and a problem ends the run.
 Some of the processes survive the driver. Its keeper ends them all after success, failure, Ctrl-C or
-the time limit, and when the launcher itself gets SIGKILL: see `processes.py`. A run that logs no
-step for too long is ended too: see `end_conditions.py`. Only one launcher at a time can use a folder.
+the time limit, and when the launcher itself gets SIGKILL: see `processes.py`. `end_conditions.py`
+ends a run that logs no step for too long. Only one launcher at a time can use a folder.
 """
 
 import argparse
