@@ -80,11 +80,6 @@ def floor_seconds(minutes: Any) -> float:
     return 60.0 * minutes
 
 
-def _is_written(value: Any) -> bool:
-    """Whether a value is an interpolation, which the environment of the run resolves."""
-    return isinstance(value, str) and value.startswith("${")
-
-
 class HangWatch:
     """Counts how long the metrics file of a run has had no new line.
 
@@ -108,18 +103,17 @@ class HangWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         minutes = trainer.get(KEY, MINUTES)
-        self.floor = floor_seconds(MINUTES if _is_written(minutes) else minutes)
+        if str(minutes).startswith("${"):  # the environment of the run knows it
+            minutes = MINUTES
+        self.floor = floor_seconds(minutes)
         if "file" not in (trainer.get("logger") or ()):  # then no line ever comes
             self.floor = 0.0
         self.silence = 0.0
         self._lines, self._clock, self._last = MetricsReader(metrics), clock, clock()
         self._longest = 0.0
-        self._missing = {UPDATE}
-        for part, key in PARTS.items():
-            frequency = trainer.get(key)
-            is_positive = isinstance(frequency, (int, float)) and frequency > 0
-            if is_positive or _is_written(frequency):
-                self._missing.add(part)
+        # also with a frequency that only the environment of the run knows
+        parts = (part for part, key in PARTS.items() if trainer.get(key) not in (None, 0, -1))
+        self._missing = {UPDATE, *parts}
 
     @property
     def limit(self) -> float:

@@ -27,17 +27,9 @@ import psutil
 
 from verl_gdpo.run import processes
 from verl_gdpo.run.console import ASKED, Progress, end_report
-from verl_gdpo.run.end_conditions import (
-    HANG_FILE,
-    POLL_SECONDS,
-    EndConditions,
-    RunEnd,
-    Stopped,
-)
+from verl_gdpo.run.end_conditions import HANG_FILE, POLL_SECONDS, EndConditions, RunEnd, Stopped
 from verl_gdpo.run.folder import claim_metrics_file
 from verl_gdpo.run.starts import ended
-
-REFUSED_EXIT = 2
 
 
 def launch(
@@ -164,20 +156,12 @@ def _signals_raise() -> Iterator[None]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="verl_gdpo.run.launch", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser("verl_gdpo.run.launch", description=__doc__.splitlines()[0])
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--time-limit", type=float, metavar="SECONDS")
-    parser.add_argument(
-        "--end-with-parent", action="store_true", help="stop when the starting process is gone"
-    )
-    parser.add_argument(
-        "--go-on", metavar="COMMAND", help="what to say that goes on with the run if it is stopped"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="check the configuration of COMMAND meanwhile"
-    )
+    parser.add_argument("--end-with-parent", action="store_true", help="stop with the parent")
+    parser.add_argument("--go-on", metavar="COMMAND", help="what goes on with a stopped run")
+    parser.add_argument("--check", action="store_true", help="check the configuration meanwhile")
     parser.add_argument("--check-option", action="append", default=[], help="one of that check")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
@@ -195,7 +179,7 @@ def main() -> int:
         )
     except (RuntimeError, OSError) as error:
         print(f"verl_gdpo.run.launch: {error}", file=sys.stderr)
-        return REFUSED_EXIT
+        return 2
     if end.reason == "refused":  # the check has printed why
         if was_empty:
             shutil.rmtree(run)

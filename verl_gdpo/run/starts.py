@@ -197,10 +197,8 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return ""
-    git = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    folder = Path(__file__).resolve().parents[2] / ".git"
+    git = ["git", f"--git-dir={folder}", "rev-parse", "--verify", "-q", "HEAD"]
     with contextlib.suppress(OSError):  # no git here
         return subprocess.run(git, capture_output=True, text=True).stdout.strip()
     return ""
