@@ -23,8 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 from verl_gdpo.run import processes
 from verl_gdpo.run.console import ASKED, Progress, end_report
 from verl_gdpo.run.end_conditions import HANG_FILE, POLL_SECONDS, EndConditions, RunEnd, Stopped
@@ -84,8 +82,6 @@ def _environment(run: Path) -> dict[str, str]:
     """This process's environment, with what a run needs, and a new file for its metrics."""
     outer = tempfile.gettempdir()
     return {
-        # of TransferQueue: with more it warns at each call, and takes as many as there are
-        "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or 1)),
         "RAY_TMPDIR": outer,  # where Ray looks for a cluster that runs
         "TORCHINDUCTOR_CACHE_DIR": f"{outer}/torchinductor_{os.getuid()}",  # for the next run
         **os.environ,

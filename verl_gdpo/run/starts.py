@@ -185,7 +185,8 @@ def code_change(earlier: RecordedStart, now: StartManifest) -> list[str]:
         for key in {**old, **new}
         if old.get(key) != new.get(key)
     ]
-    return [f"the code is not that of start {earlier.number}: {', '.join(changed)}"] * bool(changed)
+    warning = f"the code is not that of start {earlier.number}: {', '.join(changed)}"
+    return [warning] if changed else []
 
 
 def _versions() -> dict[str, str]:
