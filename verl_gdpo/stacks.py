@@ -1,4 +1,4 @@
-"""Lets another process read the stacks of this one: `run/stacks.py` does so.
+"""Lets another process read the stacks of this one: `run/end_conditions.py` does so.
 
 Each process that loads the plugin registers a signal on which Python's `faulthandler` writes the
 stacks of all threads into a file in memory, which has no name. Only its owner can read it, through

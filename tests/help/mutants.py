@@ -299,7 +299,7 @@ MUTANTS = [
         "tasks/test_coding.py::test_what_is_no_finite_number_is_a_word",
     ),
     Mutant(
-        "run/hang_watch.py",
+        "run/end_conditions.py",
         "min(now - self._last, most)",
         "now - self._last",
         "run/test_hang_watch.py::test_time_in_which_the_launcher_stood_still_does_not_count",

@@ -1,16 +1,34 @@
 """What is known of a run before verl starts Ray: the data sources of its rows."""
 
 import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import verl
 from omegaconf import OmegaConf
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
 from verl_gdpo.hooks import driver, rollout_guard
 from verl_gdpo.hooks.reward_workers import training_sources
+
+
+def test_verls_main_is_extended_where_it_is_the_main_module(monkeypatch):
+    """No import hook sees `python -m verl.trainer.main_ppo`, which runs as `__main__`."""
+
+    def run_ppo(config, task_runner_class):
+        raise AssertionError
+
+    file = Path(verl.__path__[0]) / "trainer" / "main_ppo.py"
+    for name in (str(file), "another.py"):
+        main = SimpleNamespace(run_ppo=run_ppo, __file__=name)
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        driver.check_and_set_device(lambda config: None, None)
+        assert (main.run_ppo is not run_ppo) == (name == str(file))
 
 
 def sources(files, **data):
@@ -60,6 +78,14 @@ def test_a_run_without_gdpo_reads_no_rows(monkeypatch):
     given = []
     driver.check_and_run(lambda config, **_: given.append(config), config)
     assert given == [config]
+
+
+@pytest.mark.parametrize("minutes", ["soon", None])
+def test_minutes_that_are_no_number_are_refused_before_ray_starts(minutes):
+    config = compose_config(REPO / "recipes", "train", ["hardware=cpu"])
+    config.trainer.hang_minutes = minutes
+    with pytest.raises(ValueError, match=r"trainer\.hang_minutes=.*expected minutes"):
+        driver.check_and_run(pytest.fail, config)
 
 
 def test_limits_that_only_verls_manager_reads_are_refused_before_ray_starts():

@@ -19,47 +19,35 @@ def node(address, alive=True):
     return {"NodeManagerAddress": address, "NodeID": f"id of {address}", "Alive": alive}
 
 
-def test_a_function_runs_once_on_each_node_in_a_process_of_its_own(ray_session):
+def answer_of(function):
     (here,) = ray.nodes()
+    question = nodes._asked(here["NodeID"], function)
+    ray.wait([question], timeout=60)
+    return nodes._answer(question)
 
+
+def test_a_node_answers_in_a_process_of_its_own(ray_session):
     def process():
         return os.getpid()
 
-    answers = [nodes.on_every_node(process) for _ in range(2)]
-    assert {*answers[0]} == {*answers[1]} == {here["NodeManagerAddress"]}
-    processes = {process for answer in answers for process in answer.values()}
-    assert len({*processes, os.getpid()}) == 3  # each ends after its task
+    assert len({answer_of(process), answer_of(process), str(os.getpid())}) == 3
 
 
-def test_an_error_and_a_silent_node_are_answers(ray_session):
+def test_an_error_and_a_silent_node_are_answers(ray_session, monkeypatch):
     def fail():
         raise ValueError("of the node")
 
     def hang():
         time.sleep(600)
 
-    (error,) = nodes.on_every_node(fail).values()
-    assert isinstance(error, ValueError) and str(error).endswith("ValueError: of the node")
-    (silence,) = nodes.on_every_node(hang, seconds=0.5).values()
-    assert repr(silence) == "TimeoutError('no answer within 0 s')"
+    assert answer_of(fail) == "ValueError: of the node"
+    monkeypatch.setattr(ray, "wait", lambda *_, **__: None)
+    assert answer_of(hang) == "no answer within 300 s"
 
 
 @pytest.mark.slow
 def test_a_node_tells_the_state_of_its_package(ray_session):
-    (answer,) = nodes.on_every_node(nodes.state).values()
-    assert answer == nodes.state()
-
-
-def test_a_dead_node_is_not_asked(monkeypatch):
-    asked = []
-    monkeypatch.setattr(ray, "nodes", lambda: [node(NEAR), node(FAR, alive=False)])
-    monkeypatch.setattr(ray, "wait", lambda *_, **__: None)
-    monkeypatch.setattr(ray, "get", lambda question, timeout: question)
-    monkeypatch.setattr(
-        nodes, "on_node", lambda name, _: SimpleNamespace(remote=lambda: asked.append(name))
-    )
-    assert nodes.on_every_node(os.getpid) == {NEAR: None}
-    assert asked == [f"id of {NEAR}"]
+    assert answer_of(nodes.state) == nodes.state()
 
 
 def test_the_state_is_that_of_the_code(monkeypatch, tmp_path):
@@ -80,43 +68,32 @@ def test_a_node_whose_verl_did_not_load_the_plugin(monkeypatch):
         nodes.state()
 
 
-# --- what is refused -----------------------------------------------------------------------------
-
-
 @pytest.fixture
 def answers(monkeypatch):
-    """{node: answer} of two nodes, which a test changes."""
-    found = {NEAR: nodes.state(), FAR: nodes.state()}
-    monkeypatch.setattr(ray, "nodes", lambda: [node(address) for address in found])
-    monkeypatch.setattr(nodes, "on_every_node", lambda function: found)
-    return found
+    """{id of a node: answer} of two nodes, which a test changes, and of a dead one."""
+    told = {f"id of {address}": nodes.state() for address in (NEAR, FAR)}
+    dead = node("10.0.0.8", alive=False)
+    monkeypatch.setattr(ray, "nodes", lambda: [node(NEAR), node(FAR), dead])
+    monkeypatch.setattr(ray, "wait", lambda *_, **__: None)
+    monkeypatch.setattr(nodes, "_asked", lambda node_id, _: told[node_id])
+    monkeypatch.setattr(nodes, "_answer", lambda question: question)
+    return told
 
 
-def test_nodes_in_one_state_are_taken(answers):
+def test_nodes_in_one_state_are_taken(answers, monkeypatch):
+    nodes.refuse_other_states()
+    monkeypatch.setattr(ray, "nodes", lambda: [node(NEAR)])
+    monkeypatch.setattr(nodes, "_asked", lambda *_: pytest.fail("one node alone is asked"))
     nodes.refuse_other_states()
 
 
-def test_a_node_alone_is_not_asked(answers, monkeypatch):
-    del answers[FAR]
-    monkeypatch.setattr(nodes, "on_every_node", lambda function: pytest.fail("asked"))
-    nodes.refuse_other_states()
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        ("0123456789ab", "10.0.0.7: its files are 0123456789ab"),
-        (RuntimeError("it failed\n\nModuleNotFoundError: none\n"), "10.0.0.7: ModuleNotFoundError"),
-        (TimeoutError("no answer within 300 s"), "10.0.0.7: no answer within 300 s"),
-    ],
-)
-def test_a_node_with_another_state_is_named(answers, answer, said):
-    answers[FAR] = answer
+@pytest.mark.parametrize("answer", ["0123456789ab", "ModuleNotFoundError: none"])
+def test_a_node_with_another_state_is_named(answers, answer):
+    answers[f"id of {FAR}"] = answer
     with pytest.raises(RuntimeError) as raised:
         nodes.refuse_other_states()
     message = str(raised.value)
-    assert f"its files are {nodes.state()} here. {said}" in message
-    assert message.endswith(f"Install one state of verl-gdpo {verl_gdpo.__version__} on every node")
+    assert f"its files are {nodes.state()} here. {FAR}: {answer}. Install one" in message
     assert NEAR not in message and "\n" not in message
 
 

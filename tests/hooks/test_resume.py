@@ -1,19 +1,20 @@
 """A start is recorded, and compared with the run whose checkpoint it would load."""
 
-import errno
 import os
+import shutil
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 from omegaconf import OmegaConf
 from repository import REPO
 from saved_checkpoint import save_checkpoint
+from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
 from verl_gdpo.hooks import driver
-from verl_gdpo.hooks.resume import recorded_start
-from verl_gdpo.run import starts
+from verl_gdpo.hooks.driver import mend_tracker, recorded_start
+from verl_gdpo.run.checkpoints import TRACKER
 from verl_gdpo.run.resume_command import arguments
 from verl_gdpo.run.starts import starts_of
 from verl_gdpo.tools.compose import compose_config
@@ -88,7 +89,7 @@ def test_another_estimator_is_refused(make, mode):
     start(make("algorithm.adv_estimator=grpo"))
     checkpoint = saved(make().trainer.default_local_dir)
     how = [f"trainer.resume_mode={mode}", f"trainer.resume_from_path={checkpoint}"]
-    with pytest.raises(ValueError, match=r"'grpo' -> 'gdpo' on request only") as error:
+    with pytest.raises(ValueError, match=r"'grpo' -> 'gdpo'") as error:
         start(make("algorithm.adv_estimator=gdpo", *how))
     assert f"starts{os.sep}1: " in str(error.value)
     config = make("algorithm.adv_estimator=gdpo", *how, "allow_change=[algorithm.adv_estimator]")
@@ -109,7 +110,7 @@ def test_a_start_counts_once_it_has_trained_up_to_a_checkpoint():
     start(recipe(GRPO))
     saved()
     start(recipe("allow_change=[algorithm]"))
-    with pytest.raises(ValueError, match=r"'grpo' -> 'gdpo' on request only"):
+    with pytest.raises(ValueError, match=r"'grpo' -> 'gdpo'"):
         start(recipe())
     start(recipe("allow_change=[algorithm]"))
     saved(step=6)
@@ -120,50 +121,17 @@ def test_a_start_counts_once_it_has_trained_up_to_a_checkpoint():
     assert arguments(Path("run").resolve(), [])[1].endswith(f"starts{os.sep}3")
 
 
-@pytest.mark.parametrize("mode", ["auto", "resume_path"])
-def test_a_checkpoint_that_is_not_whole_is_seen_before_the_model_is_loaded(mode):
-    start(recipe())
-    checkpoint = saved()
-    (checkpoint / "actor" / "model_world_size_1_rank_0.pt").unlink()
-    given = [f"trainer.resume_mode={mode}", f"trainer.resume_from_path={checkpoint}"]
-    with pytest.raises(ValueError, match=r"data\.pt and, in actor/, the files of all ranks"):
-        start(recipe(*given))
-
-
-def test_a_file_that_is_missing_lets_no_other_rows_in(place):
-    """Neither at this resume, nor at the next."""
-    start(recipe())
-    saved()
-    train = place / "train.parquet"
-    train.rename(place / "away.parquet")
-    with pytest.raises(ValueError, match=r"cannot be read now, in data.train_files=train.parquet"):
-        start(recipe())
-    train.write_text("other rows")
-    with pytest.raises(ValueError, match=r"data.train_files: '\d+ bytes .* on request only"):
-        start(recipe())
-    assert len(starts_of(Path("run"))) == 1
-    start(recipe("data.train_files=away.parquet"))
-
-
-def test_what_loads_no_checkpoint_is_not_compared():
-    start(recipe(GRPO))
-    start(recipe())  # there is no checkpoint yet
-    saved()
-    start(recipe(GRPO, "trainer.resume_mode=disable"))
-    assert [one.start.checkpoint for one in starts_of(Path("run"))] == ["", "", ""]
-
-
 def test_data_count_by_their_size_and_time(place, capsys):
     start(recipe())
     saved()
     (place / "train.parquet").rename(place / "moved.parquet")
     start(recipe("data.train_files=moved.parquet"))
     (place / "train.parquet").write_text("other rows")
-    with pytest.raises(ValueError, match=r"data.train_files: '\d+ bytes .* on request only"):
+    with pytest.raises(ValueError, match=r"data.train_files: '\d+ bytes "):
         start(recipe())
     assert len(starts_of(Path("run"))) == 2
     start(recipe("allow_change=[data.train_files]"))
-    assert "WARNING: changed as asked: data.train_files: '5 bytes" in capsys.readouterr().err
+    assert "WARNING: changed in this resume: data.train_files: '5 bytes" in capsys.readouterr().err
 
 
 def test_what_the_environment_says_is_not_recorded(monkeypatch):
@@ -179,7 +147,7 @@ def test_what_the_environment_says_is_not_recorded(monkeypatch):
     (first,) = (one.start for one in starts_of(Path("run")))
     assert first.configuration["reward"] == {
         "key": "${oc.env:MY_KEY}",
-        "header": "Bearer ${oc.env:MY_KEY}",
+        "header": "Bearer ${reward.key}",
         "user": "${oc.env:NOBODY,me}",
     }
     assert first.files.keys() == {"data.train_files", "data.val_files"}
@@ -189,28 +157,8 @@ def test_what_the_environment_says_is_not_recorded(monkeypatch):
     start(recipe(*given))
     assert starts_of(Path("run"))[1].start.changes == {}
     monkeypatch.setenv("ROWS", "test.parquet")
-    with pytest.raises(ValueError, match=r"data.train_files: '\d+ bytes .* on request only"):
+    with pytest.raises(ValueError, match=r"data.train_files: '\d+ bytes "):
         start(recipe(*given))
-
-
-def test_a_value_that_needs_the_environment_is_recorded_as_it_is_written(monkeypatch):
-    monkeypatch.setenv("COUNT", "7")
-    OmegaConf.register_new_resolver("twice", lambda text: 2 * int(text), replace=True)
-    config = recipe("data.count=${twice:${oc.env:COUNT}}")
-    start(config)
-    assert config.data.count == 14
-    (first,) = (one.start for one in starts_of(Path("run")))
-    assert first.configuration["data"]["count"] == "${twice:${oc.env:COUNT}}"
-
-
-def test_other_code_is_a_warning(monkeypatch, capsys):
-    start(recipe())
-    saved()
-    monkeypatch.setattr("verl_gdpo.run.starts._code", lambda: {"commit": "0ff", "changed": True})
-    start(recipe())
-    assert "the code is not that of" in capsys.readouterr().err
-    (warning,) = starts_of(Path("run"))[1].start.warnings
-    assert "commit " in warning and "-> 0ff" in warning
 
 
 def test_a_run_without_a_manifest_goes_on_with_a_warning(capsys):
@@ -225,16 +173,6 @@ def test_how_it_ended():
         raise ZeroDivisionError("first line\nlast line")
     ends = [one.end["why"] for one in starts_of(Path("run"))]
     assert ends == ["finished", "ZeroDivisionError: last line"]
-
-
-def test_a_full_disk_at_the_end_fails_no_run(monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(starts, "ended", full)
-    start(recipe())
-    with pytest.raises(ZeroDivisionError), recorded_start(recipe(), is_ours=True):
-        raise ZeroDivisionError
 
 
 def test_a_folder_that_cannot_be_written_is_said(capsys):
@@ -252,7 +190,7 @@ def test_a_run_that_is_not_ours_is_left_alone():
     assert not Path("checkpoints").exists()
     start(plain("algorithm.adv_estimator=gdpo"))
     saved("checkpoints/project/name")
-    with pytest.raises(ValueError, match=r"'gdpo' -> 'grpo' on request only"):
+    with pytest.raises(ValueError, match=r"'gdpo' -> 'grpo'"):
         start(plain("algorithm.adv_estimator=grpo"), is_ours=False)
 
 
@@ -323,16 +261,35 @@ def test_the_folder_of_a_run_is_one_for_all_processes(monkeypatch):
     assert config.trainer.default_local_dir == f"{Path('run').resolve()}/checkpoints"
 
 
-def test_verls_main_is_extended_where_it_is_the_main_module(monkeypatch):
-    """No import hook sees `python -m verl.trainer.main_ppo`, which runs as `__main__`."""
-    import verl
+def test_what_a_full_disk_left_empty_is_the_newest_whole_checkpoint(tmp_path):
+    for step in (3, 9, 10, 11):
+        save_checkpoint(tmp_path, step)
+    (tmp_path / "global_step_11" / "data.pt").unlink()  # the disk was full before it
+    (tmp_path / TRACKER).write_text("")
+    with pytest.raises(ValueError, match="invalid literal for int"):
+        find_latest_ckpt_path(tmp_path)  # verl by itself
+    mend_tracker(tmp_path)
+    assert find_latest_ckpt_path(tmp_path) == f"{tmp_path}/global_step_10"
 
-    def run_ppo(config, task_runner_class):
-        raise AssertionError
 
-    file = Path(verl.__path__[0]) / "trainer" / "main_ppo.py"
-    for name in (str(file), "another.py"):
-        main = SimpleNamespace(run_ppo=run_ppo, __file__=name)
-        monkeypatch.setitem(sys.modules, "__main__", main)
-        driver.check_and_set_device(lambda config: None, None)
-        assert (main.run_ppo is not run_ppo) == (name == str(file))
+def test_a_tracker_is_left_as_it_is(tmp_path):
+    mend_tracker(tmp_path)  # nothing was saved
+    assert not (tmp_path / TRACKER).exists()
+    for step in (6, 3):
+        save_checkpoint(tmp_path, step)
+    mend_tracker(tmp_path)
+    assert (tmp_path / TRACKER).read_text() == "3"
+
+
+@pytest.mark.parametrize(
+    ("said", "there", "has"),
+    [("6", [3], r"\[3\] whole"), ("six", [3], r"\[3\] whole"), ("", [], "no whole")],
+)
+def test_a_checkpoint_that_is_not_there_is_no_start_from_scratch(tmp_path, said, there, has):
+    for step in there:
+        save_checkpoint(tmp_path, step)
+    save_checkpoint(tmp_path, 9)
+    shutil.rmtree(tmp_path / "global_step_9" / "actor")  # as verl does with an old one
+    (tmp_path / TRACKER).write_text(said)
+    with pytest.raises(ValueError, match=f"says '{said}', but .* has {has}.* delete it"):
+        mend_tracker(tmp_path)

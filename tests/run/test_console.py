@@ -5,11 +5,11 @@ import resource
 import signal
 import subprocess
 
-import pytest
 from launched import errors_of, logging_driver, start, step_line, with_steps
 
 from verl_gdpo.run import folder as run_folder
-from verl_gdpo.run.console import Progress, failure_report, faults_from_outside, stop_report
+from verl_gdpo.run.console import Progress, end_report
+from verl_gdpo.run.end_conditions import RunEnd
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.launch import launch
@@ -39,30 +39,6 @@ def test_a_sign_of_life_says_whether_a_step_was_logged(tmp_path, capsys, monkeyp
     lines = [text.split("] ")[1] for text in capsys.readouterr().out.splitlines()]
     assert lines[0] == "starting Ray, the policy and its servers ..."
     assert lines[-1] == "running ..."
-
-
-def test_time_left(tmp_path, capsys, monkeypatch):
-    now = 1000.0
-    monkeypatch.setattr("verl_gdpo.run.console.time.monotonic", lambda: now)
-    (tmp_path / "train.log").write_text("Total training steps: 7\n")  # of an earlier start
-    (tmp_path / "metrics").mkdir()
-    progress = Progress(tmp_path, quiet=False)
-    with (tmp_path / "train.log").open("a") as log:
-        log.write("(TaskRunnerV1 pid=1) INFO:Total training steps: 2000\n")
-    for step in (0, 1, 4, 1990, 2000):
-        now = 1000.0 + 10 * step
-        with (tmp_path / "metrics" / "1.jsonl").open("a") as metrics:
-            metrics.write(step_line(step, **{"gdpo/format/mean": 0.5, "gdpo/format/std": 0.1}))
-        progress.show()
-    ends = [line.split("0.500")[1] for line in capsys.readouterr().out.splitlines()]
-    left = ["", "5 h 33 min", "5 h 33 min", "2 min", ""]
-    assert ends == [text and f"  {text} left of 2000 steps" for text in left]
-
-
-def test_a_run_whose_steps_are_not_known_shows_no_time_left(tmp_path, capsys):
-    lines = [step_line(step, **{"gdpo/format/mean": 0.5}) for step in (1, 2)]
-    launch(logging_driver(tmp_path, *lines), tmp_path)
-    assert " left" not in capsys.readouterr().out
 
 
 def test_findings_are_shown_once(tmp_path, capsys):
@@ -176,40 +152,15 @@ def test_a_run_goes_on_when_nobody_reads_its_progress(tmp_path):
     assert (tmp_path / "ended").exists()
 
 
-def test_a_tracker_that_holds_no_number_is_quoted(tmp_path):
-    """As a full disk or a hand may leave it; the run still ends with its one line."""
-    with_steps(tmp_path, 7, saved="5 (old)")
-    assert "the last checkpoint is of step 5 (old); go on" in stop_report(tmp_path, "stopped")
-
-
 def test_why_a_run_failed(tmp_path):
     log = tmp_path / "train.log"
     log.write_text(
         "(worker) ValueError: inner\nTraceback:\n  x\nray.exceptions.RayTaskError(ValueError): a\n"
         "verl_gdpo.algorithm.samples.RewardError: reward 'a' is nan\n\nSet HYDRA_FULL_ERROR=1\n"
     )
-    report = failure_report(tmp_path).splitlines()
+    report = end_report(tmp_path, RunEnd(1, "failed")).splitlines()
     assert report[0] == "verl_gdpo.algorithm.samples.RewardError: reward 'a' is nan"
     assert str(log) in report[1]
-
-
-@pytest.mark.parametrize(
-    ("began", "message"),
-    [
-        ("Connected to Ray cluster.", "the head node of the Ray cluster does not answer any more"),
-        ("Started a local Ray instance.", "Ray's gcs_server of this run does not answer any more"),
-    ],
-)
-def test_a_ray_whose_server_is_gone(tmp_path, began, message):
-    """Ray ends the driver itself, without an exception."""
-    earlier = "INFO worker.py:2038 -- Started a local Ray instance.\n"
-    (tmp_path / "train.log").write_text(
-        f"{earlier}INFO worker.py:2038 -- {began}\n(worker) ValueError: inner\n"
-        "[2026-11-23 13:06:06,701 E 28110 30003] rpc_client.h:204: Failed "
-        "to connect to GCS within 60 seconds. GCS may have been killed.\n"
-    )
-    reason, _ = failure_report(tmp_path, since=len(earlier)).splitlines()
-    assert reason.startswith(message)
 
 
 def test_why_a_run_failed_is_of_this_start_and_no_command_to_the_terminal(tmp_path):
@@ -236,8 +187,3 @@ def test_a_disk_that_is_full(tmp_path):
     exit_code, errors = errors_of(tmp_path, body, preexec_fn=no_file_above_64_kb)
     assert exit_code == 1
     assert f"{tmp_path} cannot be written: [Errno 27]" in errors.splitlines()[0]
-
-
-def test_other_ends_have_no_fault_from_outside(tmp_path):
-    for exit_code in (1, 2, 124, 130, 143, -15, 255):
-        assert faults_from_outside(tmp_path, exit_code) == []

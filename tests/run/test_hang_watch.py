@@ -1,18 +1,24 @@
-"""When a run that logs no step has hung, with made-up times; and how the launcher ends it."""
+"""When a run that logs no step has hung, with made-up times; its stacks, and how it is ended."""
 
 import errno
+import os
 import re
+import signal
+import subprocess
+import sys
 
+import psutil
 import pytest
 from launched import children_of, errors_of, step_line
 
+from verl_gdpo.run import end_conditions
+from verl_gdpo.run.end_conditions import HangWatch, stacks_of, write_stacks
 from verl_gdpo.run.folder import MetricsReader
-from verl_gdpo.run.hang_watch import HangWatch, hang_seconds
 
 MINUTE, FLOOR = 60.0, 30 * 60.0
 TRAINED = ("timing_s/update_actor",)
 VALIDATED, SAVED = "timing_s/testing", "timing_s/save_checkpoint"
-SETTINGS = {"trainer.logger": ["console", "file"], "trainer.test_freq": -1, "trainer.save_freq": -1}
+SETTINGS = {"logger": ["console", "file"], "test_freq": -1, "save_freq": None}
 
 
 class MadeUpRun:
@@ -21,8 +27,7 @@ class MadeUpRun:
     def __init__(self, folder, **settings):
         folder.mkdir(exist_ok=True)
         self.file, self.now = folder / "1.jsonl", 1000.0
-        changed = {f"trainer.{key}": value for key, value in settings.items()}
-        self.watch = HangWatch(self.file, {**SETTINGS, **changed}, clock=lambda: self.now)
+        self.watch = HangWatch(self.file, {**SETTINGS, **settings}, clock=lambda: self.now)
 
     def silent_for(self, seconds, most=MINUTE):
         """Whether it counts as hung at any moment of this time; the launcher looks all 10 s."""
@@ -65,13 +70,6 @@ def test_steps_that_grow_go_on(tmp_path):
     """Each takes four times as long as the one before it, up to 17 hours."""
     run = MadeUpRun(tmp_path)
     assert not any([run.step(MINUTE * 4**number) for number in range(6)])
-
-
-def test_the_start_of_verl_is_no_part_of_the_first_step(tmp_path):
-    run = MadeUpRun(tmp_path)
-    run.silent_for(90 * MINUTE)
-    run.logs(*TRAINED, **{"timing_s/step": 10 * MINUTE})
-    assert run.watch.limit == 50 * MINUTE
 
 
 @pytest.mark.parametrize(("frequency", "part"), [("test_freq", VALIDATED), ("save_freq", SAVED)])
@@ -146,24 +144,21 @@ def test_a_run_that_is_not_watched(tmp_path, settings):
     assert not MadeUpRun(tmp_path, **settings).silent_for(100 * FLOOR)
 
 
-def test_the_floor_of_a_configuration():
-    def seconds(minutes, logger="file"):
-        return hang_seconds({"trainer.hang_minutes": minutes, "trainer.logger": logger})
-
-    assert hang_seconds(SETTINGS) == FLOOR
-    assert [seconds(2.5), seconds(0), seconds("${oc.env:MINUTES}")] == [150, 0, FLOOR]
-    for minutes in (True, -1, "10", float("nan"), [1]):
+def test_the_floor_of_a_configuration(tmp_path):
+    for minutes, seconds in [(2.5, 150), (0, 0), ("${oc.env:MINUTES}", FLOOR)]:
+        assert MadeUpRun(tmp_path, hang_minutes=minutes).watch.floor == seconds
+    assert MadeUpRun(tmp_path).watch.floor == FLOOR
+    for minutes in (True, -1, "10", None, float("nan"), [1]):
         with pytest.raises(ValueError, match=r"trainer\.hang_minutes=.*expected minutes"):
-            seconds(minutes)
+            MadeUpRun(tmp_path, hang_minutes=minutes)
 
 
 # a driver that records its start as verl's does, and holds the interpreter from then on
 HANGS = """
 from pathlib import Path
 from verl_gdpo import stacks
-from verl_gdpo.run import hang_watch, starts
+from verl_gdpo.run import starts
 stacks.register()
-assert os.environ["VERL_GDPO_LAUNCHER"] == "1"
 trainer = {{"logger": ["file"], "hang_minutes": {minutes!r}}}
 starts.write(Path({folder!r}), starts.here({{"trainer": trainer}}), "")
 import re; re.match("(a*)*b", "a" * 60)
@@ -171,8 +166,8 @@ import re; re.match("(a*)*b", "a" * 60)
 # the launcher, whose limits are as good as none
 IMPATIENT = """
 import sys
-from verl_gdpo.run import hang_watch, launch
-hang_watch.FIRST_SECONDS = 0.5
+from verl_gdpo.run import end_conditions, launch
+end_conditions.FIRST_SECONDS = 0.5
 sys.exit(launch.main())
 """
 
@@ -186,7 +181,7 @@ def test_a_run_that_hangs_is_ended(tmp_path, monkeypatch):
     exit_code, errors = hung(tmp_path, 0.001, monkeypatch)
     assert exit_code == 1
     assert re.match(r"HangError: no step was logged for \d+ s, and \d+ s were allowed", errors)
-    assert f"{tmp_path / 'hang.txt'}. A start with trainer.resume_mode=auto" in errors
+    assert str(tmp_path / "hang.txt") in errors
     assert 'File "<string>", line' in (tmp_path / "hang.txt").read_text()
     assert not children_of(tmp_path)
     assert "HangError" in (tmp_path / "starts" / "1" / "end.yaml").read_text()
@@ -196,3 +191,68 @@ def test_a_limit_that_is_no_number_ends_the_run_at_once(tmp_path, monkeypatch):
     exit_code, errors = hung(tmp_path, "soon", monkeypatch)
     assert exit_code == 1
     assert errors.startswith("trainer.hang_minutes='soon': expected minutes, such as 30")
+
+
+# --- stacks --------------------------------------------------------------------------------------
+
+BODIES = {
+    "waits": "import threading; threading.Event().wait()",
+    "holds the interpreter": "import re; re.match('(a*)*b', 'a' * 60)",
+}
+METHOD = """
+    def actor_method_executor():
+        threading.Event().wait()
+    import threading; actor_method_executor()
+"""
+
+
+@pytest.fixture
+def started(tmp_path):
+    processes = []
+
+    def start(body, register=True):
+        (tmp_path / "stuck.py").write_text(
+            f"from verl_gdpo import stacks\n{'stacks.register()' if register else ''}\n"
+            f"def stuck_here():\n    print(flush=True)\n    {body}\nstuck_here()\n"
+        )
+        process = subprocess.Popen([sys.executable, tmp_path / "stuck.py"], stdout=subprocess.PIPE)
+        processes.append(process)
+        process.stdout.readline()
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("what", BODIES)
+def test_its_own_handler_writes_them(started, what):
+    process = started(BODIES[what])
+    for _ in range(2):  # each time anew
+        text = stacks_of(process.pid)
+        assert text.count("in stuck_here") == 1, text
+        assert text.startswith(f"process {process.pid}, ")
+
+
+def test_processes_without_stacks(started):
+    process = started(BODIES["waits"], register=False)
+    assert "it does not load verl-gdpo" in stacks_of(process.pid)
+    assert process.poll() is None  # no signal was sent
+    process.kill()
+    process.wait()
+    assert str(process.pid) in stacks_of(process.pid)
+
+
+def test_processes_that_are_busy_are_named(started, tmp_path, monkeypatch):
+    """One waits, one runs a method as Ray calls it, and one is stopped."""
+    waits, busy, stopped = (started(body) for body in (BODIES["waits"], METHOD, BODIES["waits"]))
+    stopped.send_signal(signal.SIGSTOP)
+    os.waitpid(stopped.pid, os.WUNTRACED)
+    monkeypatch.setattr(end_conditions, "WRITTEN_SECONDS", 0.3)
+    file = tmp_path / "hang.txt"
+    processes = [psutil.Process(one.pid) for one in (waits, busy, stopped)]
+    names = [line.split(":")[0] for line in write_stacks(processes, file)]
+    assert names == [f"process {busy.pid}, sleeping", f"process {stopped.pid}, stopped"]
+    assert file.read_text().count("in stuck_here") == 2
+    assert write_stacks(processes[:1], tmp_path / "no" / "folder.txt") == []

@@ -1,21 +1,18 @@
 """The launcher: exit codes, and that no process survives the end of a run."""
 
-import errno
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
 from launched import children_of, driver, is_alive, launcher, start, wait_for, with_steps
 
 from verl_gdpo.run import processes
-from verl_gdpo.run.end_conditions import EndConditions, RunEnd
+from verl_gdpo.run.end_conditions import RunEnd
 from verl_gdpo.run.launch import launch
 from verl_gdpo.run.processes import locked
 
@@ -76,35 +73,6 @@ def test_shared_memory_is_removed(tmp_path, end, exit_code):
     assert len(names) == 2 and not [name for name in names if os.path.exists(f"/dev/shm/{name}")]
 
 
-@pytest.mark.parametrize("exit_code", [0, 5])
-def test_rays_session_is_removed_and_its_logs_are_kept_after_a_failure(
-    tmp_path, monkeypatch, exit_code
-):
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "tmp"))
-    body = (
-        "from pathlib import Path;"
-        "session = Path(os.environ['RAY_TMPDIR'], 'ray', f'session_now_{os.getpid()}');"
-        "(session / 'logs').mkdir(parents=True); (session / 'logs' / 'out').write_text('said');"
-        f"sys.exit({exit_code})"
-    )
-    end = launch(driver(tmp_path, body), tmp_path / "run", quiet=True)
-    assert end.exit_code == exit_code
-    assert not [*(tmp_path / "tmp" / "ray").iterdir()]
-    kept = [path.read_text() for path in (tmp_path / "run").glob("ray_logs/session_now_*/out")]
-    assert kept == ["said"] * bool(exit_code)
-
-
-@pytest.mark.parametrize("chosen", [None, "3"])
-def test_transfer_queue_is_told_how_many_cores_there_are(tmp_path, monkeypatch, chosen):
-    """Else it warns at each call on a machine that has fewer than 8."""
-    monkeypatch.delenv("TQ_NUM_THREADS", raising=False)
-    if chosen:
-        monkeypatch.setenv("TQ_NUM_THREADS", chosen)
-    monkeypatch.setattr("psutil.cpu_count", lambda logical: 2)
-    launch(driver(tmp_path, "print(os.environ['TQ_NUM_THREADS'])"), tmp_path, quiet=True)
-    assert (tmp_path / "train.log").read_text() == f"{chosen or 2}\n"
-
-
 def test_time_limit(tmp_path):
     """Of a driver that will not listen."""
     body = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -130,45 +98,17 @@ def test_signals_end_every_process(tmp_path, number):
     output, _ = process.communicate(timeout=15)
     assert process.returncode == 128 + number
     assert not children_of(tmp_path)
-    nothing = "there is no checkpoint yet, so start anew with the same command"
-    assert output.decode() == f"stopped before the first step; {nothing}\n"
+    assert output.decode() == "stopped at step 0; there is no checkpoint yet, so start anew\n"
 
 
 def test_a_run_that_is_stopped_says_how_it_goes_on_and_shows_no_log(tmp_path):
     with_steps(tmp_path, 6, 7, saved=5)
     body = "print('ValueError: no', flush=True); time.sleep(600)"
-    go_on = "the last checkpoint is of step 5; go on with: ./run.sh T --resume R"
+    go_on = "go on after global_step_5 with: ./run.sh T --resume R"
     assert stopped(tmp_path, body)[-1:] == [f"stopped at step 7; {go_on}"]
     *steps, last = stopped(tmp_path, body, "--time-limit", "3")
-    assert last == f"time limit: stopped at step 7; {go_on}"
+    assert last == f"time limit at step 7; {go_on}"
     assert "ValueError" not in "".join(steps)
-
-
-def test_a_folder_that_is_deleted_ends_the_run(tmp_path):
-    run = tmp_path / "run"
-    process = start(run, stderr=subprocess.PIPE)
-    shutil.move(run, tmp_path / "elsewhere")
-    errors = process.communicate(timeout=30)[1].decode()
-    assert process.returncode == 1
-    assert errors.startswith(f"the run's folder {run} was deleted or moved")
-    assert not children_of(tmp_path / "elsewhere")
-    assert not run.exists()
-
-
-def test_a_disk_that_is_away_for_a_moment_ends_no_run(tmp_path, monkeypatch):
-    stat, away = Path.stat, []
-
-    def away_once(path, **options):
-        if path == tmp_path and len(away) < 3:
-            away.append(path)
-            raise OSError(errno.ESTALE, "Stale file handle")
-        return stat(path, **options)
-
-    ends = EndConditions(tmp_path, float("inf"), None)
-    monkeypatch.setattr(Path, "stat", away_once)
-    for _ in range(4):
-        ends.raise_if_due()
-    assert len(away) == 3
 
 
 def test_nohup_is_obeyed(tmp_path):
@@ -186,8 +126,6 @@ def test_a_killed_launcher_takes_the_run_with_it(tmp_path):
     process.wait()
     wait_for(lambda: not children_of(tmp_path / "run"))
     wait_for(lambda: not [*temporary.iterdir()])
-    message = "the launcher of this run is dead; ended python"
-    wait_for(lambda: message in (tmp_path / "run" / "train.log").read_text())
 
 
 def keepers_of(process):
@@ -233,13 +171,15 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     assert subprocess.run(command).returncode == 0
 
 
-def test_what_cannot_start_is_said_without_a_traceback(tmp_path):
+def test_what_cannot_start_is_said(tmp_path):
     (tmp_path / "file").touch()
-    for folder, command in ((tmp_path / "run", "/nowhere"), (tmp_path / "file" / "run", "true")):
-        words = launcher(folder, "--", command)
+    for folder, exit_code, why in [
+        (tmp_path / "run", 1, r"FileNotFoundError: .*'/nowhere'"),
+        (tmp_path / "file" / "run", 2, r"verl_gdpo.run.launch: \[Errno 20\] "),
+    ]:
+        words = launcher(folder, "--", "/nowhere")
         done = subprocess.run(words, capture_output=True, text=True)
-        assert done.returncode == 2
-        assert re.fullmatch(r"verl_gdpo.run.launch: \[Errno \d+\] .*\n", done.stderr)
+        assert done.returncode == exit_code and re.match(why, done.stderr)
 
 
 def test_the_run_ends_with_the_process_that_started_it(tmp_path):

@@ -1,23 +1,32 @@
 """Checks the configuration, and records the start, before verl's `run_ppo` starts Ray.
 
 It imports all of our functions, so that gdpo is refused before a model is loaded. It is the only
-process of verl that imports `run`.
+process of verl that imports `run`. It refuses to go on from a checkpoint with other settings.
 
 Relies on verl 0.9 `run_ppo(config, task_runner_class)` in `verl/trainer/main_ppo.py`, whose `main`
 first calls `verl.utils.device.auto_set_device(config)`. `python -m verl.trainer.main_ppo` runs that
 file as `__main__`, which no import hook sees, so its `run_ppo` is extended in that call.
 The main modules of `one_step_off_policy` and `fully_async_policy` import that file as a module.
+
+On `_load_checkpoint` of both trainers: with `trainer.resume_mode` "auto" it loads
+`trainer.default_local_dir`/global_step_N, where N stands in the file `TRACKER`, and with
+"resume_path" the folder `trainer.resume_from_path`. `_save_checkpoint` first writes all weights,
+then `global_step_N/data.pt`, then N into that file, which it overwrites.
 """
 
 import os
 import sys
-from contextlib import nullcontext
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import verl
-from omegaconf import OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf, open_dict
 
 from verl_gdpo.hooks import attention
 from verl_gdpo.hooks.configuration import has_gdpo, refuse_limits, settings_of_run
@@ -25,33 +34,15 @@ from verl_gdpo.hooks.extend import Function, extend_module, load_all, table
 from verl_gdpo.hooks.gates import refuse_gdpo
 from verl_gdpo.hooks.nodes import probing
 from verl_gdpo.hooks.refusal import names_gdpo
-from verl_gdpo.hooks.resume import hand_over, recorded_start
 from verl_gdpo.hooks.reward_workers import training_sources
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
-from verl_gdpo.run import hang_watch
+from verl_gdpo.run import checkpoints, end_conditions, resume_rules, starts
 from verl_gdpo.run.folder import of_recipes, write_into_run_dir
+from verl_gdpo.run.starts import RecordedStart, StartManifest
 
 MAIN = "verl.trainer.main_ppo"
-LAUNCHER = "VERL_GDPO_LAUNCHER"  # "1" in the environment of what our launcher starts
 LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH")  # what they read
-
-
-def check_hang_minutes(config: Any) -> None:
-    """Check `trainer.hang_minutes`, and say where nobody watches the run.
-
-    Raises:
-        ValueError: the key holds something else than a number of minutes.
-    """
-    minutes = OmegaConf.select(config, hang_watch.KEY)
-    if minutes is None:
-        return
-    hang_watch.floor_seconds(minutes)
-    if os.environ.get(LAUNCHER) != "1":
-        print(
-            f"verl-gdpo: {hang_watch.KEY} has no effect here: the launcher (run.sh, "
-            "verl_gdpo.run.launch) watches a run",
-            flush=True,
-        )
+ALLOW = "allow_change"  # a key of ours: the keys whose change is wanted
 
 
 def check_and_run(
@@ -67,7 +58,8 @@ def check_and_run(
     is_ours = settings_of_run(config, sources) is not None
     if is_ours:
         refuse_limits(config)
-        check_hang_minutes(config)
+        if end_conditions.KEY in config.trainer:
+            end_conditions.floor_seconds(config.trainer[end_conditions.KEY])
     composed = deepcopy(config)
     if message := attention.choose(config):  # before the start is recorded
         print(f"verl-gdpo: {message}", flush=True)
@@ -92,3 +84,151 @@ def check_and_set_device(auto_set_device: Function, config: Any) -> Any:
     if Path(getattr(main, "__file__", None) or "").resolve() == of_verl:
         extend_module(main, [each for each in table if each.module == MAIN])
     return auto_set_device(config)
+
+
+@contextmanager
+def recorded_start(config: Any, *, is_ours: bool, composed: Any = None) -> Iterator[None]:
+    """Check and record a start; record the end of the block, if Python gets to it.
+
+    Args:
+        config: verl's configuration. `allow_change` is taken out of it, and with W&B the run's id
+            is put into the environment of Ray's processes.
+        is_ours: whether a run without a manifest gets one.
+        composed: `config` as Hydra composed it, where something was chosen since for this machine
+            alone. A resume goes on with it, so that it chooses again.
+
+    Raises:
+        ValueError: a checkpoint would be loaded that was made with other settings; or see
+            `mend_tracker`.
+    """
+    if is_ours and config.trainer.get("resume_mode", "auto") == "auto":
+        mend_tracker(Path(config.trainer.default_local_dir))
+    checkpoint = checkpoint_to_load(config)
+    earlier = None if checkpoint is None else starts.maker_of(checkpoint)
+    if not (is_ours or earlier):
+        yield
+        return
+    allowed = _taken_out(config, ALLOW)
+    composed = config if composed is None else composed
+    _taken_out(composed, ALLOW)
+    start = _start(config, checkpoint, earlier, allowed)
+    changed = [f"changed in this resume: {resume_rules.listed(start.changes)}"]
+    for warning in [*start.warnings, *(changed if start.changes else [])]:
+        _warn(warning)
+    run = run_folder(config)
+    try:
+        starts.write(run, start, OmegaConf.to_yaml(composed))
+        starts.link(run, Path(config.trainer.default_local_dir).resolve())
+    except OSError as error:
+        _warn(f"the start is not recorded, so that no resume is compared with it: {error}")
+        yield
+        return
+    if start.wandb_run_id:  # W&B goes on with it, in whichever process verl calls it
+        os.environ["WANDB_RUN_ID"] = start.wandb_run_id
+        os.environ.setdefault("WANDB_RESUME", "allow")
+        hand_over(config, "WANDB_RUN_ID", "WANDB_RESUME")
+    why = "finished"
+    try:
+        yield
+    except BaseException as error:
+        *_, last = ["", *str(error).strip().splitlines()]
+        why = f"{type(error).__name__}: {last}"
+        raise
+    finally:
+        with suppress(OSError):  # a full disk: how the run ended is worth more
+            starts.ended(run, why)
+
+
+def run_folder(config: Any) -> Path:
+    """`run_dir` of our recipes, or the folder of checkpoints."""
+    folder = config.run_dir if of_recipes(config) else config.trainer.default_local_dir
+    return Path(folder).resolve()
+
+
+def checkpoint_to_load(config: Any) -> Path | None:
+    """The folder `global_step_N` that verl will load; None if it starts anew."""
+    mode, path = config.trainer.get("resume_mode", "auto"), None
+    if mode == "resume_path" and config.trainer.resume_from_path:
+        path = Path(config.trainer.resume_from_path)
+    elif mode == "auto":
+        path = checkpoints.newest_checkpoint(Path(config.trainer.default_local_dir))
+    return path.resolve() if path and path.is_dir() and "global_step_" in path.name else None
+
+
+def mend_tracker(folder: Path) -> None:
+    """Write the newest checkpoint's step into the tracker if a full disk has left it empty.
+
+    verl would stop at `int('')` or start at step 0. verl empties the file before it writes the
+    number. So an empty file means that the disk was full after the newest checkpoint was complete.
+
+    Args:
+        folder: `trainer.default_local_dir`. If it holds no tracker, nothing happens.
+
+    Raises:
+        ValueError: see `whole_checkpoint`.
+    """
+    newest, tracker = checkpoints.whole_checkpoint(folder), folder / checkpoints.TRACKER
+    if newest and not tracker.read_text().strip():
+        tracker.write_text(newest.name.removeprefix("global_step_"))
+        _warn(f"{tracker} was empty; it names {newest.name} again")
+
+
+def _start(
+    config: Any, checkpoint: Path | None, earlier: RecordedStart | None, allowed: Sequence[str]
+) -> StartManifest:
+    """The start to record.
+
+    Raises:
+        ValueError: it would go on with other settings than the checkpoint was made with.
+    """
+    written: Any = OmegaConf.to_container(config, resolve=False)
+    resolved: Any = OmegaConf.to_container(config, resolve=True)
+    start = starts.here(
+        written,
+        files=resume_rules.file_states(resolved),
+        recipes=dict(earlier.start.recipes) if earlier else _recipes(),
+        wandb_run_id=_wandb_run_id(config, earlier),
+        checkpoint=str(checkpoint or ""),
+    )
+    if checkpoint is None:
+        return start
+    if earlier is None:
+        unknown = "nothing tells whether the settings are those of its run"
+        return replace(start, warnings=[f"no start is recorded that made {checkpoint}: {unknown}"])
+    changed = resume_rules.changes(earlier.start, start)
+    if reasons := resume_rules.refusal(changed, allowed):
+        raise ValueError(
+            f"verl-gdpo: no resume from {checkpoint}, which was made with other settings, recorded "
+            f"in {earlier.folder}: {reasons}"
+        )
+    return replace(start, changes=changed, warnings=starts.code_change(earlier, start))
+
+
+def _recipes() -> dict[str, str]:
+    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    return {str(k): str(v) for k, v in choices.items() if not {*"/@"} & {*str(k)}}
+
+
+def _wandb_run_id(config: Any, earlier: RecordedStart | None) -> str:
+    """The id in W&B: that of the run that goes on, or a new one; "" without W&B."""
+    if "wandb" not in (config.trainer.get("logger") or []):
+        return ""
+    known = earlier.start.wandb_run_id if earlier else ""
+    return os.environ.get("WANDB_RUN_ID") or known or uuid.uuid4().hex[:8]
+
+
+def hand_over(config: Any, *names: str) -> None:
+    """Give variables of this process to those that Ray starts, on whichever cluster it does."""
+    for name in {*names} & os.environ.keys():
+        key = f"ray_kwargs.ray_init.runtime_env.env_vars.{name}"
+        OmegaConf.update(config, key, os.environ[name], force_add=True)
+
+
+def _taken_out(config: Any, key: str) -> list[str]:
+    with open_dict(config):
+        value = config.pop(key, None) or []
+    return [value] if isinstance(value, str) else [str(one) for one in value]
+
+
+def _warn(text: str) -> None:
+    print(f"verl-gdpo: WARNING: {text}", file=sys.stderr, flush=True)

@@ -22,41 +22,6 @@ import verl_gdpo
 ANSWER_SECONDS = 300.0
 
 
-def on_node(node_id: str, function: Callable[..., Any]) -> Any:
-    """Return the function as a task for this node, in a process that ends after it."""
-    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return ray.remote(num_cpus=0, max_calls=1, max_retries=0, scheduling_strategy=there)(function)
-
-
-def on_every_node(function: Callable[[], Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-    """Call a function once on each living node.
-
-    Args:
-        function: it has to be importable on the nodes.
-        seconds: limit for all answers together.
-
-    Returns:
-        {address of a node: what the function returned, or the exception}.
-    """
-    asked = {
-        node["NodeManagerAddress"]: on_node(node["NodeID"], function).remote()
-        for node in ray.nodes()
-        if node["Alive"]
-    }
-    ray.wait([*asked.values()], num_returns=len(asked), timeout=seconds)
-    return {node: _answer(question, seconds) for node, question in asked.items()}
-
-
-def _answer(question: Any, seconds: float) -> Any:
-    try:
-        return ray.get(question, timeout=0)
-    except ray.exceptions.GetTimeoutError:
-        ray.cancel(question, force=True)
-        return TimeoutError(f"no answer within {seconds:.0f} s")
-    except ray.exceptions.RayError as error:
-        return error
-
-
 def state() -> str:
     """Return a hash of the code of this package.
 
@@ -77,20 +42,37 @@ def refuse_other_states() -> None:
     Raises:
         RuntimeError: names the nodes that have another state of it, or cannot answer.
     """
-    if sum(node["Alive"] for node in ray.nodes()) < 2:
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if len(nodes) < 2:
         return
-    ours, wrong = state(), []
-    for node, answer in sorted(on_every_node(state).items()):
-        if isinstance(answer, Exception):
-            wrong.append(f"{node}: {str(answer).strip().splitlines()[-1]}")
-        elif answer != ours:
-            wrong.append(f"{node}: its files are {answer}")
-    if wrong:
+    ours = state()
+    questions = {node["NodeManagerAddress"]: _asked(node["NodeID"], state) for node in nodes}
+    ray.wait([*questions.values()], num_returns=len(nodes), timeout=ANSWER_SECONDS)
+    answers = {address: _answer(question) for address, question in sorted(questions.items())}
+    if wrong := [f"{node}: {answer}" for node, answer in answers.items() if answer != ours]:
         raise RuntimeError(
-            "verl-gdpo is not the same on all nodes of the Ray cluster; its files are "
-            f"{ours} here. {'; '.join(wrong)}. Install one state of verl-gdpo "
-            f"{verl_gdpo.__version__} on every node"
+            f"verl-gdpo is not the same on all nodes of the Ray cluster: its files are {ours} "
+            f"here. {'; '.join(wrong)}. Install one state of verl-gdpo {verl_gdpo.__version__} on "
+            "every node"
         )
+
+
+def _asked(node_id: str, function: Callable[[], str]) -> Any:
+    """Call a function on a node, in a process that ends after it."""
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    options = ray.remote(num_cpus=0, max_calls=1, max_retries=0, scheduling_strategy=there)
+    return options(function).remote()
+
+
+def _answer(question: Any) -> str:
+    """Return the state that a node has told, or why it has not."""
+    try:
+        return str(ray.get(question, timeout=0))
+    except ray.exceptions.GetTimeoutError:
+        ray.cancel(question, force=True)
+        return f"no answer within {ANSWER_SECONDS:.0f} s"
+    except ray.exceptions.RayError as error:
+        return str(error).strip().splitlines()[-1]
 
 
 def probing(task_runner_class: Any) -> Any:

@@ -21,8 +21,8 @@ PARTS = "data.pt and, in actor/, the files of all ranks"  # of a whole checkpoin
 STARTS, START = "starts", "start.yaml"  # the manifests, which `starts.py` writes
 # of a file that each rank of FSDP writes
 SHARD = re.compile(r"(.+)_world_size_(\d+)_rank_\d+\.pt")
-# of a manifest; a long name of a checkpoint goes on in the next line
-HEAD = re.compile(r"^time: '(.+)'$.*?^checkpoint:(.*?)^\w", re.M | re.S)
+# of a manifest
+TIME, FROM = re.compile(r"^time: '(.+)'$", re.M), re.compile(r"^checkpoint: .*", re.M)
 
 
 def is_whole(checkpoint: Path) -> bool:
@@ -97,8 +97,13 @@ def maker_of(checkpoint: Path) -> Path | None:
     rows = checkpoint / "data.pt"
     written = (rows if rows.exists() else checkpoint).stat().st_mtime
     for manifest in reversed(manifests_of(checkpoint.resolve().parent)):
-        time, step = _began(manifest)
-        if time <= written and step < step_of(checkpoint.name):
+        text = manifest.read_text(encoding="utf-8", errors="replace")
+        if (time := TIME.search(text)) is None:
+            raise ValueError(unreadable(manifest, "no time of its start"))
+        step = step_of("".join(FROM.findall(text)))
+        if datetime.fromisoformat(time[1]).timestamp() <= written and step < step_of(
+            checkpoint.name
+        ):
             return manifest
     return None
 
@@ -108,20 +113,10 @@ def step_of(checkpoint: str) -> int:
     return int(["0", *re.findall(r"global_step_(\d+)", checkpoint)][-1])
 
 
-def _began(manifest: Path) -> tuple[float, int]:
-    """When a start began, in seconds since 1970, and from which step it went on."""
-    head = HEAD.search(manifest.read_text(encoding="utf-8", errors="replace"))
-    if head is None:
-        raise ValueError(unreadable(manifest, "it is cut"))
-    return datetime.fromisoformat(head[1]).timestamp(), step_of(head[2])
-
-
 def unreadable(manifest: Path, why: object) -> str:
     """What to do about a manifest that cannot be read."""
-    return (
-        f"{manifest}: cannot be read: {' '.join(str(why).split())}. It is written once, when the "
-        f"run starts; put back the file, or delete {manifest.parent} if you can do without"
-    )
+    reason = " ".join(str(why).split())
+    return f"{manifest}: cannot be read: {reason}. Put back the file, or delete its folder"
 
 
 def main() -> None:

@@ -1,8 +1,4 @@
-"""What the launcher prints: a line for each step, a sign of life between them, and why a run ended.
-
-Relies on verl 0.9 for one thing: its V1 trainer logs "Total training steps: N". Without this line,
-no time left is shown.
-"""
+"""What the launcher prints: a line for each step, a sign of life, findings, and why a run ended."""
 
 import contextlib
 import os
@@ -15,6 +11,7 @@ from pathlib import Path
 
 from verl_gdpo.run import folder
 from verl_gdpo.run.checkpoints import newest_checkpoint
+from verl_gdpo.run.end_conditions import RunEnd
 from verl_gdpo.run.findings import FindingTracker, findings
 from verl_gdpo.terminal import let_go_of_stdout, printable
 
@@ -26,15 +23,9 @@ MORE = {
     "response_length/mean": "{:.0f} tokens",
     "timing_s/step": "{:.1f} s",
 }
-STEPS_LINE = re.compile(rb"Total training steps: (\d+)")
 ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROBE_BYTES = 1 << 20
-LOG_BYTES = 1 << 20  # a failure's reason is searched in this much of the log's end
-# Ray 2 in a driver, which it then ends without an exception; and what it says at the begin
-GCS_IS_GONE = re.compile(r"Failed to connect to GCS within \d+ seconds")
-OWN_RAY = b"Started a local Ray instance"
-OWN_IS_GONE = "Ray's gcs_server of this run does not answer any more (out of memory? see dmesg)"
-OTHER_IS_GONE = "the head node of the Ray cluster does not answer any more; start it again"
+LOG_BYTES, LOG_LINES = 1 << 20, 25  # of the log's end, in which a failure's reason is searched
 
 
 class Progress:
@@ -43,12 +34,8 @@ class Progress:
     def __init__(self, run: Path, quiet: bool) -> None:
         self.is_on = not quiet
         self.start = self.last_line = time.monotonic()
-        self.run = run
         self.reader = folder.MetricsReader(run)
-        self.shown: dict[int, float] = {}  # {step that has been printed: when}
-        self.log = run / "train.log"
-        self.log_start = self.log.stat().st_size if self.log.exists() else 0
-        self.last_step: int | None = None
+        self.shown: set[int] = set()  # steps
         self.tracker = FindingTracker()
         self.shown_topics: set[str] = set()  # of findings that any start of the run has printed
         # steps of earlier starts, until this start logs its first one
@@ -82,11 +69,11 @@ class Progress:
         for step, metrics in self.reader.new() if self.is_on else ():
             new_findings = [*self._findings(step, metrics)]
             if step not in self.shown:
-                self.shown[step] = time.monotonic()
+                self.shown.add(step)
                 rewards = _last_values(folder.training_rewards({step: metrics}))
                 validation = _last_values(folder.validation_rewards({step: metrics}))
                 if rewards or not validation:
-                    yield f"step {step:4d}  {rewards}{_more(metrics)}{self._left(step)}"
+                    yield f"step {step:4d}  {rewards}{_more(metrics)}"
                 if validation:
                     yield f"step {step:4d}  validation  {validation}"
             yield from new_findings
@@ -111,25 +98,6 @@ class Progress:
                 self.shown_topics.add(finding.topic)
                 yield f"FINDING: {finding}"
 
-    def _left(self, step: int) -> str:
-        """Return how long the steps after this one take, if they are like those before it."""
-        if self.last_step is None:
-            self.last_step = self._read_last_step()
-        first = min(self.shown)
-        if step == first or step >= self.last_step:
-            return ""
-        seconds = (self.shown[step] - self.shown[first]) / (step - first)
-        return f"  {duration(seconds * (self.last_step - step))} left of {self.last_step} steps"
-
-    def _read_last_step(self) -> int:
-        """Return the number of steps that verl has logged at this start; 0 if it has not."""
-        if not self.log.exists():
-            return 0
-        with self.log.open("rb") as file:
-            file.seek(self.log_start)
-            match = STEPS_LINE.search(file.read())
-        return int(match[1]) if match else 0
-
 
 def _last_values(curves: Mapping[str, Mapping[int, float]]) -> str:
     return "  ".join(
@@ -151,61 +119,40 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def stop_report(run: Path, reason: str, go_on: str | None = None) -> str:
-    """Return one line about a run that somebody stopped, or that reached its time limit.
-
-    Args:
-        reason: "stopped", or another word, which is printed too.
-        go_on: the command that goes on with it.
-    """
-    step = max(folder.read_metrics(run), default=0)
-    place = f"stopped at step {step}" if step else "stopped before the first step"
-    if reason != "stopped":
-        place = f"{reason}: {place}"
-    if (saved := newest_checkpoint(run / "checkpoints")) is None:
-        return f"{place}; there is no checkpoint yet, so start anew with the same command"
-    command = go_on or "the same command and trainer.resume_mode=auto"
-    of_step = saved.name.removeprefix("global_step_")  # whatever the tracker says
-    return f"{place}; the last checkpoint is of step {of_step}; go on with: {command}"
-
-
-def failure_report(run: Path, since: int = 0, lines: int = 25, exit_code: int = 1) -> str:
-    """Return why a run failed: faults from outside, and the log's last exception or last lines.
+def end_report(run: Path, end: RunEnd, since: int = 0, go_on: str | None = None) -> str:
+    """Return why a run ended before its last step, and how it goes on if somebody stopped it.
 
     Args:
         since: position in the log, in bytes, at which this start begins.
-        lines: number of the last lines to return if the log has no exception.
+        go_on: the command that goes on with it.
     """
-    with (run / "train.log").open("rb") as file:
-        file.seek(since)
-        is_own = OWN_RAY in file.read(LOG_BYTES)
+    log = run / "train.log"
+    if end.is_wanted:
+        step = max(folder.read_metrics(run), default=0)
+        if (saved := newest_checkpoint(run / "checkpoints")) is None:
+            return f"{end.reason} at step {step}; there is no checkpoint yet, so start anew"
+        command = go_on or "the same command and trainer.resume_mode=auto"
+        return f"{end.reason} at step {step}; go on after {saved.name} with: {command}"
+    reasons = [end.message] if end.message else [*_faults(run, end.exit_code), *_last(log, since)]
+    return "\n".join([*reasons, f"(whole log: {log})"])
+
+
+def _last(log: Path, since: int) -> list[str]:
+    """Return the last exception in the log, or its last lines."""
+    with log.open("rb") as file:
         file.seek(max(since, file.seek(0, os.SEEK_END) - LOG_BYTES))
-        log = file.read().decode(errors="replace").splitlines()
-    raised = [line for line in log if re.match(r"[\w.]*(Error|Exception)(\(\w+\))?: ", line)]
-    reasons = [printable(line) for line in raised[-1:] or log[-lines:]]
-    if any(GCS_IS_GONE.search(line) for line in log[-lines:]):  # Ray has ended the driver
-        reasons = [OWN_IS_GONE if is_own else OTHER_IS_GONE]
-    faults = faults_from_outside(run, exit_code)
-    return "\n".join([*faults, *reasons, f"(whole log: {run / 'train.log'})"])
+        lines = file.read().decode(errors="replace").splitlines()
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)(\(\w+\))?: ", line)]
+    return [printable(line) for line in raised[-1:] or lines[-LOG_LINES:]]
 
 
-def faults_from_outside(run: Path, exit_code: int) -> list[str]:
-    """Return a line if an unexpected signal ended the run, and one if its folder is not writable.
-
-    Args:
-        run: the run's folder.
-        exit_code: after a signal, either 128 + signal (shell) or -signal (`subprocess`).
-    """
-    lines = []
-    number = -exit_code if exit_code < 0 else exit_code - 128
-    if number in {*signal.Signals} - {*ASKED}:
-        lines.append(
-            f"the training process was ended by {signal.Signals(number).name}, which nothing in a "
-            "run sends to it: the memory may have run out (see dmesg), or somebody sent the signal"
-        )
+def _faults(run: Path, exit_code: int) -> Iterator[str]:
+    """Yield a line if a signal ended the run, and one if its folder is not writable."""
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(exit_code - 128).name
+        yield f"the training process was ended by {name}: the memory may have run out (see dmesg)"
     try:
         with tempfile.TemporaryFile(dir=run) as file:
             file.write(bytes(PROBE_BYTES))
     except OSError as error:
-        lines.append(f"{run} cannot be written: {error}. What the run wrote last may be missing")
-    return lines
+        yield f"{run} cannot be written: {error}. What the run wrote last may be missing"

@@ -10,7 +10,6 @@ runs/2026-01-31_12-00-00/
   starts/2/          what the second start began with, and how it ended; see `starts.py`
   hydra/DATE_TIME/   what Hydra keeps of a start, in .hydra/
   hang.txt           the stacks of all processes, if the run logged no step for too long
-  ray_logs/          what Ray's processes printed, if the run failed
   lock               the process id of the launcher, which locks this file
 
 With these loggers in `trainer.logger`, there are also `tensorboard/` and `wandb/`.

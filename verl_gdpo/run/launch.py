@@ -6,13 +6,12 @@ verl and Ray print hundreds of lines and start a dozen processes. All output goe
 With --check, `verl-gdpo check` looks at the configuration while verl starts, which takes longer,
 and a problem ends the run.
 Some of the processes survive the driver. Its keeper ends them all after success, failure, Ctrl-C or
-the time limit, and when the launcher itself gets SIGKILL: see `processes.py`. A run that logs no
-step for too long is ended too: see `hang_watch.py`. Only one launcher at a time can use a folder.
+the time limit, and when the launcher itself gets SIGKILL: see `processes.py`. `end_conditions.py`
+ends a run that logs no step for too long. Only one launcher at a time can use a folder.
 """
 
 import argparse
 import contextlib
-import errno
 import os
 import shutil
 import signal
@@ -24,22 +23,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 from verl_gdpo.run import processes
-from verl_gdpo.run.console import ASKED, Progress, failure_report, stop_report
-from verl_gdpo.run.end_conditions import (
-    FAILED_EXIT,
-    HANG_FILE,
-    POLL_SECONDS,
-    EndConditions,
-    RunEnd,
-    Stopped,
-)
+from verl_gdpo.run.console import ASKED, Progress, end_report
+from verl_gdpo.run.end_conditions import HANG_FILE, POLL_SECONDS, EndConditions, RunEnd, Stopped
 from verl_gdpo.run.folder import claim_metrics_file
 from verl_gdpo.run.starts import ended
-
-REFUSED_EXIT = 2
 
 
 def launch(
@@ -64,12 +52,9 @@ def launch(
         end_with_parent: if True, stop when the parent of this process is gone.
 
     Raises:
-        BusyError: a living process uses the folder.
-        OSError: the folder cannot be written, or the command does not exist.
-        RuntimeError: a process of an earlier start survives SIGKILL.
+        RuntimeError: a living process uses the folder.
+        OSError: the folder cannot be written.
     """
-    if shutil.which(command[0]) is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     deadline = time.monotonic() + (time_limit or float("inf"))
     run.mkdir(parents=True, exist_ok=True)
     with (
@@ -81,16 +66,15 @@ def launch(
         environment = {**_environment(run), **(env or {})}
         ends = EndConditions(run, deadline, os.getppid() if end_with_parent else None, started)
         progress = Progress(run, quiet)
-        end = RunEnd(FAILED_EXIT, "failed", "the launcher failed")
         with _signals_raise():
             try:
                 end = _run(command, check, environment, log, progress, ends)
             except Stopped as stopped:
                 end = stopped.end
-            finally:
-                with contextlib.suppress(OSError):  # of a full disk, which the report names
-                    metrics = environment["VERL_FILE_LOGGER_PATH"]
-                    ended(run, end.message, end.exit_code, metrics)
+        with contextlib.suppress(OSError):  # of a full disk, which the report names
+            # of a failure, the training itself has written why
+            why = end.message or ("" if end.reason == "failed" else end.reason)
+            ended(run, why, end.exit_code, environment["VERL_FILE_LOGGER_PATH"])
         return end
 
 
@@ -98,13 +82,10 @@ def _environment(run: Path) -> dict[str, str]:
     """This process's environment, with what a run needs, and a new file for its metrics."""
     outer = tempfile.gettempdir()
     return {
-        # of TransferQueue: with more it warns at each call, and takes as many as there are
-        "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or 1)),
         "RAY_TMPDIR": outer,  # where Ray looks for a cluster that runs
         "TORCHINDUCTOR_CACHE_DIR": f"{outer}/torchinductor_{os.getuid()}",  # for the next run
         **os.environ,
         "VERL_FILE_LOGGER_PATH": str(claim_metrics_file(run).resolve()),
-        "VERL_GDPO_LAUNCHER": "1",  # a training without it warns that nobody watches it
     }
 
 
@@ -119,24 +100,21 @@ def _run(
     """Start the driver, and say how it ended after all processes of the run have ended."""
 
     def keep(command: Sequence[str], **streams: Any) -> "subprocess.Popen[bytes]":
-        keeper = processes.keeper(ends.run, command)
         # in its own session, so that Ctrl-C reaches only us, and we pass it on once
         streams |= {"stdin": subprocess.PIPE, "start_new_session": True}
-        return subprocess.Popen(keeper, env=environment, **streams)
+        return subprocess.Popen(processes.keeper(command), env=environment, **streams)
 
-    keepers, request = [keep(command, stdout=log, stderr=subprocess.STDOUT)], b"ended"
+    keepers = [keep(command, stdout=log, stderr=subprocess.STDOUT)]
     try:
         if check:
             ends.checking = keep(check)
             keepers.append(ends.checking)
         return _wait(keepers[0], progress, ends)
-    except Stopped as stopped:
-        request = processes.WANTED if stopped.end.is_wanted else request
-        raise
     finally:
-        _ignore_signals()
+        for number in ASKED:  # a second Ctrl-C must not interrupt the clean-up
+            signal.signal(number, signal.SIG_IGN)
         for keeper in reversed(keepers):
-            keeper.communicate(request)
+            keeper.communicate()  # closes its input
         try:
             processes.end(ends.started)
         except RuntimeError as error:  # why the run ended is worth more
@@ -173,27 +151,13 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _ignore_signals() -> None:
-    """Ignore signals, so that a second Ctrl-C does not interrupt the clean-up."""
-    for number in ASKED:
-        signal.signal(number, signal.SIG_IGN)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="verl_gdpo.run.launch", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser("verl_gdpo.run.launch", description=__doc__.splitlines()[0])
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--time-limit", type=float, metavar="SECONDS")
-    parser.add_argument(
-        "--end-with-parent", action="store_true", help="stop when the starting process is gone"
-    )
-    parser.add_argument(
-        "--go-on", metavar="COMMAND", help="what to say that goes on with the run if it is stopped"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="check the configuration of COMMAND meanwhile"
-    )
+    parser.add_argument("--end-with-parent", action="store_true", help="stop with the parent")
+    parser.add_argument("--go-on", metavar="COMMAND", help="what goes on with a stopped run")
+    parser.add_argument("--check", action="store_true", help="check the configuration meanwhile")
     parser.add_argument("--check-option", action="append", default=[], help="one of that check")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
@@ -211,16 +175,12 @@ def main() -> int:
         )
     except (RuntimeError, OSError) as error:
         print(f"verl_gdpo.run.launch: {error}", file=sys.stderr)
-        return REFUSED_EXIT
+        return 2
     if end.reason == "refused":  # the check has printed why
         if was_empty:
             shutil.rmtree(run)
-    elif end.is_wanted:
-        print(stop_report(run, end.reason, arguments.go_on))
-    elif end.message:
-        print(f"{end.message}\n(whole log: {log})", file=sys.stderr)
     elif end.exit_code:
-        print(failure_report(run, since, exit_code=end.exit_code), file=sys.stderr)
+        print(end_report(run, end, since, arguments.go_on), file=sys.stderr)
     return end.exit_code
 
 

@@ -1,27 +1,21 @@
 """Gives a run's folder to one launcher, and runs a command so that no process of it is left.
 
-python -m verl_gdpo.run.processes RUN COMMAND...
+python -m verl_gdpo.run.processes COMMAND...
 
 is the keeper of a command. It is a child subreaper: Linux makes it the parent of each process below
 it whose own parent ends, so it finds all that the command has started, whatever their sessions and
 environments. When the command ends, or the keeper's input closes, which SIGKILL of the launcher
-does too, it ends them all. Then it removes Ray's session, and their folder for temporary files.
+does too, it ends them all, and removes their folder for temporary files.
 
 The launcher is a subreaper too: it ends what is left if the keeper itself gets SIGKILL. If both do,
 the driver gets SIGKILL from Linux, and Ray ends its own processes.
-
-Relies on Ray 2: the driver that starts Ray names its session `session_DATE_TIME_PROCESS`, in the
-folder `ray` of $RAY_TMPDIR, $TMPDIR or /tmp, or in `_temp_dir`. A cluster that was there before has
-a session of another process, which stays.
 """
 
 import contextlib
 import ctypes
 import fcntl
 import os
-import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -32,19 +26,11 @@ from pathlib import Path
 
 import psutil
 
-WANTED = b"wanted"  # what a launcher writes to the input if somebody asked for the end
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
 POLL_SECONDS, GIVE_UP_SECONDS = 0.2, 10.0
 # Python's own process that removes the shared memory of processes that were killed
 TRACKER, TRACKER_SECONDS = "resource_tracker import main", 3.0
-LOGS = "ray_logs"
-SESSION_TIME = "%Y-%m-%d_%H-%M-%S"  # in the names of Ray's sessions
-TEMP_DIR = re.compile(r"\+*ray_kwargs\.ray_init\._temp_dir=['\"]?([^'\"]*)")
-
-
-class BusyError(RuntimeError):
-    """A living process holds the lock."""
 
 
 @contextlib.contextmanager
@@ -57,7 +43,7 @@ def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
         wait: if True, print a message and wait for the other process instead of raising.
 
     Raises:
-        BusyError: another process holds the lock, and `wait` is False.
+        RuntimeError: another process holds the lock, and `wait` is False.
         OSError: the file cannot be written, or its file system has no locks.
     """
     with path.open("a+") as file:
@@ -67,30 +53,23 @@ def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
             file.seek(0)
             holder = f"process {file.read().strip() or 'unknown'}"
             if not wait:
-                raise BusyError(
+                raise RuntimeError(
                     f"{what} is in use by {holder}, which is alive: wait for it, or end it"
                 ) from None
             print(f"{what} is in use by {holder}; waiting for it", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            raise OSError(
-                f"{path}: its file system has no locks ({error.strerror}); expected one that has, "
-                "so choose another folder for the run, or mount this one with locks"
-            ) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
 
 
-def keeper(run: Path, command: Sequence[str]) -> list[str]:
+def keeper(command: Sequence[str]) -> list[str]:
     """Return the command that keeps a command, and ends with its exit code as a shell has it."""
-    return [sys.executable, "-m", "verl_gdpo.run.processes", str(run), *command]
+    return [sys.executable, "-m", "verl_gdpo.run.processes", *command]
 
 
 def main() -> int:
-    run, *command = sys.argv[1:]
-    since, request = time.strftime(SESSION_TIME), None
     with (
         adopting() as started,
         tempfile.TemporaryDirectory(prefix="vg_", ignore_cleanup_errors=True) as temporary,
@@ -98,20 +77,19 @@ def main() -> int:
         os.environ["TMPDIR"] = temporary  # for what nobody removes, such as the sockets of vLLM
         # in its own session, whose signals do not reach the keeper
         driver = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
+            sys.argv[1:],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
         )
         if not _wait(driver):
-            request = sys.stdin.buffer.read()
             driver.terminate()  # gives it time to end Ray
             with contextlib.suppress(subprocess.TimeoutExpired):
                 driver.wait(GRACE_SECONDS)
         try:
-            if (ended := end(started)) and request == b"":
-                print(f"verl-gdpo: the launcher of this run is dead; ended {', '.join(ended)}")
+            end(started)
         except RuntimeError as error:
             print(f"verl-gdpo: {error}")
-    keeps_logs = driver.returncode != 0 and request != WANTED
-    clear_sessions(driver.pid, since, command, Path(run) if keeps_logs else None)
     code = driver.returncode or 0  # nobody asks for that of one that had to be killed
     return code if code >= 0 else 128 - code
 
@@ -155,19 +133,15 @@ def adopting() -> Iterator[Callable[[], list[psutil.Process]]]:
         libc.prctl(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def end(find: Callable[[], Iterable[psutil.Process]]) -> list[str]:
+def end(find: Callable[[], Iterable[psutil.Process]]) -> None:
     """End the processes that `find` returns, until it returns none any more.
 
     Python's trackers end by themselves, once they have removed the shared memory of the others:
     vLLM leaves some 400 MB a server.
 
-    Returns:
-        The ended processes, each as "name (id)".
-
     Raises:
         RuntimeError: a process survives SIGKILL.
     """
-    ended: dict[str, None] = {}
     begin = time.monotonic()
     while alive := [*find()]:
         seconds = time.monotonic() - begin
@@ -176,34 +150,8 @@ def end(find: Callable[[], Iterable[psutil.Process]]) -> list[str]:
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 if seconds > TRACKER_SECONDS or TRACKER not in " ".join(process.cmdline()):
-                    ended[f"{process.name()} ({process.pid})"] = None
                     process.kill()
         psutil.wait_procs(alive, timeout=0.05)  # those of another parent may take longer
-    return list(ended)
-
-
-def clear_sessions(driver: int, since: str, command: Sequence[str], run: Path | None) -> None:
-    """Remove the sessions that a driver has started, after all of its processes have ended.
-
-    Args:
-        driver: its process id, which a cluster that runs may have had before.
-        since: the time of its start, in the form `SESSION_TIME`.
-        command: its command, which may name another folder for Ray.
-        run: if not None, the logs are moved into this folder first.
-    """
-    base = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    named = [match[1] for argument in command if (match := TEMP_DIR.match(argument))]
-    for folder in (Path(base) / "ray", *map(Path, named)):
-        for session in folder.glob(f"session_*_{driver}"):
-            if session.name.removeprefix("session_") < since:
-                continue
-            if run is not None and run.exists():
-                with contextlib.suppress(OSError):
-                    shutil.move(session / "logs", run / LOGS / session.name)
-            shutil.rmtree(session, ignore_errors=True)
-        latest = folder / "session_latest"
-        if latest.is_symlink() and not latest.exists():
-            latest.unlink()
 
 
 if __name__ == "__main__":

@@ -8,17 +8,14 @@ RUN is `run_dir` of our recipes, and else `trainer.default_local_dir`, the folde
 """
 
 import contextlib
-import hashlib
 import importlib.metadata
 import os
 import platform
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,42 +23,40 @@ import yaml
 
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.run import checkpoints
-from verl_gdpo.run.checkpoints import START, STARTS, manifests_in, manifests_of, unreadable
-from verl_gdpo.run.resolved_config import FileStates
+from verl_gdpo.run.checkpoints import START, STARTS, manifests_of, unreadable
 
 COMPOSED, END = "composed.yaml", "end.yaml"
-FIRST, LAST = "---\n", "...\n"  # around a file of YAML, so that a cut one is seen
-SIGNALS, TIME_LIMIT_EXIT = 128, 124  # exit codes of a shell, and of timeout(1)
+TIME_LIMIT_EXIT = 124  # as of timeout(1)
 # packages whose versions can change a result
 PACKAGES = ("verl-gdpo", "verl", "torch", "ray", "vllm", "transformers")
+WIDTH = 1 << 20  # so that `checkpoints.py`, which has no YAML, finds a value in one line
+FileStates = Mapping[str, list[list[int]]]  # {key: [bytes, and seconds since 1970] of each file}
 
 
 @dataclass(frozen=True)
 class StartManifest:
     """What one start of a run began with.
 
+    files: size and time of the files that the configuration names.
     checkpoint: the folder `global_step_N` that it went on from; "" for none.
     changes: {key: [before, after, verdict]} of the settings that differ from those of the start
         that trained up to the checkpoint.
     warnings: what a user was told of the resume.
     recipes: the chosen recipes, such as {"estimator": "grpo"}.
-    code: "commit", and "changed", a hash of what was changed since, or False; of the checkout that
-        holds this package. Or nothing.
-    files: size and time of the files that the configuration names.
+    commit: of the checkout that holds this package; or "".
     metrics: the file in which verl's file logger writes; each launcher gives another one.
+    configuration: as it is written, with its interpolations.
     """
 
     time: str
     files: FileStates = field(default_factory=dict)
     checkpoint: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    warnings: Sequence[str] = field(default_factory=list)
     recipes: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    code: Mapping[str, Any] = field(default_factory=dict)
-    machine: Mapping[str, Any] = field(default_factory=dict)
-    command: tuple[str, ...] = ()
-    folder: str = ""
+    commit: str = ""
+    command: Sequence[str] = field(default_factory=list)
     wandb_run_id: str = ""
     metrics: str = ""
     configuration: Mapping[str, Any] = field(default_factory=dict)  # the longest part comes last
@@ -94,11 +89,9 @@ def here(configuration: Mapping[str, Any], **more: Any) -> StartManifest:
     return StartManifest(
         now(),
         configuration=configuration,
-        versions=versions(),
-        code=_code(),
-        machine={"name": platform.node(), "system": platform.platform(), "cpus": os.cpu_count()},
-        command=tuple(sys.argv),
-        folder=str(Path.cwd()),
+        versions=_versions(),
+        commit=_commit(),
+        command=[*sys.argv],
         metrics=os.environ.get("VERL_FILE_LOGGER_PATH", ""),
         **more,
     )
@@ -113,12 +106,9 @@ def write(run: Path, start: StartManifest, composed: str) -> Path:
     Raises:
         OSError: the run's folder cannot be written.
     """
-    last = max((int(manifest.parent.name) for manifest in manifests_in(run / STARTS)), default=0)
-    for number in count(last + 1):
-        folder = run / STARTS / str(number)
-        with contextlib.suppress(FileExistsError):  # another start took this number
-            folder.mkdir(parents=True)
-            break
+    numbers = [int(path.name) for path in (run / STARTS).glob("*") if path.name.isdecimal()]
+    folder = run / STARTS / str(max(numbers, default=0) + 1)
+    folder.mkdir(parents=True)
     # the manifest comes last: without it, the start is none
     with replace_together(folder / COMPOSED, folder / START) as [configuration, manifest]:
         configuration.write_text(composed)
@@ -132,10 +122,9 @@ def link(run: Path, folder: Path) -> None:
     Raises:
         OSError: the folder of checkpoints cannot be written.
     """
-    if run in (folder, folder.parent) or (folder / STARTS).exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / STARTS).symlink_to(run / STARTS)
+    if run not in (folder, folder.parent) and not (folder / STARTS).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / STARTS).symlink_to(run / STARTS)
 
 
 def ended(run: Path, why: str, exit_code: int | None = None, metrics: str | None = None) -> None:
@@ -143,29 +132,18 @@ def ended(run: Path, why: str, exit_code: int | None = None, metrics: str | None
 
     Args:
         run: folder of the run.
-        why: a few words; "" keeps what the training itself wrote, or says what the exit code says.
+        why: a few words; "" keeps what the training itself wrote, or says the exit code.
         exit_code: of the training, as a shell has it.
         metrics: the file that the launcher has given. If the last start has another, nothing is
             written.
     """
     starts = starts_of(run)
-    if not starts or (metrics is not None and starts[-1].start.metrics != metrics):
+    if not starts or metrics not in (None, starts[-1].start.metrics):
         return
-    end: dict[str, Any] = {"time": now(), "why": why}
-    if exit_code is not None:
-        by_signal = exit_code > SIGNALS or exit_code == TIME_LIMIT_EXIT
-        known = "" if by_signal else starts[-1].end.get("why")
-        end |= {"why": why or known or _of_code(exit_code), "exit_code": exit_code}
+    why = why or starts[-1].end.get("why") or f"exit code {exit_code}"
+    code = {} if exit_code is None else {"exit_code": exit_code}
     with replace_together(starts[-1].folder / END) as [temporary]:
-        temporary.write_text(_yaml(end))
-
-
-def _of_code(exit_code: int) -> str:
-    if exit_code == TIME_LIMIT_EXIT:
-        return "time limit"
-    with contextlib.suppress(ValueError):
-        return f"ended by {signal.Signals(exit_code - SIGNALS).name}"
-    return "finished" if exit_code == 0 else f"exit code {exit_code}"
+        temporary.write_text(_yaml({"time": now(), "why": why, **code}))
 
 
 def starts_of(run: Path) -> list[RecordedStart]:
@@ -180,50 +158,38 @@ def maker_of(checkpoint: Path) -> RecordedStart | None:
 
 
 def read_start(manifest: Path) -> RecordedStart:
-    """The start of a manifest."""
-    end = manifest.with_name(END)
-    return RecordedStart(
-        manifest.parent, _read(manifest, _manifest), _read(end) if end.exists() else {}
-    )
+    """The start of a manifest.
 
-
-def _manifest(values: Mapping[str, Any]) -> StartManifest:
-    kept = {**values}
-    kept.pop("mark", None)  # manifests of before have it, and hashes of files
-    files = {key: state for key, state in kept["files"].items() if isinstance(state, list)}
-    texts = {key: tuple(kept[key]) for key in ("warnings", "command")}
-    return StartManifest(**{**kept, **texts, "files": files})
-
-
-def _read(path: Path, made_of: Callable[[Mapping[str, Any]], Any] = dict) -> Any:
+    Raises:
+        ValueError: it is damaged.
+    """
+    end, loader = manifest.with_name(END), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        text = path.read_text()
-        if text.startswith(FIRST) and not text.endswith(LAST):
-            raise ValueError("it is cut")
-        return made_of(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        values = yaml.load(manifest.read_text(), Loader=loader)
+        start = StartManifest(**{each.name: values[each.name] for each in fields(StartManifest)})
+        why = yaml.load(end.read_text(), Loader=loader) if end.exists() else {}
     except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(unreadable(path, error)) from error
+        raise ValueError(unreadable(manifest, error)) from error
+    return RecordedStart(manifest.parent, start, why)
 
 
 def _yaml(values: Mapping[str, Any]) -> str:
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
-    return f"{FIRST}{text}{LAST}"
+    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=WIDTH))
 
 
-def code_change(earlier: RecordedStart, now: StartManifest) -> tuple[str, ...]:
-    """A warning if code or versions are not those of an earlier start."""
-    old, new = ({**start.versions, **start.code} for start in (earlier.start, now))
-    changes = [
+def code_change(earlier: RecordedStart, now: StartManifest) -> list[str]:
+    """A warning if commit or versions are not those of an earlier start."""
+    old, new = ({**start.versions, "commit": start.commit} for start in (earlier.start, now))
+    changed = [
         f"{key} {old.get(key)!s:.12} -> {new.get(key)!s:.12}"
         for key in {**old, **new}
         if old.get(key) != new.get(key)
     ]
-    warning = f"the code is not that of start {earlier.number}: {', '.join(changes)}"
-    return (warning,) if changes else ()
+    warning = f"the code is not that of start {earlier.number}: {', '.join(changed)}"
+    return [warning] if changed else []
 
 
-def versions() -> dict[str, str]:
-    """{package: version} of what can change a result, here."""
+def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -231,21 +197,9 @@ def versions() -> dict[str, str]:
     return versions
 
 
-def _code() -> dict[str, Any]:
-    """The commit of the checkout that holds this package, and a hash of what was changed since."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return {}
-
-    def git(*arguments: str) -> bytes:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, check=True).stdout
-
-    try:
-        commit, changed = git("rev-parse", "HEAD").decode().strip(), bool(git("status", "-s"))
-        edits = hashlib.sha256(git("diff", "HEAD"))
-        for name in git("ls-files", "-zo", "--exclude-standard", "verl_gdpo").split(b"\0")[:-1]:
-            edits.update(name + (root / os.fsdecode(name)).read_bytes())
-    except (OSError, subprocess.CalledProcessError):  # no git here, or another user's checkout
-        return {}
-    return {"commit": commit, "changed": changed and edits.hexdigest()}
+def _commit() -> str:
+    folder = Path(__file__).resolve().parents[2] / ".git"
+    git = ["git", f"--git-dir={folder}", "rev-parse", "--verify", "-q", "HEAD"]
+    with contextlib.suppress(OSError):  # no git here
+        return subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    return ""

@@ -15,8 +15,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from verl_gdpo.run.resolved_config import with_files
-from verl_gdpo.run.resume_rules import ON_REQUEST
+from verl_gdpo.run.resume_rules import ON_REQUEST, with_files
 from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.run.starts import starts_of
 from verl_gdpo.run.tracker_logs import read_logged
@@ -147,8 +146,8 @@ def is_of_one_run(key: str) -> bool:
 def compared(runs: Sequence[Run]) -> list[dict[str, str]]:
     """What is compared of each run, {dotted key: value as text}.
 
-    With a manifest of every run, these are the resolved configurations with the sizes of files,
-    and what was changed within a run. Otherwise they are the configurations as they are written.
+    They are the configurations as they are written; with a manifest of every run, with the sizes of
+    files, and with what was changed within a run.
     """
     recorded = [starts_of(run.folder) if run.folder.is_dir() else [] for run in runs]
     if not all(recorded):
