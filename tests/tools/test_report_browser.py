@@ -114,7 +114,7 @@ def test_the_page_in_a_browser(report, tmp_path):
     assert sorted(int(frame["asked"]) for frame in frames) == sorted(WIDTHS)
     for frame in frames:
         assert frame["scroll"] <= frame["width"] == int(frame["asked"])
-        assert frame["title"] == "broken: gdpo, a_rather_long_name_of_an_arm"
+        assert frame["title"] == "gdpo, a_rather_long_name_of_an_arm"
         assert frame["loaded"] == []
         assert frame["figures"] == frame["canvases"] > 10 and frame["narrowest"] > 250
         assert frame["tables"] == frame["shadows"] == 4

@@ -20,8 +20,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.run.folder import training_rewards, validation_rewards
-from verl_gdpo.tools.report.arms import read_arms
-from verl_gdpo.tools.report.runs import SMOOTHED_STEPS, Run, trailing_mean
+from verl_gdpo.tools.report.runs import SMOOTHED_STEPS, Run, read_arms, trailing_mean
 from workshop.figures import collapse, screens
 from workshop.looks import LOOK, style
 
