@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import plain_verl_archive
+import pyarrow.parquet as pq
 import pytest
 from run_folder_writer import make_run, rollout_dump
 
@@ -48,7 +49,7 @@ def test_the_reference_is_what_the_run_trained_on(plain):
         for end in (min, max):
             expected = logged[step.number][f"critic/advantages/{end.__name__}"]
             assert end(A_B) == pytest.approx(expected, abs=1e-5)
-    assert (done.rescored.rollouts, done.rescored.other, done.rescored.not_the_sum) == (384, 0, 0)
+    assert (done.rescored.rollouts, done.rescored.same, done.rescored.not_the_sum) == (384, 384, 0)
 
 
 def test_replay_of_a_plain_run(plain, capsys):
@@ -57,11 +58,8 @@ def test_replay_of_a_plain_run(plain, capsys):
     assert replay.main([*arguments, "--config", str(config)]) == 0
     out = capsys.readouterr().out
     assert "2 steps, 384 rollouts" in out
-    assert "verl's grpo on the dumped score, which is what the run trained on." in out
+    assert "compared with verl's grpo on the dumped score." in out
     assert "--scorer gives the dumped score in 384 of 384 rollouts." in out
-    assert re.search(r"^correct +0\.\d+ +0\.\d+$", out, re.M)
-    assert replay.main([*arguments, "--steps", "1"]) == 0
-    assert "the run may not have used: its estimator is not known." in capsys.readouterr().out
 
 
 def test_weights_of_the_new_rewards(plain, capsys):
@@ -72,15 +70,19 @@ def test_weights_of_the_new_rewards(plain, capsys):
         "--arm",
         "gdpo",
     ]
-    assert replay.main([*arguments, "--out", "all.json"]) == 0
+    assert replay.main([*arguments, "--out", "all.parquet"]) == 0
     assert (
         replay.main(
-            [*arguments, "++algorithm.gdpo.rewards={layout: 0, correct: 1.0}", "--out", "one.json"]
+            [
+                *arguments,
+                "++algorithm.gdpo.rewards={layout: 0, correct: 1.0}",
+                "--out",
+                "one.parquet",
+            ]
         )
         == 0
     )
-    texts = [(plain / f"{name}.json").read_text() for name in ("all", "one")]
-    every, one = ([json.loads(line) for line in text.splitlines()] for text in texts)
+    every, one = (pq.read_table(plain / f"{name}.parquet").to_pylist() for name in ("all", "one"))
     assert all({*row} >= {"reward/layout", "reward/correct", "group"} for row in one)
     # without the layout, rollouts of one group with one correctness have one advantage
     kinds = {(row["group"], row["reward/correct"]) for row in one}
@@ -111,27 +113,12 @@ def returns_nothing(data_source, solution_str, ground_truth, extra_info):
 def test_another_scorer_is_compared_and_said(plain, capsys):
     assert replay.main([plain_verl_archive.DUMPS, "--scorer", f"{__name__}:other_score"]) == 0
     out = capsys.readouterr().out
-    assert re.search(
-        r"dumped score in 0 of 384 rollouts. WARNING: not for .*_0_0: .* 9\.0 now", out
-    )
+    assert "dumped score in 0 of 384 rollouts. WARNING" in out
     assert "in 384 rollouts its `score` is not the sum of its rewards" in out
     assert replay.main([plain_verl_archive.DUMPS, "--scorer", f"{__name__}:bare_number"]) == 0
-    assert re.search(r"^acc +", capsys.readouterr().out, re.M)
+    assert " acc " in capsys.readouterr().out
     source = ["--scorer", f"{__name__}:needs_a_source", "--data-source", "math"]
     assert replay.main([plain_verl_archive.DUMPS, *source]) == 0
-
-
-def test_the_scorer_may_use_the_weak_sandbox(monkeypatch):
-    given = []
-
-    def of(*_, **options):
-        given.append(options)
-        raise ValueError("enough")
-
-    monkeypatch.setattr(replay.Scorer, "of", of)
-    for more in ([], ["--weak-sandbox"]):
-        assert replay.main([plain_verl_archive.DUMPS, "--scorer", "coding", *more]) == 1
-    assert given == [{}, {"weak_sandbox": True}]
 
 
 @pytest.mark.parametrize(
@@ -139,25 +126,14 @@ def test_the_scorer_may_use_the_weak_sandbox(monkeypatch):
     [
         (None, [], r"dumps/1.jsonl: verl wrote this dump without .*--scorer FILE.py:FUNCTION"),
         ("nothing", [], "--scorer nothing: expected FILE.py:FUNCTION .*gsm8k"),
-        ("gsm8k", ["--weak-sandbox"], r"--scorer gsm8k: takes .* but not \['weak_sandbox'\]"),
-        (None, ["--weak-sandbox"], "--weak-sandbox goes with --scorer"),
         ("nowhere.py:f", [], "nowhere.py: no such file"),
         ("my_rewards.py:f", [], r"no function 'f'; my_rewards.py has .*'compute_score'"),
-        ("my_rewards:compute_score", [], r"cannot be imported.*write my_rewards.py:FUNCTION"),
-        (
-            f"{__name__}:needs_a_length",
-            [],
-            r"dumps/1.jsonl, line 1: .*raised KeyError: 'response_tokens'. A dump gives it .*"
-            "in extra_info nothing: a scorer that needs more cannot",
-        ),
-        (f"{__name__}:needs_a_source", [], "raised KeyError: None.*--data-source NAME gives it"),
+        ("my_rewards:compute_score", [], "cannot be imported.*expected FILE.py:FUNCTION"),
+        (f"{__name__}:needs_a_length", [], "line 1: .*raised KeyError: 'response_tokens'. A dump"),
+        (f"{__name__}:needs_a_source", [], r"raised KeyError: None.*data_source=None \(--data"),
         (f"{__name__}:needs_a_source", ["--data-source", "mat"], "KeyError: 'mat'"),
         (f"{__name__}:returns_nothing", [], "returned None; expected a number or"),
-        (
-            "math_length",
-            [],
-            "--scorer math_length: its reward 'length' counts tokens, and a dump of verl",
-        ),
+        ("math_length", [], "TypeError: math_length response_tokens: .* cannot have more"),
         (plain_verl_archive.SCORER, ["--arm", "gdpo_token"], "gdpo_token normalises over tokens"),
     ],
 )
@@ -190,7 +166,7 @@ def test_our_dumps_can_be_scored_again(tmp_path, capsys):
     assert [row["rewards"]["acc"] for row in rows] == [row["response_tokens"] for row in rows]
     assert replay.main([str(run), "--scorer", f"{__name__}:bare_number"]) == 0
     out = capsys.readouterr().out
-    assert "The logged advantages are compared as they are: --scorer has other rewards." in out
+    assert "are not recomputed (--scorer has other rewards)" in out
     assert "Where logged and grpo differ most" in out
 
 
@@ -415,7 +391,6 @@ def test_a_report_reads_a_bounded_number_of_dumps_without_their_texts(tmp_path, 
     [arm] = read_arms([run])
     groups = examples.example_groups(arm.runs[0])
     assert len(read) == DUMPS_READ == 20
-    assert read[:6] == [100, 99, 98, 97, 96, 95] and read[-1] == 1
-    assert np.diff(read[5:]).min() >= -7  # evenly
+    assert (read[0], read[-1]) == (100, 1) and np.diff(read).min() >= -6  # evenly
     assert [len(numbers) for numbers in texts] == [4] * len(groups)
     assert all(rollout.output.startswith("answer") for g in groups for rollout in g.rollouts)

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.samples import is_number
-from verl_gdpo.algorithm.statistics import correlation, tied_pairs, within_groups
+from verl_gdpo.algorithm.statistics import correlation, tied_pairs
 from verl_gdpo.algorithm.zero import SAME_STD, Bools, Floats, Ints, is_apart, is_the_sum, std_or_0
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.scorer import Scorer
@@ -40,7 +40,6 @@ class StepAdvantages:
     trained_B: Bools  # False in the groups in which all advantages are 0
     silent_groups: float  # the share of those groups
     ties: float | None  # share of pairs in a group with different rewards, but equal advantages
-    follows: Mapping[str, float | None]  # correlation with (reward minus its mean in the group)
 
     @classmethod
     def of(
@@ -59,10 +58,6 @@ class StepAdvantages:
         values_BK, present_BK = rewards.values_BK[rows_B], rewards.present_BK[rows_B]
         weights_K = np.array(list(rewards.weights.values()))
         rounded_B = np.round(scaled_B / SAME_STD)
-        follows = {}
-        for name, value_B, there_B in zip(rewards.weights, values_BK.T, present_BK.T, strict=True):
-            of_group_B = within_groups(value_B[there_B], group_B[there_B])
-            follows[name] = correlation(scaled_B[there_B], of_group_B)
         return cls(
             A_B=A_B,
             scaled_B=scaled_B,
@@ -70,7 +65,6 @@ class StepAdvantages:
             trained_B=active_G[group_B],
             silent_groups=float(1 - active_G.mean()),
             ties=tied_pairs([rounded_B], values_BK, present_BK, weights_K, group_B)[0],
-            follows=follows,
         )
 
     def correlation(self, other: "StepAdvantages") -> float | None:
@@ -121,17 +115,24 @@ class Rescored:
     """How the scores of a `Scorer` compare with those in the dump, and with its own rewards."""
 
     rollouts: int = 0
-    other: int = 0  # of them have another score in the dump
+    same: int = 0  # of them have the same score in the dump
     not_the_sum: int = 0  # of them have a `score` that is not the sum of their rewards
-    example: str = ""  # one with another score
 
     def add(self, row: Mapping[str, Any]) -> None:
         dumped, score, total = (row[key] for key in ("score", "scorer_score", "sum"))
         self.rollouts += 1
+        self.same += _close(dumped, score)
         self.not_the_sum += not _close(score, total)
-        if not _close(dumped, score):
-            self.other += 1
-            self.example = self.example or f"{row['uid']}: {dumped} in the dump, {score} now"
+
+    def __str__(self) -> str:
+        text = f"--scorer gives the dumped score in {self.same:,} of {self.rollouts:,} rollouts."
+        if not self.not_the_sum:
+            return text
+        return (
+            f"{text} WARNING: in {self.not_the_sum:,} rollouts its `score` is not the sum of its "
+            "rewards. Every number counts with weight 1, unless algorithm.gdpo.rewards names "
+            "rewards and weights; weight 0 leaves one out"
+        )
 
 
 def _close(a: Any, b: Any) -> bool:
