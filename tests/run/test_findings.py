@@ -110,22 +110,6 @@ def test_no_numbers_are_an_error():
         )
 
 
-def test_a_reward_that_training_lowers():
-    """The others oppose it, and it falls; one that is opposed and does not fall is no finding."""
-
-    def opposed(rewards, step):
-        rewards[:, 1] = 1 - rewards[:, 0]
-        return rewards
-
-    found = findings(run_of(opposed, weights=(2, 1, 1)))
-    [lowered] = [each for each in found if each.topic == "lowered correctness"]
-    assert "its part of the advantage has the correlation -" in lowered.what
-    metrics = run_of(opposed, weights=(2, 1, 1))
-    for values in metrics.values():
-        values["gdpo/correctness/mean"] = 0.5
-    assert findings(metrics) == []
-
-
 NORMAL = {
     "actor/grad_norm": 0.3,
     "actor/entropy": 0.3,

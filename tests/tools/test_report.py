@@ -114,8 +114,8 @@ def test_metrics_that_are_no_number_are_a_gap_and_a_warning(tmp_path, capsys):
         line["data"]["actor/grad_norm"] = math.inf
     write_metrics(run, lines)
     said = [
-        "no finite number at step 3, 9: gdpo/format/mean, gdpo/format/energy",
-        "no finite number at step 0, 1, 2, 3, 4 and 5 more: actor/grad_norm",
+        "no finite number at 2 steps, first at 3: gdpo/format/mean, gdpo/format/energy",
+        "no finite number at 10 steps, first at 0: actor/grad_norm",
     ]
     assert main([str(run)]) == 0
     text = (run / "report" / "index.html").read_text()
@@ -145,10 +145,10 @@ def test_runs_are_grouped_by_the_arm_of_their_configuration(tmp_path):
         ("d", ["d"]),
     ]
     assert runs(arms).rows == [
-        ("grpo", "a", "4", "1", "4", "4", "data/tool_rl_policy", "made/train.parquet"),
-        ("grpo", "c", "6", "2", "4", "4", "data/tool_rl_policy", "made/train.parquet"),
-        ("gdpo", "b", "4", "1", "4", "4", "data/tool_rl_policy", "made/train.parquet"),
-        ("d", "d", "4", "-", "-", "-", "-", "-"),
+        ("grpo", "a", "4", "1", "4", "4", "data/tool_rl_policy", "data/made/train.parquet"),
+        ("grpo", "c", "6", "2", "4", "4", "data/tool_rl_policy", "data/made/train.parquet"),
+        ("gdpo", "b", "4", "1", "4", "4", "data/tool_rl_policy", "data/made/train.parquet"),
+        ("d", "d", "4", "None", "None", "None", "None", "None"),
     ]
     assert results(arms).caption.startswith("Mean reward up to step 4, the last one")
 

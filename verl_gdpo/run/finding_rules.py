@@ -19,7 +19,6 @@ USUAL = 20  # values that make a usual level
 RECENT = 5  # values that make a present level
 CONSTANT = 0.01  # share of groups in which a reward still differs
 AT_BOUND = 0.9  # share of samples
-LOWERED = -0.1  # correlation of a reward's contribution with the advantage
 COLLAPSED = 0.1  # of the way from the lowest reward of a sample to the best level of the run
 SURE_OF_COLLAPSE = 3.0  # standard deviations of a single step's mean
 
@@ -65,10 +64,6 @@ class Level:
             self.best = mean
             squares = [(a - b) * (a - b) for a, b in pairwise(before)]
             self.noise = math.sqrt(sum(squares) / len(squares) / 2)
-
-    @property
-    def has_fallen(self) -> bool:
-        return self.best - self.recent > SURE_OF_COLLAPSE * self.noise
 
 
 class Limit(NamedTuple):
@@ -139,7 +134,7 @@ LIMITS = {
 Values = Mapping[str, float]  # of one step
 Rewards = Mapping[str, Values]  # {reward: {statistic: value}} of one step
 Levels = Mapping[str, Level]  # makes a level for a new name
-STATISTICS = {"mean", "min", "max", "varies", "at_high", "correlation"}
+STATISTICS = {"mean", "min", "max", "varies", "at_high"}
 
 
 def rewards_of(values: Values) -> Rewards:
@@ -205,10 +200,11 @@ def collapsed_rewards(_: Values, rewards: Rewards, levels: Levels) -> Iterator[S
         level.low = min(level.low, of_one.get("min", math.inf))
         level.high = max(level.high, of_one.get("max", -math.inf))
         height = level.best - (level.low if math.isfinite(level.low) else 0.0)
-        is_gone = level.best - level.recent > (1 - COLLAPSED) * height > 0
+        fallen = level.best - level.recent
+        is_sure = height > 0 and fallen > SURE_OF_COLLAPSE * level.noise
         yield Symptom(
             f"collapse {name}",
-            level.has_fallen and is_gone,
+            is_sure and fallen > (1 - COLLAPSED) * height,
             f"{name} is {level.recent:.3g}, and was {level.best:.3g}: almost all of it is lost",
             LOWER,
             1,
@@ -233,25 +229,9 @@ def constant_rewards(_: Values, rewards: Rewards, levels: Levels) -> Iterator[Sy
         )
 
 
-def lowered_rewards(_: Values, rewards: Rewards, levels: Levels) -> Iterator[Symptom]:
-    """A reward that is below its best, while the advantage opposes it."""
-    for name, of_one in rewards.items():
-        if "correlation" in of_one:
-            level, value = levels[name], of_one["correlation"]
-            yield Symptom(
-                f"lowered {name}",
-                value < LOWERED and level.has_fallen,
-                f"training lowers {name}, from {level.best:.3g} to {level.recent:.3g}: its part of "
-                f"the advantage has the correlation {value:.2f} with the whole",
-                "The other rewards oppose it; raise its weight, or give them a condition",
-                LONG,
-            )
-
-
 RULES: tuple[Callable[[Values, Rewards, Levels], Iterator[Symptom]], ...] = (
     no_numbers,
     broken_training,
     collapsed_rewards,
     constant_rewards,
-    lowered_rewards,
 )

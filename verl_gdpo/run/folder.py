@@ -46,8 +46,6 @@ SCORE, SCORE_KEY, SCORE_IN_VALIDATION = "score", "critic/score/mean", "reward"
 TRAINING_KEY = re.compile(r"gdpo/(?P<reward>.+?)/mean/(?P<source>.+)")
 
 RECIPES = "verl-gdpo"  # `recipes` of recipes/train.yaml
-GAPS_SHOWN = 5  # a message lists at most this many steps
-
 ENDS = ("first step", "last step", "validation before", "after")
 NOTHING = "-"
 
@@ -174,9 +172,7 @@ def gaps(metrics: Metrics) -> list[str]:
     for name, steps in steps_of.items():
         names_of.setdefault(tuple(steps), []).append(name)
     return [
-        f"no finite number at step {', '.join(map(str, steps[:GAPS_SHOWN]))}"
-        + (f" and {len(steps) - GAPS_SHOWN} more" if len(steps) > GAPS_SHOWN else "")
-        + f": {', '.join(names)}"
+        f"no finite number at {len(steps)} steps, first at {steps[0]}: {', '.join(names)}"
         for steps, names in names_of.items()
     ]
 
@@ -215,10 +211,7 @@ def load_config(path: Path) -> Any:
         raise ValueError(f"{path}: {error}") from None
     block = OmegaConf.select(config, "algorithm") if OmegaConf.is_dict(config) else None
     if not OmegaConf.is_dict(block):
-        raise ValueError(
-            f"{path}: no `algorithm` block; expected verl's configuration, such as "
-            ".hydra/config.yaml in the folder outputs/DATE/TIME that Hydra makes"
-        )
+        raise ValueError(f"{path}: no `algorithm` block; expected .hydra/config.yaml of Hydra")
     return config
 
 

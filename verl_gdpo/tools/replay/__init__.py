@@ -28,18 +28,13 @@ from verl_gdpo.tools.replay.comparison import OF_SCORE, Group, Replay, StepRepor
 MIN_RESPONSE = 24  # a response gets at least this many columns
 LINES = 12  # a table over steps has at most this many lines; a line may join several steps
 EPILOG = """\
-`key=value` are overrides of the training command. They are applied to the run's configuration as
-there, and what training would refuse is refused. `++` works whether a key is set or not. With
---arm, they change each arm. Without --arm, they change the run's own settings. An arm keeps the
-run's rewards, weights, conditions and eps. Without overrides and --arm, a gdpo run is compared
-with the arm grpo, and a grpo run with the arm gdpo.
+`key=value` are overrides of the training command, and what training would refuse is refused. With
+--arm, they change each arm, and else the run's own settings. An arm keeps the run's rewards,
+weights, conditions and eps. By default, a gdpo run is compared with grpo, and a grpo run with gdpo.
 
   verl-gdpo replay runs/my_run --arm grpo --arm gdpo_token
   verl-gdpo replay runs/my_run '++algorithm.gdpo.rewards={format: 0.2, correctness: 1.0}'
   verl-gdpo replay ROLLOUT_DATA_DIR --scorer my_rewards.py:compute_score --arm gdpo
-
-The dumps of verl without verl-gdpo hold one summed score, and no advantages. --scorer scores them
-again, and the arms are compared with what verl's grpo makes of the dumped score.
 
 The exit code is 1 if the run's own settings do not reproduce the logged advantages."""
 LEGEND = f"""\
@@ -50,9 +45,8 @@ distance       mean |difference| after each is divided by its std, because scale
 silent groups  share of groups in which every advantage is 0
 tied pairs     share of pairs in a group with different rewards, but the same advantage
 std            standard deviation of a step's advantages
-Advantages count as the same if they differ by less than {SAME_STD:g} of their step's std, and
-as 0 if they are smaller than that.
-A line for several steps holds means over the steps, weighted by their rollouts."""
+Advantages are the same, or 0, up to {SAME_STD:g} of their step's std. A line for several steps
+holds means over the steps, weighted by their rollouts."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -96,11 +96,6 @@ class Group:
     rows: Rows
     advantages: Mapping[str, Sequence[float]]
 
-    @property
-    def rewards(self) -> tuple[str, ...]:
-        """The sorted rewards, which are equal for groups with the same rewards in any order."""
-        return tuple(sorted(str(row["rewards"]) for row in self.rows))
-
 
 class Mismatch(NamedTuple):
     """The row with the largest difference between the logged and the recomputed advantage."""
@@ -130,8 +125,7 @@ class Rescored:
             return text
         return (
             f"{text} WARNING: in {self.not_the_sum:,} rollouts its `score` is not the sum of its "
-            "rewards. Every number counts with weight 1, unless algorithm.gdpo.rewards names "
-            "rewards and weights; weight 0 leaves one out"
+            "rewards. All of them count, unless algorithm.gdpo.rewards names some"
         )
 
 
@@ -188,12 +182,10 @@ class Replay:
         rows_B = np.flatnonzero(step.rewards.counted_B)
         group_B = group_numbers(step.group_ids[rows_B])
         columns = {self.reference: StepAdvantages.of(reference_B[rows_B], group_B, own, rows_B)}
-        names = dict.fromkeys([*own.weights, *self.own.settings.names])
         for arm in self.alternatives:
             matrix = step.matrix(arm, self.has_our_scorers)
             A_B = step.advantages(arm, matrix)[rows_B]
             columns[arm.name] = StepAdvantages.of(A_B, group_B, matrix, rows_B)
-            names |= dict.fromkeys([*matrix.weights, *arm.settings.names])
         if len(self.evidence) < FIRST_STEPS:
             self.evidence.append(look(own, step.rewards.counted_B, step.group_ids))
         report = StepReport(number, columns)
@@ -203,7 +195,7 @@ class Replay:
             self.rescored.add(row)
         self._keep_groups(report, counted, group_B)
         if self.keep_table:
-            self.tables.append(_table(report, counted, names))
+            self.tables.append(_table(report, counted))
 
     def _reference(self, step: ReplayedStep) -> Floats:
         name, A_B = LOGGED, step.logged_B
@@ -237,21 +229,15 @@ class Replay:
         ]
         for name in names if self.top else []:
             apart = [group for group in groups if group.distance[name] > SAME_STD]
-            unlike: dict[tuple[str, ...], Group] = {}
-            for group in sorted(
-                [*self.most_different.get(name, []), *apart],
-                key=lambda group: -group.distance[name],
-            ):
-                # a second group with the same rewards would show nothing new
-                unlike.setdefault(group.rewards, group)
-            self.most_different[name] = [*unlike.values()][: self.top]
+            known = [*self.most_different.get(name, []), *apart]
+            known.sort(key=lambda group: -group.distance[name])
+            self.most_different[name] = known[: self.top]
 
 
-def _table(report: StepReport, rows: Rows, rewards: Iterable[str]) -> pd.DataFrame:
-    """Return one row per rollout; a missing reward is NaN."""
+def _table(report: StepReport, rows: Rows) -> pd.DataFrame:
+    """Return one row per rollout; what is no number is NaN."""
     columns = {"step": report.number, **{name: [row[name] for row in rows] for name in IDENTITY}}
-    for name in rewards:
-        values = [row["rewards"].get(name) for row in rows]
-        columns[f"reward/{name}"] = np.array(values, dtype=np.float64)
-    columns |= {f"advantage/{name}": column.A_B for name, column in report.columns.items()}
-    return pd.DataFrame(columns)
+    rewards = pd.DataFrame([row["rewards"] for row in rows], dtype=object)
+    rewards = rewards.apply(pd.to_numeric, errors="coerce").astype(float).add_prefix("reward/")
+    advantages = {f"advantage/{name}": column.A_B for name, column in report.columns.items()}
+    return pd.DataFrame(columns).join(rewards).join(pd.DataFrame(advantages))

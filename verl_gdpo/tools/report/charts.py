@@ -30,8 +30,7 @@ from verl_gdpo.tools.report.runs import (
 CURVES: ReadEach = attrgetter("curves")
 Axis = tuple[float, float]
 
-POINTS = 100_000  # of all lines of a page, which has about 12 bytes for each
-FEWEST_POINTS = 60  # of a line, however many lines there are
+POINTS = 500  # of a line, with about 12 bytes for each
 DIGITS = 5
 FIRST_SCREEN = 4  # charts
 SMOOTHED = f"{SMOOTHED_STEPS}-step mean"
@@ -184,18 +183,17 @@ def chart_of(finding: Finding, charts: Sequence[Chart]) -> Chart | None:
 
 def as_data(charts: Sequence[Chart]) -> list[Mapping[str, Any]]:
     """The charts as JSON has them: lines thinned to `POINTS`, numbers rounded, gaps null."""
-    most = max(POINTS // max(sum(len(chart.lines) for chart in charts), 1), FEWEST_POINTS)
     return [
         {
             **{name: getattr(chart, name) for name in ("id", "title", "unit", "axis")},
-            "lines": [_line_data(line, most) for line in chart.lines],
+            "lines": [_line_data(line) for line in chart.lines],
         }
         for chart in charts
     ]
 
 
-def _line_data(line: Line, most: int) -> dict[str, Any]:
-    kept = thinned(line.values, most)
+def _line_data(line: Line) -> dict[str, Any]:
+    kept = thinned(line.values, POINTS)
     values = [line.values[i] for i in kept]
     return {
         **{name: getattr(line, name) for name in ("label", "look", "kind")},

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -100,18 +99,13 @@ def runs(arms: Sequence[RunsOfArm]) -> Table:
     rows = [
         (
             *(arm.name, run.name, str(run.last_step)),
-            *(_short(run.setting(key)) for key in OF_RUNS.values()),
+            *(str(run.setting(key)) for key in OF_RUNS.values()),
         )
         for arm in arms
         for run in arm.runs
     ]
     caption = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
     return Table(caption, ("arm", "run", "steps", *OF_RUNS), rows, 2)
-
-
-def _short(value: object) -> str:
-    """A value; of a path or of a model's name the last two parts."""
-    return NOTHING if value is None else "/".join(Path(str(value)).parts[-2:])
 
 
 def differences(arms: Sequence[RunsOfArm]) -> Table | None:
