@@ -124,7 +124,7 @@ def test_another_scorer_is_compared_and_said(plain, capsys):
 @pytest.mark.parametrize(
     ("scorer", "more", "message"),
     [
-        (None, [], r"dumps/1.jsonl: verl wrote this dump without .*--scorer FILE.py:FUNCTION"),
+        (None, [], "dumps/1.jsonl: one summed score .*--scorer FILE.py:FUNCTION"),
         ("nothing", [], "--scorer nothing: expected FILE.py:FUNCTION .*gsm8k"),
         ("nowhere.py:f", [], "nowhere.py: no such file"),
         ("my_rewards.py:f", [], r"no function 'f'; my_rewards.py has .*'compute_score'"),
@@ -146,7 +146,7 @@ def test_what_replay_refuses_of_a_plain_dump(plain, capsys, scorer, more, messag
 @pytest.mark.parametrize(
     ("uid", "message"),
     [
-        (None, "1.jsonl, line 1: no `uid`, .*two prompts may have the same text.*use_v1=True"),
+        (None, "1.jsonl, line 1: no `uid`: .*use_v1=True"),
         ("a", "1.jsonl, line 1: uid 'a': expected UID_SESSION_INDEX"),
     ],
 )
@@ -225,7 +225,7 @@ def test_the_report_of_a_plain_run(plain, capsys):
 def test_a_report_without_a_scorer_says_how_to_have_examples(plain):
     page = build_page([plain_verl_archive.METRICS], (), [plain / plain_verl_archive.DUMPS])
     (said,) = page.examples.values()
-    assert re.search(r"dumps/10.jsonl, line 1: verl wrote this dump .*--scorer FILE", said)
+    assert re.search("dumps/10.jsonl, line 1: one summed score .*--scorer FILE", said)
 
 
 def test_a_configuration_for_each_run(plain):

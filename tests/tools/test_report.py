@@ -24,7 +24,7 @@ from verl_gdpo.tools.report.page import (
     write,
 )
 from verl_gdpo.tools.report.runs import is_of_one_run, over_runs, read_arms, trailing_mean
-from verl_gdpo.tools.report.tables import differences, results, runs
+from verl_gdpo.tools.report.tables import differences, results
 
 HOSTILE = "</pre><script>document.title='taken'</script><img src=x onerror=alert(1)>"
 
@@ -143,12 +143,6 @@ def test_runs_are_grouped_by_the_arm_of_their_configuration(tmp_path):
         ("grpo", ["a", "c"]),
         ("gdpo", ["b"]),
         ("d", ["d"]),
-    ]
-    assert runs(arms).rows == [
-        ("grpo", "a", "4", "1", "4", "4", "data/tool_rl_policy", "data/made/train.parquet"),
-        ("grpo", "c", "6", "2", "4", "4", "data/tool_rl_policy", "data/made/train.parquet"),
-        ("gdpo", "b", "4", "1", "4", "4", "data/tool_rl_policy", "data/made/train.parquet"),
-        ("d", "d", "4", "None", "None", "None", "None", "None"),
     ]
     assert results(arms).caption.startswith("Mean reward up to step 4, the last one")
 

@@ -39,14 +39,8 @@ DUMPS_READ = 20  # of a run: reading all of a long one would take minutes
 # a text within a line cannot hold it, as its quotation marks have a backslash
 SOURCE = re.compile(rb'"data_source": ("(?:[^"\\]|\\.)*")')
 WRITING = "verl is still writing it, or was stopped while writing"
-SUMMED = (
-    "verl wrote this dump without verl-gdpo, with one summed score for a rollout. Name the "
-    f"function that scores each reward: --scorer {HOW}"
-)
-NO_UID = (
-    "no `uid`, which says whose rollouts are of one prompt: two prompts may have the same text. "
-    "verl's legacy trainer writes none; its V1 trainer does (trainer.use_v1=True)"
-)
+SUMMED = f"one summed score a rollout; name the function of each reward: --scorer {HOW}"
+NO_UID = "no `uid`: verl's legacy trainer writes none, its V1 trainer does (trainer.use_v1=True)"
 
 
 def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -73,9 +67,7 @@ def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
         )
     whole = [path for path in files if _has_end(path)]
     if not whole:
-        raise ValueError(
-            f"{files[0]}: no dump here is complete. The last line has no end: {WRITING}"
-        )
+        raise ValueError(f"{files[0]}: no dump here is complete: {WRITING}")
     return whole, [path for path in files if path not in whole]
 
 
@@ -134,10 +126,7 @@ def _row(row: Any, scorer: Scorer | None) -> dict[str, Any]:
         return _scored(row, scorer)
     absent = [key for key in DUMP_KEYS if not is_row or key not in row]
     if absent:
-        raise ValueError(
-            f"no {absent}; expected a dump of verl's V1 trainer "
-            "with verl-gdpo and the estimator or the reward manager gdpo"
-        )
+        raise ValueError(f"no {absent}; expected a dump of verl's V1 trainer with verl-gdpo")
     return {"batch": 0, **row}
 
 

@@ -25,7 +25,7 @@ from verl_gdpo.tools.report.charts import Chart, Section, as_data, chart_of, sec
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, settings_of
 from verl_gdpo.tools.report.intervals import table_of_differences
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
-from verl_gdpo.tools.report.tables import Table, differences, inputs, results, runs
+from verl_gdpo.tools.report.tables import Table, differences, inputs, results
 
 T = TypeVar("T")
 CHARACTERS = 1500  # of one text
@@ -53,7 +53,7 @@ class Page:
     advice: Mapping[str, str]  # {arm: what GDPO would change in its first run}
     tables: Sequence[Table]
     examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none
-    made_of: Sequence[Table]
+    made_of: Table
     gaps: Sequence[str]
 
 
@@ -83,7 +83,7 @@ def build_page(
         advice={arm.name: _or_why(_advice, arm.runs[0]) for arm in arms},
         tables=[table for table in tables if table],
         examples={arm.name: _or_why(example_groups, arm.runs[0]) for arm in arms},
-        made_of=[inputs(arms), runs(arms)],
+        made_of=inputs(arms),
         gaps=[f"{run.name}: {gap}" for run in members for gap in gaps(run.metrics)],
     )
 

@@ -18,13 +18,6 @@ from verl_gdpo.tools.report.runs import (
     names,
 )
 
-OF_RUNS = {
-    "seed": "data.seed",
-    "prompts": "data.train_batch_size",
-    "rollouts": "actor_rollout_ref.rollout.n",
-    "model": "actor_rollout_ref.model.path",
-    "data": "data.train_files",
-}
 # what each thing that a run may have makes possible, and how to have it
 INPUTS = {
     "metrics": ("curves", ""),
@@ -94,24 +87,10 @@ def _over_runs(values: Sequence[EndValue]) -> str:
     return f"{median:.3f} ({low:.3f} to {high:.3f})"
 
 
-def runs(arms: Sequence[RunsOfArm]) -> Table:
-    """What was run: one row a run folder."""
-    rows = [
-        (
-            *(arm.name, run.name, str(run.last_step)),
-            *(str(run.setting(key)) for key in OF_RUNS.values()),
-        )
-        for arm in arms
-        for run in arm.runs
-    ]
-    caption = "Runs: the prompts of a step, the rollouts of a prompt, and data.seed"
-    return Table(caption, ("arm", "run", "steps", *OF_RUNS), rows, 2)
-
-
 def differences(arms: Sequence[RunsOfArm]) -> Table | None:
     """Keys of the configuration in which the first runs of the arms differ; None without any.
 
-    Seeds, names, folders and ports are no difference: the table of runs has the seeds.
+    Seeds, names, folders and ports are no difference.
     """
     settings = [arm.runs[0].settings for arm in arms if arm.runs[0].config]
     keys = sorted({key for of_run in settings for key in of_run})
