@@ -69,13 +69,11 @@ def _state(path: Path) -> list[int]:
         return []
 
 
-def with_files(
-    configuration: Mapping[str, Any], files: FileStates, *, with_times: bool = True
-) -> dict[str, Any]:
+def with_files(configuration: Mapping[str, Any], files: FileStates) -> dict[str, Any]:
     """{dotted key: value}, where size and time of files stand for their names."""
 
     def text(size: int, *seconds: int) -> str:
-        times = [str(datetime.fromtimestamp(second)) for second in seconds if with_times]
+        times = [str(datetime.fromtimestamp(second)) for second in seconds]
         return " of ".join([f"{size} bytes", *times])
 
     states = {key: ", ".join(text(*state) for state in of_key) for key, of_key in files.items()}
