@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from verl_gdpo.tools.report.arms import RunsOfArm
-from verl_gdpo.tools.report.runs import Run
+from verl_gdpo.tools.report.runs import Run, RunsOfArm
 
 
 def made_arm(name, *metrics_of_runs, configs=None):

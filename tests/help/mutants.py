@@ -28,12 +28,6 @@ MUTANTS = [
         "run/test_console.py::test_the_log_finds_what_the_summary_finds",
     ),
     Mutant(
-        "run/levels.py",
-        "self.values: deque[float] = deque(maxlen=VALIDATIONS)",
-        "self.values: deque[float] = deque()",
-        "run/test_findings.py::test_a_step_costs_the_same_at_the_end",
-    ),
-    Mutant(
         "run/finding_rules.py",
         "        if not holds:\n",
         "        if True:\n",
@@ -68,12 +62,6 @@ MUTANTS = [
         "        return sum(self.votes[text] for text in same) >= SURE * self.votes.total()",
         "        return True",
         "tools/test_advice.py::test_few_groups_say_that_they_are_too_few",
-    ),
-    Mutant(
-        "run/levels.py",
-        "        of_training = 0.0 if rise_of_training > RISES else UNLESS_IT_RISES",
-        "        of_training = 0.0",
-        "run/test_levels.py::test_how_sure_a_fall_has_to_be",
     ),
     Mutant(
         "tools/advice/evidence.py",
@@ -239,21 +227,9 @@ MUTANTS = [
     ),
     Mutant(
         "tools/report/charts.py",
-        "int(there[of_line[there].argmin()]), ",
+        "int(places[low[places].argmin()]), ",
         "",
-        "tools/test_charts.py::test_extremes_ends_and_gaps_survive_thinning",
-    ),
-    Mutant(
-        "tools/report/charts.py",
-        "kept |= {*gaps[:1].tolist()}",
-        "pass",
-        "tools/test_charts.py::test_extremes_ends_and_gaps_survive_thinning",
-    ),
-    Mutant(
-        "tools/report/health.py",
-        " and not finding.is_over",
-        "",
-        "tools/test_health.py::test_what_is_wrong_is_the_first_line",
+        "tools/test_charts.py::test_extremes_and_ends_survive_thinning",
     ),
     Mutant(
         "evaluation/numbers.py",
@@ -303,12 +279,6 @@ MUTANTS = [
         "min(now - self._last, most)",
         "now - self._last",
         "run/test_hang_watch.py::test_time_in_which_the_launcher_stood_still_does_not_count",
-    ),
-    Mutant(
-        "tools/report/health.py",
-        "LOOK if code in WANTED",
-        "LOOK if code > 128",
-        "tools/test_health.py::test_a_training_that_stopped_is_said_before_its_metrics",
     ),
     Mutant(
         "run/end_conditions.py",

@@ -49,10 +49,10 @@ def test_the_estimators_rows(tmp_path):
     ("text", "message"),
     [
         (None, "no rollout dump"),
-        (line("p_0_0") + "{\n", r"1.jsonl, line 2: not JSON"),
+        (line("p_0_0") + "{\n", r"1.jsonl, line 2: Expecting"),
         ('{"uid": "p_0_0", "score": 1.0}\n', r"1.jsonl, line 1: no \['group'.*verl-gdpo"),
         ("1\n", r"1.jsonl, line 1: no \['uid'.*verl-gdpo"),
-        (line("p_0_0") + "{", r"1.jsonl: no dump here is complete. The last line has no end"),
+        (line("p_0_0") + "{", r"1.jsonl: no dump here is complete: verl is still"),
     ],
 )
 def test_what_is_no_dump_of_ours_is_refused(tmp_path, text, message):

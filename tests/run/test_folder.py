@@ -126,9 +126,8 @@ def test_lines_that_cannot_be_read_are_left_out_and_named(tmp_path, capsys):
     assert list(metrics) == [1, 2]
     assert metrics[1]["a"] == 1.0
     assert [name for name, value in metrics[1].items() if value != value] == ["b", "c", "d"]
-    errors = capsys.readouterr().err.splitlines()
-    numbers = [int(re.search(r"1\.jsonl, line (\d+) left out", line)[1]) for line in errors]
-    assert numbers == list(range(2, 2 + len(BAD_LINES)))
+    [error] = capsys.readouterr().err.splitlines()
+    assert f"{len(BAD_LINES)} lines of" in error and "1.jsonl, line 2 left out" in error
 
 
 def test_every_start_gets_a_metrics_file_of_its_own(tmp_path):
@@ -240,7 +239,7 @@ def test_summary_of_a_run_without_verls_file_logger(tmp_path):
     (tmp_path / "train.log").touch()
     done = summary(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "verl writes them with `file`, " in done.stderr
+    assert "no metrics in it; expected the folder of a run" in done.stderr
     assert re.search(r"^log +\S+/train.log$", done.stdout, re.M)
 
 

@@ -54,7 +54,7 @@ def test_verls_file_logger(tmp_path, monkeypatch, source, variable):
         monkeypatch.setenv(variable, str(tmp_path / "root"))
     log("file")
     logged = read_logged(str(tmp_path / ("root" if variable else "") / source))
-    assert same(logged.metrics, STEPS) and logged.name == "run"
+    assert same(logged.metrics, STEPS) and logged.name in ("run", "project")
 
 
 def test_a_file_of_any_name(tmp_path, monkeypatch):
@@ -72,8 +72,6 @@ def test_tensorboard(tmp_path, monkeypatch):
     (file,) = folder.iterdir()
     for source in (folder, file):
         assert same(read_logged(str(source)).metrics, STEPS)
-    with pytest.raises(ValueError, match=r"the runs in it are project/run: name those"):
-        read_logged(str(tmp_path / "tensorboard_log"))
 
 
 def test_tensorboard_keeps_every_step(tmp_path):
@@ -131,16 +129,14 @@ def test_wandbs_server(monkeypatch):
 def test_wandbs_server_refuses(monkeypatch):
     error = wandb.errors.CommError("Could not find run <Run lab/project/x>\n(not found)")
     monkeypatch.setattr(wandb, "Api", Server([], error).Api)
-    with pytest.raises(ValueError, match=r"Could not find run .*\(not found\).*wandb login"):
+    with pytest.raises(ValueError, match=r"(?s)Could not find run .*\(not found\).*wandb login"):
         read_logged("wandb:lab/project/x")
-    with pytest.raises(ValueError, match=r"expected wandb:ENTITY/PROJECT/RUN"):
-        read_logged("wandb:project/x")
 
 
 def test_folders_that_are_refused(tmp_path, plain):
     for folder, message in (
         (tmp_path / "nowhere", "no such file or folder; expected the folder of a run"),
-        (tmp_path, "no metrics in it; verl writes them with `file`, "),
+        (tmp_path, "no metrics in it; expected the folder of a run"),
         (plain / plain_verl_archive.DUMPS, "no metrics in it"),
         (plain / plain_verl_archive.DUMPS / "1.jsonl", r"no step in it \(file logger\)"),
     ):
@@ -148,15 +144,8 @@ def test_folders_that_are_refused(tmp_path, plain):
             read_logged(str(folder))
     for name in ("one", "two"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"step": 1, "data": {"a": 1}}) + "\n")
-    with pytest.raises(ValueError, match=r"holds several runs; name one: one.jsonl, two.jsonl"):
+    with pytest.raises(ValueError, match="holds several runs; name one"):
         read_logged(str(tmp_path))
-
-
-def test_a_file_without_a_step_is_no_flood_of_warnings(plain, capsys):
-    with pytest.raises(ValueError, match="no step in it"):
-        read_logged(str(plain / plain_verl_archive.DUMPS / "1.jsonl"))
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 11 and "246 more lines" in lines[-1]
 
 
 def test_trackers_of_one_real_run_agree(plain):
@@ -180,70 +169,3 @@ def test_a_run_without_verl_gdpo_has_its_score(plain):
     named = {step: {**row, "gdpo/layout/mean": 0.5} for step, row in metrics.items()}
     assert [*training_rewards(named)] == ["layout"]
     assert [*validation_rewards(named)] == ["layout", "correct"]
-
-
-# --- TRL -----------------------------------------------------------------------------------------
-
-# as GRPOTrainer puts them into its history; a reward without a value in the step is None
-HISTORY = [
-    {"step": 1, "epoch": 0.1, "loss": 0.5, "reward": 1.25, "rewards/right/mean": 0.25, "kl": 0.5},
-    {"step": 2, "epoch": 0.2, "loss": 0.25, "reward": 1.5, "rewards/right/mean": None},
-    {"step": 2, "eval_loss": 0.5, "eval_rewards/right/mean": 0.5, "eval_reward": 1.75},
-]
-
-
-def written(kind, folder, history):
-    """The path under which a user of TRL names the log."""
-    if kind == "jsonl":
-        (folder / "run.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in history))
-        return folder / "run.jsonl"
-    if kind == "trainer_state.json":
-        (folder / kind).write_text(json.dumps({"global_step": 2, "log_history": history}))
-        return folder
-    with SummaryWriter(folder) as writer:
-        for each in history:
-            for name, value in each.items():
-                phase = "eval/" if name.startswith("eval_") else "train/"
-                if value is not None and name != "step":
-                    writer.add_scalar(phase + name.removeprefix("eval_"), value, each["step"])
-    return folder
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "trainer_state.json", "tensorboard"])
-def test_a_log_of_trl(tmp_path, kind):
-    logged = read_logged(str(written(kind, tmp_path, HISTORY)))
-    assert logged.kind.endswith("of TRL")
-    metrics = logged.metrics
-    assert [metrics[step]["critic/score/mean"] for step in (1, 2)] == [1.25, 1.5]
-    assert metrics[1]["actor/kl_loss"] == 0.5
-    assert training_rewards(metrics)["right"][1] == 0.25
-    assert {name: curve[2] for name, curve in validation_rewards(metrics).items()} == {"right": 0.5}
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "trainer_state.json", "tensorboard"])
-def test_a_log_of_trl_without_rewards_is_refused_in_one_sentence(tmp_path, kind):
-    """As of its SFTTrainer: a page about it would say that all is well."""
-    path = written(kind, tmp_path, [{"step": 1, "epoch": 0.1, "loss": 0.5}])
-    with pytest.raises(ValueError, match="no reward in it, so it is no log of TRL's GRPOTrainer"):
-        read_logged(str(path))
-
-
-def test_steps_of_trl_are_those_of_its_trainer(monkeypatch):
-    """W&B counts what is logged."""
-    rows = [
-        {"_step": 0, "train/global_step": 10, "train/reward": 0.5},
-        {"_step": 1, "train/global_step": 20, "train/reward": 1.0},
-    ]
-    monkeypatch.setattr(wandb, "Api", Server(rows).Api)
-    metrics = read_logged("wandb:lab/project/a1b2").metrics
-    assert {step: values["critic/score/mean"] for step, values in metrics.items()} == {
-        10: 0.5,
-        20: 1.0,
-    }
-
-
-@pytest.mark.parametrize("text", ['{"log_history": 1}', "[]", "x", '{"log_history": [{"a": 1}]}'])
-def test_a_history_that_is_none(tmp_path, text):
-    (tmp_path / "trainer_state.json").write_text(text)
-    with pytest.raises(ValueError, match=r"trainer_state.json: no log of a trainer"):
-        read_logged(str(tmp_path))

@@ -13,14 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from made_arms import made_arm
 from repository import REPO
-from run_folder_writer import make_run
 
 from verl_gdpo.run.findings import Finding
-from verl_gdpo.run.folder import read_config
-from verl_gdpo.tools.report.arms import RunsOfArm, read_arms
 from verl_gdpo.tools.report.charts import (
     ARMS_LOOKS,
-    FEWEST_POINTS,
     OF_TRAINING,
     POINTS,
     Chart,
@@ -28,11 +24,10 @@ from verl_gdpo.tools.report.charts import (
     as_data,
     chart_of,
     lines_of,
-    looks,
     sections,
     thinned,
 )
-from verl_gdpo.tools.report.runs import Run, bounds_of_run
+from verl_gdpo.tools.report.runs import Run, RunsOfArm
 
 FOLDER = REPO / "verl_gdpo/tools/report"
 
@@ -49,7 +44,7 @@ def themes():
 @pytest.mark.parametrize("theme", themes(), ids=["light", "dark"])
 def test_looks_are_told_apart_in_grey_and_seen_in_both_themes(theme):
     colours = [theme[f"look-{number}"] for number in range(6)]
-    for text in ("ink", "soft", "link", "bad", "odd", "good"):
+    for text in ("ink", "soft", "link", "bad", "good"):
         assert contrast(theme[text], theme["card"]) >= 4.5
         assert contrast(theme[text], theme["page"]) >= 4.5
     assert all(contrast(colour, theme["card"]) >= 3 for colour in colours)
@@ -65,22 +60,6 @@ def test_a_look_that_comes_again_has_other_dashes():
     assert len({json.dumps(one) for one in dashes}) == 6 and dashes[0] == []
     assert "DASHES[(look + Math.floor(look / 6)) % 6]" in script
     assert len({(look % 6, (look + look // 6) % 6) for look in range(12)}) == 12
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["gdpo", "grpo"], [0, 1]),
-        (["grpo", "gdpo", "grpo_no_std"], [1, 0, 2]),
-        (["grpo", "grpo_no_std"], [0, 1]),
-        (["my_run"], [0]),
-    ],
-)
-def test_the_main_arm_is_the_solid_line(names, expected):
-    arms = [made_arm(name, {1: {"gdpo/a/mean": 0.5}}) for name in names]
-    assert looks(arms) == expected
-    chart = chart_named(arms, "a")
-    assert [line.look for line in chart.lines if line.kind != "each"] == expected
 
 
 def chart_named(arms, title):
@@ -134,7 +113,6 @@ def test_the_first_screen_has_rewards_and_one_of_the_training():
     first, more = sections([made_arm("gdpo", metrics)])
     assert [chart.title for chart in first.charts] == ["r0", "r1", "r2", "Gradient norm"]
     assert [chart.title for chart in more.charts] == ["r3", "r4", "Response length"]
-    assert more.flat == ["KL of one update"]
     # 0 is on every axis, so that noise stays small
     assert {chart.axis for chart in (*first.charts, *more.charts)} == {(0, 0)}
     ids = [chart.id for chart in (*first.charts, *more.charts)]
@@ -152,69 +130,6 @@ def test_fewer_than_five_runs_have_a_line_each_and_more_a_band():
     assert lines(5) == [("gdpo", "", [2.0]), ("gdpo", "low", [1.0]), ("gdpo", "high", [3.0])]
 
 
-# --- bounds --------------------------------------------------------------------------------------
-
-
-def with_bounds(run, source="made", rewards="null"):
-    config = run / "hydra" / ".hydra" / "config.yaml"
-    config.write_text(config.read_text().replace("rewards: null", f"rewards: {rewards}"))
-    for dump in (run / "rollouts").iterdir():
-        dump.write_text(dump.read_text().replace('"made"', f'"{source}"'))
-    return run
-
-
-def bounds_drawn(*folders):
-    arms = read_arms(folders)
-    charts = {name: chart_named(arms, name) for name in ("correctness", "format")}
-    return {name: None if chart.axis == (0, 0) else chart.axis for name, chart in charts.items()}
-
-
-def test_bounds_are_those_that_scorers_or_the_configuration_declare(tmp_path):
-    plain = make_run(tmp_path / "plain", steps=2)
-    assert bounds_drawn(plain) == {"correctness": None, "format": None}
-    ours = with_bounds(make_run(tmp_path / "ours", steps=2), source="rlla")
-    assert bounds_drawn(ours) == {"correctness": (-3, 3), "format": (0, 1)}
-    one = "{format: {weight: 1, bounds: [0, 2]}, correctness: 1}"
-    configured = with_bounds(make_run(tmp_path / "configured", steps=2), rewards=one)
-    assert bounds_drawn(configured) == {"correctness": None, "format": (0, 2)}
-    # a condition makes it 0 where it is not met
-    gated = (
-        "{format: {weight: 1, bounds: [1, 2], when: {reward: correctness, at_least: 1}}, "
-        "correctness: 1}"
-    )
-    conditional = with_bounds(make_run(tmp_path / "conditional", steps=2), rewards=gated)
-    assert bounds_drawn(conditional)["format"] == (0, 2)
-    # runs that differ: nothing is true of all lines
-    assert bounds_drawn(ours, configured) == {"correctness": None, "format": None}
-    refused = with_bounds(make_run(tmp_path / "refused", steps=2), rewards="{format: many}")
-    assert bounds_drawn(refused) == {"correctness": None, "format": None}
-
-
-def test_bounds_of_each_data_source(tmp_path):
-    run = with_bounds(make_run(tmp_path / "run", steps=2), source="rlla")
-    (dump,) = (run / "rollouts").iterdir()
-    dump.write_text(dump.read_text().replace('"rlla"', '"verl_gdpo/gsm8k"', 3))
-    found = bounds_of_run(run, read_config(run))
-    # `format_reward` and the like are verl's names for the same
-    assert {name: pair for name, pair in found.items() if "_reward" not in name} == {
-        "format": (0, 1),  # on which both agree, but not on correctness
-        "integer": (0, 1),
-        "correctness (rlla)": (-3, 3),
-        "format (rlla)": (0, 1),
-        **{f"{n} (verl_gdpo/gsm8k)": (0, 1) for n in ("format", "correctness", "integer")},
-    }
-
-
-def test_bounds_follow_the_options_of_the_scorer(tmp_path):
-    run = with_bounds(make_run(tmp_path / "run", steps=2), source="rlla")
-    config = run / "hydra" / ".hydra" / "config.yaml"
-    text = config.read_text()
-    expected = {"max_correctness: 1": (-1, 1), "granularity: unheard_of": None}
-    for option, correctness in expected.items():
-        config.write_text(text.replace("reward:\n", f"reward:\n  reward_kwargs: {{{option}}}\n"))
-        assert bounds_drawn(run)["correctness"] == correctness
-
-
 # --- thinning ------------------------------------------------------------------------------------
 
 
@@ -222,8 +137,8 @@ def test_bounds_follow_the_options_of_the_scorer(tmp_path):
     st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=400),
     st.integers(8, 60),
 )
-@example([0.0] * 20 + [math.nan] + [0.0] * 20, 8)  # chance alone would seldom try one gap
-def test_extremes_ends_and_gaps_survive_thinning(values, most):
+@example([math.nan] * 20 + [0.0] * 20, 8)
+def test_extremes_and_ends_survive_thinning(values, most):
     kept = thinned(values, most)
     assert kept == sorted({*kept}) and len(kept) <= most
     assert {0, len(values) - 1} <= {*kept}
@@ -231,26 +146,23 @@ def test_extremes_ends_and_gaps_survive_thinning(values, most):
     seen = [values[place] for place in kept if not math.isnan(values[place])]
     if there:
         assert (min(seen), max(seen)) == (min(there), max(there))
-    assert any(map(math.isnan, values)) == any(math.isnan(values[place]) for place in kept)
 
 
 def test_a_spike_of_one_step_stays_at_its_step():
     values = [0.3] * 5000
     values[4321] = 22_000.0
-    chart = Chart("m", "m", "", (0, 0), [Line("a", range(1, 5001), values)] * 300)
+    chart = Chart("m", "m", "", (0, 0), [Line("a", range(1, 5001), values)] * 2)
     [data] = as_data([chart])
     for line in data["lines"]:
-        assert len(line["x"]) <= max(POINTS // 300, FEWEST_POINTS)
+        assert len(line["x"]) <= POINTS
         assert dict(zip(line["x"], line["y"], strict=True))[4322] == 22_000
-    short = as_data([Chart("m", "m", "", (0, 0), [Line("a", range(5000), values)])])
-    assert len(short[0]["lines"][0]["x"]) == 5000  # a line alone keeps all
 
 
 def test_the_charts_of_ten_runs_of_5_000_steps_are_small():
     noise = [0.3 + 0.1 * math.sin(1.7 * step * step) for step in range(5000)]
     of_each = ("mean", "share", "correlation", "varies")
     keys = [f"gdpo/{reward}/{what}" for reward in "abc" for what in of_each]
-    keys += [*OF_TRAINING, "gdpo/tied_pairs_gdpo", "gdpo/tied_pairs_grpo"]
+    keys += OF_TRAINING
     runs = []
     for number in range(2):  # ten of two, which is the same to all that is made of them
         metrics = {step: dict.fromkeys(keys, noise[step]) for step in range(5000)}
@@ -258,9 +170,9 @@ def test_the_charts_of_ten_runs_of_5_000_steps_are_small():
         runs.append(Run(Path(f"run{number}"), metrics))
     arms = [RunsOfArm(f"run{number}", [runs[number % 2]]) for number in range(10)]
     data = as_data([chart for section in sections(arms) for chart in section.charts])
-    assert sum(len(chart["lines"]) for chart in data) == 10 * 26
+    assert sum(len(chart["lines"]) for chart in data) == 10 * 21
     # 2 MB less what the rest of a page has: uPlot, and texts of examples
-    assert len(json.dumps(data, separators=(",", ":"))) < 1_400_000
+    assert len(json.dumps(data, separators=(",", ":"))) < 1_900_000
     [norms] = [chart["lines"] for chart in data if chart["title"] == "Gradient norm"]
     for number, line in enumerate(norms):
         assert dict(zip(line["x"], line["y"], strict=True))[500 * (number % 2) + 7] == 900
@@ -278,8 +190,8 @@ def test_a_finding_leads_to_the_chart_of_its_metric_or_reward():
 
     assert about("gradient") == "actor/grad_norm"
     assert about("advantages") == "critic/advantages/max"
-    assert about("validation correct (a)") == "correct (a)"
-    assert about("wrong answers correct") == "correct"
+    assert about("collapse correct (a)") == "correct (a)"
+    assert about("constant correct") == "correct"
     assert about("no number", "actor/grad_norm is NaN or infinite") == "actor/grad_norm"
     assert about("entropy") == "correct"  # its metric is in no chart
     assert chart_of(Finding("gradient", "", 1, 2, ""), []) is None

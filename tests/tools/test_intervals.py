@@ -9,14 +9,14 @@ from omegaconf import OmegaConf
 from run_folder_writer import make_run
 from scipy import stats
 
-from verl_gdpo.run.start_table import ends
-from verl_gdpo.tools.report.arms import RunsOfArm, ends_apart, read_arms
+from verl_gdpo.run.folder import ends
 from verl_gdpo.tools.report.intervals import (
     CONFIDENCE,
     differences_of_arms,
     risk_of_each,
     table_of_differences,
 )
+from verl_gdpo.tools.report.runs import RunsOfArm, ends_apart, read_arms
 from verl_gdpo.tools.report.tables import results
 
 
@@ -27,10 +27,7 @@ def test_runs_that_differ_in_more_than_seeds_are_not_pooled(tmp_path):
     file = c / "hydra" / ".hydra" / "config.yaml"
     file.write_text(file.read_text().replace("train_batch_size: 4", "train_batch_size: 8"))
     arms = read_arms([a, b, c])
-    assert {arm.name: len(arm.runs) for arm in arms} == {
-        "gdpo 1 (data.train_batch_size=4)": 2,
-        "gdpo 2 (data.train_batch_size=8)": 1,
-    }
+    assert {arm.name: len(arm.runs) for arm in arms} == {"gdpo 1": 2, "gdpo 2": 1}
 
 
 def curve(*values, key="gdpo/format/mean"):

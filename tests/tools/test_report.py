@@ -13,15 +13,9 @@ from run_folder_writer import GROUPS, PROMPT, make_run, rollout_dump, write_metr
 
 from verl_gdpo.tools import summary
 from verl_gdpo.tools.report import main
-from verl_gdpo.tools.report.arms import (
-    RunsOfArm,
-    _told_apart,
-    is_of_one_run,
-    over_runs,
-    read_arms,
-)
 from verl_gdpo.tools.report.examples import ROLLOUTS_SHOWN, example_groups
 from verl_gdpo.tools.report.page import (
+    CHARACTERS,
     build_page,
     prompt_end,
     response_start,
@@ -29,8 +23,8 @@ from verl_gdpo.tools.report.page import (
     with_code,
     write,
 )
-from verl_gdpo.tools.report.runs import trailing_mean
-from verl_gdpo.tools.report.tables import differences, results, runs
+from verl_gdpo.tools.report.runs import is_of_one_run, over_runs, read_arms, trailing_mean
+from verl_gdpo.tools.report.tables import differences, results
 
 HOSTILE = "</pre><script>document.title='taken'</script><img src=x onerror=alert(1)>"
 
@@ -120,17 +114,16 @@ def test_metrics_that_are_no_number_are_a_gap_and_a_warning(tmp_path, capsys):
         line["data"]["actor/grad_norm"] = math.inf
     write_metrics(run, lines)
     said = [
-        "no finite number at step 3, 9: gdpo/format/mean, gdpo/format/energy",
-        "no finite number at step 0, 1, 2, 3, 4 and 5 more: actor/grad_norm",
+        "no finite number at 2 steps, first at 3: gdpo/format/mean, gdpo/format/energy",
+        "no finite number at 10 steps, first at 0: actor/grad_norm",
     ]
     assert main([str(run)]) == 0
     text = (run / "report" / "index.html").read_text()
     assert all(
         f"run: {said_of_it}. Lines leave it out." in parts_of(text).text for said_of_it in said
     )
-    for label in ("each step", "5-step mean"):
-        curve = data_of(text)["format"][label]
-        assert [step for step, value in curve.items() if value is None] == [3, 9]
+    curve = data_of(text)["format"]["gdpo"]
+    assert [step for step, value in curve.items() if value is None] == [3, 9]
     capsys.readouterr()
     assert summary.main([str(run)]) == 0
     out = capsys.readouterr().out
@@ -150,12 +143,6 @@ def test_runs_are_grouped_by_the_arm_of_their_configuration(tmp_path):
         ("grpo", ["a", "c"]),
         ("gdpo", ["b"]),
         ("d", ["d"]),
-    ]
-    assert runs(arms).rows == [
-        ("grpo", "a", "-", "4", "1", "4", "4", "data/tool_rl_policy", "made/train.parquet"),
-        ("grpo", "c", "-", "6", "2", "4", "4", "data/tool_rl_policy", "made/train.parquet"),
-        ("gdpo", "b", "-", "4", "1", "4", "4", "data/tool_rl_policy", "made/train.parquet"),
-        ("d", "d", "-", "4", "-", "-", "-", "-", "-"),
     ]
     assert results(arms).caption.startswith("Mean reward up to step 4, the last one")
 
@@ -191,7 +178,8 @@ def test_what_the_configurations_differ_in(tmp_path):
     text = "trainer: {n: '${data.seed}', default_local_dir: here}\n"
     config.write_text(config.read_text().replace("trainer: {n: '${data.seed}'}\n", text))
     # neither the seeds nor the folders
-    assert differences(read_arms([a, b, c])).rows == [("trainer.n", "not there", "${data.seed}")]
+    table = differences(read_arms([a, b, c]))
+    assert table.rows == [("trainer.n", "not there", "${data.seed}")]
     assert differences(read_arms([a, b])) is None
 
 
@@ -213,7 +201,7 @@ def test_which_settings_say_nothing_of_the_arm(key, expected):
 def test_an_example_of_each_kind(tmp_path):
     run = read_arms([make_run(tmp_path / "run", steps=4)])[0].runs[0]
     examples = {group.kind: group for group in example_groups(run)}
-    assert list(examples) == ["tied", "cancelled", "apart", "equal"]
+    assert list(examples) == ["tied", "apart"]
     tied = examples["tied"].rollouts
     # sums 1 1 2 1: mean 1.25, std .5; the first is the best one under GDPO
     assert [rollout.grpo for rollout in tied] == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-4)
@@ -222,11 +210,10 @@ def test_an_example_of_each_kind(tmp_path):
         assert [rollout.gdpo for rollout in group.rollouts] == pytest.approx(
             [rollout.logged for rollout in group.rollouts], abs=1e-6
         )
-    assert {rollout.gdpo for rollout in examples["cancelled"].rollouts} == {0.0}
     assert [dict(rollout.rewards) for rollout in examples["apart"].rollouts] == [
         {"correctness": c, "format": f} for c, f in GROUPS["agree"]
     ]
-    assert (examples["equal"].step, examples["equal"].prompt) == (4, PROMPT)
+    assert (examples["tied"].step, examples["tied"].prompt) == (4, PROMPT)
 
 
 def test_the_group_that_differs_most_is_that_of_all_steps_and_of_no_scale(tmp_path):
@@ -250,12 +237,7 @@ def test_a_kind_that_the_last_step_lacks_comes_from_an_earlier_one(tmp_path):
     same = {"equal": GROUPS["equal"]}
     (run / "rollouts" / "5.jsonl").write_text(rollout_dump(5, groups=same))
     examples = example_groups(read_arms([run])[0].runs[0])
-    assert [(group.kind, group.step) for group in examples] == [
-        ("tied", 4),
-        ("cancelled", 4),
-        ("apart", 4),
-        ("equal", 5),
-    ]
+    assert [(group.kind, group.step) for group in examples] == [("tied", 4), ("apart", 4)]
 
 
 def test_of_a_large_group_some_rollouts_are_shown(tmp_path):
@@ -277,9 +259,10 @@ def test_numbers_and_long_texts():
         "0.00",
         "0.00",
     ]
-    assert response_start("x" * 2600) == "x" * 2500 + " [100 more characters]"
+    long = "x" * CHARACTERS
+    assert response_start(f"{long}abc") == f"{long} [3 more characters]"
     assert response_start("short") == prompt_end("short") == "short"
-    assert prompt_end("abcdef", 2) == "[4 more characters before] ef"
+    assert prompt_end(f"abc{long}") == f"[3 more characters before] {long}"
 
 
 def test_the_page_escapes_what_a_model_wrote_and_needs_nothing_else(tmp_path, capsys):
@@ -313,21 +296,20 @@ def test_the_first_screen_in_its_order(tmp_path):
     write_metrics(run, lines)
     text = write(build_page([run, grpo]), tmp_path / "out").read_text()
     order = [
-        "<title>broken: gdpo, grpo</title>",
-        '<body class="broken">',
-        "<strong>broken:</strong> gdpo: the gradient norm is 2.2e+04; at the start it was 0.3</p>",
+        "<title>gdpo, grpo</title>",
+        '<body class="told">',
+        "gdpo: the gradient norm is 2.2e+04; at the start it was 0.3</p>",
         '<aside id="findings"',
-        "One run per arm: differences may be chance",
         '<figcaption><span class="strong">correctness</span>',
         '<figcaption><span class="strong">format</span>',
         ">Entropy</span>",
         ">Gradient norm</span>",
         '<aside id="advice"',
-        "gdpo, grpo:</span>",
+        "gdpo:</span>",
+        "grpo:</span>",
         '<section id="results">',
         "Which reward drives the update?",
         "Is a reward dead or saturated?",
-        "How much do the estimators tell apart?",
         "More of the training",
         '<section id="examples">',
         '<details id="made-of">',
@@ -361,35 +343,36 @@ def test_runs_that_the_report_refuses(tmp_path, capsys):
     run = make_run(tmp_path / "runs" / "one", steps=3)
     for folders, message in (
         ([tmp_path / "nowhere"], "no such file or folder; expected the folder of a run"),
-        ([tmp_path / "runs"], "the runs in it are one: name those"),
+        ([tmp_path / "runs"], "no metrics in it"),
         ([run, run], "named twice"),
     ):
         assert main([str(folder) for folder in folders]) == 1
         assert message in capsys.readouterr().err
-    for wrong in ([], ["--arm", "a=one,two", "--arm", "b=two"]):
-        with pytest.raises(SystemExit) as stopped:
-            main(wrong)
-        assert stopped.value.code == 2
-    assert "--arm: two is named twice" in capsys.readouterr().err
+    assert main(["--arm", f"a={run}", "--arm", f"b={run}"]) == 1
+    assert "named twice" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main([])
+    assert stopped.value.code == 2
 
 
 def test_arms_of_one_name_are_told_apart(tmp_path):
     """Two runs of one script, whose folders have the name of the experiment."""
-    runs = [make_run(tmp_path / arm / "exp", arm=arm, steps=3) for arm in ("gdpo", "grpo")]
-    arms = [RunsOfArm("exp", read_arms([run])[0].runs) for run in runs]
-    names = [arm.name for arm in _told_apart(arms)]
-    assert names == ["exp 1 (gdpo)", "exp 2 (grpo)"]
+    runs = [
+        make_run(tmp_path / name / "exp", steps=3, configuration=False) for name in ("one", "two")
+    ]
+    assert [arm.name for arm in read_arms(runs)] == ["exp 1", "exp 2"]
+    assert [arm.name for arm in read_arms(runs, arm_of={runs[0]: "exp"})] == ["exp 1", "exp 2"]
 
 
 def test_a_run_without_rollouts_or_own_metrics_still_has_a_page(tmp_path):
     write_metrics(tmp_path / "run", [{"step": 1, "data": {"gdpo/a/mean": 0.5}}])
     page = build_page([tmp_path / "run"])
     assert "no rollout dump" in page.examples["run"]
-    [why] = page.advice
+    why = page.advice["run"]
     text = write(page, tmp_path / "out").read_text()
     assert "no rollout dump" in why and text.count(why) == 2
     assert "train with trainer.test_freq=STEPS" in text
-    assert data_of(text) == {"a": {"each step": {1: 0.5}, "5-step mean": {1: 0.5}}}
+    assert data_of(text) == {"a": {"run": {1: 0.5}}}
 
 
 def test_commands_in_the_text_are_code_and_nothing_else_is_markup():

@@ -14,7 +14,7 @@ from oracle import gdpo
 from repository import REPO, tracked_files
 from run_folder_writer import make_run
 
-from verl_gdpo.tools.report.arms import read_arms
+from verl_gdpo.tools.report.runs import read_arms
 from workshop.figures import __main__ as make_figures
 from workshop.figures.collapse import distinct_groups
 from workshop.looks import LOOK

@@ -5,12 +5,12 @@ import math
 import pytest
 
 from workshop.findings import rates as module
-from workshop.findings.made_runs import HEALTHY, OVERFITTING, WRECKED, healthy_runs, wrecked_runs
+from workshop.findings.made_runs import HEALTHY, WRECKED, healthy_runs, wrecked_runs
 from workshop.findings.rates import NAMED, Rate, rates, table
 
 
 def test_a_seed_makes_one_run_and_another_makes_another():
-    one, again, other = (next(healthy_runs(range(seed, seed + 1), 60)) for seed in (1, 1, 13))
+    one, again, other = (next(healthy_runs(range(seed, seed + 1), 60)) for seed in (1, 1, 12))
     assert one.kind == other.kind == HEALTHY[1]
     assert str(one.rows) == str(again.rows) != str(other.rows)
 
@@ -29,9 +29,11 @@ def test_a_fault_is_there_from_its_onset_on():
 
 
 def test_a_restart_repeats_steps_and_loses_one():
-    run = next(run for run in healthy_runs(range(12), 60) if run.kind == "restarts")
-    steps = [step for step, _ in run.rows]
-    assert steps != sorted(steps) and {*steps} < {*range(1, 61)} and max(steps) == 60
+    runs = [run for run in healthy_runs(range(44), 60) if run.kind == "restarts"]
+    of_runs = [[step for step, _ in run.rows] for run in runs]
+    assert all(steps != sorted(steps) and max(steps) == 60 for steps in of_runs)
+    # the lost one may be one that is repeated
+    assert any({*steps} < {*range(1, 61)} for steps in of_runs)
 
 
 def test_rates_on_a_few_runs(monkeypatch):
@@ -39,8 +41,6 @@ def test_rates_on_a_few_runs(monkeypatch):
     found = {(rate.kind, rate.steps): rate for rate in rates(0, part=0.03)}
     assert found["healthy", "60"].runs == 15
     assert all(found[kind, "60"].found == found[kind, "60"].runs == 1 for kind in WRECKED)
-    falls = [f"a fall of {fall} on {rows} rows" for rows, fall in OVERFITTING.items()]
-    assert [found[fall, "all"].runs for fall in falls] == [3, 3, 3]
 
 
 @pytest.mark.parametrize(

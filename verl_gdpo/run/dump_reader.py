@@ -22,7 +22,7 @@ UID of padding begins with "pad" (`verl.trainer.ppo.padding_utils`). The legacy 
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,11 @@ DUMP_KEYS = (
     *("response_tokens", "trained_tokens", "rewards", "advantage", "is_padding"),
 )
 DUMPS_READ = 20  # of a run: reading all of a long one would take minutes
-LAST_DUMPS = 5  # of these, the last ones
 # a text within a line cannot hold it, as its quotation marks have a backslash
 SOURCE = re.compile(rb'"data_source": ("(?:[^"\\]|\\.)*")')
 WRITING = "verl is still writing it, or was stopped while writing"
-SUMMED = (
-    "verl wrote this dump without verl-gdpo, with one summed score for a rollout. Name the "
-    f"function that scores each reward: --scorer {HOW}"
-)
-NO_UID = (
-    "no `uid`, which says whose rollouts are of one prompt: two prompts may have the same text. "
-    "verl's legacy trainer writes none; its V1 trainer does (trainer.use_v1=True)"
-)
+SUMMED = f"one summed score a rollout; name the function of each reward: --scorer {HOW}"
+NO_UID = "no `uid`: verl's legacy trainer writes none, its V1 trainer does (trainer.use_v1=True)"
 
 
 def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -74,19 +67,14 @@ def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
         )
     whole = [path for path in files if _has_end(path)]
     if not whole:
-        raise ValueError(
-            f"{files[0]}: no dump here is complete. The last line has no end: {WRITING}"
-        )
+        raise ValueError(f"{files[0]}: no dump here is complete: {WRITING}")
     return whole, [path for path in files if path not in whole]
 
 
 def dumps_to_read(files: Sequence[Path]) -> list[Path]:
-    """At most `DUMPS_READ` dumps: the last ones, and the first and others at equal distances."""
-    if len(files) <= DUMPS_READ:
-        return [*files]
-    before, number = files[:-LAST_DUMPS], DUMPS_READ - LAST_DUMPS
-    places = [round(k * (len(before) - 1) / (number - 1)) for k in range(number)]
-    return [*(before[place] for place in places), *files[-LAST_DUMPS:]]
+    """At most `DUMPS_READ` dumps at equal distances, with the first and the last one."""
+    last, gaps = len(files) - 1, DUMPS_READ - 1
+    return [files[place] for place in sorted({round(k * last / gaps) for k in range(gaps + 1)})]
 
 
 def read_dump(
@@ -101,7 +89,15 @@ def read_dump(
     Raises:
         ValueError: a line is not JSON or no rollout, or cannot be scored.
     """
-    return list(_rows(path, scorer, with_texts))
+    rows = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = _row(json.loads(line), scorer)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error.__cause__
+            rows.append({k: v for k, v in row.items() if with_texts or k not in TEXTS})
+    return rows
 
 
 def read_texts(path: Path, numbers: set[int]) -> dict[int, dict[str, Any]]:
@@ -115,25 +111,8 @@ def read_texts(path: Path, numbers: set[int]) -> dict[int, dict[str, Any]]:
 def has_rewards(path: Path) -> bool:
     """Return whether verl-gdpo wrote each reward of a rollout into a dump."""
     with path.open(encoding="utf-8") as file:
-        try:
-            row = json.loads(next(file, ""))
-        except json.JSONDecodeError:
-            return True  # `read_dump` says what is wrong
-    return not isinstance(row, dict) or "rewards" in row or not {*VERL_KEYS} <= row.keys()
-
-
-def _rows(path: Path, scorer: Scorer | None, with_texts: bool) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                row = _row(json.loads(line), scorer)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not JSON: {error}") from None
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error.__cause__
-            for key in () if with_texts else TEXTS:
-                row.pop(key, None)
-            yield row
+        line = next(file, "")
+    return '"rewards":' in line or '"uid":' not in line  # `read_dump` says what is wrong
 
 
 def _row(row: Any, scorer: Scorer | None) -> dict[str, Any]:
@@ -147,10 +126,7 @@ def _row(row: Any, scorer: Scorer | None) -> dict[str, Any]:
         return _scored(row, scorer)
     absent = [key for key in DUMP_KEYS if not is_row or key not in row]
     if absent:
-        raise ValueError(
-            f"no {absent}; expected a dump of verl's V1 trainer "
-            "with verl-gdpo and the estimator or the reward manager gdpo"
-        )
+        raise ValueError(f"no {absent}; expected a dump of verl's V1 trainer with verl-gdpo")
     return {"batch": 0, **row}
 
 

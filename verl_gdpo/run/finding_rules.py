@@ -4,246 +4,234 @@ What happens to what they see is in `findings.py`.
 """
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
-from verl_gdpo.run.folder import SCORE, SCORE_IN_VALIDATION, TRAINING_KEY, VALIDATION_KEY
-from verl_gdpo.run.levels import Level, Validations
-from verl_gdpo.run.metric_limits import ADVANTAGES, LIMITS, LOWER
-from verl_gdpo.tasks import main_rewards
+from verl_gdpo.run.folder import SCORE
 
 HOLD = 5  # steps, for what is broken
 LONG = 20  # steps, for what a mini-batch of small runs shows by chance
+USUAL = 20  # values that make a usual level
+RECENT = 5  # values that make a present level
 CONSTANT = 0.01  # share of groups in which a reward still differs
 AT_BOUND = 0.9  # share of samples
-DRIVEN = 0.5  # share of the squared advantages
-LOWERED = -0.1  # correlation of a reward's contribution with the advantage
 COLLAPSED = 0.1  # of the way from the lowest reward of a sample to the best level of the run
 SURE_OF_COLLAPSE = 3.0  # standard deviations of a single step's mean
 
 
 class Symptom(NamedTuple):
-    """What a rule sees at one step; `what` and `advice` are templates for `numbers`."""
+    """What a rule sees at one step."""
 
     topic: str
     holds: bool
     what: str
     advice: str
-    numbers: Mapping[str, object]
-    hold: int = LONG
+    hold: int
 
 
-@dataclass
-class RunHistory:
-    """What the rules remember of a run; it does not grow with the steps."""
+class Level:
+    """What is usual for one metric of a run. It does not grow with the steps."""
 
-    levels: dict[str, Level] = field(default_factory=dict)
-    validations: dict[str, Validations] = field(default_factory=dict)
-    has_names: bool = False  # of rewards, so that their sum says nothing more
+    def __init__(self) -> None:
+        self.start = math.nan  # median of the first `USUAL` values
+        self.near: deque[float] = deque(maxlen=USUAL)  # the latest values that were not broken
+        self.window: deque[float] = deque(maxlen=USUAL + RECENT)
+        self.best, self.noise = -math.inf, 0.0  # the best mean of `USUAL` values, and their noise
+        self.recent = math.nan  # the mean of the `RECENT` values after them
+        self.low, self.high = math.inf, -math.inf  # of a single sample
 
-    def level(self, name: str) -> Level:
-        if name not in self.levels:
-            self.levels[name] = Level()
-        return self.levels[name]
+    def add(self, value: float) -> None:
+        self.window.append(value)
+        if len(self.window) == USUAL and math.isnan(self.start):
+            self.start = statistics.median(self.window)
 
+    @property
+    def usual(self) -> float:
+        return statistics.median(self.near) if len(self.near) == USUAL else math.nan
 
-@dataclass(frozen=True)
-class StepMetrics:
-    """The metrics of one step; `rewards` is {(reward, data source or ""): {statistic: value}}."""
-
-    number: int
-    values: Mapping[str, float]
-    rewards: Mapping[tuple[str, str], Mapping[str, float]]
-
-    @classmethod
-    def of(cls, number: int, values: Mapping[str, float]) -> "StepMetrics":
-        rewards: dict[tuple[str, str], dict[str, float]] = {}
-        for key, value in values.items():
-            if parts := _statistic(key):
-                rewards.setdefault(parts[:2], {})[parts[2]] = value
-        return cls(number, values, rewards)
-
-    def of_names(self) -> Iterator[tuple[str, Mapping[str, float]]]:
-        """Of each reward, without data sources and without the sum."""
-        return (
-            (reward, values)
-            for (reward, source), values in self.rewards.items()
-            if not source and reward != SCORE
-        )
+    def add_mean(self, value: float) -> None:
+        """Take the mean of a reward at a step."""
+        self.add(value)
+        if len(self.window) < USUAL + RECENT:
+            return
+        values = [*self.window]
+        before, self.recent = values[:USUAL], sum(values[USUAL:]) / RECENT
+        if (mean := sum(before) / USUAL) > self.best:
+            self.best = mean
+            squares = [(a - b) * (a - b) for a, b in pairwise(before)]
+            self.noise = math.sqrt(sum(squares) / len(squares) / 2)
 
 
-STATISTICS = {
-    *("mean", "min", "max", "varies", "at_high", "update_all_low", "correlation", "validation")
+class Limit(NamedTuple):
+    """When a metric of verl is broken, by its value and its level."""
+
+    topic: str
+    is_broken: Callable[[float, Level], bool]
+    what: str
+    advice: str
+
+
+LOWER = "Lower the learning rate, and go on from a checkpoint before these steps"
+ADVANTAGES = "critic/advantages"  # the larger of /min and /max
+LIMITS = {
+    "actor/grad_norm": Limit(
+        "gradient",
+        lambda value, of: value > 1000 or value > max(50 * of.start, 10),
+        "the gradient norm is {value:,.3g}; at the start it was {start:.2g}",
+        LOWER,
+    ),
+    "actor/entropy": Limit(
+        "entropy",
+        lambda value, of: value < min(0.02 * of.start, 1e-3),
+        "the entropy is {value:.2g}, so all samples of a prompt are nearly the same; at the start "
+        "it was {start:.2g}",
+        LOWER + ", or set actor.entropy_coeff",
+    ),
+    "actor/ppo_kl": Limit(
+        "update",
+        lambda value, of: value > 0.1 and value > 10 * of.usual,
+        "one update changes the policy by a KL of {value:.2g}; before, it was {usual:.2g}",
+        LOWER,
+    ),
+    "actor/kl_loss": Limit(
+        "reference",
+        lambda value, of: value > 0.1 and value > 10 * of.usual,
+        "the KL to the reference policy is {value:.2g}, after {usual:.2g}",
+        LOWER + ", or raise actor.kl_loss_coef",
+    ),
+    "actor/pg_clipfrac": Limit(
+        "clipped",
+        lambda value, of: value > max(5 * of.start, 0.5),
+        "{value:.0%} of the tokens are clipped, and train nothing; at the start {start:.0%} were",
+        LOWER,
+    ),
+    ADVANTAGES: Limit(
+        "advantages",
+        lambda value, of: value > 20 * of.start,
+        "|A| is up to {value:,.3g}; at the start it was up to {start:.2g}",
+        "Set algorithm.filter_groups.enable=True, or ++algorithm.gdpo.batch_norm=none with a "
+        "lower learning rate, and look at the rewards for outliers",
+    ),
+    "response_length/clip_ratio": Limit(
+        "length limit",
+        lambda value, of: value > 0.5 and of.start < 0.25,
+        "{value:.0%} of the responses are as long as the longest, so they are cut off or "
+        "all alike; at the start {start:.0%} were",
+        "Read some of them; raise data.max_response_length, or reward shorter answers",
+    ),
+    "response/aborted_ratio": Limit(
+        "aborted",
+        lambda value, _: value > 0.2,
+        "{value:.0%} of the responses are empty: their rollouts were aborted",
+        "Look in train.log for what the rollout servers said",
+    ),
 }
+
+Values = Mapping[str, float]  # of one step
+Rewards = Mapping[str, Values]  # {reward: {statistic: value}} of one step
+Levels = Mapping[str, Level]  # makes a level for a new name
+STATISTICS = {"mean", "min", "max", "varies", "at_high"}
+
+
+def rewards_of(values: Values) -> Rewards:
+    """Return the statistics of each reward; of their sum, `SCORE`, only if there is no other."""
+    rewards: dict[str, dict[str, float]] = {}
+    for key, value in values.items():
+        if parts := _statistic(key):
+            rewards.setdefault(parts[0], {})[parts[1]] = value
+    named = {name: of_one for name, of_one in rewards.items() if name != SCORE}
+    return named or rewards
 
 
 @lru_cache(maxsize=4096)
-def _statistic(key: str) -> tuple[str, str, str] | None:
-    """Return (reward, data source, statistic) of a metric."""
-    if match := TRAINING_KEY.fullmatch(key):
-        return match["reward"], match["source"], "mean"
-    if match := VALIDATION_KEY.fullmatch(key):
-        name = SCORE if match["reward"] == SCORE_IN_VALIDATION else match["reward"]
-        return name, match["source"], "validation"
+def _statistic(key: str) -> tuple[str, str] | None:
+    """Return (reward, statistic) of a metric."""
     prefix, _, rest = key.partition("/")
     reward, _, last = rest.rpartition("/")
-    if prefix == "gdpo" and reward and last in STATISTICS:
-        return reward, "", last
-    return (SCORE, "", last) if key in ("critic/score/mean", "critic/score/min") else None
+    is_of_reward = reward and (prefix == "gdpo" or (prefix, reward) == ("critic", SCORE))
+    return (reward, last) if is_of_reward and last in STATISTICS else None
 
 
-def broken_training(step: StepMetrics, history: RunHistory) -> Iterator[Symptom]:
+def broken_training(values: Values, _: Rewards, levels: Levels) -> Iterator[Symptom]:
     """A metric of verl that is far from what it was."""
     for name, limit in LIMITS.items():
-        value = step.values.get(name, math.nan)
+        value = values.get(name, math.nan)
         if name == ADVANTAGES:
-            value = max(abs(step.values.get(f"{name}/{end}", math.nan)) for end in ("min", "max"))
+            value = max(abs(values.get(f"{name}/{end}", math.nan)) for end in ("min", "max"))
         if not math.isfinite(value):
             continue
-        level = history.level(name)
+        level = levels[name]
         level.add(value)
         holds = limit.is_broken(value, level)
         if not holds:
             level.near.append(value)
-        numbers = {"value": value, "start": level.start, "usual": level.usual} if holds else {}
-        yield Symptom(limit.topic, holds, limit.what, limit.advice, numbers, HOLD)
+        what = limit.what.format(value=value, start=level.start, usual=level.usual) if holds else ""
+        yield Symptom(limit.topic, holds, what, limit.advice, HOLD)
 
 
-def no_numbers(step: StepMetrics, _: RunHistory) -> Iterator[Symptom]:
+def no_numbers(values: Values, rewards: Rewards, _: Levels) -> Iterator[Symptom]:
     """Rewards, gradients or losses that are NaN or infinite."""
     named = ("actor/grad_norm", "actor/entropy", "actor/pg_loss", "critic/score/mean")
-    means = [key for key in step.values if (parts := _statistic(key)) and parts[2] == "mean"]
-    looked_at = {name for name in (*named, *means) if name in step.values}
-    bad = sorted(name for name in looked_at if not math.isfinite(step.values[name]))
-    if looked_at:
-        numbers = {"names": ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if bad[3:] else "")}
+    means = [f"gdpo/{name}/mean" for name in rewards]
+    known = {name for name in (*named, *means) if name in values}
+    bad = sorted(name for name in known if not math.isfinite(values[name]))
+    if known:
         yield Symptom(
             "no number",
             bool(bad),
-            "{names} {is} NaN or infinite",
+            f"{', '.join(bad)} is NaN or infinite",
             "Look for the first such step in train.log, and go on from a checkpoint before it",
-            numbers,
             HOLD,
         )
 
 
-def collapsed_rewards(step: StepMetrics, history: RunHistory) -> Iterator[Symptom]:
+def collapsed_rewards(_: Values, rewards: Rewards, levels: Levels) -> Iterator[Symptom]:
     """A reward that falls from a good level to almost nothing."""
-    history.has_names |= any("mean" in values for _, values in step.of_names())
-    of_sources = {reward for reward, source in step.rewards if source}
-    for (reward, source), values in step.rewards.items():
-        if "mean" not in values or (reward == SCORE and history.has_names):
+    for name, of_one in rewards.items():
+        if "mean" not in of_one:
             continue
-        level = history.level(f"{reward} {source}")
-        if math.isfinite(values["mean"]):
-            level.add_mean(values["mean"])
-        of_all = step.rewards.get((reward, ""), {})
-        level.low = min(level.low, of_all.get("min", math.inf))
-        level.high = max(level.high, of_all.get("max", -math.inf))
-        if not source and reward in of_sources:
-            continue  # told of each data source
-        fallen = level.best - level.recent
+        level = levels[name]
+        if math.isfinite(of_one["mean"]):
+            level.add_mean(of_one["mean"])
+        level.low = min(level.low, of_one.get("min", math.inf))
+        level.high = max(level.high, of_one.get("max", -math.inf))
         height = level.best - (level.low if math.isfinite(level.low) else 0.0)
-        is_sure = fallen > SURE_OF_COLLAPSE * level.noise and height > 0
-        holds = is_sure and fallen > (1 - COLLAPSED) * height
-        name = f"{reward} ({source})" if source else reward
+        fallen = level.best - level.recent
+        is_sure = height > 0 and fallen > SURE_OF_COLLAPSE * level.noise
         yield Symptom(
             f"collapse {name}",
-            holds,
-            "{name} {is} {now:.3g}, and was {best:.3g}: almost all of it {is} lost",
+            is_sure and fallen > (1 - COLLAPSED) * height,
+            f"{name} is {level.recent:.3g}, and was {level.best:.3g}: almost all of it is lost",
             LOWER,
-            {"name": name, "now": level.recent, "best": level.best},
             1,
         )
 
 
-def constant_rewards(step: StepMetrics, history: RunHistory) -> Iterator[Symptom]:
+def constant_rewards(_: Values, rewards: Rewards, levels: Levels) -> Iterator[Symptom]:
     """A reward that is the same in all groups, and is not reached."""
-    for name, values in step.of_names():
-        if "varies" not in values:
+    for name, of_one in rewards.items():
+        if "varies" not in of_one:
             continue
-        level, mean = history.level(f"{name} "), values.get("mean", math.nan)
+        level, mean = levels[name], of_one.get("mean", math.nan)
         top = level.low + AT_BOUND * (level.high - level.low)
-        at_high = values.get("at_high", float(mean > (top if level.high > level.low else 0)))
+        at_high = of_one.get("at_high", float(mean > (top if level.high > level.low else 0)))
         yield Symptom(
             f"constant {name}",
-            values["varies"] < CONSTANT and at_high < AT_BOUND,
-            "{name} {is} {mean:.3g} and does not differ in any group: it trains nothing",
+            of_one["varies"] < CONSTANT and at_high < AT_BOUND,
+            f"{name} is {mean:.3g} and does not differ in any group: it trains nothing",
             "If no sample is good enough, use easier prompts, a supervised start, a finer reward, "
             "or more samples of a prompt. Otherwise look at its scorer",
-            {"name": name, "mean": mean},
+            LONG,
         )
 
 
-def wrong_answers(step: StepMetrics, _: RunHistory) -> Iterator[Symptom]:
-    """Groups without any right answer drive the update: the rewards beside the main one do."""
-    for name, values in step.of_names():
-        if name in main_rewards() and {"update_all_low", "varies"} <= values.keys():
-            share = values["update_all_low"]
-            yield Symptom(
-                f"wrong answers {name}",
-                share > DRIVEN and values["varies"] >= CONSTANT,
-                "{share:.0%} of the update {come} from groups in which no sample has more than "
-                "the lowest {name}: the other rewards drive it",
-                "Set algorithm.filter_groups.enable=True with metric={name}, let the other "
-                "rewards count only where {name} is met, or use easier prompts",
-                {"share": share, "name": name},
-            )
-
-
-def lowered_rewards(step: StepMetrics, history: RunHistory) -> Iterator[Symptom]:
-    """A reward that is below its best, while the advantage opposes it."""
-    for name, values in step.of_names():
-        if "correlation" in values:
-            level = history.level(f"{name} ")
-            fallen = level.best - level.recent > SURE_OF_COLLAPSE * level.noise
-            yield Symptom(
-                f"lowered {name}",
-                values["correlation"] < LOWERED and fallen,
-                "training lowers {name}, from {best:.3g} to {now:.3g}: its part of the advantage "
-                "has the correlation {value:.2f} with the whole",
-                "The other rewards oppose it; raise its weight, or give them a condition",
-                {
-                    "name": name,
-                    "best": level.best,
-                    "now": level.recent,
-                    "value": values["correlation"],
-                },
-            )
-
-
-def falling_validation(step: StepMetrics, history: RunHistory) -> Iterator[Symptom]:
-    """Validation that falls while training does not: the training rows are learned by heart."""
-    for (reward, source), values in step.rewards.items():
-        levels = (history.levels.get(f"{reward} {one}") for one in (source, ""))
-        trained = next(filter(None, levels), None)
-        if "validation" not in values or trained is None:
-            continue
-        name = f"{reward} ({source})"
-        known = history.validations.setdefault(name, Validations())
-        known.add(step.number, values["validation"], trained)
-        begin, sure = known.fall()
-        rise = known.rise_of_training(begin)
-        yield Symptom(
-            f"validation {name}",
-            rise > -2 and sure > known.sure_enough(rise),
-            "validation of {name} {fall} from {best:.3f} to {now:.3f} since step {since}, while "
-            "training goes from {before:.3f} to {after:.3f}",
-            "The policy may learn the training rows by heart; the checkpoint of step {since} may "
-            "be the best one",
-            known.numbers(begin) | {"name": name},
-            2,
-        )
-
-
-RULES: tuple[Callable[[StepMetrics, RunHistory], Iterator[Symptom]], ...] = (
+RULES: tuple[Callable[[Values, Rewards, Levels], Iterator[Symptom]], ...] = (
     no_numbers,
     broken_training,
     collapsed_rewards,
-    falling_validation,
     constant_rewards,
-    wrong_answers,
-    lowered_rewards,
 )

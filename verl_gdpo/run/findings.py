@@ -1,19 +1,17 @@
 """Says what a person should know about a run, from its metrics alone.
 
 The rules look at one step after the other, and keep a bounded memory, so that a step costs the same
-at the end of a long run as at its start. What they look for has to hold for some steps in a metrics
+at the end of a long run as at its start. What they look for has to hold for some steps in a row
 before it is told, and counts as one streak until it has failed for as many. docs/tools.md lists
 the rules, and docs/metrics.md says how often they are right (`python -m workshop.findings`).
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from verl_gdpo.run.finding_rules import RULES, RunHistory, StepMetrics, Symptom
+from verl_gdpo.run.finding_rules import RULES, Level, Symptom, rewards_of
 from verl_gdpo.run.folder import Metrics
-
-NOW = {"is": "is", "are": "are", "come": "come", "fall": "falls"}
-PAST = {"is": "was", "are": "were", "come": "came", "fall": "fell"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Finding:
 class Streak:
     """The latest streak of steps in which a condition holds.
 
-    It begins with `hold` steps in a metrics, and ends before `hold` steps in a metrics without it.
+    It begins with `hold` steps in a row, and ends before `hold` steps in a row without it.
     """
 
     hold: int
@@ -69,24 +67,22 @@ class Streak:
     def finding(self) -> Finding | None:
         if self.steps is None or self.symptom is None:
             return None
-        is_over = self.begun is None
-        words = {**(PAST if is_over else NOW), **self.symptom.numbers}
-        what, advice = (text.format_map(words) for text in (self.symptom.what, self.symptom.advice))
-        return Finding(self.symptom.topic, what, *self.steps, advice, is_over)
+        one = self.symptom
+        return Finding(one.topic, one.what, *self.steps, one.advice, self.begun is None)
 
 
 class FindingTracker:
     """Takes the steps of a run in their order, and says what they show up to now."""
 
     def __init__(self) -> None:
-        self.history = RunHistory()
+        self.levels: defaultdict[str, Level] = defaultdict(Level)
         self.streaks: dict[str, Streak] = {}
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Take one step. Its validation may follow as another call for the same step."""
-        metrics = StepMetrics.of(step, values)
+        rewards = rewards_of(values)
         for rule in RULES:
-            for symptom in rule(metrics, self.history):
+            for symptom in rule(values, rewards, self.levels):
                 self.streaks.setdefault(symptom.topic, Streak(symptom.hold)).add(step, symptom)
 
     def findings(self) -> list[Finding]:

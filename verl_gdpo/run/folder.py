@@ -22,6 +22,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from verl_gdpo.run.checkpoints import STARTS, manifests_in
-from verl_gdpo.run.starts import COMPOSED, starts_of
+from verl_gdpo.run.starts import COMPOSED
 from verl_gdpo.terminal import printable
 
 # `val-aux/<data source>/<reward>/mean@<samples>`; verl uses val-core for a reward named acc
@@ -44,8 +45,8 @@ SCORE, SCORE_KEY, SCORE_IN_VALIDATION = "score", "critic/score/mean", "reward"
 TRAINING_KEY = re.compile(r"gdpo/(?P<reward>.+?)/mean/(?P<source>.+)")
 
 RECIPES = "verl-gdpo"  # `recipes` of recipes/train.yaml
-GAPS_SHOWN = 5  # a message lists at most this many steps
-PROBLEMS_SHOWN = 10  # lines that cannot be read
+ENDS = ("first step", "last step", "validation before", "after")
+NOTHING = "-"
 
 Metrics = Mapping[int, Mapping[str, float]]
 Curve = TypeVar("Curve", bound=Mapping[int, float])
@@ -124,17 +125,13 @@ class MetricsReader:
 def read_metrics(run: Path) -> Metrics:
     """Return {step: {name: value}} over all starts of a run; a later start wins.
 
-    Lines that cannot be read are left out, with a warning on stderr.
-
-    Args:
-        run: the folder of a run, or a file of verl's file logger.
+    Lines that cannot be read are left out, with one warning.
     """
     reader = MetricsReader(run)
     metrics = merged(reader.new())
-    for problem in reader.problems[:PROBLEMS_SHOWN]:
-        print(f"WARNING: {printable(problem)}", file=sys.stderr)
-    if more := len(reader.problems[PROBLEMS_SHOWN:]):
-        print(f"WARNING: {more} more lines of {run} left out", file=sys.stderr)
+    if problems := reader.problems:
+        text = printable(problems[0])
+        print(f"WARNING: {len(problems)} lines of {run} left out; {text}", file=sys.stderr)
     return metrics
 
 
@@ -174,17 +171,9 @@ def gaps(metrics: Metrics) -> list[str]:
     for name, steps in steps_of.items():
         names_of.setdefault(tuple(steps), []).append(name)
     return [
-        f"no finite number at step {', '.join(map(str, steps[:GAPS_SHOWN]))}"
-        + (f" and {len(steps) - GAPS_SHOWN} more" if len(steps) > GAPS_SHOWN else "")
-        + f": {', '.join(names)}"
+        f"no finite number at {len(steps)} steps, first at {steps[0]}: {', '.join(names)}"
         for steps, names in names_of.items()
     ]
-
-
-def read_versions(run: Path) -> dict[str, str]:
-    """Return {package: version} of the last start; it is empty if nothing recorded them."""
-    recorded = starts_of(run)
-    return dict(recorded[-1].start.versions) if recorded else {}
 
 
 def config_of_run(folder: Path) -> Path | None:
@@ -221,16 +210,8 @@ def load_config(path: Path) -> Any:
         raise ValueError(f"{path}: {error}") from None
     block = OmegaConf.select(config, "algorithm") if OmegaConf.is_dict(config) else None
     if not OmegaConf.is_dict(block):
-        raise ValueError(
-            f"{path}: no `algorithm` block; expected verl's configuration, such as "
-            ".hydra/config.yaml in the folder outputs/DATE/TIME that Hydra makes"
-        )
+        raise ValueError(f"{path}: no `algorithm` block; expected .hydra/config.yaml of Hydra")
     return config
-
-
-def curve(metrics: Metrics, key: str) -> dict[int, float]:
-    """Return {step: value} of one metric; it is empty if no step has the metric."""
-    return {step: values[key] for step, values in metrics.items() if key in values}
 
 
 def curves(metrics: Metrics) -> dict[str, dict[int, float]]:
@@ -258,9 +239,8 @@ def training_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
     matches = ((TRAINING_KEY.fullmatch(key), curve) for key, curve in all_curves.items())
     rewards = {f"{match['reward']} ({match['source']})": curve for match, curve in matches if match}
     rewards = rewards or of_each_reward(all_curves, "mean")
-    if not rewards and (score := curve(metrics, SCORE_KEY)):
-        rewards = {SCORE: score}
-    return rewards
+    score = {SCORE: all_curves[SCORE_KEY]} if SCORE_KEY in all_curves else {}
+    return rewards or score
 
 
 def validation_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
@@ -277,3 +257,38 @@ def validation_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
             rewards.setdefault((name, match["source"]), {}).update(steps)
     alone = len({source for _, source in rewards}) == 1
     return {r if alone else f"{r} ({source})": steps for (r, source), steps in rewards.items()}
+
+
+@dataclass(frozen=True)
+class EndValue:
+    """A value of a reward, and its step where that is not the one that the name says."""
+
+    value: float
+    other_step: int | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.other_step is None else f" (step {self.other_step})"
+        return f"{self.value:.3f}{place}"
+
+
+def ends(metrics: Metrics) -> dict[str, dict[str, EndValue]]:
+    """{reward: {one of `ENDS`: its value}}, without those that were not measured.
+
+    A validation is before the training if it is of step 0, as verl counts, and after it otherwise.
+    """
+    training, validation = training_rewards(metrics), validation_rewards(metrics)
+    last = max((step for curve in training.values() for step in curve), default=0)
+    values: dict[str, dict[str, EndValue]] = {name: {} for name in (*training, *validation)}
+    for name, curve in training.items():
+        values[name]["first step"] = _end(curve, min(curve), named=1)
+        values[name]["last step"] = _end(curve, max(curve), named=last)
+    for name, curve in validation.items():
+        if 0 in curve:
+            values[name]["validation before"] = EndValue(curve[0])
+        if later := [step for step in curve if step > 0]:
+            values[name]["after"] = _end(curve, max(later), named=max(last, *later))
+    return values
+
+
+def _end(curve: Mapping[int, float], step: int, named: int) -> EndValue:
+    return EndValue(curve[step], None if step == named else step)

@@ -5,7 +5,6 @@ so the rewards behind that number can be had again.
 """
 
 import asyncio
-import functools
 import importlib
 import inspect
 import runpy
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.algorithm.samples import is_number
-from verl_gdpo.tasks import TASKS, options_of
+from verl_gdpo.tasks import TASKS
 
 HOW = "FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task of `verl-gdpo data`"
 
@@ -30,22 +29,15 @@ class Scorer:
     data_source: str | None = None  # of rows that do not say theirs
 
     @classmethod
-    def of(cls, name: str, data_source: str | None = None, **options: Any) -> "Scorer":
+    def of(cls, name: str, data_source: str | None = None) -> "Scorer":
         """Return the scorer that `name` stands for; see `HOW`.
 
-        Args:
-            options: keyword arguments of a task's scorer.
-
         Raises:
-            ValueError: there is no such task, module or function, or it takes no such option.
+            ValueError: there is no such task, module or function.
         """
-        taken = options_of(TASKS[name]) if name in TASKS else []
-        if unknown := {*options} - {*taken}:
-            raise ValueError(f"--scorer {name}: takes {taken}, but not {sorted(unknown)}")
         if name in TASKS:
             task = TASKS[name]
-            score = functools.partial(task.score, **options)
-            return cls(name, score, True, data_source or task.data_sources[0])
+            return cls(name, task.score, True, data_source or task.data_sources[0])
         where, colon, function = name.rpartition(":")
         if not colon:
             raise ValueError(f"--scorer {name}: expected {HOW} ({', '.join(TASKS)})")
@@ -66,49 +58,35 @@ class Scorer:
             ValueError: the function raised, or returned neither a number nor {name: reward}.
         """
         length = row.get("response_tokens")
-        if self.is_task and length is None and "length" in TASKS[self.name].bounds():
-            raise ValueError(
-                f"--scorer {self.name}: its reward 'length' counts tokens, and a dump of verl "
-                "without verl-gdpo does not say how many a response has"
-            )
         try:
             if self.is_task:
                 result = self.function(
                     row["output"], row["gts"], response_tokens=length, step=row.get("step")
                 )
             else:
-                extra_info = {} if length is None else {"response_tokens": length}
                 result = self.function(
                     data_source=source,
                     solution_str=row["output"],
                     ground_truth=row["gts"],
-                    extra_info=extra_info,
+                    extra_info={} if length is None else {"response_tokens": length},
                 )
             if inspect.iscoroutine(result):
                 result = asyncio.run(result)
         except Exception as error:
-            raised = f"--scorer {self.name} raised {type(error).__name__}: {error}"
-            raise ValueError(f"{raised}. {_what_a_dump_has(source, length)}") from error
+            raise ValueError(
+                f"--scorer {self.name} raised {type(error).__name__}: {error}. A dump gives it the "
+                f"response, the ground truth, data_source={source!r} (--data-source NAME), and in "
+                f"extra_info response_tokens={length}; it cannot have more"
+            ) from error
         if is_number(result):
             return {"acc": float(result)}
         if not isinstance(result, Mapping):
             raise ValueError(
-                f"--scorer {self.name} returned {result!r:.200}; expected a number or "
-                "{name: reward}"
+                f"--scorer {self.name} returned {result!r:.200}; expected a number or rewards"
             )
         named = dict(result)
         only_score = not any(is_number(v) for k, v in named.items() if k != "score")
         return {"acc": named["score"], **named} if only_score and "score" in named else named
-
-
-def _what_a_dump_has(source: str | None, length: int | None) -> str:
-    """What a scorer may rely on, for one that wanted more."""
-    known = "nothing" if length is None else "response_tokens alone"
-    hint = "" if source else "; --data-source NAME gives it one"
-    return (
-        f"A dump gives it the response, the ground truth (gts), data_source={source!r}{hint}, and "
-        f"in extra_info {known}: a scorer that needs more cannot score a dump again"
-    )
 
 
 def _names_in(where: str) -> dict[str, Any]:
@@ -119,7 +97,6 @@ def _names_in(where: str) -> dict[str, Any]:
     try:
         return runpy.run_path(where) if is_file else vars(importlib.import_module(where))
     except Exception as error:
-        hint = f"; for a file write {where}.py:FUNCTION" if Path(f"{where}.py").exists() else ""
         raise ValueError(
-            f"--scorer {where}: cannot be imported: {type(error).__name__}: {error}{hint}"
+            f"--scorer {where}: cannot be imported: {type(error).__name__}: {error}; expected {HOW}"
         ) from error

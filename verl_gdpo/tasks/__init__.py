@@ -99,11 +99,6 @@ def _add(what: str, tasks: Tasks, key: str, task: Task) -> None:
         )
 
 
-def main_rewards() -> set[str]:
-    """Return the rewards that say whether an answer is right."""
-    return {*VERL_REWARD_NAMES, *(task.main_reward for task in TASKS.values())}
-
-
 def belongs_elsewhere(name: str, data_source: str) -> bool:
     """Return whether rows of another task may have the reward `name`, which a row here lacks."""
     own = TASK_BY_SOURCE.get(data_source)

@@ -60,7 +60,7 @@ class Task:
     missing: `missing(**options)` returns what this machine cannot give to `score`, for `check` to
         say. It raises OSError where the machine cannot score at all.
     programs: see `Programs`; None for a scorer that runs none.
-    main_reward: the reward that says whether an answer is right, for the findings about a run.
+    main_reward: the reward that says whether an answer is right, which `evaluate` shows first.
     rows: the module whose `SOURCES` (`preparation/sources.py`) says where rows come from. Only data
         preparation imports it. Without one, they are files of questions and answers.
     evaluation: see `Evaluation`.

@@ -10,15 +10,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 
 from verl_gdpo.run.checkpoints import newest_checkpoint
 from verl_gdpo.run.findings import findings
-from verl_gdpo.run.folder import Metrics, gaps
-from verl_gdpo.run.start_table import ENDS, NOTHING, STARTS, ends, history
+from verl_gdpo.run.folder import ENDS, NOTHING, Metrics, MetricsReader, ends, gaps
+from verl_gdpo.run.starts import RecordedStart, starts_of
 from verl_gdpo.run.tracker_logs import EXPECTED, Logged, read_logged
 from verl_gdpo.terminal import needs_extra, printable, render
 
 HEADER = ("reward", *ENDS)
+STARTS = ("start", "time", "from step", "to step", "end", "changed")
+END_CHARACTERS = 80  # Ray's messages have hundreds
 HAS_FINDING = 3  # exit code
 
 
@@ -90,7 +93,7 @@ def as_text(source: str) -> int:
         if not is_ours:
             _print_inputs(logged, folder)
         print(f"{'curves':<14} verl-gdpo report {source}")
-    if starts := history(folder):
+    if starts := [_start_row(folder, recorded) for recorded in starts_of(folder)]:
         *columns, what = STARTS
         print(f"\n{render(columns, [row[:-1] for row in starts])}")
         for number, *_, changed in starts:
@@ -100,6 +103,24 @@ def as_text(source: str) -> int:
     for label, path in parts.items() if is_ours else ():
         print(f"{label:<14} {path if path and path.exists() else 'none'}")
     return 0
+
+
+def _start_row(run: Path, recorded: RecordedStart) -> tuple[str, ...]:
+    start = recorded.start
+    # wherever the run's folder is now
+    file = run / "metrics" / Path(start.metrics).name
+    steps = [step for step, _ in MetricsReader(file).new()] if file.is_file() else []
+    changes = [
+        f"{key}: {before} -> {after} ({verdict})"
+        for key, (before, after, verdict) in start.changes.items()
+    ]
+    return (
+        *(str(recorded.number), start.time[:16].replace("T", " "), str(start.step)),
+        str(max(steps, default=NOTHING)),
+        # all of it stays in the start's end.yaml
+        shorten(str(recorded.end.get("why", "not recorded")), END_CHARACTERS, placeholder=" ..."),
+        "; ".join([*changes, *start.warnings]) or NOTHING,
+    )
 
 
 def _print_metrics(logged: Logged) -> None:

@@ -20,8 +20,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.run.folder import training_rewards, validation_rewards
-from verl_gdpo.tools.report.arms import read_arms
-from verl_gdpo.tools.report.runs import SMOOTHED_STEPS, Run, trailing_mean
+from verl_gdpo.tools.report.runs import SMOOTHED_STEPS, Run, read_arms, trailing_mean
 from workshop.figures import collapse, screens
 from workshop.looks import LOOK, style
 
@@ -95,8 +94,6 @@ def curves(run: Run) -> Figure:
         for axes, (name, steps) in zip(columns, trained.items(), strict=True):
             _draw_reward(axes, steps, tested.get(name, {}))
             axes.set_title(name, loc="left", fontweight="bold")
-            if name in run.bounds:
-                axes.set_ylim(*_with_room(*run.bounds[name]))
         columns[0].legend(frameon=False, loc="lower right")
         figure.suptitle(f"Rewards over {run.last_step} training steps of {run.arm}")
     return figure
@@ -111,10 +108,6 @@ def _draw_reward(axes: Axes, trained: Any, tested: Any) -> None:
     axes.plot([*tested], [*tested.values()], "o", color=colour, label="validation", **hollow)
     axes.set(xlabel="training step", ylabel="mean reward (higher is better)")
     axes.grid(color=LOOK.quiet, linewidth=0.6, alpha=0.6)
-
-
-def _with_room(low: float, high: float) -> tuple[float, float]:
-    return low - 0.05 * (high - low), high + 0.05 * (high - low)
 
 
 def draw_runs(gdpo: Path, grpo: Path) -> None:

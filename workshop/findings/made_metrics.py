@@ -14,7 +14,6 @@ from scipy.special import betaln
 Floats = npt.NDArray[np.float64]
 Columns = dict[str, Floats]  # NaN stands for null in the log, ABSENT for a step without the metric
 ABSENT = np.inf
-VALIDATIONS = {60: 30, 500: 50, 5000: 100}  # of a run that overfits; others have fewer too
 
 
 class Maker:
@@ -26,17 +25,10 @@ class Maker:
         steps: int,
         kind: str,
         highest: float | None = None,
-        sizes: tuple[int, ...] = (50, 200, 500, 2000),
-        validations: int | None = None,
     ) -> None:
         self.rng, self.steps, self.kind = rng, steps, kind
         self.groups, self.samples = int(rng.choice([32, 128, 512])), int(rng.choice([4, 8, 16]))
         self.rates = [self._rate(highest), self._rate(None)]
-        self.rows = int(rng.choice(sizes))
-        self.validations = validations or int(rng.choice([6, 12, VALIDATIONS[steps]]))
-        self.validated = self.rates[0]
-        if kind == "plateau":
-            self.validated = np.minimum(self.rates[0], np.quantile(self.rates[0], 0.4))
         self.names = ("correctness", "format")
 
     def _uniform(self, low: float, high: float) -> float:
@@ -74,7 +66,7 @@ class Maker:
             found |= self._of_batch(found)
             if self.kind == "sources":
                 found |= self._of_sources()
-        return found | self._of_validation("reward" if plain else "correctness")
+        return found
 
     def _means(self, rate: Floats, samples: int) -> Floats:
         """Samples of a group resemble each other: up to 1.3 times the noise of a binomial."""
@@ -182,21 +174,4 @@ class Maker:
             for name, rate in zip(self.names, self.rates, strict=True):
                 own = np.clip(rate * self._uniform(0.5, 1.0), 0, 1)
                 found[f"gdpo/{name}/mean/{source}"] = self._means(own, samples)
-        return found
-
-    def _of_validation(self, name: str) -> Columns:
-        """Validation scores the same rows each time, so a part of its noise stays the same."""
-        sources = "abcde"[: int(self.rng.integers(2, 6))] if self.kind == "sources" else ("made",)
-        every = max(1, self.steps // self.validations)
-        measured = (np.arange(1, self.steps + 1) % every == 0) | (np.arange(self.steps) == 0)
-        found = {}
-        for source in sources:
-            changes = self._uniform(0.5, 1.0)  # the part of the variance that is new each time
-            level = np.clip(self.validated * self._uniform(0.8, 1.0), 0.001, 0.999)
-            sd = np.sqrt(level * (1 - level) / self.rows)
-            once = self.rng.normal(0, np.sqrt(1 - changes))
-            each = self.rng.normal(0, np.sqrt(changes), self.steps)
-            values = np.round(np.clip(level + sd * (once + each), 0, 1) * self.rows) / self.rows
-            key = f"val-{'core' if name == 'reward' else 'aux'}/{source}/{name}/mean@1"
-            found[key] = np.where(measured, values, ABSENT)
         return found

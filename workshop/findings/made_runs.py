@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workshop.findings.made_metrics import ABSENT, VALIDATIONS, Columns, Maker
+from workshop.findings.made_metrics import ABSENT, Columns, Maker
 
 HEALTHY = (
     "flat",
     "learning",
-    "plateau",  # of validation alone: training goes on to rise
     "saturated",
     "curriculum",  # harder prompts take up to half of the reward away at once
     "weight schedule",  # a reward ends
@@ -35,7 +34,6 @@ WRECKED = (
     "correctness .62 to .016 at once",
     "correctness .62 to .016 slowly",
 )
-OVERFITTING = {200: 0.10, 500: 0.06, 2000: 0.03}  # {rows of validation: how far it falls}
 LENGTHS = (60, 500, 5000)
 
 
@@ -72,31 +70,6 @@ def wrecked_runs(seeds: range, steps: int) -> Iterator[MadeRun]:
             begin = int(rng.integers(max(20, steps // 4), 3 * steps // 4))
             onset = _break(kind, columns, run, begin)
             yield MadeRun(kind, steps, seed, _rows(columns), begin + 1, onset)
-
-
-def overfitting_runs(seeds: range, steps: int) -> Iterator[MadeRun]:
-    """Validation rises for a third of the run and falls evenly after it, while training rises."""
-    for seed in seeds:
-        for rows, fall in OVERFITTING.items():
-            rng = np.random.default_rng([3, steps, seed, rows])
-            run = Maker(rng, steps, "learning", sizes=(rows,), validations=VALIDATIONS[steps])
-            peak = steps // 3
-            run.validated = run.rates[0][peak] - fall * np.clip(
-                (np.arange(steps) - peak) / (steps - 1 - peak), 0, 1
-            )
-            run.validated[:peak] = run.rates[0][:peak]
-            columns = run.columns(plain=bool(rng.random() < 1 / 3))
-            yield MadeRun(
-                f"a fall of {fall} on {rows} rows", steps, seed, _rows(columns), peak, peak
-            )
-
-
-def flat_validations(seeds: range, steps: int) -> Iterator[MadeRun]:
-    """As many validations of 500 rows as in the runs that overfit, in a run that stays as it is."""
-    for seed in seeds:
-        rng = np.random.default_rng([4, steps, seed])
-        run = Maker(rng, steps, "flat", sizes=(500,), validations=VALIDATIONS[steps])
-        yield MadeRun("flat, many validations", steps, seed, _rows(run.columns(plain=False)))
 
 
 def _break(kind: str, columns: Columns, run: Maker, begin: int) -> int:

@@ -12,9 +12,7 @@ from verl_gdpo.terminal import render
 from workshop.findings.made_runs import (
     LENGTHS,
     MadeRun,
-    flat_validations,
     healthy_runs,
-    overfitting_runs,
     wrecked_runs,
 )
 
@@ -22,8 +20,6 @@ WITHIN = 10  # steps after its onset in which a fault has to be found
 HELD_OUT = 20_000  # seeds from here on; the rules were tuned on those below
 SIZES = {60: 504, 500: 504, 5000: 192}  # healthy runs of each length
 FAULTS = {60: 40, 500: 40, 5000: 5}  # runs of each fault
-OVERFIT = {60: 100, 500: 100, 5000: 20}
-FLAT = {60: 300, 500: 300, 5000: 20}
 # {fault: how the topic begins that names it}
 NAMED = {
     "reward is NaN for 30 steps": "no number",
@@ -37,7 +33,7 @@ NAMED = {
     "correctness .62 to .016 slowly": "collapse",
 }
 HEADER = ("runs", "of", "steps", "found", "interval", "goal", "met", "which")
-MOST_HEALTHY, LEAST_OVERFIT = 0.05, 0.80
+MOST_HEALTHY = 0.05
 
 
 @dataclass
@@ -84,7 +80,7 @@ def topics(run: MadeRun, before: int | None = None) -> set[str]:
 
 
 def rates(first: int, part: float = 1.0) -> Iterator[Rate]:
-    """Of healthy, wrecked and overfitting runs.
+    """Of healthy and wrecked runs.
 
     Args:
         first: the first seed.
@@ -92,10 +88,8 @@ def rates(first: int, part: float = 1.0) -> Iterator[Rate]:
     """
     for steps in LENGTHS:
         yield from _healthy(healthy_runs(_seeds(first, SIZES[steps], part), steps), steps)
-        yield _flat(flat_validations(_seeds(first, FLAT[steps], part), steps), steps)
     for steps in LENGTHS:
         yield from _wrecked(wrecked_runs(_seeds(first, FAULTS[steps], part), steps), steps)
-    yield from _overfitting(first, part)
 
 
 def _seeds(first: int, count: int, part: float) -> range:
@@ -113,13 +107,6 @@ def _healthy(runs: Iterable[MadeRun], steps: int) -> Iterator[Rate]:
     yield from (rate for rate in kinds.values() if rate.found)
 
 
-def _flat(runs: Iterable[MadeRun], steps: int) -> Rate:
-    rate = Rate("flat, many validations", str(steps))
-    for run in runs:
-        rate.add(topics(run))
-    return rate
-
-
 def _wrecked(runs: Iterable[MadeRun], steps: int) -> Iterator[Rate]:
     kinds: dict[str, Rate] = {}
     for run in runs:
@@ -128,19 +115,6 @@ def _wrecked(runs: Iterable[MadeRun], steps: int) -> Iterator[Rate]:
         new = topics(run, run.onset + WITHIN) - topics(run, run.begin)
         rate.add({topic for topic in new if topic.startswith(NAMED[run.kind])})
     yield from kinds.values()
-
-
-def _overfitting(first: int, part: float) -> Iterator[Rate]:
-    """Of each size of fall, in all lengths together and in each."""
-    whole: dict[str, Rate] = {}
-    single: dict[tuple[str, int], Rate] = {}
-    for steps in LENGTHS:
-        for run in overfitting_runs(_seeds(first, OVERFIT[steps], part), steps):
-            found = {topic for topic in topics(run) if topic.startswith("validation")}
-            goal = f">= {LEAST_OVERFIT}"
-            whole.setdefault(run.kind, Rate(run.kind, "all", goal)).add(found)
-            single.setdefault((run.kind, steps), Rate(run.kind, str(steps))).add(found)
-    yield from [*whole.values(), *single.values()]
 
 
 def table(found: Iterable[Rate]) -> str:

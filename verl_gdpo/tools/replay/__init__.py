@@ -6,41 +6,47 @@ verl-gdpo replay DIR [--arm NAME ...] [key=value ...]
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from verl_gdpo.algorithm.zero import REPRODUCED
+from verl_gdpo.algorithm.zero import REPRODUCED, SAME_STD
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.run.dump_reader import SUMMED, WRITING, data_sources, dump_files, has_rewards
 from verl_gdpo.run.folder import config_of_run
 from verl_gdpo.run.scorer import HOW, Scorer
-from verl_gdpo.terminal import printable
+from verl_gdpo.terminal import printable, render, shorten, width_of
 from verl_gdpo.tools.advice import TITLE, describe
 from verl_gdpo.tools.advice.evidence import Evidence
 from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run
-from verl_gdpo.tools.replay.comparison import OF_SCORE, Replay
-from verl_gdpo.tools.replay.tables import LEGEND, comparison_tables
+from verl_gdpo.tools.replay.comparison import OF_SCORE, Group, Replay, StepReport
 
-FORMATS = (".parquet", ".json", ".jsonl")
+MIN_RESPONSE = 24  # a response gets at least this many columns
+LINES = 12  # a table over steps has at most this many lines; a line may join several steps
 EPILOG = """\
-`key=value` are overrides of the training command. They are applied to the run's configuration as
-there, and what training would refuse is refused. `++` works whether a key is set or not. With
---arm, they change each arm. Without --arm, they change the run's own settings. An arm keeps the
-run's rewards, weights, conditions and eps. Without overrides and --arm, a gdpo run is compared
-with the arm grpo, and a grpo run with the arm gdpo.
+`key=value` are overrides of the training command, and what training would refuse is refused. With
+--arm, they change each arm, and else the run's own settings. An arm keeps the run's rewards,
+weights, conditions and eps. By default, a gdpo run is compared with grpo, and a grpo run with gdpo.
 
   verl-gdpo replay runs/my_run --arm grpo --arm gdpo_token
   verl-gdpo replay runs/my_run '++algorithm.gdpo.rewards={format: 0.2, correctness: 1.0}'
   verl-gdpo replay ROLLOUT_DATA_DIR --scorer my_rewards.py:compute_score --arm gdpo
 
-The dumps of verl without verl-gdpo hold one summed score, and no advantages. --scorer scores them
-again, and the arms are compared with what verl's grpo makes of the dumped score.
-
 The exit code is 1 if the run's own settings do not reproduce the logged advantages."""
+LEGEND = f"""\
+a | b          a is for the advantages that are compared with, b for the alternative
+correlation    between the two advantages of each rollout
+distance       mean |difference| after each is divided by its std, because scales differ;
+               groups that are silent in both do not count in the std
+silent groups  share of groups in which every advantage is 0
+tied pairs     share of pairs in a group with different rewards, but the same advantage
+std            standard deviation of a step's advantages
+Advantages are the same, or 0, up to {SAME_STD:g} of their step's std. A line for several steps
+holds means over the steps, weighted by their rollouts."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,13 +73,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--config", type=Path, help="the run's configuration, if it is not in DIR")
     add("--scorer", metavar="NAME", help=f"scores the rollouts again: {HOW}")
     add("--data-source", metavar="NAME", help="of rows without one, for --scorer")
-    add(
-        "--weak-sandbox", action="store_true", help="let --scorer coding run programs in a weak one"
-    )
     add("--arm", action="append", default=[], metavar="NAME", help=f"one of {', '.join(ARMS)}")
     add("--steps", type=step_range, metavar="FIRST:LAST", help="these steps only; or one step")
     add("--top", type=int, default=3, help="number of groups to show for each alternative (3)")
-    add("--out", type=Path, metavar="FILE", help="write all rollouts as .parquet or .json (lines)")
+    add("--out", type=Path, metavar="FILE.parquet", help="write all rollouts")
     return parser
 
 
@@ -83,13 +86,12 @@ def step_range(text: str) -> range:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    _check_usage(arguments)
-    options = {"weak_sandbox": True} if arguments.weak_sandbox else {}
-    scorer = arguments.scorer and Scorer.of(arguments.scorer, arguments.data_source, **options)
+    scorer = arguments.scorer and Scorer.of(arguments.scorer, arguments.data_source)
+    steps = arguments.steps or range(sys.maxsize)
     files, unfinished = dump_files(arguments.folder)
-    steps = arguments.steps
-    if steps is not None:
-        files = _chosen(files, steps)
+    files = [file for file in files if int(file.stem) in steps]
+    if not files:
+        raise ValueError(f"--steps: no dump of these in {arguments.folder}")
     path = arguments.config or config_of_run(arguments.folder)
     if scorer is None and not has_rewards(files[0]):
         raise ValueError(f"{files[0]}: {SUMMED}")
@@ -97,53 +99,11 @@ def _run(arguments: argparse.Namespace) -> int:
     alternatives = choose(own, arguments.arm, arguments.overrides)
     keeps_table = arguments.out is not None
     replay = Replay(own, alternatives, arguments.top, keeps_table, scorer).read(files)
-    left_out = [dump for dump in unfinished if steps is None or int(dump.stem) in steps]
-    is_reproduced = _print(replay, path, left_out)
-    if arguments.out is not None:
-        _write(pd.concat(replay.tables, ignore_index=True), arguments.out)
+    is_reproduced = _print(replay, path, [dump for dump in unfinished if int(dump.stem) in steps])
+    if keeps_table:
+        with replace_together(arguments.out) as (file,):
+            pd.concat(replay.tables, ignore_index=True).to_parquet(file, index=False)
     return 0 if is_reproduced else 1
-
-
-def _check_usage(arguments: argparse.Namespace) -> None:
-    out = arguments.out
-    if out is not None and out.suffix not in FORMATS:
-        raise ValueError(f"--out {out}: expected a name that ends in {', '.join(FORMATS)}")
-    if arguments.top < 0:
-        raise ValueError(f"--top {arguments.top}: expected 0 or more")
-    if arguments.weak_sandbox and not arguments.scorer:
-        raise ValueError("--weak-sandbox goes with --scorer coding")
-
-
-def _print(replay: Replay, path: Path | None, left_out: Sequence[Path]) -> bool:
-    """Print all of it; return whether the run's settings reproduce the logged advantages."""
-    rollouts = sum(len(step.columns[replay.reference].A_B) for step in replay.steps)
-    source = f"the run's settings are in {path}"
-    if path is None:
-        source = "no configuration of the run was found, so the defaults are used"
-    print(f"{len(replay.steps)} steps, {rollouts:,} rollouts; {source}")
-    for dump in left_out:
-        print(f"Step {dump.stem} is left out, because {dump} has no end: {WRITING}.")
-    for arm in (replay.own, *replay.alternatives):
-        print(f"{arm.name}: {printable(str(arm))}")
-    is_reproduced, sentence = _reproduced(replay, path)
-    print(sentence)
-    for line in _rescored(replay):
-        print(printable(line))
-    width = shutil.get_terminal_size((120, 40)).columns
-    print(f"\n== {TITLE} ==\n\n{describe(Evidence(replay.evidence))}")
-    for arm in replay.alternatives:
-        print(f"\n== {arm.name} ==\n\n{comparison_tables(replay, arm.name, width)}")
-    print(f"\n{LEGEND}")
-    return is_reproduced
-
-
-def _write(table: pd.DataFrame, out: Path) -> None:
-    with replace_together(out) as (file,):
-        if out.suffix == ".parquet":
-            table.to_parquet(file, index=False)
-        else:
-            table.to_json(file, orient="records", lines=True, double_precision=15)
-    print(f"\n{len(table):,} rollouts written to {out}")
 
 
 def _own(path: Path | None, files: Sequence[Path], scorer: Scorer | None, estimator: str) -> Arm:
@@ -152,16 +112,6 @@ def _own(path: Path | None, files: Sequence[Path], scorer: Scorer | None, estima
         return Arm("run", {"adv_estimator": estimator}, {})
     own = read_run(path, data_sources(files))
     return replace(own, declared={}) if scorer else own
-
-
-def _chosen(files: Sequence[Path], steps: range) -> list[Path]:
-    chosen = [file for file in files if int(file.stem) in steps]
-    if not chosen:
-        raise ValueError(
-            f"--steps: none of these is in {files[0].parent}, which has {files[0].stem} to "
-            f"{files[-1].stem}"
-        )
-    return chosen
 
 
 def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm]:
@@ -177,52 +127,109 @@ def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm
     return [arm.changed(arm.name, overrides) if overrides else arm for arm in arms]
 
 
-def _reproduced(replay: Replay, path: Path | None) -> tuple[bool, str]:
+def _print(replay: Replay, path: Path | None, left_out: Sequence[Path]) -> bool:
+    """Print all of it; return whether the run's settings reproduce the logged advantages."""
+    rollouts = sum(len(step.columns[replay.reference].A_B) for step in replay.steps)
+    source = f"the run's settings are in {path}"
+    if path is None:
+        source = "no configuration of the run was found, so the defaults are used"
+    print(f"{len(replay.steps)} steps, {rollouts:,} rollouts; {source}")
+    for dump in left_out:
+        print(f"Step {dump.stem} is left out, because {dump} has no end: {WRITING}.")
+    for arm in (replay.own, *replay.alternatives):
+        print(f"{arm.name}: {printable(str(arm))}")
+    is_reproduced, sentence = _reproduced(replay)
+    print(printable(sentence))
+    if replay.scorer:
+        print(replay.rescored)
+    width = shutil.get_terminal_size((120, 40)).columns
+    print(f"\n== {TITLE} ==\n\n{describe(Evidence(replay.evidence))}")
+    for arm in replay.alternatives:
+        print(f"\n== {arm.name} ==\n\n{step_table(replay.steps, arm.name)}")
+        groups = replay.most_different.get(arm.name, [])
+        if groups:
+            print(f"\nWhere {replay.reference} and {arm.name} differ most:")
+        for group in groups:
+            print(f"\n{group_table(group, width)}")
+    print(f"\n{LEGEND}")
+    return is_reproduced
+
+
+def _reproduced(replay: Replay) -> tuple[bool, str]:
     """Return whether the run's settings reproduce the logged advantages, and a sentence on it."""
     worst, estimator = replay.worst, replay.own.estimator
     if replay.reference == OF_SCORE:
-        used = f"the run may not have used: its estimator is {estimator if path else 'not known'}"
-        if path is not None and estimator == "grpo":
-            used = "is what the run trained on"
-        return True, (
-            "The dump holds no advantages. The arms are compared with verl's grpo on the dumped "
-            f"score, which {used}."
-        )
-    if replay.scorer is not None:
-        return True, "The logged advantages are compared as they are: --scorer has other rewards."
+        return True, "The dump has no advantages: compared with verl's grpo on the dumped score."
     if worst is None:
-        return True, (
-            f"The run's adv_estimator={estimator} is not recomputed: its logged advantages are "
-            "compared as they are."
-        )
+        why = "--scorer has other rewards" if replay.scorer else f"adv_estimator={estimator}"
+        return True, f"The logged advantages are not recomputed ({why}), but taken as they are."
     text = f"largest |difference| {worst.difference:.2g} over {replay.row_count:,} rows"
     if worst.difference <= REPRODUCED:
         return True, f"The run's settings reproduce the logged advantages: {text}."
-    if path is None:
-        reason = "name the run's configuration with --config"
-    elif replay.own.algorithm.get("use_kl_in_reward"):
-        reason = "algorithm.use_kl_in_reward=True, and a dump does not hold the KL"
-    else:
-        reason = "was the run resumed with other settings, or another version?"
     return False, (
         f"WARNING: the run's settings do not reproduce the logged advantages: {text} (allowed "
-        f"{REPRODUCED:g}), at step {worst.step}, {printable(worst.uid)}; {reason}"
+        f"{REPRODUCED:g}), at step {worst.step}, {worst.uid}. Is it the run's configuration "
+        "(--config), was it resumed with another, or is algorithm.use_kl_in_reward set?"
     )
 
 
-def _rescored(replay: Replay) -> list[str]:
-    """Sentences on how the scores of --scorer compare with those of the dump."""
-    rescored = replay.rescored
-    if not rescored.rollouts:
-        return []
-    same = f"{rescored.rollouts - rescored.other:,} of {rescored.rollouts:,} rollouts"
-    sentences = [f"--scorer gives the dumped score in {same}."]
-    if rescored.other:
-        sentences[0] += f" WARNING: not for {rescored.example}"
-    if rescored.not_the_sum:
-        sentences.append(
-            f"WARNING: in {rescored.not_the_sum:,} rollouts its `score` is not the sum of its "
-            "rewards. Every number counts with weight 1, unless algorithm.gdpo.rewards names "
-            "rewards and weights; weight 0 leaves one out"
-        )
-    return sentences
+def group_table(group: Group, width: int) -> str:
+    """Return a table of a group's rewards, advantages and beginnings of responses."""
+    names = list(dict.fromkeys(name for row in group.rows for name in row["rewards"]))
+    header = ["#", *names, *group.advantages, "response"]
+    rows = []
+    for i, row in enumerate(group.rows):
+        rewards = [_value(row["rewards"].get(name)) for name in names]
+        # + 0.0 makes -0.0 positive
+        advantages = [f"{round(of[i], 3) + 0.0:.3f}" for of in group.advantages.values()]
+        rows.append([str(i), *rewards, *advantages, ""])
+    left = width - width_of(render(header, rows).splitlines()[1]) + len("response")
+    for row, line in zip(group.rows, rows, strict=True):
+        line[-1] = shorten(str(row.get("output", "")), max(left, MIN_RESPONSE))
+    distances = ", ".join(f"{name} {value:.2f}" for name, value in group.distance.items())
+    title = f"step {group.step}, group {printable(group.id)}; distance: {distances}"
+    return f"{title}\n{render(header, rows, left=(len(header) - 1,))}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, int | float):
+        return f"{value:.3g}"
+    return "-" if value is None else str(value)
+
+
+def step_table(steps: Sequence[StepReport], name: str) -> str:
+    """Return a table of `name` against the reference; the last line is for all steps."""
+    header = ["step", "rollouts", "correlation", "distance", "silent groups", "tied pairs", "std"]
+    parts = np.array_split(np.arange(len(steps)), min(len(steps), LINES))
+    rows = [_step_row([steps[i] for i in part], name) for part in parts]
+    if len(steps) > 1:
+        rows.append(["all", *_step_row(steps, name)[1:]])
+    return render(header, rows)
+
+
+def _step_row(steps: Sequence[StepReport], name: str) -> list[str]:
+    """Return a table row with the means over the steps, weighted by their rollouts."""
+    pairs = [(next(iter(step.columns.values())), step.columns[name]) for step in steps]
+    sizes = [len(reference.A_B) for reference, _ in pairs]
+
+    def both(attribute: str, show: Callable[[float], str]) -> str:
+        sides = ([getattr(pair[i], attribute) for pair in pairs] for i in (0, 1))
+        return " | ".join(_mean(values, sizes, show) for values in sides)
+
+    return [
+        "-".join(map(str, sorted({steps[0].number, steps[-1].number}))),
+        f"{sum(sizes):,}",
+        _mean([a.correlation(b) for a, b in pairs], sizes, "{:.3f}".format),
+        _mean([float(a.distance_B(b).mean()) for a, b in pairs], sizes, "{:.3f}".format),
+        both("silent_groups", "{:.1%}".format),
+        both("ties", "{:.1%}".format),
+        both("std", "{:.2f}".format),
+    ]
+
+
+def _mean(
+    values: Iterable[float | None], sizes: Sequence[int], show: Callable[[float], str]
+) -> str:
+    """Return the mean of the values that are not None, weighted by their sizes."""
+    there = [(v, n) for v, n in zip(values, sizes, strict=True) if v is not None]
+    return show(sum(v * n for v, n in there) / sum(n for _, n in there)) if there else "-"

@@ -180,10 +180,7 @@ class ReplayedStep:
         counted_B = self.rewards.counted_B
         if arm.estimator == "gdpo":
             if self.tokens_B is None and arm.settings.batch_norm == "token":
-                raise ValueError(
-                    f"{arm.name} normalises over tokens (batch_norm=token), and verl's own dump "
-                    "does not say how many a rollout has; train with verl-gdpo to have them"
-                )
+                raise ValueError(f"{arm.name} normalises over tokens, which verl's own dump lacks")
             tokens_B = None
             if self.tokens_B is not None:
                 tokens_B = torch.from_numpy(self.rewards.over_sessions(self.tokens_B))
@@ -197,10 +194,7 @@ class ReplayedStep:
             scores_B = rewards.values_BK @ np.array(list(rewards.weights.values()))
             A_B = self._grpo(scores_B, arm.settings.normalize_by_std)
         else:
-            close = hint(arm.estimator, COMPUTED)
-            raise ValueError(
-                f"adv_estimator={arm.estimator}: replay only computes gdpo and grpo{close}"
-            )
+            raise ValueError(f"adv_estimator={arm.estimator}: replay only computes gdpo and grpo")
         return self._of_sessions(A_B)
 
     def _grpo(self, scores_B: Floats, normalize_by_std: bool) -> Floats:
@@ -220,10 +214,7 @@ def _finite(rows: Sequence[Mapping[str, Any]], key: str) -> Floats:
     """A column of a dump."""
     values_B = np.array([row[key] for row in rows], dtype=np.float64)
     for row in np.flatnonzero(~np.isfinite(values_B)).tolist():
-        what = "logged advantage" if key == "advantage" else key
-        raise ValueError(
-            f"{rows[row]['uid']}: the {what} is {rows[row][key]}; expected a finite number"
-        )
+        raise ValueError(f"{rows[row]['uid']}: the {key} is {rows[row][key]}, no finite number")
     return values_B
 
 

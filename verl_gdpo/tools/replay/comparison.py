@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.samples import is_number
-from verl_gdpo.algorithm.statistics import correlation, tied_pairs, within_groups
+from verl_gdpo.algorithm.statistics import correlation, tied_pairs
 from verl_gdpo.algorithm.zero import SAME_STD, Bools, Floats, Ints, is_apart, is_the_sum, std_or_0
 from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.scorer import Scorer
@@ -40,7 +40,6 @@ class StepAdvantages:
     trained_B: Bools  # False in the groups in which all advantages are 0
     silent_groups: float  # the share of those groups
     ties: float | None  # share of pairs in a group with different rewards, but equal advantages
-    follows: Mapping[str, float | None]  # correlation with (reward minus its mean in the group)
 
     @classmethod
     def of(
@@ -59,10 +58,6 @@ class StepAdvantages:
         values_BK, present_BK = rewards.values_BK[rows_B], rewards.present_BK[rows_B]
         weights_K = np.array(list(rewards.weights.values()))
         rounded_B = np.round(scaled_B / SAME_STD)
-        follows = {}
-        for name, value_B, there_B in zip(rewards.weights, values_BK.T, present_BK.T, strict=True):
-            of_group_B = within_groups(value_B[there_B], group_B[there_B])
-            follows[name] = correlation(scaled_B[there_B], of_group_B)
         return cls(
             A_B=A_B,
             scaled_B=scaled_B,
@@ -70,7 +65,6 @@ class StepAdvantages:
             trained_B=active_G[group_B],
             silent_groups=float(1 - active_G.mean()),
             ties=tied_pairs([rounded_B], values_BK, present_BK, weights_K, group_B)[0],
-            follows=follows,
         )
 
     def correlation(self, other: "StepAdvantages") -> float | None:
@@ -102,11 +96,6 @@ class Group:
     rows: Rows
     advantages: Mapping[str, Sequence[float]]
 
-    @property
-    def rewards(self) -> tuple[str, ...]:
-        """The sorted rewards, which are equal for groups with the same rewards in any order."""
-        return tuple(sorted(str(row["rewards"]) for row in self.rows))
-
 
 class Mismatch(NamedTuple):
     """The row with the largest difference between the logged and the recomputed advantage."""
@@ -121,17 +110,23 @@ class Rescored:
     """How the scores of a `Scorer` compare with those in the dump, and with its own rewards."""
 
     rollouts: int = 0
-    other: int = 0  # of them have another score in the dump
+    same: int = 0  # of them have the same score in the dump
     not_the_sum: int = 0  # of them have a `score` that is not the sum of their rewards
-    example: str = ""  # one with another score
 
     def add(self, row: Mapping[str, Any]) -> None:
         dumped, score, total = (row[key] for key in ("score", "scorer_score", "sum"))
         self.rollouts += 1
+        self.same += _close(dumped, score)
         self.not_the_sum += not _close(score, total)
-        if not _close(dumped, score):
-            self.other += 1
-            self.example = self.example or f"{row['uid']}: {dumped} in the dump, {score} now"
+
+    def __str__(self) -> str:
+        text = f"--scorer gives the dumped score in {self.same:,} of {self.rollouts:,} rollouts."
+        if not self.not_the_sum:
+            return text
+        return (
+            f"{text} WARNING: in {self.not_the_sum:,} rollouts its `score` is not the sum of its "
+            "rewards. All of them count, unless algorithm.gdpo.rewards names some"
+        )
 
 
 def _close(a: Any, b: Any) -> bool:
@@ -187,12 +182,10 @@ class Replay:
         rows_B = np.flatnonzero(step.rewards.counted_B)
         group_B = group_numbers(step.group_ids[rows_B])
         columns = {self.reference: StepAdvantages.of(reference_B[rows_B], group_B, own, rows_B)}
-        names = dict.fromkeys([*own.weights, *self.own.settings.names])
         for arm in self.alternatives:
             matrix = step.matrix(arm, self.has_our_scorers)
             A_B = step.advantages(arm, matrix)[rows_B]
             columns[arm.name] = StepAdvantages.of(A_B, group_B, matrix, rows_B)
-            names |= dict.fromkeys([*matrix.weights, *arm.settings.names])
         if len(self.evidence) < FIRST_STEPS:
             self.evidence.append(look(own, step.rewards.counted_B, step.group_ids))
         report = StepReport(number, columns)
@@ -202,7 +195,7 @@ class Replay:
             self.rescored.add(row)
         self._keep_groups(report, counted, group_B)
         if self.keep_table:
-            self.tables.append(_table(report, counted, names))
+            self.tables.append(_table(report, counted))
 
     def _reference(self, step: ReplayedStep) -> Floats:
         name, A_B = LOGGED, step.logged_B
@@ -236,21 +229,15 @@ class Replay:
         ]
         for name in names if self.top else []:
             apart = [group for group in groups if group.distance[name] > SAME_STD]
-            unlike: dict[tuple[str, ...], Group] = {}
-            for group in sorted(
-                [*self.most_different.get(name, []), *apart],
-                key=lambda group: -group.distance[name],
-            ):
-                # a second group with the same rewards would show nothing new
-                unlike.setdefault(group.rewards, group)
-            self.most_different[name] = [*unlike.values()][: self.top]
+            known = [*self.most_different.get(name, []), *apart]
+            known.sort(key=lambda group: -group.distance[name])
+            self.most_different[name] = known[: self.top]
 
 
-def _table(report: StepReport, rows: Rows, rewards: Iterable[str]) -> pd.DataFrame:
-    """Return one row per rollout; a missing reward is NaN."""
+def _table(report: StepReport, rows: Rows) -> pd.DataFrame:
+    """Return one row per rollout; what is no number is NaN."""
     columns = {"step": report.number, **{name: [row[name] for row in rows] for name in IDENTITY}}
-    for name in rewards:
-        values = [row["rewards"].get(name) for row in rows]
-        columns[f"reward/{name}"] = np.array(values, dtype=np.float64)
-    columns |= {f"advantage/{name}": column.A_B for name, column in report.columns.items()}
-    return pd.DataFrame(columns)
+    rewards = pd.DataFrame([row["rewards"] for row in rows], dtype=object)
+    rewards = rewards.apply(pd.to_numeric, errors="coerce").astype(float).add_prefix("reward/")
+    advantages = {f"advantage/{name}": column.A_B for name, column in report.columns.items()}
+    return pd.DataFrame(columns).join(rewards).join(pd.DataFrame(advantages))

@@ -39,12 +39,9 @@ def main(argv: Sequence[str]) -> int:
     add("--scorer", metavar="NAME", help=f"scores the rollouts again: {HOW}")
     add("--data-source", metavar="NAME", help="of rows without one, for --scorer")
     arguments = parser.parse_args(argv)
-    arm_of: dict[Path | str, str] = {}
-    for run, arm in (pair for named in arguments.arm for pair in _runs_of(named, parser)):
-        if run in arm_of:
-            parser.error(f"--arm: {run} is named twice; each run counts once")
-        arm_of[run] = arm
-    sources = [*arguments.runs, *arm_of]
+    chosen = [pair for named in arguments.arm for pair in _runs_of(named, parser)]
+    arm_of: dict[Path | str, str] = dict(chosen)
+    sources = [*arguments.runs, *(run for run, _ in chosen)]
     if not sources:
         parser.error("expected a RUN, or --arm NAME=RUN,RUN")
     out = arguments.out or _default_out(sources)

@@ -4,23 +4,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, product
+from itertools import count
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from verl_gdpo.run.finding_rules import LIMITS
 from verl_gdpo.run.findings import Finding
 from verl_gdpo.run.folder import of_each_reward
-from verl_gdpo.run.metric_limits import LIMITS
-from verl_gdpo.tools.report.arms import (
-    FEWEST_FOR_BAND,
-    MAIN_ARM,
-    RunsOfArm,
-    names,
-    over_runs,
-)
 from verl_gdpo.tools.report.runs import (
+    FEWEST_FOR_BAND,
     SMOOTHED_STEPS,
     TESTED,
     TRAINED,
@@ -28,13 +22,15 @@ from verl_gdpo.tools.report.runs import (
     Read,
     ReadEach,
     Run,
+    RunsOfArm,
+    names,
+    over_runs,
 )
 
 CURVES: ReadEach = attrgetter("curves")
 Axis = tuple[float, float]
 
-POINTS = 100_000  # of all lines of a page, which has about 12 bytes for each
-FEWEST_POINTS = 60  # of a line, however many lines there are
+POINTS = 500  # of a line, with about 12 bytes for each
 DIGITS = 5
 FIRST_SCREEN = 4  # charts
 SMOOTHED = f"{SMOOTHED_STEPS}-step mean"
@@ -51,21 +47,13 @@ OF_TRAINING = {
     "critic/advantages/max": ("Largest advantage", "", ZERO),
     "response_length/mean": ("Response length", "mean tokens", ZERO),
     "response_length/clip_ratio": ("Responses as long as the longest", "share", SHARE),
-    "response/aborted_ratio": ("Aborted responses", "share", SHARE),
-    "gdpo/length_correlation": ("Does the advantage follow the length?", "", CORRELATION),
     "gdpo/no_signal": ("Groups without a gradient", "share", SHARE),
-    "gdpo/cancelled": ("Rollouts whose rewards cancel", "share", SHARE),
 }
 # {statistic of each reward: the same}
 OF_EACH_REWARD = {
     "share": ("Share of each reward in the advantage", SMOOTHED, SHARE),
     "correlation": ("Correlation of each reward with the advantage", SMOOTHED, CORRELATION),
     "varies": ("Groups in which a reward differs", f"share of groups, {SMOOTHED}", SHARE),
-}
-# {metric without the estimator at its end: the same}
-OF_BOTH_ESTIMATORS = {
-    "gdpo/tied_pairs_": ("Pairs of rollouts with one advantage", "share of pairs", SHARE),
-    "gdpo/distinct_": ("Different advantages", "in a step", ZERO),
 }
 
 
@@ -77,7 +65,7 @@ class Line:
     steps: Sequence[int]
     values: Sequence[float]
     look: int = 0  # the same number has the same colour and dashes everywhere
-    kind: str = ""  # "points"; "each" for the steps behind their mean; "low" and "high" of a band
+    kind: str = ""  # "points"; "low" and "high" of a band
 
 
 @dataclass(frozen=True)
@@ -93,56 +81,44 @@ class Chart:
 
 
 class Section(NamedTuple):
-    """Charts under a heading of the template; `flat` names those that are 0 at every step."""
+    """Charts under a heading of the template."""
 
     name: str
     charts: Sequence[Chart]
-    flat: Sequence[str] = ()
 
 
 def sections(arms: Sequence[RunsOfArm]) -> list[Section]:
     """The sections that have a chart, and the first screen, which is the first one."""
     rewards, training = _rewards(arms), [*_of_training(arms)]
-    flat = [chart for chart in training if not any(any(line.values) for line in chart.lines)]
-    training = [chart for chart in training if chart not in flat]
     first = [*rewards[: FIRST_SCREEN - 1], *training][:FIRST_SCREEN]
     rest = [chart for chart in (*rewards, *training) if chart not in first]
     each = partial(_of_each_reward, arms)
-    all_sections = [
-        Section("first", first),
-        Section("drives", [*each("share"), *each("correlation")]),
-        Section("dead", [*each("varies")]),
-        Section("apart", [*_of_both(arms)]),
-        Section("more", rest, [chart.title for chart in flat]),
-    ]
+    all_sections = {
+        "first": first,
+        "drives": [*each("share"), *each("correlation")],
+        "dead": [*each("varies")],
+        "more": rest,
+    }
     numbers = count()
     return [
-        Section(name, [replace(chart, id=f"chart-{next(numbers)}") for chart in charts], flat)
-        for name, charts, flat in all_sections
+        Section(name, [replace(chart, id=f"chart-{next(numbers)}") for chart in charts])
+        for name, charts in all_sections.items()
         if charts or name == "first"
     ]
 
 
 def _rewards(arms: Sequence[RunsOfArm]) -> list[Chart]:
     """Each arm's training and its validation."""
-    is_single = len(arms) == 1 and len(arms[0].runs) == 1
     charts = []
     for name in dict.fromkeys([*names(arms, TRAINED), *names(arms, TESTED)]):
         lines: list[Line] = []
-        for look, arm in zip(looks(arms), arms, strict=True):
+        for look, arm in enumerate(arms):
             trained = partial(_curve_of, TRAINED, name)
-            if is_single:
-                lines += lines_of(arm, trained, "each step", look, kind="each")
-            label = SMOOTHED if is_single else arm.name
-            lines += lines_of(arm, trained, label, look, SMOOTHED_STEPS)
+            lines += lines_of(arm, trained, arm.name, look, SMOOTHED_STEPS)
             if validation := over_runs(arm, partial(_curve_of, TESTED, name)).get(""):
-                of_arm = "validation" if is_single else f"{arm.name}, validation"
+                of_arm = f"{arm.name}, validation"
                 lines.append(Line(of_arm, [*validation], [*validation.values()], look, "points"))
-        # none if a run declares no bounds, or if they differ
-        declared = {run.bounds.get(name) for arm in arms for run in arm.runs}
-        bounds = declared.pop() if len(declared) == 1 else None
-        unit = "mean reward" if is_single else f"reward, {SMOOTHED}"
-        charts += _chart(name, name, unit, bounds or ZERO, lines)
+        charts += _chart(name, name, f"reward, {SMOOTHED}", ZERO, lines)
     return charts
 
 
@@ -152,13 +128,15 @@ def _curve_of(read_each: ReadEach, name: str, run: Run) -> Curve:
 
 
 def _of_training(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
+    """Those that are 0 at every step are left out."""
     for key, about in OF_TRAINING.items():
         lines = [
             line
-            for look, arm in zip(looks(arms), arms, strict=True)
+            for look, arm in enumerate(arms)
             for line in lines_of(arm, partial(_curve_of, CURVES, key), arm.name, look)
         ]
-        yield from _chart(key, *about, lines)
+        if any(value for line in lines for value in line.values):
+            yield from _chart(key, *about, lines)
 
 
 def _of_each_reward(arms: Sequence[RunsOfArm], statistic: str) -> Iterator[Chart]:
@@ -167,43 +145,22 @@ def _of_each_reward(arms: Sequence[RunsOfArm], statistic: str) -> Iterator[Chart
     def read_each(run: Run) -> dict[str, Curve]:
         return of_each_reward(run.curves, statistic)
 
+    title, unit, axis = OF_EACH_REWARD[statistic]
     for arm in arms:
         lines: list[Line] = []
         for look, name in enumerate(names([arm], read_each), start=ARMS_LOOKS):
             lines += lines_of(arm, partial(_curve_of, read_each, name), name, look, SMOOTHED_STEPS)
-        about = f"gdpo/<reward>/{statistic}"
-        yield from _chart(about, *OF_EACH_REWARD[statistic], lines, arm if arms[1:] else None)
+        named = f"{arm.name}: {title}" if arms[1:] else title
+        yield from _chart(f"gdpo/<reward>/{statistic}", named, unit, axis, lines)
 
 
-def _of_both(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
-    """What GDPO and GRPO make of the rewards of one arm."""
-    for (key, about), arm in product(OF_BOTH_ESTIMATORS.items(), arms):
-        gdpo, grpo = (
-            [*lines_of(arm, partial(_curve_of, CURVES, key + name.lower()), name, look)]
-            for look, name in enumerate(("GDPO", "GRPO"))
-        )
-        yield from _chart(key, *about, [*gdpo, *grpo], arm if arms[1:] else None)
-
-
-def _chart(
-    about: str, title: str, unit: str, axis: Axis, lines: list[Line], arm: RunsOfArm | None = None
-) -> list[Chart]:
-    """The chart of some lines, if there is anything to see; `arm` is named where there are more."""
+def _chart(about: str, title: str, unit: str, axis: Axis, lines: list[Line]) -> list[Chart]:
+    """The chart of some lines, if there is anything to see."""
     is_seen = any(math.isfinite(value) for line in lines for value in line.values)
-    named = f"{arm.name}: {title}" if arm else title
-    return [Chart(about, named, unit, axis, lines)] if is_seen else []
+    return [Chart(about, title, unit, axis, lines)] if is_seen else []
 
 
-def looks(arms: Sequence[RunsOfArm]) -> list[int]:
-    """A look for each arm: 0 for gdpo, or else for the first, and then in their order."""
-    names = [arm.name for arm in arms]
-    main = names.index(MAIN_ARM) if MAIN_ARM in names else 0
-    return [0 if i == main else i + (i < main) for i in range(len(arms))]
-
-
-def lines_of(
-    arm: RunsOfArm, read: Read, label: str, look: int, smooth: int = 1, kind: str = ""
-) -> Iterator[Line]:
+def lines_of(arm: RunsOfArm, read: Read, label: str, look: int, smooth: int = 1) -> Iterator[Line]:
     """A line with a band over the runs of an arm; a line for each of fewer than five runs.
 
     Quartiles of a few runs would say more than is known.
@@ -212,7 +169,7 @@ def lines_of(
     for part in [arm] if is_band else [RunsOfArm(arm.name, [run]) for run in arm.runs]:
         name = label if is_band or len(arm.runs) == 1 else f"{label}, {part.runs[0].name}"
         for edge, curve in over_runs(part, read, smooth).items():
-            yield Line(name, [*curve], [*curve.values()], look, edge or kind)
+            yield Line(name, [*curve], [*curve.values()], look, edge)
 
 
 def chart_of(finding: Finding, charts: Sequence[Chart]) -> Chart | None:
@@ -226,41 +183,32 @@ def chart_of(finding: Finding, charts: Sequence[Chart]) -> Chart | None:
 
 def as_data(charts: Sequence[Chart]) -> list[Mapping[str, Any]]:
     """The charts as JSON has them: lines thinned to `POINTS`, numbers rounded, gaps null."""
-    most = max(POINTS // max(sum(len(chart.lines) for chart in charts), 1), FEWEST_POINTS)
     return [
         {
             **{name: getattr(chart, name) for name in ("id", "title", "unit", "axis")},
-            "lines": [
-                {
-                    **{name: getattr(line, name) for name in ("label", "look", "kind")},
-                    "x": [line.steps[i] for i in kept],
-                    "y": [_rounded(line.values[i]) for i in kept],
-                }
-                for line in chart.lines
-                for kept in [thinned(line.values, most)]
-            ],
+            "lines": [_line_data(line) for line in chart.lines],
         }
         for chart in charts
     ]
 
 
-def _rounded(value: float) -> float | None:
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+def _line_data(line: Line) -> dict[str, Any]:
+    kept = thinned(line.values, POINTS)
+    values = [line.values[i] for i in kept]
+    return {
+        **{name: getattr(line, name) for name in ("label", "look", "kind")},
+        "x": [line.steps[i] for i in kept],
+        "y": [float(f"{y:.{DIGITS}g}") if math.isfinite(y) else None for y in values],
+    }
 
 
 def thinned(values: Sequence[float], most: int) -> list[int]:
-    """The places of at most `most` values, with both ends.
-
-    Of each stretch these are its lowest value, its highest, and its first gap.
-    """
+    """The places of at most `most` values: both ends, and of each stretch its extremes."""
     if len(values) <= most:
         return [*range(len(values))]
     of_line = np.array(values, dtype=float)
-    is_gap = np.isnan(of_line)
+    low, high = np.nan_to_num(of_line, nan=np.inf), np.nan_to_num(of_line, nan=-np.inf)
     kept = {0, len(values) - 1}
-    for places in np.array_split(np.arange(len(values)), (most - 2) // (2 + is_gap.any())):
-        gaps, there = places[is_gap[places]], places[~is_gap[places]]
-        kept |= {*gaps[:1].tolist()}
-        if len(there):
-            kept |= {int(there[of_line[there].argmin()]), int(there[of_line[there].argmax()])}
+    for places in np.array_split(np.arange(len(values)), (most - 2) // 2):
+        kept |= {int(places[low[places].argmin()]), int(places[high[places].argmax()])}
     return sorted(kept)

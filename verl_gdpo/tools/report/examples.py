@@ -16,34 +16,27 @@ from verl_gdpo.algorithm.metrics import verl_grpo_settings
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import Floats, is_apart, to_6_decimals
-from verl_gdpo.run.dump_reader import (
-    LAST_DUMPS,
-    dumps_to_read,
-    read_dump,
-    read_texts,
-    reward_rows,
-)
+from verl_gdpo.run.dump_reader import dumps_to_read, read_dump, read_texts, reward_rows
 from verl_gdpo.tools.replay.arms import group_numbers
 from verl_gdpo.tools.replay.comparison import StepAdvantages
 from verl_gdpo.tools.report.runs import Run
 
 ROLLOUTS_SHOWN = 8  # of a group
-KINDS = ("tied", "cancelled", "apart", "equal")  # the template says what they are
+KINDS = ("tied", "apart")  # the template says what they are
 
 
 @dataclass(frozen=True)
 class Rollout:
     output: str
-    tokens: int | None  # None, like `logged`, where verl-gdpo did not write the dump
     rewards: Mapping[str, float | None]  # as the estimator saw them; None does not apply
-    logged: float | None
+    logged: float | None  # None where verl-gdpo did not write the dump
     grpo: float
     gdpo: float
 
 
 @dataclass(frozen=True)
 class ExampleGroup:
-    kind: str  # a key of KINDS
+    kind: str  # one of KINDS
     step: int
     prompt: str
     truth: str
@@ -65,9 +58,8 @@ class RecomputedStep:
 
 
 def example_groups(run: Run) -> list[ExampleGroup]:
-    """At most one group of each kind, in the order of `KINDS`.
+    """At most one group of each kind: the last tied one, and the other that differs most.
 
-    The group that differs most is that of the dumps that are read, the others are of the last ones.
     GRPO and GDPO are recomputed as the paper defines them, with the run's rewards, weights and
     conditions; `logged` is what the run trained on.
 
@@ -77,13 +69,13 @@ def example_groups(run: Run) -> list[ExampleGroup]:
     settings = settings_of(run)
     examples: dict[str, tuple[RecomputedStep, Sequence[int]]] = {}
     most = 0.0
-    for number, file in enumerate(reversed(dumps_to_read(run.dumps()))):
+    for file in reversed(dumps_to_read(run.dumps())):
         step = _recompute(file, run, settings)
         for rows in step.groups:
-            kind, distance = _kind(step, rows), float(step.distance_B[rows].max())
-            if kind and kind not in examples and number < LAST_DUMPS:
-                examples[kind] = step, rows
-            elif kind is None and distance > most:
+            distance = float(step.distance_B[rows].max())
+            if _is_tied(step, rows):
+                examples.setdefault("tied", (step, rows))
+            elif distance > most:
                 most, examples["apart"] = distance, (step, rows)
     return [_example(kind, *examples[kind]) for kind in KINDS if kind in examples]
 
@@ -116,17 +108,11 @@ def _recompute(file: Path, run: Run, settings: GdpoSettings) -> RecomputedStep:
     return RecomputedStep(file, dump, rewards, grpo_B, gdpo_B, distance_B, [*members.values()])
 
 
-def _kind(step: RecomputedStep, rows: Sequence[int]) -> str | None:
-    distinct = np.unique(
-        np.hstack([step.rewards.values_BK[rows], step.rewards.present_BK[rows]]), axis=0
-    )
-    if len(distinct) == 1:
-        return "equal"
+def _is_tied(step: RecomputedStep, rows: Sequence[int]) -> bool:
+    """Whether two rollouts have one advantage under GRPO, and two under GDPO."""
     grpo, gdpo = to_6_decimals(step.grpo_B[rows]), step.gdpo_B[rows]
-    if not grpo.any():
-        return "cancelled"
     same_grpo, other_gdpo = grpo[:, None] == grpo, is_apart(gdpo[:, None] - gdpo)
-    return "tied" if (same_grpo & other_gdpo).any() else None
+    return bool((same_grpo & other_gdpo).any())
 
 
 def _example(kind: str, step: RecomputedStep, rows: Sequence[int]) -> ExampleGroup:
@@ -135,27 +121,24 @@ def _example(kind: str, step: RecomputedStep, rows: Sequence[int]) -> ExampleGro
     # at equal distances, and both ends
     places = np.linspace(0, len(rows) - 1, min(ROLLOUTS_SHOWN, len(rows))).round().astype(int)
     shown = [by_gdpo[place] for place in places]
-    texts, matrix = read_texts(step.file, {*shown}), step.rewards
+    texts = read_texts(step.file, {*shown})
+    first = texts[shown[0]]
     return ExampleGroup(
-        kind=kind,
-        step=int(step.file.stem),
-        prompt=str(texts[shown[0]]["input"] or ""),
-        truth=str(texts[shown[0]]["gts"] or ""),
-        rollouts=[
-            Rollout(
-                output=str(texts[row]["output"] or ""),
-                tokens=step.dump[row]["response_tokens"],
-                rewards={
-                    name: float(value) if is_there else None
-                    for name, value, is_there in zip(
-                        matrix.weights, matrix.values_BK[row], matrix.present_BK[row], strict=True
-                    )
-                },
-                logged=step.dump[row]["advantage"],
-                grpo=float(step.grpo_B[row]),
-                gdpo=float(step.gdpo_B[row]),
-            )
-            for row in shown
-        ],
+        *(kind, int(step.file.stem), str(first["input"] or ""), str(first["gts"] or "")),
+        rollouts=[_rollout(step, row, str(texts[row]["output"] or "")) for row in shown],
         of=len(rows),
+    )
+
+
+def _rollout(step: RecomputedStep, row: int, output: str) -> Rollout:
+    values, present = step.rewards.values_BK[row], step.rewards.present_BK[row]
+    return Rollout(
+        output=output,
+        rewards={
+            name: float(value) if is_there else None
+            for name, value, is_there in zip(step.rewards.weights, values, present, strict=True)
+        },
+        logged=step.dump[row]["advantage"],
+        grpo=float(step.grpo_B[row]),
+        gdpo=float(step.gdpo_B[row]),
     )

@@ -19,15 +19,19 @@ import numpy.typing as npt
 from scipy import stats
 
 from verl_gdpo.algorithm.zero import NO_SIGNAL
-from verl_gdpo.tools.report.arms import (
+from verl_gdpo.tools.report.runs import (
     FEWEST_FOR_BAND,
     MAIN_ARM,
+    SMOOTHED_STEPS,
+    TESTED,
+    TRAINED,
+    ReadEach,
+    Run,
     RunsOfArm,
     ends_apart,
     last_common_step,
     names,
 )
-from verl_gdpo.tools.report.runs import SMOOTHED_STEPS, TESTED, TRAINED, ReadEach, Run
 from verl_gdpo.tools.report.tables import Table
 
 Floats = npt.NDArray[np.float64]

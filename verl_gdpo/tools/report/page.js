@@ -36,8 +36,7 @@
       class: line.kind || null,
       value: (plot, value, number, place) => shown(place == null ? last : value),
       stroke: isEdge ? "transparent" : colour(line.look),
-      width: line.kind === "each" || line.x.length > LONG ? 1.2 : 2,
-      alpha: line.kind === "each" ? 0.5 : 1,
+      width: line.x.length > LONG ? 1.2 : 2,
       dash: dash(line.look),
       paths: isMark ? () => null : undefined,
       // validation is hollow

@@ -3,48 +3,57 @@
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from verl_gdpo import __version__
 from verl_gdpo.algorithm.samples import RewardError
+from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import gaps
 from verl_gdpo.run.scorer import Scorer
+from verl_gdpo.run.starts import starts_of
 from verl_gdpo.tools.advice import TITLE, describe
 from verl_gdpo.tools.advice.evidence import Evidence
-from verl_gdpo.tools.report.arms import RunsOfArm, read_arms
-from verl_gdpo.tools.report.charts import Section, as_data, sections
+from verl_gdpo.tools.report.charts import Chart, Section, as_data, chart_of, sections
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, settings_of
-from verl_gdpo.tools.report.health import Remark, all_remarks, verdict
 from verl_gdpo.tools.report.intervals import table_of_differences
-from verl_gdpo.tools.report.runs import Run
-from verl_gdpo.tools.report.tables import Table, differences, inputs, results, runs, starts
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
+from verl_gdpo.tools.report.tables import Table, differences, inputs, results
 
 T = TypeVar("T")
-TEXTS = 400_000  # characters of all examples of a page
-CHARACTERS = 2500  # of one text, where there are few
-FEWEST_CHARACTERS = 200
+CHARACTERS = 1500  # of one text
+ENOUGH = 20  # steps, for most rules
+
+
+class Remark(NamedTuple):
+    """One thing that a reader should know; `chart` shows it, from step `first` to `last`."""
+
+    text: str
+    advice: str = ""
+    chart: str = ""
+    first: int = 0
+    last: int = 0
+    is_over: bool = False
 
 
 @dataclass(frozen=True)
 class Page:
     title: str
+    verdict: str
     arms: Sequence[RunsOfArm]
-    level: str
-    why: str
     remarks: Sequence[Remark]
     sections: Sequence[Section]  # the first one is the first screen
-    advice: Mapping[str, str]  # {sentence: the arms of whose first runs it is true}
+    advice: Mapping[str, str]  # {arm: what GDPO would change in its first run}
     tables: Sequence[Table]
     examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none
-    made_of: Sequence[Table]
+    made_of: Table
     gaps: Sequence[str]
 
 
@@ -63,37 +72,56 @@ def build_page(
     arms = read_arms(sources, configs, rollouts, scorer, arm_of)
     members = [run for arm in arms for run in arm.runs]
     page_sections = sections(arms)
-    remarks = all_remarks(arms, [chart for section in page_sections for chart in section.charts])
-    level, why = verdict(remarks, arms)
+    remarks = all_remarks(members, [one for section in page_sections for one in section.charts])
     tables = results(arms), table_of_differences(arms), differences(arms)
-    made_of = inputs(arms), runs(arms), starts(arms)
     return Page(
         title=members[0].name if len(members) == 1 else ", ".join(arm.name for arm in arms),
+        verdict=verdict(remarks, members),
         arms=arms,
-        level=level,
-        why=why,
         remarks=remarks,
         sections=page_sections,
-        advice=_advice(arms),
+        advice={arm.name: _or_why(_advice, arm.runs[0]) for arm in arms},
         tables=[table for table in tables if table],
         examples={arm.name: _or_why(example_groups, arm.runs[0]) for arm in arms},
-        made_of=[table for table in made_of if table],
+        made_of=inputs(arms),
         gaps=[f"{run.name}: {gap}" for run in members for gap in gaps(run.metrics)],
     )
 
 
-def _advice(arms: Sequence[RunsOfArm]) -> dict[str, str]:
-    """What GDPO would change, or why it is not known."""
-    arms_of: dict[str, list[str]] = {}
-    for arm in arms:
-        advice = _or_why(_sentences, arm.runs[0])
-        for sentence in [advice] if isinstance(advice, str) else advice:
-            arms_of.setdefault(sentence, []).append(arm.name)
-    return {sentence: ", ".join(names) for sentence, names in arms_of.items()}
+def all_remarks(members: Sequence[Run], charts: Sequence[Chart]) -> list[Remark]:
+    """What is said of the runs; what is over comes last."""
+    remarks = [
+        remark
+        for run in members
+        for remark in _of_run(run, charts, f"{run.name}: " if members[1:] else "")
+    ]
+    return sorted(remarks, key=lambda remark: remark.is_over)
 
 
-def _sentences(run: Run) -> list[str]:
-    return [describe(Evidence.of_dumps(run.dumps(), settings_of(run), run.scorer)).advice]
+def _of_run(run: Run, charts: Sequence[Chart], who: str) -> Iterator[Remark]:
+    starts = starts_of(run.folder) if run.folder.is_dir() else []
+    if starts and starts[-1].end.get("exit_code"):
+        why = starts[-1].end.get("why")
+        yield Remark(f"{who}the training stopped at step {run.last_step}: {why}")
+    for finding in findings(run.metrics):
+        chart = chart_of(finding, charts)
+        place = (chart.id if chart else "", finding.first, finding.last, finding.is_over)
+        yield Remark(who + finding.what, finding.advice, *place)
+
+
+def verdict(remarks: Sequence[Remark], members: Sequence[Run]) -> str:
+    """The first remark; without any, in what no rule finds anything."""
+    if remarks:
+        return remarks[0].text + (f"; {len(remarks) - 1} more below" if remarks[1:] else "")
+    steps = min(run.last_step for run in members)
+    few = "" if steps >= ENOUGH else ", which are too few for most rules"
+    unchecked = ", ".join(run.name for run in members if not run.named_rewards)
+    more = f"; no rule on each reward sees {unchecked}, without the metrics of verl-gdpo"
+    return f"No rule finds anything in {steps} steps{few}{more if unchecked else ''}"
+
+
+def _advice(run: Run) -> str:
+    return describe(Evidence.of_dumps(run.dumps(), settings_of(run), run.scorer)).advice
 
 
 def _or_why(make: Callable[[Run], T], run: Run) -> T | str:
@@ -111,12 +139,8 @@ def write(page: Page, out: Path) -> Path:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    texts = [groups for groups in page.examples.values() if not isinstance(groups, str)]
-    count = sum(len(group.rollouts) + 2 for groups in texts for group in groups)
-    most = min(max(TEXTS // max(count, 1), FEWEST_CHARACTERS), CHARACTERS)
     environment.filters |= {"signed": signed, "with_code": with_code}
-    environment.filters |= {"end": lambda text: prompt_end(text, most)}
-    environment.filters |= {"start": lambda text: response_start(text, most)}
+    environment.filters |= {"end": prompt_end, "start": response_start}
     script = _file("uplot/uPlot.iife.min.js") + "\n" + _file("page.js")
     text = environment.from_string(_file("page.html.jinja")).render(
         page=page,
@@ -149,12 +173,12 @@ def with_code(text: str) -> Markup:
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def prompt_end(text: str, most: int = CHARACTERS) -> str:
+def prompt_end(text: str) -> str:
     """Its end: before it there may be pages of tools."""
-    cut = len(text) - most
+    cut = len(text) - CHARACTERS
     return f"[{cut} more characters before] {text[cut:]}" if cut > 0 else text
 
 
-def response_start(text: str, most: int = CHARACTERS) -> str:
-    cut = len(text) - most
-    return f"{text[:most]} [{cut} more characters]" if cut > 0 else text
+def response_start(text: str) -> str:
+    cut = len(text) - CHARACTERS
+    return f"{text[:CHARACTERS]} [{cut} more characters]" if cut > 0 else text

@@ -1,30 +1,33 @@
-"""One training run: its curves, its configuration, its dumps, and the bounds of its rewards."""
+"""Runs with all that is known of them, grouped by arm, and curves over the seeds of an arm.
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+Seeds are summed up by the median and the inter-quartile range, as pandas' default (linear)
+quantiles give them. Runs of one arm are pooled only if their configurations differ in nothing but
+seeds and folders.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
 from omegaconf import OmegaConf
 
-from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.algorithm.variants import Bounds
-from verl_gdpo.hooks.configuration import scorers_bounds, uses_gdpo_manager
-from verl_gdpo.run.dump_reader import data_sources, dump_files, dumps_to_read
+from verl_gdpo.run.dump_reader import dump_files
 from verl_gdpo.run.folder import (
+    SCORE,
     Metrics,
     curves,
     load_config,
-    read_versions,
     training_rewards,
     validation_rewards,
 )
 from verl_gdpo.run.scorer import Scorer
-from verl_gdpo.run.tracker_logs import Logged
+from verl_gdpo.run.tracker_logs import Logged, read_logged
 
 Curve = Mapping[int, float]
 Read = Callable[["Run"], Curve]
@@ -33,7 +36,16 @@ ReadEach = Callable[["Run"], Mapping[str, Curve]]
 TRAINED: ReadEach = attrgetter("trained")
 TESTED: ReadEach = attrgetter("tested")
 
+MAIN_ARM = "gdpo"
+FEWEST_FOR_BAND = 5  # runs of an arm
 SMOOTHED_STEPS = 5
+# the last words of keys in which runs of one arm may differ: seeds, names, folders and ports
+OF_ONE_RUN = {
+    *("arm", "seed", "project_name", "experiment_name", "resume_mode", "resume_from_path"),
+    *("recipes", "dir", "save_path", "timeline_json_file", "port", "ports", "address"),
+}
+# where a key of such a name may say what is trained
+OF_AN_ARM = ("data_dir", "algorithm.", "reward.reward_kwargs.", "reward.custom_reward_function.")
 
 
 @dataclass(frozen=True)
@@ -43,9 +55,6 @@ class Run:
     folder: Path  # or the file or address that was named
     metrics: Metrics
     config: Any = None  # DictConfig, None where there is none
-    versions: Mapping[str, str] = field(default_factory=dict)
-    # {reward: (lowest, highest)}, where the configuration or a scorer declares them
-    bounds: Mapping[str, Bounds] = field(default_factory=dict)
     label: str = ""  # the tracker's name for it; "" for that of the folder
     tracker: str = "file logger"
     rollouts: Path | None = None  # the folder with its dumps
@@ -78,6 +87,19 @@ class Run:
         """Each reward in validation."""
         return validation_rewards(self.metrics)
 
+    @property
+    def named_rewards(self) -> list[str]:
+        """The rewards in the metrics of training, which only verl-gdpo logs one by one."""
+        return [name for name in self.trained if name != SCORE]
+
+    @cached_property
+    def settings(self) -> Mapping[str, str]:
+        """{dotted key: value as text} of what is trained; interpolations are not resolved."""
+        if self.config is None:
+            return {"run": str(self.folder)}  # a name alone says nothing of what was trained
+        [flat] = pd.json_normalize(OmegaConf.to_container(self.config)).to_dict("records")
+        return {str(key): str(value) for key, value in flat.items() if not is_of_one_run(str(key))}
+
     def dumps(self) -> list[Path]:
         """Return its rollout dumps, by step.
 
@@ -93,6 +115,21 @@ class Run:
         return None if self.config is None else OmegaConf.select(self.config, key)
 
 
+@dataclass(frozen=True)
+class RunsOfArm:
+    """The runs that differ in their seed alone."""
+
+    name: str
+    runs: Sequence[Run]
+
+
+def is_of_one_run(key: str) -> bool:
+    """Whether a key such as `data.seed` or `trainer.default_local_dir` says nothing of the arm."""
+    last = key.rpartition(".")[2]
+    is_listed = last in OF_ONE_RUN or last.rpartition("_")[2] in OF_ONE_RUN
+    return is_listed and not key.startswith(OF_AN_ARM)
+
+
 def run_of(
     logged: Logged,
     source: Path,
@@ -104,52 +141,96 @@ def run_of(
     settings = logged.config if config is None else load_config(config)
     if rollouts is not None:
         dump_files(rollouts)  # raises if the user named a folder without dumps
-    if rollouts is None and logged.folder is not None and (logged.folder / "rollouts").is_dir():
+    elif logged.folder is not None and (logged.folder / "rollouts").is_dir():
         rollouts = logged.folder / "rollouts"
-    if rollouts is None and settings is not None:
+    elif settings is not None:
         named = OmegaConf.select(settings, "trainer.rollout_data_dir")
         rollouts = Path(named) if named and Path(named).is_dir() else None
-    return Run(
-        source,
-        logged.metrics,
-        settings,
-        {} if logged.folder is None else read_versions(logged.folder),
-        bounds_of_run(rollouts, settings),
-        logged.name,
-        logged.kind,
-        rollouts,
-        scorer,
-    )
+    return Run(source, logged.metrics, settings, logged.name, logged.kind, rollouts, scorer)
 
 
-def bounds_of_run(rollouts: Path | None, config: Any) -> dict[str, Bounds]:
-    """Of each reward of a run, after its condition, as far as they are declared.
+def read_arms(
+    sources: Sequence[Path | str],
+    configs: Sequence[Path] = (),
+    rollouts: Sequence[Path] = (),
+    scorer: Scorer | None = None,
+    arm_of: Mapping[Path | str, str] = MappingProxyType({}),
+) -> list[RunsOfArm]:
+    """Read runs; arms in the order in which they are first named.
 
-    With several data sources also of each "reward (source)": their scorers may disagree.
+    Args:
+        sources: what `read_logged` takes.
+        configs, rollouts: each run's configuration and folder of dumps, in the order of the runs,
+            where they are not in its folder; or none.
+        scorer: scores the dumps again.
+        arm_of: the arm of each source that a user put into one, whatever its configuration.
+
+    Raises:
+        ValueError: a run is not there, is named twice, or has no metrics.
     """
-    if config is None:
-        return {}
-    sources = None
-    if rollouts is not None:
-        with suppress(ValueError):  # no dump is complete yet
-            sources = data_sources(dumps_to_read(dump_files(rollouts)[0]))
-    try:
-        bounds = _bounds_of(config, sources)
-        if sources is not None and len(sources) > 1:
-            for source in sources:
-                of_source = _bounds_of(config, {source})
-                bounds |= {f"{name} ({source})": pair for name, pair in of_source.items()}
-    except ValueError:  # a configuration of another version; nothing trains with it in this one
-        return {}
-    return bounds
+    for option, places in (("--config", configs), ("--rollouts", rollouts)):
+        if places and len(places) != len(sources):
+            raise ValueError(f"{option}: expected once for each of {len(sources)} runs")
+    if len({Path(source).resolve() for source in sources}) < len(sources):
+        raise ValueError("a run is named twice; each run counts once")
+    groups: dict[tuple[str, Any], list[Run]] = {}
+    for source, config, folder in zip_longest(sources, configs, rollouts):
+        run = run_of(read_logged(str(source)), Path(source), config, folder, scorer)
+        key = (run.arm, frozenset(run.settings.items()))
+        groups.setdefault((arm_of[source], None) if source in arm_of else key, []).append(run)
+    return _named(groups)
 
 
-def _bounds_of(config: Any, sources: set[str] | None) -> dict[str, Bounds]:
-    has_manager = OmegaConf.select(config, "reward.reward_manager") and uses_gdpo_manager(config)
-    declared = scorers_bounds(config, sources) if has_manager else {}
-    settings = read_settings(config.algorithm, declared)
-    ranges = {name: settings.range_of(name) for name in settings.bounds}
-    return {name: pair for name, pair in ranges.items() if pair is not None}
+def _named(groups: Mapping[tuple[str, Any], Sequence[Run]]) -> list[RunsOfArm]:
+    """The arms, with numbers where several have one name."""
+    # a run alone is better known by its own name, unless its arm was chosen
+    arms = [
+        (runs[0].name if settings and len(runs) == 1 and not runs[0].setting("arm") else arm, runs)
+        for (arm, settings), runs in groups.items()
+    ]
+    names = [name for name, _ in arms]
+    return [
+        RunsOfArm(name if names.count(name) == 1 else f"{name} {number}", runs)
+        for number, (name, runs) in enumerate(arms, start=1)
+    ]
+
+
+def last_common_step(arms: Sequence[RunsOfArm]) -> int:
+    """The last step that all runs have got to, of those that have trained."""
+    ends = (run.last_step for arm in arms for run in arm.runs)
+    return min((end for end in ends if end > 0), default=0)
+
+
+def ends_apart(arms: Sequence[RunsOfArm]) -> str:
+    """What to say of runs that end at different steps; "" where all end at one."""
+    last = last_common_step(arms)
+    later = any(run.last_step > last for arm in arms for run in arm.runs)
+    return f" up to step {last}, the last one that all runs have" if later else ""
+
+
+def names(arms: Sequence[RunsOfArm], read: ReadEach) -> list[str]:
+    """Every name that some run has, in the order of its first appearance."""
+    every = [name for arm in arms for run in arm.runs for name in read(run)]
+    return list(dict.fromkeys(every))
+
+
+def over_runs(arm: RunsOfArm, read: Read, smooth: int = 1) -> dict[str, Curve]:
+    """The median of one quantity over the runs of an arm, and of several its quartiles.
+
+    Args:
+        read: the quantity of one run, {step: value}.
+        smooth: each run's curve is first replaced by the mean of its last `smooth` steps.
+
+    Returns:
+        {"": median, "low": quartile, "high": quartile}; a step without a number is NaN. It is empty
+        if no run has the quantity.
+    """
+    curves_of_runs = [trailing_mean(curve, smooth) for run in arm.runs if (curve := read(run))]
+    if len(curves_of_runs) < 2:
+        return {"": curves_of_runs[0]} if curves_of_runs else {}
+    values = pd.concat([pd.Series(curve) for curve in curves_of_runs], axis=1).sort_index()
+    shares = {"": 0.5, "low": 0.25, "high": 0.75}
+    return {name: values.quantile(share, axis=1).to_dict() for name, share in shares.items()}
 
 
 def trailing_mean(curve: Curve, window: int) -> dict[int, float]:
