@@ -29,13 +29,13 @@ NOT_CHECKED = """\
 
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(argv)  # as Hydra takes them
-    with others_kept_away(options.verbose) as quiet:
-        output = Output(quiet.out, options.brief)
+    with others_kept_away(options.verbose) as out:
+        output = Output(out, options.brief)
         _check(output, options)
         output.finish()
     for problem in dict.fromkeys(output.problems):  # verl and we may say the same
         print(f"check: {problem}", file=sys.stderr)
-    if output.problems and quiet.has_kept:
+    if output.problems and not options.verbose:
         print("(-v shows what verl and others printed meanwhile)", file=sys.stderr)
     return 1 if output.problems else 0
 
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=60.0, help=about)
     about = "the rewards may be the same for all made-up responses"
     add("--allow-flat", action="store_true", help=about)
-    about = "print six lines, and all only if there is a problem"
+    about = "print warnings, and the rest only if there is a problem"
     add("--brief", action="store_true", help=about)
     about = "show what verl and others print meanwhile"
     add("-v", "--verbose", action="store_true", help=about)
