@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from composed_recipes import composed
+from composed_recipes import composed, keys_of
 from omegaconf import OmegaConf
 from repository import REPO
 
@@ -19,7 +19,6 @@ from verl_gdpo.run.resume_rules import (
     without_followers,
 )
 from verl_gdpo.run.starts import StartManifest
-from verl_gdpo.tools.compose import keys_of
 
 OPTIM = {"lr": 1e-6, "lr_scheduler_type": "constant", "lr_warmup_steps": -1}
 

@@ -16,7 +16,7 @@ from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import Metrics, gaps
 from verl_gdpo.run.start_table import ENDS, NOTHING, STARTS, ends, history
 from verl_gdpo.run.tracker_logs import EXPECTED, Logged, read_logged
-from verl_gdpo.terminal import needs_extra, printable, render
+from verl_gdpo.terminal import printable, render
 
 HEADER = ("reward", *ENDS)
 HAS_FINDING = 3  # exit code
@@ -87,8 +87,6 @@ def as_text(source: str) -> int:
             return 1
     if logged is not None:
         _print_metrics(logged)
-        if not is_ours:
-            _print_inputs(logged, folder)
         print(f"{'curves':<14} verl-gdpo report {source}")
     if starts := history(folder):
         *columns, what = STARTS
@@ -108,15 +106,3 @@ def _print_metrics(logged: Logged) -> None:
         print(f"FINDING: {printable(str(finding))}")
     for gap in gaps(logged.metrics):
         print(f"WARNING: {printable(gap)}")
-
-
-def _print_inputs(logged: Logged, source: Path) -> None:
-    """Say what a tracker does not hold."""
-    try:
-        # pandas comes with an extra
-        from verl_gdpo.tools.report import runs, tables
-
-        for name, answer, use in tables.inputs_of(runs.run_of(logged, source)):
-            print(printable(f"{name}: {answer} -> {use}"))
-    except ImportError as error:
-        print(f"{'what it holds':<14} not known: {needs_extra(error)}")

@@ -216,10 +216,11 @@ def _why_unusable(answer: Any, sample: Sample) -> str:
             "need. With reward.reward_manager.name=gdpo, its numbers are the rewards"
         )
     if isinstance(answer, BaseException):
-        text = message_of(answer)
+        text = str(answer) if sample.label in str(answer) else message_of(answer)
     elif not (text := answer.get("reward_extra_info", {}).get(ERROR_KEY, "")):
         try:  # verl's own managers pass on what verl cannot train on
-            text = "" if value_or_error(answer["reward_score"]) is not None else "is None"
+            is_none = value_or_error(answer["reward_score"]) is None
+            text = "is None; expected a number" if is_none else ""
         except ValueError as error:
             text = str(error)
         text = text and f"the score {text}"
