@@ -101,20 +101,6 @@ def test_a_tracker_that_is_not_installed(monkeypatch):
     assert problem.startswith("trainer.logger=swanlab: its package is not installed here")
 
 
-def test_files_for_workers(tmp_path):
-    here = tmp_path / "tools.yaml"
-    turns = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
-    loops = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
-    given = (f"{turns}={here}", f"{loops}={tmp_path}/none.yaml")
-    assert machine.missing_files(composed(*given)) == [
-        f"{turns}={here}: there is no such file",
-        f"{loops}={tmp_path}/none.yaml: there is no such file",
-    ]
-    here.touch()
-    assert machine.missing_files(composed(given[0])) == []
-    assert machine.missing_files(composed(f"{turns}=pkg://of/verl.yaml")) == []
-
-
 def test_a_python_that_a_shell_would_cut(monkeypatch):
     monkeypatch.setenv("TMPDIR", "/tmp")
     monkeypatch.setattr(sys, "executable", "/home/jürgen/my env/bin/python")

@@ -23,7 +23,7 @@ NOT_CHECKED = """\
 - the nodes of a Ray cluster that runs; the start of the run compares their files of verl-gdpo
 - the GPUs of a rollout with nodes of its own (`separate_async` and the like)
 - files that verl fetches, your own dataset class, pictures, and more than 1,000 prompts of a file
-- what your tools and agent loops do: only their names and files are looked at
+- what your tools and agent loops do, and whether their files are there
 - how fast the run is, and whether it learns"""
 
 

@@ -52,7 +52,7 @@ def check_environment(config: Any) -> str:
 
 def what_is_missing(config: Any) -> list[str]:
     """A sentence for each thing but a GPU that this machine lacks."""
-    questions = what_ray_refuses, missing_packages, missing_trackers, missing_files
+    questions = what_ray_refuses, missing_packages, missing_trackers
     return [problem for ask in questions for problem in ask(config)]
 
 
@@ -216,17 +216,6 @@ def _has_wandb_key(config: Any) -> bool:
         return False
     except NetrcParseError:  # let W&B judge
         return True
-
-
-def missing_files(config: Any) -> list[str]:
-    """A sentence for each file that a worker would look for in vain."""
-    names = "multi_turn.tool_config", "multi_turn.function_tool", "agent.agent_loop_config"
-    keys = [f"actor_rollout_ref.rollout.{name}_path" for name in names]
-    return [
-        f"{key}={path}: there is no such file"
-        for key, path in ((key, OmegaConf.select(config, key)) for key in keys)
-        if path and "://" not in path and not Path(path).expanduser().is_file()
-    ]
 
 
 def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:

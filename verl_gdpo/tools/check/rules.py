@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import ListConfig, OmegaConf
 
 from verl_gdpo.algorithm.settings import hint
-from verl_gdpo.hooks.verl_questions import known_names, knows_kl_penalty
+from verl_gdpo.hooks.verl_questions import known_names
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOWEST = {  # of what has to be a number
@@ -155,12 +155,6 @@ def unknown_names(config: Any) -> list[str]:
             for name in names
             if name not in known
         ]
-    actor = config.actor_rollout_ref.actor
-    if actor.use_kl_loss and not knows_kl_penalty(actor.kl_loss_type):
-        problems.append(
-            f"{ACTOR}.kl_loss_type={actor.kl_loss_type}: unknown to verl; it knows kl, abs, mse, "
-            "low_var_kl"
-        )
     return problems
 
 
