@@ -404,7 +404,7 @@ def test_results_are_packed_and_read_again(tmp_path, monkeypatch):
     assert again.shares == {"length": [0.5, 1.0]} and again.varies == {"length": [0.25, 0.5]}
     assert replaced.shares == {"length": [0.0, 1.0]}
     two, drawn = results.read_simulated.__wrapped__().values()
-    assert [*two.measured] == [0.5] * 10 and drawn.measured is None
+    assert [*two.measured] == [0.5] * 9 and drawn.measured is None
     assert two.outcomes["adam", "gdpo"]["shares"] == [0.5, 0.25]
     assert drawn.advised == [{"steps": 30, "cost": 0.1}] and not drawn.outcomes
 
