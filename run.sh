@@ -5,8 +5,8 @@
 #            [--allow-flat] [--seconds SECONDS] [key=value ...]
 #
 # ./run_tool_rl.sh is ./run.sh tool_rl. The script chooses recipes/hardware/, and the keys of memory, by the GPUs that it finds and
-# that CUDA_VISIBLE_DEVICES allows; `hardware=...` overrides this choice. With VERL_GDPO_ANY_MACHINE=1 in the environment it goes on where it would
-# refuse a machine. `key=value` are Hydra overrides
+# that CUDA_VISIBLE_DEVICES allows; `hardware=...` overrides this choice.
+# Where it cannot tell what a GPU is, it stops, and with `hardware=...` it goes on. `key=value` are Hydra overrides
 # for verl, such as estimator=grpo or trainer.total_training_steps=5. With hydra.searchpath=[FOLDER],
 # TASK may be one of FOLDER/task/: docs/adding_a_task.md. `run_dir=FOLDER` is a new
 # folder for everything that the run writes. Paths are relative to the current folder.
@@ -127,9 +127,9 @@ print(sys.executable, ", ".join(f"{name} {m.version(name)}" for name in ("verl",
   else
     python=$("$root/setup_env.sh" python gpu "${extras[@]}") || exit 2
   fi
-  # driver, compiler, disk and memory, before anything is installed or downloaded
-  fitting=$("$python" "$root/verl_gdpo/tools/check/gpus.py" "$task" "$root" "$count" "${overrides[@]}" ${manifest:+--resume}) || exit 2
-  [ -n "$fitting$hardware" ] || die "give hardware=1gpu or hardware=8gpu, and the memory's keys, since these GPUs are not known"
+  # before anything is installed or downloaded; who names the hardware goes on with what the recipe has
+  fitting=$("$python" "$root/verl_gdpo/tools/check/gpus.py" "$task" "$count" "${overrides[@]}" ${manifest:+--resume}) || [ -n "$hardware" ] ||
+    die "to go on all the same, give hardware=1gpu or hardware=8gpu, and the keys of memory that recipes/README.md names"
   [ "$fitting" != hardware=cpu ] || [ -z "$hardware" ] || die "hardware=$hardware, but there is no GPU here"
   for choice in $fitting; do
     case $choice in

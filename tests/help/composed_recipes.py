@@ -1,6 +1,6 @@
 """Our recipes, composed on verl's configuration, and the tables of their document."""
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from quick_composition import compose_quickly
 from repository import REPO
 
@@ -27,3 +27,13 @@ def leaves(container, prefix=""):
 def cells_after(heading):
     table = (RECIPES / "README.md").read_text().split(heading)[1].split("\n\n")[1]
     return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in table.splitlines()]
+
+
+def keys_of(config):
+    """All keys with their parents, as in an override."""
+    keys = []
+    for key, value in config.items_ex(resolve=False):
+        keys.append(str(key))
+        if isinstance(value, DictConfig):
+            keys += [f"{key}.{inner}" for inner in keys_of(value)]
+    return keys

@@ -75,10 +75,10 @@ def never_right(**_):
 def asks_a_judge(**_):
     return float(os.environ["KEY_OF_A_JUDGE"])
 
-eight = threading.Barrier(8)
+seven = threading.Barrier(7)
 
 def slow_judge(solution_str, ground_truth, **_):
-    eight.wait(60)  # until eight are here
+    seven.wait(60)  # until seven are here
     return float(solution_str == ground_truth)
 
 async def hangs_on_empty(solution_str, ground_truth, **_):

@@ -426,7 +426,7 @@ def test_the_recipes_fit_the_gpus_that_are_wanted(checkout, found, given, wanted
     (checkout / "verl_gdpo" / "tools" / "check" / "gpus.py").write_text(code)
     done = call(checkout, *given, hardware=None)
     assert done.returncode == 0
-    assert done.stderr.startswith(f"tool_rl|{checkout}|{wanted}|task=tool_rl")
+    assert done.stderr.startswith(f"tool_rl|{wanted}|task=tool_rl")
     assert f"hardware={expected['hardware']}\n" in done.stdout
     ran = stages(checkout)
     arguments = ran["verl_gdpo.run.launch"][1]
@@ -460,65 +460,34 @@ if [[ $1 == *gpus.py ]]; then exec {sys.executable} "$@"; fi
 
 
 # What nvidia-smi prints for the fields that are asked, on machines as people have them, and then
-# what run.sh says, and the keys that it sets. The values are verbatim from public places on GitHub:
-# "captured" is utkuozdemir/nvidia_gpu_exporter, internal/captures, which has all these fields of
-# one GPU. In other places people pasted a table or some fields, and the row is composed of them.
-# Capabilities that they lack are from developer.nvidia.com/cuda/gpus. Sizes of cards are tried by
-# tests/tools/test_gpus.py
-A100 = "NVIDIA A100-SXM4-80GB, 81920, 580.119.02, 8.0, Disabled"
-B200 = "NVIDIA B200, 183359, 580.95.05, 10.0, Disabled"
-RTX_5090 = "NVIDIA GeForce RTX 5090, 32607, 595.71.05, 12.0, [N/A]"
+# what run.sh says, and the keys that it sets. Sizes of cards are tried by tests/tools/test_gpus.py
+A100 = "NVIDIA A100-SXM4-80GB, 81920"
+RTX_5090 = "NVIDIA GeForce RTX 5090, 32607"
 ON_8 = {"hardware": "8gpu"}
 MACHINES = {
-    # NVIDIA/mig-parted/issues/31; the driver is that of A800: Project-HAMi/HAMi/issues/1903
     "8 x A100 80 GB": ([A100] * 8, 0, "found 8 GPUs (NVIDIA A100-SXM4-80GB)", ON_8),
-    # noonghunna/club-3090/issues/127
     "6 x RTX 3090": (
-        ["NVIDIA GeForce RTX 3090, 24576, 595.71.05, 8.6, [N/A]"] * 6,
+        ["NVIDIA GeForce RTX 3090, 24576"] * 6,
         *(0, "4 of them are used: the recipes' batches", ON_8 | {"trainer.n_gpus_per_node": 4}),
     ),
-    # noonghunna/club-3090/issues/769
     "mixed": (
-        [RTX_5090, "NVIDIA GeForce RTX 3090 Ti, 24564, 595.71.05, 8.6, [N/A]"],
+        [RTX_5090, "NVIDIA GeForce RTX 3090 Ti, 24564"],
         *(0, "RTX 3090 Ti, NVIDIA GeForce RTX 5090)", ON_8 | {"trainer.n_gpus_per_node": 2}),
     ),
-    # noonghunna/club-3090/issues/617
     "RTX 5090": (
         *([RTX_5090], 0, ""),
         {"actor_rollout_ref.actor.fsdp_config.offload_policy": True},
     ),
-    # zytsyj/dsh-gpu, tests/nvidia.test.ts; MIG: Project-HAMi/HAMi/issues/347; the driver is of a T4
-    "V100": (
-        ["Tesla V100-SXM2-32GB, 32768, 580.126.09, 7.0, [N/A]"],
-        *(2, "compute capability 7.0", {"hardware": "1gpu"}),
-    ),
-    # sgl-project/sglang/issues/8120: one of 8
-    "old driver": (
-        [B200.replace("580.95.05", "570.124.06")],
-        *(2, "NVIDIA driver 570.124.06: expected 580", {"hardware": "1gpu"}),
-    ),
-    # unslothai/unsloth/pull/10703; driver and MIG: snowflakedb/ArcticTraining/pull/345
-    "GB10": (
-        ["NVIDIA GB10, [N/A], 580.126.09, 12.1, [N/A]"],
-        *(2, "GPU NVIDIA GB10: nvidia-smi says memory [N/A]", {}),
-    ),
-    # captured
-    "MIG": (
-        ["NVIDIA H100 80GB HBM3, 81559, 590.48.01, 9.0, Enabled"],
-        *(2, "is cut into parts (MIG)", {}),
-    ),
-    # NVIDIA/open-gpu-kernel-modules/issues/862
+    "GB10": (["NVIDIA GB10, [N/A]"], 2, "GPU NVIDIA GB10: nvidia-smi says memory [N/A]", {}),
     "none": ([], 0, "found 0 GPUs", {"hardware": "cpu"}),
 }
-# the module itself, on a machine that has disk, Python.h and no device of its own
+# the module itself, on a machine that has no device of its own
 LOOK = f"""
-import importlib.util, sys, types
+import importlib.util, sys
 spec = importlib.util.spec_from_file_location("gpus", "{REPO}/verl_gdpo/tools/check/gpus.py")
 gpus = sys.modules["gpus"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(gpus)
-gpus._devices = lambda: ""
-gpus.shutil.disk_usage = lambda _: types.SimpleNamespace(free=5e11)
-gpus.Path.is_file = lambda _: True
+gpus._has_device = lambda: False
 sys.exit(gpus.main(sys.argv[1:]))
 """
 
@@ -554,19 +523,13 @@ def test_machines(checkout, name):
     assert config.trainer.device == ("cuda" if lines else "cpu")
 
 
-@pytest.mark.parametrize("name", ["V100", "old driver", "GB10", "MIG"])
-def test_a_machine_that_is_used_all_the_same(checkout, name, monkeypatch):
-    lines, _, said, keys = MACHINES[name]
-    on_machine(checkout, lines)
-    monkeypatch.setenv("VERL_GDPO_ANY_MACHINE", "1")
+def test_who_names_the_hardware_goes_on_with_what_its_recipe_has(checkout):
+    on_machine(checkout, MACHINES["GB10"][0])
     done = call(checkout, hardware=None)
-    assert said in done.stderr
-    if not keys:
-        assert done.returncode == 2 and "give hardware=1gpu or hardware=8gpu" in done.stderr
-        done = call(checkout, hardware="1gpu")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 2 and "give hardware=1gpu or hardware=8gpu" in done.stderr
+    assert call(checkout, hardware="1gpu").returncode == 0
     given, _ = composed_of(checkout)
-    assert given["hardware"] == "1gpu" and (TOKENS in given) == bool(keys)
+    assert given["hardware"] == "1gpu" and TOKENS not in given
 
 
 FOUND = "hydra.searchpath=[pkg://echo_task.recipes]"
@@ -613,20 +576,10 @@ def test_a_resume_is_not_asked_for_sizes(checkout):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_part_of_a_gpu(checkout, monkeypatch):
-    on_machine(checkout, MACHINES["8 x A100 80 GB"][0])
-    # flashinfer-ai/flashinfer/pull/4901
-    part = "MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/2"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", part)
+def test_a_machine_that_is_not_known_stops_before_all_else(checkout):
+    finds(checkout, "hardware=8gpu", problem="no GPU is known")
     done = call(checkout, hardware=None)
-    assert done.returncode == 2 and "a part of a GPU (MIG)" in done.stderr
-    assert stages(checkout) == {}
-
-
-def test_a_machine_that_lacks_something_stops_before_all_else(checkout):
-    finds(checkout, "hardware=8gpu", problem="no C compiler")
-    done = call(checkout, hardware=None)
-    assert done.returncode == 2 and "no C compiler" in done.stderr
+    assert done.returncode == 2 and "no GPU is known" in done.stderr
     finds(checkout, "hardware=cpu")
     done = call(checkout, hardware="8gpu")
     assert done.returncode == 2 and "hardware=8gpu, but there is no GPU here" in done.stderr

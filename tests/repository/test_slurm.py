@@ -10,8 +10,6 @@ from repository import REPO
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from verl_gdpo.tools.check.ray_start import other_nodes, what_ray_refuses
-
 FILE = REPO / "examples" / "slurm" / "train.slurm"
 STAND_INS = {
     # the options of srun come before the command
@@ -88,12 +86,10 @@ def test_the_launcher_gets_the_signal_of_the_job(tmp_path):
 
 
 def composes(overrides):
-    """And `check` lets Ray join this cluster."""
     config = composed(*(one for one in overrides if not one.startswith("run_dir=")))
     validate_config(config, need_reference_policy(config), need_critic(config))
     assert config.trainer.nnodes == 2
-    assert other_nodes(config) == "10.0.0.7:6379"
-    assert not any("would join that cluster" in text for text in what_ray_refuses(config))
+    assert config.ray_kwargs.ray_init.address == "10.0.0.7:6379"
 
 
 def test_the_command_of_the_page_composes():

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from composed_recipes import composed
+from composed_recipes import composed, keys_of
 from omegaconf import OmegaConf
 
 from verl_gdpo.run.resume_rules import (
@@ -21,7 +21,6 @@ from verl_gdpo.run.resume_rules import (
     verdict_of,
 )
 from verl_gdpo.run.starts import StartManifest
-from verl_gdpo.tools.compose import keys_of
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,6 @@ def with_an_outlier(size):
     return values
 
 
-def noisy_length(t, chance):
-    return np.stack([learned(chance, t), 0.1 * chance.normal(size=len(GROUPS))], axis=1)
-
-
 def by_prompt(t, chance):
     scale = np.where(GROUPS[:, None] % 2, [1.0, 9.0], [9.0, 1.0])
     return equal(t, chance) * scale
@@ -100,7 +96,6 @@ CASES = {
     "small length": (small_length, "large", "GDPO changes which reward counts"),
     "an outlier above": (with_an_outlier(1e6), "large", "GDPO changes which reward counts"),
     "an outlier below": (with_an_outlier(-1e6), "large", "GDPO changes which reward counts"),
-    "noise": (noisy_length, "noise", "GDPO changes which reward counts"),
     "by prompt": (by_prompt, "by prompt, alike", "GDPO hardly changes"),
     "equal": (equal, "equal", "GDPO hardly changes which reward counts"),
     "excluding": (excluding, "exclude", "GDPO changes which reward counts"),
@@ -121,7 +116,7 @@ def test_the_verdict(name):
 
 def test_unlike_dumps_get_unlike_sentences():
     unlike = [values for name, (values, *_) in CASES.items() if "outlier" not in name]
-    assert len({describe(seen(values)).advice for values in unlike}) == len(unlike) == 8
+    assert len({describe(seen(values)).advice for values in unlike}) == len(unlike) == 7
 
 
 def test_the_share_that_gdpo_changes_has_an_interval():
@@ -144,11 +139,6 @@ def test_few_groups_say_that_they_are_too_few():
     assert "are too few to say what to train with: of groups" in describe(found).sentences[1]
 
 
-def test_a_reward_that_does_not_move_is_noise_in_enough_steps_only():
-    assert advise(seen(noisy_length, steps=FIRST_STEPS - 1)).rule.name == "large"
-    assert advise(seen(noisy_length, steps=FIRST_STEPS + 9)).rule.name == "noise"
-
-
 def test_weights_count():
     """With weights that make up for the ranges, GRPO sees equal spreads."""
     assert advise(seen(small_length, weights=[1.0, 1 / 0.17])).rule.name == "equal"
@@ -156,7 +146,6 @@ def test_weights_count():
     found = seen(lambda t, chance: identical(t, chance) * [1, -1] + [0, 1], weights=[1.0, -1.0])
     assert advise(found).rule.name == "same"
     assert found.measured()[0].together > 1
-    assert describe(found).rows[1][4] == f"{1 - float(describe(found).rows[0][4]):.3g}"
 
 
 def test_a_weight_that_follows_a_schedule_counts_with_its_mean():
@@ -181,7 +170,6 @@ def test_rewards_that_no_sample_has_together():
 def test_nothing_that_varies():
     found = seen(lambda t, chance: np.ones((len(GROUPS), 2)))
     assert advise(found).rule.name == "one reward" and found.measured()[0].rewards == 0
-    assert not any("ratio" in fact for fact in describe(found).facts)  # of no rewards
 
 
 # --- the numbers ----------------------------------------------------------------------------------

@@ -3,13 +3,11 @@
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 
 import huggingface_hub.constants
 import pytest
 
 from verl_gdpo.tools import RECIPES
-from verl_gdpo.tools.check import on_gpus
 from verl_gdpo.tools.fetch import main
 
 OF_RECIPES = ("--config-dir", str(RECIPES), "--config-name", "train")
@@ -104,17 +102,3 @@ def test_a_folder_is_left_alone(hub, capsys, tmp_path):
     assert fetch(tmp_path) == 0
     assert capsys.readouterr().out == f"{tmp_path}\n"
     assert hub.downloaded == []
-
-
-def test_nothing_is_downloaded_for_gpus_that_cannot_be_used(hub, capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    size = SimpleNamespace(name="A10G", major=8, minor=6, total_memory=23_034 * 2**20)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: size)
-    monkeypatch.setattr(on_gpus, "missing", lambda *found, **settings: ["no C compiler"])
-    assert fetch("org/mine") == 1
-    assert "fetch: org/mine is not downloaded: no C compiler" in capsys.readouterr().err
-    assert hub.downloaded == ["config.json"]
-    monkeypatch.setattr(on_gpus, "missing", lambda *found, **settings: [])
-    assert fetch("org/mine") == 0
-    assert sorted(hub.downloaded) == ["config.json", "model.safetensors"]

@@ -1,4 +1,4 @@
-"""What is found of a machine's GPUs, which keys they get, and what they need besides."""
+"""What is found of a machine's GPUs, and which keys they get."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from composed_recipes import RECIPES, cells_after, composed
 from executable import program
 from repository import REPO
 
-from verl_gdpo.tools.check import gpus, machine, on_gpus
+from verl_gdpo.tools.check import gpus, machine
 from verl_gdpo.tools.check.gpus import (
     CARDS_GB,
     COUNTS,
@@ -26,15 +26,14 @@ from verl_gdpo.tools.check.gpus import (
     overrides_for,
     used_of,
 )
+from verl_gdpo.tools.compose import compose_config
 
 A100, L4, L40S, H200 = 81_920, 23_034, 46_068, 143_771  # MiB, as nvidia-smi says
 A100_40, RTX_5090, B200, H20 = 40_960, 32_607, 183_359, 97_871
 
 
-def made(*memory, driver="580.95.05", capability=(8, 0)):
-    return [
-        Gpu(str(i), f"GPU-{i}ab", "a GPU", mib, driver, capability) for i, mib in enumerate(memory)
-    ]
+def made(*memory):
+    return [Gpu(str(i), f"GPU-{i}ab", "a GPU", mib) for i, mib in enumerate(memory)]
 
 
 @pytest.mark.parametrize(
@@ -100,11 +99,7 @@ def nvidia_smi(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def prints(*found, code=0):
-        lines = "\n".join(
-            f"{g.index}, {g.uuid}, {g.name}, {g.memory_mib}, {g.driver}, "
-            f"{g.capability[0]}.{g.capability[1]}, [N/A]"
-            for g in found
-        )
+        lines = "\n".join(f"{g.index}, {g.uuid}, {g.name}, {g.memory_mib}" for g in found)
         text = f"#!/bin/sh\ncat <<'EOF'\n{lines}\nEOF\nexit {code}\n"
         program(tmp_path / "bin" / "nvidia-smi", text)
 
@@ -129,68 +124,50 @@ def test_gpus_that_are_visible(nvidia_smi, visible, indices):
     assert "".join(gpu.index for gpu in find_gpus(environment)) == indices
 
 
-@pytest.mark.parametrize(
-    ("visible", "words"),
-    [("7", "the GPUs here are a GPU"), ("MIG-0ab1", r"a part of a GPU \(MIG\)")],
-)
-def test_what_is_visible_cannot_be_used(nvidia_smi, visible, words):
+@pytest.mark.parametrize("visible", ["7", "MIG-0ab1"])
+def test_what_is_visible_cannot_be_used(nvidia_smi, visible):
     """Else the tiny policy would be trained in silence."""
     nvidia_smi(*made(A100))
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match="the GPUs here are a GPU"):
         find_gpus({"CUDA_VISIBLE_DEVICES": visible})
 
 
 def test_no_nvidia_smi_or_a_broken_one(nvidia_smi, monkeypatch):
-    monkeypatch.setattr(gpus, "_devices", lambda: "")
+    monkeypatch.setattr(gpus, "_has_device", lambda: False)
     nvidia_smi(code=9)
     assert find_gpus({}) == []
     monkeypatch.setenv("PATH", "/nowhere")
     assert find_gpus({}) == []
-    monkeypatch.setattr(gpus, "_devices", lambda: "/dev/nvidia0: an NVIDIA GPU is here")
-    with pytest.raises(ValueError, match=r"/dev/nvidia0: .* but nvidia-smi does not work"):
+    monkeypatch.setattr(gpus, "_has_device", lambda: True)
+    with pytest.raises(ValueError, match="a GPU is in /dev, but nvidia-smi does not work"):
         find_gpus({})
     assert find_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
 
 
-def test_alone_before_anything_is_installed(nvidia_smi, tmp_path):
-    nvidia_smi(*made(A100, driver="570.10"))
+def test_alone_before_anything_is_installed(nvidia_smi):
+    nvidia_smi(*made(A100))
     done = subprocess.run(
-        [sys.executable, "-I", str(REPO / "verl_gdpo/tools/check/gpus.py"), "gsm8k", str(tmp_path)],
+        [sys.executable, "-I", str(REPO / "verl_gdpo/tools/check/gpus.py"), "gsm8k", ""],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (done.stdout, done.returncode) == ("", 1)
-    assert "this machine: NVIDIA driver 570.10: expected 580 or newer" in done.stderr
-
-
-def test_what_a_machine_lacks(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpus.shutil, "which", lambda name: None)
-    monkeypatch.setattr(gpus.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    monkeypatch.setattr(gpus.shutil, "disk_usage", lambda _: SimpleNamespace(free=5e9))
-    compiler, header, disk = gpus.missing(made(A100), tmp_path)
-    assert "no C compiler" in compiler and "Python.h is not there" in header
-    assert disk == f"{tmp_path}: 5 GB free; expected at least 60"
-    monkeypatch.setattr(gpus.shutil, "which", lambda name: "/usr/bin/cc")
-    monkeypatch.setattr(gpus.shutil, "disk_usage", lambda _: SimpleNamespace(free=5e11))
-    (tmp_path / "Python.h").touch()
-    assert gpus.missing(made(A100), tmp_path) == []
+    assert done.returncode == 0 and done.stdout.startswith(f"hardware=1gpu {TOKENS}=24576 ")
 
 
 @pytest.fixture
 def two_gpus(monkeypatch):
     """What torch would say of them; `total_memory` can be changed."""
-    size = SimpleNamespace(total_memory=A100 * 2**20, name="a GPU", major=8, minor=0)
+    size = SimpleNamespace(total_memory=A100 * 2**20)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: size)
-    monkeypatch.setattr(on_gpus, "missing", lambda gpus, folder, disk_gb: [])
     return size
 
 
 def test_too_few_gpus():
     with pytest.raises(ValueError, match=r"n_gpus_per_node=2, but 0 GPUs are here.*--elsewhere"):
-        on_gpus.check_gpus(composed("hardware=8gpu", "trainer.n_gpus_per_node=2"))
-    assert on_gpus.check_gpus(composed("hardware=cpu")) == []
+        machine.check_gpus(composed("hardware=8gpu", "trainer.n_gpus_per_node=2"))
+    assert machine.check_gpus(composed("hardware=cpu")) == []
 
 
 @pytest.mark.parametrize(
@@ -207,30 +184,12 @@ def test_too_few_gpus():
 def test_keys_that_the_table_has_not(two_gpus, monkeypatch, billions, memory, words):
     """A warning alone."""
     two_gpus.total_memory = memory * 2**20
-    monkeypatch.setattr(on_gpus, "billions_in", lambda path: billions)
-    count, *doubts = on_gpus.check_gpus(composed("hardware=8gpu", "trainer.n_gpus_per_node=2"))
-    assert count == f"2 GPUs of {memory * 2**20 / 1e9:.0f} GB"
-    assert re.match(words or "$", " ".join(doubts))
-    lora = composed("trainer.n_gpus_per_node=2", "actor_rollout_ref.model.lora_rank=8")
-    assert on_gpus.what_may_not_fit(lora, billions or 1, memory << 20) == []
-
-
-def test_the_disk_of_a_model_is_asked_for(two_gpus, monkeypatch):
-    """15 GB, the weights of 2 bytes, and two checkpoints of 12 bytes a parameter."""
-    monkeypatch.setattr(on_gpus, "billions_in", lambda path: 7.6156)
-    monkeypatch.setattr(on_gpus, "missing", lambda gpus, folder, disk_gb: [f"{disk_gb:.0f}"])
-    with pytest.raises(ValueError, match=r"^213\. VERL_GDPO_ANY_MACHINE=1 goes on"):
-        on_gpus.check_gpus(composed("hardware=8gpu", "trainer.n_gpus_per_node=2"))
-
-
-def test_shared_memory_that_is_too_small(monkeypatch):
-    config = composed("task=coding", "hardware=8gpu")
-    free = SimpleNamespace(free=64e6)
-    monkeypatch.setattr(gpus.shutil, "disk_usage", lambda path: free)
-    (problem,) = on_gpus.small_shared_memory(config)
-    assert "/dev/shm: 0.06 GB free; expected at least 4.0 for vLLM" in problem
-    free.free = 5e9
-    assert on_gpus.small_shared_memory(config) == []
+    monkeypatch.setattr(machine, "billions_in", lambda path: billions)
+    two = ("hardware=8gpu", "trainer.n_gpus_per_node=2")
+    assert re.match(words or "$", " ".join(machine.check_gpus(composed(*two))))
+    assert machine.check_gpus(composed(*two, "actor_rollout_ref.model.lora_rank=8")) == []
+    megatron = compose_config(None, "ppo_megatron_trainer", ["trainer.n_gpus_per_node=2"])
+    assert machine.check_gpus(megatron) == []
 
 
 def test_the_size_of_a_model_in_a_folder(tmp_path):
@@ -241,9 +200,9 @@ def test_the_size_of_a_model_in_a_folder(tmp_path):
     Qwen2Config(vocab_size=151936, tie_word_embeddings=True, **sizes, **heads).save_pretrained(
         tmp_path
     )
-    assert on_gpus.billions_in(str(tmp_path)) == 1.543714304
+    assert machine.billions_in(str(tmp_path)) == 1.543714304
     for name in ("no-one/not-in-the-cache", "/no/such/model", "./models/qwen", "hdfs://a/b/c"):
-        assert on_gpus.billions_in(name) is None, name
+        assert machine.billions_in(name) is None, name
 
 
 def test_engines_that_are_not_installed(monkeypatch):

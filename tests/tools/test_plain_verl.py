@@ -290,7 +290,6 @@ def test_the_summary_of_a_plain_run(plain, capsys):
     assert summary.main([plain_verl_archive.METRICS]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^score +0\.792 +2\.158 +0\.000 +1\.867$", out, re.M)
-    assert "rollouts: no -> no examples, what GDPO would change, and replay: train with" in out
     assert f"curves         verl-gdpo report {plain_verl_archive.METRICS}\n" in out
 
 
@@ -341,22 +340,15 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize(
-    ("missing", "command", "code", "message"),
+    ("missing", "command", "message"),
     [
-        ("jinja2", "report", 1, "report: jinja2 is not installed: pip install 'verl-gdpo[plots]'"),
-        ("tensorboard", "summary", 1, "needs tensorboard: pip install tensorboard"),
-        ("torch", "replay", 1, "replay: torch is not installed: pip install 'verl-gdpo[verl]'"),
-        ("hydra", "check", 1, "check: hydra is not installed: pip install 'verl-gdpo[verl]'"),
-        *(
-            pytest.param(*row, marks=pytest.mark.slow)
-            for row in (
-                ("pandas", "summary", 0, "not known: pandas is not installed: pip install"),
-                ("torch", "summary", 0, "torch is not installed: pip install 'verl-gdpo[verl]'"),
-            )
-        ),
+        ("jinja2", "report", "report: jinja2 is not installed: pip install 'verl-gdpo[plots]'"),
+        ("tensorboard", "summary", "needs tensorboard: pip install tensorboard"),
+        ("torch", "replay", "replay: torch is not installed: pip install 'verl-gdpo[verl]'"),
+        ("hydra", "check", "check: hydra is not installed: pip install 'verl-gdpo[verl]'"),
     ],
 )
-def test_what_is_not_installed_is_asked_for_in_a_line(plain, missing, command, code, message):
+def test_what_is_not_installed_is_asked_for_in_a_line(plain, missing, command, message):
     source = (
         plain_verl_archive.TENSORBOARD if missing == "tensorboard" else plain_verl_archive.METRICS
     )
@@ -364,9 +356,8 @@ def test_what_is_not_installed_is_asked_for_in_a_line(plain, missing, command, c
     done = subprocess.run(
         [sys.executable, "-c", program, command, source], capture_output=True, text=True
     )
-    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
-    assert message in (done.stderr if code else done.stdout)
-    assert code or re.search(r"^score +0\.792", done.stdout, re.M)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert message in done.stderr
 
 
 def test_a_report_reads_a_bounded_number_of_dumps_without_their_texts(tmp_path, monkeypatch):

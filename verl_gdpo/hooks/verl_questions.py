@@ -73,17 +73,6 @@ def known_names(key: str) -> list[str]:
     return sorted({str(getattr(name, "value", name)) for name in names})
 
 
-def knows_kl_penalty(name: str) -> bool:
-    """Whether verl has an estimator of the KL divergence of this name."""
-    from verl.trainer.ppo.core_algos import kl_penalty
-
-    try:
-        kl_penalty(torch.zeros(1), torch.zeros(1), name)
-    except NotImplementedError:
-        return False
-    return True
-
-
 def make_rollout_config_and_dataset_class(config: Any) -> None:
     """Make what verl makes of the configuration in its workers, without starting them.
 

@@ -6,10 +6,7 @@ is not given), then in that of --config-dir, `run_job` fills in the output folde
 """
 
 import argparse
-import difflib
 import os
-import re
-import shlex
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -25,7 +22,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.tools import RECIPES
@@ -52,36 +49,7 @@ def compose_arguments(options: argparse.Namespace) -> Any:
                 f"{error}\nThe recipes of verl-gdpo are found with --config-dir {RECIPES} "
                 "--config-name train, as in the training command"
             ) from error
-        if not (match := re.match(r"Could not override '([\w.]+)'", str(error))):
-            raise
-        raise ValueError(_of_unknown_key(match[1], options)) from error
-
-
-def _of_unknown_key(key: str, options: argparse.Namespace) -> str:
-    """What to say of an override of a key that is not there: it is misspelt, or a new one."""
-    known = keys_of(
-        compose_config(options.config_dir, options.config_name, [], options.config_path)
-    )
-    block, _, name = key.rpartition(".")
-    beside = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == block}
-    close = [beside[other] for other in difflib.get_close_matches(name, beside, 1)]
-    meant = [*close, *(k for k in known if k.endswith(f".{key}"))][:1]
-    override = next((o for o in options.overrides if o.partition("=")[0] == key), key)
-    is_verls = options.config_name == PLAIN
-    where = "verl's configuration" if is_verls else f"the configuration {options.config_name}"
-    guess = f"; did you mean {meant[0]!r}? If not, a +" if meant else ", so a +"
-    new = shlex.quote(f"+{override}")
-    return f"{override}: {where} does not have {key}{guess} has to be put before it: {new}"
-
-
-def keys_of(config: Any) -> list[str]:
-    """Return all keys with their parents, as in an override."""
-    keys = []
-    for key, value in config.items_ex(resolve=False):
-        keys.append(str(key))
-        if isinstance(value, DictConfig):
-            keys += [f"{key}.{inner}" for inner in keys_of(value)]
-    return keys
+        raise
 
 
 def compose_config(

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from verl_gdpo.tasks import TASKS, TaskError
 from verl_gdpo.tasks.preparation import DataError, UsageError
@@ -29,11 +29,6 @@ from verl_gdpo.tasks.preparation.sources import sources_of
 OTHER_OPTIONS = ("sources", "out", "if_needed", "keep_others", "force", "base_url", "cache")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code; raise SystemExit(2) for malformed arguments."""
     try:
@@ -44,9 +39,6 @@ def main(argv: Sequence[str]) -> int:
         message = "\n  ".join(" ".join(line.split()) for line in str(error).splitlines())
         print(f"data_prep: error: {message}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-    except KeyboardInterrupt:
-        print("data_prep: error: interrupted", file=sys.stderr)
-        return 1
     return 0
 
 
@@ -92,7 +84,9 @@ def as_typed(options: Mapping[str, Any]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="verl-gdpo data", description="Prepare a task's data for verl.")
+    parser = argparse.ArgumentParser(
+        prog="verl-gdpo data", description="Prepare a task's data for verl."
+    )
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True)
     for name, task in TASKS.items():
         sources = sources_of(task)

@@ -2,21 +2,17 @@
 
 verl-gdpo fetch [what stands behind `python -m verl.trainer.main_ppo`]
 
-Nothing is done where the model is a folder, or is complete in the hub's cache. Where there are
-GPUs, the model's configuration is downloaded first, and the weights only if `check` would let a run
-start on them. HF_ENDPOINT names another hub, HF_HOME another cache.
+Nothing is done where the model is a folder, or is complete in the hub's cache. HF_ENDPOINT names
+another hub, HF_HOME another cache.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
 from huggingface_hub import snapshot_download
 
-from verl_gdpo.tools.check.on_gpus import check_gpus
 from verl_gdpo.tools.compose import add_config_arguments, compose_arguments
 
 # the weights once, as safetensors; no other framework's
@@ -33,10 +29,6 @@ def main(argv: Sequence[str]) -> int:
         print(Path(path).expanduser())
         return 0
     try:
-        snapshot_download(path, allow_patterns=["config.json"])
-        if reason := _why_not_here(config):
-            print(f"fetch: {path} is not downloaded: {reason}", file=sys.stderr)
-            return 1
         print(snapshot_download(path, allow_patterns=list(PATTERNS)))
     except Exception as error:  # of the network, the hub or the disk, in many classes
         reason = " ".join(str(error).split())
@@ -48,14 +40,3 @@ def main(argv: Sequence[str]) -> int:
         )
         return 1
     return 0
-
-
-def _why_not_here(config: Any) -> str:
-    """What `check` would refuse of these GPUs, before gigabytes are downloaded for them."""
-    if not torch.cuda.is_available():  # a login node
-        return ""
-    try:
-        check_gpus(config)
-    except ValueError as error:
-        return str(error)
-    return ""

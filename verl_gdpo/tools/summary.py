@@ -17,7 +17,7 @@ from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import ENDS, NOTHING, Metrics, MetricsReader, ends, gaps
 from verl_gdpo.run.starts import RecordedStart, starts_of
 from verl_gdpo.run.tracker_logs import EXPECTED, Logged, read_logged
-from verl_gdpo.terminal import needs_extra, printable, render
+from verl_gdpo.terminal import printable, render
 
 HEADER = ("reward", *ENDS)
 STARTS = ("start", "time", "from step", "to step", "end", "changed")
@@ -90,8 +90,6 @@ def as_text(source: str) -> int:
             return 1
     if logged is not None:
         _print_metrics(logged)
-        if not is_ours:
-            _print_inputs(logged, folder)
         print(f"{'curves':<14} verl-gdpo report {source}")
     if starts := [_start_row(folder, recorded) for recorded in starts_of(folder)]:
         *columns, what = STARTS
@@ -129,15 +127,3 @@ def _print_metrics(logged: Logged) -> None:
         print(f"FINDING: {printable(str(finding))}")
     for gap in gaps(logged.metrics):
         print(f"WARNING: {printable(gap)}")
-
-
-def _print_inputs(logged: Logged, source: Path) -> None:
-    """Say what a tracker does not hold."""
-    try:
-        # pandas comes with an extra
-        from verl_gdpo.tools.report import runs, tables
-
-        for name, answer, use in tables.inputs_of(runs.run_of(logged, source)):
-            print(printable(f"{name}: {answer} -> {use}"))
-    except ImportError as error:
-        print(f"{'what it holds':<14} not known: {needs_extra(error)}")

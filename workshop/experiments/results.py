@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_gdpo.atomic import replace_together
-from verl_gdpo.tools.advice.rules import Measured
+from verl_gdpo.tools.advice.evidence import Measured
 
 HERE = Path(__file__).parent
 SIMULATION = HERE / "map" / "simulation.parquet"  # a row a setting
@@ -85,7 +85,8 @@ def read_trained(path: Path, *, replaced: bool = False) -> dict[Run, Trained]:
 def read_simulated() -> dict[str, Simulated]:
     return {
         row["setting"]: Simulated(
-            Measured(**row["measured"]) if row["measured"] else None,
+            # the file also has a number that no rule reads any more
+            Measured(*map(row["measured"].get, Measured._fields)) if row["measured"] else None,
             {(of["optimizer"], of["arm"]): of for of in row["outcomes"]},
             row["earned"],
             row["advised"],

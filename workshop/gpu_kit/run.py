@@ -15,6 +15,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.run.folder import MetricsReader
-from verl_gdpo.tools.check.gpus import find_gpus, missing, overrides_for
+from verl_gdpo.tools.check.gpus import find_gpus, overrides_for
 from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL, seconds
 from workshop.gpu_kit.results import Results, kept, problem_of_training, table, tail
 from workshop.gpu_kit.stages import PROMPTS_OF_D, REPO, Place, Stage, stages
@@ -49,24 +50,25 @@ def machine(device: str) -> dict[str, Any]:
     import torch
 
     found = find_gpus(os.environ) if device == "cuda" else []
+    compilers = map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     return {
         "date": _now(),
         "gpus": [gpu.name for gpu in found],
-        "driver": sorted({gpu.driver for gpu in found}),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.cuda.is_available(),
-        "lacks": missing(found, Path.cwd()) if found else [],
+        "compiles": any(compilers) and header.is_file(),
     }
 
 
-def environment(device: str, lacks: Sequence[str]) -> dict[str, str]:
+def environment(device: str, compiles: bool) -> dict[str, str]:
     """What the stages find in their environment."""
     env = dict(ENVIRONMENT)
     if device == "cpu":
         return env | {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}
-    if any("compiler" in text or "Python.h" in text for text in lacks):
+    if not compiles:
         env["TORCHDYNAMO_DISABLE"] = "1"  # what cannot be compiled runs as it is
     cores = os.cpu_count() or 1
     return env | {"OMP_NUM_THREADS": str(max(1, cores // 4))}
@@ -206,7 +208,7 @@ def main() -> int:
     unknown = [name for name in wanted if not any(s.name.startswith(name) for s in every)]
     if unknown:
         parser.error(f"unknown: {unknown}; expected some of {[stage.name for stage in every]}")
-    env = environment(options.device, here["lacks"])
+    env = environment(options.device, here["compiles"])
     chosen = [stage for stage in every if stage.name.startswith(wanted)]
     return int(not run_all(chosen, place, options.out, env, until))
 

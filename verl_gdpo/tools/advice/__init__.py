@@ -1,4 +1,4 @@
-"""What GDPO would change for the rewards of a run: sentences, with a table and numbers.
+"""What GDPO would change for the rewards of a run: sentences, and a table.
 
 `rules.yaml` decides what to train with, and nothing else does; docs/advice.md says how often that
 is right. The shares of the update say what GDPO changes. Groups that are drawn again say how sure
@@ -6,31 +6,64 @@ both are.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 
 from verl_gdpo.algorithm.zero import Floats
 from verl_gdpo.terminal import printable, render, wrapped
-from verl_gdpo.tools.advice.evidence import METHODS, Evidence
-from verl_gdpo.tools.advice.rules import AdviceRule, Measured, read_rules, rule_of
+from verl_gdpo.tools.advice.evidence import METHODS, Evidence, Measured
 
-PAGE = "docs/when_gdpo_helps.md#should-i-use-gdpo-for-my-rewards"
 TITLE = "What would GDPO change?"
 SURE = 0.8  # of groups drawn again have to say the same
 MATTERS = 0.1  # of the update; a smaller change of a share is hardly one
 INTERVAL = (2.5, 97.5)  # percentiles
 
-HEADER = (
-    *("reward", "weight", "spread", "varies", "mean at first", "at last"),
-    *("share under GRPO", "under GDPO"),
-)
+HEADER = ("reward", "weight", "spread", "varies", "share under GRPO", "under GDPO")
 LEGEND = """\
 spread: standard deviation within groups; varies: in this share of the groups; share: of the update,
-the covariance of the reward's part with the whole. Means are of the first and the last third of the
-steps that were looked at"""
+the covariance of the reward's part with the whole"""
+
+
+class AdviceRule(NamedTuple):
+    """A rule, in words for its page; it applies where each number is within its bounds."""
+
+    name: str
+    symptom: str
+    bounds: Mapping[str, tuple[float, float]]
+    train_with: str
+    arms: Sequence[str]  # those that `train_with` names, as workshop/experiments/map calls them
+
+    def applies(self, measured: Measured) -> bool:
+        return all(
+            low <= getattr(measured, name) <= high for name, (low, high) in self.bounds.items()
+        )
+
+
+@cache
+def rules_file() -> Mapping[str, Any]:
+    """All of `rules.yaml`."""
+    kept: Mapping[str, Any] = yaml.safe_load(
+        files(__package__).joinpath("rules.yaml").read_text(encoding="utf-8")
+    )
+    return kept
+
+
+def read_rules() -> list[AdviceRule]:
+    """In their order; the last one has no bounds, so one always applies."""
+    return [
+        AdviceRule(rule["name"], rule["seen"], rule["if"], rule["train_with"], rule["arms"])
+        for rule in rules_file()["rules"]
+    ]
+
+
+def rule_of(measured: Measured) -> AdviceRule:
+    return next(rule for rule in read_rules() if rule.applies(measured))
 
 
 class Advice(NamedTuple):
@@ -61,11 +94,10 @@ def advise(evidence: Evidence) -> Advice:
 
 @dataclass(frozen=True)
 class Description:
-    """What GDPO would change: plain sentences, a table of the rewards, and the numbers."""
+    """What GDPO would change: plain sentences, and a table of the rewards."""
 
     sentences: Sequence[str]  # without a full stop
     rows: Sequence[Sequence[str]]  # under `HEADER`
-    facts: Sequence[str]
 
     @property
     def advice(self) -> str:
@@ -73,18 +105,13 @@ class Description:
 
     def __str__(self) -> str:
         """Return it for a terminal."""
-        table = render(HEADER, self.rows)
-        facts = "\n".join(wrapped(printable(fact), "- ") for fact in self.facts)
         advice = "\n".join(wrapped(f"{printable(sentence)}.") for sentence in self.sentences)
-        return f"{advice}\n\n{table}\n{LEGEND}\n\nWhat the rules of {PAGE} read:\n{facts}"
+        return f"{advice}\n\n{render(HEADER, self.rows)}\n{LEGEND}"
 
 
 def describe(evidence: Evidence) -> Description:
     """Return the description of the first steps of a run."""
-    advice = advise(evidence)
-    numbers = zip(advice.measured._fields, advice.measured, strict=True)
-    facts = [f"{key} {value:.3g}: {advice.of[key]}" for key, value in numbers if np.isfinite(value)]
-    return Description([*_sentences(evidence, advice)], _reward_rows(evidence), facts)
+    return Description([*_sentences(evidence, advise(evidence))], _reward_rows(evidence))
 
 
 def _sentences(evidence: Evidence, advice: Advice) -> list[str]:
@@ -129,17 +156,9 @@ def _change(evidence: Evidence, advice: Advice) -> str:
 
 
 def _reward_rows(evidence: Evidence) -> list[list[str]]:
-    n, weights_K = evidence.numbers, evidence.weights_K
+    n = evidence.numbers
     spread_K = np.sqrt(np.diagonal(n["square"]) / n["freedom"].clip(min=1))
-    ends = [n[f"sum_{end}"] / n[f"count_{end}"].clip(min=1) for end in (0, 1)]
-    columns = [
-        (f"{value:.3g}" for value in column)
-        for column in (weights_K, spread_K, *(np.where(weights_K < 0, -1, 1) * end for end in ends))
-    ]
-    varies, *shares = (
-        (f"{value:.0%}" for value in column)
-        for column in (n["varies"] / n["has"].clip(min=1), *map(evidence.shares_K, METHODS))
-    )
-    weight, spread, first, last = columns
-    rows = zip(evidence.weights, weight, spread, varies, first, last, *shares, strict=True)
-    return [[*row] for row in rows]
+    numbers = ([f"{value:.3g}" for value in column] for column in (evidence.weights_K, spread_K))
+    columns = (n["varies"] / n["has"].clip(min=1), *map(evidence.shares_K, METHODS))
+    shares = ([f"{value:.0%}" for value in column] for column in columns)
+    return [[*row] for row in zip(evidence.weights, *numbers, *shares, strict=True)]

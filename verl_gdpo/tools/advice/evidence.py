@@ -21,7 +21,6 @@ from verl_gdpo.algorithm.statistics import contributions, groups_with_signal, wi
 from verl_gdpo.algorithm.zero import Bools, Floats, Ints, or_0
 from verl_gdpo.run.dump_reader import read_dump, reward_rows
 from verl_gdpo.run.scorer import Scorer
-from verl_gdpo.tools.advice.rules import Measured
 
 METHODS = {"grpo": verl_grpo_settings(GdpoSettings()), "gdpo": GdpoSettings(batch_norm="none")}
 FIRST_STEPS = 30  # the rules are keyed on what these show
@@ -29,6 +28,20 @@ DRAWN_AGAIN = 200
 OUTLIERS = 0.01  # of the values other than the most frequent one, on either side
 
 Numbers = Mapping[str, Floats]  # of one group or of all; by reward, or by pair of rewards
+
+
+class Measured(NamedTuple):
+    """What the rewards of a dump are like; `rules.yaml` says what each number is."""
+
+    rewards: float
+    agree: float
+    opposite: float
+    spread_ratio: float
+    varies_ratio: float
+    varies_alike: float
+    correlation: float
+    prompt_factor: float
+    together: float
 
 
 class StepRewards(NamedTuple):
@@ -103,7 +116,6 @@ class Evidence:
         return {
             **self._spreads(values_BK),
             **self._met(values_BK),
-            **self._ends(values_BK),
             **self._updates(),
         }
 
@@ -145,15 +157,6 @@ class Evidence:
             "met_both": self._by_group(met_BK[:, :, None] & met_BK[:, None]),
         }
 
-    def _ends(self, values_BK: Floats) -> dict[str, Floats]:
-        """Sums and numbers of the values of the first and of the last third of the steps."""
-        step_B, third = self.step_G[self.group_B], max(self.step_count // 3, 1)
-        sums = {}
-        for end, is_in_B in ((0, step_B < third), (1, step_B >= self.step_count - third)):
-            sums[f"sum_{end}"] = self._by_group(values_BK * self.present_BK * is_in_B[:, None])
-            sums[f"count_{end}"] = self._by_group(self.present_BK & is_in_B[:, None])
-        return sums
-
     def _updates(self) -> dict[str, Floats]:
         """Products of each reward's contribution with S, and of the S of both estimators."""
         matrix = RewardMatrix(self.weights, self.values_BK, self.present_BK)
@@ -189,8 +192,6 @@ class Evidence:
     def measured(self, numbers: Numbers | None = None) -> tuple[Measured, dict[str, str]]:
         """What the rules ask for, and {quantity: the rewards that it is of}."""
         quantities = _quantities(numbers or self.numbers, np.abs(self.weights_K))
-        if self.step_count < FIRST_STEPS:
-            quantities["rise"] = np.nan, quantities["rise"][1]  # not long enough to tell
         names = [*self.weights]
         of = {key: ", ".join(names[k] for k in places) for key, (_, places) in quantities.items()}
         return Measured(**{key: float(value) for key, (value, _) in quantities.items()}), of
@@ -236,8 +237,6 @@ def _quantities(n: Numbers, weights_K: Floats) -> dict[str, tuple[float, Sequenc
         variance_KK = (n["ratio_square"] / n["ratios"] - log_KK**2).clip(min=0)
         factor_KK = np.where(n["ratios"] > 1, np.exp(np.sqrt(variance_KK)), 1.0)
         together_KK = n["met_both"] * n["have"] / (n["met"] * n["met"].T)
-        rise_K = n["sum_1"] / n["count_1"] - n["sum_0"] / n["count_0"]
-        rise_K = np.abs(rise_K) * weights_K / spread_K
     for key, values, sign in (
         ("opposite", correlation_KK, -1),
         ("spread_ratio", ratio_KK, 1),
@@ -245,9 +244,8 @@ def _quantities(n: Numbers, weights_K: Floats) -> dict[str, tuple[float, Sequenc
         ("correlation", correlation_KK, 1),
         ("prompt_factor", factor_KK, 1),
         ("together", together_KK, -1),
-        ("rise", rise_K, -1),
     ):
-        is_there = (pair_KK if values.ndim == 2 else pair_KK.any(0)) & np.isfinite(values)
+        is_there = pair_KK & np.isfinite(values)
         place = np.unravel_index(np.where(is_there, sign * values, -np.inf).argmax(), values.shape)
         quantities[key] = values[place] if is_there.any() else np.nan, [int(at) for at in place]
     large, small = quantities["spread_ratio"][1]

@@ -23,19 +23,19 @@ NOT_CHECKED = """\
 - the nodes of a Ray cluster that runs; the start of the run compares their files of verl-gdpo
 - the GPUs of a rollout with nodes of its own (`separate_async` and the like)
 - files that verl fetches, your own dataset class, pictures, and more than 1,000 prompts of a file
-- what your tools and agent loops do: only their names and files are looked at
+- what your tools and agent loops do, and whether their files are there
 - how fast the run is, and whether it learns"""
 
 
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(argv)  # as Hydra takes them
-    with others_kept_away(options.verbose) as quiet:
-        output = Output(quiet.out, options.brief)
+    with others_kept_away(options.verbose) as out:
+        output = Output(out, options.brief)
         _check(output, options)
         output.finish()
     for problem in dict.fromkeys(output.problems):  # verl and we may say the same
         print(f"check: {problem}", file=sys.stderr)
-    if output.problems and quiet.has_kept:
+    if output.problems and not options.verbose:
         print("(-v shows what verl and others printed meanwhile)", file=sys.stderr)
     return 1 if output.problems else 0
 
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=60.0, help=about)
     about = "the rewards may be the same for all made-up responses"
     add("--allow-flat", action="store_true", help=about)
-    about = "print six lines, and all only if there is a problem"
+    about = "print warnings, and the rest only if there is a problem"
     add("--brief", action="store_true", help=about)
     about = "show what verl and others print meanwhile"
     add("-v", "--verbose", action="store_true", help=about)

@@ -1,7 +1,6 @@
 """Reads the data files of a run as verl's dataset does; counts its steps and its prompts."""
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -48,12 +47,6 @@ class DataFile:
         return DataRow(f"row {index} of {self.path}", fields["data_source"], fields)
 
 
-@dataclass(frozen=True)
-class Lengths:
-    of: Mapping[str, npt.NDArray[np.int64]]  # {path of a file: those of some of its prompts}
-    unit: str  # what is counted
-
-
 def read_files(config: Any, key: str) -> list[DataFile] | None:
     """Return the files of `data.<key>` after checking them.
 
@@ -76,9 +69,7 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
     where = f"data.{key}: {path}"
     file = Path(path).expanduser()
     if not file.exists():
-        of_a_task = config.get("data_dir") and file.is_relative_to(str(config.data_dir))
-        made = f"; verl-gdpo data TASK --out {file.parent} makes a task's" if of_a_task else ""
-        raise ValueError(f"{where}: there is no such file{made}")
+        raise ValueError(f"{where}: there is no such file")
     reader = READERS.get(file.suffix)
     if reader is None:
         raise ValueError(f"{where}: verl reads files that end in {', '.join(READERS)}")
@@ -89,29 +80,22 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
     absent = sorted({config.data.prompt_key, "data_source", "reward_model"} - {*table.column_names})
     if absent:
         raise ValueError(f"{where} lacks the columns {absent}; it has {table.column_names}")
+    if table.num_rows == 0:
+        raise ValueError(f"{where} holds no rows")
     kind = table.schema.field("reward_model").type
     if not pa.types.is_struct(kind):
         raise ValueError(f"{where}: reward_model is {kind}; expected {{ground_truth: ...}}")
-    if table.num_rows == 0:
-        raise ValueError(f"{where} holds no rows")
-    _check_prompts(f"{where}: {config.data.prompt_key}", table.schema.field(config.data.prompt_key))
+    key, prompt = config.data.prompt_key, table[config.data.prompt_key][0].as_py()
+    if not (isinstance(prompt, list) and all({"role", "content"} <= {*part} for part in prompt)):
+        raise ValueError(f"{where}: {key}: expected a list of {{role: ..., content: ...}}")
     if uses_gdpo_manager(config) and config.reward.custom_reward_function.path is None:
-        check_ground_truths(_rows(table, "data_source", "reward_model"), f"data.{key} {path}")
+        check_ground_truths(_rows(table, "data_source", "reward_model"), where)
     return table
 
 
 def _rows(table: pa.Table, *columns: str) -> Iterator[Mapping[str, Any]]:
     for batch in table.select(columns).to_batches(ROWS_AT_ONCE):
         yield from batch.to_pylist()
-
-
-def _check_prompts(where: str, field: pa.Field) -> None:
-    kind, is_a = field.type, pa.types
-    is_list = is_a.is_list(kind) or is_a.is_large_list(kind)
-    has_messages = is_list and is_a.is_struct(kind.value_type)
-    names = {part.name for part in kind.value_type} if has_messages else set()
-    if not {"role", "content"} <= names:
-        raise ValueError(f"{where} is {kind}; expected a list of {{role: ..., content: ...}}")
 
 
 def shared_prompts(
@@ -128,9 +112,11 @@ def shared_prompts(
         return Prompts(sum(file.table.num_rows for file in files), read)
 
     def label(files: Sequence[DataFile], number: int) -> str:
-        places = ((file, row) for file in files for row in range(file.table.num_rows))
-        file, row = next(islice(places, number, None))
-        return file.row(row).label
+        for file in files:
+            if number < file.table.num_rows:
+                return file.row(number).label
+            number -= file.table.num_rows
+        raise IndexError(number)
 
     shared = compare(prompts(training), prompts(validation))
     return shared.describe(partial(label, validation), partial(label, training))
@@ -204,72 +190,37 @@ def _finished_steps(config: Any, steps: int) -> Iterator[str]:
     yield f"trainer.resume_mode=auto: the run goes on after step {done}, from {folder}"
 
 
-def measure_prompts(config: Any, files: Sequence[DataFile]) -> Lengths:
-    """Return the lengths of up to `MOST_ROWS` prompts of each file.
+def measure_prompts(config: Any, files: Sequence[DataFile]) -> dict[str, npt.NDArray[np.int64]]:
+    """Return {path: the tokens of up to `MOST_ROWS` prompts}, counted as verl 0.9's RLHFDataset.
 
-    Without the tokenizer it counts words, of which each is at least one token.
+    The result is empty if the tokenizer is not on this machine.
 
     Raises:
-        ValueError: the model's chat template makes no prompt of the messages.
+        ValueError: the tokenizer has no chat template.
     """
     model = config.actor_rollout_ref.model
-    tokenizer = load_tokenizer(
-        str(model.get("tokenizer_path") or model.path), bool(model.get("trust_remote_code"))
-    )
-    unit = "tokens" if tokenizer else "words, which are one token or more"
-    measure = _tokens_of(config, tokenizer) if tokenizer else _words
-    of_files = {}
+    path, trusts = str(model.get("tokenizer_path") or model.path), model.get("trust_remote_code")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=bool(trusts)
+        )
+    except (OSError, ValueError):
+        return {}
+    options = {"add_generation_prompt": True, "chat_template": model.get("custom_chat_template")}
+    options |= dict(config.data.get("apply_chat_template_kwargs") or {})
+    options |= {"tokenize": True, "return_dict": False}
+    lengths = {}
     for file in {file.path: file for file in files}.values():
         places = evenly(file.table.num_rows, MOST_ROWS)
         prompts = file.table[config.data.prompt_key].take(places).to_pylist()
-        labels = (f"row {place} of {file.path}" for place in places)
-        of_files[file.path] = np.array([*map(measure, labels, prompts)])
-    return Lengths(of_files, unit)
+        tokens = (tokenizer.apply_chat_template(prompt, **options) for prompt in prompts)
+        lengths[file.path] = np.array([len(of_prompt) for of_prompt in tokens])
+    return lengths
 
 
-@functools.cache
-def load_tokenizer(path: str, trusts: bool) -> Any:
-    """Return the tokenizer of a model, None if it is not on this machine."""
-    try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusts)
-    except (OSError, ValueError):
-        return None
-
-
-def _words(_label: str, prompt: Messages) -> int:
-    texts = [message["content"] for message in prompt]
-    return sum(len(text.split()) for text in texts if isinstance(text, str))
-
-
-def _tokens_of(config: Any, tokenizer: Any) -> Callable[[str, Messages], int]:
-    """What counts the tokens of a prompt, as verl 0.9's RLHFDataset does."""
-    model = config.actor_rollout_ref.model
-    named = f"actor_rollout_ref.model.path={model.path}"
-    template = model.get("custom_chat_template") or tokenizer.chat_template
-    if not template:
-        raise ValueError(
-            f"{named}: its tokenizer has no chat template, with which verl makes a prompt of "
-            "messages. Name a model that has one, such as an instruct model, or give one in "
-            "actor_rollout_ref.model.custom_chat_template"
-        )
-    options = {"add_generation_prompt": True, "chat_template": template}
-    options |= dict(config.data.get("apply_chat_template_kwargs") or {})
-    options |= {"tokenize": True, "return_dict": False}
-
-    def measure(label: str, prompt: Messages) -> int:
-        try:
-            return len(tokenizer.apply_chat_template(prompt, **options))
-        except Exception as error:  # a template may raise anything
-            roles = [message["role"] for message in prompt]
-            raise ValueError(
-                f"{label}: the chat template of {named} refuses messages with the roles {roles}: "
-                f"{error}"
-            ) from error
-
-    return measure
-
-
-def long_prompts(config: Any, key: str, files: Sequence[DataFile], lengths: Lengths) -> list[str]:
+def long_prompts(
+    config: Any, key: str, files: Sequence[DataFile], lengths: Mapping[str, npt.NDArray[np.int64]]
+) -> list[str]:
     """Return a remark for each file of `data.<key>` in which verl drops or cuts prompts.
 
     Raises:
@@ -278,7 +229,7 @@ def long_prompts(config: Any, key: str, files: Sequence[DataFile], lengths: Leng
     too_long, left, whole = [], 0, 0
     limit, drops = config.data.max_prompt_length, config.data.get("filter_overlong_prompts", False)
     for file in files:
-        measured, count = lengths.of[file.path], file.table.num_rows
+        measured, count = lengths[file.path], file.table.num_rows
         share = float(np.mean(measured > limit))
         whole += round(count * (1 - share))
         left += round(count * (1 - share if drops else 1))
@@ -286,9 +237,8 @@ def long_prompts(config: Any, key: str, files: Sequence[DataFile], lengths: Leng
             about = "" if len(measured) == count else "about "
             too_long.append(
                 f"data.{key}: {about}{round(count * share)} of {count} prompts in {file.path} are "
-                f"longer than data.max_prompt_length={limit} {lengths.unit} (longest: "
-                f"{measured.max()}); verl "
-                + ("leaves them out" if drops else "cuts off their beginnings")
+                f"longer than data.max_prompt_length={limit} tokens (longest: {measured.max()}); "
+                f"verl {'leaves them out' if drops else 'cuts off their beginnings'}"
             )
     least = config.data.train_batch_size if key == "train_files" else 1
     reason = f"{left} rows are left, and {least} are needed" if left < least else ""

@@ -9,10 +9,10 @@ data that `AgentLoopWorker._compute_score` passes to the manager's `run_single`.
 
 import asyncio
 import logging
+import re
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -20,14 +20,29 @@ from typing import Any
 
 from verl_gdpo.algorithm.samples import ERROR_KEY, value_or_error
 from verl_gdpo.hooks.verl_questions import make_reward_manager, one_rollout
+from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check.data_files import DataRow
 from verl_gdpo.tools.check.output import message_of
-from verl_gdpo.tools.check.sample_responses import END, WORDS, Sample, make_samples
 
 FIRST_STEP = 1  # verl counts its training steps from 1
 NO_SERVER = "127.0.0.1:9"  # in place of the reward model's router; it refuses connections
 THREAD_NAME = "verl-gdpo check"
 AT_ONCE = 16  # calls of a reward function that is not async; verl's workers make about as many
+
+END = 0  # the end-of-turn token
+TOKENS = re.compile(r" ?\w{1,8}|\W{1,4}")
+RIGHT = "ground truth"  # a kind of response
+THINK = "<think>"
+FILLER = " let us look at this once more"
+
+
+@dataclass(frozen=True)
+class Sample:
+    row: int
+    kind: str
+    response: str
+    label: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,23 @@ class DryRun:
     infos: Sequence[Mapping[str, Any]]  # verl's reward_extra_info of each sample
     scores: Sequence[Any]  # verl's reward_score of each sample
     problems: Sequence[str]  # samples that could not be scored, which are not in `infos`
+
+
+class Words:
+    """Replaces the policy's tokenizer: a token is a short word, or what is between two words."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, int] = {"": END}
+
+    def encode(self, text: str) -> list[int]:
+        return [*(self._texts.setdefault(t, len(self._texts)) for t in TOKENS.findall(text)), END]
+
+    def decode(self, ids: Any, **_options: Any) -> str:
+        texts = [*self._texts]
+        return "".join(texts[i] for i in ids.tolist())
+
+
+WORDS = Words()
 
 
 class DaemonThreads(ThreadPoolExecutor):
@@ -70,15 +102,7 @@ def score_rows(config: Any, rows: Sequence[DataRow], seconds: float) -> DryRun:
         ValueError: the configured reward manager or function does not exist.
     """
     samples = make_samples(config, rows)
-    # this filter is never removed, because a late answer is logged after this function ends
-    logging.getLogger("verl_gdpo.hooks.reward_manager").addFilter(_is_not_ours)
-    with _event_loop() as loop:
-        manager = _load_manager(deepcopy(config))
-        scorings = [
-            manager.run_single(_as_verl_gives_it(config, rows[sample.row].fields, sample))
-            for sample in samples
-        ]
-        answers = _answers(loop, scorings, seconds)
+    answers = _answers(config, rows, samples, seconds)
     if None in answers:
         late = (
             f"{samples[answers.index(None)].label}: the reward function gave no answer within "
@@ -90,13 +114,11 @@ def score_rows(config: Any, rows: Sequence[DataRow], seconds: float) -> DryRun:
     scores: list[Any] = []
     failures: dict[str, list[str]] = {}
     for sample, answer in zip(samples, answers, strict=True):
-        try:
-            result = _checked(answer)
-        except (Exception, SystemExit) as error:
-            failures.setdefault(sample.source, []).append(_describe(error, sample))
-            continue
-        infos.append(result.get("reward_extra_info", {}))
-        scores.append(result["reward_score"])
+        if reason := _why_unusable(answer, sample):
+            failures.setdefault(sample.source, []).append(reason)
+        else:
+            infos.append(answer.get("reward_extra_info", {}))
+            scores.append(answer["reward_score"])
     problems = [
         f"{reasons[0]} ({len(reasons)} of {len(samples)} responses failed)"
         for reasons in failures.values()
@@ -105,33 +127,51 @@ def score_rows(config: Any, rows: Sequence[DataRow], seconds: float) -> DryRun:
 
 
 def _answers(
-    loop: asyncio.AbstractEventLoop, scorings: Sequence[Coroutine[Any, Any, Any]], seconds: float
+    config: Any, rows: Sequence[DataRow], samples: Sequence[Sample], seconds: float
 ) -> list[Any]:
-    """Return what each coroutine returned or raised, None where `seconds` bring no answer.
+    """Return what the manager returned or raised, None where `seconds` bring no answer.
 
-    They run in a thread, because nothing can stop a function that blocks its event loop.
+    It runs in a thread, because nothing can stop a function that blocks its event loop.
     """
+    # never removed, because a late answer is logged after this function ends
+    hides = "verl_gdpo.hooks.reward_manager"
+    logging.getLogger(hides).addFilter(lambda record: record.threadName != THREAD_NAME)
     arrived: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(DaemonThreads())
+    asyncio.set_event_loop(loop)  # which verl's managers take
+    try:
+        manager = _load_manager(deepcopy(config))
+    except BaseException:
+        loop.close()
+        raise
+    finally:
+        asyncio.set_event_loop(None)
 
-    async def score(place: int, scoring: Coroutine[Any, Any, Any]) -> None:
+    async def score(place: int, sample: Sample) -> None:
+        rollout = _as_verl_gives_it(config, rows[sample.row].fields, sample)
         try:
-            arrived.put((place, await scoring))
+            arrived.put((place, await manager.run_single(rollout)))
         except BaseException as error:  # SystemExit would end the loop
             arrived.put((place, error))
 
     async def score_all() -> None:
-        await asyncio.gather(*(score(place, each) for place, each in enumerate(scorings)))
+        await asyncio.gather(*(score(place, each) for place, each in enumerate(samples)))
 
-    ended: Future[Any] = DaemonThreads().submit(loop.run_until_complete, score_all())
-    answers: list[Any] = [None] * len(scorings)
+    def run() -> None:
+        loop.run_until_complete(score_all())
+        loop.close()
+
+    thread = threading.Thread(target=run, name=THREAD_NAME, daemon=True)
+    thread.start()
+    answers: list[Any] = [None] * len(samples)
     try:
-        for _ in scorings:
+        for _ in samples:
             place, answer = arrived.get(timeout=seconds)
             answers[place] = answer
-        wait([ended])
+        thread.join()
     except Empty:
-        loop.call_soon_threadsafe(lambda: [t.cancel() for t in asyncio.all_tasks(loop)])
-        ended.add_done_callback(lambda _: loop.close())
+        pass
     return answers
 
 
@@ -168,51 +208,86 @@ def _as_verl_gives_it(config: Any, fields: Mapping[str, Any], sample: Sample) ->
     return one_rollout([END], WORDS.encode(sample.response), columns)
 
 
-def _checked(answer: Any) -> Mapping[str, Any]:
-    """Return the manager's result; raise what it raised, or ValueError for an error in it."""
-    if isinstance(answer, BaseException):
-        raise answer
-    result: Mapping[str, Any] = answer
-    if error := result.get("reward_extra_info", {}).get(ERROR_KEY):
-        raise ValueError(error)
-    _check_score(result["reward_score"])
-    return result
-
-
-def _check_score(score: Any) -> None:
-    """Raise ValueError for a score that verl cannot train on; its own managers pass it on."""
-    if score is None:
-        raise ValueError("the score is None; expected a number")
-    try:
-        value_or_error(score)
-    except ValueError as error:
-        raise ValueError(f"the score {error}") from None
-
-
-def _describe(error: BaseException, sample: Sample) -> str:
-    text = str(error)
-    if isinstance(error, KeyError) and error.args == ("score",):
+def _why_unusable(answer: Any, sample: Sample) -> str:
+    """Say what the manager raised or reports, or that its score is no number; else ""."""
+    if isinstance(answer, KeyError) and answer.args == ("score",):
         return (
             f"{sample.label}: the reward function's dict lacks `score`, which verl's own managers "
             "need. With reward.reward_manager.name=gdpo, its numbers are the rewards"
         )
-    return text if sample.label in text else f"{sample.label}: {message_of(error)}"
+    if isinstance(answer, BaseException):
+        text = str(answer) if sample.label in str(answer) else message_of(answer)
+    elif not (text := answer.get("reward_extra_info", {}).get(ERROR_KEY, "")):
+        try:  # verl's own managers pass on what verl cannot train on
+            is_none = value_or_error(answer["reward_score"]) is None
+            text = "is None; expected a number" if is_none else ""
+        except ValueError as error:
+            text = str(error)
+        text = text and f"the score {text}"
+    return text if not text or sample.label in text else f"{sample.label}: {text}"
 
 
-@contextmanager
-def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """Yield an event loop and make it current, because verl's managers use the current loop."""
-    loop = asyncio.new_event_loop()
-    loop.set_default_executor(DaemonThreads())
-    asyncio.set_event_loop(loop)
-    try:
-        yield loop
-    finally:
-        asyncio.set_event_loop(None)
-        if not loop.is_running():  # after a time-out, it may still be running
-            loop.close()
+def make_samples(config: Any, rows: Sequence[DataRow]) -> list[Sample]:
+    """Return a sample for each row and each of its made-up responses."""
+    samples = []
+    for number, row in enumerate(rows):
+        truth = _good_response(row)
+        answer = truth if row.source in TASK_BY_SOURCE else _in_usual_forms(truth)
+        responses = made_up_responses(truth, answer, config.data.max_response_length)
+        for kind, response in responses.items():
+            label = f"{row.label}, response {kind!r}"
+            samples.append(Sample(number, kind, response, label, row.source))
+    return samples
 
 
-def _is_not_ours(record: logging.LogRecord) -> bool:
-    """Return whether a log line comes from outside the dry run, which reports its own results."""
-    return record.threadName != THREAD_NAME
+def made_up_responses(truth: str, answer: str, limit: int) -> dict[str, str]:
+    """Return {kind: response}; a response that equals an earlier one is left out.
+
+    Args:
+        truth: a good response to the row; "" if none is known.
+        answer: a good response in other words; it may be the same.
+        limit: the longest response in tokens.
+    """
+    middle = len(truth) // 2
+    changed = "#" if truth[middle : middle + 1] != "#" else "_"
+    candidates = {
+        RIGHT: truth,
+        "in usual forms": answer,
+        "one character off": truth and truth[:middle] + changed + truth[middle + 1 :],
+        "cut in half": truth[:middle],
+        "without tags": re.sub(r"</?\w+>", "", truth),
+        "garbage": "?" * 8,
+        "as long as allowed": _lengthened(answer, limit),
+    }
+    kinds: dict[str, str] = {}
+    for kind, response in candidates.items():
+        if response and response not in kinds.values():
+            kinds[kind] = response
+    return {**kinds, "empty": ""}
+
+
+def _lengthened(answer: str, limit: int) -> str:
+    """The answer after as many thoughts as there is room for."""
+    room = max(limit - len(WORDS.encode(answer)), 0)
+    # thoughts before the tag would break a format
+    place = answer.find(THINK) + len(THINK) if THINK in answer else 0
+    filler = TOKENS.findall(FILLER)
+    words = (filler * (room // len(filler) + 1))[:room]
+    return answer[:place] + "".join(words) + answer[place:]
+
+
+def _good_response(row: DataRow) -> str:
+    """Return the good response of the row's task, else the ground truth, or "" if it is no text."""
+    truth = (row.fields.get("reward_model") or {}).get("ground_truth")
+    if not isinstance(truth, str):
+        return ""
+    task = TASK_BY_SOURCE.get(row.source)
+    return task.good_response(truth) if task else truth
+
+
+def _in_usual_forms(truth: str) -> str:
+    """Return an answer that verl's scorers find, each in the form that it looks for."""
+    if not truth:
+        return ""
+    forms = ("<answer>{}</answer>", "Answer: {}", "\\boxed{{{}}}", "#### {}")
+    return f"{THINK}</think> " + "\n".join(form.format(truth) for form in forms)

@@ -1,34 +1,25 @@
-"""The GPUs of this machine, the keys of verl for them, and what they need besides.
+"""The GPUs of this machine, and the keys of verl for them.
 
-    python3 verl_gdpo/tools/check/gpus.py TASK [FOLDER [COUNT [KEY=VALUE ...]]]
+    python3 verl_gdpo/tools/check/gpus.py TASK COUNT [KEY=VALUE ...]
 
-prints the overrides for them, and ends with 1 and a line for each thing that is missing. `run.sh`
-runs it before it installs or downloads anything, so it imports the standard library alone. FOLDER
-is where the environment, the model and the checkpoints will lie, and COUNT how many GPUs are
-wanted. KEY=VALUE are the command's own overrides: for a task that is not in `MODEL_OF_TASK`, they
-have to have the keys of memory, or to say `--resume`, as the run that goes on has them.
+prints the overrides for them, and ends with 1 where it cannot tell. `run.sh` runs it before it
+installs or downloads anything, so it imports the standard library alone. COUNT is how many GPUs are
+wanted, or "". KEY=VALUE are the command's own overrides: for a task that is not in `MODEL_OF_TASK`,
+they have to have the keys of memory, or to say `--resume`, as the run that goes on has them.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FIELDS = "index,uuid,name,memory.total,driver_version,compute_cap,mig.mode.current"
-LEAST_DRIVER = 580  # of CUDA 13, for which vllm 0.24 and torch 2.11 are built
-LEAST_CAPABILITY = (8, 0)  # bfloat16
-# of the recipes with the smallest model: environment 15, model 3, two checkpoints of 1.5 B 37
-LEAST_DISK_GB = 60.0
-GO_ON = "VERL_GDPO_ANY_MACHINE"  # with 1, what the machine lacks is only said
+FIELDS = "index,uuid,name,memory.total"
 COUNTS = (1, 2, 4, 8)  # they divide each batch of the recipes
-BY_HAND = "Give the memory's keys yourself, as in recipes/README.md"
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
@@ -79,8 +70,6 @@ class Gpu:
     uuid: str
     name: str
     memory_mib: int
-    driver: str  # "" if torch has found the GPU, whatever the driver
-    capability: tuple[int, int]
 
 
 def find_gpus(environment: Mapping[str, str]) -> list[Gpu]:
@@ -92,39 +81,26 @@ def find_gpus(environment: Mapping[str, str]) -> list[Gpu]:
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return []
-    if visible and "MIG-" in visible:
-        raise ValueError(
-            f"CUDA_VISIBLE_DEVICES={visible} is a part of a GPU (MIG), which the recipes do not "
-            f"know. {BY_HAND}"
-        )
+    query = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
     try:
-        query = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
         done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        if devices := _devices():
-            raise ValueError(f"{devices}, but nvidia-smi does not work: {error}") from None
+        if _has_device():
+            raise ValueError(f"a GPU is in /dev, but nvidia-smi does not work: {error}") from None
         return []
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
-    gpus = [_gpu(row) for row in rows if len(row) == FIELDS.count(",") + 1]
-    if not gpus and (devices := _devices()):
-        raise ValueError(f"{devices}, but nvidia-smi shows none: {done.stdout.strip()}")
+    gpus = [_gpu(*row) for row in rows if len(row) == 4]
     return gpus if visible is None else _chosen(gpus, visible)
 
 
-def _gpu(row: Sequence[str]) -> Gpu:
-    index, uuid, name, memory, driver, capability, mig = row
-    if mig == "Enabled":  # its memory is that of all parts
-        raise ValueError(
-            f"GPU {name} is cut into parts (MIG), which the recipes do not know. {BY_HAND}"
-        )
-    try:
-        major, minor = map(int, capability.split("."))
-        return Gpu(index, uuid, name, int(memory), driver, (major, minor))
-    except ValueError:  # as "[N/A]", where memory is shared with the CPU
-        raise ValueError(
-            f"GPU {name}: nvidia-smi says memory {memory} and compute capability {capability}. "
-            f"{BY_HAND}"
-        ) from None
+def _has_device() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _gpu(index: str, uuid: str, name: str, memory: str) -> Gpu:
+    if not memory.isdecimal():  # as "[N/A]", where memory is shared with the CPU
+        raise ValueError(f"GPU {name}: nvidia-smi says memory {memory}")
+    return Gpu(index, uuid, name, int(memory))
 
 
 def _chosen(gpus: Sequence[Gpu], visible: str) -> list[Gpu]:
@@ -140,46 +116,8 @@ def _chosen(gpus: Sequence[Gpu], visible: str) -> list[Gpu]:
     return chosen
 
 
-def _devices() -> str:
-    """What says that there is a GPU where nvidia-smi says nothing."""
-    for pattern, what in (("dev/nvidia[0-9]*", "an NVIDIA GPU"), ("dev/dxg", "WSL2's GPU")):
-        for device in Path("/").glob(pattern):
-            return f"/{device.relative_to('/')}: {what} is here"
-    for node in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id"):
-        if node.read_text().strip() != "0":
-            return "/dev/kfd: an AMD GPU is here, and ROCm is not supported by the recipes"
-    return ""
-
-
 def _names(gpus: Sequence[Gpu]) -> str:
     return ", ".join(sorted({gpu.name for gpu in gpus}))
-
-
-def missing(gpus: Sequence[Gpu], folder: Path, disk_gb: float = LEAST_DISK_GB) -> list[str]:
-    """What a training on these GPUs lacks on this machine, a sentence each."""
-    problems = [
-        f"NVIDIA driver {driver}: expected {LEAST_DRIVER} or newer, which CUDA 13 needs"
-        for driver in sorted({gpu.driver for gpu in gpus} - {""})
-        if int(driver.split(".")[0]) < LEAST_DRIVER
-    ]
-    problems += [
-        f"GPU {name}: compute capability {major}.{minor}; expected "
-        f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or more, which bfloat16 needs"
-        for name, (major, minor) in {gpu.name: gpu.capability for gpu in gpus}.items()
-        if (major, minor) < LEAST_CAPABILITY
-    ]
-    if not any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang")):
-        problems.append("no C compiler: vLLM and Triton compile at run time. Install gcc")
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if not header.is_file():
-        problems.append(
-            f"{header} is not there: Triton compiles with it at run time. Install "
-            f"python{sys.version_info[0]}.{sys.version_info[1]}-dev"
-        )
-    free_gb = shutil.disk_usage(folder).free / 1e9
-    if free_gb < disk_gb:
-        problems.append(f"{folder}: {free_gb:.0f} GB free; expected at least {disk_gb:.0f}")
-    return problems
 
 
 def keys_for(billions: float, count: int, memory_mib: int) -> Keys:
@@ -227,27 +165,19 @@ def overrides_for(task: str, gpus: Sequence[Gpu], count: int, *overrides: str) -
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the overrides; return 1 if something is missing."""
-    task, folder, wanted, *overrides = [*arguments, *(".", "")[len(arguments) - 1 :]]
-    chosen: list[str] = []
-    problems: list[str] = []
+    """Print the overrides; return 1 if they are not known."""
+    task, wanted, *overrides = arguments
     try:
         gpus = find_gpus(os.environ)
         print(f"found {len(gpus)} GPUs{f' ({_names(gpus)})' if gpus else ''}", file=sys.stderr)
-        problems = missing(gpus, Path(folder)) if gpus else []
         used = int(wanted or used_of(len(gpus)))
         chosen = overrides_for(task, gpus, used, *overrides)
-        if used < len(gpus):
-            why = "" if wanted else ": the recipes' batches divide by 1, 2, 4 and 8"
-            print(f"{used} of them are used{why}", file=sys.stderr)
-        if gpus:
-            print("the keys of memory for them are confirmed by no GPU", file=sys.stderr)
     except ValueError as error:
-        problems.append(str(error))
-    for problem in problems:
-        print(f"this machine: {problem}", file=sys.stderr)
-    if problems and not os.environ.get(GO_ON):
+        print(f"this machine: {error}", file=sys.stderr)
         return 1
+    if used < len(gpus):
+        why = "" if wanted else ": the recipes' batches divide by 1, 2, 4 and 8"
+        print(f"{used} of them are used{why}", file=sys.stderr)
     print(" ".join(chosen))
     return 0
 

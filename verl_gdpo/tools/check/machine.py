@@ -1,35 +1,34 @@
-"""What a run needs on this machine: verl and us, a device, disks, packages, models, W&B's key."""
+"""What a run needs on this machine: verl and us, GPUs, Ray, packages, models, W&B's key."""
 
 import os
-import shutil
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import torch
 from omegaconf import OmegaConf
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import verl_gdpo
 from verl_gdpo.hooks.verl_questions import VERSION, import_parts, trains_critic
 from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
-from verl_gdpo.tools.check.on_gpus import first_that_exists, model_config
-from verl_gdpo.tools.check.ray_start import ray_folder
+from verl_gdpo.tools.check.gpus import CARDS_GB, KEYS, TOKENS, keys_for
 
-LEAST_FREE_GB = 1.0  # logs, dumps, and checkpoints of a small policy
-# {name in trainer.logger: the package that verl 0.9's `Tracking` imports for it}
-TRACKERS = {
-    **{name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio")},
-    **{"rl_insight": "rl_insight", "vemlp_wandb": "volcengine_ml_platform"},
-}
+LONGEST_SOCKET = 107  # bytes of a path, of Linux
+# what Ray 2.60 puts after its folder
+SESSION = "/session_2026-01-01_00-00-00_000000_{}/sockets/plasma_store"
+SIGNS = re.compile(r"""[\s\\'"`$&;|<>(){}*?\[\]]""")  # of a shell; those of setup_env.sh
+# the packages that verl 0.9's `Tracking` imports under the names of trainer.logger
+TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio")
 
 
 def check_environment(config: Any) -> str:
-    """Return the versions; raise ValueError if verl does not load us, or lacks a dependency."""
+    """Return the versions; raise an exception if verl does not load us, or lacks a dependency."""
     plugin = sys.modules.get("verl_gdpo.plugin")
     if plugin is None:
         chosen = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
@@ -38,51 +37,109 @@ def check_environment(config: Any) -> str:
             f"VERL_USE_EXTERNAL_MODULES={os.environ.get('VERL_USE_EXTERNAL_MODULES')}. Set the "
             "latter to verl_gdpo.plugin, or name verl_gdpo in the former"
         )
-    try:
-        import_parts(config)
-    except ImportError as error:
-        raise ValueError(
-            f"{error.name} cannot be imported: {error}. verl's default trainer needs "
-            "TransferQueue, fastapi, uvicorn and cachetools, which verl does not install; "
-            "verl-gdpo does"
-        ) from error
+    import_parts(config)
     if plugin.refusals:
         raise ValueError("verl-gdpo refuses to run: " + "; ".join(plugin.refusals))
-    check_device(config.trainer.device)
-    return f"verl {VERSION}, verl-gdpo {verl_gdpo.__version__}"
-
-
-def what_may_replace_verl() -> list[str]:
-    """A sentence if verl is a development version, or newer than the supported ones."""
-    if VERSION in SpecifierSet(verl_gdpo.SUPPORTED_VERL) and not Version(VERSION).is_prerelease:
-        return []
-    return [
-        f"verl {VERSION} is a development version, or newer than the supported ones; "
-        "docs/trainers.md says what was tested. `pip install 'verl-gdpo[gpu]'` and `[cpu]` would "
-        "replace it by a release: install with --no-deps, or without these extras"
-    ]
-
-
-def check_device(device: str) -> None:
-    """Raise ValueError if verl would not find the device."""
     platform = os.environ.get("VERL_PLATFORM", "")
-    if device == "cpu" and platform.strip().lower() != "cpu":
+    if config.trainer.device == "cpu" and platform.strip().lower() != "cpu":
         raise ValueError(
             f"trainer.device=cpu with VERL_PLATFORM={platform!r} in the environment: verl "
             "would look for a GPU. Start with VERL_PLATFORM=cpu; no recipe can set it, because "
             "verl reads it while Python starts"
         )
-    if device == "cpu" and "verl_gdpo.cpu.plugin" not in sys.modules:
-        raise ValueError(
-            "trainer.device=cpu: verl did not load the plugin verl_gdpo_cpu. Name it in "
-            f"VERL_USE_EXTERNAL_PLUGINS={os.environ.get('VERL_USE_EXTERNAL_PLUGINS')}"
-        )
+    return f"verl {VERSION}, verl-gdpo {verl_gdpo.__version__}"
 
 
 def what_is_missing(config: Any) -> list[str]:
-    """A sentence for each thing but Ray and a GPU that this machine lacks."""
-    questions = full_disks, missing_packages, missing_trackers, missing_files, unusable_folders
+    """A sentence for each thing but a GPU that this machine lacks."""
+    questions = what_ray_refuses, missing_packages, missing_trackers
     return [problem for ask in questions for problem in ask(config)]
+
+
+def what_ray_refuses(config: Any) -> list[str]:
+    """A sentence for each reason for which Ray 2.60 would not start here, or only log why."""
+    around = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    folder = OmegaConf.select(config, "ray_kwargs.ray_init._temp_dir") or f"{around}/ray"
+    excess = len(f"{folder}{SESSION.format(os.getpid())}".encode()) - LONGEST_SOCKET
+    table = [
+        (
+            SIGNS.search(sys.executable),
+            f"Ray starts no worker with {sys.executable}: a shell gets this path without quotes. "
+            "Take a Python whose path has no space, quote or such sign, as ./setup_env.sh does",
+        ),
+        (
+            excess > 0,
+            f"{folder}: this folder of Ray is too long by {excess} bytes, because the path of a "
+            f"socket in it may have {LONGEST_SOCKET}. Set TMPDIR=/tmp, or RAY_TMPDIR to a short "
+            "folder",
+        ),
+    ]
+    return [text for is_refused, text in table if is_refused]
+
+
+def check_gpus(config: Any) -> list[str]:
+    """A sentence if the keys may not fit the GPUs of a run on `trainer.device=cuda`.
+
+    Raises:
+        ValueError: there are too few.
+    """
+    if config.trainer.device != "cuda":
+        return []
+    wanted, count = config.trainer.n_gpus_per_node, torch.cuda.device_count()
+    if count < wanted:
+        build = "" if torch.version.cuda else f" (torch {torch.__version__} is without CUDA)"
+        raise ValueError(
+            f"trainer.n_gpus_per_node={wanted}, but {count} GPUs are here{build}. If the run will "
+            "be on another machine: --elsewhere. Our recipes run without a GPU: hardware=cpu and "
+            "VERL_PLATFORM=cpu"
+        )
+    is_fsdp = str(config.actor_rollout_ref.actor.strategy).startswith("fsdp")
+    # a LoRA's own states are small
+    if not is_fsdp or config.actor_rollout_ref.model.lora_rank > 0:
+        return []
+    billions = billions_in(str(config.actor_rollout_ref.model.path))
+    memory = (torch.cuda.get_device_properties(i).total_memory for i in range(wanted))
+    return what_may_not_fit(config, billions, min(memory)) if billions else []
+
+
+def billions_in(path: str) -> float | None:
+    """Billions of parameters of a language model on this machine; None if it is not there."""
+    place = str(Path(path).expanduser())
+    try:
+        config = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError):  # also of a model with code of its own, or of pictures too
+        return None
+    return float(sum(p.numel() for p in model.parameters()) / 1e9)
+
+
+def what_may_not_fit(config: Any, billions: float, gpu_bytes: int) -> list[str]:
+    """A sentence where the table has no such machine, or keys that ask for less memory."""
+    count = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    size = f"{billions:.2f} B parameters on {count} x {gpu_bytes / 1e9:.0f} GB"
+    if billions > 1.05 * max(KEYS) or gpu_bytes < 0.9e9 * min(CARDS_GB):
+        return [
+            f"{size}: the table of keys has models up to {max(KEYS)} B parameters, and GPUs from "
+            f"{min(CARDS_GB)} GB on; recipes/README.md says what each key of memory does"
+        ]
+    keys = _larger_than(keys_for(billions, count, gpu_bytes >> 20).overrides(), config)
+    return [f"{size} may not fit (no GPU has confirmed it). With less memory: {keys}"] * bool(keys)
+
+
+def _larger_than(keys: Mapping[str, Any], config: Any) -> str:
+    """Those of these overrides that ask for less memory of a GPU than the configuration."""
+    actor, data = config.actor_rollout_ref.actor, config.data
+    values = {key: OmegaConf.select(config, key) for key in keys}
+    if not actor.use_dynamic_bsz:
+        longest = int(data.max_prompt_length + data.max_response_length)
+        values[TOKENS] = longest * (actor.ppo_micro_batch_size_per_gpu or 1)
+    # what is away from the GPU is True, and the others are limits
+    return " ".join(
+        f"{key}={value}"
+        for key, value in keys.items()
+        if (value and not values[key] if isinstance(value, bool) else values[key] > value)
+    )
 
 
 def missing_packages(config: Any) -> list[str]:
@@ -99,33 +156,16 @@ def missing_packages(config: Any) -> list[str]:
             "`./setup_env.sh gpu` and `pip install 'verl-gdpo[gpu]'` bring vllm; without a GPU, "
             "`./setup_env.sh cpu vllm` does"
         )
-    if config.trainer.device != "cuda":
-        return problems
     model = config.actor_rollout_ref.model
     attention = model.override_config.get("attn_implementation", "flash_attention_2")
-    if attention == "flash_attention_2" and not (find_spec("flash_attn") or find_spec("kernels")):
+    has_it = config.trainer.device != "cuda" or find_spec("flash_attn") or find_spec("kernels")
+    if attention == "flash_attention_2" and not has_it:
         problems.append(
             "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2 (verl's "
             "default): flash-attn is not installed here. Set it to auto (with a +; our recipes: "
             "attention=auto), or install it: `./setup_env.sh gpu flash-attn`"
         )
     return problems
-
-
-def full_disks(config: Any) -> list[str]:
-    """A sentence for each full disk; `check_gpus` looks at the checkpoints of a run on GPUs."""
-    folders = [ray_folder(config)]
-    if config.trainer.device != "cuda":
-        folders.append(Path(str(config.trainer.default_local_dir)))
-    free_gb = {
-        there: shutil.disk_usage(there).free / 1e9 for there in map(first_that_exists, folders)
-    }
-    return [
-        f"{there}: {free:.2f} GB free; expected at least {LEAST_FREE_GB:g}. Make room, or name "
-        "other folders in trainer.default_local_dir and TMPDIR"
-        for there, free in free_gb.items()
-        if free < LEAST_FREE_GB
-    ]
 
 
 def missing_models(config: Any) -> list[str]:
@@ -143,35 +183,15 @@ def missing_models(config: Any) -> list[str]:
     ]
 
 
-def too_few_positions(config: Any) -> list[str]:
-    """A sentence if the rollout's `max_model_len` is more than the model has positions.
-
-    Relies on verl 0.9's `get_max_position_embeddings`, with which each rollout engine refuses it.
-    """
-    model = config.actor_rollout_ref.model
-    length = config.actor_rollout_ref.rollout.max_model_len
-    of_model = model_config(str(model.get("hf_config_path") or model.path)) if length else None
-    if of_model is None:
-        return []
-    key = "max_position_embeddings"
-    positions = model.override_config.get(key) or getattr(of_model.get_text_config(), key, length)
-    if length <= positions:
-        return []
-    return [
-        f"actor_rollout_ref.rollout.max_model_len={length}: actor_rollout_ref.model.path="
-        f"{model.path} has {positions} positions. Set it to {positions} or less"
-    ]
-
-
 def missing_trackers(config: Any) -> list[str]:
     """A sentence for each tracker of `trainer.logger` that would stop the run at its first step."""
     loggers = config.trainer.logger
     names = [loggers] if isinstance(loggers, str) else list(loggers or [])
     problems = [
-        f"trainer.logger={name}: the package {package} is not installed here. Install it, or set "
+        f"trainer.logger={name}: its package is not installed here. Install it, or set "
         "trainer.logger=[console,file]"
-        for name, package in TRACKERS.items()
-        if name in names and find_spec(package) is None
+        for name in TRACKERS
+        if name in names and find_spec(name) is None
     ]
     if "wandb" in names and not _has_wandb_key(config):
         problems.append(
@@ -196,33 +216,6 @@ def _has_wandb_key(config: Any) -> bool:
         return False
     except NetrcParseError:  # let W&B judge
         return True
-
-
-def missing_files(config: Any) -> list[str]:
-    """A sentence for each file that a worker would look for in vain."""
-    names = "multi_turn.tool_config", "multi_turn.function_tool", "agent.agent_loop_config"
-    keys = [f"actor_rollout_ref.rollout.{name}_path" for name in names]
-    return [
-        f"{key}={path}: there is no such file"
-        for key, path in ((key, OmegaConf.select(config, key)) for key in keys)
-        if path and "://" not in path and not Path(path).expanduser().is_file()
-    ]
-
-
-def unusable_folders(config: Any) -> list[str]:
-    """A sentence for each folder in which the run could not write."""
-    keys = ["rollout_data_dir", "validation_data_dir"]
-    keys += ["default_local_dir"] if config.trainer.save_freq > 0 else []
-    problems = []
-    for key in keys:
-        path = config.trainer.get(key)
-        if not path or "://" in path:
-            continue
-        there = first_that_exists(Path(path))
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            what = "is no folder" if not there.is_dir() else "cannot be written"
-            problems.append(f"trainer.{key}={path}: {there} {what}")
-    return problems
 
 
 def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:

@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TextIO, TypeVar
 
 from hydra.errors import HydraException, InstantiationException
@@ -20,9 +19,6 @@ from verl_gdpo.terminal import line_of_code, wrapped
 
 T = TypeVar("T")
 Texts = str | Sequence[str] | None
-
-BRIEF = 6  # lines
-WARNING, REMARK, TABLE = range(3)  # the most important first
 
 # exceptions with clear messages; any other exception is shown with its type and its line
 SPEAKING = (
@@ -38,21 +34,22 @@ SPEAKING = (
 class Output:
     """Prints remarks and tables to `out`, and keeps problems.
 
-    With `is_brief`, everything is kept back until `finish`.
+    With `is_brief`, only warnings are printed, and after a problem the rest too.
     """
 
     def __init__(self, out: TextIO, is_brief: bool = False) -> None:
         self.out, self.is_brief = out, is_brief
         self.problems: list[str] = []
-        self._kept: list[tuple[int, str]] = []
+        self._kept: list[str] = []
 
-    def say(self, remarks: str | Sequence[str], kind: int = REMARK) -> None:
-        for text in [remarks] if isinstance(remarks, str) else remarks:
-            self.show(wrapped(text, "check: ", " " * 7), kind)
+    def say(self, remarks: Texts, is_warning: bool = False) -> None:
+        for text in [remarks] if isinstance(remarks, str) else remarks or []:
+            self.show(wrapped(text, "check: ", " " * 7), is_warning)
 
-    def show(self, text: str, kind: int = TABLE) -> None:
-        self._kept.append((kind, text))
-        if not self.is_brief:
+    def show(self, text: str, is_warning: bool = False) -> None:
+        if self.is_brief and not is_warning:
+            self._kept.append(text)
+        else:
             print(text, file=self.out, flush=True)
 
     def ask(self, question: Callable[..., T], *arguments: Any) -> T | None:
@@ -63,30 +60,19 @@ class Output:
             self.problems.append(message_of(error))
             return None
 
-    def remark(self, question: Callable[..., Texts], *arguments: Any, kind: int = REMARK) -> Any:
-        """Say what `question` answers, and return it; None after a problem."""
-        answer = self.ask(question, *arguments)
-        self.say(answer or [], kind)
-        return answer
+    def remark(self, question: Callable[..., Texts], *arguments: Any) -> None:
+        self.say(self.ask(question, *arguments))
 
-    def warn(self, question: Callable[..., Texts], *arguments: Any) -> Any:
-        return self.remark(question, *arguments, kind=WARNING)
+    def warn(self, question: Callable[..., Texts], *arguments: Any) -> None:
+        self.say(self.ask(question, *arguments), is_warning=True)
 
     def refuse(self, question: Callable[..., Sequence[str]], *arguments: Any) -> None:
         """Keep the problems that `question` lists."""
         self.problems += self.ask(question, *arguments) or []
 
     def finish(self) -> None:
-        """Say the end. What was kept back is printed: after a problem all, else `BRIEF` lines."""
-        lines = [] if self.problems else ["check: no problem found"]
-        if self.is_brief and self.problems:
-            lines = [text for _, text in self._kept]
-        elif self.is_brief:
-            remarks = [(kind, i) for i, (kind, _) in enumerate(self._kept) if kind != TABLE]
-            shown = sorted(i for _, i in sorted(remarks)[: BRIEF - 1])
-            lines = [*(" ".join(self._kept[i][1].split()) for i in shown), *lines]
-        for line in lines:
-            print(line, file=self.out, flush=True)
+        for text in self._kept if self.problems else ["check: no problem found"]:
+            print(text, file=self.out, flush=True)
 
 
 def message_of(error: BaseException) -> str:
@@ -103,43 +89,32 @@ def message_of(error: BaseException) -> str:
     return place if reason is error else f"{error}: {place}"
 
 
-@dataclass
-class Quiet:
-    """`out` is where the report goes; at the end, `has_kept` says whether others printed."""
-
-    out: TextIO
-    has_kept: bool = False
-
-
 @contextmanager
-def others_kept_away(verbose: bool) -> Iterator[Quiet]:
+def others_kept_away(verbose: bool) -> Iterator[TextIO]:
     """Yield where to print. With `verbose`, others print as they like.
 
     If an exception leaves the block, what was kept goes to stderr.
     """
     if verbose:
-        yield Quiet(sys.stdout)
+        yield sys.stdout
         return
     before = [os.dup(number) for number in (1, 2)]
     in_memory = os.memfd_create("output")  # the folder for temporary files may be full, or missing
     with os.fdopen(in_memory, "w+b") as kept, os.fdopen(os.dup(before[0]), "w") as out:
-        quiet, is_broken = Quiet(out), True
+        text = b""
         _turn([kept.fileno()] * 2)
         try:
-            yield quiet
-            is_broken = False
-        except BrokenPipeError:  # the reader of the report has gone
-            is_broken = False
+            yield out
+        except Exception as error:
+            if not isinstance(error, BrokenPipeError):  # the reader of the report has gone
+                kept.seek(0)
+                text = kept.read()
             raise
         finally:
             _turn(before)
             for number in before:
                 os.close(number)
-            kept.seek(0)
-            text = kept.read().decode(errors="replace")
-            quiet.has_kept = bool(text)
-            if is_broken:
-                sys.stderr.write(text)
+            sys.stderr.write(text.decode(errors="replace"))
 
 
 def _turn(targets: list[int]) -> None:

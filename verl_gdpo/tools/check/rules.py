@@ -1,14 +1,11 @@
 """What a configuration cannot mean: what verl refuses, soon or late, and what trains nothing.
 
-verl refuses much of it late: in a worker, after the model was loaded, or at the first step. The
-rules are those of verl 0.9: `ActorRolloutRefWorker.init_model`, `train_mini_batch`,
-`EngineRegistry`, `build_optimizer`, `copy_to_local`, `PPOTrainer._load_checkpoint`, and the names
-that `hooks/verl_questions.py` looks up.
+verl refuses much of it late: after the model was loaded, or at the first step. The rules are those
+of verl 0.9: `ActorRolloutRefWorker.init_model`, `train_mini_batch`, and the names that
+`hooks/verl_questions.py` looks up.
 """
 
-import importlib
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,7 +13,7 @@ from typing import Any
 from omegaconf import ListConfig, OmegaConf
 
 from verl_gdpo.algorithm.settings import hint
-from verl_gdpo.hooks.verl_questions import known_names, knows_kl_penalty
+from verl_gdpo.hooks.verl_questions import known_names
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOWEST = {  # of what has to be a number
@@ -26,10 +23,8 @@ LOWEST = {  # of what has to be a number
     f"{ACTOR}.optim.lr": 0,
     f"{ACTOR}.ppo_epochs": 0,
     f"{ACTOR}.ppo_mini_batch_size": 1,
-    f"{ACTOR}.clip_ratio_c": 0,
     f"{ROLLOUT}.n": 1,
     f"{ROLLOUT}.temperature": 0,
-    f"{ROLLOUT}.gpu_memory_utilization": 0,
     f"{ROLLOUT}.tensor_model_parallel_size": 1,
     f"{ROLLOUT}.data_parallel_size": 1,
     "trainer.n_gpus_per_node": 1,
@@ -44,7 +39,6 @@ NAMED = (
     f"{ROLLOUT}.agent.default_agent_loop",
     "trainer.logger",
 )
-STRATEGIES = ("fsdp", "fsdp2", "fsdp_turbo")
 OLD_KEYS = ("custom_reward_function", "reward_model", "sandbox_fusion")
 # they compare the responses to one prompt; others have a baseline of another kind
 COMPARING = ("gdpo", "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo")
@@ -64,7 +58,7 @@ def unusable_numbers(config: Any) -> list[str]:
 
 def broken_rules(config: Any) -> list[str]:
     """A sentence for each rule that the configuration breaks."""
-    table = [*_what_does_not_fit(config), *_paths(config)]
+    table = _what_does_not_fit(config)
     if not validates_only(config):
         table = [*_what_trains_nothing(config), *table]
     return [*_true_ones(table, config), *_keys_without_a_reader(config)]
@@ -113,7 +107,6 @@ def _what_does_not_fit(config: Any) -> list[tuple[bool, str]]:
         of_engine = actor.fsdp_config.ulysses_sequence_parallel_size
         split = max(actor.ulysses_sequence_parallel_size, of_engine)
     ranks, samples = max(gpus // split, 1), actor.ppo_mini_batch_size * rollout.n
-    length = rollout.max_model_len
     longest = data.max_prompt_length + data.max_response_length
     budgets = {  # the first follows the second, unless it is given
         rollout.log_prob_max_token_len_per_gpu: f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
@@ -139,103 +132,30 @@ def _what_does_not_fit(config: Any) -> list[tuple[bool, str]]:
             f"[{ACTOR}.ppo_mini_batch_size] with [{ROLLOUT}.n]: {samples} samples cannot be shared "
             f"equally by {ranks} GPUs",
         ),
-        *_of_legacy_trainer(config),
         (
-            not 0 < rollout.gpu_memory_utilization <= 1,
-            f"[{ROLLOUT}.gpu_memory_utilization]: expected a share of the GPU's memory, above 0 "
-            "and at most 1",
-        ),
-        (
-            bool(length) and length <= data.max_prompt_length,
-            f"[{ROLLOUT}.max_model_len] leaves no token for a response after "
-            "[data.max_prompt_length]",
-        ),
-        (actor.clip_ratio_c <= 1, f"[{ACTOR}.clip_ratio_c]: expected more than 1"),
-        (
-            actor.use_dynamic_bsz != rollout.log_prob_use_dynamic_bsz,
-            f"[{ROLLOUT}.log_prob_use_dynamic_bsz]: verl expects the same as in "
-            f"[{ACTOR}.use_dynamic_bsz]",
-        ),
-    ]
-
-
-def _of_legacy_trainer(config: Any) -> Iterator[tuple[bool, str]]:
-    """V1 trainers pad a batch to whole mini-batches; the legacy one fails in `make_iterator`."""
-    if config.trainer.get("use_v1", False):
-        return
-    wants = config.critic.get("enable")
-    has_critic = config.algorithm.adv_estimator == "gae" if wants is None else wants
-    for block in (ACTOR, *(["critic"] if has_critic else [])):
-        key = f"{block}.ppo_mini_batch_size"
-        yield (
-            config.data.train_batch_size % OmegaConf.select(config, key) != 0,
-            f"[data.train_batch_size] with [{key}]: verl's legacy trainer needs a multiple of the "
-            "mini-batch. Change one of them, or set trainer.use_v1=True",
-        )
-
-
-def _paths(config: Any) -> list[tuple[bool, str]]:
-    path, trainer = str(config.actor_rollout_ref.model.path), config.trainer
-    begun = str(trainer.resume_from_path)
-    is_named, is_step = trainer.resume_mode == "resume_path", "global_step_" in begun
-    return [
-        (
-            path.endswith("/"),
-            "[actor_rollout_ref.model.path]: verl refuses a path that ends in a slash",
-        ),
-        (
-            trainer.resume_mode not in ("auto", "disable", "resume_path"),
-            "[trainer.resume_mode]: expected auto, disable or resume_path",
-        ),
-        (
-            is_named and not is_step,
-            "[trainer.resume_mode] with [trainer.resume_from_path]: expected a folder "
-            "global_step_N of checkpoints",
-        ),
-        (
-            is_named and is_step and not os.path.isdir(begun),
-            "[trainer.resume_from_path]: there is no such folder",
+            # V1 trainers pad a batch to whole mini-batches
+            not config.trainer.get("use_v1", False)
+            and data.train_batch_size % actor.ppo_mini_batch_size != 0,
+            f"[data.train_batch_size] with [{ACTOR}.ppo_mini_batch_size]: verl's legacy trainer "
+            "needs a multiple of the mini-batch. Change one of them, or set trainer.use_v1=True",
         ),
     ]
 
 
 def unknown_names(config: Any) -> list[str]:
     """A sentence for each name that verl does not know."""
-    return [*_unknown_registered(config), *_unknown_engines(config.actor_rollout_ref.actor)]
-
-
-def _unknown_registered(config: Any) -> Iterator[str]:
-    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     # the file of `agent_loop_config_path` names more
     has_loops = config.actor_rollout_ref.rollout.agent.get("agent_loop_config_path")
+    problems = []
     for key in NAMED if not has_loops else (k for k in NAMED if not k.endswith("agent_loop")):
-        value = OmegaConf.select(config, key)
-        for name in map(str, value if isinstance(value, ListConfig) else [value]):
-            if name not in (known := known_names(key)):
-                yield f"{key}={name}: unknown to verl{hint(name, known)}"
-    for key, penalty, is_used in (
-        (f"{ACTOR}.kl_loss_type", actor.kl_loss_type, actor.use_kl_loss),
-        ("algorithm.kl_penalty", algorithm.kl_penalty, algorithm.use_kl_in_reward),
-    ):
-        if is_used and not knows_kl_penalty(penalty):
-            yield f"{key}={penalty}: unknown to verl; it knows kl, abs, mse, low_var_kl"
-
-
-def _unknown_engines(actor: Any) -> Iterator[str]:
-    if "fsdp_config" not in actor:
-        return
-    if actor.strategy not in STRATEGIES:
-        guess = hint(actor.strategy, STRATEGIES)
-        yield f"{ACTOR}.strategy={actor.strategy}: unknown to verl{guess}"
-    name, module = actor.optim.optimizer, actor.optim.optimizer_impl
-    try:
-        known = dir(importlib.import_module(module))
-    except ImportError as error:
-        yield f"{ACTOR}.optim.optimizer_impl={module}: {error}"
-    else:
-        if name not in known:
-            classes = [other for other in known if other[0].isupper()]
-            yield f"{ACTOR}.optim.optimizer={name}: not in {module}{hint(name, classes)}"
+        value, known = OmegaConf.select(config, key), known_names(key)
+        names = map(str, value if isinstance(value, ListConfig) else [value])
+        problems += [
+            f"{key}={name}: unknown to verl{hint(name, known)}"
+            for name in names
+            if name not in known
+        ]
+    return problems
 
 
 def _keys_without_a_reader(config: Any) -> Iterator[str]:

@@ -1,34 +1,39 @@
-"""Tables of a dry run: the rewards of each data source, and those of one prompt's responses."""
+"""The table of a dry run: what each reward gives in each data source."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.samples import BatchRows, is_number, value_or_error
-from verl_gdpo.algorithm.settings import GdpoSettings, RewardTerm
-from verl_gdpo.algorithm.zero import Floats, Ints
+from verl_gdpo.algorithm.samples import BatchRows, value_or_error
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.zero import Floats
 from verl_gdpo.terminal import render
-from verl_gdpo.tools.check.dry_run import FIRST_STEP, DryRun
-from verl_gdpo.tools.check.sample_responses import RIGHT
+from verl_gdpo.tools.check.dry_run import FIRST_STEP, RIGHT, DryRun
 
-NEVER_VARIES = "NEVER VARIES"
-UNUSED = NOT_SUMMED, NOT_TRAINED, NEVER_APPLIES = (
-    "not in the sum",
-    "not trained on",
-    "never applies",
-)
-HEADER = ("reward", "weight", "counts if", "min", "max", "variance", "")  # the last is a remark
-LEFT = (0, 2, 6)  # columns with words
-Line = tuple[str, ...]  # cells of a table
+NEVER_VARIES, NEVER_APPLIES = "NEVER VARIES", "never applies"
+HEADER = ("reward", "weight", "min", "max", "")  # the last is a remark
+LEFT = (0, 4)  # columns with words
 
 
-@dataclass
-class Tables:
-    """The tables of a dry run; those of our rewards are computed as the training does.
+class RewardLine(NamedTuple):
+    reward: str
+    weight: float | None  # None for what is not trained on
+    low: float
+    high: float
+    remark: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        weight = "-" if self.weight is None else f"{self.weight:g}"
+        ends = (f"{end:.3f}".replace("nan", "-") for end in (self.low, self.high))
+        return (self.reward, weight, *ends, self.remark)
+
+
+class ScoreTables:
+    """A table for each data source; its rewards are computed as the training does.
 
     Without `settings`, the run trains on the scores of verl's own managers.
 
@@ -36,44 +41,30 @@ class Tables:
         RewardError: the scorers' results do not make a matrix of rewards; see `RewardMatrix.of`.
     """
 
-    run: DryRun
-    settings: GdpoSettings | None
-
-    def __post_init__(self) -> None:
-        self.group_B: Ints = np.array([sample.row for sample in self.run.samples])
+    def __init__(self, run: DryRun, settings: GdpoSettings | None) -> None:
+        self.run, self.settings = run, settings
         self.places: dict[str, list[int]] = {}  # of the samples of each data source
-        for place, sample in enumerate(self.run.samples):
+        for place, sample in enumerate(run.samples):
             self.places.setdefault(sample.source, []).append(place)
-        self.unused, self.terms = NOT_SUMMED, dict[str, RewardTerm]()
-        if self.settings is None:
-            score_B1 = _numbers(self.run.scores)[:, None]
+        if settings is None:
+            score_B1 = _numbers(run.scores)[:, None]
             self.rewards = RewardMatrix({"score": 1.0}, score_B1, np.ones_like(score_B1, np.bool_))
-            self.unused = NOT_TRAINED
         else:
-            self.rewards = RewardMatrix.of(_rows(self.run), self.settings)
-            self.terms |= self.settings.rewards or {}
+            self.rewards = RewardMatrix.of(_rows(run), settings)
         self.lines = {source: [*self._lines(here)] for source, here in self.places.items()}
 
     def __iter__(self) -> Iterator[str]:
         for source, lines in self.lines.items():
             title = f"data_source {source!r}, {len(self.places[source])} responses:"
-            yield f"{title}\n{render(HEADER, lines, LEFT)}"
-        shown_BK = np.where(self.rewards.present_BK, self.rewards.values_BK, np.nan)
-        of_prompt = [
-            (sample.kind, *(f"{value:.3f}".replace("nan", "-") for value in values))
-            for sample, values in zip(self.run.samples, shown_BK.tolist(), strict=True)
-            if sample.row == 0
-        ]
-        prompt = self.run.samples[0].label.partition(", response")[0]
-        yield f"{prompt}\n{render(('response', *self.rewards.weights), of_prompt)}"
+            yield f"{title}\n{render(HEADER, [line.cells for line in lines], LEFT)}"
 
     def same_everywhere(self) -> list[str]:
         """A remark for each reward that is the same for all responses of a data source."""
         return [
-            f"data_source {source!r}: {line[0]} is the same for all made-up responses"
+            f"data_source {source!r}: {line.reward} is the same for all made-up responses"
             for source, lines in self.lines.items()
             for line in lines
-            if line[-1] == NEVER_VARIES
+            if line.remark == NEVER_VARIES
         ]
 
     def without_signal(self, sources: Collection[str]) -> list[str]:
@@ -83,13 +74,10 @@ class Tables:
         """
         sentences = []
         for source in self.lines.keys() & {*sources}:
-            lines = self.lines[source]  # a weight is the second cell, and "0" if it is none
-            used = [line for line in lines if line[-1] not in UNUSED and line[1] != "0"]
+            used = [x for x in self.lines[source] if x.weight and x.remark != NEVER_APPLIES]
             kinds = [self.run.samples[place].kind for place in self.places[source]]
-            if RIGHT in kinds and all(line[-1] == NEVER_VARIES for line in used):
-                # the lowest value, which is the highest too
-                low = HEADER.index("min")
-                values = ", ".join(f"{line[0]} is {float(line[low]):g}" for line in used)
+            if RIGHT in kinds and all(line.remark == NEVER_VARIES for line in used):
+                values = ", ".join(f"{line.reward} is {line.low:g}" for line in used)
                 sentences.append(
                     f"data_source {source!r}: {values} for each of {len(kinds)} made-up responses, "
                     "also for the right ones, so nothing would be trained. If the reward function "
@@ -97,9 +85,10 @@ class Tables:
                 )
         return sentences
 
-    def _lines(self, here: Sequence[int]) -> Iterator[Line]:
+    def _lines(self, here: Sequence[int]) -> Iterator[RewardLine]:
         """What is trained on, and what was returned beside it."""
         infos = self._infos(here)
+        groups = np.array([self.run.samples[place].row for place in here])
         for column, (name, weight) in enumerate(self.rewards.weights.items()):
             present_B = self.rewards.present_BK[here, column]
             values = self.rewards.values_BK[here, column][present_B]
@@ -107,30 +96,17 @@ class Tables:
                 infos = {k: v for k, v in infos.items() if not np.array_equal(v, values)}
             elif name not in infos:
                 continue
-            mark = _mark(values, self.group_B[here][present_B])
-            condition = _condition(self.terms.get(name, RewardTerm()))
-            yield (name, f"{weight:g}", condition, *_statistics(values), mark)
+            yield RewardLine(name, weight, *_ends(values), _remark(values, groups[present_B]))
+        unused = "not trained on" if self.settings is None else "not in the sum"
         for name, values in infos.items():
             if name not in self.rewards.weights:
-                yield (name, "-", "", *_statistics(values), self.unused)
+                yield RewardLine(name, None, *_ends(values), unused)
 
     def _infos(self, here: Sequence[int]) -> Mapping[str, Floats]:
         """{name: numbers} of what was returned for these samples beside a score."""
         infos = [self.run.infos[i] for i in here]
         names = dict.fromkeys(name for info in infos for name in info if name != "score")
         return {name: _numbers(info.get(name) for info in infos) for name in names}
-
-
-def unused_rewards(run: DryRun, settings: GdpoSettings | None) -> list[str]:
-    """A remark on numbers that the scorers return, while the settings name other rewards."""
-    if settings is None or settings.rewards is None:
-        return []
-    returned = dict.fromkeys(
-        name for info in run.infos for name, value in info.items() if is_number(value)
-    )
-    unused = [name for name in returned if name not in ("score", *settings.names)]
-    named = f"algorithm.gdpo.rewards names {', '.join(settings.rewards)} alone"
-    return [f"not used: {', '.join(unused)}; {named}"] if unused else []
 
 
 def _rows(run: DryRun) -> BatchRows:
@@ -144,12 +120,6 @@ def _rows(run: DryRun) -> BatchRows:
     return replace(rows, label=lambda row: run.samples[row].label)
 
 
-def _condition(term: RewardTerm) -> str:
-    if term.when is None:
-        return ""
-    return f"{term.when.reward} >= {term.when.at_least:g}, else {term.otherwise}"
-
-
 def _numbers(values: Iterable[Any]) -> Floats:
     """Return the numbers among the values; a scorer may also return text, which is not a reward."""
     numbers = []
@@ -161,15 +131,14 @@ def _numbers(values: Iterable[Any]) -> Floats:
     return np.array([value for value in numbers if value is not None])
 
 
-def _statistics(values: Floats) -> Line:
-    statistics = (values.min(), values.max(), values.var()) if len(values) else ()
-    return tuple(f"{value:.3f}" for value in statistics) or ("-", "-", "-")
+def _ends(values: Floats) -> tuple[float, float]:
+    return (values.min(), values.max()) if len(values) else (np.nan, np.nan)
 
 
-def _mark(values: Floats, groups: npt.NDArray[np.int64]) -> str:
+def _remark(values: Floats, groups: Any) -> str:
     if not len(values):
         return NEVER_APPLIES
     if values.min() == values.max():
         return NEVER_VARIES
-    spreads = [np.ptp(values[groups == group]) for group in set(groups.tolist())]
-    return "" if max(spreads) > 0 else "VARIES ONLY BETWEEN PROMPTS"
+    varies = any(np.ptp(values[groups == group]) > 0 for group in np.unique(groups))
+    return "" if varies else "VARIES ONLY BETWEEN PROMPTS"

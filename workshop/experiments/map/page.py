@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from scipy import stats
 
-from verl_gdpo.tools.advice.rules import AdviceRule, read_rules, rule_of, rules_file
+from verl_gdpo.tools.advice import AdviceRule, read_rules, rule_of, rules_file
 from workshop.experiments.differences import Difference, signed
 from workshop.experiments.map import compare
 from workshop.experiments.map.compare import (
