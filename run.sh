@@ -182,7 +182,7 @@ fi
 
 [ ${#allowed[@]} -eq 0 ] || overrides+=("++allow_change=[$(IFS=,; echo "${allowed[*]}")]")
 if [ -n "$manifest" ]; then
-  stage "$python" -m verl_gdpo.run.resume_command "$run" "hardware=$hardware" "${overrides[@]}" >"$answer"
+  stage "$python" -m verl_gdpo.run.resume "$run" "hardware=$hardware" "${overrides[@]}" >"$answer"
   mapfile -d '' -t config <"$answer"
 else
   config=(--config-dir "$root/recipes" --config-name train "hardware=$hardware" "data_dir=$(quoted "$data")" "${overrides[@]}")

@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 
 from verl_gdpo import REQUIRED_VERL, stacks
 from verl_gdpo.hooks.extend import extend_when_imported, extensions
-from verl_gdpo.hooks.refusal import refusals, refuse
+from verl_gdpo.hooks.gates import refusals, refuse
 
 __all__ = ["CALLED_BY_TOOLS", "EXTENSIONS", "refusals"]
 
@@ -62,12 +62,12 @@ _WHEN_IMPORTED = {
     },
     # Ray keeps the methods of an actor's class before it makes one
     "verl.experimental.fully_async_policy.fully_async_trainer": {
-        "FullyAsyncTrainer.__init__(config)": "fully_async:construct_trainer",
-        "FullyAsyncTrainer.fit": "fully_async:fit_trainer",
+        "FullyAsyncTrainer.__init__(config)": "legacy:construct_trainer",
+        "FullyAsyncTrainer.fit": "legacy:fit_trainer",
     },
     "verl.experimental.fully_async_policy.fully_async_rollouter": {
-        "FullyAsyncRollouter.fit": "fully_async:fit_rollouter",
-        "FullyAsyncRollouter._streaming_generation_main": "fully_async:generate_and_note",
+        "FullyAsyncRollouter.fit": "legacy:fit_rollouter",
+        "FullyAsyncRollouter._streaming_generation_main": "legacy:generate_and_note",
     },
     "verl.workers.engine.fsdp.transformer_impl": {
         "FSDPEngine._build_module": "attention:build_with_ours",

@@ -21,8 +21,7 @@ from functools import partial
 from typing import Any
 
 from verl_gdpo.algorithm.samples import value_or_error
-from verl_gdpo.tasks import options_of
-from verl_gdpo.tasks.task import Task
+from verl_gdpo.tasks import Task, options_of
 
 # data source, response, ground truth (unchecked), response tokens, training step
 Sample = tuple[str, str, Any, int, int | None]

@@ -137,7 +137,7 @@ assert torch.equal(layer.weight.full_tensor(), old)
 dist.destroy_process_group()
 
 from verl.checkpoint_engine import CheckpointEngineRegistry
-assert CheckpointEngineRegistry.get("gloo").__module__ == "verl_gdpo.cpu.checkpoint_engine"
+assert CheckpointEngineRegistry.get("gloo").__module__ == "verl_gdpo.cpu.device"
 
 from verl.workers.engine.fsdp import transformer_impl
 assert transformer_impl.CPUOffloadPolicy(pin_memory=True).pin_memory is False
@@ -213,7 +213,7 @@ def test_on_a_gpu_the_rollout_comes_alone(run_python):
         "assert get_rollout_replica_class('hf') is rollout.HFReplica\n"
         "assert 'cpu' not in PlatformRegistry.registered_names()\n"
         "assert 'VERL_ENGINE_DEVICE' not in os.environ\n",
-        VERL_USE_EXTERNAL_MODULES="verl_gdpo.cpu.hf_rollout",
+        VERL_USE_EXTERNAL_MODULES="workshop.gpu_kit.hf_rollout",
     )
     assert done.returncode == 0, done.stderr
 
@@ -540,7 +540,7 @@ def test_verl_tells_the_rollout_which_sample_of_a_prompt_it_wants(run_python):
         "        asyncio.run(call)\n"
         "print(seen)\n"
         "assert seen == [{'top_k': 5, 'session': 3}] + 3 * [{'top_k': 5}]\n",
-        VERL_USE_EXTERNAL_MODULES="verl_gdpo.cpu.hf_rollout",
+        VERL_USE_EXTERNAL_MODULES="workshop.gpu_kit.hf_rollout",
     )
     assert done.returncode == 0, done.stderr
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from verl_gdpo.evaluation import ScoreColumn
-from verl_gdpo.evaluation.numbers import QuestionScores, numbers
+from verl_gdpo.evaluation.results import QuestionScores, numbers
 
 
 def problems(category, *values):

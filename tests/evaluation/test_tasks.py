@@ -9,9 +9,8 @@ from tool_rows import tool_row
 
 from verl_gdpo.evaluation import Answer
 from verl_gdpo.evaluation.dialogues import Record, start_all
-from verl_gdpo.evaluation.numbers import numbers
 from verl_gdpo.evaluation.policy import Policy
-from verl_gdpo.evaluation.results import problems_of
+from verl_gdpo.evaluation.results import numbers, problems_of
 from verl_gdpo.evaluation.tasks import benchmark_of
 from verl_gdpo.tasks import TASKS
 from verl_gdpo.tasks.coding.problem import Problem, good_response

@@ -1,7 +1,6 @@
 """A task that only one test uses."""
 
-from verl_gdpo.tasks import TASK_BY_SOURCE
-from verl_gdpo.tasks.task import Task
+from verl_gdpo.tasks import TASK_BY_SOURCE, Task
 
 
 def add_task(monkeypatch, name, score, bounds=dict, **fields):

@@ -17,7 +17,7 @@ from start_verl import ENVIRONMENT, verl_command
 from verl_gdpo.run.dump_reader import dump_files, read_dump
 from verl_gdpo.run.end_conditions import HANG_FILE
 from verl_gdpo.run.folder import read_metrics
-from verl_gdpo.run.resume_command import arguments, quoted
+from verl_gdpo.run.resume import arguments, quoted
 from workshop.tiny_policy.model import make_tiny_model
 
 MARK = "VERL_GDPO_FAULT_TEST"

@@ -232,13 +232,13 @@ MUTANTS = [
         "tools/test_charts.py::test_extremes_and_ends_survive_thinning",
     ),
     Mutant(
-        "evaluation/numbers.py",
+        "evaluation/results.py",
         "mean: Floats = np.average(",
         "mean: Floats = np.nanmean(parts, axis=0) if parts else np.average(",
         "evaluation/test_numbers.py::test_a_part_that_was_not_run_gives_no_number_and_no_zero",
     ),
     Mutant(
-        "evaluation/numbers.py",
+        "evaluation/results.py",
         "values - draws.values(column, less)",
         "values - Draws(less[::-1]).values(column, less[::-1])",
         "evaluation/test_numbers.py::test_the_intervals_of_differences_are_paired_by_problem",

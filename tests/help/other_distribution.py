@@ -7,7 +7,7 @@ from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS
 
 ECHO = '''
 """A scorer."""
-from verl_gdpo.tasks.task import Task
+from verl_gdpo.tasks import Task
 
 def score(response, ground_truth, *, response_tokens=None, step=None):
     if not ground_truth.isalpha():

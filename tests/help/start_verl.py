@@ -11,7 +11,7 @@ from repository import REPO
 
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.launch import launch
-from verl_gdpo.run.resume_command import quoted
+from verl_gdpo.run.resume import quoted
 
 TIME_LIMIT_SECONDS = 480
 ENVIRONMENT = {

@@ -15,7 +15,7 @@ from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 from verl_gdpo.hooks import driver
 from verl_gdpo.hooks.driver import mend_tracker, recorded_start
 from verl_gdpo.run.checkpoints import TRACKER
-from verl_gdpo.run.resume_command import arguments
+from verl_gdpo.run.resume import arguments
 from verl_gdpo.run.starts import starts_of
 from verl_gdpo.tools.compose import compose_config
 

@@ -257,7 +257,7 @@ def test_paths_are_relative_to_where_the_user_stands(checkout):
 
 
 GO_ON = r"""
-[[ $* != *verl_gdpo.run.resume_command* ]] || printf '%s\0' --config-dir stored 'a b' "${@:4}"
+[[ $* != *verl_gdpo.run.resume* ]] || printf '%s\0' --config-dir stored 'a b' "${@:4}"
 """
 
 
@@ -291,11 +291,11 @@ def test_a_resume_takes_the_configuration_of_the_run(checkout):
     done = call(checkout, "--resume", *more, hardware=None)
     assert (done.returncode, done.stderr) == (0, "")
     ran = stages(checkout)
-    run_modules = ["verl_gdpo.run.launch", "verl_gdpo.run.resume_command"]
+    run_modules = ["verl_gdpo.run.launch", "verl_gdpo.run.resume"]
     assert sorted(ran) == ["verl-gdpo summary", *run_modules]
     allowed = "++allow_change=[algorithm,data.val_files]"
     given = ["hardware=cpu", "task=tool_rl", "trainer.save_freq=1", allowed]
-    assert ran["verl_gdpo.run.resume_command"][1][2:] == [str(run), *given]
+    assert ran["verl_gdpo.run.resume"][1][2:] == [str(run), *given]
     _, arguments = ran["verl_gdpo.run.launch"]
     command = arguments[arguments.index("--") + 1 :]
     assert command[1:] == [
@@ -314,7 +314,7 @@ def test_a_resume_on_gpus_leaves_the_recipes_to_the_run(checkout):
     done = call(checkout, "--resume", hardware=None)
     assert (done.returncode, done.stderr) == (0, "gpu flash-attn\n")
     ran = stages(checkout)
-    given = ran["verl_gdpo.run.resume_command"][1][3:]
+    given = ran["verl_gdpo.run.resume"][1][3:]
     assert given == ["hardware=8gpu", "task=tool_rl"]
     fetched = ran["verl-gdpo fetch"][1]
     assert fetched[fetched.index("fetch") + 1 :] == ["--config-dir", "stored", "a b", *given]

@@ -22,7 +22,7 @@ from repository import REPO, tracked_files
 from rollout_check import SIZES, check_rollouts
 
 from verl_gdpo.run.folder import read_metrics
-from verl_gdpo.run.resume_command import quoted
+from verl_gdpo.run.resume import quoted
 from verl_gdpo.tasks.tool_rl.rows import make_rows
 from workshop.tiny_policy.model import make_tiny_model
 

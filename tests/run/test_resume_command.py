@@ -6,7 +6,7 @@ import sys
 import pytest
 from saved_checkpoint import save_checkpoint
 
-from verl_gdpo.run.resume_command import arguments
+from verl_gdpo.run.resume import arguments
 from verl_gdpo.run.starts import StartManifest, write
 
 
@@ -48,7 +48,7 @@ def test_nothing_to_go_on_from(tmp_path):
     with pytest.raises(ValueError, match=r"says '3', but .* has no whole checkpoints"):
         arguments(tmp_path, [])
     (folder / "moved.pt").rename(folder / "data.pt")
-    command = [sys.executable, "-m", "verl_gdpo.run.resume_command", str(tmp_path)]
+    command = [sys.executable, "-m", "verl_gdpo.run.resume", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "no start that trained up to it" in done.stderr

@@ -10,7 +10,7 @@ import pytest
 from composed_recipes import composed, keys_of
 from omegaconf import OmegaConf
 
-from verl_gdpo.run.resume_rules import (
+from verl_gdpo.run.resume import (
     FREE,
     ON_REQUEST,
     PATTERNS,

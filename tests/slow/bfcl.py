@@ -11,8 +11,7 @@ import pytest
 from verl_gdpo.evaluation import Answer
 from verl_gdpo.evaluation.bfcl import BENCHMARK, CATEGORIES, GROUPS, package, question
 from verl_gdpo.evaluation.dialogues import Dialogue, Record
-from verl_gdpo.evaluation.numbers import numbers
-from verl_gdpo.evaluation.results import problems_of
+from verl_gdpo.evaluation.results import numbers, problems_of
 
 WITH_GROUND_TRUTH = [
     one for one in (*GROUPS["non_live"], *GROUPS["live"]) if "relevance" not in one

@@ -10,8 +10,7 @@ from other_distribution import ECHO, install, look_again
 
 from verl_gdpo.evaluation import Answer
 from verl_gdpo.evaluation.dialogues import Record, start_all
-from verl_gdpo.evaluation.numbers import numbers
-from verl_gdpo.evaluation.results import problems_of
+from verl_gdpo.evaluation.results import numbers, problems_of
 from verl_gdpo.evaluation.tasks import benchmark_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS, TaskError
 from verl_gdpo.tasks.preparation.parquet import _code, parquet_rows

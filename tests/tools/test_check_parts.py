@@ -13,9 +13,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from verl_gdpo.tasks import TASK_BY_SOURCE
-from verl_gdpo.tools.check import dry_run, machine
+from verl_gdpo.tools.check import dry_run, machine, others_kept_away
 from verl_gdpo.tools.check.dry_run import WORDS, made_up_responses
-from verl_gdpo.tools.check.output import others_kept_away
 from verl_gdpo.tools.compose import PLAIN, compose_config
 
 

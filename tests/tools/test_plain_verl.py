@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from run_folder_writer import make_run, rollout_dump
 
-from verl_gdpo.run.dump_reader import DUMPS_READ, dump_files, read_dump
-from verl_gdpo.run.scorer import Scorer
+from verl_gdpo.run.dump_reader import DUMPS_READ, Scorer, dump_files, read_dump
 from verl_gdpo.run.tracker_logs import read_logged
 from verl_gdpo.tools import replay, report, summary
 from verl_gdpo.tools.replay.arms import Arm

@@ -104,7 +104,7 @@ def test_another_python_than_packed_for_is_refused():
 
 
 ROLLOUTS = {  # on a GPU: what verl has to import for it
-    "hf": "verl_gdpo.cpu.hf_rollout",
+    "hf": "workshop.gpu_kit.hf_rollout",
     "made": "workshop.gpu_kit.made_rollout",
     "vllm": None,
 }

@@ -6,5 +6,5 @@ What it is: a verl platform (`device.py`), a rollout server that samples with tr
 
 What it is not: a way to train models of useful size, or a change to training on GPUs. Nothing
 happens unless `VERL_PLATFORM=cpu` is in the environment before Python starts. A run on a GPU may
-ask for the rollout alone (`hf_rollout.py`), to do without vLLM.
+ask for the rollout alone, as `workshop/gpu_kit/hf_rollout.py` does, to do without vLLM.
 """

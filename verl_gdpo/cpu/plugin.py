@@ -25,7 +25,7 @@ from torch.nn.functional import linear
 from wrapt import register_post_import_hook
 
 from verl_gdpo.hooks.extend import Function, extend_when_imported, extensions
-from verl_gdpo.hooks.refusal import versions
+from verl_gdpo.hooks.gates import versions
 
 ROLLOUTS: dict[str, tuple[str, str]] = {}  # {name: module and class of its adapter}
 # {verl's module: {name with the parameters that ours needs: our function}}; a request to a
@@ -83,7 +83,7 @@ def activate() -> None:
         return
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     extend_when_imported((*ON_CPU, *FUSED_KERNELS), refuse_verl)
-    engine = "verl_gdpo.cpu.checkpoint_engine"  # registers itself
+    engine = "verl_gdpo.cpu.device"  # registers itself
     register_post_import_hook(lambda _: importlib.import_module(engine), "verl.checkpoint_engine")
     register_rollout("hf", "verl_gdpo.cpu.rollout", "HFReplica", "HFServerAdapter")
     try:

@@ -31,12 +31,11 @@ from omegaconf import OmegaConf, open_dict
 from verl_gdpo.hooks import attention
 from verl_gdpo.hooks.configuration import has_gdpo, refuse_limits, settings_of_run
 from verl_gdpo.hooks.extend import Function, extend_module, load_all, table
-from verl_gdpo.hooks.gates import refuse_gdpo
+from verl_gdpo.hooks.gates import names_gdpo, refuse_gdpo
 from verl_gdpo.hooks.nodes import probing
-from verl_gdpo.hooks.refusal import names_gdpo
 from verl_gdpo.hooks.reward_workers import training_sources
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
-from verl_gdpo.run import checkpoints, end_conditions, resume_rules, starts
+from verl_gdpo.run import checkpoints, end_conditions, resume, starts
 from verl_gdpo.run.folder import of_recipes, write_into_run_dir
 from verl_gdpo.run.starts import RecordedStart, StartManifest
 
@@ -112,7 +111,7 @@ def recorded_start(config: Any, *, is_ours: bool, composed: Any = None) -> Itera
     composed = config if composed is None else composed
     _taken_out(composed, ALLOW)
     start = _start(config, checkpoint, earlier, allowed)
-    changed = [f"changed in this resume: {resume_rules.listed(start.changes)}"]
+    changed = [f"changed in this resume: {resume.listed(start.changes)}"]
     for warning in [*start.warnings, *(changed if start.changes else [])]:
         _warn(warning)
     run = run_folder(config)
@@ -185,7 +184,7 @@ def _start(
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     start = starts.here(
         written,
-        files=resume_rules.file_states(resolved),
+        files=resume.file_states(resolved),
         recipes=dict(earlier.start.recipes) if earlier else _recipes(),
         wandb_run_id=_wandb_run_id(config, earlier),
         checkpoint=str(checkpoint or ""),
@@ -195,8 +194,8 @@ def _start(
     if earlier is None:
         unknown = "nothing tells whether the settings are those of its run"
         return replace(start, warnings=[f"no start is recorded that made {checkpoint}: {unknown}"])
-    changed = resume_rules.changes(earlier.start, start)
-    if reasons := resume_rules.refusal(changed, allowed):
+    changed = resume.changes(earlier.start, start)
+    if reasons := resume.refusal(changed, allowed):
         raise ValueError(
             f"verl-gdpo: no resume from {checkpoint}, which was made with other settings, recorded "
             f"in {earlier.folder}: {reasons}"

@@ -22,7 +22,7 @@ from typing import Any
 
 import wrapt
 
-from verl_gdpo.hooks.refusal import refuse, refuse_or_call
+from verl_gdpo.hooks.gates import refuse, refuse_or_call
 
 Function = Callable[..., Any]
 

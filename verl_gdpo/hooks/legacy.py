@@ -11,7 +11,10 @@ Relies on verl 0.9:
 - `reward.extract_reward(batch)`, which returns the scores and {key: column} for validation and
   dumps;
 - in `metric_utils`: `compute_data_metrics(batch)`, and `process_validation_metrics(data_sources,
-  sample_uids, infos_dict)`, which handles each column of `infos_dict` separately.
+  sample_uids, infos_dict)`, which handles each column of `infos_dict` separately;
+- in `verl.experimental.fully_async_policy`: the rollouter, whose `fit` waits for its coroutine
+  `_streaming_generation_main` and drops what that raises, as if the training were finished; the
+  trainer, which makes no dataloader; and that the run ends with what the `fit` of either raises.
 """
 
 import functools
@@ -38,12 +41,7 @@ from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks import trainer as any_trainer
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.rollout_guard import RolloutGuard, rollout_actors
-from verl_gdpo.hooks.step import (
-    NO_REWARDS,
-    AdvantageStep,
-    TokenAdvantages,
-    fitting,
-)
+from verl_gdpo.hooks.step import NO_REWARDS, AdvantageStep, TokenAdvantages, fitting
 from verl_gdpo.hooks.trainer import TrainerRecord
 
 KEYS = "gdpo_keys"  # the column with the keys that `keys_of` made
@@ -53,10 +51,7 @@ METRICS_KEY = "gdpo_metrics"  # the key in `meta_info`
 
 
 def extend(trainer: Any, config: Any) -> TrainerRecord | None:
-    """Check the configuration, and extend the trainer; return its record, None without gdpo.
-
-    The tracker is a local variable of verl's `fit`. A trainer may load other data later.
-    """
+    """Check the configuration, and extend the trainer; return its record, None without gdpo."""
     record: TrainerRecord | None = record_of(trainer)
     if record is None:
         record = TrainerRecord.of(config)
@@ -225,10 +220,7 @@ def infos_of(data: Any) -> Sequence[dict[str, Any]] | None:
 
 
 def extract_with_columns(original: Function, batch: Any) -> Any:
-    """Make columns that verl can average and write.
-
-    It raises RewardError if a sample has a value under a name that verl uses.
-    """
+    """Make columns that verl can average and write; RewardError for a name that verl uses."""
     scores, columns = original(batch)
     if (infos := infos_of(batch)) is not None:
         uids = batch.non_tensor_batch["uid"].tolist()
@@ -270,3 +262,37 @@ def leave_out_none(
         for source, metrics in metrics_of.items():
             result[source].update(metrics)
     return result
+
+
+# --- fully_async_policy --------------------------------------------------------------------------
+
+
+def construct_trainer(
+    original: Function, self: Any, config: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Extend the trainer if gdpo is in use."""
+    extend(self, config)
+    original(self, config, *args, **kwargs)
+
+
+async def fit_trainer(original: Function, self: Any) -> None:
+    """Do what we do in every legacy trainer."""
+    await (original(self) if record_of(self) is None else fit(original, self))
+
+
+async def generate_and_note(original: Function, self: Any) -> None:
+    """Note what ended the generation."""
+    try:
+        await original(self)
+    except Exception as error:
+        if (record := record_of(self)) is not None:
+            record.ended_by = error
+        raise
+
+
+async def fit_rollouter(original: Function, self: Any) -> None:
+    """Raise what ended the generation."""
+    await original(self)
+    record = record_of(self)
+    if record is not None and record.ended_by is not None:
+        raise record.ended_by

@@ -33,10 +33,9 @@ from verl_gdpo.algorithm.samples import (
 )
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.configuration import refuse_limits, row_names
-from verl_gdpo.hooks.refusal import raise_refusals
+from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
-from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
-from verl_gdpo.tasks.task import Task
+from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, NOTES_KEY, as_json, as_
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import has_gdpo, settings_of_run
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
-from verl_gdpo.hooks.refusal import raise_refusals
+from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows
 from verl_gdpo.hooks.reward_workers import (
     check_reward_workers,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from verl_gdpo.run.resume_command import quoted
+from verl_gdpo.run.resume import quoted
 
 REPO = Path(__file__).resolve().parents[2]
 TESTS = (
@@ -17,7 +17,7 @@ TESTS = (
     *("algorithm/test_variants.py", "hooks/test_estimator.py", "hooks/test_replay_buffer.py"),
     "hooks/test_attention.py",
 )
-HF = "verl_gdpo.cpu.hf_rollout"
+HF = "workshop.gpu_kit.hf_rollout"
 MADE = "workshop.gpu_kit.made_rollout"
 # of the paper's 512: four times as many prompts take four times as long
 PROMPTS_OF_D = 128

@@ -24,13 +24,13 @@ from operator import add, mul, sub
 from random import Random
 from typing import Any
 
+from verl_gdpo.tasks import Rewards
 from verl_gdpo.tasks.coding.problem import Problem, parse
 from verl_gdpo.tasks.coding.score import TASK
 from verl_gdpo.tasks.coding.test_cases import problem_of
 from verl_gdpo.tasks.preparation import LeftOut
 from verl_gdpo.tasks.preparation.schema import Row, require
 from verl_gdpo.tasks.preparation.sources import Sources, make_row, seeded
-from verl_gdpo.tasks.task import Rewards
 
 Note = Callable[[str], None]
 KEYS = ("problem", "tests")

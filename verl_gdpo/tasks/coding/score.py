@@ -14,9 +14,9 @@ from typing import Any
 
 from verl_gdpo import sandbox
 from verl_gdpo.sandbox.machine import cores
+from verl_gdpo.tasks import Evaluation, Programs, Task
 from verl_gdpo.tasks.coding import DATA_SOURCES
 from verl_gdpo.tasks.coding import problem as form
-from verl_gdpo.tasks.task import Evaluation, Programs, Task
 
 # of a number that is expected with a fraction; verl's, but that its absolute error is 1e-8, where
 # problems allow an absolute or relative error of 1e-6

@@ -9,8 +9,8 @@ the gold one, and is it a number in digits alone? Plain text in, plain floats ou
 
 import re
 
+from verl_gdpo.tasks import Task
 from verl_gdpo.tasks.gsm8k import DATA_SOURCES
-from verl_gdpo.tasks.task import Task
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 from verl_gdpo.sandbox.limited_process import LimitedPool
+from verl_gdpo.tasks import Evaluation, Task
 from verl_gdpo.tasks.math_length import DATA_SOURCES
-from verl_gdpo.tasks.task import Evaluation, Task
 
 BOX = "\\boxed{"
 INSTRUCTION = f"Let's think step by step and put the final answer within {BOX}}}."

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_gdpo.atomic import replace_together
+from verl_gdpo.tasks import Task
 from verl_gdpo.tasks.preparation import DataError, progress
 from verl_gdpo.tasks.preparation.schema import SCHEMA, Row, checked
-from verl_gdpo.tasks.task import Task
 
 CODE = Path(__file__).parent
 # keys in a file's metadata

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from verl_gdpo.tasks import TASK_BY_SOURCE, bad_rows
+from verl_gdpo.tasks import TASK_BY_SOURCE, Task, bad_rows
 from verl_gdpo.tasks.preparation import DataError, LeftOut, progress
 from verl_gdpo.tasks.preparation.overlap import Messages, Overlap, Prompts, compare
-from verl_gdpo.tasks.task import Task
 
 Row = dict[str, Any]
 Splits = dict[str, Sequence[Row]]  # "train" and "test" -> rows

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, cast
 
-from verl_gdpo.tasks import TaskError
+from verl_gdpo.tasks import Task, TaskError
 from verl_gdpo.tasks.preparation.schema import Row, require
-from verl_gdpo.tasks.task import Task
 
 # (object of a file, what takes a note about it) -> row; raises ValueError for a bad object
 RowOf = Callable[[Any, Callable[[str], None]], Row]

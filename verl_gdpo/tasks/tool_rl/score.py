@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from verl_gdpo.tasks.task import Task
+from verl_gdpo.tasks import Task
 from verl_gdpo.tasks.tool_rl import DATA_SOURCES, form
 
 Granularity = Literal["fine", "refined", "intermediate", "coarse"]

@@ -19,8 +19,7 @@ from verl_gdpo.algorithm.metrics import verl_grpo_settings
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.statistics import contributions, groups_with_signal, within_groups
 from verl_gdpo.algorithm.zero import Bools, Floats, Ints, or_0
-from verl_gdpo.run.dump_reader import read_dump, reward_rows
-from verl_gdpo.run.scorer import Scorer
+from verl_gdpo.run.dump_reader import Scorer, read_dump, reward_rows
 
 METHODS = {"grpo": verl_grpo_settings(GdpoSettings()), "gdpo": GdpoSettings(batch_norm="none")}
 FIRST_STEPS = 30  # the rules are keyed on what these show

@@ -8,11 +8,127 @@ are problems.
 """
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO, TypeVar
 
-from verl_gdpo.tools.check.output import Output, message_of, others_kept_away
+from hydra.errors import HydraException, InstantiationException
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_gdpo.algorithm.samples import RewardError
+from verl_gdpo.terminal import line_of_code, wrapped
 from verl_gdpo.tools.compose import add_config_arguments, compose_arguments
+
+T = TypeVar("T")
+Texts = str | Sequence[str] | None
+
+# exceptions with clear messages; any other exception is shown with its type and its line
+SPEAKING = (
+    ValueError,
+    AssertionError,
+    OSError,
+    HydraException,
+    OmegaConfBaseException,
+    RewardError,
+)
+
+
+class Output:
+    """Prints remarks and tables to `out`, and keeps problems.
+
+    With `is_brief`, only warnings are printed, and after a problem the rest too.
+    """
+
+    def __init__(self, out: TextIO, is_brief: bool = False) -> None:
+        self.out, self.is_brief = out, is_brief
+        self.problems: list[str] = []
+        self._kept: list[str] = []
+
+    def say(self, remarks: Texts, is_warning: bool = False) -> None:
+        for text in [remarks] if isinstance(remarks, str) else remarks or []:
+            self.show(wrapped(text, "check: ", " " * 7), is_warning)
+
+    def show(self, text: str, is_warning: bool = False) -> None:
+        if self.is_brief and not is_warning:
+            self._kept.append(text)
+        else:
+            print(text, file=self.out, flush=True)
+
+    def ask(self, question: Callable[..., T], *arguments: Any) -> T | None:
+        """Return the result of `question`; None after a problem."""
+        try:
+            return question(*arguments)
+        except Exception as error:
+            self.problems.append(message_of(error))
+            return None
+
+    def remark(self, question: Callable[..., Texts], *arguments: Any) -> None:
+        self.say(self.ask(question, *arguments))
+
+    def warn(self, question: Callable[..., Texts], *arguments: Any) -> None:
+        self.say(self.ask(question, *arguments), is_warning=True)
+
+    def refuse(self, question: Callable[..., Sequence[str]], *arguments: Any) -> None:
+        """Keep the problems that `question` lists."""
+        self.problems += self.ask(question, *arguments) or []
+
+    def finish(self) -> None:
+        for text in self._kept if self.problems else ["check: no problem found"]:
+            print(text, file=self.out, flush=True)
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text that a user needs instead of an exception's traceback."""
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        key = str(error).rpartition("full_key: ")[2]
+        return f"{key}: {message_of(error.__cause__)}"
+    if isinstance(error, SPEAKING) and str(error):
+        return str(error)
+    # if a file could not be loaded, the exception's cause has the reason
+    reason = error.__cause__ or error
+    frames = traceback.extract_tb(reason.__traceback__)
+    place = f"{type(reason).__name__}: {str(reason) or frames[-1].line} [{line_of_code(frames)}]"
+    return place if reason is error else f"{error}: {place}"
+
+
+@contextmanager
+def others_kept_away(verbose: bool) -> Iterator[TextIO]:
+    """Yield where to print. With `verbose`, others print as they like.
+
+    If an exception leaves the block, what was kept goes to stderr.
+    """
+    if verbose:
+        yield sys.stdout
+        return
+    before = [os.dup(number) for number in (1, 2)]
+    in_memory = os.memfd_create("output")  # the folder for temporary files may be full, or missing
+    with os.fdopen(in_memory, "w+b") as kept, os.fdopen(os.dup(before[0]), "w") as out:
+        text = b""
+        _turn([kept.fileno()] * 2)
+        try:
+            yield out
+        except Exception as error:
+            if not isinstance(error, BrokenPipeError):  # the reader of the report has gone
+                kept.seek(0)
+                text = kept.read()
+            raise
+        finally:
+            _turn(before)
+            for number in before:
+                os.close(number)
+            sys.stderr.write(text.decode(errors="replace"))
+
+
+def _turn(targets: list[int]) -> None:
+    """Send everything that is printed from now on to these file descriptors."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for target, number in zip(targets, (1, 2), strict=True):
+        os.dup2(target, number)
+
 
 # the end of --help, and a list in docs/check.md
 NOT_CHECKED = """\

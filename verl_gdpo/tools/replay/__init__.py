@@ -16,9 +16,16 @@ import pandas as pd
 
 from verl_gdpo.algorithm.zero import REPRODUCED, SAME_STD
 from verl_gdpo.atomic import replace_together
-from verl_gdpo.run.dump_reader import SUMMED, WRITING, data_sources, dump_files, has_rewards
+from verl_gdpo.run.dump_reader import (
+    HOW,
+    SUMMED,
+    WRITING,
+    Scorer,
+    data_sources,
+    dump_files,
+    has_rewards,
+)
 from verl_gdpo.run.folder import config_of_run
-from verl_gdpo.run.scorer import HOW, Scorer
 from verl_gdpo.terminal import printable, render, shorten, width_of
 from verl_gdpo.tools.advice import TITLE, describe
 from verl_gdpo.tools.advice.evidence import Evidence

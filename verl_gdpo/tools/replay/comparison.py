@@ -19,8 +19,7 @@ from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.samples import is_number
 from verl_gdpo.algorithm.statistics import correlation, tied_pairs
 from verl_gdpo.algorithm.zero import SAME_STD, Bools, Floats, Ints, is_apart, is_the_sum, std_or_0
-from verl_gdpo.run.dump_reader import read_dump
-from verl_gdpo.run.scorer import Scorer
+from verl_gdpo.run.dump_reader import Scorer, read_dump
 from verl_gdpo.tools.advice.evidence import FIRST_STEPS, StepRewards, look
 from verl_gdpo.tools.replay.arms import COMPUTED, Arm, ReplayedStep, group_numbers
 

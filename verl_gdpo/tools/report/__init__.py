@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl_gdpo.run.scorer import HOW, Scorer
+from verl_gdpo.run.dump_reader import HOW, Scorer
 from verl_gdpo.run.tracker_logs import EXPECTED
 
 

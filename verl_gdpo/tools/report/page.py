@@ -15,9 +15,9 @@ from markupsafe import Markup, escape
 
 from verl_gdpo import __version__
 from verl_gdpo.algorithm.samples import RewardError
+from verl_gdpo.run.dump_reader import Scorer
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import gaps
-from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.run.starts import starts_of
 from verl_gdpo.tools.advice import TITLE, describe
 from verl_gdpo.tools.advice.evidence import Evidence

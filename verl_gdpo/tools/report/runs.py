@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from verl_gdpo.run.dump_reader import dump_files
+from verl_gdpo.run.dump_reader import Scorer, dump_files
 from verl_gdpo.run.folder import (
     SCORE,
     Metrics,
@@ -26,7 +26,6 @@ from verl_gdpo.run.folder import (
     training_rewards,
     validation_rewards,
 )
-from verl_gdpo.run.scorer import Scorer
 from verl_gdpo.run.tracker_logs import Logged, read_logged
 
 Curve = Mapping[int, float]

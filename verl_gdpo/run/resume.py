@@ -1,14 +1,20 @@
-"""Compares the settings of two starts, and says which of them may change in a resume.
+"""Says which settings may change in a resume, and prints the command that goes on with a run.
 
-`resume_rules.yaml` has the keys that may. They follow what verl 0.9 restores: weights, optimizer
-with its parameter groups, the count of the learning rate's schedule, random states, and the
-position in the rows. tests/slow/resume.py tries them on verl's own objects and in whole runs.
+python -m verl_gdpo.run.resume RUN key=value ...
+
+prints its arguments, each with a NUL behind it, for `run.sh --resume`. The recipes are not composed
+again: the configuration is the one that the run was started with, and overrides change it.
+
+`resume_rules.yaml` has the keys that may change. They follow what verl 0.9 restores: weights,
+optimizer with its parameter groups, the count of the learning rate's schedule, random states, and
+the position in the rows. tests/slow/resume.py tries them on verl's own objects and in whole runs.
 
 Settings are compared as they are written. So a key that refers to another one is no change of its
 own, and a value from the environment, which may be a secret, is not kept.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from importlib.resources import files
@@ -17,7 +23,8 @@ from typing import Any
 
 import yaml
 
-from verl_gdpo.run.starts import FileStates, StartManifest
+from verl_gdpo.run.checkpoints import whole_checkpoint
+from verl_gdpo.run.starts import COMPOSED, FileStates, RecordedStart, StartManifest, maker_of
 
 # the verdicts: it may change, and it must not; a place of the run is not compared
 FREE, ON_REQUEST, PLACE = "free", "on request", "place"
@@ -123,14 +130,84 @@ def _state(path: Path) -> list[int]:
         return []
 
 
-def with_files(
-    configuration: Mapping[str, Any], states: FileStates, *, with_times: bool = True
-) -> dict[str, Any]:
+def with_files(configuration: Mapping[str, Any], states: FileStates) -> dict[str, Any]:
     """{dotted key: value}, where size and time of files stand for their names."""
 
     def text(size: int, *seconds: int) -> str:
-        times = [str(datetime.fromtimestamp(second)) for second in seconds if with_times]
+        times = [str(datetime.fromtimestamp(second)) for second in seconds]
         return " of ".join([f"{size} bytes", *times])
 
     texts = {key: ", ".join(text(*state) for state in of_key) for key, of_key in states.items()}
     return {**flat(configuration), **texts}
+
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+NEWEST = {"trainer.resume_mode": "auto", "trainer.resume_from_path": "null"}
+
+
+def arguments(run: Path, overrides: Sequence[str]) -> list[str]:
+    """Return what stands behind `python -m verl.trainer.main_ppo`.
+
+    Args:
+        run: its folder, with `checkpoints/`.
+        overrides: Hydra's `key=value`. A recipe such as `estimator=grpo` has to be the run's own.
+
+    Raises:
+        ValueError: an override names another recipe, or the run has no whole checkpoint, or none of
+            its manifests is of the start that trained up to it.
+    """
+    newest = whole_checkpoint(run / "checkpoints")
+    if newest is None or (recorded := maker_of(newest)) is None:
+        lacking = "checkpoint" if newest is None else f"start that trained up to it, {newest}"
+        raise ValueError(f"nothing to resume in {run}: no {lacking}")
+    kept = [
+        # the key of a `+key` of the first start is there by now
+        f"++{override.lstrip('+')}" if override.startswith("+") else override
+        for override in overrides
+        if not _is_recipe_of(recorded, override)
+    ]
+    overridden = {override.lstrip("+~").partition("=")[0] for override in kept}
+    of_run = {
+        "run_dir": quoted(str(run)),
+        "hydra.run.dir": quoted(f"{run}/hydra/${{now:%Y-%m-%d_%H-%M-%S}}"),
+        **NEWEST,
+    }
+    return [
+        *("--config-dir", str(recorded.folder), "--config-name", COMPOSED.removesuffix(".yaml")),
+        *(f"{key}={value}" for key, value in of_run.items() if key not in overridden),
+        *kept,
+    ]
+
+
+def quoted(text: str) -> str:
+    """A value for Hydra, in which only `${` has a meaning."""
+    escaped = text.replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _is_recipe_of(recorded: RecordedStart, override: str) -> bool:
+    """Whether the override chooses a recipe, which then is the one that the run has."""
+    key, _, value = override.lstrip("+").partition("=")
+    recipes = recorded.start.recipes
+    if key not in recipes and not (RECIPES / key).is_dir():
+        return False
+    if recipes.get(key) != value:
+        raise ValueError(
+            f"{override}: the run goes on with its own recipe, {recipes.get(key, 'none')}. Leave "
+            "it out, give single keys of verl instead, or start a new run"
+        )
+    return True
+
+
+def main() -> int:
+    try:
+        for argument in arguments(Path(sys.argv[1]).resolve(), sys.argv[2:]):
+            print(argument, end="\0")
+    except ValueError as error:
+        print(f"--resume: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
