@@ -41,6 +41,30 @@ def test_a_sign_of_life_says_whether_a_step_was_logged(tmp_path, capsys, monkeyp
     assert lines[-1] == "running ..."
 
 
+def test_time_left(tmp_path, capsys, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("verl_gdpo.run.console.time.monotonic", lambda: now)
+    (tmp_path / "train.log").write_text("Total training steps: 7\n")  # of an earlier start
+    (tmp_path / "metrics").mkdir()
+    progress = Progress(tmp_path, quiet=False)
+    with (tmp_path / "train.log").open("a") as log:
+        log.write("(TaskRunnerV1 pid=1) INFO:Total training steps: 2000\n")
+    for step in (0, 1, 4, 1990, 2000):
+        now = 1000.0 + 10 * step
+        with (tmp_path / "metrics" / "1.jsonl").open("a") as metrics:
+            metrics.write(step_line(step, **{"gdpo/format/mean": 0.5, "gdpo/format/std": 0.1}))
+        progress.show()
+    ends = [line.split("0.500")[1] for line in capsys.readouterr().out.splitlines()]
+    left = ["", "5 h 33 min", "5 h 33 min", "2 min", ""]
+    assert ends == [text and f"  {text} left of 2000 steps" for text in left]
+
+
+def test_a_run_whose_steps_are_not_known_shows_no_time_left(tmp_path, capsys):
+    lines = [step_line(step, **{"gdpo/format/mean": 0.5}) for step in (1, 2)]
+    launch(logging_driver(tmp_path, *lines), tmp_path)
+    assert " left" not in capsys.readouterr().out
+
+
 def test_findings_are_shown_once(tmp_path, capsys):
     progress = Progress(tmp_path, quiet=False)
     (tmp_path / "metrics").mkdir()

@@ -1,4 +1,8 @@
-"""What the launcher prints: a line for each step, a sign of life, findings, and why a run ended."""
+"""What the launcher prints: a line for each step, a sign of life, findings, and why a run ended.
+
+Relies on verl 0.9 for one thing: its V1 trainer logs "Total training steps: N". Without this line,
+no time left is shown.
+"""
 
 import contextlib
 import os
@@ -23,6 +27,7 @@ MORE = {
     "response_length/mean": "{:.0f} tokens",
     "timing_s/step": "{:.1f} s",
 }
+STEPS_LINE = re.compile(rb"Total training steps: (\d+)")
 ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROBE_BYTES = 1 << 20
 LOG_BYTES, LOG_LINES = 1 << 20, 25  # of the log's end, in which a failure's reason is searched
@@ -35,7 +40,10 @@ class Progress:
         self.is_on = not quiet
         self.start = self.last_line = time.monotonic()
         self.reader = folder.MetricsReader(run)
-        self.shown: set[int] = set()  # steps
+        self.shown: dict[int, float] = {}  # {step that has been printed: when}
+        self.log = run / "train.log"
+        self.log_start = self.log.stat().st_size if self.log.exists() else 0
+        self.last_step: int | None = None
         self.tracker = FindingTracker()
         self.shown_topics: set[str] = set()  # of findings that any start of the run has printed
         # steps of earlier starts, until this start logs its first one
@@ -69,11 +77,11 @@ class Progress:
         for step, metrics in self.reader.new() if self.is_on else ():
             new_findings = [*self._findings(step, metrics)]
             if step not in self.shown:
-                self.shown.add(step)
+                self.shown[step] = time.monotonic()
                 rewards = _last_values(folder.training_rewards({step: metrics}))
                 validation = _last_values(folder.validation_rewards({step: metrics}))
                 if rewards or not validation:
-                    yield f"step {step:4d}  {rewards}{_more(metrics)}"
+                    yield f"step {step:4d}  {rewards}{_more(metrics)}{self._left(step)}"
                 if validation:
                     yield f"step {step:4d}  validation  {validation}"
             yield from new_findings
@@ -97,6 +105,17 @@ class Progress:
             if finding.topic not in self.shown_topics:
                 self.shown_topics.add(finding.topic)
                 yield f"FINDING: {finding}"
+
+    def _left(self, step: int) -> str:
+        """Return how long the steps after this one take, if they are like those before it."""
+        if self.last_step is None and self.log.exists():  # it is logged before the first step
+            match = STEPS_LINE.search(self.log.read_bytes(), self.log_start)
+            self.last_step = int(match[1]) if match else 0
+        first, last = min(self.shown), self.last_step or 0
+        if step == first or step >= last:
+            return ""
+        seconds = (self.shown[step] - self.shown[first]) / (step - first)
+        return f"  {duration(seconds * (last - step))} left of {last} steps"
 
 
 def _last_values(curves: Mapping[str, Mapping[int, float]]) -> str:
