@@ -29,7 +29,9 @@ from verl_gdpo.algorithm.statistics import (
     advantages_without_eps,
     contributions,
     correlation,
+    groups_with_signal,
     mean_and_std,
+    tied_pairs,
     why_mean_is_not_0,
 )
 
@@ -292,6 +294,29 @@ def test_tied_pairs_do_not_depend_on_scale():
     )
     assert (result["gdpo/distinct_gdpo"], result["gdpo/distinct_grpo"]) == (4, 2)
     assert result["gdpo/tied_pairs_gdpo"] == result["gdpo/tied_pairs_grpo"] == 0
+
+
+def test_what_counts_as_a_tie():
+    """Only pairs of one group in which a reward with a weight differs, or is there once."""
+    values = np.array([[0.0, 0], [1, 0], [2, 9], [2, 0], [5, 0], [5, 1]])
+    present = np.ones((6, 2), dtype=bool)
+    group_B, A_B = np.array([0, 0, 0, 1, 1, 1]), np.array([0.0, 0, 1, 1, 1, 1])
+    # (0, 1), (0, 2), (1, 2) and (3, 4), (3, 5): the second reward has no weight
+    assert tied_pairs([A_B], values, present, np.array([1.0, 0]), group_B) == [3 / 5]
+    shuffled = [3, 0, 5, 1, 4, 2]
+    of_shuffled = (A_B[shuffled], values[shuffled], present, np.array([1.0, 0]), group_B[shuffled])
+    assert tied_pairs([of_shuffled[0], np.arange(6.0)], *of_shuffled[1:]) == [3 / 5, 0]
+    assert tied_pairs([A_B], values, present, np.array([0.5, 1]), group_B) == [4 / 6]
+    absent = present.copy()
+    absent[4, 0] = False
+    assert tied_pairs([A_B], values * [[0, 0]], absent, np.array([1.0, 0]), group_B) == [1]
+    assert tied_pairs([A_B], values * 0, present, np.array([1.0, 1]), group_B) == [None]
+
+
+def test_a_group_has_a_signal_with_one_sample_of_it():
+    c_BK = np.array([[1.0, -1], [1, 1], [1e-9, 0], [0, 0]])
+    signal_G = groups_with_signal(c_BK.sum(axis=1), c_BK, np.array([0, 0, 1, 2]))
+    assert signal_G.tolist() == [True, False, False]
 
 
 def test_rewards_that_cancel_everywhere_leave_rounding_that_is_no_correlation():

@@ -188,6 +188,7 @@ OF_GDPO = [
         "got an unexpected keyword argument 'K'; rvpo takes ['k']",
     ),
     ({"combine": {"name": "sa_mrpo", "bounds_K": []}}, ".combine: functools.partial() got"),
+    ({"combine": {"name": "sa_mrpo", "x": 1}}, "argument 'x'; sa_mrpo takes ['gamma'], as in"),
     ({"combine": {"name": "rvpo", "k": -1}}, ".combine: rvpo k: expected a number above 0, got -1"),
     ({"combine": {"name": "dara", "mode": "both"}}, ".combine: dara mode: expected one of"),
     ({"combine": "dvao", "rewards": {"a": 1, "b": SCHEDULE}}, "of 0 or more, got [1.0, -1.0]"),

@@ -72,6 +72,13 @@ def test_a_mapping_that_accounts_for_all():
     assert settings_of_run(run({"acc": 1}), ["openai/gsm8k"]) is not None
 
 
+def test_an_agent_loop_of_the_user_may_return_any_name():
+    config = run({"format": 1, "correctness": 1, "mine": 1})
+    loops = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+    OmegaConf.update(config, loops, "loops.yaml", force_add=True)
+    assert settings_of_run(config, ["rlla"]).names == ["format", "correctness", "mine"]
+
+
 def test_rewards_of_a_row_have_the_names_of_the_settings():
     ours, verls = {"format": 1, "correctness": 2}, {"format_reward": 1, "accuracy_reward": 2}
     for info in (ours, verls):
@@ -80,6 +87,8 @@ def test_rewards_of_a_row_have_the_names_of_the_settings():
             assert row_names(settings, "rlla").named(info) == names
     # every reward, if none are named; and another value stays as it is
     assert row_names(GdpoSettings(), "rlla").named({**ours, "calls": 3}) == {**ours, "calls": 3}
+    # what a row lacks stays absent
+    assert row_names(settings_of_run(run(verls), ["rlla"]), "rlla").named({}) == {}
     # what only rows of another task have does not apply
     settings = settings_of_run(run({"format": 1, "correctness": 1, "acc": 1}), None)
     assert row_names(settings, "verls").named({"acc": 1.0}) == {

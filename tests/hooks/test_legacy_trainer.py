@@ -424,6 +424,56 @@ def test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it(mark, norm)
     assert correlation == pytest.approx(np.corrcoef(LENGTHS_WITHIN_GROUPS, expected)[0, 1])
 
 
+def test_verls_functions_get_what_they_were_called_with():
+    """Ours stand in the place of verl's, whatever a trainer of the user passes."""
+    calls = []
+
+    def verls(*args, **kwargs):
+        calls.append((args, kwargs))
+        return args[1] if isinstance(args[0], Trainer) else {"x": {"verl's": 1}}
+
+    trainer = Trainer()
+    legacy.create_dataloader(verls, trainer, 3, 4, collate=5)
+    data = batch()
+    assert legacy.get_gen_batch(verls, trainer, data) is data
+    assert data.non_tensor_batch["global_steps"].tolist() == [1] * 8
+    assert legacy.compute_all_metrics(verls, data, False, n=2) == {"x": {"verl's": 1}}
+    columns = (["x"], ["u"], {"a": [1]})
+    assert legacy.leave_out_none(verls, *columns, 7, seed=3) == {"x": {"verl's": 1}}
+
+    def of_0_9_1(*args, expected_acc_counts=None, **kwargs):
+        return verls(*args, **kwargs)
+
+    legacy.leave_out_none(of_0_9_1, *columns, 8, seed=4)
+    assert calls == [
+        ((trainer, 3, 4), {"collate": 5}),
+        ((trainer, data), {}),
+        ((data, False), {"n": 2}),
+        ((*columns, 7), {"seed": 3}),
+        ((*columns, 8), {"seed": 4}),
+    ]
+
+
+def test_a_trainer_that_has_a_dump_executor_keeps_it():
+    """That of one_step_off_policy makes none."""
+    made = []
+    trainer = Trainer()
+    trainer._init_dump_executor = lambda: made.append("ours")
+    trainer._dump_executor = "its own"
+    legacy.create_dataloader(lambda *_: None, trainer)
+    del trainer._dump_executor
+    assert made == []
+    legacy.create_dataloader(lambda *_: None, trainer)
+    assert made == ["ours"]
+
+
+def test_columns_count_where_verl_has_made_them():
+    data = batch({"reward_extra_info": np.array([{"a": 1}] * 8, dtype=object)})
+    assert legacy.infos_of(data)[0] == {"a": 1}
+    data.meta_info["reward_extra_keys"] = ["a"]
+    assert legacy.infos_of(data) is None
+
+
 def test_without_columns_the_message_says_what_to_do():
     for keys in ([], ["score"]):
         data = batch({"score": np.zeros(8)}, reward_extra_keys=keys)
