@@ -1,11 +1,15 @@
-"""What a room may import of other packages, beyond what import-linter can say."""
+"""What a room may import of other packages, and how large the house may be."""
 
 import ast
 import sys
 
+import pytest
 from repository import REPO
 
+from workshop.count_lines import code_lines
+
 ALGORITHM = {"numpy", "torch", "omegaconf", "pydantic", "verl_gdpo"}
+MOST_RAW_LINES, MOST_IMPORTS_INSIDE = 300, 5
 
 
 def test_the_algorithm_imports_four_packages():
@@ -15,3 +19,28 @@ def test_the_algorithm_imports_four_packages():
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             packages = {name.split(".")[0] for name in names} - sys.stdlib_module_names
             assert packages <= ALGORITHM, file.name
+
+
+@pytest.mark.parametrize(
+    ("folder", "lines", "files"),
+    [("verl_gdpo", 13_200, 120), ("tests", 25_000, 210), ("workshop", 3_600, 60)],
+)
+def test_a_folder_keeps_its_size(folder, lines, files):
+    """A feature that comes is worth one that goes."""
+    sources = [path.read_text() for path in (REPO / folder).rglob("*.py")]
+    assert sum(map(code_lines, sources)) <= lines
+    assert len(sources) <= files
+
+
+def test_files_are_short_and_import_at_their_top():
+    inside = []
+    for file in (REPO / "verl_gdpo").rglob("*.py"):
+        source = file.read_text()
+        assert source.count("\n") <= MOST_RAW_LINES, file.name
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                imports = (each for each in ast.walk(node) if isinstance(each, ast.ImportFrom))
+                inside += [
+                    file.name for each in imports if f"{each.module}".startswith("verl_gdpo")
+                ]
+    assert len(inside) <= MOST_IMPORTS_INSIDE, inside
