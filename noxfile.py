@@ -231,7 +231,7 @@ def faults(session: nox.Session) -> Counts:
     "verl_gdpo/run/launch.py",
     "verl_gdpo/run/processes.py",
     "verl_gdpo/hooks/driver.py",
-    "verl_gdpo/hooks/nodes.py",
+    "verl_gdpo/hooks/before_training.py",
     "verl_gdpo/hooks/rollout_guard.py",
     "tests/slow/nodes.py",
 )

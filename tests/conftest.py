@@ -36,7 +36,7 @@ SHARED = {
         "repository/test_run_tool_rl.py",
         "repository/test_adding_a_task.py",
         "hooks/test_rollout_guard.py",
-        "hooks/test_nodes.py",
+        "hooks/test_before_training.py",
         "hostile/",
     ),
     "preloaded": ("tests/test_plugin.py", "cpu/test_engine.py"),

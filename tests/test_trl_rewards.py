@@ -194,7 +194,7 @@ def test_bad_use_is_explained(monkeypatch):
         call(functions, ["x"], "aime")
     with pytest.raises(ValueError, match=r"completion 1 .*gsm8k ground truth: got ' 42'"):
         call(functions, ["x", "y"], reward_model=[{"ground_truth": t} for t in ("42", " 42")])
-    with pytest.raises(ValueError, match=r"completion 0 .*gsm8k ground_truth: got NoneType"):
+    with pytest.raises(ValueError, match=r"completion 0 .*gsm8k ground truth: got None"):
         call(functions, ["x"], reward_model=[None])
     task, _ = counting(monkeypatch, value=float("nan"))
     with pytest.raises(ValueError, match=r"completion 0 .*reward 'b' is nan; expected a finite"):

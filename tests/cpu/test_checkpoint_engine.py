@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
-from verl_gdpo.cpu.device import GlooCheckpointEngine
+from verl_gdpo.cpu.checkpoint_engine import GlooCheckpointEngine
 
 TRAINER = ROLLOUT = 2
 

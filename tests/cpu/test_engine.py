@@ -137,7 +137,7 @@ assert torch.equal(layer.weight.full_tensor(), old)
 dist.destroy_process_group()
 
 from verl.checkpoint_engine import CheckpointEngineRegistry
-assert CheckpointEngineRegistry.get("gloo").__module__ == "verl_gdpo.cpu.device"
+assert CheckpointEngineRegistry.get("gloo").__module__ == "verl_gdpo.cpu.checkpoint_engine"
 
 from verl.workers.engine.fsdp import transformer_impl
 assert transformer_impl.CPUOffloadPolicy(pin_memory=True).pin_memory is False

@@ -14,7 +14,7 @@ from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
 from verl_gdpo.hooks import driver, rollout_guard
-from verl_gdpo.hooks.reward_workers import training_sources
+from verl_gdpo.hooks.before_training import training_sources
 
 
 def test_verls_main_is_extended_where_it_is_the_main_module(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 import ray
 import verl
 
-from verl_gdpo.hooks import extend, refusal
+from verl_gdpo.hooks import extend, gates
 from verl_gdpo.hooks.extend import Extension, extend_instance, extend_module, record_of
 
 
@@ -35,7 +35,7 @@ def calls(monkeypatch):
     ours = types.ModuleType("verl_gdpo.ours")
     vars(ours).update(fit=fit, wait=wait, add=lambda original, value: original(value) + 1)
     monkeypatch.setitem(sys.modules, "verl_gdpo.ours", ours)
-    monkeypatch.setattr(refusal, "refusals", [])
+    monkeypatch.setattr(gates, "refusals", [])
     assert verl.__version__  # which the refusal names
     yield calls
     extend.load.cache_clear()
@@ -129,7 +129,7 @@ def test_a_failing_import_of_ours_refuses_gdpo_once(verls, calls, capsys):
     """verl's function is called for everybody else."""
     extend_module(verls, [Extension("verls", "add", "ours:gone")])
     assert (verls.add(1), verls.add(2)) == (11, 12)
-    (reason,) = refusal.refusals
+    (reason,) = gates.refusals
     assert reason.startswith("ours: AttributeError: ")
     assert capsys.readouterr().err == f"verl-gdpo: gdpo will not run: {reason}\n"
     with pytest.raises(RuntimeError, match="verl-gdpo cannot run: ours: AttributeError"):

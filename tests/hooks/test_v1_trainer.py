@@ -27,9 +27,9 @@ from verl_gdpo.algorithm.samples import BatchRows, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.variants import dara, dvao, gd2po, rvpo, sa_mrpo
 from verl_gdpo.hooks import trainer as trainer_hooks
+from verl_gdpo.hooks.before_training import check_reward_workers
 from verl_gdpo.hooks.extend import extend_instance, record_of
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
-from verl_gdpo.hooks.reward_workers import check_reward_workers
 from verl_gdpo.hooks.step import AdvantageStep
 from verl_gdpo.hooks.trainer import TrainerRecord
 from verl_gdpo.tasks import TASK_BY_SOURCE

@@ -83,7 +83,7 @@ def activate() -> None:
         return
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     extend_when_imported((*ON_CPU, *FUSED_KERNELS), refuse_verl)
-    engine = "verl_gdpo.cpu.device"  # registers itself
+    engine = "verl_gdpo.cpu.checkpoint_engine"  # registers itself
     register_post_import_hook(lambda _: importlib.import_module(engine), "verl.checkpoint_engine")
     register_rollout("hf", "verl_gdpo.cpu.rollout", "HFReplica", "HFServerAdapter")
     try:

@@ -14,8 +14,8 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY
+from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.extend import Function, attach, record_of
-from verl_gdpo.hooks.reward_workers import runs_gdpo_manager
 
 INFO = "reward_extra_info"  # verl's name for what was returned beside the score
 

@@ -29,11 +29,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from verl_gdpo.hooks import attention
+from verl_gdpo.hooks.before_training import probing, training_sources
 from verl_gdpo.hooks.configuration import has_gdpo, refuse_limits, settings_of_run
 from verl_gdpo.hooks.extend import Function, extend_module, load_all, table
 from verl_gdpo.hooks.gates import names_gdpo, refuse_gdpo
-from verl_gdpo.hooks.nodes import probing
-from verl_gdpo.hooks.reward_workers import training_sources
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
 from verl_gdpo.run import checkpoints, end_conditions, resume, starts
 from verl_gdpo.run.folder import of_recipes, write_into_run_dir

@@ -26,16 +26,16 @@ from omegaconf import OmegaConf
 import verl_gdpo
 from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, NOTES_KEY, as_json, as_numbers_or_text
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.hooks.configuration import has_gdpo, settings_of_run
-from verl_gdpo.hooks.extend import Function, extend_instance, record_of
-from verl_gdpo.hooks.gates import raise_refusals
-from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows
-from verl_gdpo.hooks.reward_workers import (
+from verl_gdpo.hooks.before_training import (
     check_reward_workers,
     runs_gdpo_manager,
     scored_rows,
     training_sources,
 )
+from verl_gdpo.hooks.configuration import has_gdpo, settings_of_run
+from verl_gdpo.hooks.extend import Function, extend_instance, record_of
+from verl_gdpo.hooks.gates import raise_refusals
+from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows
 from verl_gdpo.hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
 from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
 from verl_gdpo.tasks import check_ground_truths

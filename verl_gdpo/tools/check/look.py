@@ -14,8 +14,8 @@ from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import Floats
 from verl_gdpo.hooks import verl_questions
 from verl_gdpo.hooks.attention import choose
+from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.configuration import settings_of_run, uses_gdpo_manager
-from verl_gdpo.hooks.reward_workers import runs_gdpo_manager
 from verl_gdpo.terminal import render
 from verl_gdpo.tools.check import Output, data_files, machine, message_of, rules
 from verl_gdpo.tools.check.data_files import DataFile

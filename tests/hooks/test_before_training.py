@@ -10,7 +10,7 @@ import pytest
 import ray
 
 import verl_gdpo
-from verl_gdpo.hooks import nodes
+from verl_gdpo.hooks import before_training
 
 FAR, NEAR = "10.0.0.7", "10.0.0.6"
 
@@ -21,9 +21,9 @@ def node(address, alive=True):
 
 def answer_of(function):
     (here,) = ray.nodes()
-    question = nodes._asked(here["NodeID"], function)
+    question = before_training._asked(here["NodeID"], function)
     ray.wait([question], timeout=60)
-    return nodes._answer(question)
+    return before_training._answer(question)
 
 
 def test_a_node_answers_in_a_process_of_its_own(ray_session):
@@ -47,61 +47,63 @@ def test_an_error_and_a_silent_node_are_answers(ray_session, monkeypatch):
 
 @pytest.mark.slow
 def test_a_node_tells_the_state_of_its_package(ray_session):
-    assert answer_of(nodes.state) == nodes.state()
+    assert answer_of(before_training.state) == before_training.state()
 
 
 def test_the_state_is_that_of_the_code(monkeypatch, tmp_path):
     copy = tmp_path / "verl_gdpo"
     shutil.copytree(verl_gdpo.__path__[0], copy, ignore=shutil.ignore_patterns("__pycache__"))
-    ours = nodes.state()
+    ours = before_training.state()
     monkeypatch.setattr(verl_gdpo, "__path__", [str(copy)])
     (copy / "algorithm" / "made_when_it_runs.pyc").write_bytes(b"\0")
-    assert nodes.state() == ours
+    assert before_training.state() == ours
     with (copy / "algorithm" / "zero.py").open("a") as file:
         file.write("\n")
-    assert nodes.state() != ours
+    assert before_training.state() != ours
 
 
 def test_a_node_whose_verl_did_not_load_the_plugin(monkeypatch):
     monkeypatch.delitem(sys.modules, "verl_gdpo.plugin")
     with pytest.raises(RuntimeError, match=r"^VERL_USE_EXTERNAL_PLUGINS does not include verl_gd"):
-        nodes.state()
+        before_training.state()
 
 
 @pytest.fixture
 def answers(monkeypatch):
     """{id of a node: answer} of two nodes, which a test changes, and of a dead one."""
-    told = {f"id of {address}": nodes.state() for address in (NEAR, FAR)}
+    told = {f"id of {address}": before_training.state() for address in (NEAR, FAR)}
     dead = node("10.0.0.8", alive=False)
     monkeypatch.setattr(ray, "nodes", lambda: [node(NEAR), node(FAR), dead])
     monkeypatch.setattr(ray, "wait", lambda *_, **__: None)
-    monkeypatch.setattr(nodes, "_asked", lambda node_id, _: told[node_id])
-    monkeypatch.setattr(nodes, "_answer", lambda question: question)
+    monkeypatch.setattr(before_training, "_asked", lambda node_id, _: told[node_id])
+    monkeypatch.setattr(before_training, "_answer", lambda question: question)
     return told
 
 
 def test_nodes_in_one_state_are_taken(answers, monkeypatch):
-    nodes.refuse_other_states()
+    before_training.refuse_other_states()
     monkeypatch.setattr(ray, "nodes", lambda: [node(NEAR)])
-    monkeypatch.setattr(nodes, "_asked", lambda *_: pytest.fail("one node alone is asked"))
-    nodes.refuse_other_states()
+    monkeypatch.setattr(
+        before_training, "_asked", lambda *_: pytest.fail("one node alone is asked")
+    )
+    before_training.refuse_other_states()
 
 
 @pytest.mark.parametrize("answer", ["0123456789ab", "ModuleNotFoundError: none"])
 def test_a_node_with_another_state_is_named(answers, answer):
     answers[f"id of {FAR}"] = answer
     with pytest.raises(RuntimeError) as raised:
-        nodes.refuse_other_states()
+        before_training.refuse_other_states()
     message = str(raised.value)
-    assert f"its files are {nodes.state()} here. {FAR}: {answer}. Install one" in message
+    assert f"its files are {before_training.state()} here. {FAR}: {answer}. Install one" in message
     assert NEAR not in message and "\n" not in message
 
 
 def test_the_nodes_are_asked_before_the_trainers_process_starts(monkeypatch):
     done = []
-    monkeypatch.setattr(nodes, "refuse_other_states", lambda: done.append("asked"))
+    monkeypatch.setattr(before_training, "refuse_other_states", lambda: done.append("asked"))
     runner = SimpleNamespace(remote=lambda *given: done.append(given), options=dict)
-    probing = nodes.probing(runner)
+    probing = before_training.probing(runner)
     assert done == []
     probing.remote("config")
     assert done == ["asked", ("config",)]

@@ -1,12 +1,17 @@
-"""What scores the rows of a run, asked before its first step: the reward manager, and the rows.
+"""What is asked before the first step: what scores a run's rows, and whether all nodes agree.
 
 Relies on verl 0.9: `resolve_reward_manager_cls(config)`, which raises ValueError for a name that
 nobody has registered, the attribute `reward_manager` of reward workers, and
-`RLHFDataset.dataframe`, a table of Hugging Face's `datasets`.
+`RLHFDataset.dataframe`, a table of Hugging Face's `datasets`; `run_ppo` makes the trainer's process
+by `task_runner_class.remote()`, or by its `options`, once Ray runs. Relies on Ray 2: `ray.nodes`,
+`NodeAffinitySchedulingStrategy`, and `max_calls`, after which the process of a task ends.
 """
 
-from collections.abc import Iterable, Sequence
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +19,7 @@ import pyarrow.json
 import pyarrow.parquet
 import ray
 from omegaconf import OmegaConf
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
 import verl_gdpo
@@ -111,3 +117,73 @@ def scored_rows(dataset: Any) -> Any | None:
     columns = ["data_source", "reward_model"]
     has_them = {*columns} <= {*getattr(table, "column_names", ())}
     return table.select_columns(columns) if has_them else None  # type: ignore[union-attr]
+
+
+# an answer imports verl, which takes minutes from a slow shared disk
+ANSWER_SECONDS = 300.0
+
+
+def state() -> str:
+    """Return a hash of the code of this package.
+
+    Raises:
+        RuntimeError: verl, which this module imports, has not loaded the plugin.
+    """
+    if "verl_gdpo.plugin" not in sys.modules:
+        raise RuntimeError("VERL_USE_EXTERNAL_PLUGINS does not include verl_gdpo there")
+    root, whole = Path(verl_gdpo.__path__[0]), hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        whole.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
+    return whole.hexdigest()[:12]
+
+
+def refuse_other_states() -> None:
+    """Compare the package on all nodes with that of this process; one node alone is not asked.
+
+    Raises:
+        RuntimeError: names the nodes that have another state of it, or cannot answer.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if len(nodes) < 2:
+        return
+    ours = state()
+    questions = {node["NodeManagerAddress"]: _asked(node["NodeID"], state) for node in nodes}
+    ray.wait([*questions.values()], num_returns=len(nodes), timeout=ANSWER_SECONDS)
+    answers = {address: _answer(question) for address, question in sorted(questions.items())}
+    if wrong := [f"{node}: {answer}" for node, answer in answers.items() if answer != ours]:
+        raise RuntimeError(
+            f"verl-gdpo is not the same on all nodes of the Ray cluster: its files are {ours} "
+            f"here. {'; '.join(wrong)}. Install one state of verl-gdpo {verl_gdpo.__version__} on "
+            "every node"
+        )
+
+
+def _asked(node_id: str, function: Callable[[], str]) -> Any:
+    """Call a function on a node, in a process that ends after it."""
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    options = ray.remote(num_cpus=0, max_calls=1, max_retries=0, scheduling_strategy=there)
+    return options(function).remote()
+
+
+def _answer(question: Any) -> str:
+    """Return the state that a node has told, or why it has not."""
+    try:
+        return str(ray.get(question, timeout=0))
+    except ray.exceptions.GetTimeoutError:
+        ray.cancel(question, force=True)
+        return f"no answer within {ANSWER_SECONDS:.0f} s"
+    except ray.exceptions.RayError as error:
+        return str(error).strip().splitlines()[-1]
+
+
+def probing(task_runner_class: Any) -> Any:
+    """Return a stand-in for a class of Ray, which first calls `refuse_other_states`."""
+
+    def method(name: str) -> Callable[..., Any]:
+        def probe_and_call(*args: Any, **kwargs: Any) -> Any:
+            refuse_other_states()
+            return getattr(task_runner_class, name)(*args, **kwargs)
+
+        return probe_and_call
+
+    return SimpleNamespace(remote=method("remote"), options=method("options"))
