@@ -45,6 +45,7 @@ class MemoryQueue:
         return partitions
 
     def kv_batch_get(self, keys, partition_id, select_fields):
+        assert partition_id in ("train", "val")
         fields = {}
         for name in set(select_fields) & set(self.rows[keys[0]]):
             self.reads[name, len(keys)] += 1

@@ -1,6 +1,8 @@
 """The groups that `algorithm.filter_groups` keeps, tested with verl's own replay buffer."""
 
 from collections import Counter
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, ERROR_KEY, BatchRows, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.hooks import replay_buffer
 from verl_gdpo.hooks.extend import extend_instance, record_of
 from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows
 
@@ -23,6 +26,7 @@ def queue(monkeypatch):
     rows, reads = {}, Counter()
 
     def kv_batch_get(keys, partition_id, select_fields):
+        assert partition_id in ("train", "val")
         reads.update(keys)
         return {name: [rows[key][name] for key in keys] for name in select_fields}
 
@@ -351,3 +355,59 @@ def test_a_row_without_rewards_or_tag(stored):
     assert [rows.extra_info(row) for row in range(2)] == [{}, {}]
     assert rows.own_scores == {}
     assert not rows.is_padding_B.any()
+
+
+def test_verls_methods_get_what_they_were_called_with(queue):
+    made, verls = buffer(), Mock()
+    put(queue, made, {"u": [(1,), (2,)], "v": [(3,)]})
+    replay_buffer.clear_groups(verls, made, "train", {"u"})
+    verls.assert_called_with(made, "train", {"u"})
+    replay_buffer.materialize_batch(verls, made, "train", ["v"], made.partitions["train"])
+    verls.assert_called_with(made, "train", ["v"], {"v_0_0": {}})
+    record_of(made).in_rounds = True
+    made.running_keys["train"].add("w")
+    assert replay_buffer.sampleable_keys(verls, made, "train", {}) == set()
+    replay_buffer.sampleable_keys(verls, made, "val", {})
+    verls.assert_called_with(made, "val", {})
+
+
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_a_batch_is_checked_and_its_metrics_are_added(queue, partition):
+    made = buffer("acc")
+    put(queue, made, {"u": [(0, 3), (0, 5)]}, partition=partition)
+    for info in infos(queue, "u"):
+        info["acc"] = 1.0
+    record = record_of(made)
+    record.guard = Mock()
+    filter_by(made, GdpoSettings())
+    batch = SimpleNamespace(keys=["u_0_0", "u_1_0"], partition_id=partition, tags=[{}, {}])
+    record.metric.read(fetch_rows(batch.keys, partition, batch.tags, {}))
+    result = replay_buffer.sample(lambda *_: (batch, {"verl's": 1}), made, 2)
+    missing = {"gdpo/filter_metric_missing": 0.0} if partition == "train" else {}
+    assert result == (batch, {"verl's": 1, **missing})
+    record.guard.end_batch.assert_called_once_with(partition)
+
+
+@pytest.mark.parametrize(
+    ("mode", "partition", "lost"),
+    [
+        ("sync", "train", {"none", "one"}),  # one rollout alone has no advantage
+        ("sync", "val", {"none"}),
+        ("colocate_async", "train", {"none", "one", "two"}),  # verl replaces them
+        ("colocate_async", "val", {"none"}),
+        (None, "train", {"none", "one"}),  # of a user's class
+    ],
+)
+def test_what_is_lost_of_a_prompt_that_failed(mode, partition, lost):
+    left = ["one_0_0", "two_0_0", "two_1_0", "two_1_1", "whole_0_0"]
+    made = SimpleNamespace(
+        failure_keys={partition: {"none", "one", "two"}},
+        finished_keys={partition: {"whole"}},
+        partitions={partition: {key: {} for key in left}},
+        pending_keys={partition: {"a"}},
+        running_keys={partition: {"b", "c"}},
+        **({"trainer_mode": mode} if mode else {}),
+    )
+    prompts = replay_buffer._prompts_of(made, partition)
+    assert prompts.lost == lost and prompts.failed == {"none", "one", "two"}
+    assert prompts.ended == {"none", "one", "two", "whole"} and prompts.under_way == 3

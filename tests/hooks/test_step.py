@@ -2,13 +2,14 @@
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 
 from verl_gdpo.algorithm.samples import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings, RewardTerm
 from verl_gdpo.hooks import step as step_module
-from verl_gdpo.hooks.step import AdvantageStep, TokenAdvantages, current_step
+from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
 
 
 def make_step():
@@ -55,3 +56,17 @@ def test_a_trainer_that_computes_advantages_otherwise_is_told():
     expected = r"did not call verl's compute_advantage_for_multi.*trainer.rollout_data_dir=null"
     with pytest.raises(RuntimeError, match=expected):
         _ = make_step().computed
+
+
+def test_a_dump_keeps_the_batches_of_a_step():
+    kept = DumpRows()
+    assert kept.columns([]) == {}
+    for uid in "uvw":
+        keys, infos = [f"{uid}_0_0", f"pad{uid}_1_0"], [{"a": 1.0, "score": 1.0}] * 2
+        rows = BatchRows.from_keys(keys, infos, ["d"] * 2, [False, True], step=7)
+        advantages = TokenAdvantages(np.array([3, 0]), np.array([0.5, 0.0]))
+        kept.add([4, 0], AdvantageStep(GdpoSettings(), rows, advantages=advantages))
+    columns = kept.columns(["w_0_0", "v_0_0", "u_0_0", "padw_1_0"])
+    assert columns["batch"] == [2, 1, 0, 2]
+    assert columns["is_padding"] == [False, False, False, True]
+    assert columns["rewards"][0] == {"a": 1.0} and columns["advantage"][3] == 0.0
