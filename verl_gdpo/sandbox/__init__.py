@@ -169,7 +169,7 @@ def _first_that_works(allow_weak: bool) -> Confinement:
     if not allow_weak:
         weak = (
             ". Weaker, as root alone: +reward.reward_kwargs.weak_sandbox=True in training, "
-            "--weak-sandbox in `data` and `replay`, --coding-weak-sandbox in `evaluate`"
+            "--weak-sandbox in `data`, --coding-weak-sandbox in `evaluate`"
         )
     raise SandboxError(
         f"no sandbox for programs works on this machine ({tried}). {machine.advice()}{weak}"

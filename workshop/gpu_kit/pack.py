@@ -31,7 +31,7 @@ DATA = ("tool_rl_tiny", "tool_rl_policy")  # as the recipe for no GPU names them
 # required by verl or vLLM, and imported by nothing that the stages run: for other GPUs, pictures,
 # sound, servers and trackers. With these, `vllm` would have four times the size
 NOT_NEEDED = {
-    "core": "wandb tensorboard tensorboard-data-server py-spy virtualenv",
+    "core": "wandb tensorboard tensorboard-data-server virtualenv",
     "vllm": """
         flashinfer-cubin flashinfer-python fastsafetensors humming-kernels quack-kernels tilelang
         tokenspeed-mla tokenspeed-triton torch-c-dlpack-ext z3-solver ml-dtypes cuda-core
