@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from workshop.benchmarks import coding, estimator, run, scoring
+from workshop.benchmarks import coding, estimator, loading, run, scoring
 from workshop.benchmarks.measure import Row, table
 
 
@@ -55,6 +55,7 @@ BENCHMARKS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
     "metrics": estimator.metrics_rows,
     "scoring": lambda _: scoring.time_rows(),
     "coding": lambda _: coding.time_rows(),
+    "loading": lambda _: loading.rows(),
     "step": step_rows,
     "run": lambda _: run.rows(),
 }
