@@ -107,6 +107,7 @@ def test_its_rows_are_prepared(echo, tmp_path, capsys):
     rows = [*parquet_rows(tmp_path / "echo" / "test.parquet")]
     assert [row["data_source"] for row in rows] == ["echo", "echo"]
     assert [one["content"] for one in rows[0]["prompt"]] == ["Say it.", "Say a."]
+    assert [row["reward_model"]["ground_truth"] for row in rows] == ["a", "long"]
     assert prepared(tmp_path, "7") == 1
     assert "echo ground truth: got '7'; expected a word" in capsys.readouterr().err
 
