@@ -78,9 +78,6 @@ def test_scores(response, passed, bug):
         ("def other(n): return n + 7", 0, 0),
         # what is no result of the function does not pass for one
         ("print(10)\nprint(11)\nimport sys\nsys.exit(0)", 0, 0),
-        ("import os\ndef add(n): os._exit(0)", 0, 0),
-        ("class Equal:\n    __eq__ = lambda *_: True\ndef add(n): return Equal()", 0, 1),
-        ("class Equal(int):\n    __eq__ = lambda *_: True\ndef add(n): return Equal(0)", 0, 1),
         ("class Equal(list):\n    __eq__ = lambda *_: True\ndef add(n): return Equal()", 0, 1),
         ("def add(n): return float('nan')", 0, 1),
         ("def add(n): return 10 ** 5000", 0, 1),

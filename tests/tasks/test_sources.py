@@ -22,7 +22,7 @@ from added_task import add_task
 from repository import REPO
 
 from verl_gdpo import atomic
-from verl_gdpo.tasks import TASKS, check_ground_truths, preparation
+from verl_gdpo.tasks import TASKS, preparation
 from verl_gdpo.tasks.preparation import DataError, LeftOut, loading, local_files, parquet, schema
 from verl_gdpo.tasks.preparation.parquet import parquet_rows, write_parquets
 from verl_gdpo.tasks.tool_rl import rows as tool_rl
@@ -648,16 +648,6 @@ def test_bad_rows_of_every_stage_are_counted(tmp_path):
     with pytest.raises(DataError, match=r"b\.parquet has 2 bad rows:\n  row 0, .*\n  row 2, "):
         write_parquets({tmp_path / "b.parquet": [{}, row(), "x"]})
     assert not (tmp_path / "b.parquet").exists()
-
-
-def test_bad_ground_truths_are_counted(tmp_path):
-    rows = [row(n, ground_truth=TOOL if n % 2 else 2 * TOOL) for n in range(24)]
-    with pytest.raises(ValueError, match=r"^data\.train_files has 12 bad rows, of which") as caught:
-        check_ground_truths(rows, "data.train_files")
-    named = lines_of(str(caught.value))[1:]
-    assert [name.split(" (data_source 'rlla'): ")[0] for name in named] == [
-        f"row {number}" for number in range(0, 20, 2)
-    ]
 
 
 def test_a_row_behind_one_that_is_left_out_is_called_by_its_place_in_the_file(tmp_path, capsys):
