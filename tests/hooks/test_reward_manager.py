@@ -257,56 +257,31 @@ def test_configured_rewards_of_other_data_sources_are_missing():
     assert "'lenght' is configured" in score(nobodys, GOLD)["reward_extra_info"][ERROR_KEY]
 
 
-def test_other_sources_go_to_verls_default():
-    named = manager(gdpo={"rewards": {"found": 1.0}})
-    result = score(named, "abc", data_source="other")
-    assert result["reward_score"] == 3.0
-    assert result["reward_extra_info"]["source"] == "other"
+TOOLS = {"tool_extra_fields": {"tool": "t"}, "reward_scores": {"turn": [1]}, "__num_turns__": 3}
 
 
-def test_a_custom_function_comes_first_and_gets_what_verl_gives_it():
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [
+        (TOOLS, {"index": 17, "tool": "t", "num_turns": 3, "rollout_reward_scores": {"turn": [1]}}),
+        ({"extra_info": None}, {"num_turns": None, "rollout_reward_scores": {}}),
+    ],
+)
+def test_a_custom_function_comes_first_and_gets_what_verl_gives_it(fields, given):
     seen = {}
 
     def scorer(data_source, solution_str, ground_truth, extra_info):
         seen.update(extra_info, response=solution_str)
         return {"a": np.float32(2), "b": True, "c": np.False_, "score": 3.0}
 
-    fields = {
-        "tool_extra_fields": {"tool": "t"},
-        "__num_turns__": 3,
-        "reward_scores": {"turn": [1]},
-    }
     result = score(manager(scorer), "hello", **fields)
     assert result == {
         "reward_score": 3.0,
         "reward_extra_info": {"a": 2.0, "b": 1.0, "c": 0.0, "score": 3.0},
     }
     assert all(type(value) is float for value in result["reward_extra_info"].values())
-    assert seen == {
-        "response": "hello",
-        "index": 17,
-        "tool": "t",
-        "num_turns": 3,
-        "rollout_reward_scores": {"turn": [1]},
-        "experiment_name": "qwen-run",
-        "response_tokens": 6,
-    }
-
-
-def test_what_a_row_need_not_have():
-    seen = {}
-
-    def scorer(data_source, solution_str, ground_truth, extra_info):
-        seen.update(extra_info)
-        return 1.0
-
-    score(manager(scorer), "x", extra_info=None)
-    assert seen == {
-        "num_turns": None,
-        "rollout_reward_scores": {},
-        "experiment_name": "qwen-run",
-        "response_tokens": 2,
-    }
+    ours = {"response": "hello", "experiment_name": "qwen-run", "response_tokens": 6}
+    assert seen == {**given, **ours}
 
 
 def test_an_error_of_a_row_that_says_next_to_nothing():
@@ -366,6 +341,20 @@ def test_whose_manager_verl_would_make(monkeypatch, tmp_path):
     assert runs("Mine", source="importlib") and not runs("Other", source="importlib")
 
 
+@pytest.fixture(params=["plain", "async"])
+def as_scorer(request):
+    """The function, or one that is awaited and then calls it."""
+
+    def either(function):
+        async def in_the_loop(*args, **kwargs):
+            await asyncio.sleep(0)
+            return function(*args, **kwargs)
+
+        return in_the_loop if request.param == "async" else function
+
+    return either
+
+
 class Callable:
     async def __call__(self, data_source, solution_str, ground_truth, extra_info):
         return {"a": float(len(solution_str))}
@@ -378,31 +367,22 @@ def test_an_async_function_is_awaited(scorer):
     assert score(manager(scorer), "xyz")["reward_extra_info"] == {"a": 3.0, "score": 3.0}
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_scorer_that_asks_a_reward_model_knows_where(is_async):
+def test_a_scorer_that_asks_a_reward_model_knows_where(as_scorer):
     seen = []
 
     def scorer(data_source, solution_str, ground_truth, extra_info, **router):
         seen.append(router)
         return 1.0
 
-    async def in_the_loop(*args, **kwargs):
-        return scorer(*args, **kwargs)
-
-    scorer_ = in_the_loop if is_async else scorer
-    score(manager(scorer_, router=("10.0.0.1:8000", "tokenizer")), "x")
+    score(manager(as_scorer(scorer), router=("10.0.0.1:8000", "tokenizer")), "x")
     # verl names them together, and neither where there is no reward model
-    score(manager(scorer_, router=(None, "tokenizer")), "x")
+    score(manager(as_scorer(scorer), router=(None, "tokenizer")), "x")
     both = {"reward_router_address": "10.0.0.1:8000", "reward_model_tokenizer": "tokenizer"}
     assert seen == [both, {}]
 
 
-def test_the_last_row_of_a_session_is_scored():
-    first, last = row_of("first", data_source="a"), row_of("final", data_source="b", uid="u-2")
-    rows = DataProto.concat([first, last])
-    echoing = manager(lambda **given: {"a": float(given["solution_str"] == "final")})
-    result = echoing.loop.run_until_complete(echoing.run_single(rows))
-    assert result["reward_extra_info"] == {"a": 1.0, "score": 1.0}
+def test_an_error_names_the_last_row_of_a_session():
+    rows = DataProto.concat([row_of("first"), row_of("final", data_source="b", uid="u-2")])
     failed = manager(failing(KeyError))
     message = failed.loop.run_until_complete(failed.run_single(rows))["reward_extra_info"]
     assert "uid u-2, data_source 'b'" in message[ERROR_KEY]
@@ -493,16 +473,11 @@ if sys.version_info >= (3, 11):
 
 
 @pytest.mark.parametrize(("error", "reason"), RAISED)
-@pytest.mark.parametrize("is_async", [False, True])
-def test_whatever_a_scorer_raises_is_an_error_of_its_sample(error, reason, is_async):
+def test_whatever_a_scorer_raises_is_an_error_of_its_sample(error, reason, as_scorer):
     def scorer(*args, **kwargs):
         raise error
 
-    async def in_the_loop(*args, **kwargs):
-        await asyncio.sleep(0)
-        raise error
-
-    message = error_of(in_the_loop if is_async else scorer)
+    message = error_of(as_scorer(scorer))
     assert "uid u-1" in message and f"17: {reason} [" in message
     assert re.search(r"test_reward_manager.py:\d+\]$", message)
 
@@ -702,8 +677,7 @@ def test_a_sample_that_waits_for_its_turn_is_not_named(is_async):
         assert f"prompt uid {uid}" in line and "it also runs for 0 other samples" in line
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_scorer_that_hangs_is_named(monkeypatch, is_async):
+def test_a_scorer_that_hangs_is_named(monkeypatch, as_scorer):
     for name in ("FIRST_SECONDS", "POLL_SECONDS"):
         monkeypatch.setattr(scorer_calls, name, 0.01)
     named = threading.Event()
@@ -719,8 +693,5 @@ def test_a_scorer_that_hangs_is_named(monkeypatch, is_async):
         assert named.wait(60)
         return 1.0
 
-    async def wait_in_the_loop(*_, **__):
-        return wait()
-
-    assert score(manager(wait_in_the_loop if is_async else wait), "x")["reward_score"] == 1.0
+    assert score(manager(as_scorer(wait)), "x")["reward_score"] == 1.0
     assert "prompt uid u-1, data_source 'rlla', extra_info.index 17" in warnings[0]

@@ -63,10 +63,10 @@ def files_in(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def run(capsys, *arguments):
+def run(capsys, *arguments, task="tool_rl"):
     """Exit code, stdout, stderr of one command line."""
     try:
-        code = main(["tool_rl", *map(str, arguments)])
+        code = main([task, *map(str, arguments)])
     except SystemExit as stop:
         code = stop.code
     output = capsys.readouterr()
@@ -321,16 +321,12 @@ def test_rows_that_a_person_made_with_other_options_are_kept(tmp_path, capsys):
 def test_without_a_source_rows_that_are_there_are_kept(tmp_path, capsys):
     """A task without upstream: run.sh cannot know where its rows come from."""
 
-    def prepare(*arguments):
-        code = main(["math_length", "--out", str(tmp_path), *arguments])
-        said = capsys.readouterr()
-        return code, said.out + said.err
-
-    code, said = prepare("--if-needed", "--keep-others")
-    assert code == 2 and "math_length has no rows to download; expected --from FILE or" in said
-    assert prepare("--synthetic", "6")[0] == 0
-    code, said = prepare("--if-needed", "--keep-others")
-    assert code == 0 and "kept as `verl-gdpo data math_length --synthetic 6`" in said
+    anyhow = ("--if-needed", "--keep-others")
+    code, _, error = run(capsys, "--out", tmp_path, *anyhow, task="math_length")
+    assert code == 2 and "math_length has no rows to download; expected --from FILE or" in error
+    assert run(capsys, "--out", tmp_path, "--synthetic", 6, task="math_length")[0] == 0
+    code, output, _ = run(capsys, "--out", tmp_path, *anyhow, task="math_length")
+    assert code == 0 and "kept as `verl-gdpo data math_length --synthetic 6`" in output
 
 
 def test_other_code_makes_new_files(tmp_path, capsys, monkeypatch):
