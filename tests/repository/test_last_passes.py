@@ -130,7 +130,7 @@ def test_a_folder_covers_what_is_in_it_and_a_file_itself():
     assert found == [True, True, False, False]
 
 
-def test_nobody_knows_without_all_commits(repo, tmp_path):
+def test_nobody_knows_without_all_commits_or_git(repo, tmp_path, monkeypatch):
     shallow = tmp_path / "shallow"
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{repo}", str(shallow))
     with pytest.raises(UnknownError, match="shallow clone"):
@@ -143,9 +143,6 @@ def test_nobody_knows_without_all_commits(repo, tmp_path):
     shutil.copytree(archive, inside)
     with pytest.raises(UnknownError, match="is no repository"):
         last_passes.state(inside)
-
-
-def test_without_git(repo, monkeypatch):
     monkeypatch.setenv("PATH", str(repo))
     with pytest.raises(UnknownError, match="git is not installed"):
         last_passes.state(repo)

@@ -164,9 +164,12 @@ def test_more_of_the_papers_settings():
     config = composed("task=tool_rl", "hardware=8gpu")
     assert config.data.filter_overlong_prompts and not config.algorithm.use_kl_in_reward
     assert composed("task=coding", "hardware=8gpu").reward.reward_kwargs.limit_tokens == 4000
-    assert (
-        PAPER["tool_rl"]["steps"] == GPU_STEPS and PAPER["tool_rl"]["sizes"][0] == TOOL_RL.prompts
-    )
+    paper = PAPER["tool_rl"]
+    assert paper["steps"] == GPU_STEPS
+    assert paper["sizes"][:2] == (TOOL_RL.prompts, TOOL_RL.samples)
+    longest_prompt, longest_response = paper["lengths"]
+    assert TOOL_RL.prompt_tokens < longest_prompt
+    assert TOOL_RL.longest_response == longest_response
 
 
 def test_length_for_right_answers_alone_is_set_as_the_recipe_says():

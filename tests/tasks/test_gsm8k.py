@@ -103,12 +103,9 @@ def test_a_hostile_megabyte_costs_less_than_a_second(piece, normalize_numbers):
         assert scores["correctness"] == 0
 
 
-@pytest.mark.parametrize("gold", ["", " 72", "72\n", "7\n2", "#### 72", "<answer>72</answer>"])
+@pytest.mark.parametrize("gold", ["", " 72", "72\n", "7\n2", "#### 72", "<answer>72</answer>", 72])
 def test_a_ground_truth_that_no_answer_equals_is_refused(gold):
-    with pytest.raises(ValueError, match=r"gsm8k ground truth: got .*; expected what stands after"):
-        TASK.check_ground_truth(gold)
-
-
-def test_a_ground_truth_that_is_no_text():
-    with pytest.raises(ValueError, match="gsm8k ground truth: got 72; expected"):
-        score("72", 72)
+    said = "gsm8k ground truth: got .*; expected what stands after"
+    for check in (TASK.check_ground_truth, lambda truth: score("72", truth)):
+        with pytest.raises(ValueError, match=said):
+            check(gold)

@@ -197,13 +197,6 @@ def test_an_interrupt_in_the_block_leaves_nothing(tmp_path):
     assert files_in(tmp_path / "new") == {}
 
 
-def test_a_folder_in_the_place_of_a_file_is_refused_before_any_work(tmp_path, capsys):
-    (tmp_path / "test.parquet").mkdir()
-    code, _, errors = run(capsys, "--out", tmp_path, "--synthetic", 3)
-    assert code == 1 and "test.parquet: got a folder" in errors.splitlines()[-1]
-    assert [path.name for path in tmp_path.iterdir()] == ["test.parquet"]
-
-
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_link_stays_one_and_its_file_is_replaced(tmp_path, exists):
     (tmp_path / "disk").mkdir()
@@ -892,13 +885,18 @@ def test_usage_errors_write_nothing(tmp_path, monkeypatch, capsys, arguments, wo
     assert files_in(tmp_path) == {}
 
 
-def test_an_unusable_out_or_source_is_one_line_and_code_1(tmp_path, capsys):
+def test_an_unusable_out_or_source_is_said_in_one_line(tmp_path, capsys):
     (tmp_path / "file").write_text("x")
-    code, _, errors = run(capsys, "--out", tmp_path / "file", "--synthetic", 5)
-    assert (code, errors.count("\n")) == (1, 1) and "got a file; expected a folder" in errors
+    (tmp_path / "taken" / "test.parquet").mkdir(parents=True)
     missing = tmp_path / "missing.json"
-    code, _, errors = run(capsys, "--out", tmp_path / "out", "--from", missing)
-    assert (code, errors.count("\n")) == (1, 1) and str(missing) in errors
+    for arguments, words in (
+        (("file", "--synthetic", 5), "got a file; expected a folder"),
+        (("taken", "--synthetic", 5), "test.parquet: got a folder"),
+        (("out", "--from", missing), str(missing)),
+    ):
+        code, _, errors = run(capsys, "--out", tmp_path / arguments[0], *arguments[1:])
+        assert code == 1 and words in errors.splitlines()[-1]
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["test.parquet"]
 
 
 def test_long_work_shows_progress_on_stderr(tmp_path, capsys, monkeypatch):
