@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -89,31 +90,23 @@ def test_the_arms_differ_in_the_estimator_alone(estimator):
 
 def test_a_recipe_of_another_task_trains_on_that_task(tmp_path):
     """On each hardware, data, lengths and model are those that the task names."""
-    for folder in (path.name for path in RECIPES.iterdir() if path.is_dir()):
-        (tmp_path / folder).mkdir()
-        for path in (RECIPES / folder).iterdir():
-            (tmp_path / folder / path.name).write_text(path.read_text())
-    (tmp_path / "train.yaml").write_text((RECIPES / "train.yaml").read_text())
+    shutil.copytree(RECIPES, tmp_path / "recipes")
     own = {
-        "data": {
-            "train_files": "mine.parquet",
-            "val_files": "mine_too.parquet",
-            "train_batch_size": 7,
-            "max_prompt_length": 11,
-            "max_response_length": 13,
-        },
-        "actor_rollout_ref": {"model": {"path": "org/mine"}, "actor": {"optim": {"lr": 1.0}}},
-        "trainer": {"total_training_steps": 17},
+        **{"data.train_files": "mine.parquet", "data.val_files": "mine_too.parquet"},
+        "data.train_batch_size": 7,
+        "data.max_prompt_length": 11,
+        "data.max_response_length": 13,
+        "actor_rollout_ref.model.path": "org/mine",
+        "actor_rollout_ref.actor.optim.lr": 1.0,
+        "trainer.total_training_steps": 17,
     }
-    OmegaConf.save(own, tmp_path / "task" / "mine.yaml")
-    text = (tmp_path / "task" / "mine.yaml").read_text()
-    (tmp_path / "task" / "mine.yaml").write_text(f"# @package _global_\n{text}")
+    recipe = OmegaConf.from_dotlist([f"{key}={value}" for key, value in own.items()])
+    text = f"# @package _global_\n{OmegaConf.to_yaml(recipe)}"
+    (tmp_path / "recipes" / "task" / "mine.yaml").write_text(text)
     for hardware in names("hardware"):
-        config = compose_config(tmp_path, "train", ["task=mine", f"hardware={hardware}"])
-        found = flat(config)
-        assert {key: found[key] for key in flat(OmegaConf.create(own))} == flat(
-            OmegaConf.create(own)
-        )
+        overrides = ["task=mine", f"hardware={hardware}"]
+        found = flat(compose_config(tmp_path / "recipes", "train", overrides))
+        assert {key: found[key] for key in own} == own
 
 
 def test_the_table_of_arms():
@@ -171,9 +164,12 @@ def test_more_of_the_papers_settings():
     config = composed("task=tool_rl", "hardware=8gpu")
     assert config.data.filter_overlong_prompts and not config.algorithm.use_kl_in_reward
     assert composed("task=coding", "hardware=8gpu").reward.reward_kwargs.limit_tokens == 4000
-    assert (
-        PAPER["tool_rl"]["steps"] == GPU_STEPS and PAPER["tool_rl"]["sizes"][0] == TOOL_RL.prompts
-    )
+    paper = PAPER["tool_rl"]
+    assert paper["steps"] == GPU_STEPS
+    assert paper["sizes"][:2] == (TOOL_RL.prompts, TOOL_RL.samples)
+    longest_prompt, longest_response = paper["lengths"]
+    assert TOOL_RL.prompt_tokens < longest_prompt
+    assert TOOL_RL.longest_response == longest_response
 
 
 def test_length_for_right_answers_alone_is_set_as_the_recipe_says():
@@ -239,32 +235,51 @@ def test_scripts_hold_no_hyperparameter():
     assert re.findall(r"[a-z_]+\.[\w.]+=\d\S*|--\S+[ =]\d+(?!>)\b", code) == []
 
 
-# what verl's own examples/gdpo_trainer/run_qwen3_8b_fsdp.sh sets of the engine, at 1dda039
-VERLS_EXAMPLE = {
-    "actor_rollout_ref.actor.strategy": "fsdp",
+# what two of verl's own examples set of the engine
+VERLS_EXAMPLES = {
     "actor_rollout_ref.model.use_remove_padding": True,
     "actor_rollout_ref.model.enable_gradient_checkpointing": True,
-    "actor_rollout_ref.model.use_fused_kernels": False,
     "actor_rollout_ref.actor.use_dynamic_bsz": True,
-    "actor_rollout_ref.actor.fsdp_config.param_offload": False,
-    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": False,
     "actor_rollout_ref.rollout.name": "vllm",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
-    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
     "actor_rollout_ref.ref.fsdp_config.param_offload": True,
     "trainer.n_gpus_per_node": 8,
+}
+# examples/gdpo_trainer/run_qwen3_8b_fsdp.sh, at 1dda039
+GDPO_EXAMPLE = {
+    "actor_rollout_ref.actor.strategy": "fsdp",
+    "actor_rollout_ref.model.use_fused_kernels": False,
+    "actor_rollout_ref.actor.fsdp_config.param_offload": False,
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": False,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
     "trainer.nnodes": 1,
+}
+# examples/fapo_trainer/run_baseline_7b.sh, at 3867dfd: a model of 7 B parameters, 8,192 tokens
+LONG_EXAMPLE = {
+    "actor_rollout_ref.actor.fsdp_config.param_offload": True,
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": True,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.8,
+    "trainer.nnodes": 4,
 }
 
 
-def test_every_difference_from_verls_example_has_its_reason():
-    ours = flat(composed("hardware=8gpu"))
+@pytest.mark.parametrize(
+    ("task", "heading", "example"),
+    [
+        ("tool_rl", "The recipe differs from verl's own GDPO example", GDPO_EXAMPLE),
+        ("math_length", "verl's own example for a model of 7 B parameters", LONG_EXAMPLE),
+        ("coding", "verl's own example for a model of 7 B parameters", LONG_EXAMPLE),
+    ],
+)
+def test_every_difference_from_verls_examples_has_its_reason(task, heading, example):
+    ours = flat(composed(f"task={task}", "hardware=8gpu"))
     differing = {
         key: (str(value), str(ours[key]))
-        for key, value in VERLS_EXAMPLE.items()
+        for key, value in (VERLS_EXAMPLES | example).items()
         if ours[key] != value
     }
-    rows = cells_after("The recipe differs from verl's own GDPO example")[2:]
+    rows = cells_after(heading)[2:]
     assert {key: (theirs, mine) for key, theirs, mine, _ in rows} == differing
     assert all(reason for *_, reason in rows)
 

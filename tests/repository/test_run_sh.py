@@ -71,10 +71,9 @@ def says_what_it_gets(checkout):
     program(checkout / "setup_env.sh", SETUP.format(root=checkout, say='echo "$@" >&2'))
 
 
-def finds(checkout, overrides, problem=""):
+def finds(checkout, overrides):
     """What the look at the GPUs says."""
-    code = f"import sys; print({overrides!r}); sys.exit({problem!r} or 0)"
-    (checkout / "verl_gdpo" / "tools" / "check" / "gpus.py").write_text(code)
+    (checkout / "verl_gdpo" / "tools" / "check" / "gpus.py").write_text(f"print({overrides!r})")
 
 
 def call(checkout, *arguments, script=None, hardware="cpu"):
@@ -525,8 +524,7 @@ def test_machines(checkout, name):
 
 def test_who_names_the_hardware_goes_on_with_what_its_recipe_has(checkout):
     on_machine(checkout, MACHINES["GB10"][0])
-    done = call(checkout, hardware=None)
-    assert done.returncode == 2 and "give hardware=1gpu or hardware=8gpu" in done.stderr
+    assert "give hardware=1gpu or hardware=8gpu" in call(checkout, hardware=None).stderr
     assert call(checkout, hardware="1gpu").returncode == 0
     given, _ = composed_of(checkout)
     assert given["hardware"] == "1gpu" and TOKENS not in given
@@ -576,16 +574,6 @@ def test_a_resume_is_not_asked_for_sizes(checkout):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_machine_that_is_not_known_stops_before_all_else(checkout):
-    finds(checkout, "hardware=8gpu", problem="no GPU is known")
-    done = call(checkout, hardware=None)
-    assert done.returncode == 2 and "no GPU is known" in done.stderr
-    finds(checkout, "hardware=cpu")
-    done = call(checkout, hardware="8gpu")
-    assert done.returncode == 2 and "hardware=8gpu, but there is no GPU here" in done.stderr
-    assert stages(checkout) == {}
-
-
 def test_what_a_recipe_needs_is_installed_for_it_alone(checkout):
     says_what_it_gets(checkout)
     finds(checkout, "hardware=1gpu")
@@ -616,6 +604,7 @@ def test_another_system_is_told_what_is_needed(checkout, script):
     [
         (["--resume", "nowhere"], "nothing to resume in 'nowhere'"),
         (["hardware=9gpu"], "no recipes/hardware/9gpu.yaml"),
+        (["hardware=8gpu"], "hardware=8gpu, but there is no GPU here"),
         (["steps"], "expected key=value"),
         (["--steps=3"], "expected key=value"),
         (["--time-limit"], "--time-limit needs seconds"),

@@ -69,9 +69,6 @@ def test_every_task_of_the_recipes_has_its_packages(hardware):
         rf"^{hardware} = .*verl-gdpo\[(.*?)\]", (REPO / "pyproject.toml").read_text(), re.M
     )
     assert {"math", "plots"} <= {*extras.split(",")}
-    pinned = (REPO / "requirements" / f"{hardware}.txt").read_text()
-    for name in ("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "scipy"):
-        assert re.search(rf"^{name}==", pinned, re.M), name
 
 
 def test_made_once(checkout):

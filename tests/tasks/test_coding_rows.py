@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +10,6 @@ import pytest
 from verl_gdpo import sandbox
 from verl_gdpo.tasks.coding import rows as coding
 from verl_gdpo.tasks.coding.problem import SYSTEM_PROMPT, good_response, parse
-from verl_gdpo.tasks.coding.rows import SOURCES
 from verl_gdpo.tasks.coding.score import score
 from verl_gdpo.tasks.coding.test_cases import problem_of
 from verl_gdpo.tools.data import main
@@ -234,11 +232,12 @@ def test_a_solution_is_run_and_a_row_that_contradicts_it_is_left_out(tmp_path, c
     )
 
 
-def test_solutions_may_run_in_a_weak_sandbox_if_it_is_named(tmp_path, monkeypatch):
-    allowed = []
+def test_how_solutions_run(tmp_path, monkeypatch):
+    """In a weak sandbox if it is named, and with time enough for a busy machine to decide none."""
+    given = []
 
-    def run(program, tests, *, allow_weak, **_):
-        allowed.append(allow_weak)
+    def run(program, tests, *, allow_weak, wall_seconds, **_):
+        given.append((allow_weak, wall_seconds))
         return [sandbox.TestResult(True, "2\n")] * len(tests)
 
     monkeypatch.setattr(sandbox, "run", run)
@@ -248,8 +247,9 @@ def test_solutions_may_run_in_a_weak_sandbox_if_it_is_named(tmp_path, monkeypatc
     source = write(tmp_path / "a.json", rows)
     for more in ([], ["--weak-sandbox"]):
         code, _ = prepare(tmp_path, "--from", source, "--test", source, *more)
-        assert code == 0 and {*allowed} == {bool(more)}
-        allowed.clear()
+        assert code == 0 and {is_weak for is_weak, _ in given} == {bool(more)}
+        assert given[0] == (bool(more), 60.0)  # a row's solution, before rows are compared
+        given.clear()
 
 
 def test_one_problem_with_other_tests(tmp_path, capsys):
@@ -373,17 +373,3 @@ def test_synthetic_splits_share_no_pair():
     # each operator, and nearly each number, is in both
     assert {o for o, _ in train} == {o for o, _ in test} == {"+", "-", "*"}
     assert len({n for _, n in train} & {n for _, n in test}) > 30
-
-
-def test_a_busy_machine_does_not_decide_which_solutions_stay(monkeypatch):
-    given = []
-
-    def run(program, tests, *, wall_seconds, **_):
-        given.append(wall_seconds)
-        return [sandbox.TestResult(True, "10\n")] * len(tests)
-
-    monkeypatch.setattr(sandbox, "run", run)
-    problem = parse('{"function": null, "tests": [{"input": "3", "output": "10"}]}')
-    truth = replace(problem, solution="x").text()
-    assert SOURCES.mend(truth) == (truth, "")
-    assert given == [60.0]

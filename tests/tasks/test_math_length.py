@@ -256,12 +256,9 @@ def test_a_hostile_megabyte_costs_less_than_a_second(piece, workers):
 
 
 def test_what_freezes_python_is_wrong_and_the_next_answer_is_compared(workers):
-    assert correctness("7.0", "7") == 1
-    (process,) = workers()
     assert correctness(FREEZES, "7") == 0
-    assert process.poll() is not None and workers() == []
+    assert workers() == []
     assert correctness("7.0", "7") == 1
-    assert len(workers()) == 1
 
 
 def test_a_process_that_stood_still_is_no_bad_gold(monkeypatch):

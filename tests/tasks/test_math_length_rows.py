@@ -127,10 +127,7 @@ def test_a_spaced_gold_of_a_parquet_file(tmp_path, capsys):
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_made_results_are_right_and_the_tests_pairs_are_new(split):
-    rows = [*make_rows(100, split=split, seed=1)]
-    for row in rows:
+    for row in make_rows(100, split=split, seed=1):
         first, second = map(int, re.findall(r"\d+", row["prompt"][0]["content"]))
         assert row["reward_model"]["ground_truth"] == str(first + second)
         assert ((first + 2 * second) % 4 == 3) == (split == "test")
-    assert [*make_rows(50, split=split, seed=1)] == rows[:50]
-    assert [*make_rows(50, split=split, seed=2)] != rows[:50]

@@ -6,8 +6,8 @@ from argparse import Namespace
 from dataclasses import replace
 
 import pytest
-from other_distribution import ECHO, install, look_again
 
+from verl_gdpo import tasks
 from verl_gdpo.evaluation import Answer
 from verl_gdpo.evaluation.dialogues import Record, start_all
 from verl_gdpo.evaluation.results import numbers, problems_of
@@ -16,13 +16,57 @@ from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS, TaskError
 from verl_gdpo.tasks.preparation.parquet import _code, parquet_rows
 from verl_gdpo.tools import data, evaluate
 
+ECHO = '''
+"""A scorer."""
+from verl_gdpo.tasks import Task
+
+def score(response, ground_truth, *, response_tokens=None, step=None):
+    if not ground_truth.isalpha():
+        raise ValueError(f"echo ground truth: got {ground_truth!r}; expected a word")
+    short = float(response_tokens <= 2) if ground_truth != "long" else None
+    return {"short": short, "correct": float(response == ground_truth)}
+
+def bounds():
+    return {"short": (0.0, 1.0), "correct": (0.0, 1.0)}
+
+TASK = Task(
+    name="echo",
+    data_sources=("echo",),
+    score=score,
+    bounds=bounds,
+    reward_names=("short", "correct"),
+    main_reward="correct",
+    good_response=str,
+    system_prompt="Say it.",
+)
+'''
+
+
+def install(folder, name, modules, entry_points):
+    """A distribution NAME 1.0 as pip leaves it in a folder; `modules` is {name: text}."""
+    for module, text in modules.items():
+        (folder / f"{module}.py").write_text(text)
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = "\n".join(entry_points)
+    (info / "entry_points.txt").write_text(f"[verl_gdpo.tasks]\n{lines}\n")
+
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A folder of installed distributions."""
+    """A folder of installed distributions, in which the registry looks anew."""
+    for registry in (TASKS, TASK_BY_SOURCE):
+        ours = {key: task for key, task in registry.data.items() if task.origin == "verl-gdpo"}
+        monkeypatch.setattr(registry, "data", ours)
+    monkeypatch.setattr(tasks, "_add_others", tasks._add_others.__wrapped__)
     folder = tmp_path / "site"
     folder.mkdir()
-    yield from look_again(monkeypatch, folder)
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None)).startswith(str(folder)):
+            del sys.modules[name]
 
 
 @pytest.fixture
@@ -107,6 +151,7 @@ def test_its_rows_are_prepared(echo, tmp_path, capsys):
     rows = [*parquet_rows(tmp_path / "echo" / "test.parquet")]
     assert [row["data_source"] for row in rows] == ["echo", "echo"]
     assert [one["content"] for one in rows[0]["prompt"]] == ["Say it.", "Say a."]
+    assert [row["reward_model"]["ground_truth"] for row in rows] == ["a", "long"]
     assert prepared(tmp_path, "7") == 1
     assert "echo ground truth: got '7'; expected a word" in capsys.readouterr().err
 

@@ -160,14 +160,3 @@ def test_of_many_validation_rows_some_are_compared_for_near_equality(monkeypatch
     shared = found(user("One?", *rows), user(*(f"{row} more" for row in rows), "One!"))
     # of nine rows each third; equality is asked of all
     assert shared == Overlap({8: 0}, {0: 1, 3: 4, 6: 7}, 9, 3)
-
-
-def test_what_is_said():
-    shared = Overlap({4: 7, 5: 6}, {1: 0}, 5000, 2500)
-    said = shared.describe("row {} of b".format, "row {} of a".format)
-    assert said == (
-        "2 of 5,000 validation rows ask what a training row asks, such as row 4 of b what row 7 of "
-        "a asks; 1 of 2,500 validation rows ask nearly what a training row asks, such as row 1 of "
-        "b what row 0 of a asks. A score on them does not show generalisation"
-    )
-    assert Overlap({}, {}, 2, 2).describe(str, str) == ""

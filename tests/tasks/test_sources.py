@@ -2,7 +2,6 @@
 
 import copy
 import json
-import random
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +22,7 @@ from added_task import add_task
 from repository import REPO
 
 from verl_gdpo import atomic
-from verl_gdpo.tasks import TASKS, check_ground_truths, preparation
+from verl_gdpo.tasks import TASKS, preparation
 from verl_gdpo.tasks.preparation import DataError, LeftOut, loading, local_files, parquet, schema
 from verl_gdpo.tasks.preparation.parquet import parquet_rows, write_parquets
 from verl_gdpo.tasks.tool_rl import rows as tool_rl
@@ -63,10 +63,10 @@ def files_in(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def run(capsys, *arguments):
+def run(capsys, *arguments, task="tool_rl"):
     """Exit code, stdout, stderr of one command line."""
     try:
-        code = main(["tool_rl", *map(str, arguments)])
+        code = main([task, *map(str, arguments)])
     except SystemExit as stop:
         code = stop.code
     output = capsys.readouterr()
@@ -197,13 +197,6 @@ def test_an_interrupt_in_the_block_leaves_nothing(tmp_path):
     assert files_in(tmp_path / "new") == {}
 
 
-def test_a_folder_in_the_place_of_a_file_is_refused_before_any_work(tmp_path, capsys):
-    (tmp_path / "test.parquet").mkdir()
-    code, _, errors = run(capsys, "--out", tmp_path, "--synthetic", 3)
-    assert code == 1 and "test.parquet: got a folder" in errors.splitlines()[-1]
-    assert [path.name for path in tmp_path.iterdir()] == ["test.parquet"]
-
-
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_link_stays_one_and_its_file_is_replaced(tmp_path, exists):
     (tmp_path / "disk").mkdir()
@@ -321,16 +314,12 @@ def test_rows_that_a_person_made_with_other_options_are_kept(tmp_path, capsys):
 def test_without_a_source_rows_that_are_there_are_kept(tmp_path, capsys):
     """A task without upstream: run.sh cannot know where its rows come from."""
 
-    def prepare(*arguments):
-        code = main(["math_length", "--out", str(tmp_path), *arguments])
-        said = capsys.readouterr()
-        return code, said.out + said.err
-
-    code, said = prepare("--if-needed", "--keep-others")
-    assert code == 2 and "math_length has no rows to download; expected --from FILE or" in said
-    assert prepare("--synthetic", "6")[0] == 0
-    code, said = prepare("--if-needed", "--keep-others")
-    assert code == 0 and "kept as `verl-gdpo data math_length --synthetic 6`" in said
+    anyhow = ("--if-needed", "--keep-others")
+    code, _, error = run(capsys, "--out", tmp_path, *anyhow, task="math_length")
+    assert code == 2 and "math_length has no rows to download; expected --from FILE or" in error
+    assert run(capsys, "--out", tmp_path, "--synthetic", 6, task="math_length")[0] == 0
+    code, output, _ = run(capsys, "--out", tmp_path, *anyhow, task="math_length")
+    assert code == 0 and "kept as `verl-gdpo data math_length --synthetic 6`" in output
 
 
 def test_other_code_makes_new_files(tmp_path, capsys, monkeypatch):
@@ -457,10 +446,6 @@ def server(monkeypatch):
     thread.join()
 
 
-def test_blob_id_is_what_git_prints():
-    assert parquet.git_blob_id(HELLO) == HELLO_BLOB_ID
-
-
 def test_fetch_takes_a_good_copy_and_replaces_a_bad_one(tmp_path, server, capsys):
     server.answers["/hello"] = HELLO, len(HELLO)
     path = tmp_path / "cache" / "hello"
@@ -508,6 +493,15 @@ def test_an_address_that_cannot_work_is_a_data_error(tmp_path):
     assert files_in(tmp_path) == {}
 
 
+def parquet_bytes(rows):
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    return sink.getvalue().to_pybytes()
+
+
+OTHER_COLUMNS = parquet_bytes([{"question": "q", "answer": "a"}])
+
+
 def upstream_bytes(split, count):
     """A file as upstream's: other order of the fields, and the prompt once more in extra_info."""
     rows = []
@@ -516,9 +510,7 @@ def upstream_bytes(split, count):
         one["prompt"] = [{"content": m["content"], "role": m["role"]} for m in one["prompt"]]
         one["extra_info"] |= {"instruction": "Tools", "input": f"{split} {i}", "output": TOOL}
         rows.append(one)
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows), sink)
-    return sink.getvalue().to_pybytes()
+    return parquet_bytes(rows)
 
 
 def pin(monkeypatch, contents, **more):
@@ -566,28 +558,13 @@ def test_a_wrong_checksum_of_the_second_file_writes_neither(tmp_path, monkeypatc
 # ---- local files
 
 
-def numpy_legacy_shuffle(values, seed):
-    """numpy's RandomState(seed).shuffle, from its definition: MT19937 and Fisher-Yates."""
-    words = [seed]
-    for i in range(1, 624):
-        words.append((1812433253 * (words[-1] ^ words[-1] >> 30) + i) % 2**32)
-    twister = random.Random()
-    twister.setstate((3, (*words, 624), None))
-    values = list(values)
-    for i in range(len(values) - 1, 0, -1):
-        j = i + 1
-        while j > i:  # draw as many bits as i has, until the number is not above i
-            j = twister.getrandbits(32) & (2 ** i.bit_length() - 1)
-        values[i], values[j] = values[j], values[i]
-    return values
-
-
 # int(0.02 n): 49 -> 0, 50 -> 1, 149 -> 2, 150 -> 3
 @pytest.mark.parametrize(("count", "test_count"), [(50, 1), (149, 2), (150, 3), (1030, 20)])
 def test_json_is_split_by_upstreams_rule(tmp_path, count, test_count):
     path = write_json(tmp_path / "rlla_rl.json", items(count))
     splits = loading._from_files(SOURCES, path, None)
-    questions = numpy_legacy_shuffle([f"question {i}" for i in range(count)], 31415)
+    questions = [f"question {i}" for i in range(count)]
+    np.random.RandomState(31415).shuffle(questions)
     for split, expected in (
         ("train", questions[: count - test_count]),
         ("test", questions[count - test_count :]),
@@ -607,24 +584,6 @@ def test_parquet_is_split_as_json_is_and_has_the_rows_of_upstream(tmp_path):
         for path in (tmp_path / "a.json", tmp_path / "a.parquet")
     )
     assert of_json == of_parquet and len(of_json["train"]) == 59
-
-
-def test_a_task_without_a_source_of_its_own_reads_questions_and_answers(tmp_path, monkeypatch):
-    task = add_task(monkeypatch, "mine", lambda response, truth, **_: {}, system_prompt="Be brief.")
-    monkeypatch.setitem(TASKS, "mine", task)
-    pairs = [{"question": f"q{i}", "answer": f"a{i} é"} for i in range(3)]
-    lines = "\n".join(json.dumps(pair) for pair in pairs)
-    (tmp_path / "a.jsonl").write_text(lines + "\n\n")
-    write_json(tmp_path / "a.json", pairs)
-    for name in ("a.jsonl", "a.json"):
-        files = ["--from", str(tmp_path / name), "--test", str(tmp_path / "a.json")]
-        assert main(["mine", "--out", str(tmp_path / "out"), *files]) == 0
-        rows = [*parquet_rows(tmp_path / "out" / "train.parquet")]
-        assert [[message["content"] for message in one["prompt"]] for one in rows] == [
-            ["Be brief.", f"q{i}"] for i in range(3)
-        ]
-        assert [one["reward_model"]["ground_truth"] for one in rows] == ["a0 é", "a1 é", "a2 é"]
-        assert {one["data_source"] for one in rows} == {"mine"}
 
 
 def test_a_task_that_has_neither_upstream_nor_made_rows(monkeypatch, capsys):
@@ -680,16 +639,6 @@ def test_bad_rows_of_every_stage_are_counted(tmp_path):
     assert not (tmp_path / "b.parquet").exists()
 
 
-def test_bad_ground_truths_are_counted(tmp_path):
-    rows = [row(n, ground_truth=TOOL if n % 2 else 2 * TOOL) for n in range(24)]
-    with pytest.raises(ValueError, match=r"^data\.train_files has 12 bad rows, of which") as caught:
-        check_ground_truths(rows, "data.train_files")
-    named = lines_of(str(caught.value))[1:]
-    assert [name.split(" (data_source 'rlla'): ")[0] for name in named] == [
-        f"row {number}" for number in range(0, 20, 2)
-    ]
-
-
 def test_a_row_behind_one_that_is_left_out_is_called_by_its_place_in_the_file(tmp_path, capsys):
     def row_of(item, *_):
         if item == "skip":
@@ -732,6 +681,7 @@ def test_a_parquet_file_without_extra_info_gets_one(tmp_path):
         ("a.json", b"\xff\xfe\xfa", "got no readable JSON"),
         ("a.json", b"[" * 100_000, "got no readable JSON"),
         ("a.parquet", b"PAR1 and no more", "got no readable parquet"),
+        ("a.parquet", OTHER_COLUMNS, "row 0, field question: unknown; expected only"),
         ("a.csv", b"a,b", "got suffix '.csv'; expected '.json', '.jsonl' or '.parquet'"),
     ],
 )
@@ -746,14 +696,6 @@ def test_bad_local_files_are_refused_with_one_line(tmp_path, capsys, name, conte
     (error,) = errors.splitlines()
     assert re.match(f"data_prep: error: {re.escape(str(path))}[:,] {words}", error)
     assert not (tmp_path / "out").exists()
-
-
-def test_parquet_of_another_schema_is_refused(tmp_path):
-    pq.write_table(pa.table({"question": ["q"], "answer": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(
-        DataError, match=r"a\.parquet, row 0, field question: unknown; expected only"
-    ):
-        read_rows(tmp_path / "a.parquet", "train")
 
 
 def test_rows_of_another_task_are_refused(tmp_path, monkeypatch):
@@ -859,15 +801,6 @@ def test_a_mark_at_the_start_and_blank_lines(tmp_path, encoding, between):
 # ---- synthetic
 
 
-def test_the_same_seed_gives_the_same_bytes(tmp_path, capsys):
-    for folder, seed in (("a", 3), ("b", 3), ("c", 4)):
-        code, output, _ = run(capsys, "--out", tmp_path / folder, "--synthetic", 40, "--seed", seed)
-        assert code == 0 and re.search(r"rows +40 +4\n", output)  # 40 / 10 test rows
-    a, b, c = (files_in(tmp_path / folder) for folder in "abc")
-    assert sorted(a) == ["test.parquet", "train.parquet"] and a == b
-    assert a["train.parquet"] != c["train.parquet"] and a["test.parquet"] != c["test.parquet"]
-
-
 def test_synthetic_arguments_reach_the_generator(tmp_path, capsys, monkeypatch):
     asked = []
 
@@ -952,13 +885,18 @@ def test_usage_errors_write_nothing(tmp_path, monkeypatch, capsys, arguments, wo
     assert files_in(tmp_path) == {}
 
 
-def test_an_unusable_out_or_source_is_one_line_and_code_1(tmp_path, capsys):
+def test_an_unusable_out_or_source_is_said_in_one_line(tmp_path, capsys):
     (tmp_path / "file").write_text("x")
-    code, _, errors = run(capsys, "--out", tmp_path / "file", "--synthetic", 5)
-    assert (code, errors.count("\n")) == (1, 1) and "got a file; expected a folder" in errors
+    (tmp_path / "taken" / "test.parquet").mkdir(parents=True)
     missing = tmp_path / "missing.json"
-    code, _, errors = run(capsys, "--out", tmp_path / "out", "--from", missing)
-    assert (code, errors.count("\n")) == (1, 1) and str(missing) in errors
+    for arguments, words in (
+        (("file", "--synthetic", 5), "got a file; expected a folder"),
+        (("taken", "--synthetic", 5), "test.parquet: got a folder"),
+        (("out", "--from", missing), str(missing)),
+    ):
+        code, _, errors = run(capsys, "--out", tmp_path / arguments[0], *arguments[1:])
+        assert code == 1 and words in errors.splitlines()[-1]
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["test.parquet"]
 
 
 def test_long_work_shows_progress_on_stderr(tmp_path, capsys, monkeypatch):

@@ -92,3 +92,5 @@ def test_a_bad_ground_truth_is_named(monkeypatch):
     check_ground_truths(rows[:2], "here")
     with pytest.raises(ValueError, match=r"here, row 2 \(data_source 'mine'\): mine: got nothing"):
         check_ground_truths(rows, "here")
+    with pytest.raises(ValueError, match=r"^here has 12 bad rows, of which .* 10 are:(\n.*){10}$"):
+        check_ground_truths(12 * rows, "here")

@@ -27,10 +27,6 @@ def gold_calls(row):
     return [json.loads(line) for line in block.strip().splitlines()]
 
 
-def text(row):
-    return "\n".join(message["content"] for message in row["prompt"])
-
-
 def test_gold_answers_get_full_marks(splits):
     for row in splits["train"] + splits["test"]:
         full = {"format": 1.0, "correctness": 3.0 if gold_calls(row) else 0.0}
@@ -74,13 +70,6 @@ def test_the_test_split_is_new(splits):
     for in_train, in_test in zip(seen["train"], seen["test"], strict=True):
         assert len(in_test) >= 10
         assert not in_train & in_test
-
-
-def test_sizes():
-    # characters; the tests of the warm start count tokens
-    rows = [*make_rows(COUNT, split="train", seed=3)]
-    assert max(len(text(row)) for row in rows) < 330
-    assert max(len(answer(row)) for row in rows) < 330
 
 
 # --- the format ----------------------------------------------------------------------------------

@@ -128,12 +128,6 @@ def test_the_sentences_of_the_readme_are_those_of_the_data():
     assert "left seven of eight comparisons open" in said
 
 
-def test_the_first_screen_of_the_simulation_is_short():
-    first = PAGES["docs/when_gdpo_helps.md"].split("## ")[0]
-    assert len(re.sub(r"!\[.*?\]\(.*?\)|[#*]", "", first).split()) <= 120
-    assert first.count("![") == 1
-
-
 def test_the_rates_of_the_advice_are_those_of_the_data():
     text = " ".join(PAGES["docs/advice.md"].split())
     rows = dict(advice.rows())
@@ -310,19 +304,10 @@ def test_the_results_are_those_of_the_protocol(edition, protocol):
     assert f"-{matters} and +{matters}" in text
 
 
-def test_the_page_has_what_the_protocols_expect():
-    folder = REPO / "workshop/experiments/trainer"
-    first, second = ((folder / name).read_text() for name in ("protocol.md", "protocol_2.md"))
-    said = " ".join(first.split("Expected, from")[1].split("##")[0].split())
-    assert "main +0.15 to +0.21 against `grpo`, and within 0.03 against `grpo_rescaled`" in said
-    assert "control within 0.02; `by_prompt` +0.05 or more against both" in said
-    said = " ".join(second.split("## What is expected")[1].split("##")[0].split())
-    assert "`gdpo` minus `grpo` +0.02 or more in `gsm8k` and in `maths`" in said
-    assert "between -0.02 and +0.04 in `maths_if_correct`; within 0.02 in `tool_rl_seeds`" in said
-    assert "`gdpo` minus `grpo_rescaled` within 0.02 everywhere" in said
+def test_the_page_says_the_bounds_that_it_asks():
     rows = re.findall(
-        r'row\("(\w+)", "(\w+)"\) }} (.*?) \| {{ page.held\(.*?, (\S+), (\S+)\)',
-        (folder / "page.md.jinja").read_text(),
+        r'row\("\w+", "\w+"\) }} (.*?) \| {{ page.held\(.*?, (\S+), (\S+)\)',
+        (REPO / "workshop/experiments/trainer/page.md.jinja").read_text(),
     )
     words = {
         **{(-0.02, 0.02): "within 0.02", (-0.03, 0.03): "within 0.03"},
@@ -330,16 +315,7 @@ def test_the_page_has_what_the_protocols_expect():
         **{(0.05, 1): "+0.05 or more", (0.02, 1): "+0.02 or more"},
     }
     assert len(rows) == 13
-    assert all(words[float(low), float(high)] == text for _, _, text, low, high in rows)
-    expected = {(setting, rival): text for setting, rival, text, _, _ in rows}
-    assert expected["20_to_1", "grpo"] == "+0.15 to +0.21"
-    assert expected["20_to_1", "grpo_rescaled"] == "within 0.03"
-    assert (
-        expected["by_prompt", "grpo"] == expected["by_prompt", "grpo_rescaled"] == "+0.05 or more"
-    )
-    assert [expected[setting, "grpo"] for setting in compare.SECOND] == [
-        *("+0.02 or more", "+0.02 or more", "-0.02 to +0.04", "within 0.02")
-    ]
+    assert all(words[float(low), float(high)] == text for text, low, high in rows)
 
 
 def test_the_protocol_has_the_pilot():

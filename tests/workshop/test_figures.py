@@ -93,16 +93,6 @@ def test_the_pictures_of_docs_are_small_and_shown():
     assert {name for name in PICTURES if (REPO / "docs" / name).stat().st_size > 150_000} == set()
 
 
-def test_the_runs_of_the_pictures_are_described():
-    described = " ".join(make_figures.__doc__.split())
-    text = (REPO / "docs/tools.md").read_text()
-    blocks = re.findall(r"```bash\n(.*?)\n```", text, re.DOTALL)
-    [*runs, draw] = next(block for block in blocks if "workshop.figures" in block).splitlines()
-    assert len(runs) == 2 and all(f"`{run}`" in described for run in runs)
-    folders = [re.search(r"run_dir=(\S+)", run)[1] for run in runs]
-    assert draw == " ".join(["python -m workshop.figures", *folders])
-
-
 def test_the_picture_of_a_terminal_needs_no_font_and_holds_the_text():
     picture = (REPO / "docs/replay.svg").read_text()
     text = unescape(re.sub(r"<[^>]+>", "\n", picture)).replace("\N{NO-BREAK SPACE}", " ")

@@ -298,9 +298,3 @@ def test_made_rows_are_as_long_and_as_uneven_as_toolrls():
     eights = [both[i : i + 8] for i in range(0, len(both), 8)]
     padded = sum(8 * max(eight) for eight in eights)
     assert padded / sum(both) == pytest.approx(1.7, abs=0.06)
-
-
-def test_the_pages_commands_are_the_codes():
-    page = (REPO / "workshop" / "gpu_kit" / "README.md").read_text()
-    for stage in stages(place_at(Path("/tmp"), "cuda")):
-        assert f"`{stage.name}`" in page
