@@ -83,7 +83,7 @@ def test_filtering_on_two_ranks(tmp_path):
         *("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=score"),
         "reward.custom_reward_function.name=without_signal_for_some",
     )
-    original = training.data.read_bytes()
+    original, times = training.data.read_bytes(), training.data.stat()
 
     def replace_parquet():
         write_rows(tmp_path / "new.parquet", "Lima", count=3)
@@ -92,6 +92,7 @@ def test_filtering_on_two_ranks(tmp_path):
     expected = train_until_killed(training, replace_parquet)
     assert all("Oslo" in row[0] for rows in expected.values() for row in rows)
     training.data.write_bytes(original)
+    os.utime(training.data, ns=(times.st_atime_ns, times.st_mtime_ns))  # a resume compares it
     with training.started() as launcher:
         check_resumed(training, launcher, expected)
         training.wait_for(launcher, 2 * SAVED)
