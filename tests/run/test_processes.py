@@ -5,7 +5,21 @@ import sys
 
 import pytest
 
-from verl_gdpo.run.processes import locked
+from verl_gdpo.run.processes import locked, remove_session
+
+
+def test_ray_keeps_no_session_of_the_driver(tmp_path, monkeypatch):
+    """Another one stays, and one of an earlier process of this number: a cluster may run in it."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    earlier, own, other = (
+        tmp_path / "ray" / f"session_2026-11-22_{name}"
+        for name in ("09-59-59_1_77", "10-00-00_1_77", "10-00-00_1_177")
+    )
+    for session in (earlier, own, other):
+        (session / "logs").mkdir(parents=True)
+    remove_session(77, "2026-11-22_10-00-00")
+    assert earlier.exists() and other.exists() and not own.exists()
+
 
 HOLDER = """
 import sys

@@ -5,7 +5,8 @@ python -m verl_gdpo.run.processes COMMAND...
 is the keeper of a command. It is a child subreaper: Linux makes it the parent of each process below
 it whose own parent ends, so it finds all that the command has started, whatever their sessions and
 environments. When the command ends, or the keeper's input closes, which SIGKILL of the launcher
-does too, it ends them all, and removes their folder for temporary files.
+does too, it ends them all, and removes their folder for temporary files. It removes the folder of
+Ray's session too, except after a failure, whose reason Ray's logs may have.
 
 The launcher is a subreaper too: it ends what is left if the keeper itself gets SIGKILL. If both do,
 the driver gets SIGKILL from Linux, and Ray ends its own processes.
@@ -16,6 +17,7 @@ import ctypes
 import fcntl
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +29,7 @@ from pathlib import Path
 import psutil
 
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+SESSION_TIME = "%Y-%m-%d_%H-%M-%S"  # in the names of Ray's sessions
 GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
 POLL_SECONDS, GIVE_UP_SECONDS = 0.2, 10.0
 # Python's own process that removes the shared memory of processes that were killed
@@ -70,6 +73,7 @@ def keeper(command: Sequence[str]) -> list[str]:
 
 
 def main() -> int:
+    since = time.strftime(SESSION_TIME)
     with (
         adopting() as started,
         tempfile.TemporaryDirectory(prefix="vg_", ignore_cleanup_errors=True) as temporary,
@@ -82,7 +86,7 @@ def main() -> int:
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )
-        if not _wait(driver):
+        if not (has_ended := _wait(driver)):
             driver.terminate()  # gives it time to end Ray
             with contextlib.suppress(subprocess.TimeoutExpired):
                 driver.wait(GRACE_SECONDS)
@@ -90,8 +94,23 @@ def main() -> int:
             end(started)
         except RuntimeError as error:
             print(f"verl-gdpo: {error}")
+    if driver.returncode == 0 or not has_ended:
+        remove_session(driver.pid, since)
     code = driver.returncode or 0  # nobody asks for that of one that had to be killed
     return code if code >= 0 else 128 - code
+
+
+def remove_session(driver: int, since: str) -> None:
+    """Remove the folder of Ray's session that a driver has started.
+
+    Args:
+        driver: its process id, which a cluster that runs may have had before.
+        since: the time of its start, in the form `SESSION_TIME`.
+    """
+    folder = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray"
+    for session in folder.glob(f"session_*_{driver}"):
+        if session.name.removeprefix("session_") >= since:
+            shutil.rmtree(session, ignore_errors=True)
 
 
 def _die_with_parent() -> None:
