@@ -19,7 +19,7 @@ from verl.experimental.fully_async_policy import fully_async_rollouter
 from verl.trainer import main_ppo
 from verl_batch import GROUPS, REWARDS, batch, verl_config
 
-from verl_gdpo.hooks import legacy, nodes
+from verl_gdpo.hooks import before_training, legacy
 from verl_gdpo.hooks.driver import check_and_run
 
 
@@ -88,7 +88,7 @@ def test_the_nodes_are_compared_and_get_the_file_of_metrics(monkeypatch):
     """On a cluster that was there before, a process does not inherit from the driver."""
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "runs/x/metrics/3.jsonl")
     done, given = [], []
-    monkeypatch.setattr(nodes, "refuse_other_states", lambda: done.append("compared"))
+    monkeypatch.setattr(before_training, "refuse_other_states", lambda: done.append("compared"))
     runner = SimpleNamespace(remote=lambda: done.append("made"))
 
     def run_ppo(config, task_runner_class):

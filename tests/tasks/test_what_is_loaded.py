@@ -12,7 +12,7 @@ options = options_for({source!r}, {options})
 TASK_BY_SOURCE[{source!r}].score("", {truth!r}, response_tokens=0, **options)
 print(*sys.modules)
 """
-REGISTRY = {"tasks", "tasks.task"}
+REGISTRY = {"tasks"}
 FOLDERS = {f"tasks.{name}" for name in ("coding", "gsm8k", "math_length", "tool_rl")}  # a line each
 SANDBOX = {"sandbox", "sandbox.inside", "sandbox.lock", "sandbox.machine"}
 CODING_TRUTH = '{"function": null, "tests": [{"input": "", "output": ""}]}'
