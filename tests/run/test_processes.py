@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from verl_gdpo.run.processes import locked, remove_session
+from verl_gdpo.run.processes import TRACKER_SECONDS, end, locked, remove_session
 
 
 def test_ray_keeps_no_session_of_the_driver(tmp_path, monkeypatch):
@@ -19,6 +19,41 @@ def test_ray_keeps_no_session_of_the_driver(tmp_path, monkeypatch):
         (session / "logs").mkdir(parents=True)
     remove_session(77, "2026-11-22_10-00-00")
     assert earlier.exists() and other.exists() and not own.exists()
+
+
+class Dying:
+    """A process that is gone some looks after its SIGKILL."""
+
+    def __init__(self, command, looks):
+        self.command, self.looks, self.killed_at = command, looks, None
+
+    def cmdline(self):
+        return self.command.split()
+
+    def kill(self):
+        self.killed_at = now[0] if self.killed_at is None else self.killed_at
+
+
+now = [0.0]
+
+
+def test_a_tracker_has_time_after_the_last_of_the_others(monkeypatch):
+    """Those that hold much memory take seconds to go, and the tracker removes what they shared."""
+    slow = Dying("ray::vLLM", looks=6)
+    tracker = Dying("python -c from multiprocessing.resource_tracker import main;main(5)", looks=1)
+
+    def find():
+        now[0] += 1.0
+        alive = [each for each in (slow, tracker) if each.killed_at is None or each.looks > 0]
+        for each in alive:
+            each.looks -= each.killed_at is not None
+        return alive
+
+    now[0] = 0.0
+    monkeypatch.setattr("verl_gdpo.run.processes.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("psutil.wait_procs", lambda *_, **__: None)
+    end(find)
+    assert slow.killed_at == 1 and tracker.killed_at > 6 + TRACKER_SECONDS
 
 
 HOLDER = """

@@ -31,7 +31,7 @@ import psutil
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 SESSION_TIME = "%Y-%m-%d_%H-%M-%S"  # in the names of Ray's sessions
 GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
-POLL_SECONDS, GIVE_UP_SECONDS = 0.2, 10.0
+POLL_SECONDS, GIVE_UP_SECONDS = 0.2, 30.0
 # Python's own process that removes the shared memory of processes that were killed
 TRACKER, TRACKER_SECONDS = "resource_tracker import main", 3.0
 
@@ -155,22 +155,29 @@ def adopting() -> Iterator[Callable[[], list[psutil.Process]]]:
 def end(find: Callable[[], Iterable[psutil.Process]]) -> None:
     """End the processes that `find` returns, until it returns none any more.
 
-    Python's trackers end by themselves, once they have removed the shared memory of the others:
-    vLLM leaves some 400 MB a server.
+    Python's trackers end by themselves once all others are gone, and remove their shared memory:
+    vLLM leaves some 400 MB a server. Processes that hold much memory take seconds to go.
 
     Raises:
         RuntimeError: a process survives SIGKILL.
     """
-    begin = time.monotonic()
+    begin = last_of_others = time.monotonic()
     while alive := [*find()]:
-        seconds = time.monotonic() - begin
-        if seconds > GIVE_UP_SECONDS:
+        now = time.monotonic()
+        if now - begin > GIVE_UP_SECONDS:
             raise RuntimeError(f"these processes of the run survive SIGKILL: {alive}")
-        for process in alive:
+        if others := [process for process in alive if not _is_tracker(process)]:
+            last_of_others = now
+        for process in alive if now - last_of_others > TRACKER_SECONDS else others:
             with contextlib.suppress(psutil.Error):
-                if seconds > TRACKER_SECONDS or TRACKER not in " ".join(process.cmdline()):
-                    process.kill()
+                process.kill()
         psutil.wait_procs(alive, timeout=0.05)  # those of another parent may take longer
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return TRACKER in " ".join(process.cmdline())
+    return False
 
 
 if __name__ == "__main__":
