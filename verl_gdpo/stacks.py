@@ -23,9 +23,9 @@ def register() -> None:
 
 def files_of(process_id: int) -> list[Path]:
     """Return the file in memory of a process that has registered, as its owner may read it."""
-    found = []
+    files = []
     for path in Path(f"/proc/{process_id}/fd").iterdir():
         with suppress(OSError):
             if os.readlink(path).startswith(f"/memfd:{FILE}"):
-                found.append(path)
-    return found
+                files.append(path)
+    return files

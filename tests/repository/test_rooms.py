@@ -44,3 +44,14 @@ def test_files_are_short_and_import_at_their_top():
                     file.name for each in imports if f"{each.module}".startswith("verl_gdpo")
                 ]
     assert len(inside) <= MOST_IMPORTS_INSIDE, inside
+
+
+def test_a_class_name_stands_for_one_thing_and_a_value_is_a_noun():
+    classes, participles = [], {"said", "found", "given", "seen"}
+    for file in (REPO / "verl_gdpo").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                classes.append(node.name)
+            named = node.arg if isinstance(node, ast.arg) else getattr(node, "id", "")
+            assert named not in participles, f"{file.name}:{node.lineno}"
+    assert len(classes) == len({*classes})

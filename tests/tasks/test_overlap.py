@@ -5,7 +5,7 @@ import random
 import pytest
 
 from verl_gdpo.tasks.preparation import overlap
-from verl_gdpo.tasks.preparation.overlap import Overlap, Prompts, compare
+from verl_gdpo.tasks.preparation.overlap import Overlap, PromptReader, compare
 
 ASK = "Tom has 31 cups and gets 4 more. How many cups has he now?"
 # words that no other prompt of a test has
@@ -18,7 +18,8 @@ def user(*texts):
 
 def found(training, validation):
     sides = (
-        Prompts(len(side), lambda step, side=side: side[::step]) for side in (training, validation)
+        PromptReader(len(side), lambda step, side=side: side[::step])
+        for side in (training, validation)
     )
     return compare(*sides)
 

@@ -97,9 +97,9 @@ class Batcher:
 
     async def _gather_burst(self) -> None:
         deadline = time.monotonic() + self.max_wait_s
-        seen = 0
-        while seen < len(self._waiting) < self.max_batch and time.monotonic() < deadline:
-            seen = len(self._waiting)
+        counted = 0
+        while counted < len(self._waiting) < self.max_batch and time.monotonic() < deadline:
+            counted = len(self._waiting)
             await asyncio.sleep(self.quiet_s)
 
     async def _run_one_batch(self) -> None:
@@ -253,9 +253,9 @@ def load_full_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -
         RuntimeError: a parameter has another shape.
     """
     own = dict(model.named_parameters(remove_duplicate=False))
-    given = {id(own[name]) for name in state if name in own}
+    loaded = {id(own[name]) for name in state if name in own}
     result = model.load_state_dict(state, strict=False)
-    missing = [name for name in result.missing_keys if name in own and id(own[name]) not in given]
+    missing = [name for name in result.missing_keys if name in own and id(own[name]) not in loaded]
     if missing or result.unexpected_keys:
         raise ValueError(
             f"the weights do not fit {type(model).__name__}: missing {len(missing)}, e.g. "

@@ -95,17 +95,17 @@ def parse_sampling_params(
     Raises:
         ValueError: an unknown or unsupported option, or a value out of range.
     """
-    given = {name: value for name, value in raw.items() if value is not None}
-    for name, value in given.items():
+    options = {name: value for name, value in raw.items() if value is not None}
+    for name, value in options.items():
         if name not in _USED and (name not in _OFF_VALUES or value != _OFF_VALUES[name]):
             raise ValueError(
                 f"sampling option {name} = {value!r} is not supported by the rollout 'hf'; it "
                 f"knows {', '.join(_USED)}"
             )
-    stop_ids = frozenset(given.get("stop_token_ids", ()))
-    if not given.get("ignore_eos", ignore_eos):
+    stop_ids = frozenset(options.get("stop_token_ids", ()))
+    if not options.get("ignore_eos", ignore_eos):
         stop_ids |= frozenset(eos_ids)
-    cuts = {name: given[name] for name in ("temperature", "top_p", "top_k") if name in given}
+    cuts = {name: options[name] for name in ("temperature", "top_p", "top_k") if name in options}
     return SamplingParams(**cuts, stop_ids=stop_ids)
 
 

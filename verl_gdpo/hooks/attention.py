@@ -49,13 +49,13 @@ def choose(config: Any) -> str | None:
         ValueError: ours with verl's sequence parallelism (Ulysses), which is for flash-attn alone.
     """
     chosen = OmegaConf.select(config, KEY)
-    said = None
+    message = None
     if chosen == AUTO:
         reason = "trainer.device=cpu" if config.trainer.device == "cpu" else _no_flash_attn()
         chosen = SDPA if reason else FLASH
         with open_dict(config):
             OmegaConf.update(config, KEY, chosen)
-        said = f"attention: {chosen}, since {reason or 'flash_attn can be imported'}"
+        message = f"attention: {chosen}, since {reason or 'flash_attn can be imported'}"
     split = [key for key in ULYSSES if (OmegaConf.select(config, key) or 1) > 1]
     if chosen == SDPA and split:
         raise ValueError(
@@ -63,7 +63,7 @@ def choose(config: Any) -> str | None:
             f"flash-attn alone, and {KEY}={chosen}. Set it to 1, or install flash-attn: "
             "`./setup_env.sh gpu flash-attn`, and attention=flash_attn"
         )
-    return said
+    return message
 
 
 def _no_flash_attn() -> str | None:
@@ -99,7 +99,7 @@ def make_known() -> None:
     AttentionMaskInterface.register(SDPA, mask)
 
 
-def mask(**given: Any) -> Any:
+def mask(**call: Any) -> Any:
     """Return no mask where a row of rows attends to itself, and elsewhere that of sdpa.
 
     transformers calls it once a pass. Padded rows, a cache, sliding windows and masks of a model's
@@ -107,11 +107,11 @@ def mask(**given: Any) -> Any:
     """
     from transformers.masking_utils import sdpa_mask
 
-    of_itself = given["batch_size"] == 1 and given["q_length"] == given["kv_length"]
-    is_causal = given.get("local_size") is None and not given.get("use_vmap")  # as with images
-    if of_itself and is_causal and given.get("attention_mask") is None:
+    of_itself = call["batch_size"] == 1 and call["q_length"] == call["kv_length"]
+    is_causal = call.get("local_size") is None and not call.get("use_vmap")  # as with images
+    if of_itself and is_causal and call.get("attention_mask") is None:
         return None
-    return sdpa_mask(**given)
+    return sdpa_mask(**call)
 
 
 def packed_sdpa(

@@ -128,23 +128,23 @@ def _returned(sources: Iterable[str], options: Mapping[str, Any]) -> dict[str, d
 
 
 def _refuse_partial(
-    said: Mapping[str, Any], returned: Mapping[str, Mapping[str, set[str]]]
+    written: Mapping[str, Any], returned: Mapping[str, Mapping[str, set[str]]]
 ) -> None:
     """Raise ValueError if `algorithm.gdpo.rewards` says something, but nothing of some reward.
 
     Args:
-        said: `GdpoSettings.rewards_as_written`.
+        written: `GdpoSettings.rewards_as_written`.
         returned: of the training rows that we score; see `_returned`.
     """
     known = {name: names for of in returned.values() for name, names in of.items()}
-    absent = [name for name, names in known.items() if not names & {*said}]
-    if not said or not absent:
+    absent = [name for name, names in known.items() if not names & {*written}]
+    if not written or not absent:
         return
-    strange = [name for name in said if not any(name in names for names in known.values())]
+    strange = [name for name in written if not any(name in names for names in known.values())]
     close = "".join(f" ({name!r} is none of them{hint(name, [*known])})" for name in strange)
-    whole = {name: each for name, each in said.items() if name not in strange}
+    whole = {name: each for name, each in written.items() if name not in strange}
     raise ValueError(
-        f"{REWARDS} names {[*said]}, and says nothing of {absent}, which the scorer of the "
+        f"{REWARDS} names {[*written]}, and says nothing of {absent}, which the scorer of the "
         f"training rows ({', '.join(returned)}) returns too{close}. Give the weights that you "
         f"want: {line_of(REWARDS, {**whole, **dict.fromkeys(absent, 1.0)})}. With 0 a reward is "
         "scored and logged, and has no weight; with null it is left out"

@@ -79,11 +79,11 @@ def _compare(target: Path, dtype: torch.dtype) -> None:
     for path in target.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no dict
-                found = file.get_tensor(name).dtype
-                if found != dtype:
+                precision = file.get_tensor(name).dtype
+                if precision != dtype:
                     raise ValueError(
-                        f"{path}: {name} is {found}, and {dtype} in the checkpoint: this version "
-                        "of verl casts it in a way that verl-gdpo does not know"
+                        f"{path}: {name} is {precision}, and {dtype} in the checkpoint: this "
+                        "version of verl casts it in a way that verl-gdpo does not know"
                     )
 
 

@@ -196,22 +196,22 @@ def queue_actors() -> dict[str, Any]:
 def rollout_actors(trainer: Any) -> dict[str, Any]:
     """Return {description: Ray actor handle} of all actors that this trainer's rollouts need."""
     record = record_of(trainer)
-    found = dict(record.queue_actors) if record else {}
+    actors = dict(record.queue_actors) if record else {}
     rewards = getattr(trainer, "reward_loop_manager", None)
     for number, worker in enumerate(getattr(rewards, "reward_loop_worker_handles", None) or ()):
-        found[f"reward worker {number}"] = worker
+        actors[f"reward worker {number}"] = worker
     loops = getattr(trainer, "agent_loop_manager", None) or getattr(  # of the legacy trainer
         trainer, "async_rollout_manager", None
     )  # a custom manager may lack workers
     for number, worker in enumerate(getattr(loops, "agent_loop_workers", ())):
-        found[f"agent loop worker {number}"] = worker
+        actors[f"agent loop worker {number}"] = worker
     for kind in ("llm", "standalone"):
         servers = getattr(trainer, f"{kind}_server_manager", None)
         if servers is None:
             continue
-        found[f"load balancer ({kind})"] = servers.global_load_balancer
+        actors[f"load balancer ({kind})"] = servers.global_load_balancer
         for replica in servers.get_replicas():
             for node, server in enumerate(replica.servers):
-                found[f"rollout server {replica.replica_rank}, node {node} ({kind})"] = server
+                actors[f"rollout server {replica.replica_rank}, node {node} ({kind})"] = server
     # a router of the user may be another object than an actor
-    return {name: one for name, one in found.items() if isinstance(one, ray.actor.ActorHandle)}
+    return {k: actor for k, actor in actors.items() if isinstance(actor, ray.actor.ActorHandle)}

@@ -31,7 +31,7 @@ BESIDE_NO_NUMBER = re.compile(r"(?<!\d) | (?!\d)")
 Messages = Sequence[Mapping[str, Any]]
 
 
-class Prompts(NamedTuple):
+class PromptReader(NamedTuple):
     number: int
     read: Callable[[int], Iterable[Messages]]  # each one of that many, from the first
 
@@ -62,7 +62,7 @@ class Overlap(NamedTuple):
         return "; ".join(sentences) + end if sentences else ""
 
 
-def compare(training: Prompts, validation: Prompts) -> Overlap:
+def compare(training: PromptReader, validation: PromptReader) -> Overlap:
     """Compare each validation row with all training rows."""
     sample = {number: _triples_of(prompt) for number, prompt in validation.spread()}
     every = [*sample.values(), *(_triples_of(prompt) for _, prompt in training.spread())]

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, bad_rows
 from verl_gdpo.tasks.preparation import DataError, LeftOut, progress
-from verl_gdpo.tasks.preparation.overlap import Messages, Overlap, Prompts, compare
+from verl_gdpo.tasks.preparation.overlap import Messages, Overlap, PromptReader, compare
 
 Row = dict[str, Any]
 Splits = dict[str, Sequence[Row]]  # "train" and "test" -> rows
@@ -207,12 +207,12 @@ def numbers_of(rows: Sequence[Row], task: Task) -> dict[str, int]:
 def overlap(splits: Splits) -> Overlap:
     """Return which test rows ask what a training row asks, or nearly that."""
 
-    def prompts(rows: Sequence[Row]) -> Prompts:
+    def prompts(rows: Sequence[Row]) -> PromptReader:
         def read(step: int) -> Iterator[Messages]:
             numbers = progress(range(0, len(rows), step), "comparing prompts")
             return (rows[number]["prompt"] for number in numbers)
 
-        return Prompts(len(rows), read)
+        return PromptReader(len(rows), read)
 
     return compare(prompts(splits["train"]), prompts(splits["test"]))
 

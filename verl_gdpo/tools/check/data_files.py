@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from verl_gdpo.hooks.configuration import uses_gdpo_manager
 from verl_gdpo.run.checkpoints import step_of, whole_checkpoint
 from verl_gdpo.tasks import check_ground_truths
-from verl_gdpo.tasks.preparation.overlap import Messages, Prompts, compare
+from verl_gdpo.tasks.preparation.overlap import Messages, PromptReader, compare
 from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE
 
 MOST_ROWS = 1000  # of a file, evenly spread: this takes a second, where 50,000 rows take a minute
@@ -104,12 +104,12 @@ def shared_prompts(
     """Say how many validation rows ask what a training row asks, or nearly that; "" for none."""
     key = config.data.prompt_key
 
-    def prompts(files: Sequence[DataFile]) -> Prompts:
+    def prompts(files: Sequence[DataFile]) -> PromptReader:
         def read(step: int) -> Iterator[Messages]:
             rows = (row[key] for file in files for row in _rows(file.table, key))
             return islice(rows, 0, None, step)
 
-        return Prompts(sum(file.table.num_rows for file in files), read)
+        return PromptReader(sum(file.table.num_rows for file in files), read)
 
     def label(files: Sequence[DataFile], number: int) -> str:
         for file in files:
