@@ -14,6 +14,7 @@ from typing import NamedTuple
 from verl_gdpo.run.folder import SCORE
 
 HOLD = 5  # steps, for what is broken
+NAMED = 5  # metrics, in a message
 LONG = 20  # steps, for what a mini-batch of small runs shows by chance
 USUAL = 20  # values that make a usual level
 RECENT = 5  # values that make a present level
@@ -173,20 +174,17 @@ def broken_training(values: Values, _: Rewards, levels: Levels) -> Iterator[Symp
         yield Symptom(limit.topic, holds, what, limit.advice, HOLD)
 
 
-def no_numbers(values: Values, rewards: Rewards, _: Levels) -> Iterator[Symptom]:
-    """Rewards, gradients or losses that are NaN or infinite."""
-    named = ("actor/grad_norm", "actor/entropy", "actor/pg_loss", "critic/score/mean")
-    means = [f"gdpo/{name}/mean" for name in rewards]
-    known = {name for name in (*named, *means) if name in values}
-    bad = sorted(name for name in known if not math.isfinite(values[name]))
-    if known:
-        yield Symptom(
-            "no number",
-            bool(bad),
-            f"{', '.join(bad)} is NaN or infinite",
-            "Look for the first such step in train.log, and go on from a checkpoint before it",
-            HOLD,
-        )
+def no_numbers(values: Values, _rewards: Rewards, _levels: Levels) -> Iterator[Symptom]:
+    """Any logged number, of training or validation, that is NaN or infinite at any step."""
+    bad = sorted(name for name, value in values.items() if not math.isfinite(value))
+    names = ", ".join([*bad[:NAMED], *([f"{len(bad) - NAMED} more"] if bad[NAMED:] else [])])
+    yield Symptom(
+        "no number",
+        bool(bad),
+        f"no finite number: {names}",
+        "Look for the first such step in train.log, and go on from a checkpoint before it",
+        hold=1,
+    )
 
 
 def collapsed_rewards(_: Values, rewards: Rewards, levels: Levels) -> Iterator[Symptom]:
