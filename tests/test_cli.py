@@ -27,6 +27,18 @@ def test_usage(monkeypatch, capsys, arguments, code):
     assert ("unknown command 'chek'" in text) == bool(code)
 
 
+def test_a_command_finds_the_modules_of_the_current_folder(tmp_path):
+    """As `python -m` does: a reward function may import its neighbours."""
+    (tmp_path / "neighbour.py").write_text("NUMBER = 7")
+    code = (
+        "import sys; from verl_gdpo.__main__ import main\n"
+        "sys.path[0], sys.argv = '/nowhere', ['verl-gdpo', 'summary', '/nowhere']\n"
+        "main(); import neighbour; print(neighbour.NUMBER)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
+    assert done.stdout == b"7\n", done.stderr
+
+
 def test_the_exit_code_is_the_commands(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["verl-gdpo", "summary", "nowhere"])
     assert main() == 1

@@ -1,6 +1,7 @@
 """The command `verl-gdpo`, also `python -m verl_gdpo`. Subcommands are modules in tools/."""
 
 import importlib
+import os
 import sys
 
 import verl_gdpo
@@ -26,6 +27,10 @@ def main() -> int:
         print(RECIPES)
         return 0
     if name in COMMANDS:
+        if (
+            os.getcwd() not in sys.path
+        ):  # as in a training: a reward function imports its neighbours
+            sys.path.insert(0, os.getcwd())
         try:
             module = importlib.import_module(f"verl_gdpo.tools.{name}")
             return printing(lambda: int(module.main(arguments)))

@@ -92,7 +92,7 @@ class FindingTracker:
 
 
 def findings(metrics: Metrics) -> list[Finding]:
-    """Return what the metrics {step: {name: value}} of a run show; empty if no rule finds anything."""
+    """Return what the metrics {step: {name: value}} of a run show, if anything."""
     tracker = FindingTracker()
     for step, values in sorted(metrics.items()):
         tracker.add(step, values)
