@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from multiprocessing import shared_memory
+from pathlib import Path
 
+import psutil
 import pytest
 
-from verl_gdpo.run.processes import TRACKER_SECONDS, end, locked, remove_session
+from verl_gdpo.run.processes import end, locked, remove_session, shared_by
 
 
 def test_ray_keeps_no_session_of_the_driver(tmp_path, monkeypatch):
@@ -21,39 +24,36 @@ def test_ray_keeps_no_session_of_the_driver(tmp_path, monkeypatch):
     assert earlier.exists() and other.exists() and not own.exists()
 
 
-class Dying:
-    """A process that is gone some looks after its SIGKILL."""
-
-    def __init__(self, command, looks):
-        self.command, self.looks, self.killed_at = command, looks, None
-
-    def cmdline(self):
-        return self.command.split()
-
-    def kill(self):
-        self.killed_at = now[0] if self.killed_at is None else self.killed_at
-
-
-now = [0.0]
+SHARER = """
+import multiprocessing, sys, time
+from multiprocessing import resource_tracker, shared_memory
+made = shared_memory.SharedMemory(create=True, size=4096)
+lock = multiprocessing.get_context("spawn").Lock()
+# as where Ray kills the tracker with the process that made it
+resource_tracker.unregister(made._name, "shared_memory")
+print(made.name, flush=True)
+time.sleep(600)
+"""
 
 
-def test_a_tracker_has_time_after_the_last_of_the_others(monkeypatch):
-    """Those that hold much memory take seconds to go, and the tracker removes what they shared."""
-    slow = Dying("ray::vLLM", looks=6)
-    tracker = Dying("python -c from multiprocessing.resource_tracker import main;main(5)", looks=1)
-
-    def find():
-        now[0] += 1.0
-        alive = [each for each in (slow, tracker) if each.killed_at is None or each.looks > 0]
-        for each in alive:
-            each.looks -= each.killed_at is not None
-        return alive
-
-    now[0] = 0.0
-    monkeypatch.setattr("verl_gdpo.run.processes.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("psutil.wait_procs", lambda *_, **__: None)
-    end(find)
-    assert slow.killed_at == 1 and tracker.killed_at > 6 + TRACKER_SECONDS
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_shared_memory_of_a_killed_process_is_removed(has_ended):
+    """Also of one that had ended before, as Ray kills its own; not that of others."""
+    others = shared_memory.SharedMemory(create=True, size=4096)
+    command = [sys.executable, "-c", SHARER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sharer:
+        segment = Path("/dev/shm") / sharer.stdout.readline().strip()
+        process = psutil.Process(sharer.pid)
+        segments = shared_by([process])
+        assert segment in segments and any(each.name.startswith("sem.") for each in segments)
+        if has_ended:
+            process.kill()
+            sharer.wait()
+        assert segment.exists()
+        end(lambda: [] if sharer.poll() is not None else [process], segments if has_ended else ())
+    assert not segment.exists() and Path("/dev/shm", others.name).exists()
+    others.close()
+    others.unlink()
 
 
 HOLDER = """

@@ -5,8 +5,8 @@ python -m verl_gdpo.run.processes COMMAND...
 is the keeper of a command. It is a child subreaper: Linux makes it the parent of each process below
 it whose own parent ends, so it finds all that the command has started, whatever their sessions and
 environments. When the command ends, or the keeper's input closes, which SIGKILL of the launcher
-does too, it ends them all, and removes their folder for temporary files. It removes the folder of
-Ray's session too, except after a failure, whose reason Ray's logs may have.
+does too, it ends them all, and removes their shared memory and their folder for temporary files. It
+removes the folder of Ray's session too, except after a failure, whose reason Ray's logs may have.
 
 The launcher is a subreaper too: it ends what is left if the keeper itself gets SIGKILL. If both do,
 the driver gets SIGKILL from Linux, and Ray ends its own processes.
@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import re
 import select
 import shutil
 import signal
@@ -31,9 +32,9 @@ import psutil
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 SESSION_TIME = "%Y-%m-%d_%H-%M-%S"  # in the names of Ray's sessions
 GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
-POLL_SECONDS, GIVE_UP_SECONDS = 0.2, 30.0
-# Python's own process that removes the shared memory of processes that were killed
-TRACKER, TRACKER_SECONDS = "resource_tracker import main", 3.0
+POLL_SECONDS, SEGMENTS_SECONDS, GIVE_UP_SECONDS = 0.2, 10.0, 30.0
+SHARED_MEMORY, SEGMENTS = Path("/dev/shm"), ("psm_", "sem.mp-")  # as Python names them
+MAPPED = re.compile(r" (\d+) +/dev/shm/")  # the inode, in /proc/PID/maps
 
 
 @contextlib.contextmanager
@@ -73,7 +74,7 @@ def keeper(command: Sequence[str]) -> list[str]:
 
 
 def main() -> int:
-    since = time.strftime(SESSION_TIME)
+    since, segments = time.strftime(SESSION_TIME), set[Path]()
     with (
         adopting() as started,
         tempfile.TemporaryDirectory(prefix="vg_", ignore_cleanup_errors=True) as temporary,
@@ -86,12 +87,12 @@ def main() -> int:
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )
-        if not (has_ended := _wait(driver)):
+        if not (has_ended := _wait(driver, started, segments)):
             driver.terminate()  # gives it time to end Ray
             with contextlib.suppress(subprocess.TimeoutExpired):
                 driver.wait(GRACE_SECONDS)
         try:
-            end(started)
+            end(started, segments)
         except RuntimeError as error:
             print(f"verl-gdpo: {error}")
     if driver.returncode == 0 or not has_ended:
@@ -117,11 +118,24 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
-def _wait(driver: "subprocess.Popen[bytes]") -> bool:
-    """Return whether the driver has ended; it has not if the input closes first."""
+def _wait(
+    driver: "subprocess.Popen[bytes]",
+    started: Callable[[], Iterable[psutil.Process]],
+    segments: set[Path],
+) -> bool:
+    """Return whether the driver has ended; it has not if the input closes first.
+
+    Args:
+        segments: what its processes have in /dev/shm is added: Ray kills them at the end, and then
+            nobody can say whose it was.
+    """
+    looked = time.monotonic()
     while driver.poll() is None:
         if select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
             return False
+        if time.monotonic() > looked + SEGMENTS_SECONDS:
+            looked = time.monotonic()
+            segments |= shared_by(started())
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         # orphans that have ended: nobody else waits for them
         while (dead := os.waitid(os.P_ALL, 0, options)) and dead.si_pid != driver.pid:
@@ -152,32 +166,41 @@ def adopting() -> Iterator[Callable[[], list[psutil.Process]]]:
         libc.prctl(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def end(find: Callable[[], Iterable[psutil.Process]]) -> None:
-    """End the processes that `find` returns, until it returns none any more.
+def end(find: Callable[[], Iterable[psutil.Process]], segments: Iterable[Path] = ()) -> None:
+    """End the processes that `find` returns, until it returns none, and remove what they shared.
 
-    Python's trackers end by themselves once all others are gone, and remove their shared memory:
-    vLLM leaves some 400 MB a server. Processes that hold much memory take seconds to go.
+    Shared memory stays in /dev/shm when a process is killed: vLLM leaves some 400 MB a server.
+
+    Args:
+        segments: of processes that have ended before.
 
     Raises:
         RuntimeError: a process survives SIGKILL.
     """
-    begin = last_of_others = time.monotonic()
+    begin, shared = time.monotonic(), {*segments, *shared_by(find())}
     while alive := [*find()]:
-        now = time.monotonic()
-        if now - begin > GIVE_UP_SECONDS:
+        if time.monotonic() > begin + GIVE_UP_SECONDS:
             raise RuntimeError(f"these processes of the run survive SIGKILL: {alive}")
-        if others := [process for process in alive if not _is_tracker(process)]:
-            last_of_others = now
-        for process in alive if now - last_of_others > TRACKER_SECONDS else others:
+        for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(alive, timeout=0.05)  # those of another parent may take longer
+    for segment in shared:
+        segment.unlink(missing_ok=True)
 
 
-def _is_tracker(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return TRACKER in " ".join(process.cmdline())
-    return False
+def shared_by(processes: Iterable[psutil.Process]) -> set[Path]:
+    """Return the shared memory and semaphores of Python that the processes have mapped."""
+    files = [file for file in SHARED_MEMORY.glob("*") if file.name.startswith(SEGMENTS)]
+    mapped = set[str]()
+    for process in processes if files else ():  # most runs have none
+        with contextlib.suppress(OSError):
+            mapped.update(MAPPED.findall(Path(f"/proc/{process.pid}/maps").read_text()))
+    segments = set[Path]()
+    for file in files:
+        with contextlib.suppress(OSError):  # a semaphore is mapped under another name
+            segments |= {file} if str(file.stat().st_ino) in mapped else set()
+    return segments
 
 
 if __name__ == "__main__":
