@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from verl_gdpo.tasks.preparation.overlap import Messages, Overlap, Prompts, compare
+from verl_gdpo.tasks.preparation.overlap import Messages, Overlap, PromptReader, compare
 from verl_gdpo.tasks.preparation.parquet import parquet_rows
 
 SETS = {  # name: (training, validation)
@@ -39,8 +39,8 @@ def prompts_of(path: Path) -> list[Messages]:
 
 
 def overlap(training: Sequence[Messages], validation: Sequence[Messages]) -> Overlap:
-    def prompts(side: Sequence[Messages]) -> Prompts:
-        return Prompts(len(side), lambda step: side[::step])
+    def prompts(side: Sequence[Messages]) -> PromptReader:
+        return PromptReader(len(side), lambda step: side[::step])
 
     return compare(prompts(training), prompts(validation))
 
