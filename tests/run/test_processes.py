@@ -20,8 +20,14 @@ def test_ray_keeps_no_session_of_the_driver(tmp_path, monkeypatch):
     )
     for session in (earlier, own, other):
         (session / "logs").mkdir(parents=True)
+    latest = tmp_path / "ray" / "session_latest"
+    latest.symlink_to(other)
+    remove_session(78, "2026-11-22_10-00-00")
+    assert latest.exists()
+    latest.unlink()
+    latest.symlink_to(own)
     remove_session(77, "2026-11-22_10-00-00")
-    assert earlier.exists() and other.exists() and not own.exists()
+    assert earlier.exists() and other.exists() and not own.exists() and not latest.is_symlink()
 
 
 SHARER = """

@@ -302,14 +302,15 @@ def test_the_summary_for_a_script(plain, capsys):
         with Path("broken.jsonl").open("w") as file:
             for step in range(1, 61):
                 data = json.loads(lines[5])["data"]
-                data |= {"actor/grad_norm": 1e6} if 30 <= step <= 40 else {"critic/score/min": None}
+                data |= {"actor/grad_norm": 1e6} if 30 <= step <= 40 else {}
+                data |= {"critic/score/min": None} if step == 20 else {}
                 if step <= end:
                     print(json.dumps({"step": step, "data": data}), file=file)
         assert summary.main(["broken.jsonl", "--json"]) == code
         record = json.loads(capsys.readouterr().out)
-        [found] = record["findings"]
-        expected = ("gradient", 30, 40, code == 0)
-        assert tuple(found[key] for key in ("topic", "first", "last", "is_over")) == expected
+        expected = [("gradient", 30, 40, code == 0), ("no number", 20, 20, True)]
+        keys = ("topic", "first", "last", "is_over")
+        assert [tuple(each[key] for key in keys) for each in record["findings"]] == expected
         assert "critic/score/min" in record["warnings"][0]
     assert summary.main(["nowhere", "--json"]) == 1
 

@@ -112,6 +112,9 @@ def remove_session(driver: int, since: str) -> None:
     for session in folder.glob(f"session_*_{driver}"):
         if session.name.removeprefix("session_") >= since:
             shutil.rmtree(session, ignore_errors=True)
+    latest = folder / "session_latest"
+    if latest.is_symlink() and not latest.exists():
+        latest.unlink(missing_ok=True)
 
 
 def _die_with_parent() -> None:
