@@ -95,6 +95,13 @@ def test_a_damaged_manifest_says_so(tmp_path, text):
         starts_of(tmp_path)
 
 
+def test_a_manifest_of_an_older_state_is_read(tmp_path):
+    text = "time: '2026-01-01T00:00:00+00:00'\nmachine: x\nconfiguration: {a: 1}\n"
+    (write(tmp_path, start(), "") / "start.yaml").write_text(text)
+    (read,) = starts_of(tmp_path)
+    assert read.start.commit == "" and read.start.configuration == {"a": 1}
+
+
 def test_other_code_is_a_warning(tmp_path, monkeypatch):
     ours = starts.here({})
     before = RecordedStart(tmp_path / "1", replace(ours, commit="0ff"), {})

@@ -57,8 +57,11 @@ def test_a_long_reason_takes_one_short_line(tmp_path, capsys):
     assert yaml.safe_load((run / "starts" / "1" / "end.yaml").read_text())["why"] == why
 
 
-def test_a_run_whose_manifest_is_damaged_is_refused(tmp_path):
+def test_a_run_whose_manifest_is_damaged(tmp_path, capsys):
     run = recorded(tmp_path / "run")
     (run / "starts" / "1" / "start.yaml").write_text(json.dumps([1])[:-1])
     with pytest.raises(ValueError, match=r"start\.yaml: cannot be read"):
         build_page([run])
+    assert summary([str(run)]) == 0  # it prints what else there is
+    printed = capsys.readouterr()
+    assert "start.yaml: cannot be read" in printed.err and "\nlog " in printed.out

@@ -166,7 +166,9 @@ def read_start(manifest: Path) -> RecordedStart:
     end, loader = manifest.with_name(END), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         values = yaml.load(manifest.read_text(), Loader=loader)
-        start = StartManifest(**{each.name: values[each.name] for each in fields(StartManifest)})
+        _ = values["configuration"]  # the last part: the file is whole
+        known = {each.name for each in fields(StartManifest)}  # an older state wrote others
+        start = StartManifest(**{name: values[name] for name in known & values.keys()})
         why = yaml.load(end.read_text(), Loader=loader) if end.exists() else {}
     except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
         raise ValueError(unreadable(manifest, error)) from error

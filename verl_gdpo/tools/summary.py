@@ -91,7 +91,12 @@ def as_text(source: str) -> int:
     if logged is not None:
         _print_metrics(logged)
         print(f"{'curves':<14} verl-gdpo report {source}")
-    if starts := [_start_row(folder, recorded) for recorded in starts_of(folder)]:
+    starts = []
+    try:
+        starts = [_start_row(folder, recorded) for recorded in starts_of(folder)]
+    except ValueError as error:  # a manifest is damaged
+        print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
+    if starts:
         *columns, what = STARTS
         print(f"\n{render(columns, [row[:-1] for row in starts])}")
         for number, *_, changed in starts:
