@@ -73,8 +73,9 @@ class Evidence:
             pd.DataFrame([step.rewards.weights for step in steps]).mean().to_dict()
         )
         values = pd.concat([_columns(step.rewards) for step in steps])
-        self.present_BK: Bools = values.notna().to_numpy()
-        self.values_BK: Floats = values.fillna(0.0).to_numpy()
+        # copies: torch warns of what it may not write to
+        self.present_BK: Bools = values.notna().to_numpy(copy=True)
+        self.values_BK: Floats = values.fillna(0.0).to_numpy(copy=True)
         sizes = [int(step.group_B.max()) + 1 for step in steps]
         firsts = np.cumsum([0, *sizes[:-1]])
         of_steps = [step.group_B + first for step, first in zip(steps, firsts, strict=True)]
