@@ -22,6 +22,8 @@ Floats = npt.NDArray[np.float64]
 
 DRAWS = 2000
 PERCENTILES = (2.5, 97.5)
+RESULT = "result.json"
+OF_THE_POLICY = ("policy", "step")  # settings that may differ between two results without a word
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,6 @@ def numbers(
             value, interval = float(values[0]), (float(low), float(high))
         made.append(Number("  " * depth + column.name, value, interval, draws.size(column)))
     return made
-
-
-RESULT = "result.json"
-OF_THE_POLICY = ("policy", "step")  # settings that may differ between two results without a word
 
 
 def write(

@@ -25,6 +25,8 @@ from verl.trainer.ppo.reward import resolve_reward_manager_cls
 import verl_gdpo
 
 OURS = "verl_gdpo.hooks.reward_manager"  # the module of our manager
+# an answer imports verl, which takes minutes from a slow shared disk
+ANSWER_SECONDS = 300.0
 
 
 def is_ours(manager_cls: type) -> bool:
@@ -117,10 +119,6 @@ def scored_rows(dataset: Any) -> Any | None:
     columns = ["data_source", "reward_model"]
     has_them = {*columns} <= {*getattr(table, "column_names", ())}
     return table.select_columns(columns) if has_them else None  # type: ignore[union-attr]
-
-
-# an answer imports verl, which takes minutes from a slow shared disk
-ANSWER_SECONDS = 300.0
 
 
 def state() -> str:

@@ -22,7 +22,8 @@ from verl_gdpo import SUPPORTED_VERL
 # the keys that may name our estimator or manager; the last one is of versions before 0.9
 NAMED_IN = ("algorithm.adv_estimator", "reward.reward_manager.name", "reward_model.reward_manager")
 
-Function = Callable[..., Any]
+V1 = "verl.trainer.ppo.v1"
+EXPERIMENTAL = "verl.experimental.fully_async_policy"
 
 refusals: list[str] = []  # the reasons; empty if gdpo may run
 
@@ -62,11 +63,7 @@ def refuse_or_call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     return original(*args, **kwargs)
 
 
-V1 = "verl.trainer.ppo.v1"
-EXPERIMENTAL = "verl.experimental.fully_async_policy"
-
-
-def refuse_configuration(need_critic: Function, config: Any) -> Any:
+def refuse_configuration(need_critic: Callable[..., Any], config: Any) -> Any:
     """Raise if gdpo is configured and cannot run."""
     refuse_gdpo(config)
     return need_critic(config)
@@ -79,14 +76,14 @@ def refuse_gdpo(config: Any) -> None:
         raise_refusals()
 
 
-def find_estimator(get_adv_estimator_fn: Function, name_or_enum: Any) -> Any:
+def find_estimator(get_adv_estimator_fn: Callable[..., Any], name_or_enum: Any) -> Any:
     """Return our estimator for "gdpo"."""
     if name_or_enum != "gdpo":
         return get_adv_estimator_fn(name_or_enum)
     return _ours("hooks.step:compute_gdpo")
 
 
-def find_manager(get_reward_manager_cls: Function, name: str) -> Any:
+def find_manager(get_reward_manager_cls: Callable[..., Any], name: str) -> Any:
     """Return our reward manager for "gdpo"."""
     if name != "gdpo":
         return get_reward_manager_cls(name)

@@ -35,6 +35,18 @@ from verl_gdpo.algorithm.samples import BatchRows, group_of, is_number, split_ke
 from verl_gdpo.tasks import TASKS
 
 HOW = "FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task of `verl-gdpo data`"
+VERL_KEYS = ("input", "output", "gts", "score", "step")
+TEXTS = ("input", "output", "gts")
+DUMP_KEYS = (
+    *("uid", "group", "session", "data_source"),
+    *("response_tokens", "trained_tokens", "rewards", "advantage", "is_padding"),
+)
+DUMPS_READ = 20  # of a run: reading all of a long one would take minutes
+# a text within a line cannot hold it, as its quotation marks have a backslash
+SOURCE = re.compile(rb'"data_source": ("(?:[^"\\]|\\.)*")')
+WRITING = "verl is still writing it, or was stopped while writing"
+SUMMED = f"one summed score a rollout; name the function of each reward: --scorer {HOW}"
+NO_UID = "no `uid`: verl's legacy trainer writes none, its V1 trainer does (trainer.use_v1=True)"
 
 
 @dataclass(frozen=True)
@@ -118,20 +130,6 @@ def _names_in(where: str) -> dict[str, Any]:
         raise ValueError(
             f"--scorer {where}: cannot be imported: {type(error).__name__}: {error}; expected {HOW}"
         ) from error
-
-
-VERL_KEYS = ("input", "output", "gts", "score", "step")
-TEXTS = ("input", "output", "gts")
-DUMP_KEYS = (
-    *("uid", "group", "session", "data_source"),
-    *("response_tokens", "trained_tokens", "rewards", "advantage", "is_padding"),
-)
-DUMPS_READ = 20  # of a run: reading all of a long one would take minutes
-# a text within a line cannot hold it, as its quotation marks have a backslash
-SOURCE = re.compile(rb'"data_source": ("(?:[^"\\]|\\.)*")')
-WRITING = "verl is still writing it, or was stopped while writing"
-SUMMED = f"one summed score a rollout; name the function of each reward: --scorer {HOW}"
-NO_UID = "no `uid`: verl's legacy trainer writes none, its V1 trainer does (trainer.use_v1=True)"
 
 
 def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:

@@ -31,6 +31,8 @@ FREE, ON_REQUEST, PLACE = "free", "on request", "place"
 # the last word of keys that may name files, such as `data.train_files`
 NAMES_FILES = ("path", "files")
 LISTED = 8  # changes in a message
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+NEWEST = {"trainer.resume_mode": "auto", "trainer.resume_from_path": "null"}
 
 PATTERNS: Mapping[str, list[str]] = {
     verdict: " ".join(lines).split()
@@ -139,10 +141,6 @@ def with_files(configuration: Mapping[str, Any], states: FileStates) -> dict[str
 
     texts = {key: ", ".join(text(*state) for state in of_key) for key, of_key in states.items()}
     return {**flat(configuration), **texts}
-
-
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-NEWEST = {"trainer.resume_mode": "auto", "trainer.resume_from_path": "null"}
 
 
 def arguments(run: Path, overrides: Sequence[str]) -> list[str]:

@@ -21,6 +21,10 @@ from verl_gdpo.tools.check import Output, data_files, machine, message_of, rules
 from verl_gdpo.tools.check.data_files import DataFile
 from verl_gdpo.tools.check.dry_run import FIRST_STEP, RIGHT, DryRun, score_rows
 
+NEVER_VARIES, NEVER_APPLIES = "NEVER VARIES", "never applies"
+HEADER = ("reward", "weight", "min", "max", "")  # the last is a remark
+LEFT = (0, 4)  # columns with words
+
 
 def look(output: Output, config: Any, options: argparse.Namespace) -> None:
     """Ask everything that can still be asked after a problem."""
@@ -165,11 +169,6 @@ def _try_rewards(
     for text in tables:
         output.show(f"\n{text}")
     output.show("")
-
-
-NEVER_VARIES, NEVER_APPLIES = "NEVER VARIES", "never applies"
-HEADER = ("reward", "weight", "min", "max", "")  # the last is a remark
-LEFT = (0, 4)  # columns with words
 
 
 class RewardLine(NamedTuple):
