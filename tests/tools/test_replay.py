@@ -16,7 +16,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from verl_gdpo.run.dump_reader import dump_files
 from verl_gdpo.tools.replay import main
-from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, verl_grpo
+from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, rounding_of_grpo, verl_grpo
 from verl_gdpo.tools.replay.comparison import LOGGED, Replay
 
 RECIPES = REPO / "recipes"
@@ -173,6 +173,26 @@ def test_grpo_is_verls_to_the_last_bit(normalize_by_std):
         norm_adv_by_std_in_grpo=normalize_by_std,
     )
     assert verl_grpo(scores_B, group_B, normalize_by_std).tolist() == verls[:, 0].tolist()
+
+
+def test_grpo_in_another_order_is_a_run_of_several_ranks(tmp_path, capsys):
+    # verl balances the rows of its ranks before the advantage, and adds float32 in that order
+    group_B, random = np.repeat(np.arange(64), 4), np.random.default_rng(0)
+    scores_B = 3 + 0.03 * random.standard_normal(256)
+    order = random.permutation(256)
+    scores = torch.tensor(scores_B[order], dtype=torch.float32)[:, None]
+    verls, _ = compute_grpo_outcome_advantage(scores, torch.ones(256, 1), group_B[order])
+    A_B = np.zeros(256)
+    A_B[order] = verls[:, 0].numpy()
+    difference_B = np.abs(A_B - verl_grpo(scores_B, group_B, True))
+    bound_B = rounding_of_grpo(scores_B, group_B, True)
+    assert 1e-5 < difference_B.max() and 0.1 < (difference_B / bound_B).max() <= 1
+    logged = zip(group_B.tolist(), A_B.tolist(), scores_B.tolist(), strict=True)
+    rows = [rollout(f"q{g}_{i}_0", A, x=score) for i, (g, A, score) in enumerate(logged)]
+    assert main([str(write(tmp_path / "same", {1: rows}, GRPO))]) == 0
+    rows[7]["advantage"] += 4 * float(bound_B[7])
+    assert main([str(write(tmp_path / "other", {1: rows}, GRPO))]) == 1
+    assert "q1_7_0. Is it the run's" in capsys.readouterr().out
 
 
 def test_schedules_and_conditions_hold_at_each_step(tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from verl_gdpo.algorithm.zero import REPRODUCED, SAME_STD
+from verl_gdpo.algorithm.zero import SAME_STD
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.run.dump_reader import (
     HOW,
@@ -171,11 +171,11 @@ def _reproduced(replay: Replay) -> tuple[bool, str]:
         why = "--scorer has other rewards" if replay.scorer else f"adv_estimator={estimator}"
         return True, f"The logged advantages are not recomputed ({why}), but taken as they are."
     text = f"largest |difference| {worst.difference:.2g} over {replay.row_count:,} rows"
-    if worst.difference <= REPRODUCED:
+    if worst.part <= 1:
         return True, f"The run's settings reproduce the logged advantages: {text}."
     return False, (
-        f"WARNING: the run's settings do not reproduce the logged advantages: {text} (allowed "
-        f"{REPRODUCED:g}), at step {worst.step}, {worst.uid}. Is it the run's configuration "
+        f"WARNING: the run's settings do not reproduce the logged advantages: {text} (float32 allows "
+        f"{worst.allowed:.2g}), at step {worst.step}, {worst.uid}. Is it the run's configuration "
         "(--config), was it resumed with another, or is algorithm.use_kl_in_reward set?"
     )
 

@@ -21,7 +21,7 @@ from verl_gdpo.algorithm.read_settings import SETTING_KEYS, line_of, read_settin
 from verl_gdpo.algorithm.samples import BatchRows, columns_of
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
-from verl_gdpo.algorithm.zero import Bools, Floats, Ints
+from verl_gdpo.algorithm.zero import EPS32, REPRODUCED, Bools, Floats, Ints
 from verl_gdpo.hooks.configuration import row_names, scorers_bounds, settings_of_run
 from verl_gdpo.run.dump_reader import reward_rows
 from verl_gdpo.run.folder import load_config
@@ -197,6 +197,17 @@ class ReplayedStep:
             raise ValueError(f"adv_estimator={arm.estimator}: replay only computes gdpo and grpo")
         return self._of_sessions(A_B)
 
+    def allowed(self, arm: Arm, rewards: RewardMatrix) -> Floats:
+        """Return how far each row's advantage may be from the logged one, by rounding alone."""
+        allowed_B = np.full(len(self.rewards), REPRODUCED)
+        counted_B = self.rewards.counted_B
+        if arm.estimator == "grpo":
+            scores_B = rewards.values_BK[counted_B] @ np.array(list(rewards.weights.values()))
+            group_B = group_numbers(self.group_ids[counted_B])
+            rounding_B = rounding_of_grpo(scores_B, group_B, arm.settings.normalize_by_std)
+            allowed_B[counted_B] = rounding_B.clip(min=REPRODUCED)
+        return self._of_sessions(allowed_B).clip(min=REPRODUCED)
+
     def _grpo(self, scores_B: Floats, normalize_by_std: bool) -> Floats:
         counted_B = self.rewards.counted_B
         A_B = np.zeros(len(scores_B))
@@ -223,8 +234,8 @@ def verl_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) -> Floats
 
     So we get the numbers that verl trains with. A constant score that float32 cannot hold can leave
     a residue of about 0.1, and the sample of a group of one keeps its score. One difference
-    remains: a dump does not keep the order of a group's rows, which can change the last bit of its
-    mean.
+    remains: a dump does not keep the order in which verl added the rows of a group up, which
+    `rounding_of_grpo` bounds.
 
     Args:
         group_B: the group of each row, numbered 0, 1, ...
@@ -244,6 +255,30 @@ def verl_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) -> Floats
     A_B = np.empty(len(scores_B))
     A_B[order] = result.numpy()
     return A_B
+
+
+def rounding_of_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) -> Floats:
+    """Return how far two `verl_grpo` of the same scores, added up in other orders, can be apart.
+
+    A mean of n numbers in float32 errs by up to n u max|x|, where u is half of float32's eps, and so
+    does the standard deviation. This holds for each of the two:
+
+        |error of A| <= n u max|x| (1 + |A|) / (std - n u max|x| + eps) + 4 u |A|
+
+    Source: Higham, Accuracy and Stability of Numerical Algorithms, section 4.2.
+    """
+    unit = EPS32 / 2
+    size_G = np.bincount(group_B)
+    high_G, square_G = np.zeros(len(size_G)), np.zeros(len(size_G))
+    np.maximum.at(high_G, group_B, np.abs(scores_B))
+    centred_B = scores_B - (np.bincount(group_B, scores_B) / size_G)[group_B]
+    np.add.at(square_G, group_B, centred_B**2)
+    std_G = np.sqrt(square_G / (size_G - 1).clip(min=1))
+    error_G = np.where(size_G > 1, size_G * unit * high_G, 0.0)  # one alone keeps its score
+    scale_G = (std_G - error_G).clip(min=0) + VERL_EPS if normalize_by_std else np.ones_like(std_G)
+    A_B = np.abs(centred_B) / scale_G[group_B]
+    bound_B: Floats = 2 * ((error_G / scale_G)[group_B] * (1 + A_B) + 4 * unit * A_B)
+    return bound_B
 
 
 def group_numbers(group_ids: npt.NDArray[Any]) -> Ints:

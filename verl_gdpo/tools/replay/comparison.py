@@ -97,11 +97,16 @@ class Group:
 
 
 class Mismatch(NamedTuple):
-    """The row with the largest difference between the logged and the recomputed advantage."""
+    """The row whose logged and recomputed advantage differ by the largest part of `allowed`."""
 
     difference: float
+    allowed: float
     step: int
     uid: str
+
+    @property
+    def part(self) -> float:
+        return self.difference / self.allowed
 
 
 @dataclass
@@ -175,9 +180,12 @@ class Replay:
         reference_B = self._reference(step)
         if self.own.estimator in COMPUTED and self.scorer is None:
             difference_B = np.abs(step.advantages(self.own, own) - reference_B)
-            row = int(difference_B.argmax())
-            if self.worst is None or difference_B[row] > self.worst.difference:
-                self.worst = Mismatch(float(difference_B[row]), number, rows[row]["uid"])
+            allowed_B = step.allowed(self.own, own)
+            row = int((difference_B / allowed_B).argmax())
+            numbers = float(difference_B[row]), float(allowed_B[row])
+            worst = Mismatch(*numbers, number, rows[row]["uid"])
+            if self.worst is None or worst.part > self.worst.part:
+                self.worst = worst
         rows_B = np.flatnonzero(step.rewards.counted_B)
         group_B = group_numbers(step.group_ids[rows_B])
         columns = {self.reference: StepAdvantages.of(reference_B[rows_B], group_B, own, rows_B)}
