@@ -1,6 +1,7 @@
 """What a report says of seeds: which runs are pooled, and which differences it claims."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from verl_gdpo.tools.report.intervals import (
     risk_of_each,
     table_of_differences,
 )
-from verl_gdpo.tools.report.runs import RunsOfArm, ends_apart, read_arms
+from verl_gdpo.tools.report.runs import RunsOfArm, ends_apart, read_arms, without_stopped
 from verl_gdpo.tools.report.tables import results
 
 
@@ -189,6 +190,28 @@ def test_identical_arms_are_seldom_told_apart(rewards, correlation, is_paired):
 )
 def test_a_difference_of_two_standard_deviations_is_found(rewards, correlation, fewest):
     assert simulated_claims(rewards, 2.0, correlation)[0] >= fewest
+
+
+def test_a_run_that_crashed_hides_no_difference():
+    """A true .2, which is there at the end alone; one of five seeds stopped at a fifth."""
+    noise = np.random.default_rng(3).normal(scale=0.05, size=(2, 5, 60)).tolist()
+
+    def arm(name, gain, lasts):
+        runs = [
+            {step: {"gdpo/x/mean": gain * step / 60 + of[step - 1]} for step in range(1, last + 1)}
+            for of, last in zip(noise[gain > 0], lasts, strict=True)
+        ]
+        return made_arm(name, *runs, configs=[configured(name, seed) for seed in range(5)])
+
+    arms = [arm("gdpo", 0.2, [60, 60, 12, 60, 60]), arm("grpo", 0.0, [60] * 5)]
+    assert abs(differences_of_arms(arms)[0].value) < 0.1
+    compared, remarks = without_stopped(arms)
+    [found] = differences_of_arms(compared)
+    assert found.is_claimed and found.value == pytest.approx(0.2, abs=0.05)
+    assert [len(arm.runs) for arm in compared] == [4, 5]
+    assert remarks["gdpo2"].startswith("gdpo2 got to step 12, and most runs of gdpo to 60: the tab")
+    [pair], remarks = without_stopped([replace(arms[0], runs=arms[0].runs[1:3])])
+    assert len(pair.runs) == 2 and remarks["gdpo2"].endswith("the tables compare the arms there")
 
 
 def test_arms_of_unequal_length_are_compared_where_both_are():

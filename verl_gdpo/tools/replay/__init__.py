@@ -174,9 +174,9 @@ def _reproduced(replay: Replay) -> tuple[bool, str]:
     if worst.part <= 1:
         return True, f"The run's settings reproduce the logged advantages: {text}."
     return False, (
-        f"WARNING: the run's settings do not reproduce the logged advantages: {text} (float32 allows "
-        f"{worst.allowed:.2g}), at step {worst.step}, {worst.uid}. Is it the run's configuration "
-        "(--config), was it resumed with another, or is algorithm.use_kl_in_reward set?"
+        f"WARNING: the run's settings do not reproduce the logged advantages: {text} (float32 "
+        f"allows {worst.allowed:.2g}), at step {worst.step}, {worst.uid}. Is it the run's "
+        "configuration (--config), was it resumed with another, or is algorithm.use_kl_in_reward set?"
     )
 
 

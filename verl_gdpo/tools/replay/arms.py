@@ -260,8 +260,8 @@ def verl_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) -> Floats
 def rounding_of_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) -> Floats:
     """Return how far two `verl_grpo` of the same scores, added up in other orders, can be apart.
 
-    A mean of n numbers in float32 errs by up to n u max|x|, where u is half of float32's eps, and so
-    does the standard deviation. This holds for each of the two:
+    A mean of n numbers in float32 errs by up to n u max|x|, where u is half of float32's eps, and
+    so does the standard deviation. This holds for each of the two:
 
         |error of A| <= n u max|x| (1 + |A|) / (std - n u max|x| + eps) + 4 u |A|
 

@@ -21,6 +21,7 @@ from scipy import stats
 from verl_gdpo.algorithm.zero import NO_SIGNAL
 from verl_gdpo.tools.report.runs import (
     FEWEST_FOR_BAND,
+    FEWEST_RUNS,
     MAIN_ARM,
     SMOOTHED_STEPS,
     TESTED,
@@ -40,7 +41,6 @@ Floats = npt.NDArray[np.float64]
 # difference of two standard deviations in more than two of ten reports of two rewards
 CONFIDENCE = 0.93
 DRAWS = 20_000
-FEWEST_RUNS = 2  # of an arm, for an interval
 SAME_ROWS = ("data.train_files", "data.train_batch_size", "actor_rollout_ref.rollout.n")
 
 

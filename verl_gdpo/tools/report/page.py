@@ -24,7 +24,7 @@ from verl_gdpo.tools.advice.evidence import Evidence
 from verl_gdpo.tools.report.charts import Chart, Section, as_data, chart_of, sections
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, settings_of
 from verl_gdpo.tools.report.intervals import table_of_differences
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms
+from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms, without_stopped
 from verl_gdpo.tools.report.tables import Table, differences, inputs, results
 
 T = TypeVar("T")
@@ -73,7 +73,9 @@ def build_page(
     members = [run for arm in arms for run in arm.runs]
     page_sections = sections(arms)
     remarks = all_remarks(members, [one for section in page_sections for one in section.charts])
-    tables = results(arms), table_of_differences(arms), differences(arms)
+    compared, stopped = without_stopped(arms)
+    remarks = [*map(Remark, stopped.values()), *remarks]
+    tables = results(compared), table_of_differences(compared), differences(arms)
     return Page(
         title=members[0].name if len(members) == 1 else ", ".join(arm.name for arm in arms),
         verdict=verdict(remarks, members),

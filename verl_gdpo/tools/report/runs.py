@@ -5,8 +5,9 @@ quantiles give them. Runs of one arm are pooled only if their configurations dif
 seeds and folders.
 """
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from operator import attrgetter
@@ -37,6 +38,10 @@ TESTED: ReadEach = attrgetter("tested")
 
 MAIN_ARM = "gdpo"
 FEWEST_FOR_BAND = 5  # runs of an arm
+FEWEST_RUNS = 2  # of an arm, for an interval
+FAR = 0.9  # of the way that most runs of an arm have gone
+LEFT_OUT = "the tables leave it out, and so speak well of an arm that fails more often"
+LONGEST_NAME = 40  # of a run, in characters: names may be hashes
 SMOOTHED_STEPS = 5
 # the last words of keys in which runs of one arm may differ: seeds, names, folders and ports
 OF_ONE_RUN = {
@@ -61,7 +66,9 @@ class Run:
 
     @property
     def name(self) -> str:
-        return self.label or self.folder.resolve().name
+        name = self.label or self.folder.resolve().name
+        is_short, half = len(name) <= LONGEST_NAME, LONGEST_NAME // 2
+        return name if is_short else f"{name[: half - 1]}...{name[2 - half :]}"
 
     @property
     def arm(self) -> str:
@@ -192,6 +199,28 @@ def _named(groups: Mapping[tuple[str, Any], Sequence[Run]]) -> list[RunsOfArm]:
         RunsOfArm(name if names.count(name) == 1 else f"{name} {number}", runs)
         for number, (name, runs) in enumerate(arms, start=1)
     ]
+
+
+def without_stopped(arms: Sequence[RunsOfArm]) -> tuple[list[RunsOfArm], dict[str, str]]:
+    """The arms without runs that stopped early, as after a crash, and {run: what to say of it}.
+
+    At the last step of such a run the others had hardly trained, so no comparison would see what
+    they came to. An arm that would have one run left keeps all.
+    """
+    compared, remarks = [], {}
+    for arm in arms:
+        usual = statistics.median_high(run.last_step for run in arm.runs)
+        whole = [run for run in arm.runs if run.last_step >= FAR * usual]
+        has_enough = len(whole) >= FEWEST_RUNS
+        compared.append(replace(arm, runs=whole) if has_enough else arm)
+        then = LEFT_OUT if has_enough else "the tables compare the arms there"
+        for run in arm.runs:
+            if run not in whole:
+                remarks[run.name] = (
+                    f"{run.name} got to step {run.last_step}, and most runs of {arm.name} to "
+                    f"{usual}: {then}"
+                )
+    return compared, remarks
 
 
 def last_common_step(arms: Sequence[RunsOfArm]) -> int:
