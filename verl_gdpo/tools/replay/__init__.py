@@ -176,7 +176,8 @@ def _reproduced(replay: Replay) -> tuple[bool, str]:
     return False, (
         f"WARNING: the run's settings do not reproduce the logged advantages: {text} (float32 "
         f"allows {worst.allowed:.2g}), at step {worst.step}, {worst.uid}. Is it the run's "
-        "configuration (--config), was it resumed with another, or is algorithm.use_kl_in_reward set?"
+        "configuration (--config), was it resumed with another, or is algorithm.use_kl_in_reward "
+        "set?"
     )
 
 
