@@ -47,7 +47,7 @@ def rollout_dump(step, output="answer", groups=GROUPS):
     advantages = compute_gdpo_advantage(rewards, uids, [[1]] * len(uids))[:, 0]
     rows = [
         {
-            "input": PROMPT,
+            "input": PROMPT.replace("Oslo", "Oslo" if uid == "tied" else uid),
             "output": f"{output} {i}",
             "gts": "4 degrees",
             "score": float(sum(pair)),
