@@ -9,7 +9,13 @@ from omegaconf import OmegaConf
 from verl.experimental.reward_loop.reward_manager import limited
 
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.hooks.configuration import LIMITS, refuse_limits, row_names, settings_of_run
+from verl_gdpo.hooks.configuration import (
+    LIMITS,
+    has_gdpo,
+    refuse_limits,
+    row_names,
+    settings_of_run,
+)
 from verl_gdpo.tools.compose import composed
 
 
@@ -121,6 +127,14 @@ def test_a_limit_that_nothing_reads_is_refused(key):
     config = run(None)
     config.reward[key] = None
     refuse_limits(config)
+
+
+def test_gdpo_is_in_use_by_the_estimator_or_the_manager():
+    names = [("gdpo", "gdpo"), ("gdpo", "naive"), ("grpo", "gdpo"), ("grpo", "naive")]
+    configs = [run(None, manager=manager) for _, manager in names]
+    for config, (estimator, _) in zip(configs, names, strict=True):
+        config.algorithm.adv_estimator = estimator
+    assert [has_gdpo(config) for config in configs] == [True, True, True, False]
 
 
 def test_a_service_that_nothing_asks_is_refused():
