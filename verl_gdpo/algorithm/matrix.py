@@ -68,6 +68,16 @@ class RewardMatrix:
         present_BK = ~np.isnan(values_BK)
         return cls(terms.weights_at(rows.step), np.nan_to_num(values_BK), present_BK)
 
+    def ranges(self, settings: GdpoSettings) -> dict[str, float]:
+        """Return from the lowest to the highest value of each reward: declared, or of these rows.
+
+        It is 0 for a reward that no row has.
+        """
+        columns = zip(self.weights, self.values_BK.T, self.present_BK.T, strict=True)
+        values = {name: value_B[there_B] for name, value_B, there_B in columns}
+        ends = {k: settings.range_of(k) or (of if len(of) else [0.0]) for k, of in values.items()}
+        return {name: float(np.ptp(each)) for name, each in ends.items()}
+
     def check_own_scores(self, rows: BatchRows) -> None:
         """Raise RewardError if an agent loop set another score than the weighted sum.
 

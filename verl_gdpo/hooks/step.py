@@ -14,6 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,28 @@ def current_step() -> AdvantageStep | None:
 
 
 _logged: set[tuple[str, ...]] = set()  # sets of rewards
+_compared: set[tuple[str, ...]] = set()  # those whose ranges were compared
+
+
+def log_small_ranges(step: AdvantageStep) -> None:
+    """Log, once for each set of rewards, whose range is a tenth or less of another's.
+
+    GRPO lets rewards count by their ranges. A variant of gdpo that does too is not told so.
+    """
+    rewards, settings, names = step.rewards, step.settings, tuple(step.rewards.weights)
+    counts_by_range = settings.group_norm == "summed" or not settings.normalize_by_std
+    if counts_by_range or settings.combine or names in _compared:
+        return
+    _compared.add(names)
+    ranges = {k: size for k, size in rewards.ranges(settings).items() if rewards.weights[k]}
+    other, largest = max(ranges.items(), key=itemgetter(1), default=("", 0.0))
+    for name, size in ranges.items():
+        if 0 < size <= largest / 10:
+            logger.info(
+                "verl-gdpo: %s: range %g, a tenth or less of %s's %g; under gdpo, with the same "
+                "weight, it counts as much as the others; its range is no weight",
+                *(name, size, other, largest),
+            )
 
 
 class DumpRows:
@@ -271,6 +294,7 @@ def compute_gdpo(
         raise RuntimeError(
             f"gdpo: got {len(response_mask)} rows, but the rewards of {len(rows)} rows"
         )
+    log_small_ranges(step)
     token_count_B = None
     if settings.batch_norm == "token":
         trained_B = (response_mask != 0).sum(dim=1).cpu().numpy()
