@@ -14,7 +14,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -184,13 +183,13 @@ def log_small_ranges(step: AdvantageStep) -> None:
         return
     _compared.add(names)
     ranges = {k: size for k, size in rewards.ranges(settings).items() if rewards.weights[k]}
-    other, largest = max(ranges.items(), key=itemgetter(1), default=("", 0.0))
+    other = max(ranges, key=ranges.__getitem__, default="")
     for name, size in ranges.items():
-        if 0 < size <= largest / 10:
+        if 0 < size <= ranges[other] / 10:
             logger.info(
                 "verl-gdpo: %s: range %g, a tenth or less of %s's %g; under gdpo, with the same "
                 "weight, it counts as much as the others; its range is no weight",
-                *(name, size, other, largest),
+                *(name, size, other, ranges[other]),
             )
 
 

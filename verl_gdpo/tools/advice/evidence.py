@@ -24,11 +24,9 @@ from verl_gdpo.algorithm.statistics import (
 )
 from verl_gdpo.algorithm.zero import Bools, Floats, or_0
 
-PAPER = GdpoSettings()
-GRPO, GDPO = verl_grpo_settings(PAPER), GdpoSettings(batch_norm="none")
+GRPO, GDPO = verl_grpo_settings(GdpoSettings()), GdpoSettings(batch_norm="none")
 FIRST_STEPS = 30  # later ones show another policy
 FEWEST = 4  # groups with a signal that an interval needs
-LEVEL = 0.95
 KEPT = 1e-6  # shares that differ by no more are the same
 
 # of a step: the rewards of all rows after their conditions, which rows count, and their group ids
@@ -48,7 +46,7 @@ class Update(NamedTuple):
 
     @property
     def interval_2K(self) -> Floats | None:
-        """The lowest and the highest share; None if fewer than `FEWEST` groups have a signal.
+        """The ends of a 95 % interval of each share; None if fewer than `FEWEST` groups have a signal.
 
         A share is a mean over groups, so the interval is Student's. A reward that varies in few
         groups can look certain by chance. So two more groups of mean size are counted: the reward
@@ -60,11 +58,10 @@ class Update(NamedTuple):
         size = self.squares_G.sum() / count
         size_G, part_GK = self.squares_G / size, self.products_GK / size
         mean_K = (part_GK.sum(0) + 1) / (count + 2)
-        square_K = ((part_GK - np.outer(size_G, mean_K)) ** 2).sum(0)
-        square_K += mean_K**2 + (1 - mean_K) ** 2
-        critical = stats.t.ppf((1 + LEVEL) / 2, count - 1)
-        half_K = critical * np.sqrt(square_K / ((count + 2) * (count + 1)))
-        return np.stack([mean_K - half_K, mean_K + half_K])
+        apart_GK = part_GK - np.outer(size_G, mean_K)
+        square_K = (apart_GK**2).sum(0) + mean_K**2 + (1 - mean_K) ** 2
+        error_K = np.sqrt(square_K / ((count + 2) * (count + 1)))
+        return np.stack(stats.t.interval(0.95, count - 1, mean_K, error_K))
 
 
 class Evidence:
@@ -76,11 +73,9 @@ class Evidence:
         settings: of the run. Bounds of rewards replace what the steps show of their ranges.
     """
 
-    def __init__(self, steps: Sequence[StepRewards], settings: GdpoSettings = PAPER) -> None:
-        steps = steps[:FIRST_STEPS]
+    def __init__(self, steps: Sequence[StepRewards], settings: GdpoSettings) -> None:
         self.settings = settings
-        weights = pd.DataFrame([rewards.weights for rewards, _, _ in steps]).mean()
-        weights = weights[weights != 0]
+        weights = pd.DataFrame([step[0].weights for step in steps]).mean().loc[lambda w: w != 0]
         tables = pd.concat([_table(*step) for step in steps], keys=range(len(steps)))
         values = tables.sort_index()[weights.index]
         self.group_B = values.groupby(level=(0, 1)).ngroup().to_numpy(copy=True)
@@ -149,8 +144,8 @@ class Evidence:
 
     def _update(self, c_BK: Floats, S_B: Floats) -> Update:
         S_B = or_0(S_B) * groups_with_signal(S_B, c_BK, self.group_B)[self.group_B]
-        columns = [*(c_BK.T * S_B), S_B**2]
-        sums = np.array([np.bincount(self.group_B, column) for column in columns], np.float64)
+        columns = (*(c_BK.T * S_B), S_B**2)
+        sums = np.array([np.bincount(self.group_B, of) for of in columns], np.float64)
         return Update(sums[:-1].T, sums[-1])
 
 

@@ -82,12 +82,8 @@ def example_groups(run: Run) -> list[ExampleGroup]:
 
 
 def settings_of(run: Run) -> GdpoSettings:
-    """Return the paper's settings, with the rewards, weights and conditions of a run."""
-    if run.config is None:
-        return GdpoSettings()
-    own = read_settings(run.config.algorithm)
-    kept = ("rewards", "bounds", "rewards_as_written")
-    return GdpoSettings(**{name: getattr(own, name) for name in kept})
+    """Return the settings of a run, of which only those of its rewards are of use here."""
+    return GdpoSettings() if run.config is None else read_settings(run.config.algorithm)
 
 
 def read_step(file: Path, run: Run, settings: GdpoSettings) -> tuple[Any, StepRewards]:
