@@ -46,9 +46,9 @@ class Update(NamedTuple):
 
     @property
     def interval_2K(self) -> Floats | None:
-        """The ends of a 95 % interval of each share; None if fewer than `FEWEST` groups have a signal.
+        """The ends of a 95 % interval of each share; None with fewer groups than `FEWEST`.
 
-        A share is a mean over groups, so the interval is Student's. A reward that varies in few
+        A group without a signal is not counted. A share is a mean over groups, so the interval is Student's. A reward that varies in few
         groups can look certain by chance. So two more groups of mean size are counted: the reward
         has the whole update of one, and nothing of the other.
         """
