@@ -52,10 +52,14 @@ RANGES = {"answer": [0.0, 1.0, 1.0], "bonus": [0.05, 0.0, 0.05], "half": [0.5, 0
         (GdpoSettings(), {}, ["bonus: range 0.05, a tenth or less of answer's 1;"]),
         # declared bounds are the range, whatever the values of the batch
         (
-            GdpoSettings(bounds={"half": (0, 0.1), "bonus": (0, 1)}),
+            GdpoSettings(bounds={"answer": (0, 6)}),
             {},
-            ["half: range 0.1, a tenth or less of answer's 1;"],
+            [
+                f"{of}, a tenth or less of answer's 6;"
+                for of in ("bonus: range 0.05", "half: range 0.5")
+            ],
         ),
+        (GdpoSettings(bounds={"bonus": (0, 1)}), {}, []),
         (GdpoSettings(), {"constant": [7.0] * 3}, ["bonus: range 0.05"]),
         (GdpoSettings(rewards={"answer": RewardTerm(0.0), "bonus": RewardTerm()}), {}, []),
         # these let ranges count

@@ -7,6 +7,7 @@ from statistics import mean, stdev
 
 import numpy as np
 import pytest
+from pages import PAGES
 from run_folder_writer import make_run
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
@@ -80,7 +81,7 @@ one_task = np.arange(480) // SAMPLES % 3 > 0
 CASES = {
     "ranges": evidence(np.stack([x < 0.3, 6 * (y < 0.5)], 1)),
     "a bonus that spoils the answer": evidence(
-        np.stack([x < 0.5, 0.05 * (y < np.where(x < 0.5, 0.3, 0.6))], 1)
+        np.stack([x < 0.5, 0.05 * (y < np.where(x < 0.5, 0.3, 0.6))], 1), names=("answer", "bonus")
     ),
     "noise": evidence(np.stack([x < 0.5, 0.002 * y, 0.002 * z], 1)),
     "four with weights": evidence(
@@ -230,6 +231,13 @@ def test_rewards_that_never_vary_or_cancel():
 
 
 # --- words ----------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_page_is_what_is_shown(monkeypatch):
+    monkeypatch.setattr("verl_gdpo.terminal.WIDTH", 100)
+    assert (
+        f"```\n{describe(CASES['a bonus that spoils the answer'])}\n```" in PAGES["docs/advice.md"]
+    )
 
 
 def test_a_terminal_gets_no_control_characters(monkeypatch):

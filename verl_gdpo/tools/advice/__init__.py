@@ -33,8 +33,6 @@ class Description(NamedTuple):
 
 def describe(evidence: Evidence) -> Description:
     """Return the description of the first steps of a run."""
-    shares = map(_shares, evidence.updates)
-    ranges = ((name, f"{size:.3g}") for name, size in evidence.ranges.items())
     reversed, untied, tied = (f"{share:.1%}" for share in evidence.changed_orders)
     orders = (
         f"Of the pairs of samples of one prompt, GDPO orders {reversed} the other way round than "
@@ -44,16 +42,17 @@ def describe(evidence: Evidence) -> Description:
     keeps = "No weights give GDPO the shares of GRPO. These repeat the spreads of the rewards:"
     if is_kept:
         keeps = "With these weights, each reward has under GDPO the share that it has under GRPO:"
-    rows = [[*start, *of] for start, *of in zip(ranges, *shares, strict=True)]
+    columns = evidence.ranges.items(), *map(_shares, evidence.updates)
+    rows = [[name, f"{size:.3g}", *of] for (name, size), *of in zip(*columns, strict=True)]
     return Description(rows, [orders, keeps], _override(evidence, weights_K))
 
 
 def _shares(update: Update) -> list[str]:
     """Each reward's share with its interval."""
-    if update.interval_2K is None:
-        return [f"{share:.0%} (too few groups)" for share in update.share_K]
-    # + 0.0 makes -0.0 positive
-    of_rewards = zip(update.share_K, *update.interval_2K.round(2) + 0.0, strict=True)
+    share_K, interval_2K = update.share_K.round(2) + 0.0, update.interval_2K  # no -0.0
+    if interval_2K is None:
+        return [f"{share:.0%} (too few groups)" for share in share_K]
+    of_rewards = zip(share_K, *interval_2K.round(2) + 0.0, strict=True)
     return [f"{share:.0%} [{low:.0%}, {high:.0%}]" for share, low, high in of_rewards]
 
 

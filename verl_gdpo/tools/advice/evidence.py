@@ -48,9 +48,9 @@ class Update(NamedTuple):
     def interval_2K(self) -> Floats | None:
         """The ends of a 95 % interval of each share; None with fewer groups than `FEWEST`.
 
-        A group without a signal is not counted. A share is a mean over groups, so the interval is Student's. A reward that varies in few
-        groups can look certain by chance. So two more groups of mean size are counted: the reward
-        has the whole update of one, and nothing of the other.
+        A group without a signal is not counted. A share is a mean over groups, so the interval is
+        Student's. A reward that varies in few groups can look certain by chance. So two more groups
+        of mean size are counted: the reward has the whole update of one, and nothing of the other.
         """
         count = np.count_nonzero(self.squares_G)
         if count < FEWEST:
@@ -110,7 +110,7 @@ class Evidence:
     def keeping_weights(self) -> tuple[Floats, bool]:
         """Return weights under which GDPO has the shares that GRPO has with the run's weights.
 
-        The reward of the largest spread keeps its weight, and so does one that never varies.
+        The reward with the largest factor keeps its weight, and so does one that never varies.
 
         Returns: the weights, and whether they keep the shares. If not, they repeat the spreads.
         """
@@ -130,8 +130,7 @@ class Evidence:
         solution = optimize.least_squares(missed, start_K, xtol=1e-12, ftol=1e-12, gtol=1e-12)
         is_kept = bool(np.abs(solution.fun).max() < KEPT)
         factor_K = np.exp(solution.x if is_kept else start_K)
-        largest = np.abs(spread_K * weights_K)[varies_K].argmax()
-        weights_K[varies_K] *= factor_K / factor_K[largest]
+        weights_K[varies_K] *= factor_K / factor_K.max()
         return weights_K, is_kept
 
     def _contributions(self, settings: GdpoSettings, divisor_K: Any = 1.0) -> tuple[Floats, Floats]:
