@@ -70,10 +70,10 @@ MUTANTS = [
         "tools/test_advice.py::test_with_the_weights_gdpo_has_the_shares_of_grpo",
     ),
     Mutant(
-        "hooks/step.py",
-        "    if counts_by_range or settings.combine or names in _compared:\n",
-        "    if names in _compared:\n",
-        "hooks/test_step.py::test_a_range_that_is_no_weight_is_logged_once",
+        "tools/advice/evidence.py",
+        "(GRPO, by_range_K)",
+        "(GRPO, 1.0)",
+        "tools/test_advice.py::test_shares_beside_a_naive_loop",
     ),
     Mutant(
         "sandbox/lock.py",

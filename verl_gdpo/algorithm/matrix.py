@@ -126,6 +126,24 @@ def scalars_of(
     )
 
 
+def small_ranges(rewards: RewardMatrix, settings: GdpoSettings) -> list[str]:
+    """Return a line on each reward whose range is a tenth or less of another's.
+
+    GRPO lets rewards count by their ranges. Where a variant of gdpo does too, nothing is said.
+    """
+    counts_by_range = settings.group_norm == "summed" or not settings.normalize_by_std
+    if counts_by_range or settings.combine:
+        return []
+    ranges = {k: size for k, size in rewards.ranges(settings).items() if rewards.weights[k]}
+    other = max(ranges, key=ranges.__getitem__, default="")
+    return [
+        f"{name}: range {size:g}, a tenth or less of {other}'s {ranges[other]:g}; under gdpo, with "
+        "the same weight, it counts as much as the others; its range is no weight"
+        for name, size in ranges.items()
+        if 0 < size <= ranges[other] / 10
+    ]
+
+
 def terms_among(
     columns: Mapping[str, Sequence[Any]], settings: GdpoSettings, origin: str = SCORER
 ) -> WeightedSum:

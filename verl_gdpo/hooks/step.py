@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from verl_gdpo.algorithm.equation import GdpoScalars, spread_over_tokens
-from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among, scalars_of
+from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among, scalars_of, small_ranges
 from verl_gdpo.algorithm.metrics import batch_metrics, scoring_metrics, settings_of_advantage
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import (
@@ -172,27 +172,6 @@ _logged: set[tuple[str, ...]] = set()  # sets of rewards
 _compared: set[tuple[str, ...]] = set()  # those whose ranges were compared
 
 
-def log_small_ranges(step: AdvantageStep) -> None:
-    """Log, once for each set of rewards, whose range is a tenth or less of another's.
-
-    GRPO lets rewards count by their ranges. A variant of gdpo that does too is not told so.
-    """
-    rewards, settings, names = step.rewards, step.settings, tuple(step.rewards.weights)
-    counts_by_range = settings.group_norm == "summed" or not settings.normalize_by_std
-    if counts_by_range or settings.combine or names in _compared:
-        return
-    _compared.add(names)
-    ranges = {k: size for k, size in rewards.ranges(settings).items() if rewards.weights[k]}
-    other = max(ranges, key=ranges.__getitem__, default="")
-    for name, size in ranges.items():
-        if 0 < size <= ranges[other] / 10:
-            logger.info(
-                "verl-gdpo: %s: range %g, a tenth or less of %s's %g; under gdpo, with the same "
-                "weight, it counts as much as the others; its range is no weight",
-                *(name, size, other, ranges[other]),
-            )
-
-
 class DumpRows:
     """Keeps the rows of a step until the next one. It may have several batches, and dumps."""
 
@@ -293,7 +272,10 @@ def compute_gdpo(
         raise RuntimeError(
             f"gdpo: got {len(response_mask)} rows, but the rewards of {len(rows)} rows"
         )
-    log_small_ranges(step)
+    if (names := tuple(step.rewards.weights)) not in _compared:
+        _compared.add(names)
+        for line in small_ranges(step.rewards, settings):
+            logger.info("verl-gdpo: %s", line)
     token_count_B = None
     if settings.batch_norm == "token":
         trained_B = (response_mask != 0).sum(dim=1).cpu().numpy()

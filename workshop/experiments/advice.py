@@ -5,6 +5,7 @@ truth is the share in all of them. Nothing about the interval was chosen on the 
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ GROUPS, SAMPLES, DUMPS = 20_000, 8, 2_000  # of a population, of a group, of a s
 SIZES = ((2, 4), (3, 8), (10, 8), (30, 16))  # steps and groups of a step
 ESTIMATORS = ("GRPO", "GRPO by ranges", "GDPO")
 
-Structure = Callable[[Floats, Floats, Floats], list[Floats]]
+Structure = Callable[[Floats, Floats, Floats], list[Any]]
 # of uniform numbers: two a sample, and one a group, which is how easy its prompt is
 TUNING: dict[str, Structure] = {
     "two, met in 30 % and 50 %": lambda x, y, p: [x < 0.3, y < 0.5],
