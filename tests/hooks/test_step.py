@@ -43,6 +43,44 @@ def test_the_rewards_in_use_are_logged_once(caplog, monkeypatch):
     ]
 
 
+RANGES = {"answer": [0.0, 1.0, 1.0], "bonus": [0.05, 0.0, 0.05], "half": [0.5, 0.0, 0.0]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "named"),
+    [
+        (GdpoSettings(), {}, ["bonus: range 0.05, a tenth or less of answer's 1;"]),
+        # declared bounds are the range, whatever the values of the batch
+        (
+            GdpoSettings(bounds={"answer": (0, 6)}),
+            {},
+            [
+                f"{of}, a tenth or less of answer's 6;"
+                for of in ("bonus: range 0.05", "half: range 0.5")
+            ],
+        ),
+        (GdpoSettings(bounds={"bonus": (0, 1)}), {}, []),
+        (GdpoSettings(), {"constant": [7.0] * 3}, ["bonus: range 0.05"]),
+        (GdpoSettings(rewards={"answer": RewardTerm(0.0), "bonus": RewardTerm()}), {}, []),
+        # these let ranges count
+        (GdpoSettings(group_norm="summed"), {}, []),
+        (GdpoSettings(normalize_by_std=False), {}, []),
+        (GdpoSettings(combine="dvao"), {}, []),
+    ],
+)
+def test_a_range_that_is_no_weight_is_logged_once(settings, more, named, caplog, monkeypatch):
+    monkeypatch.setattr(step_module, "_compared", set())
+    rows = BatchRows.from_columns(RANGES | more, 3)
+    for _ in range(2):
+        with AdvantageStep(settings, rows):
+            step_module.compute_gdpo(torch.zeros(3, 1), torch.ones(3, 1), ["u"] * 3, {})
+    lines = [text for text in caplog.messages if "no weight" in text]
+    assert len(lines) == len(named)
+    for text, start in zip(lines, named, strict=True):
+        assert text.startswith(f"verl-gdpo: {start}")
+        assert text.endswith("it counts as much as the others; its range is no weight")
+
+
 def test_a_token_counts_once_whatever_marks_it():
     mask = torch.tensor([[1, 0, 2, 1], [1, 1, 1, 0], [0, 0, 0, 0]])
     advantages = torch.tensor([[0.5, 9.0, 0.5, 0.5], [1.0, 2.0, 3.0, 9.0], [7.0] * 4])

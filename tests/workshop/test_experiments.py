@@ -105,7 +105,7 @@ def test_a_template_holds_no_results(template, allowed):
     if template == "map":
         lines = text.split("| predicted |")[0].splitlines()
     outside = re.sub(
-        r"```.*?```|\{\{.*?\}\}|\[\d{4}\.\d{5}\]\(.*?\)", "", "\n".join(lines), flags=re.S
+        r"```.*?```|\{[{%].*?[%}]\}|\[\d{4}\.\d{5}\]\(.*?\)", "", "\n".join(lines), flags=re.S
     )
     assert {*re.findall(r"\d*\.\d+", outside)} <= allowed
 
@@ -128,36 +128,10 @@ def test_the_sentences_of_the_readme_are_those_of_the_data():
     assert "left seven of eight comparisons open" in said
 
 
-def test_the_rates_of_the_advice_are_those_of_the_data():
-    text = " ".join(PAGES["docs/advice.md"].split())
-    rows = dict(advice.rows())
-    for kind in ("the map's settings", "random settings"):
-        for steps in advice.STEPS:
-            assert f"| {rows[f'{kind}, {steps} steps']} |" in text
-    gdpo, grpo = (
-        rows[f"the map's settings, always {arm}"].split(" | ") for arm in ("gdpo", "grpo")
-    )
-    random = rows["random settings, always gdpo"].split(" | ")
-    assert random[0] == "1.00"
-    always = f"{gdpo[0]} ({gdpo[1]}) of the simulation's settings and in all 40 random ones"
-    assert always in text
-    others = rows["random settings, always grpo"].split(" | ")
-    assert f"trains with GRPO in {grpo[0]} and {others[0]}." in text
-
-
-def test_the_rates_of_the_advice_by_hand():
-    earned = {"gdpo": 0.9, "grpo": 0.85, "grpo_range": 0.88, "grpo_prompt_range": 0.95}
-    assert advice.cost_of("gdpo", earned) == 0  # nobody knows the range of each prompt
-    assert advice.cost_of("grpo_range", earned) == pytest.approx(0.02)
-    case = {"steps": 30, "is_sure": True, "is_the_rule": True, "cost": 0.01}
-    other = {**case, "is_the_rule": False, "cost": 0.03}
-    unsure = {**case, "is_sure": False}
-    settings = {"a": [case, other, {**case, "steps": 2}], "b": [unsure]}
-    simulated = {name: results.Simulated(None, {}, {}, of) for name, of in settings.items()}
-    # one of three is not sure; of the two others of one setting, one is the rule and one is right
-    assert advice.advised(simulated, 30) == [
-        *("3", "0.33", "0.50", "0.50 to 0.50", "0.50", "0.50 to 0.50")
-    ]
+@pytest.mark.slow
+def test_the_coverage_in_the_page_of_the_advice_is_measured():
+    lines = [f"| {what} | {numbers} |" for what, numbers in advice.rows()]
+    assert "\n".join(lines) in PAGES["docs/advice.md"]
 
 
 # --- a sentence that the data contradict is not written -------------------------------------------
@@ -324,24 +298,9 @@ def test_the_protocol_has_the_pilot():
         assert f"| {compare.SETTINGS[setting].title} | {reward} | {numbers} |" in text
 
 
-def test_the_rules_claim_what_was_found():
-    """Where a rule prefers GDPO it is nowhere behind, and in most settings ahead."""
-    said = {}
-    for name in map_compare.settings():
-        if name in ("two and noise of 0.05", "two and four noises of 0.05"):  # no rule finds it
-            continue
-        said.setdefault(map_page.rule_in(name).name, []).append(map_compare.joint(name))
-    for rule in ("by prompt, alike", "by prompt", "large and learned", "large"):
-        ahead = sum(verdict in map_compare.MORE for verdict in said[rule])
-        assert 2 * ahead >= len(said[rule]), rule
-        assert not {*said[rule]} & {*map_compare.LESS}, rule
-    for rule in ("large and not learned", "condition", "exclude"):
-        assert not {*said[rule]} & {*map_compare.MORE}, rule
-
-
 def test_every_setting_has_all_draws():
     for name in map_compare.settings():
-        for draws in read_simulated()[name].outcomes.values():
+        for draws in read_simulated()[name].values():
             assert len(draws["shares"]) == len(draws["small"]) == 8
     assert len(map_compare.settings()) == 76 and len(map_compare.other_arms()) == 12
 
@@ -351,9 +310,6 @@ def test_results_are_packed_and_read_again(tmp_path, monkeypatch):
     archive = tmp_path / "archive/workshop/experiments"
     for folder in ("map/data", "trainer/data", "trainer/data_2"):
         (archive / folder).mkdir(parents=True)
-    (archive / "map/data/dumps.csv").write_text(
-        f"setting,{','.join(results.Measured._fields)}\ntwo,{','.join(['0.5'] * 9)}\n"
-    )
     (archive / "map/data/outcomes.csv").write_text(
         "optimizer,setting,arm,rate,shares,small\nadam,two,gdpo,0.1 0.2,.5 .25,.75 1\n"
     )
@@ -364,8 +320,6 @@ def test_results_are_packed_and_read_again(tmp_path, monkeypatch):
     files["data_2/maths-grpo-4.replaced"] = {**second, "shares": {"length": [0.0, 1.0]}}
     for name, kept in files.items():
         (archive / "trainer" / f"{name}.json").write_text(json.dumps(kept))
-    advised = {"earned": {"gdpo": 0.5}, "advised": [{"steps": 30, "cost": 0.1}]}
-    monkeypatch.setattr(pack, "_advised", lambda _: {"two": advised, "drawn 0": advised})
     monkeypatch.setattr(results, "SIMULATION", tmp_path / "simulation.parquet")
     editions = {edition: tmp_path / f"{edition}.parquet" for edition in (1, 2)}
     monkeypatch.setattr(results, "EDITIONS", editions)
@@ -379,10 +333,8 @@ def test_results_are_packed_and_read_again(tmp_path, monkeypatch):
     )
     assert again.shares == {"length": [0.5, 1.0]} and again.varies == {"length": [0.25, 0.5]}
     assert replaced.shares == {"length": [0.0, 1.0]}
-    two, drawn = results.read_simulated.__wrapped__().values()
-    assert [*two.measured] == [0.5] * 9 and drawn.measured is None
-    assert two.outcomes["adam", "gdpo"]["shares"] == [0.5, 0.25]
-    assert drawn.advised == [{"steps": 30, "cost": 0.1}] and not drawn.outcomes
+    [two] = results.read_simulated.__wrapped__().values()
+    assert two["adam", "gdpo"]["shares"] == [0.5, 0.25]
 
 
 # --- GPUs -----------------------------------------------------------------------------------------

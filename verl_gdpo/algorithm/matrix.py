@@ -68,6 +68,16 @@ class RewardMatrix:
         present_BK = ~np.isnan(values_BK)
         return cls(terms.weights_at(rows.step), np.nan_to_num(values_BK), present_BK)
 
+    def ranges(self, settings: GdpoSettings) -> dict[str, float]:
+        """Return from the lowest to the highest value of each reward: declared, or of these rows.
+
+        It is 0 for a reward that no row has.
+        """
+        columns = zip(self.weights, self.values_BK.T, self.present_BK.T, strict=True)
+        values = {name: value_B[there_B] for name, value_B, there_B in columns}
+        ends = {k: settings.range_of(k) or (of if len(of) else [0.0]) for k, of in values.items()}
+        return {name: float(np.ptp(each)) for name, each in ends.items()}
+
     def check_own_scores(self, rows: BatchRows) -> None:
         """Raise RewardError if an agent loop set another score than the weighted sum.
 
@@ -114,6 +124,24 @@ def scalars_of(
         **{option.name: getattr(settings, option.name) for option in fields(Options)},
         combine=combine,
     )
+
+
+def small_ranges(rewards: RewardMatrix, settings: GdpoSettings) -> list[str]:
+    """Return a line on each reward whose range is a tenth or less of another's.
+
+    GRPO lets rewards count by their ranges. Where a variant of gdpo does too, nothing is said.
+    """
+    counts_by_range = settings.group_norm == "summed" or not settings.normalize_by_std
+    if counts_by_range or settings.combine:
+        return []
+    ranges = {k: size for k, size in rewards.ranges(settings).items() if rewards.weights[k]}
+    other = max(ranges, key=ranges.__getitem__, default="")
+    return [
+        f"{name}: range {size:g}, a tenth or less of {other}'s {ranges[other]:g}; under gdpo, with "
+        "the same weight, it counts as much as the others; its range is no weight"
+        for name, size in ranges.items()
+        if 0 < size <= ranges[other] / 10
+    ]
 
 
 def terms_among(

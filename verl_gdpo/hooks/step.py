@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from verl_gdpo.algorithm.equation import GdpoScalars, spread_over_tokens
-from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among, scalars_of
+from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among, scalars_of, small_ranges
 from verl_gdpo.algorithm.metrics import batch_metrics, scoring_metrics, settings_of_advantage
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import (
@@ -169,6 +169,7 @@ def current_step() -> AdvantageStep | None:
 
 
 _logged: set[tuple[str, ...]] = set()  # sets of rewards
+_compared: set[tuple[str, ...]] = set()  # those whose ranges were compared
 
 
 class DumpRows:
@@ -271,6 +272,10 @@ def compute_gdpo(
         raise RuntimeError(
             f"gdpo: got {len(response_mask)} rows, but the rewards of {len(rows)} rows"
         )
+    if (names := tuple(step.rewards.weights)) not in _compared:
+        _compared.add(names)
+        for line in small_ranges(step.rewards, settings):
+            logger.info("verl-gdpo: %s", line)
     token_count_B = None
     if settings.batch_norm == "token":
         trained_B = (response_mask != 0).sum(dim=1).cpu().numpy()

@@ -1,46 +1,17 @@
 """Writes the results as Parquet again, from a checkout of the commit that trained them.
 
-    git worktree add ../archive ee55291
-    python -m workshop.experiments.pack ../archive
-
-It takes some ten minutes, because the advice on the held-out runs is counted in the archive.
+git worktree add ../archive ee55291
+python -m workshop.experiments.pack ../archive
 """
 
 import csv
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from workshop.experiments import results
-
-# runs in the archive: {setting: what its arms earned, and the advice on each held-out run}
-ADVISED = """
-import json
-from verl_gdpo.tools.advice.evidence import FIRST_STEPS
-from workshop.experiments.map.held_out import *
-
-advised = {}
-for settings, earned in (
-    (SETTINGS, earned_in_map()),
-    (drawn_settings(), earned_in_drawn()),
-):
-    for name, setting in settings.items():
-        rows = [
-            {
-                "steps": steps,
-                "is_sure": bool(case.is_sure),
-                "is_the_rule": bool(case.is_the_rule),
-                "cost": float(case.cost),
-            }
-            for steps in (FIRST_STEPS, 2)
-            for case in cases({name: setting}, earned, steps)
-        ]
-        advised[name] = {"earned": earned[name], "advised": rows}
-print(json.dumps(advised))
-"""
 
 
 def pack(archive: Path) -> None:
@@ -53,20 +24,15 @@ def pack(archive: Path) -> None:
 
 
 def simulated(archive: Path) -> Iterator[dict[str, Any]]:
-    """A row for each setting of the simulation, and for each that was drawn at random."""
-    data = archive / "workshop/experiments/map/data"
-    measured = {
-        line.pop("setting"): {name: float(text) for name, text in line.items()}
-        for line in _lines(data / "dumps.csv")
-    }
+    """A row for each setting of the simulation."""
     outcomes: dict[str, list[dict[str, Any]]] = {}
-    for line in _lines(data / "outcomes.csv"):
+    file = archive / "workshop/experiments/map/data/outcomes.csv"
+    for line in csv.DictReader(file.read_text().splitlines()):
         draws = {name: [float(n) for n in line[name].split()] for name in ("shares", "small")}
         outcome = {"optimizer": line["optimizer"], "arm": line["arm"], **draws}
         outcomes.setdefault(line["setting"], []).append(outcome)
-    for name, counted in _advised(archive).items():
-        parts = {"measured": measured.get(name), "outcomes": outcomes.get(name, [])}
-        yield {"setting": name, **parts, **counted}
+    for name, of_setting in outcomes.items():
+        yield {"setting": name, "outcomes": of_setting}
 
 
 def trained(folder: Path) -> Iterator[dict[str, Any]]:
@@ -87,16 +53,6 @@ def trained(folder: Path) -> Iterator[dict[str, Any]]:
                 "varies": kept.get("varies", {}).get(reward),
                 "spread": kept.get("spread", {}).get(reward),
             }
-
-
-def _lines(file: Path) -> list[dict[str, str]]:
-    return [*csv.DictReader(file.read_text().splitlines())]
-
-
-def _advised(archive: Path) -> Any:
-    command = [sys.executable, "-W", "ignore", "-c", ADVISED]
-    done = subprocess.run(command, cwd=archive, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_gdpo.atomic import replace_together
-from verl_gdpo.tools.advice.evidence import Measured
 
 HERE = Path(__file__).parent
 SIMULATION = HERE / "map" / "simulation.parquet"  # a row a setting
@@ -20,6 +19,8 @@ EDITIONS = {  # of the experiment with verl's trainer: a row a run and reward
     1: HERE / "trainer" / "first_edition.parquet",
     2: HERE / "trainer" / "second_edition.parquet",
 }
+# {(optimizer, arm): {"shares" or "small": one number a draw}}
+Outcomes = Mapping[tuple[str, str], Mapping[str, Sequence[float]]]
 
 
 class Run(NamedTuple):
@@ -48,21 +49,6 @@ class Trained(NamedTuple):
     seconds: float
 
 
-class Simulated(NamedTuple):
-    """What was simulated of a setting.
-
-    measured: what the first steps of a run with GRPO show; None for a setting drawn at random.
-    outcomes: {(optimizer, arm): {"shares" or "small": one number a draw}}.
-    earned: {arm: the mean share of the rewards with Adam}.
-    advised: what the advice on each held-out run was.
-    """
-
-    measured: Measured | None
-    outcomes: Mapping[tuple[str, str], Mapping[str, Sequence[float]]]
-    earned: Mapping[str, float]
-    advised: Sequence[Mapping[str, Any]]
-
-
 def write(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Replace a file of results, or leave it as it was."""
     with replace_together(path) as [new]:
@@ -82,14 +68,9 @@ def read_trained(path: Path, *, replaced: bool = False) -> dict[Run, Trained]:
 
 
 @cache
-def read_simulated() -> dict[str, Simulated]:
+def read_simulated() -> dict[str, Outcomes]:
+    """{setting: what its trainings earned}."""
     return {
-        row["setting"]: Simulated(
-            # the file also has a number that no rule reads any more
-            Measured(*map(row["measured"].get, Measured._fields)) if row["measured"] else None,
-            {(of["optimizer"], of["arm"]): of for of in row["outcomes"]},
-            row["earned"],
-            row["advised"],
-        )
+        row["setting"]: {(of["optimizer"], of["arm"]): of for of in row["outcomes"]}
         for row in pq.read_table(SIMULATION).to_pylist()
     }

@@ -1,254 +1,154 @@
-"""What the rewards of a run's first steps show: the numbers that `rules.yaml` is keyed on.
+"""What the rewards of a run's first steps show: shares of the update, orders of samples, weights.
 
-All of them come from sums over groups, so that groups drawn again say how sure they are. GRPO and
-GDPO are those of the paper, with the run's rewards, weights and conditions, and GDPO without its
-step over the batch, which only scales. Shape suffixes: B samples, K rewards, G groups, R times that
-groups are drawn again.
+GRPO and GDPO are those of the paper, with the run's rewards, weights and conditions, and GDPO
+without its step over the batch, which only scales. Shape suffixes: B samples, K rewards, G groups.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy import optimize, stats
 
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.metrics import verl_grpo_settings
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.algorithm.statistics import contributions, groups_with_signal, within_groups
-from verl_gdpo.algorithm.zero import Bools, Floats, Ints, or_0
-from verl_gdpo.run.dump_reader import Scorer, read_dump, reward_rows
+from verl_gdpo.algorithm.statistics import (
+    advantages_without_eps,
+    contributions,
+    groups_with_signal,
+    within_groups,
+)
+from verl_gdpo.algorithm.zero import Bools, Floats, or_0
 
-METHODS = {"grpo": verl_grpo_settings(GdpoSettings()), "gdpo": GdpoSettings(batch_norm="none")}
-FIRST_STEPS = 30  # the rules are keyed on what these show
-DRAWN_AGAIN = 200
-OUTLIERS = 0.01  # of the values other than the most frequent one, on either side
+GRPO, GDPO = verl_grpo_settings(GdpoSettings()), GdpoSettings(batch_norm="none")
+FIRST_STEPS = 30  # later ones show another policy
+FEWEST = 4  # groups with a signal that an interval needs
+KEPT = 1e-6  # shares that differ by no more are the same
 
-Numbers = Mapping[str, Floats]  # of one group or of all; by reward, or by pair of rewards
-
-
-class Measured(NamedTuple):
-    """What the rewards of a dump are like; `rules.yaml` says what each number is."""
-
-    rewards: float
-    agree: float
-    opposite: float
-    spread_ratio: float
-    varies_ratio: float
-    varies_alike: float
-    correlation: float
-    prompt_factor: float
-    together: float
+# of a step: the rewards of all rows after their conditions, which rows count, and their group ids
+StepRewards = tuple[RewardMatrix, Bools, Any]
 
 
-class StepRewards(NamedTuple):
-    """The rewards of the samples of one step."""
+class Update(NamedTuple):
+    """What each group adds to the update: sums over its samples, 0 in a group without a signal."""
 
-    rewards: RewardMatrix
-    group_B: Ints
+    products_GK: Floats  # of each reward's contribution and S
+    squares_G: Floats  # of S
 
+    @property
+    def share_K(self) -> Floats:
+        """Each reward's share of the update; 0 without any signal."""
+        return np.asarray(self.products_GK.sum(0) / (self.squares_G.sum() or 1.0))
 
-def look(rewards: RewardMatrix, counted_B: Bools, group_ids: Any) -> StepRewards:
-    """Return what is kept of one step.
+    @property
+    def interval_2K(self) -> Floats | None:
+        """The ends of a 95 % interval of each share; None with fewer groups than `FEWEST`.
 
-    Args:
-        rewards: of all rows, after their conditions.
-        counted_B: True for the rows that are samples.
-        group_ids: one id per row; samples of one prompt share an id.
-    """
-    values_BK, present_BK = rewards.values_BK[counted_B], rewards.present_BK[counted_B]
-    group_B = np.unique(np.asarray(group_ids)[counted_B], return_inverse=True)[1]
-    return StepRewards(RewardMatrix(rewards.weights, values_BK, present_BK), group_B)
+        A group without a signal is not counted. A share is a mean over groups, so the interval is
+        Student's. A reward that varies in few groups can look certain by chance. So two more groups
+        of mean size are counted: the reward has the whole update of one, and nothing of the other.
+        """
+        count = np.count_nonzero(self.squares_G)
+        if count < FEWEST:
+            return None
+        size = self.squares_G.sum() / count
+        size_G, part_GK = self.squares_G / size, self.products_GK / size
+        mean_K = (part_GK.sum(0) + 1) / (count + 2)
+        apart_GK = part_GK - np.outer(size_G, mean_K)
+        square_K = (apart_GK**2).sum(0) + mean_K**2 + (1 - mean_K) ** 2
+        error_K = np.sqrt(square_K / ((count + 2) * (count + 1)))
+        return np.stack(stats.t.interval(0.95, count - 1, mean_K, error_K))
 
 
 class Evidence:
-    """What the first steps show together. A step may lack rewards that others have."""
+    """What the first steps show together. A step may lack rewards that others have.
 
-    def __init__(self, steps: Sequence[StepRewards]) -> None:
-        steps = steps[:FIRST_STEPS]
-        self.step_count = len(steps)
-        self.weights: Mapping[str, float] = (
-            pd.DataFrame([step.rewards.weights for step in steps]).mean().to_dict()
-        )
-        values = pd.concat([_columns(step.rewards) for step in steps])
-        # copies: torch warns of what it may not write to
-        self.present_BK: Bools = values.notna().to_numpy(copy=True)
-        self.values_BK: Floats = values.fillna(0.0).to_numpy(copy=True)
-        sizes = [int(step.group_B.max()) + 1 for step in steps]
-        firsts = np.cumsum([0, *sizes[:-1]])
-        of_steps = [step.group_B + first for step, first in zip(steps, firsts, strict=True)]
-        self.group_B = np.concatenate(of_steps)
-        self.step_G = np.repeat(np.arange(len(sizes)), sizes)
+    Rewards of weight 0 are left out. A weight that follows a schedule counts with its mean.
 
-    @classmethod
-    def of_dumps(
-        cls, files: Sequence[Path], settings: GdpoSettings, scorer: Scorer | None = None
-    ) -> "Evidence":
-        """Read the first of these rollout dumps.
-
-        Args:
-            scorer: scores dumps that hold one summed score.
-
-        Raises:
-            ValueError: a dump cannot be read; see `read_dump`.
-            RewardError: it lacks a reward that `settings` names.
-        """
-        steps = []
-        for file in files[:FIRST_STEPS]:
-            dump = read_dump(file, scorer, with_texts=False)
-            rows = reward_rows(dump, int(file.stem))
-            groups = [row["group"] for row in dump]
-            steps.append(look(RewardMatrix.of(rows, settings), rows.counted_B, groups))
-        return cls(steps)
-
-    @property
-    def weights_K(self) -> Floats:
-        return np.array([*self.weights.values()])
-
-    @cached_property
-    def of_groups(self) -> Numbers:
-        """The numbers of each group, along the first axis."""
-        values_BK = self.values_BK * np.where(self.weights_K < 0, -1.0, 1.0)
-        for k, there_B in enumerate(self.present_BK.T):
-            values_BK[there_B, k] = without_outliers(values_BK[there_B, k])
-        return {
-            **self._spreads(values_BK),
-            **self._met(values_BK),
-            **self._updates(),
-        }
-
-    def _by_group(self, values: Any) -> Floats:
-        """Sums over the samples of each group, of each column."""
-        columns = np.asarray(values, float).reshape(len(self.group_B), -1).T
-        sums = np.array([np.bincount(self.group_B, column) for column in columns], np.float64)
-        by_group: Floats = sums.T.reshape(-1, *np.shape(values)[1:])
-        return by_group
-
-    def _spreads(self, values_BK: Floats) -> dict[str, Floats]:
-        x_BK = np.zeros_like(values_BK)
-        for k, there_B in enumerate(self.present_BK.T):
-            x_BK[there_B, k] = within_groups(values_BK[there_B, k], self.group_B[there_B])
-        freedom_GK = (self._by_group(self.present_BK) - 1).clip(min=0)
-        std_GK = np.sqrt(self._by_group(x_BK**2) / freedom_GK.clip(min=1))
-        varies_GK = std_GK > 0
-        both_GKK = varies_GK[:, :, None] & varies_GK[:, None]
-        log_GK = np.log(np.where(varies_GK, std_GK, 1.0))
-        ratio_GKK = np.where(both_GKK, log_GK[:, :, None] - log_GK[:, None], 0.0)
-        return {
-            "freedom": freedom_GK,
-            "has": (freedom_GK > 0).astype(float),
-            "varies": varies_GK.astype(float),
-            "ratios": both_GKK.astype(float),
-            "ratio": ratio_GKK,
-            "ratio_square": ratio_GKK**2,
-            "square": self._by_group(x_BK[:, :, None] ** 2 * self.present_BK[:, None]),
-            "product": self._by_group(x_BK[:, :, None] * x_BK[:, None]),
-        }
-
-    def _met(self, values_BK: Floats) -> dict[str, Floats]:
-        """Samples with both rewards of a pair, with the first above its lowest, and with both."""
-        there_BK = self.present_BK
-        met_BK = there_BK & (values_BK > np.where(there_BK, values_BK, np.inf).min(0))
-        return {
-            "have": self._by_group(there_BK[:, :, None] & there_BK[:, None]),
-            "met": self._by_group(met_BK[:, :, None] & there_BK[:, None]),
-            "met_both": self._by_group(met_BK[:, :, None] & met_BK[:, None]),
-        }
-
-    def _updates(self) -> dict[str, Floats]:
-        """Products of each reward's contribution with S, and of the S of both estimators."""
-        matrix = RewardMatrix(self.weights, self.values_BK, self.present_BK)
-        everything_B, S, products = np.ones(len(self.group_B), np.bool_), {}, {}
-        for method, settings in METHODS.items():
-            scalars = scalars_of(matrix, everything_B, self.group_B, settings)
-            z_BK, S_B = scalars.z_BK.numpy(), scalars.S_B.numpy()
-            c_BK = contributions(z_BK, S_B, self.values_BK, self.weights_K, self.group_B, settings)
-            signal_G = groups_with_signal(S_B, c_BK, self.group_B)
-            S[method] = or_0(S_B)[:, None]
-            products[method] = self._by_group(c_BK * S[method] * signal_G[self.group_B, None])
-            products[f"{method}_square"] = self._by_group(S[method] ** 2)
-        return {**products, "grpo_gdpo": self._by_group(S["grpo"] * S["gdpo"])}
-
-    @cached_property
-    def numbers(self) -> Numbers:
-        """Of all groups."""
-        return {name: of_group.sum(0) for name, of_group in self.of_groups.items()}
-
-    def drawn_again(self) -> Iterator[Numbers]:
-        """Of all groups, each as often as chance draws it."""
-        count_RG = np.random.default_rng(0).poisson(1.0, (DRAWN_AGAIN, len(self.step_G)))
-        drawn = {name: np.tensordot(count_RG, of, 1) for name, of in self.of_groups.items()}
-        for r in range(DRAWN_AGAIN):
-            yield {name: of_R[r] for name, of_R in drawn.items()}
-
-    def shares_K(self, method: str, numbers: Numbers | None = None) -> Floats:
-        """Each reward's share of the update under "grpo" or "gdpo"; 0 without any signal."""
-        numbers = numbers or self.numbers
-        shares_K: Floats = numbers[method] / (numbers[f"{method}_square"] or 1.0)
-        return shares_K
-
-    def measured(self, numbers: Numbers | None = None) -> tuple[Measured, dict[str, str]]:
-        """What the rules ask for, and {quantity: the rewards that it is of}."""
-        quantities = _quantities(numbers or self.numbers, np.abs(self.weights_K))
-        names = [*self.weights]
-        of = {key: ", ".join(names[k] for k in places) for key, (_, places) in quantities.items()}
-        return Measured(**{key: float(value) for key, (value, _) in quantities.items()}), of
-
-
-def _columns(rewards: RewardMatrix) -> pd.DataFrame:
-    """A column for each reward; NaN where it does not apply."""
-    values_BK = np.where(rewards.present_BK, rewards.values_BK, np.nan)
-    return pd.DataFrame(values_BK, columns=[*rewards.weights])
-
-
-def without_outliers(values: Floats) -> Floats:
-    """The values, less what is beyond all but one in a hundred of those that differ from most.
-
-    A rare reward keeps its values, and a single value that is far off decides nothing.
+    Args:
+        settings: of the run. Bounds of rewards replace what the steps show of their ranges.
     """
-    distinct, counts = np.unique(values, return_counts=True)
-    if len(distinct) < 3:
-        return values
-    most = distinct[counts.argmax()]
-    others = np.sort(values[values != most])
-    cut = int(np.ceil(OUTLIERS * (len(others) - 1)))
-    kept: Floats = values.clip(min(others[cut], most), max(others[-1 - cut], most))
-    return kept
+
+    def __init__(self, steps: Sequence[StepRewards], settings: GdpoSettings) -> None:
+        self.settings = settings
+        weights = pd.DataFrame([step[0].weights for step in steps]).mean().loc[lambda w: w != 0]
+        tables = pd.concat([_table(*step) for step in steps], keys=range(len(steps)))
+        values = tables.sort_index()[weights.index]
+        self.group_B = values.groupby(level=(0, 1)).ngroup().to_numpy(copy=True)
+        self.weights_K = weights.to_numpy()
+        # copies: torch warns of what it may not write to
+        arrays = (table.to_numpy(copy=True) for table in (values.fillna(0.0), values.notna()))
+        self.rewards = RewardMatrix(weights.to_dict(), *arrays)
+        self.ranges = self.rewards.ranges(settings)
+
+    @cached_property
+    def updates(self) -> list[Update]:
+        """Under GRPO, under GRPO on rewards divided by their ranges, and under GDPO."""
+        by_range_K = [size or 1.0 for size in self.ranges.values()]
+        arms = (GRPO, 1.0), (GRPO, by_range_K), (GDPO, 1.0)
+        return [self._update(*self._contributions(*arm)) for arm in arms]
+
+    @cached_property
+    def changed_orders(self) -> Floats:
+        """Of the pairs of samples of one prompt: three shares that GDPO orders otherwise than GRPO.
+
+        Those that it orders the other way round; that GRPO ties; and that only GDPO ties.
+        """
+        of_rewards = self.rewards.values_BK, self.rewards.present_BK, self.weights_K, self.group_B
+        estimators, counts = advantages_without_eps(*of_rewards), np.zeros(4)
+        for apart in range(1, int(np.bincount(self.group_B).max())):  # two of the sorted samples
+            there = self.group_B[apart:] == self.group_B[:-apart]
+            gdpo, grpo = (np.sign(S_B[apart:] - S_B[:-apart])[there] for S_B in estimators)
+            kinds = gdpo * grpo < 0, (grpo == 0) & (gdpo != 0), (gdpo == 0) & (grpo != 0)
+            counts += [*np.count_nonzero(kinds, axis=1), len(gdpo)]
+        return np.asarray(counts[:3] / max(counts[3], 1))
+
+    def keeping_weights(self) -> tuple[Floats, bool]:
+        """Return weights under which GDPO has the shares that GRPO has with the run's weights.
+
+        The reward with the largest factor keeps its weight, and so does one that never varies.
+
+        Returns: the weights, and whether they keep the shares. If not, they repeat the spreads.
+        """
+        centred = [within_groups(value_B, self.group_B) for value_B in self.rewards.values_BK.T]
+        spread_K, weights_K = np.linalg.norm(centred, axis=1), self.weights_K.copy()
+        varies_K = spread_K > 0
+        if not varies_K.any():
+            return weights_K, True
+        c_BK = self._contributions(GDPO)[0][:, varies_K]
+        square_KK, target_K = c_BK.T @ c_BK, self.updates[0].share_K[varies_K]
+
+        def missed(log_K: Floats) -> Floats:
+            part_K = np.exp(log_K) * (square_KK @ np.exp(log_K))
+            return np.asarray(part_K / (part_K.sum() or 1.0) - target_K)
+
+        start_K = np.log(spread_K[varies_K])
+        solution = optimize.least_squares(missed, start_K, xtol=1e-12, ftol=1e-12, gtol=1e-12)
+        is_kept = bool(np.abs(solution.fun).max() < KEPT)
+        factor_K = np.exp(solution.x if is_kept else start_K)
+        weights_K[varies_K] *= factor_K / factor_K.max()
+        return weights_K, is_kept
+
+    def _contributions(self, settings: GdpoSettings, divisor_K: Any = 1.0) -> tuple[Floats, Floats]:
+        """c_BK and S_B, with weights that are divided."""
+        weights_K = self.weights_K / divisor_K
+        rewards = replace(self.rewards, weights=dict(zip(self.ranges, weights_K, strict=True)))
+        scalars = scalars_of(rewards, self.group_B >= 0, self.group_B, settings)
+        z_BK, S_B, values_BK = scalars.z_BK.numpy(), scalars.S_B.numpy(), rewards.values_BK
+        return contributions(z_BK, S_B, values_BK, weights_K, self.group_B, settings), S_B
+
+    def _update(self, c_BK: Floats, S_B: Floats) -> Update:
+        S_B = or_0(S_B) * groups_with_signal(S_B, c_BK, self.group_B)[self.group_B]
+        columns = (*(c_BK.T * S_B), S_B**2)
+        sums = np.array([np.bincount(self.group_B, of) for of in columns], np.float64)
+        return Update(sums[:-1].T, sums[-1])
 
 
-def _quantities(n: Numbers, weights_K: Floats) -> dict[str, tuple[float, Sequence[int]]]:
-    """{quantity of `rules.yaml`: its value, and the rewards that it is of}; NaN for no rewards."""
-    spread_K = weights_K * np.sqrt(np.diagonal(n["square"]) / n["freedom"].clip(min=1))
-    used_K = spread_K > 0
-    pair_KK = (n["have"] > 0) & used_K & used_K[:, None] & ~np.eye(len(used_K), dtype=np.bool_)
-    squares = float(n["grpo_square"][0] * n["gdpo_square"][0])
-    everything = range(len(used_K))
-    quantities: dict[str, tuple[float, Sequence[int]]] = {
-        "rewards": (max(pair_KK.any(0).sum(), used_K.any()), np.flatnonzero(used_K).tolist()),
-        "agree": (n["grpo_gdpo"][0] / np.sqrt(squares) if squares else np.nan, everything),
-    }
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio_KK = spread_K[:, None] / spread_K
-        varies_KK = (n["varies"] / n["has"])[:, None] / (n["varies"] / n["has"])
-        correlation_KK = n["product"] / np.sqrt(n["square"] * n["square"].T)
-        log_KK = n["ratio"] / n["ratios"]
-        variance_KK = (n["ratio_square"] / n["ratios"] - log_KK**2).clip(min=0)
-        factor_KK = np.where(n["ratios"] > 1, np.exp(np.sqrt(variance_KK)), 1.0)
-        together_KK = n["met_both"] * n["have"] / (n["met"] * n["met"].T)
-    for key, values, sign in (
-        ("opposite", correlation_KK, -1),
-        ("spread_ratio", ratio_KK, 1),
-        ("varies_alike", varies_KK, 1),
-        ("correlation", correlation_KK, 1),
-        ("prompt_factor", factor_KK, 1),
-        ("together", together_KK, -1),
-    ):
-        is_there = pair_KK & np.isfinite(values)
-        place = np.unravel_index(np.where(is_there, sign * values, -np.inf).argmax(), values.shape)
-        quantities[key] = values[place] if is_there.any() else np.nan, [int(at) for at in place]
-    large, small = quantities["spread_ratio"][1]
-    is_known = np.isfinite(quantities["spread_ratio"][0])
-    quantities["varies_ratio"] = varies_KK[large, small] if is_known else np.nan, (large, small)
-    return quantities
+def _table(rewards: RewardMatrix, counted_B: Bools, group_ids: Any) -> pd.DataFrame:
+    """A column for each reward, NaN where it does not apply; a row for each sample of a group."""
+    values_BK = np.where(rewards.present_BK, rewards.values_BK, np.nan)
+    return pd.DataFrame(values_BK, group_ids, [*rewards.weights])[counted_B]

@@ -20,7 +20,7 @@ from verl_gdpo.algorithm.samples import is_number
 from verl_gdpo.algorithm.statistics import correlation, tied_pairs
 from verl_gdpo.algorithm.zero import SAME_STD, Bools, Floats, Ints, is_apart, is_the_sum, std_or_0
 from verl_gdpo.run.dump_reader import Scorer, read_dump
-from verl_gdpo.tools.advice.evidence import FIRST_STEPS, StepRewards, look
+from verl_gdpo.tools.advice.evidence import FIRST_STEPS, StepRewards
 from verl_gdpo.tools.replay.arms import COMPUTED, Arm, ReplayedStep, group_numbers
 
 LOGGED, OF_SCORE = "logged", "grpo of score"
@@ -194,7 +194,7 @@ class Replay:
             A_B = step.advantages(arm, matrix)[rows_B]
             columns[arm.name] = StepAdvantages.of(A_B, group_B, matrix, rows_B)
         if len(self.evidence) < FIRST_STEPS:
-            self.evidence.append(look(own, step.rewards.counted_B, step.group_ids))
+            self.evidence.append((own, step.rewards.counted_B, step.group_ids))
         report = StepReport(number, columns)
         self.steps.append(report)
         counted = [rows[row] for row in rows_B.tolist()]

@@ -17,6 +17,7 @@ from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import Floats, is_apart, to_6_decimals
 from verl_gdpo.run.dump_reader import dumps_to_read, read_dump, read_texts, reward_rows
+from verl_gdpo.tools.advice.evidence import StepRewards
 from verl_gdpo.tools.replay.arms import group_numbers
 from verl_gdpo.tools.replay.comparison import StepAdvantages
 from verl_gdpo.tools.report.runs import Run
@@ -81,17 +82,20 @@ def example_groups(run: Run) -> list[ExampleGroup]:
 
 
 def settings_of(run: Run) -> GdpoSettings:
-    """Return the paper's settings, with the rewards, weights and conditions of a run."""
-    if run.config is None:
-        return GdpoSettings()
-    return GdpoSettings(rewards=read_settings(run.config.algorithm).rewards)
+    """Return the settings of a run, of which only those of its rewards are of use here."""
+    return GdpoSettings() if run.config is None else read_settings(run.config.algorithm)
+
+
+def read_step(file: Path, run: Run, settings: GdpoSettings) -> tuple[Any, StepRewards]:
+    """Return the rows of a dump without their texts, and their rewards."""
+    dump = read_dump(file, run.scorer, with_texts=False)
+    rows = reward_rows(dump, int(file.stem))
+    ids = np.array([row["group"] for row in dump])
+    return dump, (RewardMatrix.of(rows, settings), rows.counted_B, ids)
 
 
 def _recompute(file: Path, run: Run, settings: GdpoSettings) -> RecomputedStep:
-    dump = read_dump(file, run.scorer, with_texts=False)
-    rows = reward_rows(dump, int(file.stem))
-    rewards, counted_B = RewardMatrix.of(rows, settings), rows.counted_B
-    ids = np.array([row["group"] for row in dump])
+    dump, (rewards, counted_B, ids) = read_step(file, run, settings)
     rows_B, group_B = np.flatnonzero(counted_B), group_numbers(ids[counted_B])
     grpo_B, gdpo_B = (
         scalars_of(rewards, counted_B, ids, each).A_B.numpy()

@@ -19,10 +19,10 @@ from verl_gdpo.run.dump_reader import Scorer, repeated_prompts
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import gaps
 from verl_gdpo.run.starts import starts_of
-from verl_gdpo.tools.advice import TITLE, describe
-from verl_gdpo.tools.advice.evidence import Evidence
+from verl_gdpo.tools.advice import TITLE, Description, describe
+from verl_gdpo.tools.advice.evidence import FIRST_STEPS, Evidence
 from verl_gdpo.tools.report.charts import Chart, Section, as_data, chart_of, sections
-from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, settings_of
+from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, read_step, settings_of
 from verl_gdpo.tools.report.intervals import table_of_differences
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms, without_stopped
 from verl_gdpo.tools.report.tables import Table, differences, inputs, results
@@ -51,7 +51,7 @@ class Page:
     arms: Sequence[RunsOfArm]
     remarks: Sequence[Remark]
     sections: Sequence[Section]  # the first one is the first screen
-    advice: Mapping[str, str]  # {arm: what GDPO would change in its first run}
+    advice: Mapping[str, Description | str]  # of the first run of each arm, or why there is none
     tables: Sequence[Table]
     examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none
     made_of: Table
@@ -135,8 +135,10 @@ def _repeated(run: Run) -> Remark | None:
     return Remark(text, advice) if repeated > MOST_REPEATED * count else None
 
 
-def _advice(run: Run) -> str:
-    return describe(Evidence.of_dumps(run.dumps(), settings_of(run), run.scorer)).advice
+def _advice(run: Run) -> Description:
+    settings = settings_of(run)
+    steps = [read_step(file, run, settings)[1] for file in run.dumps()[:FIRST_STEPS]]
+    return describe(Evidence(steps, settings))
 
 
 def _or_why(make: Callable[[Run], T], run: Run) -> T | str:

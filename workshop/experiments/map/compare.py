@@ -8,23 +8,19 @@ from workshop.experiments.results import read_simulated
 OPTIMIZERS = ("one scale", "adam")
 # dividing by equal ranges, or by a prompt's own that are the reward's, trains the same
 TRAINED_AS = {"grpo_range": ("grpo",), "grpo_prompt_range": ("grpo_range", "grpo")}
-FIRST_ARMS = ("gdpo", "grpo", *TRAINED_AS)  # those of the rules
+FIRST_ARMS = ("gdpo", "grpo", *TRAINED_AS)  # the others have a table of their own
 MATTERS = 0.02  # a smaller difference counts as none
 MORE, LESS = ("more", "a little more"), ("less", "a little less")
 VERDICTS = (*MORE, "no difference", "open", *reversed(LESS))
 
 
-@cache
 def settings() -> list[str]:
-    """Those of the map, without those that were drawn at random."""
-    return [name for name, kept in read_simulated().items() if kept.measured]
+    return [*read_simulated()]
 
 
 def other_arms() -> list[str]:
-    """The estimators that no rule rests on."""
-    arms = [
-        arm for optimizer, arm in read_simulated()[settings()[0]].outcomes if optimizer == "adam"
-    ]
+    """The estimators of the last table."""
+    arms = [arm for optimizer, arm in read_simulated()[settings()[0]] if optimizer == "adam"]
     return [arm for arm in arms if arm not in FIRST_ARMS]
 
 
@@ -36,7 +32,7 @@ def gain(
 
     The interval is as wide as the largest of the settings' independent t needs for 95 %.
     """
-    outcomes = read_simulated()[setting].outcomes
+    outcomes = read_simulated()[setting]
     draws = [
         next(
             outcomes[optimizer, name][field]

@@ -11,18 +11,9 @@ from typing import NamedTuple
 
 from scipy import stats
 
-from verl_gdpo.tools.advice import AdviceRule, read_rules, rule_of, rules_file
 from workshop.experiments.differences import Difference, signed
 from workshop.experiments.map import compare
-from workshop.experiments.map.compare import (
-    MATTERS,
-    OPTIMIZERS,
-    VERDICTS,
-    gain,
-    joint,
-    settings,
-)
-from workshop.experiments.results import read_simulated
+from workshop.experiments.map.compare import MATTERS, OPTIMIZERS, VERDICTS, gain, joint, settings
 from workshop.experiments.template import template_beside
 from workshop.experiments.trainer import compare as trainer
 
@@ -39,7 +30,7 @@ RIVALS = {"grpo": "grpo", "grpo_rescaled": "grpo_range"}
 
 def render(name: str = "page.md.jinja") -> str:
     template = template_beside(__file__, name)
-    return template.render(page=sys.modules[__name__], compare=compare, rules_file=rules_file)
+    return template.render(page=sys.modules[__name__], compare=compare)
 
 
 def text(setting: str, over: str, *expected: str, arm: str = "gdpo") -> str:
@@ -64,28 +55,15 @@ def of_one(one: Difference) -> str:
     return one.text() if any(one.values) else "0, the same"
 
 
-def rule_in(setting: str) -> AdviceRule:
-    """The rule that applies to what the first steps show."""
-    measured = read_simulated()[setting].measured
-    assert measured is not None, setting
-    return rule_of(measured)
-
-
-def rules() -> Iterator[tuple[AdviceRule, str, list[str]]]:
-    """(rule, its bounds, the settings to which it applies)."""
-    for rule in read_rules():
-        parts = []
-        for name, (low, high) in rule.bounds.items():
-            above = f"{low:g} or more" if high == float("inf") else ""
-            parts.append(f"`{name}` {above or f'{low:g} to {high:g}'}")
-        bounds = f" ({', '.join(parts)})" if parts else ""
-        yield rule, bounds, [name for name in settings() if rule_in(name) == rule]
+def equal_ranges() -> list[str]:
+    """The settings in which rewards divided by their ranges, of all prompts, train the same."""
+    trained_again = (gain("adam", name, "grpo", "grpo_range").values for name in settings())
+    pairs = zip(settings(), trained_again, strict=True)
+    return [name for name, values in pairs if not any(values) and "range" not in name]
 
 
 def span(names: Sequence[str], over: str) -> str:
     """The smallest and the largest mean of some settings, under both optimisers."""
-    if not names:
-        return "-"
     ends = []
     for optimizer in OPTIMIZERS:
         means = _means(optimizer, over, names)
@@ -93,13 +71,6 @@ def span(names: Sequence[str], over: str) -> str:
     said = Counter(joint(name, over) for name in names)
     counted = ", ".join(f"{number} {word}" for word, number in said.most_common())
     return f"{' / '.join(ends)} ({counted})"
-
-
-def of_rule(name: str) -> str:
-    """The smallest and the largest mean of GDPO minus GRPO, under any optimiser."""
-    names = [setting for setting in settings() if rule_in(setting).name == name]
-    means = [mean for optimizer in OPTIMIZERS for mean in _means(optimizer, "grpo", names)]
-    return f"{signed(min(means), 2)} to {signed(max(means), 2)}"
 
 
 def in_trainer(setting: str) -> str:
