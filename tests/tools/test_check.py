@@ -26,7 +26,7 @@ from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tasks.coding import rows as coding
 from verl_gdpo.tasks.preparation import local_files
 from verl_gdpo.tools import compose
-from verl_gdpo.tools.check import NOT_CHECKED, data_files, main
+from verl_gdpo.tools.check import NOT_CHECKED, machine, main
 from verl_gdpo.tools.check.dry_run import made_up_responses
 from workshop.tiny_policy.model import make_tiny_model
 
@@ -417,14 +417,14 @@ def test_the_critic_is_checked_without_a_hub(plain):
 def test_a_tracker_without_a_step(tmp_path):
     trainer = {"default_local_dir": str(tmp_path), "resume_mode": "auto"}
     config = OmegaConf.create({"trainer": trainer})
-    assert list(data_files._finished_steps(config, 10)) == []
+    assert list(machine._finished_steps(config, 10)) == []
     save_checkpoint(tmp_path, 3)
     tracker = tmp_path / "latest_checkpointed_iteration.txt"
     tracker.write_text("")  # as a full disk leaves it; `mend_tracker` mends it
-    assert "goes on after step 3" in "".join(data_files._finished_steps(config, 10))
+    assert "goes on after step 3" in "".join(machine._finished_steps(config, 10))
     tracker.write_text("seven")
     with pytest.raises(ValueError, match=r"says 'seven', but .* has \[3\] whole checkpoints"):
-        list(data_files._finished_steps(config, 10))
+        list(machine._finished_steps(config, 10))
 
 
 def test_what_is_allowed_but_hardly_meant(plain, data):

@@ -7,6 +7,7 @@ is not given), then in that of --config-dir, `run_job` fills in the output folde
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.tools import RECIPES
 
 PLAIN = "ppo_trainer"  # what `verl.trainer.main_ppo` takes without --config-name
@@ -39,17 +41,62 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compose_arguments(options: argparse.Namespace) -> Any:
-    """Return the configuration of the parsed arguments; see `compose_config`."""
-    where = (options.config_dir, options.config_name)
-    try:
-        return compose_config(*where, options.overrides, options.config_path)
-    except HydraException as error:
-        if options.config_dir is None and _names_our_recipes(where[1], options.overrides):
-            raise ValueError(
-                f"{error}\nThe recipes of verl-gdpo are found with --config-dir {RECIPES} "
-                "--config-name train, as in the training command"
-            ) from error
-        raise
+    """Return the configuration of the parsed arguments; raise ValueError for refused overrides."""
+    config, refused = compose_accepted(options)
+    if refused:
+        raise ValueError("\n".join(refused))
+    return config
+
+
+def compose_accepted(options: argparse.Namespace) -> tuple[Any, list[str]]:
+    """Return the configuration of the parsed arguments, and a sentence for each that is left out.
+
+    Hydra names the first override that it refuses; so this leaves that out, and asks again.
+
+    Raises:
+        ValueError, HydraException, OmegaConfBaseException: see `compose_config`.
+    """
+    where, overrides = (options.config_dir, options.config_name), [*options.overrides]
+    refused: dict[str, str] = {}
+    while True:
+        try:
+            config = compose_config(*where, overrides, options.config_path)
+            return config, [_why_refused(config, *each) for each in refused.items()]
+        except (HydraException, OmegaConfBaseException) as error:
+            if options.config_dir is None and _names_our_recipes(where[1], overrides):
+                raise ValueError(
+                    f"{error}\nThe recipes of verl-gdpo are found with --config-dir {RECIPES} "
+                    "--config-name train, as in the training command"
+                ) from error
+            if (culprit := _culprit(error, overrides)) is None:
+                raise
+            overrides.remove(culprit)
+            refused[culprit] = str(error)
+
+
+def _culprit(error: Exception, overrides: Sequence[str]) -> str | None:
+    """Return the override of which an exception speaks: that with the longest key in its text."""
+    text = f"{getattr(error, 'override', '')}\n{error}"  # of what cannot be parsed
+    named = [
+        override
+        for override in overrides
+        if override in text or re.search(rf"(?<![\w.]){re.escape(_key(override))}(?!\.?\w)", text)
+    ]
+    return max(named, key=lambda override: len(_key(override)), default=None)
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _why_refused(config: Any, override: str, message: str) -> str:
+    """Return Hydra's message, or the closest name to that of a key which is not there."""
+    known, parts = config, _key(override).split(".")
+    while OmegaConf.is_dict(known) and parts[0] in known and len(parts) > 1:
+        known = known[parts.pop(0)]
+    if not message.startswith("Could not override") or not OmegaConf.is_dict(known):
+        return f"{override}: {message}"
+    return f"{override}: verl has no key {parts[0]!r} there{hint(parts[0], [*map(str, known)])}"
 
 
 def compose_config(

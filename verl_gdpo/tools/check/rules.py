@@ -8,12 +8,15 @@ of verl 0.9: `ActorRolloutRefWorker.init_model`, `train_mini_batch`, and the nam
 import math
 import re
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from typing import Any
 
+import numpy as np
 from omegaconf import ListConfig, OmegaConf
 
-from verl_gdpo.algorithm.settings import hint
-from verl_gdpo.hooks.verl_questions import known_names
+from verl_gdpo.algorithm.settings import GdpoSettings, hint
+from verl_gdpo.hooks import verl_questions
+from verl_gdpo.tools.check import message_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOWEST = {  # of what has to be a number
@@ -38,22 +41,43 @@ NAMED = (
     f"{ROLLOUT}.name",
     f"{ROLLOUT}.agent.default_agent_loop",
     "trainer.logger",
+    "trainer.resume_mode",
 )
 OLD_KEYS = ("custom_reward_function", "reward_model", "sandbox_fusion")
 # they compare the responses to one prompt; others have a baseline of another kind
 COMPARING = ("gdpo", "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo")
 
 
-def unusable_numbers(config: Any) -> list[str]:
-    """A sentence for each key of `LOWEST` that is no such number; else nothing can be asked."""
-    values = {key: OmegaConf.select(config, key) for key in LOWEST}
-    return [
-        f"{key}={value}: expected a number of {LOWEST[key]} or more"
-        for key, value in values.items()
-        if isinstance(value, bool)
+def unusable_values(config: Any, defaults: Any) -> dict[str, str]:
+    """{key: what is expected} of values with which nothing else can be asked.
+
+    Args:
+        defaults: verl's own configuration.
+    """
+    low = {
+        key: f"a number of {lowest} or more"
+        for key, lowest in LOWEST.items()
+        if isinstance(value := OmegaConf.select(config, key), bool)
         or not isinstance(value, int | float)
-        or not LOWEST[key] <= value < math.inf  # NaN is not
-    ]
+        or not lowest <= value < math.inf  # NaN is not
+    }
+    return {**verl_questions.wrong_types(config, defaults), **low}
+
+
+def with_defaults(config: Any, defaults: Any, keys: Iterable[str]) -> Any:
+    """The configuration with verl's own values under these keys, so that the rest can be asked."""
+    mended = deepcopy(config)
+    for key in keys:
+        OmegaConf.update(mended, key, OmegaConf.select(defaults, key), force_add=True)
+    return mended
+
+
+def not_about(keys: Iterable[str], problems: Iterable[str]) -> list[str]:
+    """The problems that do not follow from the values under these keys."""
+    # verl's own messages leave out where a key is, and a name such as `n` is in any text
+    names = [key if len(last) < 4 else last for key in keys for last in [key.rpartition(".")[2]]]
+    about = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
+    return [text for text in problems if not names or not about.search(text)]
 
 
 def broken_rules(config: Any) -> list[str]:
@@ -61,7 +85,14 @@ def broken_rules(config: Any) -> list[str]:
     table = _what_does_not_fit(config)
     if not validates_only(config):
         table = [*_what_trains_nothing(config), *table]
-    return [*_true_ones(table, config), *_keys_without_a_reader(config)]
+        table += _what_nobody_asks(config)
+    unknown = verl_questions.unknown_model_keys(config).items()
+    return [
+        *_true_ones(table, config),
+        *_keys_without_a_reader(config),
+        *verl_questions.unknown_penalties(config),
+        *(f"{key}: unknown to verl{hint(key.rpartition('.')[2], names)}" for key, names in unknown),
+    ]
 
 
 def _true_ones(table: Iterable[tuple[bool, str]], config: Any) -> list[str]:
@@ -93,6 +124,29 @@ def _what_trains_nothing(config: Any) -> list[tuple[bool, str]]:
             f"[{ROLLOUT}.temperature]: all responses to a prompt would be the same, so "
             f"adv_estimator={estimator} would compare nothing",
         ),
+    ]
+
+
+def _what_nobody_asks(config: Any) -> list[tuple[bool, str]]:
+    """Numbers that neither verl nor torch looks at before the first step, or ever."""
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    shares = {  # vLLM and SGLang refuse others once the model is loaded
+        "top_p": rollout.top_p,
+        "val_kwargs.top_p": rollout.val_kwargs.top_p,
+        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+    }
+    # a clip below 0 is on the wrong side of 1, and such a weight drives the policy away
+    signed = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "kl_loss_coef")
+    return [
+        *(
+            (not 0 < value <= 1, f"[{ROLLOUT}.{key}]: expected a number above 0, up to 1")
+            for key, value in shares.items()
+        ),
+        *(
+            ((actor.get(key) or 0) < 0, f"[{ACTOR}.{key}]: expected a number of 0 or more")
+            for key in signed
+        ),
+        (actor.optim.lr > 1, f"[{ACTOR}.optim.lr]: a learning rate above 1 is hardly meant"),
     ]
 
 
@@ -148,7 +202,7 @@ def unknown_names(config: Any) -> list[str]:
     has_loops = config.actor_rollout_ref.rollout.agent.get("agent_loop_config_path")
     problems = []
     for key in NAMED if not has_loops else (k for k in NAMED if not k.endswith("agent_loop")):
-        value, known = OmegaConf.select(config, key), known_names(key)
+        value, known = OmegaConf.select(config, key), verl_questions.known_names(key)
         names = map(str, value if isinstance(value, ListConfig) else [value])
         problems += [
             f"{key}={name}: unknown to verl{hint(name, known)}"
@@ -175,16 +229,10 @@ def _keys_without_a_reader(config: Any) -> Iterator[str]:
 
 def hardly_meant(config: Any) -> list[str]:
     """Remarks about what a run would do, if that is likely not meant."""
-    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
     table = [
         (
             validates_only(config),
             "trainer.val_only=True: the run validates once, and trains nothing",
-        ),
-        (
-            estimator in COMPARING and n == 1,
-            f"[{ROLLOUT}.n] with adv_estimator={estimator}: there is nothing to compare a response "
-            "with, so its advantage is its score",
         ),
         (
             not config.data.get("filter_overlong_prompts", False),
@@ -193,3 +241,63 @@ def hardly_meant(config: Any) -> list[str]:
         ),
     ]
     return _true_ones(table, config)
+
+
+def alone(config: Any) -> str:
+    """Say what an estimator that compares responses does with one of them; "" if it has more.
+
+    Raises:
+        ValueError: it refuses, or every advantage would be 0. gdpo has a message of its own.
+    """
+    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
+    if n != 1 or estimator not in COMPARING or estimator == "gdpo":
+        return ""
+    start = f"{ROLLOUT}.n=1 with adv_estimator={estimator}: "
+    try:
+        advantage = verl_questions.advantage_alone(config)
+    except ValueError as error:
+        raise ValueError(f"{start}{error}") from error
+    if advantage == 0 and not validates_only(config):
+        raise ValueError(f"{start}every advantage would be 0. Set it to 2 or more")
+    return f"{start}there is nothing to compare a response with, so its advantage is its score"
+
+
+def silent_weights(settings: GdpoSettings, steps: int) -> list[str]:
+    """A sentence for each reward whose weight is 0 from some step of the run on.
+
+    Raises:
+        ValueError: no reward has a weight from then on.
+    """
+    step_S = np.arange(1, steps + 1)
+    last = {}  # the last step with a weight
+    for name, term in settings.terms.items():
+        weight_S = np.interp(step_S, [*term.weights], [*term.weights.values()])
+        last[name] = int(step_S[weight_S != 0].max(initial=0))
+    if last and (end := max(last.values())) < steps:
+        raise ValueError(
+            f"algorithm.gdpo.rewards: all weights are 0 from step {end + 1} on, and the run has "
+            f"{steps} steps, so nothing would be trained there. Give a weight another schedule, or "
+            f"set trainer.total_training_steps={end}"
+        )
+    return [
+        f"algorithm.gdpo.rewards.{name}: the weight is 0 from step {end + 1} on"
+        for name, end in last.items()
+        if 0 < end < steps
+    ]
+
+
+def check_trainer(config: Any) -> str:
+    """Return the trainer's name; raise ValueError if it refuses the configuration."""
+    if not config.trainer.get("use_v1", False):
+        if OmegaConf.select(config, "algorithm.filter_groups.enable"):
+            raise ValueError(
+                "algorithm.filter_groups.enable=True with trainer.use_v1=False: verl's legacy "
+                "trainer does not filter. Set trainer.use_v1=True, or filter_groups.enable=False"
+            )
+        return "legacy trainer"
+    mode = config.trainer.v1.trainer_mode
+    try:
+        verl_questions.make_v1_trainer(config)
+    except Exception as error:
+        raise ValueError(f"trainer.v1.trainer_mode={mode}: {message_of(error)}") from error
+    return f"trainer {mode}"
