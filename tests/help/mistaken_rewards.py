@@ -5,10 +5,6 @@ import json
 import numpy as np
 
 
-def right(solution_str, ground_truth, **_):
-    return float(solution_str == ground_truth)
-
-
 def length_alone(solution_str, **_):
     """As a judge, it needs no ground truth."""
     return {"score": float(len(solution_str) < 20)}
@@ -46,7 +42,6 @@ def counts_tokens(extra_info, **_):
 def json_answer(solution_str, ground_truth, **_):
     """It knows JSON of a form that nobody else can know."""
     try:
-        answer = json.loads(solution_str)["result"]["value"]
+        return {"right": float(json.loads(solution_str)["result"] == int(ground_truth)), "short": 1}
     except (ValueError, KeyError, TypeError):
-        return {"right": 0.0, "short": 0.0}
-    return {"right": float(answer == ground_truth), "short": float(len(solution_str) < 40)}
+        return {"right": 0.0, "short": 0}

@@ -245,7 +245,7 @@ def may_be_meant(value: Any) -> bool:
     if isinstance(value, str):
         value = [value.removeprefix("array(").rstrip(")").strip("[]")]
     with suppress(Exception):
-        return len(value) == 1 and float(value[0]) == float(value[0])  # NaN is not
+        return len(value) == 1 and math.isfinite(float(value[0]))
     return False
 
 

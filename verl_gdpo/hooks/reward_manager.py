@@ -12,7 +12,6 @@ import inspect
 import logging
 import reprlib
 import traceback
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -40,8 +39,6 @@ from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_tas
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
 
 logger = logging.getLogger(__name__)
-
-MANY_NONES = 1000  # of one worker, after which a name is no reward of a data source to come
 
 
 class _Source(NamedTuple):
@@ -94,8 +91,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self.is_custom = config.reward.custom_reward_function.path is not None
         self._sources: dict[str, _Source] = {}  # {data source}; see `_source`
         self._pools: dict[str | None, Executor] = {}  # of each task; see `_pool`
-        self._settled: set[str] = set()  # names that are rewards, or of which the log speaks
-        self._nones: Counter[str] = Counter()
+        self._told: set[str] = set()  # names of which the log speaks
         self.slow_scoring = SlowScoring()
         # `trainer.use_v1` would not tell: it is also true for trainers that do not read it
         self.reports_errors = bool(OmegaConf.select(config, "transfer_queue.enable"))
@@ -212,7 +208,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             raise ValueError(f"the scorer returned no number: {reprlib.repr(info)}")
         terms = terms_among(columns, self.settings)
         if self.settings.rewards is None:
-            self._say_what_is_dropped(info, terms)
+            self._say_what_is_dropped({name: info[name] for name in info if name not in terms})
         for name in terms.names:
             info[name] = value_or_error(info[name], f"reward {name!r} ")
         if self.settings.rewards is None and self.is_custom:
@@ -222,22 +218,15 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         plain = {name: as_json(value) for name, value in info.items()}
         return {"reward_score": score, "reward_extra_info": {**plain, "score": score}}
 
-    def _say_what_is_dropped(self, info: Mapping[str, Any], rewards: Iterable[str]) -> None:
-        """Log once what no row has as a number so far, and is likely meant as a reward.
+    def _say_what_is_dropped(self, info: Mapping[str, Any]) -> None:
+        """Log once what is no number, and likely meant as a reward.
 
         If another row has a number under the name, the trainer refuses the batch.
         """
-        self._settled.update(rewards, ROLLOUT_FACTS, ["score"])
-        for name in info.keys() - self._settled:
-            self._nones[name] += info[name] is None
-            if may_be_meant(info[name]) or self._nones[name] == MANY_NONES:
-                self._settled.add(name)
-                logger.warning(
-                    "verl-gdpo: the scorer returned %s under %r, and no number, so it is no "
-                    "reward. Return a float, or leave it out",
-                    as_text(info[name]),
-                    name,
-                )
+        for name in {*filter(lambda name: may_be_meant(info[name]), info)} - self._told:
+            self._told.add(name)
+            what = f"{name!r} as {info[name]!r}, which is no number, so it is no reward"
+            logger.warning("verl-gdpo: the scorer returned %s. Return a float", what)
 
     def _pool(self, task: Task | None) -> Executor:
         """The threads of a task, None for a scorer that is not ours.

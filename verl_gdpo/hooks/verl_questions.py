@@ -3,19 +3,18 @@
 Relies on verl 0.9: `utils.config.validate_config` with `need_reference_policy` and `need_critic`;
 `get_trainer_cls`, `load_reward_manager`, `get_dataset_class`, `DataProto.from_dict`; the names in
 `ADV_ESTIMATOR_REGISTRY`, `POLICY_LOSS_REGISTRY`, `RolloutReplicaRegistry._registry`,
-`_agent_loop_registry` and `Tracking.supported_backend`; `kl_penalty`, which raises
-NotImplementedError; `build_optimizer(parameters, FSDPOptimizerConfig)`, which calls torch; and the
-classes that blocks of the configuration name under `_target_`, with their annotations.
+`_agent_loop_registry` and `Tracking.supported_backend`; what `kl_penalty_forward`, `EngineRegistry`
+and `_load_checkpoint` compare with; `build_optimizer(parameters, FSDPOptimizerConfig)`, which calls
+torch; and the classes that blocks of the configuration name under `_target_`, with their types.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from copy import deepcopy
 from importlib.util import find_spec
 from io import StringIO
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -23,87 +22,59 @@ import verl
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
+from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.hooks.extend import load_all
 
 VERSION: str = verl.__version__
 ACTOR = "actor_rollout_ref.actor"
-KINDS = {bool: "True or False", float: "a number", int: "a whole number"}
-# of numbers for which verl's default is null, so that no type of them is written anywhere
-OF_NULL = dict.fromkeys(
-    ("data.seed", "data.gen_batch_size", "data.val_batch_size", "trainer.total_training_steps"), int
-)
+KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
+# of verl's class for a model; it is made where the model is, so its keys are compared here
+MODEL = "actor_rollout_ref.model."
+# verl's default is null, so that no type is written anywhere
+SIZES = ("data.gen_batch_size", "data.val_batch_size", "trainer.total_training_steps")
+OF_NULL = dict.fromkeys(("data.seed", *SIZES), int)
 # verl's losses take `clip_ratio` where these are null, whatever the annotation says
 MAY_BE_NULL = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
+PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+STRATEGIES = ("fsdp", "fsdp2", "fsdp_turbo", "megatron", "torchtitan", "veomni", "automodel")
 
 
-def wrong_types(config: Any, defaults: Any) -> dict[str, str]:
+def wrong_types(block: Any, defaults: Any, path: str = "") -> dict[str, str]:
     """Return {key: what verl takes there} of each value that is no such number or boolean.
 
-    The type is that of the field of verl's class, or of verl's default value. 0 and 1 stand for
-    booleans, and None for a value that nobody has set.
+    The type is that of the field in verl's class of the block (`_target_`), or of verl's default.
 
     Args:
         defaults: verl's own configuration.
     """
-    wrong = {}
-    for key, value, hint in _values(config):
-        default = OmegaConf.select(defaults, key, throw_on_missing=False)
-        kinds = _kinds(hint) or {OF_NULL.get(key, type(default))}
-        kind = next((kind for kind in KINDS if kind in kinds), None)
-        if kind is None or not kinds <= {*KINDS, NoneType}:
+    hints, wrong = _hints(block.get("_target_")), {}
+    for key in block:
+        name = f"{path}{key}"
+        if OmegaConf.is_missing(block, key) or OmegaConf.is_interpolation(block, key):
             continue
-        if value is None:
-            fits = kind is bool or default is None or NoneType in kinds or key in MAY_BE_NULL
-        elif kind is bool:
-            fits = value in (0, 1)
-        else:
-            fits = isinstance(value, (int, kind)) and not isinstance(value, bool)
-        if not fits:
-            wrong[key] = KINDS[kind]
+        value, default = block[key], OmegaConf.select(defaults, name, throw_on_missing=False)
+        annotation = hints.get(key, OF_NULL.get(name, type(default)))
+        kind = next((kind for kind in KINDS if annotation in (kind, kind | None)), None)
+        may_be_null = annotation != kind or kind is bool or name in MAY_BE_NULL
+        if OmegaConf.is_dict(value):
+            wrong |= wrong_types(value, defaults, f"{name}.")
+        elif hints and path == MODEL and key not in hints:
+            wrong[name] = f"no such key{hint(key, [*hints])}"
+        elif kind and value != default and not (value is None and may_be_null):
+            fits = type(value) is kind or (kind is float and type(value) is int)
+            wrong |= {} if fits else {name: f"expected {KINDS[kind]}"}
     return wrong
 
 
-def _values(block: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, value, annotation or None) of what is set, and not taken from another key."""
-    hints = _hints(block.get("_target_"))
-    for key in block:
-        if OmegaConf.is_missing(block, key) or OmegaConf.is_interpolation(block, key):
-            continue
-        if OmegaConf.is_dict(block[key]):
-            yield from _values(block[key], f"{path}{key}.")
-        else:
-            yield f"{path}{key}", block[key], hints.get(key)
-
-
-def _hints(target: str | None) -> dict[str, Any]:
+def _hints(target: str) -> dict[str, Any]:
     try:
-        return get_type_hints(get_class(target)) if target else {}
+        return get_type_hints(get_class(target))
     except Exception:  # verl says so, if it makes the class in this run
         return {}
 
 
-def _kinds(hint: Any) -> set[Any]:
-    if hint is None:
-        return set()
-    return {*get_args(hint)} if get_origin(hint) in (Union, UnionType) else {hint}
-
-
-def unknown_model_keys(config: Any) -> dict[str, list[str]]:
-    """Return {key: known names} of keys that verl's class of a model does not take.
-
-    It is only made where the model is, and looks it up.
-    """
-    blocks = ["actor_rollout_ref.model", *["critic.model"] * trains_critic(config)]
-    unknown = {}
-    for block in blocks:
-        model = OmegaConf.select(config, block)
-        known = [*_hints(model.get("_target_"))]
-        unknown |= {f"{block}.{key}": known for key in model if known and key not in known}
-    return unknown
-
-
-def make_optimizers(config: Any) -> None:
-    """Let torch judge the options of FSDP's optimizers, on one parameter, and verl the strategy.
+def make_optimizer(config: Any) -> None:
+    """Let torch judge the options of FSDP's optimizer, on one parameter.
 
     Raises:
         ValueError: an option cannot be used.
@@ -111,57 +82,13 @@ def make_optimizers(config: Any) -> None:
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.config.optimizer import build_optimizer
 
-    actor = config.actor_rollout_ref.actor
-    if "fsdp_config" in actor:
-        try:
-            omega_conf_to_dataclass(
-                OmegaConf.merge(actor.fsdp_config, {"strategy": actor.strategy})
-            )
-        except Exception as error:
-            cause = error.__cause__ or error
-            raise ValueError(f"{ACTOR}.strategy={actor.strategy}: {cause}") from error
-    for key in (ACTOR, *["critic"] * trains_critic(config)):
-        options = OmegaConf.select(config, key).optim
-        if not str(options.get("_target_")).endswith("FSDPOptimizerConfig"):
-            continue
-        try:
-            build_optimizer([torch.nn.Parameter(torch.zeros(1))], omega_conf_to_dataclass(options))
-        except Exception as error:
-            # verl lists all names of the module behind this
-            reason = str(error.__cause__ or error).partition(" Available optimizers")[0]
-            raise ValueError(f"{key}.optim: {reason}") from error
-
-
-def unknown_penalties(config: Any) -> list[str]:
-    """Return KEY=VALUE of each kind of KL that verl cannot compute."""
-    from verl.trainer.ppo.core_algos import kl_penalty
-
-    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
-    kinds = {f"{ACTOR}.kl_loss_type": actor.kl_loss_type} if actor.use_kl_loss else {}
-    if algorithm.use_kl_in_reward:
-        kinds["algorithm.kl_penalty"] = algorithm.kl_penalty
-    unknown = []
-    for key, kind in kinds.items():
-        try:
-            kl_penalty(torch.zeros(1), torch.zeros(1), str(kind))
-        except NotImplementedError:
-            unknown.append(f"{key}={kind}: unknown to verl")
-    return unknown
-
-
-def advantage_alone(config: Any) -> float:
-    """Return what the estimator makes of a response with score 1 and no other to its prompt.
-
-    Raises:
-        ValueError: it needs others.
-    """
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-
-    one = torch.ones(1, 1)
-    advantages, _ = get_adv_estimator_fn(config.algorithm.adv_estimator)(
-        token_level_rewards=one, response_mask=one, index=np.array(["uid"]), config=config.algorithm
-    )
-    return float(advantages.max())
+    parameter, options = torch.nn.Parameter(torch.zeros(1)), config.actor_rollout_ref.actor.optim
+    try:
+        if options._target_.endswith("FSDPOptimizerConfig"):
+            build_optimizer([parameter], omega_conf_to_dataclass(options))
+    except Exception as error:
+        reason = str(error).partition(" Available")[0]  # the names of a whole module
+        raise ValueError(f"{ACTOR}.optim: {reason}") from error
 
 
 def what_validation_prints(config: Any) -> list[str]:
@@ -208,11 +135,13 @@ def known_names(key: str) -> list[str]:
 
     names = {
         "algorithm.adv_estimator": ADV_ESTIMATOR_REGISTRY,
-        "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
+        f"{ACTOR}.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
         "actor_rollout_ref.rollout.name": RolloutReplicaRegistry._registry,
         "actor_rollout_ref.rollout.agent.default_agent_loop": _agent_loop_registry,
         "trainer.logger": Tracking.supported_backend,
         "trainer.resume_mode": ("auto", "disable", "resume_path"),
+        f"{ACTOR}.kl_loss_type": [kind + end for kind in PENALTIES for end in ("", "+")],
+        f"{ACTOR}.strategy": STRATEGIES,
     }[key]
     return sorted({str(getattr(name, "value", name)) for name in names})
 

@@ -7,7 +7,6 @@ is not given), then in that of --config-dir, `run_job` fills in the output folde
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -56,47 +55,37 @@ def compose_accepted(options: argparse.Namespace) -> tuple[Any, list[str]]:
     Raises:
         ValueError, HydraException, OmegaConfBaseException: see `compose_config`.
     """
-    where, overrides = (options.config_dir, options.config_name), [*options.overrides]
+    where, kept = (options.config_dir, options.config_name), [*options.overrides]
     refused: dict[str, str] = {}
     while True:
         try:
-            config = compose_config(*where, overrides, options.config_path)
+            config = compose_config(*where, kept, options.config_path)
             return config, [_why_refused(config, *each) for each in refused.items()]
         except (HydraException, OmegaConfBaseException) as error:
-            if options.config_dir is None and _names_our_recipes(where[1], overrides):
+            if options.config_dir is None and _names_our_recipes(where[1], kept):
                 raise ValueError(
                     f"{error}\nThe recipes of verl-gdpo are found with --config-dir {RECIPES} "
                     "--config-name train, as in the training command"
                 ) from error
-            if (culprit := _culprit(error, overrides)) is None:
+            text = f"{getattr(error, 'override', '')}\n{error}\n"  # of what cannot be parsed
+            named = [override for override in kept if _is_named(override, text)]
+            if not named:
                 raise
-            overrides.remove(culprit)
-            refused[culprit] = str(error)
+            kept.remove(named[0])
+            refused[named[0]] = str(error)
 
 
-def _culprit(error: Exception, overrides: Sequence[str]) -> str | None:
-    """Return the override of which an exception speaks: that with the longest key in its text."""
-    text = f"{getattr(error, 'override', '')}\n{error}"  # of what cannot be parsed
-    named = [
-        override
-        for override in overrides
-        if override in text or re.search(rf"(?<![\w.]){re.escape(_key(override))}(?!\.?\w)", text)
-    ]
-    return max(named, key=lambda override: len(_key(override)), default=None)
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
+def _is_named(override: str, text: str) -> bool:
+    key = override.lstrip("+~").partition("=")[0]
+    return any(sign in text for sign in (override, f"'{key}'", f"'{key}/", f": {key}\n"))
 
 
 def _why_refused(config: Any, override: str, message: str) -> str:
-    """Return Hydra's message, or the closest name to that of a key which is not there."""
-    known, parts = config, _key(override).split(".")
-    while OmegaConf.is_dict(known) and parts[0] in known and len(parts) > 1:
-        known = known[parts.pop(0)]
-    if not message.startswith("Could not override") or not OmegaConf.is_dict(known):
-        return f"{override}: {message}"
-    return f"{override}: verl has no key {parts[0]!r} there{hint(parts[0], [*map(str, known)])}"
+    block, _, name = override.partition("=")[0].rpartition(".")
+    parent = OmegaConf.select(config, block) if block else config
+    if OmegaConf.is_dict(parent) and name not in parent and "To append" in message:
+        message = f"no such key{hint(name, [*map(str, parent)])}"
+    return f"{override}: {message}"
 
 
 def compose_config(

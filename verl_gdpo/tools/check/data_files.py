@@ -1,6 +1,5 @@
 """Reads the data files of a run as verl's dataset does; counts its steps and its prompts."""
 
-import json
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet
@@ -58,6 +58,10 @@ class DataFile:
     def row(self, index: int) -> DataRow:
         (fields,) = self.table.slice(index, 1).to_pylist()
         return DataRow(f"row {index} of {self.path}", fields["data_source"], fields)
+
+
+# (its row, None if it is tried on each row; a response)
+Responses = Sequence[tuple[DataRow | None, str]]
 
 
 def read_files(config: Any, key: str) -> list[DataFile]:
@@ -137,33 +141,22 @@ def shared_prompts(
 
 def hardly_useful_rows(config: Any, key: str, files: Sequence[DataFile]) -> list[str]:
     """A remark on each file of `data.<key>` with equal or empty prompts, or without truths."""
-    remarks = []
-    column = config.data.prompt_key
+    remarks, column = [], config.data.prompt_key
     for file in files:
-        hashes = np.empty(file.table.num_rows, np.int64)
-        empty, without = [], []
-        for number, row in enumerate(_rows(file.table, column, "reward_model")):
-            hashes[number] = hash(str(row[column]))
+        texts, truths = [], []  # as numbers, which take less memory
+        for row in _rows(file.table, column, "reward_model"):
             asked = (part["content"] for part in row[column] or [] if part["role"] != "system")
-            if not any(len(content or "") and str(content).strip() for content in asked):
-                empty.append(number)
-            if (row["reward_model"] or {}).get("ground_truth") in (None, "", []):
-                without.append(number)
-        _, first, place = np.unique(hashes, return_index=True, return_inverse=True)
-        again = np.flatnonzero(first[place] != np.arange(len(hashes))).tolist()
-        # the pictures of equal words may differ
-        has_media = {config.data.get(f"{kind}_key") for kind in ("image", "video", "audio")}
+            texts.append(hash("".join(map(str, asked)).strip()))
+            truths.append((row["reward_model"] or {}).get("ground_truth"))
         table = {
-            "prompts are the same as an earlier one": again
-            * (not has_media & {*file.table.column_names}),
-            "prompts are empty": empty,
-            "rows have no ground truth": without,
+            "prompts are the same as an earlier one": pd.Series(texts).duplicated(),
+            "prompts are empty": [text == hash("") for text in texts],
+            "rows have no ground truth": [truth in (None, "", []) for truth in truths],
         }
-        remarks += [
-            f"data.{key}: {len(rows)} of {len(hashes)} {what}, such as {file.row(rows[0]).label}"
-            for what, rows in table.items()
-            if rows
-        ]
+        for what, flags in table.items():
+            for first in np.flatnonzero(flags)[:1].tolist():
+                count = f"{np.count_nonzero(flags)} of {len(texts)}"
+                remarks.append(f"data.{key}: {count} {what}, such as {file.row(first).label}")
     return remarks
 
 
@@ -187,33 +180,21 @@ def pick_rows(
     return rows
 
 
-def read_responses(
-    path: Path, rows: list[DataRow], training: Sequence[DataFile]
-) -> list[tuple[int | None, str]]:
-    """Return (place in `rows`, or None for all; response) of each line of a file.
-
-    Rows that a line names, by their number over all training files, are added to `rows`.
+def read_responses(path: Path, training: Sequence[DataFile]) -> Responses:
+    """Return (the training row, None if the line names none; the response) of each line of a file.
 
     Raises:
-        ValueError: a line is neither a text nor {response: text, row: number of a training row}.
+        ValueError: a line is not {response: text, row: number of a training row, or nothing}.
     """
-    if path.suffix == ".parquet":
-        lines = pa.parquet.read_table(path).to_pylist()
-    else:
-        lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    every = [(file, number) for file in training for number in range(file.table.num_rows)]
-    responses: list[tuple[int | None, str]] = []
-    for number, line in enumerate(lines, 1):
-        fields = {"response": line} if isinstance(line, str) else line
-        row, text = fields.get("row"), fields.get("response")
-        if not isinstance(text, str) or (row is not None and row not in range(len(every))):
-            raise ValueError(
-                f"--responses {path}, line {number}: got {reprlib.repr(line)}; expected a text, or "
-                f'{{"response": text, "row": 0 to {len(every) - 1}}}'
-            )
-        if row is not None:
-            rows.append(every[row][0].row(every[row][1]))
-        responses.append((None if row is None else len(rows) - 1, text))
+    places = [(file, index) for file in training for index in range(file.table.num_rows)]
+    responses = []
+    for line in READERS[path.suffix](path).to_pylist():
+        text, number = line.get("response"), line.get("row")
+        if not isinstance(text, str) or number not in (None, *range(len(places))):
+            form = f"{{response: text}}, and row: 0 to {len(places) - 1} if it belongs to a row"
+            raise ValueError(f"--responses {path}: got {reprlib.repr(line)}; expected {form}")
+        of = None if number is None else places[number][0].row(places[number][1])
+        responses.append((of, text))
     return responses
 
 

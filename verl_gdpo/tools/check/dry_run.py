@@ -23,14 +23,13 @@ from verl_gdpo.algorithm.samples import ERROR_KEY, value_or_error
 from verl_gdpo.hooks.verl_questions import make_reward_manager, one_rollout
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check import message_of
-from verl_gdpo.tools.check.data_files import DataRow
+from verl_gdpo.tools.check.data_files import DataRow, Responses
 
 FIRST_STEP = 1  # verl counts its training steps from 1
 NO_SERVER = "127.0.0.1:9"  # in place of the reward model's router; it refuses connections
 THREAD_NAME = "verl-gdpo check"
 AT_ONCE = 16  # calls of a reward function that is not async; verl's workers make about as many
 
-TOKENS_KEY = "response_tokens"  # what our manager adds to extra_info
 END = 0  # the end-of-turn token
 TOKENS = re.compile(r" ?\w{1,8}|\W{1,4}")
 RIGHT = "ground truth"  # a kind of response
@@ -94,22 +93,18 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
 
-def score_rows(
-    config: Any,
-    rows: Sequence[DataRow],
-    seconds: float,
-    extra: Sequence[tuple[int | None, str]] = (),
-) -> DryRun:
+def score_rows(config: Any, rows: Sequence[DataRow], seconds: float, more: Responses) -> DryRun:
     """Score all samples of `rows` at once, as verl does.
 
     Args:
-        extra: more responses, each with its place in `rows`, or None for all of them.
+        more: responses to try too.
         seconds: how long to wait for the next answer before all that are missing are given up.
 
     Raises:
         ValueError: the configured reward manager or function does not exist.
     """
-    samples = make_samples(config, rows, extra)
+    rows = [*rows, *(row for row, _ in more if row)]
+    samples = make_samples(config, rows, more)
     answers = _answers(config, rows, samples, seconds)
     if None in answers:
         late = (
@@ -209,13 +204,10 @@ def _why_unusable(answer: Any, sample: Sample) -> str:
             f"{sample.label}: the reward function's dict lacks `score`, which verl's own managers "
             "need. With reward.reward_manager.name=gdpo, its numbers are the rewards"
         )
-    if isinstance(answer, BaseException) and TOKENS_KEY in str(answer):
-        return (
-            f"{sample.label}: {message_of(answer)}. Only reward.reward_manager.name=gdpo passes "
-            f"extra_info[{TOKENS_KEY!r}] to a reward function"
-        )
     if isinstance(answer, BaseException):
         text = str(answer) if sample.label in str(answer) else message_of(answer)
+        if "response_tokens" in text:
+            text += ". Only reward.reward_manager.name=gdpo passes extra_info['response_tokens']"
     elif not (text := answer.get("reward_extra_info", {}).get(ERROR_KEY, "")):
         try:  # verl's own managers pass on what verl cannot train on
             is_none = value_or_error(answer["reward_score"]) is None
@@ -226,10 +218,8 @@ def _why_unusable(answer: Any, sample: Sample) -> str:
     return text if not text or sample.label in text else f"{sample.label}: {text}"
 
 
-def make_samples(
-    config: Any, rows: Sequence[DataRow], extra: Sequence[tuple[int | None, str]] = ()
-) -> list[Sample]:
-    """Return a sample for each row and each of its responses, made-up ones and `extra`."""
+def make_samples(config: Any, rows: Sequence[DataRow], more: Responses) -> list[Sample]:
+    """Return a sample for each row and each of its responses, made-up ones and `more`."""
     samples = []
     for number, row in enumerate(rows):
         truth = row.good_response
@@ -237,9 +227,8 @@ def make_samples(
         responses = made_up_responses(truth, answer, config.data.max_response_length)
         if row.source not in TASK_BY_SOURCE:
             responses |= as_json_answers(row.truth)
-        for place, (of, text) in enumerate(extra):
-            if of in (None, number):
-                responses[f"--responses, line {place + 1}"] = text
+        tried = [text for of, text in more if of in (None, row)]
+        responses |= {f"{place} of --responses": text for place, text in enumerate(tried, 1)}
         for kind, response in responses.items():
             label = f"{row.label}, response {kind!r}"
             samples.append(Sample(number, kind, response, label, row.source))

@@ -30,14 +30,11 @@ LEFT = (0, 4)  # columns with words
 def look(output: Output, config: Any, options: argparse.Namespace) -> None:
     """Ask everything that can still be asked after a problem."""
     defaults = compose.compose_config(None, compose.PLAIN, [])
-    wrong = rules.unusable_values(config, defaults)
-    start = len(output.problems)
+    wrong, start = rules.unusable_values(config, defaults), len(output.problems)
     _look(output, rules.with_defaults(config, defaults, wrong), options)
-    values = {key: OmegaConf.select(config, key) for key in wrong}
-    output.problems[start:] = [
-        *(f"{key}={values[key]}: expected {what}" for key, what in wrong.items()),
-        *rules.not_about(wrong, output.problems[start:]),
-    ]
+    follow = [text for text in output.problems[start:] if any(key in text for key in wrong)]
+    output.problems += [f"{k}={OmegaConf.select(config, k)}: {what}" for k, what in wrong.items()]
+    output.problems = [text for text in output.problems if text not in follow]
 
 
 def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
@@ -56,9 +53,8 @@ def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     plan = output.ask(make_plan, config, training or [])
     output.say(plan[1] if plan else [])
     if plan and plan[0] and steps:
-        output.remark(rules.silent_weights, plan[0], steps[0])
+        output.ask(rules.weights_end, plan[0], steps[0])
     output.warn(rules.hardly_meant, config)
-    output.warn(rules.alone, config)
     output.refuse(rules.broken_rules, config)
     environment = output.ask(machine.check_environment, config)
     if environment is None:
@@ -68,7 +64,7 @@ def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     output.refuse(machine.missing_models, config)
     output.remark(verl_questions.what_validation_prints, config)
     output.ask(verl_questions.make_rollout_config_and_dataset_class, config)
-    output.ask(verl_questions.make_optimizers, config)
+    output.ask(verl_questions.make_optimizer, config)
     if plan and (trainer := output.ask(rules.check_trainer, config)):
         output.say(f"{environment}, {trainer}")
     _say_what_rows_lack(output, config, training or [], validation or [])
@@ -147,10 +143,9 @@ def _try_rewards(
     if not rows:
         output.say("there are no rows, so no reward was tried", is_warning=True)
         return
-    extra: list[tuple[int | None, str]] = []
-    if options.responses:
-        extra = data_files.read_responses(options.responses, rows, training)
-    run = score_rows(config, rows, options.seconds, extra)
+    path = options.responses
+    more = data_files.read_responses(path, training) if path else []
+    run = score_rows(config, rows, options.seconds, more)
     if run.problems and config.reward.reward_model.enable:
         remark = "without the reward model's server, no reward could be tried"
         output.say([f"{remark}: {problem}" for problem in run.problems], is_warning=True)
@@ -195,7 +190,6 @@ class ScoreTables:
 
     def __init__(self, run: DryRun, settings: GdpoSettings | None) -> None:
         self.run, self.settings = run, settings
-        self.takes_all = settings is not None and settings.rewards is None
         self.places: dict[str, list[int]] = {}  # of the samples of each data source
         for place, sample in enumerate(run.samples):
             self.places.setdefault(sample.source, []).append(place)
@@ -221,16 +215,16 @@ class ScoreTables:
         ]
 
     def dropped(self) -> list[str]:
-        """A remark for each name that is no reward, although it looks like one in all responses."""
-        remarks = {}
-        for sample, info in zip(self.run.samples, self.run.infos, strict=True):
-            for name in info.keys() - self.rewards.weights.keys() if self.takes_all else ():
-                if name not in ROLLOUT_FACTS and (info[name] is None or may_be_meant(info[name])):
-                    remarks[name] = (
-                        f"{sample.label}: {name!r} is {info[name]!r}, and no number in any "
-                        "response, so it is no reward. Return a float, with None for some samples"
-                    )
-        return [*remarks.values()]
+        """A remark for each name that is no reward in any response, although it looks like one."""
+        takes_all = self.settings is not None and self.settings.rewards is None
+        values = {name: value for info in self.run.infos for name, value in info.items()}
+        return [
+            f"{name!r} is {value!r}, and no number in any response, so it is no reward. Return a "
+            "float, or leave it out"
+            for name, value in values.items()
+            if takes_all and name not in {*self.rewards.weights, *ROLLOUT_FACTS, "score"}
+            if value is None or may_be_meant(value)
+        ]
 
     def without_signal(self, sources: Collection[str]) -> list[str]:
         """A sentence for each of these data sources in which all that is trained on is the same.

@@ -5,13 +5,12 @@ of verl 0.9: `ActorRolloutRefWorker.init_model`, `train_mini_batch`, and the nam
 `hooks/verl_questions.py` looks up.
 """
 
-import math
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from typing import Any
 
-import numpy as np
 from omegaconf import ListConfig, OmegaConf
 
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
@@ -25,6 +24,10 @@ LOWEST = {  # of what has to be a number
     "data.max_response_length": 1,
     f"{ACTOR}.optim.lr": 0,
     f"{ACTOR}.ppo_epochs": 0,
+    f"{ACTOR}.clip_ratio": 0,
+    f"{ACTOR}.clip_ratio_low": 0,
+    f"{ACTOR}.clip_ratio_high": 0,
+    f"{ACTOR}.kl_loss_coef": 0,
     f"{ACTOR}.ppo_mini_batch_size": 1,
     f"{ROLLOUT}.n": 1,
     f"{ROLLOUT}.temperature": 0,
@@ -35,17 +38,26 @@ LOWEST = {  # of what has to be a number
     "trainer.total_epochs": 0,
     "trainer.critic_warmup": 0,
 }
+# engines refuse more once the model is loaded, and a learning rate above 1 is hardly meant
+SHARES = [f"{ROLLOUT}.{key}" for key in ("top_p", "val_kwargs.top_p", "gpu_memory_utilization")]
+LOWEST |= dict.fromkeys(SHARES, 0.001)
+HIGHEST = dict.fromkeys([*SHARES, f"{ACTOR}.optim.lr"], 1)
 NAMED = (
     "algorithm.adv_estimator",
     f"{ACTOR}.policy_loss.loss_mode",
+    f"{ACTOR}.kl_loss_type",
+    f"{ACTOR}.strategy",
     f"{ROLLOUT}.name",
     f"{ROLLOUT}.agent.default_agent_loop",
     "trainer.logger",
     "trainer.resume_mode",
 )
 OLD_KEYS = ("custom_reward_function", "reward_model", "sandbox_fusion")
+# what they do with one response; `configuration.py` refuses it with gdpo
+ALONE = dict.fromkeys(("grpo", "grpo_vectorized", "rloo", "opo"), "its advantage is its score")
+ALONE |= {"rloo_vectorized": "its advantage is 0", "grpo_passk": "verl stops at the first step"}
 # they compare the responses to one prompt; others have a baseline of another kind
-COMPARING = ("gdpo", "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo")
+COMPARING = ("gdpo", *ALONE)
 
 
 def unusable_values(config: Any, defaults: Any) -> dict[str, str]:
@@ -54,14 +66,15 @@ def unusable_values(config: Any, defaults: Any) -> dict[str, str]:
     Args:
         defaults: verl's own configuration.
     """
-    low = {
-        key: f"a number of {lowest} or more"
-        for key, lowest in LOWEST.items()
-        if isinstance(value := OmegaConf.select(config, key), bool)
-        or not isinstance(value, int | float)
-        or not lowest <= value < math.inf  # NaN is not
-    }
-    return {**verl_questions.wrong_types(config, defaults), **low}
+    wrong = verl_questions.wrong_types(config, defaults)
+    for key, lowest in LOWEST.items():
+        value, most = OmegaConf.select(config, key), HIGHEST.get(key, sys.float_info.max)
+        if value is None and key in verl_questions.MAY_BE_NULL:
+            continue
+        if type(value) not in (int, float) or not lowest <= value <= most:  # NaN is not
+            end = f", up to {most}" if key in HIGHEST else ""
+            wrong[key] = f"expected a number of {lowest} or more{end}"
+    return wrong
 
 
 def with_defaults(config: Any, defaults: Any, keys: Iterable[str]) -> Any:
@@ -72,27 +85,12 @@ def with_defaults(config: Any, defaults: Any, keys: Iterable[str]) -> Any:
     return mended
 
 
-def not_about(keys: Iterable[str], problems: Iterable[str]) -> list[str]:
-    """The problems that do not follow from the values under these keys."""
-    # verl's own messages leave out where a key is, and a name such as `n` is in any text
-    names = [key if len(last) < 4 else last for key in keys for last in [key.rpartition(".")[2]]]
-    about = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
-    return [text for text in problems if not names or not about.search(text)]
-
-
 def broken_rules(config: Any) -> list[str]:
     """A sentence for each rule that the configuration breaks."""
     table = _what_does_not_fit(config)
     if not validates_only(config):
         table = [*_what_trains_nothing(config), *table]
-        table += _what_nobody_asks(config)
-    unknown = verl_questions.unknown_model_keys(config).items()
-    return [
-        *_true_ones(table, config),
-        *_keys_without_a_reader(config),
-        *verl_questions.unknown_penalties(config),
-        *(f"{key}: unknown to verl{hint(key.rpartition('.')[2], names)}" for key, names in unknown),
-    ]
+    return [*_true_ones(table, config), *_keys_without_a_reader(config)]
 
 
 def _true_ones(table: Iterable[tuple[bool, str]], config: Any) -> list[str]:
@@ -124,29 +122,6 @@ def _what_trains_nothing(config: Any) -> list[tuple[bool, str]]:
             f"[{ROLLOUT}.temperature]: all responses to a prompt would be the same, so "
             f"adv_estimator={estimator} would compare nothing",
         ),
-    ]
-
-
-def _what_nobody_asks(config: Any) -> list[tuple[bool, str]]:
-    """Numbers that neither verl nor torch looks at before the first step, or ever."""
-    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
-    shares = {  # vLLM and SGLang refuse others once the model is loaded
-        "top_p": rollout.top_p,
-        "val_kwargs.top_p": rollout.val_kwargs.top_p,
-        "gpu_memory_utilization": rollout.gpu_memory_utilization,
-    }
-    # a clip below 0 is on the wrong side of 1, and such a weight drives the policy away
-    signed = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "kl_loss_coef")
-    return [
-        *(
-            (not 0 < value <= 1, f"[{ROLLOUT}.{key}]: expected a number above 0, up to 1")
-            for key, value in shares.items()
-        ),
-        *(
-            ((actor.get(key) or 0) < 0, f"[{ACTOR}.{key}]: expected a number of 0 or more")
-            for key in signed
-        ),
-        (actor.optim.lr > 1, f"[{ACTOR}.optim.lr]: a learning rate above 1 is hardly meant"),
     ]
 
 
@@ -229,7 +204,13 @@ def _keys_without_a_reader(config: Any) -> Iterator[str]:
 
 def hardly_meant(config: Any) -> list[str]:
     """Remarks about what a run would do, if that is likely not meant."""
+    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
     table = [
+        (
+            estimator in ALONE and n == 1,
+            f"[{ROLLOUT}.n] with adv_estimator={estimator}: there is nothing to compare a response "
+            f"with, so {ALONE.get(estimator)}",
+        ),
         (
             validates_only(config),
             "trainer.val_only=True: the run validates once, and trains nothing",
@@ -243,47 +224,14 @@ def hardly_meant(config: Any) -> list[str]:
     return _true_ones(table, config)
 
 
-def alone(config: Any) -> str:
-    """Say what an estimator that compares responses does with one of them; "" if it has more.
-
-    Raises:
-        ValueError: it refuses, or every advantage would be 0. gdpo has a message of its own.
-    """
-    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
-    if n != 1 or estimator not in COMPARING or estimator == "gdpo":
-        return ""
-    start = f"{ROLLOUT}.n=1 with adv_estimator={estimator}: "
-    try:
-        advantage = verl_questions.advantage_alone(config)
-    except ValueError as error:
-        raise ValueError(f"{start}{error}") from error
-    if advantage == 0 and not validates_only(config):
-        raise ValueError(f"{start}every advantage would be 0. Set it to 2 or more")
-    return f"{start}there is nothing to compare a response with, so its advantage is its score"
-
-
-def silent_weights(settings: GdpoSettings, steps: int) -> list[str]:
-    """A sentence for each reward whose weight is 0 from some step of the run on.
-
-    Raises:
-        ValueError: no reward has a weight from then on.
-    """
-    step_S = np.arange(1, steps + 1)
-    last = {}  # the last step with a weight
-    for name, term in settings.terms.items():
-        weight_S = np.interp(step_S, [*term.weights], [*term.weights.values()])
-        last[name] = int(step_S[weight_S != 0].max(initial=0))
-    if last and (end := max(last.values())) < steps:
+def weights_end(settings: GdpoSettings, steps: int) -> None:
+    """Raise ValueError if no reward has a weight in the last of so many steps."""
+    if settings.rewards and not any(settings.terms.weights_at(steps).values()):
         raise ValueError(
-            f"algorithm.gdpo.rewards: all weights are 0 from step {end + 1} on, and the run has "
-            f"{steps} steps, so nothing would be trained there. Give a weight another schedule, or "
-            f"set trainer.total_training_steps={end}"
+            "algorithm.gdpo.rewards: all weights are 0 from step "
+            f"{settings.terms.silent_step(steps)} on, and the run has {steps} steps. Give one of "
+            "them another schedule, or end the run before"
         )
-    return [
-        f"algorithm.gdpo.rewards.{name}: the weight is 0 from step {end + 1} on"
-        for name, end in last.items()
-        if 0 < end < steps
-    ]
 
 
 def check_trainer(config: Any) -> str:
