@@ -66,9 +66,9 @@ def wrong_types(block: Any, defaults: Any, path: str = "") -> dict[str, str]:
     return wrong
 
 
-def _hints(target: str) -> dict[str, Any]:
+def _hints(target: str | None) -> dict[str, Any]:
     try:
-        return get_type_hints(get_class(target))
+        return get_type_hints(get_class(target)) if target else {}
     except Exception:  # verl says so, if it makes the class in this run
         return {}
 

@@ -31,6 +31,8 @@ LOWEST = {  # of what has to be a number
     f"{ACTOR}.ppo_mini_batch_size": 1,
     f"{ROLLOUT}.n": 1,
     f"{ROLLOUT}.temperature": 0,
+    f"{ROLLOUT}.val_kwargs.n": 1,
+    "reward.num_workers": 1,
     f"{ROLLOUT}.tensor_model_parallel_size": 1,
     f"{ROLLOUT}.data_parallel_size": 1,
     "trainer.n_gpus_per_node": 1,
