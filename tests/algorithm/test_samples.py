@@ -124,7 +124,7 @@ SAMPLE = {"a": 1.0, "score": 2.0}
     ("infos", "weights", "message"),
     [
         ([SAMPLE, {"a": math.nan}], {"a": 1}, "u_1_0: reward 'a' is nan; expected a finite number"),
-        ([SAMPLE, {"a": "1"}], None, "u_1_0: reward 'a' is '1'; expected a finite number"),
+        ([SAMPLE, {"a": "1"}], None, "u_1_0: reward 'a' is '1'; expected .* Return a float"),
         ([SAMPLE, {"a": [1, 2]}], None, "u_1_0: reward 'a' is a list"),
         ([SAMPLE, {"b": 1.0}], {"a": 1}, r"u_1_0: no reward 'a'; the scorer returned \['b'\]"),
         ([SAMPLE, {"a": 1.0, "b": 1.0}], None, "u_1_0 has the rewards .* Return the same names"),

@@ -1,15 +1,22 @@
 """The rows and reward functions on which `verl-gdpo check` is tested, right and wrong ones."""
 
 import json
+import re
+import shlex
+import shutil
 
 import pandas as pd
 import pyarrow.parquet
+from repository import REPO
 from saved_checkpoint import save_checkpoint
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tool_rows import tool_row
 from transformers import PreTrainedTokenizerFast
+
+PAGE = (REPO / "docs" / "check.md").read_text()
+(COMMAND,) = re.findall(r"^verl-gdpo check (--elsewhere .*?)```", PAGE, re.M | re.S)
 
 REWARDS = """
 import asyncio, os, sys, threading, time
@@ -104,6 +111,10 @@ MANNERS = (
 )
 
 
+def of_the_page(arguments, data):
+    return shlex.split(arguments.replace("\\\n", " ").replace("DATA", str(data)))
+
+
 def write_check_data(folder):
     def write(name, rows):
         pd.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
@@ -120,6 +131,19 @@ def write_check_data(folder):
     write("text", [{**row, "reward_model": "gold"} for row in rows])
     write("text_prompts", [{**row, "prompt": "Weather in Oslo?"} for row in rows])
     write("wordy", [{**row, "prompt": [{"role": "user", "content": MANNERS}]} for row in rows])
+    write("same", [{**row, "prompt": rows[0]["prompt"]} for row in rows])
+    write(
+        "silent",
+        [*({**row, "prompt": [{"role": "user", "content": ""}]} for row in rows[:2]), *rows[2:]],
+    )
+    write(
+        "half", [*rows[:3], *({**row, "reward_model": {"ground_truth": None}} for row in rows[3:])]
+    )
+    write("numbers", [{**row, **math, "data_source": "mine"} for row in rows])
+    (folder / "answers.jsonl").write_text(
+        "\n".join(f'{{"response": "{{\\"result\\": {n}}}", "row": {n % 2}}}' for n in (72, 17))
+    )
+    shutil.copy(REPO / "tests" / "help" / "mistaken_rewards.py", folder / "mistakes.py")
     write("bad", [*rows[:2], with_a_bad_truth(rows[2]), *rows[3:]])
     pyarrow.parquet.write_table(
         pyarrow.parquet.read_table(folder / "good.parquet").slice(0, 0), folder / "empty.parquet"

@@ -601,8 +601,10 @@ def test_what_is_no_number_is_no_reward_and_stays():
     assert info == {name: repr(value) for name, value in odd.items()}  # what Ray can send
 
 
-def test_a_score_alone_is_the_reward_acc():
-    result = score(manager(failing({"score": 0.5, "pred": "7"})), "x")
+def test_a_score_alone_is_the_reward_acc(caplog):
+    plain = manager(failing({"score": 0.5, "pred": "7"}))
+    result = [score(plain, "x") for _ in range(2)][1]
+    assert caplog.text.count("returned 'pred' as '7', which is no number, so it is no reward") == 1
     assert result["reward_score"] == 0.5
     assert result["reward_extra_info"] == {"score": 0.5, "pred": "7", "acc": 0.5}
 

@@ -1,9 +1,7 @@
 """`verl-gdpo check`: its answer and its reasons, without Ray or a GPU."""
 
-import importlib
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -13,9 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
-from quick_composition import compose_quickly
 from repository import REPO
-from rows_for_check import write_check_data
+from rows_for_check import COMMAND, of_the_page
 from saved_checkpoint import save_checkpoint
 from tool_rows import tool_row
 from transformers import PreTrainedTokenizerFast
@@ -25,52 +22,14 @@ from verl_gdpo.sandbox import machine as sandbox_machine
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tasks.coding import rows as coding
 from verl_gdpo.tasks.preparation import local_files
-from verl_gdpo.tools import compose
-from verl_gdpo.tools.check import NOT_CHECKED, data_files, main
+from verl_gdpo.tools.check import NOT_CHECKED, machine, main
 from verl_gdpo.tools.check.dry_run import made_up_responses
 from workshop.tiny_policy.model import make_tiny_model
 
 PAGE = (REPO / "docs" / "check.md").read_text()
-(COMMAND,) = re.findall(r"^verl-gdpo check (--elsewhere .*?)```", PAGE, re.M | re.S)
 # | `what is added to the command` | `the message` |
 BROKEN = re.findall(r"^\| `([^`]+)` \| (`+) ?(.*?) ?\2 \|$", PAGE, re.M)
 RECIPES = ("--config-dir", str(REPO / "recipes"), "--config-name", "train")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    # what verl logs while it is imported must not be taken for a message
-    importlib.import_module("verl.trainer.ppo.v1")
-    folder = tmp_path_factory.mktemp("data")
-    write_check_data(folder)
-    return folder
-
-
-@pytest.fixture
-def checks(monkeypatch, capfd):
-    """(exit code, output, messages) of `verl-gdpo check` with these arguments."""
-    monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    monkeypatch.setattr(compose, "compose_config", compose_quickly)
-
-    def run(*arguments):
-        code = main(arguments)
-        printed = capfd.readouterr()
-        assert (code == 0) == (printed.err == "") == ("check: no problem found" in printed.out)
-        assert "Traceback" not in printed.err
-        return code, printed.out, printed.err
-
-    return run
-
-
-@pytest.fixture
-def plain(data, checks, monkeypatch, tmp_path):
-    """The same of the plain command of docs/check.md, in a folder without anything."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*added):
-        return checks("--rows", "1", *of_the_page(COMMAND, data), *added)
-
-    return run
 
 
 @pytest.fixture
@@ -305,10 +264,6 @@ def test_made_up_responses_are_distinct_and_the_truth_is_first():
 # --- no ------------------------------------------------------------------------------------------
 
 
-def of_the_page(arguments, data):
-    return shlex.split(arguments.replace("\\\n", " ").replace("DATA", str(data)))
-
-
 def messages_of(printed):
     """The problems, each in one line."""
     told = printed.partition("(-v shows")[0].split("check: ")
@@ -417,14 +372,14 @@ def test_the_critic_is_checked_without_a_hub(plain):
 def test_a_tracker_without_a_step(tmp_path):
     trainer = {"default_local_dir": str(tmp_path), "resume_mode": "auto"}
     config = OmegaConf.create({"trainer": trainer})
-    assert list(data_files._finished_steps(config, 10)) == []
+    assert list(machine._finished_steps(config, 10)) == []
     save_checkpoint(tmp_path, 3)
     tracker = tmp_path / "latest_checkpointed_iteration.txt"
     tracker.write_text("")  # as a full disk leaves it; `mend_tracker` mends it
-    assert "goes on after step 3" in "".join(data_files._finished_steps(config, 10))
+    assert "goes on after step 3" in "".join(machine._finished_steps(config, 10))
     tracker.write_text("seven")
     with pytest.raises(ValueError, match=r"says 'seven', but .* has \[3\] whole checkpoints"):
-        list(data_files._finished_steps(config, 10))
+        list(machine._finished_steps(config, 10))
 
 
 def test_what_is_allowed_but_hardly_meant(plain, data):
@@ -540,7 +495,7 @@ def test_in_a_run_only_warnings_and_all_after_a_problem(check):
         "data.filter_overlong_prompts=False", scorer="lengths", options=["--brief"]
     )
     told = remarks_of(output)
-    assert told[-1] == "check: no problem found" and not any("data.train_files" in x for x in told)
+    assert told[-1] == "check: no problem found" and not any("files: 6 rows" in x for x in told)
     assert "check: data_source 'rlla': flat is the same for all made-up responses" in told
     assert any("data.filter_overlong_prompts=False: if a prompt" in text for text in told)
     _, output, _ = check("trainer.total_epochs=0", options=["--brief"])

@@ -213,7 +213,7 @@ def value_or_error(value: Any, what: str = "") -> float | None:
     (0.5, 1.0, None)
     >>> value_or_error("0.5", "reward 'acc' ")
     Traceback (most recent call last):
-    ValueError: reward 'acc' is '0.5'; expected a finite number
+    ValueError: reward 'acc' is '0.5'; expected a finite number. Return a float, or None
 
     Raises:
         ValueError: the value is not a finite number; the message begins with `what`.
@@ -222,8 +222,9 @@ def value_or_error(value: Any, what: str = "") -> float | None:
         return None
     number = _as_float(value)
     if number is None:
-        got = reprlib.repr(value) if isinstance(value, TEXT_TYPES) else f"a {type(value).__name__}"
-        raise ValueError(f"{what}is {got}; expected a finite number")
+        kind = "" if isinstance(value, TEXT_TYPES) else f"a {type(value).__name__}, "
+        got = f"{kind}{reprlib.repr(value)}"
+        raise ValueError(f"{what}is {got}; expected a finite number. Return a float, or None")
     if not math.isfinite(number):
         expected = "a finite number (None if it does not apply)"
         raise ValueError(f"{what}is {number}; expected {expected}")
@@ -233,6 +234,19 @@ def value_or_error(value: Any, what: str = "") -> float | None:
 def is_number(value: Any) -> bool:
     """Return whether a value can be meant as a reward: any number, but not text, None or a list."""
     return value is not None and _as_float(value) is not None
+
+
+def may_be_meant(value: Any) -> bool:
+    """Return whether a value that is no number may be meant as one: "1.0", [1.0] or an array.
+
+    >>> [may_be_meant(value) for value in ("1.0", "array([1.])", [1.0], "yes", [1.0, 2.0])]
+    [True, True, True, False, False]
+    """
+    if isinstance(value, str):
+        value = [value.removeprefix("array(").rstrip(")").strip("[]")]
+    with suppress(Exception):
+        return len(value) == 1 and math.isfinite(float(value[0]))
+    return False
 
 
 def _as_float(value: Any) -> float | None:

@@ -29,6 +29,7 @@ from verl_gdpo.algorithm.samples import (
     as_json,
     check_name,
     is_number,
+    may_be_meant,
     value_or_error,
 )
 from verl_gdpo.algorithm.zero import is_the_sum
@@ -90,6 +91,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self.is_custom = config.reward.custom_reward_function.path is not None
         self._sources: dict[str, _Source] = {}  # {data source}; see `_source`
         self._pools: dict[str | None, Executor] = {}  # of each task; see `_pool`
+        self._told: set[str] = set()  # names of which the log speaks
         self.slow_scoring = SlowScoring()
         # `trainer.use_v1` would not tell: it is also true for trainers that do not read it
         self.reports_errors = bool(OmegaConf.select(config, "transfer_queue.enable"))
@@ -205,6 +207,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         if self.settings.rewards is None and not rewards_among(columns):
             raise ValueError(f"the scorer returned no number: {reprlib.repr(info)}")
         terms = terms_among(columns, self.settings)
+        if self.settings.rewards is None:
+            self._say_what_is_dropped({name: info[name] for name in info if name not in terms})
         for name in terms.names:
             info[name] = value_or_error(info[name], f"reward {name!r} ")
         if self.settings.rewards is None and self.is_custom:
@@ -213,6 +217,16 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         # values that Ray cannot send would fail the session, and the trainer would not notice
         plain = {name: as_json(value) for name, value in info.items()}
         return {"reward_score": score, "reward_extra_info": {**plain, "score": score}}
+
+    def _say_what_is_dropped(self, info: Mapping[str, Any]) -> None:
+        """Log once what is no number, and likely meant as a reward.
+
+        If another row has a number under the name, the trainer refuses the batch.
+        """
+        for name in {*filter(lambda name: may_be_meant(info[name]), info)} - self._told:
+            self._told.add(name)
+            what = f"{name!r} as {info[name]!r}, which is no number, so it is no reward"
+            logger.warning("verl-gdpo: the scorer returned %s. Return a float", what)
 
     def _pool(self, task: Task | None) -> Executor:
         """The threads of a task, None for a scorer that is not ours.

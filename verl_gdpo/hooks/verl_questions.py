@@ -3,24 +3,92 @@
 Relies on verl 0.9: `utils.config.validate_config` with `need_reference_policy` and `need_critic`;
 `get_trainer_cls`, `load_reward_manager`, `get_dataset_class`, `DataProto.from_dict`; the names in
 `ADV_ESTIMATOR_REGISTRY`, `POLICY_LOSS_REGISTRY`, `RolloutReplicaRegistry._registry`,
-`_agent_loop_registry` and `Tracking.supported_backend`; and `kl_penalty`, which raises
-NotImplementedError.
+`_agent_loop_registry` and `Tracking.supported_backend`; what `kl_penalty_forward`, `EngineRegistry`
+and `_load_checkpoint` compare with; `build_optimizer(parameters, FSDPOptimizerConfig)`, which calls
+torch; and the classes that blocks of the configuration name under `_target_`, with their types.
 """
 
 import importlib
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from copy import deepcopy
+from importlib.util import find_spec
 from io import StringIO
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
 import verl
+from hydra.utils import get_class
+from omegaconf import OmegaConf
 
+from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.hooks.extend import load_all
 
 VERSION: str = verl.__version__
+ACTOR = "actor_rollout_ref.actor"
+KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
+# of verl's class for a model; it is made where the model is, so its keys are compared here
+MODEL = "actor_rollout_ref.model."
+# verl's default is null, so that no type is written anywhere
+SIZES = ("data.gen_batch_size", "data.val_batch_size", "trainer.total_training_steps")
+OF_NULL = dict.fromkeys(("data.seed", *SIZES), int)
+# verl's losses take `clip_ratio` where these are null, whatever the annotation says
+MAY_BE_NULL = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
+PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+STRATEGIES = ("fsdp", "fsdp2", "fsdp_turbo", "megatron", "torchtitan", "veomni", "automodel")
+
+
+def wrong_types(block: Any, defaults: Any, path: str = "") -> dict[str, str]:
+    """Return {key: what verl takes there} of each value that is no such number or boolean.
+
+    The type is that of the field in verl's class of the block (`_target_`), or of verl's default.
+
+    Args:
+        defaults: verl's own configuration.
+    """
+    hints, wrong = _hints(block.get("_target_")), {}
+    for key in block:
+        name = f"{path}{key}"
+        if OmegaConf.is_missing(block, key) or OmegaConf.is_interpolation(block, key):
+            continue
+        value, default = block[key], OmegaConf.select(defaults, name, throw_on_missing=False)
+        annotation = hints.get(key, OF_NULL.get(name, type(default)))
+        kind = next((kind for kind in KINDS if annotation in (kind, kind | None)), None)
+        may_be_null = annotation != kind or kind is bool or name in MAY_BE_NULL
+        if OmegaConf.is_dict(value):
+            wrong |= wrong_types(value, defaults, f"{name}.")
+        elif hints and path == MODEL and key not in hints:
+            wrong[name] = f"no such key{hint(key, [*hints])}"
+        elif kind and value != default and not (value is None and may_be_null):
+            fits = type(value) is kind or (kind is float and type(value) is int)
+            wrong |= {} if fits else {name: f"expected {KINDS[kind]}"}
+    return wrong
+
+
+def _hints(target: str | None) -> dict[str, Any]:
+    try:
+        return get_type_hints(get_class(target)) if target else {}
+    except Exception:  # verl says so, if it makes the class in this run
+        return {}
+
+
+def make_optimizer(config: Any) -> None:
+    """Let torch judge the options of FSDP's optimizer, on one parameter.
+
+    Raises:
+        ValueError: an option cannot be used.
+    """
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config.optimizer import build_optimizer
+
+    parameter, options = torch.nn.Parameter(torch.zeros(1)), config.actor_rollout_ref.actor.optim
+    try:
+        if options._target_.endswith("FSDPOptimizerConfig"):
+            build_optimizer([parameter], omega_conf_to_dataclass(options))
+    except Exception as error:
+        reason = str(error).partition(" Available")[0]  # the names of a whole module
+        raise ValueError(f"{ACTOR}.optim: {reason}") from error
 
 
 def what_validation_prints(config: Any) -> list[str]:
@@ -36,6 +104,8 @@ def what_validation_prints(config: Any) -> list[str]:
 
     without_model = deepcopy(config)
     without_model.critic.model = None
+    if find_spec("vllm") is None:  # else verl asks it which ranks it takes
+        without_model.actor_rollout_ref.model.update(lora_rank=0, lora={})
     with redirect_stdout(StringIO()) as printed:
         validate_config(without_model, need_reference_policy(config), need_critic(config))
     return [line for line in printed.getvalue().splitlines() if "checks passed" not in line]
@@ -65,10 +135,13 @@ def known_names(key: str) -> list[str]:
 
     names = {
         "algorithm.adv_estimator": ADV_ESTIMATOR_REGISTRY,
-        "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
+        f"{ACTOR}.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
         "actor_rollout_ref.rollout.name": RolloutReplicaRegistry._registry,
         "actor_rollout_ref.rollout.agent.default_agent_loop": _agent_loop_registry,
         "trainer.logger": Tracking.supported_backend,
+        "trainer.resume_mode": ("auto", "disable", "resume_path"),
+        f"{ACTOR}.kl_loss_type": [kind + end for kind in PENALTIES for end in ("", "+")],
+        f"{ACTOR}.strategy": STRATEGIES,
     }[key]
     return sorted({str(getattr(name, "value", name)) for name in names})
 
@@ -112,13 +185,20 @@ def make_reward_manager(config: Any, tokenizer: Any, **server: Any) -> Any:
     return load_reward_manager(config, tokenizer, **server)
 
 
-def one_rollout(prompt: list[int], response: list[int], columns: Mapping[str, Any]) -> Any:
+def one_rollout(
+    prompt: list[int], response: list[int], row: Mapping[str, Any], **columns: Any
+) -> Any:
     """Return a batch of one rollout, as verl's agent loop passes it to a reward manager.
 
     Args:
         prompt, response: token ids.
-        columns: {name: value} of the non-tensor columns.
+        row: of the data.
+        columns: more non-tensor columns.
     """
+    extra_info = dict(row.get("extra_info") or {})
+    of_loop = {"__num_turns__": 2, "tool_extra_fields": {}}
+    index = {"extra_info": extra_info, "index": extra_info.get("index", 0)}
+    columns = {**row, **index, **of_loop, **columns}
     return verl.DataProto.from_dict(
         tensors={
             "prompts": torch.tensor([prompt]),

@@ -25,6 +25,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.tools import RECIPES
 
 PLAIN = "ppo_trainer"  # what `verl.trainer.main_ppo` takes without --config-name
@@ -39,17 +40,52 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compose_arguments(options: argparse.Namespace) -> Any:
-    """Return the configuration of the parsed arguments; see `compose_config`."""
-    where = (options.config_dir, options.config_name)
-    try:
-        return compose_config(*where, options.overrides, options.config_path)
-    except HydraException as error:
-        if options.config_dir is None and _names_our_recipes(where[1], options.overrides):
-            raise ValueError(
-                f"{error}\nThe recipes of verl-gdpo are found with --config-dir {RECIPES} "
-                "--config-name train, as in the training command"
-            ) from error
-        raise
+    """Return the configuration of the parsed arguments; raise ValueError for refused overrides."""
+    config, refused = compose_accepted(options)
+    if refused:
+        raise ValueError("\n".join(refused))
+    return config
+
+
+def compose_accepted(options: argparse.Namespace) -> tuple[Any, list[str]]:
+    """Return the configuration of the parsed arguments, and a sentence for each that is left out.
+
+    Hydra names the first override that it refuses; so this leaves that out, and asks again.
+
+    Raises:
+        ValueError, HydraException, OmegaConfBaseException: see `compose_config`.
+    """
+    where, kept = (options.config_dir, options.config_name), [*options.overrides]
+    refused: dict[str, str] = {}
+    while True:
+        try:
+            config = compose_config(*where, kept, options.config_path)
+            return config, [_why_refused(config, *each) for each in refused.items()]
+        except (HydraException, OmegaConfBaseException) as error:
+            if options.config_dir is None and _names_our_recipes(where[1], kept):
+                raise ValueError(
+                    f"{error}\nThe recipes of verl-gdpo are found with --config-dir {RECIPES} "
+                    "--config-name train, as in the training command"
+                ) from error
+            text = f"{getattr(error, 'override', '')}\n{error}\n"  # of what cannot be parsed
+            named = [override for override in kept if _is_named(override, text)]
+            if not named:
+                raise
+            kept.remove(named[0])
+            refused[named[0]] = str(error)
+
+
+def _is_named(override: str, text: str) -> bool:
+    key = override.lstrip("+~").partition("=")[0]
+    return any(sign in text for sign in (override, f"'{key}'", f"'{key}/", f": {key}\n"))
+
+
+def _why_refused(config: Any, override: str, message: str) -> str:
+    block, _, name = override.partition("=")[0].rpartition(".")
+    parent = OmegaConf.select(config, block) if block else config
+    if OmegaConf.is_dict(parent) and name not in parent and "To append" in message:
+        message = f"no such key{hint(name, [*map(str, parent)])}"
+    return f"{override}: {message}"
 
 
 def compose_config(

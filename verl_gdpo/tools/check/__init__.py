@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from hydra.errors import HydraException, InstantiationException
@@ -20,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.algorithm.samples import RewardError
 from verl_gdpo.terminal import line_of_code, wrapped
-from verl_gdpo.tools.compose import add_config_arguments, compose_arguments
+from verl_gdpo.tools.compose import add_config_arguments, compose_accepted
 
 T = TypeVar("T")
 Texts = str | Sequence[str] | None
@@ -157,9 +158,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check(output: Output, options: argparse.Namespace) -> None:
-    config = output.ask(compose_arguments, options)
-    if config is None:
+    composed = output.ask(compose_accepted, options)
+    if composed is None:
         return
+    config, refused = composed
+    output.problems += refused
     try:
         # verl takes seconds to load, and what it prints has to be kept away
         from verl_gdpo.tools.check.look import look
@@ -180,6 +183,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--elsewhere", action="store_true", help="the run will be on another machine, with GPUs")
     add("--rows", type=int, default=8, help="number of rows to try the rewards on")
+    about = "a .jsonl or .parquet file of responses to try too: {response: TEXT, row: NUMBER}"
+    add("--responses", type=Path, metavar="FILE", help=about)
     about = "how long to wait for the next answer of the reward function (default: 60)"
     add("--seconds", type=float, default=60.0, help=about)
     about = "the rewards may be the same for all made-up responses"

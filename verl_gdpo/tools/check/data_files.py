@@ -1,5 +1,6 @@
 """Reads the data files of a run as verl's dataset does; counts its steps and its prompts."""
 
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet
@@ -16,8 +18,7 @@ from omegaconf import ListConfig, OmegaConf
 from transformers import AutoTokenizer
 
 from verl_gdpo.hooks.configuration import uses_gdpo_manager
-from verl_gdpo.run.checkpoints import step_of, whole_checkpoint
-from verl_gdpo.tasks import check_ground_truths
+from verl_gdpo.tasks import TASK_BY_SOURCE, check_ground_truths
 from verl_gdpo.tasks.preparation.overlap import Messages, PromptReader, compare
 from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE
 
@@ -31,6 +32,18 @@ class DataRow:
     label: str  # "row 5 of data/train.parquet"
     source: str
     fields: Mapping[str, Any]
+
+    @property
+    def truth(self) -> Any:
+        return (self.fields.get("reward_model") or {}).get("ground_truth")
+
+    @property
+    def good_response(self) -> str:
+        """The good response of the row's task, else the ground truth, or "" if it is no text."""
+        if not isinstance(self.truth, str):
+            return ""
+        task = TASK_BY_SOURCE.get(self.source)
+        return task.good_response(self.truth) if task else self.truth
 
 
 @dataclass(frozen=True)
@@ -47,10 +60,14 @@ class DataFile:
         return DataRow(f"row {index} of {self.path}", fields["data_source"], fields)
 
 
-def read_files(config: Any, key: str) -> list[DataFile] | None:
+# (its row, None if it is tried on each row; a response)
+Responses = Sequence[tuple[DataRow | None, str]]
+
+
+def read_files(config: Any, key: str) -> list[DataFile]:
     """Return the files of `data.<key>` after checking them.
 
-    The result is None if only verl can read them: a path is a URL, or a dataset class is set.
+    There are none if only verl can read them: a path is a URL, or a dataset class is set.
 
     Raises:
         ValueError: a file does not exist, is not readable, lacks a column, or has a row that our
@@ -61,7 +78,7 @@ def read_files(config: Any, key: str) -> list[DataFile] | None:
         raise ValueError(f"data.{key}={files}: verl needs rows for training and for validation")
     paths = [str(file) for file in files] if isinstance(files, list | ListConfig) else [str(files)]
     if OmegaConf.select(config, "data.custom_cls.path") or any("://" in path for path in paths):
-        return None
+        return []
     return [DataFile(path, _read(config, key, path)) for path in paths]
 
 
@@ -122,6 +139,27 @@ def shared_prompts(
     return shared.describe(partial(label, validation), partial(label, training))
 
 
+def hardly_useful_rows(config: Any, key: str, files: Sequence[DataFile]) -> list[str]:
+    """A remark on each file of `data.<key>` with equal or empty prompts, or without truths."""
+    remarks, column = [], config.data.prompt_key
+    for file in files:
+        texts, truths = [], []  # as numbers, which take less memory
+        for row in _rows(file.table, column, "reward_model"):
+            asked = (part["content"] for part in row[column] or [] if part["role"] != "system")
+            texts.append(hash("".join(map(str, asked)).strip()))
+            truths.append((row["reward_model"] or {}).get("ground_truth"))
+        table = {
+            "prompts are the same as an earlier one": pd.Series(texts).duplicated(),
+            "prompts are empty": [text == hash("") for text in texts],
+            "rows have no ground truth": [truth in (None, "", []) for truth in truths],
+        }
+        for what, flags in table.items():
+            for first in np.flatnonzero(flags)[:1].tolist():
+                count = f"{np.count_nonzero(flags)} of {len(texts)}"
+                remarks.append(f"data.{key}: {count} {what}, such as {file.row(first).label}")
+    return remarks
+
+
 def evenly(count: int, most: int) -> list[int]:
     """At most `most` of `count` places, at equal distances, with both ends."""
     places: list[int] = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
@@ -142,52 +180,22 @@ def pick_rows(
     return rows
 
 
-def count_steps(config: Any, row_count: int) -> list[str]:
-    """Return remarks about the steps that these training rows allow.
+def read_responses(path: Path, training: Sequence[DataFile]) -> Responses:
+    """Return (the training row, None if the line names none; the response) of each line of a file.
 
     Raises:
-        ValueError: there is no step, or none that trains the policy.
+        ValueError: a line is not {response: text, row: number of a training row, or nothing}.
     """
-    limit, trainer = config.data.get("train_max_samples", -1), config.trainer
-    row_count = min(row_count, limit) if limit > 0 else row_count
-    for key in ("train_batch_size", "gen_batch_size"):
-        if row_count < (config.data.get(key) or 1):
-            raise ValueError(
-                f"data.train_files: {row_count} rows are less than one batch of "
-                f"data.{key}={config.data[key]}, so an epoch would have no step. Lower it, or add "
-                "rows"
-            )
-    possible = row_count // config.data.train_batch_size * trainer.total_epochs
-    wanted = trainer.total_training_steps
-    steps = possible if wanted is None else min(possible, wanted)
-    remarks = [f"{steps} training steps", *_finished_steps(config, steps)]
-    if trainer.critic_warmup > steps > 0:
-        raise ValueError(
-            f"trainer.critic_warmup={trainer.critic_warmup} is more than the {steps} steps of the "
-            "run, so the policy would never be trained"
-        )
-    if wanted is not None and wanted > possible:
-        remarks.append(
-            f"trainer.total_training_steps={wanted}, but trainer.total_epochs="
-            f"{trainer.total_epochs} end the run after {possible} steps, without the validation "
-            "and checkpoint of the last step"
-        )
-    return remarks
-
-
-def _finished_steps(config: Any, steps: int) -> Iterator[str]:
-    """Say after which step verl goes on; raise ValueError if that is the last one."""
-    folder = Path(str(config.trainer.default_local_dir))
-    if config.trainer.resume_mode != "auto" or not (newest := whole_checkpoint(folder)):
-        return
-    done = step_of(newest.name)
-    if done >= steps:
-        raise ValueError(
-            f"trainer.default_local_dir={folder} has the checkpoint of step {done}, and "
-            f"trainer.resume_mode=auto goes on after it, so none of {steps} steps is left. Set "
-            "another folder, more steps, or trainer.resume_mode=disable"
-        )
-    yield f"trainer.resume_mode=auto: the run goes on after step {done}, from {folder}"
+    places = [(file, index) for file in training for index in range(file.table.num_rows)]
+    responses = []
+    for line in READERS[path.suffix](path).to_pylist():
+        text, number = line.get("response"), line.get("row")
+        if not isinstance(text, str) or number not in (None, *range(len(places))):
+            form = f"{{response: text}}, and row: 0 to {len(places) - 1} if it belongs to a row"
+            raise ValueError(f"--responses {path}: got {reprlib.repr(line)}; expected {form}")
+        of = None if number is None else places[number][0].row(places[number][1])
+        responses.append((of, text))
+    return responses
 
 
 def measure_prompts(config: Any, files: Sequence[DataFile]) -> dict[str, npt.NDArray[np.int64]]:

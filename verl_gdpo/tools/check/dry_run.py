@@ -8,6 +8,7 @@ data that `AgentLoopWorker._compute_score` passes to the manager's `run_single`.
 """
 
 import asyncio
+import json
 import logging
 import re
 import threading
@@ -22,7 +23,7 @@ from verl_gdpo.algorithm.samples import ERROR_KEY, value_or_error
 from verl_gdpo.hooks.verl_questions import make_reward_manager, one_rollout
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check import message_of
-from verl_gdpo.tools.check.data_files import DataRow
+from verl_gdpo.tools.check.data_files import DataRow, Responses
 
 FIRST_STEP = 1  # verl counts its training steps from 1
 NO_SERVER = "127.0.0.1:9"  # in place of the reward model's router; it refuses connections
@@ -92,16 +93,18 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
 
-def score_rows(config: Any, rows: Sequence[DataRow], seconds: float) -> DryRun:
+def score_rows(config: Any, rows: Sequence[DataRow], seconds: float, more: Responses) -> DryRun:
     """Score all samples of `rows` at once, as verl does.
 
     Args:
+        more: responses to try too.
         seconds: how long to wait for the next answer before all that are missing are given up.
 
     Raises:
         ValueError: the configured reward manager or function does not exist.
     """
-    samples = make_samples(config, rows)
+    rows = [*rows, *(row for row, _ in more if row)]
+    samples = make_samples(config, rows, more)
     answers = _answers(config, rows, samples, seconds)
     if None in answers:
         late = (
@@ -149,7 +152,9 @@ def _answers(
         asyncio.set_event_loop(None)
 
     async def score(place: int, sample: Sample) -> None:
-        rollout = _as_verl_gives_it(config, rows[sample.row].fields, sample)
+        row, prompt = rows[sample.row].fields, config.data.prompt_key
+        columns = {"raw_prompt": row[prompt], "uid": sample.label, "global_steps": FIRST_STEP}
+        rollout = one_rollout([END], WORDS.encode(sample.response), row, **columns)
         try:
             arrived.put((place, await manager.run_single(rollout)))
         except BaseException as error:  # SystemExit would end the loop
@@ -192,22 +197,6 @@ def _load_manager(config: Any) -> Any:
     return manager
 
 
-def _as_verl_gives_it(config: Any, fields: Mapping[str, Any], sample: Sample) -> Any:
-    """Return one rollout, as verl's agent loop passes it to a reward manager."""
-    extra_info = dict(fields.get("extra_info") or {})
-    columns = {
-        **fields,
-        "raw_prompt": fields[config.data.prompt_key],
-        "extra_info": extra_info,
-        "index": extra_info.get("index", 0),
-        "uid": sample.label,
-        "__num_turns__": 2,
-        "tool_extra_fields": {},
-        "global_steps": FIRST_STEP,
-    }
-    return one_rollout([END], WORDS.encode(sample.response), columns)
-
-
 def _why_unusable(answer: Any, sample: Sample) -> str:
     """Say what the manager raised or reports, or that its score is no number; else ""."""
     if isinstance(answer, KeyError) and answer.args == ("score",):
@@ -217,6 +206,8 @@ def _why_unusable(answer: Any, sample: Sample) -> str:
         )
     if isinstance(answer, BaseException):
         text = str(answer) if sample.label in str(answer) else message_of(answer)
+        if "response_tokens" in text:
+            text += ". Only reward.reward_manager.name=gdpo passes extra_info['response_tokens']"
     elif not (text := answer.get("reward_extra_info", {}).get(ERROR_KEY, "")):
         try:  # verl's own managers pass on what verl cannot train on
             is_none = value_or_error(answer["reward_score"]) is None
@@ -227,13 +218,17 @@ def _why_unusable(answer: Any, sample: Sample) -> str:
     return text if not text or sample.label in text else f"{sample.label}: {text}"
 
 
-def make_samples(config: Any, rows: Sequence[DataRow]) -> list[Sample]:
-    """Return a sample for each row and each of its made-up responses."""
+def make_samples(config: Any, rows: Sequence[DataRow], more: Responses) -> list[Sample]:
+    """Return a sample for each row and each of its responses, made-up ones and `more`."""
     samples = []
     for number, row in enumerate(rows):
-        truth = _good_response(row)
+        truth = row.good_response
         answer = truth if row.source in TASK_BY_SOURCE else _in_usual_forms(truth)
         responses = made_up_responses(truth, answer, config.data.max_response_length)
+        if row.source not in TASK_BY_SOURCE:
+            responses |= as_json_answers(row.truth)
+        tried = [text for of, text in more if of in (None, row)]
+        responses |= {f"{place} of --responses": text for place, text in enumerate(tried, 1)}
         for kind, response in responses.items():
             label = f"{row.label}, response {kind!r}"
             samples.append(Sample(number, kind, response, label, row.source))
@@ -266,6 +261,14 @@ def made_up_responses(truth: str, answer: str, limit: int) -> dict[str, str]:
     return {**kinds, "empty": ""}
 
 
+def as_json_answers(truth: Any) -> dict[str, str]:
+    """Return {kind: response} of a ground truth as JSON, alone and in a block of code."""
+    if truth in (None, ""):
+        return {}
+    answer = json.dumps({"answer": truth} if isinstance(truth, str) else truth, default=str)
+    return {"as JSON": answer, "as JSON in a code block": f"```json\n{answer}\n```"}
+
+
 def _lengthened(answer: str, limit: int) -> str:
     """The answer after as many thoughts as there is room for."""
     room = max(limit - len(WORDS.encode(answer)), 0)
@@ -274,15 +277,6 @@ def _lengthened(answer: str, limit: int) -> str:
     filler = TOKENS.findall(FILLER)
     words = (filler * (room // len(filler) + 1))[:room]
     return answer[:place] + "".join(words) + answer[place:]
-
-
-def _good_response(row: DataRow) -> str:
-    """Return the good response of the row's task, else the ground truth, or "" if it is no text."""
-    truth = (row.fields.get("reward_model") or {}).get("ground_truth")
-    if not isinstance(truth, str):
-        return ""
-    task = TASK_BY_SOURCE.get(row.source)
-    return task.good_response(truth) if task else truth
 
 
 def _in_usual_forms(truth: str) -> str:

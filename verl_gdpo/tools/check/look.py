@@ -9,7 +9,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.samples import BatchRows, value_or_error
+from verl_gdpo.algorithm.samples import ROLLOUT_FACTS, BatchRows, may_be_meant, value_or_error
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import Floats
 from verl_gdpo.hooks import verl_questions
@@ -17,7 +17,8 @@ from verl_gdpo.hooks.attention import choose
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.configuration import settings_of_run, uses_gdpo_manager
 from verl_gdpo.terminal import render
-from verl_gdpo.tools.check import Output, data_files, machine, message_of, rules
+from verl_gdpo.tools import compose
+from verl_gdpo.tools.check import Output, data_files, machine, rules
 from verl_gdpo.tools.check.data_files import DataFile
 from verl_gdpo.tools.check.dry_run import FIRST_STEP, RIGHT, DryRun, score_rows
 
@@ -28,16 +29,22 @@ LEFT = (0, 4)  # columns with words
 
 def look(output: Output, config: Any, options: argparse.Namespace) -> None:
     """Ask everything that can still be asked after a problem."""
-    output.problems += rules.unusable_numbers(config)
-    if output.problems:
-        return
+    defaults = compose.compose_config(None, compose.PLAIN, [])
+    wrong, start = rules.unusable_values(config, defaults), len(output.problems)
+    _look(output, rules.with_defaults(config, defaults, wrong), options)
+    follow = [text for text in output.problems[start:] if any(key in text for key in wrong)]
+    output.problems += [f"{k}={OmegaConf.select(config, k)}: {what}" for k, what in wrong.items()]
+    output.problems = [text for text in output.problems if text not in follow]
+
+
+def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     if not options.elsewhere:
         output.refuse(machine.what_is_missing, config)
         output.warn(machine.check_gpus, config)
     training, validation = (_files(output, config, key) for key in ("train_files", "val_files"))
-    if training:
-        rows = sum(file.table.num_rows for file in training)
-        output.remark(data_files.count_steps, config, rows)
+    rows = sum(file.table.num_rows for file in training or [])
+    steps = output.ask(machine.count_steps, config, rows) if rows else None
+    output.say(steps[1] if steps else [])
     sources = {s for file in (*(training or []), *(validation or [])) for s in file.sources}
     if training and validation:
         output.warn(data_files.shared_prompts, config, training, validation)
@@ -45,6 +52,8 @@ def look(output: Output, config: Any, options: argparse.Namespace) -> None:
     output.say(lacks, is_warning=True)
     plan = output.ask(make_plan, config, training or [])
     output.say(plan[1] if plan else [])
+    if plan and plan[0] and steps:
+        output.ask(rules.weights_end, plan[0], steps[0])
     output.warn(rules.hardly_meant, config)
     output.refuse(rules.broken_rules, config)
     environment = output.ask(machine.check_environment, config)
@@ -55,26 +64,23 @@ def look(output: Output, config: Any, options: argparse.Namespace) -> None:
     output.refuse(machine.missing_models, config)
     output.remark(verl_questions.what_validation_prints, config)
     output.ask(verl_questions.make_rollout_config_and_dataset_class, config)
-    if plan and (trainer := output.ask(check_trainer, config)):
+    output.ask(verl_questions.make_optimizer, config)
+    if plan and (trainer := output.ask(rules.check_trainer, config)):
         output.say(f"{environment}, {trainer}")
-    _say_what_is_too_long(output, config, training or [], validation or [])
-    if lacks is None or plan is None or training is None or validation is None:
+    _say_what_rows_lack(output, config, training or [], validation or [])
+    if lacks is None or plan is None or training is None:
         return  # each response would fail, for the same reason
-    output.ask(_try_rewards, output, config, plan[0], training, validation, options)
+    output.ask(_try_rewards, output, config, plan[0], training, validation or [], options)
 
 
 def _files(output: Output, config: Any, key: str) -> list[DataFile] | None:
     """Return the files under `data.KEY`; none if verl fetches them, None if one cannot be used."""
-    try:
-        files = data_files.read_files(config, key)
-    except Exception as error:
-        output.problems.append(message_of(error))
-        return None
-    if files is None:
+    files = output.ask(data_files.read_files, config, key)
+    if files == []:
         output.say(f"data.{key}: not checked, because verl or your dataset class fetches it")
     for file in files or []:
         output.say(f"data.{key}: {file.table.num_rows} rows in {file.path}")
-    return files or []
+    return files
 
 
 def make_plan(config: Any, training: Sequence[DataFile]) -> tuple[GdpoSettings | None, list[str]]:
@@ -110,24 +116,7 @@ def _has_subclass_of_ours(config: Any) -> bool:
         return False
 
 
-def check_trainer(config: Any) -> str:
-    """Return the trainer's name; raise ValueError if it refuses the configuration."""
-    if not config.trainer.get("use_v1", False):
-        if OmegaConf.select(config, "algorithm.filter_groups.enable"):
-            raise ValueError(
-                "algorithm.filter_groups.enable=True with trainer.use_v1=False: verl's legacy "
-                "trainer does not filter. Set trainer.use_v1=True, or filter_groups.enable=False"
-            )
-        return "legacy trainer"
-    mode = config.trainer.v1.trainer_mode
-    try:
-        verl_questions.make_v1_trainer(config)
-    except Exception as error:
-        raise ValueError(f"trainer.v1.trainer_mode={mode}: {message_of(error)}") from error
-    return f"trainer {mode}"
-
-
-def _say_what_is_too_long(
+def _say_what_rows_lack(
     output: Output, config: Any, training: Sequence[DataFile], validation: Sequence[DataFile]
 ) -> None:
     files = {"train_files": training, "val_files": validation}
@@ -135,8 +124,10 @@ def _say_what_is_too_long(
     if lengths == {} and (training or validation):
         remark = "prompts are not counted in tokens, because the tokenizer is not on this machine"
         output.say(remark, is_warning=True)
-    for key, of_key in files.items() if lengths else ():
-        output.warn(data_files.long_prompts, config, key, of_key, lengths)
+    for key, of_key in files.items():
+        output.warn(data_files.hardly_useful_rows, config, key, of_key)
+        if lengths:
+            output.warn(data_files.long_prompts, config, key, of_key, lengths)
 
 
 def _try_rewards(
@@ -152,7 +143,9 @@ def _try_rewards(
     if not rows:
         output.say("there are no rows, so no reward was tried", is_warning=True)
         return
-    run = score_rows(config, rows, options.seconds)
+    path = options.responses
+    more = data_files.read_responses(path, training) if path else []
+    run = score_rows(config, rows, options.seconds, more)
     if run.problems and config.reward.reward_model.enable:
         remark = "without the reward model's server, no reward could be tried"
         output.say([f"{remark}: {problem}" for problem in run.problems], is_warning=True)
@@ -166,6 +159,7 @@ def _try_rewards(
     if not options.allow_flat and not rules.validates_only(config):
         output.problems += tables.without_signal(sources)
     output.say(tables.same_everywhere(), is_warning=True)
+    output.say(tables.dropped(), is_warning=True)
     for text in tables:
         output.show(f"\n{text}")
     output.show("")
@@ -218,6 +212,18 @@ class ScoreTables:
             for source, lines in self.lines.items()
             for line in lines
             if line.remark == NEVER_VARIES
+        ]
+
+    def dropped(self) -> list[str]:
+        """A remark for each name that is no reward in any response, although it looks like one."""
+        takes_all = self.settings is not None and self.settings.rewards is None
+        values = {name: value for info in self.run.infos for name, value in info.items()}
+        return [
+            f"{name!r} is {value!r}, and no number in any response, so it is no reward. Return a "
+            "float, or leave it out"
+            for name, value in values.items()
+            if takes_all and name not in {*self.rewards.weights, *ROLLOUT_FACTS, "score"}
+            if value is None or may_be_meant(value)
         ]
 
     def without_signal(self, sources: Collection[str]) -> list[str]:

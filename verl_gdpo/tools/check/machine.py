@@ -1,9 +1,9 @@
-"""What a run needs on this machine: verl and us, GPUs, Ray, packages, models, W&B's key."""
+"""What a run needs on this machine: verl, us, GPUs, Ray, packages, models, W&B's key, and steps."""
 
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from netrc import NetrcParseError, netrc
 from pathlib import Path
@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import verl_gdpo
 from verl_gdpo.hooks.verl_questions import VERSION, import_parts, trains_critic
+from verl_gdpo.run.checkpoints import step_of, whole_checkpoint
 from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
 from verl_gdpo.tools.check.gpus import CARDS_GB, KEYS, TOKENS, keys_for
 
@@ -234,3 +235,51 @@ def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:
         missing = task.missing(**options_for(source, options))
         lacks += [f"task {name}: {lack}" for lack in missing]
     return lacks
+
+
+def count_steps(config: Any, row_count: int) -> tuple[int, list[str]]:
+    """Return how many steps these training rows allow, and remarks about them.
+
+    Raises:
+        ValueError: there is no step, or none that trains the policy.
+    """
+    limit, trainer = config.data.get("train_max_samples", -1), config.trainer
+    row_count = min(row_count, limit) if limit > 0 else row_count
+    for key in ("train_batch_size", "gen_batch_size"):
+        if row_count < (config.data.get(key) or 1):
+            raise ValueError(
+                f"data.train_files: {row_count} rows are less than one batch of "
+                f"data.{key}={config.data[key]}, so an epoch would have no step. Lower it, or add "
+                "rows"
+            )
+    possible = row_count // config.data.train_batch_size * trainer.total_epochs
+    wanted = trainer.total_training_steps
+    steps = possible if wanted is None else min(possible, wanted)
+    remarks = [f"{steps} training steps", *_finished_steps(config, steps)]
+    if trainer.critic_warmup > steps > 0:
+        raise ValueError(
+            f"trainer.critic_warmup={trainer.critic_warmup} is more than the {steps} steps of the "
+            "run, so the policy would never be trained"
+        )
+    if wanted is not None and wanted > possible:
+        remarks.append(
+            f"trainer.total_training_steps={wanted}, but trainer.total_epochs="
+            f"{trainer.total_epochs} end the run after {possible} steps, without the validation "
+            "and checkpoint of the last step"
+        )
+    return steps, remarks
+
+
+def _finished_steps(config: Any, steps: int) -> Iterator[str]:
+    """Say after which step verl goes on; raise ValueError if that is the last one."""
+    folder = Path(str(config.trainer.default_local_dir))
+    if config.trainer.resume_mode != "auto" or not (newest := whole_checkpoint(folder)):
+        return
+    done = step_of(newest.name)
+    if done >= steps:
+        raise ValueError(
+            f"trainer.default_local_dir={folder} has the checkpoint of step {done}, and "
+            f"trainer.resume_mode=auto goes on after it, so none of {steps} steps is left. Set "
+            "another folder, more steps, or trainer.resume_mode=disable"
+        )
+    yield f"trainer.resume_mode=auto: the run goes on after step {done}, from {folder}"

@@ -5,15 +5,17 @@ of verl 0.9: `ActorRolloutRefWorker.init_model`, `train_mini_batch`, and the nam
 `hooks/verl_questions.py` looks up.
 """
 
-import math
 import re
+import sys
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from typing import Any
 
 from omegaconf import ListConfig, OmegaConf
 
-from verl_gdpo.algorithm.settings import hint
-from verl_gdpo.hooks.verl_questions import known_names
+from verl_gdpo.algorithm.settings import GdpoSettings, hint
+from verl_gdpo.hooks import verl_questions
+from verl_gdpo.tools.check import message_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOWEST = {  # of what has to be a number
@@ -22,9 +24,15 @@ LOWEST = {  # of what has to be a number
     "data.max_response_length": 1,
     f"{ACTOR}.optim.lr": 0,
     f"{ACTOR}.ppo_epochs": 0,
+    f"{ACTOR}.clip_ratio": 0,
+    f"{ACTOR}.clip_ratio_low": 0,
+    f"{ACTOR}.clip_ratio_high": 0,
+    f"{ACTOR}.kl_loss_coef": 0,
     f"{ACTOR}.ppo_mini_batch_size": 1,
     f"{ROLLOUT}.n": 1,
     f"{ROLLOUT}.temperature": 0,
+    f"{ROLLOUT}.val_kwargs.n": 1,
+    "reward.num_workers": 1,
     f"{ROLLOUT}.tensor_model_parallel_size": 1,
     f"{ROLLOUT}.data_parallel_size": 1,
     "trainer.n_gpus_per_node": 1,
@@ -32,28 +40,51 @@ LOWEST = {  # of what has to be a number
     "trainer.total_epochs": 0,
     "trainer.critic_warmup": 0,
 }
+# engines refuse more once the model is loaded, and a learning rate above 1 is hardly meant
+SHARES = [f"{ROLLOUT}.{key}" for key in ("top_p", "val_kwargs.top_p", "gpu_memory_utilization")]
+LOWEST |= dict.fromkeys(SHARES, 0.001)
+HIGHEST = dict.fromkeys([*SHARES, f"{ACTOR}.optim.lr"], 1)
 NAMED = (
     "algorithm.adv_estimator",
     f"{ACTOR}.policy_loss.loss_mode",
+    f"{ACTOR}.kl_loss_type",
+    f"{ACTOR}.strategy",
     f"{ROLLOUT}.name",
     f"{ROLLOUT}.agent.default_agent_loop",
     "trainer.logger",
+    "trainer.resume_mode",
 )
 OLD_KEYS = ("custom_reward_function", "reward_model", "sandbox_fusion")
+# what they do with one response; `configuration.py` refuses it with gdpo
+ALONE = dict.fromkeys(("grpo", "grpo_vectorized", "rloo", "opo"), "its advantage is its score")
+ALONE |= {"rloo_vectorized": "its advantage is 0", "grpo_passk": "verl stops at the first step"}
 # they compare the responses to one prompt; others have a baseline of another kind
-COMPARING = ("gdpo", "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo")
+COMPARING = ("gdpo", *ALONE)
 
 
-def unusable_numbers(config: Any) -> list[str]:
-    """A sentence for each key of `LOWEST` that is no such number; else nothing can be asked."""
-    values = {key: OmegaConf.select(config, key) for key in LOWEST}
-    return [
-        f"{key}={value}: expected a number of {LOWEST[key]} or more"
-        for key, value in values.items()
-        if isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not LOWEST[key] <= value < math.inf  # NaN is not
-    ]
+def unusable_values(config: Any, defaults: Any) -> dict[str, str]:
+    """{key: what is expected} of values with which nothing else can be asked.
+
+    Args:
+        defaults: verl's own configuration.
+    """
+    wrong = verl_questions.wrong_types(config, defaults)
+    for key, lowest in LOWEST.items():
+        value, most = OmegaConf.select(config, key), HIGHEST.get(key, sys.float_info.max)
+        if value is None and key in verl_questions.MAY_BE_NULL:
+            continue
+        if type(value) not in (int, float) or not lowest <= value <= most:  # NaN is not
+            end = f", up to {most}" if key in HIGHEST else ""
+            wrong[key] = f"expected a number of {lowest} or more{end}"
+    return wrong
+
+
+def with_defaults(config: Any, defaults: Any, keys: Iterable[str]) -> Any:
+    """The configuration with verl's own values under these keys, so that the rest can be asked."""
+    mended = deepcopy(config)
+    for key in keys:
+        OmegaConf.update(mended, key, OmegaConf.select(defaults, key), force_add=True)
+    return mended
 
 
 def broken_rules(config: Any) -> list[str]:
@@ -148,7 +179,7 @@ def unknown_names(config: Any) -> list[str]:
     has_loops = config.actor_rollout_ref.rollout.agent.get("agent_loop_config_path")
     problems = []
     for key in NAMED if not has_loops else (k for k in NAMED if not k.endswith("agent_loop")):
-        value, known = OmegaConf.select(config, key), known_names(key)
+        value, known = OmegaConf.select(config, key), verl_questions.known_names(key)
         names = map(str, value if isinstance(value, ListConfig) else [value])
         problems += [
             f"{key}={name}: unknown to verl{hint(name, known)}"
@@ -178,13 +209,13 @@ def hardly_meant(config: Any) -> list[str]:
     estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
     table = [
         (
-            validates_only(config),
-            "trainer.val_only=True: the run validates once, and trains nothing",
+            estimator in ALONE and n == 1,
+            f"[{ROLLOUT}.n] with adv_estimator={estimator}: there is nothing to compare a response "
+            f"with, so {ALONE.get(estimator)}",
         ),
         (
-            estimator in COMPARING and n == 1,
-            f"[{ROLLOUT}.n] with adv_estimator={estimator}: there is nothing to compare a response "
-            "with, so its advantage is its score",
+            validates_only(config),
+            "trainer.val_only=True: the run validates once, and trains nothing",
         ),
         (
             not config.data.get("filter_overlong_prompts", False),
@@ -193,3 +224,30 @@ def hardly_meant(config: Any) -> list[str]:
         ),
     ]
     return _true_ones(table, config)
+
+
+def weights_end(settings: GdpoSettings, steps: int) -> None:
+    """Raise ValueError if no reward has a weight in the last of so many steps."""
+    if settings.rewards and not any(settings.terms.weights_at(steps).values()):
+        raise ValueError(
+            "algorithm.gdpo.rewards: all weights are 0 from step "
+            f"{settings.terms.silent_step(steps)} on, and the run has {steps} steps. Give one of "
+            "them another schedule, or end the run before"
+        )
+
+
+def check_trainer(config: Any) -> str:
+    """Return the trainer's name; raise ValueError if it refuses the configuration."""
+    if not config.trainer.get("use_v1", False):
+        if OmegaConf.select(config, "algorithm.filter_groups.enable"):
+            raise ValueError(
+                "algorithm.filter_groups.enable=True with trainer.use_v1=False: verl's legacy "
+                "trainer does not filter. Set trainer.use_v1=True, or filter_groups.enable=False"
+            )
+        return "legacy trainer"
+    mode = config.trainer.v1.trainer_mode
+    try:
+        verl_questions.make_v1_trainer(config)
+    except Exception as error:
+        raise ValueError(f"trainer.v1.trainer_mode={mode}: {message_of(error)}") from error
+    return f"trainer {mode}"

@@ -1,0 +1,46 @@
+"""`verl-gdpo check` as its tests call it."""
+
+import importlib
+
+import pytest
+from quick_composition import compose_quickly
+from rows_for_check import COMMAND, of_the_page, write_check_data
+
+from verl_gdpo.tools import compose
+from verl_gdpo.tools.check import main
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    # what verl logs while it is imported must not be taken for a message
+    importlib.import_module("verl.trainer.ppo.v1")
+    folder = tmp_path_factory.mktemp("data")
+    write_check_data(folder)
+    return folder
+
+
+@pytest.fixture
+def checks(monkeypatch, capfd):
+    """(exit code, output, messages) of `verl-gdpo check` with these arguments."""
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    monkeypatch.setattr(compose, "compose_config", compose_quickly)
+
+    def run(*arguments):
+        code = main(arguments)
+        printed = capfd.readouterr()
+        assert (code == 0) == (printed.err == "") == ("check: no problem found" in printed.out)
+        assert "Traceback" not in printed.err
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def plain(data, checks, monkeypatch, tmp_path):
+    """The same of the plain command of docs/check.md, in a folder without anything."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*added):
+        return checks("--rows", "1", *of_the_page(COMMAND, data), *added)
+
+    return run
