@@ -52,7 +52,7 @@ class Level:
 
     def add(self, value: float) -> None:
         self.window.append(value)
-        if len(self.window) == USUAL and math.isnan(self.start):
+        if len(self.window) == USUAL:
             self.start = statistics.median(self.window)
 
     def latest(self, count: int) -> Sequence[float]:
@@ -62,11 +62,9 @@ class Level:
     def mean(self, count: int = LONG) -> float:
         return sum(self.latest(count)) / count
 
-    def mean_and_noise(self) -> tuple[float, float]:
-        """Return the mean of `LONG` values, and its standard error."""
-        mean = self.mean()
-        squares = sum((value - mean) * (value - mean) for value in self.latest(LONG))
-        return mean, math.sqrt(squares) / LONG
+    def error(self, mean: float) -> float:
+        """Return the standard error of the mean of `LONG` values."""
+        return math.sqrt(sum((value - mean) * (value - mean) for value in self.latest(LONG))) / LONG
 
     def add_mean(self, value: float, length: "Level") -> None:
         """Take the mean of a reward at a step, which `length` has seen already."""
@@ -83,24 +81,24 @@ LOWER = "Lower the learning rate, and go on from a checkpoint before these steps
 
 
 class Limit(NamedTuple):
-    """When a metric of verl is broken: by the median of `SPAN` values or a value, and its start."""
+    """When a metric of verl is broken, by its value, or the median of some, and by its start."""
 
     topic: str
     is_broken: Callable[[float, float], bool]
     what: str
     advice: str = LOWER
-    is_median: bool = True
 
 
 ADVANTAGES = "critic/advantages"  # the larger of /min and /max
 LENGTH = "response_length/mean"
+# of one value; the other limits are of a median of `SPAN`
+AT_ONCE = {"gradient", "advantages", "aborted"}
 TRAINED = {SCORE_IN_VALIDATION: SCORE}  # what training calls it
 LIMITS = {
     "actor/grad_norm": Limit(
         "gradient",
         lambda value, start: value > 1000 or value > max(50 * start, 10),
         "the gradient norm is {value:,.3g}; at the start it was {start:.2g}",
-        is_median=False,
     ),
     "actor/entropy": Limit(
         "entropy",
@@ -129,7 +127,6 @@ LIMITS = {
         lambda value, start: value > 20 * start,
         "|A| is up to {value:,.3g}; at the start it was up to {start:.2g}",
         "Look for outliers of the rewards, or set algorithm.filter_groups.enable=True",
-        is_median=False,
     ),
     "response_length/clip_ratio": Limit(
         "length limit",
@@ -142,7 +139,6 @@ LIMITS = {
         lambda value, _: value > 0.2,
         "{value:.0%} of the responses are empty: their rollouts were aborted",
         "Look in train.log for what the rollout servers said",
-        is_median=False,
     ),
 }
 
@@ -190,12 +186,12 @@ def constant_rewards(_: Values, rewards: Rewards, levels: Levels) -> Iterator[Sy
             continue
         level, mean = levels[name], of_one.get("mean", math.nan)
         levels[f"{name}/varies"].add(of_one["varies"])
-        varies, noise = levels[f"{name}/varies"].mean_and_noise()
+        varies = levels[f"{name}/varies"].mean()
         top = level.low + AT_BOUND * (level.high - level.low)
         is_reached = of_one.get("at_high", float(mean > top)) > AT_BOUND
         yield Symptom(
             f"constant {name}",
-            varies + SURE_OF_CONSTANT * noise < CONSTANT,
+            varies + SURE_OF_CONSTANT * levels[f"{name}/varies"].error(varies) < CONSTANT,
             f"{name} is {mean:.3g} and differs in {varies:.1%} of the groups of {LONG} "
             f"steps: it {'is reached, and ' * is_reached}trains nothing",
             "If it is solved, end its weight by a schedule, or use harder prompts. Else look at "

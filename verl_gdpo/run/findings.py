@@ -107,7 +107,8 @@ def broken_training(values: Values, _: Rewards, levels: Levels) -> Iterator[Symp
             continue
         level = levels[name]
         level.add(value)
-        value = median(level.latest(rules.SPAN)) if limit.is_median else value
+        if limit.topic not in rules.AT_ONCE:
+            value = median(level.latest(rules.SPAN))
         holds = limit.is_broken(value, level.start)
         what = limit.what.format(value=value, start=level.start) if holds else ""
         yield Symptom(limit.topic, holds, what, limit.advice)
